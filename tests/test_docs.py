@@ -36,6 +36,6 @@ def test_the_files_that_are_named_are_there(document: Path) -> None:
     missing = {
         name
         for name in FILE.findall(document.read_text("utf-8"))
-        if not any((place / name).exists() for place in places)
+        if not name.endswith("/NAME.py") and not any((place / name).exists() for place in places)
     }
     assert missing == set()
