@@ -16,7 +16,7 @@ from typing import Any
 
 from flowspec.bench.config import SIMULATED, Bench, Setup, prompt_path
 from flowspec.bench.outcome import Key, Record, read_records, write_records
-from flowspec.bench.plain import Case, make_samplings, plain_cases
+from flowspec.bench.plain import PlainCase, make_samplings, plain_cases
 from flowspec.bench.summary import TUNED
 from flowspec.bench.synthetic import PROMPT_TOKENS, synthetic_cases
 from flowspec.bench.virtual_runs import VirtualRuns, Work, open_workers
@@ -39,7 +39,7 @@ Step = Callable[[str, int], None]
 """Called with what was done and how many answers that was."""
 
 
-def read_cases(bench: Bench, cache: Path | None, *, for_tuning: bool = False) -> list[Case]:
+def read_cases(bench: Bench, cache: Path | None, *, for_tuning: bool = False) -> list[PlainCase]:
     """The experiment's prompts with their plain answers, which `cache` keeps; synthetic ones are others
     `for_tuning`."""
     samplings = make_samplings(bench.temperatures, bench.seeds)
@@ -96,9 +96,9 @@ def _limited(prompts: Sequence[Prompt], limit: int | None) -> list[Prompt]:
     return [prompt for prompt in prompts if prompt.prompt_id in chosen]
 
 
-def warm_up_cases(cases: Sequence[Case], count: int = WARM_UP_CASES) -> list[Case]:
+def warm_up_cases(cases: Sequence[PlainCase], count: int = WARM_UP_CASES) -> list[PlainCase]:
     """`count` cases, evenly spaced from the first on, at each temperature, with the first seed."""
-    by_temperature: dict[float, list[Case]] = {}
+    by_temperature: dict[float, list[PlainCase]] = {}
     for case in cases:
         some = by_temperature.setdefault(case.sampling.temperature, [])
         if not some or case.sampling == some[0].sampling:
@@ -184,7 +184,7 @@ def _first_difference(known: Any, new: Any, where: str = "") -> str | None:
 
 
 def run_simulated(
-    bench: Bench, cases: Sequence[Case], done: Sequence[Record], out: Path, jobs: int, step: Step
+    bench: Bench, cases: Sequence[PlainCase], done: Sequence[Record], out: Path, jobs: int, step: Step
 ) -> list[Record]:
     """The records that are missing, in `jobs` processes; what is done is on disk when an interruption
     comes."""
@@ -202,7 +202,7 @@ def run_simulated(
     return found
 
 
-def pending(bench: Bench, cases: Sequence[Case], done: set[Key]) -> Iterator[Work]:
+def pending(bench: Bench, cases: Sequence[PlainCase], done: set[Key]) -> Iterator[Work]:
     """What is still to be run, by case; where guesses cost next to nothing, also by testbed, so that all
     processes have work."""
     groups = [(testbed,) for testbed in bench.testbeds] if bench.is_synthetic else [bench.testbeds]
@@ -218,12 +218,12 @@ def pending(bench: Bench, cases: Sequence[Case], done: set[Key]) -> Iterator[Wor
                 yield Work(number=number, case=case, jobs=jobs)
 
 
-def key_of(testbed: str, setup: Setup, case: Case, repeat: int) -> Key:
+def key_of(testbed: str, setup: Setup, case: PlainCase, repeat: int) -> Key:
     """The key of the record that this answer will have."""
     return (testbed, setup.name, case.prompt_id, case.sampling.temperature, case.sampling.seed, repeat)
 
 
-def in_order(bench: Bench, cases: Sequence[Case], records: Sequence[Record]) -> list[Record]:
+def in_order(bench: Bench, cases: Sequence[PlainCase], records: Sequence[Record]) -> list[Record]:
     """Records in the experiment's order, whatever order they were made in, so that equal runs give equal
     files."""
     cases_at = {
@@ -239,7 +239,7 @@ def in_order(bench: Bench, cases: Sequence[Case], records: Sequence[Record]) -> 
     return sorted(records, key=place)
 
 
-def total(bench: Bench, cases: Sequence[Case]) -> int:
+def total(bench: Bench, cases: Sequence[PlainCase]) -> int:
     """Answers of the whole experiment."""
     places = [testbed.name for testbed in bench.testbeds] or [""]
     return len(cases) * bench.repeat * sum(setup.runs_on(place) for place in places for setup in bench.setups)

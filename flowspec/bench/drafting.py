@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from flowspec.bench.guesses import Maker
-from flowspec.bench.plain import DTYPE, Case
+from flowspec.bench.plain import DTYPE, PlainCase
 from flowspec.bench.random_guesses import Randoms
 from flowspec.core.protocol import limits
 from flowspec.draft.kinds import find_drafter
@@ -25,7 +25,7 @@ RANDOM = "random"
 class Drafting(Protocol):
     """One kind of drafter."""
 
-    def begin(self, case: Case) -> Maker:
+    def begin(self, case: PlainCase) -> Maker:
         """What makes a drafter for each world of a case; what is computed for one is kept for all."""
         ...
 
@@ -60,5 +60,5 @@ class Real:
     def __init__(self, make: Maker) -> None:
         self._make = make
 
-    def begin(self, case: Case) -> Maker:
+    def begin(self, case: PlainCase) -> Maker:
         return self._make

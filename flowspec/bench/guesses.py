@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from flowspec.bench.plain import Case
+from flowspec.bench.plain import PlainCase
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Proposal, Release, Segment
 from flowspec.draft.protocol import Drafter
@@ -28,7 +28,7 @@ Maker = Callable[[], Drafter | None]
 class Guesses(ABC):
     """What a drafter proposes after the prefixes of one case."""
 
-    def __init__(self, case: Case, context: int) -> None:
+    def __init__(self, case: PlainCase, context: int) -> None:
         self.case = case
         self.context = context
         self.prefixes = Prefixes()

@@ -19,7 +19,7 @@ from flowspec.bench.bench import RESULTS, Step, key_of
 from flowspec.bench.config import EMULATED, SIMULATED, Bench, Setup, Testbed
 from flowspec.bench.drafter_places import drafting_curve
 from flowspec.bench.outcome import Key, Record, write_records
-from flowspec.bench.plain import DTYPE, Case
+from flowspec.bench.plain import DTYPE, PlainCase
 from flowspec.bench.recording import Answered, agreement_of, energy_of, record_of
 from flowspec.bench.simulated import sampling_curve, stage_curves
 from flowspec.bench.trace import Trace
@@ -67,11 +67,16 @@ class Round:
 
     setup: Setup
     repeat: int
-    cases: tuple[Case, ...]
+    cases: tuple[PlainCase, ...]
 
 
 def run_live(
-    bench: Bench, cases: Sequence[Case], done: Sequence[Record], out: Path, step: Step, progress: Progress
+    bench: Bench,
+    cases: Sequence[PlainCase],
+    done: Sequence[Record],
+    out: Path,
+    step: Step,
+    progress: Progress,
 ) -> tuple[list[Record], dict[str, Trace]]:
     """The records that are missing, each on disk as soon as it is there, and what happened in each method's
     first answer of all.
@@ -147,7 +152,7 @@ def _emulated(bench: Bench, testbed: Testbed) -> Place:
     return Place(name=testbed.name, options=options, testbed=testbed, row_bytes=row)
 
 
-def rounds_of(bench: Bench, place: str, cases: Sequence[Case], known: set[Key]) -> Iterator[Round]:
+def rounds_of(bench: Bench, place: str, cases: Sequence[PlainCase], known: set[Key]) -> Iterator[Round]:
     """Sessions in order, without those that have nothing left to answer."""
     for repeat in range(bench.repeat):
         for setup in bench.setups if repeat % 2 == 0 else bench.setups[::-1]:
@@ -163,7 +168,7 @@ class LiveRuns:
     def __init__(
         self,
         bench: Bench,
-        cases: Sequence[Case],
+        cases: Sequence[PlainCase],
         done: Sequence[Record],
         out: Path,
         step: Step,
@@ -264,7 +269,7 @@ class Recorder:
         if self._has_ended and self._under_way == 0:
             self._at_rest.set()
 
-    def answer(self, session: Session, case: Case) -> Answered:
+    def answer(self, session: Session, case: PlainCase) -> Answered:
         """Asks, reads, and waits until the cluster is at rest again: the next answer shall not stand in this
         one's queue."""
         self._begin()

@@ -15,7 +15,7 @@ from pathlib import Path
 from flowspec.bench.config import Bench, Setup, Testbed
 from flowspec.bench.drafter_for_each import DrafterForEach
 from flowspec.bench.outcome import read_lines
-from flowspec.bench.plain import Case
+from flowspec.bench.plain import PlainCase
 from flowspec.bench.recording import agreement_of, energy_of
 from flowspec.bench.simulated import Drafters, build, busy_of, submit_of
 from flowspec.core.events import Finished, Forget
@@ -87,10 +87,10 @@ def read_loads(path: Path) -> list[LoadRecord]:
     ]
 
 
-def drawn(cases: Sequence[Case], count: int, seed: int) -> list[Case]:
+def drawn(cases: Sequence[PlainCase], count: int, seed: int) -> list[PlainCase]:
     """So many cases in an order by chance: all of them once, then all again in another order."""
     chance = random.Random(seed)
-    found: list[Case] = []
+    found: list[PlainCase] = []
     while len(found) < count:
         found += chance.sample(list(cases), len(cases))
     return found[:count]
@@ -101,7 +101,7 @@ def run_load(
     testbed: Testbed,
     setup: Setup,
     users: int,
-    cases: Sequence[Case],
+    cases: Sequence[PlainCase],
     drafters: Sequence[Drafters],
     learnt: Learnt | None = None,
 ) -> LoadRecord:
@@ -121,7 +121,7 @@ class _ClosedLoop:
 
     world: World
 
-    def __init__(self, cases: Sequence[Case]) -> None:
+    def __init__(self, cases: Sequence[PlainCase]) -> None:
         self.asked: list[tuple[int, float]] = []
         self._cases = cases
 
@@ -144,7 +144,7 @@ def _record(
     testbed: Testbed,
     setup: Setup,
     users: int,
-    cases: Sequence[Case],
+    cases: Sequence[PlainCase],
     drafters: Drafters,
     loop: _ClosedLoop,
 ) -> LoadRecord:
@@ -177,7 +177,7 @@ def _by_board(testbed: Testbed, busy_s: Mapping[int | None, float]) -> list[floa
     return [busy_s.get(number, 0.0) for number in (None, *apart)]
 
 
-def _answer(world: World, request: int, case: Case, user: int, asked_s: float) -> LoadAnswer:
+def _answer(world: World, request: int, case: PlainCase, user: int, asked_s: float) -> LoadAnswer:
     (answer,) = world.answers[request]
     assert answer.end is not None, "the world came to rest without an end of an answer"
     times_s = answer.times_s or [answer.ended_s]

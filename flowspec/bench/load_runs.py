@@ -11,7 +11,7 @@ from flowspec.bench.bench import LOADS, Step, warm_up_cases
 from flowspec.bench.config import SIMULATED, Bench
 from flowspec.bench.load import LoadKey, LoadRecord, drawn, run_load
 from flowspec.bench.outcome import write_records
-from flowspec.bench.plain import Case
+from flowspec.bench.plain import PlainCase
 from flowspec.bench.virtual_runs import Job, VirtualRuns, open_workers
 from flowspec.errors import InputError
 
@@ -22,7 +22,7 @@ class LoadWork:
     for all of these."""
 
     users: int
-    cases: tuple[Case, ...]
+    cases: tuple[PlainCase, ...]
     jobs: tuple[Job, ...]
 
 
@@ -38,7 +38,7 @@ def loads_of(runs: VirtualRuns, work: LoadWork) -> list[LoadRecord]:
 
 
 def run_loads(
-    bench: Bench, cases: Sequence[Case], done: Sequence[LoadRecord], out: Path, jobs: int, step: Step
+    bench: Bench, cases: Sequence[PlainCase], done: Sequence[LoadRecord], out: Path, jobs: int, step: Step
 ) -> list[LoadRecord]:
     """The loads that are missing, in `jobs` processes, and those that are `done`, in the experiment's
     order."""
@@ -53,7 +53,7 @@ def run_loads(
     return in_order(bench, found)
 
 
-def pending(bench: Bench, cases: Sequence[Case], done: set[LoadKey]) -> Iterator[LoadWork]:
+def pending(bench: Bench, cases: Sequence[PlainCase], done: set[LoadKey]) -> Iterator[LoadWork]:
     """What is still to be run, by users and sampling."""
     for sampling in dict.fromkeys(case.sampling for case in cases):
         some = [case for case in cases if case.sampling == sampling]
@@ -91,7 +91,7 @@ def in_order(bench: Bench, records: Sequence[LoadRecord]) -> list[LoadRecord]:
     return sorted(records, key=place)
 
 
-def total(bench: Bench, cases: Sequence[Case]) -> int:
+def total(bench: Bench, cases: Sequence[PlainCase]) -> int:
     """Loads of the whole experiment."""
     samplings = len(dict.fromkeys(case.sampling for case in cases))
     return (

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from flowspec.bench.guesses import WIDTH_MAX, Guesses, Maker, MemoDrafter
-from flowspec.bench.plain import DTYPE, Case
+from flowspec.bench.plain import DTYPE, PlainCase
 from flowspec.core.events import JobPart, RunLayers
 from flowspec.draft.ranking import F32, Children, Ranker
 from flowspec.model.files import ModelFiles
@@ -39,7 +39,7 @@ class Models:
         self.held: OrderedDict[_ModelGuesses, int] = OrderedDict()
         """Whose paths are in the model's caches, the longest unused first, and in which."""
 
-    def begin(self, case: Case) -> Maker:
+    def begin(self, case: PlainCase) -> Maker:
         guesses = _ModelGuesses(self, case)
         return lambda: MemoDrafter(guesses)
 
@@ -48,7 +48,7 @@ class _ModelGuesses(Guesses):
     """Slots 0, 1, ... of a cache hold the path of prompt and plain answer, those behind it the guesses of the
     pass under way."""
 
-    def __init__(self, drafting: Models, case: Case) -> None:
+    def __init__(self, drafting: Models, case: PlainCase) -> None:
         super().__init__(case, drafting.context)
         self._drafting = drafting
         self._ranker, self._model = drafting.ranker, drafting.model

@@ -26,7 +26,7 @@ DTYPE = "float32"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class PlainCase:
     """A prompt, how it is sampled, and its plain answer: `answer` ends with the stop token if one ended
     it."""
 
@@ -67,7 +67,7 @@ def plain_cases(
     new_tokens_max: int,
     cache: Path | None = None,
     context: int | None = None,
-) -> list[Case]:
+) -> list[PlainCase]:
     """Every prompt (its first turn) with every sampling, answered step by step; answers that `cache` holds
     are not made again.
 
@@ -94,7 +94,7 @@ def plain_cases(
             cases = []
             for sampling in samplings:
                 for prompt, ids in encoded:
-                    case = Case(
+                    case = PlainCase(
                         prompt_id=prompt.prompt_id,
                         domain=prompt.domain,
                         prompt=ids,

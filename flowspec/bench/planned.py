@@ -10,7 +10,7 @@ from statistics import mean, stdev
 
 from flowspec.bench.config import AR, OURS, SYNTHETIC, Setup, Testbed
 from flowspec.bench.drafter_for_each import DrafterForEach
-from flowspec.bench.plain import Case
+from flowspec.bench.plain import PlainCase
 from flowspec.bench.recording import is_plain
 from flowspec.bench.simulated import Drafters, run_many
 from flowspec.bench.synthetic import PROMPT_TOKENS, Synthetic, synthetic_cases
@@ -147,7 +147,7 @@ def foretold(wish: Wish, plan: Plan, answers: int = FORETOLD_ANSWERS) -> Simulat
     )
 
 
-def _drafters(wish: Wish, plan: Plan, cases: Sequence[Case]) -> Drafters:
+def _drafters(wish: Wish, plan: Plan, cases: Sequence[PlainCase]) -> Drafters:
     if not plan.guesses:
         return {}
     assert wish.drafter is not None, "a plan with guesses without a drafter"

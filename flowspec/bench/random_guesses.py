@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from flowspec.bench.guesses import WIDTH_MAX, Guesses, Maker, MemoDrafter
-from flowspec.bench.plain import Case
+from flowspec.bench.plain import PlainCase
 from flowspec.draft.ranking import Children, Ranker
 from flowspec.sim.language import HashLanguage, as_prefix
 
@@ -23,13 +23,13 @@ class Randoms:
         self.vocabulary_size = vocabulary_size
         self.context = context
 
-    def begin(self, case: Case) -> Maker:
+    def begin(self, case: PlainCase) -> Maker:
         guesses = _RandomGuesses(self, case)
         return lambda: MemoDrafter(guesses)
 
 
 class _RandomGuesses(Guesses):
-    def __init__(self, drafting: Randoms, case: Case) -> None:
+    def __init__(self, drafting: Randoms, case: PlainCase) -> None:
         super().__init__(case, drafting.context)
         self._drafting = drafting
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from flowspec.bench.config import Bench, Setup, Testbed
 from flowspec.bench.outcome import EXACT, WRONG, Record
-from flowspec.bench.plain import Case
+from flowspec.bench.plain import PlainCase
 from flowspec.bench.trace import Trace, slots_of
 
 
@@ -36,12 +36,12 @@ class Answered:
         return self.last_s - self.submitted_s
 
 
-def is_plain(case: Case, tokens: tuple[int, ...], reason: str) -> bool:
+def is_plain(case: PlainCase, tokens: tuple[int, ...], reason: str) -> bool:
     """Whether an answer, without its stop token, is the plain one, token for token, and ended as it did."""
     return tokens == case.new_tokens and reason == ("stop" if case.is_stopped else "length")
 
 
-def agreement_of(case: Case, tokens: tuple[int, ...], reason: str) -> str:
+def agreement_of(case: PlainCase, tokens: tuple[int, ...], reason: str) -> str:
     """`exact` for an answer that is the plain one, else `wrong`."""
     return EXACT if is_plain(case, tokens, reason) else WRONG
 
@@ -50,7 +50,7 @@ def record_of(
     bench: Bench,
     testbed: str,
     setup: Setup,
-    case: Case,
+    case: PlainCase,
     answered: Answered,
     *,
     world: str,

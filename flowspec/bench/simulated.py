@@ -21,7 +21,7 @@ from flowspec import checking
 from flowspec.bench.config import SIMULATED, Bench, Setup, Testbed
 from flowspec.bench.drafter_places import places_of
 from flowspec.bench.outcome import Record
-from flowspec.bench.plain import Case
+from flowspec.bench.plain import PlainCase
 from flowspec.bench.recording import Answered, agreement_of, energy_of, record_of
 from flowspec.bench.trace import Trace
 from flowspec.core.events import Submit
@@ -130,7 +130,7 @@ def run(
     bench: Bench,
     testbed: Testbed,
     setup: Setup,
-    case: Case,
+    case: PlainCase,
     drafters: Drafters,
     learnt: Learnt | None = None,
     decode: Decode | None = None,
@@ -175,7 +175,7 @@ def stages_of(testbed: Testbed) -> StageRows:
 def run_many(
     testbed: Testbed,
     setup: Setup,
-    cases: Sequence[Case],
+    cases: Sequence[PlainCase],
     drafters: Drafters,
     context: int,
     learnt: Learnt | None = None,
@@ -193,7 +193,7 @@ def run_many(
 def build(
     testbed: Testbed,
     setup: Setup,
-    cases: Sequence[Case],
+    cases: Sequence[PlainCase],
     drafters: Drafters,
     context: int,
     learnt: Learnt | None = None,
@@ -215,7 +215,7 @@ def busy_of(testbed: Testbed, drafters: Drafters, world: World) -> dict[int | No
     return {number: board.busy_s for number, board in zip(numbers, world.boards, strict=True)}
 
 
-def submit_of(case: Case, request: int = 0) -> Submit:
+def submit_of(case: PlainCase, request: int = 0) -> Submit:
     return Submit(
         request=request,
         prompt=case.prompt,
@@ -226,7 +226,13 @@ def submit_of(case: Case, request: int = 0) -> Submit:
 
 
 def _record(
-    bench: Bench, testbed: Testbed, setup: Setup, case: Case, drafters: Drafters, world: World, trace: Trace
+    bench: Bench,
+    testbed: Testbed,
+    setup: Setup,
+    case: PlainCase,
+    drafters: Drafters,
+    world: World,
+    trace: Trace,
 ) -> Record:
     (answer,) = world.answers[0]
     assert answer.end is not None, "the world came to rest without an end of the answer"

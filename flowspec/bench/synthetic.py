@@ -21,7 +21,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from flowspec.bench.guesses import WIDTH_MAX, Guesses, Maker, MemoDrafter
-from flowspec.bench.plain import Case
+from flowspec.bench.plain import PlainCase
 from flowspec.core.protocol.messages import Sampling
 from flowspec.draft.ranking import Children
 
@@ -47,7 +47,7 @@ def synthetic_cases(
     new_tokens: int,
     first: int = 0,
     prompt_tokens: int = PROMPT_TOKENS,
-) -> list[Case]:
+) -> list[PlainCase]:
     """Prompts and answers by chance, always the same for a number of a prompt (counted from `first`) and a
     sampling."""
     found = []
@@ -55,7 +55,7 @@ def synthetic_cases(
         for number in range(first, first + count):
             chance = np.random.default_rng((number, sampling.seed, round(1000 * sampling.temperature)))
             tokens = tuple(int(token) for token in chance.integers(0, VOCABULARY, prompt_tokens + new_tokens))
-            case = Case(
+            case = PlainCase(
                 prompt_id=str(number + 1),
                 domain="synthetic",
                 prompt=tokens[:prompt_tokens],
@@ -77,13 +77,13 @@ class Synthetic:
         self.context = context
         self.balanced = balanced
 
-    def begin(self, case: Case) -> Maker:
+    def begin(self, case: PlainCase) -> Maker:
         guesses = _SyntheticGuesses(self, case)
         return lambda: MemoDrafter(guesses)
 
 
 class _SyntheticGuesses(Guesses):
-    def __init__(self, drafting: Synthetic, case: Case) -> None:
+    def __init__(self, drafting: Synthetic, case: PlainCase) -> None:
         super().__init__(case, drafting.context)
         path = (*case.prompt, *case.answer)
         self._path = path

@@ -20,7 +20,7 @@ from flowspec.bench.bench import Step, read_cases, warm_up_cases
 from flowspec.bench.config import TUNING_PROMPTS, Bench, Setup, Testbed
 from flowspec.bench.experiments import read_setups
 from flowspec.bench.outcome import EXACT, Record
-from flowspec.bench.plain import Case
+from flowspec.bench.plain import PlainCase
 from flowspec.bench.summary import TUNED
 from flowspec.bench.virtual_runs import VirtualRuns, Work, Workers, open_workers
 from flowspec.core.methods import ALL, METHODS
@@ -74,7 +74,7 @@ def tune(bench: Bench, path: Path, jobs: int, start: Start, step: Step) -> tuple
 
 
 def _best(
-    testbed: Testbed, method: str, cases: Sequence[Case], run: Workers[Work, list[Record]], step: Step
+    testbed: Testbed, method: str, cases: Sequence[PlainCase], run: Workers[Work, list[Record]], step: Step
 ) -> Setup:
     rates: dict[str, float] = {}
 

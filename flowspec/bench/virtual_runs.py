@@ -19,7 +19,7 @@ from flowspec.bench.config import Bench, Setup, Testbed
 from flowspec.bench.drafting import Drafting, open_drafting
 from flowspec.bench.guesses import Maker
 from flowspec.bench.outcome import Record
-from flowspec.bench.plain import Case
+from flowspec.bench.plain import PlainCase
 from flowspec.bench.simulated import Drafters, Run, run
 from flowspec.bench.synthetic import Synthetic
 from flowspec.bench.workers import interrupted_later, open_pool
@@ -29,7 +29,7 @@ from flowspec.model.files import ModelFiles
 from flowspec.watch.spelling import Decode
 
 Job = tuple[Testbed, Setup]
-Makers = dict[tuple[Case, str, bool], Maker]
+Makers = dict[tuple[PlainCase, str, bool], Maker]
 """What makes drafters for a case, by name, coupled or not."""
 
 
@@ -38,7 +38,7 @@ class Work:
     """One case on some testbeds with some setups; `number` is its place among the experiment's cases."""
 
     number: int
-    case: Case
+    case: PlainCase
     jobs: tuple[Job, ...]
 
 
@@ -49,7 +49,7 @@ class VirtualRuns:
     `keeps` what drafters said, for cases that come again.
     """
 
-    def __init__(self, bench: Bench, warm_up: Sequence[Case], *, keeps: bool = False) -> None:
+    def __init__(self, bench: Bench, warm_up: Sequence[PlainCase], *, keeps: bool = False) -> None:
         self.bench = bench
         self._warm_up = warm_up
         self._keeps = keeps
@@ -76,7 +76,7 @@ class VirtualRuns:
         if not self._keeps:
             self._makers.clear()
 
-    def recorded(self, testbed: Testbed, setup: Setup, case: Case, decode: Decode) -> Run:
+    def recorded(self, testbed: Testbed, setup: Setup, case: PlainCase, decode: Decode) -> Run:
         """One answer with all that happened in it; `decode` gives tokens' text."""
         learnt = self.learnt_by(testbed, setup, case.sampling.temperature)
         found = run(self.bench, testbed, setup, case, self.drafters(setup, case), learnt, decode)
@@ -95,11 +95,11 @@ class VirtualRuns:
             self._learnt[key] = learnt
         return copy.deepcopy(self._learnt[key])
 
-    def drafters(self, setup: Setup, case: Case) -> Drafters:
+    def drafters(self, setup: Setup, case: PlainCase) -> Drafters:
         """The setup's models beside the target for one case in one world."""
         return self._made(setup, case, self._makers)
 
-    def _made(self, setup: Setup, case: Case, makers: Makers) -> Drafters:
+    def _made(self, setup: Setup, case: PlainCase, makers: Makers) -> Drafters:
         coupled = setup.coupled or case.sampling.temperature == 0
         drafters = {}
         for name in self.bench.drafters_of(setup):
@@ -130,7 +130,7 @@ Workers = Callable[[Sequence[Task]], Iterator[tuple[Task, Found]]]
 
 @contextlib.contextmanager
 def open_workers(
-    bench: Bench, warm_up: Sequence[Case], jobs: int, do: Do[Task, Found], *, keeps: bool = False
+    bench: Bench, warm_up: Sequence[PlainCase], jobs: int, do: Do[Task, Found], *, keeps: bool = False
 ) -> Iterator[Workers[Task, Found]]:
     """`jobs` processes for tasks of one experiment, or none for one job; an error and Ctrl-C end them at
     once."""
@@ -158,7 +158,7 @@ _runs: VirtualRuns | None = None
 """Of this worker process."""
 
 
-def _start_worker(bench: Bench, warm_up: Sequence[Case], keeps: bool) -> None:
+def _start_worker(bench: Bench, warm_up: Sequence[PlainCase], keeps: bool) -> None:
     """Makes a process ready for work."""
     global _runs
     _runs = VirtualRuns(bench, warm_up, keeps=keeps)

@@ -52,7 +52,7 @@ from flowspec.bench.load import read_loads
 from flowspec.bench.load_runs import run_loads
 from flowspec.bench.load_runs import total as load_total
 from flowspec.bench.outcome import WRONG, Record
-from flowspec.bench.plain import Case, make_samplings
+from flowspec.bench.plain import PlainCase, make_samplings
 from flowspec.bench.report import markdown, show
 from flowspec.bench.simulated import stages_of
 from flowspec.bench.summary import PAPER, REFERENCES, summarise
@@ -185,7 +185,7 @@ def run(args: argparse.Namespace) -> int:
     return _verdict(records)
 
 
-def _loads(bench: Bench, cases: Sequence[Case], out: Path, args: argparse.Namespace) -> int:
+def _loads(bench: Bench, cases: Sequence[PlainCase], out: Path, args: argparse.Namespace) -> int:
     done = read_loads(out / LOADS)
     with _bar(args, "loads") as (start, step):
         start(load_total(bench, cases), len(done))
@@ -334,7 +334,7 @@ def _tuned(bench: Bench, out: Path, args: argparse.Namespace) -> Bench:
 
 
 def _run(
-    bench: Bench, cases: Sequence[Case], done: Sequence[Record], out: Path, args: argparse.Namespace
+    bench: Bench, cases: Sequence[PlainCase], done: Sequence[Record], out: Path, args: argparse.Namespace
 ) -> tuple[list[Record], dict[str, Trace]]:
     with _bar(args, bench.world) as (start, step):
         start(total(bench, cases), len(done))
@@ -365,7 +365,7 @@ def _bar(args: argparse.Namespace, text: str) -> Iterator[tuple[Start, Step]]:
 
 
 def _write(
-    bench: Bench, cases: Sequence[Case], summary: dict[str, Any], traces: dict[str, Trace], out: Path
+    bench: Bench, cases: Sequence[PlainCase], summary: dict[str, Any], traces: dict[str, Trace], out: Path
 ) -> None:
     (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", "utf-8")
     (out / "summary.md").write_text(
@@ -380,7 +380,7 @@ def _write(
         (out / "trace.json").write_text(json.dumps(timeline.chrome(traces)), "utf-8")
 
 
-def _recorded(bench: Bench, cases: Sequence[Case], out: Path) -> dict[str, Trace]:
+def _recorded(bench: Bench, cases: Sequence[PlainCase], out: Path) -> dict[str, Trace]:
     """One answer of the first testbed with each of a few methods: the longest at the first temperature.
     Writes a recording of each, too."""
     testbed = bench.testbeds[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flowspec.bench.plain import Case
+from flowspec.bench.plain import PlainCase
 from flowspec.core.protocol.messages import Sampling
 
 STOP = 2
@@ -17,8 +17,8 @@ def made(
     domain: str = "made",
     prompt: Sequence[int] = (5, 6, 7),
     sampling: Sampling | None = None,
-) -> Case:
-    return Case(
+) -> PlainCase:
+    return PlainCase(
         prompt_id=name,
         domain=domain,
         prompt=tuple(prompt),

@@ -27,7 +27,7 @@ from flowspec.bench.bench import (
 )
 from flowspec.bench.config import Bench, Setup
 from flowspec.bench.outcome import EXACT, Record, read_records, write_records
-from flowspec.bench.plain import Case
+from flowspec.bench.plain import PlainCase
 from flowspec.bench.virtual_runs import VirtualRuns, Work, open_workers
 from flowspec.errors import FlowSpecError, InputError
 from flowspec.model.files import BUNDLED
@@ -282,7 +282,9 @@ def test_heads_learn_from_the_first_case_and_one_from_the_middle_with_the_first_
     assert len(warm_up_cases(read_cases(synthetic(limit=1), None))) == 2
 
 
-def answered(prompts: Sequence[object], monkeypatch: pytest.MonkeyPatch, **changes: object) -> list[Case]:
+def answered(
+    prompts: Sequence[object], monkeypatch: pytest.MonkeyPatch, **changes: object
+) -> list[PlainCase]:
     """Cases of the bundled model, which is not asked."""
     monkeypatch.setattr("flowspec.bench.plain._Answers.answer", lambda *_: (7, 8))
     plain = {

@@ -12,7 +12,7 @@ from flowspec.bench.config import Setup
 from flowspec.bench.drafting import RANDOM, open_drafting
 from flowspec.bench.guesses import MemoDrafter
 from flowspec.bench.model_guesses import Models
-from flowspec.bench.plain import Case
+from flowspec.bench.plain import PlainCase
 from flowspec.bench.random_guesses import RANDOM_SHARPNESS, Randoms
 from flowspec.bench.simulated import run
 from flowspec.core.protocol import limits
@@ -67,7 +67,7 @@ METHODS = [
 ]
 
 
-def answer(setup: Setup, case: Case, drafter: Drafter | None) -> None:
+def answer(setup: Setup, case: PlainCase, drafter: Drafter | None) -> None:
     run(synthetic(), boards(4), setup, case, {} if drafter is None else {"a": drafter})
 
 

@@ -21,7 +21,7 @@ from flowspec.bench.checkpoints import make_variant
 from flowspec.bench.config import CLUSTER, EMULATED, SYNTHETIC, Bench, Setup, Testbed
 from flowspec.bench.live import places, rounds_of, run_live
 from flowspec.bench.outcome import EXACT, WRONG, read_records
-from flowspec.bench.plain import Case
+from flowspec.bench.plain import PlainCase
 from flowspec.bench.recording import agreement_of
 from flowspec.bench.simulated import sampling_curve, stage_curves
 from flowspec.core.protocol.messages import Sampling
@@ -66,7 +66,7 @@ def reference(folder: Path) -> Reference:
 
 
 @pytest.fixture(scope="module")
-def cases(reference: Reference) -> list[Case]:
+def cases(reference: Reference) -> list[PlainCase]:
     """One at each temperature; prompts that repeat themselves, so that n-grams guess something."""
     found = []
     for number, temperature in enumerate((0.0, 1.0)):
@@ -140,7 +140,7 @@ def patient(test: Callable[..., None]) -> Callable[..., None]:
 @pytest.mark.usefixtures("shared")
 @patient
 def test_emulated_boards_answer_exactly_in_their_time_and_only_what_is_missing(
-    bench: Bench, cases: list[Case], tmp_path: Path
+    bench: Bench, cases: list[PlainCase], tmp_path: Path
 ) -> None:
     step = Steps()
     found, traces = run_live(bench, cases, [], tmp_path, step, ignore)
@@ -212,14 +212,14 @@ def test_emulated_boards_answer_exactly_in_their_time_and_only_what_is_missing(
 @pytest.mark.usefixtures("shared")
 @patient
 def test_an_answer_that_is_not_the_plain_one_is_wrong(
-    bench: Bench, cases: list[Case], tmp_path: Path
+    bench: Bench, cases: list[PlainCase], tmp_path: Path
 ) -> None:
     changed = [replace(case, answer=(*case.answer[:-1], case.answer[-1] ^ 1)) for case in cases]
     found, _ = run_live(replace(bench, setups=(AR,)), changed, [], tmp_path, Steps(), ignore)
     assert [one.agreement for one in found] == [WRONG, WRONG]
 
 
-def test_only_the_plain_answer_with_its_end_is_exact(cases: list[Case]) -> None:
+def test_only_the_plain_answer_with_its_end_is_exact(cases: list[PlainCase]) -> None:
     case = cases[0]
     assert agreement_of(case, case.answer, "length") == EXACT
     changed = (*case.answer[:5], case.answer[5] ^ 1, *case.answer[6:])
@@ -233,7 +233,7 @@ def test_only_the_plain_answer_with_its_end_is_exact(cases: list[Case]) -> None:
 
 
 def test_a_cluster_as_it_is_keeps_what_is_done_when_it_is_interrupted(
-    bench: Bench, cases: list[Case], tmp_path: Path
+    bench: Bench, cases: list[PlainCase], tmp_path: Path
 ) -> None:
     bench = replace(bench, world=CLUSTER, testbeds=(), local=2)
     before = children()
@@ -257,7 +257,7 @@ def test_a_cluster_as_it_is_keeps_what_is_done_when_it_is_interrupted(
 
 
 def test_a_lost_device_ends_it_with_a_message_and_keeps_what_is_done(
-    bench: Bench, cases: list[Case], tmp_path: Path
+    bench: Bench, cases: list[PlainCase], tmp_path: Path
 ) -> None:
     (place,) = places(replace(bench, world=CLUSTER, testbeds=(replace(TESTBED, name="boards"),), local=2))
     assert (place.name, place.testbed is not None, place.options.emulation) == ("boards", True, None)
@@ -283,7 +283,7 @@ def children() -> set[int]:
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
-def test_methods_take_turns(bench: Bench, cases: list[Case]) -> None:
+def test_methods_take_turns(bench: Bench, cases: list[PlainCase]) -> None:
     found = list(rounds_of(replace(bench, repeat=3), "two boards", cases, set()))
     assert [(one.repeat, one.setup.name) for one in found] == [
         (0, "ar"),
@@ -297,7 +297,7 @@ def test_methods_take_turns(bench: Bench, cases: list[Case]) -> None:
 
 
 def test_what_real_time_does_not_have_is_refused_in_one_line(
-    bench: Bench, cases: list[Case], tmp_path: Path
+    bench: Bench, cases: list[PlainCase], tmp_path: Path
 ) -> None:
     published = Setup(name="as published", method="chunk-pp", published=True)
     for changed, text in (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.bench.plain import Case, make_samplings, plain_cases
+from flowspec.bench.plain import PlainCase, make_samplings, plain_cases
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles
@@ -19,7 +19,7 @@ PROMPTS = [
 ]
 
 
-def cases(cache: Path | None, new_tokens: int = 6) -> list[Case]:
+def cases(cache: Path | None, new_tokens: int = 6) -> list[PlainCase]:
     return plain_cases(ModelFiles(BUNDLED), PROMPTS, make_samplings((0.0, 1.0), (3,)), new_tokens, cache)
 
 

@@ -15,7 +15,7 @@ from flowspec.bench.config import Setup, Testbed
 from flowspec.bench.drafting import open_drafting
 from flowspec.bench.guesses import Maker
 from flowspec.bench.outcome import EXACT, WRONG, Record
-from flowspec.bench.plain import Case, make_samplings, plain_cases
+from flowspec.bench.plain import PlainCase, make_samplings, plain_cases
 from flowspec.bench.random_guesses import Randoms
 from flowspec.bench.simulated import run, sampling_curve, stage_curves
 from flowspec.bench.synthetic import Synthetic, synthetic_cases
@@ -51,7 +51,7 @@ def plain_or_published(setup: Setup) -> list[Setup]:
     )
 
 
-def check_all(case: Case, make: Maker, counts: Sequence[int] = STAGES) -> None:
+def check_all(case: PlainCase, make: Maker, counts: Sequence[int] = STAGES) -> None:
     """Every method on so many stages, on two of them twice."""
     for stages in counts:
         testbed = boards(stages)
@@ -82,7 +82,7 @@ def check_all(case: Case, make: Maker, counts: Sequence[int] = STAGES) -> None:
 
 
 @pytest.fixture(scope="module")
-def bundled() -> list[Case]:
+def bundled() -> list[PlainCase]:
     """A prompt at temperatures 0 and 1."""
     prompt = Prompt(prompt_id="p", domain="plays", turns=(TEXT,))
     return plain_cases(ModelFiles(BUNDLED), [prompt], make_samplings((0.0, 1.0), (3,)), BUNDLED_TOKENS)
@@ -95,7 +95,9 @@ def test_every_method_is_exact_with_a_synthetic_drafter(temperature: float) -> N
 
 
 @pytest.mark.parametrize(("at", "coupled"), [(0, True), (1, True), (1, False)])
-def test_every_method_is_exact_with_the_bundled_drafter(bundled: list[Case], at: int, coupled: bool) -> None:
+def test_every_method_is_exact_with_the_bundled_drafter(
+    bundled: list[PlainCase], at: int, coupled: bool
+) -> None:
     assert bundled[at].sampling.temperature == at
     check_all(
         bundled[at],

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from flowspec.bench.guesses import WIDTH_MAX, Guesses, MemoDrafter
-from flowspec.bench.plain import Case
+from flowspec.bench.plain import PlainCase
 from flowspec.bench.synthetic import PROMPT_TOKENS, VOCABULARY, Synthetic, synthetic_cases
 from flowspec.core.protocol.messages import Sampling
 
@@ -28,7 +28,7 @@ print(case.answer, guesses.children([*path[60:], off, guesses.prefixes.after(off
 """
 
 
-def guesses_of(case: Case, acceptance: float = 0.6) -> Guesses:
+def guesses_of(case: PlainCase, acceptance: float = 0.6) -> Guesses:
     drafter = Synthetic(acceptance, 100_000).begin(case)()
     assert isinstance(drafter, MemoDrafter)
     return drafter._guesses

@@ -24,7 +24,7 @@ from typing import Any
 
 from flowspec.bench.console import progress
 from flowspec.bench.outcome import EXACT, WRONG
-from flowspec.bench.plain import DTYPE, Case, plain_cases
+from flowspec.bench.plain import DTYPE, PlainCase, plain_cases
 from flowspec.bench.recording import agreement_of
 from flowspec.core.head.statistics import Statistics
 from flowspec.core.protocol.messages import Sampling
@@ -53,7 +53,7 @@ class Said:
     statistics: dict[str, Any]
 
 
-Ask = Callable[[Case], Said]
+Ask = Callable[[PlainCase], Said]
 
 
 @contextlib.contextmanager
@@ -61,7 +61,7 @@ def ours(cluster: Cluster, method: str) -> Iterator[Ask]:
     """A session with one of our methods."""
     with cluster.session(Decoding(method=method), lambda text, share: None) as session:
 
-        def ask(case: Case) -> Said:
+        def ask(case: PlainCase) -> Said:
             limits = Limits(new_tokens_max=case.new_tokens_max, stop_ids=case.stop_ids)
             answer, timing = session.ask(case.prompt, case.sampling, limits)
             assert answer.end is not None
@@ -93,7 +93,7 @@ class Theirs:
             AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[DTYPE]).eval() for folder in folders
         )
 
-    def ask(self, case: Case, is_assisted: bool) -> Said:
+    def ask(self, case: PlainCase, is_assisted: bool) -> Said:
         """A greedy answer of `generate`."""
         watch = StopWatch()
         with self._torch.inference_mode():
@@ -141,7 +141,7 @@ class StopWatch:
 
 
 def measure(
-    cluster: Cluster, prompts: Sequence[Prompt], cases: Sequence[Case], rounds: int
+    cluster: Cluster, prompts: Sequence[Prompt], cases: Sequence[PlainCase], rounds: int
 ) -> tuple[list[Timed], dict[str, Counter[str]]]:
     """Every case by everyone in every round, and how the answers agree; raises `FlowSpecError` for a wrong
     one of ours."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from flowspec.bench.config import AR, SYNTHETIC, Setup, Testbed
 from flowspec.bench.drafter_for_each import DrafterForEach
-from flowspec.bench.plain import Case
+from flowspec.bench.plain import PlainCase
 from flowspec.bench.recording import is_plain
 from flowspec.bench.simulated import run_many
 from flowspec.bench.synthetic import PROMPT_TOKENS, Synthetic, synthetic_cases
@@ -134,7 +134,7 @@ class Scaling:
         self,
         testbed: Testbed,
         setup: Setup,
-        cases: Sequence[Case],
+        cases: Sequence[PlainCase],
         learnt: Learnt | None,
         trace: _HeadTrace | None,
     ) -> World:
@@ -190,7 +190,7 @@ def _point(
     testbed: Testbed,
     setup: Setup,
     world: World,
-    cases: Sequence[Case],
+    cases: Sequence[PlainCase],
     head: _HeadTrace,
     wall_s: float,
     cpu_s: float,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flowspec.bench.plain import Case
+from flowspec.bench.plain import PlainCase
 from flowspec.model.files import BUNDLED
 from flowspec.runtime.session import Cluster, ClusterOptions, open_cluster
 from tests.perf import against
@@ -56,7 +56,7 @@ def test_all_answer_in_turn_and_equally(options: list[str], capsys: pytest.Captu
     assert f"{ASSISTED}: 1 exact, 0 wrong" in capsys.readouterr().out
 
 
-def other(case: Case) -> Said:
+def other(case: PlainCase) -> Said:
     """An answer with another token at its end."""
     tokens = (*case.new_tokens[:-1], case.new_tokens[-1] ^ 1)
     return Said(tokens=tokens, reason="length", tokens_per_s=1.0, statistics=against.NOTHING)
