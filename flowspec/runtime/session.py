@@ -41,12 +41,13 @@ from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.emulation import Emulation
 from flowspec.runtime.head import Head, OnEvent
 from flowspec.runtime.local import LocalCluster
-from flowspec.runtime.pipelines import Recovery, Slowness
+from flowspec.runtime.pipelines import Recovery
 from flowspec.runtime.placing import assign_devices, captures_of, open_drafters, own_devices, use_one_thread
 from flowspec.runtime.planning.choose import Chosen, choose, compare
 from flowspec.runtime.planning.newcomer import Newcomers
 from flowspec.runtime.planning.survey import survey
 from flowspec.runtime.planning.wish import model_weights, typical_context
+from flowspec.runtime.replanning import Replanner
 from flowspec.runtime.security.cluster_keys import cluster_keys
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.stages import Progress
@@ -54,8 +55,6 @@ from flowspec.runtime.token_stream import Timing, TokenStream, timed
 from flowspec.wire.codec import DTYPE_BYTES
 
 log = logging.getLogger("flowspec.head")
-
-NOBODY_SLOWER: Slowness = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,81 +335,118 @@ def open_cluster(
     check_family(str(raw.get("model_type")), files.model)
     files.check_weights()
     decoding = decoding or Decoding()
-    if options.cluster is not None:
-        every = read_cluster(options.cluster)
+    if options.cluster is None:
+        with _local_cluster(options, files, raw, decoding, meanwhile) as cluster:
+            yield cluster
     else:
-        extra = own_devices(decoding.drafters_for(files.model)) if emulation is None else 0
-        every = [Device(name=f"local-{index}", address="") for index in range(options.local + extra)]
-    devices = stage_devices(every)[: options.local if options.cluster is None else None]
-    is_given = options.layers is not None or devices[0].layers is not None
-    stages = (
-        split_layers(devices, raw["num_hidden_layers"], options.layers)
-        if is_given or options.cluster is None
-        else []
-    )
-    if "max_position_embeddings" in raw:
-        pick_context(options.context, raw["max_position_embeddings"])
-    keys = None if options.cluster is None else cluster_keys(options.cluster, every)
-    with contextlib.ExitStack() as stack:
-        local = None
-        if options.cluster is None:
-            check_torch()
-            local = stack.enter_context(
-                LocalCluster(
-                    len(every),
-                    device=options.local_device,
-                    threads=options.local_threads,
-                    family=raw["model_type"],
-                    log_level=options.log_level,
-                    log_file=options.log_file,
-                    devices=() if emulation is None else emulation.devices,
-                )
-            )
-        config = files.config()
-        family_of(config, files.model)
-        plan = ClusterPlan(
-            model=canonical_name(options.model),
-            fingerprint=files.fingerprint(),
-            dtype=pick_dtype(options.dtype, config),
-            context=pick_context(options.context, context_max(config)),
-            stages=tuple(stages),
-            vocabulary=config.vocab_size,
-            hidden_size=config.hidden_size,
-        )
-        chosen = newcomers = None
-        if options.cluster is not None:
-            needs_all = needs_all or bool(stages)
-            chosen = choose_for(options, files, devices, plan, decoding, keys, needs_all=needs_all)
-            if not needs_all:
-                newcomers = Newcomers(
-                    devices=tuple(devices),
-                    cluster=options.cluster,
-                    precision=plan.dtype,
-                    keys=keys,
-                )
-            plan = replace(plan, stages=tuple(chosen.stages(devices)))
+        cluster = _listed_cluster(options, options.cluster, files, raw, decoding, needs_all=needs_all)
         meanwhile(files)
-        if local is not None:
-            addresses = {daemon.name: daemon.address for daemon in local.wait()}
-            every = [replace(device, address=addresses[device.name]) for device in every]
-            plan = replace(
-                plan, stages=tuple(replace(stage, address=addresses[stage.name]) for stage in stages)
-            )
+        yield cluster
+
+
+@contextlib.contextmanager
+def _local_cluster(
+    options: ClusterOptions,
+    files: ModelFiles,
+    raw: dict[str, Any],
+    decoding: Decoding,
+    meanwhile: Callable[[ModelFiles], None],
+) -> Iterator[Cluster]:
+    """Daemons on this machine: those of the stages, then those of drafters."""
+    emulation = options.emulation
+    extra = own_devices(decoding.drafters_for(files.model)) if emulation is None else 0
+    names = [f"local-{index}" for index in range(options.local + extra)]
+    stages = split_layers(
+        [Device(name=name, address="") for name in names[: options.local]],
+        raw["num_hidden_layers"],
+        options.layers,
+    )
+    _check_context(options, raw)
+    check_torch()
+    with LocalCluster(
+        len(names),
+        device=options.local_device,
+        threads=options.local_threads,
+        family=raw["model_type"],
+        log_level=options.log_level,
+        log_file=options.log_file,
+        devices=() if emulation is None else emulation.devices,
+    ) as local:
+        config = files.config()
+        plan = _unplaced(options, files, config)
+        meanwhile(files)
+        addresses = {daemon.name: daemon.address for daemon in local.wait()}
+        devices = tuple(Device(name=name, address=addresses[name]) for name in names)
         yield Cluster(
             files=files,
             config=config,
-            plan=plan,
-            is_local=local is not None,
-            emulation=emulation,
-            chosen=chosen,
-            keys=keys,
-            devices=_placed(devices, plan),
-            drafters=() if options.cluster is None else tuple(read_drafters(options.cluster)),
-            drafter_devices=tuple(
-                device for device in every if device.name not in {each.name for each in devices}
+            plan=replace(
+                plan, stages=tuple(replace(stage, address=addresses[stage.name]) for stage in stages)
             ),
-            newcomers=newcomers,
+            is_local=True,
+            emulation=emulation,
+            devices=devices[: options.local],
+            drafter_devices=devices[options.local :],
         )
+
+
+def _listed_cluster(
+    options: ClusterOptions,
+    path: Path,
+    files: ModelFiles,
+    raw: dict[str, Any],
+    decoding: Decoding,
+    *,
+    needs_all: bool,
+) -> Cluster:
+    """The devices of a cluster file, asked, and what they run by the user's split or the planner's."""
+    every = read_cluster(path)
+    devices = stage_devices(every)
+    is_given = options.layers is not None or devices[0].layers is not None
+    given = split_layers(devices, raw["num_hidden_layers"], options.layers) if is_given else []
+    _check_context(options, raw)
+    keys = cluster_keys(path, every)
+    config = files.config()
+    plan = replace(_unplaced(options, files, config), stages=tuple(given))
+    needs_all = needs_all or is_given
+    chosen = choose_for(options, files, devices, plan, decoding, keys, needs_all=needs_all)
+    newcomers = None
+    if not needs_all:
+        newcomers = Newcomers(devices=tuple(devices), cluster=path, precision=plan.dtype, keys=keys)
+    plan = replace(plan, stages=tuple(chosen.stages(devices)))
+    return Cluster(
+        files=files,
+        config=config,
+        plan=plan,
+        is_local=False,
+        chosen=chosen,
+        keys=keys,
+        devices=_placed(devices, plan),
+        drafters=tuple(read_drafters(path)),
+        drafter_devices=tuple(device for device in every if device.drafter is not None),
+        newcomers=newcomers,
+    )
+
+
+def _check_context(options: ClusterOptions, raw: dict[str, Any]) -> None:
+    """Refuses a context that the model does not have, as far as config.json tells, before anything is
+    started."""
+    if "max_position_embeddings" in raw:
+        pick_context(options.context, raw["max_position_embeddings"])
+
+
+def _unplaced(options: ClusterOptions, files: ModelFiles, config: Any) -> ClusterPlan:
+    """What is to be run, by no device yet. Raises `InputError` for a model that is not supported."""
+    family_of(config, files.model)
+    return ClusterPlan(
+        model=canonical_name(options.model),
+        fingerprint=files.fingerprint(),
+        dtype=pick_dtype(options.dtype, config),
+        context=pick_context(options.context, context_max(config)),
+        stages=(),
+        vocabulary=config.vocab_size,
+        hidden_size=config.hidden_size,
+    )
 
 
 def choose_for(
@@ -458,77 +494,6 @@ def _placed(devices: Sequence[Device], plan: ClusterPlan) -> tuple[Device, ...]:
     return tuple(
         replace(device, address=addresses.get(device.name, device.address), layers=None) for device in devices
     )
-
-
-class Replanner:
-    """Plans for those of a cluster's devices that are there, by what is known of them.
-
-    `plan` is the first one; those that are absent then are asked when they are there (`survey`, in any
-    thread).
-    """
-
-    def __init__(
-        self,
-        plan: ClusterPlan,
-        devices: Sequence[Device],
-        chosen: Chosen | None,
-        newcomers: Newcomers | None,
-    ) -> None:
-        self._plan = plan
-        self._devices = devices
-        self._chosen = chosen
-        self._newcomers = newcomers
-        absent = () if chosen is None else chosen.survey.absent
-        self._first = {device.name for device in devices} - set(absent)
-
-    @property
-    def is_planned(self) -> bool:
-        """Whether the planner decides, and not the user or nobody."""
-        return self._chosen is not None and not self._chosen.is_given
-
-    def plan_of(self, names: Sequence[str], slowness: Slowness = NOBODY_SLOWER) -> ClusterPlan:
-        """The plan for the devices of these names, which are so many times as slow as at first; raises
-        `InputError`."""
-        is_slower = bool(slowness) and self.is_planned
-        if set(names) == self._first and not is_slower:
-            return self._plan
-        if len(self._first) < len(self._devices) and len(names) == len(self._devices):
-            assert self._chosen is not None, "devices that were absent are the planner's"
-            return replace(self._plan, stages=tuple(self._chosen.stages_of(self._devices, slowness)))
-        return replan(self._plan, self._devices, names, slowness, self._chosen)
-
-    def rate(self, plan: ClusterPlan, slowness: Slowness) -> float:
-        """Tokens/s that the planner foretells for a plan."""
-        assert self._chosen is not None, "only the planner foretells"
-        return self._chosen.rate(plan, slowness)
-
-    def survey(self, name: str) -> None:
-        """Asks a device that was absent; raises `FlowSpecError` where that tells no plan what it needs."""
-        assert self._newcomers is not None, "who may be absent can be asked"
-        assert self._chosen is not None, "who may be absent was planned with"
-        self._chosen = self._chosen.knowing(self._newcomers.learn(self._chosen.survey, name))
-
-
-def replan(
-    plan: ClusterPlan,
-    devices: Sequence[Device],
-    names: Sequence[str],
-    slowness: Slowness = NOBODY_SLOWER,
-    chosen: Chosen | None = None,
-) -> ClusterPlan:
-    """The plan where only the devices of these names are there: the planner's if the first one was, else an
-    even split.
-
-    The planner takes devices for so many times as slow as they were as `slowness` says. Raises `InputError`
-    where the model does not fit them, or they are too many for its layers.
-    """
-    left = [device for device in devices if device.name in names]
-    is_planned = chosen is not None and not chosen.is_given
-    if len(left) == len(devices) and not (slowness and is_planned):
-        return plan
-    if chosen is None or not is_planned:
-        return replace(plan, stages=tuple(split_layers(left, plan.layer_count, None)))
-    return replace(plan, stages=tuple(chosen.stages_of(left, slowness)))
 
 
 def pick_dtype(wanted: str | None, config: Any) -> str:

@@ -27,7 +27,7 @@ from flowspec.runtime.heap import give_back
 from flowspec.runtime.local import LocalDaemon
 from flowspec.runtime.machine import Machine
 from flowspec.runtime.pipelines import Recovery
-from flowspec.runtime.session import replan
+from flowspec.runtime.replanning import replan
 from tests.runtime.clusters import plan_for, submit, tokens_of
 
 HEADS, HEAD_DIM = 16, 128

@@ -24,7 +24,7 @@ from flowspec.runtime.cluster import Device
 from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalDaemon
 from flowspec.runtime.pipelines import Recovery
-from flowspec.runtime.session import replan
+from flowspec.runtime.replanning import replan
 from tests import names
 from tests.daemons import DaemonProcess
 from tests.runtime.clusters import PROMPT, plan_for, submit, tokens_of, wait_until

@@ -18,7 +18,7 @@ from flowspec.runtime.cluster import Device
 from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalCluster
 from flowspec.runtime.pipelines import Recovery
-from flowspec.runtime.session import replan
+from flowspec.runtime.replanning import replan
 from flowspec.runtime.transport import dealer
 from tests.daemons import slow_wire
 from tests.runtime.clusters import PROMPT, plan_for, submit, tokens_of

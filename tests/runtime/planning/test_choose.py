@@ -19,7 +19,7 @@ from flowspec.runtime.cluster import LINK_DEFAULT, Device
 from flowspec.runtime.planning.choose import Chosen, choose, compare, steadied
 from flowspec.runtime.planning.survey import Survey
 from flowspec.runtime.planning.wish import enough_bytes
-from flowspec.runtime.session import Replanner
+from flowspec.runtime.replanning import Replanner
 
 GIB = 1 << 30
 SHAPE = find_shape("llama-3.2-1b")
