@@ -23,7 +23,8 @@ from flowspec.cli import accelerator_check
 from flowspec.cli.options import add_model_arguments, cluster_options
 from flowspec.core.protocol.facts import AskFacts, LinkFacts
 from flowspec.plan.memory import mib
-from flowspec.runtime.cluster import Device, read_cluster, stage_devices
+from flowspec.runtime.cluster import Device, stage_devices
+from flowspec.runtime.cluster_file import read_cluster
 from flowspec.runtime.health.diagnose import diagnose, rate
 from flowspec.runtime.health.examine import Examined, examine, step_count
 from flowspec.runtime.health.finding import PROBLEM, Finding

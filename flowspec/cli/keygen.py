@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from flowspec.errors import InputError
-from flowspec.runtime.cluster import Device, read_cluster
+from flowspec.runtime.cluster import Device
+from flowspec.runtime.cluster_file import read_cluster
 from flowspec.runtime.security.cluster_keys import keys_folder
 from flowspec.runtime.security.keyfiles import ALLOWED, SUFFIX, make_keys, read_allowed, revoke
 from flowspec.runtime.transport import split_address

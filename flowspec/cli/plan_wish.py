@@ -19,15 +19,8 @@ from flowspec.plan.memory import ModelWeights, weights_of
 from flowspec.plan.profile import find_profile
 from flowspec.plan.shape import ModelShape, find_shape, shape_of
 from flowspec.plan.sites import Drafter, Network, Site, Wish, site
-from flowspec.runtime.cluster import (
-    Device,
-    declared_profile,
-    parse_links,
-    pick_context,
-    read_cluster,
-    read_links,
-    stage_devices,
-)
+from flowspec.runtime.cluster import Device, pick_context, stage_devices
+from flowspec.runtime.cluster_file import declared_profile, parse_links, read_cluster, read_links
 from flowspec.runtime.planning.wish import model_weights, typical_context
 from flowspec.runtime.session import pick_dtype
 

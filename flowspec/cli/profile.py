@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         out.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     _check_out(out, args.force or args.keep)
     from flowspec.model.trials import check_torch
-    from flowspec.runtime.cluster import read_cluster
+    from flowspec.runtime.cluster_file import read_cluster
     from flowspec.runtime.security.cluster_keys import cluster_keys
 
     devices = [] if args.cluster is None else read_cluster(args.cluster)

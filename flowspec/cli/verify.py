@@ -40,7 +40,7 @@ from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles, bundled_folder
 from flowspec.model.prompts import read_prompts
 from flowspec.model.text import Tokenizer, recommended
-from flowspec.runtime.cluster import read_drafters
+from flowspec.runtime.cluster_file import read_drafters
 from flowspec.runtime.decoding import AUTO, Decoding
 from flowspec.runtime.session import Limits, Session, open_cluster
 

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 from flowspec.errors import FlowSpecError, InputError
-from flowspec.runtime.cluster import Device, is_ssh_target, read_cluster
+from flowspec.runtime.cluster import Device
+from flowspec.runtime.cluster_file import is_ssh_target, read_cluster
 from flowspec.runtime.health.interfaces import resolve
 from flowspec.runtime.transport import split_address
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from flowspec.errors import InputError
 from flowspec.plan.tables import toml_text
-from flowspec.runtime.cluster import Device, read_cluster
+from flowspec.runtime.cluster import Device
+from flowspec.runtime.cluster_file import read_cluster
 from flowspec.runtime.security.cluster_keys import keys_folder
 
 

@@ -13,7 +13,7 @@ from flowspec.core.protocol import limits
 from flowspec.draft.kinds import FALLBACK, NONE, check_drafter, find_drafter, model_name
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED
-from flowspec.runtime.cluster import read_drafters
+from flowspec.runtime.cluster_file import read_drafters
 
 AUTO = "auto"
 """A chain that the method puts together by itself."""

@@ -26,7 +26,7 @@ from flowspec.errors import ClusterError, FlowSpecError
 from flowspec.model.device_errors import is_out_of_memory
 from flowspec.plan.timing import Curve
 from flowspec.runtime import timeouts
-from flowspec.runtime.cluster import HEAD
+from flowspec.runtime.cluster_file import HEAD
 from flowspec.runtime.compute import SWITCH_INTERVAL_S, Crashed, Failed, to_torch
 from flowspec.runtime.emulation import DraftPacer
 from flowspec.runtime.heap import give_back

@@ -28,15 +28,8 @@ from flowspec.model.trials import check_torch
 from flowspec.plan.placement import ClusterPlan
 from flowspec.plan.shape import shape_of
 from flowspec.plan.sites import Wish
-from flowspec.runtime.cluster import (
-    HEAD,
-    Device,
-    pick_context,
-    read_cluster,
-    read_drafters,
-    split_layers,
-    stage_devices,
-)
+from flowspec.runtime.cluster import Device, pick_context, split_layers, stage_devices
+from flowspec.runtime.cluster_file import HEAD, read_cluster, read_drafters
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.emulation import Emulation
 from flowspec.runtime.head import Head, OnEvent

@@ -20,7 +20,8 @@ from flowspec.model.files import BUNDLED, ModelFiles, canonical_name
 from flowspec.model.support import context_max
 from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime import timeouts
-from flowspec.runtime.cluster import Device, pick_context, read_cluster, split_layers
+from flowspec.runtime.cluster import Device, pick_context, split_layers
+from flowspec.runtime.cluster_file import read_cluster
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.local import LocalCluster
 from flowspec.runtime.session import Cluster, Session

@@ -17,7 +17,7 @@ import pytest
 
 from flowspec import __version__
 from flowspec.cli.main import main
-from flowspec.runtime.cluster import read_cluster
+from flowspec.runtime.cluster_file import read_cluster
 from flowspec.runtime.discovery import FOUND_MAX, Announced, announcing, find_announced
 from tests.daemons import daemon_process
 

@@ -23,12 +23,10 @@ from flowspec.runtime.cluster import (
     Device,
     parse_bytes,
     pick_context,
-    read_cluster,
-    read_drafters,
-    read_links,
     split_layers,
     stage_devices,
 )
+from flowspec.runtime.cluster_file import read_cluster, read_drafters, read_links
 from flowspec.runtime.transport import split_address
 from tests.mutations import mutants, one_line_at_most, toml, toml_file
 

@@ -30,7 +30,8 @@ from flowspec.plan.sites import Network, Site
 from flowspec.plan.speed import completed, profile_of, why_insane
 from flowspec.plan.timing import LinkSpec
 from flowspec.runtime import timeouts
-from flowspec.runtime.cluster import LINK_DEFAULT, Device, declared_profile, read_links
+from flowspec.runtime.cluster import Device
+from flowspec.runtime.cluster_file import LINK_DEFAULT, declared_profile, read_links
 from flowspec.runtime.health.examine import PATIENCE, Examined, Patience, ask_all, explain, onward
 from flowspec.runtime.health.gather import link_facts
 from flowspec.runtime.health.interfaces import interface_of, resolve

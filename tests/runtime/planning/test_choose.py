@@ -15,7 +15,8 @@ from flowspec.plan.profile import DeviceProfile, find_profile
 from flowspec.plan.refusal import Refused
 from flowspec.plan.shape import find_shape
 from flowspec.plan.sites import Network, Site, Wish
-from flowspec.runtime.cluster import LINK_DEFAULT, Device
+from flowspec.runtime.cluster import Device
+from flowspec.runtime.cluster_file import LINK_DEFAULT
 from flowspec.runtime.planning.choose import Chosen, choose, compare, steadied
 from flowspec.runtime.planning.survey import Survey
 from flowspec.runtime.planning.wish import enough_bytes
