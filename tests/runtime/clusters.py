@@ -32,8 +32,8 @@ from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalDaemon
 from flowspec.runtime.pipelines import Recovery
 from flowspec.runtime.remote_drafter import PlacedDrafter
-from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.replanning import replan
+from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.token_stream import TokenStream
 from flowspec.runtime.transport import Link, Wake, dial
 from flowspec.runtime.weights.server import WeightServer
