@@ -77,7 +77,7 @@ def test_a_cluster_answers_with_each_method_in_turn(
         assert beside.main(options) == 0
         said = json.loads(capsys.readouterr().out)
 
-        real = beside._answer
+        real = beside.answer
 
         def changed(session: Session, *rest: Any) -> tuple[Timing, dict[str, Any]]:
             timing, report = real(session, *rest)
@@ -85,7 +85,7 @@ def test_a_cluster_answers_with_each_method_in_turn(
                 timing.new_tokens[-1] += 1
             return timing, report
 
-        monkeypatch.setattr(beside, "_answer", changed)
+        monkeypatch.setattr(beside, "answer", changed)
         assert beside.main(options) == 1
         assert "ar answers prompt 1 (plays) otherwise than continuous" in capsys.readouterr().err
     assert list(said["tokens_per_s"]) == ["continuous", "ar"]
