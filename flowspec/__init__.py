@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         UnexpectedError,
     )
     from flowspec.llm import LLM
-    from flowspec.plan.refusal import Refused
+    from flowspec.plan.refusal import ModelDoesNotFitError
     from flowspec.runtime.answer import Answer, AnswerStream, AsyncAnswerStream, Piece
     from flowspec.runtime.cluster import Device
     from flowspec.runtime.cluster_text import Cluster
@@ -40,10 +40,10 @@ __all__ = [
     "Device",
     "FlowSpecError",
     "InputError",
+    "ModelDoesNotFitError",
     "NoRoomError",
     "PeerError",
     "Piece",
-    "Refused",
     "SamplingParams",
     "TokenLogprob",
     "TopLogprob",
@@ -58,7 +58,7 @@ _MODULES = {
     "Cluster": "runtime.cluster_text",
     "Device": "runtime.cluster",
     "SamplingParams": "runtime.sampling_params",
-    "Refused": "plan.refusal",
+    "ModelDoesNotFitError": "plan.refusal",
 }
 
 

@@ -1,7 +1,9 @@
+import multiprocessing
 import os
 import signal
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -37,3 +39,12 @@ def warm_pools() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("flowspec.runtime.local.start_pool", warm.start_pool)
         yield
+
+
+@pytest.fixture(scope="session")
+def workers() -> Iterator[ProcessPoolExecutor]:
+    """Two fresh processes: what they compute depends on its seed alone, so it does not matter who computes
+    it."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(max_workers=min(2, os.cpu_count() or 1), mp_context=context) as pool:
+        yield pool

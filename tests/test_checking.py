@@ -9,7 +9,7 @@ import pytest
 
 from flowspec import checking
 from flowspec.cli.main import main
-from flowspec.core.cluster.holding import Holding
+from flowspec.core.cluster.daemon import DaemonCore
 from flowspec.core.head.head import HeadCore
 from flowspec.runtime.daemon import Daemon
 from flowspec.runtime.machine import Machine
@@ -65,10 +65,10 @@ def test_a_head_whose_state_is_wrong_ends_with_one_line(
 
 
 def test_a_daemon_whose_state_is_wrong_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(self: Holding, *, is_honest: bool = True) -> None:
+    def wrong(self: DaemonCore, *, is_honest: bool = True) -> None:
         raise AssertionError("held, and by nobody")
 
-    monkeypatch.setattr(Holding, "validate", wrong)
+    monkeypatch.setattr(DaemonCore, "validate", wrong)
     monkeypatch.setenv(checking.VARIABLE, "1")
     daemon = Daemon(host="127.0.0.1", port=0, name="checked", machine=Machine())
     daemon._wake.set()  # so that its first turn comes now

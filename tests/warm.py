@@ -122,7 +122,7 @@ def start_pool(arguments: Sequence[str]) -> subprocess.Popen[bytes]:
     """In the place of `flowspec.runtime.local.start_pool`; cold in a process that has threads, which no fork
     copies."""
     popen = Popen if fork is ask_server or len(os.listdir("/proc/self/task")) == 1 else subprocess.Popen
-    command = [sys.executable, "-m", "flowspec.runtime.pool", *arguments]
+    command = [sys.executable, "-m", "flowspec.runtime.fork_server", *arguments]
     return popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
 
 

@@ -25,7 +25,8 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import flowspec
-from flowspec.runtime import local, pool
+from flowspec.runtime import fork_server as pool
+from flowspec.runtime import local
 from tests import warm
 
 

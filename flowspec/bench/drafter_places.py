@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from flowspec.bench.config import DrafterBoard, Testbed
 from flowspec.plan.cost import drafter_curve
 from flowspec.plan.timing import Curve
-from flowspec.sim.board import BoardSpec
+from flowspec.sim.drafter_device import DrafterDeviceSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
+class DrafterPlaces:
     """Of some models: `curves` for each, and the `boards` that they run on, with the number of each in
     `Testbed.boards` (None: the head's)."""
 
     curves: tuple[Curve, ...]
-    boards: tuple[BoardSpec, ...]
+    boards: tuple[DrafterDeviceSpec, ...]
     numbers: tuple[int | None, ...]
 
 
@@ -27,7 +27,7 @@ def drafting_curve(testbed: Testbed) -> Curve:
     return drafter_curve(testbed.head, testbed.drafter_shape, testbed.precision).scaled(testbed.head_slowdown)
 
 
-def places_of(testbed: Testbed, models: Sequence[str]) -> Places:
+def places_of(testbed: Testbed, models: Sequence[str]) -> DrafterPlaces:
     """Models at the head share its processors, those on another board that one's."""
     named = {name: number for number, board in enumerate(testbed.boards) for name in board.models}
     curves, places = [], []
@@ -38,13 +38,13 @@ def places_of(testbed: Testbed, models: Sequence[str]) -> Places:
         places.append(None if board is None or board.device is None else number)
     numbers = tuple(dict.fromkeys(places))
     boards = [
-        BoardSpec(
+        DrafterDeviceSpec(
             drafters=tuple(at for at, place in enumerate(places) if place == number),
             link=None if number is None else testbed.boards[number].link,
         )
         for number in numbers
     ]
-    return Places(curves=tuple(curves), boards=tuple(boards), numbers=numbers)
+    return DrafterPlaces(curves=tuple(curves), boards=tuple(boards), numbers=numbers)
 
 
 def _curve(testbed: Testbed, board: DrafterBoard) -> Curve:

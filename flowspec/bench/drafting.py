@@ -1,8 +1,8 @@
 """Which drafter proposes in virtual time.
 
-`Drafting` says which; for one case at a time it makes as many `Drafter`s as there are worlds. What a drafter
-proposes after a prefix is computed once, and all methods share it (`bench.guesses`). Knows nothing of time:
-what a pass costs is the world's business.
+`VirtualDrafter` says which; for one case at a time it makes as many `Drafter`s as there are worlds. What a
+drafter proposes after a prefix is computed once, and all methods share it (`bench.guesses`). Knows nothing of
+time: what a pass costs is the world's business.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from flowspec.model.support import context_max
 RANDOM = "random"
 
 
-class Drafting(Protocol):
+class VirtualDrafter(Protocol):
     """One kind of drafter."""
 
     def begin(self, case: PlainCase) -> Maker:
@@ -30,7 +30,7 @@ class Drafting(Protocol):
         ...
 
 
-def open_drafting(name: str, target: ModelFiles, *, coupled: bool = True) -> Drafting:
+def open_drafting(name: str, target: ModelFiles, *, coupled: bool = True) -> VirtualDrafter:
     """What `draft.kinds.open_drafter` opens but what wants the target's features, or `random`; without
     coupling models guess without the noise.
 

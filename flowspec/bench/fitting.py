@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from flowspec.bench.measure import LayerPoint, Machine, Measured
+from flowspec.bench.measure import LayerPoint, MachineTimes, MeasuredMachine
 from flowspec.model.accelerator import accelerator_of
 from flowspec.plan.cost import layers_curve
 from flowspec.plan.profile import DeviceProfile
@@ -27,7 +27,7 @@ ROUNDS = 5
 LEAST_US = 0.1
 
 
-def fit(measured: Measured, machine: Machine, name: str) -> DeviceProfile:
+def fit(measured: MachineTimes, machine: MeasuredMachine, name: str) -> DeviceProfile:
     """The profile under which the cost model comes closest to what was measured."""
     layer_s, pass_s = _overheads(measured.tiny)
     points = measured.layers

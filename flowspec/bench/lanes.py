@@ -29,7 +29,7 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Flight:
+class LinkSpan:
     """A segment with living rows on a link; link 0 leads from the head to the first stage, the last one back
     to the head."""
 
@@ -40,7 +40,7 @@ class Flight:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drafting:
+class DraftPass:
     """A pass of the drafter."""
 
     start_s: float
@@ -53,15 +53,15 @@ class Lanes:
     segments that a stage did not run."""
 
     stages: list[list[Bar]]
-    links: list[list[Flight]]
+    links: list[list[LinkSpan]]
     drops: list[list[tuple[float, int]]]
-    drafter: list[Drafting] = field(default_factory=list)
+    drafter: list[DraftPass] = field(default_factory=list)
     commits: list[tuple[float, int]] = field(default_factory=list)
 
     @property
     def start_s(self) -> float:
         """When the first thing happened."""
-        lanes: tuple[Sequence[Bar | Flight | Drafting], ...] = (self.drafter, *self.stages, *self.links)
+        lanes: tuple[Sequence[Bar | LinkSpan | DraftPass], ...] = (self.drafter, *self.stages, *self.links)
         return min(
             (*(each.start_s for lane in lanes for each in lane), *(at_s for at_s, _ in self.commits)),
             default=0.0,
@@ -81,7 +81,7 @@ def lanes_of(trace: Trace, stages: int) -> Lanes:
         drops=[[] for _ in range(stages)],
     )
     found.drafter = [
-        Drafting(start_s=each.started_s - origin_s, end_s=each.ended_s - origin_s) for each in trace.passes
+        DraftPass(start_s=each.started_s - origin_s, end_s=each.ended_s - origin_s) for each in trace.passes
     ]
     found.commits = [(at_s - origin_s, tokens) for at_s, tokens in trace.commits]
     free_s = [float("-inf")] * stages
@@ -91,7 +91,7 @@ def lanes_of(trace: Trace, stages: int) -> Lanes:
             arrived_s = max(stay.arrived_s - origin_s, left_s)
             if rows:
                 found.links[stay.stage].append(
-                    Flight(segment=trip.segment, start_s=left_s, end_s=arrived_s, rows=rows)
+                    LinkSpan(segment=trip.segment, start_s=left_s, end_s=arrived_s, rows=rows)
                 )
             left_s = arrived_s + (stay.left_s - stay.arrived_s)
             if stay.ended_s > stay.started_s:
@@ -113,11 +113,13 @@ def lanes_of(trace: Trace, stages: int) -> Lanes:
             rows = stay.alive
         if rows:
             back_s = max(trip.back_s - origin_s, left_s)
-            found.links[stages].append(Flight(segment=trip.segment, start_s=left_s, end_s=back_s, rows=rows))
+            found.links[stages].append(
+                LinkSpan(segment=trip.segment, start_s=left_s, end_s=back_s, rows=rows)
+            )
     return found
 
 
-def busy_share(lane: Iterable[Bar | Drafting], start_s: float, end_s: float) -> float:
+def busy_share(lane: Iterable[Bar | DraftPass], start_s: float, end_s: float) -> float:
     """The share of a span of time that a lane's bars fill."""
     filled_s = sum(max(0.0, min(each.end_s, end_s) - max(each.start_s, start_s)) for each in lane)
     return filled_s / (end_s - start_s) if end_s > start_s else 0.0

@@ -20,7 +20,7 @@ from flowspec.bench.config import EMULATED, SIMULATED, Bench, Setup, Testbed
 from flowspec.bench.drafter_places import drafting_curve
 from flowspec.bench.outcome import Key, Record, write_records
 from flowspec.bench.plain import DTYPE, PlainCase
-from flowspec.bench.recording import Answered, agreement_of, energy_of, record_of
+from flowspec.bench.recording import RecordedAnswer, agreement_of, energy_of, record_of
 from flowspec.bench.simulated import sampling_curve, stage_curves
 from flowspec.bench.trace import Trace
 from flowspec.core.events import (
@@ -39,7 +39,7 @@ from flowspec.errors import InputError
 from flowspec.plan.cost import row_bytes
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.emulation import DeviceEmulation, Emulation
-from flowspec.runtime.session import Cluster, ClusterOptions, Limits, Session, open_cluster
+from flowspec.runtime.session import ClusterOptions, Limits, OpenCluster, Session, open_cluster
 from flowspec.runtime.stages import Progress
 from flowspec.wire.codec import DTYPE_BYTES, Envelope, encode
 
@@ -190,9 +190,9 @@ class LiveRuns:
                 self._step(f"{place.name}, {one.setup.name}: warming up", 0)
                 self._session(place, cluster, one, is_traced)
 
-    def _session(self, place: Place, cluster: Cluster, one: Round, is_traced: bool) -> None:
+    def _session(self, place: Place, cluster: OpenCluster, one: Round, is_traced: bool) -> None:
         """A method holds the cluster."""
-        setup, recorder = one.setup, Recorder()
+        setup, recorder = one.setup, LiveRecorder()
         row_bytes = place.row_bytes or cluster.config.hidden_size * DTYPE_BYTES[DTYPE]
         drafters = self._bench.drafters_of(setup) or (NONE,)
         decoding = Decoding(
@@ -225,7 +225,7 @@ class LiveRuns:
                 self._step(f"{place.name}, {setup.name}: {about}", 1)
 
 
-def _energy_j(testbed: Testbed | None, answered: Answered, stages: int) -> float:
+def _energy_j(testbed: Testbed | None, answered: RecordedAnswer, stages: int) -> float:
     """What the named boards take; 0 where none are named, or others than there are stages."""
     if testbed is None or len(testbed.devices) != stages:
         return 0.0
@@ -239,7 +239,7 @@ def _energy_j(testbed: Testbed | None, answered: Answered, stages: int) -> float
     )
 
 
-class Recorder:
+class LiveRecorder:
     """Watches a head's thread, answer by answer; an answer is over when nothing of it is under way any more,
     dead segments included."""
 
@@ -269,7 +269,7 @@ class Recorder:
         if self._has_ended and self._under_way == 0:
             self._at_rest.set()
 
-    def answer(self, session: Session, case: PlainCase) -> Answered:
+    def answer(self, session: Session, case: PlainCase) -> RecordedAnswer:
         """Asks, reads, and waits until the cluster is at rest again: the next answer shall not stand in this
         one's queue."""
         self._begin()
@@ -278,7 +278,7 @@ class Recorder:
         )
         assert answer.end is not None
         self._at_rest.wait(REST_S_MAX)
-        return Answered(
+        return RecordedAnswer(
             tokens=tuple(timing.new_tokens),
             reason=answer.end.reason,
             submitted_s=answer.submitted_s,

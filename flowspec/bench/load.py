@@ -19,7 +19,7 @@ from flowspec.bench.plain import PlainCase
 from flowspec.bench.recording import agreement_of, energy_of
 from flowspec.bench.simulated import Drafters, build, busy_of, submit_of
 from flowspec.core.events import Finished, Forget
-from flowspec.core.head.head import Learnt
+from flowspec.core.head.head import Experience
 from flowspec.sim.record import HEAD
 from flowspec.sim.world import Handled, World
 
@@ -103,13 +103,13 @@ def run_load(
     users: int,
     cases: Sequence[PlainCase],
     drafters: Sequence[Drafters],
-    learnt: Learnt | None = None,
+    experience: Experience | None = None,
 ) -> LoadRecord:
-    """So many users have all cases answered, in this order, each with its `drafters`; with what is `learnt`
+    """So many users have all cases answered, in this order, each with its `drafters`; with `experience`
     as in `simulated.run`."""
     together = {name: DrafterForEach([each[name] for each in drafters]) for name in drafters[0]}
     loop = _ClosedLoop(cases)
-    loop.world = build(testbed, setup, cases, together, bench.context, learnt, loop)
+    loop.world = build(testbed, setup, cases, together, bench.context, experience, loop)
     for user in range(min(users, len(cases))):
         loop.ask(user, 0.0)
     loop.world.run()

@@ -106,13 +106,13 @@ def draw(summary: Mapping[str, Any], path: Path) -> None:
     )
     axes = drawing.subplots(lines, columns, squeeze=False)
     for ax, table in zip(axes.flat, tables, strict=False):
-        _panel(ax, table)
+        _drafters(ax, table)
     for ax in axes.flat[len(tables) :]:
         ax.set_visible(False)
     drawing.savefig(path)
 
 
-def _panel(ax: Any, table: Mapping[str, Any]) -> None:
+def _drafters(ax: Any, table: Mapping[str, Any]) -> None:
     names: Sequence[str] = list(dict.fromkeys(name for load in table["loads"] for name in load["methods"]))
     others = itertools.cycle(OTHER_COLOURS)
     for at, name in enumerate(names):

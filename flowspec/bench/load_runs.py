@@ -31,8 +31,8 @@ def loads_of(runs: VirtualRuns, work: LoadWork) -> list[LoadRecord]:
     found = []
     for testbed, setup in work.jobs:
         drafters = [runs.drafters(setup, case) for case in work.cases]
-        learnt = runs.learnt_by(testbed, setup, work.cases[0].sampling.temperature)
-        found.append(run_load(runs.bench, testbed, setup, work.users, work.cases, drafters, learnt))
+        experience = runs.learnt_by(testbed, setup, work.cases[0].sampling.temperature)
+        found.append(run_load(runs.bench, testbed, setup, work.users, work.cases, drafters, experience))
     runs.end()
     return found
 

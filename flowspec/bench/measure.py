@@ -51,7 +51,7 @@ CONTEXT = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class MeasuredMachine:
     """Where and how layers run."""
 
     device: torch.device
@@ -79,7 +79,7 @@ class Effort:
     """Numbers of layers of the tiny models: one layer more costs what a layer costs beside its weights."""
     rounds: int = 12
 
-    def fitting(self, machine: Machine) -> Effort:
+    def fitting(self, machine: MeasuredMachine) -> Effort:
         """The same with layers as wide as this machine has memory for; raises `ClusterError` when there is
         next to none."""
         for halved in range(4):
@@ -107,7 +107,7 @@ class LayerPoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MachineTimes:
     """All of a machine; times of `lm_head` and of a pass of the bundled drafter by rows."""
 
     layers: tuple[LayerPoint, ...]
@@ -168,7 +168,7 @@ def made_model(folder: Path, shape: ModelShape) -> ModelFiles:
     return ModelFiles(str(make_checkpoint(folder, "llama", config, dtype=torch.bfloat16)))
 
 
-def made_slice(machine: Machine, shape: ModelShape) -> Slice:
+def made_slice(machine: MeasuredMachine, shape: ModelShape) -> Slice:
     """A whole model of random weights, loaded as any stage loads its slice."""
     with tempfile.TemporaryDirectory() as folder:
         files = made_model(Path(folder), shape)
@@ -177,7 +177,7 @@ def made_slice(machine: Machine, shape: ModelShape) -> Slice:
         )
 
 
-def pass_task(machine: Machine, part: Slice, rows: int) -> Task:
+def pass_task(machine: MeasuredMachine, part: Slice, rows: int) -> Task:
     """A pass of so many rows over a slice's layers: a chain, as in a prompt's chunk."""
     part.open_cache(REQUEST, SLOTS)
     numbers = np.arange(rows)
@@ -202,7 +202,7 @@ def pass_task(machine: Machine, part: Slice, rows: int) -> Task:
     return run
 
 
-def head_task(machine: Machine, part: Slice, rows: int) -> Task:
+def head_task(machine: MeasuredMachine, part: Slice, rows: int) -> Task:
     """`lm_head` over so many rows, logits on the CPU at the end."""
     hidden = torch.randn(rows, part.config.hidden_size).to(part.dtype).to(machine.device)
 
@@ -253,8 +253,8 @@ def step_count(effort: Effort, beside: int = 0) -> int:
 
 @torch.inference_mode()
 def measure_beside(
-    machine: Machine, effort: Effort, beside: Mapping[Any, Task], step: Step
-) -> tuple[Measured, dict[Any, float]]:
+    machine: MeasuredMachine, effort: Effort, beside: Mapping[Any, Task], step: Step
+) -> tuple[MachineTimes, dict[Any, float]]:
     """Measures this machine, and in the same rounds the tasks `beside`, whose times come second; takes
     `step_count` steps."""
     narrowest = min(hidden for hidden, _ in effort.widths)
@@ -276,7 +276,7 @@ def measure_beside(
         tasks["tiny", layers, 1] = pass_task(machine, made_slice(machine, shape), 1)
     tasks.update({("beside", key, 0): task for key, task in beside.items()})
     spent = fast_times(tasks, effort.rounds, step, _name)
-    measured = Measured(
+    measured = MachineTimes(
         layers=tuple(
             LayerPoint(shape=shape, layers=shape.layers, rows=rows, s=spent["layers", hidden, rows])
             for hidden, shape in shapes.items()

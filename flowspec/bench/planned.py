@@ -93,13 +93,13 @@ def simulated(wish: Wish, plan: Plan, *, answers: int, tokens: int, first: int) 
     setup = Setup(name="planned", method=OURS if plan.guesses else AR)
     if not plan.guesses:
         answers, tokens = 1, min(tokens, PLAIN_TOKENS * wish.users)
-    learnt = None
+    experience = None
     made, spent_s = [], []
     for number in range(-1 if plan.guesses else 0, answers):
         count = WARM_UP_TOKENS if number < 0 else tokens
         cases = synthetic_cases(wish.users, [Sampling()], count, first + (1 + number) * wish.users, prompt)
-        world = run_many(testbed, setup, cases, _drafters(wish, plan, cases), prompt + count, learnt)
-        learnt = world.head.learnt() if plan.guesses else None
+        world = run_many(testbed, setup, cases, _drafters(wish, plan, cases), prompt + count, experience)
+        experience = world.head.experience() if plan.guesses else None
         given = [world.answers[request][0] for request in range(len(cases))]
         for case, answer in zip(cases, given, strict=True):
             if answer.end is None or not is_plain(case, tuple(answer.tokens), answer.end.reason):

@@ -89,7 +89,7 @@ def speedup(summary: Mapping[str, Any], path: Path) -> None:
     )
     axes = drawing.subplots(rows, columns, squeeze=False, sharey=True)
     for ax, (title, groups) in zip(axes.flat, panels.items(), strict=False):
-        _panel(ax, groups, methods, over, LETTERS // columns)
+        _drafters(ax, groups, methods, over, LETTERS // columns)
         ax.set_title(title, loc="left", fontsize=11)
     for ax in axes.flat[len(panels) :]:
         ax.set_visible(False)
@@ -132,7 +132,7 @@ def _by_testbed(tables: Sequence[Mapping[str, Any]]) -> dict[str, Groups]:
     return found
 
 
-def _panel(
+def _drafters(
     ax: Any, groups: Groups, methods: Mapping[str, dict[str, Any]], over: str | None, letters: int
 ) -> None:
     """Groups of bars, a bar for each method."""

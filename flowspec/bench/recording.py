@@ -17,7 +17,7 @@ from flowspec.bench.trace import Trace, slots_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
+class RecordedAnswer:
     """An answer without its stop token, in instants of its world's clock; `report` is that of
     `core.head.statistics`."""
 
@@ -51,7 +51,7 @@ def record_of(
     testbed: str,
     setup: Setup,
     case: PlainCase,
-    answered: Answered,
+    answered: RecordedAnswer,
     *,
     world: str,
     repeat: int,

@@ -22,10 +22,10 @@ from flowspec.bench.config import SIMULATED, Bench, Setup, Testbed
 from flowspec.bench.drafter_places import places_of
 from flowspec.bench.outcome import Record
 from flowspec.bench.plain import PlainCase
-from flowspec.bench.recording import Answered, agreement_of, energy_of, record_of
+from flowspec.bench.recording import RecordedAnswer, agreement_of, energy_of, record_of
 from flowspec.bench.trace import Trace
 from flowspec.core.events import Submit
-from flowspec.core.head.head import Learnt
+from flowspec.core.head.head import Experience
 from flowspec.core.methods import find_method
 from flowspec.core.protocol.precision import PRECISION_BYTES
 from flowspec.draft.protocol import Drafter
@@ -122,7 +122,7 @@ class Run:
 
     record: Record
     trace: Trace
-    learnt: Learnt
+    experience: Experience
     frames: tuple[Frame, ...] = ()
 
 
@@ -132,17 +132,17 @@ def run(
     setup: Setup,
     case: PlainCase,
     drafters: Drafters,
-    learnt: Learnt | None = None,
+    experience: Experience | None = None,
     decode: Decode | None = None,
 ) -> Run:
-    """Answers a case in a world of its own, with what is `learnt` so far (which is learnt from on, so give a
+    """Answers a case in a world of its own, with the `experience` so far (which is learnt from on, so give a
     copy).
 
     With a `decode`, which gives tokens' text, it is recorded.
     """
     trace = Trace()
     frames: list[Frame] = []
-    world = build(testbed, setup, [case], drafters, bench.context, learnt)
+    world = build(testbed, setup, [case], drafters, bench.context, experience)
     recorder = (
         None if decode is None else Recorder(world.head.requests, lambda: stages_of(testbed), decode, 0.0)
     )
@@ -160,7 +160,7 @@ def run(
     if recorder is not None:
         frames.extend(recorder.frames(world.clock.now_s + EVERY_S))
     record = _record(bench, testbed, setup, case, drafters, world, trace)
-    return Run(record=record, trace=trace, learnt=world.head.learnt(), frames=tuple(frames))
+    return Run(record=record, trace=trace, experience=world.head.experience(), frames=tuple(frames))
 
 
 def stages_of(testbed: Testbed) -> StageRows:
@@ -178,12 +178,12 @@ def run_many(
     cases: Sequence[PlainCase],
     drafters: Drafters,
     context: int,
-    learnt: Learnt | None = None,
+    experience: Experience | None = None,
     watch: Callable[[Handled], None] | None = None,
 ) -> World:
     """A world in which all cases were asked at time 0, each as the request of its place, and answered; with
-    what is `learnt` as in `run`."""
-    world = build(testbed, setup, cases, drafters, context, learnt, watch)
+    what is `experience` as in `run`."""
+    world = build(testbed, setup, cases, drafters, context, experience, watch)
     for request, case in enumerate(cases):
         world.at(0.0, submit_of(case, request))
     world.run()
@@ -196,16 +196,16 @@ def build(
     cases: Sequence[PlainCase],
     drafters: Drafters,
     context: int,
-    learnt: Learnt | None = None,
+    experience: Experience | None = None,
     watch: Callable[[Handled], None] | None = None,
 ) -> World:
-    """A world at time 0 that knows the plain answers to all cases, with what is `learnt` as in `run`."""
+    """A world at time 0 that knows the plain answers to all cases, with what is `experience` as in `run`."""
     language = AnswerLanguage({case.prompt: case.answer for case in cases})
     world = experiment(testbed, setup, context, list(drafters)).build(
         language, list(drafters.values()), watch, checks=checking.is_on()
     )
-    if learnt is not None:
-        world.head.take(learnt)
+    if experience is not None:
+        world.head.take(experience)
     return world
 
 
@@ -237,7 +237,7 @@ def _record(
     (answer,) = world.answers[0]
     assert answer.end is not None, "the world came to rest without an end of the answer"
     first_s, last_s = (answer.times_s[0], answer.times_s[-1]) if answer.times_s else (0.0, 0.0)
-    answered = Answered(
+    answered = RecordedAnswer(
         tokens=tuple(answer.tokens),
         reason=answer.end.reason,
         submitted_s=0.0,

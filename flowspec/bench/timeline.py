@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from flowspec.bench.lanes import Bar, Drafting, Flight, Lanes, busy_share, lanes_of
+from flowspec.bench.lanes import Bar, DraftPass, Lanes, LinkSpan, busy_share, lanes_of
 from flowspec.bench.plots import WIDTH_IN, figure
 from flowspec.bench.trace import Trace, slots_of
 
-Each = TypeVar("Each", Bar, Flight, Drafting)
+Each = TypeVar("Each", Bar, LinkSpan, DraftPass)
 
 METHODS_MAX = 4
 TRIPS_SHOWN, SLOTS_SHOWN = 14, 160
@@ -62,13 +62,13 @@ def draw(
     drawing.suptitle(title, fontsize=14, fontweight="bold")
     axes = drawing.subplots(len(laid), 1, squeeze=False, sharex=True)[:, 0]
     for ax, (name, lanes) in zip(axes, laid.items(), strict=True):
-        _panel(ax, name, lanes, start_s, end_s)
+        _drafters(ax, name, lanes, start_s, end_s)
     axes[-1].set_xlabel(f"seconds since the first token. {READING}")
     _legend(drawing)
     drawing.savefig(path)
 
 
-def _panel(ax: Any, name: str, lanes: Lanes, start_s: float, end_s: float) -> None:
+def _drafters(ax: Any, name: str, lanes: Lanes, start_s: float, end_s: float) -> None:
     """Lanes from the top: the head's drafter, the stages, the output; so a trip goes downwards."""
     from matplotlib.collections import LineCollection
 
@@ -104,7 +104,7 @@ def _panel(ax: Any, name: str, lanes: Lanes, start_s: float, end_s: float) -> No
     names = ["head: drafter", *(f"stage {stage}" for stage in range(1, count - 1)), "tokens out"]
     ax.set_yticks([lane + 0.5 for lane in range(count)], names)
     ax.hlines(range(1, count), start_s, end_s, colors="#dddddd", linewidths=0.6, zorder=0)
-    worked: list[Sequence[Bar | Drafting]] = [lanes.drafter, *lanes.stages]
+    worked: list[Sequence[Bar | DraftPass]] = [lanes.drafter, *lanes.stages]
     for lane, each in enumerate(worked):
         _at_right(ax, lane, f"{100 * busy_share(each, start_s, end_s):.0f}% busy")
     _at_right(ax, count - 1, f"{tokens} tokens")
@@ -123,7 +123,7 @@ def _within(lane: Sequence[Each], start_s: float, end_s: float) -> list[Each]:
 
 
 def _bars(
-    ax: Any, lane: int, bars: Sequence[Bar | Drafting], colours: Sequence[str], alive: Sequence[float]
+    ax: Any, lane: int, bars: Sequence[Bar | DraftPass], colours: Sequence[str], alive: Sequence[float]
 ) -> None:
     """Bars split at the height that the living rows are of all."""
     height = BAR_BOTTOM - BAR_TOP
@@ -233,7 +233,7 @@ def _about(process: int, thread: int, what: str, **args: Any) -> dict[str, Any]:
     return {"name": what, "ph": "M", "pid": process, "tid": thread, "ts": 0, "args": args}
 
 
-def _whole(name: str, of: Bar | Flight | Drafting, args: dict[str, Any]) -> dict[str, Any]:
+def _whole(name: str, of: Bar | LinkSpan | DraftPass, args: dict[str, Any]) -> dict[str, Any]:
     return {"name": name, "ph": "X", "at_s": of.start_s, "dur": 1e6 * (of.end_s - of.start_s), "args": args}
 
 
@@ -251,9 +251,9 @@ def _pass(bar: Bar) -> dict[str, Any]:
     return _whole(f"segment {bar.segment}", bar, args)
 
 
-def _side_by_side(flights: Sequence[Flight]) -> list[list[Flight]]:
+def _side_by_side(flights: Sequence[LinkSpan]) -> list[list[LinkSpan]]:
     """Lines of flights that do not overlap, which a thread's events must not."""
-    lines: list[list[Flight]] = [[]]
+    lines: list[list[LinkSpan]] = [[]]
     for flight in sorted(flights, key=lambda flight: flight.start_s):
         free = next((line for line in lines if not line or line[-1].end_s <= flight.start_s), None)
         if free is None:

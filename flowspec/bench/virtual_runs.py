@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from flowspec.bench.config import Bench, Setup, Testbed
-from flowspec.bench.drafting import Drafting, open_drafting
+from flowspec.bench.drafting import VirtualDrafter, open_drafting
 from flowspec.bench.guesses import Maker
 from flowspec.bench.outcome import Record
 from flowspec.bench.plain import PlainCase
 from flowspec.bench.simulated import Drafters, Run, run
 from flowspec.bench.synthetic import Synthetic
 from flowspec.bench.workers import interrupted_later, open_pool
-from flowspec.core.head.head import Learnt
+from flowspec.core.head.head import Experience
 from flowspec.errors import FlowSpecError
 from flowspec.model.files import ModelFiles
 from flowspec.watch.spelling import Decode
@@ -57,8 +57,8 @@ class VirtualRuns:
         # Passes of a model differ in the last bit with what is run together, so what is learnt first must not
         # depend on what came before.
         self._warm_up_makers: Makers = {}
-        self._draftings: dict[tuple[str, bool], Drafting] = {}
-        self._learnt: dict[tuple[str, str, float], Learnt | None] = {}
+        self._draftings: dict[tuple[str, bool], VirtualDrafter] = {}
+        self._learnt: dict[tuple[str, str, float], Experience | None] = {}
 
     def records(self, work: Work) -> list[Record]:
         return [one.record for one in self.runs(work)]
@@ -66,8 +66,10 @@ class VirtualRuns:
     def runs(self, work: Work) -> list[Run]:
         found = []
         for testbed, setup in work.jobs:
-            learnt = self.learnt_by(testbed, setup, work.case.sampling.temperature)
-            found.append(run(self.bench, testbed, setup, work.case, self.drafters(setup, work.case), learnt))
+            experience = self.learnt_by(testbed, setup, work.case.sampling.temperature)
+            found.append(
+                run(self.bench, testbed, setup, work.case, self.drafters(setup, work.case), experience)
+            )
         self.end()
         return found
 
@@ -78,21 +80,26 @@ class VirtualRuns:
 
     def recorded(self, testbed: Testbed, setup: Setup, case: PlainCase, decode: Decode) -> Run:
         """One answer with all that happened in it; `decode` gives tokens' text."""
-        learnt = self.learnt_by(testbed, setup, case.sampling.temperature)
-        found = run(self.bench, testbed, setup, case, self.drafters(setup, case), learnt, decode)
+        experience = self.learnt_by(testbed, setup, case.sampling.temperature)
+        found = run(self.bench, testbed, setup, case, self.drafters(setup, case), experience, decode)
         self.end()
         return found
 
-    def learnt_by(self, testbed: Testbed, setup: Setup, temperature: float) -> Learnt | None:
+    def learnt_by(self, testbed: Testbed, setup: Setup, temperature: float) -> Experience | None:
         """What a head has learnt from the warm-up; a copy, from which it may learn on."""
         key = (testbed.name, setup.name, temperature)
         if key not in self._learnt:
-            learnt = None
+            experience = None
             for case in (case for case in self._warm_up if case.sampling.temperature == temperature):
-                learnt = run(
-                    self.bench, testbed, setup, case, self._made(setup, case, self._warm_up_makers), learnt
-                ).learnt
-            self._learnt[key] = learnt
+                experience = run(
+                    self.bench,
+                    testbed,
+                    setup,
+                    case,
+                    self._made(setup, case, self._warm_up_makers),
+                    experience,
+                ).experience
+            self._learnt[key] = experience
         return copy.deepcopy(self._learnt[key])
 
     def drafters(self, setup: Setup, case: PlainCase) -> Drafters:
@@ -110,7 +117,7 @@ class VirtualRuns:
                 drafters[name] = drafter
         return drafters
 
-    def _drafting(self, name: str, coupled: bool) -> Drafting:
+    def _drafting(self, name: str, coupled: bool) -> VirtualDrafter:
         key = (name, coupled)
         if key not in self._draftings:
             if self.bench.is_synthetic:

@@ -40,7 +40,7 @@ from flowspec.model.files import ModelFiles
 from flowspec.model.text import Messages, Tokenizer
 from flowspec.plan.memory import mib
 from flowspec.runtime.answer import Answer
-from flowspec.runtime.journal.lines import Content, Entry
+from flowspec.runtime.journal.lines import Entry, JournalContent
 from flowspec.runtime.question import Question
 from flowspec.runtime.session import Session, Survival
 from flowspec.runtime.watching import watch_session
@@ -141,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def take_up(args: argparse.Namespace, diary: Diary) -> Content:
+def take_up(args: argparse.Namespace, diary: Diary) -> JournalContent:
     """The journal that `--resume` means; the flags follow it from now on."""
     if args.no_journal:
         raise InputError("--resume goes on in its journal; leave out --no-journal")

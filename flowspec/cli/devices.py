@@ -39,7 +39,7 @@ PLAIN_WIDTH = 140
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class SeenDaemon:
     """A daemon as it announced itself, and what it said when it was asked: `facts`, or the `problem` why
     there are none."""
 
@@ -103,23 +103,25 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def ask(found: Sequence[Announced], keys: Keyring | None = None, within_s: float = math.inf) -> list[Seen]:
+def ask(
+    found: Sequence[Announced], keys: Keyring | None = None, within_s: float = math.inf
+) -> list[SeenDaemon]:
     """Asks each daemon at all of its addresses, at its likeliest first; the first that answers counts."""
     places = [
         (each, each.addresses[rank]) for rank in range(8) for each in found if rank < len(each.addresses)
     ]
     devices = [Device(name=each.name, address=address) for each, address in places]
     answers = ask_all(devices, keys=keys, within_s=max(0.0, within_s))
-    seen: dict[int, Seen] = {}
+    seen: dict[int, SeenDaemon] = {}
     for (each, address), answer in zip(places, answers, strict=True):
         known = seen.get(id(each))
         if known is None or (known.facts is None and answer.facts is not None):
             problem = answer.ailment.text if answer.ailment is not None else ""
-            seen[id(each)] = Seen(announced=each, address=address, facts=answer.facts, problem=problem)
+            seen[id(each)] = SeenDaemon(announced=each, address=address, facts=answer.facts, problem=problem)
     return list(seen.values())
 
 
-def report(each: Seen) -> dict[str, Any]:
+def report(each: SeenDaemon) -> dict[str, Any]:
     """A device as `--json` shows it; memory in bytes."""
     return {
         "name": each.announced.name,
@@ -134,7 +136,7 @@ def report(each: Seen) -> dict[str, Any]:
     }
 
 
-def show(seen: Iterable[Seen]) -> None:
+def show(seen: Iterable[SeenDaemon]) -> None:
     table = Table(box=None, pad_edge=False)
     for title in ("name", "address", "FlowSpec", "memory", "available", "device", "state"):
         table.add_column(title, overflow="fold")
@@ -151,7 +153,7 @@ def show(seen: Iterable[Seen]) -> None:
     )  # strangers' brackets are no markup
 
 
-def write(path: Path, seen: Sequence[Seen]) -> None:
+def write(path: Path, seen: Sequence[SeenDaemon]) -> None:
     """A cluster file, a device for each, their names made to differ."""
     lines = ["# Found by flowspec devices; put the devices into pipeline order."]
     names: set[str] = set()

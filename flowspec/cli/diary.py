@@ -12,7 +12,7 @@ from flowspec.errors import InputError
 from flowspec.runtime.answer import Answer
 from flowspec.runtime.journal import folder
 from flowspec.runtime.journal.file import Journal
-from flowspec.runtime.journal.lines import Content
+from flowspec.runtime.journal.lines import JournalContent
 from flowspec.runtime.question import Question
 from flowspec.runtime.session import Session
 
@@ -26,7 +26,7 @@ class Diary:
     is_kept: bool = True
     journal: Journal | None = None
 
-    def take_up(self, path: Path | None, *, good_part: bool) -> Content:
+    def take_up(self, path: Path | None, *, good_part: bool) -> JournalContent:
         """Opens an earlier dialogue, the last one if none is named, to go on with it. Raises `InputError`."""
         place = path or folder.newest(resume.journal_folder())
         self.journal, content = Journal.open(place, self.tell, good_part=good_part)

@@ -36,7 +36,7 @@ from flowspec.plan.memory import mib
 from flowspec.runtime import timeouts
 from flowspec.runtime.answer import Answer
 from flowspec.runtime.journal.file import Journal
-from flowspec.runtime.journal.lines import Content, Entry, Setting
+from flowspec.runtime.journal.lines import Entry, JournalContent, Setting
 from flowspec.runtime.question import Question
 from flowspec.runtime.session import Session, Survival
 
@@ -115,7 +115,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _answer(
-    args: argparse.Namespace, stack: contextlib.ExitStack, journal: Journal | None, content: Content | None
+    args: argparse.Namespace,
+    stack: contextlib.ExitStack,
+    journal: Journal | None,
+    content: JournalContent | None,
 ) -> int:
     """Asks what the flags or the journal say, and shows the answers."""
     prompts = [prompt for path in args.prompts or [] for prompt in read_prompts(path)]

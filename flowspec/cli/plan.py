@@ -27,7 +27,7 @@ from flowspec.plan.absence import Without, without_each
 from flowspec.plan.advice import Option, improvements, limits
 from flowspec.plan.memory import mib
 from flowspec.plan.planner import Plan, make_plan, rate_split
-from flowspec.plan.refusal import Refused, refusing
+from flowspec.plan.refusal import ModelDoesNotFitError, refusing
 from flowspec.plan.sites import Wish
 from flowspec.plan.split import checked_split
 
@@ -127,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
             else:
                 refined = refined_plan(wish)
                 fastest, plan, simulation = refined.fastest, refined.plan, refined.simulated
-    except Refused as refusal:
+    except ModelDoesNotFitError as refusal:
         print(json.dumps(refusal.report) if args.json else refusal)
         return refusal.exit_status
     helps = improvements(wish, fastest)

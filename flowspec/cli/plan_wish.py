@@ -18,7 +18,7 @@ from flowspec.model.support import context_max, family_of
 from flowspec.plan.memory import ModelWeights, weights_of
 from flowspec.plan.profile import find_profile
 from flowspec.plan.shape import ModelShape, find_shape, shape_of
-from flowspec.plan.sites import Drafter, Network, Site, Wish, site
+from flowspec.plan.sites import Network, PlannedDrafter, Site, Wish, site
 from flowspec.runtime.cluster import Device, pick_context, stage_devices
 from flowspec.runtime.cluster_file import declared_profile, parse_links, read_cluster, read_links
 from flowspec.runtime.planning.wish import model_weights, typical_context
@@ -140,14 +140,14 @@ def _network(args: argparse.Namespace, names: Sequence[str]) -> Network:
     return declared or parse_links(args.link or [], names, "--link")
 
 
-def _drafter(args: argparse.Namespace, shape: ModelShape) -> Drafter | None:
+def _drafter(args: argparse.Namespace, shape: ModelShape) -> PlannedDrafter | None:
     """The drafter of the flags; without one the bundled model has its own and all others an EAGLE head."""
     name = args.drafter or (BUNDLED if args.shape is None and args.model == BUNDLED else SUPPOSED)
     if args.acceptance is not None and not 0 < args.acceptance < 1:
         raise InputError(f"--acceptance: expected a share above 0 and below 1, got {args.acceptance:g}")
     has_files = name in (*WORDS, BUNDLED) or Path(name).is_dir() or "/" in name
     if name == SUPPOSED or not has_files:
-        found: Drafter | None = sketched(name, shape)
+        found: PlannedDrafter | None = sketched(name, shape)
     else:
         found = find_drafter(name).reckoned(shape)
     return found if found is None or args.acceptance is None else replace(found, acceptance=args.acceptance)

@@ -23,9 +23,9 @@ from flowspec.plan.tables import toml_text
 from flowspec.runtime.health.own_speed import kept_profile
 
 if TYPE_CHECKING:
-    from flowspec.bench.measure import Machine, Measured
+    from flowspec.bench.measure import MachineTimes, MeasuredMachine
     from flowspec.plan.profile import DeviceProfile
-    from flowspec.runtime.links import Peer
+    from flowspec.runtime.links import MeasuredPeer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,13 +84,13 @@ def run(args: argparse.Namespace) -> int:
 
     from flowspec.bench.console import progress
     from flowspec.bench.fitting import error, fit
-    from flowspec.bench.measure import QUICK, Effort, Machine, measure_beside, step_count
+    from flowspec.bench.measure import QUICK, Effort, MeasuredMachine, measure_beside, step_count
     from flowspec.model.accelerator import find, use_threads
     from flowspec.runtime.links import measure_links
 
     here = find(args.device)
     use_threads(args.threads)
-    machine = Machine(device=here.device, dtype=args.dtype or here.usual_dtype)
+    machine = MeasuredMachine(device=here.device, dtype=args.dtype or here.usual_dtype)
     effort = (QUICK if args.quick else Effort()).fitting(machine)
     with progress("starting", step_count(effort) + 2 * len(devices)) as step:
         peers = measure_links(devices, step, keys=keys)
@@ -149,7 +149,7 @@ def numbers(profile: DeviceProfile) -> dict[str, dict[str, float]]:
     }
 
 
-def raw(machine: Machine, measured: Measured, peers: Sequence[Peer]) -> dict[str, Any]:
+def raw(machine: MeasuredMachine, measured: MachineTimes, peers: Sequence[MeasuredPeer]) -> dict[str, Any]:
     """What was measured: milliseconds by rows, links by device name."""
     layers: dict[str, dict[str, float]] = {}
     for point in measured.layers:
@@ -175,9 +175,9 @@ def raw(machine: Machine, measured: Measured, peers: Sequence[Peer]) -> dict[str
 
 def profile_lines(
     profile: DeviceProfile,
-    machine: Machine,
-    measured: Measured,
-    peers: Sequence[Peer],
+    machine: MeasuredMachine,
+    measured: MachineTimes,
+    peers: Sequence[MeasuredPeer],
     host: str,
     version: str,
 ) -> Iterator[str]:

@@ -128,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
         from flowspec.serve.page import PATHS, page_routes
         from flowspec.serve.server import Stop, bind, serve, url_of
         from flowspec.serve.service import QUEUE_MAX, Service, ServiceOptions
-        from flowspec.serve.tally import Tally
+        from flowspec.serve.totals import Totals
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "flowspec":
             raise
@@ -153,11 +153,11 @@ def run(args: argparse.Namespace) -> int:
     options = ServiceOptions(
         parallel=args.parallel, queue=args.queue, new_tokens=args.max_new_tokens, model_name=args.model_name
     )
-    tally = Tally()
+    totals = Totals()
 
     def noted(text: str) -> None:
         note(f"({text})")
-        tally.note(text)
+        totals.note(text)
 
     def ready(service: Service, stop: Stop) -> None:
         loop = asyncio.get_running_loop()
@@ -182,7 +182,7 @@ def run(args: argparse.Namespace) -> int:
         survival = Survival(on_note=noted, may_change=args.allow_arithmetic_change)
         llm = stack.enter_context(open_llm(args, survival))
         assert llm.tokenizer is not None
-        llm.session.head.observe(tally.on_event)
+        llm.session.head.observe(totals.on_event)
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
         watch = None if args.no_live else watch_session(llm.session, llm.tokenizer.decode, keeps=True)
         if watch is not None:
@@ -197,7 +197,7 @@ def run(args: argparse.Namespace) -> int:
                 bound,
                 options=options,
                 doors=doors,
-                tally=tally,
+                totals=totals,
                 on_ready=ready,
                 more=more,
             )

@@ -92,7 +92,7 @@ def _closable(steps: Iterator[Step]) -> Any:
     yield from steps
 
 
-class View:
+class TopView:
     """The picture that steps add up to."""
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class View:
 
 
 def once(steps: Iterator[Step], console: Console, *, is_json: bool) -> None:
-    view, started_s = View(), time.monotonic()
+    view, started_s = TopView(), time.monotonic()
     for step in steps:
         view.take(step)
         is_told = view.present.devices is not None and view.present.stages
@@ -121,7 +121,7 @@ def once(steps: Iterator[Step], console: Console, *, is_json: bool) -> None:
 
 def lines(steps: Iterator[Step], console: Console, *, is_json: bool) -> None:
     """A line, or a picture, a second; the last one at the end."""
-    view, due_s = View(), 0.0
+    view, due_s = TopView(), 0.0
     for step in steps:
         view.take(step)
         if view.about is not None and time.monotonic() >= due_s:
@@ -130,7 +130,7 @@ def lines(steps: Iterator[Step], console: Console, *, is_json: bool) -> None:
     _show(view, console, is_json=is_json)
 
 
-def _show(view: View, console: Console, *, is_json: bool) -> None:
+def _show(view: TopView, console: Console, *, is_json: bool) -> None:
     if view.about is None:
         raise ClusterError("the server ended the stream before it said anything; is that flowspec serve?")
     if is_json:
@@ -141,7 +141,7 @@ def _show(view: View, console: Console, *, is_json: bool) -> None:
 
 def live(steps: Iterator[Step], console: Console, *, stays: bool) -> None:
     """The whole screen, until Ctrl-C; what has ended `stays` until then."""
-    view = View()
+    view = TopView()
     with Live(console=console, screen=True, auto_refresh=False) as shown:
         for step in steps:
             view.take(step)

@@ -48,7 +48,7 @@ class Span:
 
 
 @dataclass(slots=True, kw_only=True)
-class Kept:
+class KeptModules:
     """Modules of a slice that another slice of the same model, in the same precision, takes over as they are:
     layers by their number, and what the first and the last slice have beside theirs."""
 
@@ -117,14 +117,14 @@ class Pieces:
         """Bytes of all weights, a tied one once."""
         return _bytes_of(list(self.loaded))
 
-    def kept_for(self, span: Span) -> Kept:
+    def kept_for(self, span: Span) -> KeptModules:
         """What of this slice one of the same model with these layers has, too.
 
         A tied matrix is another parameter where a slice has both of its ends: then none is taken over.
         """
         own = self.span
         both = range(max(own.first, span.first), min(own.end, span.end))
-        kept = Kept(layers={index: self.layers[index - own.first] for index in both})
+        kept = KeptModules(layers={index: self.layers[index - own.first] for index in both})
         has_same_ends = (own.is_first, own.is_last) == (span.is_first, span.is_last)
         if has_same_ends or not self.config.tie_word_embeddings:
             if span.is_first:
@@ -133,7 +133,7 @@ class Pieces:
                 kept.norm, kept.lm_head = self.norm, self.lm_head
         return kept
 
-    def lacking(self, kept: Kept | None) -> list[nn.Module]:
+    def lacking(self, kept: KeptModules | None) -> list[nn.Module]:
         """The modules that hold weights and are not taken over."""
         if kept is None:
             return list(self.loaded)
@@ -142,7 +142,7 @@ class Pieces:
         ends = ((self.embedding, kept.embedding), (self.norm, kept.norm), (self.lm_head, kept.lm_head))
         return [*layers, *_there(*(own for own, other in ends if other is None))]
 
-    def take_over(self, kept: Kept) -> None:
+    def take_over(self, kept: KeptModules) -> None:
         """Has the modules of another slice in the place of its own."""
         numbered = enumerate(self.layers, self.span.first)
         self.layers = [kept.layers.get(index, layer) for index, layer in numbered]

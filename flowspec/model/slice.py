@@ -23,7 +23,7 @@ from flowspec.errors import ClusterError, InputError
 from flowspec.model.attention import TreeBatch, TreeCache, TreeRows
 from flowspec.model.files import ModelFiles
 from flowspec.model.kernels import kernel_of
-from flowspec.model.pieces import Kept, Pieces, Span, head_dim
+from flowspec.model.pieces import KeptModules, Pieces, Span, head_dim
 from flowspec.model.quantised import UnpackableError
 from flowspec.model.sampler import F32, Sampler, logprobs
 from flowspec.model.support import family_of
@@ -60,7 +60,7 @@ class Slice:
         device: torch.device,
         progress: Callable[[float], None] = lambda share: None,
         store: RoundedStore | None = None,
-        kept: Kept | None = None,
+        kept: KeptModules | None = None,
         arithmetic: str = "",
     ) -> Slice:
         """Reads just this slice's tensors, of quantised matrices what `store` lacks; what is `kept` of

@@ -72,7 +72,7 @@ class NoRightKernelError(InputError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class TrialVerdict:
     """What a trial found of one kernel; `fault` is empty where it is right, and computes this `arithmetic`.
 
     `may_pass`: the machine's state may be the reason, such as little memory or much else to do. The next
@@ -91,12 +91,12 @@ class Trial:
 
     dtype: str
     device: str
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[TrialVerdict, ...]
     libraries: Libraries = field(default_factory=dict)
     """Those that torch had loaded at the end."""
 
     @property
-    def right(self) -> tuple[Verdict, ...]:
+    def right(self) -> tuple[TrialVerdict, ...]:
         """What may be used: nothing where attention is wrong."""
         if any(verdict.kernel == ATTENTION and verdict.fault for verdict in self.verdicts):
             return ()
@@ -217,7 +217,7 @@ def _try(
 
     A child that dies or hangs judges the kernel that it was at.
     """
-    verdicts: list[Verdict] = []
+    verdicts: list[TrialVerdict] = []
     while True:
         judged = [f"--{'skip' if verdict.fault else 'right'}={verdict.kernel}" for verdict in verdicts]
         words = [*command, dtype, device, *judged, *([] if built is None else [f"--built={built}"])]
@@ -239,11 +239,11 @@ def _listen(
     errors: IO[bytes],
     tell: Tell,
     limit_s: float,
-) -> tuple[list[Verdict], Libraries | None]:
+) -> tuple[list[TrialVerdict], Libraries | None]:
     """What a child finds, and what it had loaded, if it came to its end."""
     assert child.stdout is not None
     descriptor = child.stdout.fileno()
-    verdicts: list[Verdict] = []
+    verdicts: list[TrialVerdict] = []
     at, text, heard_s, share, may_pass = "", b"", time.monotonic(), 0.0, False
     with selectors.DefaultSelector() as selector:
         selector.register(descriptor, selectors.EVENT_READ)
@@ -278,7 +278,7 @@ def _listen(
                     at = word["at"]
                 elif "fault" in word:
                     verdicts.append(
-                        Verdict(
+                        TrialVerdict(
                             kernel=at,
                             fault=word["fault"],
                             may_pass=word.get("may_pass", False),
@@ -291,7 +291,7 @@ def _listen(
             f"torch {torch_version()} cannot be imported on {processor()}: a process that tried {fault}; "
             "install the versions that FlowSpec's constraints folder has for this machine"
         )
-    return [*verdicts, Verdict(kernel=at, fault=fault, may_pass=may_pass)], None
+    return [*verdicts, TrialVerdict(kernel=at, fault=fault, may_pass=may_pass)], None
 
 
 def word_of(line: bytes) -> dict[str, Any] | None:
@@ -345,7 +345,9 @@ def _kept(path: Path, dtype: str, device: str) -> Trial | None:
         return None
     if any(_stamp(path) != stamp for path, stamp in libraries.items()):
         return None
-    verdicts = tuple(Verdict(kernel=kernel, fault=fault, arithmetic=name) for kernel, fault, name in fields)
+    verdicts = tuple(
+        TrialVerdict(kernel=kernel, fault=fault, arithmetic=name) for kernel, fault, name in fields
+    )
     found = Trial(dtype=dtype, device=device, verdicts=verdicts, libraries=libraries)
     return found if found.kernel else None  # a refusal is tried again: it may have been the machine's state
 

@@ -19,13 +19,13 @@ from torch import nn
 from flowspec.errors import InputError
 from flowspec.model.experts import pack_experts
 from flowspec.model.families import Family, Root
-from flowspec.model.pieces import Kept, Pieces
+from flowspec.model.pieces import KeptModules, Pieces
 from flowspec.model.quantised import QuantisedLinear, Rounded, pack
 from flowspec.model.tensors import Tensors
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class TensorSource:
     """A tensor in the checkpoint, and the part of its parameter that it is."""
 
     tensor: str
@@ -38,7 +38,7 @@ class Weight:
 
     module: nn.Module
     name: str
-    sources: tuple[Source, ...]
+    sources: tuple[TensorSource, ...]
 
     @property
     def owner(self) -> tuple[Any, str]:
@@ -98,7 +98,7 @@ def weights_of(pieces: Pieces, tensors: Tensors) -> Iterator[Weight]:
     prefix = _root(pieces.family, tensors).prefix
     if pieces.embedding is not None:
         yield Weight(
-            pieces.embedding, "weight", (Source(embedding_name(pieces.config, pieces.family, tensors)),)
+            pieces.embedding, "weight", (TensorSource(embedding_name(pieces.config, pieces.family, tensors)),)
         )
     for index, layer in zip(range(pieces.span.first, pieces.span.end), pieces.layers, strict=True):
         for name, parameter in layer.named_parameters():
@@ -106,8 +106,10 @@ def weights_of(pieces: Pieces, tensors: Tensors) -> Iterator[Weight]:
                 layer, name, _sources(pieces.family, tensors, f"{prefix}layers.{index}.", name, parameter)
             )
     if pieces.norm is not None and pieces.lm_head is not None:
-        yield Weight(pieces.norm, "weight", (Source(f"{prefix}norm.weight"),))
-        yield Weight(pieces.lm_head, "weight", (Source(lm_head_name(pieces.config, pieces.family, tensors)),))
+        yield Weight(pieces.norm, "weight", (TensorSource(f"{prefix}norm.weight"),))
+        yield Weight(
+            pieces.lm_head, "weight", (TensorSource(lm_head_name(pieces.config, pieces.family, tensors)),)
+        )
 
 
 def embedding_name(config: Any, family: Family, tensors: Tensors) -> str:
@@ -139,7 +141,7 @@ def fill(
     progress: Callable[[float], None] = lambda share: None,
     packing: type[QuantisedLinear] | None = None,
     store: RoundedStore | None = None,
-    kept: Kept | None = None,
+    kept: KeptModules | None = None,
 ) -> None:
     """Gives every parameter its values, converted to `dtype`; with `packing`, matrices are packed as they
     come.
@@ -250,15 +252,15 @@ def _root(family: Family, tensors: Tensors) -> Root:
 
 def _sources(
     family: Family, tensors: Tensors, prefix: str, name: str, parameter: nn.Parameter
-) -> tuple[Source, ...]:
+) -> tuple[TensorSource, ...]:
     """The tensors of a layer's parameter: itself, or expert by expert those that are stacked in it `[experts,
     rows, columns]`."""
     joined = family.stacked.get(name)
     if joined is None or prefix + name in tensors:
-        return (Source(prefix + name),)
+        return (TensorSource(prefix + name),)
     rows = parameter.shape[1] // len(joined)
     return tuple(
-        Source(prefix + each.format(expert), (expert, slice(place * rows, (place + 1) * rows)))
+        TensorSource(prefix + each.format(expert), (expert, slice(place * rows, (place + 1) * rows)))
         for expert in range(parameter.shape[0])
         for place, each in enumerate(joined)
     )

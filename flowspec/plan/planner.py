@@ -40,7 +40,7 @@ Order = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class PlannedStage:
     """A device, its layers `[first, end)`, its slice's memory, what else of ours is there, and its time for a
     slot's nodes."""
 
@@ -62,7 +62,7 @@ class Plan:
     guess."""
 
     split: Split
-    stages: tuple[Stage, ...]
+    stages: tuple[PlannedStage, ...]
     head_bytes: int
     plain: Forecast
     link_s: float
@@ -148,7 +148,7 @@ def described(partition: Partition, split: Split, plain: Split | None) -> Plan:
     for index, (place, layers) in enumerate(zip(arrangement.order, split.layers, strict=True)):
         end += layers
         stages.append(
-            Stage(
+            PlannedStage(
                 site=place,
                 first=end - layers,
                 end=end,

@@ -15,7 +15,7 @@ from flowspec.plan.sites import Wish
 NAME_WIDTH = 32
 
 
-class Refused(DoesNotFit):
+class ModelDoesNotFitError(DoesNotFit):
     """A model that does not fit, with all that there is to say: the error's text has several lines, `report`
     is the same for programs."""
 
@@ -28,18 +28,18 @@ class Refused(DoesNotFit):
 
 
 def plan_or_refuse(wish: Wish) -> Plan:
-    """The fastest plan; raises `Refused`."""
+    """The fastest plan; raises `ModelDoesNotFitError`."""
     with refusing(wish):
         return make_plan(wish)
 
 
 @contextlib.contextmanager
 def refusing(wish: Wish) -> Iterator[None]:
-    """Raises `Refused` where what is done inside raises `DoesNotFit`."""
+    """Raises `ModelDoesNotFitError` where what is done inside raises `DoesNotFit`."""
     try:
         yield
     except DoesNotFit as error:
-        raise Refused(str(error), shortfalls(wish), fitting_options(wish)) from None
+        raise ModelDoesNotFitError(str(error), shortfalls(wish), fitting_options(wish)) from None
 
 
 def _report(short: list[Shortfall], options: list[Option]) -> dict[str, Any]:

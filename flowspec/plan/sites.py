@@ -55,7 +55,7 @@ class Network:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drafter:
+class PlannedDrafter:
     """What guesses ahead, in the head's process. `shape` is None for one that needs no model (n-grams)."""
 
     name: str
@@ -77,7 +77,7 @@ class Wish:
     shape: ModelShape
     weights: ModelWeights
     precisions: tuple[str, ...]
-    drafter: Drafter | None
+    drafter: PlannedDrafter | None
     context: int = 4096
     typical_context: int = 512
     users: int = 1

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from flowspec.core.cluster.holding import Loaded, Room
+from flowspec.core.cluster.daemon import Loaded, SliceRoom
 from flowspec.core.protocol.cluster_messages import Assign, Error
 from flowspec.core.protocol.weight_messages import WeightAnswer
 from flowspec.errors import ClusterError, NoRoomError
@@ -25,7 +25,7 @@ from flowspec.memory_claims import MemoryClaims
 from flowspec.plan.memory import mib
 from flowspec.runtime.heap import give_back
 from flowspec.runtime.machine import Machine
-from flowspec.runtime.weights.line import Asked, Line, LoadProgress
+from flowspec.runtime.weights.line import Asked, CourierLine, LoadProgress
 
 if TYPE_CHECKING:
     from flowspec.model.slice import Slice
@@ -57,7 +57,7 @@ class Beside:
         self._tell = tell
         self._fail = fail
         self._hold = 0
-        self._line = Line(lambda result: None)
+        self._line = CourierLine(lambda result: None)
         self._thread: threading.Thread | None = None
         self._spare: Held | None = None
         self._taken_bytes = 0
@@ -67,7 +67,7 @@ class Beside:
         """Makes ready for `assign` beside the slice that is `serving`, and for nothing else any more."""
         self.end(self._hold)
         self._hold, before = hold, self._thread
-        line = self._line = Line(lambda result: self._tell(hold, result))
+        line = self._line = CourierLine(lambda result: self._tell(hold, result))
         line.begin(hold)
         work = partial(self._run, hold, assign, serving, line, before)
         thread = threading.Thread(target=work, name="beside", daemon=True)
@@ -113,7 +113,7 @@ class Beside:
         hold: int,
         assign: Assign,
         serving: Held,
-        line: Line,
+        line: CourierLine,
         before: threading.Thread | None,
     ) -> None:
         if sys.platform == "linux":  # elsewhere it would be the whole process's
@@ -129,7 +129,7 @@ class Beside:
         finally:
             give_back()
 
-    def _make(self, assign: Assign, serving: Held, line: Line) -> Loaded:
+    def _make(self, assign: Assign, serving: Held, line: CourierLine) -> Loaded:
         from flowspec.model.pieces import Span
         from flowspec.runtime.loading import SliceLoad, room_beside
 
@@ -149,14 +149,14 @@ class Beside:
                 load.fetch()
             need = load.need(kept, device)
             room = room_beside(need, kept, serving.part, self._machine)
-            if room is Room.NONE:
+            if room is SliceRoom.NONE:
                 layers, needed = f"layers {span.first} to {span.end - 1}", mib(need.total_bytes)
                 advice = "give this device fewer layers, or use a smaller --context"
                 raise NoRoomError(
                     f"{layers} need {needed} beside what is kept, more than there is here; {advice}"
                 )
         load_s = need.weight_bytes / self.rate
-        if room is Room.AFTER:
+        if room is SliceRoom.AFTER:
             text = "no memory for %s beside the layers that run: they are loaded when those are done"
             log.info(text, mib(need.weight_bytes))
             return _made(serving.part, received_bytes=load.stock(kept, device), load_s=load_s)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from flowspec.core.cluster.holding import Loaded
+from flowspec.core.cluster.daemon import Loaded
 from flowspec.core.events import ClearSlots, CloseCache, LayersDone, OpenCache, RunLayers
 from flowspec.core.protocol.cluster_messages import Assign, Error
 from flowspec.core.protocol.messages import Expand, Proposed, Release
@@ -38,7 +38,7 @@ from flowspec.runtime.emulation import DeviceEmulation, Pacer
 from flowspec.runtime.heap import free_cycles, give_back, keep_for_good
 from flowspec.runtime.machine import Machine
 from flowspec.runtime.transport import Wake
-from flowspec.runtime.weights.line import Asked, Line, LoadProgress
+from flowspec.runtime.weights.line import Asked, CourierLine, LoadProgress
 from flowspec.wire.codec import Tensor
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ p99."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failed:
+class WorkFailed:
     """The work could not be done; `error` tells why in one line."""
 
     error: FlowSpecError
@@ -69,7 +69,7 @@ class Crashed:
     error: BaseException
 
 
-Result = Loaded | LoadProgress | Asked | Failed | LayersDone | Proposed
+Result = Loaded | LoadProgress | Asked | WorkFailed | LayersDone | Proposed
 Work = Assign | RunLayers | OpenCache | ClearSlots | CloseCache | Expand | Release
 
 
@@ -91,7 +91,7 @@ class ComputeThread:
         self._failed_hold = -1
         self.claims = MemoryClaims()
         """What this daemon was promised of the machine's memory; the poller joins, eases and leaves it."""
-        self.line = Line(self._tell)
+        self.line = CourierLine(self._tell)
         self._beside = Beside(machine, self._tell_of, self._fail_beside, self.claims)
         self._held: Held | None = None
         self._drafter: Drafter | None = None
@@ -159,7 +159,7 @@ class ComputeThread:
         """Gives up the work; where the hold has no slice, all that was posted for it behind, too."""
         if self._held is None or isinstance(work, Assign):
             self._failed_hold = self._hold
-        self._tell(Failed(error=error))
+        self._tell(WorkFailed(error=error))
 
     def _forget(self) -> None:
         """No slice is held any more, nor anything that belongs to one."""
@@ -179,7 +179,7 @@ class ComputeThread:
         elif not isinstance(error, FlowSpecError):
             log.error("unexpected error %s", doing(assign), exc_info=error)
             error = unexpected(error, doing(assign))
-        self._tell_of(hold, Failed(error=error))
+        self._tell_of(hold, WorkFailed(error=error))
 
     def _do(self, work: Work) -> None:
         if isinstance(work, Assign):

@@ -20,38 +20,38 @@ import zmq
 
 from flowspec import __version__
 from flowspec.checking import BrokenCoreError, check, is_on
-from flowspec.core.cluster.holding import (
+from flowspec.core.cluster.daemon import (
     Attach,
     Ban,
     Caller,
+    CallerSaid,
+    CommandFailed,
     Compute,
+    DaemonCore,
+    DaemonLog,
+    DaemonTick,
+    DaemonTimes,
     Deliver,
     EndMakingReady,
+    Failed,
     Gather,
     Greet,
     Greeted,
-    Holding,
     HoldingCommand,
     HoldingEvent,
     LetGo,
-    Log,
     MakeReady,
     Misbehaved,
     NextLost,
     NextSaid,
-    Said,
     Send,
     SendOn,
     ShowLife,
     ShowReady,
     Stopping,
     Take,
-    Terms,
-    Tick,
-    Unsent,
     Worked,
 )
-from flowspec.core.cluster.holding import Failed as CannotDo
 from flowspec.core.driving import Driver, turn
 from flowspec.core.events import CloseCache, LayerEnded, SendSegment, Trim
 from flowspec.core.protocol import limits
@@ -62,10 +62,10 @@ from flowspec.errors import InputError, NoRoomError, PeerError, UnexpectedError
 from flowspec.host_memory import host_memory
 from flowspec.plan.memory import mib
 from flowspec.runtime import timeouts
-from flowspec.runtime.compute import ComputeThread, Failed, Result, unexpected
+from flowspec.runtime.compute import ComputeThread, Result, WorkFailed, unexpected
 from flowspec.runtime.emulation import DeviceEmulation, Shaper
-from flowspec.runtime.health.clerk import Clerk
 from flowspec.runtime.health.gather import arithmetics, gather
+from flowspec.runtime.health.question_worker import QuestionWorker
 from flowspec.runtime.health.thermometer import Thermometer
 from flowspec.runtime.heap import share_one_heap
 from flowspec.runtime.machine import Machine
@@ -73,7 +73,7 @@ from flowspec.runtime.next_hop import NextHop
 from flowspec.runtime.peers import Peer, Peers
 from flowspec.runtime.port import Port
 from flowspec.runtime.security.keyring import Keyring
-from flowspec.runtime.transport import Link, Wake, patience_ms, ready_sources
+from flowspec.runtime.transport import Sender, Wake, patience_ms, ready_sources
 from flowspec.runtime.weights.line import Asked, LoadProgress
 from flowspec.wire.codec import decode
 
@@ -115,12 +115,12 @@ class Daemon:
         self._lifeline_fd = lifeline_fd
         self._compute = ComputeThread(machine, self._wake, emulation)
         self._emulation = emulation
-        self._clerk = Clerk[AskFacts](
+        self._worker = QuestionWorker[AskFacts](
             self._wake,
             "facts",
             lambda question, is_held, tell: gather(question, machine, is_held=is_held, keys=keys),
         )
-        self._trier = Clerk[AskArithmetics](
+        self._trier = QuestionWorker[AskArithmetics](
             self._wake,
             "arithmetics",
             lambda question, is_held, tell: arithmetics(question, machine, tell),
@@ -128,13 +128,13 @@ class Daemon:
         self._thermometer = Thermometer()
         self._peers = Peers(self._port.router, name)
         self._poller = zmq.Poller()
-        self._core = Holding(Terms(lease_s=timeouts.LEASE_S, link_s=timeouts.LINK_S))
+        self._core = DaemonCore(DaemonTimes(lease_s=timeouts.LEASE_S, link_s=timeouts.LINK_S))
         self._driver: Driver[tuple[HoldingEvent, float], HoldingCommand] = Driver(self._handle, self._do)
         self._now_s = 0.0
         self._further = self._compute.further
         self._next: NextHop | None = None
         self._shape: Shaper | None = None
-        self._data: Link | None = None
+        self._data: Sender | None = None
         self._last_sent: Message = Ping()
         self._stopping = ""
         self._is_checked = is_on()
@@ -197,7 +197,7 @@ class Daemon:
             self.stop("the process that started it is gone")
         if self._wake.read_fd in ready:
             self._wake.clear()
-        self._clerk.answer(is_held=self._is_held)
+        self._worker.answer(is_held=self._is_held)
         self._trier.answer(is_held=self._is_held)
         self._port.watch(ready)
 
@@ -207,7 +207,7 @@ class Daemon:
         def look(is_read: bool) -> None:
             self._watch_next(ready, now_s)
             trouble = "" if self._next is None else self._next.trouble
-            self._give(Tick(next_trouble=trouble, is_read=is_read), now_s)
+            self._give(DaemonTick(next_trouble=trouble, is_read=is_read), now_s)
 
         turn(self._take_result, receive, look, self._core.terms.messages_max)
 
@@ -243,7 +243,9 @@ class Daemon:
             return
         tensor = envelope.tensor
         size = 0 if tensor is None else len(tensor.data)
-        self._give(Said(caller=peer, message=envelope.message, payload=tensor, payload_bytes=size), now_s)
+        self._give(
+            CallerSaid(caller=peer, message=envelope.message, payload=tensor, payload_bytes=size), now_s
+        )
 
     def _drop(self, identity: bytes, text: str, now_s: float) -> None:
         """A peer broke the protocol, or met an error of ours: it is not listened to any more."""
@@ -272,7 +274,7 @@ class Daemon:
         except Exception as error:  # as over a message of any other peer
             log.exception("unexpected error over a message of the next device")
             self._give(
-                CannotDo(
+                Failed(
                     hold=hold, text=str(unexpected(error, "over a message of the next device")), is_gone=True
                 ),
                 now_s,
@@ -310,7 +312,7 @@ class Daemon:
                 self._unsent(command.hold, command.message, self._now_s)
         elif isinstance(command, ShowLife):
             self._show_life(command)
-        elif isinstance(command, Log):
+        elif isinstance(command, DaemonLog):
             log.log(LEVELS[command.level], "%s", command.text)
         elif isinstance(command, Greet):
             link_of(command.caller).send(self._welcome(command))
@@ -339,7 +341,7 @@ class Daemon:
             if isinstance(question, AskArithmetics):
                 self._trier.ask(link, question, is_held=self._is_held)
             else:
-                self._clerk.ask(link, question, is_held=self._is_held)
+                self._worker.ask(link, question, is_held=self._is_held)
 
     def _send_on(self, command: SendOn) -> None:
         work = command.work
@@ -356,7 +358,7 @@ class Daemon:
             self._unsent(command.hold, self._last_sent, self._now_s)
 
     def _unsent(self, hold: int, message: Message, now_s: float) -> None:
-        self._give(Unsent(hold=hold, message=message), now_s)
+        self._give(CommandFailed(hold=hold, message=message), now_s)
 
     def _welcome(self, command: Greet) -> Welcome:
         return Welcome(
@@ -456,12 +458,12 @@ class Daemon:
 
     def _result(self, hold: int, result: Result, now_s: float) -> None:
         """What the compute thread did for a hold."""
-        if isinstance(result, Failed):
+        if isinstance(result, WorkFailed):
             is_part, is_gone = (
                 isinstance(result.error, NoRoomError),
                 isinstance(result.error, UnexpectedError),
             )
-            self._give(CannotDo(hold=hold, text=str(result.error), is_part=is_part, is_gone=is_gone), now_s)
+            self._give(Failed(hold=hold, text=str(result.error), is_part=is_part, is_gone=is_gone), now_s)
         elif isinstance(result, LoadProgress):
             self._give(Worked(hold=hold, result=Loading(doing=result.doing, share=result.share)), now_s)
         else:
@@ -472,7 +474,7 @@ class Daemon:
             except Exception as error:  # the top of a turn, as over a message
                 log.exception("unexpected error over what was computed")
                 text = str(unexpected(error, "over what was computed"))
-                self._give(CannotDo(hold=hold, text=text, is_gone=True), now_s)
+                self._give(Failed(hold=hold, text=text, is_gone=True), now_s)
 
 
 def peer_of(caller: Caller) -> Peer:
@@ -481,5 +483,5 @@ def peer_of(caller: Caller) -> Peer:
     return caller
 
 
-def link_of(caller: Caller) -> Link:
+def link_of(caller: Caller) -> Sender:
     return peer_of(caller).link

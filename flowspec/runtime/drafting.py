@@ -27,7 +27,7 @@ from flowspec.model.device_errors import is_out_of_memory
 from flowspec.plan.timing import Curve
 from flowspec.runtime import timeouts
 from flowspec.runtime.cluster_file import HEAD
-from flowspec.runtime.compute import SWITCH_INTERVAL_S, Crashed, Failed, to_torch
+from flowspec.runtime.compute import SWITCH_INTERVAL_S, Crashed, WorkFailed, to_torch
 from flowspec.runtime.emulation import DraftPacer
 from flowspec.runtime.heap import give_back
 from flowspec.runtime.transport import Wake
@@ -48,7 +48,7 @@ class DraftThread:
         self.drafter = drafter
         self.number = number
         self._pacer = None if pace is None else DraftPacer(pace)
-        self.results: deque[Drafted | Failed | Crashed] = deque()
+        self.results: deque[Drafted | WorkFailed | Crashed] = deque()
         self._wake = wake
         self._work: queue.SimpleQueue[Draft | ToDrafter | _Features | None] = queue.SimpleQueue()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -85,7 +85,7 @@ class DraftThread:
             try:
                 self._do(work)
             except FlowSpecError as error:
-                self._tell(Failed(error=error))
+                self._tell(WorkFailed(error=error))
                 return
             except BaseException as error:  # noqa: BLE001 - the top of a thread: the head's thread raises it
                 if is_out_of_memory(error):
@@ -93,7 +93,7 @@ class DraftThread:
                         "the drafter is out of memory; use a smaller one, a smaller --context, or --drafter "
                         f"{FALLBACK}"
                     )
-                    self._tell(Failed(error=ClusterError(text)))
+                    self._tell(WorkFailed(error=ClusterError(text)))
                 else:
                     self._tell(Crashed(error=error))
                 return
@@ -127,6 +127,6 @@ class DraftThread:
                 self.drafter.take_features(part.request, part.epoch, part.ids, features[first:end])
                 first = end
 
-    def _tell(self, result: Drafted | Failed | Crashed) -> None:
+    def _tell(self, result: Drafted | WorkFailed | Crashed) -> None:
         self.results.append(result)
         self._wake.set()

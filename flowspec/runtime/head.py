@@ -55,7 +55,7 @@ from flowspec.draft.protocol import Drafter
 from flowspec.errors import BrokenError, ClusterError, FlowSpecError, InputError, PeerError
 from flowspec.plan.placement import ClusterPlan
 from flowspec.plan.timing import Curve
-from flowspec.runtime.compute import Crashed, Failed
+from flowspec.runtime.compute import Crashed, WorkFailed
 from flowspec.runtime.drafting import DraftThread
 from flowspec.runtime.emulation import Emulation
 from flowspec.runtime.heap import free_cycles, share_one_heap
@@ -63,7 +63,7 @@ from flowspec.runtime.pipelines import Pipelines, Recovery
 from flowspec.runtime.remote_drafter import Absent, PlacedDrafter, RemoteDrafter, Result, Told
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.stages import Progress, Stage
-from flowspec.runtime.token_stream import Changed, End, Tokens, TokenStream
+from flowspec.runtime.token_stream import ArithmeticChanged, End, Tokens, TokenStream
 from flowspec.runtime.transport import TIMER_EARLY_S, Wake, patience_ms
 from flowspec.wire.codec import DTYPE_BYTES
 
@@ -365,7 +365,7 @@ class Head:
 
     def _change(self, answer: TokenStream) -> None:
         """What follows of an answer is computed with another arithmetic than what is there."""
-        answer.items.put(Changed(token=answer.count, arithmetic=self._arithmetic))
+        answer.items.put(ArithmeticChanged(token=answer.count, arithmetic=self._arithmetic))
         where = f"from token {answer.count + 1} on"
         self._on_note(f"the answer goes on with the arithmetic {self._arithmetic} {where}")
 
@@ -388,7 +388,7 @@ class Head:
         self._stages_shown = self._pipelines.stages.all
 
     def _drafted(self, result: Result, now_s: float) -> None:
-        if isinstance(result, Failed | Crashed):
+        if isinstance(result, WorkFailed | Crashed):
             raise result.error
         if isinstance(result, Told):
             if result.share is None:

@@ -27,7 +27,7 @@ from flowspec.runtime import timeouts
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.monitor import Monitor
 from flowspec.runtime.security.keyring import Keyring
-from flowspec.runtime.transport import Link, Receiver, dial
+from flowspec.runtime.transport import Receiver, Sender, dial
 from flowspec.wire.codec import Tensor, decode
 
 NAME = "somebody who measures this link (no fault)"
@@ -37,7 +37,7 @@ Step = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Effort:
+class LinkEffort:
     """Latency is the median of `looks`; then payloads of `sizes` bytes are sent until one takes long enough,
     `transfer_s` each at most."""
 
@@ -47,14 +47,14 @@ class Effort:
     transfer_s: float = 60.0
 
 
-BRIEF = Effort(sizes=(1 << 18, 1 << 20, 1 << 22, 1 << 24), long_enough_s=0.1)
+BRIEF = LinkEffort(sizes=(1 << 18, 1 << 20, 1 << 22, 1 << 24), long_enough_s=0.1)
 """To see what is wrong with a link: a second at most, but for links slower than 2 Mbit/s."""
-GLANCE = Effort(sizes=(1 << 16, 1 << 19, 1 << 21), long_enough_s=0.02, looks=3, transfer_s=3.0)
+GLANCE = LinkEffort(sizes=(1 << 16, 1 << 19, 1 << 21), long_enough_s=0.02, looks=3, transfer_s=3.0)
 """To plan by: a gigabit link takes 30 ms, one of 10 Mbit/s 60 ms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Peer:
+class MeasuredPeer:
     """A daemon, as seen from here; `latency_s` is half a round trip."""
 
     name: str
@@ -65,22 +65,22 @@ class Peer:
 def measure_links(
     devices: Sequence[Device],
     step: Step = lambda done: None,
-    effort: Effort | None = None,
+    effort: LinkEffort | None = None,
     keys: Keyring | None = None,
-) -> list[Peer]:
+) -> list[MeasuredPeer]:
     """Measures the link to each daemon; raises `FlowSpecError` naming the first that does not answer. Two
     steps for each."""
     context: zmq.Context[Any] = zmq.Context()
     context.setsockopt(zmq.IMMEDIATE, 1)  # of its sockets: nothing can be sent before the connection stands
     try:
-        return [_measure(context, device, step, effort or Effort(), keys) for device in devices]
+        return [_measure(context, device, step, effort or LinkEffort(), keys) for device in devices]
     finally:
         context.destroy(linger=0)
 
 
 def _measure(
-    context: zmq.Context[Any], device: Device, step: Step, effort: Effort, keys: Keyring | None
-) -> Peer:
+    context: zmq.Context[Any], device: Device, step: Step, effort: LinkEffort, keys: Keyring | None
+) -> MeasuredPeer:
     trips = []
     for _ in range(effort.looks):
         with _Look(context, device, keys) as look:
@@ -94,7 +94,7 @@ def _measure(
         if spent_s - round_trip_s > effort.long_enough_s:
             break
     step(f"latency to {device.name}")
-    return Peer(
+    return MeasuredPeer(
         name=device.name,
         latency_s=round_trip_s / 2,
         bandwidth_mbps=8e-6 * size / max(1e-6, spent_s - round_trip_s),
@@ -113,7 +113,7 @@ class _Look:
     def __enter__(self) -> _Look:
         self._socket = dial(self._context, self._device.address, self._device.name, self._keys)
         monitor = Monitor(self._socket)
-        self._link = Link(self._socket, incarnation=secrets.randbits(48), sender=self._name)
+        self._link = Sender(self._socket, incarnation=secrets.randbits(48), sender=self._name)
         self._receiver = Receiver(self._link.incarnation)
         stands = monitor.await_ready(timeouts.CONNECT_S, zmq.POLLOUT)
         monitor.close()

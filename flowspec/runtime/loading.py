@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from flowspec.core.cluster.holding import Room, room_for
+from flowspec.core.cluster.daemon import SliceRoom, room_for
 from flowspec.core.protocol.cluster_messages import Assign
 from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.errors import ClusterError, FlowSpecError, InputError, NoRoomError
@@ -23,7 +23,7 @@ from flowspec.model.accelerator import accelerator_of
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.names import is_gguf
 from flowspec.model.kernels import packing_of
-from flowspec.model.pieces import Kept, Pieces, Span, head_dim
+from flowspec.model.pieces import KeptModules, Pieces, Span, head_dim
 from flowspec.model.quantised import LINEARS
 from flowspec.model.slice import DTYPES, Slice
 from flowspec.model.support import family_of
@@ -31,9 +31,9 @@ from flowspec.model.weights import SliceWeights, Weight, sorted_weights, weight_
 from flowspec.plan.memory import SliceMemory, cache_bytes, mib
 from flowspec.runtime.machine import Machine
 from flowspec.runtime.weights.checked import INDEX, CheckedFiles, HubModel, LocalModel
-from flowspec.runtime.weights.content import Content, Word, content_of, hub_content
+from flowspec.runtime.weights.content import SliceContent, Word, content_of, hub_content
 from flowspec.runtime.weights.from_hub import HubFetcher
-from flowspec.runtime.weights.line import Line
+from flowspec.runtime.weights.line import CourierLine
 from flowspec.runtime.weights.receive import Courier, ask_entries, ask_word
 from flowspec.runtime.weights.rounded import StoredRounded, in_files, ready_weights
 from flowspec.runtime.weights.store import WeightStore
@@ -45,11 +45,11 @@ log = logging.getLogger("flowspec.daemon")
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SliceSource:
     """What a slice is to be, and the model that it is loaded from: None where the slice that is kept is the
     same."""
 
-    content: Content
+    content: SliceContent
     files: ModelFiles | None
 
 
@@ -71,7 +71,7 @@ class Held:
     """A slice in memory, and what it is."""
 
     part: Slice
-    content: Content
+    content: SliceContent
 
 
 class SliceLoad:
@@ -82,7 +82,7 @@ class SliceLoad:
     """
 
     def __init__(
-        self, assign: Assign, span: Span, machine: Machine, line: Line, claims: MemoryClaims
+        self, assign: Assign, span: Span, machine: Machine, line: CourierLine, claims: MemoryClaims
     ) -> None:
         self.rate = 0.0
         """Bytes of weights in a second, once something was loaded."""
@@ -96,7 +96,7 @@ class SliceLoad:
         if machine.uses_hub and store is not None:
             fetcher = HubFetcher(assign.model, line, machine.cache_bytes)
         self._places = Places(store=store, folder=machine.cache_dir, fetcher=fetcher)
-        self._source: Source | None = None
+        self._source: SliceSource | None = None
 
     @property
     def _files(self) -> ModelFiles:
@@ -110,14 +110,14 @@ class SliceLoad:
         source = self._source = find_source(self._assign, self._span, contents, self._line, self._places)
         return next((each for each in held if source.files is None and each.content == source.content), None)
 
-    def kept_of(self, held: Sequence[Held]) -> Kept | None:
+    def kept_of(self, held: Sequence[Held]) -> KeptModules | None:
         """Of these slices the modules that the one that was found has, too: of that with the most."""
         assert self._source is not None, "a slice is found first"
         content = self._source.content
         found = [each.part.pieces.kept_for(self._span) for each in held if each.content.agrees_with(content)]
         return max(found, key=lambda kept: kept.weight_bytes, default=None)
 
-    def need(self, kept: Kept | None, device: torch.device) -> SliceMemory:
+    def need(self, kept: KeptModules | None, device: torch.device) -> SliceMemory:
         """The memory that it takes beside what is `kept`, as far as that is known before it is fetched."""
         assign = self._assign
         need = slice_memory(self._files, self._span, assign.dtype, assign.context, device, assign.arithmetic)
@@ -128,13 +128,13 @@ class SliceLoad:
         if isinstance(self._files, HubModel):
             fetch_missing(self._files, self._span, self._assign.dtype, self._places.fetcher)
 
-    def check(self, kept: Kept | None, device: torch.device) -> int:
+    def check(self, kept: KeptModules | None, device: torch.device) -> int:
         """`check_memory` for it."""
         machine, need = self._machine, self.need(kept, device)
         limit_bytes, sharers = machine.memory_bytes, machine.sharers
         return check_memory(need, self._span, self._assign, device, limit_bytes, self._claims, sharers)
 
-    def load(self, kept: Kept | None, device: torch.device) -> tuple[Held, int]:
+    def load(self, kept: KeptModules | None, device: torch.device) -> tuple[Held, int]:
         """The slice, what is `kept` taken over, and how many bytes of it the head sent."""
         assert self._source is not None, "a slice is found first"
         files, tell = self._files, partial(self._line.tell, "loading")
@@ -146,7 +146,7 @@ class SliceLoad:
             self.rate = lacking_bytes / max(time.monotonic() - began_s, 1e-3)
         return Held(part, self._source.content), received_bytes
 
-    def stock(self, kept: Kept | None, device: torch.device) -> int:
+    def stock(self, kept: KeptModules | None, device: torch.device) -> int:
         """Has all that `load` would read here, checked and read once; how many bytes the head sent for it."""
         files = self._files
         with self._ready(kept, device) as (received_bytes, _):
@@ -158,7 +158,9 @@ class SliceLoad:
         return received_bytes
 
     @contextlib.contextmanager
-    def _ready(self, kept: Kept | None, device: torch.device) -> Iterator[tuple[int, StoredRounded | None]]:
+    def _ready(
+        self, kept: KeptModules | None, device: torch.device
+    ) -> Iterator[tuple[int, StoredRounded | None]]:
         files, assign = self._files, self._assign
         weights = slice_weights(files, self._span, assign.dtype, device, kept, assign.arithmetic)
         try:
@@ -168,7 +170,7 @@ class SliceLoad:
             if isinstance(files, CheckedFiles):
                 files.end()
 
-    def _weights(self, kept: Kept | None, device: torch.device) -> tuple[Weight, ...]:
+    def _weights(self, kept: KeptModules | None, device: torch.device) -> tuple[Weight, ...]:
         assign = self._assign
         found = slice_weights(self._files, self._span, assign.dtype, device, kept, assign.arithmetic)
         return (*found.plain, *found.packed)
@@ -177,10 +179,10 @@ class SliceLoad:
 def find_source(
     assign: Assign,
     span: Span,
-    kept: Sequence[Content],
+    kept: Sequence[SliceContent],
     courier: Courier,
     places: Places,
-) -> Source:
+) -> SliceSource:
     """Finds out what the head means, by the digests of the tensors that it has, and where that is.
 
     That may be one of those that are `kept`. From the hub a model comes with hashes of its own, and the head,
@@ -188,22 +190,22 @@ def find_source(
     """
     from_hub = hub_content(assign, span)
     if from_hub in kept:
-        return Source(from_hub, None)
+        return SliceSource(from_hub, None)
     word: Word | None = None
     called = (assign.model, assign.fingerprint)
     if likely := [each for each in kept if each.called == called and each.span == span]:
         word = ask_word(courier)
         if (found := _find_kept(likely, word, span, assign, courier)) is not None:
-            return Source(found, None)
+            return SliceSource(found, None)
     here, why = _look_here(assign, span, courier, places)
     if isinstance(here, HubModel):
-        return Source(from_hub, here)
+        return SliceSource(from_hub, here)
     if why is not None and places.store is None:
         raise why
     if word is None:
         word = ask_word(courier)
         if (found := _find_kept(kept, word, span, assign, courier)) is not None:
-            return Source(found, None)
+            return SliceSource(found, None)
     if here is not None and not _is_same(here, word):
         here, why = (
             None,
@@ -211,22 +213,22 @@ def find_source(
         )
     if here is not None:
         here.learn(ask_entries(word, _needed(here, span, assign.dtype), courier))
-        return Source(content_of(word, span, assign, here.entries.values()), here)
+        return SliceSource(content_of(word, span, assign, here.entries.values()), here)
     assert why is not None, "it is here, or there is a reason"
     if places.store is None:
         raise why
     log.info("%s; asking the head for the weights", why)
     offered = offered_model(assign, span, word, courier, places.store)
-    return Source(content_of(word, span, assign, offered.entries.values()), offered)
+    return SliceSource(content_of(word, span, assign, offered.entries.values()), offered)
 
 
 def _find_kept(
-    kept: Sequence[Content],
+    kept: Sequence[SliceContent],
     word: Word,
     span: Span,
     assign: Assign,
     courier: Courier,
-) -> Content | None:
+) -> SliceContent | None:
     """The slice that is kept and is the one that the head means, tensor by tensor."""
     for each in kept:
         if not each.is_of(word.digest, span, assign):
@@ -335,7 +337,7 @@ def slice_weights(
     span: Span,
     dtype: str,
     device: torch.device,
-    kept: Kept | None = None,
+    kept: KeptModules | None = None,
     arithmetic: str = "",
 ) -> SliceWeights:
     """The parameters of a slice that are not `kept`, by whether they are packed; nothing is loaded."""
@@ -365,7 +367,7 @@ def slice_memory(
     )
 
 
-def room_beside(need: SliceMemory, kept: Kept | None, serving: Slice, machine: Machine) -> Room:
+def room_beside(need: SliceMemory, kept: KeptModules | None, serving: Slice, machine: Machine) -> SliceRoom:
     """Where a slice fits that takes `need` beside what is `kept` of the one that is `serving`."""
     here = accelerator_of(serving.device)
     free = here.free_bytes()

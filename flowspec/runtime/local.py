@@ -31,12 +31,12 @@ class LocalDaemon:
 
 
 def start_pool(arguments: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Starts `flowspec.runtime.pool` between two pipes.
+    """Starts `flowspec.runtime.fork_server` between two pipes.
 
     In a session of its own: Ctrl-C at the terminal is the head's to handle, and the pool ends through its
     lifeline.
     """
-    command = python_module("flowspec.runtime.pool", *arguments)
+    command = python_module("flowspec.runtime.fork_server", *arguments)
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
 
 

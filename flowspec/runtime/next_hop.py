@@ -17,7 +17,16 @@ from flowspec.errors import InputError
 from flowspec.runtime.emulation import Shaper
 from flowspec.runtime.monitor import Monitor
 from flowspec.runtime.security.keyring import Keyring
-from flowspec.runtime.transport import Link, Receiver, Wake, bracketed, dealer, reach, receive, split_address
+from flowspec.runtime.transport import (
+    Receiver,
+    Sender,
+    Wake,
+    bracketed,
+    dealer,
+    reach,
+    receive,
+    split_address,
+)
 from flowspec.wire.codec import decode
 
 
@@ -51,7 +60,7 @@ class NextHop:
         self._hello = Hello(name=sender, version=__version__, role="stage")
         self.socket = dealer(context, assign.next_name, keys, has_pulse=False)
         self._pulse = dealer(context, assign.next_name, keys)
-        self.link = Link(self.socket, incarnation=incarnation, sender=sender)
+        self.link = Sender(self.socket, incarnation=incarnation, sender=sender)
         self._receiver = Receiver(incarnation)
         self._monitor = Monitor(self.socket)
         self._pulse_monitor = Monitor(self._pulse)

@@ -17,12 +17,12 @@ from typing import Any
 import zmq
 
 from flowspec import __version__
-from flowspec.core.cluster.holding import Caller
+from flowspec.core.cluster.daemon import Caller
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import Error, Hello
 from flowspec.errors import PeerError
 from flowspec.runtime.security.keyring import check_hello
-from flowspec.runtime.transport import Link, Receiver
+from flowspec.runtime.transport import Receiver, Sender
 from flowspec.wire.codec import Envelope
 
 log = logging.getLogger("flowspec.daemon")
@@ -37,7 +37,7 @@ class Peer(Caller):
 
     user: str
     identity: bytes
-    link: Link
+    link: Sender
     receiver: Receiver
 
 
@@ -91,7 +91,7 @@ class Peers:
         link = (
             peer.link
             if peer is not None
-            else Link(self._router, incarnation=0, sender=self._name, identity=identity)
+            else Sender(self._router, incarnation=0, sender=self._name, identity=identity)
         )
         link.send(error)
 
@@ -106,7 +106,7 @@ class Peers:
             )
         if user:
             check_hello(user, hello)
-        link = Link(self._router, incarnation=envelope.incarnation, sender=self._name, identity=identity)
+        link = Sender(self._router, incarnation=envelope.incarnation, sender=self._name, identity=identity)
         peer = self._known[identity] = Peer(
             hello.name, hello.role, envelope.incarnation, user, identity, link, Receiver()
         )

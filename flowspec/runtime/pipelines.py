@@ -21,32 +21,41 @@ import zmq
 from flowspec.checking import check, is_on
 from flowspec.core.cluster.agreement import Agreement
 from flowspec.core.cluster.forming import (
+    AskPlan,
+    Assignment,
     CannotServe,
     Dial,
+    DialRefused,
+    EndSession,
     Forming,
     FormingCommand,
     FormingEvent,
-    GiveUp,
+    FormingTimes,
     HangUp,
-    Log,
+    HeadLog,
     Lose,
-    Open,
-    Part,
+    OpenPipeline,
     Passed,
-    Plan,
-    Planned,
-    Refused,
+    PlanMade,
     ServeWeights,
     ShowProgress,
     Start,
     Tell,
-    Terms,
     Unplanned,
     Use,
     Wronged,
 )
 from flowspec.core.cluster.incarnation import incarnation_of
-from flowspec.core.cluster.membership import Begin, Membership, Note, Patience, Probe, Survey, Surveyed, Tick
+from flowspec.core.cluster.membership import (
+    Begin,
+    Membership,
+    Note,
+    Patience,
+    Probe,
+    SurveyDevice,
+    Surveyed,
+    Tick,
+)
 from flowspec.core.driving import Driver
 from flowspec.core.events import PipelineLost, Reformed
 from flowspec.core.protocol.messages import Hop, Verified
@@ -142,7 +151,7 @@ class Pipelines:
             forgive_s=timeouts.FORGIVE_S,
             again_s=timeouts.AGAIN_S,
         )
-        terms = Terms(
+        terms = FormingTimes(
             connect_s=timeouts.ABSENT_S if drafter and start is Start.SHORT else timeouts.CONNECT_S,
             reconnect_s=timeouts.RECONNECT_S,
             held_s=timeouts.HELD_S,
@@ -278,12 +287,12 @@ class Pipelines:
         elif isinstance(command, Probe):
             if self._recovery is not None:
                 self._probes.ask(command.device, self._addresses[command.device])
-        elif isinstance(command, Survey):
+        elif isinstance(command, SurveyDevice):
             name = f"survey of {command.device}"
             threading.Thread(target=self._survey, args=(command.device,), name=name, daemon=True).start()
-        elif isinstance(command, Plan):
+        elif isinstance(command, AskPlan):
             self._make_plan(command)
-        elif isinstance(command, Open):
+        elif isinstance(command, OpenPipeline):
             give_back()  # what the last pipeline's sockets and the last drafter held
             incarnation = incarnation_of(self._session, command.pipeline)
             self._open[command.pipeline] = Stages(
@@ -291,9 +300,9 @@ class Pipelines:
             )
         elif isinstance(command, ShowProgress):
             self._progress(command.text, command.share)
-        elif isinstance(command, Log):
+        elif isinstance(command, HeadLog):
             log.warning("%s", command.text)
-        elif isinstance(command, GiveUp):
+        elif isinstance(command, EndSession):
             if self._serving_error is not None and command.text == str(self._serving_error):
                 raise self._serving_error
             raise ClusterError(command.text)
@@ -325,7 +334,7 @@ class Pipelines:
             self._surveyed.append(Surveyed(device=device, trouble=trouble))
             self._wake.set()
 
-    def _make_plan(self, command: Plan) -> None:
+    def _make_plan(self, command: AskPlan) -> None:
         plan, gain = self.plan, None
         if not command.is_first:
             try:
@@ -340,9 +349,9 @@ class Pipelines:
             hint = ADDRESSES.hint(hosts[assign.next_name], hosts[stage.name]) if assign.next_name else ""
             assigns.append(replace(assign, next_ip=hint))
         self._give(
-            Planned(
+            PlanMade(
                 parts=tuple(
-                    Part(device=stage.name, place=described(stage), assign=assign)
+                    Assignment(device=stage.name, place=described(stage), assign=assign)
                     for stage, assign in zip(plan.stages, assigns, strict=True)
                 ),
                 is_beside=command.is_beside,
@@ -350,7 +359,7 @@ class Pipelines:
             )
         )
 
-    def _planned_again(self, command: Plan) -> tuple[ClusterPlan, float | None]:
+    def _planned_again(self, command: AskPlan) -> tuple[ClusterPlan, float | None]:
         """The plan for the devices of a command, and how many times as fast as the pipeline that works it is
         foretold to be.
 
@@ -372,7 +381,9 @@ class Pipelines:
         try:
             stages.dial(command.device, command.role)
         except InputError as error:
-            self._give(Refused(pipeline=stages.number, device=command.device, text=str(error), is_final=True))
+            self._give(
+                DialRefused(pipeline=stages.number, device=command.device, text=str(error), is_final=True)
+            )
 
     def _use(self, stages: Stages, command: Use) -> None:
         is_first = not self._was_formed

@@ -1,4 +1,4 @@
-"""What a daemon listens on: one ROUTER, what happens to its connections, and with keys the gate that says who
+"""What a daemon listens on: one ROUTER, what happens to its connections, and with keys the handler that says who
 may come in."""
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import zmq
 
 from flowspec.core.protocol import limits
 from flowspec.errors import InputError
-from flowspec.runtime.doorman import Doorman
+from flowspec.runtime.connection_limit import ConnectionLimit
 from flowspec.runtime.monitor import Refusal
-from flowspec.runtime.security.gate import Gate, Quiet
+from flowspec.runtime.security.authenticator import Authenticator, Quiet
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.transport import bind_router
 
@@ -28,27 +28,31 @@ class Port:
         self, context: zmq.Context[Any], host: str, port: int, keys: Keyring | None, *, insecure: bool
     ) -> None:
         self._is_keyed = keys is not None
-        self._gate = None if keys is None else Gate(context, keys)
+        self._authenticator = None if keys is None else Authenticator(context, keys)
         try:
             self.router, self.number = bind_router(context, host, port, keys, insecure=insecure)
         except InputError:
             context.destroy(linger=0)
             raise
-        self._doorman = Doorman(self.router)
+        self._connection_limit = ConnectionLimit(self.router)
         self._quiet = Quiet()
 
     @property
     def sources(self) -> list[zmq.Socket[bytes]]:
         """What the daemon's poll must wait for."""
-        return [self.router, self._doorman.socket, *([] if self._gate is None else [self._gate.socket])]
+        return [
+            self.router,
+            self._connection_limit.socket,
+            *([] if self._authenticator is None else [self._authenticator.socket]),
+        ]
 
     def watch(self, ready: set[Any]) -> None:
         """Answers who knocks, and logs who was turned away."""
-        if self._gate is not None and self._gate.socket in ready:
-            self._gate.answer()
-        if self._doorman.socket not in ready:
+        if self._authenticator is not None and self._authenticator.socket in ready:
+            self._authenticator.answer()
+        if self._connection_limit.socket not in ready:
             return
-        found = self._doorman.drain()
+        found = self._connection_limit.drain()
         if found.closed:
             log.debug("%d connection(s) closed", found.closed)
         if found.surplus:
@@ -59,7 +63,7 @@ class Port:
                 limits.CONNECTIONS_MAX,
             )
         for refusal, count in Counter(found.failed).items():
-            if refusal is not Refusal.UNLISTED:  # the gate has told who that was
+            if refusal is not Refusal.UNLISTED:  # the authenticator told who that was
                 self._quiet.warning(refusal.name, "dropped %d connection(s): %s", count, self._why(refusal))
 
     def _why(self, refusal: Refusal) -> str:

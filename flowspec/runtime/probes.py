@@ -8,12 +8,12 @@ from typing import Any
 import zmq
 
 from flowspec import __version__
-from flowspec.core.cluster.membership import Answered
+from flowspec.core.cluster.membership import ProbeAnswered
 from flowspec.core.protocol.cluster_messages import Hello, Welcome
 from flowspec.errors import InputError, PeerError
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.stages import head_name
-from flowspec.runtime.transport import Link, dealer, reach, receive
+from flowspec.runtime.transport import Sender, dealer, reach, receive
 from flowspec.wire.codec import decode
 
 
@@ -49,10 +49,10 @@ class Probes:
             self._close(device)
             return
         self._unsaid.discard(device)
-        link = Link(socket, incarnation=self._incarnation, sender=self._sender)
+        link = Sender(socket, incarnation=self._incarnation, sender=self._sender)
         link.send(Hello(name=self._sender, version=__version__, role="head-control"))
 
-    def answered(self) -> list[Answered]:
+    def answered(self) -> list[ProbeAnswered]:
         """Who has answered since the last call."""
         found = []
         for device in list(self._unsaid):
@@ -65,7 +65,7 @@ class Probes:
             try:
                 message = decode(frames).message
                 if isinstance(message, Welcome):
-                    found.append(Answered(device=device, is_held=message.is_held))
+                    found.append(ProbeAnswered(device=device, is_held=message.is_held))
             except PeerError:  # whoever it is, it is no daemon of ours
                 continue
         return found

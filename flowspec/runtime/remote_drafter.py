@@ -32,7 +32,7 @@ from flowspec.core.protocol.messages import Expand, Release, VerifiedPart
 from flowspec.errors import BrokenError, FlowSpecError
 from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime import timeouts
-from flowspec.runtime.compute import Crashed, Failed
+from flowspec.runtime.compute import Crashed, WorkFailed
 from flowspec.runtime.pipelines import Pipelines, Recovery
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.stages import Stage
@@ -70,15 +70,15 @@ class Absent:
     drafter: int
 
 
-Result = Drafted | DrafterLost | DrafterBack | Absent | Told | Failed | Crashed
+Result = Drafted | DrafterLost | DrafterBack | Absent | Told | WorkFailed | Crashed
 
 
 class RemoteDrafter:
     """The head's drafter number `number`, which is lost (`DrafterLost`) until the first `DrafterBack`.
 
     Whoever takes a `DrafterBack` from the results posts it again before any work for it, as the core wants
-    it. One that cannot be had at first is `Failed`, or `Absent` where it `may_be_absent`; later it is lost,
-    for good if it would fail again in the same way.
+    it. One that cannot be had at first is `WorkFailed`, or `Absent` where it `may_be_absent`; later it is
+    lost, for good if it would fail again in the same way.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ class RemoteDrafter:
     def _give_up(self, error: FlowSpecError) -> None:
         """Nothing more is to be had of it in this session."""
         if self.stage is None:
-            self._tell(Failed(error=error))
+            self._tell(WorkFailed(error=error))
             return
         self._driver.give(GivenUp())
         self._tell(

@@ -212,7 +212,7 @@ class Session:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
+class OpenCluster:
     """Devices that are there, and what they are to run; held by one session at a time.
 
     `chosen` tells how the plan was made; local processes, which are alike, have an even split and none.
@@ -307,7 +307,7 @@ def open_cluster(
     decoding: Decoding | None = None,
     *,
     needs_all: bool = True,
-) -> Iterator[Cluster]:
+) -> Iterator[OpenCluster]:
     """The devices, local ones started; those are stopped at the end.
 
     Devices of a cluster file that do not answer are an error, unless not all are needed and the planner
@@ -344,7 +344,7 @@ def _local_cluster(
     raw: dict[str, Any],
     decoding: Decoding,
     meanwhile: Callable[[ModelFiles], None],
-) -> Iterator[Cluster]:
+) -> Iterator[OpenCluster]:
     """Daemons on this machine: those of the stages, then those of drafters."""
     emulation = options.emulation
     extra = own_devices(decoding.drafters_for(files.model)) if emulation is None else 0
@@ -370,7 +370,7 @@ def _local_cluster(
         meanwhile(files)
         addresses = {daemon.name: daemon.address for daemon in local.wait()}
         devices = tuple(Device(name=name, address=addresses[name]) for name in names)
-        yield Cluster(
+        yield OpenCluster(
             files=files,
             config=config,
             plan=replace(
@@ -391,7 +391,7 @@ def _listed_cluster(
     decoding: Decoding,
     *,
     needs_all: bool,
-) -> Cluster:
+) -> OpenCluster:
     """The devices of a cluster file, asked, and what they run by the user's split or the planner's."""
     every = read_cluster(path)
     devices = stage_devices(every)
@@ -407,7 +407,7 @@ def _listed_cluster(
     if not needs_all:
         newcomers = Newcomers(devices=tuple(devices), cluster=path, precision=plan.dtype, keys=keys)
     plan = replace(plan, stages=tuple(chosen.stages(devices)))
-    return Cluster(
+    return OpenCluster(
         files=files,
         config=config,
         plan=plan,

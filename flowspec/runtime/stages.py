@@ -19,7 +19,16 @@ from typing import Any
 import zmq
 
 from flowspec import __version__
-from flowspec.core.cluster.forming import CONTROL, DATA, Closed, Refused, Said, Unfound, Unsent, Wronged
+from flowspec.core.cluster.forming import (
+    CONTROL,
+    DATA,
+    Closed,
+    DeviceSaid,
+    DialRefused,
+    SendFailed,
+    Unfound,
+    Wronged,
+)
 from flowspec.core.cluster.incarnation import SESSION_BITS
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import Hello, Pong, Ready, Reset, Welcome
@@ -39,14 +48,14 @@ from flowspec.plan.placement import ClusterPlan, StagePlan
 from flowspec.runtime.emulation import Emulation
 from flowspec.runtime.monitor import Monitor
 from flowspec.runtime.security.keyring import Keyring
-from flowspec.runtime.transport import Link, Receiver, Wake, dealer, reach, receive
+from flowspec.runtime.transport import Receiver, Sender, Wake, dealer, reach, receive
 from flowspec.runtime.weights.server import WeightServer
 from flowspec.wire.codec import Envelope, Tensor, decode
 
 Progress = Callable[[str, float], None]
 """Called with a line of text, a device's name and after a colon what it is doing, and a share of that from 0
 to 1."""
-Heard = Said | Closed | Refused | Unfound | Wronged | Unsent
+Heard = DeviceSaid | Closed | DialRefused | Unfound | Wronged | SendFailed
 """What the sockets of a pipeline tell."""
 
 
@@ -66,7 +75,7 @@ def described(stage: StagePlan) -> str:
 
 
 @dataclass(slots=True)
-class Line:
+class DeviceConnection:
     """One connection to a device: how to send on it, how what comes is counted, and what happens to it.
 
     It `is_dialled` once the device's address is known.
@@ -74,7 +83,7 @@ class Line:
 
     device: str
     role: str
-    link: Link
+    link: Sender
     receiver: Receiver
     monitor: Monitor
     is_dialled: bool = False
@@ -89,7 +98,7 @@ class Stage:
     """A stage as the head knows it: its part of the plan, and the last of each that it said."""
 
     plan: StagePlan
-    line: Line | None = None
+    line: DeviceConnection | None = None
     welcome: Welcome | None = None
     ready: Ready | None = None
     pong: Pong | None = None
@@ -118,10 +127,10 @@ class Stages:
         self._name = head_name(keys)
         self._wake = wake
         self._context: zmq.Context[Any] = zmq.Context()
-        self._lines: list[Line] = []
-        self._first_data: Link | None = None
-        self._shaped: list[tuple[str, Link]] = []
-        self._unsent: list[Unsent] = []
+        self._lines: list[DeviceConnection] = []
+        self._first_data: Sender | None = None
+        self._shaped: list[tuple[str, Sender]] = []
+        self._unsent: list[SendFailed] = []
 
     def dial(self, device: str, role: str) -> None:
         """A connection to a device, on which Hello is said when its address is known.
@@ -130,8 +139,8 @@ class Stages:
         """
         stage = self._by_name[device]
         socket = dealer(self._context, device, self._keys, has_pulse=role == CONTROL)
-        link = Link(socket, incarnation=self._incarnation, sender=self._name)
-        line = Line(device, role, link, Receiver(self._incarnation), Monitor(socket))
+        link = Sender(socket, incarnation=self._incarnation, sender=self._name)
+        line = DeviceConnection(device, role, link, Receiver(self._incarnation), Monitor(socket))
         self._lines.append(line)
         if role == CONTROL:
             stage.line = line
@@ -140,7 +149,7 @@ class Stages:
         with contextlib.suppress(InputError):  # `heard` tells of it
             self._greet(line)
 
-    def _greet(self, line: Line) -> None:
+    def _greet(self, line: DeviceConnection) -> None:
         """Says Hello, if the address is known by now."""
         line.is_dialled = reach(line.socket, self._by_name[line.device].plan.address, self._wake)
         if line.is_dialled:
@@ -162,7 +171,9 @@ class Stages:
         do."""
         assert self._first_data is not None, "a pipeline that is there has its data connections"
         if not self._first_data.send(segment):
-            self._unsent.append(Unsent(pipeline=self.number, device=self.all[0].plan.name, what="segments"))
+            self._unsent.append(
+                SendFailed(pipeline=self.number, device=self.all[0].plan.name, what="segments")
+            )
 
     def serve_weights(self, device: str) -> None:
         """Has the device's questions about weights answered, by a thread of their own."""
@@ -214,7 +225,7 @@ class Stages:
         features."""
         for device, link in self._shaped:
             if not link.flush(now_s):
-                self._unsent.append(Unsent(pipeline=self.number, device=device, what="messages"))
+                self._unsent.append(SendFailed(pipeline=self.number, device=device, what="messages"))
         while self._unsent:
             yield self._unsent.pop(0)
         for line in self._lines:
@@ -227,14 +238,14 @@ class Stages:
             if line.monitor.socket in ready:
                 yield from self._watched(line)
 
-    def _greet_later(self, line: Line) -> Iterator[Heard]:
+    def _greet_later(self, line: DeviceConnection) -> Iterator[Heard]:
         try:
             self._greet(line)
         except InputError as error:
             line.is_dialled = True  # once is enough
             yield Unfound(pipeline=self.number, device=line.device, text=str(error))
 
-    def _read(self, line: Line) -> Iterator[Heard | tuple[Verified, Tensor | None]]:
+    def _read(self, line: DeviceConnection) -> Iterator[Heard | tuple[Verified, Tensor | None]]:
         stage = self._by_name[line.device]
         for _ in range(limits.MESSAGES_PER_TURN_MAX):
             frames = receive(line.socket)
@@ -257,9 +268,9 @@ class Stages:
                 yield Wronged(pipeline=self.number, device=device, text=text)
                 return
             self._note(line, stage, envelope)
-            yield Said(pipeline=self.number, device=line.device, role=line.role, message=message)
+            yield DeviceSaid(pipeline=self.number, device=line.device, role=line.role, message=message)
 
-    def _note(self, line: Line, stage: Stage, envelope: Envelope) -> None:
+    def _note(self, line: DeviceConnection, stage: Stage, envelope: Envelope) -> None:
         """Keeps what others want to know of a device."""
         message = envelope.message
         if isinstance(message, Welcome):
@@ -273,11 +284,11 @@ class Stages:
         elif isinstance(message, Proposed) and self.plan.drafting is not None:
             self.proposed.append(message)
 
-    def _watched(self, line: Line) -> Iterator[Heard]:
+    def _watched(self, line: DeviceConnection) -> Iterator[Heard]:
         lost, refusals = line.monitor.drain()
         refusal = line.monitor.refusal
         if refusal is not None and (refusals or refusal.is_final):
-            yield Refused(
+            yield DialRefused(
                 pipeline=self.number,
                 device=line.device,
                 text=refusal.told(self._keys),

@@ -32,14 +32,14 @@ class End:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Changed:
+class ArithmeticChanged:
     """From its token `token` on (0 is the first) an answer is computed with another arithmetic."""
 
     token: int
     arithmetic: str
 
 
-Item = Tokens | Changed | End | FlowSpecError
+Item = Tokens | ArithmeticChanged | End | FlowSpecError
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class TokenStream:
     core_s: float = 0.0
     count: int = 0
     arithmetic: str = ""
-    changes: list[Changed] = field(default_factory=list)
+    changes: list[ArithmeticChanged] = field(default_factory=list)
     items: queue.SimpleQueue[Item] = field(default_factory=queue.SimpleQueue)
 
     def __iter__(self) -> Iterator[Tokens]:
@@ -68,7 +68,7 @@ class TokenStream:
                 raise item
             if isinstance(item, End):
                 self.end = item
-            elif isinstance(item, Changed):
+            elif isinstance(item, ArithmeticChanged):
                 self.changes.append(item)
             else:
                 yield item

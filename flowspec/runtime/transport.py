@@ -1,6 +1,6 @@
 """ZeroMQ sockets as FlowSpec uses them: one ROUTER per daemon, one DEALER per peer that is dialled.
 
-A `Link` sends enveloped messages to one peer and counts them; a `Receiver` checks that the counts of a peer
+A `Sender` sends enveloped messages to one peer and counts them; a `Receiver` checks that the counts of a peer
 have no gap. A successful `send` is not delivery: what must arrive is repeated by the protocol above, not
 here.
 """
@@ -201,7 +201,7 @@ def bracketed(address: str) -> str:
     return f"[{address}]" if ":" in address else address
 
 
-class Link:
+class Sender:
     """The sending half of one connection: stamps and counts what goes out.
 
     With a `shape` messages wait in it, as on the emulated link, until `flush` finds that they have arrived.

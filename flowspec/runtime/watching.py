@@ -42,7 +42,7 @@ class TooManyError(FlowSpecError):
     """No more can watch."""
 
 
-class Batch:
+class FrameBatch:
     """Frames that were made together; their text is made at once, for all who want it."""
 
     def __init__(self, frames: list[Frame]) -> None:
@@ -58,7 +58,7 @@ class Watcher:
 
     def __init__(self, *, reads: bool = True) -> None:
         self.reads = reads
-        self._batches: deque[Batch] = deque()
+        self._batches: deque[FrameBatch] = deque()
         self._misses = 0
 
     @property
@@ -66,7 +66,7 @@ class Watcher:
         """Whether it has taken nothing for so long that nobody can be there."""
         return self._misses >= MISSES_MAX
 
-    def take(self) -> list[Batch]:
+    def take(self) -> list[FrameBatch]:
         """What came since the last call."""
         self._misses = 0
         found = []
@@ -76,17 +76,17 @@ class Watcher:
             except IndexError:  # the watch's thread may clear them meanwhile
                 return found
 
-    def give(self, batch: Batch, present: Present) -> None:
+    def give(self, batch: FrameBatch, present: Present) -> None:
         """Another batch; where too many wait, the present instead of them all."""
         if len(self._batches) < BATCHES_MAX:
             self._batches.append(batch)
             return
         self._misses += 1
         self._batches.clear()
-        self._batches.append(Batch([{"t": present.t, "kind": "missed"}, *present.frames()]))
+        self._batches.append(FrameBatch([{"t": present.t, "kind": "missed"}, *present.frames()]))
 
 
-class Kept:
+class KeptFrames:
     """The frames of the last answer, or of those that were under way together, as text; nothing once they are
     too many."""
 
@@ -143,7 +143,7 @@ class Watch:
         self._head = head
         self._about = about
         self._decode = decode
-        self._kept = Kept() if keeps else None
+        self._kept = KeptFrames() if keeps else None
         self._origin_s = time.monotonic()
         self._lock = threading.RLock()
         self._watchers: list[Watcher] = []
@@ -169,7 +169,7 @@ class Watch:
             if self._recorder is None:
                 self._start()
             elif reads:
-                watcher.give(Batch(self._recorder.present.frames()), self._recorder.present)
+                watcher.give(FrameBatch(self._recorder.present.frames()), self._recorder.present)
             return watcher
 
     def leave(self, watcher: Watcher) -> None:
@@ -280,7 +280,7 @@ class Watch:
         readers = [watcher for watcher in self._watchers if watcher.reads]
         if self._kept is None and not readers:
             return
-        batch = Batch(frames)
+        batch = FrameBatch(frames)
         if self._kept is not None:
             for frame, text in zip(frames, batch.texts, strict=True):
                 self._kept.take(frame, text, recorder.present)

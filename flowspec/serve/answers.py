@@ -15,7 +15,7 @@ from flowspec.errors import ClusterError, FlowSpecError
 from flowspec.llm import LLM
 from flowspec.runtime.answer import Answer, AnswerStream, AsyncAnswerStream, Piece
 from flowspec.runtime.question import Question
-from flowspec.serve.gate import Gate
+from flowspec.serve.request_queue import RequestQueue
 
 log = logging.getLogger("flowspec.serve")
 
@@ -29,7 +29,9 @@ class Desk:
     """Where answers are asked for: the model and all that requests share. Its methods belong to the event
     loop."""
 
-    def __init__(self, llm: LLM, gate: Gate, on_answer: OnAnswer, on_failure: Callable[[], None]) -> None:
+    def __init__(
+        self, llm: LLM, gate: RequestQueue, on_answer: OnAnswer, on_failure: Callable[[], None]
+    ) -> None:
         self.llm = llm
         self.gate = gate
         self.on_answer = on_answer

@@ -23,12 +23,12 @@ from flowspec.runtime.answer import Answer
 from flowspec.runtime.question import Question
 from flowspec.serve import metrics, sse
 from flowspec.serve.answers import Answers
+from flowspec.serve.completion_request import CompletionRequest, chat_wanted, completion_wanted
 from flowspec.serve.documents import Choice, Form, usage_of
 from flowspec.serve.fields import parse
 from flowspec.serve.guard import Counted, Guard, read_body, refused, while_there
 from flowspec.serve.refusals import SERVER, STOPPING, ApiError, of_error, unavailable
 from flowspec.serve.service import Service
-from flowspec.serve.wanted import Wanted, chat_wanted, completion_wanted
 
 KEEP_ALIVE_S = 10.0
 """How often a stream that has nothing to say says so."""
@@ -51,7 +51,7 @@ class Doors:
 class AnswerRoute:
     """`/v1/chat/completions` or `/v1/completions`, an ASGI app."""
 
-    def __init__(self, service: Service, read: Callable[[dict[str, Any]], Wanted]) -> None:
+    def __init__(self, service: Service, read: Callable[[dict[str, Any]], CompletionRequest]) -> None:
         self._service = service
         self._read = read
 
@@ -66,7 +66,7 @@ class AnswerRoute:
         await while_there(receive, self._answer(wanted, asked_s, scope, receive, send))
 
     async def _answer(
-        self, wanted: Wanted, asked_s: float, scope: Scope, receive: Receive, send: Send
+        self, wanted: CompletionRequest, asked_s: float, scope: Scope, receive: Receive, send: Send
     ) -> None:
         questions = await self._service.questions(wanted)
         form = Form(
@@ -98,7 +98,7 @@ class AnswerRoute:
                 asking.result().close()
 
     async def _whole(
-        self, wanted: Wanted, questions: list[Question], answers: Answers, form: Form
+        self, wanted: CompletionRequest, questions: list[Question], answers: Answers, form: Form
     ) -> dict[str, Any]:
         choices = _choices(wanted, questions)
         async for item in answers.events(KEEP_ALIVE_S):
@@ -109,7 +109,7 @@ class AnswerRoute:
 
     async def _stream(
         self,
-        wanted: Wanted,
+        wanted: CompletionRequest,
         questions: list[Question],
         asking: asyncio.Future[Answers],
         form: Form,
@@ -164,11 +164,11 @@ class AnswerRoute:
         return event
 
 
-def _choices(wanted: Wanted, questions: list[Question]) -> list[Choice]:
+def _choices(wanted: CompletionRequest, questions: list[Question]) -> list[Choice]:
     return [Choice(place // wanted.count) for place in range(len(questions))]
 
 
-def _lengths(wanted: Wanted, questions: list[Question]) -> list[int]:
+def _lengths(wanted: CompletionRequest, questions: list[Question]) -> list[int]:
     return [len(question.prompt) for question in questions[:: wanted.count]]
 
 

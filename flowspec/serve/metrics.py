@@ -11,8 +11,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from flowspec import __version__
 from flowspec.runtime.answer import Answer
 from flowspec.runtime.head import Head
-from flowspec.serve.gate import Gate
-from flowspec.serve.tally import Tally
+from flowspec.serve.request_queue import RequestQueue
+from flowspec.serve.totals import Totals
 
 FIRST_S = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
 WHOLE_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600)
@@ -28,11 +28,11 @@ class Metrics:
     `model` is the name that the API gives the model.
     """
 
-    def __init__(self, model: str, head: Head, gate: Gate, tally: Tally) -> None:
+    def __init__(self, model: str, head: Head, gate: RequestQueue, totals: Totals) -> None:
         self._model = model
         self._head = head
         self._gate = gate
-        self._tally = tally
+        self._totals = totals
         self._registry = CollectorRegistry()
         self._requests = Counter(
             "flowspec_requests", "HTTP requests", ["route", "status"], registry=self._registry
@@ -91,7 +91,7 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         """How things are now, for the registry."""
-        head, gate, tally = self._head, self._gate, self._tally
+        head, gate, totals = self._head, self._gate, self._totals
         gauges = {
             "flowspec_answers_running": ("Answers under way", gate.running),
             "flowspec_answers_waiting": ("Answers that wait for a place", gate.waiting),
@@ -106,9 +106,9 @@ class Metrics:
         for name, (text, value) in gauges.items():
             yield GaugeMetricFamily(name, text, value)
         counters = {
-            "flowspec_segments": ("Segments that came back", tally.segments),
-            "flowspec_rows_computed": ("Rows that began to run at a stage", tally.rows),
-            "flowspec_pipeline_losses": ("Pipelines that were lost", tally.losses),
+            "flowspec_segments": ("Segments that came back", totals.segments),
+            "flowspec_rows_computed": ("Rows that began to run at a stage", totals.rows),
+            "flowspec_pipeline_losses": ("Pipelines that were lost", totals.losses),
         }
         for name, (text, value) in counters.items():
             yield CounterMetricFamily(name, text, value)
@@ -116,16 +116,16 @@ class Metrics:
             "flowspec_rows_dropped", "Rows dropped dead, by where", labels=["where"]
         )
         for where, count in (
-            ("queue", tally.dead_in_queue),
-            ("between_layers", tally.dead_between_layers),
-            ("late", tally.dead_late),
+            ("queue", totals.dead_in_queue),
+            ("between_layers", totals.dead_between_layers),
+            ("late", totals.dead_late),
         ):
             dropped.add_metric([where], count)
         yield dropped
         busy = CounterMetricFamily(
             "flowspec_stage_compute_seconds", "Time that a stage computed, by its place", labels=["stage"]
         )
-        for place, seconds in enumerate(list(tally.compute_s)):
+        for place, seconds in enumerate(list(totals.compute_s)):
             busy.add_metric([str(place)], seconds)
         yield busy
         info = GaugeMetricFamily("flowspec_info", "What runs", labels=["version", "model"])

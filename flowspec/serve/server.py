@@ -18,7 +18,7 @@ from flowspec.errors import InputError
 from flowspec.llm import LLM
 from flowspec.serve.app import Doors, build_app
 from flowspec.serve.service import Service, ServiceOptions
-from flowspec.serve.tally import Tally
+from flowspec.serve.totals import Totals
 
 CONNECTIONS_MAX = 512
 """Beyond, a connection is closed at once."""
@@ -183,13 +183,13 @@ async def serve(
     *,
     options: ServiceOptions,
     doors: Doors,
-    tally: Tally,
+    totals: Totals,
     on_ready: Callable[[Service, Stop], None],
     more: Callable[[Service], Sequence[BaseRoute]] = lambda service: (),
 ) -> None:
     """Answers requests until `Stop`, which `on_ready` is given, is called; then no answer is under way any
     more."""
-    service = Service(llm, options, tally)
+    service = Service(llm, options, totals)
     settings: dict[str, Any] = {
         "http": _Protocol,
         "ws": "none",

@@ -21,12 +21,12 @@ from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime.question import Question
 from flowspec.runtime.sampling_params import SamplingParams
 from flowspec.serve.answers import Answers, Desk
+from flowspec.serve.completion_request import CompletionRequest, Prompt
 from flowspec.serve.documents import fingerprint_of
-from flowspec.serve.gate import Gate
 from flowspec.serve.metrics import Metrics
 from flowspec.serve.refusals import STOPPING, ApiError, unavailable
-from flowspec.serve.tally import Tally
-from flowspec.serve.wanted import Prompt, Wanted
+from flowspec.serve.request_queue import RequestQueue
+from flowspec.serve.totals import Totals
 
 Found = TypeVar("Found")
 QUEUE_MAX = 4096
@@ -63,18 +63,18 @@ def name_of(plan: ClusterPlan) -> str:
 
 
 class Service:
-    """What the routes stand on. Made in the event loop; `tally` counts what the head is told of."""
+    """What the routes stand on. Made in the event loop; `totals` counts what the head is told of."""
 
-    def __init__(self, llm: LLM, options: ServiceOptions, tally: Tally) -> None:
+    def __init__(self, llm: LLM, options: ServiceOptions, totals: Totals) -> None:
         session, plan = llm.session, llm.session.head.plan
         self.session = session
         self.options = options
-        self.tally = tally
+        self.totals = totals
         self.model = options.model_name or name_of(plan)
         self.context = plan.context
         self.created = int(time.time())
-        self.gate = Gate(options.parallel, options.queue)
-        self.metrics = Metrics(self.model, session.head, self.gate, tally)
+        self.gate = RequestQueue(options.parallel, options.queue)
+        self.metrics = Metrics(self.model, session.head, self.gate, totals)
         self.desk = Desk(llm, self.gate, self.metrics.answered, self.metrics.failed)
         self.stopping = asyncio.Event()
         assert llm.tokenizer is not None
@@ -91,7 +91,7 @@ class Service:
 
     # ------------------------------------------------------------------------------------------- requests
 
-    async def questions(self, wanted: Wanted) -> list[Question]:
+    async def questions(self, wanted: CompletionRequest) -> list[Question]:
         """The answers that a request wants: all choices of its first prompt, then those of the next. Raises
         `ApiError`."""
         if wanted.model != self.model:
@@ -148,7 +148,7 @@ class Service:
             )
         return prompt
 
-    def _choices(self, wanted: Wanted, ids: tuple[int, ...]) -> list[Question]:
+    def _choices(self, wanted: CompletionRequest, ids: tuple[int, ...]) -> list[Question]:
         if not ids:
             raise ApiError(400, "prompt: expected at least one token, got none", "prompt", "invalid_value")
         if len(ids) >= self.context:
@@ -234,8 +234,8 @@ class Service:
             "stages": session.stages_report(),
             "drafters": session.drafters_report(),
             "plan": None if session.chosen is None else session.chosen.report(),
-            "losses": self.tally.losses,
-            "notes": list(self.tally.notes),
+            "losses": self.totals.losses,
+            "notes": list(self.totals.notes),
         }
 
     def models(self) -> list[dict[str, Any]]:

@@ -63,7 +63,7 @@ class _Run:
     end: Alarm
 
 
-class Device:
+class SimulatedDevice:
     """Does a stage's work in order, as its compute thread would; only `trim` reaches into the running job."""
 
     def __init__(

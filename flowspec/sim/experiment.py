@@ -16,8 +16,8 @@ from flowspec.core.methods.base import Method
 from flowspec.draft.protocol import Drafter
 from flowspec.plan.placement import ClusterPlan, StagePlan
 from flowspec.plan.timing import DIRECT, INSTANT, Curve, LinkSpec
-from flowspec.sim.board import BoardSpec
 from flowspec.sim.device import DeviceSpec
+from flowspec.sim.drafter_device import DrafterDeviceSpec
 from flowspec.sim.fake_layers import FakeLayers
 from flowspec.sim.forming import Beginning
 from flowspec.sim.language import Language
@@ -43,7 +43,7 @@ class Experiment:
     options: Mapping[str, Any] = field(default_factory=dict)
     context: int = 4096
     drafting: Curve | tuple[Curve, ...] = INSTANT
-    boards: tuple[BoardSpec, ...] = ()
+    boards: tuple[DrafterDeviceSpec, ...] = ()
     levels: tuple[int, ...] = ()
     head_s: float = 0.0
     row_bytes: int | None = None

@@ -1,7 +1,7 @@
 """How a simulated cluster without faults begins: its pipeline is formed and its devices are held by the
 product's own code, in no time.
 
-From then on nobody is lost, silent or back, and each word is for a stage or for the head: `Holding` would
+From then on nobody is lost, silent or back, and each word is for a stage or for the head: `DaemonCore` would
 hand all of them on as they are (`tests/sim/test_beginning.py` compares), and `Forming` would say nothing but
 Ping. So a `World` gives its events to `StageCore` and `HeadCore` themselves. Clusters that fail are
 `tests.checks.faults`.
@@ -12,34 +12,34 @@ from __future__ import annotations
 from functools import partial
 
 from flowspec import __version__
-from flowspec.core.cluster.forming import (
-    CONTROL,
-    Dial,
-    Forming,
-    FormingCommand,
-    FormingEvent,
-    Part,
-    Plan,
-    Planned,
-    Tell,
-)
-from flowspec.core.cluster.forming import Said as DeviceSaid
-from flowspec.core.cluster.forming import Terms as FormingTerms
-from flowspec.core.cluster.holding import (
+from flowspec.core.cluster.daemon import (
     Caller,
+    CallerSaid,
+    DaemonCore,
+    DaemonTimes,
     Gather,
     Greet,
     Greeted,
-    Holding,
     HoldingCommand,
     HoldingEvent,
     Loaded,
     NextSaid,
-    Said,
     ShowReady,
     Take,
-    Terms,
     Worked,
+)
+from flowspec.core.cluster.forming import (
+    CONTROL,
+    AskPlan,
+    Assignment,
+    DeviceSaid,
+    Dial,
+    Forming,
+    FormingCommand,
+    FormingEvent,
+    FormingTimes,
+    PlanMade,
+    Tell,
 )
 from flowspec.core.cluster.incarnation import incarnation_of
 from flowspec.core.cluster.membership import Begin, Membership, Patience
@@ -79,13 +79,15 @@ class Beginning:
     def __init__(self, plan: ClusterPlan) -> None:
         parts = zip(plan.stages, assigns_of(plan), strict=True)
         self._parts = tuple(
-            Part(device=stage.name, place=stage.name, assign=assign) for stage, assign in parts
+            Assignment(device=stage.name, place=stage.name, assign=assign) for stage, assign in parts
         )
-        terms = FormingTerms(
+        terms = FormingTimes(
             connect_s=NEVER_S, reconnect_s=NEVER_S, held_s=0.0, ping_s=1.0, watch_s=0.5, settle_s=0.0
         )
         self.forming = Forming(Membership([stage.name for stage in plan.stages], PATIENCE), terms)
-        self.holdings = {stage.name: Holding(Terms(lease_s=NEVER_S, link_s=NEVER_S)) for stage in plan.stages}
+        self.holdings = {
+            stage.name: DaemonCore(DaemonTimes(lease_s=NEVER_S, link_s=NEVER_S)) for stage in plan.stages
+        }
         self.callers: dict[tuple[str, str], Caller] = {}
         self._head: Driver[FormingEvent, FormingCommand] = Driver(
             lambda event: self.forming.handle(event, 0.0), self._do
@@ -100,18 +102,18 @@ class Beginning:
         cores = [None if holding.hold is None else holding.hold.core for holding in self.holdings.values()]
         return [core for core in cores if isinstance(core, StageCore)]
 
-    def _driver(self, name: str, holding: Holding) -> Driver[HoldingEvent, HoldingCommand]:
+    def _driver(self, name: str, holding: DaemonCore) -> Driver[HoldingEvent, HoldingCommand]:
         return Driver(lambda event: holding.handle(event, 0.0), partial(self._do_at, name))
 
     def _do(self, command: FormingCommand) -> None:
         """What the head is told to do; all else is for those who look on."""
-        if isinstance(command, Plan):
-            self._head.give(Planned(parts=self._parts))
+        if isinstance(command, AskPlan):
+            self._head.give(PlanMade(parts=self._parts))
         elif isinstance(command, Dial):
             self._dial(command.device, command.role, "head", incarnation_of(1, command.pipeline))
         elif isinstance(command, Tell):
             self._devices[command.device].give(
-                Said(caller=self.callers[command.device, CONTROL], message=command.message)
+                CallerSaid(caller=self.callers[command.device, CONTROL], message=command.message)
             )
 
     def _dial(self, device: str, role: str, name: str, incarnation: int) -> None:

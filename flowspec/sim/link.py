@@ -38,7 +38,7 @@ class Way:
         return self._free_s
 
 
-class Line:
+class OneWayLink:
     """One direction between two devices: what is sent leaves one after another and arrives in order. Knows
     sizes only."""
 
@@ -73,7 +73,7 @@ class Line:
         self._clock.at(self._arrived_s, arrive)
 
 
-class Link(Line):
+class SimulatedLink(OneWayLink):
     """A connection from `sender`; `receive` is called with each message at the instant its last byte arrives.
 
     `row_bytes` is how many bytes one row of a payload has in the world that is simulated: the payloads here

@@ -15,7 +15,7 @@ HEAD = -1
 
 
 @dataclass(slots=True)
-class Answer:
+class SimulatedAnswer:
     """One answer of a request: its new tokens, when the head knew each, and their log-probabilities if they
     were wanted."""
 

@@ -48,14 +48,14 @@ from flowspec.core.protocol.messages import Commit, Open, Release, Segment, Veri
 from flowspec.core.stage.stage import StageCore
 from flowspec.draft.protocol import Drafter
 from flowspec.plan.timing import INSTANT, Curve, LinkSpec
-from flowspec.sim.board import Board, BoardSpec
 from flowspec.sim.clock import Alarm, Clock
 from flowspec.sim.conduct import Conduct
-from flowspec.sim.device import Device, DeviceSpec, Layers
+from flowspec.sim.device import DeviceSpec, Layers, SimulatedDevice
 from flowspec.sim.drafter import FakeDrafter
+from flowspec.sim.drafter_device import DrafterDevice, DrafterDeviceSpec
 from flowspec.sim.fake_layers import FakeLayers
-from flowspec.sim.link import Frames, Link
-from flowspec.sim.record import HEAD, Answer, Digest
+from flowspec.sim.link import Frames, SimulatedLink
+from flowspec.sim.record import HEAD, Digest, SimulatedAnswer
 from flowspec.wire.codec import Envelope, Tensor
 
 EVENTS_MAX = 1_000_000
@@ -100,7 +100,7 @@ class World:
         layers: Layers,
         drafters: Sequence[Drafter] = (),
         drafting: Sequence[Curve] = (),
-        boards: Sequence[BoardSpec] = (),
+        boards: Sequence[DrafterDeviceSpec] = (),
         head_s: float = 0.0,
         row_bytes: int | None = None,
         feature_bytes: int | None = None,
@@ -119,7 +119,7 @@ class World:
         self.head = head
         self.stages = list(stages)
         self.drafters = list(drafters)
-        self.answers: dict[int, list[Answer]] = {}
+        self.answers: dict[int, list[SimulatedAnswer]] = {}
         self.timings: list[Timed] = []
         self.digest = Digest()
         self.events = 0
@@ -135,14 +135,14 @@ class World:
         self._timer: Alarm | None = None
         self._is_drafting = [False] * len(drafters)
         self.devices = [
-            Device(self.clock, spec, index, layers, index == last, partial(self._to_stage, index))
+            SimulatedDevice(self.clock, spec, index, layers, index == last, partial(self._to_stage, index))
             for index, spec in enumerate(devices)
         ]
         # Each connection has its own chance: what is late on one says nothing about the others, so control
         # and data interleave freely.
         chances = random.Random(seed)
         self.control = [
-            Link(
+            SimulatedLink(
                 self.clock,
                 spec,
                 "head",
@@ -151,12 +151,12 @@ class World:
             )
             for index, spec in enumerate(links.control)
         ]
-        specs = boards or [BoardSpec(drafters=(number,)) for number in range(len(drafters))]
+        specs = boards or [DrafterDeviceSpec(drafters=(number,)) for number in range(len(drafters))]
         assert sorted(number for spec in specs for number in spec.drafters) == list(range(len(drafters))), (
             "each drafter is on one board"
         )
         self.data = [
-            Link(
+            SimulatedLink(
                 self.clock,
                 spec,
                 "head" if index == 0 else f"stage{index - 1}",
@@ -167,7 +167,7 @@ class World:
             for index, spec in enumerate(links.data)
         ]
         self.boards = [
-            Board(
+            DrafterDevice(
                 self.clock,
                 spec,
                 {number: drafters[number] for number in spec.drafters},
@@ -225,7 +225,7 @@ class World:
             self._is_drafting[event.drafter] = False
         commands = self.head.handle(event, now_s)
         if isinstance(event, Submit):
-            self.answers.setdefault(event.request, []).append(Answer(event, now_s))
+            self.answers.setdefault(event.request, []).append(SimulatedAnswer(event, now_s))
         for command in commands:
             self._do_for_head(command)
         self._handled(HEAD, event, commands)

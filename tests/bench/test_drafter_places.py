@@ -21,7 +21,7 @@ from flowspec.plan.cost import drafter_curve
 from flowspec.plan.profile import find_profile
 from flowspec.plan.shape import find_shape
 from flowspec.plan.timing import LinkSpec
-from flowspec.sim.board import BoardSpec
+from flowspec.sim.drafter_device import DrafterDeviceSpec
 from tests.bench.benches import boards, synthetic
 
 TOML = """
@@ -177,7 +177,7 @@ def test_models_share_the_board_that_they_are_on() -> None:
     near = DrafterBoard(models=("big",), shape=find_shape("qwen3-0.6b"), precision="float16")
     testbed = boards(boards=(APART, near), head_slowdown=2.0)
     places = places_of(testbed, ["mid", "draft", "big", "draft-math"])
-    assert places.boards == (BoardSpec(drafters=(0, 3), link=FAR), BoardSpec(drafters=(1, 2)))
+    assert places.boards == (DrafterDeviceSpec(drafters=(0, 3), link=FAR), DrafterDeviceSpec(drafters=(1, 2)))
     assert places.numbers == (0, None)
     pi = drafter_curve(PI, APART.shape, "float16").scaled(2.0)
     assert places.curves == (
@@ -206,5 +206,5 @@ def test_several_models_on_boards_of_their_own_give_the_plain_answer(chain: str)
     }
     found = run(synthetic(), boards(boards=(APART,)), replace(OURS, chain=chain), case, models)
     assert found.record.agreement == EXACT
-    assert found.learnt.trust.levels == ((0, 1) if chain else (0, 0))
-    assert all(calibrator.weight > 0 for calibrator in found.learnt.trust.calibrators)
+    assert found.experience.fusion.levels == ((0, 1) if chain else (0, 0))
+    assert all(calibrator.weight > 0 for calibrator in found.experience.fusion.calibrators)

@@ -31,7 +31,7 @@ from flowspec.model.reference import Reference
 from flowspec.plan.profile import find_profile
 from flowspec.plan.shape import find_shape
 from flowspec.plan.timing import LinkSpec
-from flowspec.runtime.session import Cluster, open_cluster
+from flowspec.runtime.session import OpenCluster, open_cluster
 from flowspec.runtime.transport import TIMER_EARLY_S
 from tests.bench.cases import made
 
@@ -91,14 +91,14 @@ def bench(folder: Path) -> Bench:
 
 
 @pytest.fixture(scope="module")
-def emulated(bench: Bench) -> Iterator[Cluster]:
+def emulated(bench: Bench) -> Iterator[OpenCluster]:
     (place,) = places(bench)
     with open_cluster(place.options) as opened:
         yield opened
 
 
 @pytest.fixture
-def shared(emulated: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def shared(emulated: OpenCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """No cluster for each run: that takes seconds."""
     monkeypatch.setattr(live, "open_cluster", lambda options, decoding: contextlib.nullcontext(emulated))
 

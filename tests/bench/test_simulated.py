@@ -19,7 +19,7 @@ from flowspec.bench.plain import PlainCase, make_samplings, plain_cases
 from flowspec.bench.random_guesses import Randoms
 from flowspec.bench.simulated import run, sampling_curve, stage_curves
 from flowspec.bench.synthetic import Synthetic, synthetic_cases
-from flowspec.core.head.head import Learnt
+from flowspec.core.head.head import Experience
 from flowspec.core.methods import METHODS, options_of
 from flowspec.core.protocol.messages import Sampling
 from flowspec.draft.ranking import Ranker
@@ -208,11 +208,11 @@ def test_a_useless_drafter_costs_next_to_nothing(board: str, temperature: float)
     case = made("a", (*range(20, 49), STOP), sampling=Sampling(temperature=temperature, seed=3))
     testbed = boards(4, board)
     make = Randoms(Ranker(64), 64, 1024).begin(case)
-    learnt: Learnt | None = None
+    experience: Experience | None = None
     one = partial(run, BENCH, testbed)
     for _ in range(2):  # as in a session that has answered before
-        found = one(OURS, case, drafters(OURS, make), learnt)
-        learnt = found.learnt
+        found = one(OURS, case, drafters(OURS, make), experience)
+        experience = found.experience
     assert found.record.agreement == EXACT
     assert found.record.tokens_per_s >= 0.95 * one(AR, case, {}).record.tokens_per_s
 

@@ -11,7 +11,7 @@ import pytest
 
 from flowspec.bench import simulated, timeline
 from flowspec.bench.config import Bench, Setup, Testbed
-from flowspec.bench.lanes import Bar, Flight, busy_share, lanes_of
+from flowspec.bench.lanes import Bar, LinkSpan, busy_share, lanes_of
 from flowspec.bench.synthetic import Synthetic, synthetic_cases
 from flowspec.bench.trace import Pass, Trace
 from flowspec.core.protocol.messages import Hop, Sampling
@@ -92,7 +92,7 @@ def test_lanes_begin_with_the_first_token_and_follow_each_trip() -> None:
     assert (lanes.start_s, lanes.end_s) == (-0.5, 5.5)
     assert lanes.stages[0][0] == Bar(segment=0, arrived_s=1.5, start_s=1.5, end_s=2.5, alive=3, dead=0)
     assert lanes.stages[1] == [Bar(segment=0, arrived_s=3.5, start_s=3.5, end_s=4.5, alive=1, dead=2)]
-    assert lanes.links[2] == [Flight(segment=0, start_s=4.5, end_s=5.5, rows=1)]
+    assert lanes.links[2] == [LinkSpan(segment=0, start_s=4.5, end_s=5.5, rows=1)]
 
 
 def test_a_pass_moves_behind_the_one_before_it_and_keeps_its_length() -> None:

@@ -40,7 +40,7 @@ from flowspec.model.step_by_step import StepByStep
 from flowspec.model.text import recommended
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.local import LocalCluster, LocalDaemon
-from flowspec.runtime.session import Cluster, ClusterOptions, Limits, open_cluster
+from flowspec.runtime.session import ClusterOptions, Limits, OpenCluster, open_cluster
 from tests.command import Parser, chosen, run_command
 
 FAMILIES: dict[str, tuple[str, ...]] = {
@@ -165,7 +165,7 @@ def answers(job: Job, folder: Path, daemons: Sequence[LocalDaemon], limits: Limi
 
 
 @contextlib.contextmanager
-def running(job: Job, folder: Path, daemons: Sequence[LocalDaemon]) -> Iterator[Cluster]:
+def running(job: Job, folder: Path, daemons: Sequence[LocalDaemon]) -> Iterator[OpenCluster]:
     """A cluster of these daemons, from a cluster file as a person writes it."""
     lines = [f'[[device]]\nname = "{daemon.name}"\naddress = "{daemon.address}"\n' for daemon in daemons]
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:

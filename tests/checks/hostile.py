@@ -43,7 +43,7 @@ from flowspec.plan.memory import mib
 from flowspec.plan.placement import ClusterPlan, StagePlan
 from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalCluster, LocalDaemon
-from flowspec.runtime.transport import Link, bind_router, dial
+from flowspec.runtime.transport import Sender, bind_router, dial
 from flowspec.runtime.weights.offer import Offer
 from flowspec.wire.codec import BYTES, Tensor, decode
 from tests.checks.fuzz.samples import MESSAGES
@@ -97,7 +97,7 @@ class Stranger:
 
     def __init__(self, context: zmq.Context[Any], address: str, role: str, incarnation: int) -> None:
         self.socket = dial(context, address, "", None)
-        self.link = Link(self.socket, incarnation=incarnation, sender="stranger")
+        self.link = Sender(self.socket, incarnation=incarnation, sender="stranger")
         self._role = role
 
     def __enter__(self) -> Stranger:
@@ -316,7 +316,7 @@ class HostileDevice(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        links: dict[bytes, Link] = {}
+        links: dict[bytes, Sender] = {}
         while not self._stopping.is_set():
             if not self._router.poll(50):
                 continue
@@ -326,7 +326,7 @@ class HostileDevice(threading.Thread):
             except PeerError:
                 continue
             if identity not in links:
-                links[identity] = Link(
+                links[identity] = Sender(
                     self._router, incarnation=envelope.incarnation, sender="device", identity=identity
                 )
                 links[identity].send(

@@ -24,7 +24,7 @@ from flowspec.runtime.cluster import Device, pick_context, split_layers
 from flowspec.runtime.cluster_file import read_cluster
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.local import LocalCluster
-from flowspec.runtime.session import Cluster, Session
+from flowspec.runtime.session import OpenCluster, Session
 from tests.checks.memory_group import MemoryGroup
 from tests.checks.pauses import DRAFTER, FORMED
 from tests.checks.weights import Device as Daemon
@@ -57,7 +57,7 @@ class Rig:
     what is wrong with how a fault ended, if anything is: it is told the target's number and the notes.
     """
 
-    cluster: Cluster
+    cluster: OpenCluster
     hit: Act
     heal: Act
     decoding: Decoding = field(default_factory=Decoding)
@@ -85,7 +85,7 @@ def rig_of(files: ModelFiles, dtype: str, fault: str, spares: int) -> Iterator[R
         yield rig
 
 
-def cluster_of(files: ModelFiles, dtype: str, devices: Sequence[Device]) -> Cluster:
+def cluster_of(files: ModelFiles, dtype: str, devices: Sequence[Device]) -> OpenCluster:
     """These devices for this model in this precision, with their layers shared out evenly."""
     config = files.config()
     plan = ClusterPlan(
@@ -96,7 +96,7 @@ def cluster_of(files: ModelFiles, dtype: str, devices: Sequence[Device]) -> Clus
         stages=tuple(split_layers(devices, config.num_hidden_layers, None)),
         hidden_size=config.hidden_size,
     )
-    return Cluster(files=files, config=config, plan=plan, is_local=True, devices=tuple(devices))
+    return OpenCluster(files=files, config=config, plan=plan, is_local=True, devices=tuple(devices))
 
 
 def check_drafters(files: ModelFiles, fault: str) -> None:
@@ -123,7 +123,7 @@ def local_rig(files: ModelFiles, dtype: str, fault: str, spares: int) -> Iterato
         left = devices[STAGES if drafters else 0 :]
         pids = {daemon.name: daemon.pid for daemon in local.wait()}
 
-        def cluster() -> Cluster:
+        def cluster() -> OpenCluster:
             if drafters:
                 return replace(
                     cluster_of(files, dtype, devices[:STAGES]), drafter_devices=tuple(left[:drafters])

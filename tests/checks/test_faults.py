@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from flowspec.core.cluster.agreement import Agreement, Lack
-from flowspec.core.cluster.forming import Forming, FormingCommand, FormingEvent, GiveUp, Wronged
-from flowspec.core.cluster.holding import Holding
+from flowspec.core.cluster.daemon import DaemonCore
+from flowspec.core.cluster.forming import EndSession, Forming, FormingCommand, FormingEvent, Wronged
 from flowspec.core.cluster.incarnation import Lease
 from flowspec.core.cluster.membership import Heard, Membership, Tick
 from flowspec.core.events import Drafted
@@ -249,7 +249,7 @@ def takes_a_damaged_frame_for_the_end(patch: pytest.MonkeyPatch) -> None:
     handle = Forming.handle
 
     def broken(self: Forming, event: FormingEvent, now_s: float) -> list[FormingCommand]:
-        return [GiveUp(text=event.text)] if isinstance(event, Wronged) else handle(self, event, now_s)
+        return [EndSession(text=event.text)] if isinstance(event, Wronged) else handle(self, event, now_s)
 
     patch.setattr(Forming, "handle", broken)
 
@@ -389,9 +389,9 @@ def test_a_broken_build_of_a_drafter_on_a_device_is_caught(
 
 def lets_a_lease_lapse_before_it_has_read(patch: pytest.MonkeyPatch) -> None:
     """A daemon that was stopped ends a hold, though the head's pings wait to be read."""
-    tick = Holding._tick
+    tick = DaemonCore._tick
     patch.setattr(
-        Holding, "_tick", lambda self, event, now_s: tick(self, replace(event, is_read=True), now_s)
+        DaemonCore, "_tick", lambda self, event, now_s: tick(self, replace(event, is_read=True), now_s)
     )
 
 

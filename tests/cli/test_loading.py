@@ -38,7 +38,7 @@ def test_a_daemon_that_waits_has_loaded_no_harness_no_simulator_and_no_torch() -
         "from flowspec.runtime.daemon import Daemon; from flowspec.runtime.machine import Machine; "
         "Daemon(host='127.0.0.1', port=0, name='x', machine=Machine(device='cpu'), insecure=True)"
     )
-    assert "flowspec.core.cluster.holding" in names
+    assert "flowspec.core.cluster.daemon" in names
     for package in ("bench", "sim", "serve", "watch", "cli"):
         assert under(names, f"flowspec.{package}") == set()
     for heavy in HEAVY:

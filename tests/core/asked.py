@@ -6,8 +6,8 @@ from flowspec.core.events import Submit
 from flowspec.core.head.candidates import grow, learn
 from flowspec.core.head.drafter_jobs import draft_part
 from flowspec.core.head.drafter_traits import DrafterTraits
-from flowspec.core.head.fusion import Trust
-from flowspec.core.head.mirror import Mirror
+from flowspec.core.head.drafter_view import DrafterView
+from flowspec.core.head.fusion import Fusion
 from flowspec.core.head.request import Request
 from flowspec.core.head.statistics import Statistics
 from flowspec.core.protocol import limits
@@ -46,7 +46,7 @@ def asked(
     computed."""
     tree = TokenTree()
     tree.extend_path(range(100, 100 + prompt))
-    mirror = Mirror()
+    mirror = DrafterView()
     mirror.begin(opening(prompt), 0, drafter_context)
     submit = Submit(
         request=1,
@@ -69,7 +69,7 @@ def asked(
     )
 
 
-BELIEVED = Trust([0], is_calibrated=False)
+BELIEVED = Fusion([0], is_calibrated=False)
 """The drafter's word is taken as it is."""
 
 
@@ -83,14 +83,14 @@ def rows_of(part: Part) -> list[tuple[int, bool]]:
     return list(zip(part.ids, part.committed, strict=True))
 
 
-def propose(request: Request, node: int, *children: tuple[int, float], trust: Trust | None = None) -> None:
+def propose(request: Request, node: int, *children: tuple[int, float], fusion: Fusion | None = None) -> None:
     """The drafter answers for a node it was asked about."""
     tokens, confidences = (
         tuple(token for token, _ in children),
         tuple(confidence for _, confidence in children),
     )
     proposal = Proposal(request=1, epoch=0, node=node, tokens=tokens, confidences=confidences)
-    learn(request, 0, proposal, trust or BELIEVED)
+    learn(request, 0, proposal, fusion or BELIEVED)
     request.mirrors[0].land({node}, request.is_living)
 
 

@@ -11,7 +11,7 @@ from flowspec.core.head.expertise import Expertise
 from flowspec.core.head.request import Request
 from flowspec.core.methods.base import View
 from flowspec.core.methods.chains import CHAINS_MAX, Chain, by_level, chains_to_try, every_chain, slowest_s
-from flowspec.core.methods.specrouter import TIMED_KEPT, Measured, SpecRouter
+from flowspec.core.methods.specrouter import TIMED_KEPT, ChainRecords, SpecRouter
 from tests.core.test_routes import Run
 
 TRIP_S = 0.1
@@ -83,7 +83,7 @@ def test_sixteen_levels_are_decided_about_with_a_few_chains(monkeypatch: pytest.
 
 
 def test_only_the_last_timings_are_kept() -> None:
-    measured = Measured(Expertise(1))
+    measured = ChainRecords(Expertise(1))
     for number in range(3 * TIMED_KEPT):
         measured.learn((number,), 1.5)
         measured.learn((0,), 0.9)

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.core.head.costs import MISSES_AT_FIRST, RATE_MEMORY_S, SHARE_NEW, Costs, Curve, Wire
+from flowspec.core.head.costs import MISSES_AT_FIRST, RATE_MEMORY_S, SHARE_NEW, Costs, LearntCurve, Wire
 from flowspec.core.protocol.messages import Hop
 
 
-def curve(*points: tuple[int, float]) -> Curve:
-    made = Curve()
+def curve(*points: tuple[int, float]) -> LearntCurve:
+    made = LearntCurve()
     for rows, seconds in points:
         made.learn(rows, seconds)
     return made
@@ -54,7 +54,7 @@ def learn(
 
 
 def test_a_curve_that_knows_nothing_says_nothing() -> None:
-    empty = Curve()
+    empty = LearntCurve()
     assert not empty.is_known
     assert [empty.at(rows) for rows in (1, 100)] == [0, 0]
     assert curve((4, 0.5)).is_known

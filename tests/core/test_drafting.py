@@ -9,7 +9,7 @@ from flowspec.core.head.calibration import Calibrator
 from flowspec.core.head.candidates import grow, observe
 from flowspec.core.head.drafter_jobs import draft_part, expandable
 from flowspec.core.head.drafter_traits import DrafterTraits
-from flowspec.core.head.fusion import Trust
+from flowspec.core.head.fusion import Fusion
 from flowspec.core.head.request import Request
 from flowspec.core.protocol import limits
 from tests.core.asked import (
@@ -241,17 +241,17 @@ def test_a_child_that_is_there_is_not_drafted_again() -> None:
 
 
 def test_the_calibrators_word_counts_where_there_is_one() -> None:
-    trust = Trust([0])
-    (calibrator,) = trust.calibrators
+    fusion = Fusion([0])
+    (calibrator,) = fusion.calibrators
     for _ in range(400):
         calibrator.observe(0.9, is_right=False)
     request, believed = asked(3), asked(3)
     for each in (request, believed):
         part_of(each, 2)
-        propose(each, 2, (7, 0.9), (8, 0.09), trust=trust)
-    assert (grow(request, 0.05, trust), grow(believed, 0.05, BELIEVED)) == (0, 2)
+        propose(each, 2, (7, 0.9), (8, 0.09), fusion=fusion)
+    assert (grow(request, 0.05, fusion), grow(believed, 0.05, BELIEVED)) == (0, 2)
     assert believed.tree.value(believed.tree.children(2)[0]) == pytest.approx(0.9)
-    assert grow(request, 0.01, trust) == 2
+    assert grow(request, 0.01, fusion) == 2
     assert request.tree.value(request.tree.children(2)[0]) == pytest.approx(calibrator.chance(0.9))
 
 
@@ -302,12 +302,12 @@ def test_a_node_without_an_answer_is_not_asked_about_again() -> None:
 
 
 def test_what_comes_true_teaches_and_is_done_with() -> None:
-    trust = Trust([0])
-    (calibrator,) = trust.calibrators
+    fusion = Fusion([0])
+    (calibrator,) = fusion.calibrators
     request = asked(3)
     drafted(request, 2, (7, 0.6), (8, 0.3), (9, 0.004), value_min=0.01)
-    observe(request, 2, 8, trust)
-    observe(request, 2, 8, trust)
+    observe(request, 2, 8, fusion)
+    observe(request, 2, 8, fusion)
     expected = Calibrator()
     for confidence, is_right in ((0.6, False), (0.3, True), (0.004, False)):
         expected.observe(confidence, is_right=is_right)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from flowspec.core.head.candidates import grow, learn, observe
 from flowspec.core.head.drafter_jobs import draft_part, expandable, most_valuable
-from flowspec.core.head.fusion import Trust
+from flowspec.core.head.fusion import Fusion
 from flowspec.core.head.request import Request
 from flowspec.core.protocol.messages import Segment
 from flowspec.sim.drafter import FakeDrafter
@@ -33,7 +33,7 @@ def test_a_drafter_is_given_each_node_once_after_its_parent_and_is_told_the_whol
     twice."""
     drafter = FakeDrafter(HashLanguage(20, 3), 0.5, 3)
     request = asked(prompt)
-    tree, mirror, trust = request.tree, request.mirrors[0], Trust([0], is_calibrated=False)
+    tree, mirror, fusion = request.tree, request.mirrors[0], Fusion([0], is_calibrated=False)
     epoch = 0
     for number, (step, choice) in enumerate(steps):
         if step == "draft":
@@ -46,12 +46,12 @@ def test_a_drafter_is_given_each_node_once_after_its_parent_and_is_told_the_whol
             if part is not None:
                 waiting = set(mirror.pending)
                 for proposal in drafter.draft(Segment(segment=number, parts=(part,)), 3):
-                    learn(request, 0, proposal, trust)
+                    learn(request, 0, proposal, fusion)
                 mirror.land(waiting, request.is_living)
                 assert waiting <= mirror.answered
         elif step == "move":
             children = tree.children(tree.root)
-            observe(request, tree.root, choice, trust)
+            observe(request, tree.root, choice, fusion)
             move(
                 request,
                 tree.token(children[choice % len(children)]) if children and choice % 5 else 90 + choice % 7,
@@ -64,7 +64,7 @@ def test_a_drafter_is_given_each_node_once_after_its_parent_and_is_told_the_whol
             tree.extend_path([200 + epoch])
             request.growth.clear()
             mirror.begin(opening(keep + 1, epoch=epoch, keep=keep, root=tree.root), keep, PLAIN.context)
-        grow(request, VALUE_MIN, trust)
+        grow(request, VALUE_MIN, fusion)
         assert_grown(request)
         assert_ranked(request)
 

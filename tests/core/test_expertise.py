@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.core.head.expertise import DOMAINS_MAX, UNKNOWN, Expertise, Record, sketch
+from flowspec.core.head.expertise import DOMAINS_MAX, UNKNOWN, Expertise, RequestRecord, sketch
 
 EQUAL = (0.0, 0.0)
 TEMPLATE = tuple(range(1, 20))
@@ -17,7 +17,7 @@ CODE, PLAYS = (100, 101, 102, 103), (200, 201, 202, 203)
 
 def answered(
     expertise: Expertise, prompt: tuple[int, ...], chances: tuple[float, ...], tokens: int = 10
-) -> Record:
+) -> RequestRecord:
     """An answer of so many tokens, to each of which drafter j had given `chances[j]`."""
     record = expertise.begin(prompt)
     for _ in range(tokens):

@@ -14,42 +14,42 @@ from flowspec.core.cluster.forming import (
     CONTROL,
     DATA,
     RULES,
+    AskPlan,
+    Assignment,
     CannotServe,
     Closed,
+    DeviceSaid,
     Dial,
+    DialRefused,
+    EndSession,
     Forming,
     FormingCommand,
     FormingEvent,
-    GiveUp,
+    FormingTimes,
     HangUp,
-    Log,
+    HeadLog,
     Lose,
-    Open,
-    Part,
+    OpenPipeline,
     Passed,
-    Plan,
-    Planned,
-    Refused,
-    Said,
+    PlanMade,
+    SendFailed,
     ServeWeights,
     ShowProgress,
     Start,
     Tell,
-    Terms,
     Unfound,
     Unplanned,
-    Unsent,
     Use,
     Wronged,
     computing,
 )
 from flowspec.core.cluster.membership import (
-    Answered,
     Begin,
     Membership,
     Note,
     Probe,
-    Survey,
+    ProbeAnswered,
+    SurveyDevice,
     Surveyed,
     Tick,
 )
@@ -72,13 +72,13 @@ from flowspec.core.protocol.weight_messages import AskModel
 from flowspec.plan.placement import ClusterPlan, StagePlan, assigns_of
 from tests.core.patience import PATIENCE
 
-TERMS = Terms(connect_s=6.0, reconnect_s=3.0, held_s=15.0, ping_s=1.0, watch_s=0.5, settle_s=0.1)
+TERMS = FormingTimes(connect_s=6.0, reconnect_s=3.0, held_s=15.0, ping_s=1.0, watch_s=0.5, settle_s=0.1)
 WELCOME = Welcome(name="x", version=__version__, device="cpu", pid=1, memory_bytes=1, count=0)
 ASK = AskArithmetics(dtype="float32")
 READY = Ready(weight_bytes=1, memory_bytes=1, cache_slots=100 + limits.TREE_NODES_MAX)
 
 
-def parts_of(*devices: str) -> tuple[Part, ...]:
+def parts_of(*devices: str) -> tuple[Assignment, ...]:
     """A plan with a layer for each."""
     stages = tuple(
         StagePlan(name=name, address=f"{name}:1", first=index, end=index + 1)
@@ -86,7 +86,7 @@ def parts_of(*devices: str) -> tuple[Part, ...]:
     )
     plan = ClusterPlan(model="m", fingerprint="f", dtype="float32", context=100, stages=stages)
     return tuple(
-        Part(device=name, place=f"device {name} at {name}:1", assign=assign)
+        Assignment(device=name, place=f"device {name} at {name}:1", assign=assign)
         for name, assign in zip(devices, assigns_of(plan), strict=True)
     )
 
@@ -99,7 +99,7 @@ class Bench:
         *names: str,
         start: Start = Start.WHOLE,
         is_only: bool = False,
-        terms: Terms = TERMS,
+        terms: FormingTimes = TERMS,
         agreement: Agreement | None = None,
     ) -> None:
         self.names = names or ("a", "b", "c")
@@ -113,15 +113,15 @@ class Bench:
         found = []
         for command in self.core.handle(event, self.now_s):
             found.append(command)
-            if isinstance(command, Plan):
+            if isinstance(command, AskPlan):
                 gain = self.gain if command.is_beside else None
-                planned = Planned(parts=parts_of(*command.devices), is_beside=command.is_beside, gain=gain)
+                planned = PlanMade(parts=parts_of(*command.devices), is_beside=command.is_beside, gain=gain)
                 found += self.core.handle(planned, self.now_s)
         self.core.validate()
         return found
 
     def says(self, device: str, message: Message, role: str = CONTROL) -> list[FormingCommand]:
-        return self.give(Said(pipeline=self.core.number, device=device, role=role, message=message))
+        return self.give(DeviceSaid(pipeline=self.core.number, device=device, role=role, message=message))
 
     def welcomes(self, *devices: str) -> list[FormingCommand]:
         """These answer, and tell what they are asked."""
@@ -179,8 +179,8 @@ def lets_go(number: int, *devices: str, lost: str = "") -> list[FormingCommand]:
 
 def begins(number: int, *devices: str) -> list[FormingCommand]:
     return [
-        Plan(devices=devices, is_first=number == 1),
-        Open(pipeline=number, parts=parts_of(*devices)),
+        AskPlan(devices=devices, is_first=number == 1),
+        OpenPipeline(pipeline=number, parts=parts_of(*devices)),
         *dials(number, *devices),
     ]
 
@@ -241,7 +241,7 @@ def test_what_a_device_says_went_wrong_is_believed_after_a_moment() -> None:
     assert bench.says("a", Error(text="no word of the head", cause="again")) == []
     told = bench.pass_time(0.2)
     assert told[0] == Note(text="no word of the head; beginning again with the same devices")
-    assert told[-4:] == [Open(pipeline=2, parts=parts_of("a", "b", "c")), *dials(2, "a", "b", "c")]
+    assert told[-4:] == [OpenPipeline(pipeline=2, parts=parts_of("a", "b", "c")), *dials(2, "a", "b", "c")]
 
 
 def test_a_connection_that_closes_meanwhile_is_the_better_explanation() -> None:
@@ -265,7 +265,7 @@ def test_an_error_of_a_device_tells_whether_it_is_there(cause: str, note: str) -
 def test_an_error_that_would_come_again_ends_the_session() -> None:
     bench = running()
     bench.says("b", Error(text="the model computed no number"))
-    assert bench.pass_time(0.2)[0] == GiveUp(text="device b at b:1: the model computed no number")
+    assert bench.pass_time(0.2)[0] == EndSession(text="device b at b:1: the model computed no number")
 
 
 def test_of_a_link_that_fails_both_ends_are_suspects_and_the_link_is_named() -> None:
@@ -292,12 +292,12 @@ def test_who_does_not_answer_the_first_time_is_an_error_that_says_what_is_known(
     bench.welcomes("a", "c")
     assert bench.pass_time(5.9) == []
     text = "device b at b:1 did not answer within 6 s; is `flowspec daemon` running there?"
-    assert bench.pass_time(0.3)[0] == GiveUp(text=text)
+    assert bench.pass_time(0.3)[0] == EndSession(text=text)
     bench = Bench()
     bench.give(Begin())
     bench.welcomes("a", "c")
-    bench.give(Refused(pipeline=1, device="b", text="it hung up", is_final=False))
-    assert bench.pass_time(6.2)[0] == GiveUp(text="device b at b:1 did not answer within 6 s: it hung up")
+    bench.give(DialRefused(pipeline=1, device="b", text="it hung up", is_final=False))
+    assert bench.pass_time(6.2)[0] == EndSession(text="device b at b:1 did not answer within 6 s: it hung up")
 
 
 def test_a_head_that_may_begin_without_some_says_so_and_does() -> None:
@@ -315,14 +315,14 @@ def test_a_head_that_may_begin_without_some_cannot_without_all() -> None:
     bench.give(Begin())
     told = bench.pass_time(20)
     text = "device a at a:1 did not answer within 6 s; is `flowspec daemon` running there?"
-    assert next(command for command in told if isinstance(command, GiveUp)) == GiveUp(text=text)
+    assert next(command for command in told if isinstance(command, EndSession)) == EndSession(text=text)
 
 
 def test_a_device_that_does_not_let_the_head_in_is_an_error_at_the_start_and_a_loss_later() -> None:
-    refused = Refused(pipeline=1, device="b", text="it does not know the key", is_final=True)
+    refused = DialRefused(pipeline=1, device="b", text="it does not know the key", is_final=True)
     bench = Bench(start=Start.SHORT)
     bench.give(Begin())
-    assert bench.give(refused) == [GiveUp(text="device b at b:1 refuses: it does not know the key")]
+    assert bench.give(refused) == [EndSession(text="device b at b:1 refuses: it does not know the key")]
     assert running().give(refused)[0] == Note(text="device b is lost (it does not know the key)")
 
 
@@ -331,12 +331,12 @@ def test_a_device_that_another_head_holds_is_waited_for_at_the_start() -> None:
     bench.give(Begin())
     bench.welcomes("a", "b")
     held = Error(text="held by head x", retry_after_s=4.0)
-    assert bench.says("b", held) == [Log(text="waiting for device b at b:1: held by head x")]
+    assert bench.says("b", held) == [HeadLog(text="waiting for device b at b:1: held by head x")]
     again = Tell(pipeline=1, device="b", message=computing(parts_of("a", "b"), "x")[1].assign)
     assert bench.pass_time(1.2) == [again]
     assert bench.says("b", held) == [], "that was said"
     bench.now_s = 15.5
-    assert bench.says("b", held) == [GiveUp(text="device b at b:1: held by head x")]
+    assert bench.says("b", held) == [EndSession(text="device b at b:1: held by head x")]
 
 
 def test_a_device_that_another_head_holds_is_left_out_later() -> None:
@@ -394,9 +394,9 @@ def test_a_device_without_room_for_one_conversation_cannot_do_its_part() -> None
             Wronged(pipeline=1, device="", text="gibberish"),
             "gibberish; beginning again with the same devices",
         ),
-        (Unsent(pipeline=1, device="a", what="segments"), "device a is lost (it takes no more segments)"),
+        (SendFailed(pipeline=1, device="a", what="segments"), "device a is lost (it takes no more segments)"),
         (
-            Said(pipeline=1, device="a", role=CONTROL, message=parts_of("a")[0].assign),
+            DeviceSaid(pipeline=1, device="a", role=CONTROL, message=parts_of("a")[0].assign),
             "device a at a:1 sent an unexpected Assign; beginning again with the same devices",
         ),
     ],
@@ -419,25 +419,27 @@ def test_a_device_that_says_it_is_ready_before_it_was_assigned_anything_breaks_t
 
 def test_a_pipeline_that_is_the_only_one_ends_with_its_first_failure() -> None:
     text = "device b at b:1 was lost while answering: its connection closed; see the daemon's log there"
-    assert running(is_only=True).give(Closed(pipeline=1, device="b")) == [GiveUp(text=text)]
-    assert running(is_only=True).pass_time(7)[-1] == GiveUp(text="device a is lost (no sign of life for 5 s)")
+    assert running(is_only=True).give(Closed(pipeline=1, device="b")) == [EndSession(text=text)]
+    assert running(is_only=True).pass_time(7)[-1] == EndSession(
+        text="device a is lost (no sign of life for 5 s)"
+    )
     alone = running("a", is_only=True)
-    assert alone.pass_time(7)[-1] == GiveUp(text="device a is lost (no sign of life for 5 s)"), "and why"
+    assert alone.pass_time(7)[-1] == EndSession(text="device a is lost (no sign of life for 5 s)"), "and why"
 
 
 def test_weights_that_cannot_be_sent_end_the_session_unless_the_device_is_gone() -> None:
     bench = running()
     bench.give(CannotServe(pipeline=1, text="the model changed"))
-    assert bench.pass_time(0.2)[0] == GiveUp(text="the model changed")
+    assert bench.pass_time(0.2)[0] == EndSession(text="the model changed")
 
 
 def test_a_user_does_not_wait_longer_than_asked() -> None:
     bench = running("a")
     bench.core.terms = replace(TERMS, wait_s=10.0)
     bench.give(Closed(pipeline=1, device="a"))
-    assert [command for command in bench.pass_time(9.5) if isinstance(command, GiveUp)] == []
+    assert [command for command in bench.pass_time(9.5) if isinstance(command, EndSession)] == []
     text = "no device is left; waiting for a device to come back; nothing changed within 10 s"
-    assert GiveUp(text=text) in bench.pass_time(1.0)
+    assert EndSession(text=text) in bench.pass_time(1.0)
 
 
 def test_without_a_plan_for_the_rest_the_head_waits() -> None:
@@ -453,7 +455,9 @@ def test_words_of_a_pipeline_that_is_over_are_ignored() -> None:
     bench = running()
     bench.give(Closed(pipeline=1, device="b"))
     assert (
-        bench.give(Said(pipeline=1, device="a", role=CONTROL, message=Pong(queued=0, done=0, memory_bytes=0)))
+        bench.give(
+            DeviceSaid(pipeline=1, device="a", role=CONTROL, message=Pong(queued=0, done=0, memory_bytes=0))
+        )
         == []
     )
     assert bench.core.fired["fenced word"] == 1
@@ -465,7 +469,7 @@ def test_a_drafter_has_no_data_connections() -> None:
     drafting = replace(part.assign, drafting=Drafting(vocabulary=9, coupled=True))
     assert isinstance(drafting, Assign)
     bench.core.handle(Begin(), 0.0)
-    bench.core.handle(Planned(parts=(replace(part, assign=drafting),)), 0.0)
+    bench.core.handle(PlanMade(parts=(replace(part, assign=drafting),)), 0.0)
     assert bench.welcomes("a") == [Tell(pipeline=1, device="a", message=drafting)]
     assert bench.says("a", replace(READY, cache_slots=0))[-1] == Use(pipeline=1, stage_count=1, cache_slots=0)
 
@@ -480,7 +484,7 @@ def test_the_rules_that_fire_are_those_that_are_listed() -> None:
 def back(bench: Bench, device: str) -> list[FormingCommand]:
     """A lost device answers, until something comes of it."""
     for _ in range(80):
-        bench.give(Answered(device=device))
+        bench.give(ProbeAnswered(device=device))
         for member in bench.core.membership.members:
             bench.says(member, Pong(queued=0, done=0, memory_bytes=0))
         told = [command for command in bench.pass_time(0.1) if not isinstance(command, Probe)]
@@ -491,7 +495,7 @@ def back(bench: Bench, device: str) -> list[FormingCommand]:
 
 def beside(bench: Bench, device: str, message: Message, number: int = 3) -> list[FormingCommand]:
     """What comes of a word of a device that makes ready for pipeline `number`."""
-    return bench.give(Said(pipeline=number, device=device, role=CONTROL, message=message))
+    return bench.give(DeviceSaid(pipeline=number, device=device, role=CONTROL, message=message))
 
 
 def test_a_device_that_is_back_loads_beside_the_pipeline_that_works_and_the_switch_comes_after() -> None:
@@ -499,8 +503,8 @@ def test_a_device_that_is_back_loads_beside_the_pipeline_that_works_and_the_swit
     bench.give(Closed(pipeline=1, device="b"))
     bench.form()
     parts = parts_of("a", "b", "c")
-    plan = Plan(devices=("a", "b", "c"), is_first=False, is_beside=True)
-    opened = Open(pipeline=3, parts=parts, is_beside=True)
+    plan = AskPlan(devices=("a", "b", "c"), is_first=False, is_beside=True)
+    opened = OpenPipeline(pipeline=3, parts=parts, is_beside=True)
     assert back(bench, "b") == [plan, opened, *dials(3, "b", "c")], "the layers of the first one stay"
     assert bench.core.is_formed
     assert bench.core.number == 2
@@ -519,7 +523,10 @@ def test_a_device_that_is_back_loads_beside_the_pipeline_that_works_and_the_swit
     assert bench.core.is_formed
     switched = [command for command in bench.pass_time(0.6) if not isinstance(command, Probe)]
     assert switched[0] == Lose(silent_s=0.0)
-    assert switched[-5:-3] == [Plan(devices=("a", "b", "c"), is_first=False), Open(pipeline=4, parts=parts)]
+    assert switched[-5:-3] == [
+        AskPlan(devices=("a", "b", "c"), is_first=False),
+        OpenPipeline(pipeline=4, parts=parts),
+    ]
     bench.now_s += 1.2
     notes = [command.text for command in bench.form() if isinstance(command, Note)]
     assert notes[0] == "device b is back"
@@ -533,13 +540,13 @@ def test_a_plan_for_which_devices_have_made_ready_is_not_made_by_other_times() -
     slow_down(bench, 1.5, 68)
     bench.now_s += 600
     (plan,) = bench.core.handle(Tick(), bench.now_s)[-1:]
-    assert isinstance(plan, Plan)
-    bench.give(Planned(parts=parts_of("a", "c"), is_beside=True, gain=1.3))
+    assert isinstance(plan, AskPlan)
+    bench.give(PlanMade(parts=parts_of("a", "c"), is_beside=True, gain=1.3))
     number = bench.core.number + 1
     assert beside(bench, "c", WELCOME, number) != []
     slow_down(bench, 3.0, 20)
     told = [*beside(bench, "c", READY, number), *bench.pass_time(1.0)]
-    assert [each.slowness for each in told if isinstance(each, Plan)] == [plan.slowness]
+    assert [each.slowness for each in told if isinstance(each, AskPlan)] == [plan.slowness]
 
 
 def test_a_member_that_cannot_make_ready_is_named_and_the_one_that_is_back_stays_out() -> None:
@@ -602,14 +609,14 @@ def test_a_device_slower_for_a_minute_leads_to_another_plan_and_a_better_one_is_
     assert slow_down(bench, 1.0, 30) == []
     assert slow_down(bench, 1.5, 58) == []
     (plan,) = slow_down(bench, 1.5, 10)
-    assert isinstance(plan, Plan)
+    assert isinstance(plan, AskPlan)
     assert (plan.devices, plan.is_beside, plan.slowness) == (("a", "b", "c"), True, {"b": pytest.approx(1.5)})
     assert slow_down(bench, 1.5, 60) == [], "there was nothing better, and it is not asked again at once"
     bench.now_s += 600
     parts = parts_of("a", "c")
     (plan,) = bench.core.handle(Tick(), bench.now_s)[-1:]
-    assert isinstance(plan, Plan)
-    bench.give(Planned(parts=parts, is_beside=True, gain=1.3))
+    assert isinstance(plan, AskPlan)
+    bench.give(PlanMade(parts=parts, is_beside=True, gain=1.3))
     number = bench.core.number + 1
     for said in (WELCOME, READY):
         beside(bench, "c", said, number)
@@ -630,10 +637,10 @@ def test_a_device_slower_for_a_minute_leads_to_another_plan_and_a_better_one_is_
     [
         (Closed(pipeline=3, device="b"), "its connection closed"),
         (
-            Said(pipeline=3, device="b", role=CONTROL, message=Error(text="it is full", cause="part")),
+            DeviceSaid(pipeline=3, device="b", role=CONTROL, message=Error(text="it is full", cause="part")),
             "it is full",
         ),
-        (Refused(pipeline=3, device="b", text="another key", is_final=True), "another key"),
+        (DialRefused(pipeline=3, device="b", text="another key", is_final=True), "another key"),
         (CannotServe(pipeline=3, text="the model changed"), "the model changed"),
     ],
 )
@@ -644,7 +651,7 @@ def test_a_device_that_cannot_make_ready_costs_the_pipeline_that_works_nothing(
     bench.give(Closed(pipeline=1, device="b"))
     bench.form()
     back(bench, "b")
-    bench.give(Said(pipeline=3, device="b", role=CONTROL, message=WELCOME))
+    bench.give(DeviceSaid(pipeline=3, device="b", role=CONTROL, message=WELCOME))
     assert bench.give(event)[-1] == Note(text=f"device b is not taken in ({why})")
     assert bench.core.is_formed
 
@@ -656,7 +663,7 @@ def test_a_loss_ends_what_is_made_ready_for_a_pipeline_that_will_not_be() -> Non
     back(bench, "b")
     told = bench.give(Closed(pipeline=2, device="c"))
     assert HangUp(pipeline=3, device="") in told
-    assert bench.give(Said(pipeline=3, device="b", role=CONTROL, message=WELCOME)) == []
+    assert bench.give(DeviceSaid(pipeline=3, device="b", role=CONTROL, message=WELCOME)) == []
 
 
 def test_a_device_whose_name_cannot_be_looked_up_is_lost() -> None:
@@ -664,7 +671,7 @@ def test_a_device_whose_name_cannot_be_looked_up_is_lost() -> None:
     assert running().give(unfound)[0] == Note(text="device b is lost (cannot find the host of b)")
     bench = Bench()
     bench.give(Begin())
-    assert bench.give(unfound) == [GiveUp(text="device b at b:1: cannot find the host of b")]
+    assert bench.give(unfound) == [EndSession(text="device b at b:1: cannot find the host of b")]
 
 
 ABSENT = (
@@ -672,7 +679,7 @@ ABSENT = (
 )
 
 
-def short(*absent: str, terms: Terms = TERMS) -> Bench:
+def short(*absent: str, terms: FormingTimes = TERMS) -> Bench:
     """A pipeline of the rest works; those that are absent are known to be."""
     bench = Bench(start=Start.SHORT, terms=terms)
     there = tuple(name for name in bench.names if name not in absent)
@@ -686,7 +693,7 @@ def answered(bench: Bench, device: str, seconds: float) -> list[FormingCommand]:
     """What comes of it when a device answers each probe for so long."""
     found = []
     for _ in range(round(seconds / 0.5)):
-        bench.give(Answered(device=device))
+        bench.give(ProbeAnswered(device=device))
         for member in bench.core.membership.members:
             bench.says(member, Pong(queued=0, done=0, memory_bytes=0))
         found += [command for command in bench.pass_time(0.5) if not isinstance(command, Probe)]
@@ -696,12 +703,12 @@ def answered(bench: Bench, device: str, seconds: float) -> list[FormingCommand]:
 def test_a_device_that_is_absent_at_first_is_surveyed_before_it_makes_ready_and_is_taken_in() -> None:
     bench = short("b")
     assert Probe(device="b") in bench.pass_time(1.0)
-    assert answered(bench, "b", 6.0) == [Survey(device="b")], (
+    assert answered(bench, "b", 6.0) == [SurveyDevice(device="b")], (
         "once, and nobody plans with it before it is known"
     )
     assert bench.give(Surveyed(device="b")) == []
     prepared = answered(bench, "b", 0.5)
-    assert prepared[0] == Plan(devices=("a", "b", "c"), is_first=False, is_beside=True)
+    assert prepared[0] == AskPlan(devices=("a", "b", "c"), is_first=False, is_beside=True)
     for name, said in ((name, said) for name in ("b", "c") for said in (WELCOME, READY)):
         beside(bench, name, said, 2)
     bench.pass_time(0.5)
@@ -716,20 +723,20 @@ def test_a_device_that_is_absent_at_first_is_surveyed_before_it_makes_ready_and_
 
 def test_a_device_that_does_not_tell_what_a_plan_needs_stays_out_and_is_asked_again_later() -> None:
     bench = short("b")
-    assert answered(bench, "b", 4.5) == [Survey(device="b")]
+    assert answered(bench, "b", 4.5) == [SurveyDevice(device="b")]
     assert bench.give(Surveyed(device="b", trouble="it fell silent")) == [
         Note(text="device b is not taken in (it fell silent)")
     ]
     assert answered(bench, "b", 5.5) == [], "it waits twice as long"
-    assert answered(bench, "b", 4.0) == [Survey(device="b")]
+    assert answered(bench, "b", 4.0) == [SurveyDevice(device="b")]
 
 
 def test_where_nothing_goes_without_it_a_device_that_was_absent_is_surveyed_at_once() -> None:
     bench = short("b", "c")
     bench.give(Closed(pipeline=1, device="a"))
-    assert answered(bench, "b", 0.5) == [Survey(device="b")]
+    assert answered(bench, "b", 0.5) == [SurveyDevice(device="b")]
     bench.give(Surveyed(device="b"))
-    assert answered(bench, "b", 4.0)[0] == Plan(devices=("b",), is_first=False)
+    assert answered(bench, "b", 4.0)[0] == AskPlan(devices=("b",), is_first=False)
 
 
 def test_a_head_that_may_begin_without_some_does_so_without_those_that_are_held_for_long() -> None:
@@ -737,7 +744,7 @@ def test_a_head_that_may_begin_without_some_does_so_without_those_that_are_held_
     bench.give(Begin())
     bench.welcomes("a", "b")
     held = Error(text="held by head x", retry_after_s=4.0)
-    assert bench.says("b", held) == [Log(text="waiting for device b at b:1: held by head x")]
+    assert bench.says("b", held) == [HeadLog(text="waiting for device b at b:1: held by head x")]
     bench.now_s = 15.5
     assert bench.says("b", held)[0] == Note(text="device b is lost (held by head x)")
     assert bench.core.membership.members == ("a",)
@@ -754,7 +761,7 @@ def test_what_does_not_fit_without_a_device_that_fell_silent_is_one_line_that_na
         "device b at b:1 did not answer within 6 s; is `flowspec daemon` running there?; without it the "
         "model lacks 4 GiB"
     )
-    assert told[-1] == GiveUp(text=text)
+    assert told[-1] == EndSession(text=text)
 
 
 def notes_of(commands: list[FormingCommand]) -> list[str]:
@@ -784,7 +791,7 @@ def test_devices_that_share_no_arithmetic_are_an_error_at_the_start() -> None:
     bench = Bench("a", "b")
     bench.has = {"a": ("fast",), "b": ("other",)}
     bench.give(Begin())
-    (command,) = [each for each in bench.welcomes("a", "b") if isinstance(each, GiveUp)]
+    (command,) = [each for each in bench.welcomes("a", "b") if isinstance(each, EndSession)]
     told = "it shares no arithmetic of float32 with the devices before it: it has other, a fast"
     assert command.text == f"device b at b:1: {told}; use --dtype int8"
 
@@ -795,14 +802,14 @@ def test_a_device_without_any_right_kernel_is_an_error_in_its_own_words() -> Non
     bench.says("a", WELCOME)
     message = Arithmetics(dtype="float32", names=(), trouble="float32 does not run right on cpu")
     told = bench.says("a", message)
-    assert told == [GiveUp(text="device a at a:1: float32 does not run right on cpu")]
+    assert told == [EndSession(text="device a at a:1: float32 does not run right on cpu")]
 
 
 def test_an_answer_about_another_precision_and_one_that_nobody_asked_for_break_the_protocol() -> None:
     bench = Bench("a")
     bench.give(Begin())
     bench.says("a", WELCOME)
-    assert isinstance(bench.says("a", Arithmetics(dtype="int8", names=("digits",)))[-1], GiveUp)
+    assert isinstance(bench.says("a", Arithmetics(dtype="int8", names=("digits",)))[-1], EndSession)
     bench = running()
     told = notes_of(bench.says("a", Arithmetics(dtype="float32", names=("x",))))
     assert told[0].startswith("device a at a:1 sent an unexpected Arithmetics")
@@ -820,9 +827,9 @@ def test_a_device_that_lacks_the_arithmetic_is_left_out_of_later_pipelines() -> 
     bench.form()
     assert bench.core.fired["lacks"] == 1
     assert back(bench, "c")[-1] == Dial(pipeline=4, device="c", role=CONTROL)
-    bench.give(Said(pipeline=4, device="c", role=CONTROL, message=WELCOME))
+    bench.give(DeviceSaid(pipeline=4, device="c", role=CONTROL, message=WELCOME))
     message = Arithmetics(dtype="float32", names=("safe",))
-    (note,) = notes_of(bench.give(Said(pipeline=4, device="c", role=CONTROL, message=message)))
+    (note,) = notes_of(bench.give(DeviceSaid(pipeline=4, device="c", role=CONTROL, message=message)))
     assert note.startswith("device c is not taken in (it lacks the arithmetic x")
     assert bench.core.fired["lacks beside"] == 1
     assert bench.core.is_formed, "the pipeline that works was not touched"
@@ -831,19 +838,21 @@ def test_a_device_that_lacks_the_arithmetic_is_left_out_of_later_pipelines() -> 
 def test_a_device_that_stands_by_and_lacks_it_does_not_keep_another_from_coming_back() -> None:
     bench = Bench("a", "b", "c")
     bench.give(Begin())
-    bench.core.handle(Planned(parts=parts_of("a", "b")), 0.0)  # c stands by
+    bench.core.handle(PlanMade(parts=parts_of("a", "b")), 0.0)  # c stands by
     bench.form()
     bench.give(Closed(pipeline=bench.core.number, device="b"))
-    bench.core.handle(Planned(parts=parts_of("a")), bench.now_s)
+    bench.core.handle(PlanMade(parts=parts_of("a")), bench.now_s)
     bench.form()
-    opened = next(each for each in back(bench, "b") if isinstance(each, Open))
+    opened = next(each for each in back(bench, "b") if isinstance(each, OpenPipeline))
     assert [part.device for part in opened.parts] == ["a", "b", "c"]
     message = Arithmetics(dtype="float32", names=("safe",))
-    bench.give(Said(pipeline=opened.pipeline, device="c", role=CONTROL, message=WELCOME))
-    (note,) = notes_of(bench.give(Said(pipeline=opened.pipeline, device="c", role=CONTROL, message=message)))
+    bench.give(DeviceSaid(pipeline=opened.pipeline, device="c", role=CONTROL, message=WELCOME))
+    (note,) = notes_of(
+        bench.give(DeviceSaid(pipeline=opened.pipeline, device="c", role=CONTROL, message=message))
+    )
     assert note.startswith("device c is not taken in (it lacks the arithmetic x")
     assert bench.core.membership.fired["unable"] == 1
-    opened = next(each for each in back(bench, "b") if isinstance(each, Open))
+    opened = next(each for each in back(bench, "b") if isinstance(each, OpenPipeline))
     assert [part.device for part in opened.parts] == ["a", "b"]
 
 
@@ -860,11 +869,11 @@ def test_where_no_pipeline_can_be_formed_with_it_another_follows_if_that_is_allo
         text = "b lacks the arithmetic x; --allow-arithmetic-change goes on with another"
         text += ", which may give other tokens"
         assert told[-1] == text
-        (end,) = [each for each in bench.pass_time(21.0) if isinstance(each, GiveUp)]
+        (end,) = [each for each in bench.pass_time(21.0) if isinstance(each, EndSession)]
         assert end.text == f"{text}; nothing changed within 20 s"
         return
     assert told[-1] == "b lacks the arithmetic x; going on with another, as soon as devices answer again"
-    assert Plan(devices=("b",), is_first=False) in back(bench, "b")
+    assert AskPlan(devices=("b",), is_first=False) in back(bench, "b")
     bench.form()
     assert bench.core.fired["another arithmetic"] == 1
     assert agreement.name == "safe"
@@ -878,5 +887,5 @@ def test_an_arithmetic_of_an_earlier_session_is_kept_or_refused_or_changed_if_th
         assert assigned(bench.welcomes("a", "b")) == dict.fromkeys("ab", expected)
     bench = Bench("a", "b", agreement=Agreement("old"))
     bench.give(Begin())
-    (end,) = [each for each in bench.welcomes("a", "b") if isinstance(each, GiveUp)]
+    (end,) = [each for each in bench.welcomes("a", "b") if isinstance(each, EndSession)]
     assert end.text.startswith("device a at a:1: it lacks the arithmetic old, which is kept, and has x")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flowspec.core.cluster.membership import Begin, Broken, Disband, Formed, Membership, Note, Planned
+from flowspec.core.cluster.membership import Begin, Broken, Disband, Formed, MembersChosen, Membership, Note
 from flowspec.core.events import (
     Cancel,
     Draft,
@@ -101,7 +101,7 @@ def test_who_waits_needs_nothing_of_a_drafter_that_cannot_hold_it() -> None:
 def test_a_drafters_device_is_told_of_as_a_drafter() -> None:
     core = Membership(["pi-3"], PATIENCE, "draft-math")
     core.handle(Begin(), 0.0)
-    core.handle(Planned(devices=("pi-3",)), 0.0)
+    core.handle(MembersChosen(devices=("pi-3",)), 0.0)
     core.handle(Formed(), 1.0)
     assert core.handle(Broken(device="pi-3", text="its connection closed"), 2.0) == [
         Note(text="drafter draft-math on pi-3 is lost (its connection closed)"),

@@ -8,26 +8,26 @@ from dataclasses import replace
 import pytest
 
 from flowspec.core.cluster.membership import (
-    Answered,
     Begin,
     Broken,
-    Changed,
     Disband,
     Formed,
     GiveUp,
     Heard,
     LinkBroken,
+    MembersChosen,
     Membership,
     MembershipCommand,
     MembershipEvent,
     Needless,
     Note,
-    Planned,
     Prepare,
     Prepared,
     Probe,
+    ProbeAnswered,
     Progressed,
     Reform,
+    SpeedChanged,
     Tick,
     Unfit,
     Unprepared,
@@ -70,7 +70,7 @@ class Bench:
             for command in self.give(self.tick):
                 if isinstance(command, Probe):
                     if command.device in self.alive:
-                        self.give(Answered(device=command.device))
+                        self.give(ProbeAnswered(device=command.device))
                 elif isinstance(command, Prepare):
                     self.prepared.append(command)
                     found += self.give(self.outcome or self.prepares or Prepared(devices=command.returning))
@@ -96,8 +96,10 @@ def test_a_pipeline_is_formed_of_all_in_their_order() -> None:
 def test_the_devices_that_are_gone_on_with_are_those_of_the_plan() -> None:
     bench = running("a", "b", "c", "d")
     bench.give(Broken(device="b", text="its connection closed"))
-    assert bench.give(Planned(devices=("a", "c"))) == [Note(text="going on with 2 devices")], "d stands by"
-    assert bench.give(Planned(devices=("a", "c", "d"))) == [], "nobody was lost since"
+    assert bench.give(MembersChosen(devices=("a", "c"))) == [Note(text="going on with 2 devices")], (
+        "d stands by"
+    )
+    assert bench.give(MembersChosen(devices=("a", "c", "d"))) == [], "nobody was lost since"
 
 
 def test_a_closed_connection_forms_another_pipeline_of_the_rest_at_once() -> None:
@@ -313,7 +315,7 @@ def test_a_second_loss_while_the_first_is_replaced_leaves_the_rest() -> None:
     assert bench.give(Broken(device="c", text="no answer within 3 s"))[-1] == Reform(devices=("b",))
 
 
-@pytest.mark.parametrize("event", [Heard(device="b"), Progressed(device="b"), Answered(device="x")])
+@pytest.mark.parametrize("event", [Heard(device="b"), Progressed(device="b"), ProbeAnswered(device="x")])
 def test_words_of_those_who_take_no_part_change_nothing(event: MembershipEvent) -> None:
     bench = running()
     bench.give(Broken(device="b", text="its connection closed"))
@@ -333,7 +335,7 @@ def test_devices_that_refuse_their_part_are_there_and_the_model_is_too_large() -
 def test_devices_that_a_plan_leaves_out_stand_by_and_are_not_missed() -> None:
     bench = Bench()
     assert bench.give(Begin()) == [Reform(devices=("a", "b", "c"))]
-    bench.give(Planned(devices=("c", "a")))
+    bench.give(MembersChosen(devices=("c", "a")))
     bench.form()
     bench.alive = {"a", "c"}
     assert bench.pass_time(30) == []
@@ -357,12 +359,12 @@ def test_what_takes_long_to_make_ready_disturbs_nobody_and_is_asked_for_once() -
     bench.tick = Tick(left_s=5.0)
     for _ in range(14):
         bench.now_s += 0.5
-        bench.give(Answered(device="b"))
+        bench.give(ProbeAnswered(device="b"))
         said = bench.give(Tick(left_s=5.0))
         if any(isinstance(command, Prepare) for command in said):
             break
     assert bench.pass_time(20) == [], "it loads"
-    bench.give(Answered(device="b", is_held=True))
+    bench.give(ProbeAnswered(device="b", is_held=True))
     assert bench.give(Prepared(devices=("b",))) == []
     assert bench.give(Tick()) == [Reform(devices=("a", "b", "c"))], (
         "what was heard of it meanwhile was our own"
@@ -391,7 +393,7 @@ def test_a_device_that_would_have_nothing_to_do_stands_by() -> None:
     )
 
 
-SLOW = Changed(text="b has slowed down to 70% of its speed (throttled, 82 degrees)")
+SLOW = SpeedChanged(text="b has slowed down to 70% of its speed (throttled, 82 degrees)")
 GOING_OVER = Note(text=f"device {SLOW.text}: going over to another plan, which is 1.20 times as fast")
 
 
@@ -495,7 +497,7 @@ def test_a_device_that_another_head_has_is_not_back() -> None:
     bench.alive.discard("b")
     for _ in range(20):
         assert bench.pass_time(1) == []
-        bench.give(Answered(device="b", is_held=True))
+        bench.give(ProbeAnswered(device="b", is_held=True))
     bench.alive.add("b")
     assert bench.pass_time(3) == [Reform(devices=("a", "b", "c"))]
 

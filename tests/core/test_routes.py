@@ -13,9 +13,9 @@ from flowspec.core.methods.cosine import Cosine
 from flowspec.core.methods.specrouter import SpecRouter, similarity
 from flowspec.core.protocol.messages import Sampling
 from flowspec.plan.timing import Curve
-from flowspec.sim.board import BoardSpec
 from flowspec.sim.device import DeviceSpec
 from flowspec.sim.drafter import FakeDrafter
+from flowspec.sim.drafter_device import DrafterDeviceSpec
 from flowspec.sim.experiment import Experiment
 from flowspec.sim.language import HashLanguage
 from flowspec.sim.world import Handled, World
@@ -41,7 +41,7 @@ class Run:
         answers: int = 4,
         at_once: bool = False,
         lost: int | None = None,
-        boards: tuple[BoardSpec, ...] = (),
+        boards: tuple[DrafterDeviceSpec, ...] = (),
         **options: Any,
     ) -> None:
         self.asked: Counter[int] = Counter()
@@ -149,9 +149,9 @@ def test_a_board_that_others_wait_for_keeps_its_drafters_apart() -> None:
         (0.9, 0.9, 0.9),
         drafting=(Curve(base_s=0.02),) * 3,
         answers=6,
-        boards=(BoardSpec(drafters=(0, 1, 2)),),
+        boards=(DrafterDeviceSpec(drafters=(0, 1, 2)),),
     )
-    assert run.method._teams.size == 1
+    assert run.method._team_size.size == 1
     assert len(run.asked) > 1
 
 

@@ -20,7 +20,7 @@ from flowspec.model.kernels import kernels_of, packing_of
 from flowspec.model.pieces import Span
 from flowspec.model.quantised import QuantisedLinear, quantise
 from flowspec.model.slice import Slice
-from flowspec.model.trials import Trial, Verdict
+from flowspec.model.trials import Trial, TrialVerdict
 from flowspec.runtime.loading import slice_memory
 from tests.model.slices import CPU, assert_faithful, load, packed_layer
 
@@ -42,7 +42,7 @@ def use(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     has."""
     monkeypatch.setattr("flowspec.model.kernels.has_instructions", lambda dtype: False)
     monkeypatch.setattr("flowspec.model.kernels.has_products", lambda dtype: False)
-    verdicts = (Verdict(kernel=kernel, fault=""),)
+    verdicts = (TrialVerdict(kernel=kernel, fault=""),)
     monkeypatch.setattr(
         "flowspec.model.kernels.tried",
         lambda dtype, device: Trial(dtype=dtype, device=device, verdicts=verdicts),

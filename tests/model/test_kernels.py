@@ -24,7 +24,7 @@ from flowspec.model.arithmetic.operations import Sight
 from flowspec.model.attention import TreeRows
 from flowspec.model.kernels import DIGITS, Kernel, kernels_of, packing_of
 from flowspec.model.quantised import QuantisedLinear
-from flowspec.model.trials import ATTENTION, COMPILED, NOT_BUILT, Trial, Verdict, run_trial
+from flowspec.model.trials import ATTENTION, COMPILED, NOT_BUILT, Trial, TrialVerdict, run_trial
 from tests.model.broken_kernels import (
     OffInOneScale,
     RightForTheFirstRowCount,
@@ -58,7 +58,7 @@ def test_the_kernel_that_is_used_here_is_right(dtype: str) -> None:
     found = run_trial(dtype, "cpu")
     assert found.kernel in [kernel.name for kernel in kernels_of(dtype, CPU)]
     judged = [verdict for verdict in found.verdicts if verdict.kernel in (ATTENTION, COMPILED)]
-    assert judged[-1] == Verdict(kernel=ATTENTION, fault="")
+    assert judged[-1] == TrialVerdict(kernel=ATTENTION, fault="")
     assert not any(verdict.fault for verdict in judged)
     assert found.right[0].kernel == found.kernel
     assert packing_of(dtype, CPU) is next(
@@ -189,8 +189,8 @@ def test_after_an_error_of_cuda_the_next_kernel_is_tried_in_a_new_process(
 ) -> None:
     found = run_trial("int8", "cuda:0", folder=tmp_path, command=[sys.executable, "-c", FAILS_ONCE])
     assert found.verdicts == (
-        Verdict(kernel="first", fault="fails: CUDA error"),
-        Verdict(kernel="second", fault=""),
+        TrialVerdict(kernel="first", fault="fails: CUDA error"),
+        TrialVerdict(kernel="second", fault=""),
     )
 
     def fail(dtype: str, device: torch.device, progress: Callable[[], None]) -> str:
@@ -386,7 +386,7 @@ def test_a_precision_without_a_right_kernel_is_refused_in_a_line(tmp_path: Path)
     trial = Trial(
         dtype="int8",
         device="cpu",
-        verdicts=(Verdict(kernel=ATTENTION, fault="is wrong"), Verdict(kernel="plain", fault="")),
+        verdicts=(TrialVerdict(kernel=ATTENTION, fault="is wrong"), TrialVerdict(kernel="plain", fault="")),
     )
     assert trial.kernel == "", "nothing takes attention's place"
 

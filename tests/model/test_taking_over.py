@@ -10,7 +10,7 @@ import torch
 
 from flowspec.bench.checkpoints import SMALL, make_checkpoint
 from flowspec.model.files import ModelFiles
-from flowspec.model.pieces import Kept, Span
+from flowspec.model.pieces import KeptModules, Span
 from flowspec.model.slice import Slice
 from flowspec.model.tensors import Tensors
 from tests.model.slices import CPU
@@ -95,7 +95,7 @@ def test_both_ends_of_a_tied_matrix_are_taken_over_where_they_are_the_same_param
 def test_what_is_kept_counts_with_its_weights(folder: Path) -> None:
     part = Slice.load(ModelFiles(str(folder)), span((0, 4)), "float32", CPU)
     assert part.pieces.kept_for(span((0, 4))).weight_bytes == part.weight_bytes
-    assert Kept(layers={}).weight_bytes == 0
+    assert KeptModules(layers={}).weight_bytes == 0
     assert part.pieces.kept_for(span((1, 2))).weight_bytes == sum(
         weight.numel() * weight.element_size() for weight in part.pieces.layers[1].parameters()
     )

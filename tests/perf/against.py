@@ -32,7 +32,7 @@ from flowspec.errors import FlowSpecError
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder
 from flowspec.model.prompts import Prompt, read_prompts
 from flowspec.runtime.decoding import Decoding
-from flowspec.runtime.session import Cluster, ClusterOptions, Limits, open_cluster
+from flowspec.runtime.session import ClusterOptions, Limits, OpenCluster, open_cluster
 from tests.command import Parser, run_command
 from tests.perf import beside
 from tests.perf.beside import WARM_UP_TOKENS, Timed, first_of_each
@@ -57,7 +57,7 @@ Ask = Callable[[PlainCase], Said]
 
 
 @contextlib.contextmanager
-def ours(cluster: Cluster, method: str) -> Iterator[Ask]:
+def ours(cluster: OpenCluster, method: str) -> Iterator[Ask]:
     """A session with one of our methods."""
     with cluster.session(Decoding(method=method), lambda text, share: None) as session:
 
@@ -141,7 +141,7 @@ class StopWatch:
 
 
 def measure(
-    cluster: Cluster, prompts: Sequence[Prompt], cases: Sequence[PlainCase], rounds: int
+    cluster: OpenCluster, prompts: Sequence[Prompt], cases: Sequence[PlainCase], rounds: int
 ) -> tuple[list[Timed], dict[str, Counter[str]]]:
     """Every case by everyone in every round, and how the answers agree; raises `FlowSpecError` for a wrong
     one of ours."""

@@ -32,7 +32,7 @@ from flowspec.model.files import BUNDLED, bundled_folder
 from flowspec.model.prompts import Prompt, read_prompts
 from flowspec.model.text import Tokenizer, recommended
 from flowspec.runtime.decoding import Decoding
-from flowspec.runtime.session import Cluster, ClusterOptions, Limits, Session, open_cluster
+from flowspec.runtime.session import ClusterOptions, Limits, OpenCluster, Session, open_cluster
 from flowspec.runtime.token_stream import Timing, timed
 from tests.command import Parser, run_command
 
@@ -53,7 +53,7 @@ class Timed:
 
 
 def measure(
-    cluster: Cluster,
+    cluster: OpenCluster,
     methods: Sequence[str],
     drafter: str | None,
     prompts: Sequence[Prompt],

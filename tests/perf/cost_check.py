@@ -25,7 +25,7 @@ from flowspec.bench.fitting import error, fit
 from flowspec.bench.measure import (
     QUICK,
     Effort,
-    Machine,
+    MeasuredMachine,
     Task,
     made_model,
     measure_beside,
@@ -47,7 +47,7 @@ MADE = ModelShape(
 )
 
 
-def stage_of(machine: Machine, files: ModelFiles) -> Slice:
+def stage_of(machine: MeasuredMachine, files: ModelFiles) -> Slice:
     """The second quarter of a model's layers: neither embedding nor `lm_head`."""
     count = files.config().num_hidden_layers
     return Slice.load(
@@ -58,7 +58,7 @@ def stage_of(machine: Machine, files: ModelFiles) -> Slice:
     )
 
 
-def check(machine: Machine, effort: Effort, rows: Sequence[int]) -> dict[str, Any]:
+def check(machine: MeasuredMachine, effort: Effort, rows: Sequence[int]) -> dict[str, Any]:
     """The profile that was fitted, and for each model and number of rows what it predicts and what was
     measured."""
     stages: dict[str, tuple[ModelShape, Slice]] = {}
@@ -103,7 +103,7 @@ def check(machine: Machine, effort: Effort, rows: Sequence[int]) -> dict[str, An
 
 def run(args: argparse.Namespace) -> int:
     torch.set_num_threads(args.threads)
-    machine = Machine(device=find(args.device).device, dtype=args.dtype)
+    machine = MeasuredMachine(device=find(args.device).device, dtype=args.dtype)
     found = check(machine, replace(QUICK, rounds=args.rounds).fitting(machine), args.rows)
     if args.json:
         print(json.dumps(found))

@@ -18,7 +18,7 @@ from flowspec.plan.partition import Arrangement, Partition
 from flowspec.plan.planner import DoesNotFit, make_plan
 from flowspec.plan.profile import find_profile
 from flowspec.plan.shape import eagle_shape, find_shape
-from flowspec.plan.sites import Drafter, Network, Wish, site
+from flowspec.plan.sites import Network, PlannedDrafter, Wish, site
 from flowspec.plan.timing import LinkSpec
 
 BOARDS = ("jetson-orin-nano", "raspberry-pi-5", "old-laptop", "raspberry-pi-4")
@@ -65,7 +65,9 @@ def small_wish(number: int) -> Wish:
         shape=shape,
         weights=weights_of(shape),
         precisions=("float16",),
-        drafter=Drafter(name="eagle", shape=eagle_shape(shape), acceptance=chance.choice((0.3, 0.635, 0.8))),
+        drafter=PlannedDrafter(
+            name="eagle", shape=eagle_shape(shape), acceptance=chance.choice((0.3, 0.635, 0.8))
+        ),
         users=chance.choice((1, 1, 3)),
     )
 

@@ -35,12 +35,12 @@ def serve(pipe: Connection, model: str, dtype: str, rows: Sequence[int]) -> None
     a pass."""
     import torch
 
-    from flowspec.bench.measure import Machine, head_task, pass_task
+    from flowspec.bench.measure import MeasuredMachine, head_task, pass_task
     from flowspec.model.pieces import Span
     from flowspec.model.slice import Slice
 
     torch.set_num_threads(1)
-    machine = Machine(device=torch.device("cpu"), dtype=dtype)
+    machine = MeasuredMachine(device=torch.device("cpu"), dtype=dtype)
     files = ModelFiles(model)
     count = files.config().num_hidden_layers
     part = Slice.load(files, Span(first=0, end=count, count=count), dtype, machine.device)

@@ -35,7 +35,7 @@ from flowspec.plan.memory import weights_of
 from flowspec.plan.planner import DoesNotFit, Plan, make_plan, rate_split
 from flowspec.plan.profile import find_profile, profile_names
 from flowspec.plan.shape import find_shape
-from flowspec.plan.sites import Drafter, Network, Site, Wish, site
+from flowspec.plan.sites import Network, PlannedDrafter, Site, Wish, site
 from flowspec.plan.split import even_split, weighted_split
 from flowspec.plan.timing import LinkSpec
 from tests.command import Parser, run_command
@@ -122,7 +122,7 @@ def drawn(number: int, users: int = 1) -> Wish:
         shape=shape,
         weights=weights_of(shape),
         precisions=(chance.choice(PRECISIONS),),
-        drafter=Drafter(
+        drafter=PlannedDrafter(
             name="eagle", shape=find_shape(f"eagle-{shape.name}"), acceptance=chance.choice(ACCEPTANCES)
         ),
         typical_context=TYPICAL_CONTEXT,

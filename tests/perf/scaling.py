@@ -51,10 +51,10 @@ def measure(asked: Scaling, grid: Sequence[Column], step: Step) -> list[Point]:
     for devices, setup, users in grid:
         testbed = asked.testbed(devices)
         step(f"{setup.name}, {devices} devices, warming up")
-        learnt = asked.warm_up(testbed, setup, max(users))
+        experience = asked.warm_up(testbed, setup, max(users))
         for count in users:
             step(f"{setup.name}, {devices} devices, users: {count}")
-            found.append(asked.run(testbed, setup, count, learnt))
+            found.append(asked.run(testbed, setup, count, experience))
     return found
 
 

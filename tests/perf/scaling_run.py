@@ -18,7 +18,7 @@ from flowspec.bench.recording import is_plain
 from flowspec.bench.simulated import run_many
 from flowspec.bench.synthetic import PROMPT_TOKENS, Synthetic, synthetic_cases
 from flowspec.bench.trace import Trace, slots_of
-from flowspec.core.head.head import Learnt
+from flowspec.core.head.head import Experience
 from flowspec.core.protocol.messages import Sampling
 from flowspec.core.protocol.precision import PRECISION_BYTES
 from flowspec.errors import FlowSpecError
@@ -111,16 +111,16 @@ class Scaling:
             else min(self.tokens, max(MANY_TOKENS_MIN, MANY_STAGE_TOKENS // devices))
         )
 
-    def run(self, testbed: Testbed, setup: Setup, users: int, learnt: Learnt | None = None) -> Point:
+    def run(self, testbed: Testbed, setup: Setup, users: int, experience: Experience | None = None) -> Point:
         """All users' answers in one world; raises `WrongAnswer`."""
         cases = synthetic_cases(users, [Sampling()], self.tokens_of(len(testbed.devices), users))
         trace = _HeadTrace()
         wall_s, cpu_s = time.perf_counter(), time.process_time()
-        world = self._answer(testbed, setup, cases, deepcopy(learnt), trace)
+        world = self._answer(testbed, setup, cases, deepcopy(experience), trace)
         wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
         return _point(testbed, setup, world, cases, trace, wall_s, cpu_s)
 
-    def warm_up(self, testbed: Testbed, setup: Setup, users: int) -> Learnt | None:
+    def warm_up(self, testbed: Testbed, setup: Setup, users: int) -> Experience | None:
         """What a head knows after a short answer to somebody else than the first `users`; nothing where it
         does not draft."""
         if setup.method == AR:
@@ -128,14 +128,14 @@ class Scaling:
         world = self._answer(
             testbed, setup, synthetic_cases(users + 1, [Sampling()], WARM_UP_TOKENS)[-1:], None, None
         )
-        return world.head.learnt()
+        return world.head.experience()
 
     def _answer(
         self,
         testbed: Testbed,
         setup: Setup,
         cases: Sequence[PlainCase],
-        learnt: Learnt | None,
+        experience: Experience | None,
         trace: _HeadTrace | None,
     ) -> World:
         context = PROMPT_TOKENS + cases[0].new_tokens_max
@@ -145,7 +145,7 @@ class Scaling:
             drafters[SYNTHETIC] = DrafterForEach(
                 [made for case in cases if (made := drafting.begin(case)()) is not None]
             )
-        world = run_many(testbed, setup, cases, drafters, context, learnt, trace)
+        world = run_many(testbed, setup, cases, drafters, context, experience, trace)
         for request, case in enumerate(cases):
             (answer,) = world.answers[request]
             if answer.end is None or not is_plain(case, tuple(answer.tokens), answer.end.reason):
@@ -222,7 +222,7 @@ def _point(
         bound_tokens_per_s=1 / slots.bound_s(S, rho) if slots and len(cases) == 1 else None,
         stage_busy=max(device.busy_s for device in world.devices) / times_s[-1],
         link_busy=max(link.busy_s for link in world.data) / times_s[-1],
-        drafter_busy=world.drafter_busy_s / times_s[-1],
+        drafter_busy=sum(board.busy_s for board in world.boards) / times_s[-1],
         head_busy=head.events * testbed.head_s / times_s[-1],
         events=world.events,
         events_per_token=world.events / tokens,

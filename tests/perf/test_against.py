@@ -12,19 +12,19 @@ import torch
 
 from flowspec.bench.plain import PlainCase
 from flowspec.model.files import BUNDLED
-from flowspec.runtime.session import Cluster, ClusterOptions, open_cluster
+from flowspec.runtime.session import ClusterOptions, OpenCluster, open_cluster
 from tests.perf import against
 from tests.perf.against import ASSISTED, PLAIN, Said, StopWatch, Theirs
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def cluster() -> Iterator[OpenCluster]:
     with open_cluster(ClusterOptions(model=BUNDLED, dtype="float32", local=2)) as opened:
         yield opened
 
 
 @pytest.fixture
-def options(tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def options(tmp_path: Path, cluster: OpenCluster, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     (tmp_path / "few.jsonl").write_text(
         json.dumps({"category": "plays", "turns": ["Continue the play:\nDUKE:\nWho comes so late?"]})
     )

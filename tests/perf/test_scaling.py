@@ -17,7 +17,7 @@ from flowspec.bench.synthetic import Synthetic, synthetic_cases
 from flowspec.core.protocol.messages import Commit, Part, Release, Sampling, Segment
 from flowspec.errors import InputError
 from flowspec.plan.timing import LinkSpec
-from flowspec.sim.record import Answer
+from flowspec.sim.record import SimulatedAnswer
 from tests.perf import scaling_plot
 from tests.perf.scaling import columns, main, measure
 from tests.perf.scaling_run import Point, Scaling, WrongAnswer, memory_of
@@ -97,7 +97,7 @@ def test_equal_runs_are_equal() -> None:
 def test_a_wrong_answer_is_an_error_that_names_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     def lying(*args: object) -> object:
         world = run_many(*args)  # type: ignore[arg-type]
-        answer: Answer = world.answers[1][0]
+        answer: SimulatedAnswer = world.answers[1][0]
         answer.tokens[3] += 1
         return world
 

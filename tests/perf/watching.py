@@ -31,7 +31,7 @@ from flowspec.model.files import BUNDLED
 from flowspec.model.prompts import Prompt, read_prompts
 from flowspec.model.text import Tokenizer, recommended
 from flowspec.runtime.decoding import Decoding
-from flowspec.runtime.session import Cluster, ClusterOptions, Limits, Session, open_cluster
+from flowspec.runtime.session import ClusterOptions, Limits, OpenCluster, Session, open_cluster
 from flowspec.runtime.token_stream import Timing
 from flowspec.runtime.watching import EVERY_S, Watch, watch_session
 from tests.command import Parser, run_command
@@ -73,7 +73,7 @@ class Page:
 
 
 def measure(
-    cluster: Cluster, method: str, prompts: Sequence[Prompt], tokens: int, pairs: int
+    cluster: OpenCluster, method: str, prompts: Sequence[Prompt], tokens: int, pairs: int
 ) -> list[dict[str, Any]]:
     """Rates of each pair; raises `FlowSpecError` where answers differ."""
     tokenizer = Tokenizer(cluster.files)

@@ -16,7 +16,7 @@ from flowspec.plan.partition import Arrangement, Partition
 from flowspec.plan.planner import DoesNotFit, Plan, make_plan, make_plans, rate_split
 from flowspec.plan.profile import DeviceProfile, find_profile
 from flowspec.plan.shape import ModelShape, eagle_shape, find_shape
-from flowspec.plan.sites import Drafter, Network, Site, Wish, site
+from flowspec.plan.sites import Network, PlannedDrafter, Site, Wish, site
 from flowspec.plan.split import even_split
 from flowspec.plan.timing import LinkSpec
 
@@ -32,7 +32,7 @@ def wish_of(*boards: str, shape: ModelShape = SHAPE, precision: str = "float16",
         shape=shape,
         weights=weights_of(shape),
         precisions=(precision,),
-        drafter=Drafter(name="eagle", shape=eagle_shape(shape), acceptance=0.635),
+        drafter=PlannedDrafter(name="eagle", shape=eagle_shape(shape), acceptance=0.635),
     )
     return replace(wish, **changes)  # type: ignore[arg-type]
 
@@ -147,7 +147,7 @@ def test_the_head_runs_where_it_must() -> None:
 
 def test_a_useless_drafter_is_not_planned_with() -> None:
     wish = wish_of("raspberry-pi-5", "raspberry-pi-5", precision="int4")
-    plan = make_plan(replace(wish, drafter=Drafter(name="a", shape=SHAPE, acceptance=0.05)))
+    plan = make_plan(replace(wish, drafter=PlannedDrafter(name="a", shape=SHAPE, acceptance=0.05)))
     assert not plan.guesses
     assert plan.forecast == plan.plain
     assert plan.forecast.nodes == 1

@@ -35,7 +35,7 @@ from flowspec.runtime.remote_drafter import PlacedDrafter
 from flowspec.runtime.replanning import replan
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.token_stream import TokenStream
-from flowspec.runtime.transport import Link, Wake, dial
+from flowspec.runtime.transport import Sender, Wake, dial
 from flowspec.runtime.weights.server import WeightServer
 from flowspec.wire.codec import decode
 
@@ -135,7 +135,7 @@ class Peer:
     ) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.socket = dial(self.context, address, device, keys)
-        self.link = Link(self.socket, incarnation=incarnation, sender=name)
+        self.link = Sender(self.socket, incarnation=incarnation, sender=name)
         self.hello = Hello(name=name, version=version, role=role)
 
     def __enter__(self) -> Peer:

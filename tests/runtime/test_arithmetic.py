@@ -25,7 +25,7 @@ from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalDaemon
 from flowspec.runtime.pipelines import Recovery
 from flowspec.runtime.replanning import replan
-from flowspec.runtime.token_stream import Changed
+from flowspec.runtime.token_stream import ArithmeticChanged
 from tests.daemons import DaemonProcess, daemon_process
 from tests.runtime.clusters import PROMPT, Peer, plan_for, submit, tokens_of, whole_model
 
@@ -139,7 +139,7 @@ def test_where_it_cannot_be_kept_the_answer_stops_or_goes_on_and_says_from_which
                 return
             assert found == expected(folder, 150)
             ((changed),) = answer.changes
-            assert isinstance(changed, Changed)
+            assert isinstance(changed, ArithmeticChanged)
             assert (answer.arithmetic, changed.arithmetic, head.arithmetic) == ("fast", "digits", "digits")
             assert 5 <= changed.token < 150
             assert f"the answer goes on with the arithmetic digits from token {changed.token + 1} on" in notes

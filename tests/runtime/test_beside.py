@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from flowspec.bench.checkpoints import make_variant
-from flowspec.core.cluster.holding import Loaded, Room
+from flowspec.core.cluster.daemon import Loaded, SliceRoom
 from flowspec.core.events import OpenCache
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import Assign
@@ -19,7 +19,7 @@ from flowspec.model.files import ModelFiles
 from flowspec.model.pieces import Span
 from flowspec.model.slice import Slice
 from flowspec.runtime import beside, loading
-from flowspec.runtime.compute import ComputeThread, Failed
+from flowspec.runtime.compute import ComputeThread, WorkFailed
 from flowspec.runtime.machine import Machine
 from flowspec.runtime.transport import Wake
 from flowspec.runtime.weights.line import Asked, LoadProgress
@@ -64,7 +64,7 @@ class Bench:
             is_beside=is_beside,
         )
 
-    def result(self, hold: int) -> Loaded | Failed:
+    def result(self, hold: int) -> Loaded | WorkFailed:
         """How it went for a hold; questions are answered on the way."""
         while True:
             while not self.compute.results:
@@ -79,7 +79,7 @@ class Bench:
             elif isinstance(found, LoadProgress):
                 self.progress.append(found.doing)
             else:
-                assert isinstance(found, Loaded | Failed)
+                assert isinstance(found, Loaded | WorkFailed)
                 return found
 
     def load(self, hold: int, bounds: tuple[int, int]) -> Loaded:
@@ -88,7 +88,7 @@ class Bench:
         assert isinstance(found, Loaded), found
         return found
 
-    def make_ready(self, hold: int, bounds: tuple[int, int]) -> Loaded | Failed:
+    def make_ready(self, hold: int, bounds: tuple[int, int]) -> Loaded | WorkFailed:
         self.compute.make_ready(hold, self.assign(bounds, is_beside=True))
         return self.result(hold)
 
@@ -136,7 +136,7 @@ def test_without_memory_for_both_it_is_checked_and_told_how_long_loading_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bench.load(1, FIRST)
-    monkeypatch.setattr(loading, "room_beside", lambda *args: Room.AFTER)
+    monkeypatch.setattr(loading, "room_beside", lambda *args: SliceRoom.AFTER)
     made = bench.make_ready(2, NEXT)
     assert isinstance(made, Loaded)
     assert made.load_s > 0
@@ -151,11 +151,11 @@ def test_what_fits_nowhere_is_refused_and_the_slice_that_runs_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bench.load(1, FIRST)
-    monkeypatch.setattr(loading, "room_beside", lambda *args: Room.NONE)
+    monkeypatch.setattr(loading, "room_beside", lambda *args: SliceRoom.NONE)
     fetches: list[object] = []
     monkeypatch.setattr(loading.SliceLoad, "fetch", fetches.append)
     made = bench.make_ready(2, NEXT)
-    assert isinstance(made, Failed)
+    assert isinstance(made, WorkFailed)
     assert str(made.error).startswith("layers 2 to 5 need")
     assert fetches == [], "only what fits is fetched"
     assert is_right(bench, FIRST)
@@ -179,7 +179,7 @@ def test_what_is_made_ready_for_nobody_any_more_ends_soon(bench: Bench) -> None:
     bench.compute.make_ready(2, bench.assign(NEXT, is_beside=True))
     bench.compute.end_making_ready(2)
     found = bench.result(2)
-    assert isinstance(found, Failed)
+    assert isinstance(found, WorkFailed)
     assert str(found.error) == "the head let go before all weights were there"
     assert bench.make_ready(3, NEXT) is not None
     assert bench.load(4, NEXT).reused
@@ -199,12 +199,12 @@ def test_memory_that_is_left_is_for_layers_and_for_caches_that_are_open(
     monkeypatch.setattr(loading, "accelerator_of", lambda device: Here())
     need = loading.SliceMemory(weight_bytes=1 << 20, cache_bytes=10)
     machine = Machine(device="cpu")
-    assert loading.room_beside(need, None, part, machine) is Room.BESIDE
+    assert loading.room_beside(need, None, part, machine) is SliceRoom.BESIDE
     part.open_cache(1, CONTEXT)
-    assert loading.room_beside(need, None, part, machine) is Room.AFTER
+    assert loading.room_beside(need, None, part, machine) is SliceRoom.AFTER
     free_bytes = 0
     kept = part.pieces.kept_for(part.span)
-    assert loading.room_beside(need, kept, part, machine) is Room.NONE
+    assert loading.room_beside(need, kept, part, machine) is SliceRoom.NONE
 
 
 def test_the_thread_that_loads_has_a_low_priority(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

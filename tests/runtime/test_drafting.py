@@ -13,7 +13,7 @@ from flowspec.core.events import Draft, Drafted, ToDrafter
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Proposal, Release, Segment, VerifiedPart
 from flowspec.errors import ClusterError, InputError
-from flowspec.runtime.compute import Crashed, Failed, to_wire
+from flowspec.runtime.compute import Crashed, WorkFailed, to_wire
 from flowspec.runtime.drafting import DraftThread
 from flowspec.runtime.transport import Wake
 
@@ -108,7 +108,7 @@ def test_the_first_failure_is_told_and_nothing_more_is_done(
     running.post(job(0))
     running.post(job(1))
     found = result(running, wake)
-    assert isinstance(found, Crashed if shown is KeyError else Failed)
+    assert isinstance(found, Crashed if shown is KeyError else WorkFailed)
     assert isinstance(found.error, shown)
     running.stop(WAIT_S)
     assert not running.results

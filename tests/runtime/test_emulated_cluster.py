@@ -16,7 +16,7 @@ from flowspec.model.reference import Reference
 from flowspec.plan.timing import INSTANT, Curve, LinkSpec
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.emulation import DeviceEmulation, Emulation
-from flowspec.runtime.session import Cluster, ClusterOptions, Limits, open_cluster
+from flowspec.runtime.session import ClusterOptions, Limits, OpenCluster, open_cluster
 from flowspec.runtime.transport import TIMER_EARLY_S
 from tests.runtime.clusters import PROMPT, tokens_of
 
@@ -25,7 +25,7 @@ SAMPLING_S = 0.005
 DELAY_S = 0.02
 
 
-def open_emulated(folder: Path, curve: Curve) -> contextlib.AbstractContextManager[Cluster]:
+def open_emulated(folder: Path, curve: Curve) -> contextlib.AbstractContextManager[OpenCluster]:
     link = LinkSpec(delay_s=DELAY_S, bandwidth_mbps=100.0, jitter_s=0.001)
     declared = DeviceEmulation(layers=curve, sampling=Curve(base_s=SAMPLING_S), outgoing=link, row_bytes=4096)
     emulation = Emulation(
@@ -44,7 +44,7 @@ def open_emulated(folder: Path, curve: Curve) -> contextlib.AbstractContextManag
 
 
 @pytest.fixture(scope="module")
-def emulated(folder: Path) -> Iterator[Cluster]:
+def emulated(folder: Path) -> Iterator[OpenCluster]:
     with open_emulated(folder, STAGE) as opened:
         yield opened
 
@@ -55,7 +55,7 @@ def emulated(folder: Path) -> Iterator[Cluster]:
     ids=lambda decoding: decoding.method,
 )
 def test_an_emulated_cluster_answers_exactly_and_takes_its_time(
-    emulated: Cluster, reference: Reference, decoding: Decoding
+    emulated: OpenCluster, reference: Reference, decoding: Decoding
 ) -> None:
     # So few passes that no verdict on this machine's speed is due.
     told: list[tuple[HeadEvent, Sequence[HeadCommand], float]] = []

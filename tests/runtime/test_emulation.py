@@ -31,11 +31,10 @@ from flowspec.runtime.emulation import (
     devices_to_json,
     wait_until,
 )
-from flowspec.runtime.transport import Link, Wake, patience_ms
+from flowspec.runtime.transport import Sender, Wake, patience_ms
 from flowspec.sim.clock import Clock
-from flowspec.sim.device import Device, DeviceSpec
-from flowspec.sim.link import INCARNATION
-from flowspec.sim.link import Link as SimulatedLink
+from flowspec.sim.device import DeviceSpec, SimulatedDevice
+from flowspec.sim.link import INCARNATION, SimulatedLink
 from flowspec.wire.codec import Envelope, Tensor, decode, encode
 
 CURVE = Curve(base_s=0.03, row_s=0.004, extra_row_s=0.001, fixed_s=0.002, context_s=1e-5)
@@ -102,7 +101,7 @@ def simulated_end(
     """When the simulator's device ends a job that begins at 0."""
     clock, ends = Clock(), []
     spec = DeviceSpec(curve=CURVE, layers=layers, sampling=SAMPLING)
-    simulated = Device(clock, spec, 0, NoLayers(), is_last, lambda done: ends.append(done.ended_s))
+    simulated = SimulatedDevice(clock, spec, 0, NoLayers(), is_last, lambda done: ends.append(done.ended_s))
     simulated.run(job)
     for at_s, rows in trims:
         clock.at(
@@ -328,11 +327,11 @@ def test_messages_arrive_when_the_simulator_says_so(spec: LinkSpec, row_bytes: i
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[Link, zmq.Socket[bytes]]]:
+def pair() -> Iterator[tuple[Sender, zmq.Socket[bytes]]]:
     with zmq.Context() as context, context.socket(zmq.PAIR) as sending, context.socket(zmq.PAIR) as receiving:
         receiving.bind("inproc://pair")
         sending.connect("inproc://pair")
-        yield Link(sending, incarnation=1, sender="a"), receiving
+        yield Sender(sending, incarnation=1, sender="a"), receiving
 
 
 def arrived(socket: zmq.Socket[bytes]) -> list[tuple[int, Any]]:
@@ -344,7 +343,7 @@ def arrived(socket: zmq.Socket[bytes]) -> list[tuple[int, Any]]:
 
 
 def test_a_shaped_link_keeps_messages_until_they_are_due_and_counts_them_in_order(
-    pair: tuple[Link, zmq.Socket[bytes]],
+    pair: tuple[Sender, zmq.Socket[bytes]],
 ) -> None:
     link, receiving = pair
     pong = Pong(queued=0, done=0, memory_bytes=1)

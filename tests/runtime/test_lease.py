@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from flowspec.core.cluster.holding import Caller, Greeted, Said
+from flowspec.core.cluster.daemon import Caller, CallerSaid, Greeted
 from flowspec.runtime import daemon as module
 from flowspec.runtime import timeouts
 from flowspec.runtime.daemon import Daemon
@@ -29,10 +29,10 @@ def test_a_turn_that_was_held_up_does_not_end_a_hold(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
         monkeypatch.setattr(daemon._driver, "_do", lambda command: done.append(type(command).__name__))
         held._poller = SimpleNamespace(poll=lambda timeout_ms: [])
-        held._clerk = SimpleNamespace(answer=hold_up)
+        held._worker = SimpleNamespace(answer=hold_up)
         head = Caller("head", "head-control", 1)
         core.handle(Greeted(caller=head), clock.now_s)
-        core.handle(Said(caller=head, message=whole_model("m", "f")), clock.now_s)
+        core.handle(CallerSaid(caller=head, message=whole_model("m", "f")), clock.now_s)
         daemon._turn()
         assert done == [], "nobody has looked yet whether the head said something meanwhile"
         daemon._turn()

@@ -39,7 +39,7 @@ from flowspec.core.protocol.weight_messages import AskModel
 from flowspec.core.stage.stage import StageCore
 from flowspec.model.files import ModelFiles
 from flowspec.model.step_by_step import StepByStep
-from flowspec.runtime.compute import ComputeThread, Crashed, Failed, Loaded, LoadProgress, Result
+from flowspec.runtime.compute import ComputeThread, Crashed, Loaded, LoadProgress, Result, WorkFailed
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.machine import Machine
 from flowspec.runtime.session import ClusterOptions, Limits, open_cluster
@@ -124,7 +124,7 @@ def result(compute: ComputeThread, wake: Wake) -> Result:
             )
             wake.clear()
         _, found = compute.results.popleft()
-        assert not isinstance(found, Failed | Crashed), found
+        assert not isinstance(found, WorkFailed | Crashed), found
         if not isinstance(found, LoadProgress):
             return found
 

@@ -17,7 +17,7 @@ from flowspec.core.protocol.messages import Expand, Proposal, Proposed, Release,
 from flowspec.errors import BrokenError, ClusterError
 from flowspec.model.files import bundled_folder
 from flowspec.runtime import remote_drafter
-from flowspec.runtime.compute import Failed
+from flowspec.runtime.compute import WorkFailed
 from flowspec.runtime.local import LocalDaemon
 from flowspec.runtime.remote_drafter import RemoteDrafter, Told
 from flowspec.runtime.transport import Wake
@@ -202,6 +202,6 @@ def test_one_that_cannot_be_had_at_first_is_an_error_and_later_a_note(rig: Rig) 
     other = Rig()
     other.do(refuse)
     failed = other.result()
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, WorkFailed)
     other.drafter.stop(WAIT_S)
     other.wake.close()

@@ -11,7 +11,7 @@ from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.reference import Reference
 from flowspec.model.text import Tokenizer
 from flowspec.runtime.session import Session
-from flowspec.serve.tally import Tally
+from flowspec.serve.totals import Totals
 from tests.serve.servers import Running, running
 
 
@@ -21,14 +21,14 @@ def reference() -> Reference:
 
 
 @pytest.fixture(scope="module")
-def tally() -> Tally:
-    return Tally()
+def totals() -> Totals:
+    return Totals()
 
 
 @pytest.fixture(scope="module")
-def llm(tally: Tally) -> Iterator[LLM]:
-    with LLM(dtype="float32", local=2, drafter="ngram", on_note=tally.note) as found:
-        found.session.head.observe(tally.on_event)
+def llm(totals: Totals) -> Iterator[LLM]:
+    with LLM(dtype="float32", local=2, drafter="ngram", on_note=totals.note) as found:
+        found.session.head.observe(totals.on_event)
         yield found
 
 
@@ -44,6 +44,6 @@ def tokenizer(llm: LLM) -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def server(llm: LLM, tally: Tally) -> Iterator[Running]:
-    with running(llm, tally=tally) as found:
+def server(llm: LLM, totals: Totals) -> Iterator[Running]:
+    with running(llm, totals=totals) as found:
         yield found

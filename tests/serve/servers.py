@@ -18,7 +18,7 @@ from flowspec.llm import LLM
 from flowspec.serve.app import Doors
 from flowspec.serve.server import Stop, bind, serve, url_of
 from flowspec.serve.service import Service, ServiceOptions
-from flowspec.serve.tally import Tally
+from flowspec.serve.totals import Totals
 from tests.runtime.clusters import wait_until
 
 MODEL = "flowspec-demo"
@@ -72,7 +72,7 @@ def running(
     *,
     options: ServiceOptions | None = None,
     doors: Doors | None = None,
-    tally: Tally | None = None,
+    totals: Totals | None = None,
     more: Callable[[Service], Sequence[BaseRoute]] = lambda service: (),
 ) -> Iterator[Running]:
     bound = bind("127.0.0.1", 0)
@@ -92,7 +92,7 @@ def running(
                     bound,
                     options=options or ServiceOptions(),
                     doors=doors or Doors(),
-                    tally=tally or Tally(),
+                    totals=totals or Totals(),
                     on_ready=ready,
                     more=more,
                 )

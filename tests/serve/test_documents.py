@@ -16,8 +16,8 @@ from flowspec.runtime.token_stream import Timing
 from flowspec.serve import sse
 from flowspec.serve.documents import Choice, Form, fingerprint_of, usage_of
 from flowspec.serve.service import name_of
-from flowspec.serve.tally import Tally
 from flowspec.serve.tokens import name_of as token_name
+from flowspec.serve.totals import Totals
 
 TOKENIZER = Tokenizer(ModelFiles("bundled"))
 PLAN = ClusterPlan(
@@ -140,7 +140,7 @@ def test_a_part_of_a_character_has_a_name_of_its_own() -> None:
 
 
 def test_the_tally_counts_what_came_back() -> None:
-    tally = Tally()
+    totals = Totals()
     hop = Hop(
         received_s=0,
         queued_s=0,
@@ -152,8 +152,8 @@ def test_the_tally_counts_what_came_back() -> None:
         dead_late=1,
     )
     timed = Timed(segment=1, rows=4, sent_s=0.0, hops=(hop, hop))
-    tally.on_event(TimerFired(), [timed], 0.0)
-    tally.on_event(PipelineLost(silent_s=1.0), [], 0.0)
-    tally.on_event(TimerFired(), [replace(timed, hops=(hop,))], 0.0)
-    assert (tally.compute_s, tally.segments, tally.losses) == ([1.0, 0.5], 2, 1)
-    assert (tally.rows, tally.dead_in_queue, tally.dead_between_layers, tally.dead_late) == (12, 9, 6, 3)
+    totals.on_event(TimerFired(), [timed], 0.0)
+    totals.on_event(PipelineLost(silent_s=1.0), [], 0.0)
+    totals.on_event(TimerFired(), [replace(timed, hops=(hop,))], 0.0)
+    assert (totals.compute_s, totals.segments, totals.losses) == ([1.0, 0.5], 2, 1)
+    assert (totals.rows, totals.dead_in_queue, totals.dead_between_layers, totals.dead_late) == (12, 9, 6, 3)

@@ -14,7 +14,7 @@ import pytest
 from flowspec.llm import LLM
 from flowspec.runtime.session import Session
 from flowspec.serve.service import ServiceOptions
-from flowspec.serve.tally import Tally
+from flowspec.serve.totals import Totals
 from tests.runtime.clusters import wait_until
 from tests.serve.servers import ENDLESS, MODEL, STORY, Running, running
 
@@ -24,7 +24,7 @@ LONG: dict[str, Any] = {**ENDLESS, "max_tokens": 200, "temperature": 1.0, "seed"
 
 
 def test_a_stage_that_is_killed_in_mid_stream_costs_a_pause(
-    server: Running, session: Session, tally: Tally, monkeypatch: pytest.MonkeyPatch
+    server: Running, session: Session, totals: Totals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("flowspec.serve.app.KEEP_ALIVE_S", 0.05)
     root = server.url.removesuffix("/v1")
@@ -36,7 +36,7 @@ def test_a_stage_that_is_killed_in_mid_stream_costs_a_pause(
             if len(pieces) == 5:
                 os.kill(session.stages_report()[1]["pid"], signal.SIGKILL)
         assert "".join(pieces) == expected
-    assert (tally.losses, len(session.head.stages)) == (1, 1)
+    assert (totals.losses, len(session.head.stages)) == (1, 1)
     assert server.count("flowspec_answer_recoveries_total") == 1
     wait_until(lambda: httpx.get(f"{root}/health").json()["status"] == "ok", "it is well again")
     assert "device local-1 is lost" in httpx.get(f"{server.url}/cluster").json()["notes"][0]

@@ -12,12 +12,12 @@ from flowspec.core.methods.continuous import Continuous
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Sampling
 from flowspec.plan.timing import Curve, LinkSpec
-from flowspec.sim.board import BoardSpec
 from flowspec.sim.device import DeviceSpec
 from flowspec.sim.drafter import FakeDrafter
+from flowspec.sim.drafter_device import DrafterDeviceSpec
 from flowspec.sim.experiment import Experiment
 from flowspec.sim.language import HashLanguage
-from flowspec.sim.record import Answer
+from flowspec.sim.record import SimulatedAnswer
 from flowspec.sim.world import Handled, Links, World
 from tests.pipeline import StopAfter, ask
 from tests.plain import plain_answer, plain_logprobs
@@ -124,13 +124,13 @@ def _add_drafters(rng: random.Random, schedule: Schedule) -> None:
         )  # features come only once
 
 
-def _boards(rng: random.Random, count: int, captures: tuple[int, ...]) -> tuple[BoardSpec, ...]:
+def _boards(rng: random.Random, count: int, captures: tuple[int, ...]) -> tuple[DrafterDeviceSpec, ...]:
     """Drafters that share boards, the first one's at the head where it wants features; or none that do."""
     if rng.random() < 0.4:
         return ()
     places = [0, *(rng.randrange(count) for _ in range(count - 1))]
     return tuple(
-        BoardSpec(
+        DrafterDeviceSpec(
             drafters=tuple(number for number, there in enumerate(places) if there == place),
             link=None if (place == 0 and captures) or rng.random() < 0.3 else _link(rng),
         )
@@ -321,7 +321,7 @@ class Play:
             f"{self.world.events} events for {asked} tokens at {places} places"
         )
 
-    def _check(self, answer: Answer) -> None:
+    def _check(self, answer: SimulatedAnswer) -> None:
         submit = answer.submit
         whole, reason = plain(self.schedule.language, submit, self.schedule.experiment.context)
         expected = whole[len(submit.answered) :]

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from flowspec.core.cluster.daemon import CallerSaid, Compute, HoldingEvent, SendOn, ShowLife, Worked
 from flowspec.core.cluster.forming import CONTROL, DATA, Tell
-from flowspec.core.cluster.holding import Compute, HoldingEvent, Said, SendOn, ShowLife, Worked
 from flowspec.core.cluster.membership import Tick
 from flowspec.core.events import ControlArrived, LayersDone, SegmentArrived
 from flowspec.core.protocol.cluster_messages import Ping
@@ -63,11 +63,11 @@ class Shadow:
         told: HoldingEvent
         if isinstance(event, SegmentArrived):
             caller = callers[name, "stage" if handled.place else DATA]
-            told = Said(
+            told = CallerSaid(
                 caller=caller, message=event.segment, payload=event.payload, payload_bytes=event.payload_bytes
             )
         elif isinstance(event, ControlArrived):
-            told = Said(caller=callers[name, CONTROL], message=event.message)
+            told = CallerSaid(caller=callers[name, CONTROL], message=event.message)
         else:
             assert isinstance(event, LayersDone)
             told = Worked(hold=holding.number, result=event)
@@ -101,5 +101,5 @@ def test_while_nothing_fails_the_head_says_nothing_to_its_devices_but_ping() -> 
         assert beginning.forming.handle(Tick(flight_s=0.5, tokens=second), float(second)) == pings
         for holding in beginning.holdings.values():
             assert holding.hold is not None
-            answers = holding.handle(Said(caller=holding.hold.control, message=Ping()), float(second))
+            answers = holding.handle(CallerSaid(caller=holding.hold.control, message=Ping()), float(second))
             assert [type(answer) for answer in answers] == [ShowLife]

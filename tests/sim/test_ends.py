@@ -12,7 +12,7 @@ from flowspec.sim.device import DeviceSpec
 from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.experiment import Experiment
 from flowspec.sim.language import HashLanguage
-from flowspec.sim.record import Answer
+from flowspec.sim.record import SimulatedAnswer
 from flowspec.sim.world import World
 from tests.broken_builds import drops_the_path_at_the_end, tells_no_end
 from tests.pipeline import ask
@@ -36,7 +36,7 @@ def four_boards(method: str, quality: float = 0.5) -> World:
     ).build(LANGUAGE, [FakeDrafter(LANGUAGE, quality, seed=2)])
 
 
-def is_plain(answer: Answer, count: int) -> bool:
+def is_plain(answer: SimulatedAnswer, count: int) -> bool:
     """Whether its tokens are the first `count` ones of the plain answer."""
     return (
         answer.tokens

@@ -24,13 +24,13 @@ from flowspec.core.events import (
 from flowspec.core.protocol.cluster_messages import Ping
 from flowspec.core.protocol.messages import Sampling
 from flowspec.plan.timing import Curve, LinkSpec
-from flowspec.sim.board import ANSWER_BYTES, GUESS_BYTES, PROPOSAL_BYTES, BoardSpec
 from flowspec.sim.clock import Clock
-from flowspec.sim.device import Device, DeviceSpec
+from flowspec.sim.device import DeviceSpec, SimulatedDevice
 from flowspec.sim.drafter import FakeDrafter
+from flowspec.sim.drafter_device import ANSWER_BYTES, GUESS_BYTES, PROPOSAL_BYTES, DrafterDeviceSpec
 from flowspec.sim.experiment import Experiment
 from flowspec.sim.language import AnswerLanguage, HashLanguage, as_prefix
-from flowspec.sim.link import Link
+from flowspec.sim.link import SimulatedLink
 from flowspec.sim.world import Handled, World
 from flowspec.wire.codec import Envelope, Tensor, encode
 from tests.pipeline import ask
@@ -74,7 +74,7 @@ def arrivals(
     seed: int = 0,
 ) -> list[float]:
     clock, seen = Clock(), []
-    link = Link(
+    link = SimulatedLink(
         clock,
         spec,
         "a",
@@ -142,7 +142,7 @@ def end_of(
 ) -> tuple[float, tuple[int, ...]]:
     """When a job of so many rows ends, and which are left, if rows are trimmed at these instants."""
     clock, done = Clock(), []
-    device = Device(clock, spec, 0, Silent(), is_last, done.append)
+    device = SimulatedDevice(clock, spec, 0, Silent(), is_last, done.append)
     device.run(job_of(rows))
     for time_s, dead in trims:
         clock.at(time_s, lambda dead=dead: device.trim(Trim(job=1, rows=dead)))  # type: ignore[misc]
@@ -312,7 +312,7 @@ def test_a_better_drafter_makes_the_same_answer_sooner() -> None:
 
 
 def drafts(
-    *boards: BoardSpec, drafting: Curve, count: int = 2, lost_s: float | None = None
+    *boards: DrafterDeviceSpec, drafting: Curve, count: int = 2, lost_s: float | None = None
 ) -> tuple[World, list[tuple[float, Drafted]]]:
     """An answer with so many drafters, and the instants at which the head heard of their jobs."""
     seen: list[tuple[float, Drafted]] = []
@@ -340,18 +340,18 @@ def overlap(seen: Sequence[tuple[float, Drafted]]) -> bool:
 def test_drafters_of_one_board_wait_for_each_other() -> None:
     job = Curve(base_s=0.03)
     _, apart = drafts(drafting=job)
-    world, shared = drafts(BoardSpec(drafters=(0, 1)), drafting=job)
+    world, shared = drafts(DrafterDeviceSpec(drafters=(0, 1)), drafting=job)
     assert overlap(apart)
     assert not overlap(shared)
     assert {each.drafter for _, each in shared} == {0, 1}
     assert len(world.boards) == 1
-    assert world.boards[0].busy_s == world.drafter_busy_s == pytest.approx(0.03 * world.drafts)
+    assert world.boards[0].busy_s == pytest.approx(0.03 * world.drafts)
     assert world.boards[0].bytes_sent == 0
 
 
 def test_jobs_and_proposals_of_another_board_travel() -> None:
     link = LinkSpec(delay_s=0.01, bandwidth_mbps=1.0)
-    near, far = BoardSpec(drafters=(0,)), BoardSpec(drafters=(1,), link=link)
+    near, far = DrafterDeviceSpec(drafters=(0,)), DrafterDeviceSpec(drafters=(1,), link=link)
     world, seen = drafts(near, far, drafting=Curve(base_s=0.004))
     assert all(now_s == each.ended_s for now_s, each in seen if each.drafter == 0)
     there = [(now_s, each) for now_s, each in seen if each.drafter == 1]
@@ -370,10 +370,10 @@ def test_jobs_and_proposals_of_another_board_travel() -> None:
 
 
 def test_an_answer_goes_on_without_a_drafter_that_is_lost() -> None:
-    far = BoardSpec(drafters=(1,), link=LinkSpec(delay_s=0.01))
-    whole, _ = drafts(BoardSpec(drafters=(0,)), far, drafting=Curve(base_s=0.004))
+    far = DrafterDeviceSpec(drafters=(1,), link=LinkSpec(delay_s=0.01))
+    whole, _ = drafts(DrafterDeviceSpec(drafters=(0,)), far, drafting=Curve(base_s=0.004))
     middle_s = whole.answers[1][0].ended_s / 2
-    _, seen = drafts(BoardSpec(drafters=(0,)), far, drafting=Curve(base_s=0.004), lost_s=middle_s)
+    _, seen = drafts(DrafterDeviceSpec(drafters=(0,)), far, drafting=Curve(base_s=0.004), lost_s=middle_s)
     ends = [max(now_s for now_s, each in seen if each.drafter == drafter) for drafter in (0, 1)]
     assert ends[1] < middle_s < ends[0]
 

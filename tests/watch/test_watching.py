@@ -16,7 +16,7 @@ from flowspec.runtime.watching import (
     BATCHES_MAX,
     MISSES_MAX,
     WATCHERS_MAX,
-    Batch,
+    FrameBatch,
     TooManyError,
     Watch,
     Watcher,
@@ -95,7 +95,7 @@ def test_a_slow_watcher_misses_what_waits_and_goes_on_with_the_present() -> None
         frames.append({"t": 1.0, "kind": "nodes", "request": 1, "nodes": [[node, 2, "y", 0.5]]})
     for frame in frames:
         present.take(frame)
-        slow.give(Batch([frame]), present)
+        slow.give(FrameBatch([frame]), present)
         assert len(slow._batches) <= BATCHES_MAX
     found = Present()
     kinds = []
@@ -264,17 +264,17 @@ def test_who_only_looks_need_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     watch.close()
 
 
-class Emptied(deque[Batch]):
+class Emptied(deque[FrameBatch]):
     """A queue that the other thread empties at the worst moment."""
 
-    def popleft(self) -> Batch:
+    def popleft(self) -> FrameBatch:
         self.clear()
         return super().popleft()
 
 
 def test_a_queue_that_is_cleared_meanwhile_is_empty() -> None:
     watcher = Watcher()
-    watcher._batches = Emptied([Batch([])])
+    watcher._batches = Emptied([FrameBatch([])])
     assert watcher.take() == []
 
 

@@ -252,10 +252,10 @@ def check_slice(here: Accelerator, folder: Path, dtype: str) -> dict[str, Any]:
 
 def pass_ms(here: Accelerator, part: Slice, rows: int) -> float:
     """Milliseconds of a pass of so many rows through the layers, the median of some."""
-    from flowspec.bench.measure import Machine, pass_task
+    from flowspec.bench.measure import MeasuredMachine, pass_task
 
     name = str(part.dtype).removeprefix("torch.")
-    run = pass_task(Machine(device=here.device, dtype=name), part, rows)
+    run = pass_task(MeasuredMachine(device=here.device, dtype=name), part, rows)
     run()
     here.wait()
     spent: list[float] = []

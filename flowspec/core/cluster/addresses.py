@@ -22,7 +22,7 @@ def is_good_for(address: str, other: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class LookupTimes:
     """How long what takes, in seconds: see the module. `limit_s` is how long a look-up is waited for."""
 
     limit_s: float
@@ -31,7 +31,7 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class Lookup:
     """What is known of a name: its `address`, or what is wrong with it, or neither yet.
 
     With `is_wanted` it must be looked up now.
@@ -55,24 +55,24 @@ class _Name:
 class AddressBook:
     """See the module."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: LookupTimes) -> None:
         self.terms = terms
         self._names: dict[str, _Name] = {}
 
-    def ask(self, name: str, now_s: float) -> Found:
+    def ask(self, name: str, now_s: float) -> Lookup:
         """What is known of a name; where it `is_wanted`, a look-up has begun: `found` or `failed` must
         follow."""
         known = self._names.setdefault(name, _Name())
         if known.began_s is not None:
             is_late = not known.address and now_s - known.began_s >= self.terms.limit_s
             trouble = f"no name service answered within {self.terms.limit_s:g} s" if is_late else ""
-            return Found(address=known.address, trouble=trouble)
+            return Lookup(address=known.address, trouble=trouble)
         lasts_s = self.terms.again_s if known.trouble else self.terms.fresh_s
         is_wanted = known.ended_s is None or now_s - known.ended_s >= lasts_s
         if is_wanted:
             known.began_s = now_s
         trouble = "" if known.address or is_wanted else known.trouble
-        return Found(address=known.address, trouble=trouble, is_wanted=is_wanted)
+        return Lookup(address=known.address, trouble=trouble, is_wanted=is_wanted)
 
     def found(self, name: str, address: str, now_s: float) -> None:
         """The look-up of a name gave this address."""

@@ -23,7 +23,7 @@ cluster of the fault simulator carry out the same commands.
 - What passes take is watched (`core.cluster.slowing`). Where devices have become slower or faster another
   plan is made, by what they take now; whoever is in that plan and in no pipeline makes ready in the same way.
 - A plan that is made beside a pipeline is gone over to only if it is foretold to be faster, where anything is
-  foretold (`Planned.gain`).
+  foretold (`PlanMade.gain`).
 - What a device says went wrong is believed after `settle_s`: if a connection closes meanwhile, its device is
   the better explanation.
 - The first pipeline is what the user asked for: how much of it must be there is for the user to say
@@ -39,14 +39,14 @@ from enum import Enum
 
 from flowspec.core.cluster.agreement import Agreement, Lack
 from flowspec.core.cluster.membership import (
-    Answered,
     Begin,
     Broken,
-    Changed,
     Disband,
     Formed,
+    GiveUp,
     Heard,
     LinkBroken,
+    MembersChosen,
     Membership,
     MembershipEvent,
     Needless,
@@ -54,16 +54,16 @@ from flowspec.core.cluster.membership import (
     Prepare,
     Prepared,
     Probe,
+    ProbeAnswered,
     Progressed,
     Reform,
-    Survey,
+    SpeedChanged,
+    SurveyDevice,
     Surveyed,
     Tick,
     Unfit,
     Unprepared,
 )
-from flowspec.core.cluster.membership import GiveUp as MembershipGivesUp
-from flowspec.core.cluster.membership import Planned as MembershipPlanned
 from flowspec.core.cluster.slowing import Slowing
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import (
@@ -125,7 +125,7 @@ class Start(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class FormingTimes:
     """How long what may take, in seconds.
 
     A device may take `connect_s` to answer at all, where it was there a moment ago `reconnect_s`. The first
@@ -145,7 +145,7 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Assignment:
     """What a device is to be assigned; `place` is how to name it to people."""
 
     device: str
@@ -166,14 +166,14 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
-    """The plan that `Plan` asked for, in pipeline order; `is_beside` is as there.
+class PlanMade:
+    """The plan that `AskPlan` asked for, in pipeline order; `is_beside` is as there.
 
     By its forecast it is `gain` times as fast as the pipeline that works (None: there is none, or nothing
     foretells it).
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[Assignment, ...]
     is_beside: bool = False
     gain: float | None = None
 
@@ -187,7 +187,7 @@ class Unplanned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class DeviceSaid:
     """A message that a device of pipeline `pipeline` sent on its connection for `role`."""
 
     pipeline: int
@@ -205,7 +205,7 @@ class Closed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
+class DialRefused:
     """A device cannot be dialled, or hangs up on us: `text` says why. It `is_final` where trying again is
     useless."""
 
@@ -234,7 +234,7 @@ class Wronged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unsent:
+class SendFailed:
     """A device takes no more `what`."""
 
     pipeline: int
@@ -260,15 +260,15 @@ class CannotServe:
     text: str
 
 
-_Heard = Said | Closed | Refused | Unfound | Wronged | Unsent | CannotServe
-FormingEvent = Begin | Planned | Unplanned | Passed | _Heard | Answered | Surveyed | Tick
+_Heard = DeviceSaid | Closed | DialRefused | Unfound | Wronged | SendFailed | CannotServe
+FormingEvent = Begin | PlanMade | Unplanned | Passed | _Heard | ProbeAnswered | Surveyed | Tick
 
 # ------------------------------------------------------------------------------------------------- commands
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """Find out what these devices shall run, and say `Planned` or `Unplanned`; `is_first` is the plan that
+class AskPlan:
+    """Find out what these devices shall run, and say `PlanMade` or `Unplanned`; `is_first` is the plan that
     the user has seen.
 
     `is_beside` says that another pipeline works meanwhile. Devices that are named in `slowness` take so many
@@ -282,12 +282,12 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Open:
+class OpenPipeline:
     """Pipeline `pipeline` is to have these parts: nothing is dialled yet. With `is_beside` some of them make
     ready beside another one."""
 
     pipeline: int
-    parts: tuple[Part, ...]
+    parts: tuple[Assignment, ...]
     is_beside: bool = False
 
 
@@ -354,22 +354,22 @@ class ShowProgress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Log:
+class HeadLog:
     """A line for the head's log."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GiveUp:
+class EndSession:
     """There is nothing that could be tried: the session ends with this error."""
 
     text: str
 
 
 FormingCommand = (
-    Plan
-    | Open
+    AskPlan
+    | OpenPipeline
     | Dial
     | Tell
     | ServeWeights
@@ -377,11 +377,11 @@ FormingCommand = (
     | Lose
     | HangUp
     | ShowProgress
-    | Log
-    | GiveUp
+    | HeadLog
+    | EndSession
     | Note
     | Probe
-    | Survey
+    | SurveyDevice
 )
 
 
@@ -428,7 +428,7 @@ class _Pipeline:
     """One pipeline, on its way or at work."""
 
     number: int
-    parts: tuple[Part, ...]
+    parts: tuple[Assignment, ...]
     began_s: float
     connect_s: float
     welcomed: set[tuple[str, str]] = field(default_factory=set)
@@ -455,7 +455,7 @@ class _Pipeline:
             return ()
         return tuple(dict.fromkeys((self.parts[0].device, self.parts[-1].device)))
 
-    def part(self, device: str) -> Part:
+    def part(self, device: str) -> Assignment:
         return next(part for part in self.parts if part.device == device)
 
     def is_welcome(self, device: str) -> bool:
@@ -474,7 +474,7 @@ class _Rehearsal:
     """
 
     number: int
-    parts: tuple[Part, ...]
+    parts: tuple[Assignment, ...]
     returning: tuple[str, ...]
     began_s: float
     progressed_s: float
@@ -484,7 +484,7 @@ class _Rehearsal:
     loaded: dict[str, _Loaded] = field(default_factory=dict)
     load_s: float = 0.0
 
-    def part(self, device: str) -> Part:
+    def part(self, device: str) -> Assignment:
         return next(part for part in self.parts if part.device == device)
 
 
@@ -497,7 +497,7 @@ class Forming:
     def __init__(
         self,
         membership: Membership,
-        terms: Terms,
+        terms: FormingTimes,
         *,
         start: Start = Start.WHOLE,
         is_only: bool = False,
@@ -545,9 +545,9 @@ class Forming:
             return commands
         if isinstance(event, Tick):
             self._tick(event, now_s)
-        elif isinstance(event, Begin | Answered | Surveyed):
+        elif isinstance(event, Begin | ProbeAnswered | Surveyed):
             self._decide(event, now_s)
-        elif isinstance(event, Planned):
+        elif isinstance(event, PlanMade):
             if event.is_beside:
                 self._planned_beside(event, now_s)
             else:
@@ -561,14 +561,14 @@ class Forming:
             self._heard_beside(self._rehearsal, event, now_s)
         elif pipeline is None or pipeline.number != event.pipeline:
             self.fired["fenced word"] += 1
-        elif isinstance(event, Said):
+        elif isinstance(event, DeviceSaid):
             if event.role == CONTROL:
                 self._said(pipeline, event.device, event.message, now_s)
             else:
                 self._said_data(pipeline, event.device, event.message, now_s)
         elif isinstance(event, Closed):
             self._closed(pipeline, event.device, now_s)
-        elif isinstance(event, Refused):
+        elif isinstance(event, DialRefused):
             self._refused(pipeline, event, now_s)
         elif isinstance(event, Unfound):
             self.fired["no address"] += 1
@@ -577,7 +577,7 @@ class Forming:
         elif isinstance(event, Wronged):
             self.fired["misspoke"] += 1
             self._break(_Fault(text=event.text, why=event.text, device=event.device), now_s)
-        elif isinstance(event, Unsent):
+        elif isinstance(event, SendFailed):
             self.fired["unsent"] += 1
             place = pipeline.part(event.device).place
             self._break(
@@ -622,7 +622,7 @@ class Forming:
 
     def _give_up(self, text: str) -> None:
         self._is_over = True
-        self._commands.append(GiveUp(text=text))
+        self._commands.append(EndSession(text=text))
 
     def _set_due(self, now_s: float) -> None:
         pipeline = self._pipeline
@@ -644,14 +644,14 @@ class Forming:
                 self._note = command.text
                 cause = cause or command.text
                 self._commands.append(command)
-            elif isinstance(command, Probe | Survey):
+            elif isinstance(command, Probe | SurveyDevice):
                 self._commands.append(command)
             elif isinstance(command, Prepare):
                 self._returning = command.returning
                 slowness = self._slowing.slowness
                 self._beside = command.devices, slowness
                 self._commands.append(
-                    Plan(devices=command.devices, is_first=False, is_beside=True, slowness=slowness)
+                    AskPlan(devices=command.devices, is_first=False, is_beside=True, slowness=slowness)
                 )
             elif isinstance(command, Reform | Disband):
                 is_wanted = isinstance(command, Reform)
@@ -671,10 +671,10 @@ class Forming:
                     if beside is not None and beside[0] == command.devices:
                         slowness = beside[1]  # they have made ready for that plan, and no other
                     self._commands.append(
-                        Plan(devices=command.devices, is_first=not self._generation, slowness=slowness)
+                        AskPlan(devices=command.devices, is_first=not self._generation, slowness=slowness)
                     )
             else:
-                assert isinstance(command, MembershipGivesUp)
+                assert isinstance(command, GiveUp)
                 self._give_up(command.text)
 
     def _may_begin_without(self, is_wanted: bool) -> bool:
@@ -698,12 +698,12 @@ class Forming:
         lost = [device for device in self.membership.lost if device in pipeline.devices]
         self._commands.append(HangUp(pipeline=pipeline.number, device=lost[-1] if lost else ""))
 
-    def _planned(self, parts: tuple[Part, ...], now_s: float) -> None:
+    def _planned(self, parts: tuple[Assignment, ...], now_s: float) -> None:
         self._generation += 1
         connect_s = self.terms.reconnect_s if self._was_formed else self.terms.connect_s
         pipeline = self._pipeline = _Pipeline(self._generation, parts, now_s, connect_s)
-        self._decide(MembershipPlanned(devices=pipeline.devices), now_s)
-        self._commands.append(Open(pipeline=pipeline.number, parts=parts))
+        self._decide(MembersChosen(devices=pipeline.devices), now_s)
+        self._commands.append(OpenPipeline(pipeline=pipeline.number, parts=parts))
         self._commands += [
             Dial(pipeline=pipeline.number, device=device, role=CONTROL) for device in pipeline.devices
         ]
@@ -864,7 +864,7 @@ class Forming:
             self._decide(Progressed(device=device), now_s)
             if device not in pipeline.held:
                 pipeline.held.add(device)
-                self._commands.append(Log(text=f"waiting for {place}: {error.text}"))
+                self._commands.append(HeadLog(text=f"waiting for {place}: {error.text}"))
             pipeline.again_s[device] = now_s + min(error.retry_after_s, RETRY_S_MAX)
             return
         self.fired["held elsewhere"] += 1
@@ -886,7 +886,7 @@ class Forming:
         )
         self._break(_Fault(text=text, why="its connection closed", device=device), now_s)
 
-    def _refused(self, pipeline: _Pipeline, event: Refused, now_s: float) -> None:
+    def _refused(self, pipeline: _Pipeline, event: DialRefused, now_s: float) -> None:
         if not event.is_final:
             pipeline.trouble[event.device] = event.text
             return
@@ -898,7 +898,7 @@ class Forming:
 
     # ----------------------------------------------------------------------------------------------- beside
 
-    def _planned_beside(self, planned: Planned, now_s: float) -> None:
+    def _planned_beside(self, planned: PlanMade, now_s: float) -> None:
         """What those who are in no pipeline would have to do in a better one."""
         pipeline = self._pipeline
         if pipeline is None or not pipeline.is_formed:
@@ -928,19 +928,19 @@ class Forming:
         self._generation += 1
         rehearsal = _Rehearsal(self._generation, makers, self._returning, now_s, now_s, planned.gain)
         self._rehearsal = rehearsal
-        self._commands.append(Open(pipeline=rehearsal.number, parts=planned.parts, is_beside=True))
+        self._commands.append(OpenPipeline(pipeline=rehearsal.number, parts=planned.parts, is_beside=True))
         number = rehearsal.number
         self._commands += [Dial(pipeline=number, device=part.device, role=CONTROL) for part in makers]
 
     def _heard_beside(self, rehearsal: _Rehearsal, event: _Heard, now_s: float) -> None:
-        if isinstance(event, Said):
+        if isinstance(event, DeviceSaid):
             self._said_beside(rehearsal, event.device, event.message, now_s)
         elif isinstance(event, Closed):
             if event.device in rehearsal.welcomed:
                 self._fail_beside(rehearsal, event.device, "its connection closed", now_s)
-        elif isinstance(event, Unsent):
+        elif isinstance(event, SendFailed):
             self._fail_beside(rehearsal, event.device, f"it takes no more {event.what}", now_s)
-        elif not isinstance(event, Refused) or event.is_final:
+        elif not isinstance(event, DialRefused) or event.is_final:
             device = "" if isinstance(event, CannotServe) else event.device
             self._fail_beside(rehearsal, device, event.text, now_s)
 
@@ -1038,7 +1038,7 @@ class Forming:
         if now_s >= self._watched_s + self.terms.watch_s:
             self._watched_s = now_s
             if changes := self._slowing.look(now_s):
-                self._decide(Changed(text=", ".join(str(change) for change in changes)), now_s)
+                self._decide(SpeedChanged(text=", ".join(str(change) for change in changes)), now_s)
             if pipeline is not None and not pipeline.is_assigned:
                 for device in pipeline.told:  # not held yet, it says nothing while others try their kernels
                     self._decide(Progressed(device=device), now_s)
@@ -1076,17 +1076,17 @@ class Forming:
         return False
 
 
-def computing(parts: Sequence[Part], arithmetic: str) -> tuple[Part, ...]:
+def computing(parts: Sequence[Assignment], arithmetic: str) -> tuple[Assignment, ...]:
     """The same parts, computed with this arithmetic."""
     return tuple(replace(part, assign=replace(part.assign, arithmetic=arithmetic)) for part in parts)
 
 
-def layers_of(parts: Sequence[Part]) -> dict[str, tuple[int, int]]:
+def layers_of(parts: Sequence[Assignment]) -> dict[str, tuple[int, int]]:
     """What each device holds: layers `[first, end)`."""
     return {part.device: (part.assign.first_layer, part.assign.end_layer) for part in parts}
 
 
-def fault_of(parts: Sequence[Part], device: str, error: Error) -> _Fault:
+def fault_of(parts: Sequence[Assignment], device: str, error: Error) -> _Fault:
     """What a device's Error means for the pipeline."""
     index = next(index for index, part in enumerate(parts) if part.device == device)
     text = f"{parts[index].place}: {error.text}"

@@ -26,9 +26,9 @@ simulator carry out `Reform` (fence the old pipeline, plan, connect, load) and t
   the switch will; when it has waited for such a moment for `moment_s`, between two
   tokens; and at once if there is no pipeline without it.
 - A device that is absent at the start counts as lost. Nothing is known of it: when it answers it is surveyed
-  first (`Survey`), beside the pipeline if there is one, and only then may it return.
+  first (`SurveyDevice`), beside the pipeline if there is one, and only then may it return.
 - The plan may leave devices out: those stand by until the next pipeline is formed.
-- Where devices have become slower, or faster (`Changed`), another plan is made beside the pipeline that
+- Where devices have become slower, or faster (`SpeedChanged`), another plan is made beside the pipeline that
   works, no more often than every `again_s`. If it is worth the switch, it is gone over to at the next moment
   without an answer, or after `calm_s` between two tokens.
 - Another pipeline is worth it if by its forecast it gains `GAIN_MIN`, and more until a next plan may be made
@@ -146,7 +146,7 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
+class MembersChosen:
     """Of the devices that were asked for these make up the pipeline; the others stand by, and nobody listens
     to them."""
 
@@ -214,7 +214,7 @@ class Progressed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
+class ProbeAnswered:
     """A lost device answered a probe; with `is_held` another head holds it, and it cannot be had."""
 
     device: str
@@ -222,7 +222,7 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Changed:
+class SpeedChanged:
     """Members have become slower or faster than they were when the pipeline was formed: `text` names them."""
 
     text: str
@@ -230,7 +230,7 @@ class Changed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surveyed:
-    """What `Survey` asked for is known now; with a `trouble` it is not, which says why."""
+    """What `SurveyDevice` asked for is known now; with a `trouble` it is not, which says why."""
 
     device: str
     trouble: str = ""
@@ -284,15 +284,15 @@ class Tick:
 
 MembershipEvent = (
     Begin
-    | Planned
+    | MembersChosen
     | Formed
     | Unfit
     | Broken
     | LinkBroken
     | Heard
     | Progressed
-    | Answered
-    | Changed
+    | ProbeAnswered
+    | SpeedChanged
     | Surveyed
     | Prepared
     | Unprepared
@@ -327,7 +327,7 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Survey:
+class SurveyDevice:
     """Ask a device that answers what a plan must know of it."""
 
     device: str
@@ -359,7 +359,7 @@ class GiveUp:
     text: str
 
 
-MembershipCommand = Reform | Disband | Prepare | Probe | Survey | Note | GiveUp
+MembershipCommand = Reform | Disband | Prepare | Probe | SurveyDevice | Note | GiveUp
 
 
 @dataclass(slots=True)
@@ -448,7 +448,7 @@ class Membership:
         if isinstance(event, Begin):
             self._begin_without(event.absent, now_s)
             self._reform(now_s, 0.0)
-        elif isinstance(event, Planned):
+        elif isinstance(event, MembersChosen):
             self.members = event.devices
             if self._has_lost:
                 self._has_lost = False
@@ -477,13 +477,13 @@ class Membership:
                 standing = self._standing[event.device]
                 standing.silent_s = standing.stalled_s = 0.0
                 standing.is_ready = event.is_ready
-        elif isinstance(event, Answered):
+        elif isinstance(event, ProbeAnswered):
             if event.device in self._standing and event.device not in (
                 self._preparing or ()
             ):  # then it is ours
                 self.fired["held"] += event.is_held
                 self._standing[event.device].answered_s = None if event.is_held else now_s
-        elif isinstance(event, Changed):
+        elif isinstance(event, SpeedChanged):
             self._changed(event, now_s)
         elif isinstance(event, Surveyed):
             self._surveyed(event, now_s)
@@ -520,7 +520,7 @@ class Membership:
                 continue
             if not self.members or self._has_waited(name, now_s):
                 standing.is_asked = True
-                self._commands.append(Survey(device=name))
+                self._commands.append(SurveyDevice(device=name))
 
     def _surveyed(self, event: Surveyed, now_s: float) -> None:
         standing = self._standing[event.device]
@@ -584,7 +584,7 @@ class Membership:
         self._load_s = event.load_s
         return event
 
-    def _changed(self, event: Changed, now_s: float) -> None:
+    def _changed(self, event: SpeedChanged, now_s: float) -> None:
         """Has another plan made for devices that have become slower or faster, unless one was made a moment
         ago."""
         if not self.is_formed or self._preparing is not None or self._better is not None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import heapq
 import math
 
-from flowspec.core.head.fusion import Ranked, Trust
+from flowspec.core.head.fusion import Fusion, Ranked
 from flowspec.core.head.request import Request
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Proposal
@@ -16,26 +16,26 @@ REJECTED = 0.5
 """What a token is worth that an intermediate did not propose, in times of the least that it did."""
 
 
-def learn(request: Request, drafter: int, proposal: Proposal, trust: Trust) -> None:
+def learn(request: Request, drafter: int, proposal: Proposal, fusion: Fusion) -> None:
     """Notes what a model proposes below a node, if that still lives; what is there already is valued anew."""
     growth, node = request.growth, proposal.node
     if request.submit is None or not request.is_living(node):
         return
     found = growth.found.setdefault(node, {})
     found[drafter] = tuple(zip(proposal.tokens, proposal.confidences, strict=True))
-    growth.ranked[node] = ranked = trust.rank(found, request.weights)
+    growth.ranked[node] = ranked = fusion.rank(found, request.weights)
     growth.grown[node] = 0
     if request.tree.children(node):
-        _revalue(request, node, ranked, trust)
+        _revalue(request, node, ranked, fusion)
     if request.has_room_below(node):
         growth.ripen(node, request.tree.log_value(node))
 
 
-def _revalue(request: Request, node: int, ranked: Ranked, trust: Trust) -> None:
+def _revalue(request: Request, node: int, ranked: Ranked, fusion: Fusion) -> None:
     """The children of a node are worth what is thought of them now; those that an intermediate rejects go,
     unless they are on their way."""
     tree = request.tree
-    chances = {token: trust.chance(ranked, score) for token, score in ranked.offers}
+    chances = {token: fusion.chance(ranked, score) for token, score in ranked.offers}
     least = REJECTED * min(chances.values(), default=0.0)
     for child in tree.children(node):
         chance = chances.get(tree.token(child))
@@ -52,7 +52,7 @@ def _revalue(request: Request, node: int, ranked: Ranked, trust: Trust) -> None:
                 request.growth.ripen(moved, tree.log_value(moved))
 
 
-def grow(request: Request, value_min: float, trust: Trust) -> int:
+def grow(request: Request, value_min: float, fusion: Fusion) -> int:
     """Makes nodes of the proposals that are worth at least `value_min` by now; returns how many.
 
     Values rise as the root comes nearer, so proposals that were not worth a node become so later. Nothing is
@@ -66,7 +66,7 @@ def grow(request: Request, value_min: float, trust: Trust) -> int:
         cost, node = heapq.heappop(growth.ripening)
         if growth.due.get(node) == -cost and request.is_living(node):
             del growth.due[node]
-            rest = _grow_below(request, node, floor, trust)
+            rest = _grow_below(request, node, floor, fusion)
             if rest is not None:
                 growth.ripen(node, rest)
     growth.sweep(tree.alive_count)
@@ -75,7 +75,7 @@ def grow(request: Request, value_min: float, trust: Trust) -> int:
     return len(tree) - before
 
 
-def _grow_below(request: Request, node: int, floor: float, trust: Trust) -> float | None:
+def _grow_below(request: Request, node: int, floor: float, fusion: Fusion) -> float | None:
     """Makes nodes of one node's proposals above the floor; the log value of the next one, None if there is
     none."""
     tree, growth, submit = request.tree, request.growth, request.submit
@@ -83,7 +83,7 @@ def _grow_below(request: Request, node: int, floor: float, trust: Trust) -> floa
     ranked = growth.ranked[node]
     for at in range(growth.grown[node], len(ranked.offers)):
         token, score = ranked.offers[at]
-        chance = trust.chance(ranked, score)
+        chance = fusion.chance(ranked, score)
         log_value = tree.log_value(node) + math.log(max(chance, CHANCE_MIN))
         if log_value < floor or tree.alive_count >= limits.DRAFT_NODES_MAX:
             return log_value
@@ -95,11 +95,11 @@ def _grow_below(request: Request, node: int, floor: float, trust: Trust) -> floa
     return None
 
 
-def observe(request: Request, node: int, token: int, trust: Trust) -> None:
+def observe(request: Request, node: int, token: int, fusion: Fusion) -> None:
     """The token after a path node is known: what was proposed there was right or wrong."""
     growth = request.growth
     growth.grown.pop(node, None)
     growth.due.pop(node, None)
     found, ranked = growth.found.pop(node, None), growth.ranked.pop(node, None)
     if found is not None and ranked is not None:
-        trust.observe(found, ranked, token)
+        fusion.observe(found, ranked, token)

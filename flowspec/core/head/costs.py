@@ -36,7 +36,7 @@ RATE_MEMORY_S = 64.0
 """Slots after which old answers' speed has faded to a third; times the slot time."""
 
 
-class Curve:
+class LearntCurve:
     """Seconds by rows: a moving average for each power of two, read as a growing curve with straight lines
     between."""
 
@@ -136,7 +136,7 @@ class Costs:
 
     def __init__(self, stage_count: int) -> None:
         self.stage_count = stage_count
-        self._stages = [Curve() for _ in range(stage_count)]
+        self._stages = [LearntCurve() for _ in range(stage_count)]
         self._wires = [Wire() for _ in range(stage_count)]
         self._delays_s: float | None = None
         self._slots: dict[int, float] = {}

@@ -14,8 +14,8 @@ from flowspec.core.head.admission import Admission
 from flowspec.core.head.candidates import grow, learn, observe
 from flowspec.core.head.drafter_jobs import draft_part
 from flowspec.core.head.drafter_traits import DrafterTraits
-from flowspec.core.head.fusion import Trust
-from flowspec.core.head.mirror import Mirror
+from flowspec.core.head.drafter_view import DrafterView
+from flowspec.core.head.fusion import Fusion
 from flowspec.core.head.request import Request
 from flowspec.core.methods.base import Method, Seen, View
 from flowspec.core.protocol import limits
@@ -29,12 +29,12 @@ SHARE_NEW = 0.1
 """Weight of the newest job in how fast a model answers."""
 
 
-class Panel:
+class Drafters:
     """See the module. Models are told by their number in `traits`."""
 
     def __init__(self, traits: Sequence[DrafterTraits], method: Method) -> None:
         self.traits = tuple(traits)
-        self.trust = Trust(
+        self.fusion = Fusion(
             [each.level for each in traits], is_calibrated=method.is_calibrated, fuses=method.fuses
         )
         self._method = method
@@ -48,7 +48,7 @@ class Panel:
 
     def begin(self, request: Request, keep: int, admission: Admission) -> None:
         """A new answer, or a new epoch of one: the first `keep` tokens are those of the last one."""
-        request.mirrors = request.mirrors or [Mirror() for _ in self.traits]
+        request.mirrors = request.mirrors or [DrafterView() for _ in self.traits]
         request.weights = request.weights or [1.0] * len(self.traits)
         request.growth.clear()
         for drafter, (mirror, traits) in enumerate(zip(request.mirrors, self.traits, strict=True)):
@@ -87,7 +87,7 @@ class Panel:
         it."""
         self._lost.discard(drafter)
         for request in (each for each in requests if each.mirrors):
-            mirror = request.mirrors[drafter] = Mirror()
+            mirror = request.mirrors[drafter] = DrafterView()
             if request.submit is not None and admission.may_draft(request.number, drafter):
                 mirror.begin(request.opening, 0, self.traits[drafter].context)
                 for node in request.tree.living():
@@ -144,7 +144,7 @@ class Panel:
         for proposal in event.proposals:
             request = current.get(proposal.request)
             if request is not None and request.opening.epoch == proposal.epoch:
-                learn(request, event.drafter, proposal, self.trust)
+                learn(request, event.drafter, proposal, self.fusion)
         for number, request in current.items():
             request.mirrors[event.drafter].land(asked[number], request.is_living)
             request.statistics.draft_passes += 1
@@ -155,11 +155,11 @@ class Panel:
         """The token after a request's root is known."""
         root = request.tree.root
         if offers := request.growth.found.get(root):
-            chances = {drafter: self.trust.chance_of(drafter, own, token) for drafter, own in offers.items()}
+            chances = {drafter: self.fusion.chance_of(drafter, own, token) for drafter, own in offers.items()}
             self._method.observed(request, Seen(token, offers, chances))
-        observe(request, root, token, self.trust)
+        observe(request, root, token, self.fusion)
 
     def grow(self, request: Request) -> None:
         """Makes nodes of what is proposed, as far as it is worth it by now."""
         if request.submit is not None:
-            request.statistics.nodes_drafted += grow(request, self._method.value_min, self.trust)
+            request.statistics.nodes_drafted += grow(request, self._method.value_min, self.fusion)

@@ -59,7 +59,7 @@ def sketch(tokens: Sequence[int]) -> Sketch:
 
 
 @dataclass(slots=True)
-class Tally:
+class DrafterScores:
     """What each drafter was worth, from how many matches: moving averages in which the newest weighs `share`
     at least."""
 
@@ -68,8 +68,8 @@ class Tally:
     share: float
 
     @staticmethod
-    def empty(drafters: int, share: float) -> Tally:
-        return Tally([UNKNOWN] * drafters, [0] * drafters, share)
+    def empty(drafters: int, share: float) -> DrafterScores:
+        return DrafterScores([UNKNOWN] * drafters, [0] * drafters, share)
 
     def observe(self, drafter: int, chance: float) -> None:
         self.seen[drafter] += 1
@@ -91,7 +91,7 @@ class Domain:
 
     example: tuple[int, ...]
     centre: Sketch
-    tally: Tally
+    scores: DrafterScores
     working: list[int]
     answers: int = 0
 
@@ -101,12 +101,12 @@ class Domain:
 
 
 @dataclass(slots=True)
-class Record:
+class RequestRecord:
     """What is known of the drafters from one request alone, the number of its domain, and who works for
     it."""
 
     domain: int
-    tally: Tally
+    scores: DrafterScores
     chosen: tuple[int, ...] = ()
 
 
@@ -117,10 +117,10 @@ class Expertise:
         self.drafters = drafters
         self._prompts = 0
         self._used: Counter[int] = Counter()  # prompts that use a bucket
-        self._overall = Tally.empty(drafters, SHARE_DOMAIN)
+        self._overall = DrafterScores.empty(drafters, SHARE_DOMAIN)
         self.domains: list[Domain] = []
 
-    def begin(self, prompt: Sequence[int]) -> Record:
+    def begin(self, prompt: Sequence[int]) -> RequestRecord:
         """A new answer, which belongs to the domain most like it or to a new one."""
         found = sketch(prompt)
         self._prompts += 1
@@ -131,18 +131,18 @@ class Expertise:
             default=(-1, 0.0),
         )
         if best < 0 or (likeness < ALIKE and len(self.domains) < DOMAINS_MAX):
-            tally = Tally.empty(self.drafters, SHARE_DOMAIN)
+            scores = DrafterScores.empty(self.drafters, SHARE_DOMAIN)
             self.domains.append(
                 Domain(
                     example=tuple(prompt[-EXAMPLE_TOKENS:]),
                     centre={},
-                    tally=tally,
+                    scores=scores,
                     working=[0] * self.drafters,
                 )
             )
             best = len(self.domains) - 1
         self.domains[best].add(found)
-        return Record(domain=best, tally=Tally.empty(self.drafters, SHARE_NEW))
+        return RequestRecord(domain=best, scores=DrafterScores.empty(self.drafters, SHARE_NEW))
 
     def _likeness(self, centre: Sketch, found: Sketch) -> float:
         """Their cosine, in which a bucket counts the less the more prompts use it, and little where only one
@@ -158,16 +158,16 @@ class Expertise:
         ]
         return dot / math.sqrt(squares[0] * squares[1]) if min(squares) > 0 else 0.0
 
-    def observe(self, record: Record, chances: Mapping[int, float]) -> None:
+    def observe(self, record: RequestRecord, chances: Mapping[int, float]) -> None:
         """Drafters had given these chances to the token that came true (0: they had not proposed it)."""
         best = next((drafter for drafter in record.chosen if drafter in chances), None)
-        for tally in (record.tally, self.domains[record.domain].tally, self._overall):
-            usual = 0.0 if best is None or not tally.seen[best] else tally.worth[best] - chances[best]
+        for scores in (record.scores, self.domains[record.domain].scores, self._overall):
+            usual = 0.0 if best is None or not scores.seen[best] else scores.worth[best] - chances[best]
             for drafter, chance in chances.items():
                 is_compared = drafter != best and drafter in record.chosen
-                tally.observe(drafter, min(1.0, max(0.0, chance + usual)) if is_compared else chance)
+                scores.observe(drafter, min(1.0, max(0.0, chance + usual)) if is_compared else chance)
 
-    def end(self, record: Record) -> None:
+    def end(self, record: RequestRecord) -> None:
         """The answer is over: nobody works for it any more."""
         self.put(record, ())
         self.domains[record.domain].answers += 1
@@ -178,27 +178,27 @@ class Expertise:
 
     def _in_domain(self, domain: Domain, drafter: int) -> float:
         overall = self._overall
-        return domain.tally.beside(
+        return domain.scores.beside(
             drafter, overall.worth[drafter], max(1, min(OVERALL_MAX, overall.seen[drafter]))
         )
 
-    def worth(self, record: Record) -> list[float]:
+    def worth(self, record: RequestRecord) -> list[float]:
         """What each drafter is worth in a request, from 0 to 1."""
         domain = self.domains[record.domain]
-        weights = (max(1, min(TRUSTED_MAX, seen)) for seen in domain.tally.seen)
+        weights = (max(1, min(TRUSTED_MAX, seen)) for seen in domain.scores.seen)
         return [
-            record.tally.beside(drafter, self._in_domain(domain, drafter), weight)
+            record.scores.beside(drafter, self._in_domain(domain, drafter), weight)
             for drafter, weight in enumerate(weights)
         ]
 
-    def weights(self, record: Record) -> list[float]:
+    def weights(self, record: RequestRecord) -> list[float]:
         """Each drafter's worth as a share of the best one's."""
         worth = self.worth(record)
         most = max(worth, default=0.0)
         return [each / most if most > 0 else 1.0 for each in worth]
 
     def choose(
-        self, record: Record, count: int, among: Iterable[int], delays: Sequence[float]
+        self, record: RequestRecord, count: int, among: Iterable[int], delays: Sequence[float]
     ) -> tuple[int, ...]:
         """The drafters that are to work for the request now: the `count` that suit it best, best first, and
         perhaps one on trial.
@@ -216,7 +216,7 @@ class Expertise:
         known = [
             min(OVERALL_MAX, overall) + seen + TRIAL * working
             for overall, seen, working in zip(
-                self._overall.seen, domain.tally.seen, domain.working, strict=True
+                self._overall.seen, domain.scores.seen, domain.working, strict=True
             )
         ]
         eagerness = EXPLORE * (1 - max(self.worth(record), default=0.0)) * math.sqrt(math.log(1 + sum(known)))
@@ -231,21 +231,21 @@ class Expertise:
         others = (
             drafter
             for drafter in order[count:]
-            if domain.tally.seen[drafter] >= TRIAL or not domain.working[drafter]
+            if domain.scores.seen[drafter] >= TRIAL or not domain.working[drafter]
         )
         rival = max(
-            others, key=lambda drafter: (domain.tally.seen[drafter] < TRIAL, bound(drafter)), default=None
+            others, key=lambda drafter: (domain.scores.seen[drafter] < TRIAL, bound(drafter)), default=None
         )
         if (
             rival is not None
             and chosen
-            and (domain.tally.seen[rival] < TRIAL or bound(rival) > gains[chosen[-1]])
+            and (domain.scores.seen[rival] < TRIAL or bound(rival) > gains[chosen[-1]])
         ):
             chosen.append(rival)
         self.put(record, tuple(chosen))
         return record.chosen
 
-    def put(self, record: Record, chosen: tuple[int, ...]) -> None:
+    def put(self, record: RequestRecord, chosen: tuple[int, ...]) -> None:
         """These work for the request from now on."""
         working = self.domains[record.domain].working
         for drafter in record.chosen:

@@ -29,7 +29,7 @@ class Ranked:
     is_verdict: bool
 
 
-class Trust:
+class Fusion:
     """What is learnt of each model by exact matches. `levels[j]` is that of model j.
 
     Not calibrated, confidences are taken as they are; without fusion a token is worth what the surest model

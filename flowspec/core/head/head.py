@@ -44,9 +44,9 @@ from flowspec.core.events import (
 from flowspec.core.head.admission import Admission
 from flowspec.core.head.costs import Costs
 from flowspec.core.head.drafter_traits import DrafterTraits
-from flowspec.core.head.drafters import Panel
+from flowspec.core.head.drafters import Drafters
 from flowspec.core.head.flights import Bounds, Flights, Load
-from flowspec.core.head.fusion import Trust
+from flowspec.core.head.fusion import Fusion
 from flowspec.core.head.request import Request, begin
 from flowspec.core.methods import WITHOUT_GUESSES, make_method
 from flowspec.core.methods.base import Method, View
@@ -82,7 +82,7 @@ UNKNOWN_LEFT_S = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Learnt:
+class Experience:
     """Of slots and speed, of the models beside the target, and `of_method` what its method learnt, which that
     method alone understands.
 
@@ -90,7 +90,7 @@ class Learnt:
     """
 
     costs: Costs
-    trust: Trust
+    fusion: Fusion
     of_method: object = None
 
 
@@ -116,7 +116,7 @@ class HeadCore:
         assert len(drafters) <= self.method.drafters_max, (
             f"{self.method.name} makes use of {self.method.drafters_max} drafters"
         )
-        self.panel = Panel(drafters, self.method)
+        self.drafters = Drafters(drafters, self.method)
         self.costs = Costs(stage_count)
         self.portions = self.bounds.portions()
         self.is_formed = True
@@ -144,14 +144,14 @@ class HeadCore:
         """Every conversation that is known, for those who watch."""
         return list(self._requests.values())
 
-    def learnt(self) -> Learnt:
+    def experience(self) -> Experience:
         """What is known by now."""
-        return Learnt(costs=self.costs, trust=self.panel.trust, of_method=self.method.learnt())
+        return Experience(costs=self.costs, fusion=self.drafters.fusion, of_method=self.method.experience())
 
-    def take(self, learnt: Learnt) -> None:
+    def take(self, experience: Experience) -> None:
         """Begin with what another head learnt with the same stages, models and method."""
-        self.costs, self.panel.trust = learnt.costs, learnt.trust
-        self.method.take(learnt.of_method)
+        self.costs, self.drafters.fusion = experience.costs, experience.fusion
+        self.method.take(experience.of_method)
 
     def flight_s(self, now_s: float) -> float:
         """For how long the oldest segment in flight has been so; 0 without any."""
@@ -185,14 +185,14 @@ class HeadCore:
         elif isinstance(event, VerifiedArrived):
             self._verified(event.verified, now_s, commands)
         elif isinstance(event, Drafted):
-            self.panel.drafted(event, self._requests, now_s)
+            self.drafters.drafted(event, self._requests, now_s)
         elif isinstance(event, DrafterLost):
             self.fired["drafter lost"] += 1
-            self.panel.lost(event.drafter, self._requests.values())
+            self.drafters.lost(event.drafter, self._requests.values())
         elif isinstance(event, DrafterBack):
             self.fired["drafter back"] += 1
             self.admission.drafter_back(event.drafter, event.cache_slots)
-            self.panel.back(event.drafter, self._requests.values(), self.admission)
+            self.drafters.back(event.drafter, self._requests.values(), self.admission)
         elif isinstance(event, PipelineLost):
             self._lost(event, now_s)
         elif isinstance(event, Reformed):
@@ -204,7 +204,7 @@ class HeadCore:
         self._walk_held(now_s, commands)
         while self._admit(now_s, commands) or self._send(now_s, commands) or self._walk_held(now_s, commands):
             pass
-        self.panel.start(lambda: self._view(now_s, prompts=True), commands)
+        self.drafters.start(lambda: self._view(now_s, prompts=True), commands)
         wake_s = self.method.wake_s(self._view(now_s))
         if wake_s is not None and wake_s != self._timer_s:
             self._timer_s = wake_s
@@ -259,7 +259,7 @@ class HeadCore:
         )
         self.admission.ask(submit)
         request = begin(old, submit, context=self.context, stage_count=self.stage_count, now_s=now_s)
-        self.panel.begin(request, request.computed, self.admission)
+        self.drafters.begin(request, request.computed, self.admission)
         self._requests[submit.request] = request
         self.fired["taken over"] += bool(submit.answered)
         self.fired["kept"] += request.reused > 0
@@ -282,7 +282,7 @@ class HeadCore:
         if request.submit is not None:
             self._end(request, "cancelled", commands)
         del self._requests[number]
-        self.panel.release(Release(request=number), commands)
+        self.drafters.release(Release(request=number), commands)
         self._leaving.add(number)
         self.fired["forgotten"] += 1
         self.fired["release waits"] += self.flights.carry(number)
@@ -316,7 +316,7 @@ class HeadCore:
         self.fired["cancelled"] += reason == "cancelled"
         statistics = request.statistics
         statistics.dropped_alive += request.tree.alive_count
-        statistics.calibration_error = self.panel.trust.error
+        statistics.calibration_error = self.drafters.fusion.error
         commands.append(
             Finished(request=request.number, reason=reason, reused=request.reused, statistics=statistics)
         )
@@ -360,20 +360,20 @@ class HeadCore:
         self.fired["gives up"] += 1
         release = Release(request=request.number, epoch=request.opening.epoch)
         self._release(release, commands)
-        self.panel.release(release, commands)
+        self.drafters.release(release, commands)
         request.mirrors = []
         self._begin_again(request)
 
     def _begin_again(self, request: Request) -> None:
         """The stages hold nothing of it any more: an answer that is wanted is opened anew, with what is known
         of it as its prompt."""
-        self.panel.forget(request.number)
+        self.drafters.forget(request.number)
         self._rest = [each for each in self._rest if each[0] is not request]
         request.computed = request.in_flight = 0
         if request.submit is not None:
             self.fired["begins again"] += 1
             request.reopen()
-            self.panel.begin(request, request.opening.length - 1, self.admission)
+            self.drafters.begin(request, request.opening.length - 1, self.admission)
             self.method.begin(request)
 
     # ------------------------------------------------------------------------------------------- recovery
@@ -462,7 +462,7 @@ class HeadCore:
         logprobs: list[Logprobs] = []
         reason = ""
         while not reason and (token := request.next_tokens.pop(tree.root, None)) is not None:
-            self.panel.observe(request, token)
+            self.drafters.observe(request, token)
             if token in submit.stop_ids:
                 reason = "stop"
                 break
@@ -476,7 +476,7 @@ class HeadCore:
                 request.root_sent and not reason
             )  # nothing waits for what follows the last one
         if emitted:
-            self.panel.grow(request)
+            self.drafters.grow(request)
             commands.append(Emit(request=request.number, tokens=tuple(emitted), logprobs=tuple(logprobs)))
             self._learn_pace(request, len(emitted), now_s)
         if reason:
@@ -510,8 +510,8 @@ class HeadCore:
             count_living=self.flights.count_living,
             stage_count=self.stage_count,
             costs=self.costs,
-            traits=self.panel.traits,
-            turnaround_s=self.panel.turnaround_s,
+            traits=self.drafters.traits,
+            turnaround_s=self.drafters.turnaround_s,
             now_s=now_s,
         )
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flowspec.core.events import Submit
+from flowspec.core.head.drafter_view import DrafterView
 from flowspec.core.head.growth import Growth
-from flowspec.core.head.mirror import Mirror
 from flowspec.core.head.statistics import Statistics
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Commit, Logprobs, Open, Part
@@ -38,7 +38,7 @@ class Request:
     computed: int
     known_length: int
     statistics: Statistics
-    mirrors: list[Mirror] = field(default_factory=list)
+    mirrors: list[DrafterView] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
     growth: Growth = field(default_factory=Growth)
     reused: int = 0

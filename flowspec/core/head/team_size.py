@@ -32,7 +32,7 @@ MARGIN = 0.9
 """As a share of what it saves, what one more drafter may cost to be taken in."""
 
 
-class Teams:
+class TeamSize:
     """See the module. `size` is how many drafters of `most` work for each request now, `tokens` how many an
     answer has got since."""
 

@@ -142,11 +142,11 @@ class Method(Protocol):
         """When to ask again if nothing else happens."""
         ...
 
-    def learnt(self) -> object:
+    def experience(self) -> object:
         """What it learnt that outlives answers, for another of its kind to `take`."""
         ...
 
-    def take(self, learnt: object) -> None:
+    def take(self, experience: object) -> None:
         """Begin with what another of its kind learnt."""
         ...
 
@@ -210,10 +210,10 @@ class Plain:
     def wake_s(self, view: View) -> float | None:
         return None
 
-    def learnt(self) -> object:
+    def experience(self) -> object:
         return None
 
-    def take(self, learnt: object) -> None:
+    def take(self, experience: object) -> None:
         pass
 
 

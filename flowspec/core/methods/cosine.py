@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flowspec.core.head.expertise import Expertise, Record
+from flowspec.core.head.expertise import Expertise, RequestRecord
 from flowspec.core.head.request import Request
-from flowspec.core.head.team_size import Teams
+from flowspec.core.head.team_size import TeamSize
 from flowspec.core.methods.base import Parameter, Seen, View
 from flowspec.core.methods.continuous import Continuous
 
@@ -32,11 +32,11 @@ on meanwhile."""
 
 
 @dataclass(slots=True)
-class Route:
+class DrafterChoice:
     """Who drafts for a request: those of its record until it has `until` tokens, and those `before` them
     until they have its text."""
 
-    record: Record
+    record: RequestRecord
     before: tuple[int, ...] = ()
     until: int = 0
 
@@ -66,36 +66,36 @@ class Cosine(Continuous):
         self.expertise = Expertise(0)
         self._routing = routing
         self._count = count
-        self._teams = Teams(1)
+        self._team_size = TeamSize(1)
 
     def begin(self, request: Request) -> None:
         super().begin(request)
         if self.expertise.drafters != len(request.mirrors):
             self.expertise = Expertise(len(request.mirrors))
-            self._teams = Teams(len(request.mirrors))
+            self._team_size = TeamSize(len(request.mirrors))
         if request.plan is None:
             assert request.submit is not None
-            request.plan = Route(record=self.expertise.begin(request.submit.prompt))
+            request.plan = DrafterChoice(record=self.expertise.begin(request.submit.prompt))
         self._weigh(request)
 
     def observed(self, request: Request, seen: Seen) -> None:
         self.expertise.observe(request.plan.record, seen.chances)
-        self._teams.observe(request.plan.chosen, seen.offers, seen.token)
+        self._team_size.observe(request.plan.chosen, seen.offers, seen.token)
         self._weigh(request)
 
     def walked(self, request: Request, emitted: int) -> None:
         super().walked(request, emitted)
-        self._teams.tokens += emitted / self._answers
+        self._team_size.tokens += emitted / self._answers
 
     def ended(self, request: Request) -> None:
         self.expertise.end(request.plan.record)
 
-    def learnt(self) -> tuple[Expertise, Teams]:
-        return self.expertise, self._teams
+    def experience(self) -> tuple[Expertise, TeamSize]:
+        return self.expertise, self._team_size
 
-    def take(self, learnt: object) -> None:
-        assert isinstance(learnt, tuple)
-        self.expertise, self._teams = learnt
+    def take(self, experience: object) -> None:
+        assert isinstance(experience, tuple)
+        self.expertise, self._team_size = experience
 
     def _weigh(self, request: Request) -> None:
         if self._routing:
@@ -116,14 +116,14 @@ class Cosine(Continuous):
             if view.turnaround_s[drafter]
         ]
         if known and view.costs.is_known:
-            self._teams.look(sum(known) / len(known), self._trip_s(view))
-        return self._teams.size
+            self._team_size.look(sum(known) / len(known), self._trip_s(view))
+        return self._team_size.size
 
     def _trip_s(self, view: View) -> float:
         return view.costs.trip_s(max(1, round(self._typical_rows)))
 
     def _drafters_of(self, request: Request, count: int, delays: Sequence[float]) -> tuple[int, ...]:
-        route: Route = request.plan
+        route: DrafterChoice = request.plan
         there = [drafter for drafter, mirror in enumerate(request.mirrors) if mirror.opening is not None]
         if len(request.new_tokens) >= route.until or not set(route.chosen) <= set(there):
             route.before = route.chosen

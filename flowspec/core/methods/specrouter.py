@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
-from flowspec.core.head.expertise import Expertise, Record
+from flowspec.core.head.expertise import Expertise, RequestRecord
 from flowspec.core.head.fusion import Offers
 from flowspec.core.head.request import Request
 from flowspec.core.methods.base import Choice, Seen, View
@@ -60,10 +60,10 @@ PLAIN: Chain = ()
 
 
 @dataclass(slots=True)
-class Route:
+class ChainChoice:
     """Where a request is: its chain since it had `began` tokens, timed from `timed` on."""
 
-    record: Record
+    record: RequestRecord
     chain: Chain = PLAIN
     began: int = 0
     timed: int = 0
@@ -71,7 +71,7 @@ class Route:
 
 
 @dataclass(slots=True)
-class Measured:
+class ChainRecords:
     """What is learnt of models and chains: who is worth what, how alike two models are, how often each chain
     was timed.
 
@@ -133,17 +133,17 @@ class SpecRouter(Continuous):
 
     def __init__(self, *, chain: Chain | None = None, **options: Any) -> None:
         super().__init__(**options)
-        self.measured = Measured(Expertise(0))
+        self.measured = ChainRecords(Expertise(0))
         self._fixed = chain
 
     def begin(self, request: Request) -> None:
         super().begin(request)
         if self.measured.expertise.drafters != len(request.mirrors):
-            self.measured = Measured(Expertise(len(request.mirrors)))
+            self.measured = ChainRecords(Expertise(len(request.mirrors)))
             self.expertise = self.measured.expertise
         if request.plan is None:
             assert request.submit is not None
-            request.plan = Route(record=self.measured.expertise.begin(request.submit.prompt))
+            request.plan = ChainChoice(record=self.measured.expertise.begin(request.submit.prompt))
         request.plan.timed_s = None
 
     def observed(self, request: Request, seen: Seen) -> None:
@@ -157,13 +157,13 @@ class SpecRouter(Continuous):
     def ended(self, request: Request) -> None:
         self.measured.expertise.end(request.plan.record)
 
-    def learnt(self) -> Measured:
+    def experience(self) -> ChainRecords:
         return self.measured
 
-    def take(self, learnt: object) -> None:
-        assert isinstance(learnt, Measured)
-        self.measured = learnt
-        self.expertise = learnt.expertise
+    def take(self, experience: object) -> None:
+        assert isinstance(experience, ChainRecords)
+        self.measured = experience
+        self.expertise = experience.expertise
 
     def walked(self, request: Request, emitted: int) -> None:
         super().walked(request, emitted)
@@ -181,7 +181,7 @@ class SpecRouter(Continuous):
 
     def _route(self, view: View, request: Request) -> None:
         """Decides on a request's chain where that is due."""
-        route: Route = request.plan
+        route: ChainChoice = request.plan
         tokens = len(request.new_tokens)
         there = [model for model, mirror in enumerate(request.mirrors) if mirror.opening is not None]
         if self._fixed is not None:
@@ -215,7 +215,7 @@ class SpecRouter(Continuous):
     def _choose(self, view: View, request: Request, seconds: Mapping[Chain, float]) -> None:
         """The fastest chain, or the one that is there if it is about as fast; now and then one of which
         little is known."""
-        route: Route = request.plan
+        route: ChainChoice = request.plan
         if not seconds:
             if route.chain != PLAIN:
                 self._change(view, request, PLAIN, "no model is there")
@@ -264,7 +264,7 @@ class SpecRouter(Continuous):
         def step_s(low: int, high: int) -> float:
             return turn_s[high] * (1 - min(SIMILARITY_MAX, self.measured.similarity(low, high)))
 
-        route: Route = request.plan
+        route: ChainChoice = request.plan
         groups = by_level([traits.level for traits in view.traits], there)
         known = [chain for chain in (route.chain, *self.measured.times) if chain and set(chain) <= set(there)]
         worth = self.measured.expertise.worth(route.record)

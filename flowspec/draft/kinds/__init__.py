@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from flowspec.core.protocol.cluster_messages import Drafting
 from flowspec.draft.kinds.base import FileKind, Kind, WordKind
 from flowspec.draft.kinds.eagle import SKETCH, Eagle
-from flowspec.draft.kinds.language import Language
+from flowspec.draft.kinds.language import LanguageKind
 from flowspec.draft.kinds.ngram import Ngram
 from flowspec.draft.kinds.none import Nothing
 from flowspec.draft.protocol import Drafter
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from flowspec.model.slice import Slice
 
 BY_WORD: Sequence[type[WordKind]] = (Ngram, Nothing)
-BY_FILES: Sequence[type[FileKind]] = (Eagle, Language)
+BY_FILES: Sequence[type[FileKind]] = (Eagle, LanguageKind)
 """The first that files are of; the last takes whatever is left."""
 ALL: Sequence[type[Kind]] = (*BY_WORD, *BY_FILES)
 WORDS = tuple(kind.word for kind in BY_WORD)
@@ -72,10 +72,10 @@ def drafter_of(model: Slice, told: Drafting, context: int) -> Drafter:
 
     No message names its kind: there is one that has a `Kind.model_for_device`.
     """
-    return Language.over(model, told, context)
+    return LanguageKind.over(model, told, context)
 
 
-def sketched(name: str, target: ModelShape) -> sites.Drafter:
+def sketched(name: str, target: ModelShape) -> sites.PlannedDrafter:
     """What the planner reckons of a drafter that is named by a shape; raises `InputError` for a name that
     means nothing."""
     return next(found for kind in ALL if (found := kind.sketched(name, target)) is not None)

@@ -54,11 +54,11 @@ class Kind(ABC):
         return None
 
     @abstractmethod
-    def reckoned(self, target: ModelShape) -> sites.Drafter | None:
+    def reckoned(self, target: ModelShape) -> sites.PlannedDrafter | None:
         """What the planner reckons with; None where nothing drafts. Raises `InputError`."""
 
     @classmethod
-    def sketched(cls, name: str, target: ModelShape) -> sites.Drafter | None:
+    def sketched(cls, name: str, target: ModelShape) -> sites.PlannedDrafter | None:
         """The same for a name that `flowspec plan` takes where there are no files; None where it is none of
         this kind."""
         return None
@@ -102,14 +102,14 @@ class FileKind(Kind):
         """As `open`, on a device."""
 
     @classmethod
-    def of_shape(cls, shape: ModelShape, target: ModelShape) -> sites.Drafter:
+    def of_shape(cls, shape: ModelShape, target: ModelShape) -> sites.PlannedDrafter:
         """What the planner reckons with, where the vocabularies are of one size."""
         if shape.vocabulary != target.vocabulary:
             raise InputError(
                 f"--drafter: expected the model's vocabulary of {target.vocabulary}, but {shape.name} has "
                 f"{shape.vocabulary}"
             )
-        return sites.Drafter(name=shape.name, shape=shape, acceptance=cls.acceptance)
+        return sites.PlannedDrafter(name=shape.name, shape=shape, acceptance=cls.acceptance)
 
     def parameter_count(self) -> int:
         tensors = self.files.tensors()

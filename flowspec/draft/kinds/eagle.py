@@ -37,11 +37,11 @@ class Eagle(FileKind):
 
         return EagleDrafter(self.files, target, dtype, device, context=context, coupled=coupled)
 
-    def reckoned(self, target: ModelShape) -> sites.Drafter:
+    def reckoned(self, target: ModelShape) -> sites.PlannedDrafter:
         return self.of_shape(eagle_shape(target), target)
 
     @classmethod
-    def sketched(cls, name: str, target: ModelShape) -> sites.Drafter | None:
+    def sketched(cls, name: str, target: ModelShape) -> sites.PlannedDrafter | None:
         if not name.startswith(SKETCH):
             return None
         return cls.of_shape(eagle_shape(target) if name == SKETCH else find_shape(name), target)

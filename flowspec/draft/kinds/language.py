@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 ADVICE = "give a drafter trained for the same tokenizer, or --drafter ngram"
 
 
-class Language(FileKind):
+class LanguageKind(FileKind):
     """See the module."""
 
     plural = "language models"
@@ -53,11 +53,11 @@ class Language(FileKind):
         _check_tokenizer(self.name, self.files, target)
         return self.files
 
-    def reckoned(self, target: ModelShape) -> sites.Drafter:
+    def reckoned(self, target: ModelShape) -> sites.PlannedDrafter:
         return self.of_shape(shape_of(self.files.config(), self.name), target)
 
     @classmethod
-    def sketched(cls, name: str, target: ModelShape) -> sites.Drafter:
+    def sketched(cls, name: str, target: ModelShape) -> sites.PlannedDrafter:
         return cls.of_shape(find_shape(name), target)
 
     @staticmethod

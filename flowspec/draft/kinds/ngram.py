@@ -21,5 +21,5 @@ class Ngram(WordKind):
     ) -> NgramDrafter:
         return NgramDrafter(context)
 
-    def reckoned(self, target: ModelShape) -> sites.Drafter:
-        return sites.Drafter(name=self.plural, shape=None, acceptance=self.acceptance)
+    def reckoned(self, target: ModelShape) -> sites.PlannedDrafter:
+        return sites.PlannedDrafter(name=self.plural, shape=None, acceptance=self.acceptance)

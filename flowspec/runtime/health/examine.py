@@ -28,7 +28,7 @@ from flowspec.runtime.health.gather import link_facts
 from flowspec.runtime.health.interfaces import interface_of, own_address, resolve
 from flowspec.runtime.monitor import Monitor
 from flowspec.runtime.security.keyring import Keyring
-from flowspec.runtime.transport import Link, Receiver, dial, split_address
+from flowspec.runtime.transport import Receiver, Sender, dial, split_address
 from flowspec.wire.codec import decode
 
 NAME = "flowspec doctor"
@@ -48,7 +48,7 @@ Step = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class ExaminePatience:
     """How long a daemon may take to say Welcome, and how long finding out why it did not; how many are asked
     at once."""
 
@@ -57,7 +57,7 @@ class Patience:
     at_once: int = ASKED_AT_ONCE
 
 
-PATIENCE = Patience()
+PATIENCE = ExaminePatience()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +147,7 @@ def ask_all(
     step: Step = lambda done: None,
     keys: Keyring | None = None,
     within_s: float = math.inf,
-    patience: Patience = PATIENCE,
+    patience: ExaminePatience = PATIENCE,
 ) -> list[Examined]:
     """The facts of all devices, links left out; those named in `speed` are asked how fast they are, too, and
     all which kernel computes `dtype`.
@@ -177,7 +177,7 @@ def _ask(
     question: AskFacts,
     keys: Keyring | None,
     deadline_s: float,
-    patience: Patience,
+    patience: ExaminePatience,
 ) -> Examined:
     found = Examined(device=device)
     try:
@@ -229,7 +229,7 @@ class _Talk:
         device: Device,
         keys: Keyring | None,
         deadline_s: float = math.inf,
-        patience: Patience = PATIENCE,
+        patience: ExaminePatience = PATIENCE,
     ) -> None:
         self._device = device
         self._patience = patience
@@ -238,7 +238,7 @@ class _Talk:
         self._name = NAME if keys is None else keys.name
         self._socket = dial(context, device.address, device.name, keys)
         self._monitor = Monitor(self._socket)
-        self._link = Link(self._socket, incarnation=secrets.randbits(48), sender=self._name)
+        self._link = Sender(self._socket, incarnation=secrets.randbits(48), sender=self._name)
         self._receiver = Receiver(self._link.incarnation)
 
     def __enter__(self) -> _Talk:

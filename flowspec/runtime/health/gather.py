@@ -22,7 +22,7 @@ from flowspec.runtime.cluster import Device
 from flowspec.runtime.health.board import read_board
 from flowspec.runtime.health.interfaces import interface_of
 from flowspec.runtime.health.own_speed import own_speed
-from flowspec.runtime.links import BRIEF, GLANCE, Effort, measure_links
+from flowspec.runtime.links import BRIEF, GLANCE, LinkEffort, measure_links
 from flowspec.runtime.machine import Machine
 from flowspec.runtime.security.keyring import Keyring
 
@@ -92,7 +92,7 @@ def model_state(model: str, fingerprint: str) -> str:
         return "part"
 
 
-def link_facts(device: Device, keys: Keyring | None, effort: Effort = BRIEF) -> LinkFacts:
+def link_facts(device: Device, keys: Keyring | None, effort: LinkEffort = BRIEF) -> LinkFacts:
     """The link from here to a daemon, measured."""
     try:
         (peer,) = measure_links([device], effort=effort, keys=keys)

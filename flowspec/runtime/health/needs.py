@@ -14,7 +14,7 @@ from flowspec.model.files import ModelFiles, canonical_name
 from flowspec.model.support import context_max, family_of
 from flowspec.plan.memory import SliceMemory
 from flowspec.plan.placement import ClusterPlan, StagePlan
-from flowspec.plan.refusal import Refused
+from flowspec.plan.refusal import ModelDoesNotFitError
 from flowspec.runtime.cluster import Device, pick_context, split_layers
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.security.keyring import Keyring
@@ -109,7 +109,7 @@ def _planned(
     """The stages that `chat` would make; where the model does not fit, the shares that its refusal names."""
     try:
         return choose_for(options, files, devices, wanted, Decoding(), keys).stages(devices)
-    except Refused as refusal:
+    except ModelDoesNotFitError as refusal:
         shares = {each.name: each.layers for each in refusal.shortfalls}
         there = [device for device in devices if device.name in shares]
         return split_layers(there, sum(shares.values()), [shares[device.name] for device in there])

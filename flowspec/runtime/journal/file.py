@@ -17,8 +17,8 @@ from pathlib import Path
 
 from flowspec.errors import InputError
 from flowspec.runtime.journal.lines import (
-    Content,
     Entry,
+    JournalContent,
     Row,
     Setting,
     arithmetic_row,
@@ -71,7 +71,7 @@ class Journal:
     @classmethod
     def open(
         cls, path: Path, tell: Callable[[str], None], *, good_part: bool = False
-    ) -> tuple[Journal, Content]:
+    ) -> tuple[Journal, JournalContent]:
         """One that is there, and what it says; half a line at its end is removed. Raises `InputError`.
 
         A damaged one is refused, or with `good_part` loses the damaged line and all behind it.

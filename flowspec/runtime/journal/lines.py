@@ -105,7 +105,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Content:
+class JournalContent:
     """A journal as it was read: questions and answers before the last one, and that one.
 
     It has so many whole `lines`, which have `size_bytes`; with a `damage` more came behind them.
@@ -187,7 +187,7 @@ _SEAL_BYTES = len(_seal(b""))
 # ------------------------------------------------------------------------------------------------- reading
 
 
-def read_lines(data: bytes, name: str) -> Content:
+def read_lines(data: bytes, name: str) -> JournalContent:
     """Reads a journal, up to a damaged line. Raises `InputError`, naming `name` and the line, for what no
     journal holds."""
     *lines, _torn = data.split(b"\n")
@@ -240,7 +240,7 @@ def read_lines(data: bytes, name: str) -> Content:
         raise InputError(
             f"{name} line {number}: expected a journal of flowspec: {first_line(error)}"
         ) from None
-    return Content(
+    return JournalContent(
         setting=setting,
         earlier=tuple(earlier),
         last=last,

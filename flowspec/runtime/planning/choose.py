@@ -11,7 +11,7 @@ from flowspec.plan.absence import among
 from flowspec.plan.memory import mib
 from flowspec.plan.placement import ClusterPlan, StagePlan
 from flowspec.plan.planner import DoesNotFit, Plan, make_plan, rate_split
-from flowspec.plan.refusal import Refused, plan_or_refuse
+from flowspec.plan.refusal import ModelDoesNotFitError, plan_or_refuse
 from flowspec.plan.sites import Wish
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.planning.survey import ASSUMED, Survey
@@ -130,7 +130,7 @@ def choose(wish: Wish, found: Survey) -> Chosen:
     """
     try:
         plan = plan_or_refuse(steadied(wish))
-    except Refused as error:
+    except ModelDoesNotFitError as error:
         if not found.absent:
             raise
         name, why = next(iter(found.absent.items()))

@@ -32,7 +32,7 @@ from flowspec.plan.timing import LinkSpec
 from flowspec.runtime import timeouts
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.cluster_file import LINK_DEFAULT, declared_profile, read_links
-from flowspec.runtime.health.examine import PATIENCE, Examined, Patience, ask_all, explain, onward
+from flowspec.runtime.health.examine import PATIENCE, Examined, ExaminePatience, ask_all, explain, onward
 from flowspec.runtime.health.gather import link_facts
 from flowspec.runtime.health.interfaces import interface_of, resolve
 from flowspec.runtime.health.own_speed import own_speed
@@ -139,9 +139,9 @@ def survey(
     )
 
 
-def hurried(devices: int) -> Patience:
+def hurried(devices: int) -> ExaminePatience:
     """How long absent devices are waited for at the start, all at once."""
-    return Patience(hello_s=timeouts.ABSENT_S, why_s=timeouts.ABSENT_WHY_S, at_once=max(1, devices))
+    return ExaminePatience(hello_s=timeouts.ABSENT_S, why_s=timeouts.ABSENT_WHY_S, at_once=max(1, devices))
 
 
 def insane(name: str, why: str) -> str:

@@ -32,7 +32,7 @@ class Word:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Content:
+class SliceContent:
     """A slice's content. `model` is a `Word.digest`, or names what the hub has (`hub_content`), whose
     `tensors` are none.
 
@@ -52,7 +52,7 @@ class Content:
         own = (self.model, self.span, self.dtype, self.arithmetic)
         return own == (model, span, assign.dtype, assign.arithmetic)
 
-    def agrees_with(self, other: Content) -> bool:
+    def agrees_with(self, other: SliceContent) -> bool:
         """Whether layers that both slices have are the same, tensor by tensor."""
         own = (self.model, self.dtype, self.arithmetic)
         if own != (other.model, other.dtype, other.arithmetic):
@@ -65,11 +65,11 @@ class Content:
         return tuple(entry.name for entry in self.tensors)
 
 
-def content_of(word: Word, span: Span, assign: Assign, entries: Iterable[TensorEntry]) -> Content:
+def content_of(word: Word, span: Span, assign: Assign, entries: Iterable[TensorEntry]) -> SliceContent:
     """The content of a slice that is made of these tensors."""
     tensors = tuple(sorted(entries, key=lambda entry: entry.name))
     called = (assign.model, assign.fingerprint)
-    return Content(
+    return SliceContent(
         model=word.digest,
         span=span,
         dtype=assign.dtype,
@@ -79,8 +79,8 @@ def content_of(word: Word, span: Span, assign: Assign, entries: Iterable[TensorE
     )
 
 
-def hub_content(assign: Assign, span: Span) -> Content:
+def hub_content(assign: Assign, span: Span) -> SliceContent:
     """The content of a slice that this device has from the hub itself: the fingerprint, as found here, names
     the revision."""
     model = f"hub {assign.model} {assign.fingerprint}"
-    return Content(model=model, span=span, dtype=assign.dtype, arithmetic=assign.arithmetic)
+    return SliceContent(model=model, span=span, dtype=assign.dtype, arithmetic=assign.arithmetic)

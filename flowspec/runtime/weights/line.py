@@ -30,7 +30,7 @@ class Asked:
     question: WeightQuestion
 
 
-class Line:
+class CourierLine:
     """A `Courier` for one hold after another. The compute thread begins, asks and takes answers; the poller
     delivers and hangs up."""
 

@@ -26,7 +26,7 @@ from flowspec.model.files import ModelFiles
 from flowspec.plan.placement import StagePlan
 from flowspec.runtime.monitor import Monitor
 from flowspec.runtime.security.keyring import Keyring
-from flowspec.runtime.transport import Link, Receiver, Wake, dial, ready_sources, receive
+from flowspec.runtime.transport import Receiver, Sender, Wake, dial, ready_sources, receive
 from flowspec.runtime.weights.offer import Offer
 from flowspec.wire.codec import Tensor, decode
 
@@ -47,7 +47,7 @@ class _Customer:
     """A daemon that is served."""
 
     device: str
-    link: Link
+    link: Sender
     monitor: Monitor
     receiver: Receiver
     welcomed: bool = False
@@ -138,7 +138,7 @@ class WeightServer:
         socket = dial(
             self._context, stage.address, stage.name, self._keys, queued_max=QUEUED_MAX, has_pulse=False
         )
-        link = Link(socket, incarnation=self._incarnation, sender=self._sender)
+        link = Sender(socket, incarnation=self._incarnation, sender=self._sender)
         customer = _Customer(
             f"device {stage.name} at {stage.address}", link, Monitor(socket), Receiver(self._incarnation)
         )

@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 
 from flowspec.bench.workers import interrupted_later, open_pool
 from flowspec.cli.options import positive
-from flowspec.core.cluster import forming, holding, membership
+from flowspec.core.cluster import daemon as holding
+from flowspec.core.cluster import forming, membership
 from flowspec.core.head import head, remote_drafter
 from flowspec.core.stage import stage
 from tests.checks.faults.play import FaultError, Play

@@ -15,15 +15,15 @@ from flowspec.core.cluster.agreement import Agreement
 from flowspec.core.cluster.forming import (
     CONTROL,
     DATA,
+    AskPlan,
+    Assignment,
     Forming,
-    Part,
+    FormingTimes,
     Passed,
-    Plan,
-    Planned,
+    PlanMade,
+    SendFailed,
     Start,
-    Terms,
     Unplanned,
-    Unsent,
 )
 from flowspec.core.cluster.membership import Begin, Membership, Tick
 from flowspec.core.events import (
@@ -55,7 +55,7 @@ from flowspec.plan.timing import Curve
 from flowspec.sim.clock import Alarm, Clock
 from flowspec.sim.conduct import Conduct
 from flowspec.sim.drafter import FakeDrafter
-from flowspec.sim.record import Answer
+from flowspec.sim.record import SimulatedAnswer
 from flowspec.wire.codec import Envelope
 from tests.checks.faults.daemon import SimDaemon
 from tests.checks.faults.dialects import Spans
@@ -65,7 +65,7 @@ from tests.checks.faults.pipelines import HEAD, SimPipelines
 from tests.checks.faults.process import Process
 
 SESSION = 1
-TERMS = Terms(connect_s=2.0, reconnect_s=2.0, held_s=4.0, ping_s=0.5, watch_s=0.25, settle_s=0.1)
+TERMS = FormingTimes(connect_s=2.0, reconnect_s=2.0, held_s=4.0, ping_s=0.5, watch_s=0.25, settle_s=0.1)
 ROW_BYTES = 12000
 """Of what goes from stage to stage."""
 
@@ -97,7 +97,7 @@ class Cluster:
         frames_max: int,
         expect: Callable[[Submit, Spans], Sequence[int]],
         tell: Callable[[str, str], None],
-        terms: Terms = TERMS,
+        terms: FormingTimes = TERMS,
         is_honest: bool = True,
         absent: Sequence[str] = (),
         agreement: Agreement | None = None,
@@ -108,7 +108,7 @@ class Cluster:
         self.head = head
         self.membership = membership
         self.forming = Forming(membership, terms, start=Start.ANY, agreement=agreement)
-        self.answers: dict[int, list[Answer]] = {}
+        self.answers: dict[int, list[SimulatedAnswer]] = {}
         self.on_end: Callable[[int], None] = lambda request: None
         self.on_give_up: Callable[[str], None] = lambda text: None
         self.on_drafter_given_up: Callable[[str], None] = lambda text: None
@@ -178,7 +178,7 @@ class Cluster:
         return self._pipelines.count
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[Assignment, ...]:
         """Who has which layers in the pipeline that is there."""
         return self._pipelines.lines.parts
 
@@ -201,7 +201,7 @@ class Cluster:
             spans = [(len(event.answered), self.forming.agreement.name)]
             self.spans.setdefault(event.request, []).append(spans)
             self._expected[event.request] = self._expect(event, spans)
-            self.answers.setdefault(event.request, []).append(Answer(event, self.process.now_s))
+            self.answers.setdefault(event.request, []).append(SimulatedAnswer(event, self.process.now_s))
         elif isinstance(event, Reformed):
             self._check_arithmetic()
         commands = self.head.handle(event, max(self.process.now_s, due_s))
@@ -247,7 +247,7 @@ class Cluster:
         """A segment for the first stage; where its connection takes no more that is told a moment later."""
         lines = self._pipelines.lines
         if lines.first_data.link_of(HEAD).is_full(self._frames_max):
-            unsent = Unsent(pipeline=self.forming.number, device=lines.parts[0].device, what="segments")
+            unsent = SendFailed(pipeline=self.forming.number, device=lines.parts[0].device, what="segments")
             self.process.later(0.0, partial(self._pipelines.give, unsent))
         else:
             lines.first_data.send(HEAD, command.segment)
@@ -298,7 +298,7 @@ class Cluster:
             spans.append((len(answer.text), name))
             self._expected[request] = self._expect(answer.submit, spans)
 
-    def _plan(self, command: Plan) -> Planned | Unplanned:
+    def _plan(self, command: AskPlan) -> PlanMade | Unplanned:
         devices = command.devices[: self._devices_max]
         if not self._devices_min <= len(devices) <= self._layer_count:
             return Unplanned(
@@ -324,13 +324,13 @@ class Cluster:
             captures=tuple(sorted({layer for drafter in self._drafters for layer in drafter.captures})),
         )
         parts = [
-            Part(device=device, place=device, assign=assign)
+            Assignment(device=device, place=device, assign=assign)
             for device, assign in zip(devices, assigns_of(plan), strict=True)
         ]
         gain = self._gain(parts, command.slowness) if command.is_beside else None
-        return Planned(parts=tuple(parts), is_beside=command.is_beside, gain=gain)
+        return PlanMade(parts=tuple(parts), is_beside=command.is_beside, gain=gain)
 
-    def _gain(self, parts: Sequence[Part], slowness: Mapping[str, float]) -> float:
+    def _gain(self, parts: Sequence[Assignment], slowness: Mapping[str, float]) -> float:
         """How many times as fast as the pipeline that works these would be, by their slowest stages."""
         before_s, after_s = (
             max(

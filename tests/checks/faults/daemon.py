@@ -12,37 +12,37 @@ from typing import Any
 import numpy as np
 
 from flowspec import __version__
-from flowspec.core.cluster.holding import (
+from flowspec.core.cluster.daemon import (
     Attach,
     Ban,
     Caller,
+    CallerSaid,
+    CommandFailed,
     Compute,
+    DaemonCore,
+    DaemonLog,
+    DaemonTick,
+    DaemonTimes,
     Deliver,
     EndMakingReady,
     Failed,
     Gather,
     Greet,
     Greeted,
-    Holding,
     HoldingCommand,
     HoldingEvent,
     LetGo,
     Loaded,
-    Log,
     MakeReady,
     Misbehaved,
     NextLost,
     NextSaid,
-    Room,
-    Said,
     Send,
     SendOn,
     ShowLife,
     ShowReady,
+    SliceRoom,
     Take,
-    Terms,
-    Tick,
-    Unsent,
     Worked,
     room_for,
 )
@@ -74,7 +74,7 @@ from flowspec.core.stage.slots import cache_size
 from flowspec.core.stage.stage import StageCore
 from flowspec.plan.timing import INSTANT, Curve
 from flowspec.sim.clock import Clock
-from flowspec.sim.device import Device, DeviceSpec
+from flowspec.sim.device import DeviceSpec, SimulatedDevice
 from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.fake_layers import FakeLayers
 from flowspec.sim.language import HashLanguage
@@ -124,7 +124,7 @@ class _Part:
     assign: Assign
     core: StageCore | None
     layers: FakeLayers
-    device: Device
+    device: SimulatedDevice
     next_hop: Connection | None = None
     caches: dict[int, _Cache] = field(default_factory=dict)
     began_s: float | None = None
@@ -200,7 +200,9 @@ class SimDaemon:
         self._drafter = drafter
         self._drafting = drafting
         self._times = 1.0
-        self._terms = Terms(lease_s=LEASE_S, link_s=LINK_S, queued_max=queued_max, messages_max=messages_max)
+        self._terms = DaemonTimes(
+            lease_s=LEASE_S, link_s=LINK_S, queued_max=queued_max, messages_max=messages_max
+        )
         self._daemons = daemons
         self._tell = tell
         self._lives = 0
@@ -208,7 +210,7 @@ class SimDaemon:
 
     def _begin(self) -> None:
         """A new life, with nothing."""
-        self._core = Holding(self._terms)
+        self._core = DaemonCore(self._terms)
         self._driver: Driver[HoldingEvent, HoldingCommand] = Driver(self._handle, self._execute)
         self._part: _Part | None = None
         self._results: deque[Callable[[], None]] = deque()
@@ -359,7 +361,7 @@ class SimDaemon:
             assign is None or not assign.next_hop or self._network.is_resolved(self.name, assign.next_name)
         )
         trouble = "" if is_known or assign is None else f"{assign.next_name}: no such name"
-        self._give(Tick(next_trouble=trouble, is_read=is_read))
+        self._give(DaemonTick(next_trouble=trouble, is_read=is_read))
         if hold is not None and self._core.fired["lapsed"] > lapsed:
             unread = [line for line, _ in self._inbox if self._peers.get(id(line)) is hold.control]
             assert not unread, f"{self.name} lets its head's lease lapse, though words of it wait to be read"
@@ -408,7 +410,7 @@ class SimDaemon:
                 self._note_further()
             tensor = envelope.tensor
             size = 0 if tensor is None else len(tensor.data)
-            self._give(Said(caller=known, message=message, payload=tensor, payload_bytes=size))
+            self._give(CallerSaid(caller=known, message=message, payload=tensor, payload_bytes=size))
 
     def _give(self, event: HoldingEvent) -> None:
         """Gives the core an event, and has done what it says."""
@@ -429,7 +431,7 @@ class SimDaemon:
                 part.layers.validate(part.assign.stage, core)
 
     def _execute(self, command: HoldingCommand) -> None:
-        if isinstance(command, Log):
+        if isinstance(command, DaemonLog):
             self._tell(command.text)
         elif isinstance(command, Greet):
             welcome = Welcome(
@@ -447,7 +449,7 @@ class SimDaemon:
             if self.babbles and isinstance(message, Proposed):
                 message = self._nonsense(message)
             if not self._send(command.caller, message) and command.hold:
-                self._driver.give(Unsent(hold=command.hold, message=command.message))
+                self._driver.give(CommandFailed(hold=command.hold, message=command.message))
         elif isinstance(command, SendOn):
             self._send_on(command)
         elif isinstance(command, ShowLife):
@@ -506,7 +508,7 @@ class SimDaemon:
             assert part.next_hop is not None, "a stage that is ready has its next hop"
             part.next_hop.send(self.name, message, tensor and widened(tensor, part.assign))
         elif not self._send(command.caller, message, tensor):
-            self._driver.give(Unsent(hold=command.hold, message=message))
+            self._driver.give(CommandFailed(hold=command.hold, message=message))
 
     # --------------------------------------------------------------------------------------------- holding
 
@@ -519,7 +521,7 @@ class SimDaemon:
         is_able, is_last = assign.arithmetic in ("", *self.offers), not assign.next_hop
         language = spoken(self._language, assign.arithmetic if is_able else "")
         layers = FakeLayers(assign.stages, language, is_honest=self._is_honest)
-        device = Device(
+        device = SimulatedDevice(
             self._clock,
             self._spec_at(assign, self.heat),
             assign.stage,
@@ -653,7 +655,7 @@ class SimDaemon:
         free = min(self.layers_max - own, self.spare_layers)
         given_up = self.layers_max - kept - free  # what it does not keep, and the caches
         room = room_for(new=lacking, cache=0, free=free, growth=0, given_up=given_up)
-        if room is Room.NONE or assign.dtype != "float32":
+        if room is SliceRoom.NONE or assign.dtype != "float32":
             text = f"{assign.told} do not fit here"
             self._later(0.0, self._results, lambda: self._give(Failed(hold=hold, text=text, is_part=True)))
             return
@@ -661,9 +663,9 @@ class SimDaemon:
         def made() -> None:
             if self._preparing != hold or not self._may_load(hold, span):
                 return
-            if room is Room.BESIDE:
+            if room is SliceRoom.BESIDE:
                 self._spare = span
-            later_s = 0.0 if room is Room.BESIDE else self._load_s * lacking
+            later_s = 0.0 if room is SliceRoom.BESIDE else self._load_s * lacking
             self._give(Worked(hold=hold, result=self._result(later_s)))
 
         self._later(self._load_s * lacking, self._results, made)

@@ -12,7 +12,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from flowspec.core.cluster.forming import CONTROL, Forming, Part, Plan, Planned, Start, Terms, Wronged
+from flowspec.core.cluster.forming import (
+    CONTROL,
+    AskPlan,
+    Assignment,
+    Forming,
+    FormingTimes,
+    PlanMade,
+    Start,
+    Wronged,
+)
 from flowspec.core.cluster.membership import Begin, Membership, Patience
 from flowspec.core.driving import Driver
 from flowspec.core.events import Draft, Drafted, DrafterBack, DrafterLost, HeadEvent, ToDrafter
@@ -87,7 +96,7 @@ class SimRemoteDrafter:
         daemons: Mapping[str, SimDaemon],
         *,
         patience: Patience,
-        terms: Terms,
+        terms: FormingTimes,
         context: int,
         vocabulary: int,
         step: Callable[[HeadEvent], None],
@@ -156,7 +165,7 @@ class SimRemoteDrafter:
         self._driver.give(envelope.message)
         return True
 
-    def _plan(self, command: Plan) -> Planned:
+    def _plan(self, command: AskPlan) -> PlanMade:
         (device,) = command.devices
         plan = ClusterPlan(
             model="drafter",
@@ -167,7 +176,9 @@ class SimRemoteDrafter:
             drafting=Drafting(vocabulary=self.core.vocabulary, coupled=True),
         )
         (assign,) = assigns_of(plan)
-        return Planned(parts=(Part(device=device, place=device, assign=assign),), is_beside=command.is_beside)
+        return PlanMade(
+            parts=(Assignment(device=device, place=device, assign=assign),), is_beside=command.is_beside
+        )
 
     def _given_up(self, text: str) -> None:
         self.is_given_up = True

@@ -14,7 +14,7 @@ from functools import partial
 from flowspec.core.protocol.messages import Message
 from flowspec.plan.timing import LinkSpec
 from flowspec.sim.clock import Clock
-from flowspec.sim.link import Frames, Link, Way
+from flowspec.sim.link import Frames, SimulatedLink, Way
 from flowspec.wire.codec import Envelope, Tensor
 
 STALLED_S = 1.5
@@ -42,8 +42,8 @@ class Connection:
     listener: str
     incarnation: int
     role: str
-    forth: Link
-    back: Link
+    forth: SimulatedLink
+    back: SimulatedLink
     lost: Mapping[str, Callable[[], None]]
     is_open: bool = True
 
@@ -52,7 +52,7 @@ class Connection:
         if self.is_open:
             self.link_of(place).send(message, tensor)
 
-    def link_of(self, sender: str) -> Link:
+    def link_of(self, sender: str) -> SimulatedLink:
         """The direction in which a place sends."""
         return self.forth if sender == self.dialler else self.back
 
@@ -90,8 +90,8 @@ class Network:
         """A new connection; `take` receives what arrives at each place, `refuse` hears there of what came and
         is no message."""
 
-        def link(sender: str, receiver: str) -> Link:
-            return Link(
+        def link(sender: str, receiver: str) -> SimulatedLink:
+            return SimulatedLink(
                 self.clock,
                 self._chance.choice(self._specs),
                 sender,
@@ -167,7 +167,7 @@ class Network:
         """The next frames between two places come damaged, on each connection and in each direction."""
 
         def damaged(
-            link: Link, before: Callable[[Frames], Sequence[Frames]] | None
+            link: SimulatedLink, before: Callable[[Frames], Sequence[Frames]] | None
         ) -> Callable[[Frames], Sequence[Frames]]:
             def once(frames: Frames) -> Sequence[Frames]:
                 link.tamper = before

@@ -10,20 +10,20 @@ from flowspec import __version__
 from flowspec.core.cluster.forming import (
     CONTROL,
     DATA,
+    AskPlan,
+    Assignment,
     Closed,
+    DeviceSaid,
     Dial,
+    DialRefused,
+    EndSession,
     Forming,
     FormingCommand,
     FormingEvent,
-    GiveUp,
     HangUp,
     Lose,
-    Open,
-    Part,
-    Plan,
-    Planned,
-    Refused,
-    Said,
+    OpenPipeline,
+    PlanMade,
     Tell,
     Unfound,
     Unplanned,
@@ -31,7 +31,7 @@ from flowspec.core.cluster.forming import (
     Wronged,
 )
 from flowspec.core.cluster.incarnation import incarnation_of
-from flowspec.core.cluster.membership import Answered, Note, Probe, Survey, Surveyed, Tick
+from flowspec.core.cluster.membership import Note, Probe, ProbeAnswered, SurveyDevice, Surveyed, Tick
 from flowspec.core.driving import Driver
 from flowspec.core.events import PipelineLost, Reformed
 from flowspec.core.protocol.cluster_messages import Hello, Reset, Welcome
@@ -54,7 +54,7 @@ class Lines:
     """The connections of one pipeline, by device and role."""
 
     incarnation: int
-    parts: tuple[Part, ...]
+    parts: tuple[Assignment, ...]
     dialled: dict[tuple[str, str], Connection] = field(default_factory=dict)
 
     @property
@@ -78,7 +78,7 @@ class SimPipelines:
         forming: Forming,
         *,
         session: int,
-        plan: Callable[[Plan], Planned | Unplanned],
+        plan: Callable[[AskPlan], PlanMade | Unplanned],
         stand: Callable[[float], Tick],
         on_change: Callable[[PipelineLost | Reformed], None],
         on_give_up: Callable[[str], None],
@@ -136,9 +136,9 @@ class SimPipelines:
     def _do(self, command: FormingCommand) -> None:
         if isinstance(command, Note):
             self._tell(HEAD, command.text)
-        elif isinstance(command, Plan):
+        elif isinstance(command, AskPlan):
             self.give(self._plan(command))
-        elif isinstance(command, Open):
+        elif isinstance(command, OpenPipeline):
             devices = ", ".join(part.device for part in command.parts)
             if not command.is_beside:
                 self.count += 1
@@ -161,7 +161,7 @@ class SimPipelines:
             self._hang_up(command.pipeline)
         elif isinstance(command, Probe):
             self._probe(command.device)
-        elif isinstance(command, GiveUp):
+        elif isinstance(command, EndSession):
             self._is_over = True
             for pipeline in tuple(self._lines):
                 for (_, role), connection in self._lines[pipeline].dialled.items():
@@ -169,7 +169,7 @@ class SimPipelines:
                         connection.send(HEAD, Reset())
                 self._hang_up(pipeline)
             self._on_give_up(command.text)
-        elif isinstance(command, Survey):
+        elif isinstance(command, SurveyDevice):
             self.process.later(SURVEY_S, lambda: self._survey(command.device))
 
     def _hang_up(self, pipeline: int) -> None:
@@ -206,7 +206,9 @@ class SimPipelines:
         if not self._network.is_resolved(HEAD, name):
             trouble = Unfound(pipeline=pipeline, device=name, text="no such name")
         elif daemon.is_locked:
-            trouble = Refused(pipeline=pipeline, device=name, text="it does not know our key", is_final=True)
+            trouble = DialRefused(
+                pipeline=pipeline, device=name, text="it does not know our key", is_final=True
+            )
         if trouble is not None:
             found = trouble
             process.later(DIALLED_S, lambda: self.give(found))
@@ -216,7 +218,7 @@ class SimPipelines:
         if envelope.incarnation != self._lines[pipeline].incarnation:
             self.wronged(pipeline, name, "a word of another incarnation on a pipeline's own connection")
         elif not self._take(name, role, envelope):
-            self.give(Said(pipeline=pipeline, device=name, role=role, message=envelope.message))
+            self.give(DeviceSaid(pipeline=pipeline, device=name, role=role, message=envelope.message))
 
     def _survey(self, name: str) -> None:
         """Whoever is there now has told what a plan needs."""
@@ -232,7 +234,7 @@ class SimPipelines:
             del frames
             if connection.is_open:
                 if isinstance(envelope.message, Welcome):
-                    self.give(Answered(device=name, is_held=envelope.message.is_held))
+                    self.give(ProbeAnswered(device=name, is_held=envelope.message.is_held))
                 else:
                     assert not self._is_honest, "Hello is answered with Welcome"
                 self._network.close(connection, by=HEAD)

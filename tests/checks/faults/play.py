@@ -17,7 +17,7 @@ from flowspec.plan.timing import INSTANT, Curve
 from flowspec.sim.clock import Clock
 from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.link import Frames
-from flowspec.sim.record import Answer
+from flowspec.sim.record import SimulatedAnswer
 from tests.checks.faults.cluster import Cluster
 from tests.checks.faults.daemon import NO_NUMBER, SLOW, SimDaemon
 from tests.checks.faults.dialects import Spans, answer_of, logprobs_of
@@ -293,7 +293,7 @@ class Play:
     def _plain(self, submit: Submit, spans: Spans) -> tuple[Sequence[int], str]:
         return answer_of(self.schedule.language, submit, self.schedule.context, spans)
 
-    def _check(self, answer: Answer) -> None:
+    def _check(self, answer: SimulatedAnswer) -> None:
         assert answer.end is not None, f"request {answer.submit.request} never ended"
         request = answer.submit.request
         pairs = zip(self.cluster.answers[request], self.cluster.spans[request], strict=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from flowspec.core.cluster.forming import Terms
+from flowspec.core.cluster.forming import FormingTimes
 from flowspec.core.cluster.membership import Patience
 from flowspec.core.events import Submit
 from flowspec.core.head.flights import Bounds
@@ -128,7 +128,7 @@ class Schedule:
     context: int
     bounds: Bounds
     patience: Patience
-    terms: Terms
+    terms: FormingTimes
     method: Callable[[], Method]
     language: HashLanguage
     cache_slots: Mapping[str, int]

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import InputError
 from flowspec.runtime.journal.lines import (
-    Content,
     Entry,
+    JournalContent,
     Row,
     Setting,
     arithmetic_row,
@@ -73,7 +73,7 @@ def written(*entries: Entry, setting: Setting = SETTING) -> bytes:
     return seal(*rows_of(*entries, setting=setting))
 
 
-def read(data: bytes) -> Content:
+def read(data: bytes) -> JournalContent:
     return read_lines(data, "it")
 
 
@@ -81,7 +81,7 @@ def test_what_is_written_is_read_again() -> None:
     data = written(FIRST, SECOND)
     lines = data.count(b"\n")
     earlier = (("What?", "That."),)
-    assert read(data) == Content(
+    assert read(data) == JournalContent(
         setting=SETTING, earlier=earlier, last=SECOND, lines=lines, size_bytes=len(data)
     )
     assert read(data).messages() == [
@@ -125,7 +125,7 @@ def test_a_question_that_was_given_up_is_no_part_of_the_dialogue() -> None:
     assert (content.messages(), content.last) == ([], SECOND)
 
 
-def beginning(good: Content, of: Content) -> bool:
+def beginning(good: JournalContent, of: JournalContent) -> bool:
     """Whether one journal is what another one was earlier."""
     if good.last is None:
         return not good.earlier

@@ -12,7 +12,7 @@ from flowspec.plan.memory import weights_of
 from flowspec.plan.placement import ClusterPlan, StagePlan
 from flowspec.plan.planner import DoesNotFit
 from flowspec.plan.profile import DeviceProfile, find_profile
-from flowspec.plan.refusal import Refused
+from flowspec.plan.refusal import ModelDoesNotFitError
 from flowspec.plan.shape import find_shape
 from flowspec.plan.sites import Network, Site, Wish
 from flowspec.runtime.cluster import Device
@@ -115,7 +115,7 @@ def test_a_split_by_hand_that_is_as_good_is_not_talked_about() -> None:
 
 def test_what_does_not_fit_is_refused_with_shortfalls_and_options_but_by_hand_the_daemons_decide() -> None:
     found = survey_of(PI, PI, memory_bytes=GIB)
-    with pytest.raises(Refused, match=r"does not fit the devices in float16") as caught:
+    with pytest.raises(ModelDoesNotFitError, match=r"does not fit the devices in float16") as caught:
         choose(wish_of(found), found)
     assert "it would fit with" in str(caught.value)
     report = caught.value.report

@@ -20,7 +20,7 @@ from flowspec.plan.profile import find_profile
 from flowspec.plan.speed import speed_of
 from flowspec.plan.timing import LinkSpec
 from flowspec.runtime.cluster import Device
-from flowspec.runtime.health.examine import Ailment, Examined, Patience
+from flowspec.runtime.health.examine import Ailment, Examined, ExaminePatience
 from flowspec.runtime.planning import newcomer
 from flowspec.runtime.planning import survey as module
 from flowspec.runtime.planning.newcomer import Newcomers
@@ -66,7 +66,7 @@ class Cluster:
         devices: Sequence[Device],
         speed: Sequence[str],
         keys: Keyring | None,
-        patience: Patience,
+        patience: ExaminePatience,
     ) -> list[Examined]:
         assert keys is self.keys
         self.waited_s.append(patience.hello_s + patience.why_s)

@@ -349,12 +349,12 @@ def test_a_key_stands_for_a_name_and_a_part(user: str, name: str, role: str, err
 
 
 def test_the_gate_answers_nonsense_with_no(folder: Path) -> None:
-    from flowspec.runtime.security.gate import Gate
+    from flowspec.runtime.security.authenticator import Authenticator
 
     ring = device_keyring(folder, "pi-1")
     public = head_keyring(folder).public
     with zmq.Context() as context:
-        gate = Gate(context, ring)
+        gate = Authenticator(context, ring)
         asker: Any = context.socket(zmq.REQ)
         asker.connect("inproc://zeromq.zap.01")
         for frames, status in (

@@ -18,7 +18,7 @@ from flowspec.runtime import timeouts
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.head import Head
 from flowspec.runtime.health.examine import ask_all, examine
-from flowspec.runtime.links import Effort, measure_links
+from flowspec.runtime.links import LinkEffort, measure_links
 from flowspec.runtime.local import LocalCluster, LocalDaemon
 from flowspec.runtime.security.keyfiles import device_keyring, head_keyring, make_keys
 from flowspec.runtime.security.keyring import Keyring
@@ -91,7 +91,7 @@ def test_the_doctor_and_the_measuring_of_links_use_the_keys(keyed: LocalCluster,
     for link in (found[0].from_head, found[0].onward):  # the second is measured by one device to the next
         assert link is not None
         assert (link.problem, link.bandwidth_mbps > 0) == ("", True)
-    (peer,) = measure_links(devices[:1], effort=Effort(sizes=(1 << 16,)), keys=keys)
+    (peer,) = measure_links(devices[:1], effort=LinkEffort(sizes=(1 << 16,)), keys=keys)
     assert peer.latency_s > 0
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from flowspec.core.protocol.weight_messages import AskModel, NameList
 from flowspec.errors import ClusterError
-from flowspec.runtime.weights.line import Asked, Line, LoadProgress
+from flowspec.runtime.weights.line import Asked, CourierLine, LoadProgress
 
 FIRST, SECOND = NameList(names=("first",)), NameList(names=("second",))
 
@@ -20,11 +20,13 @@ def told() -> list[Any]:
 
 
 @pytest.fixture
-def line(told: list[Any]) -> Line:
-    return Line(told.append)
+def line(told: list[Any]) -> CourierLine:
+    return CourierLine(told.append)
 
 
-def test_questions_go_out_and_answers_come_in_for_the_present_hold_only(line: Line, told: list[Any]) -> None:
+def test_questions_go_out_and_answers_come_in_for_the_present_hold_only(
+    line: CourierLine, told: list[Any]
+) -> None:
     line.begin(1)
     line.ask(AskModel())
     assert told == [Asked(question=AskModel())]
@@ -37,7 +39,7 @@ def test_questions_go_out_and_answers_come_in_for_the_present_hold_only(line: Li
     assert line.answer() == (SECOND, b"")
 
 
-def test_a_head_that_let_go_ends_what_waits_for_it(line: Line, told: list[Any]) -> None:
+def test_a_head_that_let_go_ends_what_waits_for_it(line: CourierLine, told: list[Any]) -> None:
     line.begin(1)
     line.hang_up(1)
     with pytest.raises(ClusterError, match="let go before all weights were there"):
@@ -47,7 +49,7 @@ def test_a_head_that_let_go_ends_what_waits_for_it(line: Line, told: list[Any]) 
     assert told == []
 
 
-def test_a_hold_that_ended_before_its_turn_came_waits_for_nothing(line: Line) -> None:
+def test_a_hold_that_ended_before_its_turn_came_waits_for_nothing(line: CourierLine) -> None:
     line.begin(1)
     line.hang_up(1)
     line.hang_up(2)
@@ -60,7 +62,9 @@ def test_a_hold_that_ended_before_its_turn_came_waits_for_nothing(line: Line) ->
     assert line.answer() == (FIRST, b"")
 
 
-def test_progress_is_told_now_and_then_and_at_once_of_something_else(line: Line, told: list[Any]) -> None:
+def test_progress_is_told_now_and_then_and_at_once_of_something_else(
+    line: CourierLine, told: list[Any]
+) -> None:
     line.begin(1)
     for doing in ("asking", "receiving"):
         for share in (0.0, 0.0, 0.0):

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from flowspec.serve.gate import Gate
 from flowspec.serve.refusals import ApiError
+from flowspec.serve.request_queue import RequestQueue
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
@@ -23,7 +23,7 @@ async def settle() -> None:
 
 def test_first_come_first_served() -> None:
     async def work() -> None:
-        gate, let_in = Gate(2, 4), []
+        gate, let_in = RequestQueue(2, 4), []
 
         async def one(name: str, count: int) -> None:
             await gate.enter(count)
@@ -50,7 +50,7 @@ def test_first_come_first_served() -> None:
 
 def test_who_finds_no_place_to_wait_is_told_when_to_come_again() -> None:
     async def work() -> None:
-        gate = Gate(1, 1)
+        gate = RequestQueue(1, 1)
         await gate.enter(1)
         waiting = asyncio.create_task(gate.enter(1))
         await settle()
@@ -72,7 +72,7 @@ def test_who_finds_no_place_to_wait_is_told_when_to_come_again() -> None:
 
 def test_who_goes_away_while_waiting_leaves_no_trace() -> None:
     async def work() -> None:
-        gate = Gate(1, 2)
+        gate = RequestQueue(1, 2)
         await gate.enter(1)
         first, second = asyncio.create_task(gate.enter(1)), asyncio.create_task(gate.enter(1))
         await settle()
@@ -88,7 +88,7 @@ def test_who_goes_away_while_waiting_leaves_no_trace() -> None:
 
 def test_who_goes_away_at_the_moment_of_being_let_in_frees_the_place() -> None:
     async def work() -> None:
-        gate = Gate(1, 2)
+        gate = RequestQueue(1, 2)
         await gate.enter(1)
         first, second = asyncio.create_task(gate.enter(1)), asyncio.create_task(gate.enter(1))
         await settle()
@@ -103,7 +103,7 @@ def test_who_goes_away_at_the_moment_of_being_let_in_frees_the_place() -> None:
 
 def test_a_closed_gate_lets_nobody_in() -> None:
     async def work() -> None:
-        gate, closed = Gate(1, 3), ApiError(503, "closed")
+        gate, closed = RequestQueue(1, 3), ApiError(503, "closed")
         await gate.enter(1)
         tasks = [asyncio.create_task(gate.enter(1)) for _ in range(3)]
         await settle()
@@ -122,7 +122,7 @@ def test_a_closed_gate_lets_nobody_in() -> None:
 def test_more_choices_than_there_are_places_are_refused() -> None:
     async def work() -> None:
         with pytest.raises(ApiError) as caught:
-            await Gate(2, 9).enter(3)
+            await RequestQueue(2, 9).enter(3)
         assert (caught.value.status, caught.value.param) == (400, "n")
 
     run(work())

@@ -17,7 +17,7 @@ from flowspec.core.protocol.messages import Release, Segment
 from flowspec.draft.protocol import Drafter
 from flowspec.plan.timing import Curve, LinkSpec
 from flowspec.sim.clock import Clock
-from flowspec.sim.link import Frames, Line, Link
+from flowspec.sim.link import Frames, OneWayLink, SimulatedLink
 from flowspec.wire.codec import Envelope
 
 ANSWER_BYTES = 64
@@ -29,7 +29,7 @@ GUESS_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BoardSpec:
+class DrafterDeviceSpec:
     """The models that share a board, by number; `link` is each way between the head and it, None for the
     head's own board."""
 
@@ -37,7 +37,7 @@ class BoardSpec:
     link: LinkSpec | None = None
 
 
-class Board:
+class DrafterDevice:
     """Runs the jobs of its drafters one after another, in order of arrival; `tell` is called with each when
     its proposals are at the head.
 
@@ -48,7 +48,7 @@ class Board:
     def __init__(
         self,
         clock: Clock,
-        spec: BoardSpec,
+        spec: DrafterDeviceSpec,
         drafters: Mapping[int, Drafter],
         curves: Mapping[int, Curve],
         tell: Callable[[Drafted], None],
@@ -66,11 +66,11 @@ class Board:
         self._free_s = 0.0
         self.lost: set[int] = set()
         self._sent: deque[Draft | ToDrafter] = deque()
-        self.out: Link | None = None
-        self.back: Line | None = None
+        self.out: SimulatedLink | None = None
+        self.back: OneWayLink | None = None
         if spec.link is not None:
-            self.out = Link(clock, spec.link, "head", self._arrived, chance=chance)
-            self.back = Line(clock, spec.link, random.Random(chance.getrandbits(64)))
+            self.out = SimulatedLink(clock, spec.link, "head", self._arrived, chance=chance)
+            self.back = OneWayLink(clock, spec.link, random.Random(chance.getrandbits(64)))
 
     @property
     def bytes_sent(self) -> int:

@@ -33,7 +33,7 @@ Prompt = Messages | str | tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class CompletionRequest:
     """A request. `tokens_max` None: as many as the server gives by itself. `top_logprobs` is -1 where none
     are wanted.
 
@@ -56,7 +56,7 @@ class Wanted:
     includes_usage: bool
 
 
-def chat_wanted(body: dict[str, Any]) -> Wanted:
+def chat_wanted(body: dict[str, Any]) -> CompletionRequest:
     """A request to `/v1/chat/completions`; raises `ApiError`."""
     fields = Fields(body)
     messages = _messages(fields)
@@ -84,7 +84,7 @@ def chat_wanted(body: dict[str, Any]) -> Wanted:
     return _wanted(fields, (messages,), longest if longest is not None else older, top)
 
 
-def completion_wanted(body: dict[str, Any]) -> Wanted:
+def completion_wanted(body: dict[str, Any]) -> CompletionRequest:
     """A request to `/v1/completions`; raises `ApiError`."""
     fields = Fields(body)
     prompts = _prompts(fields.needed("prompt"))
@@ -102,7 +102,7 @@ def completion_wanted(body: dict[str, Any]) -> Wanted:
     )
 
 
-def _wanted(fields: Fields, prompts: tuple[Prompt, ...], longest: int | None, top: int) -> Wanted:
+def _wanted(fields: Fields, prompts: tuple[Prompt, ...], longest: int | None, top: int) -> CompletionRequest:
     """The fields that both forms have, and no others."""
     model = fields.needed("model")
     if not isinstance(model, str):
@@ -135,7 +135,7 @@ def _wanted(fields: Fields, prompts: tuple[Prompt, ...], longest: int | None, to
     if min_p == 1:
         raise invalid("min_p", "a number from 0 and below 1", min_p)
     seed = fields.whole("seed", -SEEDS // 2, SEEDS // 2 - 1)
-    found = Wanted(
+    found = CompletionRequest(
         model=model,
         prompts=prompts,
         tokens_max=longest,

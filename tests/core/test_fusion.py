@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.core.head.fusion import Offers, Trust
+from flowspec.core.head.fusion import Fusion, Offers
 
 OFFERS = st.dictionaries(st.integers(0, 5), st.floats(0.001, 0.999), min_size=1, max_size=4).map(
     lambda found: tuple(sorted(found.items(), key=lambda offer: -offer[1]))
 )
 
 
-def plain(*levels: int, fuses: bool = True) -> Trust:
-    return Trust(levels, is_calibrated=False, fuses=fuses)
+def plain(*levels: int, fuses: bool = True) -> Fusion:
+    return Fusion(levels, is_calibrated=False, fuses=fuses)
 
 
 def test_those_who_agree_make_a_token_likelier() -> None:
@@ -45,15 +45,15 @@ def test_a_fused_score_is_between_the_surest_word_and_certainty(
 
 
 def test_drafters_that_agree_more_than_independent_ones_would_are_believed_less_after_a_while() -> None:
-    trust = Trust([0, 0])
+    fusion = Fusion([0, 0])
     offers: dict[int, Offers] = {0: ((7, 0.5),), 1: ((7, 0.5),)}
     for turn in range(400):  # both are right in half of the cases, and always together
-        trust.observe(offers, trust.rank(offers, [1, 1]), 7 if turn % 2 else 8)
-    ranked = trust.rank(offers, [1, 1])
+        fusion.observe(offers, fusion.rank(offers, [1, 1]), 7 if turn % 2 else 8)
+    ranked = fusion.rank(offers, [1, 1])
     assert ranked.offers[0][1] == pytest.approx(0.75, abs=0.02)
-    assert trust.chance(ranked, ranked.offers[0][1]) == pytest.approx(0.5, abs=0.05)
+    assert fusion.chance(ranked, ranked.offers[0][1]) == pytest.approx(0.5, abs=0.05)
 
 
 def test_a_model_gave_no_chance_to_what_it_did_not_propose() -> None:
-    trust = plain(0)
-    assert (trust.chance_of(0, ((7, 0.6),), 7), trust.chance_of(0, ((7, 0.6),), 8)) == (0.6, 0.0)
+    fusion = plain(0)
+    assert (fusion.chance_of(0, ((7, 0.6),), 7), fusion.chance_of(0, ((7, 0.6),), 8)) == (0.6, 0.0)

@@ -14,7 +14,7 @@ NOTES_KEPT = 5
 
 
 @dataclass(slots=True)
-class Tally:
+class Totals:
     """`compute_s` is by stage in pipeline order, `losses` counts pipelines; rows of segments that are lost
     with one are in none of the sums."""
 

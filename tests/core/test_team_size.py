@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from flowspec.core.head.team_size import Teams
+from flowspec.core.head.team_size import TeamSize
 
 TRIP_S = 0.2
 
@@ -16,7 +16,7 @@ TRIP_S = 0.2
 def run(chances: tuple[float, ...], level_s: dict[int, float], tokens: int = 2000) -> list[int]:
     """The sizes at each token, where drafter n finds a token by chance, alone or after those before it
     failed."""
-    teams, chance = Teams(len(chances)), random.Random(4)
+    teams, chance = TeamSize(len(chances)), random.Random(4)
     sizes = []
     for token in range(tokens):
         sizes.append(teams.size)
@@ -52,7 +52,7 @@ def test_those_that_find_nothing_new_are_tried_ever_more_seldom() -> None:
 
 @pytest.mark.parametrize("offers", [{}, {0: ((7, 0.5),)}])
 def test_one_drafter_alone_is_a_team_of_one(offers: dict[int, tuple[tuple[int, float], ...]]) -> None:
-    teams = Teams(1)
+    teams = TeamSize(1)
     for token in range(500):
         teams.observe((0,), offers, token)
         teams.tokens = token

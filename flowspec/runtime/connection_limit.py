@@ -19,7 +19,7 @@ from flowspec.runtime.monitor import HANDSHAKE_FAILED, Refusal, events, refusal_
 
 
 @dataclass(slots=True)
-class Comings:
+class ConnectionChanges:
     """Since the last look: connections `closed`, how handshakes `failed`, and connections `surplus`, of which
     there were too many."""
 
@@ -28,7 +28,7 @@ class Comings:
     surplus: int = 0
 
 
-class Doorman:
+class ConnectionLimit:
     """Watches a bound socket; `socket` is readable when there is something to `drain`."""
 
     def __init__(self, bound: zmq.Socket[bytes], connections_max: int = limits.CONNECTIONS_MAX) -> None:
@@ -38,9 +38,9 @@ class Doorman:
         self._connections_max = connections_max
         self._open: set[int] = set()
 
-    def drain(self) -> Comings:
+    def drain(self) -> ConnectionChanges:
         """What happened since the last call; shuts down connections above the limit."""
-        found = Comings()
+        found = ConnectionChanges()
         for event, descriptor in events(self.socket):  # of a failed handshake the value says why
             if event == zmq.EVENT_ACCEPTED:
                 if len(self._open) >= self._connections_max:

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import Arithmetics, AskArithmetics, Error, Loading
 from flowspec.core.protocol.facts import AskFacts, Facts
-from flowspec.runtime.transport import Link, Wake
+from flowspec.runtime.transport import Sender, Wake
 
 RETRY_S = 1.0
 Question = TypeVar("Question", AskFacts, AskArithmetics)
@@ -26,10 +26,10 @@ Tell = Callable[[float], None]
 """Told now and then how far an answer has come, from 0 to 1."""
 
 
-class Clerk(Generic[Question]):
+class QuestionWorker(Generic[Question]):
     """`ask` and `answer` belong to the poller's thread. Questions are answered one after another.
 
-    `find` answers one, in the clerk's thread: it is told whether a head holds the daemon, and tells how far
+    `find` answers one, in the worker's thread: it is told whether a head holds the daemon, and tells how far
     it has come with trying kernels.
     """
 
@@ -37,11 +37,11 @@ class Clerk(Generic[Question]):
         self._name = name
         self._find: Callable[[Question, bool, Tell], Answer] = find
         self._wake = wake
-        self._questions: queue.Queue[tuple[Link, Question, bool]] = queue.Queue(limits.QUESTIONS_MAX)
-        self._answers: deque[tuple[Link, Answer | Loading | Error]] = deque()
+        self._questions: queue.Queue[tuple[Sender, Question, bool]] = queue.Queue(limits.QUESTIONS_MAX)
+        self._answers: deque[tuple[Sender, Answer | Loading | Error]] = deque()
         self._thread: threading.Thread | None = None
 
-    def ask(self, link: Link, question: Question, *, is_held: bool) -> None:
+    def ask(self, link: Sender, question: Question, *, is_held: bool) -> None:
         """Takes a question; the answer goes out by a later `answer`."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
@@ -74,9 +74,9 @@ class Clerk(Generic[Question]):
                 found = Error.saying(f"cannot tell about this device: {error}")
             self._say(link, found)
 
-    def _tell(self, link: Link, share: float) -> None:
+    def _tell(self, link: Sender, share: float) -> None:
         self._say(link, Loading(doing="trying kernels", share=share))
 
-    def _say(self, link: Link, found: Answer | Loading | Error) -> None:
+    def _say(self, link: Sender, found: Answer | Loading | Error) -> None:
         self._answers.append((link, found))
         self._wake.set()

@@ -11,8 +11,8 @@ from typing import Any
 
 import zmq
 
-from flowspec.runtime.doorman import Comings, Doorman
-from flowspec.runtime.security.gate import Gate
+from flowspec.runtime.connection_limit import ConnectionChanges, ConnectionLimit
+from flowspec.runtime.security.authenticator import Authenticator
 from flowspec.runtime.security.keyfiles import device_keyring, head_keyring, make_keys
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.transport import bind_router, dial, receive
@@ -33,7 +33,7 @@ def is_shut(connection: socket.socket) -> bool:
     return True
 
 
-def wait_until(doorman: Doorman, is_done: Any) -> None:
+def wait_until(doorman: ConnectionLimit, is_done: Any) -> None:
     deadline_s = time.monotonic() + WAIT_S
     while not is_done():
         assert time.monotonic() < deadline_s
@@ -44,7 +44,7 @@ def wait_until(doorman: Doorman, is_done: Any) -> None:
 def test_connections_above_the_limit_are_shut_down_and_others_stay() -> None:
     context: zmq.Context[Any] = zmq.Context()
     router, port = bind_router(context, "127.0.0.1", 0)
-    doorman = Doorman(router, connections_max=3)
+    doorman = ConnectionLimit(router, connections_max=3)
     connections = [socket.create_connection(("127.0.0.1", port)) for _ in range(5)]
     try:
         wait_until(doorman, lambda: sum(map(is_shut, connections)) == 2)
@@ -79,11 +79,11 @@ def test_the_limit_holds_in_front_of_keys(tmp_path: Path) -> None:
     ours, theirs = tmp_path / "keys", tmp_path / "strangers"
     daemon = device_keyring(ours, "pi-1")
     context: zmq.Context[Any] = zmq.Context()
-    gate = Gate(context, daemon)
+    gate = Authenticator(context, daemon)
     router, port = bind_router(context, "127.0.0.1", 0, daemon)
-    doorman = Doorman(router, connections_max=3)
+    doorman = ConnectionLimit(router, connections_max=3)
     heard: list[bytes] = []
-    seen = Comings()
+    seen = ConnectionChanges()
     clients: zmq.Context[Any] = zmq.Context()
     raw: list[socket.socket] = []
 

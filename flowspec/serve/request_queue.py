@@ -18,7 +18,7 @@ _MEMORY = 0.8
 """How much of the mean of durations is kept when another one comes."""
 
 
-class Gate:
+class RequestQueue:
     """`parallel` answers at once, and `queue` that wait."""
 
     def __init__(self, parallel: int, queue: int) -> None:

@@ -17,7 +17,7 @@ from flowspec.tree import TokenTree
 
 
 @dataclass(slots=True)
-class Mirror:
+class DrafterView:
     """What one model has of one request.
 
     The first `filled` nodes of the path and those in `run` are in its cache; it has been told of `told`

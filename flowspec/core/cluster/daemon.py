@@ -86,7 +86,7 @@ RULES = {
     "not made ready": "the slice of a later pipeline could not be had beside the one that works",
     "given up": "what was being made ready is given up: the pipeline that works is over, or the head says so",
 }
-"""What is decided here, by name; `Holding.fired` counts."""
+"""What is decided here, by name; `DaemonCore.fired` counts."""
 
 
 @dataclass(eq=False, slots=True)
@@ -100,7 +100,7 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class DaemonTimes:
     """How long what may take, in seconds: a head may be silent for `lease_s`, the next hop may take `link_s`
     to answer.
 
@@ -131,7 +131,7 @@ class Loaded:
     load_s: float = 0.0
 
 
-class Room(Enum):
+class SliceRoom(Enum):
     """Where the slice of the next pipeline fits."""
 
     BESIDE = "beside the one that runs"
@@ -139,15 +139,15 @@ class Room(Enum):
     NONE = "nowhere"
 
 
-def room_for(*, new: int, cache: int, free: int, growth: int, given_up: int) -> Room:
+def room_for(*, new: int, cache: int, free: int, growth: int, given_up: int) -> SliceRoom:
     """Where a slice fits of which `new` bytes are not in memory, and which needs `cache` for a conversation.
 
     There are `free` bytes, of which the caches that are open may yet take `growth`; `given_up` are freed with
     the slice that runs.
     """
     if new + cache > free + given_up:
-        return Room.NONE
-    return Room.BESIDE if new + growth <= free else Room.AFTER
+        return SliceRoom.NONE
+    return SliceRoom.BESIDE if new + growth <= free else SliceRoom.AFTER
 
 
 # --------------------------------------------------------------------------------------------------- events
@@ -161,7 +161,7 @@ class Greeted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class CallerSaid:
     """A caller's later message, whose `payload` takes so many bytes."""
 
     caller: Caller
@@ -195,7 +195,7 @@ class NextLost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unsent:
+class CommandFailed:
     """A command of hold `hold` could not be carried out: whom it was for takes nothing any more."""
 
     hold: int
@@ -231,7 +231,7 @@ class Stopping:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tick:
+class DaemonTick:
     """Time passes; unless all that came `is_read`, the head's pings may be among what waits.
 
     `next_trouble` is why the next hop may not answer, where something tells.
@@ -241,7 +241,18 @@ class Tick:
     is_read: bool = True
 
 
-HoldingEvent = Greeted | Said | Misbehaved | NextSaid | NextLost | Unsent | Worked | Failed | Stopping | Tick
+HoldingEvent = (
+    Greeted
+    | CallerSaid
+    | Misbehaved
+    | NextSaid
+    | NextLost
+    | CommandFailed
+    | Worked
+    | Failed
+    | Stopping
+    | DaemonTick
+)
 
 # ------------------------------------------------------------------------------------------------- commands
 
@@ -256,8 +267,8 @@ class Greet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Send:
-    """A message to a caller. With a `hold` it must leave, or `Unsent` is told; else whoever is gone need not
-    know."""
+    """A message to a caller. With a `hold` it must leave, or `CommandFailed` is told; else whoever is gone
+    need not know."""
 
     caller: Caller
     message: Message
@@ -367,14 +378,14 @@ class LetGo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Log:
+class DaemonLog:
     """A line for the daemon's log."""
 
     text: str
     level: str = "info"
 
 
-_Told = Greet | Send | SendOn | ShowLife | ShowReady | Gather | Ban | Deliver | Log
+_Told = Greet | Send | SendOn | ShowLife | ShowReady | Gather | Ban | Deliver | DaemonLog
 HoldingCommand = _Told | Take | MakeReady | EndMakingReady | Attach | Compute | LetGo
 
 
@@ -413,10 +424,10 @@ class Preparation:
     is_ready: bool = False
 
 
-class Holding:
+class DaemonCore:
     """See the module. A daemon has one, for as long as it lives."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: DaemonTimes) -> None:
         self.terms = terms
         self.lease = Lease(terms.lease_s)
         self.hold: Hold | None = None
@@ -437,12 +448,12 @@ class Holding:
         self._commands = commands
         if isinstance(event, Worked):
             self._worked(event, now_s)
-        elif isinstance(event, Said):
+        elif isinstance(event, CallerSaid):
             try:
                 self._said(event, now_s)
             except PeerError as error:
                 self._misbehaved(event.caller, str(error))
-        elif isinstance(event, Tick):
+        elif isinstance(event, DaemonTick):
             self._tick(event, now_s)
         elif isinstance(event, Greeted):
             self._greeted(event.caller, now_s)
@@ -452,7 +463,7 @@ class Holding:
             self._next_said(event)
         elif isinstance(event, NextLost):
             self._next_lost(event)
-        elif isinstance(event, Unsent):
+        elif isinstance(event, CommandFailed):
             self._unsent(event)
         elif isinstance(event, Failed):
             self._failed(event)
@@ -491,7 +502,7 @@ class Holding:
         hold.core.validate(is_honest=is_honest)
 
     def _log(self, text: str, level: str = "info") -> None:
-        self._commands.append(Log(text=text, level=level))
+        self._commands.append(DaemonLog(text=text, level=level))
 
     # ------------------------------------------------------------------------------------------- callers
 
@@ -525,7 +536,7 @@ class Holding:
         elif self._is_beside(caller) and caller.role != "stage":
             self._end_beside()
 
-    def _said(self, said: Said, now_s: float) -> None:
+    def _said(self, said: CallerSaid, now_s: float) -> None:
         caller, message, hold = said.caller, said.message, self.hold
         if caller.role == "head-control":
             self._from_head(caller, message, now_s)
@@ -705,7 +716,7 @@ class Holding:
         self.fired["next lost"] += 1
         self._fail(f"{hold.next_device} {text}", "next")
 
-    def _tick(self, tick: Tick, now_s: float) -> None:
+    def _tick(self, tick: DaemonTick, now_s: float) -> None:
         hold, beside = self.hold, self.beside
         if hold is None:
             return
@@ -728,7 +739,7 @@ class Holding:
             why = f": {tick.next_trouble}" if tick.next_trouble else ""
             self._fail(f"{hold.next_device} did not answer within {self.terms.link_s:.0f} s{why}", "next")
 
-    def _unsent(self, event: Unsent) -> None:
+    def _unsent(self, event: CommandFailed) -> None:
         hold, beside = self.hold, self.beside
         if beside is not None and beside.number == event.hold:
             self._fail_beside(beside, "the head's connection for weights is gone", "again")
@@ -794,7 +805,7 @@ class Holding:
             hold.unanswered += 1
             caller = hold.control if isinstance(result, AskModel) else hold.weights
             if caller is None:
-                self._unsent(Unsent(hold=hold.number, message=result))
+                self._unsent(CommandFailed(hold=hold.number, message=result))
             else:
                 self._commands.append(Send(caller=caller, message=result, hold=hold.number))
 
@@ -820,7 +831,7 @@ class Holding:
             if self.hold is not hold:
                 return  # what was to be sent before it could not be
             if hold.data is None:
-                self._unsent(Unsent(hold=hold.number, message=command.verified))
+                self._unsent(CommandFailed(hold=hold.number, message=command.verified))
             else:
                 self._commands.append(SendOn(hold=hold.number, caller=hold.data, work=command))
         elif isinstance(command, Proposed):

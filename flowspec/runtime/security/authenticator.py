@@ -26,7 +26,7 @@ REMEMBERED_MAX = 256
 log = logging.getLogger("flowspec.daemon")
 
 
-class Gate:
+class Authenticator:
     """The handler of one context. Make it before the socket that it guards is bound."""
 
     def __init__(self, context: zmq.Context[Any], keys: Keyring) -> None:

@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 
 from flowspec.errors import ClusterError, InputError
+from flowspec.serve.completion_request import CompletionRequest, chat_wanted, completion_wanted
 from flowspec.serve.fields import parse
 from flowspec.serve.refusals import ApiError, busy, of_error
-from flowspec.serve.wanted import Wanted, chat_wanted, completion_wanted
 
 HELLO = [{"role": "user", "content": "hello"}]
 
 
-def chat(**fields: Any) -> Wanted:
+def chat(**fields: Any) -> CompletionRequest:
     return chat_wanted({"model": "m", "messages": HELLO, **fields})
 
 
-def completion(**fields: Any) -> Wanted:
+def completion(**fields: Any) -> CompletionRequest:
     return completion_wanted({"model": "m", "prompt": "hello", **fields})
 
 
