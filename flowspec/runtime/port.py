@@ -1,5 +1,5 @@
-"""What a daemon listens on: one ROUTER, what happens to its connections, and with keys the handler that says who
-may come in."""
+"""What a daemon listens on: one ROUTER, what happens to its connections, and with keys the handler that
+says who may come in."""
 
 from __future__ import annotations
 
