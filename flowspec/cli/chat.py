@@ -32,7 +32,7 @@ from flowspec.cli.options import (
 from flowspec.cli.recorded import NotRecordedError, check_recording, recorded
 from flowspec.cli.screen import blocks_of, strip_line
 from flowspec.cli.streaming import Strip, WordWrap
-from flowspec.cli.terminal import fit_for, note
+from flowspec.cli.terminal import fit_for, note, show
 from flowspec.errors import ClusterError, InputError, PeerError
 from flowspec.folders import state_folder
 from flowspec.llm import LLM
@@ -45,11 +45,17 @@ from flowspec.runtime.question import Question
 from flowspec.runtime.session import Session, Survival
 from flowspec.runtime.watching import watch_session
 
+try:
+    import readline
+except ImportError:  # not every Python has it
+    readline = None  # type: ignore[assignment]
+
 ROWS_MIN = 6
 """A lower terminal has no room for a live line."""
 HISTORY_LINES_MAX = 1000
 LAST = Path()
 """What `--resume` without a file means."""
+PROMPT = "you> "
 HELP = """\
 /help           show this
 /reset          forget the dialogue and begin again
@@ -154,14 +160,9 @@ def take_up(args: argparse.Namespace, diary: Diary) -> JournalContent:
 
 
 @contextlib.contextmanager
-def line_history():  # type: ignore[no-untyped-def]
+def line_history() -> Iterator[None]:
     """Line editing with a history that lasts from chat to chat, where the terminal has it."""
-    try:
-        import readline
-    except ImportError:
-        yield
-        return
-    if not sys.stdin.isatty():
+    if readline is None or not sys.stdin.isatty():
         yield
         return
     path = state_folder() / "history"
@@ -199,6 +200,8 @@ class Chat:
     last: Answer | None = None
     is_watching: bool = False
     strip: Strip | None = None
+    prompt: str = ""
+    """What a line is being typed after; empty while none is."""
     record_to: Path | None = None
 
     def greet(self) -> None:
@@ -236,7 +239,7 @@ class Chat:
     def loop(self) -> None:
         while True:
             try:
-                line = input("" if self.is_json or not sys.stdin.isatty() else "you> ").strip()
+                line = self.read()
             except EOFError:
                 if not self.is_json:
                     self.console.print()
@@ -251,6 +254,14 @@ class Chat:
                     return
                 continue
             self.attempt(partial(self.answer, line))
+
+    def read(self) -> str:
+        """A line that is typed; after what is told meanwhile it stands there again."""
+        self.prompt = "" if self.is_json or not sys.stdin.isatty() else PROMPT
+        try:
+            return input(self.prompt).strip()
+        finally:
+            self.prompt = ""
 
     def attempt(self, answer: Callable[[], None]) -> None:
         """Has a question answered; one that cannot be is told, and is no part of the dialogue."""
@@ -344,10 +355,12 @@ class Chat:
     def tell(self, text: str) -> None:
         """What happens beside the answer, on lines of its own."""
         strip = self.strip
-        if strip is None:
-            note(text)
-        else:
+        if strip is not None:
             strip.aside(lambda: note(text))
+            return
+        note(text)
+        if prompt := self.prompt:
+            show(prompt + ("" if readline is None else readline.get_line_buffer()))
 
     def answer(self, line: str) -> None:
         if self.llm is None:
