@@ -73,6 +73,6 @@ def test_a_daemon_whose_state_is_wrong_ends(monkeypatch: pytest.MonkeyPatch) -> 
     daemon = Daemon(host="127.0.0.1", port=0, name="checked", machine=Machine())
     daemon._wake.set()  # so that its first turn comes now
     with pytest.raises(
-        checking.BrokenCoreError, match="a check failed: Holding after Tick: held, and by nobody"
+        checking.BrokenCoreError, match="a check failed: DaemonCore after DaemonTick: held, and by nobody"
     ):
         daemon.run()

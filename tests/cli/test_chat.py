@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from flowspec.cli import chat
 from flowspec.cli.chat import Chat
 
 
@@ -39,7 +38,7 @@ def test_a_line_that_is_being_typed_stands_there_again_after_a_note(
 
     monkeypatch.setattr(builtins, "input", typed)
     monkeypatch.setattr(sys, "stdin", type("Terminal", (), {"isatty": lambda self: True})())
-    monkeypatch.setattr(chat.readline, "get_line_buffer", lambda: "Hel")
+    monkeypatch.setattr("readline.get_line_buffer", lambda: "Hel")
     assert one.read() == "Hello"
     told = capsys.readouterr()
     assert (told.out, told.err) == (shown, "\n(device b is lost)\n")
