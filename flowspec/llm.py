@@ -28,7 +28,7 @@ from flowspec.runtime.decoding import Decoding, choose_decoding
 from flowspec.runtime.head import Head
 from flowspec.runtime.question import Question
 from flowspec.runtime.sampling_params import SamplingParams
-from flowspec.runtime.session import ClusterOptions, Session, Survival, open_session
+from flowspec.runtime.session import ClusterOptions, RecoveryOptions, Session, open_session
 from flowspec.runtime.stages import Progress
 
 PARALLEL_MAX = limits.CONVERSATIONS_MAX // 2
@@ -67,8 +67,8 @@ class LLM:
     `on_progress`: told how far the devices have come with their layers, as `(text, share from 0 to 1)`.
 
     Opening loads the layers: seconds for the bundled model, minutes for large ones. Raises `InputError` for
-    what cannot be (a model, a file, a split), `Refused` for a model that the devices have no room for, and
-    `ClusterError` for devices that do not do their part.
+    what cannot be (a model, a file, a split), `ModelDoesNotFitError` for a model that the devices have no
+    room for, and `ClusterError` for devices that do not do their part.
 
     Close it, or use it as a context manager: local processes end then, at the latest with this process.
     Threads may share it; answers that are asked for at the same time share the pipeline.
@@ -110,7 +110,9 @@ class LLM:
             context=context,
         )
         drafters = (drafter,) if isinstance(drafter, str) else tuple(drafter)
-        survival = Survival(on_note=on_note or log.warning, wait_s=wait_s, may_change=allow_arithmetic_change)
+        survival = RecoveryOptions(
+            on_note=on_note or log.warning, wait_s=wait_s, may_change=allow_arithmetic_change
+        )
         with contextlib.ExitStack() as stack:
             if isinstance(cluster, Cluster):
                 options = replace(options, cluster=stack.enter_context(cluster.file()))
@@ -122,7 +124,7 @@ class LLM:
         cls,
         options: ClusterOptions,
         decoding: Decoding,
-        survival: Survival,
+        survival: RecoveryOptions,
         progress: Progress,
         check: Callable[[ModelFiles], None] = lambda files: None,
         *,
@@ -139,7 +141,7 @@ class LLM:
         self,
         options: ClusterOptions,
         decoding: Decoding,
-        survival: Survival,
+        survival: RecoveryOptions,
         progress: Progress,
         stack: contextlib.ExitStack,
         check: Callable[[ModelFiles], None] = lambda files: None,

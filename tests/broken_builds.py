@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flowspec.core.head.flights import Bounds, Flights
-from flowspec.core.head.portions import Portions
+from flowspec.core.head.flights import Bounds, SegmentsInFlight
+from flowspec.core.head.link_pacer import LinkPacer
 from flowspec.core.head.request import Request
 from flowspec.core.protocol.messages import Part
 from flowspec.core.stage.stage import StageCore, _Request
@@ -24,12 +24,12 @@ def sends_only_the_root_again(patch: pytest.MonkeyPatch) -> None:
 
 def keeps_the_flights(patch: pytest.MonkeyPatch) -> None:
     """What was in flight when the pipeline was lost counts as in flight in the next one."""
-    patch.setattr(Flights, "clear", lambda self: None)
+    patch.setattr(SegmentsInFlight, "clear", lambda self: None)
 
 
 def tells_no_end(patch: pytest.MonkeyPatch) -> None:
     """The head keeps to itself that an answer is over."""
-    patch.setattr(Flights, "have_guesses", lambda self, request: False)
+    patch.setattr(SegmentsInFlight, "have_guesses", lambda self, request: False)
 
 
 def drops_the_path_at_the_end(patch: pytest.MonkeyPatch) -> None:
@@ -44,4 +44,4 @@ def drops_the_path_at_the_end(patch: pytest.MonkeyPatch) -> None:
 
 def sends_prompts_whole(patch: pytest.MonkeyPatch) -> None:
     """A head that does not mind how long a link is busy with a segment."""
-    patch.setattr(Bounds, "portions", lambda self: Portions(None, self.prefill_chunk))
+    patch.setattr(Bounds, "portions", lambda self: LinkPacer(None, self.prefill_chunk))

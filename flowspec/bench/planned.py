@@ -20,7 +20,7 @@ from flowspec.plan.partition import SHARED_SLOWDOWN, Partition
 from flowspec.plan.planner import Plan, make_plans
 from flowspec.plan.profile import DeviceProfile
 from flowspec.plan.shape import eagle_shape
-from flowspec.plan.sites import Site, Wish
+from flowspec.plan.sites import PlanRequest, Site
 
 WARM_UP_TOKENS = 16
 PLAIN_TOKENS = 24
@@ -34,7 +34,7 @@ FORETOLD_FIRST = 50_000_000
 """The first case of the answers that plans are foretold by."""
 
 
-def testbed_of(wish: Wish, plan: Plan) -> Testbed:
+def testbed_of(wish: PlanRequest, plan: Plan) -> Testbed:
     """The plan's devices; one that a stage shares with the drafter is slowed as the planner supposes."""
     arrangement = plan.split.arrangement
     shared = plan.guesses and not plan.is_head_free
@@ -82,7 +82,7 @@ class Simulated:
         return stdev(each_s) / mean(each_s) / math.sqrt(len(each_s))
 
 
-def simulated(wish: Wish, plan: Plan, *, answers: int, tokens: int, first: int) -> Simulated:
+def simulated(wish: PlanRequest, plan: Plan, *, answers: int, tokens: int, first: int) -> Simulated:
     """So many balanced answers (`bench.synthetic`) on a plan, from case `first` on.
 
     Like a session that has answered before: each answer begins with the costs that the one before it learnt.
@@ -126,7 +126,7 @@ class Refined:
     fastest: Plan
 
 
-def refined_plan(wish: Wish) -> Refined:
+def refined_plan(wish: PlanRequest) -> Refined:
     """The fastest in simulation of the plans that the formula foretells to be fastest; raises `DoesNotFit`.
 
     All are given the same answers, which nothing else is made of.
@@ -139,7 +139,7 @@ def refined_plan(wish: Wish) -> Refined:
     return Refined(plan=best, simulated=foretold(wish, best), fastest=plans[0])
 
 
-def foretold(wish: Wish, plan: Plan, answers: int = FORETOLD_ANSWERS) -> Simulated:
+def foretold(wish: PlanRequest, plan: Plan, answers: int = FORETOLD_ANSWERS) -> Simulated:
     """The simulation that a plan's rate is foretold by; several users answer at once, so they need fewer
     answers each."""
     return simulated(
@@ -147,7 +147,7 @@ def foretold(wish: Wish, plan: Plan, answers: int = FORETOLD_ANSWERS) -> Simulat
     )
 
 
-def _drafters(wish: Wish, plan: Plan, cases: Sequence[PlainCase]) -> Drafters:
+def _drafters(wish: PlanRequest, plan: Plan, cases: Sequence[PlainCase]) -> Drafters:
     if not plan.guesses:
         return {}
     assert wish.drafter is not None, "a plan with guesses without a drafter"

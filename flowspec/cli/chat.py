@@ -42,7 +42,7 @@ from flowspec.plan.memory import mib
 from flowspec.runtime.answer import Answer
 from flowspec.runtime.journal.lines import Entry, JournalContent
 from flowspec.runtime.question import Question
-from flowspec.runtime.session import Session, Survival
+from flowspec.runtime.session import RecoveryOptions, Session
 from flowspec.runtime.watching import watch_session
 
 try:
@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
             stack.close()
             # A dialogue that is resumed goes on as it was begun. Where a chat connects again, all answers
             # before are whole, and what is there counts.
-            survival = Survival(
+            survival = RecoveryOptions(
                 on_note=lambda text: tell(f"\n({text})"),
                 arithmetic="" if content is None or chats else content.setting.arithmetic,
                 may_change=args.allow_arithmetic_change,

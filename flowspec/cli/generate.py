@@ -38,7 +38,7 @@ from flowspec.runtime.answer import Answer
 from flowspec.runtime.journal.file import Journal
 from flowspec.runtime.journal.lines import Entry, JournalContent, Setting
 from flowspec.runtime.question import Question
-from flowspec.runtime.session import Session, Survival
+from flowspec.runtime.session import RecoveryOptions, Session
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -128,7 +128,7 @@ def _answer(
         if content is not None:
             resume.check_model(files, content.setting)
 
-    survival = Survival(
+    survival = RecoveryOptions(
         on_note=lambda text: note(f"\n({text})"),
         wait_s=timeouts.WAIT_FOR_DEVICES_S,
         arithmetic="" if content is None else content.setting.arithmetic,

@@ -9,12 +9,12 @@ from flowspec.cli.console import loading_bar
 from flowspec.cli.options import cluster_options, decoding_options, joined
 from flowspec.llm import LLM
 from flowspec.model.files import ModelFiles
-from flowspec.runtime.session import Survival
+from flowspec.runtime.session import RecoveryOptions
 
 
 def open_llm(
     args: argparse.Namespace,
-    survival: Survival,
+    survival: RecoveryOptions,
     check: Callable[[ModelFiles], None] = lambda files: None,
     *,
     needs_text: bool = True,

@@ -28,7 +28,7 @@ from flowspec.plan.advice import Option, improvements, limits
 from flowspec.plan.memory import mib
 from flowspec.plan.planner import Plan, make_plan, rate_split
 from flowspec.plan.refusal import ModelDoesNotFitError, refusing
-from flowspec.plan.sites import Wish
+from flowspec.plan.sites import PlanRequest
 from flowspec.plan.split import checked_split
 
 HELPS_SHOWN = 5
@@ -157,7 +157,7 @@ class Rated:
         return self.plan.forecast.tokens_per_s if self.simulation is None else self.simulation.tokens_per_s
 
 
-def _by_hand(args: argparse.Namespace, wish: Wish) -> Plan | None:
+def _by_hand(args: argparse.Namespace, wish: PlanRequest) -> Plan | None:
     """The split of `--layers`, over all devices but one that `--head` added."""
     if args.layers is None:
         return None
@@ -171,7 +171,7 @@ def _by_hand(args: argparse.Namespace, wish: Wish) -> Plan | None:
 # ------------------------------------------------------------------------------------------------------- JSON
 
 
-def report(wish: Wish, best: Rated, helps: list[Option], by_hand: Rated | None) -> dict[str, Any]:
+def report(wish: PlanRequest, best: Rated, helps: list[Option], by_hand: Rated | None) -> dict[str, Any]:
     """What `--json` prints."""
     plan = best.plan
     return {
@@ -235,7 +235,7 @@ def _numbers(rated: Rated) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------------- text
 
 
-def plan_lines(wish: Wish, best: Rated, helps: list[Option], by_hand: Rated | None) -> Iterator[str]:
+def plan_lines(wish: PlanRequest, best: Rated, helps: list[Option], by_hand: Rated | None) -> Iterator[str]:
     plan = best.plan
     users = "one user" if wish.users == 1 else f"{wish.users} users"
     yield (
@@ -314,7 +314,7 @@ def _helped(best: Rated, option: Option) -> float:
     return best.tokens_per_s * (1 + (option.gain or 0.0))
 
 
-def _forecast_lines(wish: Wish, best: Rated) -> Iterator[str]:
+def _forecast_lines(wish: PlanRequest, best: Rated) -> Iterator[str]:
     plan, simulation, found = best.plan, best.simulation, best.plan.forecast
     each = f", {best.tokens_per_s / wish.users:.3g} each" if wish.users > 1 else ""
     yield f"foretold: {best.tokens_per_s:.3g} tokens/s{each}"
@@ -335,7 +335,7 @@ def _forecast_lines(wish: Wish, best: Rated) -> Iterator[str]:
     yield from (f"  {line}" for line in limits(wish, plan))
 
 
-def assumptions(wish: Wish, plan: Plan) -> list[str]:
+def assumptions(wish: PlanRequest, plan: Plan) -> list[str]:
     """What the forecast stands on."""
     found = [
         "each board does what its profile says; a tenth of its memory is its system's",
@@ -351,7 +351,7 @@ def assumptions(wish: Wish, plan: Plan) -> list[str]:
     return found
 
 
-def _unused(wish: Wish, plan: Plan) -> list[str]:
+def _unused(wish: PlanRequest, plan: Plan) -> list[str]:
     used = {plan.head.name, *(stage.site.name for stage in plan.stages)}
     return [each.name for each in wish.sites if each.name not in used]
 

@@ -18,14 +18,14 @@ from flowspec.model.support import context_max, family_of
 from flowspec.plan.memory import ModelWeights, weights_of
 from flowspec.plan.profile import find_profile
 from flowspec.plan.shape import ModelShape, find_shape, shape_of
-from flowspec.plan.sites import Network, PlannedDrafter, Site, Wish, site
+from flowspec.plan.sites import Network, PlannedDrafter, PlanRequest, Site, site
 from flowspec.runtime.cluster import Device, pick_context, stage_devices
 from flowspec.runtime.cluster_file import declared_profile, parse_links, read_cluster, read_links
 from flowspec.runtime.planning.wish import model_weights, typical_context
 from flowspec.runtime.session import pick_dtype
 
 
-def find_wish(args: argparse.Namespace) -> Wish:
+def find_wish(args: argparse.Namespace) -> PlanRequest:
     """What the flags ask for; raises `InputError`."""
     shape, weights, precisions, context = _model(args)
     sites = _sites(args.devices, args.cluster)
@@ -40,7 +40,7 @@ def find_wish(args: argparse.Namespace) -> Wish:
     for each in sites:
         for precision in precisions:
             each.profile.flops(precision)  # raises for one that it says nothing about
-    return Wish(
+    return PlanRequest(
         sites=tuple(sites),
         network=_network(args, [each.name for each in sites]),
         shape=shape,

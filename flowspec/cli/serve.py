@@ -26,7 +26,7 @@ from flowspec.cli.terminal import note
 from flowspec.errors import InputError
 from flowspec.interruption import hear_signals
 from flowspec.llm import PARALLEL_MAX
-from flowspec.runtime.session import Survival
+from flowspec.runtime.session import RecoveryOptions
 from flowspec.runtime.transport import is_loopback
 from flowspec.runtime.watching import watch_session
 
@@ -179,7 +179,7 @@ def run(args: argparse.Namespace) -> int:
 
     with contextlib.ExitStack() as stack:
         bound = stack.enter_context(contextlib.closing(bind(args.host, args.port)))
-        survival = Survival(on_note=noted, may_change=args.allow_arithmetic_change)
+        survival = RecoveryOptions(on_note=noted, may_change=args.allow_arithmetic_change)
         llm = stack.enter_context(open_llm(args, survival))
         assert llm.tokenizer is not None
         llm.session.head.observe(totals.on_event)

@@ -2,8 +2,8 @@
 unfiltered.
 
 `q` is the drafter's distribution at temperature 1, `T` the request's temperature and `G` the coupled noise of
-the child's position (DESIGN section 3); at temperature 0 the order is that of `q`. The confidence of a child
-is its share in the softmax of these scores over the whole vocabulary. Knows nothing of models, trees or
+the child's position (docs/architecture.md); at temperature 0 the order is that of `q`. The confidence of a
+child is its share in the softmax of these scores over the whole vocabulary. Knows nothing of models, trees or
 torch.
 
 Cheap for large vocabularies, and exact. `exp(G)` is `-1 / log u` of the uniform `u`: one logarithm per entry

@@ -216,7 +216,7 @@ def linear_fault(
         for threads in _thread_counts(device):
             torch.set_num_threads(threads)
             progress()
-            for count, first in _portions():
+            for count, first in _link_pacer():
                 own = slice(first, first + count)
                 where = f"for {count} rows of {inputs} x {outputs} with {threads} threads"
                 off = np.abs(layer(given[own]).double().cpu().numpy() - expected[own])
@@ -235,7 +235,7 @@ def linear_fault(
     return ""
 
 
-def _portions() -> Iterator[tuple[int, int]]:
+def _link_pacer() -> Iterator[tuple[int, int]]:
     """How many rows run, and the first of them: all, every number in changing order, and each row alone."""
     yield ROWS, 0
     for turn, count in enumerate(ROW_COUNTS):

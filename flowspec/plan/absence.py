@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from flowspec.plan.advice import shortfalls
 from flowspec.plan.planner import DoesNotFit, Plan, make_plan
-from flowspec.plan.sites import Wish
+from flowspec.plan.sites import PlanRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,18 +19,18 @@ class Without:
     short_bytes: int = 0
 
 
-def among(wish: Wish, names: Collection[str]) -> Wish:
+def among(wish: PlanRequest, names: Collection[str]) -> PlanRequest:
     """The same wish with only these devices for stages; the head stays, also without a daemon there."""
     left = [each if each.name in names else replace(each, runs_stages=False) for each in wish.sites]
     return replace(wish, sites=tuple(each for each in left if each.runs_stages or each.name == wish.head))
 
 
-def without_each(wish: Wish, plan: Plan) -> Sequence[Without]:
+def without_each(wish: PlanRequest, plan: Plan) -> Sequence[Without]:
     """What is left without each device that the plan uses, in pipeline order; the others change nothing."""
     return [_without(wish, stage.site.name) for stage in plan.stages]
 
 
-def _without(wish: Wish, name: str) -> Without:
+def _without(wish: PlanRequest, name: str) -> Without:
     others = among(wish, {site.name for site in wish.stage_sites} - {name})
     if not others.stage_sites:
         return Without(device=name, plan=None)

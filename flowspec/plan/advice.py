@@ -12,7 +12,7 @@ from flowspec.plan.forecast import FITTED
 from flowspec.plan.partition import Arrangement, Partition
 from flowspec.plan.planner import Plan, make_plan
 from flowspec.plan.profile import DeviceProfile, find_profile, profile_names
-from flowspec.plan.sites import Network, Site, Wish, site
+from flowspec.plan.sites import Network, PlanRequest, Site, site
 from flowspec.plan.split import weighted_split
 from flowspec.plan.timing import LinkSpec
 
@@ -50,7 +50,7 @@ class Shortfall:
         return max(0, self.need_bytes - self.have_bytes)
 
 
-def limits(wish: Wish, plan: Plan) -> list[str]:
+def limits(wish: PlanRequest, plan: Plan) -> list[str]:
     """What a slot waits for, and what misses cost, the weightier first."""
     forecast = plan.forecast
     slowest = max(plan.stages, key=lambda stage: stage.slot_s)
@@ -76,7 +76,7 @@ def limits(wish: Wish, plan: Plan) -> list[str]:
     return [missed, slot] if share > 0.5 else [slot, missed]
 
 
-def improvements(wish: Wish, plan: Plan) -> list[Option]:
+def improvements(wish: PlanRequest, plan: Plan) -> list[Option]:
     """What would help, the most helpful first; each change is planned anew."""
     found = []
     for text, changed in _changes(wish, plan):
@@ -90,7 +90,7 @@ def improvements(wish: Wish, plan: Plan) -> list[Option]:
     return sorted(found, key=lambda option: -option.tokens_per_s)
 
 
-def _changes(wish: Wish, plan: Plan) -> Iterator[tuple[str, Wish]]:
+def _changes(wish: PlanRequest, plan: Plan) -> Iterator[tuple[str, PlanRequest]]:
     names = {each.name for each in wish.sites}
     hops = Partition(wish).hops(plan.split.arrangement)
     if any(link.bandwidth_mbps < GIGABIT.bandwidth_mbps or link.delay_s > GIGABIT.delay_s for link in hops):
@@ -147,7 +147,7 @@ def _new_name(name: str, taken: set[str]) -> str:
     )
 
 
-def shortfalls(wish: Wish) -> list[Shortfall]:
+def shortfalls(wish: PlanRequest) -> list[Shortfall]:
     """Of each device, with a share of the layers by memory, in the smallest of the wish's precisions, without
     a drafter."""
     precision = min(wish.precisions, key=lambda each: PRECISION_BYTES[each])
@@ -169,7 +169,7 @@ def shortfalls(wish: Wish) -> list[Shortfall]:
     return found
 
 
-def fitting_options(wish: Wish) -> list[Option]:
+def fitting_options(wish: PlanRequest) -> list[Option]:
     """Changes under which the model fits: a lower precision, the longest shorter context, fewer users, more
     devices; else several at once."""
     found = []
@@ -197,12 +197,12 @@ def fitting_options(wish: Wish) -> list[Option]:
     return found
 
 
-def _lower(wish: Wish) -> tuple[str, ...]:
+def _lower(wish: PlanRequest) -> tuple[str, ...]:
     least = min(PRECISION_BYTES[each] for each in wish.precisions)
     return tuple(each for each in LOWER if PRECISION_BYTES[each] < least)
 
 
-def _more_devices(wish: Wish) -> Iterator[tuple[str, Wish]]:
+def _more_devices(wish: PlanRequest) -> Iterator[tuple[str, PlanRequest]]:
     """One board more of those that are there, then of all that are known, smaller ones first; then several of
     a kind."""
     own = {each.profile.name: each.profile for each in wish.sites}
@@ -221,7 +221,7 @@ def _more_devices(wish: Wish) -> Iterator[tuple[str, Wish]]:
             )
 
 
-def _first(changes: Sequence[tuple[str, Wish]]) -> list[Option]:
+def _first(changes: Sequence[tuple[str, PlanRequest]]) -> list[Option]:
     """The first change that fits, if one does."""
     for text, changed in changes:
         try:

@@ -20,7 +20,7 @@ from flowspec.plan.cost import drafter_curve, head_curve, layers_curve, row_byte
 from flowspec.plan.forecast import NODES, Forecast, Guessing, guessing_rates, plain_rates
 from flowspec.plan.memory import SliceMemory, drafter_memory, stage_memory
 from flowspec.plan.profile import DeviceProfile
-from flowspec.plan.sites import Site, Wish, process_bytes
+from flowspec.plan.sites import PlanRequest, Site, process_bytes
 from flowspec.plan.timing import LinkSpec
 
 F64 = npt.NDArray[np.float64]
@@ -97,7 +97,7 @@ class Times:
 class Partition:
     """Splits of one wish. Keeps what was computed for single devices and links."""
 
-    def __init__(self, wish: Wish) -> None:
+    def __init__(self, wish: PlanRequest) -> None:
         self.wish = wish
         self._guess_nodes = np.array(NODES, dtype=np.float64)
         self._plain_nodes = np.array(

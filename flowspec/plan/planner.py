@@ -19,7 +19,7 @@ from flowspec.errors import InputError
 from flowspec.plan.forecast import Forecast
 from flowspec.plan.memory import SliceMemory
 from flowspec.plan.partition import Arrangement, Partition, Split
-from flowspec.plan.sites import Site, Wish
+from flowspec.plan.sites import PlanRequest, Site
 
 ORDERS_MAX = 1500
 """Orders times places of the head up to which all are tried."""
@@ -101,12 +101,12 @@ class DoesNotFit(InputError):
     """The model does not fit the devices in any of the wish's precisions."""
 
 
-def make_plan(wish: Wish) -> Plan:
+def make_plan(wish: PlanRequest) -> Plan:
     """The plan that is foretold to be fastest; raises `DoesNotFit`."""
     return make_plans(wish, 1)[0]
 
 
-def make_plans(wish: Wish, count: int) -> list[Plan]:
+def make_plans(wish: PlanRequest, count: int) -> list[Plan]:
     """Up to `count` plans, those that are foretold to be fastest first, no two with the same devices and
     head; raises `DoesNotFit`."""
     partition = Partition(wish)
@@ -126,7 +126,7 @@ def make_plans(wish: Wish, count: int) -> list[Plan]:
     ]
 
 
-def rate_split(wish: Wish, order: Sequence[Site], head: Site, layers: Sequence[int]) -> Plan:
+def rate_split(wish: PlanRequest, order: Sequence[Site], head: Site, layers: Sequence[int]) -> Plan:
     """The forecast of a split made by hand, in the first of the wish's precisions, with or without guesses as
     is faster; it need not fit."""
     partition = Partition(wish)
@@ -365,7 +365,7 @@ def _is_better(found: Split | None, than: Split | None) -> bool:
     return found.forecast.tokens_per_s > than.forecast.tokens_per_s * (1 + ALIKE_MARGIN)
 
 
-def _kinds(wish: Wish) -> list[list[Site]]:
+def _kinds(wish: PlanRequest) -> list[list[Site]]:
     """Devices that can stand for each other: same profile, memory, links to all others, and leave to be the
     head."""
     network, kinds = wish.network, list[list[Site]]()

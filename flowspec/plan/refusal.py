@@ -10,7 +10,7 @@ from typing import Any
 from flowspec.plan.advice import Option, Shortfall, fitting_options, shortfalls
 from flowspec.plan.memory import mib
 from flowspec.plan.planner import DoesNotFit, Plan, make_plan
-from flowspec.plan.sites import Wish
+from flowspec.plan.sites import PlanRequest
 
 NAME_WIDTH = 32
 
@@ -27,14 +27,14 @@ class ModelDoesNotFitError(DoesNotFit):
         self.shortfalls = tuple(short)
 
 
-def plan_or_refuse(wish: Wish) -> Plan:
+def plan_or_refuse(wish: PlanRequest) -> Plan:
     """The fastest plan; raises `ModelDoesNotFitError`."""
     with refusing(wish):
         return make_plan(wish)
 
 
 @contextlib.contextmanager
-def refusing(wish: Wish) -> Iterator[None]:
+def refusing(wish: PlanRequest) -> Iterator[None]:
     """Raises `ModelDoesNotFitError` where what is done inside raises `DoesNotFit`."""
     try:
         yield

@@ -64,7 +64,7 @@ class PlannedDrafter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class PlanRequest:
     """What a plan is asked for. `precisions` are those that the user allows; without a `head`, any device may
     be it.
 

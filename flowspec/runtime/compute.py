@@ -33,7 +33,7 @@ from flowspec.errors import ClusterError, FlowSpecError, NoRoomError, Unexpected
 from flowspec.memory_claims import MemoryClaims
 from flowspec.model.device_errors import is_gpu_lost, is_out_of_memory
 from flowspec.model.trials import run_trial
-from flowspec.runtime.beside import Beside
+from flowspec.runtime.background_loader import BackgroundLoader
 from flowspec.runtime.emulation import DeviceEmulation, Pacer
 from flowspec.runtime.heap import free_cycles, give_back, keep_for_good
 from flowspec.runtime.machine import Machine
@@ -92,7 +92,7 @@ class ComputeThread:
         self.claims = MemoryClaims()
         """What this daemon was promised of the machine's memory; the poller joins, eases and leaves it."""
         self.line = CourierLine(self._tell)
-        self._beside = Beside(machine, self._tell_of, self._fail_beside, self.claims)
+        self._beside = BackgroundLoader(machine, self._tell_of, self._fail_beside, self.claims)
         self._held: Held | None = None
         self._drafter: Drafter | None = None
         self._has_imports = False

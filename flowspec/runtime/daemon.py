@@ -1,6 +1,6 @@
 """The daemon: one process per device, one port, one stage or one drafter of whichever head holds it.
 
-What it decides is `core.cluster.holding`'s; here are its sockets, its threads and its clock. A poller thread
+What it decides is `core.cluster.daemon`'s; here are its sockets, its threads and its clock. A poller thread
 owns the sockets and the core; a compute thread owns the tensors. Peers (a head's control and data
 connections, the previous stage) announce themselves with Hello. A peer that breaks the protocol is logged and
 ignored from then on; the daemon keeps serving.
@@ -27,7 +27,9 @@ from flowspec.core.cluster.daemon import (
     CallerSaid,
     CommandFailed,
     Compute,
+    DaemonCommand,
     DaemonCore,
+    DaemonEvent,
     DaemonLog,
     DaemonTick,
     DaemonTimes,
@@ -37,8 +39,6 @@ from flowspec.core.cluster.daemon import (
     Gather,
     Greet,
     Greeted,
-    HoldingCommand,
-    HoldingEvent,
     LetGo,
     MakeReady,
     Misbehaved,
@@ -129,7 +129,7 @@ class Daemon:
         self._peers = Peers(self._port.router, name)
         self._poller = zmq.Poller()
         self._core = DaemonCore(DaemonTimes(lease_s=timeouts.LEASE_S, link_s=timeouts.LINK_S))
-        self._driver: Driver[tuple[HoldingEvent, float], HoldingCommand] = Driver(self._handle, self._do)
+        self._driver: Driver[tuple[DaemonEvent, float], DaemonCommand] = Driver(self._handle, self._do)
         self._now_s = 0.0
         self._further = self._compute.further
         self._next: NextHop | None = None
@@ -284,11 +284,11 @@ class Daemon:
 
     # ------------------------------------------------------------------------------------------- the core
 
-    def _give(self, event: HoldingEvent, now_s: float) -> None:
+    def _give(self, event: DaemonEvent, now_s: float) -> None:
         """Gives the core an event, and has done what it says."""
         self._driver.give((event, now_s))
 
-    def _handle(self, given: tuple[HoldingEvent, float]) -> list[HoldingCommand]:
+    def _handle(self, given: tuple[DaemonEvent, float]) -> list[DaemonCommand]:
         event, self._now_s = given
         commands = self._core.handle(event, self._now_s)
         if self._is_checked and self._broken is None:
@@ -299,7 +299,7 @@ class Daemon:
                 self.stop("a check failed")
         return commands
 
-    def _do(self, command: HoldingCommand) -> None:
+    def _do(self, command: DaemonCommand) -> None:
         if isinstance(command, SendOn):
             self._send_on(command)
         elif isinstance(command, Compute):

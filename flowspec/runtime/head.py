@@ -45,7 +45,7 @@ from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.expertise import Expertise
 from flowspec.core.head.flights import Bounds
 from flowspec.core.head.head import HeadCore
-from flowspec.core.head.portions import FIRST_BYTES
+from flowspec.core.head.link_pacer import FIRST_BYTES
 from flowspec.core.head.request import Request
 from flowspec.core.methods import WITHOUT_GUESSES, make_method
 from flowspec.core.methods.base import Method

@@ -31,7 +31,7 @@ from flowspec.model.weights import SliceWeights, Weight, sorted_weights, weight_
 from flowspec.plan.memory import SliceMemory, cache_bytes, mib
 from flowspec.runtime.machine import Machine
 from flowspec.runtime.weights.checked import INDEX, CheckedFiles, HubModel, LocalModel
-from flowspec.runtime.weights.content import SliceContent, Word, content_of, hub_content
+from flowspec.runtime.weights.content import ModelDescription, SliceContent, content_of, hub_content
 from flowspec.runtime.weights.from_hub import HubFetcher
 from flowspec.runtime.weights.line import CourierLine
 from flowspec.runtime.weights.receive import Courier, ask_entries, ask_word
@@ -191,7 +191,7 @@ def find_source(
     from_hub = hub_content(assign, span)
     if from_hub in kept:
         return SliceSource(from_hub, None)
-    word: Word | None = None
+    word: ModelDescription | None = None
     called = (assign.model, assign.fingerprint)
     if likely := [each for each in kept if each.called == called and each.span == span]:
         word = ask_word(courier)
@@ -224,7 +224,7 @@ def find_source(
 
 def _find_kept(
     kept: Sequence[SliceContent],
-    word: Word,
+    word: ModelDescription,
     span: Span,
     assign: Assign,
     courier: Courier,
@@ -300,7 +300,7 @@ def fetch_missing(files: HubModel, span: Span, dtype: str, fetcher: HubFetcher |
         fetcher.get_weights(missing)
 
 
-def _is_same(here: LocalModel, word: Word) -> bool:
+def _is_same(here: LocalModel, word: ModelDescription) -> bool:
     """Whether all but the tensors' values is what the head has."""
     if (here.config_text(), here.gguf_architecture) != (word.offer.config, word.offer.gguf):
         return False
@@ -308,7 +308,7 @@ def _is_same(here: LocalModel, word: Word) -> bool:
 
 
 def offered_model(
-    assign: Assign, span: Span, word: Word, courier: Courier, store: WeightStore
+    assign: Assign, span: Span, word: ModelDescription, courier: Courier, store: WeightStore
 ) -> StoredModel:
     """The model as the head offers it, the tensors of the slice known but not there yet."""
     model = StoredModel(assign.model, word.offer, word.names, store)

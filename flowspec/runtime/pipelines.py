@@ -27,7 +27,6 @@ from flowspec.core.cluster.forming import (
     Dial,
     DialRefused,
     EndSession,
-    Forming,
     FormingCommand,
     FormingEvent,
     FormingTimes,
@@ -36,6 +35,7 @@ from flowspec.core.cluster.forming import (
     Lose,
     OpenPipeline,
     Passed,
+    PipelineCore,
     PlanMade,
     ServeWeights,
     ShowProgress,
@@ -165,7 +165,9 @@ class Pipelines:
         agreement = Agreement()
         if recovery is not None:
             agreement = Agreement(recovery.arithmetic, may_change=recovery.may_change)
-        self._core = Forming(membership, terms, start=start, is_only=recovery is None, agreement=agreement)
+        self._core = PipelineCore(
+            membership, terms, start=start, is_only=recovery is None, agreement=agreement
+        )
         self._is_checked = is_on()
         self._driver: Driver[FormingEvent, FormingCommand] = Driver(self._handle, self._do)
         self._give = self._driver.give

@@ -27,7 +27,7 @@ from flowspec.model.support import context_max, family_of
 from flowspec.model.trials import check_torch
 from flowspec.plan.placement import ClusterPlan
 from flowspec.plan.shape import shape_of
-from flowspec.plan.sites import Wish
+from flowspec.plan.sites import PlanRequest
 from flowspec.runtime.cluster import Device, pick_context, split_layers, stage_devices
 from flowspec.runtime.cluster_file import HEAD, read_cluster, read_drafters
 from flowspec.runtime.decoding import Decoding
@@ -71,7 +71,7 @@ class ClusterOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Survival:
+class RecoveryOptions:
     """What happens when devices are lost: whom to tell, in a line, and how long to wait for some to come back
     (None: for ever).
 
@@ -239,7 +239,7 @@ class OpenCluster:
         decoding: Decoding,
         progress: Progress,
         on_event: OnEvent | None = None,
-        survival: Survival | None = None,
+        survival: RecoveryOptions | None = None,
     ) -> Iterator[Session]:
         """Loads the drafters that run here and takes hold of the devices; they are let go of at the end and
         keep their layers.
@@ -290,7 +290,7 @@ def open_session(
     decoding: Decoding,
     progress: Progress,
     meanwhile: Callable[[ModelFiles], None] = lambda files: None,
-    survival: Survival | None = None,
+    survival: RecoveryOptions | None = None,
 ) -> Iterator[Session]:
     """A connected session; daemons that it starts are stopped at its end, whatever happens. See
     `open_cluster`."""
@@ -316,8 +316,8 @@ def open_cluster(
     What can be wrong with the model, the cluster file or the split is found before anything is started.
     `meanwhile` runs while local daemons come up: for slow imports of the caller. The devices of a cluster
     file are asked, and the planner decides what they run (for `decoding`) or tells of a better split than the
-    user's; raises `Refused` for a model that does not fit them. Several drafters of `decoding` get local
-    daemons of their own, or the devices that the cluster file has for them.
+    user's; raises `ModelDoesNotFitError` for a model that does not fit them. Several drafters of `decoding`
+    get local daemons of their own, or the devices that the cluster file has for them.
     """
     emulation = options.emulation
     assert emulation is None or (options.cluster is None and len(emulation.devices) == options.local), (
@@ -463,7 +463,7 @@ def choose_for(
         drafter = replace(drafter, shape=None)  # it costs neither the head nor a stage anything
     head_drafts = any(name not in WITHOUT_TENSORS for name in here)
     found = survey(devices, options.cluster, plan.dtype, keys, head_drafts=head_drafts, needs_all=needs_all)
-    wish = Wish(
+    wish = PlanRequest(
         sites=found.sites,
         network=found.network,
         shape=shape,

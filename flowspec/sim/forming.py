@@ -2,8 +2,8 @@
 product's own code, in no time.
 
 From then on nobody is lost, silent or back, and each word is for a stage or for the head: `DaemonCore` would
-hand all of them on as they are (`tests/sim/test_beginning.py` compares), and `Forming` would say nothing but
-Ping. So a `World` gives its events to `StageCore` and `HeadCore` themselves. Clusters that fail are
+hand all of them on as they are (`tests/sim/test_beginning.py` compares), and `PipelineCore` would say nothing
+but Ping. So a `World` gives its events to `StageCore` and `HeadCore` themselves. Clusters that fail are
 `tests.checks.faults`.
 """
 
@@ -15,13 +15,13 @@ from flowspec import __version__
 from flowspec.core.cluster.daemon import (
     Caller,
     CallerSaid,
+    DaemonCommand,
     DaemonCore,
+    DaemonEvent,
     DaemonTimes,
     Gather,
     Greet,
     Greeted,
-    HoldingCommand,
-    HoldingEvent,
     Loaded,
     NextSaid,
     ShowReady,
@@ -34,10 +34,10 @@ from flowspec.core.cluster.forming import (
     Assignment,
     DeviceSaid,
     Dial,
-    Forming,
     FormingCommand,
     FormingEvent,
     FormingTimes,
+    PipelineCore,
     PlanMade,
     Tell,
 )
@@ -73,7 +73,7 @@ LOADED = Loaded(
 class Beginning:
     """A plan's pipeline as it is formed.
 
-    `holdings` are its devices', in pipeline order, and `callers` who dialled them, by device and role.
+    `daemons` are its devices', in pipeline order, and `callers` who dialled them, by device and role.
     """
 
     def __init__(self, plan: ClusterPlan) -> None:
@@ -84,26 +84,26 @@ class Beginning:
         terms = FormingTimes(
             connect_s=NEVER_S, reconnect_s=NEVER_S, held_s=0.0, ping_s=1.0, watch_s=0.5, settle_s=0.0
         )
-        self.forming = Forming(Membership([stage.name for stage in plan.stages], PATIENCE), terms)
-        self.holdings = {
+        self.forming = PipelineCore(Membership([stage.name for stage in plan.stages], PATIENCE), terms)
+        self.daemons = {
             stage.name: DaemonCore(DaemonTimes(lease_s=NEVER_S, link_s=NEVER_S)) for stage in plan.stages
         }
         self.callers: dict[tuple[str, str], Caller] = {}
         self._head: Driver[FormingEvent, FormingCommand] = Driver(
             lambda event: self.forming.handle(event, 0.0), self._do
         )
-        self._devices = {name: self._driver(name, holding) for name, holding in self.holdings.items()}
+        self._devices = {name: self._driver(name, core) for name, core in self.daemons.items()}
         self._head.give(Begin())
         assert self.forming.is_formed, "a pipeline whose devices all answer is there"
 
     @property
     def stages(self) -> list[StageCore]:
         """What the devices hold, in pipeline order."""
-        cores = [None if holding.hold is None else holding.hold.core for holding in self.holdings.values()]
+        cores = [None if core.hold is None else core.hold.core for core in self.daemons.values()]
         return [core for core in cores if isinstance(core, StageCore)]
 
-    def _driver(self, name: str, holding: DaemonCore) -> Driver[HoldingEvent, HoldingCommand]:
-        return Driver(lambda event: holding.handle(event, 0.0), partial(self._do_at, name))
+    def _driver(self, name: str, core: DaemonCore) -> Driver[DaemonEvent, DaemonCommand]:
+        return Driver(lambda event: core.handle(event, 0.0), partial(self._do_at, name))
 
     def _do(self, command: FormingCommand) -> None:
         """What the head is told to do; all else is for those who look on."""
@@ -120,14 +120,14 @@ class Beginning:
         caller = self.callers[device, role] = Caller(name, role, incarnation)
         self._devices[device].give(Greeted(caller=caller))
 
-    def _do_at(self, name: str, command: HoldingCommand) -> None:
+    def _do_at(self, name: str, command: DaemonCommand) -> None:
         """What a device is told to do."""
         if isinstance(command, Greet):
             welcome = Welcome(name=name, version=__version__, device="cpu", pid=1, memory_bytes=1, count=0)
             caller = command.caller
             if caller.role == "stage":
                 self._devices[caller.name].give(
-                    NextSaid(hold=self.holdings[caller.name].number, message=welcome)
+                    NextSaid(hold=self.daemons[caller.name].number, message=welcome)
                 )
             else:
                 self._say(name, caller.role, welcome)

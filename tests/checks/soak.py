@@ -50,7 +50,7 @@ from flowspec.model.text import Tokenizer, recommended
 from flowspec.runtime import timeouts
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.decoding import AUTO, Decoding
-from flowspec.runtime.session import Limits, OpenCluster, Session, Survival
+from flowspec.runtime.session import Limits, OpenCluster, RecoveryOptions, Session
 from flowspec.runtime.stages import Stage
 from tests.checks.questions import QUESTIONS, SAMPLINGS, agreement
 from tests.checks.rigs import cluster_of
@@ -245,7 +245,7 @@ class Soak:
     def _session(self) -> contextlib.AbstractContextManager[Session]:
         devices = [Device(name=daemon.name, address=f"127.0.0.1:{daemon.port}") for daemon in self.daemons]
         cluster: OpenCluster = cluster_of(self._files, self._dtype, devices)
-        survival = Survival(on_note=lambda text: None, wait_s=timeouts.WAIT_FOR_DEVICES_S)
+        survival = RecoveryOptions(on_note=lambda text: None, wait_s=timeouts.WAIT_FOR_DEVICES_S)
         method = next(self._methods)
         decoding = Decoding(method=method, chain=AUTO if find_method(method).takes_chain else None)
         return cluster.session(decoding, lambda text, share: None, survival=survival)

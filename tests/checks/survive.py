@@ -49,7 +49,7 @@ from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.step_by_step import StepByStep
 from flowspec.model.text import Tokenizer
 from flowspec.runtime import timeouts
-from flowspec.runtime.session import Limits, Survival
+from flowspec.runtime.session import Limits, RecoveryOptions
 from tests.checks.pauses import DRAFTER, LOST, PauseWatch, parts_of
 from tests.checks.questions import agreement
 from tests.checks.rigs import FAULTS, STAGES, Rig, rig_of
@@ -103,7 +103,7 @@ def run_once(
     """One answer with a fault after `moment` of its tokens; where the rig wants that, answers until the fault
     has shown."""
     notes: list[str] = []
-    survival = Survival(on_note=notes.append, wait_s=timeouts.WAIT_FOR_DEVICES_S)
+    survival = RecoveryOptions(on_note=notes.append, wait_s=timeouts.WAIT_FOR_DEVICES_S)
     victim = rig.target(stage).name
     verdicts: list[str] = []
     hit_s: float | None = None

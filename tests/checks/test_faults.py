@@ -13,13 +13,13 @@ import pytest
 
 from flowspec.core.cluster.agreement import Agreement, Lack
 from flowspec.core.cluster.daemon import DaemonCore
-from flowspec.core.cluster.forming import EndSession, Forming, FormingCommand, FormingEvent, Wronged
+from flowspec.core.cluster.forming import EndSession, FormingCommand, FormingEvent, PipelineCore, Wronged
 from flowspec.core.cluster.incarnation import Lease
 from flowspec.core.cluster.membership import Heard, Membership, Tick
 from flowspec.core.events import Drafted
 from flowspec.core.head import head
 from flowspec.core.head.admission import Room
-from flowspec.core.head.flights import Flights
+from flowspec.core.head.flights import SegmentsInFlight
 from flowspec.core.head.head import HeadCore
 from flowspec.core.head.remote_drafter import RemoteDrafterCommand, RemoteDrafterCore, RemoteDrafterEvent
 from flowspec.core.head.request import Request, begin
@@ -158,8 +158,8 @@ def admits_everybody(patch: pytest.MonkeyPatch) -> None:
 
 def releases_on_control_alone(patch: pytest.MonkeyPatch) -> None:
     """The rows of who was admitted may come before the Release that makes room for them."""
-    depart = Flights.depart
-    patch.setattr(Flights, "depart", lambda self, *given: replace(depart(self, *given), releases=()))
+    depart = SegmentsInFlight.depart
+    patch.setattr(SegmentsInFlight, "depart", lambda self, *given: replace(depart(self, *given), releases=()))
 
 
 def believes_that_what_it_gave_up_is_still_there(patch: pytest.MonkeyPatch) -> None:
@@ -246,12 +246,12 @@ def takes_the_first_devices_arithmetic(patch: pytest.MonkeyPatch) -> None:
 
 def takes_a_damaged_frame_for_the_end(patch: pytest.MonkeyPatch) -> None:
     """A frame that cannot be read ends the session, as it once did."""
-    handle = Forming.handle
+    handle = PipelineCore.handle
 
-    def broken(self: Forming, event: FormingEvent, now_s: float) -> list[FormingCommand]:
+    def broken(self: PipelineCore, event: FormingEvent, now_s: float) -> list[FormingCommand]:
         return [EndSession(text=event.text)] if isinstance(event, Wronged) else handle(self, event, now_s)
 
-    patch.setattr(Forming, "handle", broken)
+    patch.setattr(PipelineCore, "handle", broken)
 
 
 @pytest.mark.parametrize(

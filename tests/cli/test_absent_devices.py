@@ -21,7 +21,7 @@ from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.reference import Reference
 from flowspec.runtime import timeouts
 from flowspec.runtime.decoding import Decoding
-from flowspec.runtime.session import ClusterOptions, Limits, Survival, open_session
+from flowspec.runtime.session import ClusterOptions, Limits, RecoveryOptions, open_session
 from tests import names
 from tests.daemons import DaemonProcess, daemon_process
 from tests.runtime.clusters import wait_until
@@ -174,7 +174,7 @@ class Asked:
         self.notes: list[str] = []
         self._expected = expected
         options = ClusterOptions(model=BUNDLED, dtype="float32", cluster=file, context=200)
-        survival = Survival(on_note=self.notes.append, wait_s=60.0)
+        survival = RecoveryOptions(on_note=self.notes.append, wait_s=60.0)
         decoding = Decoding(method="ar", drafters=("none",))
         self._opened = open_session(options, decoding, lambda *told: None, survival=survival)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from flowspec.core.events import Submit
 from flowspec.core.head.candidates import grow, learn
 from flowspec.core.head.drafter_jobs import draft_part
+from flowspec.core.head.drafter_state import DrafterState
 from flowspec.core.head.drafter_traits import DrafterTraits
-from flowspec.core.head.drafter_view import DrafterView
 from flowspec.core.head.fusion import Fusion
 from flowspec.core.head.request import Request
 from flowspec.core.head.statistics import Statistics
@@ -46,8 +46,8 @@ def asked(
     computed."""
     tree = TokenTree()
     tree.extend_path(range(100, 100 + prompt))
-    mirror = DrafterView()
-    mirror.begin(opening(prompt), 0, drafter_context)
+    drafter_state = DrafterState()
+    drafter_state.begin(opening(prompt), 0, drafter_context)
     submit = Submit(
         request=1,
         prompt=tuple(tree.committed_tokens()),
@@ -64,7 +64,7 @@ def asked(
         computed=prompt - 1 if computed is None else computed,
         known_length=prompt,
         statistics=Statistics(stage_count=1),
-        mirrors=[mirror],
+        drafter_states=[drafter_state],
         weights=[1.0],
     )
 
@@ -91,7 +91,7 @@ def propose(request: Request, node: int, *children: tuple[int, float], fusion: F
     )
     proposal = Proposal(request=1, epoch=0, node=node, tokens=tokens, confidences=confidences)
     learn(request, 0, proposal, fusion or BELIEVED)
-    request.mirrors[0].land({node}, request.is_living)
+    request.drafter_states[0].land({node}, request.is_living)
 
 
 def drafted(request: Request, node: int, *children: tuple[int, float], value_min: float = 0.0) -> list[int]:

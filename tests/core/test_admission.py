@@ -60,7 +60,7 @@ def test_a_drafter_that_has_no_memory_for_an_answer_is_not_asked() -> None:
     desk = desk_for(2, drafter=DrafterTraits(context=1000, cache_slots=1500))
     desk.ask(1, count=100)
     desk.ask(2, count=900)
-    assert [desk.request(number).mirrors[0].opening is not None for number in (1, 2)] == [True, False]
+    assert [desk.request(number).drafter_states[0].opening is not None for number in (1, 2)] == [True, False]
 
 
 def test_one_that_never_fits_is_refused_and_changes_nothing() -> None:

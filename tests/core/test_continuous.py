@@ -314,7 +314,7 @@ def test_the_drafter_rests_when_the_next_segments_are_full_of_better_nodes() -> 
         desk.propose(lambda node: [(token, 0.3) for token in range(3)])
         passes += 1
         assert passes < 60
-    tree, knows = desk.tree(), desk.request().mirrors[0].knows
+    tree, knows = desk.tree(), desk.request().drafter_states[0].knows
     unsent = sorted(
         (tree.value(node) for node in tree.living() if tree.state(node) is NodeState.DRAFTED), reverse=True
     )

@@ -13,7 +13,9 @@ from flowspec.core.cluster.daemon import (
     Caller,
     CallerSaid,
     CommandFailed,
+    DaemonCommand,
     DaemonCore,
+    DaemonEvent,
     DaemonLog,
     DaemonTick,
     DaemonTimes,
@@ -22,8 +24,6 @@ from flowspec.core.cluster.daemon import (
     Failed,
     Greet,
     Greeted,
-    HoldingCommand,
-    HoldingEvent,
     LetGo,
     Loaded,
     MakeReady,
@@ -76,7 +76,7 @@ class Bench:
         self.core = DaemonCore(DaemonTimes(lease_s=5.0, link_s=10.0))
         self.now_s = 0.0
 
-    def give(self, event: HoldingEvent) -> list[HoldingCommand]:
+    def give(self, event: DaemonEvent) -> list[DaemonCommand]:
         found = self.core.handle(event, self.now_s)
         self.core.validate()
         return [command for command in found if not isinstance(command, DaemonLog)]
@@ -110,7 +110,7 @@ def test_a_stage_is_ready_once_its_slice_is_loaded_and_its_next_hop_reached() ->
         assert bench.give(CallerSaid(caller=head, message=assign())) == [
             Take(hold=1, caller=head, assign=assign())
         ]
-        events: list[HoldingEvent] = [Worked(hold=1, result=LOADED), NextSaid(hold=1, message=WELCOME)]
+        events: list[DaemonEvent] = [Worked(hold=1, result=LOADED), NextSaid(hold=1, message=WELCOME)]
         first, second = events[::order]
         assert bench.give(first) == []
         assert bench.give(second) == [ShowReady(caller=head, loaded=LOADED)]
@@ -190,7 +190,7 @@ def test_a_next_hop_that_does_not_answer_is_told_of_with_what_is_known() -> None
         (CommandFailed(hold=1, message=Segment(segment=1, parts=())), "takes no more frames"),
     ],
 )
-def test_what_becomes_of_the_next_hop_ends_the_hold(event: HoldingEvent, text: str) -> None:
+def test_what_becomes_of_the_next_hop_ends_the_hold(event: DaemonEvent, text: str) -> None:
     bench = Bench()
     head = bench.held()
     assert bench.give(event) == [

@@ -35,7 +35,7 @@ def test_the_first_part_brings_the_prompt_the_open_and_asks_about_the_root() -> 
     assert rows_of(part) == [(0, True), (1, True), (2, True), (3, False)]
     assert (part.parents, part.tokens, part.positions) == ((-1, 0, 1, 2), (100, 101, 102, 103), (0, 1, 2, 3))
     assert (part.commit.base, part.commit.path) == (4, ())
-    assert part.opening == request.mirrors[0].opening
+    assert part.opening == request.drafter_states[0].opening
     assert part.opening is not None
     assert part.opening.slots == 1000 + limits.DRAFT_NODES_MAX
     assert draft_part(request, 0, PLAIN, [3], ROWS_MAX) is None, "asked already"
@@ -47,7 +47,7 @@ def test_a_long_prompt_comes_in_chunks_and_the_nodes_with_the_last() -> None:
     assert [len(part.ids) for part in parts] == [256, 256, 88]
     assert [node for part in parts for node in part.ids] == list(range(600))
     assert [sum(part.committed) for part in parts] == [256, 256, 87]
-    assert request.mirrors[0].pending == {599}
+    assert request.drafter_states[0].pending == {599}
     exact = asked(257)
     assert rows_of(part_of(exact, 256))[-1] == (255, True), "a chunk that is full has no room for nodes"
     assert rows_of(part_of(exact, 256)) == [(256, False)]
@@ -92,10 +92,10 @@ def test_what_was_run_as_a_guess_and_died_is_forgotten() -> None:
     (below,) = drafted(request, wrong, (9, 0.5))
     part_of(request, right, below)
     move(request, 7)
-    assert (request.mirrors[0].run, set(request.growth.found)) == ({right}, {2})
+    assert (request.drafter_states[0].run, set(request.growth.found)) == ({right}, {2})
     propose(request, right, (5, 0.5))
     propose(request, below, (5, 0.5))
-    assert (request.mirrors[0].pending, set(request.growth.found)) == (set(), {2, right}), (
+    assert (request.drafter_states[0].pending, set(request.growth.found)) == (set(), {2, right}), (
         "an answer that comes too late changes nothing"
     )
 
@@ -116,13 +116,13 @@ def test_a_path_that_outgrew_a_commit_is_told_in_several() -> None:
 
 def test_a_new_turn_keeps_what_the_drafter_has_and_the_rest_is_given_again() -> None:
     request = asked(6)
-    tree, mirror = request.tree, request.mirrors[0]
+    tree, drafter_state = request.tree, request.drafter_states[0]
     part_of(request, 5)
     tree.rewind(4)
     tree.extend_path([7, 8, 9])
-    mirror.begin(opening(7, epoch=1, keep=4, root=tree.root), 4, 1000)
-    assert mirror.opening is not None
-    assert (mirror.opening.keep, mirror.pending, mirror.run) == (4, set(), set())
+    drafter_state.begin(opening(7, epoch=1, keep=4, root=tree.root), 4, 1000)
+    assert drafter_state.opening is not None
+    assert (drafter_state.opening.keep, drafter_state.pending, drafter_state.run) == (4, set(), set())
     part = part_of(request, tree.root)
     assert (part.positions, part.committed) == ((4, 5, 6), (True, True, False))
     assert (part.commit.base, part.commit.epoch) == (7, 1)
@@ -131,9 +131,9 @@ def test_a_new_turn_keeps_what_the_drafter_has_and_the_rest_is_given_again() -> 
 def test_a_new_turn_keeps_no_more_than_the_drafter_was_given() -> None:
     request = asked(600)
     part_of(request, 599)
-    request.mirrors[0].begin(opening(600, epoch=1, keep=599), 599, 1000)
-    assert request.mirrors[0].opening is not None
-    assert request.mirrors[0].opening.keep == 256
+    request.drafter_states[0].begin(opening(600, epoch=1, keep=599), 599, 1000)
+    assert request.drafter_states[0].opening is not None
+    assert request.drafter_states[0].opening.keep == 256
     assert part_of(request, 599).positions[0] == 256
 
 
@@ -146,17 +146,17 @@ def test_guesses_the_drafter_was_not_told_to_keep_are_not_kept() -> None:
     part_of(request, grandchild)
     for token in (7, 9, 5):
         move(request, token)
-    request.mirrors[0].advance(request.tree)
-    request.mirrors[0].begin(opening(6, epoch=1, keep=5), 5, 1000)
-    assert request.mirrors[0].opening is not None
-    assert request.mirrors[0].opening.keep == 3
+    request.drafter_states[0].advance(request.tree)
+    request.drafter_states[0].begin(opening(6, epoch=1, keep=5), 5, 1000)
+    assert request.drafter_states[0].opening is not None
+    assert request.drafter_states[0].opening.keep == 3
 
 
 def test_a_prompt_beyond_the_drafters_context_is_not_drafted_for() -> None:
     request = asked(20, drafter_context=19)
-    assert request.mirrors[0].opening is None
+    assert request.drafter_states[0].opening is None
     assert not expandable(request, 0, DrafterTraits(context=19), 19)
-    assert asked(19, drafter_context=19).mirrors[0].opening is not None
+    assert asked(19, drafter_context=19).drafter_states[0].opening is not None
 
 
 # ------------------------------------------------------------------------------------ what may be asked about
@@ -188,7 +188,7 @@ def test_a_drafter_that_wants_features_waits_for_those_of_the_path(computed: int
     assert expandable(request, 0, PLAIN, 9)
     child = request.tree.add(9, 7, 0.5)
     assert expandable(request, 0, WANTS_FEATURES, child) is may, "guesses of others do not lead past them"
-    request.mirrors[0].answered.add(9)
+    request.drafter_states[0].answered.add(9)
     assert expandable(request, 0, WANTS_FEATURES, child), "its own guesses go on from features of its own"
     assert not expandable(asked(1, computed=1), 0, WANTS_FEATURES, 0), "the first token has nothing before it"
 
@@ -296,7 +296,7 @@ def test_a_node_without_an_answer_is_not_asked_about_again() -> None:
     request = asked(3)
     (child,) = drafted(request, 2, (7, 0.5))
     part_of(request, child)
-    request.mirrors[0].land({child}, request.is_living)
+    request.drafter_states[0].land({child}, request.is_living)
     assert not expandable(request, 0, PLAIN, child)
     assert grow(request, 0.0, BELIEVED) == 0
 

@@ -33,7 +33,7 @@ def test_a_drafter_is_given_each_node_once_after_its_parent_and_is_told_the_whol
     twice."""
     drafter = FakeDrafter(HashLanguage(20, 3), 0.5, 3)
     request = asked(prompt)
-    tree, mirror, fusion = request.tree, request.mirrors[0], Fusion([0], is_calibrated=False)
+    tree, drafter_state, fusion = request.tree, request.drafter_states[0], Fusion([0], is_calibrated=False)
     epoch = 0
     for number, (step, choice) in enumerate(steps):
         if step == "draft":
@@ -44,11 +44,11 @@ def test_a_drafter_is_given_each_node_once_after_its_parent_and_is_told_the_whol
             )
             part = draft_part(request, 0, PLAIN, nodes, rows_max)
             if part is not None:
-                waiting = set(mirror.pending)
+                waiting = set(drafter_state.pending)
                 for proposal in drafter.draft(Segment(segment=number, parts=(part,)), 3):
                     learn(request, 0, proposal, fusion)
-                mirror.land(waiting, request.is_living)
-                assert waiting <= mirror.answered
+                drafter_state.land(waiting, request.is_living)
+                assert waiting <= drafter_state.answered
         elif step == "move":
             children = tree.children(tree.root)
             observe(request, tree.root, choice, fusion)
@@ -58,12 +58,14 @@ def test_a_drafter_is_given_each_node_once_after_its_parent_and_is_told_the_whol
             )
         else:
             epoch += 1
-            mirror.advance(tree)
+            drafter_state.advance(tree)
             keep = max(0, tree.committed_length - 1 - choice % 4 * (choice % 3))
             tree.rewind(keep)
             tree.extend_path([200 + epoch])
             request.growth.clear()
-            mirror.begin(opening(keep + 1, epoch=epoch, keep=keep, root=tree.root), keep, PLAIN.context)
+            drafter_state.begin(
+                opening(keep + 1, epoch=epoch, keep=keep, root=tree.root), keep, PLAIN.context
+            )
         grow(request, VALUE_MIN, fusion)
         assert_grown(request)
         assert_ranked(request)

@@ -22,7 +22,6 @@ from flowspec.core.cluster.forming import (
     Dial,
     DialRefused,
     EndSession,
-    Forming,
     FormingCommand,
     FormingEvent,
     FormingTimes,
@@ -31,6 +30,7 @@ from flowspec.core.cluster.forming import (
     Lose,
     OpenPipeline,
     Passed,
+    PipelineCore,
     PlanMade,
     SendFailed,
     ServeWeights,
@@ -104,7 +104,7 @@ class Bench:
     ) -> None:
         self.names = names or ("a", "b", "c")
         membership = Membership(self.names, PATIENCE)
-        self.core = Forming(membership, terms, start=start, is_only=is_only, agreement=agreement)
+        self.core = PipelineCore(membership, terms, start=start, is_only=is_only, agreement=agreement)
         self.has: dict[str, tuple[str, ...]] = {}
         self.now_s = 0.0
         self.gain: float | None = None

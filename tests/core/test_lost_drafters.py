@@ -77,7 +77,7 @@ def test_conversations_whose_caches_were_given_up_are_no_concern_of_it() -> None
     head.handle(Cancel(request=1), 1.0)
     assert not head.handle(DrafterLost(drafter=0), 2.0)
     head.handle(Reformed(stage_count=2, cache_slots=limits.ID_MAX), 3.0)
-    assert [request.number for request in head.requests() if not request.mirrors] == [1], (
+    assert [request.number for request in head.requests() if not request.drafter_states] == [1], (
         "its caches went to the other"
     )
     assert drafted_for(head.handle(DrafterBack(drafter=0), 4.0)) == {0: [2]}

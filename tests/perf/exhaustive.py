@@ -18,7 +18,7 @@ from flowspec.plan.partition import Arrangement, Partition
 from flowspec.plan.planner import DoesNotFit, make_plan
 from flowspec.plan.profile import find_profile
 from flowspec.plan.shape import eagle_shape, find_shape
-from flowspec.plan.sites import Network, PlannedDrafter, Wish, site
+from flowspec.plan.sites import Network, PlannedDrafter, PlanRequest, site
 from flowspec.plan.timing import LinkSpec
 
 BOARDS = ("jetson-orin-nano", "raspberry-pi-5", "old-laptop", "raspberry-pi-4")
@@ -43,7 +43,7 @@ class Compared:
         return abs(self.tokens_per_s - self.best_tokens_per_s) <= SAME * self.best_tokens_per_s
 
 
-def small_wish(number: int) -> Wish:
+def small_wish(number: int) -> PlanRequest:
     """Two or three devices of any kind, of which some hold few layers, with any links, and a model of six
     layers."""
     chance = random.Random(number)
@@ -59,7 +59,7 @@ def small_wish(number: int) -> Wish:
         )
         for pair in combinations([each.name for each in sites], 2)
     }
-    return Wish(
+    return PlanRequest(
         sites=sites,
         network=Network(default=LinkSpec(bandwidth_mbps=1000, delay_s=0.0005), pairs=links),
         shape=shape,
@@ -72,7 +72,7 @@ def small_wish(number: int) -> Wish:
     )
 
 
-def all_rates(wish: Wish) -> Iterator[float]:
+def all_rates(wish: PlanRequest) -> Iterator[float]:
     """The rate of everything that could be chosen."""
     partition = Partition(wish)
     for count in range(1, min(len(wish.sites), wish.shape.layers) + 1):

@@ -35,7 +35,7 @@ from flowspec.plan.memory import weights_of
 from flowspec.plan.planner import DoesNotFit, Plan, make_plan, rate_split
 from flowspec.plan.profile import find_profile, profile_names
 from flowspec.plan.shape import find_shape
-from flowspec.plan.sites import Network, PlannedDrafter, Site, Wish, site
+from flowspec.plan.sites import Network, PlannedDrafter, PlanRequest, Site, site
 from flowspec.plan.split import even_split, weighted_split
 from flowspec.plan.timing import LinkSpec
 from tests.command import Parser, run_command
@@ -102,7 +102,7 @@ class Outcome:
         return self.foretold_tokens_per_s / self.tokens_per_s - 1
 
 
-def drawn(number: int, users: int = 1) -> Wish:
+def drawn(number: int, users: int = 1) -> PlanRequest:
     """The mix of a number, which need not hold the model."""
     chance = random.Random(number)
     kinds = chance.sample(profile_names(), chance.choice((1, 2, 2, 3, 4)))
@@ -116,7 +116,7 @@ def drawn(number: int, users: int = 1) -> Wish:
         for a, b in combinations(networks, 2)
     }
     shape = find_shape(chance.choice(SHAPES))
-    return Wish(
+    return PlanRequest(
         sites=sites,
         network=Network(default=NETWORKS[0], pairs=pairs),
         shape=shape,
@@ -130,7 +130,7 @@ def drawn(number: int, users: int = 1) -> Wish:
     )
 
 
-def planned(count: int, first: int) -> Iterator[tuple[int, Wish, Plan]]:
+def planned(count: int, first: int) -> Iterator[tuple[int, PlanRequest, Plan]]:
     """So many mixes that hold their model, from number `first` on, with the plans that are foretold to be
     fastest."""
     number = first

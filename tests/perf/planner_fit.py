@@ -25,7 +25,7 @@ from flowspec.cli.options import positive
 from flowspec.plan.forecast import F64, FITTED, Constants, Guessing, seconds_per_token
 from flowspec.plan.partition import Partition
 from flowspec.plan.planner import Plan, rate_split
-from flowspec.plan.sites import Wish
+from flowspec.plan.sites import PlanRequest
 from flowspec.plan.split import weighted_split
 from tests.command import Parser, run_command
 from tests.perf.planner_check import ANSWERS_FIRST, planned
@@ -50,7 +50,7 @@ class Sample:
     tokens_per_s: float
 
 
-def sampled(wish: Wish, plan: Plan, number: int) -> Sample | None:
+def sampled(wish: PlanRequest, plan: Plan, number: int) -> Sample | None:
     """None where guessing does not pay: plain decoding needs no constants."""
     if number % 2:
         chance = random.Random(number)

@@ -14,7 +14,7 @@ from flowspec.bench import planned as planned_module
 from flowspec.bench.planned import CANDIDATES, Simulated, refined_plan, simulated, testbed_of
 from flowspec.plan.forecast import FITTED, Guessing, seconds_per_token
 from flowspec.plan.planner import Plan, make_plan, make_plans
-from flowspec.plan.sites import Wish
+from flowspec.plan.sites import PlanRequest
 from tests.perf import exhaustive
 from tests.perf.exhaustive import compare, small_wish
 from tests.perf.planner_check import Outcome, drawn, fits, main, planned, summary
@@ -23,7 +23,7 @@ from tests.perf.planner_fit import Sample, errors, fit
 testbed_of.__test__ = False  # type: ignore[attr-defined]
 
 
-def small() -> Wish:
+def small() -> PlanRequest:
     return next(wish for _, wish, plan in planned(20, 0) if len(plan.stages) == 1 and plan.guesses)
 
 
@@ -84,7 +84,7 @@ def test_a_plan_is_foretold_by_answers_of_its_own(monkeypatch: pytest.MonkeyPatc
     wish = small()
     asked = []
 
-    def made(wish: Wish, plan: Plan, *, answers: int, tokens: int, first: int) -> Simulated:
+    def made(wish: PlanRequest, plan: Plan, *, answers: int, tokens: int, first: int) -> Simulated:
         asked.append((plan, first))
         return Simulated(tokens=(tokens,), seconds=(100.0 - len(asked),))
 

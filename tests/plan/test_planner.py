@@ -16,7 +16,7 @@ from flowspec.plan.partition import Arrangement, Partition
 from flowspec.plan.planner import DoesNotFit, Plan, make_plan, make_plans, rate_split
 from flowspec.plan.profile import DeviceProfile, find_profile
 from flowspec.plan.shape import ModelShape, eagle_shape, find_shape
-from flowspec.plan.sites import Network, PlannedDrafter, Site, Wish, site
+from flowspec.plan.sites import Network, PlannedDrafter, PlanRequest, Site, site
 from flowspec.plan.split import even_split
 from flowspec.plan.timing import LinkSpec
 
@@ -24,9 +24,11 @@ FAST = LinkSpec(bandwidth_mbps=1000, delay_s=0.0005)
 SHAPE = find_shape("llama-2-7b")
 
 
-def wish_of(*boards: str, shape: ModelShape = SHAPE, precision: str = "float16", **changes: object) -> Wish:
+def wish_of(
+    *boards: str, shape: ModelShape = SHAPE, precision: str = "float16", **changes: object
+) -> PlanRequest:
     sites = tuple(site(f"{board}-{number}", find_profile(board)) for number, board in enumerate(boards))
-    wish = Wish(
+    wish = PlanRequest(
         sites=sites,
         network=Network(default=FAST),
         shape=shape,
@@ -79,7 +81,7 @@ def test_a_local_search_comes_to_the_same_plan_as_trying_all(monkeypatch: pytest
     assert make_plan(wish).forecast.tokens_per_s == pytest.approx(best.forecast.tokens_per_s, rel=0.01)
 
 
-def assert_it_fits(wish: Wish, plan: Plan) -> None:
+def assert_it_fits(wish: PlanRequest, plan: Plan) -> None:
     """By a count of its own: weights, caches, processes, room to work."""
     shape, size = wish.shape, {"float16": 2.0}[plan.precision]
     assert plan.stages[0].first == 0

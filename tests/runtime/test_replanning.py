@@ -17,7 +17,7 @@ from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.local import LocalCluster, LocalDaemon
 from flowspec.runtime.security.cluster_keys import keys_folder
 from flowspec.runtime.security.keyfiles import make_keys
-from flowspec.runtime.session import ClusterOptions, Survival, open_session
+from flowspec.runtime.session import ClusterOptions, RecoveryOptions, open_session
 from tests.runtime.clusters import PROMPT, submit, tokens_of, wait_until
 
 COUNT = 60
@@ -56,7 +56,7 @@ def test_a_device_that_stood_by_takes_the_place_of_a_lost_one_and_gives_it_back(
     make_keys(keys, ["head"], [f"local-{index}" for index in range(3)], force=False)
     expected = reference.generate(PROMPT, Sampling(), COUNT, frozenset())
     notes: list[str] = []
-    survival = Survival(on_note=notes.append, wait_s=60.0)
+    survival = RecoveryOptions(on_note=notes.append, wait_s=60.0)
     with LocalCluster(3, family="llama", log_level="CRITICAL", keys=keys) as started:
         daemons = started.wait()
         path = cluster_file(tmp_path, daemons, {"local-0": 0.001, "local-1": 1.0, "local-2": 0.1})

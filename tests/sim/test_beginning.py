@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from flowspec.core.cluster.daemon import CallerSaid, Compute, HoldingEvent, SendOn, ShowLife, Worked
+from flowspec.core.cluster.daemon import CallerSaid, Compute, DaemonEvent, SendOn, ShowLife, Worked
 from flowspec.core.cluster.forming import CONTROL, DATA, Tell
 from flowspec.core.cluster.membership import Tick
 from flowspec.core.events import ControlArrived, LayersDone, SegmentArrived
@@ -29,13 +29,13 @@ def plan(stages: int) -> ClusterPlan:
 def test_every_device_of_a_plan_is_held_with_its_part_and_ready() -> None:
     for count in (1, 2, 5):
         beginning = Beginning(plan(count))
-        holds = [holding.hold for holding in beginning.holdings.values()]
+        holds = [holding.hold for holding in beginning.daemons.values()]
         assert [(hold.assign.stage, hold.is_ready) for hold in holds if hold is not None] == [
             (stage, True) for stage in range(count)
         ]
         assert [stage.is_last for stage in beginning.stages] == [False] * (count - 1) + [True]
         beginning.forming.validate()
-        for holding in beginning.holdings.values():
+        for holding in beginning.daemons.values():
             holding.validate()
 
 
@@ -46,7 +46,7 @@ class Shadow:
     def __init__(self, play: Play) -> None:
         self.seen: Counter[str] = Counter()
         self._beginning = Beginning(play.schedule.experiment.plan())
-        self._names = list(self._beginning.holdings)
+        self._names = list(self._beginning.daemons)
         self._look = play.world.on_event
         play.world.on_event = self.look
 
@@ -58,9 +58,9 @@ class Shadow:
 
     def _compare(self, handled: Handled) -> None:
         name = self._names[handled.place]
-        holding, callers = self._beginning.holdings[name], self._beginning.callers
+        holding, callers = self._beginning.daemons[name], self._beginning.callers
         event, now_s = handled.event, handled.now_s
-        told: HoldingEvent
+        told: DaemonEvent
         if isinstance(event, SegmentArrived):
             caller = callers[name, "stage" if handled.place else DATA]
             told = CallerSaid(
@@ -96,10 +96,10 @@ def test_while_nothing_fails_a_daemon_hands_on_what_its_stage_is_told_and_says()
 
 def test_while_nothing_fails_the_head_says_nothing_to_its_devices_but_ping() -> None:
     beginning = Beginning(plan(3))
-    pings = [Tell(pipeline=1, device=name, message=Ping()) for name in beginning.holdings]
+    pings = [Tell(pipeline=1, device=name, message=Ping()) for name in beginning.daemons]
     for second in range(1, 60):
         assert beginning.forming.handle(Tick(flight_s=0.5, tokens=second), float(second)) == pings
-        for holding in beginning.holdings.values():
+        for holding in beginning.daemons.values():
             assert holding.hold is not None
             answers = holding.handle(CallerSaid(caller=holding.hold.control, message=Ping()), float(second))
             assert [type(answer) for answer in answers] == [ShowLife]

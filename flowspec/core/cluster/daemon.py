@@ -241,7 +241,7 @@ class DaemonTick:
     is_read: bool = True
 
 
-HoldingEvent = (
+DaemonEvent = (
     Greeted
     | CallerSaid
     | Misbehaved
@@ -386,7 +386,7 @@ class DaemonLog:
 
 
 _Told = Greet | Send | SendOn | ShowLife | ShowReady | Gather | Ban | Deliver | DaemonLog
-HoldingCommand = _Told | Take | MakeReady | EndMakingReady | Attach | Compute | LetGo
+DaemonCommand = _Told | Take | MakeReady | EndMakingReady | Attach | Compute | LetGo
 
 
 @dataclass(slots=True)
@@ -435,16 +435,16 @@ class DaemonCore:
         self.fired: Counter[str] = Counter()
         self._holds_begun = 0
         self._data: OrderedDict[int, Caller] = OrderedDict()
-        self._commands: list[HoldingCommand] = []
+        self._commands: list[DaemonCommand] = []
 
     @property
     def number(self) -> int:
         """Of the hold that is; 0 while there is none."""
         return 0 if self.hold is None else self.hold.number
 
-    def handle(self, event: HoldingEvent, now_s: float) -> list[HoldingCommand]:
+    def handle(self, event: DaemonEvent, now_s: float) -> list[DaemonCommand]:
         """The only mutator; raises nothing that a peer can bring about."""
-        commands: list[HoldingCommand] = []
+        commands: list[DaemonCommand] = []
         self._commands = commands
         if isinstance(event, Worked):
             self._worked(event, now_s)

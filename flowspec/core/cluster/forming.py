@@ -110,7 +110,7 @@ RULES = {
     "member not ready": "a member cannot make ready for other layers, and the pipeline that works stays",
     "waited too long": "nothing changed for as long as the user wanted to wait",
 }
-"""What is decided here, by name; `Forming.fired` counts."""
+"""What is decided here, by name; `PipelineCore.fired` counts."""
 
 
 class Start(Enum):
@@ -488,7 +488,7 @@ class _Rehearsal:
         return next(part for part in self.parts if part.device == device)
 
 
-class Forming:
+class PipelineCore:
     """See the module. With `is_only` the first pipeline is the only one: what goes wrong with it is an error.
 
     `agreement` is a session's own (None: a new one, which keeps what the first pipeline computes with).

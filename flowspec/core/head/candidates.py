@@ -45,9 +45,9 @@ def _revalue(request: Request, node: int, ranked: Ranked, fusion: Fusion) -> Non
             request.forget(tree.drop(child))
             continue
         for moved in tree.revalue(child, least if chance is None else chance):
-            for mirror in request.mirrors:
-                if not mirror.knows(moved):
-                    mirror.offer(tree, moved)
+            for drafter_state in request.drafter_states:
+                if not drafter_state.knows(moved):
+                    drafter_state.offer(tree, moved)
             if moved in request.growth.due:
                 request.growth.ripen(moved, tree.log_value(moved))
 
@@ -70,8 +70,8 @@ def grow(request: Request, value_min: float, fusion: Fusion) -> int:
             if rest is not None:
                 growth.ripen(node, rest)
     growth.sweep(tree.alive_count)
-    for mirror in request.mirrors:
-        mirror.sweep(tree)
+    for drafter_state in request.drafter_states:
+        drafter_state.sweep(tree)
     return len(tree) - before
 
 
@@ -90,8 +90,8 @@ def _grow_below(request: Request, node: int, floor: float, fusion: Fusion) -> fl
         growth.grown[node] = at + 1
         if token not in submit.stop_ids and tree.child(node, token) is None:
             child = tree.add(node, token, chance)
-            for mirror in request.mirrors:
-                mirror.offer(tree, child)
+            for drafter_state in request.drafter_states:
+                drafter_state.offer(tree, child)
     return None
 
 

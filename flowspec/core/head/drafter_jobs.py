@@ -13,7 +13,7 @@ from flowspec.core.protocol.messages import Commit, Part
 
 def most_valuable(request: Request, drafter: int, traits: DrafterTraits, count_max: int) -> list[int]:
     """The living nodes below the root that a model should be asked about next, best first."""
-    heap, tree = request.mirrors[drafter].unasked, request.tree
+    heap, tree = request.drafter_states[drafter].unasked, request.tree
     found: dict[int, tuple[float, int]] = {}
     while heap and len(found) < count_max:
         entry = heapq.heappop(heap)
@@ -31,15 +31,15 @@ def most_valuable(request: Request, drafter: int, traits: DrafterTraits, count_m
 
 def expandable(request: Request, drafter: int, traits: DrafterTraits, node: int) -> bool:
     """Whether a model may be asked what comes after a node (the root or a living one) now."""
-    mirror = request.mirrors[drafter]
-    if request.submit is None or mirror.opening is None or mirror.knows(node):
+    drafter_state = request.drafter_states[drafter]
+    if request.submit is None or drafter_state.opening is None or drafter_state.knows(node):
         return False
     tree = request.tree
     if tree.position(node) + 1 >= traits.context or not request.has_room_below(node):
         return False
     return (
         not traits.needs_features
-        or mirror.knows(tree.root)
+        or drafter_state.knows(tree.root)
         or 0 < tree.position(tree.root) <= request.computed
     )
 
@@ -53,19 +53,19 @@ def draft_part(
     Path nodes that it lacks come first; where they alone are too many, they come without `nodes`. None if
     there is nothing.
     """
-    tree, mirror = request.tree, request.mirrors[drafter]
-    opening = mirror.opening
+    tree, drafter_state = request.tree, request.drafter_states[drafter]
+    opening = drafter_state.opening
     assert opening is not None
-    mirror.advance(tree)
-    missing = tree.path[mirror.filled : len(tree.path) - 1]
-    news = tuple(tree.path[mirror.told :])
+    drafter_state.advance(tree)
+    missing = tree.path[drafter_state.filled : len(tree.path) - 1]
+    news = tuple(tree.path[drafter_state.told :])
     if len(missing) >= rows_max or len(news) > limits.COMMIT_PATH_MAX:
         missing, nodes, news = missing[:rows_max], (), news[: limits.COMMIT_PATH_MAX]
     wanted = _with_ancestors(request, drafter, traits, nodes, rows_max - len(missing))
     if not missing and not wanted:
         return None
     rows = [*missing, *wanted]
-    commit = Commit(request=opening.request, epoch=opening.epoch, base=mirror.told, path=news)
+    commit = Commit(request=opening.request, epoch=opening.epoch, base=drafter_state.told, path=news)
     part = Part(
         commit=commit,
         opening=opening,
@@ -75,10 +75,10 @@ def draft_part(
         positions=tuple(tree.position(node) for node in rows),
         committed=(True,) * len(missing) + (False,) * len(wanted),
     )
-    mirror.told = commit.length
-    mirror.filled += len(missing)
-    mirror.run.update(wanted)
-    mirror.pending.update(wanted)
+    drafter_state.told = commit.length
+    drafter_state.filled += len(missing)
+    drafter_state.run.update(wanted)
+    drafter_state.pending.update(wanted)
     return part
 
 
@@ -87,11 +87,11 @@ def _with_ancestors(
 ) -> list[int]:
     """As many of the nodes as there are rows for, each behind the guesses of others above it, about which the
     model is asked, too."""
-    tree, mirror = request.tree, request.mirrors[drafter]
+    tree, drafter_state = request.tree, request.drafter_states[drafter]
     wanted: dict[int, None] = {}
     for node in nodes:
         branch = []
-        while node not in wanted and not mirror.knows(node):
+        while node not in wanted and not drafter_state.knows(node):
             branch.append(node)
             if node == tree.root:
                 break

@@ -13,8 +13,8 @@ from flowspec.core.events import Draft, Drafted, HeadCommand, ToDrafter
 from flowspec.core.head.admission import Admission
 from flowspec.core.head.candidates import grow, learn, observe
 from flowspec.core.head.drafter_jobs import draft_part
+from flowspec.core.head.drafter_state import DrafterState
 from flowspec.core.head.drafter_traits import DrafterTraits
-from flowspec.core.head.drafter_view import DrafterView
 from flowspec.core.head.fusion import Fusion
 from flowspec.core.head.request import Request
 from flowspec.core.methods.base import Method, Seen, View
@@ -48,14 +48,16 @@ class Drafters:
 
     def begin(self, request: Request, keep: int, admission: Admission) -> None:
         """A new answer, or a new epoch of one: the first `keep` tokens are those of the last one."""
-        request.mirrors = request.mirrors or [DrafterView() for _ in self.traits]
+        request.drafter_states = request.drafter_states or [DrafterState() for _ in self.traits]
         request.weights = request.weights or [1.0] * len(self.traits)
         request.growth.clear()
-        for drafter, (mirror, traits) in enumerate(zip(request.mirrors, self.traits, strict=True)):
-            mirror.advance(request.tree)
-            mirror.begin(request.opening, keep, traits.context)
+        for drafter, (drafter_state, traits) in enumerate(
+            zip(request.drafter_states, self.traits, strict=True)
+        ):
+            drafter_state.advance(request.tree)
+            drafter_state.begin(request.opening, keep, traits.context)
             if drafter in self._lost or not admission.may_draft(request.number, drafter):
-                mirror.close()
+                drafter_state.close()
 
     def forget(self, number: int) -> None:
         """What jobs under way propose for a request is for an epoch that is over."""
@@ -79,19 +81,19 @@ class Drafters:
             self._jobs[drafter] = None
             self._jobs_done[drafter] += 1
         for request in requests:
-            if request.mirrors:  # else its caches were given up
-                request.mirrors[drafter].close()
+            if request.drafter_states:  # else its caches were given up
+                request.drafter_states[drafter].close()
 
     def back(self, drafter: int, requests: Iterable[Request], admission: Admission) -> None:
         """A lost model is there again, with nothing: it is given each text anew, as far as it is wanted for
         it."""
         self._lost.discard(drafter)
-        for request in (each for each in requests if each.mirrors):
-            mirror = request.mirrors[drafter] = DrafterView()
+        for request in (each for each in requests if each.drafter_states):
+            drafter_state = request.drafter_states[drafter] = DrafterState()
             if request.submit is not None and admission.may_draft(request.number, drafter):
-                mirror.begin(request.opening, 0, self.traits[drafter].context)
+                drafter_state.begin(request.opening, 0, self.traits[drafter].context)
                 for node in request.tree.living():
-                    mirror.offer(request.tree, node)
+                    drafter_state.offer(request.tree, node)
 
     def start(self, view: Callable[[], View], commands: list[HeadCommand]) -> None:
         """Gives every idle model what the method wants of it."""
@@ -112,7 +114,7 @@ class Drafters:
             if part is not None:
                 rows += len(part.ids)
                 parts.append(part)
-                asked[request.number] = set(request.mirrors[drafter].pending)
+                asked[request.number] = set(request.drafter_states[drafter].pending)
                 request.statistics.draft_rows += len(part.ids)
         if parts:
             self._jobs[drafter] = asked
@@ -146,7 +148,7 @@ class Drafters:
             if request is not None and request.opening.epoch == proposal.epoch:
                 learn(request, event.drafter, proposal, self.fusion)
         for number, request in current.items():
-            request.mirrors[event.drafter].land(asked[number], request.is_living)
+            request.drafter_states[event.drafter].land(asked[number], request.is_living)
             request.statistics.draft_passes += 1
             request.statistics.draft_s += (event.ended_s - event.started_s) / len(current)
             self.grow(request)

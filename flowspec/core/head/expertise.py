@@ -7,7 +7,7 @@ Those under way count at once, so that users who ask the same kind of thing at t
 other. Nobody says what a request is about, so domains are found: prompts that use the same tokens, of those
 that not every prompt uses, belong together (leader clustering by the cosine of tf-idf vectors).
 
-A drafter that is new to a domain, or might be better by an upper confidence bound (ALGORITHMS section 5),
+A drafter that is new to a domain, or might be better by an upper confidence bound (docs/methods.md),
 works beside those that were chosen for a few tokens, so that a trial costs an answer nothing but the
 drafter's time. It is judged by these tokens alone, so by how much better it is there than the best of the
 chosen: some tokens are harder than others. One that is being tried counts as if the trial were over: one

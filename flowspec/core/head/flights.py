@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from flowspec.core.head.portions import HOLD_S, Portions
+from flowspec.core.head.link_pacer import HOLD_S, LinkPacer
 from flowspec.core.head.request import Request
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Logprobs, Part, Release, Segment, VerifiedPart
@@ -36,13 +36,13 @@ class Bounds:
         """Segments that may be in flight in a pipeline of so many stages."""
         return self.flights_max or FLIGHTS_PER_STAGE_MAX * (stage_count + 2)
 
-    def portions(self) -> Portions:
+    def portions(self) -> LinkPacer:
         """How many rows go at once in a new pipeline; of a prompt no more than a chunk."""
-        return Portions(self.prefill_first, max(self.prefill_chunk, FREE_ROWS), self.hold_s)
+        return LinkPacer(self.prefill_first, max(self.prefill_chunk, FREE_ROWS), self.hold_s)
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class SentPart:
     """What one segment in flight carries of one request: once it is back, every stage has seen it.
 
     `end` is the position after its last committed row (0 without one).
@@ -94,7 +94,7 @@ class Load:
         return dict(zip(drawn, part.logprobs, strict=False))
 
 
-def embark(request: Request, nodes: list[int], *, is_prompt: bool, window: int) -> tuple[Part, Load]:
+def embark(request: Request, nodes: list[int], *, is_prompt: bool, window: int) -> tuple[Part, SentPart]:
     """What a segment carries of a request, as the stages and as the head see it; the nodes count as sent."""
     tree = request.tree
     if not is_prompt:
@@ -105,23 +105,23 @@ def embark(request: Request, nodes: list[int], *, is_prompt: bool, window: int) 
     last_committed = nodes[-1] if is_prompt else nodes[0]
     end = tree.position(last_committed) + 1 if is_prompt or last_committed == tree.root else 0
     request.in_flight += 1
-    return part, Load(
+    return part, SentPart(
         request.number, request.opening.epoch, end, tree.committed_length, tuple(nodes), is_prompt
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
+class SentSegment:
     """A segment in flight; its rows see `context` earlier tokens, as in `RunLayers`."""
 
-    loads: tuple[Load, ...]
+    loads: tuple[SentPart, ...]
     sent_s: float
     rows: int
     context: int
     releases: tuple[Release, ...] = ()
 
 
-class Flights:
+class SegmentsInFlight:
     """The flights of one head, whose conversations are `requests`.
 
     `releases` are those that every stage is not yet known to have: each segment takes them along until one
@@ -130,7 +130,7 @@ class Flights:
 
     def __init__(self, requests: Mapping[int, Request]) -> None:
         self._requests = requests
-        self._flights: dict[int, Flight] = {}
+        self._flights: dict[int, SentSegment] = {}
         self._departed = 0
         self.releases: tuple[Release, ...] = ()
 
@@ -167,10 +167,12 @@ class Flights:
         self._departed += 1
         context = sum(min(part.positions, default=0) for part in segment.parts)
         loaded = tuple(load for _, load in boarded)
-        self._flights[segment.segment] = Flight(loaded, now_s, segment.row_count, context, segment.releases)
+        self._flights[segment.segment] = SentSegment(
+            loaded, now_s, segment.row_count, context, segment.releases
+        )
         return segment
 
-    def land(self, segment: int) -> Flight:
+    def land(self, segment: int) -> SentSegment:
         """The flight of a segment that is back; raises `PeerError` for one that is not in flight."""
         flight = self._flights.pop(segment, None)
         if flight is None:
@@ -241,7 +243,7 @@ class Flights:
         """Those that carry anything that can still matter; what is dead passes the stages as a header."""
         return sum(self._is_living(flight) for flight in self._flights.values())
 
-    def _is_living(self, flight: Flight) -> bool:
+    def _is_living(self, flight: SentSegment) -> bool:
         for load in flight.loads:
             request = self._requests.get(load.request)
             is_current = (

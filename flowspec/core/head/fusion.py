@@ -4,7 +4,7 @@ ranking with chances.
 Models have levels: drafters are at 0, intermediate verifiers above them in the order of the chain. Where one
 of a higher level has spoken, its word alone counts. Drafters of one level are fused: a token's score is `1 -
 prod_j (1 - w_j c_j)`, with c_j the calibrated confidence of drafter j and w_j its weight, its share of the
-best one's expertise (ALGORITHMS section 5). Drafters agree more often than independent ones would, so a fused
+best one's expertise (docs/methods.md). Drafters agree more often than independent ones would, so a fused
 score is calibrated again.
 """
 

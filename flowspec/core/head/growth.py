@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from flowspec.core.head.fusion import Offers, Ranked
-from flowspec.core.head.stale import is_mostly_stale
+from flowspec.core.head.lazy_heap import is_mostly_stale
 
 
 @dataclass(slots=True)

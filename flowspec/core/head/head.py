@@ -45,7 +45,7 @@ from flowspec.core.head.admission import Admission
 from flowspec.core.head.costs import Costs
 from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.drafters import Drafters
-from flowspec.core.head.flights import Bounds, Flights, Load
+from flowspec.core.head.flights import Bounds, SegmentsInFlight, SentPart
 from flowspec.core.head.fusion import Fusion
 from flowspec.core.head.request import Request, begin
 from flowspec.core.methods import WITHOUT_GUESSES, make_method
@@ -122,7 +122,7 @@ class HeadCore:
         self.is_formed = True
         self.fired: Counter[str] = Counter()
         self._requests: dict[int, Request] = {}
-        self.flights = Flights(self._requests)
+        self.flights = SegmentsInFlight(self._requests)
         self.admission = Admission(context, drafters)
         self._leaving: set[int] = set()
         self._turns: list[int] = []
@@ -361,7 +361,7 @@ class HeadCore:
         release = Release(request=request.number, epoch=request.opening.epoch)
         self._release(release, commands)
         self.drafters.release(release, commands)
-        request.mirrors = []
+        request.drafter_states = []
         self._begin_again(request)
 
     def _begin_again(self, request: Request) -> None:
@@ -426,7 +426,7 @@ class HeadCore:
                 request.statistics.landed(verified.hops, len(load.nodes) / flight.rows, round_trip_s)
             self._release_if_landed(load.request, commands)
 
-    def _landed(self, request: Request, load: Load, part: VerifiedPart | None, segment: int) -> None:
+    def _landed(self, request: Request, load: SentPart, part: VerifiedPart | None, segment: int) -> None:
         found = load.drawn(part, self.vocabulary)
         request.opened = True
         request.in_flight -= 1

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flowspec.core.events import Submit
-from flowspec.core.head.drafter_view import DrafterView
+from flowspec.core.head.drafter_state import DrafterState
 from flowspec.core.head.growth import Growth
 from flowspec.core.head.statistics import Statistics
 from flowspec.core.protocol import limits
@@ -38,7 +38,7 @@ class Request:
     computed: int
     known_length: int
     statistics: Statistics
-    mirrors: list[DrafterView] = field(default_factory=list)
+    drafter_states: list[DrafterState] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
     growth: Growth = field(default_factory=Growth)
     reused: int = 0
@@ -97,8 +97,8 @@ class Request:
             assert len(self.new_tokens) <= most, (
                 f"request {number} has {len(self.new_tokens)} tokens of {most}"
             )
-        for mirror in self.mirrors:
-            mirror.validate(tree)
+        for drafter_state in self.drafter_states:
+            drafter_state.validate(tree)
 
     def is_living(self, node: int) -> bool:
         """Whether a node is the root or hangs below it."""
@@ -114,15 +114,15 @@ class Request:
 
     def is_pending(self, node: int) -> bool:
         """Whether a model is about to tell what comes after a node."""
-        return any(node in mirror.pending for mirror in self.mirrors)
+        return any(node in drafter_state.pending for drafter_state in self.drafter_states)
 
     def forget(self, dead: Sequence[int]) -> None:
         """These nodes will not come true."""
         for node in dead:
             self.next_tokens.pop(node, None)
             self.logprobs.pop(node, None)
-        for mirror in self.mirrors:
-            mirror.forget(dead)
+        for drafter_state in self.drafter_states:
+            drafter_state.forget(dead)
         self.growth.forget(dead)
 
     def reopen(self) -> None:
@@ -196,9 +196,9 @@ def begin(old: Request | None, submit: Submit, *, context: int, stage_count: int
         if old is None
         else min(common_prefix(tree.committed_tokens(), known), old.kept_everywhere, count - 1)
     )
-    mirrors = [] if old is None else old.mirrors
-    for mirror in mirrors:
-        mirror.advance(tree)
+    drafter_states = [] if old is None else old.drafter_states
+    for drafter_state in drafter_states:
+        drafter_state.advance(tree)
     tree.rewind(keep)
     tree.extend_path(known[keep:])
     return Request(
@@ -219,7 +219,7 @@ def begin(old: Request | None, submit: Submit, *, context: int, stage_count: int
         computed=keep,
         known_length=count,
         reused=min(keep, len(submit.prompt)),
-        mirrors=mirrors,
+        drafter_states=drafter_states,
         new_tokens=list(submit.answered),
         statistics=Statistics(stage_count=stage_count, submitted_s=now_s),
     )

@@ -1,5 +1,4 @@
-"""`cosine`: `continuous` with several drafters that work together (CoSine, arXiv 2503.10325; ALGORITHMS
-section 5).
+"""`cosine`: `continuous` with several drafters that work together (CoSine, arXiv 2503.10325).
 
 - Routing: a request is drafted for by the few that suit it, by what came true of what they proposed, in it
   and in others of its domain, and by how long they take; the choice is looked at again every few tokens. A
@@ -70,9 +69,9 @@ class Cosine(Continuous):
 
     def begin(self, request: Request) -> None:
         super().begin(request)
-        if self.expertise.drafters != len(request.mirrors):
-            self.expertise = Expertise(len(request.mirrors))
-            self._team_size = TeamSize(len(request.mirrors))
+        if self.expertise.drafters != len(request.drafter_states):
+            self.expertise = Expertise(len(request.drafter_states))
+            self._team_size = TeamSize(len(request.drafter_states))
         if request.plan is None:
             assert request.submit is not None
             request.plan = DrafterChoice(record=self.expertise.begin(request.submit.prompt))
@@ -124,7 +123,11 @@ class Cosine(Continuous):
 
     def _drafters_of(self, request: Request, count: int, delays: Sequence[float]) -> tuple[int, ...]:
         route: DrafterChoice = request.plan
-        there = [drafter for drafter, mirror in enumerate(request.mirrors) if mirror.opening is not None]
+        there = [
+            drafter
+            for drafter, drafter_state in enumerate(request.drafter_states)
+            if drafter_state.opening is not None
+        ]
         if len(request.new_tokens) >= route.until or not set(route.chosen) <= set(there):
             route.before = route.chosen
             if self._routing:
@@ -146,4 +149,4 @@ class Cosine(Continuous):
 
 
 def _is_behind(request: Request, drafter: int) -> bool:
-    return len(request.tree.path) - request.mirrors[drafter].filled > BEHIND_MAX
+    return len(request.tree.path) - request.drafter_states[drafter].filled > BEHIND_MAX

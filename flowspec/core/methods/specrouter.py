@@ -138,8 +138,8 @@ class SpecRouter(Continuous):
 
     def begin(self, request: Request) -> None:
         super().begin(request)
-        if self.measured.expertise.drafters != len(request.mirrors):
-            self.measured = ChainRecords(Expertise(len(request.mirrors)))
+        if self.measured.expertise.drafters != len(request.drafter_states):
+            self.measured = ChainRecords(Expertise(len(request.drafter_states)))
             self.expertise = self.measured.expertise
         if request.plan is None:
             assert request.submit is not None
@@ -183,7 +183,11 @@ class SpecRouter(Continuous):
         """Decides on a request's chain where that is due."""
         route: ChainChoice = request.plan
         tokens = len(request.new_tokens)
-        there = [model for model, mirror in enumerate(request.mirrors) if mirror.opening is not None]
+        there = [
+            model
+            for model, drafter_state in enumerate(request.drafter_states)
+            if drafter_state.opening is not None
+        ]
         if self._fixed is not None:
             chosen = tuple(model for model in self._fixed if model in there)
             if chosen != route.chain:

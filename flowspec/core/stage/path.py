@@ -13,7 +13,7 @@ def newly_committed(commit: Commit, length: int) -> tuple[int, ...]:
     """The nodes from position `length` on, where the path is known up to it; the last of them is the root
     now.
 
-    None for a Commit that says nothing new. Raises `PeerError` for one that leaves a gap.
+    Empty for a Commit that says nothing new. Raises `PeerError` for one that leaves a gap.
     """
     if commit.base > length:
         raise PeerError(f"a Commit from position {commit.base} leaves a gap after {length}")

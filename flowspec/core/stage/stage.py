@@ -1,7 +1,7 @@
 """A stage's mind: what is committed, alive or dead here, what runs next, what goes on to the next hop.
 
 Owns the order of segments, the life of nodes and their slots. Never sees a tensor: payloads are handles,
-computing is a command. The rules (DESIGN section 5):
+computing is a command. The rules (docs/architecture.md):
 
 - A row flagged `committed`, or named by a Commit, is committed. Any other row is alive iff its parent is the
   root or alive; an unknown parent means dead, never an error.

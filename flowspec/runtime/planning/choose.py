@@ -12,7 +12,7 @@ from flowspec.plan.memory import mib
 from flowspec.plan.placement import ClusterPlan, StagePlan
 from flowspec.plan.planner import DoesNotFit, Plan, make_plan, rate_split
 from flowspec.plan.refusal import ModelDoesNotFitError, plan_or_refuse
-from flowspec.plan.sites import Wish
+from flowspec.plan.sites import PlanRequest
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.planning.survey import ASSUMED, Survey
 from flowspec.runtime.planning.wish import enough_bytes
@@ -27,7 +27,7 @@ class Chosen:
     is clearly better."""
 
     plan: Plan
-    wish: Wish
+    wish: PlanRequest
     survey: Survey
     is_given: bool
     better: Plan | None = None
@@ -122,8 +122,8 @@ def _numbers(plan: Plan) -> dict[str, Any]:
     }
 
 
-def choose(wish: Wish, found: Survey) -> Chosen:
-    """The planner's choice; raises `plan.refusal.Refused` where the model does not fit.
+def choose(wish: PlanRequest, found: Survey) -> Chosen:
+    """The planner's choice; raises `ModelDoesNotFitError` where the model does not fit.
 
     Where devices are absent it is a `ClusterError` of one line, which names the first of them and what is
     missing.
@@ -142,7 +142,7 @@ def choose(wish: Wish, found: Survey) -> Chosen:
     return Chosen(plan=plan, wish=wish, survey=found, is_given=False)
 
 
-def compare(wish: Wish, found: Survey, stages: Sequence[StagePlan]) -> Chosen:
+def compare(wish: PlanRequest, found: Survey, stages: Sequence[StagePlan]) -> Chosen:
     """The user's split, with the planner's where that is clearly better. Whether the user's fits is for the
     daemons to say.
 
@@ -162,7 +162,7 @@ def compare(wish: Wish, found: Survey, stages: Sequence[StagePlan]) -> Chosen:
     return Chosen(plan=given, wish=wish, survey=found, is_given=True, better=planned if is_better else None)
 
 
-def _rated(wish: Wish, stages: Sequence[StagePlan]) -> Plan:
+def _rated(wish: PlanRequest, stages: Sequence[StagePlan]) -> Plan:
     """The forecast of given stages, with the head where it suits them best."""
     sites = {site.name: site for site in wish.sites}
     order, layers = [sites[stage.name] for stage in stages], [stage.end - stage.first for stage in stages]
@@ -172,7 +172,7 @@ def _rated(wish: Wish, stages: Sequence[StagePlan]) -> Plan:
     )
 
 
-def slowed(wish: Wish, slowness: Mapping[str, float]) -> Wish:
+def slowed(wish: PlanRequest, slowness: Mapping[str, float]) -> PlanRequest:
     """The same with devices that take so many times what their profile says."""
     sites = tuple(
         replace(site, profile=site.profile.slowed(slowness.get(site.name, 1.0))) for site in wish.sites
@@ -180,7 +180,7 @@ def slowed(wish: Wish, slowness: Mapping[str, float]) -> Wish:
     return replace(wish, sites=sites)
 
 
-def steadied(wish: Wish) -> Wish:
+def steadied(wish: PlanRequest) -> PlanRequest:
     """The same with memory that does not change from start to start where there is enough of it, so that the
     plan does not, either."""
     enough = enough_bytes(wish)

@@ -61,8 +61,8 @@ class Survey:
     each profile is from.
 
     `sources` are `declared` in the cluster file, one of `core.protocol.facts.SPEED_SOURCES`, or `assumed`.
-    `head` is as in `Wish`. `left_out` are devices that say of themselves what cannot be, with what that is.
-    `absent` are those that did not answer, with why.
+    `head` is as in `PlanRequest`. `left_out` are devices that say of themselves what cannot be, with what
+    that is. `absent` are those that did not answer, with why.
     """
 
     sites: tuple[Site, ...]

@@ -9,7 +9,7 @@ from collections import Counter
 from flowspec.model.files import ModelFiles
 from flowspec.plan.memory import ModelWeights, drafter_memory, stage_memory, weights_of
 from flowspec.plan.shape import ModelShape
-from flowspec.plan.sites import Wish, process_bytes
+from flowspec.plan.sites import PlanRequest, process_bytes
 
 TYPICAL_CONTEXT_MAX = 512
 
@@ -46,7 +46,7 @@ def counted_weights(files: ModelFiles, shape: ModelShape) -> ModelWeights:
     )
 
 
-def enough_bytes(wish: Wish) -> int:
+def enough_bytes(wish: PlanRequest) -> int:
     """What no device of a plan can take more than: all layers, the drafter, and the processes of a stage and
     of the head."""
     found = []

@@ -18,7 +18,7 @@ from flowspec.model.pieces import Span
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class ModelDescription:
     """What a head says of its model: config and architecture, and the names of all tensors."""
 
     offer: ModelOffer
@@ -33,8 +33,8 @@ class Word:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceContent:
-    """A slice's content. `model` is a `Word.digest`, or names what the hub has (`hub_content`), whose
-    `tensors` are none.
+    """A slice's content. `model` is a `ModelDescription.digest`, or names what the hub has (`hub_content`),
+    whose `tensors` are none.
 
     Equal contents give the same bits. `called` is what the head called the model: its name and fingerprint,
     which prove nothing.
@@ -65,7 +65,9 @@ class SliceContent:
         return tuple(entry.name for entry in self.tensors)
 
 
-def content_of(word: Word, span: Span, assign: Assign, entries: Iterable[TensorEntry]) -> SliceContent:
+def content_of(
+    word: ModelDescription, span: Span, assign: Assign, entries: Iterable[TensorEntry]
+) -> SliceContent:
     """The content of a slice that is made of these tensors."""
     tensors = tuple(sorted(entries, key=lambda entry: entry.name))
     called = (assign.model, assign.fingerprint)

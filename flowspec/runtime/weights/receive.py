@@ -32,7 +32,7 @@ from flowspec.core.protocol.weight_messages import (
 )
 from flowspec.errors import ClusterError, PeerError
 from flowspec.plan.memory import mib
-from flowspec.runtime.weights.content import Word
+from flowspec.runtime.weights.content import ModelDescription
 from flowspec.runtime.weights.store import Partial, WeightStore
 from flowspec.runtime.weights.stored import StoredModel
 
@@ -57,7 +57,7 @@ class Courier(Protocol):
         """Progress, `doing` as in `Loading`. Raises `ClusterError` when the head has let go of the daemon."""
 
 
-def ask_word(courier: Courier) -> Word:
+def ask_word(courier: Courier) -> ModelDescription:
     """What the head says of its model: its config, and the names of its tensors."""
     courier.ask(AskModel())
     offer, _ = _expect(courier, ModelOffer)
@@ -68,10 +68,10 @@ def ask_word(courier: Courier) -> Word:
         if not more.names:
             raise PeerError(f"expected the names of {offer.tensor_count} tensors, got {len(names)}")
         names += more.names
-    return Word(offer, tuple(names))
+    return ModelDescription(offer, tuple(names))
 
 
-def ask_entries(word: Word, names: Iterable[str], courier: Courier) -> list[TensorEntry]:
+def ask_entries(word: ModelDescription, names: Iterable[str], courier: Courier) -> list[TensorEntry]:
     """What these tensors are, as far as the head has them; it may have to hash them for that."""
     there = frozenset(word.names)
     known = sorted(name for name in names if name in there)  # loading names those that are missing

@@ -5,8 +5,8 @@ Each seed draws a cluster and what happens to it (`tests.checks.faults.schedule`
 the faults). No token may ever be wrong, and once all is well again every answer must end, whole, and every
 device come back in time. A seed that fails is printed with the command that replays it; `--seed N --story`
 tells what happened. Every rule that decides (`core/head/head.py`, `stage.py`, `membership.py`, `forming.py`,
-`holding.py`, `remote_drafter.py`) counts how often it fired: in a run of `RULES_SEEDS` seeds or more one that
-never did is a failure, too.
+`core/cluster/daemon.py`, `remote_drafter.py`) counts how often it fired: in a run of `RULES_SEEDS` seeds or
+more one that never did is a failure, too.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from dataclasses import dataclass, field
 
 from flowspec.bench.workers import interrupted_later, open_pool
 from flowspec.cli.options import positive
-from flowspec.core.cluster import daemon as holding
-from flowspec.core.cluster import forming, membership
+from flowspec.core.cluster import daemon, forming, membership
 from flowspec.core.head import head, remote_drafter
 from flowspec.core.stage import stage
 from tests.checks.faults.play import FaultError, Play
@@ -41,7 +40,7 @@ RULES = {
         ("pipeline", forming.RULES),
         ("head", head.RULES),
         ("drafter", remote_drafter.RULES),
-        ("daemon", holding.RULES),
+        ("daemon", daemon.RULES),
         ("stage", stage.RULES),
     )
     for rule, text in rules.items()

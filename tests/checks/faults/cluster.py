@@ -17,9 +17,9 @@ from flowspec.core.cluster.forming import (
     DATA,
     AskPlan,
     Assignment,
-    Forming,
     FormingTimes,
     Passed,
+    PipelineCore,
     PlanMade,
     SendFailed,
     Start,
@@ -107,7 +107,7 @@ class Cluster:
         self._daemons = daemons
         self.head = head
         self.membership = membership
-        self.forming = Forming(membership, terms, start=Start.ANY, agreement=agreement)
+        self.forming = PipelineCore(membership, terms, start=Start.ANY, agreement=agreement)
         self.answers: dict[int, list[SimulatedAnswer]] = {}
         self.on_end: Callable[[int], None] = lambda request: None
         self.on_give_up: Callable[[str], None] = lambda text: None

@@ -1,4 +1,4 @@
-"""A daemon in virtual time that can crash, stop, be slow and be stuck: `core.cluster.holding` as the runtime
+"""A daemon in virtual time that can crash, stop, be slow and be stuck: `core.cluster.daemon` as the runtime
 drives it, with stand-ins for tensors."""
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from flowspec.core.cluster.daemon import (
     CallerSaid,
     CommandFailed,
     Compute,
+    DaemonCommand,
     DaemonCore,
+    DaemonEvent,
     DaemonLog,
     DaemonTick,
     DaemonTimes,
@@ -29,8 +31,6 @@ from flowspec.core.cluster.daemon import (
     Gather,
     Greet,
     Greeted,
-    HoldingCommand,
-    HoldingEvent,
     LetGo,
     Loaded,
     MakeReady,
@@ -211,7 +211,7 @@ class SimDaemon:
     def _begin(self) -> None:
         """A new life, with nothing."""
         self._core = DaemonCore(self._terms)
-        self._driver: Driver[HoldingEvent, HoldingCommand] = Driver(self._handle, self._execute)
+        self._driver: Driver[DaemonEvent, DaemonCommand] = Driver(self._handle, self._execute)
         self._part: _Part | None = None
         self._results: deque[Callable[[], None]] = deque()
         self._inbox: deque[tuple[Connection, Callable[[], None]]] = deque()
@@ -412,12 +412,12 @@ class SimDaemon:
             size = 0 if tensor is None else len(tensor.data)
             self._give(CallerSaid(caller=known, message=message, payload=tensor, payload_bytes=size))
 
-    def _give(self, event: HoldingEvent) -> None:
+    def _give(self, event: DaemonEvent) -> None:
         """Gives the core an event, and has done what it says."""
         self._driver.give(event)
         self._validate_caches()
 
-    def _handle(self, event: HoldingEvent) -> list[HoldingCommand]:
+    def _handle(self, event: DaemonEvent) -> list[DaemonCommand]:
         commands = self._core.handle(event, self._clock.now_s)
         self._core.validate(is_honest=self._is_honest)
         return commands
@@ -430,7 +430,7 @@ class SimDaemon:
             if isinstance(core, StageCore) and part.began_s is None:
                 part.layers.validate(part.assign.stage, core)
 
-    def _execute(self, command: HoldingCommand) -> None:
+    def _execute(self, command: DaemonCommand) -> None:
         if isinstance(command, DaemonLog):
             self._tell(command.text)
         elif isinstance(command, Greet):

@@ -2,9 +2,9 @@
 fail as others do.
 
 One at the head is part of its process, and so is never lost. One on a device is the product's:
-`RemoteDrafterCore` at the head, and a pipeline of one device that `Forming` forms and `Holding` holds. The
-head and whoever holds that connection are threads of one process: what one of them says the other hears a
-moment later.
+`RemoteDrafterCore` at the head, and a pipeline of one device that `PipelineCore` forms and `DaemonCore`
+holds. The head and whoever holds that connection are threads of one process: what one of them says the other
+hears a moment later.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from flowspec.core.cluster.forming import (
     CONTROL,
     AskPlan,
     Assignment,
-    Forming,
     FormingTimes,
+    PipelineCore,
     PlanMade,
     Start,
     Wronged,
@@ -119,7 +119,7 @@ class SimRemoteDrafter:
             process,
             network,
             daemons,
-            Forming(self.membership, terms, start=Start.ANY),
+            PipelineCore(self.membership, terms, start=Start.ANY),
             session=FIRST_SESSION + 2 * number,
             plan=self._plan,
             stand=self.core.tick,

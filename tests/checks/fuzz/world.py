@@ -1,11 +1,11 @@
 """The world of `tests.checks.faults`, with somebody who tampers with its frames: lost, twice, late, changed,
 or made up.
 
-What runs is the product's own: `HeadCore`, `Forming`, the daemons' `Holding` with its `StageCore`, and the
-codec between them. The cluster, its faults and what is asked are a schedule's. A frame that the codec refuses
-ends its connection, as in the runtime; what no honest peer says ends the pipeline or bans the speaker, and
-the head forms another one. Every core's `validate()` is asked after every event. Where nobody tampers the
-world is as honest as ever, and every token is the model's.
+What runs is the product's own: `HeadCore`, `PipelineCore`, the daemons' `DaemonCore` with its `StageCore`,
+and the codec between them. The cluster, its faults and what is asked are a schedule's. A frame that the codec
+refuses ends its connection, as in the runtime; what no honest peer says ends the pipeline or bans the
+speaker, and the head forms another one. Every core's `validate()` is asked after every event. Where nobody
+tampers the world is as honest as ever, and every token is the model's.
 
 Everything follows from the genome: the first of its numbers draws the schedule, each other one seeds the
 chance for the next `STEPS` frames, so that a beginning that led somewhere can be kept and gone on from. With

@@ -14,7 +14,7 @@ from flowspec.plan.planner import DoesNotFit
 from flowspec.plan.profile import DeviceProfile, find_profile
 from flowspec.plan.refusal import ModelDoesNotFitError
 from flowspec.plan.shape import find_shape
-from flowspec.plan.sites import Network, Site, Wish
+from flowspec.plan.sites import Network, PlanRequest, Site
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.cluster_file import LINK_DEFAULT
 from flowspec.runtime.planning.choose import Chosen, choose, compare, steadied
@@ -41,8 +41,8 @@ def survey_of(*profiles: DeviceProfile, memory_bytes: int = 6 * GIB) -> Survey:
     )
 
 
-def wish_of(found: Survey) -> Wish:
-    return Wish(
+def wish_of(found: Survey) -> PlanRequest:
+    return PlanRequest(
         sites=found.sites,
         network=found.network,
         shape=SHAPE,

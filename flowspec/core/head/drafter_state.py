@@ -10,14 +10,14 @@ import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from flowspec.core.head.stale import is_mostly_stale
+from flowspec.core.head.lazy_heap import is_mostly_stale
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Open
 from flowspec.tree import TokenTree
 
 
 @dataclass(slots=True)
-class DrafterView:
+class DrafterState:
     """What one model has of one request.
 
     The first `filled` nodes of the path and those in `run` are in its cache; it has been told of `told`

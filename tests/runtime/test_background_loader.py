@@ -18,7 +18,8 @@ from flowspec.core.protocol.weight_messages import AskModel
 from flowspec.model.files import ModelFiles
 from flowspec.model.pieces import Span
 from flowspec.model.slice import Slice
-from flowspec.runtime import beside, loading
+from flowspec.runtime import background_loader as beside
+from flowspec.runtime import loading
 from flowspec.runtime.compute import ComputeThread, WorkFailed
 from flowspec.runtime.machine import Machine
 from flowspec.runtime.transport import Wake

@@ -42,7 +42,7 @@ Tell = Callable[[int, Loaded | LoadProgress | Asked], None]
 Fail = Callable[[int, Assign, BaseException], None]
 
 
-class Beside:
+class BackgroundLoader:
     """See the module. The poller begins, delivers and ends; the compute thread takes, and makes room.
 
     `tell` and `fail` are told how it goes, with the number of the hold that it is for; they may be called in

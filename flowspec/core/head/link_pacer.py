@@ -39,7 +39,7 @@ PROOFS = 2
 """Segments that must be back before several are on their way, unless the first one was quick."""
 
 
-class Portions:
+class LinkPacer:
     """Those of one pipeline: `first` rows at first, `most` of a prompt at most, in `hold_s`; without a
     `first` nothing is bounded but prompts."""
 
