@@ -11,6 +11,8 @@ docs/api.md has more. Names are imported when they are first used: torch and Zer
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from flowspec.version import __version__
+
 if TYPE_CHECKING:
     from flowspec.errors import (
         ClusterError,
@@ -27,8 +29,6 @@ if TYPE_CHECKING:
     from flowspec.runtime.cluster_text import Cluster
     from flowspec.runtime.sampling_params import SamplingParams
     from flowspec.runtime.token_log import TokenLogprob, TopLogprob
-
-__version__ = "0.1.0"
 
 __all__ = [
     "LLM",

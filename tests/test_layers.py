@@ -21,7 +21,7 @@ LAYERS = [
     {"draft", "model", "plan", "wire"},
     {"core"},
     {"checking", "memory_claims"},
-    {"tree", "noise", "errors", "interruption", "host_memory", "folders", "child_process", "demo"},
+    {"tree", "noise", "errors", "interruption", "host_memory", "folders", "child_process", "demo", "version"},
 ]
 DEPTHS = {package: depth for depth, packages in enumerate(LAYERS) for package in packages}
 SIDEWAYS = {
@@ -31,7 +31,6 @@ SIDEWAYS = {
     ("draft", "model"): "a drafter is a model or stands on one, and no model knows of drafters",
     ("draft", "plan"): "a drafter says what a planner reckons of it, and no planner knows of drafters",
 }
-VERSION = "flowspec.__version__"
 WORLDLY = {
     "torch",
     "transformers",
@@ -68,8 +67,7 @@ def imports_of(source: str, package: str) -> Iterator[str]:
             name = ".".join([*base, *([node.module] if node.module else [])])
             for alias in node.names:
                 inner = f"{name}.{alias.name}"
-                is_version = inner == VERSION  # a string, which stands on nothing
-                yield inner if is_version or (name.startswith("flowspec") and is_module(inner)) else name
+                yield inner if name.startswith("flowspec") and is_module(inner) else name
 
 
 def imported(path: Path) -> set[str]:
@@ -87,7 +85,7 @@ def layer_of(module: str) -> str:
 def upward_imports(module: str, names: set[str]) -> list[str]:
     layer = layer_of(module)
     broken = []
-    for name in sorted(name for name in names if name.split(".")[0] == "flowspec" and name != VERSION):
+    for name in sorted(name for name in names if name.split(".")[0] == "flowspec"):
         target = layer_of(name)
         downwards = target in DEPTHS and DEPTHS[layer] < DEPTHS[target]
         if not (target == layer or downwards or (layer, target) in SIDEWAYS):
@@ -196,7 +194,7 @@ def test_a_stage_and_a_head_can_be_had_without_torch_or_zmq() -> None:
         ("flowspec.runtime.head", "import flowspec.llm", ["flowspec.runtime.head imports flowspec.llm"]),
         (
             "flowspec.cli.main",
-            "from flowspec import __version__\nfrom . import chat\nimport flowspec.core.head.head",
+            "from flowspec.version import __version__\nfrom . import chat\nimport flowspec.core.head.head",
             [],
         ),
     ],

@@ -20,10 +20,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from flowspec import __version__, checking
+from flowspec import checking
 from flowspec.cli.terminal import LogFormatter, note
 from flowspec.errors import FlowSpecError, InputError
 from flowspec.interruption import INTERRUPTED, hear_signals
+from flowspec.version import __version__
 
 COMMANDS = (
     "daemon",

@@ -18,7 +18,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from flowspec import __version__
 from flowspec.cli.terminal import note
 from flowspec.core.protocol.facts import Facts
 from flowspec.errors import InputError
@@ -29,6 +28,7 @@ from flowspec.runtime.discovery import Announced, find_announced
 from flowspec.runtime.health.examine import ask_all
 from flowspec.runtime.security.keyfiles import head_keyring
 from flowspec.runtime.security.keyring import Keyring
+from flowspec.version import __version__
 
 NOTHING_FOUND = 1
 """Exit status."""

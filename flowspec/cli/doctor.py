@@ -18,7 +18,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from flowspec import __version__
 from flowspec.cli import accelerator_check
 from flowspec.cli.options import add_model_arguments, cluster_options
 from flowspec.core.protocol.facts import AskFacts, LinkFacts
@@ -33,6 +32,7 @@ from flowspec.runtime.health.needs import ModelNeeds, find_needs
 from flowspec.runtime.local import LocalCluster
 from flowspec.runtime.machine import Machine
 from flowspec.runtime.security.cluster_keys import cluster_keys
+from flowspec.version import __version__
 
 PROBLEMS = 1
 """Exit status."""

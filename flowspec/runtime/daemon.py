@@ -18,7 +18,6 @@ from typing import Any
 import psutil
 import zmq
 
-from flowspec import __version__
 from flowspec.checking import BrokenCoreError, check, is_on
 from flowspec.core.cluster.daemon import (
     Attach,
@@ -75,6 +74,7 @@ from flowspec.runtime.port import Port
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.transport import Sender, Wake, patience_ms, ready_sources
 from flowspec.runtime.weights.line import Asked, LoadProgress
+from flowspec.version import __version__
 from flowspec.wire.codec import decode
 
 log = logging.getLogger("flowspec.daemon")

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from flowspec import __version__
 from flowspec.core.protocol import limits
 from flowspec.errors import ClusterError, InputError
 from flowspec.runtime.health.interfaces import resolve
+from flowspec.version import __version__
 
 if TYPE_CHECKING:
     from zeroconf import ServiceInfo

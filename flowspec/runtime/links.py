@@ -19,7 +19,6 @@ from typing import Any
 
 import zmq
 
-from flowspec import __version__
 from flowspec.core.protocol.cluster_messages import Error, Hello, Welcome
 from flowspec.core.protocol.messages import Commit, Message, Part, Segment
 from flowspec.errors import ClusterError
@@ -28,6 +27,7 @@ from flowspec.runtime.cluster import Device
 from flowspec.runtime.monitor import Monitor
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.transport import Receiver, Sender, dial
+from flowspec.version import __version__
 from flowspec.wire.codec import Tensor, decode
 
 NAME = "somebody who measures this link (no fault)"

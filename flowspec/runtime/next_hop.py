@@ -10,7 +10,6 @@ from typing import Any
 
 import zmq
 
-from flowspec import __version__
 from flowspec.core.protocol.cluster_messages import Assign, Hello, Welcome
 from flowspec.core.protocol.messages import Message
 from flowspec.errors import InputError
@@ -27,6 +26,7 @@ from flowspec.runtime.transport import (
     receive,
     split_address,
 )
+from flowspec.version import __version__
 from flowspec.wire.codec import decode
 
 

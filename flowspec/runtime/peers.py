@@ -16,13 +16,13 @@ from typing import Any
 
 import zmq
 
-from flowspec import __version__
 from flowspec.core.cluster.daemon import Caller
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import Error, Hello
 from flowspec.errors import PeerError
 from flowspec.runtime.security.keyring import check_hello
 from flowspec.runtime.transport import Receiver, Sender
+from flowspec.version import __version__
 from flowspec.wire.codec import Envelope
 
 log = logging.getLogger("flowspec.daemon")

@@ -18,7 +18,6 @@ from typing import Any
 
 import zmq
 
-from flowspec import __version__
 from flowspec.core.cluster.forming import (
     CONTROL,
     DATA,
@@ -50,6 +49,7 @@ from flowspec.runtime.monitor import Monitor
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.transport import Receiver, Sender, Wake, dealer, reach, receive
 from flowspec.runtime.weights.server import WeightServer
+from flowspec.version import __version__
 from flowspec.wire.codec import Envelope, Tensor, decode
 
 Progress = Callable[[str, float], None]

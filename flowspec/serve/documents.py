@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flowspec import __version__
 from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime.answer import Answer, Piece
 from flowspec.runtime.token_log import TokenLogprob
 from flowspec.serve.tokens import chat_logprobs, completion_logprobs
+from flowspec.version import __version__
 
 
 def fingerprint_of(plan: ClusterPlan, arithmetic: str) -> str:

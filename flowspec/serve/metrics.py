@@ -8,11 +8,11 @@ import psutil
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from flowspec import __version__
 from flowspec.runtime.answer import Answer
 from flowspec.runtime.head import Head
 from flowspec.serve.request_queue import RequestQueue
 from flowspec.serve.totals import Totals
+from flowspec.version import __version__
 
 FIRST_S = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
 WHOLE_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600)

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from flowspec import __version__
 from flowspec.errors import InputError
 from flowspec.llm import LLM
 from flowspec.model.files import BUNDLED
@@ -27,6 +26,7 @@ from flowspec.serve.metrics import Metrics
 from flowspec.serve.refusals import STOPPING, ApiError, unavailable
 from flowspec.serve.request_queue import RequestQueue
 from flowspec.serve.totals import Totals
+from flowspec.version import __version__
 
 Found = TypeVar("Found")
 QUEUE_MAX = 4096

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from functools import partial
 
-from flowspec import __version__
 from flowspec.core.cluster.daemon import (
     Caller,
     CallerSaid,
@@ -48,6 +47,7 @@ from flowspec.core.protocol.cluster_messages import Arithmetics, AskArithmetics,
 from flowspec.core.protocol.limits import ID_MAX, VOCABULARY_MAX
 from flowspec.core.stage.stage import StageCore
 from flowspec.plan.placement import ClusterPlan, assigns_of
+from flowspec.version import __version__
 
 NEVER_S = 1e9
 PATIENCE = Patience(

@@ -18,13 +18,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from flowspec import __version__
 from flowspec.bench.accelerator.check import LEFT_OUT, RIGHT, Outcome
 from flowspec.core.protocol.facts import Board
 from flowspec.errors import InputError
 from flowspec.runtime.health.finding import NOTE, PROBLEM, WARNING, Finding
 from flowspec.runtime.health.gather import read_software
 from flowspec.runtime.health.heat import heat_findings
+from flowspec.version import __version__
 
 FORMAT = 2
 """Of the file; counts up when its fields change."""

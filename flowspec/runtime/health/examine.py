@@ -17,7 +17,6 @@ from typing import Any
 
 import zmq
 
-from flowspec import __version__
 from flowspec.core.protocol.cluster_messages import Error, Hello, Welcome
 from flowspec.core.protocol.facts import AskFacts, Facts, Interface, LinkFacts
 from flowspec.core.protocol.messages import Message
@@ -29,6 +28,7 @@ from flowspec.runtime.health.interfaces import interface_of, own_address, resolv
 from flowspec.runtime.monitor import Monitor
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.transport import Receiver, Sender, dial, split_address
+from flowspec.version import __version__
 from flowspec.wire.codec import decode
 
 NAME = "flowspec doctor"

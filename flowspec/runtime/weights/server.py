@@ -16,7 +16,6 @@ from typing import Any
 
 import zmq
 
-from flowspec import __version__
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import Error, Hello, Welcome
 from flowspec.core.protocol.messages import Message
@@ -28,6 +27,7 @@ from flowspec.runtime.monitor import Monitor
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.transport import Receiver, Sender, Wake, dial, ready_sources, receive
 from flowspec.runtime.weights.offer import Offer
+from flowspec.version import __version__
 from flowspec.wire.codec import Tensor, decode
 
 QUEUED_MAX = 2 * limits.WEIGHT_WINDOW
