@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from tests import warm
 
 CODE = (
-    "import sys, flowspec; flowspec.__version__ = sys.argv.pop(1); from flowspec.cli.main import main; "
-    "sys.exit(main())"
+    "import sys, flowspec.version; flowspec.version.__version__ = sys.argv.pop(1); "
+    "from flowspec.cli.main import main; sys.exit(main())"
 )
 PLAIN = ("-m", "flowspec.cli.main")
 
