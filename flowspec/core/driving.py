@@ -14,10 +14,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 Event = TypeVar("Event")
 Command = TypeVar("Command")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Log:
+    """A line for the log of whoever drives a core; `level` is `info`, `warning` or `error`."""
+
+    text: str
+    level: str = "info"
 
 
 class Driver(Generic[Event, Command]):

@@ -152,7 +152,7 @@ class AnswerStream:
             if batch is not None:
                 return self._take(batch)
             piece = self._finish()
-        except Exception as error:
+        except Exception as error:  # whatever it is, the answer has ended, and says so whenever it is asked
             self._error = error
             self._end(None)
             raise

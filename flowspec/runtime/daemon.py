@@ -29,7 +29,6 @@ from flowspec.core.cluster.daemon import (
     DaemonCommand,
     DaemonCore,
     DaemonEvent,
-    DaemonLog,
     DaemonTick,
     DaemonTimes,
     Deliver,
@@ -51,7 +50,7 @@ from flowspec.core.cluster.daemon import (
     Take,
     Worked,
 )
-from flowspec.core.driving import Driver, turn
+from flowspec.core.driving import Driver, Log, turn
 from flowspec.core.events import CloseCache, LayerEnded, SendSegment, Trim
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import AskArithmetics, Error, Loading, Ping, Pong, Ready, Welcome
@@ -79,7 +78,7 @@ from flowspec.wire.codec import decode
 
 log = logging.getLogger("flowspec.daemon")
 
-LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
 IDLE_POLL_MS = 60_000
 HELD_POLL_MS = 500
 """While a head holds the daemon, deadlines are checked at least this often."""
@@ -312,8 +311,8 @@ class Daemon:
                 self._unsent(command.hold, command.message, self._now_s)
         elif isinstance(command, ShowLife):
             self._show_life(command)
-        elif isinstance(command, DaemonLog):
-            log.log(LEVELS[command.level], "%s", command.text)
+        elif isinstance(command, Log):
+            getattr(log, command.level)("%s", command.text)
         elif isinstance(command, Greet):
             link_of(command.caller).send(self._welcome(command))
         elif isinstance(command, Take):

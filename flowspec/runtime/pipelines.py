@@ -31,7 +31,6 @@ from flowspec.core.cluster.forming import (
     FormingEvent,
     FormingTimes,
     HangUp,
-    HeadLog,
     Lose,
     OpenPipeline,
     Passed,
@@ -56,7 +55,7 @@ from flowspec.core.cluster.membership import (
     Surveyed,
     Tick,
 )
-from flowspec.core.driving import Driver
+from flowspec.core.driving import Driver, Log
 from flowspec.core.events import PipelineLost, Reformed
 from flowspec.core.protocol.messages import Hop, Verified
 from flowspec.errors import BrokenError, ClusterError, FlowSpecError, InputError
@@ -302,8 +301,8 @@ class Pipelines:
             )
         elif isinstance(command, ShowProgress):
             self._progress(command.text, command.share)
-        elif isinstance(command, HeadLog):
-            log.warning("%s", command.text)
+        elif isinstance(command, Log):
+            getattr(log, command.level)("%s", command.text)
         elif isinstance(command, EndSession):
             if self._serving_error is not None and command.text == str(self._serving_error):
                 raise self._serving_error

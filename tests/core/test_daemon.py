@@ -16,7 +16,6 @@ from flowspec.core.cluster.daemon import (
     DaemonCommand,
     DaemonCore,
     DaemonEvent,
-    DaemonLog,
     DaemonTick,
     DaemonTimes,
     Deliver,
@@ -40,6 +39,7 @@ from flowspec.core.cluster.daemon import (
     room_for,
 )
 from flowspec.core.cluster.incarnation import incarnation_of
+from flowspec.core.driving import Log
 from flowspec.core.protocol.cluster_messages import Assign, Error, Loading, Ping, Ready, Reset, Welcome
 from flowspec.core.protocol.messages import Segment
 from flowspec.core.protocol.weight_messages import AskModel, AskNames, ModelOffer, NameList
@@ -79,7 +79,7 @@ class Bench:
     def give(self, event: DaemonEvent) -> list[DaemonCommand]:
         found = self.core.handle(event, self.now_s)
         self.core.validate()
-        return [command for command in found if not isinstance(command, DaemonLog)]
+        return [command for command in found if not isinstance(command, Log)]
 
     def dial(self, role: str = "head-control", incarnation: int = FIRST) -> Caller:
         caller = Caller("head", role, incarnation)

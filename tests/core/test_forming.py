@@ -26,7 +26,6 @@ from flowspec.core.cluster.forming import (
     FormingEvent,
     FormingTimes,
     HangUp,
-    HeadLog,
     Lose,
     OpenPipeline,
     Passed,
@@ -53,6 +52,7 @@ from flowspec.core.cluster.membership import (
     Surveyed,
     Tick,
 )
+from flowspec.core.driving import Log
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import (
     Arithmetics,
@@ -331,7 +331,7 @@ def test_a_device_that_another_head_holds_is_waited_for_at_the_start() -> None:
     bench.give(Begin())
     bench.welcomes("a", "b")
     held = Error(text="held by head x", retry_after_s=4.0)
-    assert bench.says("b", held) == [HeadLog(text="waiting for device b at b:1: held by head x")]
+    assert bench.says("b", held) == [Log(text="waiting for device b at b:1: held by head x", level="warning")]
     again = Tell(pipeline=1, device="b", message=computing(parts_of("a", "b"), "x")[1].assign)
     assert bench.pass_time(1.2) == [again]
     assert bench.says("b", held) == [], "that was said"
@@ -744,7 +744,7 @@ def test_a_head_that_may_begin_without_some_does_so_without_those_that_are_held_
     bench.give(Begin())
     bench.welcomes("a", "b")
     held = Error(text="held by head x", retry_after_s=4.0)
-    assert bench.says("b", held) == [HeadLog(text="waiting for device b at b:1: held by head x")]
+    assert bench.says("b", held) == [Log(text="waiting for device b at b:1: held by head x", level="warning")]
     bench.now_s = 15.5
     assert bench.says("b", held)[0] == Note(text="device b is lost (held by head x)")
     assert bench.core.membership.members == ("a",)

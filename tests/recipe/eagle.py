@@ -36,7 +36,7 @@ from flowspec.model.reference import Reference
 from flowspec.model.text import Tokenizer, recommended
 from tests.recipe.corpus import DOMAINS, Corpus, parse_mix
 from tests.recipe.hits import BEST, NEW_TOKENS_MAX
-from tests.recipe.train import keep, learning_rate, make_optimizer, resume
+from tests.recipe.train import add_training_arguments, keep, learning_rate, make_optimizer, resume
 
 DEPTH = 3
 """Tokens ahead that a head is trained and measured for: one from the target's features, the others from its
@@ -297,23 +297,9 @@ def main() -> None:
     )
     parser.add_argument("--problems", type=Path, help="jsonl of word problems (question, answer)")
     parser.add_argument("--plays", type=Path, help="text file of plays, speeches separated by blank lines")
-    parser.add_argument(
-        "--mix", default="talk=.55,problems=.17,code=.17,plays=.11", help="share of each domain (%(default)s)"
+    add_training_arguments(
+        parser, steps=1500, dtype="float32", faster="bfloat16 is faster where the processor has it"
     )
-    parser.add_argument("--steps", type=int, default=1500)
-    parser.add_argument("--rows", type=int, default=8, help="windows per step (%(default)s)")
-    parser.add_argument("--length", type=int, default=512, help="tokens per window (%(default)s)")
-    parser.add_argument("--rate", type=float, default=1e-3, help="peak learning rate (%(default)s)")
-    parser.add_argument(
-        "--dtype",
-        choices=("float32", "bfloat16"),
-        default="float32",
-        help="bfloat16 is faster where the processor has it",
-    )
-    parser.add_argument("--save-every", type=int, default=250)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--compile", action="store_true", help="compile the step (a C++ compiler is needed)")
     args = parser.parse_args()
     if args.measure:
         measure(args)

@@ -185,6 +185,27 @@ def save(model: Any, tokenizer: Any, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
+def add_training_arguments(parser: argparse.ArgumentParser, *, steps: int, dtype: str, faster: str) -> None:
+    """What every training takes; `faster` says when the other dtype is."""
+    parser.add_argument(
+        "--mix", default="talk=.55,problems=.17,code=.17,plays=.11", help="share of each domain (%(default)s)"
+    )
+    parser.add_argument("--steps", type=int, default=steps)
+    parser.add_argument("--rows", type=int, default=8, help="windows per step (%(default)s)")
+    parser.add_argument("--length", type=int, default=512, help="tokens per window (%(default)s)")
+    parser.add_argument("--rate", type=float, default=1e-3, help="peak learning rate (%(default)s)")
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        default=dtype,
+        help=faster,
+    )
+    parser.add_argument("--save-every", type=int, default=250)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--compile", action="store_true", help="compile the step (a C++ compiler is needed)")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.recipe.train", description=__doc__)
     parser.add_argument(
@@ -205,23 +226,9 @@ def main() -> None:
         type=Path,
         help="folder of text that the teacher wrote (own.py), for `own` and `own-DOMAIN` in --mix",
     )
-    parser.add_argument(
-        "--mix", default="talk=.55,problems=.17,code=.17,plays=.11", help="share of each domain (%(default)s)"
+    add_training_arguments(
+        parser, steps=4000, dtype="bfloat16", faster="what the processor is faster with (%(default)s)"
     )
-    parser.add_argument("--steps", type=int, default=4000)
-    parser.add_argument("--rows", type=int, default=8, help="windows per step (%(default)s)")
-    parser.add_argument("--length", type=int, default=512, help="tokens per window (%(default)s)")
-    parser.add_argument("--rate", type=float, default=1e-3, help="peak learning rate (%(default)s)")
-    parser.add_argument(
-        "--dtype",
-        choices=("float32", "bfloat16"),
-        default="bfloat16",
-        help="what the processor is faster with (%(default)s)",
-    )
-    parser.add_argument("--save-every", type=int, default=250)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--compile", action="store_true", help="compile the step (a C++ compiler is needed)")
     args = parser.parse_args()
     if any(is_own(name) for name in parse_mix(args.mix)) and not args.own:
         parser.error("--own is needed for `own` in --mix")

@@ -36,7 +36,7 @@ def test_a_turn_that_was_held_up_does_not_end_a_hold(monkeypatch: pytest.MonkeyP
         daemon._turn()
         assert done == [], "nobody has looked yet whether the head said something meanwhile"
         daemon._turn()
-        assert done == ["DaemonLog", "Send", "LetGo", "DaemonLog"], "now somebody has, and it did not"
+        assert done == ["Log", "Send", "LetGo", "Log"], "now somebody has, and it did not"
         assert core.fired["lapsed"] == 1
     finally:
         daemon._compute.stop(timeouts.COMPUTE_STOP_S)

@@ -27,6 +27,7 @@ from enum import Enum
 from typing import Any
 
 from flowspec.core.cluster.incarnation import Claim, Lease
+from flowspec.core.driving import Log
 from flowspec.core.events import (
     ClearSlots,
     CloseCache,
@@ -377,15 +378,7 @@ class LetGo:
     requests: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DaemonLog:
-    """A line for the daemon's log."""
-
-    text: str
-    level: str = "info"
-
-
-_Told = Greet | Send | SendOn | ShowLife | ShowReady | Gather | Ban | Deliver | DaemonLog
+_Told = Greet | Send | SendOn | ShowLife | ShowReady | Gather | Ban | Deliver | Log
 DaemonCommand = _Told | Take | MakeReady | EndMakingReady | Attach | Compute | LetGo
 
 
@@ -502,7 +495,7 @@ class DaemonCore:
         hold.core.validate(is_honest=is_honest)
 
     def _log(self, text: str, level: str = "info") -> None:
-        self._commands.append(DaemonLog(text=text, level=level))
+        self._commands.append(Log(text=text, level=level))
 
     # ------------------------------------------------------------------------------------------- callers
 

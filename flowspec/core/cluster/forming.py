@@ -65,6 +65,7 @@ from flowspec.core.cluster.membership import (
     Unprepared,
 )
 from flowspec.core.cluster.slowing import Slowing
+from flowspec.core.driving import Log
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import (
     Arithmetics,
@@ -354,13 +355,6 @@ class ShowProgress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeadLog:
-    """A line for the head's log."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EndSession:
     """There is nothing that could be tried: the session ends with this error."""
 
@@ -377,7 +371,7 @@ FormingCommand = (
     | Lose
     | HangUp
     | ShowProgress
-    | HeadLog
+    | Log
     | EndSession
     | Note
     | Probe
@@ -864,7 +858,7 @@ class PipelineCore:
             self._decide(Progressed(device=device), now_s)
             if device not in pipeline.held:
                 pipeline.held.add(device)
-                self._commands.append(HeadLog(text=f"waiting for {place}: {error.text}"))
+                self._commands.append(Log(text=f"waiting for {place}: {error.text}", level="warning"))
             pipeline.again_s[device] = now_s + min(error.retry_after_s, RETRY_S_MAX)
             return
         self.fired["held elsewhere"] += 1

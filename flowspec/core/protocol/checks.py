@@ -18,6 +18,10 @@ def check_range(name: str, value: float, low: float, high: float) -> None:
     check(low <= value <= high, name, value, f"{low} to {high}")
 
 
+def check_most(name: str, count: int, most: int) -> None:
+    check(count <= most, name, count, f"at most {most}")
+
+
 def check_all(name: str, values: Sequence[int], low: int, high: int, count_max: int) -> None:
     check(len(values) <= count_max, name, f"{len(values)} entries", f"at most {count_max}")
     if values:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.checks import check, check_range, check_text
+from flowspec.core.protocol.checks import check, check_most, check_range, check_text
 from flowspec.core.protocol.precision import ACTIVATIONS, PRECISIONS
 
 INTERFACE_KINDS = ("loopback", "wired", "wi-fi", "bridge", "tunnel", "virtual", "unknown")
@@ -143,8 +143,7 @@ class KernelFacts:
     def __post_init__(self) -> None:
         check(self.dtype in ACTIVATIONS, "dtype", self.dtype, ", ".join(ACTIVATIONS))
         check_text("kernel", self.kernel)
-        count = len(self.arithmetics)
-        check(count <= limits.ARITHMETICS_MAX, "arithmetics", count, f"at most {limits.ARITHMETICS_MAX}")
+        check_most("arithmetics", len(self.arithmetics), limits.ARITHMETICS_MAX)
         for name in self.arithmetics:
             check_text("arithmetics", name)
         check_text("faults", self.faults, limits.TEXT_CHARS_MAX)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.checks import check, check_all, check_range
+from flowspec.core.protocol.checks import check, check_all, check_most, check_range
 from flowspec.core.protocol.cluster_messages import (
     Arithmetics,
     AskArithmetics,
@@ -213,6 +213,14 @@ class Release:
         check_range("epoch", self.epoch, 0, limits.ID_MAX)
 
 
+def _check_rows(message: Segment | Verified) -> None:
+    """What holds for a segment on its way and back."""
+    check_range("segment", message.segment, 0, limits.ID_MAX)
+    check_most("parts", len(message.parts), limits.PARTS_PER_SEGMENT_MAX)
+    check_most("hops", len(message.hops), limits.STAGES_MAX)
+    check_most("rows", message.row_count, limits.NODES_PER_SEGMENT_MAX)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
     """What one pipeline slot carries: rows of one or more requests, and beside them a payload `[rows,
@@ -229,28 +237,10 @@ class Segment:
     releases: tuple[Release, ...] = ()
 
     def __post_init__(self) -> None:
-        check_range("segment", self.segment, 0, limits.ID_MAX)
-        check(
-            len(self.parts) <= limits.PARTS_PER_SEGMENT_MAX,
-            "parts",
-            len(self.parts),
-            f"at most {limits.PARTS_PER_SEGMENT_MAX}",
-        )
-        check(len(self.hops) <= limits.STAGES_MAX, "hops", len(self.hops), f"at most {limits.STAGES_MAX}")
-        check(
-            self.row_count <= limits.NODES_PER_SEGMENT_MAX,
-            "rows",
-            self.row_count,
-            f"at most {limits.NODES_PER_SEGMENT_MAX}",
-        )
+        _check_rows(self)
         requests = [part.commit.request for part in self.parts]
         check(len(set(requests)) == len(requests), "parts", requests, "one part for each request")
-        check(
-            len(self.releases) <= limits.LIST_MAX,
-            "releases",
-            len(self.releases),
-            f"at most {limits.LIST_MAX}",
-        )
+        check_most("releases", len(self.releases), limits.LIST_MAX)
 
     @property
     def row_count(self) -> int:
@@ -302,20 +292,7 @@ class Verified:
     hops: tuple[Hop, ...]
 
     def __post_init__(self) -> None:
-        check_range("segment", self.segment, 0, limits.ID_MAX)
-        check(
-            len(self.parts) <= limits.PARTS_PER_SEGMENT_MAX,
-            "parts",
-            len(self.parts),
-            f"at most {limits.PARTS_PER_SEGMENT_MAX}",
-        )
-        check(len(self.hops) <= limits.STAGES_MAX, "hops", len(self.hops), f"at most {limits.STAGES_MAX}")
-        check(
-            self.row_count <= limits.NODES_PER_SEGMENT_MAX,
-            "rows",
-            self.row_count,
-            f"at most {limits.NODES_PER_SEGMENT_MAX}",
-        )
+        _check_rows(self)
 
     @property
     def row_count(self) -> int:
@@ -368,12 +345,7 @@ class Proposed:
     def __post_init__(self) -> None:
         check_range("job", self.job, 0, limits.ID_MAX)
         check_range("compute_s", self.compute_s, 0, 1e6)
-        check(
-            len(self.proposals) <= limits.NODES_PER_SEGMENT_MAX,
-            "proposals",
-            len(self.proposals),
-            f"at most {limits.NODES_PER_SEGMENT_MAX}",
-        )
+        check_most("proposals", len(self.proposals), limits.NODES_PER_SEGMENT_MAX)
         for proposal in self.proposals:
             for field in ("request", "epoch", "node"):
                 check_range(field, getattr(proposal, field), 0, limits.ID_MAX)

@@ -12,7 +12,7 @@ import string
 from dataclasses import dataclass
 
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.checks import check, check_range, check_text
+from flowspec.core.protocol.checks import check, check_most, check_range, check_text
 
 _HEX = frozenset(string.hexdigits.lower())
 
@@ -27,9 +27,7 @@ def _check_digest(value: str) -> None:
 
 
 def _check_names(values: tuple[str, ...]) -> None:
-    check(
-        len(values) <= limits.TENSORS_LISTED_MAX, "names", len(values), f"at most {limits.TENSORS_LISTED_MAX}"
-    )
+    check_most("names", len(values), limits.TENSORS_LISTED_MAX)
     for value in values:
         check_text("names", value)
 
@@ -124,12 +122,7 @@ class TensorList:
     entries: tuple[TensorEntry, ...]
 
     def __post_init__(self) -> None:
-        check(
-            len(self.entries) <= limits.TENSORS_LISTED_MAX,
-            "entries",
-            len(self.entries),
-            f"at most {limits.TENSORS_LISTED_MAX}",
-        )
+        check_most("entries", len(self.entries), limits.TENSORS_LISTED_MAX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

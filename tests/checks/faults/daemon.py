@@ -22,7 +22,6 @@ from flowspec.core.cluster.daemon import (
     DaemonCommand,
     DaemonCore,
     DaemonEvent,
-    DaemonLog,
     DaemonTick,
     DaemonTimes,
     Deliver,
@@ -46,7 +45,7 @@ from flowspec.core.cluster.daemon import (
     Worked,
     room_for,
 )
-from flowspec.core.driving import Driver, turn
+from flowspec.core.driving import Driver, Log, turn
 from flowspec.core.events import (
     ClearSlots,
     CloseCache,
@@ -431,7 +430,7 @@ class SimDaemon:
                 part.layers.validate(part.assign.stage, core)
 
     def _execute(self, command: DaemonCommand) -> None:
-        if isinstance(command, DaemonLog):
+        if isinstance(command, Log):
             self._tell(command.text)
         elif isinstance(command, Greet):
             welcome = Welcome(
