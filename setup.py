@@ -1,4 +1,5 @@
-"""What setup.cfg cannot say: the package's page is README.md, without its links to files of the source.
+"""What setup.cfg cannot say: the package's page is README.md, without its pictures and its links to files of
+the source.
 
 A link that is relative leads nowhere on PyPI, and the source is not published at an address that could be
 named.
@@ -11,17 +12,18 @@ from setuptools import setup
 
 RELATIVE = re.compile(r"\[([^\]]+)\]\((?!https?://|#)([^)#]+)(?:#[^)]*)?\)")
 """A link to a file of the source: its text, and the file."""
+PICTURE = re.compile(r"!\[[^\]]+\]\((?!https?://)[^)]+\)\n*")
 WHERE = "\nFiles that are named here are in FlowSpec's source package.\n"
 
 
 def page(readme: str) -> str:
-    """The README with the names of files where it links to them."""
+    """The README without pictures, and with the names of files where it links to them."""
 
     def named(link: re.Match[str]) -> str:
         text, file = link.groups()
         return f"`{file}`" if file.endswith(text) else f"{text} (`{file}`)"
 
-    return RELATIVE.sub(named, readme) + WHERE
+    return RELATIVE.sub(named, PICTURE.sub("", readme)) + WHERE
 
 
 if __name__ == "__main__":

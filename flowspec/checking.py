@@ -24,8 +24,6 @@ class BrokenCoreError(FlowSpecError):
 
 
 class Core(Protocol):
-    """What decides."""
-
     def validate(self) -> None: ...
 
 
@@ -55,7 +53,6 @@ def check(core: Core, event: object) -> None:
 
 
 def state_of(core: object, chars_max: int = STATE_CHARS_MAX) -> str:
-    """All that a core knows, on one line."""
     found = told(core, 5)
     return found if len(found) <= chars_max else f"{found[:chars_max]}... ({len(found)} characters)"
 

@@ -21,8 +21,6 @@ LOCK_EVERY_S = 0.1
 
 
 class Hash(Protocol):
-    """A hash of hashlib's."""
-
     def update(self, data: bytes | memoryview, /) -> None: ...
     def hexdigest(self) -> str: ...
 
@@ -89,7 +87,7 @@ def locked(path: Path, meanwhile: Callable[[], None] = lambda: None) -> Iterator
         yield
         return
     try:
-        while _is_locked_by_another(descriptor):
+        while not _can_go_on(descriptor):
             meanwhile()
             time.sleep(LOCK_EVERY_S)
         yield
@@ -97,12 +95,18 @@ def locked(path: Path, meanwhile: Callable[[], None] = lambda: None) -> Iterator
         os.close(descriptor)
 
 
-def _is_locked_by_another(descriptor: int) -> bool:
-    """Else the lock is ours now, or the file system has none."""
+def _can_go_on(descriptor: int) -> bool:
+    """The lock is ours now, or the file system has none."""
+    try:
+        return try_lock(descriptor)
+    except OSError:
+        return True
+
+
+def try_lock(descriptor: int) -> bool:
+    """Locks a file unless somebody else has it locked."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return True
-    except OSError:
-        pass
-    return False
+        return False
+    return True

@@ -26,10 +26,10 @@ from flowspec.runtime.cluster_text import Cluster
 from flowspec.runtime.conversations import Conversations
 from flowspec.runtime.decoding import Decoding, choose_decoding
 from flowspec.runtime.head import Head
+from flowspec.runtime.pipeline_connections import Progress
 from flowspec.runtime.question import Question
 from flowspec.runtime.sampling_params import SamplingParams
 from flowspec.runtime.session import ClusterOptions, RecoveryOptions, Session, open_session
-from flowspec.runtime.stages import Progress
 
 PARALLEL_MAX = limits.CONVERSATIONS_MAX // 2
 """Answers at once that are sure to find room beside those that just ended."""
@@ -40,6 +40,7 @@ PARALLEL_DEFAULT = 8
 """Answers at a time where many prompts are asked at once."""
 LOCAL_DEFAULT = 4
 """Processes where no cluster is named."""
+PROMPTS = "a text, token ids, or messages with role and content"
 
 log = logging.getLogger("flowspec")
 
@@ -53,11 +54,13 @@ class LLM:
     `model`: `bundled` (a small one that comes with FlowSpec), a folder, a GGUF file or a hub id.
     `cluster`: a cluster file, or a `Cluster`, whose devices run it; without one `local` processes on this
     machine do (4).
-    `layers`: how many each device runs, in order; None: the planner decides.
+    `layers`: how many each device runs, in order; None: the planner decides, which leaves a device out where
+    answers are faster without it, unless `all_devices` is true.
     `dtype`: `float32`, `bfloat16`, `float16`, `int8` or `int4`; None: the checkpoint's.
     `context`: tokens of a prompt and its answer together, for which memory is reserved; None: 4096, or the
     model's limit.
-    `method`, `drafter` (one name or several), `chain`: how answers are made, as the commands' flags of these
+    `method`, `drafter` (one name or several; none given: the cluster file's, else `bundled` for the bundled
+    model, else `ngram`), `chain`: how answers are made, as the commands' flags of these
     names; they change the speed and never an answer.
     `wait_s`: how long answers wait, in seconds, for a device that is needed to come back; None: for ever.
     `allow_arithmetic_change`: go on with other kernels, which may give other tokens, where the devices that
@@ -85,6 +88,7 @@ class LLM:
         cluster: str | Path | Cluster | None = None,
         local: int | None = None,
         layers: Sequence[int] | None = None,
+        all_devices: bool = False,
         dtype: str | None = None,
         context: int | None = None,
         method: str | None = None,
@@ -107,6 +111,7 @@ class LLM:
             cluster=None if cluster is None or isinstance(cluster, Cluster) else Path(cluster),
             local=LOCAL_DEFAULT if local is None else local,
             layers=None if layers is None else tuple(layers),
+            all_devices=all_devices,
             context=context,
         )
         drafters = (drafter,) if isinstance(drafter, str) else tuple(drafter)
@@ -319,6 +324,8 @@ class LLM:
 
     def encode(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
         """A prompt's token ids, as `generate` has them."""
+        if not isinstance(prompt, Sequence):
+            raise InputError(f"prompt: expected {PROMPTS}, got {prompt!r:.80}")
         if not isinstance(prompt, str) and all(type(each) is int for each in prompt):
             return [each for each in prompt if isinstance(each, int)]
         if self.tokenizer is None:
@@ -329,8 +336,7 @@ class LLM:
             return self.tokenizer.encode_dialogue([{"role": "user", "content": prompt}], is_raw=raw)
         messages = [each for each in prompt if is_message(each)]
         if raw or len(messages) < len(prompt):
-            expected = "a text" if raw else "a text, token ids, or messages with role and content"
-            raise InputError(f"prompt: expected {expected}, got {prompt!r:.80}")
+            raise InputError(f"prompt: expected {'a text' if raw else PROMPTS}, got {prompt!r:.80}")
         return self.tokenizer.encode_chat(messages)
 
     # -------------------------------------------------------------------------------------------- the end
@@ -379,7 +385,8 @@ class LLM:
 
 def is_several(prompt: Any) -> TypeGuard[Sequence[Prompt]]:
     """Whether it is a list of prompts, and not one."""
-    return not isinstance(prompt, str) and bool(prompt) and isinstance(prompt[0], str | list | tuple)
+    is_list = isinstance(prompt, Sequence) and not isinstance(prompt, str)
+    return is_list and bool(prompt) and isinstance(prompt[0], str | list | tuple)
 
 
 def is_message(each: Any) -> TypeGuard[dict[str, str]]:

@@ -17,7 +17,7 @@ import json
 import os
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -72,12 +72,12 @@ class MemoryClaims:
             write_whole(self._own, json.dumps(claim).encode())
 
     @contextlib.contextmanager
-    def deciding(self, meanwhile: Callable[[], None] = lambda: None) -> Iterator[None]:
+    def deciding(self) -> Iterator[None]:
         """One process at a time looks what is free and promises itself some of it."""
         if not self._has_joined:
             yield
             return
-        with locked(self._folder / "deciding", meanwhile):
+        with locked(self._folder / "deciding"):
             yield
 
     def untouched(self, kind: str) -> dict[int, int]:

@@ -227,7 +227,6 @@ class TokenTree:
         del self.path[length:]
 
     def validate(self) -> None:
-        """What is true between two changes; raises `AssertionError`."""
         state = self._state
         drafted, sent = 0, 0
         for node in self._alive:

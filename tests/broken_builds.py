@@ -7,7 +7,7 @@ import pytest
 from flowspec.core.head.flights import Bounds, SegmentsInFlight
 from flowspec.core.head.link_pacer import LinkPacer
 from flowspec.core.head.request import Request
-from flowspec.core.protocol.messages import Part
+from flowspec.core.protocol.messages import SegmentPart
 from flowspec.core.stage.stage import StageCore, _Request
 
 
@@ -36,7 +36,7 @@ def drops_the_path_at_the_end(patch: pytest.MonkeyPatch) -> None:
     """A stage that learns of an end runs nothing of the answer any more, committed rows neither."""
     admit = StageCore._admit
 
-    def broken(self: StageCore, request: _Request, part: Part, row: int) -> int | None:
+    def broken(self: StageCore, request: _Request, part: SegmentPart, row: int) -> int | None:
         return None if request.is_over else admit(self, request, part, row)
 
     patch.setattr(StageCore, "_admit", broken)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+from flowspec.cli.options import positive
 from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.errors import FlowSpecError
 from flowspec.interruption import INTERRUPTED, hear_signals
@@ -24,6 +25,11 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
         )
         self.add_argument("--json", action="store_true", help="print one JSON object")
+
+    def whole(self, flag: str, default: int | None, what: str = "") -> None:
+        """A flag for a whole number from 1."""
+        text = what if default is None else f"{what} (default: {default})".lstrip()
+        self.add_argument(flag, type=positive, default=default, metavar="N", help=text)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")

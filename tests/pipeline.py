@@ -22,16 +22,16 @@ from flowspec.core.events import (
     OpenCache,
     RunLayers,
     SegmentArrived,
+    SegmentTimed,
     SendSegment,
+    SendToDrafter,
+    SendToFirstStage,
+    SendToStages,
     SendVerified,
     SetTimer,
     StageEvent,
     Submit,
-    Timed,
     TimerFired,
-    ToDrafter,
-    ToPipeline,
-    ToStages,
     Trim,
     VerifiedArrived,
 )
@@ -39,6 +39,9 @@ from flowspec.core.head.head import HeadCore
 from flowspec.core.protocol.messages import Sampling, Segment
 from flowspec.core.stage.stage import StageCore
 from flowspec.draft.protocol import Drafter
+from flowspec.sim.drafter import FakeDrafter
+from flowspec.sim.fake_layers import FakeLayers
+from flowspec.sim.world import World
 
 Runner = Callable[[int, RunLayers, Any], tuple[Any, ...]]
 """(stage, job, payload of the job's rows) -> (surviving rows, payload, next tokens), as `Slice.run` gives
@@ -67,7 +70,7 @@ class Pipeline:
     answers: dict[int, list[int]] = field(default_factory=dict)
     ends: dict[int, Finished] = field(default_factory=dict)
     trims: list[Trim] = field(default_factory=list)
-    hops: list[Timed] = field(default_factory=list)
+    hops: list[SegmentTimed] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.stages = [
@@ -127,10 +130,10 @@ class Pipeline:
 
     def _to_head(self, event: HeadEvent) -> None:
         for command in self.head.handle(event, self.now_s):
-            if isinstance(command, ToStages):
+            if isinstance(command, SendToStages):
                 for index in range(self.stage_count):
                     self._put("control", index, ControlArrived(message=command.message))
-            elif isinstance(command, ToPipeline):
+            elif isinstance(command, SendToFirstStage):
                 self._put(
                     "data", 0, SegmentArrived(segment=command.segment, payload=None, received_s=self.now_s)
                 )
@@ -138,13 +141,13 @@ class Pipeline:
                 self.answers.setdefault(command.request, []).extend(command.tokens)
             elif isinstance(command, Finished):
                 self.ends[command.request] = command
-            elif isinstance(command, Timed):
+            elif isinstance(command, SegmentTimed):
                 self.hops.append(command)
             elif isinstance(command, SetTimer):
                 self._timer_s = command.at_s
             else:
                 drafter = self.drafters[command.drafter]
-                if isinstance(command, ToDrafter):
+                if isinstance(command, SendToDrafter):
                     drafter.release(command.message)
                 else:
                     assert isinstance(command, Draft)
@@ -201,3 +204,30 @@ class StopAfter:
 
     def stops_at(self, tokens: Sequence[int]) -> bool:
         return len(tokens) == self.count
+
+
+def validate_at_rest(world: World) -> None:
+    """Nothing moves any more: all is back and answered, and every stage holds what the head believes;
+    raises `AssertionError`."""
+    assert not world._checker.answering, f"requests {sorted(world._checker.answering)} never ended"
+    assert world.head.in_flight == 0, f"{world.head.in_flight} segments never came back"
+    assert not world.is_drafting, "a drafter never answered"
+    holding = world.head.admission.holding
+    known = {request.number: request for request in world.head.requests() if holding(request.number).stages}
+    for index, stage in enumerate(world.stages):
+        assert world.devices[index].is_idle, f"stage {index} still computes"
+        assert stage.queued == 0, f"{stage.queued} segments wait at stage {index}"
+        stage.validate()
+        assert sorted(stage.requests()) == sorted(known), f"stage {index} holds other requests than the head"
+        if isinstance(world.layers, FakeLayers):
+            world.layers.validate(index, stage)
+            for number, request in known.items():
+                kept = request.tree.committed_tokens()[: min(request.computed, request.known_length)]
+                found = world.layers.committed_tokens(index, number, stage.slot_maps()[number])
+                assert [found.get(at) for at in range(len(kept))] == kept, (
+                    f"stage {index} does not hold what request {number} would keep"
+                )
+    lost = {number for board in world.boards for number in board.lost}
+    for number, drafter in enumerate(world.drafters):
+        if isinstance(drafter, FakeDrafter) and number not in lost:
+            assert set(drafter.requests()) <= set(known), "the drafter holds requests that are forgotten"

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -89,6 +90,16 @@ def test_a_list_of_prompts_has_a_list_of_answers(llm: LLM) -> None:
     assert [answer.token_ids for answer in llm.generate([llm.encode(text) for text in texts])] == [
         answer.token_ids for answer in answers
     ]
+
+
+@pytest.mark.parametrize(
+    "prompt", [None, 3, {"role": "user", "content": "hi"}, ["hi", 3], [{"role": "user"}]]
+)
+def test_what_is_no_prompt_is_refused(prompt: Any, llm: LLM) -> None:
+    with pytest.raises(
+        InputError, match="prompt: expected a text, token ids, or messages with role and cont"
+    ):
+        llm.generate(prompt)
 
 
 def test_pieces_are_the_answer(llm: LLM) -> None:

@@ -21,7 +21,10 @@ LAYERS = [
     {"draft", "model", "plan", "wire"},
     {"core"},
     {"checking", "memory_claims"},
-    {"tree", "noise", "errors", "interruption", "host_memory", "folders", "child_process", "demo", "version"},
+    {
+        *("tree", "noise", "errors", "interruption", "host_memory", "folders", "child_process", "demo"),
+        *("version", "rounding"),
+    },
 ]
 DEPTHS = {package: depth for depth, packages in enumerate(LAYERS) for package in packages}
 SIDEWAYS = {

@@ -36,7 +36,7 @@ SYNTHETIC_TUNING = 1_000_000
 SHOWN_CHARS = 80
 
 Step = Callable[[str, int], None]
-"""Called with what was done and how many answers that was."""
+"""Called with what is done or under way, or nothing new, and how many answers were finished."""
 
 
 def read_cases(bench: Bench, cache: Path | None, *, for_tuning: bool = False) -> list[PlainCase]:
@@ -191,14 +191,17 @@ def run_simulated(
     assert bench.world == SIMULATED
     work = list(pending(bench, cases, {record.key for record in done}))
     found = list(done)
-    with open_workers(bench, warm_up_cases(cases), max(1, min(jobs, len(work))), VirtualRuns.records) as run:
+    with open_workers(
+        bench,
+        warm_up_cases(cases),
+        max(1, min(jobs, len(work))),
+        VirtualRuns.records,
+        finished=lambda count: step("", count),
+    ) as run:
         for one, records in run(work):
             write_records(out / RESULTS, records)
             found += records
-            step(
-                f"{one.case.domain} {one.case.prompt_id}, temperature {one.case.sampling.temperature:g}",
-                len(records),
-            )
+            step(f"{one.case.domain} {one.case.prompt_id}, temperature {one.case.sampling.temperature:g}", 0)
     return found
 
 
@@ -240,6 +243,5 @@ def in_order(bench: Bench, cases: Sequence[PlainCase], records: Sequence[Record]
 
 
 def total(bench: Bench, cases: Sequence[PlainCase]) -> int:
-    """Answers of the whole experiment."""
     places = [testbed.name for testbed in bench.testbeds] or [""]
     return len(cases) * bench.repeat * sum(setup.runs_on(place) for place in places for setup in bench.setups)

@@ -11,7 +11,7 @@ from flowspec.bench.chains import PLAIN, label
 from flowspec.bench.config import AUTO, Bench
 from flowspec.bench.console import show as show_table
 from flowspec.bench.outcome import Record
-from flowspec.bench.plots import HEIGHT_IN, OTHER_COLOUR, WIDTH_IN, figure
+from flowspec.bench.plots import HEIGHT_IN, OTHER_COLOUR, WIDTH_IN, figure, heading
 from flowspec.bench.report import grid, place, rate
 
 RATIOS = {
@@ -23,7 +23,7 @@ NONE = "-"
 COLUMNS_MAX = 3
 
 
-def _rows(table: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+def latency_rows(table: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Columns, and a line for each chain and each comparison of a chosen one."""
     domains = list(next(iter(table["latency_s"].values()), {}))
     rows = [[name, *(rate(each[domain]) for domain in domains)] for name, each in table["latency_s"].items()]
@@ -43,7 +43,7 @@ def markdown(tables: Sequence[Mapping[str, Any]], world: str) -> str:
     """A GitHub table for each testbed and temperature."""
     lines = []
     for table in tables:
-        domains, rows = _rows(table)
+        domains, rows = latency_rows(table)
         lines += [
             f"## Chains: {place(table)} ({world})",
             "",
@@ -56,10 +56,10 @@ def markdown(tables: Sequence[Mapping[str, Any]], world: str) -> str:
 
 def show(tables: Sequence[Mapping[str, Any]], world: str) -> None:
     for table in tables:
-        domains, rows = _rows(table)
+        domains, rows = latency_rows(table)
         show_table(
-            f"{world.upper()}: chains, {place(table)}, mean seconds from a question to its last token",
-            ["", *domains],
+            f"{place(table)} ({world}): seconds per answer, mean",
+            ["chain", *domains],
             rows,
         )
 
@@ -82,11 +82,7 @@ def draw(bench: Bench, records: Sequence[Record], path: Path) -> bool:
     domains = list(dict.fromkeys(record.domain for record in chosen))
     columns = min(COLUMNS_MAX, len(domains))
     drawing = figure(WIDTH_IN, HEIGHT_IN)
-    drawing.suptitle(
-        f"{bench.name}: the chain at work, answer by answer   ({bench.world.upper()} world)",
-        fontsize=15,
-        fontweight="bold",
-    )
+    heading(drawing, f"{bench.name}: the chain at work, answer by answer", bench.world)
     axes = drawing.subplots(-(-len(domains) // columns), columns, squeeze=False, sharey=True)
     for ax, domain in zip(axes.flat, domains, strict=False):
         own = [record for record in chosen if record.domain == domain]

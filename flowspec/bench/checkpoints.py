@@ -177,7 +177,6 @@ def make_checkpoint(
 
 
 def make_variant(folder: Path, name: str) -> Path:
-    """One of `VARIANTS`, by name."""
     family, overrides = VARIANTS[name]
     shape = {**SMALL, **overrides}
     part = FAMILIES[family].part

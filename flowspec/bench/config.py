@@ -73,7 +73,7 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DrafterBoard:
+class DrafterPlacement:
     """Where some models beside the target run, by name, and what their passes are timed as; `device` and
     `link` are None for the head's board."""
 
@@ -88,7 +88,8 @@ class DrafterBoard:
 class Testbed:
     """Devices in pipeline order, the head's device, links, and what the model's tokens are timed as.
 
-    Models beside the target that no board of `boards` names run at the head, timed as `drafter_shape`.
+    Models beside the target that no board of `boards` names run at the head, timed as `drafter_shape`;
+    without one drafting takes no time.
     `slowdown` multiplies the time of every stage's device, `head_slowdown` that of the drafters' devices:
     free parameters, 1 where nothing is known better. Links are all alike unless `hops` has one for each: head
     to first stage, between stages, last stage to head.
@@ -99,14 +100,14 @@ class Testbed:
     head: DeviceProfile
     link: LinkSpec
     shape: ModelShape
-    drafter_shape: ModelShape
+    drafter_shape: ModelShape | None
     precision: str
     slowdown: float = 1.0
     head_slowdown: float = 1.0
     head_s: float = HEAD_MS / 1000
     split: tuple[int, ...] = ()
     hops: tuple[LinkSpec, ...] = ()
-    boards: tuple[DrafterBoard, ...] = ()
+    boards: tuple[DrafterPlacement, ...] = ()
 
     __test__ = False  # for pytest, which would take it for tests
 

@@ -5,47 +5,103 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
+from rich.cells import cell_len
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 LINE_EVERY_S = 60.0
 """How often progress is told where no terminal shows a bar."""
-Step = Callable[[str], None]
-"""Called once for each piece of work that is done, with what comes next."""
+PLAIN_WIDTH = 140
+"""Of tables that go to a file or another program."""
+GAP = 2
+"""Columns between those of a table."""
+NAME_CHARS = 36
+"""Of what is under way, beside the bar in 80 columns."""
+
+
+class Step(Protocol):
+    """Called when so much work is done, with what comes next; without a name that stays as it was."""
+
+    def __call__(self, name: str, count: int = 1, /) -> None: ...
 
 
 @contextlib.contextmanager
-def progress(text: str, total: int) -> Iterator[Step]:
-    """On standard error, a bar where that is a terminal, else now and then a line."""
+def progress(text: str, total: int, done: int = 0, *, quiet: bool = False) -> Iterator[Step]:
+    """On standard error, a bar where that is a terminal, else now and then a line; nothing at all if
+    `quiet`."""
     console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(text, total=total)
-        done, told_s = 0, time.monotonic()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(
+        *columns, console=console, transient=True, expand=True, disable=quiet or not console.is_terminal
+    ) as bar:
+        task = bar.add_task(text, total=total, completed=done)
+        name, told_s = text, time.monotonic()
 
-        def step(name: str) -> None:
-            nonlocal done, told_s
-            done += 1
-            bar.update(task, advance=1, description=name)
-            if bar.disable and time.monotonic() - told_s >= LINE_EVERY_S:
+        def step(next_name: str, count: int = 1) -> None:
+            nonlocal done, name, told_s
+            done += count
+            name = next_name or name
+            bar.update(task, advance=count, description=_fitting(name))
+            if bar.disable and not quiet and time.monotonic() - told_s >= LINE_EVERY_S:
                 told_s = time.monotonic()
                 print(f"{name} ({done} of {total})", file=sys.stderr, flush=True)
 
         yield step
 
 
+def _fitting(name: str) -> str:
+    return name if len(name) <= NAME_CHARS else name[: NAME_CHARS - 3] + "..."
+
+
 def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """A title and its table, whose first column is text and whose others are numbers."""
     print(f"\n{title}")
-    table = Table(box=None, pad_edge=False)
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if index else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(_text(value) for value in row))
-    Console(width=None if sys.stdout.isatty() else 140).print(table)
+    show_table(columns, [[_text(value) for value in row] for row in rows], numbers_from=1)
+
+
+def show_table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], *, numbers_from: int | None = None
+) -> None:
+    """A table of others' texts, as they are; numbers stand at the right.
+
+    Where it is wider than the terminal it goes on below, with its first column again: no word is broken.
+    """
+    width = None if sys.stdout.isatty() else PLAIN_WIDTH
+    console = Console(width=width, highlight=False, markup=False, emoji=False)
+    for index, group in enumerate(_groups([columns, *rows], console.width)):
+        table = Table(box=None, pad_edge=False)
+        for column in group:
+            is_number = numbers_from is not None and column >= numbers_from
+            table.add_column(columns[column], justify="right" if is_number else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*(Text(row[column]) for column in group))
+        if index:
+            console.print()
+        console.print(table)
+
+
+def _groups(rows: Sequence[Sequence[str]], width: int) -> list[list[int]]:
+    """Columns that fit beside the first; one that does not even so gets a table of its own, where its texts
+    are broken between words."""
+    wide = [max(cell_len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    groups, used = [[0]], wide[0]
+    for column in range(1, len(wide)):
+        if used + GAP + wide[column] > width and len(groups[-1]) > 1:
+            groups.append([0])
+            used = wide[0]
+        groups[-1].append(column)
+        used += GAP + wide[column]
+    return groups
 
 
 def _text(value: Any) -> str:

@@ -26,7 +26,6 @@ class DrafterForEach:
         self._drafters = drafters
 
     def draft(self, segment: Segment, width: int) -> tuple[Proposal, ...]:
-        """See `draft.protocol.Drafter`."""
         found: list[Proposal] = []
         for part in segment.parts:
             found += self._drafters[part.commit.request].draft(

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flowspec.bench.config import DrafterBoard, Testbed
+from flowspec.bench.config import DrafterPlacement, Testbed
 from flowspec.plan.cost import drafter_curve
 from flowspec.plan.timing import Curve
 from flowspec.sim.drafter_device import DrafterDeviceSpec
@@ -24,6 +24,8 @@ class DrafterPlaces:
 
 def drafting_curve(testbed: Testbed) -> Curve:
     """A pass at the head of a model that has no other place."""
+    if testbed.drafter_shape is None:
+        return Curve()
     return drafter_curve(testbed.head, testbed.drafter_shape, testbed.precision).scaled(testbed.head_slowdown)
 
 
@@ -47,7 +49,7 @@ def places_of(testbed: Testbed, models: Sequence[str]) -> DrafterPlaces:
     return DrafterPlaces(curves=tuple(curves), boards=tuple(boards), numbers=numbers)
 
 
-def _curve(testbed: Testbed, board: DrafterBoard) -> Curve:
+def _curve(testbed: Testbed, board: DrafterPlacement) -> Curve:
     return drafter_curve(board.device or testbed.head, board.shape, board.precision).scaled(
         testbed.head_slowdown
     )

@@ -22,15 +22,13 @@ STOPPED = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One answer to compare."""
-
     prompt_id: str
     prompt: tuple[int, ...]
     sampling: Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class ClusterAnswer:
     """What a cluster of `stages` answered: its new tokens, and -1 at the end where a stop token ended them.
 
     `users` is how many answers at most were under way at once, `chain` as in `Decoding`.
@@ -64,22 +62,21 @@ class Difference:
 class Verdict:
     """How one answer compared: `exact`, or `wrong` by that difference."""
 
-    found: Found
+    found: ClusterAnswer
     kind: str
     difference: Difference | None = None
 
 
-def answer(session: Session, case: Case, limits: Limits, users: int = 1) -> Found:
+def answer(session: Session, case: Case, limits: Limits, users: int = 1) -> ClusterAnswer:
     """Asks the cluster one case, as one of so many users."""
     return found_of(session, case, *session.ask(case.prompt, case.sampling, limits), limits, users)
 
 
 def found_of(
     session: Session, case: Case, running: TokenStream, timing: Timing, limits: Limits, users: int = 1
-) -> Found:
-    """What a session answered to a case."""
+) -> ClusterAnswer:
     assert running.end is not None
-    return Found(
+    return ClusterAnswer(
         case=case,
         method=session.decoding.method,
         drafter=session.drafter,
@@ -91,7 +88,7 @@ def found_of(
     )
 
 
-def judge(plain: StepByStep, found: Found, stop_ids: frozenset[int]) -> Verdict:
+def judge(plain: StepByStep, found: ClusterAnswer, stop_ids: frozenset[int]) -> Verdict:
     """Compares one answer with that of one process. Raises `ClusterError` when the model overflows in its
     dtype there.
     """

@@ -4,10 +4,10 @@ table, key and what was expected."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from flowspec.bench.config import (
     AUTO,
@@ -21,7 +21,7 @@ from flowspec.bench.config import (
     USERS_MAX,
     WORLDS,
     Bench,
-    DrafterBoard,
+    DrafterPlacement,
     Published,
     Setup,
     Testbed,
@@ -41,7 +41,6 @@ from flowspec.plan.tables import Table, read_toml
 from flowspec.plan.timing import LinkSpec
 
 ACCEPTANCE_MAX = 0.99
-Found = TypeVar("Found")
 
 
 def experiment_folders() -> list[Path]:
@@ -153,7 +152,6 @@ def _users(table: Table, world: str) -> tuple[int, ...]:
 
 
 def _drafters(table: Table) -> tuple[str, ...]:
-    """Those of `drafters`, or the one of `drafter`."""
     if "drafters" not in table.data:
         return (table.text("drafter", BUNDLED),)
     if "drafter" in table.data:
@@ -192,7 +190,6 @@ def _setups(
 
 
 def read_setups(path: Path) -> tuple[Setup, ...]:
-    """The setups of a file that `bench --tune` wrote."""
     table = read_toml(path, "tuned methods")
     table.check({"method"})
     found = tuple(_setup(each) for each in table.tables("method"))
@@ -258,15 +255,15 @@ def _testbed(table: Table, experiment: Path, drafters: Sequence[str]) -> Testbed
     )
     counted = [(_profile(table, "devices", name, experiment), count) for name, count in _counted(table)]
     devices = tuple(device for device, count in counted for _ in range(count))
-    shape = _known(table, "shape", lambda: find_shape(table.text("shape")))
+    shape = table.found("shape", lambda: find_shape(table.text("shape")))
     found = Testbed(
         name=table.text("name"),
         devices=devices,
         head=_profile(table, "head", table.text("head"), experiment) if "head" in table.data else devices[0],
         link=_link(table),
         shape=shape,
-        drafter_shape=_known(
-            table, "drafter_shape", lambda: find_shape(table.text("drafter_shape", f"eagle-{shape.name}"))
+        drafter_shape=table.found(
+            "drafter_shape", lambda: find_shape(table.text("drafter_shape", f"eagle-{shape.name}"))
         ),
         precision=table.text("precision", "float16", among=PRECISION_BYTES),
         slowdown=table.number("slowdown", 1.0),
@@ -281,8 +278,8 @@ def _testbed(table: Table, experiment: Path, drafters: Sequence[str]) -> Testbed
         _check_once(
             experiment, "testbed: drafters: models", [name for board in found.boards for name in board.models]
         )
-    _known(table, "devices", lambda: found.layers)
-    _known(table, "precision", lambda: [device.flops(found.precision) for device in (*devices, found.head)])
+    table.found("devices", lambda: found.layers)
+    table.found("precision", lambda: [device.flops(found.precision) for device in (*devices, found.head)])
     return found
 
 
@@ -297,7 +294,7 @@ def _link(table: Table) -> LinkSpec:
 _LINK_KEYS = ("bandwidth_mbps", "latency_ms", "jitter_ms")
 
 
-def _board(table: Table, experiment: Path, testbed: Testbed, drafters: Sequence[str]) -> DrafterBoard:
+def _board(table: Table, experiment: Path, testbed: Testbed, drafters: Sequence[str]) -> DrafterPlacement:
     """A table [[testbed.drafters]]: a board with a link of its own or like the testbed's others, or without
     `device` the head's."""
     table.check({"models", "device", "shape", "precision", *_LINK_KEYS})
@@ -308,14 +305,16 @@ def _board(table: Table, experiment: Path, testbed: Testbed, drafters: Sequence[
     if has_link and "device" not in table.data:
         table.wrong("device", "a board for the link that is described")
     device = _profile(table, "device", table.text("device"), experiment) if "device" in table.data else None
-    found = DrafterBoard(
+    assert testbed.drafter_shape is not None, "an experiment's testbed times its drafter"
+    usual = testbed.drafter_shape.name
+    found = DrafterPlacement(
         models=models,
-        shape=_known(table, "shape", lambda: find_shape(table.text("shape", testbed.drafter_shape.name))),
+        shape=table.found("shape", lambda: find_shape(table.text("shape", usual))),
         precision=table.text("precision", testbed.precision, among=PRECISION_BYTES),
         device=device,
         link=None if device is None else _link(table) if has_link else testbed.link,
     )
-    _known(table, "precision", lambda: (device or testbed.head).flops(found.precision))
+    table.found("precision", lambda: (device or testbed.head).flops(found.precision))
     return found
 
 
@@ -331,17 +330,9 @@ def _counted(table: Table) -> list[tuple[str, int]]:
 
 
 def _profile(table: Table, key: str, name: str, experiment: Path) -> DeviceProfile:
-    return _known(
-        table, key, lambda: find_profile(_beside(experiment, name) if name.endswith(".toml") else name)
+    return table.found(
+        key, lambda: find_profile(_beside(experiment, name) if name.endswith(".toml") else name)
     )
-
-
-def _known(table: Table, key: str, find: Callable[[], Found]) -> Found:
-    """What `find` finds; an error names table and key."""
-    try:
-        return find()
-    except InputError as error:
-        raise InputError(f"{table.where}: {key}: {str(error).removeprefix(f'{key}: ')}") from None
 
 
 _MOST = {"width": WIDTH_MAX}

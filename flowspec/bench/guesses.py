@@ -53,8 +53,6 @@ class Guesses(ABC):
 
 
 class MemoDrafter:
-    """A `Drafter` that looks up what it proposes."""
-
     captures: tuple[int, ...] = ()
     weight_bytes = 0
     cache_slots = limits.ID_MAX
@@ -65,7 +63,6 @@ class MemoDrafter:
         self._view = PrefixView(guesses.prefixes)
 
     def draft(self, segment: Segment, width: int) -> tuple[Proposal, ...]:
-        """See `draft.protocol.Drafter`."""
         assert width <= WIDTH_MAX, f"{width} children are asked for, {WIDTH_MAX} are kept"
         asked = [
             (part.commit, node, prefix) for part in segment.parts for node, prefix in self._view.take(part)
@@ -83,7 +80,6 @@ class MemoDrafter:
         )
 
     def release(self, message: Release) -> None:
-        """Forgets a request."""
         self._view.release(message.request)
 
     def take_features(self, request: int, epoch: int, ids: Sequence[int], features: torch.Tensor) -> None:

@@ -87,7 +87,7 @@ def lanes_of(trace: Trace, stages: int) -> Lanes:
     free_s = [float("-inf")] * stages
     for trip in sorted(trace.trips, key=lambda trip: trip.segment):
         left_s, rows = trip.sent_s - origin_s, trip.rows
-        for stay in trip.stays()[:stages]:
+        for stay in trip.visits()[:stages]:
             arrived_s = max(stay.arrived_s - origin_s, left_s)
             if rows:
                 found.links[stay.stage].append(

@@ -20,7 +20,7 @@ from flowspec.bench.config import EMULATED, SIMULATED, Bench, Setup, Testbed
 from flowspec.bench.drafter_places import drafting_curve
 from flowspec.bench.outcome import Key, Record, write_records
 from flowspec.bench.plain import DTYPE, PlainCase
-from flowspec.bench.recording import RecordedAnswer, agreement_of, energy_of, record_of
+from flowspec.bench.recording import RecordedAnswer, energy_of, record_of
 from flowspec.bench.simulated import sampling_curve, stage_curves
 from flowspec.bench.trace import Trace
 from flowspec.core.events import (
@@ -29,8 +29,8 @@ from flowspec.core.events import (
     Finished,
     HeadCommand,
     HeadEvent,
-    ToPipeline,
-    ToStages,
+    SendToFirstStage,
+    SendToStages,
     VerifiedArrived,
 )
 from flowspec.core.protocol.messages import Message
@@ -39,8 +39,8 @@ from flowspec.errors import InputError
 from flowspec.plan.cost import row_bytes
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.emulation import DeviceEmulation, Emulation
+from flowspec.runtime.pipeline_connections import Progress
 from flowspec.runtime.session import ClusterOptions, Limits, OpenCluster, Session, open_cluster
-from flowspec.runtime.stages import Progress
 from flowspec.wire.codec import DTYPE_BYTES, Envelope, encode
 
 WARM_UP_TOKENS = 48
@@ -85,13 +85,24 @@ def run_live(
     up with what it emulates.
     """
     _check(bench)
-    runs = LiveRuns(bench, cases, done, out, step, progress)
+    found, traces = list(done), dict[str, Trace]()
     known = {record.key for record in done}
     for place in places(bench):
         rounds = list(rounds_of(bench, place.name, cases, known))
-        if rounds:
-            runs.run(place, rounds)
-    return runs.found, runs.traces
+        if not rounds:
+            continue
+        is_traced = not traces
+        with open_cluster(place.options, decoding=Decoding(drafters=bench.drafters)) as cluster:
+            for one in rounds:
+                name = one.setup.name
+                step(f"{place.name}, {name}: warming up", 0)
+                for record, trace in _answers(bench, place, cluster, one, cases[0], step, progress):
+                    write_records(out / RESULTS, [record])
+                    found.append(record)
+                    if is_traced:
+                        traces.setdefault(name, trace)
+                    step("", 1)
+    return found, traces
 
 
 def _check(bench: Bench) -> None:
@@ -161,68 +172,41 @@ def rounds_of(bench: Bench, place: str, cases: Sequence[PlainCase], known: set[K
                 yield Round(setup=setup, repeat=repeat, cases=missing)
 
 
-class LiveRuns:
-    """Runs rounds and keeps what comes of them: `found` are all records, `traces` those of the first place,
-    by method."""
-
-    def __init__(
-        self,
-        bench: Bench,
-        cases: Sequence[PlainCase],
-        done: Sequence[Record],
-        out: Path,
-        step: Step,
-        progress: Progress,
-    ) -> None:
-        self.found = list(done)
-        self.traces: dict[str, Trace] = {}
-        self._bench = bench
-        warm_up = cases[0]
-        self._warm_up = replace(warm_up, new_tokens_max=min(WARM_UP_TOKENS, warm_up.new_tokens_max))
-        self._out = out
-        self._step = step
-        self._progress = progress
-
-    def run(self, place: Place, rounds: Sequence[Round]) -> None:
-        is_traced = not self.traces
-        with open_cluster(place.options, decoding=Decoding(drafters=self._bench.drafters)) as cluster:
-            for one in rounds:
-                self._step(f"{place.name}, {one.setup.name}: warming up", 0)
-                self._session(place, cluster, one, is_traced)
-
-    def _session(self, place: Place, cluster: OpenCluster, one: Round, is_traced: bool) -> None:
-        """A method holds the cluster."""
-        setup, recorder = one.setup, LiveRecorder()
-        row_bytes = place.row_bytes or cluster.config.hidden_size * DTYPE_BYTES[DTYPE]
-        drafters = self._bench.drafters_of(setup) or (NONE,)
-        decoding = Decoding(
-            method=setup.method, drafters=drafters, options=setup.options, coupled=setup.coupled
-        )
-        with cluster.session(decoding, self._progress, recorder) as session:
-            stages = len(session.head.stages)
-            recorder.answer(session, self._warm_up)
-            for case in one.cases:
-                answered = recorder.answer(session, case)
-                record = record_of(
-                    self._bench,
-                    place.name,
-                    setup,
-                    case,
-                    answered,
-                    world=self._bench.world,
-                    repeat=one.repeat,
-                    agreement=agreement_of(case, answered.tokens, answered.reason),
-                    network_bytes=recorder.network_bytes(stages, row_bytes),
-                    energy_j=_energy_j(place.testbed, answered, stages),
-                    events=0,
-                    digest=hashlib.blake2b(json.dumps(answered.tokens).encode(), digest_size=16).hexdigest(),
-                )
-                write_records(self._out / RESULTS, [record])
-                self.found.append(record)
-                if is_traced:
-                    self.traces.setdefault(setup.name, answered.trace)
-                about = f"{case.domain} {case.prompt_id}, temperature {case.sampling.temperature:g}"
-                self._step(f"{place.name}, {setup.name}: {about}", 1)
+def _answers(
+    bench: Bench,
+    place: Place,
+    cluster: OpenCluster,
+    one: Round,
+    first: PlainCase,
+    step: Step,
+    progress: Progress,
+) -> Iterator[tuple[Record, Trace]]:
+    """A method holds the cluster: it warms up with the first prompt of all, and answers its cases."""
+    setup, recorder = one.setup, LiveRecorder()
+    row_bytes = place.row_bytes or cluster.config.hidden_size * DTYPE_BYTES[DTYPE]
+    drafters = bench.drafters_of(setup) or (NONE,)
+    decoding = Decoding(method=setup.method, drafters=drafters, options=setup.options, coupled=setup.coupled)
+    with cluster.session(decoding, progress, recorder) as session:
+        stages = len(session.head.stages)
+        recorder.answer(session, replace(first, new_tokens_max=min(WARM_UP_TOKENS, first.new_tokens_max)))
+        for case in one.cases:
+            about = f"{case.domain} {case.prompt_id}, temperature {case.sampling.temperature:g}"
+            step(f"{place.name}, {setup.name}: {about}", 0)
+            answered = recorder.answer(session, case)
+            record = record_of(
+                bench,
+                place.name,
+                setup,
+                case,
+                answered,
+                world=bench.world,
+                repeat=one.repeat,
+                network_bytes=recorder.network_bytes(stages, row_bytes),
+                energy_j=_energy_j(place.testbed, answered, stages),
+                events=0,
+                digest=hashlib.blake2b(json.dumps(answered.tokens).encode(), digest_size=16).hexdigest(),
+            )
+            yield record, answered.trace
 
 
 def _energy_j(testbed: Testbed | None, answered: RecordedAnswer, stages: int) -> float:
@@ -260,11 +244,11 @@ class LiveRecorder:
             self._to_or_from_one.append(event.verified)
         self._under_way -= isinstance(event, VerifiedArrived | Drafted)
         for command in commands:
-            if isinstance(command, ToPipeline):
+            if isinstance(command, SendToFirstStage):
                 self._to_or_from_one.append(command.segment)
-            elif isinstance(command, ToStages):
+            elif isinstance(command, SendToStages):
                 self._to_stages.append(command.message)
-            self._under_way += isinstance(command, ToPipeline | Draft)
+            self._under_way += isinstance(command, SendToFirstStage | Draft)
             self._has_ended |= isinstance(command, Finished)
         if self._has_ended and self._under_way == 0:
             self._at_rest.set()
@@ -295,7 +279,7 @@ class LiveRecorder:
 
         Headers between stages, some ten bytes for each row, and an EAGLE head's features are not counted.
         """
-        rows = sum(stay.alive for trip in self._trace.trips for stay in trip.stays()[:-1])
+        rows = sum(stay.alive for trip in self._trace.trips for stay in trip.visits()[:-1])
         return rows * row_bytes + _size(self._to_or_from_one) + stages * _size(self._to_stages)
 
 

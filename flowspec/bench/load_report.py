@@ -6,11 +6,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from flowspec.bench.console import show as show_table
-from flowspec.bench.plots import COLOURS, HEIGHT_IN, OTHER_COLOURS, WIDTH_IN, figure
-from flowspec.bench.report import WORLDS, grid, percent, place, rate
+from flowspec.bench.plots import COLOURS, HEIGHT_IN, OTHER_COLOURS, WIDTH_IN, figure, heading, name_of
+from flowspec.bench.report import WIDTH, WORLDS, grid, percent, place, rate
 
 NONE = "-"
 COLUMNS = (
@@ -63,7 +64,7 @@ def rows(load: Mapping[str, Any]) -> list[list[str]]:
     return found
 
 
-def _title(table: Mapping[str, Any], load: Mapping[str, Any]) -> str:
+def load_title(table: Mapping[str, Any], load: Mapping[str, Any]) -> str:
     return f"{place(table)}, {load['users']} user{'s' if load['users'] > 1 else ''}"
 
 
@@ -81,15 +82,17 @@ def markdown(summary: Mapping[str, Any]) -> str:
     ]
     for table in summary["tables"]:
         for load in table["loads"]:
-            lines += [f"## {_title(table, load)} ({world})", "", *grid(["method", *COLUMNS], rows(load))]
+            lines += [f"## {load_title(table, load)} ({world})", "", *grid(["method", *COLUMNS], rows(load))]
     return "\n".join(lines)
 
 
 def show(summary: Mapping[str, Any]) -> None:
+    world = summary["world"]
+    print(fill(f"{summary['experiment']}, {world} world: {WORLDS.get(world, world)}", WIDTH))
     for table in summary["tables"]:
         for load in table["loads"]:
-            show_table(f"{summary['world'].upper()}: {_title(table, load)}", ["", *COLUMNS], rows(load))
-    print(EXPLAINED)
+            show_table(f"{load_title(table, load)} ({world})", ["method", *COLUMNS], rows(load))
+    print("\n" + fill(EXPLAINED, WIDTH))
 
 
 def draw(summary: Mapping[str, Any], path: Path) -> None:
@@ -99,20 +102,17 @@ def draw(summary: Mapping[str, Any], path: Path) -> None:
     columns = min(2, len(tables))
     lines = -(-len(tables) // columns)
     drawing = figure(WIDTH_IN, HEIGHT_IN * max(1, lines / 2))
-    drawing.suptitle(
-        f"{summary['experiment']}: throughput against latency over the users   ({summary['world'].upper()} "
-        "world)",
-        fontsize=15,
-    )
+    title = f"{summary['experiment']}: tokens per second against seconds per answer, by number of users"
+    heading(drawing, title, summary["world"], "Up and to the left is better.")
     axes = drawing.subplots(lines, columns, squeeze=False)
     for ax, table in zip(axes.flat, tables, strict=False):
-        _drafters(ax, table)
+        _curves(ax, table)
     for ax in axes.flat[len(tables) :]:
         ax.set_visible(False)
     drawing.savefig(path)
 
 
-def _drafters(ax: Any, table: Mapping[str, Any]) -> None:
+def _curves(ax: Any, table: Mapping[str, Any]) -> None:
     names: Sequence[str] = list(dict.fromkeys(name for load in table["loads"] for name in load["methods"]))
     others = itertools.cycle(OTHER_COLOURS)
     for at, name in enumerate(names):
@@ -127,7 +127,7 @@ def _drafters(ax: Any, table: Mapping[str, Any]) -> None:
             color=colour,
             marker=MARKERS[at % len(MARKERS)],
             linestyle="-" if name in COLOURS else "--",
-            label=name,
+            label=name_of(name),
         )
         for (users, _), x, y in zip(points, xs, ys, strict=True):
             ax.annotate(str(users), (x, y), (5, 4), textcoords="offset points", fontsize=8, color="#555555")

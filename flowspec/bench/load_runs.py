@@ -27,12 +27,12 @@ class LoadWork:
 
 
 def loads_of(runs: VirtualRuns, work: LoadWork) -> list[LoadRecord]:
-    """The records of some work."""
     found = []
     for testbed, setup in work.jobs:
         drafters = [runs.drafters(setup, case) for case in work.cases]
         experience = runs.learnt_by(testbed, setup, work.cases[0].sampling.temperature)
         found.append(run_load(runs.bench, testbed, setup, work.users, work.cases, drafters, experience))
+        runs.finished(1)
     runs.end()
     return found
 
@@ -45,11 +45,17 @@ def run_loads(
     assert bench.world == SIMULATED
     work = list(pending(bench, cases, {record.key for record in done}))
     found = list(done)
-    with open_workers(bench, warm_up_cases(cases), max(1, min(jobs, len(work))), loads_of) as run:
+    with open_workers(
+        bench,
+        warm_up_cases(cases),
+        max(1, min(jobs, len(work))),
+        loads_of,
+        finished=lambda count: step("", count),
+    ) as run:
         for one, records in run(work):
             write_records(out / LOADS, records)
             found += records
-            step(f"{one.users} users, temperature {one.cases[0].sampling.temperature:g}", len(records))
+            step(f"{one.users} users, temperature {one.cases[0].sampling.temperature:g}", 0)
     return in_order(bench, found)
 
 
@@ -92,7 +98,6 @@ def in_order(bench: Bench, records: Sequence[LoadRecord]) -> list[LoadRecord]:
 
 
 def total(bench: Bench, cases: Sequence[PlainCase]) -> int:
-    """Loads of the whole experiment."""
     samplings = len(dict.fromkeys(case.sampling for case in cases))
     return (
         samplings

@@ -22,7 +22,7 @@ import torch
 from flowspec.bench.checkpoints import make_checkpoint
 from flowspec.bench.console import Step
 from flowspec.core.events import JobPart, RunLayers
-from flowspec.core.protocol.messages import Commit, Open, Part, Release, Sampling, Segment
+from flowspec.core.protocol.messages import Commit, Open, Release, Sampling, Segment, SegmentPart
 from flowspec.draft.kinds import open_drafter
 from flowspec.draft.protocol import Drafter
 from flowspec.errors import ClusterError
@@ -48,6 +48,8 @@ MEMORY_SHARE_MAX = 0.4
 """Of the memory that is free: making a model takes more for a moment."""
 REQUEST = 1
 CONTEXT = 64
+WIDTH = 8
+"""Guesses below a node that a drafter is asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,13 +214,13 @@ def head_task(machine: MeasuredMachine, part: Slice, rows: int) -> Task:
     return run
 
 
-def drafter_task(drafter: Drafter, rows: int, width: int = 8) -> Task:
+def drafter_task(drafter: Drafter, rows: int) -> Task:
     """A pass of so many new nodes, children of the root, through a drafter."""
     requests = itertools.count(1000 * rows)
 
     def segment(request: int, ids: Sequence[int], parents: Sequence[int], committed: bool) -> Segment:
         opening = Open(request=request, epoch=0, keep=0, length=1, root=0, slots=SLOTS, sampling=Sampling())
-        part = Part(
+        part = SegmentPart(
             commit=Commit(request=request, epoch=0, base=1, path=()),
             opening=opening if committed else None,
             ids=tuple(ids),
@@ -233,12 +235,12 @@ def drafter_task(drafter: Drafter, rows: int, width: int = 8) -> Task:
 
     def prepare() -> None:
         request = next(requests)
-        drafter.draft(segment(request, [0], [-1], committed=True), width)
+        drafter.draft(segment(request, [0], [-1], committed=True), WIDTH)
         ready.append(request)
 
     def run() -> None:
         request = ready.pop()
-        drafter.draft(segment(request, range(1, rows + 1), [0] * rows, committed=False), width)
+        drafter.draft(segment(request, range(1, rows + 1), [0] * rows, committed=False), WIDTH)
         drafter.release(Release(request=request))
         prepare()
 

@@ -70,15 +70,6 @@ class Record:
         """From the question to the last token."""
         return self.time_to_first_token_s + self.decode_s
 
-    @property
-    def bound_share(self) -> float:
-        """The bound's time by the time it took; 0 for answers too short to tell."""
-        return (
-            self.bound_s * (self.new_tokens - 1) / self.decode_s
-            if self.decode_s > 0 and self.new_tokens > 1
-            else 0.0
-        )
-
 
 _NAMES = frozenset(field.name for field in fields(Record))
 

@@ -19,7 +19,6 @@ from flowspec.errors import FlowSpecError
 from flowspec.plan.partition import SHARED_SLOWDOWN, Partition
 from flowspec.plan.planner import Plan, make_plans
 from flowspec.plan.profile import DeviceProfile
-from flowspec.plan.shape import eagle_shape
 from flowspec.plan.sites import PlanRequest, Site
 
 WARM_UP_TOKENS = 16
@@ -34,10 +33,11 @@ FORETOLD_FIRST = 50_000_000
 """The first case of the answers that plans are foretold by."""
 
 
-def testbed_of(wish: PlanRequest, plan: Plan) -> Testbed:
+def testbed_of(request: PlanRequest, plan: Plan) -> Testbed:
     """The plan's devices; one that a stage shares with the drafter is slowed as the planner supposes."""
     arrangement = plan.split.arrangement
-    shared = plan.guesses and not plan.is_head_free
+    drafter = None if request.drafter is None else request.drafter.shape
+    shared = drafter is not None and plan.guesses and not plan.is_head_free
 
     def profile(place: Site) -> DeviceProfile:
         return (
@@ -46,17 +46,16 @@ def testbed_of(wish: PlanRequest, plan: Plan) -> Testbed:
             else place.profile
         )
 
-    drafter = wish.drafter.shape if wish.drafter is not None else None
     return Testbed(
-        name=wish.shape.name,
+        name=request.shape.name,
         devices=tuple(profile(place) for place in arrangement.order),
         head=profile(arrangement.head),
-        link=wish.network.default,
-        shape=wish.shape,
-        drafter_shape=drafter or eagle_shape(wish.shape),
+        link=request.network.default,
+        shape=request.shape,
+        drafter_shape=drafter,
         precision=arrangement.precision,
         split=plan.split.layers,
-        hops=tuple(Partition(wish).hops(arrangement)),
+        hops=tuple(Partition(request).hops(arrangement)),
     )
 
 
@@ -82,29 +81,31 @@ class Simulated:
         return stdev(each_s) / mean(each_s) / math.sqrt(len(each_s))
 
 
-def simulated(wish: PlanRequest, plan: Plan, *, answers: int, tokens: int, first: int) -> Simulated:
+def simulated(request: PlanRequest, plan: Plan, *, answers: int, tokens: int, first: int) -> Simulated:
     """So many balanced answers (`bench.synthetic`) on a plan, from case `first` on.
 
     Like a session that has answered before: each answer begins with the costs that the one before it learnt.
-    Prompts are as long as to have the wish's typical context in the middle of an answer.
+    Prompts are as long as to have the request's typical context in the middle of an answer.
     """
-    prompt = max(PROMPT_TOKENS, wish.typical_context - tokens // 2)
-    testbed = testbed_of(wish, plan)
+    prompt = max(PROMPT_TOKENS, request.typical_context - tokens // 2)
+    testbed = testbed_of(request, plan)
     setup = Setup(name="planned", method=OURS if plan.guesses else AR)
     if not plan.guesses:
-        answers, tokens = 1, min(tokens, PLAIN_TOKENS * wish.users)
+        answers, tokens = 1, min(tokens, PLAIN_TOKENS * request.users)
     experience = None
     made, spent_s = [], []
     for number in range(-1 if plan.guesses else 0, answers):
         count = WARM_UP_TOKENS if number < 0 else tokens
-        cases = synthetic_cases(wish.users, [Sampling()], count, first + (1 + number) * wish.users, prompt)
-        world = run_many(testbed, setup, cases, _drafters(wish, plan, cases), prompt + count, experience)
+        cases = synthetic_cases(
+            request.users, [Sampling()], count, first + (1 + number) * request.users, prompt
+        )
+        world = run_many(testbed, setup, cases, _drafters(request, plan, cases), prompt + count, experience)
         experience = world.head.experience() if plan.guesses else None
-        given = [world.answers[request][0] for request in range(len(cases))]
+        given = [world.answers[each][0] for each in range(len(cases))]
         for case, answer in zip(cases, given, strict=True):
             if answer.end is None or not is_plain(case, tuple(answer.tokens), answer.end.reason):
                 raise FlowSpecError(
-                    f"{wish.shape.name} on {len(plan.stages)} devices: the answer is not the plain one"
+                    f"{request.shape.name} on {len(plan.stages)} devices: the answer is not the plain one"
                 )
         if number >= 0:
             first_s, last_s = (
@@ -126,33 +127,33 @@ class Refined:
     fastest: Plan
 
 
-def refined_plan(wish: PlanRequest) -> Refined:
+def refined_plan(request: PlanRequest) -> Refined:
     """The fastest in simulation of the plans that the formula foretells to be fastest; raises `DoesNotFit`.
 
     All are given the same answers, which nothing else is made of.
     """
-    plans = make_plans(wish, CANDIDATES)
+    plans = make_plans(request, CANDIDATES)
     near = [plan for plan in plans if plan.forecast.tokens_per_s >= NEAR * plans[0].forecast.tokens_per_s]
     best = near[0]
     if len(near) > 1:
-        best = max(near, key=lambda plan: foretold(wish, plan, CHOOSING_ANSWERS).tokens_per_s)
-    return Refined(plan=best, simulated=foretold(wish, best), fastest=plans[0])
+        best = max(near, key=lambda plan: foretold(request, plan, CHOOSING_ANSWERS).tokens_per_s)
+    return Refined(plan=best, simulated=foretold(request, best), fastest=plans[0])
 
 
-def foretold(wish: PlanRequest, plan: Plan, answers: int = FORETOLD_ANSWERS) -> Simulated:
+def foretold(request: PlanRequest, plan: Plan, answers: int = FORETOLD_ANSWERS) -> Simulated:
     """The simulation that a plan's rate is foretold by; several users answer at once, so they need fewer
     answers each."""
     return simulated(
-        wish, plan, answers=max(1, answers // wish.users), tokens=FORETOLD_TOKENS, first=FORETOLD_FIRST
+        request, plan, answers=max(1, answers // request.users), tokens=FORETOLD_TOKENS, first=FORETOLD_FIRST
     )
 
 
-def _drafters(wish: PlanRequest, plan: Plan, cases: Sequence[PlainCase]) -> Drafters:
+def _drafters(request: PlanRequest, plan: Plan, cases: Sequence[PlainCase]) -> Drafters:
     if not plan.guesses:
         return {}
-    assert wish.drafter is not None, "a plan with guesses without a drafter"
+    assert request.drafter is not None, "a plan with guesses without a drafter"
     drafting = Synthetic(
-        wish.drafter.acceptance, len(cases[0].prompt) + cases[0].new_tokens_max, balanced=True
+        request.drafter.acceptance, len(cases[0].prompt) + cases[0].new_tokens_max, balanced=True
     )
     return {
         SYNTHETIC: DrafterForEach([made for case in cases if (made := drafting.begin(case)()) is not None])

@@ -9,12 +9,12 @@ from typing import Any
 from flowspec.bench.config import AR, CLUSTER, EMULATED, OURS, SIMULATED
 from flowspec.bench.console import show as show_table
 from flowspec.bench.outcome import EXACT, WRONG
-from flowspec.bench.summary import OVERALL, PAPER, Ratio
+from flowspec.bench.summary import OVERALL, PAPER, PUBLISHED, Ratio
 
 WORLDS = {
-    SIMULATED: "virtual time: computed from device profiles, not measured on such devices",
+    SIMULATED: "virtual time, computed from device profiles and not measured on such devices",
     EMULATED: (
-        "real processes on one machine that take as long as such devices would: not measured on such devices"
+        "real processes on one machine that take as long as such devices would; not measured on such devices"
     ),
     CLUSTER: "real time on real devices",
 }
@@ -24,6 +24,7 @@ WIDTH = 80
 """Columns of the terminal."""
 STAGES_SHOWN = 8
 """Of longer pipelines the least and the greatest busy share are shown."""
+PUBLISHED_SHORT = " (pub)"
 VERDICT_LINES = 8
 """Slow cells that the terminal lists; `report.md` has all."""
 
@@ -34,8 +35,11 @@ def rate(value: float | None) -> str:
 
 
 def times(ratio: Ratio | None) -> str:
-    """`1.73 [1.60, 1.85]`."""
-    return NONE if ratio is None else f"{rate(ratio['ratio'])} [{rate(ratio['low'])}, {rate(ratio['high'])}]"
+    """`1.73 [1.60, 1.85]`, or without an interval `1.73`."""
+    if ratio is None:
+        return NONE
+    interval = "" if ratio["low"] is None else f" [{rate(ratio['low'])}, {rate(ratio['high'])}]"
+    return rate(ratio["ratio"]) + interval
 
 
 def percent(value: float | None) -> str:
@@ -50,7 +54,7 @@ def place(of: Mapping[str, Any]) -> str:
     return f"{of['testbed']}, temperature {of['temperature']:g}"
 
 
-SLOWER = {"slower_than_other": ("another method", "to_other"), "below_ar": (f"`{AR}`", "to_ar")}
+SLOWER = {"slower_than_other": ("another method", "to_other"), "below_ar": ("plain decoding", "to_ar")}
 """By the key of a summary's list: slower than what, and the key of that comparison in its cells."""
 
 
@@ -62,12 +66,18 @@ def verdict(summary: Mapping[str, Any], key: str) -> list[str]:
     if not compared:
         return []
     where = [
-        f"- {place(each)}, {each['domain']}: {each['ratio']:.3f} [{each['low']:.3f}, {each['high']:.3f}] of "
-        f"`{each['other']}`"
+        f"- {place(each)}, {each['domain']}: {_thousandths(each)} of `{each['other']}`"
         for each in summary[key]
     ]
-    head = f"`{OURS}` is slower than {other} in {len(where)} of {compared} cells"
+    cells = "1 cell" if compared == 1 else f"{compared} cells"
+    head = f"`{OURS}` is slower than {other} in {len(where)} of {cells}"
     return [head + (":" if where else "."), *where]
+
+
+def _thousandths(ratio: Ratio) -> str:
+    """`.998 [.996, 1.001]`: three digits would call it 1."""
+    interval = "" if ratio["low"] is None else f" [{ratio['low']:.3f}, {ratio['high']:.3f}]"
+    return f"{ratio['ratio']:.3f}{interval}"
 
 
 def grid(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -86,8 +96,8 @@ def markdown(summary: Mapping[str, Any]) -> str:
         f"**{world}** is {WORLDS.get(world, 'a world of its own')}. {summary['answers']} answers.",
         "",
         f"Tokens per second count after the first token; `{OVERALL}` is the harmonic mean of the domains. "
-        "Brackets are 95% intervals"
-        " (bootstrap over prompts, the same for both methods).",
+        "Brackets are 95% intervals (bootstrap over prompts, the same for both methods); there is none where "
+        "a domain has one prompt.",
         "",
     ]
     for table in summary["tables"]:
@@ -96,9 +106,10 @@ def markdown(summary: Mapping[str, Any]) -> str:
         lines += [
             f"## Where `{OURS}` stands ({world})",
             "",
-            "Its rate by that of others on the same prompts.",
+            "Its rate by that of others on the same prompts. A cell is a domain on a testbed at a "
+            "temperature.",
             "",
-            *_cells(summary["cells"]),
+            *_compared(summary),
         ]
         for said in filter(None, (verdict(summary, key) for key in SLOWER)):
             lines += [*said, ""]
@@ -186,8 +197,14 @@ def _bound(of: Mapping[str, Any]) -> list[str]:
     return [*times_s, percent(of["bound_share"]), _fixed(of["time_to_first_token_s"], 2), *agreement]
 
 
-def _cells(cells: Sequence[Mapping[str, Any]]) -> list[str]:
-    paper = next((cell["paper"] for cell in cells if cell["paper"]), PAPER[-1])
+def _compared(summary: Mapping[str, Any]) -> list[str]:
+    """A line for each cell, and below those of a testbed and temperature one for all of them."""
+    lines = [
+        each
+        for overall in summary["overall"]
+        for each in [*(cell for cell in summary["cells"] if place(cell) == place(overall)), overall]
+    ]
+    paper = next((cell["paper"] for cell in lines if cell["paper"]), PAPER[-1])
     columns = [
         "cell",
         "tokens/s",
@@ -209,7 +226,7 @@ def _cells(cells: Sequence[Mapping[str, Any]]) -> list[str]:
             times(cell["to_ar"]),
             times(cell["to_temperature_0"]),
         ]
-        for cell in cells
+        for cell in lines
     ]
     return grid(columns, rows)
 
@@ -218,28 +235,29 @@ def show(summary: Mapping[str, Any]) -> None:
     """The same for the terminal, in 80 columns: one table for each testbed and temperature, and the
     verdicts."""
     world = summary["world"]
-    print(f"{summary['experiment']}: {world.upper()} world")
-    print(fill(WORLDS.get(world, world), WIDTH))
+    print(fill(f"{summary['experiment']}, {world} world: {WORLDS.get(world, world)}", WIDTH))
+    notes = [f"x plain: over plain decoding ({AR})"]
     for table in summary["tables"]:
         reference = next((name for name in table["references"] if name != AR), None)
         rows = [
-            [name.replace("(published)", "(publ.)"), *_row(table, name, reference)]
+            [name.replace(PUBLISHED, PUBLISHED_SHORT), *_row(table, name, reference)]
             for name in table["methods"]
         ]
-        columns = [
-            "method",
-            "tok/s",
-            "x ar",
-            f"x {(reference or 'chunk-pp').split(' ')[0]}",
-            "S",
-            "rho",
-            "busy",
-            "bound",
-        ]
+        columns = ["method", "tok/s", "x plain", *_column(reference), "S", "rho", "busy", "bound"]
         show_table(f"{place(table)} ({world})", columns, rows)
-    published = [name for table in summary["tables"] for name in table["references"] if name.endswith(")")]
-    note = f"x chunk-pp: over {published[0]}, (publ.); " if published else ""
-    print("\n" + fill(f"{note}[]: 95% interval over prompts; bound: share of it reached", WIDTH) + "\n")
+        if reference is not None and _column(reference) != [f"x {reference}"]:
+            notes.append(f"{_column(reference)[0]}: over {reference}")
+        if any(name.endswith(PUBLISHED) for name in table["methods"]):
+            notes.append(f"{PUBLISHED_SHORT.strip()}: as the paper's code does it")
+    notes += [
+        *["[]: 95% interval over prompts"] * has_intervals(summary),
+        "S: tokens per segment that gave any",
+        "rho: share of tokens that were in flight when they were known",
+        "busy: of the stages' time",
+        "bound: least time possible by the time it took",
+        *["cell: a domain on a testbed at a temperature"] * bool(summary["cells"]),
+    ]
+    print("\n" + fill("; ".join(dict.fromkeys(notes)) + ".", WIDTH) + "\n")
     for key in SLOWER if summary["cells"] else ():
         lines = verdict(summary, key)
         more = len(lines) - 1 - VERDICT_LINES
@@ -247,17 +265,35 @@ def show(summary: Mapping[str, Any]) -> None:
             print(fill(line.replace("`", ""), WIDTH, subsequent_indent="  "))
 
 
+def has_intervals(summary: Mapping[str, Any]) -> bool:
+    """Whether any speed-up has one."""
+    return any(
+        ratio["low"] is not None
+        for table in summary["tables"]
+        for reference, methods in table["speed_up"].items()
+        for method, domains in methods.items()
+        for ratio in domains.values()
+        if method != reference
+    )
+
+
+def _column(reference: str | None) -> list[str]:
+    """The head of a column of ratios, short enough for the terminal; none without a reference."""
+    return [] if reference is None else [f"x {reference.removesuffix(PUBLISHED)}"]
+
+
 def _row(table: Mapping[str, Any], name: str, reference: str | None) -> list[str]:
     of = table["statistics"][name]
     to_ar = table["speed_up"].get(AR, {}).get(name, {}).get(OVERALL)
-    to_reference = table["speed_up"][reference][name].get(OVERALL) if reference else None
-    values = [
-        rate(table["tokens_per_s"][name].get(OVERALL)),
-        rate(to_ar and to_ar["ratio"]),
-        times(to_reference).replace(", ", "-"),
+    ratios = [
+        "1" if name == each else times(table["speed_up"][each][name].get(OVERALL)).replace(", ", "-")
+        for each in [reference]
+        if each
     ]
     return [
-        *values,
+        rate(table["tokens_per_s"][name].get(OVERALL)),
+        rate(to_ar and to_ar["ratio"]),
+        *ratios,
         _fixed(of["S"], 2),
         _fixed(of["rho"], 2),
         percent(of["busy"]),

@@ -22,7 +22,7 @@ from flowspec.bench.config import SIMULATED, Bench, Setup, Testbed
 from flowspec.bench.drafter_places import places_of
 from flowspec.bench.outcome import Record
 from flowspec.bench.plain import PlainCase
-from flowspec.bench.recording import RecordedAnswer, agreement_of, energy_of, record_of
+from flowspec.bench.recording import RecordedAnswer, energy_of, record_of
 from flowspec.bench.trace import Trace
 from flowspec.core.events import Submit
 from flowspec.core.head.head import Experience
@@ -36,9 +36,9 @@ from flowspec.sim.experiment import Experiment
 from flowspec.sim.language import AnswerLanguage
 from flowspec.sim.record import HEAD
 from flowspec.sim.world import Handled, Links, World
+from flowspec.watch.detokenizer import Decode
 from flowspec.watch.figures import EVERY_S, Frame
 from flowspec.watch.recorder import Recorder, StageRows
-from flowspec.watch.spelling import Decode
 
 TYPICAL_ROWS = 16
 """Rows of the published methods' segments, for what a turn's verification takes."""
@@ -164,7 +164,6 @@ def run(
 
 
 def stages_of(testbed: Testbed) -> StageRows:
-    """The boards and their layers."""
     ends = list(itertools.accumulate(testbed.layers))
     return [
         {"name": f"{index + 1}: {device.name}", "layers": [end - count, end]}
@@ -254,7 +253,6 @@ def _record(
         answered,
         world=SIMULATED,
         repeat=0,
-        agreement=agreement_of(case, answered.tokens, answered.reason),
         network_bytes=world.bytes_sent,
         energy_j=energy_of(
             testbed, last_s, [device.busy_s for device in world.devices], busy_of(testbed, drafters, world)

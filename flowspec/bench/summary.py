@@ -4,7 +4,8 @@
 A domain's rate is its tokens after the first by its time after the first token; `overall` is the harmonic
 mean of the domains. A speed-up compares the prompts that both methods answered. Its interval is a bootstrap
 over prompts (all answers to one are drawn together, for both methods), stratified by domain and drawn from a
-fixed seed, so the same records always give the same summary. How it is shown is `bench.report`.
+fixed seed, so the same records always give the same summary. One prompt tells nothing of others, so it has no
+interval, and neither has `overall` with a domain of one prompt. How it is shown is `bench.report`.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ PERCENTILES = (2.5, 97.5)
 
 Sums = dict[str, dict[str, tuple[float, float]]]
 """Tokens after the first and their seconds, by domain and prompt."""
-Ratio = dict[str, float]
-"""`ratio` and the ends `low` and `high` of its 95% interval."""
+INTERVAL_PROMPTS_MIN = 2
+"""Of a domain, for an interval."""
+Ratio = dict[str, Any]
+"""`ratio` and the ends `low` and `high` of its 95% interval; None where there is none."""
 Ratios = dict[str, Ratio]
 """By domain, and `overall`."""
 
@@ -67,6 +70,7 @@ def paired(ours: Sums, theirs: Sums) -> Ratios:
     chance = np.random.default_rng(SEED)
     found: Ratios = {}
     our_total, their_total = np.zeros(1 + RESAMPLES), np.zeros(1 + RESAMPLES)
+    fewest = INTERVAL_PROMPTS_MIN
     for domain in sorted(ours.keys() & theirs.keys()):
         prompts = sorted(ours[domain].keys() & theirs[domain].keys())
         if not prompts:
@@ -78,10 +82,11 @@ def paired(ours: Sums, theirs: Sums) -> Ratios:
         our_s, their_s = (
             _seconds_per_token([of[domain][prompt] for prompt in prompts], picks) for of in (ours, theirs)
         )
-        found[domain] = _ratio(their_s / our_s)
+        found[domain] = _ratio(their_s / our_s, len(prompts))
         our_total, their_total = our_total + our_s, their_total + their_s
+        fewest = min(fewest, len(prompts))
     # The harmonic mean of rates is the number of domains by the sum of their seconds per token.
-    return found | {OVERALL: _ratio(their_total / our_total)} if found else {}
+    return found | {OVERALL: _ratio(their_total / our_total, fewest)} if found else {}
 
 
 def _seconds_per_token(prompts: Sequence[tuple[float, float]], picks: np.ndarray) -> np.ndarray:
@@ -89,9 +94,10 @@ def _seconds_per_token(prompts: Sequence[tuple[float, float]], picks: np.ndarray
     return np.asarray(drawn[..., 1].sum(axis=1) / drawn[..., 0].sum(axis=1))
 
 
-def _ratio(samples: np.ndarray) -> Ratio:
-    low, high = np.percentile(samples[1:], PERCENTILES)
-    return {"ratio": float(samples[0]), "low": float(low), "high": float(high)}
+def _ratio(samples: np.ndarray, prompts: int) -> Ratio:
+    has_interval = prompts >= INTERVAL_PROMPTS_MIN
+    low, high = np.percentile(samples[1:], PERCENTILES).tolist() if has_interval else (None, None)
+    return {"ratio": float(samples[0]), "low": low, "high": high}
 
 
 def statistics(records: Sequence[Record]) -> dict[str, Any]:
@@ -136,11 +142,12 @@ def _mean(values: Iterable[float]) -> float | None:
 
 
 def summarise(name: str, world: str, records: Sequence[Record]) -> dict[str, Any]:
-    """`summary.json`: a table for each testbed and temperature, the cells of `continuous`, and which of them
-    are too slow."""
+    """`summary.json`: a table for each testbed and temperature, how `continuous` compares in each *cell* (a
+    domain there) and overall, and in which cells it is too slow."""
     methods = list(dict.fromkeys(record.method for record in records))
     tables: list[dict[str, Any]] = []
     cells: list[dict[str, Any]] = []
+    overall: list[dict[str, Any]] = []
     for testbed in dict.fromkeys(record.testbed for record in records):
         of_testbed = [record for record in records if record.testbed == testbed]
         cold: Sums = {}
@@ -152,7 +159,9 @@ def summarise(name: str, world: str, records: Sequence[Record]) -> dict[str, Any
             if OURS in measured:
                 to_cold = paired(measured[OURS], cold) if temperature > 0 else {}
                 where = {"testbed": testbed, "temperature": temperature}
-                cells += [where | cell for cell in _cells(measured, to_cold)]
+                compared = [where | each for each in _compared(measured, to_cold)]
+                cells += [each for each in compared if each["domain"] != OVERALL]
+                overall += [each for each in compared if each["domain"] == OVERALL]
                 cold = cold if temperature > 0 else measured[OURS]
     return {
         "experiment": name,
@@ -160,6 +169,7 @@ def summarise(name: str, world: str, records: Sequence[Record]) -> dict[str, Any
         "answers": len(records),
         "tables": tables,
         "cells": cells,
+        "overall": overall,
         "slower_than_other": [
             _short(cell, cell["other"], cell["to_other"]) for cell in cells if _is_below_one(cell["to_other"])
         ],
@@ -187,8 +197,8 @@ def _table(measured: Mapping[str, Sums], by_method: Mapping[str, Sequence[Record
     }
 
 
-def _cells(measured: Mapping[str, Sums], to_cold: Ratios) -> list[dict[str, Any]]:
-    """Where `continuous` stands in each domain and overall; a name and a ratio are None where there is
+def _compared(measured: Mapping[str, Sums], to_cold: Ratios) -> list[dict[str, Any]]:
+    """How `continuous` compares in each domain and overall; a name and a ratio are None where there is
     nothing to compare with."""
     others = {
         method: paired(measured[OURS], each)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from flowspec.bench.lanes import Bar, DraftPass, Lanes, LinkSpan, busy_share, lanes_of
-from flowspec.bench.plots import WIDTH_IN, figure
+from flowspec.bench.plots import WIDTH_IN, figure, heading, name_of
 from flowspec.bench.trace import Trace, slots_of
 
 Each = TypeVar("Each", Bar, LinkSpan, DraftPass)
@@ -39,7 +39,13 @@ them."""
 
 
 def draw(
-    traces: Mapping[str, Trace], path: Path, *, title: str, stages: int, window_s: float | None = None
+    traces: Mapping[str, Trace],
+    path: Path,
+    *,
+    name: str,
+    world: str,
+    stages: int,
+    window_s: float | None = None,
 ) -> None:
     """`timeline.png`: what each device did in a span of time, the methods below each other (the first four)
     on one axis.
@@ -59,16 +65,16 @@ def draw(
     end_s = start_s + (min(window_s, shortest_s) or 1.0)
     height_in = AROUND_IN + len(laid) * (PANEL_IN + (stages + 2) * LANE_IN)
     drawing = figure(WIDTH_IN, min(HEIGHT_MAX_IN, height_in))
-    drawing.suptitle(title, fontsize=14, fontweight="bold")
+    heading(drawing, f"{name}: what each device does, and when", world)
     axes = drawing.subplots(len(laid), 1, squeeze=False, sharex=True)[:, 0]
-    for ax, (name, lanes) in zip(axes, laid.items(), strict=True):
-        _drafters(ax, name, lanes, start_s, end_s)
+    for ax, (method, lanes) in zip(axes, laid.items(), strict=True):
+        _lanes(ax, method, lanes, start_s, end_s)
     axes[-1].set_xlabel(f"seconds since the first token. {READING}")
     _legend(drawing)
     drawing.savefig(path)
 
 
-def _drafters(ax: Any, name: str, lanes: Lanes, start_s: float, end_s: float) -> None:
+def _lanes(ax: Any, name: str, lanes: Lanes, start_s: float, end_s: float) -> None:
     """Lanes from the top: the head's drafter, the stages, the output; so a trip goes downwards."""
     from matplotlib.collections import LineCollection
 
@@ -109,7 +115,7 @@ def _drafters(ax: Any, name: str, lanes: Lanes, start_s: float, end_s: float) ->
         _at_right(ax, lane, f"{100 * busy_share(each, start_s, end_s):.0f}% busy")
     _at_right(ax, count - 1, f"{tokens} tokens")
     ax.set_title(
-        f"{name}: {tokens / (end_s - start_s):.3g} tokens/s in this window",
+        f"{name_of(name)}: {tokens / (end_s - start_s):.3g} tokens/s in this window",
         loc="left",
         fontsize=12,
         fontweight="bold",

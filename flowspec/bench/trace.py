@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from flowspec.core.events import Drafted, Emit, HeadCommand, HeadEvent, Timed
+from flowspec.core.events import Drafted, Emit, HeadCommand, HeadEvent, SegmentTimed
 from flowspec.watch.trips import Trip
 
 
@@ -30,7 +30,7 @@ class Trace:
         if isinstance(event, Drafted):
             self.passes.append(Pass(started_s=event.started_s, ended_s=event.ended_s))
         for command in commands:
-            if isinstance(command, Timed):
+            if isinstance(command, SegmentTimed):
                 trip = Trip(
                     segment=command.segment,
                     rows=command.rows,

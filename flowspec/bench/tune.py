@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,22 +38,32 @@ GRIDS: Mapping[str, Mapping[str, Sequence[float]]] = {
 """Values for each parameter of each method for one drafter, in the order in which they are tried; methods
 start from their defaults."""
 
-Start = Callable[[int, int], None]
+
+def todo_of(bench: Bench, path: Path) -> list[tuple[Testbed, str]]:
+    """The experiment's methods on its testbeds that `path` has no parameters for."""
+    found = list(read_setups(path)) if path.exists() else []
+    return [
+        (testbed, method)
+        for testbed in bench.testbeds
+        for method in _methods(bench)
+        if not any(setup.name == method + TUNED and setup.runs_on(testbed.name) for setup in found)
+    ]
 
 
-def tune(bench: Bench, path: Path, jobs: int, start: Start, step: Step) -> tuple[Setup, ...]:
+def _methods(bench: Bench) -> list[str]:
+    return [name for name in METHODS if name in GRIDS and any(setup.method == name for setup in bench.setups)]
+
+
+def total(todo: Sequence[tuple[Testbed, str]]) -> int:
+    """Values to try, which are a tuning's steps."""
+    return sum(sum(len(values) for values in GRIDS[method].values()) for _, method in todo)
+
+
+def tune(bench: Bench, path: Path, jobs: int, step: Step) -> tuple[Setup, ...]:
     """The best setup of each of the experiment's methods for each of its testbeds; those that `path` has are
     kept, others written to it."""
     found = list(read_setups(path)) if path.exists() else []
-    methods = [
-        name for name in METHODS if name in GRIDS and any(setup.method == name for setup in bench.setups)
-    ]
-    todo = [
-        (testbed, method)
-        for testbed in bench.testbeds
-        for method in methods
-        if not any(setup.name == method + TUNED and setup.runs_on(testbed.name) for setup in found)
-    ]
+    todo = todo_of(bench, path)
     if todo:
         tuning = replace(
             bench,
@@ -64,13 +74,12 @@ def tune(bench: Bench, path: Path, jobs: int, start: Start, step: Step) -> tuple
         )
         path.parent.mkdir(parents=True, exist_ok=True)
         cases = read_cases(tuning, path.with_name(ANSWERS), for_tuning=True)
-        start(sum(sum(len(values) for values in GRIDS[method].values()) for _, method in todo), 0)
         with open_workers(tuning, warm_up_cases(cases, 1), jobs, VirtualRuns.records, keeps=True) as run:
             for testbed, method in todo:
                 best = _best(testbed, method, cases, run, step)
                 found.append(replace(best, name=method + TUNED, testbeds=(testbed.name,)))
                 _write(path, found)
-    return tuple(setup for setup in found if setup.method in methods)
+    return tuple(setup for setup in found if setup.method in _methods(bench))
 
 
 def _best(

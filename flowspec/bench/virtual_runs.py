@@ -11,9 +11,10 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
-from typing import TypeVar
+from multiprocessing import get_context
+from typing import Any, TypeVar
 
 from flowspec.bench.config import Bench, Setup, Testbed
 from flowspec.bench.drafting import VirtualDrafter, open_drafting
@@ -26,9 +27,14 @@ from flowspec.bench.workers import interrupted_later, open_pool
 from flowspec.core.head.head import Experience
 from flowspec.errors import FlowSpecError
 from flowspec.model.files import ModelFiles
-from flowspec.watch.spelling import Decode
+from flowspec.watch.detokenizer import Decode
+
+COUNTED_EVERY_S = 0.2
+"""How often the workers' answers are counted."""
 
 Job = tuple[Testbed, Setup]
+Finished = Callable[[int], None]
+"""Hears within a task how many answers, or loads, are done."""
 Makers = dict[tuple[PlainCase, str, bool], Maker]
 """What makes drafters for a case, by name, coupled or not."""
 
@@ -46,11 +52,19 @@ class VirtualRuns:
     """Runs work of one experiment; `warm_up` are the cases that heads learn from beforehand, at each
     temperature.
 
-    `keeps` what drafters said, for cases that come again.
+    `keeps` what drafters said, for cases that come again. `finished` hears of each answer or load.
     """
 
-    def __init__(self, bench: Bench, warm_up: Sequence[PlainCase], *, keeps: bool = False) -> None:
+    def __init__(
+        self,
+        bench: Bench,
+        warm_up: Sequence[PlainCase],
+        *,
+        keeps: bool = False,
+        finished: Finished = lambda count: None,
+    ) -> None:
         self.bench = bench
+        self.finished = finished
         self._warm_up = warm_up
         self._keeps = keeps
         self._makers: Makers = {}
@@ -70,6 +84,7 @@ class VirtualRuns:
             found.append(
                 run(self.bench, testbed, setup, work.case, self.drafters(setup, work.case), experience)
             )
+            self.finished(1)
         self.end()
         return found
 
@@ -137,26 +152,40 @@ Workers = Callable[[Sequence[Task]], Iterator[tuple[Task, Found]]]
 
 @contextlib.contextmanager
 def open_workers(
-    bench: Bench, warm_up: Sequence[PlainCase], jobs: int, do: Do[Task, Found], *, keeps: bool = False
+    bench: Bench,
+    warm_up: Sequence[PlainCase],
+    jobs: int,
+    do: Do[Task, Found],
+    *,
+    keeps: bool = False,
+    finished: Finished = lambda count: None,
 ) -> Iterator[Workers[Task, Found]]:
     """`jobs` processes for tasks of one experiment, or none for one job; an error and Ctrl-C end them at
     once."""
     if jobs == 1:
-        runs = VirtualRuns(bench, warm_up, keeps=keeps)
+        runs = VirtualRuns(bench, warm_up, keeps=keeps, finished=finished)
         yield lambda tasks: ((one, do(runs, one)) for one in tasks)
         return
-    with open_pool(jobs, _start_worker, bench, warm_up, keeps) as pool:
+    counter = get_context("spawn").Value("q", 0)
+    with open_pool(jobs, _start_worker, bench, warm_up, keeps, counter) as pool:
 
         def run_all(tasks: Sequence[Task]) -> Iterator[tuple[Task, Found]]:
             running: dict[Future[Found | FlowSpecError], Task] = {}
             with interrupted_later():
                 for one in tasks:
                     running[pool.submit(_do, do, one)] = one
-            for future in as_completed(running):
-                result = future.result()
-                if isinstance(result, FlowSpecError):
-                    raise result
-                yield running[future], result
+            waiting = set(running)
+            counted = counter.get_obj().value  # a lock that a killed worker held would never be free
+            while waiting:
+                done, waiting = wait(waiting, COUNTED_EVERY_S, FIRST_COMPLETED)
+                if count := counter.get_obj().value - counted:
+                    counted += count
+                    finished(count)
+                for future in done:
+                    result = future.result()
+                    if isinstance(result, FlowSpecError):
+                        raise result
+                    yield running[future], result
 
         yield run_all
 
@@ -165,10 +194,15 @@ _runs: VirtualRuns | None = None
 """Of this worker process."""
 
 
-def _start_worker(bench: Bench, warm_up: Sequence[PlainCase], keeps: bool) -> None:
-    """Makes a process ready for work."""
+def _start_worker(bench: Bench, warm_up: Sequence[PlainCase], keeps: bool, counter: Any) -> None:
+    """Makes a process ready for work, which adds to what all of them have finished."""
+
+    def finished(count: int) -> None:
+        with counter.get_lock():
+            counter.value += count
+
     global _runs
-    _runs = VirtualRuns(bench, warm_up, keeps=keeps)
+    _runs = VirtualRuns(bench, warm_up, keeps=keeps, finished=finished)
 
 
 def _do(do: Do[Task, Found], task: Task) -> Found | FlowSpecError:

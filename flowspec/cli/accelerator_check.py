@@ -4,36 +4,39 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from flowspec.bench.accelerator import check
 from flowspec.bench.accelerator.check import LEFT_OUT, RIGHT, SECONDS, Check, Outcome
 from flowspec.bench.accelerator.report import (
     SEND,
-    Moment,
+    BoardState,
     check_file,
     findings_of,
     private_names,
     report_of,
     write_file,
 )
+from flowspec.bench.console import show_table
+from flowspec.cli.parser import Rare
 from flowspec.cli.terminal import note
 from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.errors import InputError
 from flowspec.plan.memory import mib
+from flowspec.rounding import rounded
 from flowspec.runtime.health.board import read_board
 from flowspec.runtime.health.finding import PROBLEM, Finding
 from flowspec.runtime.health.system import read_clocks, read_system
 
 REPORT = Path("flowspec-accelerator.json")
 WIDTH = 80
-NEEDLESS = ("cluster", "layers", "context", "model")
+COLUMNS = ("precision", "kernel", "off", "allowed", "alone", "ms: 1", "4", "16 rows")
+NEEDLESS = ("cluster", "layers", "all_devices", "context", "model")
 """Flags of the doctor that mean nothing here, where no cluster is asked."""
 
 
@@ -49,13 +52,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--report",
         type=Path,
         metavar="FILE",
-        help=f"where to write the report (default: {REPORT})",
+        help=Rare(f"where to write the report (default: {REPORT})"),
     )
     group.add_argument(
         "--seconds",
         type=float,
         metavar="S",
-        help=f"how long all may take; what does not fit is left out (default: {SECONDS:.0f})",
+        help=Rare(f"how long all may take; what does not fit is left out (default: {SECONDS:.0f})"),
     )
 
 
@@ -65,7 +68,7 @@ def check_flags(args: argparse.Namespace, parsed_defaults: Mapping[str, Any]) ->
         for name in NEEDLESS:
             if getattr(args, name) != parsed_defaults[name]:
                 text = "goes with a cluster; --accelerator checks this machine with the bundled model"
-                raise InputError(f"--{name} {text}")
+                raise InputError(f"--{name.replace('_', '-')} {text}")
         device = args.device or "auto"
         if device not in ("auto", "cpu") and not (device.startswith("cuda:") and device[5:].isdecimal()):
             raise InputError(f"--device: expected auto, cpu or cuda:N, got {device!r}")
@@ -128,8 +131,8 @@ def _in_short(outcome: Outcome) -> str:
     return "right"
 
 
-def _moment() -> Moment:
-    return Moment(board=read_board(), clocks=read_clocks())
+def _moment() -> BoardState:
+    return BoardState(board=read_board(), clocks=read_clocks())
 
 
 # ------------------------------------------------------------------------------------------------------- text
@@ -141,7 +144,7 @@ def show(document: Mapping[str, Any], findings: Sequence[Finding]) -> None:
     for line in _head(document):
         console.print(escape(line))
     console.print()
-    console.print(_table(document["steps"]))
+    show_table(COLUMNS, list(_rows(document["steps"])), numbers_from=2)
     for step in document["steps"]:
         if step["step"] == "verify" and step["found"]:
             console.print(f"\n{escape(_verified(step['found']))}")
@@ -162,7 +165,7 @@ def _head(document: Mapping[str, Any]) -> list[str]:
     for used in found[:1]:
         capability = used["facts"].get("capability")
         name = f"{used['facts']['name']}{f', capability {capability}' if capability else ''}"
-        speed = f"reads {used['gb_per_s']:.3g} GB/s"
+        speed = f"reads {rounded(used['gb_per_s'])} GB/s"
         lines.append(f"{used['device']} ({name}): {mib(used['free_bytes'])} free, {speed}")
     modes = [moment["power_mode"] for moment in (before, after) if moment["power_mode"]]
     heat = [f"{moment['celsius']:.0f}" for moment in (before, after) if moment["celsius"] is not None]
@@ -173,13 +176,8 @@ def _head(document: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _table(steps: Sequence[Mapping[str, Any]]) -> Table:
-    """A line for each precision."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column("precision")
-    table.add_column("kernel", overflow="fold")
-    for title in ("off", "allowed", "alone", "ms: 1", "4", "16 rows"):
-        table.add_column(title, justify="right", no_wrap=True)
+def _rows(steps: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
+    """A line for each precision, as `COLUMNS` has it."""
     parts: dict[str, dict[str, Mapping[str, Any]]] = {}
     for step in steps:
         if step["dtype"] and step["step"] in ("kernels", "slice"):
@@ -189,13 +187,12 @@ def _table(steps: Sequence[Mapping[str, Any]]) -> Table:
         kernel = tried["found"].get("kernel") or ("-" if tried["state"] == LEFT_OUT else "none")
         part = found.get("slice", {}).get("found")
         if not part:
-            table.add_row(dtype, kernel, *["-"] * 6)
+            yield dtype, kernel, *["-"] * 6
             continue
         alone = "same" if not part["rows_alone"]["other_bits"] else f"{part['rows_alone']['off']:.1g}"
         times = [f"{part['pass_ms'][rows]:.1f}" for rows in ("1", "4", "16")]
         logits = [f"{part[name]:.2g}" for name in ("logits_off", "logits_allowed")]
-        table.add_row(dtype, kernel, *logits, alone, *times)
-    return table
+        yield dtype, kernel, *logits, alone, *times
 
 
 def _verified(found: Mapping[str, Any]) -> str:

@@ -6,14 +6,19 @@ import contextlib
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from types import FrameType
 from typing import Any
 
+from flowspec.core.cluster.slowing import why_slow
 from flowspec.llm import LLM
 from flowspec.plan.memory import mib
+from flowspec.rounding import rounded
 from flowspec.runtime.answer import Answer, AnswerStream, Keep
+from flowspec.runtime.planning.forecast_check import Measured, causes, is_wrong
 from flowspec.runtime.question import Changes, Question
 from flowspec.runtime.session import Session
+from flowspec.runtime.transport import split_address
 
 
 def from_head(stage: dict[str, Any]) -> str:
@@ -99,7 +104,7 @@ def text_of(llm: LLM, answer: Answer) -> str | None:
 
 def record(llm: LLM, question: Question, answer: Answer) -> dict[str, Any]:
     """An answer as `--json` prints it."""
-    session, sampling, timing = llm.session, question.sampling, answer.timing
+    session, timing = llm.session, answer.timing
     plan = session.head.plan
     return {
         "token_ids": list(answer.token_ids),
@@ -120,14 +125,36 @@ def record(llm: LLM, question: Question, answer: Answer) -> dict[str, Any]:
         "arithmetic": answer.arithmetic,
         "arithmetic_changes": changes_document(answer.changes),
         "context": plan.context,
-        "temperature": sampling.temperature,
-        "top_k": sampling.top_k,
-        "top_p": sampling.top_p,
-        "min_p": sampling.min_p,
-        "seed": sampling.seed,
+        **asdict(question.sampling),
         "statistics": answer.statistics,
         "stages": session.stages_report(),
         "drafters": session.drafters_report(),
         "expertise": session.expertise_report(),
         "plan": None if session.chosen is None else session.chosen.report(),
     }
+
+
+def forecast_told(session: Session, answer: Answer) -> str | None:
+    """Why the forecast was wrong by more than a factor of two; empty where that is not known, None where it
+    was right or nothing was foretold."""
+    if session.chosen is None:
+        return None
+    plan, found, stages = session.chosen.plan, answer.statistics, session.head.stages
+    measured = Measured(
+        tokens_per_s=answer.timing.tokens_per_s,
+        new_tokens=answer.new_tokens - answer.resumed_tokens,
+        hops=list(session.head.hops)[-max(1, found["segments"]) :],
+        links_s=found["link_s"] / max(1, found["segments"]),
+        missed=1 - found["share_in_flight"],
+        why_slow={
+            stage.plan.name: why_slow(stage.pong)
+            for stage in stages
+            if stage.pong is not None and stage.pong.is_throttled
+        },
+        hosts={stage.plan.name: split_address(stage.plan.address)[0] for stage in stages},
+    )
+    if not is_wrong(plan, measured):
+        return None
+    why = "; ".join(causes(session.chosen.request, plan, measured))
+    foretold, was = rounded(plan.forecast.tokens_per_s), rounded(measured.tokens_per_s)
+    return f"foretold {foretold} tokens/s, measured {was}: {why}" if why else ""

@@ -1,32 +1,27 @@
 """Run an experiment: methods x prompts x testbeds, on real, emulated or simulated devices.
 
-Writes results.jsonl while it runs, then summary.json, summary.md, speedup.png, timeline.png and trace.json,
-and of virtual time a recording of an answer by each of a few methods; with users loads.jsonl, then
-summary.json, summary.md and load.png; with chains of models chains.png, too. Interrupted, it goes on where it
-was when it is started again. Exit status 1 if an answer differs from plain decoding's.
+Writes results.jsonl while it runs, then report.html, summary.json, summary.md, speedup.png, timeline.png and
+trace.json, and of virtual time a recording of an answer by each of a few methods; with users loads.jsonl,
+then report.html, summary.json, summary.md and load.png; with chains of models chains.png, too. Interrupted,
+it goes on where it was when it is started again. Exit status 1 if an answer differs from plain decoding's.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from flowspec.bench import chain_report, chains, load_report, load_summary, plots, timeline
 from flowspec.bench.bench import (
     ANSWERS,
     LOADS,
     TUNED_FILE,
-    Step,
     in_order,
     open_out,
     read_cases,
@@ -34,45 +29,37 @@ from flowspec.bench.bench import (
     total,
     warm_up_cases,
 )
-from flowspec.bench.config import (
-    AR,
-    CLUSTER,
-    OURS,
-    SIMULATED,
-    SYNTHETIC,
-    USERS_MAX,
-    WORLDS,
-    Bench,
-    Setup,
-    Testbed,
-)
+from flowspec.bench.config import AR, OURS, SIMULATED, WORLDS, Bench, Setup
+from flowspec.bench.console import progress
 from flowspec.bench.drafting import RANDOM
-from flowspec.bench.experiments import find_experiment, pick_setups, read_experiment
+from flowspec.bench.html_report import write_report
 from flowspec.bench.load import read_loads
 from flowspec.bench.load_runs import run_loads
 from flowspec.bench.load_runs import total as load_total
 from flowspec.bench.outcome import WRONG, Record
-from flowspec.bench.plain import PlainCase, make_samplings
+from flowspec.bench.plain import PlainCase
 from flowspec.bench.report import markdown, show
+from flowspec.bench.setting import setting_of
 from flowspec.bench.simulated import stages_of
-from flowspec.bench.summary import PAPER, REFERENCES, summarise
+from flowspec.bench.summary import PAPER, REFERENCES, first_of, summarise
 from flowspec.bench.trace import Trace
-from flowspec.bench.tune import Start, tune
+from flowspec.bench.tune import todo_of, tune
+from flowspec.bench.tune import total as tuning_total
 from flowspec.bench.validation import show_validation, validate
 from flowspec.bench.virtual_runs import VirtualRuns
+from flowspec.cli.bench_request import JOBS_MAX, pick_experiment
 from flowspec.cli.options import number_list, positive, positives, reals
+from flowspec.cli.parser import Rare
 from flowspec.cli.terminal import note
-from flowspec.core.protocol.limits import DRAFTERS_MAX
-from flowspec.draft.kinds import NONE, WORDS, check_drafter
+from flowspec.draft.kinds import WORDS
 from flowspec.errors import InputError
-from flowspec.model.files import BUNDLED, ModelFiles
+from flowspec.model.files import ModelFiles
+from flowspec.watch.detokenizer import Decode, as_numbers
 from flowspec.watch.recording import About, record_document, write_recording
-from flowspec.watch.spelling import Decode, as_numbers
 
 DEFAULT = "paper-bundled"
-JOBS_MAX = 64
-DRAWN = (AR, *REFERENCES, *PAPER, OURS)
-"""Methods that are worth a panel of the timeline, if the experiment has them; the best known and ours."""
+DRAWN = ((AR,), REFERENCES, PAPER, (OURS,))
+"""What is worth a panel of the timeline: of each the first that the experiment has."""
 PANELS_MAX = 4
 
 
@@ -100,15 +87,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=min(JOBS_MAX, os.cpu_count() or 1),
         metavar="N",
-        help="processes in virtual time (default: all cores)",
+        help=Rare("processes in virtual time (default: all cores)"),
     )
+    parser.add_argument("--no-plots", action="store_true", help="draw nothing: works without matplotlib")
     group = parser.add_argument_group("instead of what the experiment says")
     group.add_argument(
         "--world",
         choices=WORLDS,
         help="simulated: virtual time; emulated: real processes, padded; cluster: real devices",
     )
-    group.add_argument("--testbeds", metavar="NAME,...", help="only these of the experiment's testbeds")
+    group.add_argument("--testbeds", metavar="NAME,...", help=Rare("only these of the experiment's testbeds"))
     group.add_argument(
         "--methods",
         metavar="NAME,...",
@@ -134,7 +122,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--temperatures", type=reals, metavar="0,1", help="sampling temperatures")
     group.add_argument("--seeds", type=number_list, metavar="1,2", help="seeds, at temperatures above 0")
     group.add_argument(
-        "--repeat", type=positive, metavar="N", help="answers of each kind (virtual time needs one)"
+        "--repeat", type=positive, metavar="N", help=Rare("answers of each kind (virtual time needs one)")
     )
     group.add_argument(
         "--users",
@@ -146,7 +134,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--answers",
         type=positive,
         metavar="N",
-        help="answers of each load, of all its users (default: each prompt once)",
+        help=Rare("answers of each load, of all its users (default: each prompt once)"),
     )
     group.add_argument("--max-new-tokens", type=positive, metavar="N", help="longest answer")
     where = group.add_mutually_exclusive_group()
@@ -158,6 +146,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     bench = pick_experiment(args)
+    if not args.no_plots and not plots.can_draw():
+        raise InputError(f"{plots.NEEDED}; --no-plots goes on without")
     out = args.out or Path("results") / f"{bench.name}-{bench.world}"
     if args.tune:
         bench = _tuned(bench, out, args)
@@ -168,12 +158,14 @@ def run(args: argparse.Namespace) -> int:
     records, traces = _run(bench, cases, done, out, args)
     records = in_order(bench, cases, records)
     summary: dict[str, Any] = summarise(bench.name, bench.world, records)
+    summary["setting"] = setting_of(bench, cases, args.words)
     if bench.published:
         summary["validation"] = validate(bench, records)
     if tables := chains.compare(bench, records):
         summary["chains"] = tables
-        chain_report.draw(bench, records, out / "chains.png")
-    _write(bench, cases, summary, traces, out)
+        if not args.no_plots:
+            chain_report.draw(bench, records, out / "chains.png")
+    _write(bench, cases, summary, traces, out, with_plots=not args.no_plots)
     if args.json:
         print(json.dumps(summary))
     else:
@@ -181,24 +173,26 @@ def run(args: argparse.Namespace) -> int:
         chain_report.show(summary.get("chains", ()), bench.world)
         if bench.published:
             show_validation(summary["validation"])
-        note(f"results, tables and pictures are in {out}")
+        note(f"report: {out}/report.html (all it is made of is beside it)")
     return _verdict(records)
 
 
 def _loads(bench: Bench, cases: Sequence[PlainCase], out: Path, args: argparse.Namespace) -> int:
     done = read_loads(out / LOADS)
-    with _bar(args, "loads") as (start, step):
-        start(load_total(bench, cases), len(done))
+    with progress("loads", load_total(bench, cases), len(done), quiet=args.json) as step:
         records = run_loads(bench, cases, done, out, args.jobs, step)
     summary = load_summary.summarise(bench.name, bench.world, records)
+    summary["setting"] = setting_of(bench, cases, args.words)
     (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", "utf-8")
     (out / "summary.md").write_text(load_report.markdown(summary), "utf-8")
-    load_report.draw(summary, out / "load.png")
+    if not args.no_plots:
+        load_report.draw(summary, out / "load.png")
+    write_report(summary, out)
     if args.json:
         print(json.dumps(summary))
     else:
         load_report.show(summary)
-        note(f"results, tables and pictures are in {out}")
+        note(f"report: {out}/report.html (all it is made of is beside it)")
     return 1 if summary["wrong"] else 0
 
 
@@ -213,122 +207,12 @@ def _verdict(records: Sequence[Record]) -> int:
     return 1 if wrong else 0
 
 
-def pick_experiment(args: argparse.Namespace) -> Bench:
-    """The experiment with what the flags say instead; raises `InputError`."""
-    bench = read_experiment(find_experiment(args.experiment))
-    changes: dict[str, Any] = {
-        "world": args.world,
-        "model": args.model,
-        "drafters": None if args.drafter is None else tuple(dict.fromkeys(args.drafter)),
-        "prompts": tuple(args.prompts) if args.prompts else None,
-        "limit": args.limit,
-        "temperatures": args.temperatures and tuple(dict.fromkeys(args.temperatures)),
-        "seeds": None if args.seeds is None else tuple(dict.fromkeys(args.seeds)),
-        "repeat": args.repeat,
-        "new_tokens": args.max_new_tokens,
-        "cluster": args.cluster,
-        "local": args.local,
-        "users": None if args.users is None else tuple(sorted(set(args.users))),
-        "answers": args.answers,
-    }
-    if args.model not in (None, SYNTHETIC) and bench.is_synthetic and args.drafter is None:
-        changes["drafters"] = (BUNDLED,)
-    bench = replace(bench, **{name: value for name, value in changes.items() if value is not None})
-    if args.local is not None:
-        bench = replace(bench, cluster=None)
-    if args.methods is not None:
-        bench = replace(bench, setups=pick_setups(bench.setups, args.methods.split(",")))
-    if args.testbeds is not None:
-        bench = replace(bench, testbeds=_pick_testbeds(bench, args.testbeds.split(",")))
-    if bench.world == CLUSTER and (args.cluster or args.local or len(bench.testbeds) > 1):
-        bench = replace(bench, testbeds=())  # the experiment's boards are not the ones that are there
-    _check(bench, args)
-    return bench
-
-
-def _pick_testbeds(bench: Bench, names: Sequence[str]) -> tuple[Testbed, ...]:
-    known = [testbed.name for testbed in bench.testbeds]
-    for name in names:
-        if name not in known:
-            raise InputError(f"--testbeds: expected names among {'; '.join(known)}, got {name!r:.80}")
-    return tuple(testbed for testbed in bench.testbeds if testbed.name in names)
-
-
-def _check(bench: Bench, args: argparse.Namespace) -> None:
-    """Refuses what cannot be run, before anything is started or written."""
-    if any(seed < 0 for seed in bench.seeds):
-        raise InputError(f"--seeds: expected whole numbers from 0, got {min(bench.seeds)}")
-    make_samplings(bench.temperatures, bench.seeds)
-    if bench.is_synthetic and bench.acceptance == 0:
-        raise InputError("--model: synthetic is for experiments that say its `acceptance`")
-    for flag, value in (("--drafter", args.drafter), ("--prompts", args.prompts)):
-        if bench.is_synthetic and value is not None:
-            raise InputError(
-                f"{flag}: expected none with model synthetic, which draws prompts and guesses by chance"
-            )
-    for name in () if bench.is_synthetic else bench.drafters:
-        if name != RANDOM:
-            check_drafter(name)
-    _check_drafters(bench)
-    if bench.world != CLUSTER and (args.cluster or args.local):
-        raise InputError(
-            f"--cluster and --local are for --world cluster; the experiment's world is {bench.world}"
-        )
-    if bench.world != CLUSTER and not bench.testbeds:
-        raise InputError(
-            f"--world {bench.world}: expected an experiment with a testbed, got {bench.name!r} without one"
-        )
-    if bench.testbeds and not any(
-        setup.runs_on(testbed.name) for testbed in bench.testbeds for setup in bench.setups
-    ):
-        raise InputError(
-            "--methods and --testbeds: expected a method that is run on one of the testbeds, got none"
-        )
-    if bench.world == SIMULATED and bench.repeat > 1:
-        raise InputError(
-            f"--repeat: virtual time gives the same figures every time; expected 1, got {bench.repeat}"
-        )
-    if bench.users and bench.world != SIMULATED:
-        raise InputError(
-            f"--users: loads are run in virtual time; expected --world simulated, got {bench.world}"
-        )
-    if bench.users and max(bench.users) > USERS_MAX:
-        raise InputError(f"--users: expected at most {USERS_MAX} at once, got {max(bench.users)}")
-    if args.tune and len(bench.drafters) > 1:
-        raise InputError(
-            "--tune finds parameters for one drafter; expected an experiment with one, got "
-            f"{', '.join(bench.drafters)}"
-        )
-    if args.tune and bench.users:
-        raise InputError("--tune works on single answers: expected no --users")
-    if bench.answers and not bench.users:
-        raise InputError("--answers is for loads: expected --users, too")
-    if args.tune and bench.world != SIMULATED:
-        raise InputError(f"--tune works in virtual time: expected --world simulated, got {bench.world}")
-    if args.jobs > JOBS_MAX:
-        raise InputError(f"--jobs: expected at most {JOBS_MAX}, got {args.jobs}")
-
-
-def _check_drafters(bench: Bench) -> None:
-    """Refuses what flags can make of several drafters; a file's own are checked as it is read."""
-    if NONE in bench.drafters and len(bench.drafters) > 1:
-        raise InputError(f"--drafter: expected {NONE} alone, got {', '.join(bench.drafters)}")
-    if len(bench.drafters) > DRAFTERS_MAX:
-        raise InputError(f"--drafter: expected at most {DRAFTERS_MAX}, got {len(bench.drafters)}")
-    for setup in bench.setups:
-        missing = [name for name in setup.drafters or () if name not in bench.drafters]
-        if missing:
-            raise InputError(
-                f"--drafter: method {setup.name!r} of the experiment needs {missing[0]!r}, got "
-                f"{', '.join(bench.drafters)}"
-            )
-
-
 def _tuned(bench: Bench, out: Path, args: argparse.Namespace) -> Bench:
     """The experiment with the best parameters of each method on each testbed added."""
     open_out(bench, out, to_be_tuned=True)
-    with _bar(args, "tuning") as (start, step):
-        found = tune(bench, out / TUNED_FILE, args.jobs, start, step)
+    path = out / TUNED_FILE
+    with progress("tuning", tuning_total(todo_of(bench, path)), quiet=args.json) as step:
+        found = tune(bench, path, args.jobs, step)
     names = {setup.name for setup in found}
     return replace(bench, setups=(*(setup for setup in bench.setups if setup.name not in names), *found))
 
@@ -336,48 +220,38 @@ def _tuned(bench: Bench, out: Path, args: argparse.Namespace) -> Bench:
 def _run(
     bench: Bench, cases: Sequence[PlainCase], done: Sequence[Record], out: Path, args: argparse.Namespace
 ) -> tuple[list[Record], dict[str, Trace]]:
-    with _bar(args, bench.world) as (start, step):
-        start(total(bench, cases), len(done))
+    with progress("starting", total(bench, cases), len(done), quiet=args.json) as step:
         if bench.world == SIMULATED:
             return run_simulated(bench, cases, done, out, args.jobs, step), {}
         from flowspec.bench.live import run_live  # sockets and processes, which virtual time does without
 
-        return run_live(bench, cases, done, out, step, lambda text, share: None)
-
-
-@contextlib.contextmanager
-def _bar(args: argparse.Namespace, text: str) -> Iterator[tuple[Start, Step]]:
-    """A bar on standard error with what is done and the time left, from the call of `start(total, done)` on;
-    and a `Step`."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=console, transient=True, disable=args.json or not console.is_terminal)
-    task = bar.add_task(text, total=None)
-
-    def start(count: int, done: int) -> None:
-        bar.update(task, total=count, completed=done)
-        bar.start()
-
-    try:
-        yield start, lambda name, count: bar.update(task, advance=count, description=f"{name:.40}")
-    finally:
-        bar.stop()
+        return run_live(bench, cases, done, out, step, lambda text, share: step(text, 0))
 
 
 def _write(
-    bench: Bench, cases: Sequence[PlainCase], summary: dict[str, Any], traces: dict[str, Trace], out: Path
+    bench: Bench,
+    cases: Sequence[PlainCase],
+    summary: dict[str, Any],
+    traces: dict[str, Trace],
+    out: Path,
+    *,
+    with_plots: bool,
 ) -> None:
     (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", "utf-8")
     (out / "summary.md").write_text(
         markdown(summary) + chain_report.markdown(summary.get("chains", ()), bench.world), "utf-8"
     )
-    plots.speedup(summary, out / "speedup.png")
+    if with_plots:
+        plots.speedup(summary, out / "speedup.png")
     if bench.world == SIMULATED:
         traces = _recorded(bench, cases, out)
     if traces:
-        stages = max(len(trip.hops) for trace in traces.values() for trip in trace.trips)
-        timeline.draw(traces, out / "timeline.png", title=f"{bench.name} ({bench.world})", stages=stages)
+        if with_plots:
+            stages = max(len(trip.hops) for trace in traces.values() for trip in trace.trips)
+            picture = out / "timeline.png"
+            timeline.draw(traces, picture, name=bench.name, world=bench.world, stages=stages)
         (out / "trace.json").write_text(json.dumps(timeline.chrome(traces)), "utf-8")
+    write_report(summary, out)
 
 
 def _recorded(bench: Bench, cases: Sequence[PlainCase], out: Path) -> dict[str, Trace]:
@@ -385,7 +259,8 @@ def _recorded(bench: Bench, cases: Sequence[PlainCase], out: Path) -> dict[str, 
     Writes a recording of each, too."""
     testbed = bench.testbeds[0]
     here = [setup for setup in bench.setups if setup.runs_on(testbed.name)]
-    chosen = [setup for name in DRAWN for setup in here if setup.name == name]
+    by_name = {setup.name: setup for setup in here}
+    chosen = [by_name[name] for names in DRAWN if (name := first_of(names, by_name))]
     drawn: list[Setup] = (chosen if len(chosen) > 1 else here)[-PANELS_MAX:]
     case = max(
         (case for case in cases if case.sampling.temperature == bench.temperatures[0]),

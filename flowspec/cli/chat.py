@@ -18,9 +18,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from flowspec.cli import resume, statistics
-from flowspec.cli.answer import ask, computed, drafter_lines, figures, from_head, record
+from flowspec.cli.answer import ask, computed, drafter_lines, figures, forecast_told, from_head, record
+from flowspec.cli.chat_journal import ChatJournal
+from flowspec.cli.child_lines import child_lines_noted
 from flowspec.cli.console import PlainConsole
-from flowspec.cli.diary import Diary
 from flowspec.cli.opening import open_llm
 from flowspec.cli.options import (
     add_arithmetic_argument,
@@ -31,8 +32,9 @@ from flowspec.cli.options import (
 )
 from flowspec.cli.recorded import NotRecordedError, check_recording, recorded
 from flowspec.cli.screen import blocks_of, strip_line
-from flowspec.cli.streaming import Strip, WordWrap
-from flowspec.cli.terminal import fit_for, note, show
+from flowspec.cli.streaming import AnswerView, told_above
+from flowspec.cli.terminal import TypedInterrupt, fit_for, note, show, terminal_size
+from flowspec.core.protocol.messages import HOP_SECONDS
 from flowspec.errors import ClusterError, InputError, PeerError
 from flowspec.folders import state_folder
 from flowspec.llm import LLM
@@ -45,27 +47,29 @@ from flowspec.runtime.question import Question
 from flowspec.runtime.session import RecoveryOptions, Session
 from flowspec.runtime.watching import watch_session
 
-try:
-    import readline
-except ImportError:  # not every Python has it
-    readline = None  # type: ignore[assignment]
-
-ROWS_MIN = 6
-"""A lower terminal has no room for a live line."""
-HISTORY_LINES_MAX = 1000
 LAST = Path()
 """What `--resume` without a file means."""
 PROMPT = "you> "
-HELP = """\
-/help           show this
-/reset          forget the dialogue and begin again
-/system [TEXT]  set the system text; without TEXT, remove it
-/stats          figures of the last answer and of the stages
-/watch          show a live line of the stages under answers; again: no more
-/record FILE    save a recording of the next answer, for flowspec top --replay
-/save FILE      write the dialogue to FILE as JSON
-/quit           leave (Ctrl-D does, too)
-Ctrl-C          stop the answer"""
+COMMANDS = {
+    "/help": ("", "show this"),
+    "/reset": ("", "forget the dialogue and begin again"),
+    "/system": ("[TEXT]", "set the system text; without TEXT, remove it"),
+    "/stats": ("", "figures of the last answer and of the stages"),
+    "/watch": ("", "show a live line of the stages under answers; again: no more"),
+    "/record": ("FILE", "save a recording of the next answer, for flowspec top --replay"),
+    "/save": ("FILE", "write the dialogue to FILE as JSON"),
+    "/quit": ("", "leave (Ctrl-D does, too)"),
+}
+"""What each takes, and does."""
+KEYS = {
+    "Alt-Enter": "begin another line (or Esc, then Enter); a paste is one prompt",
+    "Tab, arrows": "complete a command; recall what was typed (Ctrl-R finds it)",
+    "Ctrl-C": "stop the answer, or drop what is typed",
+}
+HELP = "\n".join(
+    f"{key:15} {what}"
+    for key, what in [*((f"{name} {takes}", what) for name, (takes, what) in COMMANDS.items()), *KEYS.items()]
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,7 +89,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ),
     )
     resume.add_good_part(parser)
-    parser.add_argument("--no-journal", action="store_true", help="do not keep the dialogue for --resume")
+    parser.add_argument(
+        "--no-journal",
+        action="store_true",
+        help="keep neither the dialogue, for --resume, nor what is typed, for the arrow keys",
+    )
     add_model_arguments(parser)
     add_arithmetic_argument(parser)
     add_decoding_arguments(parser)
@@ -94,16 +102,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    diary = Diary(tell=lambda text: note(f"({text})"), is_kept=not args.no_journal)
-    with contextlib.closing(diary), contextlib.ExitStack() as stack:
+    journal = ChatJournal(tell=lambda text: note(f"({text})"), is_kept=not args.no_journal)
+    with typed_lines(args) as read, contextlib.closing(journal), contextlib.ExitStack() as stack:
         resume.check_good_part(args)
-        content = None if args.resume is None else take_up(args, diary)
+        content = None if args.resume is None else take_up(args, journal)
         last = None if content is None else content.last
         params = sampling_params(args)
-        chats: list[Chat] = []
-
-        def tell(text: str) -> None:
-            (chats[0].tell if chats else note)(text)
+        begin = "" if sys.stdout.isatty() and not args.json else "\n"  # it may come within a line
+        has_begun = False
 
         def check(files: ModelFiles) -> None:
             if content is not None:
@@ -115,8 +121,8 @@ def run(args: argparse.Namespace) -> int:
             # A dialogue that is resumed goes on as it was begun. Where a chat connects again, all answers
             # before are whole, and what is there counts.
             survival = RecoveryOptions(
-                on_note=lambda text: tell(f"\n({text})"),
-                arithmetic="" if content is None or chats else content.setting.arithmetic,
+                on_note=lambda text: note(f"{begin}({text})"),
+                arithmetic="" if content is None or has_begun else content.setting.arithmetic,
                 may_change=args.allow_arithmetic_change,
             )
             return stack.enter_context(open_llm(args, survival, check))
@@ -126,6 +132,7 @@ def run(args: argparse.Namespace) -> int:
         llm.encode([{"role": "user", "content": "?"}])
         assert llm.tokenizer is not None
         chat = Chat(
+            read=read,
             connect=connect,
             llm=llm,
             tokenizer=llm.tokenizer,
@@ -134,25 +141,24 @@ def run(args: argparse.Namespace) -> int:
             system=(args.system or "") if last is None else last.system,
             is_json=args.json,
             request=llm.session.head.new_request(),
-            diary=diary,
+            journal=journal,
             messages=[] if content is None else content.messages(),
         )
-        chats.append(chat)
+        has_begun = True
         if not args.json:
             chat.greet()
-        with line_history():
-            if last is not None and not last.end:
-                chat.attempt(partial(chat.go_on, last))
-            chat.loop()
+        if last is not None and not last.end:
+            chat.attempt(partial(chat.go_on, last))
+        chat.loop()
     return 0
 
 
-def take_up(args: argparse.Namespace, diary: Diary) -> JournalContent:
+def take_up(args: argparse.Namespace, journal: ChatJournal) -> JournalContent:
     """The journal that `--resume` means; the flags follow it from now on."""
     if args.no_journal:
         raise InputError("--resume goes on in its journal; leave out --no-journal")
     resume.refuse_fixed(args)
-    content = diary.take_up(None if args.resume == LAST else args.resume, good_part=args.good_part)
+    content = journal.take_up(None if args.resume == LAST else args.resume, good_part=args.good_part)
     if content.damage:
         note(f"({content.damage}; the dialogue goes on from before it)")
     resume.follow_setting(args, content.setting)
@@ -160,22 +166,26 @@ def take_up(args: argparse.Namespace, diary: Diary) -> JournalContent:
 
 
 @contextlib.contextmanager
-def line_history() -> Iterator[None]:
-    """Line editing with a history that lasts from chat to chat, where the terminal has it."""
-    if readline is None or not sys.stdin.isatty():
-        yield
+def typed_lines(args: argparse.Namespace) -> Iterator[Callable[[], str]]:
+    """Gives what reads a line: edited where a person sits at a terminal, else as it comes."""
+    if args.json or not sys.stdin.isatty() or not sys.stdout.isatty():
+        yield partial(plain_line, PROMPT if sys.stdin.isatty() and not args.json else "")
         return
-    path = state_folder() / "history"
-    readline.set_history_length(HISTORY_LINES_MAX)
-    with contextlib.suppress(OSError):
-        readline.read_history_file(path)
+    from flowspec.cli.line_editor import line_editor  # only here: it takes a while to import
+
+    history = None if args.no_journal else state_folder() / "history"
+    takes = {name: each for name, (each, _) in COMMANDS.items()}
+    with child_lines_noted(), line_editor(PROMPT, takes, history) as read:
+        yield read
+
+
+def plain_line(prompt: str) -> str:
+    """A line as it comes; nothing is drawn for it but the prompt."""
     try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch(mode=0o600)
-            readline.write_history_file(path)
+        return input(prompt)
+    except KeyboardInterrupt:
+        print(file=sys.stderr)  # behind ^C
+        raise TypedInterrupt from None
 
 
 @dataclass(slots=True)
@@ -187,6 +197,8 @@ class Chat:
     question connects again.
     """
 
+    read: Callable[[], str]
+    """A line that is typed; raises `EOFError` after the last one, and `TypedInterrupt`."""
     connect: Callable[[], LLM]
     llm: LLM | None
     tokenizer: Tokenizer
@@ -195,14 +207,13 @@ class Chat:
     system: str
     is_json: bool
     request: int
-    diary: Diary
+    journal: ChatJournal
     messages: Messages = field(default_factory=list)
     last: Answer | None = None
     is_watching: bool = False
-    strip: Strip | None = None
-    prompt: str = ""
-    """What a line is being typed after; empty while none is."""
     record_to: Path | None = None
+    is_forecast_told: bool = False
+    """Whether it was told that the forecast was wrong, and why."""
 
     def greet(self) -> None:
         assert self.llm is not None
@@ -239,29 +250,20 @@ class Chat:
     def loop(self) -> None:
         while True:
             try:
-                line = self.read()
+                line = self.read().strip()
+                if line.startswith("/"):
+                    if not self.command(line):
+                        return
+                elif line:
+                    self.attempt(partial(self.answer, line))
             except EOFError:
                 if not self.is_json:
                     self.console.print()
                 return
-            except KeyboardInterrupt:
-                self.console.print("\n(/quit or Ctrl-D leaves)")
-                continue
-            if not line:
-                continue
-            if line.startswith("/"):
-                if not self.command(line):
-                    return
-                continue
-            self.attempt(partial(self.answer, line))
-
-    def read(self) -> str:
-        """A line that is typed; after what is told meanwhile it stands there again."""
-        self.prompt = "" if self.is_json or not sys.stdin.isatty() else PROMPT
-        try:
-            return input(self.prompt).strip()
-        finally:
-            self.prompt = ""
+            except TypedInterrupt:
+                if len(self.messages) % 2:
+                    self.messages.pop()  # it has no answer
+                self.console.print("(/quit or Ctrl-D leaves)")
 
     def attempt(self, answer: Callable[[], None]) -> None:
         """Has a question answered; one that cannot be is told, and is no part of the dialogue."""
@@ -277,7 +279,7 @@ class Chat:
             self.llm = None
             del self.messages[before:]
             self.console.print(
-                f"\n[red]{escape(str(error))}[/]\n(the dialogue is kept: ask again to connect again, or "
+                f"[red]{escape(str(error))}[/]\n(the dialogue is kept: ask again to connect again, or "
                 "/save FILE)\n"
             )
 
@@ -305,7 +307,7 @@ class Chat:
     def reset(self, text: str = "") -> None:
         self.messages.clear()
         self.last = None
-        self.diary.close()
+        self.journal.close()
         if self.llm is not None:
             head = self.llm.session.head
             head.forget(self.request)
@@ -352,16 +354,6 @@ class Chat:
         self.record_to = path
         self.console.print(f"(the next answer is recorded in {escape(text)})")
 
-    def tell(self, text: str) -> None:
-        """What happens beside the answer, on lines of its own."""
-        strip = self.strip
-        if strip is not None:
-            strip.aside(lambda: note(text))
-            return
-        note(text)
-        if prompt := self.prompt:
-            show(prompt + ("" if readline is None else readline.get_line_buffer()))
-
     def answer(self, line: str) -> None:
         if self.llm is None:
             self.llm = self.connect()
@@ -369,74 +361,76 @@ class Chat:
         self.messages.append({"role": "user", "content": line})
         system = [{"role": "system", "content": self.system}] if self.system else []
         question = replace(self.settings, prompt=self.tokenizer.encode_chat([*system, *self.messages]))
-        self.diary.ask(self.llm.session, question, user=line, system=self.system)
+        self.journal.ask(self.llm.session, question, user=line, system=self.system)
         self.follow(self.llm, question)
 
     def go_on(self, entry: Entry) -> None:
         """Goes on with an answer in which an earlier chat was interrupted."""
         assert self.llm is not None
         if not self.is_json:
-            self.console.print(f"you> {entry.user}", markup=False)
+            self.console.print(f"{PROMPT}{entry.user}", markup=False)
         self.messages.append({"role": "user", "content": entry.user})
         self.follow(self.llm, resume.question_of(entry))
 
     def follow(self, llm: LLM, question: Question) -> None:
         """Shows an answer up to its end."""
-        wrap = WordWrap(self.console.width if sys.stdout.isatty() else 0)
         path, self.record_to = self.record_to, None
         try:
             with recorded(llm.session, self.tokenizer, path):
-                with self.watching(llm.session):
-                    answer, _ = ask(
-                        llm, question, self.request, lambda text: self.push(wrap, text), self.diary
-                    )
-                    self.show(wrap.finish())
-                self.diary.end(answer)
+                with self.shown(llm.session) as piece:
+                    answer, _ = ask(llm, question, self.request, piece, self.journal)
+                self.journal.end(answer)
         except NotRecordedError as error:
-            self.console.print(f"\n[red]{escape(str(error))}[/]")
+            self.console.print(f"[red]{escape(str(error))}[/]")
         self.last = answer
         self.messages.append({"role": "assistant", "content": answer.text})
         if self.is_json:
             print(json.dumps(record(llm, question, answer)), flush=True)
             return
-        self.console.print(f"\n[dim]{figures(answer)}[/]\n")
+        self.console.print(f"[dim]{figures(answer)}[/]\n")
+        if not self.is_forecast_told and (told := forecast_told(llm.session, answer)) is not None:
+            self.is_forecast_told = True
+            why = told or "the forecast does not hold here; why is not known"
+            self.console.print(f"({why})\n", markup=False)
 
     @contextlib.contextmanager
-    def watching(self, session: Session) -> Iterator[None]:
-        """Under what is shown meanwhile there is a live line, if that is wanted and there is room."""
-        if not self.is_watching or self.console.height < ROWS_MIN:
-            yield
+    def shown(self, session: Session) -> Iterator[Callable[[str], None]]:
+        """Gives what shows a piece of an answer; when it has ended, the cursor is below it."""
+        if self.is_json:
+            yield lambda text: None
+        elif not sys.stdout.isatty():
+            yield show
+            print()
+        else:
+            with (
+                self.watching(session) as live,
+                AnswerView(sys.stdout, terminal_size, live) as view,
+                told_above(view.above, terminal_size),
+            ):
+                yield lambda text: view.show(fit_for(sys.stdout, text))
+
+    @contextlib.contextmanager
+    def watching(self, session: Session) -> Iterator[Callable[[], str] | None]:
+        """Gives what tells how it goes, for a live line, if one is wanted."""
+        if not self.is_watching:
+            yield None
             return
         watch = watch_session(session, self.tokenizer.decode)
         watch.join(reads=False)
         blocks = blocks_of(self.console)
-        self.strip = Strip(sys.stdout, lambda: strip_line(watch.present, self.console.width, blocks=blocks))
-        self.strip.start()
         try:
-            yield
+            yield lambda: strip_line(watch.present, terminal_size().columns, blocks=blocks)
         finally:
-            self.strip.stop()
-            self.strip = None
             watch.close()
-
-    def push(self, wrap: WordWrap, text: str) -> None:
-        """Shows a piece of an answer."""
-        self.show(wrap.push(fit_for(sys.stdout, text)))
-
-    def show(self, text: str) -> None:
-        if self.strip is not None:
-            if text:
-                self.strip.show(text)
-        elif not self.is_json:
-            print(text, end="", flush=True)
 
     def show_stats(self) -> None:
         if self.last is not None:
             answer = self.last
+            self.console.print(statistics.sentence(answer))
             self.console.print(
-                f"last answer: {answer.prompt_tokens} prompt tokens ({answer.reused_tokens} reused), "
-                f"{figures(answer)}"
+                f"prompt     {answer.prompt_tokens} tokens, {answer.reused_tokens} of them known before"
             )
+            self.console.print(f"answer     {figures(answer)}")
             self.console.print(computed(answer), markup=False)
             drafters = self.llm.session.drafters if self.llm else ()
             for line in statistics.lines(answer.statistics, drafters):
@@ -444,14 +438,14 @@ class Chat:
         if self.llm is None:
             self.console.print("(no cluster: it was lost)")
             return
-        table = Table("stage", "layers", "weights", "process", "compute", "waiting", "own work", box=None)
+        table = Table("stage", "layers", "weights", "process", *HOP_SECONDS.values(), box=None)
         session = self.llm.session
         hops = list(session.head.hops)
         for index, stage in enumerate(session.stages_report()):
             own = [segment[index] for segment in hops if index < len(segment)]
             mean = [
                 f"{1000 * sum(getattr(hop, name) for hop in own) / len(own):.2f} ms" if own else "-"
-                for name in ("compute_s", "queued_s", "own_s")
+                for name in HOP_SECONDS
             ]
             first, end = stage["layers"]
             table.add_row(

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import argparse
 import ast
-import difflib
 import importlib
 import io
 import json
 import logging
 import os
-import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from flowspec import checking
-from flowspec.cli.terminal import LogFormatter, note
+from flowspec.cli import examples
+from flowspec.cli.parser import HELP_ALL, HelpAll, Parser, Rare, meant
+from flowspec.cli.terminal import LogHandler, note
 from flowspec.errors import FlowSpecError, InputError
 from flowspec.interruption import INTERRUPTED, hear_signals
 from flowspec.version import __version__
@@ -39,46 +39,52 @@ COMMANDS = (
     "devices",
     "doctor",
     "keygen",
+    "completion",
 )
 """Each is a module beside this one: `add_arguments` declares its flags, `run` does its work."""
+HELP = "help"
+FLAGS_ELSEWHERE = {
+    "-n": "--max-new-tokens",
+    "--n-predict": "--max-new-tokens",
+    "-c": "--context",
+    "--ctx-size": "--context",
+    "--max-model-len": "--context",
+    "--temp": "--temperature",
+}
+"""What other programs call a flag, where the names are not alike."""
 
 
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong with the flags in one line; no abbreviations, which would change meaning as flags
-    are added."""
+def build_parser(picked: Collection[str] | None = None) -> Parser:
+    """The parser of `flowspec`: with the flags of the commands that are picked, and the names of the others.
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings, allow_abbrev=False)
-        self.commands: dict[str, Parser] = {}
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
-
-
-def build_parser(argv: Sequence[str]) -> Parser:
-    """A parser for a command line: with the flags of the command that it names, and only the names of the
-    others."""
-    picked = _picked(argv)
+    Where none is picked it tells what each does."""
     parser = Parser(
         prog="flowspec",
         description="Run one language model across several small devices, exactly as in one piece.",
-        epilog="Start with: flowspec chat   (a bundled model on four local processes)",
+        examples=examples.FIRST,
+        epilog="flowspec help COMMAND tells about one of them.",
     )
     parser.add_argument("--version", action="version", version=f"flowspec {__version__}")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    helps = subparsers.add_parser(HELP, help="Tell how a command is used.")
+    helps.add_argument("topic", metavar="COMMAND", nargs="?", choices=COMMANDS)
     for name in COMMANDS:
-        if name != picked:
-            subparsers.add_parser(name, help=_summary(name) if picked is None else None)
+        told = _summary(name)
+        if name not in (picked or ()):
+            subparsers.add_parser(name, help=None if picked else told)
             continue
-        command = subparsers.add_parser(name, description=_summary(name))
+        command = subparsers.add_parser(name, help=told, description=told, examples=examples.OF_COMMAND[name])
+        command.add_argument(
+            HELP_ALL, action=HelpAll, nargs=0, help="show all flags, also those that few need"
+        )
         _module(name).add_arguments(command)
         group = command.add_argument_group("logging")
         group.add_argument("-v", "--verbose", action="store_true", help="tell more on standard error")
-        group.add_argument("--log-file", metavar="FILE", help="write the log to FILE instead")
+        group.add_argument("--log-file", metavar="FILE", help=Rare("write the log to FILE instead"))
         group.add_argument(
             "--check",
             action="store_true",
-            help="check FlowSpec's own state after every event (slower); end if it is wrong",
+            help=Rare("check FlowSpec's own state after every event (slower); end if it is wrong"),
         )
     parser.commands = dict(subparsers.choices)
     return parser
@@ -86,12 +92,13 @@ def build_parser(argv: Sequence[str]) -> Parser:
 
 def load(argv: Sequence[str]) -> None:
     """Imports what the command that a command line names is made of."""
-    if (picked := _picked(argv)) is not None:
+    for picked in _picked(argv):
         _module(picked)
 
 
-def _picked(argv: Sequence[str]) -> str | None:
-    return next((each for each in argv if each in COMMANDS), None)
+def _picked(argv: Sequence[str]) -> list[str]:
+    """The command that a command line names, if it does."""
+    return [each for each in argv if each in COMMANDS][:1]
 
 
 def _module(command: str) -> Any:
@@ -104,23 +111,28 @@ def _summary(command: str) -> str:
     return " ".join((ast.get_docstring(ast.parse(source)) or "").partition("\n\n")[0].split())
 
 
+def _meant(flag: str, asked: Parser) -> str:
+    """As `meant`, with what other programs call it."""
+    if flag in ("-p", "--prompt") and asked.prog.endswith(" generate"):
+        return "; the prompt stands without a flag"
+    known = FLAGS_ELSEWHERE.get(flag)
+    return f"; did you mean {known}?" if known in asked.flags else meant(flag, asked.flags)
+
+
 def _parsed(argv: Sequence[str]) -> argparse.Namespace:
     """The flags of a command; one that it does not have is told of by that command, with the one that may be
     meant."""
-    parser = build_parser(argv)
+    if not argv or argv[0] == HELP:
+        argv = [*argv[1:], "--help"]
+    parser = build_parser(_picked(argv))
     args, unknown = parser.parse_known_args(argv)
-    if args.command is None:
-        parser.error("expected a command, such as: flowspec chat")
+    asked = parser if args.command is None else parser.commands[args.command]
     if unknown:
-        command = parser.commands[args.command]
         flags = [each.partition("=")[0] for each in unknown if each.startswith("-")]
-        wrong = (flags or unknown)[0]
-        meant = (
-            difflib.get_close_matches(wrong, re.findall(r"--[a-z-]+", command.format_help()), n=1)
-            if flags
-            else []
-        )
-        command.error(f"unrecognized argument {wrong}" + (f"; is {meant[0]} meant?" if meant else ""))
+        hint = _meant(flags[0], asked) if flags else ""
+        asked.error(f"unrecognized argument {(flags or unknown)[0]}{hint}")
+    if args.command is None:
+        asked.error("expected a command, such as: flowspec chat")
     return args
 
 
@@ -136,8 +148,8 @@ def start_logging(args: argparse.Namespace) -> None:
                 f"--log-file: expected a file that can be written, got {args.log_file} ({error.strerror})"
             ) from None
     else:
-        handler = logging.StreamHandler()
-        handler.setFormatter(LogFormatter(form, "%H:%M:%S"))
+        handler = LogHandler()
+        handler.setFormatter(logging.Formatter(form, "%H:%M:%S"))
         logging.basicConfig(level=level, handlers=[handler])
     for noisy in ("httpx", "urllib3"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
@@ -151,6 +163,7 @@ def start_logging(args: argparse.Namespace) -> None:
 def run(argv: Sequence[str]) -> int:
     """Runs one command; returns its exit status. Raises `OSError` where its output cannot be written."""
     args = _parsed(argv)
+    args.words = list(argv)
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(
             errors="surrogateescape"

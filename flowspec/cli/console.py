@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 
 from flowspec.cli.visible import visible
-from flowspec.runtime.stages import Progress as ProgressCall
+from flowspec.runtime.pipeline_connections import Progress as ProgressCall
 
 
 class PlainConsole(Console):

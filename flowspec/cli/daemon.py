@@ -11,9 +11,11 @@ import contextlib
 import faulthandler
 import logging
 import socket
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flowspec.cli.parser import Rare
 from flowspec.core.protocol.limits import NAME_CHARS_MAX
 from flowspec.errors import InputError
 from flowspec.folders import keys_folder
@@ -52,7 +54,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="no keys: whoever reaches the port may use this device and read along",
     )
     parser.add_argument(
-        "--device", default="auto", metavar="auto|cpu|cuda:N", help="where to compute (default: %(default)s)"
+        "--device",
+        default="auto",
+        metavar="auto|cpu|cuda:N",
+        help=Rare("where to compute (default: %(default)s)"),
     )
     parser.add_argument(
         "--memory", metavar="SIZE", help="most memory to use, such as 4GiB (default: what is free)"
@@ -61,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cache-dir",
         type=Path,
         metavar="FOLDER",
-        help=(
+        help=Rare(
             "where to store weights that a head sends or that were quantised (default: in the user's cache "
             "folder)"
         ),
@@ -69,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cache-limit",
         metavar="SIZE",
-        help=(
+        help=Rare(
             "most disk to store them on, and most to fetch from the hub at once; 0 takes none (default: "
             "half of what is free)"
         ),
@@ -77,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-hub",
         action="store_true",
-        help=(
+        help=Rare(
             "fetch nothing from the hub: use what is in its cache, else what the head sends (default: fetch "
             "a slice's files)"
         ),
@@ -91,7 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile",
         metavar="BOARD",
-        help=(
+        help=Rare(
             "how fast it is: a board's name or a profile file (default: what profile --keep wrote, else a "
             "probe)"
         ),
@@ -140,10 +145,9 @@ def run(args: argparse.Namespace) -> int:
             "insecure: whoever reaches this port may use the device, and can read and change what it computes"
         )
     daemon.stop_on_signals()
-    for handler in logging.getLogger().handlers:
-        if isinstance(handler, logging.StreamHandler):
-            # What ends the process at once, as SIGILL does, leaves a trace in the log.
-            faulthandler.enable(handler.stream)
+    faulthandler.enable(
+        sys.stderr
+    )  # what ends the process at once, as SIGILL does, leaves a trace in the log
     with _announced(daemon) if args.announce else contextlib.nullcontext():
         daemon.run()
     return 0

@@ -8,16 +8,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
+from flowspec.bench.console import show_table
 from flowspec.cli.terminal import note
 from flowspec.core.protocol.facts import Facts
 from flowspec.errors import InputError
@@ -35,7 +32,6 @@ NOTHING_FOUND = 1
 TIMEOUT_MAX_S = 600.0
 LISTENING = 0.5
 """Of the time that there is, the share in which daemons are heard of; in the rest they are asked."""
-PLAIN_WIDTH = 140
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +112,7 @@ def ask(
     for (each, address), answer in zip(places, answers, strict=True):
         known = seen.get(id(each))
         if known is None or (known.facts is None and answer.facts is not None):
-            problem = answer.ailment.text if answer.ailment is not None else ""
+            problem = answer.failure.text if answer.failure is not None else ""
             seen[id(each)] = SeenDaemon(announced=each, address=address, facts=answer.facts, problem=problem)
     return list(seen.values())
 
@@ -137,20 +133,17 @@ def report(each: SeenDaemon) -> dict[str, Any]:
 
 
 def show(seen: Iterable[SeenDaemon]) -> None:
-    table = Table(box=None, pad_edge=False)
-    for title in ("name", "address", "FlowSpec", "memory", "available", "device", "state"):
-        table.add_column(title, overflow="fold")
+    rows = []
     for each in seen:
         board = each.facts.board.model if each.facts is not None else ""
         device = each.announced.device + (f", {board}" if board else "")
         available = mib(each.facts.memory_available_bytes) if each.facts is not None else "-"
         memory = mib(each.announced.memory_bytes)
         state = each.state if each.facts is not None else f"{each.state}: {each.problem}"
-        cells = (each.announced.name, each.address, each.announced.version, memory, available, device, state)
-        table.add_row(*cells)
-    Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False, markup=False).print(
-        table
-    )  # strangers' brackets are no markup
+        rows.append(
+            (each.announced.name, each.address, each.announced.version, memory, available, device, state)
+        )
+    show_table(("name", "address", "FlowSpec", "memory", "available", "device", "state"), rows)
 
 
 def write(path: Path, seen: Sequence[SeenDaemon]) -> None:

@@ -16,8 +16,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
+from flowspec.bench.console import progress, show_table
 from flowspec.cli import accelerator_check
 from flowspec.cli.options import add_model_arguments, cluster_options
 from flowspec.core.protocol.facts import AskFacts, LinkFacts
@@ -37,7 +37,17 @@ from flowspec.version import __version__
 PROBLEMS = 1
 """Exit status."""
 COLOURS = {"problem": "red", "warning": "yellow", "note": "blue"}
-PLAIN_WIDTH = 140
+COLUMNS = (
+    "device",
+    "layers",
+    "FlowSpec",
+    "torch",
+    "memory free",
+    "needs",
+    "interface",
+    "from here",
+    "onward",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,8 +61,6 @@ def run(args: argparse.Namespace) -> int:
     accelerator_check.check_flags(args, args.defaults)
     if args.accelerator:
         return accelerator_check.run(args)
-    from flowspec.bench.console import progress
-
     options = cluster_options(args, args.local)
     keys = None
     if options.cluster is not None:
@@ -122,41 +130,26 @@ def report(found: Sequence[Examined], findings: Sequence[Finding], needs: ModelN
 
 
 def show(found: Sequence[Examined], findings: Sequence[Finding], needs: ModelNeeds) -> None:
-    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
-    table = Table(box=None, pad_edge=False)
-    for title in (
-        "device",
-        "layers",
-        "FlowSpec",
-        "torch",
-        "memory free",
-        "needs",
-        "interface",
-        "from here",
-        "onward",
-    ):
-        table.add_column(title, overflow="fold")
+    rows = []
     for each in found:
         need = needs.of(each.device.name)
         layers, size = (
             ("-", "-") if need is None else (f"{need.first}-{need.end - 1}", mib(need.memory.total_bytes))
         )
-        table.add_row(each.device.name, layers, *_cells(each, size))
-    console.print(table)
+        rows.append((each.device.name, layers, *_cells(each, size)))
+    show_table(COLUMNS, rows)
+    console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
     best: dict[str, list[str]] = {}
     for each in found:
         if each.facts is not None and each.facts.kernel is not None and each.facts.kernel.arithmetics:
             best.setdefault(each.facts.kernel.arithmetics[0], []).append(each.device.name)
     for arithmetic, names in best.items():
-        console.print(f"best arithmetic of {', '.join(names)}: {arithmetic}", markup=False, soft_wrap=True)
+        console.print(f"best arithmetic of {', '.join(names)}: {arithmetic}", markup=False)
     console.print()
     for finding in findings:
         colour = COLOURS[finding.severity]
-        console.print(
-            f"[{colour}]{finding.severity}[/] {escape(finding.device)}: {escape(finding.text)}",
-            soft_wrap=True,
-        )
-        console.print(f"        -> {escape(finding.advice)}", soft_wrap=True)
+        console.print(f"[{colour}]{finding.severity}[/] {escape(finding.device)}: {escape(finding.text)}")
+        console.print(f"        -> {escape(finding.advice)}")
     count = Counter(finding.severity for finding in findings)
     if findings:
         console.print()

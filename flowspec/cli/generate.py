@@ -14,7 +14,16 @@ import sys
 from pathlib import Path
 
 from flowspec.cli import batch, resume, statistics
-from flowspec.cli.answer import ask, computed, drafter_lines, figures, from_head, record, text_of
+from flowspec.cli.answer import (
+    ask,
+    computed,
+    drafter_lines,
+    figures,
+    forecast_told,
+    from_head,
+    record,
+    text_of,
+)
 from flowspec.cli.opening import open_llm
 from flowspec.cli.options import (
     add_arithmetic_argument,
@@ -25,6 +34,7 @@ from flowspec.cli.options import (
     positive,
     sampling_params,
 )
+from flowspec.cli.parser import Rare
 from flowspec.cli.recorded import NotRecordedError, check_recording, recorded
 from flowspec.cli.terminal import note, show
 from flowspec.errors import ClusterError, InputError
@@ -42,16 +52,18 @@ from flowspec.runtime.session import RecoveryOptions, Session
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("prompt", nargs="?", help="the prompt (default: read from standard input)")
+    parser.add_argument(
+        "prompt", nargs="?", metavar="PROMPT", help="the prompt (default, or `-`: read from standard input)"
+    )
     parser.add_argument(
         "--prompt-token-ids",
         type=number_list,
         metavar="1,5,9",
-        help="the prompt as token ids; no tokenizer is needed",
+        help=Rare("the prompt as token ids; no tokenizer is needed"),
     )
     parser.add_argument("--system", metavar="TEXT", help="a system text before the prompt")
     parser.add_argument(
-        "--raw", action="store_true", help="give the prompt as it is, without the chat template"
+        "--raw", action="store_true", help=Rare("give the prompt as it is, without the chat template")
     )
     parser.add_argument(
         "--prompts",
@@ -228,7 +240,7 @@ def check_prompt(args: argparse.Namespace) -> None:
         raise InputError("--parallel needs --prompts: one prompt has one answer")
     if args.parallel > batch.PARALLEL_MAX:
         raise InputError(f"--parallel: expected at most {batch.PARALLEL_MAX}, got {args.parallel}")
-    if not given:
+    if not given or args.prompt == "-":
         if sys.stdin.isatty():
             raise InputError('expected a prompt: flowspec generate "What is 17 + 25?"')
         args.prompt = sys.stdin.read()
@@ -247,7 +259,7 @@ def encode_prompt(tokenizer: Tokenizer | None, args: argparse.Namespace, prompt:
 
 def report(session: Session, question: Question, answer: Answer, *, is_verbose: bool) -> str:
     """The lines under an answer: speed, seed, which process ran what, and with --verbose the statistics."""
-    lines = [f"{figures(answer)}, {session.decoding.method}"]
+    lines = [f"{figures(answer)}, {session.decoding.method}, drafter {session.drafter}"]
     if is_verbose or answer.changes:
         lines.append(f"  {computed(answer)}")
     if question.sampling.temperature > 0:
@@ -260,5 +272,5 @@ def report(session: Session, question: Question, answer: Answer, *, is_verbose: 
         )
     lines += [f"  {line}" for line in drafter_lines(session)]
     if session.chosen is not None:
-        lines += [f"  {line}" for line in session.chosen.lines()]
+        lines += [f"  {line}" for line in session.chosen.lines(forecast_told(session, answer))]
     return "\n".join([*lines, *(statistics.lines(answer.statistics, session.drafters) if is_verbose else ())])

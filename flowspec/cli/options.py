@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 
+from flowspec.cli.parser import Rare
 from flowspec.core.methods import METHODS, options_of
 from flowspec.core.protocol.limits import TREE_NODES_MAX
+from flowspec.core.protocol.messages import SAMPLING_FIELDS
 from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.draft.kinds import FALLBACK, WORDS
 from flowspec.errors import InputError
@@ -16,6 +19,8 @@ from flowspec.model.files import BUNDLED, bundled_models
 from flowspec.runtime.decoding import AUTO, Decoding, choose_decoding, method_for
 from flowspec.runtime.sampling_params import NEW_TOKENS_DEFAULT, SamplingParams
 from flowspec.runtime.session import ClusterOptions
+
+FILTERS = tuple(name for name in SAMPLING_FIELDS if name not in ("temperature", "seed"))
 
 
 def number_list(text: str) -> tuple[int, ...]:
@@ -57,7 +62,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, local_list: bool = F
         "-m",
         default=BUNDLED,
         metavar="PATH-OR-HUB-ID",
-        help="model folder, GGUF file or hub id (default: the bundled demo model)",
+        help="model folder, GGUF file or hub id (default: the bundled model)",
     )
     group.add_argument(
         "--dtype",
@@ -88,7 +93,12 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, local_list: bool = F
         "--layers",
         type=number_list,
         metavar="3,1,2,2",
-        help="layers for each device, in order (default: chosen)",
+        help=Rare("layers for each device, in order (default: chosen)"),
+    )
+    group.add_argument(
+        "--all-devices",
+        action="store_true",
+        help=Rare("leave out no device of the cluster file, also where answers are faster without it"),
     )
     group.add_argument(
         "--context",
@@ -103,9 +113,11 @@ def add_arithmetic_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-arithmetic-change",
         action="store_true",
-        help="go on with other kernels, which may give other tokens, where the devices that are left "
-        "lack those that an answer began with; it is said from which token on (default: wait for a "
-        "device that has them)",
+        help=Rare(
+            "go on with other kernels, which may give other tokens, where the devices that are left "
+            "lack those that an answer began with; it is said from which token on (default: wait for a "
+            "device that has them)"
+        ),
     )
 
 
@@ -151,17 +163,24 @@ def add_decoding_arguments(parser: argparse.ArgumentParser, *, several: bool = F
         "--chain",
         action="append" if several else "store",
         metavar="auto|NAME,NAME...",
-        help="verify in steps, through these models, lowest first, before the target; auto: chosen as it goes"
-        + ("; may be repeated" if several else ""),
+        help=Rare(
+            "verify in steps, through these models, lowest first, before the target; auto: chosen as it goes"
+            + ("; may be repeated" if several else "")
+        ),
     )
     group.add_argument(
-        "--tree-nodes", type=positive, metavar="N", help="largest tree or segment (default: the method's)"
+        "--tree-nodes",
+        type=positive,
+        metavar="N",
+        help=Rare("largest tree or segment (default: the method's)"),
     )
     group.add_argument(
         "--tree-depth",
         type=positive,
         metavar="N",
-        help=f"depth of the trees of {', '.join(name for name in METHODS if 'depth' in options_of(name))}",
+        help=Rare(
+            f"depth of the trees of {', '.join(name for name in METHODS if 'depth' in options_of(name))}"
+        ),
     )
 
 
@@ -190,20 +209,28 @@ def decoding_options(
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sampling")
-    group.add_argument(
-        "--temperature",
-        type=float,
-        help="0 takes the likeliest token (default: the model's recommendation, else 0)",
-    )
-    group.add_argument("--top-k", type=int, help="keep the K likeliest tokens (0: all)")
-    group.add_argument(
-        "--top-p", type=float, help="keep the likeliest tokens up to this probability mass (1: all)"
-    )
-    group.add_argument(
-        "--min-p", type=float, help="keep tokens at least this likely beside the likeliest (0: all)"
-    )
-    group.add_argument("--seed", type=int, help="same seed, same answer (default: drawn and printed)")
+    left_out = {
+        "temperature": " (default: the model's recommendation, else 0)",
+        "seed": " (default: drawn and printed)",
+    }
+    for name in SAMPLING_FIELDS:
+        add_sampling_argument(group, name, left_out=left_out.get(name, ""))
     add_length_arguments(group)
+
+
+def add_sampling_argument(
+    group: argparse._ArgumentGroup, name: str, *, left_out: str = "", default: float | None = None
+) -> None:
+    """The flag of a field of `Sampling`; `left_out` says what holds without it."""
+    (words,) = (field.metadata for field in fields(SamplingParams) if field.name == name)
+    told = words["help"] + left_out
+    group.add_argument(
+        f"--{name.replace('_', '-')}",
+        type=SAMPLING_FIELDS[name],
+        default=default,
+        metavar=words["metavar"],
+        help=Rare(told) if name in FILTERS else told,
+    )
 
 
 def add_length_arguments(group: argparse._ArgumentGroup) -> None:
@@ -222,9 +249,11 @@ def add_length_arguments(group: argparse._ArgumentGroup) -> None:
         type=number_list,
         default=(),
         metavar="2,7",
-        help="end the answer at these tokens, too",
+        help=Rare("end the answer at these tokens, too"),
     )
-    group.add_argument("--ignore-eos", action="store_true", help="do not end at the model's own stop tokens")
+    group.add_argument(
+        "--ignore-eos", action="store_true", help=Rare("do not end at the model's own stop tokens")
+    )
 
 
 def cluster_options(args: argparse.Namespace, local: int) -> ClusterOptions:
@@ -234,6 +263,7 @@ def cluster_options(args: argparse.Namespace, local: int) -> ClusterOptions:
         cluster=args.cluster,
         local=local,
         layers=args.layers,
+        all_devices=args.all_devices,
         context=args.context,
         log_level="INFO" if args.verbose else "WARNING",
         log_file=args.log_file,
@@ -246,11 +276,7 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
     if any(not stop for stop in args.stop):
         raise InputError("--stop: expected a text, got an empty one")
     return SamplingParams(
-        temperature=args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        min_p=args.min_p,
-        seed=args.seed,
+        **{name: getattr(args, name) for name in SAMPLING_FIELDS},
         max_new_tokens=args.max_new_tokens or NEW_TOKENS_DEFAULT,
         stop=args.stop,
         stop_token_ids=args.stop_token_ids,

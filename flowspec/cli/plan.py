@@ -9,27 +9,33 @@ from __future__ import annotations
 import argparse
 import json
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from flowspec.bench.planned import FORETOLD_TOKENS, Simulated, foretold, refined_plan
-from flowspec.cli.options import number_list, positive
-from flowspec.cli.plan_wish import find_wish
+from flowspec.cli.options import drafter_names, number_list, positive
+from flowspec.cli.parser import Rare
+from flowspec.cli.plan_request import Wanted, read_plan_request
 from flowspec.core.methods import DEFAULT, WITHOUT_GUESSES
 from flowspec.core.protocol.limits import REQUESTS_MAX
 from flowspec.draft.kinds import ALL as KINDS
-from flowspec.draft.kinds import SUPPOSED, WORDS
+from flowspec.draft.kinds import FALLBACK, NONE
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED
 from flowspec.plan.absence import Without, without_each
 from flowspec.plan.advice import Option, improvements, limits
+from flowspec.plan.left_out import why_left_out
 from flowspec.plan.memory import mib
 from flowspec.plan.planner import Plan, make_plan, rate_split
 from flowspec.plan.refusal import ModelDoesNotFitError, refusing
-from flowspec.plan.sites import PlanRequest
+from flowspec.plan.sites import PlanRequest, Site
 from flowspec.plan.split import checked_split
+from flowspec.rounding import duration, rounded
+from flowspec.runtime.planning.choose import choose
+from flowspec.runtime.planning.survey import Survey
 
 HELPS_SHOWN = 5
 SIMULATED_WORK_MAX = 24
@@ -46,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-m",
         default=BUNDLED,
         metavar="PATH-OR-HUB-ID",
-        help="model folder, GGUF file or hub id (default: the bundled demo model)",
+        help="model folder, GGUF file or hub id (default: the bundled model)",
     )
     what.add_argument(
         "--shape", metavar="NAME", help="a well-known model by name, such as llama-3-8b; needs no files"
@@ -68,19 +74,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("devices")
     group.add_argument(
         "--devices",
-        metavar="BOARD[xN],...",
-        help="boards by name or profile file, such as jetson-orin-nano,raspberry-pi-5x2",
+        nargs="+",
+        metavar="[Nx] BOARD,",
+        help="boards by name or profile file: 4x jetson-orin-nano, raspberry-pi-5",
     )
     group.add_argument(
         "--cluster",
         type=Path,
         metavar="FILE.toml",
-        help="a cluster file; boards from its profile keys or --devices",
+        help="the devices of this cluster file, which are asked how fast they are, as chat asks them",
+    )
+    group.add_argument(
+        "--offline",
+        action="store_true",
+        help=Rare("with --cluster: ask no device, and take its board from its profile key"),
+    )
+    group.add_argument(
+        "--all-devices",
+        action="store_true",
+        help="use all of them, also where answers are faster without some",
     )
     group.add_argument(
         "--head",
         metavar="NAME",
-        help="where the head and the drafter run: a device, or one board more (default: chosen)",
+        help=Rare("where the head and the drafter run: a device, or one board more (default: chosen)"),
     )
     group.add_argument(
         "--link",
@@ -97,16 +114,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("guessing")
     group.add_argument(
         "--drafter",
-        metavar="NAME",
-        help=f"{SUPPOSED}, {', '.join(WORDS)}, a shape's name, a folder or hub id (default: {SUPPOSED})",
+        action="append",
+        type=drafter_names,
+        metavar="NAME[,NAME...]",
+        help="what guesses ahead, as for chat; eagle is an EAGLE head for the model; or a shape's name "
+        f"(default, as for chat: the cluster file's, else bundled for the bundled model, else {FALLBACK})",
     )
     group.add_argument(
         "--acceptance",
         type=float,
         metavar="SHARE",
-        help="of its best guesses (default: "
-        + ", ".join(f"{kind.plural} {kind.acceptance:g}" for kind in KINDS if kind.acceptance)
-        + ")",
+        help=Rare(
+            "of its best guesses (default: "
+            + ", ".join(f"{kind.plural} {kind.acceptance:g}" for kind in KINDS if kind.acceptance)
+            + ")"
+        ),
     )
     parser.add_argument(
         "--quick", action="store_true", help="foretell by a formula, at once, and not by simulations"
@@ -117,76 +139,105 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.users > REQUESTS_MAX:
         raise InputError(f"--users: expected at most {REQUESTS_MAX}, got {args.users}")
-    wish = find_wish(args)
-    by_hand = _by_hand(args, wish)
-    simulation: Simulated | None = None
+    wanted = read_plan_request(args)
+    request, found = wanted.request, wanted.survey
+    by_hand = _by_hand(args, request)
+    is_quick = args.quick or len(request.sites) * request.users > SIMULATED_WORK_MAX
     try:
-        with refusing(wish):
-            if args.quick or len(wish.sites) * wish.users > SIMULATED_WORK_MAX:
-                fastest = plan = make_plan(wish)
-            else:
-                refined = refined_plan(wish)
-                fastest, plan, simulation = refined.fastest, refined.plan, refined.simulated
+        fastest, best = _planned(wanted, is_quick=is_quick)
     except ModelDoesNotFitError as refusal:
         print(json.dumps(refusal.report) if args.json else refusal)
         return refusal.exit_status
-    helps = improvements(wish, fastest)
-    best = Rated(plan=plan, simulation=simulation)
-    hand = (
-        None
-        if by_hand is None
-        else Rated(plan=by_hand, simulation=None if simulation is None else foretold(wish, by_hand))
-    )
-    without = None if args.cluster is None else without_each(wish, plan)
+    helps = improvements(request, fastest)
+    hand = None
+    if by_hand is not None:
+        again = None if best.simulation is None else foretold(request, by_hand)
+        hand = Rated(plan=by_hand, simulation=again, left_out={})
+    without = None if args.cluster is None else without_each(request, best.plan)
     if args.json:
-        print(json.dumps({**report(wish, best, helps, hand), "absent": absent_report(without)}))
+        told = report(wanted, best, helps, hand)
+        print(json.dumps({**told, "absent": absent_report(without, found)}))
     else:
-        print("\n".join([*plan_lines(wish, best, helps, hand), *absent_lines(without)]))
+        note = "" if args.drafter else ", the default"
+        lines = plan_lines(wanted, best, helps, hand, note)
+        print("\n".join([*lines, *absent_lines(without, found)]))
     return 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rated:
-    """A plan, and the simulation that foretells its rate; without one the formula does."""
+    """A plan, and the simulation that foretells its rate; without one the formula does.
+
+    `left_out` are devices that it does not use, with why."""
 
     plan: Plan
     simulation: Simulated | None
+    left_out: dict[str, str]
 
     @property
     def tokens_per_s(self) -> float:
         return self.plan.forecast.tokens_per_s if self.simulation is None else self.simulation.tokens_per_s
 
 
-def _by_hand(args: argparse.Namespace, wish: PlanRequest) -> Plan | None:
+def _planned(wanted: Wanted, *, is_quick: bool) -> tuple[Plan, Rated]:
+    """The plan that is fastest by the formula, and the one to take: of devices that were asked, chat's."""
+    request = wanted.request
+    if wanted.survey is not None:
+        fastest = plan = _with_all_memory(request, choose(request, wanted.survey).plan)
+        simulation = None if is_quick else foretold(request, plan)
+    else:
+        with refusing(request):
+            if is_quick:
+                fastest = plan = make_plan(request)
+                simulation = None
+            else:
+                refined = refined_plan(request)
+                fastest, plan, simulation = refined.fastest, refined.plan, refined.simulated
+    left_out = why_left_out(request, plan)
+    if wanted.survey is None:  # else the head is where the user is, whatever suits it
+        left_out.pop(plan.head.name, None)
+    return fastest, Rated(plan=plan, simulation=simulation, left_out=left_out)
+
+
+def _with_all_memory(request: PlanRequest, plan: Plan) -> Plan:
+    """A plan whose devices have the memory that is free, of which chat's counts what may be needed."""
+    found = {site.name: site for site in request.sites}
+    return replace(plan, stages=tuple(replace(stage, site=found[stage.site.name]) for stage in plan.stages))
+
+
+def _by_hand(args: argparse.Namespace, request: PlanRequest) -> Plan | None:
     """The split of `--layers`, over all devices but one that `--head` added."""
     if args.layers is None:
         return None
-    order = list(wish.sites)
-    if len(args.layers) == len(order) - 1 and wish.head is not None:
-        order = [each for each in order if each.name != wish.head]
-    head = wish.heads[0] if wish.head is not None else order[0]
-    return rate_split(wish, order, head, checked_split(args.layers, wish.shape.layers, len(order)))
+    order = list(request.stage_sites)
+    if len(args.layers) == len(order) - 1 and request.head is not None:
+        order = [each for each in order if each.name != request.head]
+    head = request.heads[0] if request.head is not None else order[0]
+    return rate_split(request, order, head, checked_split(args.layers, request.shape.layers, len(order)))
 
 
 # ------------------------------------------------------------------------------------------------------- JSON
 
 
-def report(wish: PlanRequest, best: Rated, helps: list[Option], by_hand: Rated | None) -> dict[str, Any]:
+def report(wanted: Wanted, best: Rated, helps: list[Option], by_hand: Rated | None) -> dict[str, Any]:
     """What `--json` prints."""
-    plan = best.plan
+    plan, request, drafter = best.plan, wanted.request, wanted.request.drafter
     return {
         "fits": True,
-        "model": wish.shape.name,
-        "precisions": list(wish.precisions),
-        "context": wish.context,
-        "users": wish.users,
+        "model": request.shape.name,
+        "precisions": list(request.precisions),
+        "context": request.context,
+        "users": request.users,
         **_numbers(best),
-        "not_used": _unused(wish, plan),
-        "limits": limits(wish, plan),
+        "drafters": list(wanted.drafters),
+        "acceptance": None if drafter is None else drafter.acceptance,
+        "not_used": list(best.left_out),
+        "why_not_used": best.left_out,
+        "limits": limits(request, plan),
         "would_help": [
             {"change": each.text, "tokens_per_s": _helped(best, each), "gain": each.gain} for each in helps
         ],
-        "assumptions": assumptions(wish, plan),
+        "assumptions": assumptions(wanted, plan),
         "by_hand": None if by_hand is None else {**_numbers(by_hand), "fits": _fits(by_hand.plan)},
     }
 
@@ -235,13 +286,18 @@ def _numbers(rated: Rated) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------------- text
 
 
-def plan_lines(wish: PlanRequest, best: Rated, helps: list[Option], by_hand: Rated | None) -> Iterator[str]:
-    plan = best.plan
-    users = "one user" if wish.users == 1 else f"{wish.users} users"
+def plan_lines(
+    wanted: Wanted, best: Rated, helps: list[Option], by_hand: Rated | None, note: str
+) -> Iterator[str]:
+    """The `note` tells of the drafter whether it is the default."""
+    plan, request = best.plan, wanted.request
+    users = "one user" if request.users == 1 else f"{request.users} users"
     yield (
-        f"{wish.shape.name} in {plan.precision}, {users}, context {wish.context}: {len(plan.stages)} of "
-        f"{len(wish.sites)} devices\n"
+        f"{request.shape.name} in {plan.precision}, {users}, context {request.context}: {len(plan.stages)} "
+        f"of {len(request.sites)} devices"
     )
+    yield from _filled(f"devices: {_boards(request.sites)}\n" if wanted.survey is None else "")
+    yield ""
     heads = f"{'layers':>9}{'weights':>10}{'cache':>10}{'in use':>10}{'of':>9}{'a slot':>8}"
     yield f"{'stage':<{NAME_WIDTH}}{heads}"
     for stage in plan.stages:
@@ -258,27 +314,52 @@ def plan_lines(wish: PlanRequest, best: Rated, helps: list[Option], by_hand: Rat
         else "beside its stage"
     )
     yield f"head{' and drafter' if plan.guesses else ''} on {plan.head.name}: {alone}"
-    unused = _unused(wish, plan)
-    if unused:
-        yield from textwrap.wrap(f"not used: {', '.join(unused)}", WIDTH)
+    accepted = f", {request.drafter.acceptance:.1%} of its best guesses right" if request.drafter else ""
+    yield from _filled(f"drafter {', '.join(wanted.drafters) or NONE}{note}{accepted}")
+    yield from _left_out_lines(wanted, best)
     yield ""
-    yield from _forecast_lines(wish, best)
+    yield from _forecast_lines(request, best)
     if helps:
         yield "\nwould help"
         for option in helps[:HELPS_SHOWN]:
-            yield f"  {option.text:<50}{option.gain or 0:>+7.0%}{_helped(best, option):>7.3g} tokens/s"
+            yield f"  {option.text:<50}{option.gain or 0:>+7.0%}{rounded(_helped(best, option)):>7} tokens/s"
     if by_hand is not None:
         share = by_hand.tokens_per_s / best.tokens_per_s
         yield f"\nby hand, {','.join(map(str, by_hand.plan.split.layers))}"
-        yield f"  {by_hand.tokens_per_s:.3g} tokens/s, {share:.0%} of the plan's{_lacks(by_hand.plan)}"
+        yield f"  {rounded(by_hand.tokens_per_s)} tokens/s, {share:.0%} of the plan's{_lacks(by_hand.plan)}"
     yield "\nassumed"
-    yield from (f"  {line}" for line in assumptions(wish, plan))
+    yield from (f"  {line}" for line in assumptions(wanted, plan))
 
 
-def absent_report(without: Sequence[Without] | None) -> dict[str, Any] | None:
+def _left_out_lines(wanted: Wanted, best: Rated) -> Iterator[str]:
+    """A line for each device without a stage; boards that are alike have one together."""
+    boards = {site.name: site.profile.name for site in wanted.request.sites}
+    alike: dict[tuple[str, str], list[str]] = {}
+    for name, why in best.left_out.items():
+        alike.setdefault((boards[name] if wanted.survey is None else name, why), []).append(name)
+    for (board, why), names in alike.items():
+        which = f"{names[0]} is" if len(names) == 1 else f"{len(names)}x {board} are"
+        yield from _filled(f"{which} left out: {why}")
+    if wanted.survey is not None:
+        for name, why in wanted.survey.left_out.items():
+            yield from _filled(f"{name} is left out: it says that it has {why}, which cannot be")
+        for name, why in wanted.survey.absent.items():
+            yield from _filled(f"{name} is left out: it is absent ({why})")
+
+
+def _boards(places: Sequence[Site]) -> str:
+    counts = Counter(place.profile.name for place in places)
+    return ", ".join(name if count == 1 else f"{count}x {name}" for name, count in counts.items())
+
+
+def _filled(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
+
+
+def absent_report(without: Sequence[Without] | None, asked: Survey | None) -> dict[str, Any] | None:
     """For each device of a cluster file that the plan uses what a head does while it is absent.
 
-    `was_asked` says that none was asked whether it is there.
+    `was_asked` says whether all were asked whether they are there, and `not_there` which are not, and why.
     """
     if without is None:
         return None
@@ -291,21 +372,25 @@ def absent_report(without: Sequence[Without] | None) -> dict[str, Any] | None:
         }
         for each in without
     ]
-    return {"was_asked": False, "without": found}
+    return {
+        "was_asked": asked is not None,
+        "not_there": {} if asked is None else asked.absent,
+        "without": found,
+    }
 
 
-def absent_lines(without: Sequence[Without] | None) -> Iterator[str]:
+def absent_lines(without: Sequence[Without] | None, asked: Survey | None) -> Iterator[str]:
     """The same for people."""
     if without is None:
         return
-    yield "\nabsent devices (none was asked whether it is there)"
+    yield "\nif one is lost" if asked is not None else "\nabsent devices (none was asked whether it is there)"
     yield "  a head begins without one if the model fits the others, and takes it in later"
     for each in without:
         left = "nothing is left"
         if each.short_bytes:
             left = f"does not fit: the others lack {mib(each.short_bytes)}"
         if each.plan is not None:
-            left = f"{each.plan.forecast.tokens_per_s:.3g} tokens/s, by formula"
+            left = f"{rounded(each.plan.forecast.tokens_per_s)} tokens/s, by formula"
         yield f"  without {each.device:<{NAME_WIDTH}}{left}"
 
 
@@ -314,46 +399,43 @@ def _helped(best: Rated, option: Option) -> float:
     return best.tokens_per_s * (1 + (option.gain or 0.0))
 
 
-def _forecast_lines(wish: PlanRequest, best: Rated) -> Iterator[str]:
+def _forecast_lines(request: PlanRequest, best: Rated) -> Iterator[str]:
     plan, simulation, found = best.plan, best.simulation, best.plan.forecast
-    each = f", {best.tokens_per_s / wish.users:.3g} each" if wish.users > 1 else ""
-    yield f"foretold: {best.tokens_per_s:.3g} tokens/s{each}"
+    each = f", {rounded(best.tokens_per_s / request.users)} each" if request.users > 1 else ""
+    yield f"foretold: {rounded(best.tokens_per_s)} tokens/s{each}"
     if simulation is not None and plan.guesses:
         noise = f" (standard error {simulation.error:.0%})" if simulation.error else ""
         yield (
             f"  simulated, {len(simulation.tokens)} answers of {FORETOLD_TOKENS} tokens{noise}; by formula "
-            f"{found.tokens_per_s:.3g}"
+            f"{rounded(found.tokens_per_s)}"
         )
     if plan.guesses:
-        yield f"  guessing pays: plain decoding would give {plan.plain.tokens_per_s:.3g}"
+        yield f"  guessing pays: plain decoding would give {rounded(plan.plain.tokens_per_s)}"
         slots = "1 slot" if plan.window == 1 else f"{plan.window} slots"
         yield f"  --method {DEFAULT}: some {found.nodes} nodes a slot, {slots} in flight"
-    elif wish.drafter is not None:
+    elif request.drafter is not None:
         yield f"  guessing does not pay: --method {WITHOUT_GUESSES}"
-    yield f"  a slot takes {1000 * found.slot_s:.3g} ms, a trip {1000 * found.trip_s:.3g} ms"
+    yield f"  a slot takes {duration(found.slot_s)}, a trip {duration(found.trip_s)}"
     yield "limited by"
-    yield from (f"  {line}" for line in limits(wish, plan))
+    yield from (f"  {line}" for line in limits(request, plan))
 
 
-def assumptions(wish: PlanRequest, plan: Plan) -> list[str]:
+def assumptions(wanted: Wanted, plan: Plan) -> list[str]:
     """What the forecast stands on."""
+    request = wanted.request
     found = [
-        "each board does what its profile says; a tenth of its memory is its system's",
-        f"links of {wish.network.default.bandwidth_mbps:g} Mbit/s and "
-        f"{1000 * wish.network.default.delay_s:g} ms"
-        + (f", {len(wish.network.pairs)} others as given" if wish.network.pairs else ""),
-        f"{wish.typical_context} tokens of context on average",
+        "each board does what its profile says; a tenth of its memory is its system's"
+        if wanted.survey is None
+        else "each device is as fast as it, or the file, says; memory is what is free now",
+        f"links of {request.network.default.bandwidth_mbps:g} Mbit/s and "
+        f"{1000 * request.network.default.delay_s:g} ms"
+        + (f", {len(request.network.pairs)} others as given" if request.network.pairs else ""),
+        f"{request.typical_context} tokens of context on average",
     ]
-    if plan.guesses and wish.drafter is not None:
-        found.append(f"drafter {wish.drafter.name}, {wish.drafter.acceptance:.1%} of its best guesses right")
-        if not plan.is_head_free:
-            found.append("head and stage share a device: each takes twice as long there")
+    is_on_cores = request.drafter is not None and request.drafter.shape is not None
+    if plan.guesses and is_on_cores and not plan.is_head_free:
+        found.append("head and stage share a device: each takes twice as long there")
     return found
-
-
-def _unused(wish: PlanRequest, plan: Plan) -> list[str]:
-    used = {plan.head.name, *(stage.site.name for stage in plan.stages)}
-    return [each.name for each in wish.sites if each.name not in used]
 
 
 def _fits(plan: Plan) -> bool:

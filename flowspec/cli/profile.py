@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowspec.cli.options import positive
+from flowspec.cli.parser import Rare
 from flowspec.cli.terminal import note
 from flowspec.errors import InputError
 from flowspec.plan.tables import toml_text
@@ -46,16 +47,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype",
         choices=("float32", "bfloat16", "float16"),
-        help="precision (default: float32, on CUDA float16)",
+        help=Rare("precision (default: float32, on CUDA float16)"),
     )
     parser.add_argument(
         "--device",
         choices=("auto", "cpu", "cuda"),
         default="auto",
-        help="what to measure (default: %(default)s)",
+        help=Rare("what to measure (default: %(default)s)"),
     )
     parser.add_argument(
-        "--threads", type=positive, metavar="N", help="torch threads (default: torch's choice)"
+        "--threads", type=positive, metavar="N", help=Rare("torch threads (default: torch's choice)")
     )
     parser.add_argument(
         "--quick", action="store_true", help="fewer and smaller measurements: seconds instead of minutes"

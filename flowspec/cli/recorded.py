@@ -12,8 +12,8 @@ from flowspec.errors import InputError
 from flowspec.model.text import Tokenizer
 from flowspec.runtime.session import Session
 from flowspec.runtime.watching import watch_session
+from flowspec.watch.detokenizer import as_numbers
 from flowspec.watch.recording import write_recording
-from flowspec.watch.spelling import as_numbers
 
 
 class NotRecordedError(InputError):

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from flowspec.cli.answer import changes_document
+from flowspec.cli.parser import Rare
+from flowspec.core.protocol.messages import SAMPLING_FIELDS
 from flowspec.errors import InputError
 from flowspec.folders import state_folder
 from flowspec.model.files import ModelFiles
@@ -19,7 +21,7 @@ from flowspec.runtime.session import Limits, Session
 
 FIXED: Mapping[str, Any] = {
     **dict.fromkeys(("prompt", "prompt_token_ids", "prompts", "journal", "system", "dtype", "context")),
-    **dict.fromkeys(("temperature", "top_k", "top_p", "min_p", "seed", "max_new_tokens")),
+    **dict.fromkeys((*SAMPLING_FIELDS, "max_new_tokens")),
     **{"raw": False, "parallel": 1, "stop": [], "stop_token_ids": (), "ignore_eos": False},
 }
 """Flags whose part a journal plays, each as it is when it is left out. Where the model runs, and how it is
@@ -35,7 +37,7 @@ def add_good_part(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--good-part",
         action="store_true",
-        help="with --resume: go on with what is whole of a damaged journal, and remove the rest",
+        help=Rare("with --resume: go on with what is whole of a damaged journal, and remove the rest"),
     )
 
 
@@ -129,7 +131,5 @@ def finished_record(setting: Setting, entry: Entry) -> dict[str, Any]:
         "arithmetic": entry.arithmetic,
         "arithmetic_changes": changes_document(entry.changes),
         "context": setting.context,
-        **{
-            name: getattr(entry.sampling, name) for name in ("temperature", "top_k", "top_p", "min_p", "seed")
-        },
+        **asdict(entry.sampling),
     }

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flowspec.plan.memory import mib
-from flowspec.watch.present import Living, Present
+from flowspec.watch.state import LiveAnswer, WatchState
 
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 LEVELS = "▁▂▃▄▅▆▇█"
@@ -48,13 +48,13 @@ def level(share: float, *, blocks: bool = True) -> str:
     return LEVELS[min(7, int(share * 8))] if blocks else str(min(9, int(share * 10)))
 
 
-def figures_of(present: Present) -> Mapping[str, Any]:
+def figures_of(present: WatchState) -> Mapping[str, Any]:
     """The newest figures, those of nothing before there were any."""
     nothing = {"tokens_per_s": 0.0, "S": 0.0, "rho": 0.0, "acceptance": 0.0, "busy": [], "dropped_rows": 0}
     return present.figures or nothing
 
 
-def strip_line(present: Present | None, width: int, *, blocks: bool = True) -> str:
+def strip_line(present: WatchState | None, width: int, *, blocks: bool = True) -> str:
     """One line, narrower than the terminal: how busy each stage is, and how it goes."""
     if present is None:
         return ""
@@ -70,7 +70,7 @@ def strip_line(present: Present | None, width: int, *, blocks: bool = True) -> s
     return line[: width - 1]
 
 
-def devices_report(present: Present) -> list[dict[str, Any]]:
+def devices_report(present: WatchState) -> list[dict[str, Any]]:
     """The stages in pipeline order, then devices that run none now; what is not known of one is None."""
     said = {row["name"]: row for row in (present.devices or {"devices": []})["devices"]}
     busy = list(figures_of(present)["busy"])
@@ -96,7 +96,7 @@ def devices_report(present: Present) -> list[dict[str, Any]]:
     return found
 
 
-def report(present: Present, about: Mapping[str, Any]) -> dict[str, Any]:
+def report(present: WatchState, about: Mapping[str, Any]) -> dict[str, Any]:
     """All that the screen shows, for programs."""
     found = figures_of(present)
     return {
@@ -120,7 +120,7 @@ def report(present: Present, about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def screen(
-    present: Present, about: Mapping[str, Any], *, blocks: bool = True, rows_max: int | None = None
+    present: WatchState, about: Mapping[str, Any], *, blocks: bool = True, rows_max: int | None = None
 ) -> RenderableType:
     """The whole picture. Of more devices than `rows_max` the first are shown."""
     found = figures_of(present)
@@ -157,7 +157,7 @@ def screen(
     return Group(*parts)
 
 
-def _figures_line(found: Mapping[str, Any], present: Present) -> Text:
+def _figures_line(found: Mapping[str, Any], present: WatchState) -> Text:
     line = Text(no_wrap=True, overflow="ellipsis")
     line.append(f"{found['tokens_per_s']:.1f} tokens/s", style="bold")
     line.append(f"  S {found['S']:.2f}  rho {found['rho']:.2f}  acceptance {found['acceptance']:.2f}")
@@ -193,7 +193,7 @@ def _heat(celsius: float | None, *, is_throttled: bool) -> Text:
     return Text(f"{shown}!" if is_throttled else shown, style="red" if is_throttled else "")
 
 
-def _answer_line(number: int, answer: Living) -> Text:
+def _answer_line(number: int, answer: LiveAnswer) -> Text:
     """An answer on one line: the end of its text is what counts."""
     head = f"answer {number}: {answer.tokens} tokens, {len(answer.nodes)} guesses"
     text = printable(answer.text)

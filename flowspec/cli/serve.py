@@ -22,13 +22,14 @@ from flowspec.cli.options import (
     add_model_arguments,
     positive,
 )
+from flowspec.cli.parser import Rare
 from flowspec.cli.terminal import note
 from flowspec.errors import InputError
 from flowspec.interruption import hear_signals
 from flowspec.llm import PARALLEL_MAX
 from flowspec.runtime.session import RecoveryOptions
 from flowspec.runtime.transport import is_loopback
-from flowspec.runtime.watching import watch_session
+from flowspec.runtime.watching import Watch, watch_session
 
 NEEDED = (
     "flowspec serve needs packages that are not installed ({name}); run: pip install 'flowspec[serve]', or "
@@ -63,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         type=origin,
         metavar="ORIGIN",
-        help="let web pages of this origin use the API; may be repeated (default: none)",
+        help=Rare("let web pages of this origin use the API; may be repeated (default: none)"),
     )
     group.add_argument(
         "--parallel", type=positive, default=8, metavar="N", help="answers at a time (default: %(default)s)"
@@ -73,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=count,
         default=32,
         metavar="N",
-        help="answers that wait; others are told to try later (default: %(default)s)",
+        help=Rare("answers that wait; others are told to try later (default: %(default)s)"),
     )
     group.add_argument(
         "--max-new-tokens",
@@ -83,12 +84,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="longest answer of a chat that names no length (default: %(default)s)",
     )
     group.add_argument(
-        "--model-name", default="", metavar="NAME", help="what clients call the model (default: its own name)"
+        "--model-name",
+        default="",
+        metavar="NAME",
+        help=Rare("what clients call the model (default: its own name)"),
     )
     group.add_argument(
         "--no-live",
         action="store_true",
-        help="no page and no live view, which show every prompt and answer to whoever has a key",
+        help=Rare("no page and no live view, which show every prompt and answer to whoever has a key"),
     )
     group.add_argument("--json", action="store_true", help="print the address as a JSON object")
     add_model_arguments(parser)
@@ -122,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         from starlette.routing import BaseRoute
 
-        from flowspec.serve.app import Doors
+        from flowspec.serve.app import AccessRules
         from flowspec.serve.guard import KEY_VARIABLE, LOCAL_NAMES, read_keys
         from flowspec.serve.live import live_routes
         from flowspec.serve.page import PATHS, page_routes
@@ -144,7 +148,7 @@ def run(args: argparse.Namespace) -> int:
             f"beyond this machine others could use the model: give --api-key-file or {KEY_VARIABLE}, or "
             "leave out --host"
         )
-    doors = Doors(
+    access = AccessRules(
         keys=keys,
         names=(*LOCAL_NAMES, args.host.lower()),
         origins=args.cors,
@@ -155,9 +159,13 @@ def run(args: argparse.Namespace) -> int:
     )
     totals = Totals()
 
+    watches: list[Watch] = []  # none before the cluster is there, and none with --no-live
+
     def noted(text: str) -> None:
         note(f"({text})")
         totals.note(text)
+        for watch in watches:
+            watch.note(text)
 
     def ready(service: Service, stop: Stop) -> None:
         loop = asyncio.get_running_loop()
@@ -187,6 +195,7 @@ def run(args: argparse.Namespace) -> int:
         watch = None if args.no_live else watch_session(llm.session, llm.tokenizer.decode, keeps=True)
         if watch is not None:
             stack.callback(watch.close)
+            watches.append(watch)
 
         def more(service: Service) -> list[BaseRoute]:
             return [] if watch is None else [*page_routes(), *live_routes(watch, service.stopping.is_set)]
@@ -196,7 +205,7 @@ def run(args: argparse.Namespace) -> int:
                 llm,
                 bound,
                 options=options,
-                doors=doors,
+                access=access,
                 totals=totals,
                 on_ready=ready,
                 more=more,

@@ -11,7 +11,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from flowspec.cli.visible import visible
+from flowspec.core.head.hop_sums import DEAD, reported
+from flowspec.core.protocol.messages import HOP_ROWS, HOP_SECONDS
 from flowspec.model.text import Tokenizer
+from flowspec.runtime.answer import Answer
 from flowspec.runtime.session import Session
 
 WIDTH = 80
@@ -22,13 +25,26 @@ WAITED_SHOWN_S = 0.01
 """A wait for room that is told."""
 
 
+def sentence(answer: Answer) -> str:
+    """What an answer's statistics come to."""
+    guessed = answer.statistics["share_in_flight"]
+    return (
+        f"The last answer came at {answer.timing.tokens_per_s:.1f} tokens/s; "
+        + (f"{100 * guessed:.0f}%" if guessed else "none")
+        + f" of its {answer.new_tokens} tokens were guessed ahead."
+    )
+
+
 def lines(found: dict[str, Any], models: Sequence[str] = ()) -> list[str]:
     """`core.head.statistics.Statistics.report()` as a few lines of text; `models` are the names of those
     beside the target."""
     if not found["segments"]:
         return ["no segments were sent after the prompt"]
     busy = " ".join(f"{100 * share:.0f}%" for share in found["stage_busy"])
-    dead = found["dead_in_queue"] + found["dead_between_layers"] + found["dead_late"]
+    rows = {name: f"{found[reported(name)]} {told}" for name, told in HOP_ROWS.items()}
+    ran = ", ".join(text for name, text in rows.items() if not name.startswith(DEAD))
+    dead = ", ".join(text for name, text in rows.items() if name.startswith(DEAD))
+    spent = ", ".join(f"{told} {found[reported(name)]:.2f}" for name, told in HOP_SECONDS.items())
     return [
         f"segments   {found['segments']} after the prompt, of which {found['committing_segments']} gave "
         "tokens; "
@@ -38,20 +54,22 @@ def lines(found: dict[str, Any], models: Sequence[str] = ()) -> list[str]:
         f"{100 * found['share_in_flight']:.0f}% were in flight (rho)",
         f"nodes      {found['nodes_drafted']} drafted, {found['nodes_sent']} sent, {found['dropped_alive']} "
         "given up alive",
-        f"rows       {found['rows_computed']} run by the stages; {dead} dropped dead: "
-        f"{found['dead_in_queue']} in queues,",
-        f"           {found['dead_between_layers']} between layers, {found['dead_late']} after the last "
-        "layer",
+        *_wrapped(f"rows       {ran}; {found['rows_dropped']} dropped dead: {dead}"),
         *textwrap.wrap(f"stages     busy {busy}", WIDTH, subsequent_indent=" " * 16),
         f"drafter    {found['draft_passes']} passes, {found['draft_rows']} rows, {found['draft_s']:.2f} s; "
         f"calibration error {found['calibration_error']:.3f}",
-        f"seconds    first token {found['prefill_s']:.2f}, the rest {found['decode_s']:.2f}; computing "
-        f"{found['compute_s']:.2f} (all stages),",
-        f"           queues {found['queued_s']:.2f}, links {found['link_s']:.2f}, head {found['head_s']:.2f}",
+        *_wrapped(
+            f"seconds    first token {found['prefill_s']:.2f}, the rest {found['decode_s']:.2f}; all stages: "
+            f"{spent}; links {found['link_s']:.2f}, head {found['head_s']:.2f}"
+        ),
         *_chains(found, models),
         *_waiting(found),
         *_recoveries(found),
     ]
+
+
+def _wrapped(line: str) -> list[str]:
+    return textwrap.wrap(line, WIDTH, subsequent_indent=" " * 11)
 
 
 def _chains(found: dict[str, Any], models: Sequence[str]) -> list[str]:

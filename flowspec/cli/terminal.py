@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from typing import TextIO
 
 from flowspec.cli.visible import visible
+
+
+class TypedInterrupt(KeyboardInterrupt):
+    """Ctrl-C where no answer comes that it would stop."""
+
+
+def terminal_size() -> os.terminal_size:
+    """Of the terminal that standard output is, as it is now: `COLUMNS` does not follow a resize."""
+    found = os.get_terminal_size(sys.stdout.fileno())
+    return os.terminal_size((found.columns or 80, found.lines or 24))
 
 
 def fit_for(stream: TextIO, text: str) -> str:
@@ -24,8 +35,12 @@ def note(text: str) -> None:
     print(fit_for(sys.stderr, text), file=sys.stderr, flush=True)
 
 
-class LogFormatter(logging.Formatter):
-    """Lines of a log on standard error."""
+class LogHandler(logging.Handler):
+    """Lines of a log on what standard error is at the time: a chat puts another in its place while it
+    draws."""
 
-    def format(self, record: logging.LogRecord) -> str:
-        return fit_for(sys.stderr, super().format(record))
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            note(self.format(record))
+        except Exception:  # noqa: BLE001 - as every handler does
+            self.handleError(record)

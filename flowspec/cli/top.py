@@ -21,8 +21,8 @@ from rich.live import Live
 from flowspec.cli.live_source import Step, played, served
 from flowspec.cli.screen import blocks_of, report, screen
 from flowspec.errors import ClusterError, InputError
-from flowspec.watch.present import Present
 from flowspec.watch.recording import read_recording
+from flowspec.watch.state import WatchState
 
 KEY_VARIABLE = "FLOWSPEC_API_KEY"
 URL = "http://127.0.0.1:8000"
@@ -96,14 +96,14 @@ class TopView:
     """The picture that steps add up to."""
 
     def __init__(self) -> None:
-        self.present = Present()
+        self.present = WatchState()
         self.about: dict[str, Any] | None = None
 
     def take(self, step: Step) -> None:
         hello, frames = step
         if hello is not None:
             self.about = hello
-            self.present = Present()
+            self.present = WatchState()
             self.present.stages = hello["stages"]
         for frame in frames:
             self.present.take(frame)

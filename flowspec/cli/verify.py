@@ -11,27 +11,33 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import shutil
+import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
+from flowspec.bench.console import show_table
 from flowspec.cli.console import loading_bar
 from flowspec.cli.options import (
+    FILTERS,
     add_decoding_arguments,
     add_model_arguments,
+    add_sampling_argument,
     cluster_options,
     decoding_options,
     number_list,
     positive,
     reals,
 )
+from flowspec.cli.parser import Rare
 from flowspec.cli.terminal import show as tell
 from flowspec.core.methods import CHAINED, METHODS, find_method
 from flowspec.core.protocol.limits import REQUESTS_MAX
@@ -40,12 +46,13 @@ from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles, bundled_folder
 from flowspec.model.prompts import read_prompts
 from flowspec.model.text import Tokenizer, recommended
+from flowspec.rounding import rounded
 from flowspec.runtime.cluster_file import read_drafters
 from flowspec.runtime.decoding import AUTO, Decoding
 from flowspec.runtime.session import Limits, Session, open_cluster
 
 if TYPE_CHECKING:  # they import torch, which the other commands do without
-    from flowspec.bench.exactness import Case, Difference, Found, Verdict
+    from flowspec.bench.exactness import Case, ClusterAnswer, Difference, Verdict
     from flowspec.bench.faithfulness import Faithfulness
 
 PROMPTS_DEFAULT = bundled_folder("prompts.jsonl")
@@ -70,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         type=number_list,
         metavar="1,5,9",
-        help="a prompt as token ids, without a tokenizer; may be repeated",
+        help=Rare("a prompt as token ids, without a tokenizer; may be repeated"),
     )
     group.add_argument(
         "--parallel",
@@ -96,9 +103,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="1,2",
         help="seeds to try at temperatures above 0 (default: 1)",
     )
-    group.add_argument("--top-k", type=int, default=0)
-    group.add_argument("--top-p", type=float, default=1.0)
-    group.add_argument("--min-p", type=float, default=0.0)
+    for name in FILTERS:
+        add_sampling_argument(group, name, default=getattr(Sampling(), name))
     group.add_argument(
         "--max-new-tokens",
         type=positive,
@@ -133,7 +139,7 @@ def run(args: argparse.Namespace) -> int:
     )  # after the checks: these import torch, which takes seconds
 
     console = Console(stderr=True)
-    found: list[Found] = []
+    found: list[ClusterAnswer] = []
     for count in counts:
         with open_cluster(cluster_options(args, count), decoding=largest) as cluster:
             for decoding in decodings:
@@ -213,7 +219,7 @@ def read_samplings(args: argparse.Namespace) -> list[Sampling]:
     """Every temperature, and above 0 with every seed."""
     try:
         return [
-            Sampling(temperature=temperature, top_k=args.top_k, top_p=args.top_p, min_p=args.min_p, seed=seed)
+            Sampling(temperature=temperature, seed=seed, **{name: getattr(args, name) for name in FILTERS})
             for temperature in args.temperatures
             for seed in (args.seeds if temperature > 0 else args.seeds[:1])
         ]
@@ -284,9 +290,7 @@ def _answer_report(verdict: Verdict) -> dict[str, Any]:
 
 
 def show(verdicts: list[Verdict], faithful: Faithfulness) -> None:
-    table = Table("method: drafter", box=None, pad_edge=False)
-    for name in ("stages", "users", "temp", "answers", "tokens", "exact", "wrong"):
-        table.add_column(name, no_wrap=True, justify="right")
+    rows = []
     groups: dict[tuple[str, str, int, int, float], list[Verdict]] = {}
     for verdict in verdicts:
         found = verdict.found
@@ -297,18 +301,25 @@ def show(verdicts: list[Verdict], faithful: Faithfulness) -> None:
         counts = Counter(verdict.kind for verdict in group)
         numbers = (len(group), sum(len(v.found.tokens) for v in group), counts["exact"], counts["wrong"])
         row = (str(stages), str(users), f"{temperature:g}", *map(str, numbers))
-        table.add_row(f"{method}: {Path(drafter).name}", *row)
-    Console().print(table)
+        rows.append((f"{method}: {Path(drafter).name}", *row))
+    columns = ("method: drafter", "stages", "users", "temp", "answers", "tokens", "exact", "wrong")
+    show_table(columns, rows, numbers_from=1)
     for verdict in verdicts:
         if verdict.difference is not None:
-            tell(f"wrong: {_asked(verdict.found)}: {_told(verdict.difference)}\n")
+            tell(_fitted(f"wrong: {_asked(verdict.found)}: {_told(verdict.difference)}") + "\n")
     wrong = sum(verdict.kind == "wrong" for verdict in verdicts)
     exact = f"NO, {wrong} of {len(verdicts)} answers are wrong" if wrong else "yes, all answers are equal"
     for line in (f"exact: {exact}", *faithful_lines(faithful)):
-        tell(f"{line}\n")
+        tell(_fitted(line) + "\n")
 
 
-def _asked(found: Found) -> str:
+def _fitted(line: str) -> str:
+    """On a terminal, broken between words; other programs get it in one line."""
+    columns = shutil.get_terminal_size().columns
+    return fill(line, columns, subsequent_indent="  ") if sys.stdout.isatty() else line
+
+
+def _asked(found: ClusterAnswer) -> str:
     sampling = found.case.sampling
     where = f"{found.method}, {found.stages} stages, {found.users} at a time"
     return f"{found.case.prompt_id}, {where}, temperature {sampling.temperature:g}, seed {sampling.seed}"
@@ -317,7 +328,7 @@ def _asked(found: Found) -> str:
 def _told(difference: Difference) -> str:
     tokens = difference.found, difference.expected
     found, expected = ("the end" if token is None else token for token in tokens)
-    margin = "" if difference.margin is None else f", which leads by {difference.margin:.2g} logits"
+    margin = "" if difference.margin is None else f", which leads by {rounded(difference.margin)} logits"
     return f"token {difference.index} is {found}, step by step it is {expected}{margin}"
 
 

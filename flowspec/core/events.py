@@ -226,7 +226,7 @@ class DrafterLost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DrafterBack:
+class DrafterRecovered:
     """A lost one is to be had again, holds nothing, and has memory for `cache_slots`."""
 
     drafter: int
@@ -251,7 +251,7 @@ class PipelineLost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reformed:
+class PipelineReformed:
     """A new pipeline of `stage_count` stages, which hold nothing, takes the place of the lost one.
 
     Each has memory for `cache_slots` at least.
@@ -268,22 +268,22 @@ HeadEvent = (
     | VerifiedArrived
     | Drafted
     | DrafterLost
-    | DrafterBack
+    | DrafterRecovered
     | TimerFired
     | PipelineLost
-    | Reformed
+    | PipelineReformed
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToStages:
+class SendToStages:
     """To every stage, on the control connections."""
 
     message: Open | Commit | Release
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToPipeline:
+class SendToFirstStage:
     """To the first stage, on the data connection."""
 
     segment: Segment
@@ -309,7 +309,7 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToDrafter:
+class SendToDrafter:
     """To a drafter, in order with its jobs."""
 
     message: Release
@@ -343,7 +343,7 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timed:
+class SegmentTimed:
     """A segment of `rows` nodes, sent at `sent_s`, came back; `hops` are what the stages spent on it, in
     pipeline order.
 
@@ -357,4 +357,6 @@ class Timed:
     context: int = 0
 
 
-HeadCommand = ToStages | ToPipeline | Draft | ToDrafter | SetTimer | Emit | Finished | Timed
+HeadCommand = (
+    SendToStages | SendToFirstStage | Draft | SendToDrafter | SetTimer | Emit | Finished | SegmentTimed
+)

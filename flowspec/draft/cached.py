@@ -90,7 +90,6 @@ class TreeCachedDrafter(ABC):
         return tuple(proposals)
 
     def release(self, message: Release) -> None:
-        """Forgets a request."""
         for command in self._core.handle(ControlArrived(message=message), 0.0):
             self._keep_cache(command)
 

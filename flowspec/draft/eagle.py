@@ -23,7 +23,7 @@ import torch
 
 from flowspec.core.events import JobPart, RunLayers
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.messages import Open, Part, Proposal, Release, Segment
+from flowspec.core.protocol.messages import Open, Proposal, Release, Segment, SegmentPart
 from flowspec.draft.cached import Row, TreeCachedDrafter
 from flowspec.draft.eagle_head import EagleHead
 from flowspec.draft.ranking import F32, Ranker
@@ -70,7 +70,7 @@ class _Request:
     committed: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=bool))  # [slots]
     has_keys: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=bool))  # [slots]
 
-    def learn(self, part: Part) -> bool:
+    def learn(self, part: SegmentPart) -> bool:
         """Takes what a part says of the path; True when with it the path is known from the first node to the
         last."""
         for position, node in enumerate(part.commit.path, part.commit.base):
@@ -88,7 +88,6 @@ class _Request:
         return self.path.get(row.position) == row.node
 
     def begin(self, opening: Open) -> None:
-        """Begins an epoch."""
         self.opening, self.root = opening, opening.root
         self.path = {position: node for position, node in self.path.items() if position < opening.length}
         self.path[opening.length - 1] = opening.root
@@ -306,7 +305,7 @@ class EagleDrafter(TreeCachedDrafter):
         logits: F32 = self._head.logits(hidden).cpu().numpy()
         if not np.isfinite(logits.max(axis=1, initial=0)).all():
             raise ClusterError(
-                f"the draft head computed no finite numbers in {str(self._head.dtype)[6:]}; try --dtype "
+                f"the EAGLE head computed no finite numbers in {str(self._head.dtype)[6:]}; try --dtype "
                 "bfloat16 or float32"
             )
         return logits

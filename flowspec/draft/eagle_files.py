@@ -1,4 +1,4 @@
-"""Which published files are an EAGLE draft head, told by the names of their tensors."""
+"""Which published files are an EAGLE head, told by the names of their tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The network of an EAGLE draft head, from its published files: EAGLE-1/2 (`eagle`) and EAGLE-3 (`eagle3`).
+"""The network of an EAGLE head, from its published files: EAGLE-1/2 (`eagle`) and EAGLE-3 (`eagle3`).
 
 Row i of a head reads token i + 1 and feature i, and predicts feature i + 1, from which comes token i + 2. A
 feature is what the target computed (`capture`), or for guesses what the head predicted. The published layers
@@ -59,7 +59,7 @@ class HeadTensors:
 
         if name not in self.names:
             raise InputError(
-                f"draft head {self.model!r} has no tensor {name}; expected the published EAGLE-1/2 or "
+                f"EAGLE head {self.model!r} has no tensor {name}; expected the published EAGLE-1/2 or "
                 "EAGLE-3 layout"
             )
         try:
@@ -67,11 +67,11 @@ class HeadTensors:
                 found: torch.Tensor = opened.get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise InputError(
-                f"cannot read {name} of draft head {self.model!r} ({error}); copy it again"
+                f"cannot read {name} of EAGLE head {self.model!r} ({error}); copy it again"
             ) from None
         if tuple(found.shape) != shape:
             raise InputError(
-                f"tensor {name} of draft head {self.model!r}: expected shape {list(shape)} by config.json, "
+                f"tensor {name} of EAGLE head {self.model!r}: expected shape {list(shape)} by config.json, "
                 f"got {list(found.shape)}"
             )
         return found
@@ -180,7 +180,7 @@ class EagleHead:
         config = _head_config(files, raw, tensors, kind)
         if config.hidden_size != target_config.hidden_size:
             raise InputError(
-                f"draft head {files.model!r} is for another model: expected hidden_size "
+                f"EAGLE head {files.model!r} is for another model: expected hidden_size "
                 f"{target_config.hidden_size} as of "
                 f"{target.model!r}, got {config.hidden_size}; give the head that was trained for this model"
             )
@@ -189,7 +189,7 @@ class EagleHead:
         draft_vocabulary = raw.get("draft_vocab_size", vocabulary) if kind == "eagle3" else vocabulary
         if type(draft_vocabulary) is not int or not 1 <= draft_vocabulary <= vocabulary:
             raise InputError(
-                f"draft head {files.model!r}: draft_vocab_size: expected 1 to {vocabulary} as of "
+                f"EAGLE head {files.model!r}: draft_vocab_size: expected 1 to {vocabulary} as of "
                 f"{target.model!r}, got {draft_vocabulary!r:.80}"
             )
         try:
@@ -202,7 +202,7 @@ class EagleHead:
             rotary = LlamaRotaryEmbedding(config=config).to(device)
         except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
             raise InputError(
-                f"cannot build draft head {files.model!r} from its config.json: {error}"
+                f"cannot build EAGLE head {files.model!r} from its config.json: {error}"
             ) from None
         kernel_of(dtype, device)  # tried before it is used; what it computes with is what slices do
         index = target.tensors()
@@ -296,7 +296,7 @@ def _head_config(files: ModelFiles, raw: dict[str, Any], tensors: HeadTensors, k
         ValueError,
     ) as error:
         raise InputError(
-            f"cannot read the config.json of draft head {files.model!r}: {' '.join(str(error).split()):.200}"
+            f"cannot read the config.json of EAGLE head {files.model!r}: {' '.join(str(error).split()):.200}"
         ) from None
     check_rotary(config, FAMILIES["llama"], files.model)
     check_quantised(config, files.model)
@@ -320,7 +320,7 @@ def _capture(kind: str, raw: dict[str, Any], layer_count: int, head: str, target
         [each - 1 for each in capture],
     ):  # some count outputs, not inputs
         raise InputError(
-            f"draft head {head!r} reads layers {asked!r:.80}, but FlowSpec runs heads that read "
+            f"EAGLE head {head!r} reads layers {asked!r:.80}, but FlowSpec runs heads that read "
             f"{list(capture)} of {target!r}"
         )
     return capture
@@ -355,7 +355,7 @@ def _fill(
     )
     if unknown:
         raise InputError(
-            f"draft head {tensors.model!r} has tensors that no published EAGLE head has, "
+            f"EAGLE head {tensors.model!r} has tensors that no published EAGLE head has, "
             f"{', '.join(unknown[:3])}: not supported"
         )
     loaded: dict[str, nn.Parameter] = {}
@@ -383,7 +383,7 @@ def _target_ids(
     ids = torch.arange(draft_vocabulary) + tensors.load("d2t", (draft_vocabulary,)).long()
     if int(ids.min()) < 0 or int(ids.max()) >= vocabulary:
         raise InputError(
-            f"draft head {tensors.model!r}: expected d2t to lead to ids below {vocabulary}, got "
+            f"EAGLE head {tensors.model!r}: expected d2t to lead to ids below {vocabulary}, got "
             f"{int(ids.min())} to {int(ids.max())}"
         )
     return ids.to(device)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 class Drafter(Protocol):
     """A tree-cached model that proposes children; what `core.head.drafters` asks for in `Draft` and
-    `ToDrafter`.
+    `SendToDrafter`.
 
     Proposals are ranked by `log q / T + G` with the target's own noise (at temperature 0 by `log q`), without
     its filters.
@@ -44,9 +44,7 @@ class Drafter(Protocol):
         that lives."""
         ...
 
-    def release(self, message: Release) -> None:
-        """Forgets a request."""
-        ...
+    def release(self, message: Release) -> None: ...
 
     def take_features(self, request: int, epoch: int, ids: Sequence[int], features: torch.Tensor) -> None:
         """Features `[len(ids), hidden * len(captures)]` of nodes that are now committed; only for those that

@@ -131,8 +131,6 @@ def compute_precisely() -> None:
 
 
 class CpuAccelerator:
-    """This machine's processor."""
-
     is_cpu = True
     launches_ahead = False
     usual_dtype = "float32"

@@ -31,19 +31,19 @@ _SAMPLE_BYTES = 1 << 16
 
 
 def bundled_folder(name: str) -> Path:
-    """Folder of a model that is shipped with FlowSpec: `target`, `mid`, `draft`, `draft-math`, ..."""
+    """Folder of a bundled model: `target`, `mid`, `draft`, `draft-math`, ..."""
     return DEMO_FOLDER / name
 
 
 def bundled_models() -> tuple[str, ...]:
-    """The names of the models that are shipped with FlowSpec, beside `bundled` itself."""
+    """The names of the bundled models, beside `bundled` itself."""
     return tuple(
         sorted(path.parent.name for path in DEMO_FOLDER.glob("*/config.json") if path.parent.name != "target")
     )
 
 
 def canonical_name(model: str) -> str:
-    """The name other devices should use: `bundled` or another that is shipped, an absolute folder or GGUF
+    """The name other devices should use: `bundled` or another bundled model, an absolute folder or GGUF
     file, or a hub id."""
     return (
         str(Path(model).resolve())
@@ -84,9 +84,8 @@ class ModelFiles:
             self._hub_gguf = model.split("/", 2)[2]
         elif os.path.isfile(model):
             raise InputError(
-                f"expected a model folder, a GGUF file or a hub id such as owner/name, but {model!r} is a "
-                "file "
-                "whose name does not end in .gguf"
+                "expected a model folder, a GGUF file or a hub id such as owner/name, but the file "
+                f"{model!r} is no model"
             )
         elif _is_path(model) or model.count("/") != 1:
             raise InputError(

@@ -33,7 +33,7 @@ from flowspec.model.arithmetic.operations import LANES, Sight
 from flowspec.model.attention import TreeBatch, TreeCache, TreeRows, tree_attention
 from flowspec.model.device_errors import is_out_of_memory
 from flowspec.model.kernels import Kernel, kernels_of
-from flowspec.model.quantised import DIGIT, GROUP, WEIGHT_MAX, quantise
+from flowspec.model.quantised import LINEARS, SMALL, powers, quantise
 from flowspec.model.slice import DTYPES
 from flowspec.model.trials import ATTENTION, COMPILED, TRIAL_S, loaded_libraries
 
@@ -46,8 +46,6 @@ ROW_COUNTS = (1, 32, 2, 17, 3, 16, 8, 1, 31, 5, 32, 4, 7, 12)
 ROWS = max(ROW_COUNTS)
 EPSILONS = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 """The distance from 1 to the next number."""
-SMALL = 8
-"""Where sums are to be exact, inputs are whole numbers up to this, and weights up to twice this."""
 
 
 def main() -> None:
@@ -264,9 +262,12 @@ def _layer(dtype: str, kernel: Kernel, weights: F64, device: torch.device) -> nn
 
 def _numbers(dtype: str, inputs: int, outputs: int) -> tuple[F64, F64, F64, F64]:
     """Weights `[out, in]`, rows `[ROWS, in]`, what their product is, and by how much it may be missed."""
-    make = {"int8": _int8_numbers, "int4": _int4_numbers, "float32": _long_numbers}.get(dtype, _plain_numbers)
     generator = np.random.default_rng(inputs * 10007 + outputs)
-    weights, rows = make(generator, inputs, outputs)
+    if dtype in LINEARS:
+        weights, rows = LINEARS[dtype].exact_numbers(generator, (outputs, inputs), ROWS)
+    else:
+        make = _long_numbers if dtype == "float32" else _plain_numbers
+        weights, rows = make(generator, inputs, outputs)
     if dtype == "float32":
         return weights, rows, *_uneven(dtype, weights, rows)
     expected, spread = rows @ weights.T, np.abs(rows) @ np.abs(weights.T)
@@ -279,50 +280,23 @@ def _uneven(dtype: str, weights: F64, rows: F64) -> tuple[F64, F64]:
     expected, spread = rows @ weights.T, np.abs(rows) @ np.abs(weights.T)
     allowed = EPSILONS["float32"] * np.sqrt(rows.shape[1]) * spread / 4
     allowed += EPSILONS[ACTIVATIONS[dtype]] / 2 * (np.abs(expected) + allowed)
-    if dtype == "int8":  # rows are rounded to two digits
-        steps = np.abs(rows).max(axis=1, keepdims=True) / (2 * DIGIT * DIGIT)
+    if dtype in LINEARS:
+        steps = np.abs(rows).max(axis=1, keepdims=True) * LINEARS[dtype].input_step
         allowed += steps / 2 * np.abs(weights).sum(axis=1)
     return expected, allowed
-
-
-def _int8_numbers(generator: np.random.Generator, inputs: int, outputs: int) -> tuple[F64, F64]:
-    """Weights that are levels times a power of two, the largest level in each output; rows of exact digits.
-
-    The first output and row have the largest number everywhere: kernels that saturate do it there.
-    """
-    levels = generator.integers(-WEIGHT_MAX, WEIGHT_MAX + 1, (outputs, inputs)).astype(np.float64)
-    digits = generator.integers(-DIGIT, DIGIT + 1, (ROWS, inputs)).astype(np.float64)
-    levels[0], digits[0] = WEIGHT_MAX, DIGIT
-    levels[:, 1], digits[:, 2] = WEIGHT_MAX, -DIGIT
-    return levels * _powers(generator, outputs), digits * _powers(generator, ROWS)
-
-
-def _int4_numbers(generator: np.random.Generator, inputs: int, outputs: int) -> tuple[F64, F64]:
-    """Weights of 16 levels, both ends in each group, around a whole number that is the group's."""
-    levels = generator.integers(0, 16, (outputs, inputs // GROUP, GROUP)).astype(np.float64)
-    levels[..., 3], levels[..., 7] = 0, 15
-    zeros = generator.integers(-SMALL, SMALL + 1, (outputs, inputs // GROUP, 1))
-    weights = (levels - 8 + zeros).reshape(outputs, inputs)
-    rows = generator.integers(-SMALL, SMALL + 1, (ROWS, inputs)).astype(np.float64)
-    return weights * _powers(generator, outputs), rows * _powers(generator, ROWS)
 
 
 def _plain_numbers(generator: np.random.Generator, inputs: int, outputs: int) -> tuple[F64, F64]:
     """Whole numbers times powers of two: sums are exact in float32 in any order, and fit float16."""
     weights = generator.integers(-2 * SMALL, 2 * SMALL + 1, (outputs, inputs)).astype(np.float64)
     rows = generator.integers(-SMALL, SMALL + 1, (ROWS, inputs)).astype(np.float64)
-    return weights * _powers(generator, outputs) / 64, rows * _powers(generator, ROWS)
+    return weights * powers(generator, outputs) / 64, rows * powers(generator, ROWS)
 
 
 def _long_numbers(generator: np.random.Generator, inputs: int, outputs: int) -> tuple[F64, F64]:
     """Numbers that need all digits of float32: TF32 and bfloat16 would compute short ones right, too."""
     weights, rows = generator.normal(size=(outputs, inputs)), generator.normal(size=(ROWS, inputs))
     return weights.astype(np.float32).astype(np.float64), rows.astype(np.float32).astype(np.float64)
-
-
-def _powers(generator: np.random.Generator, count: int) -> F64:
-    """A power of two for each row, `[count, 1]`."""
-    return np.exp2(generator.integers(-4, 1, (count, 1)))
 
 
 # --------------------------------------------------------------------------------------- all the rest

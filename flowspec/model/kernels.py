@@ -63,7 +63,7 @@ _INT8 = (
     Kernel(name="onednn", linear=OnednnInt8Linear, arithmetic=DIGITS),
 )
 """Engines of torch; it says which ones it was built with."""
-_SHORT = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "int4": "int4"}
+_SHORT = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
 
 def kernels_of(dtype: str, device: torch.device) -> tuple[Kernel, ...]:
@@ -136,7 +136,7 @@ def _plain_arithmetic(dtype: str, device: torch.device) -> str:
 def _local(kernel: str, dtype: str, device: torch.device) -> str:
     """The arithmetic of a kernel whose bits belong to what the processor can do, and to torch's version."""
     version = ".".join(torch.__version__.split("+")[0].split(".")[:2])
-    return f"{kernel}-{_SHORT[dtype]}@{capability(device)}-torch{version}"
+    return f"{kernel}-{_SHORT.get(dtype, dtype)}@{capability(device)}-torch{version}"
 
 
 def capability(device: torch.device) -> str:

@@ -212,7 +212,6 @@ def slice_config(config: Any) -> Any:
 
 
 def head_dim(config: Any) -> int:
-    """Width of one attention head."""
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 

@@ -12,8 +12,6 @@ from flowspec.errors import InputError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """A dialogue's user turns."""
-
     prompt_id: str
     domain: str
     turns: tuple[str, ...]

@@ -27,8 +27,10 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import nn
 
 from flowspec.errors import InputError
@@ -39,6 +41,9 @@ WEIGHT_MAX = 127
 GROUP = 32
 OUTPUTS = 16
 """torch's int4 kernel takes outputs in blocks of so many."""
+SMALL = 8
+"""Where a kernel is tried and sums are to be exact, inputs are whole numbers up to this, weights up to twice
+this."""
 TINY = 1e-30
 EXACT_INPUTS = 2048
 """Products of a digit and a level are below 2^13: so many of them are summed exactly in float32."""
@@ -50,6 +55,9 @@ are kept on disk."""
 Rounded = Mapping[str, torch.Tensor]
 """A rounded matrix: levels, scales and zeros, each with a row for each output, as its class says. Of no
 kernel's layout."""
+
+
+F64 = NDArray[np.float64]
 
 
 class UnpackableError(InputError):
@@ -64,6 +72,8 @@ class QuantisedLinear(nn.Linear):
 
     copies_tied = True
     """Whether `lm_head` is packed although the embedding keeps its weights as they are."""
+    input_step = 0.0
+    """Of a row that is rounded itself: the distance of its levels, for a largest value of 1."""
 
     @staticmethod
     def takes(shape: torch.Size) -> bool:
@@ -74,6 +84,18 @@ class QuantisedLinear(nn.Linear):
     def rounded(weight: torch.Tensor) -> Rounded:
         """The parts that `weight` `[rows, in]` is rounded to, each row for itself. Raises
         `UnpackableError` for one that cannot be packed."""
+        raise NotImplementedError
+
+    @staticmethod
+    def widened(rounded: Rounded) -> torch.Tensor:
+        """Rounded weights as numbers, float32 `[rows, in]`, for the reference. Kernels must agree with it, so
+        none of them uses it."""
+        raise NotImplementedError
+
+    @staticmethod
+    def exact_numbers(generator: np.random.Generator, shape: tuple[int, int], rows: int) -> tuple[F64, F64]:
+        """Weights `[out, in]` and rows `[rows, in]` that are held without a loss, and whose products have
+        exact sums in float32: by these kernels are tried."""
         raise NotImplementedError
 
     def pack(self, rounded: Rounded) -> None:
@@ -89,6 +111,8 @@ class QuantisedLinear(nn.Linear):
 class Int8Linear(QuantisedLinear):
     """See the module. A kernel's `_products` takes digits."""
 
+    input_step = 1 / (2 * DIGIT * DIGIT)
+
     @staticmethod
     def rounded(weight: torch.Tensor) -> Rounded:
         """`levels` int8 `[rows, in]` and `scales` float32 `[rows]`."""
@@ -97,6 +121,23 @@ class Int8Linear(QuantisedLinear):
         for block in _blocks(len(weight)):
             levels[block] = (weight[block].float() / scale[block, None]).round_()
         return {"levels": levels, "scales": scale}
+
+    @staticmethod
+    def widened(rounded: Rounded) -> torch.Tensor:
+        return rounded["levels"].float() * rounded["scales"].float()[:, None]
+
+    @staticmethod
+    def exact_numbers(generator: np.random.Generator, shape: tuple[int, int], rows: int) -> tuple[F64, F64]:
+        """Weights that are levels times a power of two, the largest level in each output; rows of exact
+        digits.
+
+        The first output and row have the largest number everywhere: kernels that saturate do it there.
+        """
+        levels = generator.integers(-WEIGHT_MAX, WEIGHT_MAX + 1, shape).astype(np.float64)
+        digits = generator.integers(-DIGIT, DIGIT + 1, (rows, shape[1])).astype(np.float64)
+        levels[0], digits[0] = WEIGHT_MAX, DIGIT
+        levels[:, 1], digits[:, 2] = WEIGHT_MAX, -DIGIT
+        return levels * powers(generator, shape[0]), digits * powers(generator, rows)
 
     @staticmethod
     def bytes_of(inputs: int, outputs: int) -> int:
@@ -207,6 +248,24 @@ class Int4Linear(QuantisedLinear):
         return {"levels": pairs, "scales": scales, "zeros": zeros}
 
     @staticmethod
+    def widened(rounded: Rounded) -> torch.Tensor:
+        levels, scales = rounded["levels"], rounded["scales"].float()
+        pairs = torch.stack([levels % 16, levels // 16], dim=2).view(len(levels), -1, GROUP)
+        weights = (pairs.float() - 8) * scales[:, :, None] + rounded["zeros"].float()[:, :, None]
+        return weights.view(len(levels), -1)
+
+    @staticmethod
+    def exact_numbers(generator: np.random.Generator, shape: tuple[int, int], rows: int) -> tuple[F64, F64]:
+        """Weights of 16 levels, both ends in each group, around a whole number that is the group's."""
+        outputs, inputs = shape
+        levels = generator.integers(0, 16, (outputs, inputs // GROUP, GROUP)).astype(np.float64)
+        levels[..., 3], levels[..., 7] = 0, 15
+        zeros = generator.integers(-SMALL, SMALL + 1, (outputs, inputs // GROUP, 1))
+        weights = (levels - 8 + zeros).reshape(outputs, inputs)
+        given = generator.integers(-SMALL, SMALL + 1, (rows, inputs)).astype(np.float64)
+        return weights * powers(generator, outputs), given * powers(generator, rows)
+
+    @staticmethod
     def bytes_of(inputs: int, outputs: int) -> int:
         blocks = -(-outputs // OUTPUTS) * OUTPUTS
         return blocks * inputs // 2 + 4 * blocks * (inputs // GROUP)
@@ -283,6 +342,11 @@ def packed_bytes(modules: Iterable[nn.Module]) -> Iterator[int]:
         for part in module.modules():
             if isinstance(part, QuantisedLinear):
                 yield part.bytes_of(part.in_features, part.out_features)
+
+
+def powers(generator: np.random.Generator, count: int) -> F64:
+    """A power of two for each row, `[count, 1]`."""
+    return np.exp2(generator.integers(-4, 1, (count, 1)))
 
 
 def _blocks(rows: int) -> Iterator[slice]:

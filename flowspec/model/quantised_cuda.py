@@ -29,8 +29,6 @@ INT4_CAPABILITY = (8, 0)
 
 
 class CudaInt8Linear(Int8Linear):
-    """See the module."""
-
     def pack(self, rounded: Rounded) -> None:
         more = (0, -self.in_features % INTEGER_BLOCK, 0, -self.out_features % INTEGER_BLOCK)
         self._levels = F.pad(rounded["levels"], more)  # [out, in]
@@ -45,8 +43,6 @@ class CudaInt8Linear(Int8Linear):
 
 
 class CudaInt4Linear(Int4Linear):
-    """See the module."""
-
     def pack(self, rounded: Rounded) -> None:
         more = (0, 0, 0, -self.out_features % INT4_OUTPUTS)
         pairs = F.pad(rounded["levels"], more)

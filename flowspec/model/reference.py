@@ -21,7 +21,7 @@ from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.config import MODEL_TYPES
 from flowspec.model.gguf.file import tell_gguf_version
 from flowspec.model.gguf.names import parts_of
-from flowspec.model.quantised import GROUP, LINEARS, QuantisedLinear, Rounded
+from flowspec.model.quantised import LINEARS, QuantisedLinear
 from flowspec.model.sampler import F32, Sampler
 from flowspec.model.slice import DTYPES
 
@@ -99,7 +99,7 @@ class Reference:
             for name, weight in module.named_parameters(recurse=False):
                 if (is_linear and name == "weight") or weight.dim() == 3:
                     rounded = kind.rounded(weight.to(held).flatten(0, -2))
-                    weight.copy_(widened(rounded).view_as(weight))
+                    weight.copy_(kind.widened(rounded).view_as(weight))
 
     @contextlib.contextmanager
     def rounding_to(self, dtype: str) -> Iterator[None]:
@@ -184,15 +184,3 @@ def _gguf_model(files: ModelFiles, **options: Any) -> Any:
     return type(empty).from_pretrained(
         None, config=config, state_dict=weights, dtype=torch.float32, **options
     )
-
-
-def widened(rounded: Rounded) -> torch.Tensor:
-    """Rounded weights as numbers, float32 `[rows, in]`. Written apart from the kernels, which must agree with
-    it.
-    """
-    levels, scales = rounded["levels"], rounded["scales"].float()
-    if "zeros" not in rounded:  # int8
-        return levels.float() * scales[:, None]
-    pairs = torch.stack([levels % 16, levels // 16], dim=2).view(len(levels), -1, GROUP)  # int4
-    weights = (pairs.float() - 8) * scales[:, :, None] + rounded["zeros"].float()[:, :, None]
-    return weights.view(len(levels), -1)

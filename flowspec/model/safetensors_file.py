@@ -125,7 +125,6 @@ class SafetensorsTensors(Tensors):
             raise InputError(f"cannot read {name} of {self._model!r}: {first_line(error)}") from None
 
     def close(self) -> None:
-        """Drops the memory maps."""
         self._open.clear()
         self._mapped_bytes = 0
 

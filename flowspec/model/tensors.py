@@ -27,8 +27,6 @@ class Extent:
 
 
 class Extents(Protocol):
-    """Names of tensors, and where each lies."""
-
     def __iter__(self) -> Iterator[str]: ...
     def extent(self, name: str) -> Extent: ...
 
@@ -53,7 +51,6 @@ class Tensors(ABC):
         return math.prod(self.shape(name))
 
     def in_file(self, name: str) -> str:
-        """The name that the tensor has in its file."""
         return name
 
     @abstractmethod

@@ -6,12 +6,13 @@ import contextlib
 import json
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from flowspec.core.protocol import limits
+from flowspec.core.protocol.messages import SAMPLING_FIELDS
 from flowspec.errors import InputError, first_line
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.file import tell_gguf_version
@@ -54,7 +55,7 @@ _UNSUPPORTED = {
     "forced_eos_token_id": None,
 }
 """Features of a generation config that FlowSpec lacks, each with the value that switches it off."""
-_NUMBERS = ("temperature", "top_k", "top_p", "min_p")
+_RECOMMENDED = {name: kind for name, kind in SAMPLING_FIELDS.items() if name != "seed"}
 UNFINISHED = "\ufffd"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 """How SentencePiece names a byte that is no character of its own."""
@@ -379,15 +380,13 @@ class StopStrings:
 class Recommended:
     """What a model's generation_config.json says: its stop tokens and, where it samples, how.
 
-    `unsupported` names features it asks for that FlowSpec lacks; whoever follows the recommendation must
-    refuse them.
+    `sampling` holds fields of `Sampling`, a temperature among them, and nothing where the model does not
+    sample. `unsupported` names features it asks for that FlowSpec lacks; whoever follows the recommendation
+    must refuse them.
     """
 
     stop_ids: frozenset[int]
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
+    sampling: Mapping[str, float] = field(default_factory=dict)
     unsupported: tuple[str, ...] = ()
 
 
@@ -402,22 +401,15 @@ def recommended(files: ModelFiles, config: Any) -> Recommended:
     )
     if not raw.get("do_sample"):
         return Recommended(stop_ids=stop_ids, unsupported=unsupported)
-    return Recommended(
-        stop_ids=stop_ids,
-        temperature=1.0 if raw.get("temperature") is None else raw["temperature"],
-        top_k=raw.get("top_k"),
-        top_p=raw.get("top_p"),
-        min_p=raw.get("min_p"),
-        unsupported=unsupported,
-    )
+    said = {name: raw[name] for name in _RECOMMENDED if raw.get(name) is not None}
+    return Recommended(stop_ids=stop_ids, sampling={"temperature": 1.0, **said}, unsupported=unsupported)
 
 
 def _read_generation_config(path: Path) -> dict[str, Any]:
     """A generation_config.json whose fields that we read are what they should be; raises `InputError`."""
     raw = read_json(path)
-    for name in _NUMBERS:
-        kind = (int,) if name == "top_k" else (int, float)
-        if raw.get(name) is not None and type(raw[name]) not in kind:
+    for name, kind in _RECOMMENDED.items():
+        if raw.get(name) is not None and type(raw[name]) not in (int, kind):
             raise InputError(f"{path}: {name}: expected a number, got {raw[name]!r:.80}")
     stops = raw.get("eos_token_id")
     if stops is not None and not all(

@@ -364,13 +364,11 @@ def _key(dtype: str, device: str, built: Path | None) -> str:
 
 @functools.cache
 def _code() -> str:
-    """A hash of `CODE`."""
     folder = Path(__file__).parent
     return hashlib.sha256(b"".join((folder / f"{name}.py").read_bytes() for name in CODE)).hexdigest()
 
 
 def processor() -> str:
-    """This machine's processor, for people."""
     fields = dict(line.split(":", 1) for line in _processor_block().splitlines() if ":" in line)
     named = {key.strip(): value.strip() for key, value in fields.items()}
     part = named.get("CPU part")

@@ -19,19 +19,21 @@ class Without:
     short_bytes: int = 0
 
 
-def among(wish: PlanRequest, names: Collection[str]) -> PlanRequest:
-    """The same wish with only these devices for stages; the head stays, also without a daemon there."""
-    left = [each if each.name in names else replace(each, runs_stages=False) for each in wish.sites]
-    return replace(wish, sites=tuple(each for each in left if each.runs_stages or each.name == wish.head))
+def among(request: PlanRequest, names: Collection[str]) -> PlanRequest:
+    """The same request with only these devices for stages; the head stays, also without a daemon there."""
+    left = [each if each.name in names else replace(each, runs_stages=False) for each in request.sites]
+    return replace(
+        request, sites=tuple(each for each in left if each.runs_stages or each.name == request.head)
+    )
 
 
-def without_each(wish: PlanRequest, plan: Plan) -> Sequence[Without]:
+def without_each(request: PlanRequest, plan: Plan) -> Sequence[Without]:
     """What is left without each device that the plan uses, in pipeline order; the others change nothing."""
-    return [_without(wish, stage.site.name) for stage in plan.stages]
+    return [_without(request, stage.site.name) for stage in plan.stages]
 
 
-def _without(wish: PlanRequest, name: str) -> Without:
-    others = among(wish, {site.name for site in wish.stage_sites} - {name})
+def _without(request: PlanRequest, name: str) -> Without:
+    others = among(request, {site.name for site in request.stage_sites} - {name})
     if not others.stage_sites:
         return Without(device=name, plan=None)
     try:

@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 
 from flowspec.core.protocol.precision import PRECISION_BYTES, PRECISIONS, is_packed
 from flowspec.errors import InputError
-from flowspec.plan.forecast import FITTED
+from flowspec.plan.forecast import PASS_LEVELS
 from flowspec.plan.partition import Arrangement, Partition
 from flowspec.plan.planner import Plan, make_plan
 from flowspec.plan.profile import DeviceProfile, find_profile, profile_names
 from flowspec.plan.sites import Network, PlanRequest, Site, site
 from flowspec.plan.split import weighted_split
 from flowspec.plan.timing import LinkSpec
+from flowspec.rounding import duration
 
 GIGABIT = LinkSpec(bandwidth_mbps=1000, delay_s=0.0005)
 BETTER_DRAFTER = 0.1
@@ -50,36 +51,36 @@ class Shortfall:
         return max(0, self.need_bytes - self.have_bytes)
 
 
-def limits(wish: PlanRequest, plan: Plan) -> list[str]:
+def limits(request: PlanRequest, plan: Plan) -> list[str]:
     """What a slot waits for, and what misses cost, the weightier first."""
     forecast = plan.forecast
     slowest = max(plan.stages, key=lambda stage: stage.slot_s)
     drafting_s = 0.0
     if plan.guesses:
         drafting_s = float(
-            FITTED.pass_levels * forecast.levels * Partition(wish).guessing(plan.split.arrangement).pass_s
+            PASS_LEVELS * forecast.levels * Partition(request).guessing(plan.split.arrangement).pass_s
         )
     slot_s = max(slowest.slot_s, plan.link_s, drafting_s)
     if slot_s == drafting_s:
-        slot = f"the drafter on {plan.head.name}: {1000 * slot_s:.3g} ms for what a slot needs"
+        slot = f"the drafter on {plan.head.name}: {duration(slot_s)} for what a slot needs"
     elif slot_s == plan.link_s:
-        slot = f"the slowest link: {1000 * slot_s:.3g} ms for a slot's nodes"
+        slot = f"the slowest link: {duration(slot_s)} for a slot's nodes"
     else:
-        slot = f"the slowest stage, {slowest.site.name}: {1000 * slot_s:.3g} ms of a slot"
+        slot = f"the slowest stage, {slowest.site.name}: {duration(slot_s)} of a slot"
     if not plan.guesses:
-        trip = f"every token waits for a whole trip of {1000 * forecast.trip_s:.3g} ms"
-        return [trip, slot] if wish.users == 1 else [slot]
-    share = min(1.0, forecast.missed * forecast.trip_s * forecast.tokens_per_s / wish.users)
+        trip = f"every token waits for a whole trip of {duration(forecast.trip_s)}"
+        return [trip, slot] if request.users == 1 else [slot]
+    share = min(1.0, forecast.missed * forecast.trip_s * forecast.tokens_per_s / request.users)
     missed = (
         f"wrong guesses: {forecast.missed:.0%} of the tokens wait for a whole trip, {share:.0%} of the time"
     )
     return [missed, slot] if share > 0.5 else [slot, missed]
 
 
-def improvements(wish: PlanRequest, plan: Plan) -> list[Option]:
+def improvements(request: PlanRequest, plan: Plan) -> list[Option]:
     """What would help, the most helpful first; each change is planned anew."""
     found = []
-    for text, changed in _changes(wish, plan):
+    for text, changed in _changes(request, plan):
         try:
             rate = make_plan(changed).forecast.tokens_per_s
         except InputError:  # a precision that a profile says nothing about
@@ -90,33 +91,36 @@ def improvements(wish: PlanRequest, plan: Plan) -> list[Option]:
     return sorted(found, key=lambda option: -option.tokens_per_s)
 
 
-def _changes(wish: PlanRequest, plan: Plan) -> Iterator[tuple[str, PlanRequest]]:
-    names = {each.name for each in wish.sites}
-    hops = Partition(wish).hops(plan.split.arrangement)
+def _changes(request: PlanRequest, plan: Plan) -> Iterator[tuple[str, PlanRequest]]:
+    names = {each.name for each in request.sites}
+    hops = Partition(request).hops(plan.split.arrangement)
     if any(link.bandwidth_mbps < GIGABIT.bandwidth_mbps or link.delay_s > GIGABIT.delay_s for link in hops):
-        pairs = {pair: _faster(link) for pair, link in wish.network.pairs.items()}
+        pairs = {pair: _faster(link) for pair, link in request.network.pairs.items()}
         yield (
             "gigabit links",
-            replace(wish, network=Network(default=_faster(wish.network.default), pairs=pairs)),
+            replace(request, network=Network(default=_faster(request.network.default), pairs=pairs)),
         )
     slowest = max(plan.stages, key=lambda stage: stage.slot_s).site
     quick = tuple(
         replace(each, profile=_twice(each.profile)) if each.name == slowest.name else each
-        for each in wish.sites
+        for each in request.sites
     )
-    yield f"a board twice as fast instead of {slowest.name}", replace(wish, sites=quick)
+    yield f"a board twice as fast instead of {slowest.name}", replace(request, sites=quick)
     for profile in {each.profile.name: each.profile for each in (slowest, plan.head)}.values():
-        one = next(each for each in wish.sites if each.profile.name == profile.name)
+        one = next(each for each in request.sites if each.profile.name == profile.name)
         more = replace(one, name=_new_name(profile.name, names), runs_stages=True)
-        yield f"one {profile.name} more", replace(wish, sites=(*wish.sites, more))
+        yield f"one {profile.name} more", replace(request, sites=(*request.sites, more))
     for precision in LOWER:
-        if PRECISION_BYTES[precision] < PRECISION_BYTES[plan.precision] and precision not in wish.precisions:
-            yield precision, replace(wish, precisions=(precision,))
-    if wish.drafter is not None and wish.drafter.acceptance + BETTER_DRAFTER <= ACCEPTANCE_MAX:
-        better = wish.drafter.acceptance + BETTER_DRAFTER
+        if (
+            PRECISION_BYTES[precision] < PRECISION_BYTES[plan.precision]
+            and precision not in request.precisions
+        ):
+            yield precision, replace(request, precisions=(precision,))
+    if request.drafter is not None and request.drafter.acceptance + BETTER_DRAFTER <= ACCEPTANCE_MAX:
+        better = request.drafter.acceptance + BETTER_DRAFTER
         yield (
             f"a drafter that is right at {better:.0%}",
-            replace(wish, drafter=replace(wish.drafter, acceptance=better)),
+            replace(request, drafter=replace(request.drafter, acceptance=better)),
         )
 
 
@@ -147,18 +151,18 @@ def _new_name(name: str, taken: set[str]) -> str:
     )
 
 
-def shortfalls(wish: PlanRequest) -> list[Shortfall]:
-    """Of each device, with a share of the layers by memory, in the smallest of the wish's precisions, without
-    a drafter."""
-    precision = min(wish.precisions, key=lambda each: PRECISION_BYTES[each])
-    sites = sorted(wish.stage_sites, key=lambda each: -each.memory_bytes)[: wish.shape.layers]
-    order = tuple(each for each in wish.stage_sites if each in sites)
-    head = next((each for each in wish.heads if each in sites), wish.heads[0])
+def shortfalls(request: PlanRequest) -> list[Shortfall]:
+    """Of each device, with a share of the layers by memory, in the smallest of the request's precisions,
+    without a drafter."""
+    precision = min(request.precisions, key=lambda each: PRECISION_BYTES[each])
+    sites = sorted(request.stage_sites, key=lambda each: -each.memory_bytes)[: request.shape.layers]
+    order = tuple(each for each in request.stage_sites if each in sites)
+    head = next((each for each in request.heads if each in sites), request.heads[0])
     arrangement = Arrangement(order=order, head=head, precision=precision, guesses=False)
-    partition = Partition(wish)
+    partition = Partition(request)
     found = []
     for index, (place, layers) in enumerate(
-        zip(order, weighted_split(wish.shape.layers, [each.memory_bytes for each in order]), strict=True)
+        zip(order, weighted_split(request.shape.layers, [each.memory_bytes for each in order]), strict=True)
     ):
         need = partition.stage_need(arrangement, index, layers).total_bytes + partition.other_bytes(
             arrangement, place
@@ -169,43 +173,43 @@ def shortfalls(wish: PlanRequest) -> list[Shortfall]:
     return found
 
 
-def fitting_options(wish: PlanRequest) -> list[Option]:
+def fitting_options(request: PlanRequest) -> list[Option]:
     """Changes under which the model fits: a lower precision, the longest shorter context, fewer users, more
     devices; else several at once."""
     found = []
-    for precision in _lower(wish):
-        found += _first([(precision, replace(wish, precisions=(precision,)))])
+    for precision in _lower(request):
+        found += _first([(precision, replace(request, precisions=(precision,)))])
     contexts: list[int] = []
-    while (shorter := (contexts[-1] if contexts else wish.context) // 2) >= CONTEXT_MIN:
+    while (shorter := (contexts[-1] if contexts else request.context) // 2) >= CONTEXT_MIN:
         contexts.append(shorter)
-    found += _first([(f"a context of {each} tokens", replace(wish, context=each)) for each in contexts])
+    found += _first([(f"a context of {each} tokens", replace(request, context=each)) for each in contexts])
     found += _first(
         [
-            (f"{users} users" if users > 1 else "one user", replace(wish, users=users))
-            for users in range(wish.users - 1, 0, -1)
+            (f"{users} users" if users > 1 else "one user", replace(request, users=users))
+            for users in range(request.users - 1, 0, -1)
         ]
     )
-    found += _first(list(_more_devices(wish)))
-    lower = _lower(wish)
+    found += _first(list(_more_devices(request)))
+    lower = _lower(request)
     if lower and all(option.text != lower[-1] for option in found):
         found += _first(
             [
                 (f"{lower[-1]}, and {text}", replace(more, precisions=lower[-1:]))
-                for text, more in _more_devices(wish)
+                for text, more in _more_devices(request)
             ]
         )
     return found
 
 
-def _lower(wish: PlanRequest) -> tuple[str, ...]:
-    least = min(PRECISION_BYTES[each] for each in wish.precisions)
+def _lower(request: PlanRequest) -> tuple[str, ...]:
+    least = min(PRECISION_BYTES[each] for each in request.precisions)
     return tuple(each for each in LOWER if PRECISION_BYTES[each] < least)
 
 
-def _more_devices(wish: PlanRequest) -> Iterator[tuple[str, PlanRequest]]:
+def _more_devices(request: PlanRequest) -> Iterator[tuple[str, PlanRequest]]:
     """One board more of those that are there, then of all that are known, smaller ones first; then several of
     a kind."""
-    own = {each.profile.name: each.profile for each in wish.sites}
+    own = {each.profile.name: each.profile for each in request.sites}
     others = sorted(
         (find_profile(name) for name in profile_names() if name not in own), key=lambda each: each.memory_gb
     )
@@ -213,11 +217,11 @@ def _more_devices(wish: PlanRequest) -> Iterator[tuple[str, PlanRequest]]:
         for profile in (*own.values(), *others):
             added: list[Site] = []
             for _ in range(count):
-                taken = {each.name for each in (*wish.sites, *added)}
+                taken = {each.name for each in (*request.sites, *added)}
                 added.append(site(_new_name(profile.name, taken), profile))
             yield (
-                f"{'one' if count == 1 else count} {profile.name} more",
-                replace(wish, sites=(*wish.sites, *added)),
+                f"{'one' if count == 1 else f'{count}x'} {profile.name} more",
+                replace(request, sites=(*request.sites, *added)),
             )
 
 

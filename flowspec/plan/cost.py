@@ -20,7 +20,6 @@ OPERATIONS = 2.0
 
 
 def weights_curve(device: DeviceProfile, params: float, precision: str) -> Curve:
-    """A product with so many weights."""
     row_s = OPERATIONS * params / device.flops(precision)
     return Curve(
         base_s=params * PRECISION_BYTES[precision] / device.bytes_per_s(),
@@ -30,7 +29,6 @@ def weights_curve(device: DeviceProfile, params: float, precision: str) -> Curve
 
 
 def layers_curve(device: DeviceProfile, shape: ModelShape, precision: str, layers: int) -> Curve:
-    """A pass over `layers` of the model's layers."""
     weights = weights_curve(device, layers * shape.layer_params, precision)
     cache_bytes = layers * shape.cache_values() * max(PRECISION_BYTES[precision], CACHE_BYTES_MIN)
     return Curve(
@@ -44,7 +42,6 @@ def layers_curve(device: DeviceProfile, shape: ModelShape, precision: str, layer
 
 
 def head_curve(device: DeviceProfile, shape: ModelShape, precision: str) -> Curve:
-    """`lm_head` over some rows."""
     return weights_curve(device, shape.head_params, precision)
 
 

@@ -31,26 +31,19 @@ LEVELS: F64 = np.geomspace(0.15, 12, 20)
 HEAD_S = 0.0005
 """What the head spends on an event, as in `bench.config`."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Constants:
-    """Fitted to simulations; `_missed` and `seconds_per_token` say what each is for."""
-
-    sharpness: float = 1.956
-    acceptance_power: float = 1.436
-    width_power: float = 1.392
-    width_factor: float = 3.574
-    depth_power: float = 2.037
-    flight_depth: float = 0.2368
-    slot_depth: float = 0.7018
-    least: float = 0.04708
-    pass_levels: float = 1.151
-    missed_pass: float = 0.653
-    missed_trip: float = 1.141
-    busy_s: float = 0.001084
-
-
-FITTED = Constants()
+SHARPNESS = 1.956
+ACCEPTANCE_POWER = 1.436
+WIDTH_POWER = 1.392
+WIDTH_FACTOR = 3.574
+DEPTH_POWER = 2.037
+FLIGHT_DEPTH = 0.2368
+SLOT_DEPTH = 0.7018
+LEAST = 0.04708
+PASS_LEVELS = 1.151
+MISSED_PASS = 0.653
+MISSED_TRIP = 1.141
+BUSY_S = 0.001084
+"""Fitted to simulations; `_missed` and `seconds_per_token` say what each is for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,14 +69,12 @@ class Forecast:
     levels: float
 
 
-def _missed(known: Constants, acceptance: float | F64, width: F64, depth: F64) -> F64:
+def _missed(acceptance: float | F64, width: F64, depth: F64) -> F64:
     """The chance that a token is none of `width` nodes at its level, `depth` levels below the last that is
     known."""
-    sharp = known.sharpness * acceptance**known.acceptance_power
-    bits = np.log(np.maximum(known.width_factor * width, 1)) ** known.width_power
-    return np.asarray(
-        (1 - acceptance) * np.maximum(np.exp(-sharp * bits * depth**-known.depth_power), known.least)
-    )
+    sharp = SHARPNESS * acceptance**ACCEPTANCE_POWER
+    bits = np.log(np.maximum(WIDTH_FACTOR * width, 1)) ** WIDTH_POWER
+    return np.asarray((1 - acceptance) * np.maximum(np.exp(-sharp * bits * depth**-DEPTH_POWER), LEAST))
 
 
 def seconds_per_token(
@@ -92,7 +83,6 @@ def seconds_per_token(
     nodes: F64,
     guessing: Guessing,
     share: float | F64 = 1.0,
-    known: Constants = FITTED,
 ) -> tuple[F64, F64, F64]:
     """One user's seconds per token, with the levels and the misses they come of; all of the shape of the
     arguments, which broadcast.
@@ -103,15 +93,13 @@ def seconds_per_token(
     slot_s, trip_s, nodes, share = (
         np.asarray(each, dtype=np.float64)[..., None] for each in (slot_s, trip_s, nodes, share)
     )
-    every_s = np.maximum(
-        np.maximum(slot_s * share, known.pass_levels * LEVELS * guessing.pass_s), known.busy_s
-    )
-    ahead = known.flight_depth * LEVELS * np.maximum(trip_s / every_s - 1, 0) + known.slot_depth * np.maximum(
+    every_s = np.maximum(np.maximum(slot_s * share, PASS_LEVELS * LEVELS * guessing.pass_s), BUSY_S)
+    ahead = FLIGHT_DEPTH * LEVELS * np.maximum(trip_s / every_s - 1, 0) + SLOT_DEPTH * np.maximum(
         LEVELS - 1, 0
     )
-    missed = _missed(known, guessing.acceptance, nodes / LEVELS, 1 + ahead)
+    missed = _missed(guessing.acceptance, nodes / LEVELS, 1 + ahead)
     tokens = (1 - (1 - missed) ** LEVELS) / missed
-    waiting_s = np.maximum(known.missed_trip * trip_s - every_s, 0) + known.missed_pass * guessing.pass_s
+    waiting_s = np.maximum(MISSED_TRIP * trip_s - every_s, 0) + MISSED_PASS * guessing.pass_s
     time_s = np.where(nodes < LEVELS, np.inf, missed * waiting_s + every_s / tokens)
     at: Any = time_s.argmin(axis=-1)[..., None]
     found = [np.take_along_axis(each, at, -1)[..., 0] for each in np.broadcast_arrays(time_s, LEVELS, missed)]

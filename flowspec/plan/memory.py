@@ -131,5 +131,4 @@ def drafter_memory(shape: ModelShape, precision: str, *, context: int, users: in
 
 
 def mib(size_bytes: int) -> str:
-    """A size for people."""
     return f"{size_bytes / 2**20:.0f} MiB" if size_bytes < 10 * 2**30 else f"{size_bytes / 2**30:.1f} GiB"

@@ -95,13 +95,13 @@ class Times:
 
 
 class Partition:
-    """Splits of one wish. Keeps what was computed for single devices and links."""
+    """Splits of one request. Keeps what was computed for single devices and links."""
 
-    def __init__(self, wish: PlanRequest) -> None:
-        self.wish = wish
+    def __init__(self, request: PlanRequest) -> None:
+        self.request = request
         self._guess_nodes = np.array(NODES, dtype=np.float64)
         self._plain_nodes = np.array(
-            sorted({*(n for n in NODES if n < wish.users), wish.users}), dtype=np.float64
+            sorted({*(n for n in NODES if n < request.users), request.users}), dtype=np.float64
         )
         self._times: dict[tuple[str, str, bool], tuple[F64, F64, F64]] = {}
 
@@ -110,25 +110,25 @@ class Partition:
     def stage_need(self, arrangement: Arrangement, index: int, layers: int) -> SliceMemory:
         """What a slice of so many layers takes at a place of the order."""
         last = len(arrangement.order) - 1
-        wish = self.wish
+        request = self.request
         return stage_memory(
-            wish.shape,
-            wish.weights,
+            request.shape,
+            request.weights,
             arrangement.precision,
             layers,
             first=index == 0,
             last=index == last,
-            context=wish.context,
-            users=wish.users,
+            context=request.context,
+            users=request.users,
         )
 
     def drafter_need(self, arrangement: Arrangement) -> SliceMemory | None:
         """What the drafter takes at the head; None where none is loaded."""
-        drafter = self.wish.drafter
+        drafter = self.request.drafter
         if not arrangement.guesses or drafter is None or drafter.shape is None:
             return None
         return drafter_memory(
-            drafter.shape, arrangement.precision, context=self.wish.context, users=self.wish.users
+            drafter.shape, arrangement.precision, context=self.request.context, users=self.request.users
         )
 
     def other_bytes(self, arrangement: Arrangement, place: Site) -> int:
@@ -165,7 +165,7 @@ class Partition:
         return self._times[key]
 
     def _computed(self, profile: DeviceProfile, precision: str, guesses: bool) -> tuple[F64, F64, F64]:
-        shape, context = self.wish.shape, self.wish.typical_context
+        shape, context = self.request.shape, self.request.typical_context
         one, two = (layers_curve(profile, shape, precision, layers) for layers in (1, 2))
         head = head_curve(profile, shape, precision)
         nodes = self._guess_nodes if guesses else self._plain_nodes
@@ -176,7 +176,7 @@ class Partition:
     def hops(self, arrangement: Arrangement) -> list[LinkSpec]:
         """Head to first stage, between stages, last stage to head."""
         names = [arrangement.head.name, *(place.name for place in arrangement.order), arrangement.head.name]
-        return [self.wish.network.between(first, second) for first, second in pairwise(names)]
+        return [self.request.network.between(first, second) for first, second in pairwise(names)]
 
     def times(self, arrangement: Arrangement) -> Times:
         found = [
@@ -193,7 +193,7 @@ class Partition:
                     layer_s[:, index] *= SHARED_SLOWDOWN
         nodes = self._guess_nodes if arrangement.guesses else self._plain_nodes
         hops = self.hops(arrangement)
-        size = row_bytes(self.wish.shape, arrangement.precision)
+        size = row_bytes(self.request.shape, arrangement.precision)
         busy_s = np.array(
             [
                 [
@@ -215,17 +215,17 @@ class Partition:
     @property
     def drafts_on_cores(self) -> bool:
         """Whether drafting takes noticeable time of the head's device."""
-        return self.wish.drafter is not None and self.wish.drafter.shape is not None
+        return self.request.drafter is not None and self.request.drafter.shape is not None
 
     def guessing(self, arrangement: Arrangement) -> Guessing:
         """The drafter as it is on the head's device, alone there or beside a stage."""
-        drafter = self.wish.drafter
+        drafter = self.request.drafter
         assert drafter is not None, "guesses without a drafter"
         if drafter.shape is None:
             return Guessing(acceptance=drafter.acceptance, pass_s=0.0)
         curve = drafter_curve(arrangement.head.profile, drafter.shape, arrangement.precision)
         shared = any(place.name == arrangement.head.name for place in arrangement.order)
-        pass_s = curve.seconds(TYPICAL_PASS_NODES, self.wish.typical_context)
+        pass_s = curve.seconds(TYPICAL_PASS_NODES, self.request.typical_context)
         return Guessing(acceptance=drafter.acceptance, pass_s=pass_s * (SHARED_SLOWDOWN if shared else 1.0))
 
     # ------------------------------------------------------------------------------------------------ splits
@@ -244,7 +244,7 @@ class Partition:
 
         `quickly`: nearly; with fewer numbers of nodes, and fewer splits.
         """
-        count = self.wish.shape.layers
+        count = self.request.shape.layers
         room = np.array(self.room(arrangement), dtype=np.int64)
         if not self.head_fits(arrangement) or len(room) > count or (room < 1).any() or room.sum() < count:
             return None
@@ -273,10 +273,10 @@ class Partition:
         levels, missed = np.ones_like(slot_s), np.ones_like(slot_s)
         if arrangement.guesses:
             rates, levels, missed = guessing_rates(
-                slot_s, trip_s, nodes, self.guessing(arrangement), self.wish.users
+                slot_s, trip_s, nodes, self.guessing(arrangement), self.request.users
             )
         else:
-            rates = plain_rates(slot_s, trip_s, nodes, self.wish.users)
+            rates = plain_rates(slot_s, trip_s, nodes, self.request.users)
         row, column = np.unravel_index(int(np.where(valid, rates, -1.0).argmax()), rates.shape)
         at: Any = (row, column)
         forecast = Forecast(

@@ -3,7 +3,7 @@ to be fastest.
 
 Layers for a given order are found exactly (`plan.partition`). Orders are all tried where they are few,
 devices that are alike counting once; else a local search inserts, removes, replaces, moves and swaps devices
-from several beginnings. The same wish gives the same plan.
+from several beginnings. The same request gives the same plan.
 """
 
 from __future__ import annotations
@@ -98,22 +98,30 @@ class Plan:
 
 
 class DoesNotFit(InputError):
-    """The model does not fit the devices in any of the wish's precisions."""
+    """The model does not fit the devices in any of the request's precisions."""
 
 
-def make_plan(wish: PlanRequest) -> Plan:
+def make_plan(request: PlanRequest) -> Plan:
     """The plan that is foretold to be fastest; raises `DoesNotFit`."""
-    return make_plans(wish, 1)[0]
+    return make_plans(request, 1)[0]
 
 
-def make_plans(wish: PlanRequest, count: int) -> list[Plan]:
+def make_plans(request: PlanRequest, count: int) -> list[Plan]:
     """Up to `count` plans, those that are foretold to be fastest first, no two with the same devices and
     head; raises `DoesNotFit`."""
-    partition = Partition(wish)
+    most = min(request.shape.layers, limits.STAGES_MAX)
+    if request.all_devices and len(request.stage_sites) > most:
+        raise InputError(
+            f"--all-devices: expected at most {most} devices for the {request.shape.layers} layers of "
+            f"{request.shape.name}, got {len(request.stage_sites)}"
+        )
+    partition = Partition(request)
     plain = _fastest(partition, guesses=False)
-    guessing = [] if wish.drafter is None else _fastest(partition, guesses=True)
+    guessing = [] if request.drafter is None else _fastest(partition, guesses=True)
     if not plain and not guessing:
-        raise DoesNotFit(f"{wish.shape.name} does not fit the devices in {' or '.join(wish.precisions)}")
+        raise DoesNotFit(
+            f"{request.shape.name} does not fit the devices in {' or '.join(request.precisions)}"
+        )
     found: dict[tuple[frozenset[str], str, bool], Split] = {}
     for split in sorted((*plain, *guessing), key=lambda split: -split.forecast.tokens_per_s):
         arrangement = split.arrangement
@@ -126,15 +134,16 @@ def make_plans(wish: PlanRequest, count: int) -> list[Plan]:
     ]
 
 
-def rate_split(wish: PlanRequest, order: Sequence[Site], head: Site, layers: Sequence[int]) -> Plan:
-    """The forecast of a split made by hand, in the first of the wish's precisions, with or without guesses as
-    is faster; it need not fit."""
-    partition = Partition(wish)
+def rate_split(request: PlanRequest, order: Sequence[Site], head: Site, layers: Sequence[int]) -> Plan:
+    """The forecast of a split made by hand, in the first of the request's precisions, with or without guesses
+    as is faster; it need not fit."""
+    partition = Partition(request)
     found = [
         partition.rated(
-            Arrangement(order=tuple(order), head=head, precision=wish.precisions[0], guesses=guesses), layers
+            Arrangement(order=tuple(order), head=head, precision=request.precisions[0], guesses=guesses),
+            layers,
         )
-        for guesses in (False, *(True,) * (wish.drafter is not None))
+        for guesses in (False, *(True,) * (request.drafter is not None))
     ]
     return described(partition, max(found, key=lambda split: split.forecast.tokens_per_s), found[0])
 
@@ -171,7 +180,7 @@ def _fastest(partition: Partition, *, guesses: bool) -> list[Split]:
     order."""
     found: list[Split] = []
     best: Split | None = None
-    for precision in partition.wish.precisions:
+    for precision in partition.request.precisions:
         search = _Search(partition, precision, guesses)
         if search.count(ORDERS_MAX) <= ORDERS_MAX:
             search.all()
@@ -206,12 +215,13 @@ class _Search:
         self._partition = partition
         self._precision = precision
         self._guesses = guesses
-        self._kinds = _kinds(partition.wish)
+        self._kinds = _kinds(partition.request)
         self._stages_max = min(
-            partition.wish.shape.layers, limits.STAGES_MAX, len(partition.wish.stage_sites)
+            partition.request.shape.layers, limits.STAGES_MAX, len(partition.request.stage_sites)
         )
+        self._stages_min = self._stages_max if partition.request.all_devices else 1
         self._for_stages = [kind for kind, sites in enumerate(self._kinds) if sites[0].runs_stages]
-        self._heads = {site.name for site in partition.wish.heads}
+        self._heads = {site.name for site in partition.request.heads}
         self._found: dict[tuple[Order, int], Split | None] = {}
 
     def count(self, most: int) -> int:
@@ -227,14 +237,13 @@ class _Search:
         """The best states that were tried, the best first."""
         found = [split for split in self._found.values() if split is not None]
         found.sort(key=lambda split: -split.forecast.tokens_per_s)
-        wish = self._partition.wish
-        work = list(accumulate(wish.users * wish.shape.layers * len(split.layers) for split in found))
+        request = self._partition.request
+        work = list(accumulate(request.users * request.shape.layers * len(split.layers) for split in found))
         return [
             split for split, so_far in zip(found, work, strict=True) if so_far <= max(FINAL_SPLITS, work[0])
         ]
 
     def all(self) -> None:
-        """Tries all states."""
         for order in self._orders():
             for place in self._places(order):
                 self._split(order, place)
@@ -262,7 +271,7 @@ class _Search:
 
     def _orders(self) -> Iterator[Order]:
         """All orders of kinds, short ones first."""
-        for length in range(1, self._stages_max + 1):
+        for length in range(self._stages_min, self._stages_max + 1):
             yield from self._longer(
                 (), Counter({kind: len(self._kinds[kind]) for kind in self._for_stages}), length
             )
@@ -298,6 +307,8 @@ class _Search:
 
     def _split(self, order: Order, place: int) -> Split | None:
         key = (order, place)
+        if len(order) < self._stages_min:
+            return None
         if key not in self._found:
             chosen, head = self._sites(order, place)
             arrangement = Arrangement(
@@ -317,7 +328,7 @@ class _Search:
             ranked = [
                 kind for kind in sorted(self._for_stages, key=worth.__getitem__) for _ in self._kinds[kind]
             ]
-            length = 1
+            length = self._stages_min
             while length <= self._stages_max:
                 order = tuple(ranked[:length])
                 if any(self._split(order, place) is not None for place in self._places(order)[:2]):
@@ -365,12 +376,12 @@ def _is_better(found: Split | None, than: Split | None) -> bool:
     return found.forecast.tokens_per_s > than.forecast.tokens_per_s * (1 + ALIKE_MARGIN)
 
 
-def _kinds(wish: PlanRequest) -> list[list[Site]]:
+def _kinds(request: PlanRequest) -> list[list[Site]]:
     """Devices that can stand for each other: same profile, memory, links to all others, and leave to be the
     head."""
-    network, kinds = wish.network, list[list[Site]]()
-    heads = {site.name for site in wish.heads}
-    for site in wish.sites:
+    network, kinds = request.network, list[list[Site]]()
+    heads = {site.name for site in request.heads}
+    for site in request.sites:
         for kind in kinds:
             one = kind[0]
             alike = (site.profile, site.memory_bytes, site.runs_stages) == (
@@ -379,7 +390,7 @@ def _kinds(wish: PlanRequest) -> list[list[Site]]:
                 one.runs_stages,
             )
             alike = alike and (site.name in heads) == (one.name in heads)
-            others = [other.name for other in wish.sites if other.name not in (site.name, one.name)]
+            others = [other.name for other in request.sites if other.name not in (site.name, one.name)]
             if alike and (
                 network.is_uniform
                 or all(network.between(site.name, name) == network.between(one.name, name) for name in others)

@@ -11,6 +11,7 @@ from flowspec.plan.advice import Option, Shortfall, fitting_options, shortfalls
 from flowspec.plan.memory import mib
 from flowspec.plan.planner import DoesNotFit, Plan, make_plan
 from flowspec.plan.sites import PlanRequest
+from flowspec.rounding import rounded
 
 NAME_WIDTH = 32
 
@@ -27,19 +28,18 @@ class ModelDoesNotFitError(DoesNotFit):
         self.shortfalls = tuple(short)
 
 
-def plan_or_refuse(wish: PlanRequest) -> Plan:
-    """The fastest plan; raises `ModelDoesNotFitError`."""
-    with refusing(wish):
-        return make_plan(wish)
+def plan_or_refuse(request: PlanRequest) -> Plan:
+    with refusing(request):
+        return make_plan(request)
 
 
 @contextlib.contextmanager
-def refusing(wish: PlanRequest) -> Iterator[None]:
+def refusing(request: PlanRequest) -> Iterator[None]:
     """Raises `ModelDoesNotFitError` where what is done inside raises `DoesNotFit`."""
     try:
         yield
     except DoesNotFit as error:
-        raise ModelDoesNotFitError(str(error), shortfalls(wish), fitting_options(wish)) from None
+        raise ModelDoesNotFitError(str(error), shortfalls(request), fitting_options(request)) from None
 
 
 def _report(short: list[Shortfall], options: list[Option]) -> dict[str, Any]:
@@ -73,4 +73,4 @@ def _lines(reason: str, short: list[Shortfall], options: list[Option]) -> Iterat
         else "\nno lower precision, shorter context or few boards more make it fit"
     )
     for option in options:
-        yield f"  {option.text:<40}{option.tokens_per_s:>8.3g} tokens/s"
+        yield f"  {option.text:<40}{rounded(option.tokens_per_s):>8} tokens/s"

@@ -47,7 +47,6 @@ class ModelShape:
 
     @property
     def head_params(self) -> int:
-        """Weights of `lm_head`."""
         return self.hidden * self.vocabulary
 
     @property
@@ -61,7 +60,6 @@ class ModelShape:
 
 
 def shape_of(config: Any, name: str) -> ModelShape:
-    """The shape of a Hugging Face configuration."""
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return ModelShape(
         name=name,

@@ -66,7 +66,7 @@ class PlannedDrafter:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
     """What a plan is asked for. `precisions` are those that the user allows; without a `head`, any device may
-    be it.
+    be it. With `all_devices` none is left out.
 
     Passes are timed with `typical_context` tokens before them; memory is counted for `context` tokens of each
     user.
@@ -82,15 +82,14 @@ class PlanRequest:
     typical_context: int = 512
     users: int = 1
     head: str | None = None
+    all_devices: bool = False
 
     @property
     def heads(self) -> Sequence[Site]:
-        """Where the head may run."""
         return [each for each in self.sites if self.head in (None, each.name)]
 
     @property
     def stage_sites(self) -> Sequence[Site]:
-        """Where stages may run."""
         return [each for each in self.sites if each.runs_stages]
 
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from flowspec.core.protocol import limits
-from flowspec.errors import InputError
+from flowspec.errors import FlowSpecError, InputError
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -21,6 +21,7 @@ else:
     import tomli as tomllib
 
 NUMBER_MAX = 1e9
+Found = TypeVar("Found")
 
 
 def read_toml(path: Path, what: str) -> Table:
@@ -67,10 +68,16 @@ class Table:
         raise InputError(f"{self.where}: {key}: expected {expected}, got {found}")
 
     def check(self, keys: Collection[str]) -> None:
-        """Refuses keys that nobody asks for."""
         unknown = sorted(set(self.data) - set(keys))
         if unknown:
             raise InputError(f"{self.where}: unknown key {unknown[0]!r}; expected {', '.join(sorted(keys))}")
+
+    def found(self, key: str, find: Callable[[], Found]) -> Found:
+        """What `find` makes of a value; its error names table and key."""
+        try:
+            return find()
+        except FlowSpecError as error:
+            raise InputError(f"{self.where}: {key}: {str(error).removeprefix(f'{key}: ')}") from None
 
     def table(self, key: str, *, needed: bool = True) -> Table:
         found = self.data.get(key, None if needed else {})
@@ -127,7 +134,6 @@ class Table:
         return list(value)
 
     def numbers(self, key: str, default: list[float] | None = None) -> list[float]:
-        """A list of numbers from 0."""
         value: Any = self.data.get(key, default)
         if (
             not isinstance(value, list)

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from flowspec.core.cluster.addresses import AddressBook, LookupTimes, is_good_for
+from flowspec.core.cluster.addresses import AddressBook, LookupTimeouts, is_good_for
 from flowspec.core.protocol.checks import is_numeric
 from flowspec.errors import InputError
 from flowspec.runtime import timeouts
@@ -24,8 +24,8 @@ WAIT_S = 0.05
 class Addresses:
     """See the module; for any number of threads."""
 
-    def __init__(self, terms: LookupTimes) -> None:
-        self._book = AddressBook(terms)
+    def __init__(self, lookup_timeouts: LookupTimeouts) -> None:
+        self._book = AddressBook(lookup_timeouts)
         self._change = threading.Condition()
         self._wakes: dict[str, list[Callable[[], None]]] = {}
 
@@ -94,6 +94,6 @@ class Addresses:
 
 
 ADDRESSES = Addresses(
-    LookupTimes(limit_s=timeouts.LOOK_UP_S, fresh_s=timeouts.FRESH_S, again_s=timeouts.LOOK_UP_AGAIN_S),
+    LookupTimeouts(limit_s=timeouts.LOOK_UP_S, fresh_s=timeouts.FRESH_S, again_s=timeouts.LOOK_UP_AGAIN_S),
 )
 """Those that this process knows."""

@@ -25,7 +25,7 @@ from flowspec.memory_claims import MemoryClaims
 from flowspec.plan.memory import mib
 from flowspec.runtime.heap import give_back
 from flowspec.runtime.machine import Machine
-from flowspec.runtime.weights.line import Asked, CourierLine, LoadProgress
+from flowspec.runtime.weights.head_channel import HeadQuestion, LoadProgress, QueuedHeadChannel
 
 if TYPE_CHECKING:
     from flowspec.model.slice import Slice
@@ -38,15 +38,15 @@ NICENESS = 10
 USUAL_RATE = 200e6
 """Bytes of weights that are loaded in a second, as long as none were."""
 
-Tell = Callable[[int, Loaded | LoadProgress | Asked], None]
+Tell = Callable[[int, Loaded | LoadProgress | HeadQuestion], None]
 Fail = Callable[[int, Assign, BaseException], None]
 
 
 class BackgroundLoader:
     """See the module. The poller begins, delivers and ends; the compute thread takes, and makes room.
 
-    `tell` and `fail` are told how it goes, with the number of the hold that it is for; they may be called in
-    any thread.
+    `tell` and `fail` are told how it goes, with the number of the assignment that it is for; they may be
+    called in any thread.
     """
 
     def __init__(self, machine: Machine, tell: Tell, fail: Fail, claims: MemoryClaims) -> None:
@@ -56,38 +56,38 @@ class BackgroundLoader:
         self._claims = claims
         self._tell = tell
         self._fail = fail
-        self._hold = 0
-        self._line = CourierLine(lambda result: None)
+        self._assignment_id = 0
+        self._channel = QueuedHeadChannel(lambda result: None)
         self._thread: threading.Thread | None = None
         self._spare: Held | None = None
         self._taken_bytes = 0
         self._is_crowded = False
 
-    def begin(self, hold: int, assign: Assign, serving: Held) -> None:
+    def begin(self, assignment_id: int, assign: Assign, serving: Held) -> None:
         """Makes ready for `assign` beside the slice that is `serving`, and for nothing else any more."""
-        self.end(self._hold)
-        self._hold, before = hold, self._thread
-        line = self._line = CourierLine(lambda result: self._tell(hold, result))
-        line.begin(hold)
-        work = partial(self._run, hold, assign, serving, line, before)
+        self.end(self._assignment_id)
+        self._assignment_id, before = assignment_id, self._thread
+        channel = self._channel = QueuedHeadChannel(lambda result: self._tell(assignment_id, result))
+        channel.begin(assignment_id)
+        work = partial(self._run, assignment_id, assign, serving, channel, before)
         thread = threading.Thread(target=work, name="beside", daemon=True)
         self._thread = thread
         thread.start()
 
-    def deliver(self, hold: int, answer: WeightAnswer | Error, data: bytes | memoryview) -> bool:
+    def deliver(self, assignment_id: int, answer: WeightAnswer | Error, data: bytes | memoryview) -> bool:
         """An answer of the head's; whether it is for this."""
-        if hold == self._hold:
-            self._line.deliver(hold, answer, data)
-        return hold == self._hold
+        if assignment_id == self._assignment_id:
+            self._channel.deliver(assignment_id, answer, data)
+        return assignment_id == self._assignment_id
 
-    def end(self, hold: int) -> None:
+    def end(self, assignment_id: int) -> None:
         """Goes on no longer; what is loaded stays."""
-        if hold == self._hold:
-            self._line.hang_up(hold)
+        if assignment_id == self._assignment_id:
+            self._channel.hang_up(assignment_id)
 
     def take(self) -> Held | None:
         """What was made ready, if anything was. From here on nothing is."""
-        self.end(self._hold)
+        self.end(self._assignment_id)
         if self._thread is not None:
             self._thread.join()
         spare, self._spare, self._thread = self._spare, None, None
@@ -102,7 +102,7 @@ class BackgroundLoader:
         if caches_bytes + self._taken_bytes > part.cache_bytes_max:
             log.info("conversations need the %s in which layers were made ready", mib(self._taken_bytes))
             self._is_crowded, self._taken_bytes = True, 0
-            self.end(self._hold)
+            self.end(self._assignment_id)
             if self._thread is not None:
                 self._thread.join()
             self._spare = None
@@ -110,10 +110,10 @@ class BackgroundLoader:
 
     def _run(
         self,
-        hold: int,
+        assignment_id: int,
         assign: Assign,
         serving: Held,
-        line: CourierLine,
+        channel: QueuedHeadChannel,
         before: threading.Thread | None,
     ) -> None:
         if sys.platform == "linux":  # elsewhere it would be the whole process's
@@ -122,19 +122,19 @@ class BackgroundLoader:
             before.join()
         self._is_crowded, self._taken_bytes = False, 0
         try:
-            self._tell(hold, self._make(assign, serving, line))
+            self._tell(assignment_id, self._make(assign, serving, channel))
         except BaseException as error:  # noqa: BLE001 - the top of a thread: who is told makes a line of it
             self._taken_bytes = 0
-            self._fail(hold, assign, error)
+            self._fail(assignment_id, assign, error)
         finally:
             give_back()
 
-    def _make(self, assign: Assign, serving: Held, line: CourierLine) -> Loaded:
+    def _make(self, assign: Assign, serving: Held, channel: QueuedHeadChannel) -> Loaded:
         from flowspec.model.pieces import Span
         from flowspec.runtime.loading import SliceLoad, room_beside
 
         span = Span(first=assign.first_layer, end=assign.end_layer, count=assign.layer_count)
-        load = SliceLoad(assign, span, self._machine, line, self._claims)
+        load = SliceLoad(assign, span, self._machine, channel, self._claims)
         spare, self._spare = self._spare, None
         found = load.find([serving] if spare is None else [serving, spare])
         if found is not None:

@@ -9,13 +9,12 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from flowspec.core.protocol import limits
-from flowspec.errors import FlowSpecError, InputError
+from flowspec.errors import InputError
 from flowspec.plan.profile import DeviceProfile, find_profile
 from flowspec.plan.sites import Network
-from flowspec.plan.tables import read_toml
+from flowspec.plan.tables import Table, read_toml
 from flowspec.plan.timing import LinkSpec
 from flowspec.runtime.cluster import Device, parse_bytes, stage_devices
 from flowspec.runtime.transport import split_address
@@ -28,8 +27,12 @@ LINK_DEFAULT = LinkSpec(bandwidth_mbps=1000, delay_s=0.0005)
 
 def read_cluster(path: Path) -> list[Device]:
     """The devices of a cluster file, in pipeline order."""
-    tables = _device_tables(path)
-    devices = [_device(f"{path}: device {number + 1}", table, number) for number, table in enumerate(tables)]
+    file = read_toml(path, "a cluster file")
+    file.check(("device", "drafter", "links", "insecure"))
+    tables = file.tables("device")
+    if len(tables) > limits.STAGES_MAX:
+        raise InputError(f"{path}: device: expected at most {limits.STAGES_MAX} devices, got {len(tables)}")
+    devices = [_device(table, number) for number, table in enumerate(tables)]
     for kind in ("name", "address"):
         values = [getattr(device, kind) for device in devices]
         twice = [value for value in values if values.count(value) > 1]
@@ -38,22 +41,6 @@ def read_cluster(path: Path) -> list[Device]:
     devices = _with_drafters(path, devices)
     _check_stages(path, devices)
     return devices
-
-
-def _device_tables(path: Path) -> list[dict[str, Any]]:
-    data = read_toml(path, "a cluster file").data
-    unknown = sorted(set(data) - {"device", "drafter", "links", "insecure"})
-    if unknown:
-        raise InputError(
-            f"{path}: unknown key {unknown[0]!r}; expected [[device]] tables, [[drafter]] tables, links and "
-            "insecure"
-        )
-    tables = data.get("device")
-    if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
-        raise InputError(f"{path}: device: expected at least one [[device]] table with an address")
-    if len(tables) > limits.STAGES_MAX:
-        raise InputError(f"{path}: device: expected at most {limits.STAGES_MAX} devices, got {len(tables)}")
-    return tables
 
 
 def _with_drafters(path: Path, devices: Sequence[Device]) -> list[Device]:
@@ -93,89 +80,51 @@ def _check_stages(path: Path, devices: Sequence[Device]) -> None:
 
 def read_drafters(path: Path) -> dict[str, str]:
     """The `[[drafter]]` tables of a cluster file: the device of each model, or `head`."""
-    tables = read_toml(path, "a cluster file").data.get("drafter", [])
-    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise InputError(f"{path}: drafter: expected [[drafter]] tables with a model and a device")
+    file = read_toml(path, "a cluster file")
+    tables = file.tables("drafter") if file.data.get("drafter", []) != [] else []
     if len(tables) > limits.DRAFTERS_MAX:
         raise InputError(
             f"{path}: drafter: expected at most {limits.DRAFTERS_MAX} drafters, got {len(tables)}"
         )
     found: dict[str, str] = {}
-    for number, table in enumerate(tables):
-        where = f"{path}: drafter {number + 1}"
-        model, device = _drafter(where, table)
+    for table in tables:
+        table.check(("model", "device"))
+        model = _short(table, "model", "a drafter as --drafter takes it")
+        device = _short(table, "device", f'a device of this file, or "{HEAD}"')
         if model in found:
-            raise InputError(f"{where}: model: expected each drafter once, got {model!r} twice")
+            raise InputError(f"{table.where}: model: expected each drafter once, got {model!r} twice")
         if device != HEAD and device in found.values():
-            raise InputError(f"{where}: device: expected one drafter on a device, but {device} has two")
+            raise InputError(f"{table.where}: device: expected one drafter on a device, but {device} has two")
         found[model] = device
     return found
 
 
-def _drafter(where: str, table: dict[str, Any]) -> tuple[str, str]:
-    """A drafter's model and device."""
-    unknown = sorted(set(table) - {"model", "device"})
-    if unknown:
-        raise InputError(f"{where}: unknown key {unknown[0]!r}; expected model and device")
-    for key, what in (
-        ("model", "a drafter as --drafter takes it"),
-        ("device", f'a device of this file, or "{HEAD}"'),
-    ):
-        if not _is_short(table.get(key)):
-            raise InputError(f"{where}: {key}: expected {what}, got {table.get(key)!r:.80}")
-    return table["model"], table["device"]
-
-
-def _device(where: str, table: dict[str, Any], number: int) -> Device:
-    unknown = sorted(set(table) - {"name", "address", "layers", "memory", "profile", "ssh"})
-    if unknown:
-        raise InputError(
-            f"{where}: unknown key {unknown[0]!r}; expected address, name, layers, memory, profile or ssh"
-        )
-    address = _address(where, table)
-    name = table.get("name", f"device-{number}")
-    if not _is_short(name):
-        raise InputError(f"{where}: name: expected a short text, got {name!r:.80}")
-    layers, memory_bytes = _layers(where, table.get("layers")), _memory_bytes(where, table.get("memory"))
-    profile, ssh = table.get("profile"), table.get("ssh")
-    if profile is not None and not _is_short(profile):
-        raise InputError(f"{where}: profile: expected a board's name or a profile file, got {profile!r:.80}")
+def _device(table: Table, number: int) -> Device:
+    table.check(("name", "address", "layers", "memory", "profile", "ssh"))
+    address = _short(table, "address", '"host:port"')
+    table.found("address", lambda: split_address(address))
+    ssh = table.data.get("ssh")
     if ssh is not None and not (isinstance(ssh, str) and is_ssh_target(ssh)):
-        raise InputError(f"{where}: ssh: expected user@host or a host, got {ssh!r:.80}")
+        table.wrong("ssh", "user@host or a host")
+    memory, is_rated = table.data.get("memory"), "profile" in table.data
     return Device(
-        name=name, address=address, layers=layers, memory_bytes=memory_bytes, profile=profile, ssh=ssh
+        name=_short(table, "name", "a short text", f"device-{number}"),
+        address=address,
+        layers=_layers(table),
+        memory_bytes=None if memory is None else table.found("memory", lambda: parse_bytes(str(memory))),
+        profile=_short(table, "profile", "a board's name or a profile file") if is_rated else None,
+        ssh=ssh,
     )
 
 
-def _address(where: str, table: dict[str, Any]) -> str:
-    if "address" not in table:
-        raise InputError(f'{where}: address: expected "host:port", but it is missing')
-    address = table["address"]
-    if not _is_short(address):
-        raise InputError(f'{where}: address: expected "host:port", got {address!r:.80}')
-    try:
-        split_address(address)
-    except FlowSpecError as error:
-        raise InputError(f"{where}: address: {error}") from None
-    return str(address)
-
-
-def _layers(where: str, layers: Any) -> tuple[int, int] | None:
+def _layers(table: Table) -> tuple[int, int] | None:
+    layers = table.data.get("layers")
     if layers is None:
         return None
     is_pair = isinstance(layers, list) and len(layers) == 2 and all(type(n) is int for n in layers)
     if not is_pair or not 0 <= layers[0] < layers[1]:
-        raise InputError(f"{where}: layers: expected [first, end) such as [0, 8], got {layers!r:.80}")
+        table.wrong("layers", "[first, end) such as [0, 8]")
     return layers[0], layers[1]
-
-
-def _memory_bytes(where: str, memory: Any) -> int | None:
-    if memory is None:
-        return None
-    try:
-        return parse_bytes(str(memory))
-    except InputError as error:
-        raise InputError(f"{where}: memory: {error}") from None
 
 
 def read_links(path: Path, names: Collection[str]) -> Network | None:
@@ -240,6 +189,9 @@ def is_ssh_target(text: str) -> bool:
     )
 
 
-def _is_short(text: Any) -> bool:
-    """Whether it is a text that fits into messages and into one line of a log."""
-    return isinstance(text, str) and 0 < len(text) <= limits.NAME_CHARS_MAX and text.isprintable()
+def _short(table: Table, key: str, expected: str, default: str | None = None) -> str:
+    """A text that fits into messages and into one line of a log."""
+    text = table.data.get(key, default)
+    if not (isinstance(text, str) and 0 < len(text) <= limits.NAME_CHARS_MAX and text.isprintable()):
+        table.wrong(key, expected)
+    return text

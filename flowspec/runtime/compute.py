@@ -4,9 +4,9 @@ poller keeps listening.
 Work goes in by `post`, results come back on `results` with a wake-up. Heavy imports happen here, on the first
 Assign. The slice of a next pipeline is loaded beside, by a thread of its own (`beside.py`).
 
-Whatever fails here ends the hold that it was done for, and nothing else: an error that nobody foresaw is
-logged with its traceback, the slice that met it is forgotten, and the next head's work is done as ever. Only
-what ends the process (SIGILL, torch's abort) ends a daemon.
+Whatever fails here ends the assignment that it was done for, and nothing else: an error that nobody foresaw
+is logged with its traceback, the slice that met it is forgotten, and the next head's work is done as ever.
+Only what ends the process (SIGILL, torch's abort) ends a daemon.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from flowspec.runtime.emulation import DeviceEmulation, Pacer
 from flowspec.runtime.heap import free_cycles, give_back, keep_for_good
 from flowspec.runtime.machine import Machine
 from flowspec.runtime.transport import Wake
-from flowspec.runtime.weights.line import Asked, CourierLine, LoadProgress
+from flowspec.runtime.weights.head_channel import HeadQuestion, LoadProgress, QueuedHeadChannel
 from flowspec.wire.codec import Tensor
 
 if TYPE_CHECKING:
@@ -69,15 +69,15 @@ class Crashed:
     error: BaseException
 
 
-Result = Loaded | LoadProgress | Asked | WorkFailed | LayersDone | Proposed
+Result = Loaded | LoadProgress | HeadQuestion | WorkFailed | LayersDone | Proposed
 Work = Assign | RunLayers | OpenCache | ClearSlots | CloseCache | Expand | Release
 
 
 class ComputeThread:
     """Runs work in order; only `trim` reaches into the running job.
 
-    Work and results carry the number of the hold they belong to, so that nothing of one head is taken for
-    another's. With an `emulation` jobs last as long as on the device that it declares.
+    Work and results carry the number of the assignment they belong to, so that nothing of one head is taken
+    for another's. With an `emulation` jobs last as long as on the device that it declares.
     """
 
     def __init__(self, machine: Machine, wake: Wake, emulation: DeviceEmulation | None = None) -> None:
@@ -87,49 +87,48 @@ class ComputeThread:
         self.results: deque[tuple[int, Result]] = deque()
         self._wake = wake
         self._work: queue.SimpleQueue[tuple[int, Work] | None] = queue.SimpleQueue()
-        self._hold = 0
-        self._failed_hold = -1
+        self._assignment_id = 0
+        self._failed_assignment_id = -1
         self.claims = MemoryClaims()
         """What this daemon was promised of the machine's memory; the poller joins, eases and leaves it."""
-        self.line = CourierLine(self._tell)
+        self.channel = QueuedHeadChannel(self._tell)
         self._beside = BackgroundLoader(machine, self._tell_of, self._fail_beside, self.claims)
         self._held: Held | None = None
         self._drafter: Drafter | None = None
         self._has_imports = False
         self._dead: tuple[tuple[int, int], frozenset[int]] = ((0, 0), frozenset())
         self.further: tuple[int, int, float] = (0, 0, 0.0)
-        """Of which hold which job last began or ended a layer, and when: another object each time."""
+        """Of which assignment which job last began or ended a layer, and when: another object each time."""
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
         self._thread.start()
 
     @property
     def waiting(self) -> int:
-        """Pieces of work that have not begun."""
         return self._work.qsize()
 
-    def post(self, hold: int, work: Work) -> None:
-        self._work.put((hold, work))
+    def post(self, assignment_id: int, work: Work) -> None:
+        self._work.put((assignment_id, work))
 
-    def make_ready(self, hold: int, assign: Assign) -> None:
+    def prepare(self, assignment_id: int, assign: Assign) -> None:
         """Loads another slice beside the one that runs, as far as there is memory for it."""
         if self._held is None:
-            self._fail_beside(hold, assign, ClusterError("the slice that ran was given up"))
+            self._fail_beside(assignment_id, assign, ClusterError("the slice that ran was given up"))
         else:
-            self._beside.begin(hold, assign, self._held)
+            self._beside.begin(assignment_id, assign, self._held)
 
-    def end_making_ready(self, hold: int) -> None:
-        self._beside.end(hold)
+    def end_preparation(self, assignment_id: int) -> None:
+        self._beside.end(assignment_id)
 
-    def deliver(self, hold: int, answer: WeightAnswer | Error, data: bytes | memoryview) -> None:
-        """An answer to a question about weights of hold `hold`."""
-        if not self._beside.deliver(hold, answer, data):
-            self.line.deliver(hold, answer, data)
+    def deliver(self, assignment_id: int, answer: WeightAnswer | Error, data: bytes | memoryview) -> None:
+        """An answer to a question about weights of assignment `assignment_id`."""
+        if not self._beside.deliver(assignment_id, answer, data):
+            self.channel.deliver(assignment_id, answer, data)
 
-    def trim(self, hold: int, job: int, rows: tuple[int, ...]) -> None:
+    def trim(self, assignment_id: int, job: int, rows: tuple[int, ...]) -> None:
         """Rows of the running job that are dead; it drops them at its next layer."""
-        known = self._dead[1] if self._dead[0] == (hold, job) else frozenset()
-        self._dead = ((hold, job), known | frozenset(rows))
+        known = self._dead[1] if self._dead[0] == (assignment_id, job) else frozenset()
+        self._dead = ((assignment_id, job), known | frozenset(rows))
 
     def stop(self, timeout_s: float) -> None:
         self._work.put(None)
@@ -137,8 +136,8 @@ class ComputeThread:
 
     def _run(self) -> None:
         while (item := self._work.get()) is not None:
-            self._hold, work = item
-            if self._hold == self._failed_hold:
+            self._assignment_id, work = item
+            if self._assignment_id == self._failed_assignment_id:
                 continue  # it was posted before the poller knew, and what it is for is gone
             try:
                 self._do(work)
@@ -156,9 +155,9 @@ class ComputeThread:
                     self._fail(unexpected(error, doing(work)), work)
 
     def _fail(self, error: FlowSpecError, work: Work) -> None:
-        """Gives up the work; where the hold has no slice, all that was posted for it behind, too."""
+        """Gives up the work; where the assignment has no slice, all that was posted for it behind, too."""
         if self._held is None or isinstance(work, Assign):
-            self._failed_hold = self._hold
+            self._failed_assignment_id = self._assignment_id
         self._tell(WorkFailed(error=error))
 
     def _forget(self) -> None:
@@ -166,20 +165,20 @@ class ComputeThread:
         self._held = self._drafter = None
 
     def _tell(self, result: Result) -> None:
-        self._tell_of(self._hold, result)
+        self._tell_of(self._assignment_id, result)
 
-    def _tell_of(self, hold: int, result: Result) -> None:
-        self.results.append((hold, result))
+    def _tell_of(self, assignment_id: int, result: Result) -> None:
+        self.results.append((assignment_id, result))
         self._wake.set()
 
-    def _fail_beside(self, hold: int, assign: Assign, error: BaseException) -> None:
+    def _fail_beside(self, assignment_id: int, assign: Assign, error: BaseException) -> None:
         """What is made ready beside the slice that runs cannot be had: that one is not touched by it."""
         if is_out_of_memory(error):
             error = NoRoomError("out of memory beside the layers that run")
         elif not isinstance(error, FlowSpecError):
             log.error("unexpected error %s", doing(assign), exc_info=error)
             error = unexpected(error, doing(assign))
-        self._tell_of(hold, WorkFailed(error=error))
+        self._tell_of(assignment_id, WorkFailed(error=error))
 
     def _do(self, work: Work) -> None:
         if isinstance(work, Assign):
@@ -215,7 +214,7 @@ class ComputeThread:
     def _run_layers(self, part: Slice, job: RunLayers) -> LayersDone:
         started_s = time.monotonic()
         payload = None if job.payload is None else to_torch(job.payload, job.rows)
-        running = (self._hold, job.job)
+        running = (self._assignment_id, job.job)
 
         def dead_rows() -> frozenset[int]:
             self.further = (*running, time.monotonic())
@@ -243,7 +242,7 @@ class ComputeThread:
         )
 
     def _load(self, assign: Assign) -> None:
-        self.line.begin(self._hold)
+        self.channel.begin(self._assignment_id)
         self._try_kernels(
             "float32", "cpu"
         )  # all else stands on it, and on torch, which must not be imported here where that kills
@@ -262,7 +261,7 @@ class ComputeThread:
         try:
             self._tell(self._find_and_load(assign, span))
         finally:
-            self.line.end()
+            self.channel.end()
             give_back()
 
     def _find_and_load(self, assign: Assign, span: Span) -> Loaded:
@@ -270,7 +269,7 @@ class ComputeThread:
         from flowspec.model.accelerator import find, use_threads
         from flowspec.runtime.loading import SliceLoad, check_memory, kept_memory
 
-        load = SliceLoad(assign, span, self.machine, self.line, self.claims)
+        load = SliceLoad(assign, span, self.machine, self.channel, self.claims)
         held = [each for each in (self._held, self._beside.take()) if each is not None]
         if (found := load.find(held)) is not None:
             part = found.part
@@ -302,7 +301,7 @@ class ComputeThread:
 
     def _try_kernels(self, dtype: str, device: str) -> None:
         """Makes sure that a precision runs right here; raises `InputError` where it does not."""
-        found = run_trial(dtype, device, partial(self.line.tell, "trying kernels"))
+        found = run_trial(dtype, device, partial(self.channel.tell, "trying kernels"))
         if found.detour:
             log.warning("%s", found.detour)
 

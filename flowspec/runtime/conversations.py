@@ -59,7 +59,6 @@ class Conversations:
         self._make_room(self._bound)
 
     def drop(self, number: int) -> None:
-        """Ends a conversation."""
         self._idle.pop(number, None)
         self._used.discard(number)
         self._forget(number)
@@ -70,7 +69,6 @@ class Conversations:
 
 
 def _shared(first: Ids, second: Ids) -> int:
-    """How many tokens both begin with."""
     count = min(len(first), len(second))
     different = np.flatnonzero(first[:count] != second[:count])
     return int(different[0]) if len(different) else count

@@ -23,32 +23,32 @@ from flowspec.core.cluster.daemon import (
     Attach,
     Ban,
     Caller,
-    CallerSaid,
+    CallerBrokeProtocol,
+    CallerConnected,
+    CallerMessageArrived,
     CommandFailed,
     Compute,
+    ComputeFailed,
+    ComputeReported,
     DaemonCommand,
     DaemonCore,
     DaemonEvent,
+    DaemonLimits,
+    DaemonStopping,
     DaemonTick,
-    DaemonTimes,
     Deliver,
-    EndMakingReady,
-    Failed,
+    EndAssignment,
+    EndPreparation,
     Gather,
-    Greet,
-    Greeted,
-    LetGo,
-    MakeReady,
-    Misbehaved,
-    NextLost,
-    NextSaid,
+    NextHopLost,
+    NextHopMessageArrived,
+    PrepareSlice,
     Send,
     SendOn,
-    ShowLife,
-    ShowReady,
-    Stopping,
-    Take,
-    Worked,
+    SendPong,
+    SendReady,
+    SendWelcome,
+    StartAssignment,
 )
 from flowspec.core.driving import Driver, Log, turn
 from flowspec.core.events import CloseCache, LayerEnded, SendSegment, Trim
@@ -71,8 +71,8 @@ from flowspec.runtime.next_hop import NextHop
 from flowspec.runtime.peers import Peer, Peers
 from flowspec.runtime.port import Port
 from flowspec.runtime.security.keyring import Keyring
-from flowspec.runtime.transport import Sender, Wake, patience_ms, ready_sources
-from flowspec.runtime.weights.line import Asked, LoadProgress
+from flowspec.runtime.transport import Sender, Wake, poll_timeout_ms, ready_sources
+from flowspec.runtime.weights.head_channel import HeadQuestion, LoadProgress
 from flowspec.version import __version__
 from flowspec.wire.codec import decode
 
@@ -127,7 +127,7 @@ class Daemon:
         self._thermometer = Thermometer()
         self._peers = Peers(self._port.router, name)
         self._poller = zmq.Poller()
-        self._core = DaemonCore(DaemonTimes(lease_s=timeouts.LEASE_S, link_s=timeouts.LINK_S))
+        self._core = DaemonCore(DaemonLimits(lease_s=timeouts.LEASE_S, link_s=timeouts.LINK_S))
         self._driver: Driver[tuple[DaemonEvent, float], DaemonCommand] = Driver(self._handle, self._do)
         self._now_s = 0.0
         self._further = self._compute.further
@@ -165,7 +165,7 @@ class Daemon:
             while not self._stopping:
                 self._turn()
         finally:
-            self._give(Stopping(reason=self._stopping or "error"), time.monotonic())
+            self._give(DaemonStopping(reason=self._stopping or "error"), time.monotonic())
             self._compute.stop(timeouts.COMPUTE_STOP_S)
             self._thermometer.stop()
             self._compute.claims.leave()
@@ -178,13 +178,13 @@ class Daemon:
 
     @property
     def _is_held(self) -> bool:
-        return self._core.hold is not None
+        return self._core.assignment is not None
 
     def _turn(self) -> None:
         onward = self._data if self._next is None else self._next.link
         due_s = float("inf") if onward is None else onward.due_s
         most_ms = HELD_POLL_MS if self._is_held else IDLE_POLL_MS
-        ready = ready_sources(self._poller.poll(patience_ms(due_s, time.monotonic(), most_ms)))
+        ready = ready_sources(self._poller.poll(poll_timeout_ms(due_s, time.monotonic(), most_ms)))
         now_s = time.monotonic()
         if onward is not None and not onward.flush(now_s):
             self._unsent(self._core.number, self._last_sent, now_s)
@@ -208,7 +208,7 @@ class Daemon:
             trouble = "" if self._next is None else self._next.trouble
             self._give(DaemonTick(next_trouble=trouble, is_read=is_read), now_s)
 
-        turn(self._take_result, receive, look, self._core.terms.messages_max)
+        turn(self._take_result, receive, look, self._core.limits.messages_max)
 
     # ------------------------------------------------------------------------------------------- messages
 
@@ -238,12 +238,13 @@ class Daemon:
             self._drop(identity, str(error), now_s)
             return
         if is_new:
-            self._give(Greeted(caller=peer), now_s)
+            self._give(CallerConnected(caller=peer), now_s)
             return
         tensor = envelope.tensor
         size = 0 if tensor is None else len(tensor.data)
         self._give(
-            CallerSaid(caller=peer, message=envelope.message, payload=tensor, payload_bytes=size), now_s
+            CallerMessageArrived(caller=peer, message=envelope.message, payload=tensor, payload_bytes=size),
+            now_s,
         )
 
     def _drop(self, identity: bytes, text: str, now_s: float) -> None:
@@ -252,34 +253,36 @@ class Daemon:
         if known is None:
             self._peers.ban(identity, Error.saying(text))
         else:
-            self._give(Misbehaved(caller=known, text=text), now_s)
+            self._give(CallerBrokeProtocol(caller=known, text=text), now_s)
 
     def _watch_next(self, ready: set[Any], now_s: float) -> None:
         """What the next hop says, and what becomes of the connection to it."""
         hop = self._next
         if hop is None:
             return
-        hold = self._core.number
+        assignment_id = self._core.number
         try:
             hop.go_on()
         except InputError as error:
-            self._give(NextLost(hold=hold, text=f"cannot be dialled: {error}"), now_s)
+            self._give(NextHopLost(assignment_id=assignment_id, text=f"cannot be dialled: {error}"), now_s)
             return
         try:
             while self._next is hop and hop.socket in ready and (message := hop.read()) is not None:
-                self._give(NextSaid(hold=hold, message=message), now_s)
+                self._give(NextHopMessageArrived(assignment_id=assignment_id, message=message), now_s)
         except PeerError as error:
-            self._give(NextLost(hold=hold, text=f"broke the protocol: {error}"), now_s)
+            self._give(NextHopLost(assignment_id=assignment_id, text=f"broke the protocol: {error}"), now_s)
         except Exception as error:  # as over a message of any other peer
             log.exception("unexpected error over a message of the next device")
             self._give(
-                Failed(
-                    hold=hold, text=str(unexpected(error, "over a message of the next device")), is_gone=True
+                ComputeFailed(
+                    assignment_id=assignment_id,
+                    text=str(unexpected(error, "over a message of the next device")),
+                    is_gone=True,
                 ),
                 now_s,
             )
         if self._next is hop and (why := hop.lost(ready)) is not None:
-            self._give(NextLost(hold=hold, text=why), now_s)
+            self._give(NextHopLost(assignment_id=assignment_id, text=why), now_s)
 
     # ------------------------------------------------------------------------------------------- the core
 
@@ -303,35 +306,37 @@ class Daemon:
             self._send_on(command)
         elif isinstance(command, Compute):
             if isinstance(command.work, Trim):
-                self._compute.trim(command.hold, command.work.job, command.work.rows)
+                self._compute.trim(command.assignment_id, command.work.job, command.work.rows)
             else:
-                self._compute.post(command.hold, command.work)
+                self._compute.post(command.assignment_id, command.work)
         elif isinstance(command, Send):
-            if not link_of(command.caller).send(command.message) and command.hold:
-                self._unsent(command.hold, command.message, self._now_s)
-        elif isinstance(command, ShowLife):
-            self._show_life(command)
+            if not link_of(command.caller).send(command.message) and command.assignment_id:
+                self._unsent(command.assignment_id, command.message, self._now_s)
+        elif isinstance(command, SendPong):
+            self._send_pong(command)
         elif isinstance(command, Log):
             getattr(log, command.level)("%s", command.text)
-        elif isinstance(command, Greet):
+        elif isinstance(command, SendWelcome):
             link_of(command.caller).send(self._welcome(command))
-        elif isinstance(command, Take):
-            self._take(command)
+        elif isinstance(command, StartAssignment):
+            self._start_assignment(command)
         elif isinstance(command, Attach):
             if self._next is None:
                 self._data = link_of(command.caller)
                 self._data.shape = self._shape
-        elif isinstance(command, LetGo):
-            self._let_go(command)
-        elif isinstance(command, ShowReady):
-            self._show_ready(command)
+        elif isinstance(command, EndAssignment):
+            self._end_assignment(command)
+        elif isinstance(command, SendReady):
+            self._send_ready(command)
         elif isinstance(command, Deliver):
             payload = command.payload
-            self._compute.deliver(command.hold, command.answer, b"" if payload is None else payload.data)
-        elif isinstance(command, MakeReady):
-            self._compute.make_ready(command.hold, command.assign)
-        elif isinstance(command, EndMakingReady):
-            self._compute.end_making_ready(command.hold)
+            self._compute.deliver(
+                command.assignment_id, command.answer, b"" if payload is None else payload.data
+            )
+        elif isinstance(command, PrepareSlice):
+            self._compute.prepare(command.assignment_id, command.assign)
+        elif isinstance(command, EndPreparation):
+            self._compute.end_preparation(command.assignment_id)
         elif isinstance(command, Ban):
             self._peers.ban(peer_of(command.caller).identity, command.error)
         else:
@@ -354,12 +359,12 @@ class Daemon:
             else self._next.link
         )
         if link is None or not link.send(self._last_sent, tensor):
-            self._unsent(command.hold, self._last_sent, self._now_s)
+            self._unsent(command.assignment_id, self._last_sent, self._now_s)
 
-    def _unsent(self, hold: int, message: Message, now_s: float) -> None:
-        self._give(CommandFailed(hold=hold, message=message), now_s)
+    def _unsent(self, assignment_id: int, message: Message, now_s: float) -> None:
+        self._give(CommandFailed(assignment_id=assignment_id, message=message), now_s)
 
-    def _welcome(self, command: Greet) -> Welcome:
+    def _welcome(self, command: SendWelcome) -> Welcome:
         return Welcome(
             name=self.name,
             version=__version__,
@@ -370,7 +375,7 @@ class Daemon:
             is_held=command.is_held,
         )
 
-    def _show_life(self, command: ShowLife) -> None:
+    def _send_pong(self, command: SendPong) -> None:
         heat = self._thermometer.last()
         link_of(command.caller).send(
             Pong(
@@ -386,7 +391,7 @@ class Daemon:
             )
         )
 
-    def _show_ready(self, command: ShowReady) -> None:
+    def _send_ready(self, command: SendReady) -> None:
         resident, loaded = psutil.Process().memory_info().rss, command.loaded
         link_of(command.caller).send(
             Ready(
@@ -397,8 +402,8 @@ class Daemon:
                 load_s=loaded.load_s,
             )
         )
-        hold = self._core.hold
-        if hold is None or hold.control is not command.caller:
+        assignment = self._core.assignment
+        if assignment is None or assignment.control is not command.caller:
             later = f", but for {loaded.load_s:.1f} s of loading" if loaded.load_s else ""
             log.info("made ready for another pipeline%s; process %s", later, mib(resident))
             return
@@ -408,8 +413,8 @@ class Daemon:
 
     # -------------------------------------------------------------------------------------------- holding
 
-    def _take(self, command: Take) -> None:
-        """A hold begins: the next hop is dialled, and the slice loaded."""
+    def _start_assignment(self, command: StartAssignment) -> None:
+        """An assignment begins: the next hop is dialled, and the slice loaded."""
         assign, peer = command.assign, peer_of(command.caller)
         self._peers.kept_incarnation = peer.incarnation
         self._shape = None if self._emulation is None else self._emulation.shaper(assign.stage)
@@ -426,14 +431,17 @@ class Daemon:
                     wake=self._wake,
                 )
             except InputError as error:
-                self._give(NextLost(hold=command.hold, text=f"cannot be dialled: {error}"), self._now_s)
+                self._give(
+                    NextHopLost(assignment_id=command.assignment_id, text=f"cannot be dialled: {error}"),
+                    self._now_s,
+                )
                 return
-        self._compute.post(command.hold, assign)
+        self._compute.post(command.assignment_id, assign)
 
-    def _let_go(self, command: LetGo) -> None:
-        self._compute.line.hang_up(command.hold)
+    def _end_assignment(self, command: EndAssignment) -> None:
+        self._compute.channel.hang_up(command.assignment_id)
         for request in command.requests:
-            self._compute.post(command.hold, CloseCache(request=request))
+            self._compute.post(command.assignment_id, CloseCache(request=request))
         self._compute.claims.promise(sure=0, most=0)  # the layers stay, and nothing is cached
         self._peers.kept_incarnation = None
         if self._next is not None:
@@ -451,29 +459,43 @@ class Daemon:
         if further is self._further:
             return False
         self._further = further
-        hold, job, at_s = further
-        self._give(Worked(hold=hold, result=LayerEnded(job=job, at_s=at_s)), now_s)
+        assignment_id, job, at_s = further
+        self._give(ComputeReported(assignment_id=assignment_id, result=LayerEnded(job=job, at_s=at_s)), now_s)
         return True
 
-    def _result(self, hold: int, result: Result, now_s: float) -> None:
-        """What the compute thread did for a hold."""
+    def _result(self, assignment_id: int, result: Result, now_s: float) -> None:
+        """What the compute thread did for an assignment."""
         if isinstance(result, WorkFailed):
             is_part, is_gone = (
                 isinstance(result.error, NoRoomError),
                 isinstance(result.error, UnexpectedError),
             )
-            self._give(Failed(hold=hold, text=str(result.error), is_part=is_part, is_gone=is_gone), now_s)
+            self._give(
+                ComputeFailed(
+                    assignment_id=assignment_id, text=str(result.error), is_part=is_part, is_gone=is_gone
+                ),
+                now_s,
+            )
         elif isinstance(result, LoadProgress):
-            self._give(Worked(hold=hold, result=Loading(doing=result.doing, share=result.share)), now_s)
+            self._give(
+                ComputeReported(
+                    assignment_id=assignment_id, result=Loading(doing=result.doing, share=result.share)
+                ),
+                now_s,
+            )
         else:
             try:
                 self._give(
-                    Worked(hold=hold, result=result.question if isinstance(result, Asked) else result), now_s
+                    ComputeReported(
+                        assignment_id=assignment_id,
+                        result=result.question if isinstance(result, HeadQuestion) else result,
+                    ),
+                    now_s,
                 )
             except Exception as error:  # the top of a turn, as over a message
                 log.exception("unexpected error over what was computed")
                 text = str(unexpected(error, "over what was computed"))
-                self._give(Failed(hold=hold, text=text, is_gone=True), now_s)
+                self._give(ComputeFailed(assignment_id=assignment_id, text=text, is_gone=True), now_s)
 
 
 def peer_of(caller: Caller) -> Peer:

@@ -21,7 +21,6 @@ BUNDLED_CHAIN = ("draft", "mid")
 
 
 def method_for(drafters: Sequence[str], chain: str | None) -> str:
-    """The method where none is given."""
     return default_method(has_team=len(drafters) > 1, has_chain=chain is not None)
 
 

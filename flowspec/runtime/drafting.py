@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flowspec.core.events import Draft, Drafted, ToDrafter
+from flowspec.core.events import Draft, Drafted, SendToDrafter
 from flowspec.core.protocol.messages import VerifiedPart
 from flowspec.draft.kinds import FALLBACK
 from flowspec.draft.protocol import Drafter
@@ -50,13 +50,12 @@ class DraftThread:
         self._pacer = None if pace is None else DraftPacer(pace)
         self.results: deque[Drafted | WorkFailed | Crashed] = deque()
         self._wake = wake
-        self._work: queue.SimpleQueue[Draft | ToDrafter | _Features | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[Draft | SendToDrafter | _Features | None] = queue.SimpleQueue()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._thread = threading.Thread(target=self._run, name="drafter", daemon=True)
         self._thread.start()
 
     def report(self) -> dict[str, Any]:
-        """Where it runs and what it holds."""
         return {
             "device": HEAD,
             "address": "",
@@ -66,7 +65,7 @@ class DraftThread:
             "is_there": True,
         }
 
-    def post(self, work: Draft | ToDrafter) -> None:
+    def post(self, work: Draft | SendToDrafter) -> None:
         self._work.put(work)
 
     def post_features(self, parts: Sequence[VerifiedPart], tensor: Tensor) -> None:
@@ -98,7 +97,7 @@ class DraftThread:
                     self._tell(Crashed(error=error))
                 return
 
-    def _do(self, work: Draft | ToDrafter | _Features) -> None:
+    def _do(self, work: Draft | SendToDrafter | _Features) -> None:
         if isinstance(work, Draft):
             started_s = time.monotonic()
             proposals = self.drafter.draft(work.segment, work.width)
@@ -116,7 +115,7 @@ class DraftThread:
                     ended_s=ended_s,
                 )
             )
-        elif isinstance(work, ToDrafter):
+        elif isinstance(work, SendToDrafter):
             self.drafter.release(work.message)
             give_back()
         else:

@@ -99,7 +99,6 @@ def devices_to_json(devices: Sequence[DeviceEmulation]) -> str:
 
 
 def devices_from_json(text: str) -> tuple[DeviceEmulation, ...]:
-    """What `devices_to_json` wrote."""
     return tuple(
         DeviceEmulation(
             layers=Curve(**entry["layers"]),

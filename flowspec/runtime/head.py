@@ -23,22 +23,22 @@ from flowspec.core.cluster.membership import Tick
 from flowspec.core.events import (
     Cancel,
     Draft,
-    DrafterBack,
     DrafterLost,
+    DrafterRecovered,
     Emit,
     Finished,
     Forget,
     HeadCommand,
     HeadEvent,
     PipelineLost,
-    Reformed,
+    PipelineReformed,
+    SegmentTimed,
+    SendToDrafter,
+    SendToFirstStage,
+    SendToStages,
     SetTimer,
     Submit,
-    Timed,
     TimerFired,
-    ToDrafter,
-    ToPipeline,
-    ToStages,
     VerifiedArrived,
 )
 from flowspec.core.head.drafter_traits import DrafterTraits
@@ -59,12 +59,12 @@ from flowspec.runtime.compute import Crashed, WorkFailed
 from flowspec.runtime.drafting import DraftThread
 from flowspec.runtime.emulation import Emulation
 from flowspec.runtime.heap import free_cycles, share_one_heap
+from flowspec.runtime.pipeline_connections import Progress, StageStatus
 from flowspec.runtime.pipelines import Pipelines, Recovery
-from flowspec.runtime.remote_drafter import Absent, PlacedDrafter, RemoteDrafter, Result, Told
+from flowspec.runtime.remote_drafter import DrafterAbsent, Notice, PlacedDrafter, RemoteDrafter, Result
 from flowspec.runtime.security.keyring import Keyring
-from flowspec.runtime.stages import Progress, Stage
 from flowspec.runtime.token_stream import ArithmeticChanged, End, Tokens, TokenStream
-from flowspec.runtime.transport import TIMER_EARLY_S, Wake, patience_ms
+from flowspec.runtime.transport import TIMER_EARLY_S, Wake, poll_timeout_ms
 from flowspec.wire.codec import DTYPE_BYTES
 
 TIMED_SEGMENTS_MAX = 1_000
@@ -147,7 +147,7 @@ class Head:
         self._arithmetic = "" if recovery is None else recovery.arithmetic
         self._tokens = 0
         self._look_at = LOOK_EVERY_TOKENS
-        self._stages_shown: list[Stage] = []
+        self._stages_shown: list[StageStatus] = []
         pace = None if emulation is None else emulation.drafting
         self._on_note = log.warning if recovery is None else recovery.on_note
         self._may_be_short = recovery is not None and recovery.start is Start.SHORT
@@ -167,8 +167,8 @@ class Head:
         try:
             self._begin_drafters(drafters, pace)
             self._pipelines.connect()
-            assert self._pipelines.stages is not None
-            self._core.admission.move_to(self._pipelines.stages.cache_slots)
+            assert self._pipelines.connections is not None
+            self._core.admission.move_to(self._pipelines.connections.cache_slots)
             self._begun_with = self._arithmetic or self._pipelines.arithmetic
             self._arithmetic = self._pipelines.arithmetic
             self._show_stages()
@@ -183,7 +183,7 @@ class Head:
     # ------------------------------------------------------------------------------------ for other threads
 
     @property
-    def stages(self) -> list[Stage]:
+    def stages(self) -> list[StageStatus]:
         """The stages as they introduced themselves, in pipeline order; those of the last pipeline while there
         is none."""
         return self._stages_shown
@@ -226,6 +226,16 @@ class Head:
     def arithmetic(self) -> str:
         """What all pipelines compute with (`core.cluster.agreement`)."""
         return self._pipelines.arithmetic
+
+    @property
+    def lost(self) -> list[str]:
+        """The devices that are lost now, by name."""
+        return self._pipelines.lost
+
+    @property
+    def loading(self) -> dict[str, tuple[str, float]]:
+        """What devices do to make ready, and how far they have come, by name."""
+        return self._pipelines.loading
 
     @property
     def is_formed(self) -> bool:
@@ -353,9 +363,9 @@ class Head:
             tokens=self._tokens,
         )
 
-    def _changed(self, event: PipelineLost | Reformed) -> None:
+    def _changed(self, event: PipelineLost | PipelineReformed) -> None:
         self._step(event, time.monotonic())
-        if isinstance(event, Reformed):
+        if isinstance(event, PipelineReformed):
             self._has_told_link = False
             self._show_stages()
             if self.arithmetic != self._arithmetic:
@@ -384,22 +394,22 @@ class Head:
         )
 
     def _show_stages(self) -> None:
-        assert self._pipelines.stages is not None
-        self._stages_shown = self._pipelines.stages.all
+        assert self._pipelines.connections is not None
+        self._stages_shown = self._pipelines.connections.all
 
     def _drafted(self, result: Result, now_s: float) -> None:
         if isinstance(result, WorkFailed | Crashed):
             raise result.error
-        if isinstance(result, Told):
+        if isinstance(result, Notice):
             if result.share is None:
                 self._on_note(result.text)
             else:
                 self._progress(result.text, result.share)
             return
-        if isinstance(result, Absent):
+        if isinstance(result, DrafterAbsent):
             self._absent.discard(result.drafter)
             return
-        if isinstance(result, DrafterBack):
+        if isinstance(result, DrafterRecovered):
             remote = self._drafting[result.drafter]
             assert isinstance(remote, RemoteDrafter), "only those on devices come back"
             remote.post(result)
@@ -409,7 +419,7 @@ class Head:
     def _patience_ms(self) -> int:
         """How long the next poll may wait."""
         due_s = self._pipelines.due_s
-        return patience_ms(
+        return poll_timeout_ms(
             due_s if self._timer_s is None else min(due_s, self._timer_s), time.monotonic(), POLL_MS
         )
 
@@ -453,17 +463,17 @@ class Head:
         if self._is_checked:
             check(self._core, event)
         for command in commands:
-            if isinstance(command, ToPipeline):
-                assert self._pipelines.stages is not None
-                self._pipelines.stages.send(command.segment)
-            elif isinstance(command, ToStages):
-                assert self._pipelines.stages is not None
-                self._pipelines.stages.tell(command.message)
-            elif isinstance(command, Draft | ToDrafter):
+            if isinstance(command, SendToFirstStage):
+                assert self._pipelines.connections is not None
+                self._pipelines.connections.send(command.segment)
+            elif isinstance(command, SendToStages):
+                assert self._pipelines.connections is not None
+                self._pipelines.connections.tell(command.message)
+            elif isinstance(command, Draft | SendToDrafter):
                 self._drafting[command.drafter].post(command)
             elif isinstance(command, SetTimer):
                 self._timer_s = command.at_s
-            elif isinstance(command, Timed):
+            elif isinstance(command, SegmentTimed):
                 self.hops.append(command.hops)
                 self._pipelines.passed(command.hops, command.context)
             else:

@@ -20,7 +20,7 @@ from typing import Any
 import zmq
 
 from flowspec.core.protocol.cluster_messages import Error, Hello, Welcome
-from flowspec.core.protocol.messages import Commit, Message, Part, Segment
+from flowspec.core.protocol.messages import Commit, Message, Segment, SegmentPart
 from flowspec.errors import ClusterError
 from flowspec.runtime import timeouts
 from flowspec.runtime.cluster import Device
@@ -142,7 +142,7 @@ class _Look:
 
     def payload(self, size: int, patience_s: float) -> float:
         """Seconds until so many bytes have come and the refusal of what follows them is back."""
-        part = Part(
+        part = SegmentPart(
             commit=Commit(request=0, epoch=0, base=1, path=()),
             opening=None,
             ids=(0,),

@@ -33,8 +33,8 @@ from flowspec.runtime.machine import Machine
 from flowspec.runtime.weights.checked import INDEX, CheckedFiles, HubModel, LocalModel
 from flowspec.runtime.weights.content import ModelDescription, SliceContent, content_of, hub_content
 from flowspec.runtime.weights.from_hub import HubFetcher
-from flowspec.runtime.weights.line import CourierLine
-from flowspec.runtime.weights.receive import Courier, ask_entries, ask_word
+from flowspec.runtime.weights.head_channel import QueuedHeadChannel
+from flowspec.runtime.weights.receive import HeadChannel, ask_entries, ask_word
 from flowspec.runtime.weights.rounded import StoredRounded, in_files, ready_weights
 from flowspec.runtime.weights.store import WeightStore
 from flowspec.runtime.weights.stored import StoredModel
@@ -82,19 +82,19 @@ class SliceLoad:
     """
 
     def __init__(
-        self, assign: Assign, span: Span, machine: Machine, line: CourierLine, claims: MemoryClaims
+        self, assign: Assign, span: Span, machine: Machine, channel: QueuedHeadChannel, claims: MemoryClaims
     ) -> None:
         self.rate = 0.0
         """Bytes of weights in a second, once something was loaded."""
         self._assign = assign
         self._span = span
         self._machine = machine
-        self._line = line
+        self._channel = channel
         self._claims = claims
         store = None if machine.cache_bytes == 0 else WeightStore(machine.cache_dir, machine.cache_bytes)
         fetcher = None
         if machine.uses_hub and store is not None:
-            fetcher = HubFetcher(assign.model, line, machine.cache_bytes)
+            fetcher = HubFetcher(assign.model, channel, machine.cache_bytes)
         self._places = Places(store=store, folder=machine.cache_dir, fetcher=fetcher)
         self._source: SliceSource | None = None
 
@@ -107,7 +107,7 @@ class SliceLoad:
     def find(self, held: Sequence[Held]) -> Held | None:
         """The slice in memory that the head means, if one of these is it."""
         contents = [each.content for each in held]
-        source = self._source = find_source(self._assign, self._span, contents, self._line, self._places)
+        source = self._source = find_source(self._assign, self._span, contents, self._channel, self._places)
         return next((each for each in held if source.files is None and each.content == source.content), None)
 
     def kept_of(self, held: Sequence[Held]) -> KeptModules | None:
@@ -137,7 +137,7 @@ class SliceLoad:
     def load(self, kept: KeptModules | None, device: torch.device) -> tuple[Held, int]:
         """The slice, what is `kept` taken over, and how many bytes of it the head sent."""
         assert self._source is not None, "a slice is found first"
-        files, tell = self._files, partial(self._line.tell, "loading")
+        files, tell = self._files, partial(self._channel.tell, "loading")
         lacking_bytes = self.need(kept, device).weight_bytes
         with self._ready(kept, device) as (received_bytes, rounded):
             began_s = time.monotonic()
@@ -153,7 +153,7 @@ class SliceLoad:
             if isinstance(files, CheckedFiles):
                 names = sorted(in_files(files, self._weights(kept, device)))
                 for number, name in enumerate(names):
-                    self._line.tell("checking", number / len(names))
+                    self._channel.tell("checking", number / len(names))
                     files.check(name)
         return received_bytes
 
@@ -164,7 +164,9 @@ class SliceLoad:
         files, assign = self._files, self._assign
         weights = slice_weights(files, self._span, assign.dtype, device, kept, assign.arithmetic)
         try:
-            with ready_weights(files, weights, self._assign.dtype, self._places.store, self._line) as ready:
+            with ready_weights(
+                files, weights, self._assign.dtype, self._places.store, self._channel
+            ) as ready:
                 yield ready
         finally:
             if isinstance(files, CheckedFiles):
@@ -180,7 +182,7 @@ def find_source(
     assign: Assign,
     span: Span,
     kept: Sequence[SliceContent],
-    courier: Courier,
+    channel: HeadChannel,
     places: Places,
 ) -> SliceSource:
     """Finds out what the head means, by the digests of the tensors that it has, and where that is.
@@ -194,17 +196,17 @@ def find_source(
     word: ModelDescription | None = None
     called = (assign.model, assign.fingerprint)
     if likely := [each for each in kept if each.called == called and each.span == span]:
-        word = ask_word(courier)
-        if (found := _find_kept(likely, word, span, assign, courier)) is not None:
+        word = ask_word(channel)
+        if (found := _find_kept(likely, word, span, assign, channel)) is not None:
             return SliceSource(found, None)
-    here, why = _look_here(assign, span, courier, places)
+    here, why = _look_here(assign, span, channel, places)
     if isinstance(here, HubModel):
         return SliceSource(from_hub, here)
     if why is not None and places.store is None:
         raise why
     if word is None:
-        word = ask_word(courier)
-        if (found := _find_kept(kept, word, span, assign, courier)) is not None:
+        word = ask_word(channel)
+        if (found := _find_kept(kept, word, span, assign, channel)) is not None:
             return SliceSource(found, None)
     if here is not None and not _is_same(here, word):
         here, why = (
@@ -212,13 +214,13 @@ def find_source(
             ClusterError(f"model {assign.model!r} here has another config or other tensors than the head's"),
         )
     if here is not None:
-        here.learn(ask_entries(word, _needed(here, span, assign.dtype), courier))
+        here.learn(ask_entries(word, _needed(here, span, assign.dtype), channel))
         return SliceSource(content_of(word, span, assign, here.entries.values()), here)
     assert why is not None, "it is here, or there is a reason"
     if places.store is None:
         raise why
     log.info("%s; asking the head for the weights", why)
-    offered = offered_model(assign, span, word, courier, places.store)
+    offered = offered_model(assign, span, word, channel, places.store)
     return SliceSource(content_of(word, span, assign, offered.entries.values()), offered)
 
 
@@ -227,25 +229,25 @@ def _find_kept(
     word: ModelDescription,
     span: Span,
     assign: Assign,
-    courier: Courier,
+    channel: HeadChannel,
 ) -> SliceContent | None:
     """The slice that is kept and is the one that the head means, tensor by tensor."""
     for each in kept:
         if not each.is_of(word.digest, span, assign):
             continue
-        if content_of(word, span, assign, ask_entries(word, each.names, courier)) == each:
+        if content_of(word, span, assign, ask_entries(word, each.names, channel)) == each:
             return each
     return None
 
 
 def _look_here(
-    assign: Assign, span: Span, courier: Courier, places: Places
+    assign: Assign, span: Span, channel: HeadChannel, places: Places
 ) -> tuple[LocalModel | HubModel | None, FlowSpecError | None]:
     """The model on this device or on the hub, if by its fingerprint it seems to be the head's; else why
     not."""
 
     def step(size: int) -> None:
-        courier.tell("checking", 0.0)
+        channel.tell("checking", 0.0)
 
     try:
         here: LocalModel | HubModel
@@ -308,12 +310,12 @@ def _is_same(here: LocalModel, word: ModelDescription) -> bool:
 
 
 def offered_model(
-    assign: Assign, span: Span, word: ModelDescription, courier: Courier, store: WeightStore
+    assign: Assign, span: Span, word: ModelDescription, channel: HeadChannel, store: WeightStore
 ) -> StoredModel:
     """The model as the head offers it, the tensors of the slice known but not there yet."""
     model = StoredModel(assign.model, word.offer, word.names, store)
     _check_layers(model, assign)
-    for entry in ask_entries(word, _needed(model, span, assign.dtype), courier):
+    for entry in ask_entries(word, _needed(model, span, assign.dtype), channel):
         model.add(entry)
     return model
 

@@ -1,4 +1,4 @@
-"""A stage's connections to the next one: dialled for one hold, watched, and closed with it.
+"""A stage's connections to the next one: dialled for one assignment, watched, and closed with it.
 
 Segments go over one, and ZeroMQ's signs of life over another, which carries nothing else: behind a long
 segment on a slow link they would come so late that the next stage was taken for lost.

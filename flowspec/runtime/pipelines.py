@@ -1,9 +1,10 @@
 """One pipeline after another: forms them of the devices that are there, gives them up when one is lost, takes
 in who returns.
 
-Carries out what `core/cluster/forming.py` decides, with sockets and the clock: a `Stages` for each pipeline,
-probes for the lost. The head is told when a pipeline is lost and when another is there, and gets its turn
-while one is formed. Without a `replan` the first pipeline is the only one, and its loss an error.
+Carries out what `core/cluster/forming.py` decides, with sockets and the clock: a `PipelineConnections` for
+each pipeline, probes for the lost. The head is told when a pipeline is lost and when another is there, and
+gets its turn while one is formed. Without a `replan` the first pipeline is the only one, and its loss an
+error.
 """
 
 from __future__ import annotations
@@ -23,40 +24,40 @@ from flowspec.core.cluster.agreement import Agreement
 from flowspec.core.cluster.forming import (
     AskPlan,
     Assignment,
-    CannotServe,
+    DeviceBrokeProtocol,
     Dial,
     DialRefused,
     EndSession,
     FormingCommand,
     FormingEvent,
-    FormingTimes,
+    FormingTimeouts,
     HangUp,
-    Lose,
     OpenPipeline,
-    Passed,
     PipelineCore,
+    PlanFailed,
     PlanMade,
+    SegmentReturned,
+    SendControl,
     ServeWeights,
     ShowProgress,
     Start,
-    Tell,
-    Unplanned,
-    Use,
-    Wronged,
+    StartPipeline,
+    StopPipeline,
+    WeightsUnavailable,
 )
 from flowspec.core.cluster.incarnation import incarnation_of
 from flowspec.core.cluster.membership import (
-    Begin,
+    DeviceSurveyed,
     Membership,
+    MembershipTimeouts,
     Note,
-    Patience,
     Probe,
+    SessionStarted,
     SurveyDevice,
-    Surveyed,
     Tick,
 )
 from flowspec.core.driving import Driver, Log
-from flowspec.core.events import PipelineLost, Reformed
+from flowspec.core.events import PipelineLost, PipelineReformed
 from flowspec.core.protocol.messages import Hop, Verified
 from flowspec.errors import BrokenError, ClusterError, FlowSpecError, InputError
 from flowspec.plan.placement import ClusterPlan, assigns_of
@@ -64,10 +65,10 @@ from flowspec.runtime import timeouts
 from flowspec.runtime.addresses import ADDRESSES
 from flowspec.runtime.emulation import Emulation
 from flowspec.runtime.heap import give_back
+from flowspec.runtime.pipeline_connections import PipelineConnections, Progress, described, new_session
 from flowspec.runtime.probes import Probes
 from flowspec.runtime.security.keyring import Keyring
-from flowspec.runtime.stages import Progress, Stages, described, new_session
-from flowspec.runtime.transport import Wake, patience_ms, ready_sources, split_address
+from flowspec.runtime.transport import Wake, poll_timeout_ms, ready_sources, split_address
 from flowspec.wire.codec import Tensor
 
 POLL_MS = 100
@@ -124,12 +125,12 @@ class Pipelines:
         recovery: Recovery | None,
         keys: Keyring | None = None,
         *,
-        on_change: Callable[[PipelineLost | Reformed], None],
+        on_change: Callable[[PipelineLost | PipelineReformed], None],
         meanwhile: Callable[[], bool],
         drafter: str = "",
     ) -> None:
         self.plan = plan
-        self.stages: Stages | None = None
+        self.connections: PipelineConnections | None = None
         spares = {} if recovery is None else recovery.spares
         self._addresses = {stage.name: stage.address for stage in plan.stages} | dict(spares)
         self._wake = wake
@@ -140,7 +141,7 @@ class Pipelines:
         self._on_change = on_change
         self._meanwhile = meanwhile
         start = Start.WHOLE if recovery is None else recovery.start
-        patience = Patience(
+        membership_timeouts = MembershipTimeouts(
             silent_s=timeouts.SILENT_S,
             loading_silent_s=timeouts.LOADING_SILENT_S,
             loading_s=timeouts.LOADING_S,
@@ -150,7 +151,7 @@ class Pipelines:
             forgive_s=timeouts.FORGIVE_S,
             again_s=timeouts.AGAIN_S,
         )
-        terms = FormingTimes(
+        forming_timeouts = FormingTimeouts(
             connect_s=timeouts.ABSENT_S if drafter and start is Start.SHORT else timeouts.CONNECT_S,
             reconnect_s=timeouts.RECONNECT_S,
             held_s=timeouts.HELD_S,
@@ -160,32 +161,35 @@ class Pipelines:
             wait_s=None if recovery is None else recovery.wait_s,
             changed_s=timeouts.CHANGED_S,
         )
-        membership = Membership(list(self._addresses), patience, drafter)
+        membership = Membership(list(self._addresses), membership_timeouts, drafter)
         agreement = Agreement()
         if recovery is not None:
             agreement = Agreement(recovery.arithmetic, may_change=recovery.may_change)
         self._core = PipelineCore(
-            membership, terms, start=start, is_only=recovery is None, agreement=agreement
+            membership, forming_timeouts, start=start, is_only=recovery is None, agreement=agreement
         )
         self._is_checked = is_on()
         self._driver: Driver[FormingEvent, FormingCommand] = Driver(self._handle, self._do)
         self._give = self._driver.give
-        self._surveyed: deque[Surveyed] = deque()
+        self._surveyed: deque[DeviceSurveyed] = deque()
         self._session = new_session()
         self._probes = Probes(incarnation_of(new_session(), 1), keys)
-        self._open: dict[int, Stages] = {}
+        self._open: dict[int, PipelineConnections] = {}
         self._planned = plan
         self._beside: tuple[tuple[tuple[str, ...], dict[str, float]], ClusterPlan] | None = None
         self._was_formed = False
         self._serving_error: BaseException | None = None
         self._note = ""
+        self._loading: dict[str, tuple[str, float]] = {}
         self._poller = zmq.Poller()
         self._polled = [(0, 0)]
 
     def connect(self) -> None:
         """Forms the first pipeline; raises the error of whoever cannot take part."""
-        self._give(Begin(absent=() if self._recovery is None else tuple(self._recovery.absent.items())))
-        while self.stages is None:
+        self._give(
+            SessionStarted(absent=() if self._recovery is None else tuple(self._recovery.absent.items()))
+        )
+        while self.connections is None:
             for _ in self.listen(POLL_MS):
                 pass
             self.watch(lambda now_s: Tick())
@@ -195,26 +199,26 @@ class Pipelines:
     def listen(self, timeout_ms: int) -> Iterator[tuple[Verified, Tensor | None]]:
         """Waits for anything to happen and yields what was verified; a pipeline that is wanted is formed on
         the way."""
-        ready = self._poll(min(timeout_ms, patience_ms(self.due_s, time.monotonic(), timeout_ms)))
+        ready = self._poll(min(timeout_ms, poll_timeout_ms(self.due_s, time.monotonic(), timeout_ms)))
         now_s = time.monotonic()
-        for stages in tuple(self._open.values()):
-            for heard in stages.heard(ready, now_s):
+        for connections in tuple(self._open.values()):
+            for heard in connections.heard(ready, now_s):
                 if isinstance(heard, tuple):
-                    if stages is self.stages:
+                    if connections is self.connections:
                         yield heard
                 else:
                     self._give(heard)
-                if stages.number not in self._open:
+                if connections.number not in self._open:
                     break  # that was the end of it
 
     @property
     def due_s(self) -> float:
         """When `listen` must be called again at the latest."""
-        return min([self._core.due_s, *(stages.due_s for stages in self._open.values())])
+        return min([self._core.due_s, *(connections.due_s for connections in self._open.values())])
 
     def passed(self, hops: tuple[Hop, ...], context: int) -> None:
         """A segment came back: what its stages spent on it, whose rows saw `context` earlier tokens."""
-        self._give(Passed(pipeline=self._core.number, hops=hops, context=context))
+        self._give(SegmentReturned(pipeline=self._core.number, hops=hops, context=context))
 
     @property
     def arithmetic(self) -> str:
@@ -222,13 +226,22 @@ class Pipelines:
         return self._core.agreement.name
 
     @property
+    def lost(self) -> list[str]:
+        """The devices that are lost now, by name; also for other threads."""
+        return self._core.membership.lost
+
+    @property
+    def loading(self) -> dict[str, tuple[str, float]]:
+        """What devices do to make ready, and how far they have come, by name; also for other threads."""
+        return dict(self._loading)
+
+    @property
     def is_waiting(self) -> bool:
         """Whether there is no pipeline, and none on its way: devices are waited for."""
         return self._core.number == 0
 
     def broken(self, error: BrokenError) -> None:
-        """The pipeline cannot go on."""
-        self._give(Wronged(pipeline=self._core.number, device=error.device, text=error.why))
+        self._give(DeviceBrokeProtocol(pipeline=self._core.number, device=error.device, text=error.why))
 
     def watch(self, stand: Callable[[float], Tick]) -> None:
         """Looks who is silent and who is back, now and then; raises `ClusterError` when the wait for devices
@@ -243,28 +256,27 @@ class Pipelines:
             self._give(answered)
         while self._surveyed:
             self._give(self._surveyed.popleft())
-        for stages in tuple(self._open.values()):
-            if stages.weights is not None and (error := stages.weights.error) is not None:
+        for connections in tuple(self._open.values()):
+            if connections.weights is not None and (error := connections.weights.error) is not None:
                 self._serving_error = error
-                self._give(CannotServe(pipeline=stages.number, text=str(error)))
+                self._give(WeightsUnavailable(pipeline=connections.number, text=str(error)))
         self._give(stand(now_s))
 
     def close(self) -> None:
-        """Lets go of the daemons."""
         while self._open:
-            _, stages = self._open.popitem()
-            stages.release()
-            stages.close()
+            _, connections = self._open.popitem()
+            connections.release()
+            connections.close()
         self._probes.close()
 
     def _poll(self, timeout_ms: int) -> set[Any]:
         """Waits for anything to arrive; returns the sockets that have something."""
-        sockets = [(number, stages.lines) for number, stages in self._open.items()]
+        sockets = [(number, connections.count) for number, connections in self._open.items()]
         if sockets != self._polled:
             self._polled, self._poller = sockets, zmq.Poller()
             for source in (
                 self._wake.read_fd,
-                *(source for stages in self._open.values() for source in stages.sources),
+                *(source for connections in self._open.values() for source in connections.sources),
             ):
                 self._poller.register(source, zmq.POLLIN)
         ready = ready_sources(self._poller.poll(timeout_ms))
@@ -296,23 +308,23 @@ class Pipelines:
         elif isinstance(command, OpenPipeline):
             give_back()  # what the last pipeline's sockets and the last drafter held
             incarnation = incarnation_of(self._session, command.pipeline)
-            self._open[command.pipeline] = Stages(
+            self._open[command.pipeline] = PipelineConnections(
                 self._planned, command.pipeline, incarnation, self._wake, self._keys
             )
         elif isinstance(command, ShowProgress):
-            self._progress(command.text, command.share)
+            self._load(command)
         elif isinstance(command, Log):
             getattr(log, command.level)("%s", command.text)
         elif isinstance(command, EndSession):
             if self._serving_error is not None and command.text == str(self._serving_error):
                 raise self._serving_error
             raise ClusterError(command.text)
-        elif isinstance(command, Lose):
-            self.stages = None
+        elif isinstance(command, StopPipeline):
+            self.connections = None
             self._on_change(PipelineLost(silent_s=command.silent_s))
         elif isinstance(command, Dial):
             self._dial(self._open[command.pipeline], command)
-        elif isinstance(command, Tell):
+        elif isinstance(command, SendControl):
             self._open[command.pipeline].say(command.device, command.message)
         elif isinstance(command, ServeWeights):
             self._open[command.pipeline].serve_weights(command.device)
@@ -320,6 +332,13 @@ class Pipelines:
             self._open.pop(command.pipeline).close(lost=command.device)
         else:
             self._use(self._open[command.pipeline], command)
+
+    def _load(self, progress: ShowProgress) -> None:
+        self._progress(f"{progress.device}: {progress.doing}", progress.share)
+        if progress.share < 1:
+            self._loading[progress.device] = progress.doing, progress.share
+        else:
+            self._loading.pop(progress.device, None)
 
     def _survey(self, device: str) -> None:
         """Asks a device what plans must know of it, in a thread of its own; tells what comes of it."""
@@ -332,7 +351,7 @@ class Pipelines:
         except FlowSpecError as error:
             trouble = str(error)
         finally:
-            self._surveyed.append(Surveyed(device=device, trouble=trouble))
+            self._surveyed.append(DeviceSurveyed(device=device, trouble=trouble))
             self._wake.set()
 
     def _make_plan(self, command: AskPlan) -> None:
@@ -341,7 +360,7 @@ class Pipelines:
             try:
                 plan, gain = self._planned_again(command)
             except (InputError, ClusterError) as error:
-                self._give(Unplanned(text=str(error), is_beside=command.is_beside))
+                self._give(PlanFailed(text=str(error), is_beside=command.is_beside))
                 return
         self._planned = plan
         hosts = {stage.name: split_address(stage.address)[0] for stage in plan.stages}
@@ -366,29 +385,34 @@ class Pipelines:
 
         What was planned beside a pipeline is what it is gone over to: it is not planned twice.
         """
-        recovery, wish = self._recovery, (command.devices, dict(command.slowness))
+        recovery, asked = self._recovery, (command.devices, dict(command.slowness))
         assert recovery is not None, "without one the first pipeline is the only one"
-        if not command.is_beside and self._beside is not None and self._beside[0] == wish:
+        if not command.is_beside and self._beside is not None and self._beside[0] == asked:
             return self._beside[1], None
         plan = recovery.replan(command.devices, command.slowness)
         if not command.is_beside:
             return plan, None
-        self._beside = wish, plan
+        self._beside = asked, plan
         if recovery.rate is None:
             return plan, None
         return plan, recovery.rate(plan, command.slowness) / recovery.rate(self.plan, command.slowness)
 
-    def _dial(self, stages: Stages, command: Dial) -> None:
+    def _dial(self, connections: PipelineConnections, command: Dial) -> None:
         try:
-            stages.dial(command.device, command.role)
+            connections.dial(command.device, command.role)
         except InputError as error:
             self._give(
-                DialRefused(pipeline=stages.number, device=command.device, text=str(error), is_final=True)
+                DialRefused(
+                    pipeline=connections.number, device=command.device, text=str(error), is_final=True
+                )
             )
 
-    def _use(self, stages: Stages, command: Use) -> None:
+    def _use(self, connections: PipelineConnections, command: StartPipeline) -> None:
         is_first = not self._was_formed
-        stages.begin(command.cache_slots, self._emulation)
-        self.stages, self.plan, self._was_formed = stages, stages.plan, True
+        self._loading.clear()
+        connections.begin(command.cache_slots, self._emulation)
+        self.connections, self.plan, self._was_formed = connections, connections.plan, True
         if not is_first:
-            self._on_change(Reformed(stage_count=command.stage_count, cache_slots=command.cache_slots))
+            self._on_change(
+                PipelineReformed(stage_count=command.stage_count, cache_slots=command.cache_slots)
+            )

@@ -13,7 +13,7 @@ from flowspec.core.protocol import limits
 from flowspec.errors import InputError
 from flowspec.runtime.connection_limit import ConnectionLimit
 from flowspec.runtime.monitor import Refusal
-from flowspec.runtime.security.authenticator import Authenticator, Quiet
+from flowspec.runtime.security.authenticator import Authenticator, RateLimitedLog
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.transport import bind_router
 
@@ -35,11 +35,10 @@ class Port:
             context.destroy(linger=0)
             raise
         self._connection_limit = ConnectionLimit(self.router)
-        self._quiet = Quiet()
+        self._log = RateLimitedLog()
 
     @property
     def sources(self) -> list[zmq.Socket[bytes]]:
-        """What the daemon's poll must wait for."""
         return [
             self.router,
             self._connection_limit.socket,
@@ -56,7 +55,7 @@ class Port:
         if found.closed:
             log.debug("%d connection(s) closed", found.closed)
         if found.surplus:
-            self._quiet.warning(
+            self._log.warning(
                 "surplus",
                 "refused %d connection(s): there are %d already",
                 found.surplus,
@@ -64,7 +63,7 @@ class Port:
             )
         for refusal, count in Counter(found.failed).items():
             if refusal is not Refusal.UNLISTED:  # the authenticator told who that was
-                self._quiet.warning(refusal.name, "dropped %d connection(s): %s", count, self._why(refusal))
+                self._log.warning(refusal.name, "dropped %d connection(s): %s", count, self._why(refusal))
 
     def _why(self, refusal: Refusal) -> str:
         theirs = (

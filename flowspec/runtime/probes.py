@@ -10,8 +10,8 @@ import zmq
 from flowspec.core.cluster.membership import ProbeAnswered
 from flowspec.core.protocol.cluster_messages import Hello, Welcome
 from flowspec.errors import InputError, PeerError
+from flowspec.runtime.pipeline_connections import head_name
 from flowspec.runtime.security.keyring import Keyring
-from flowspec.runtime.stages import head_name
 from flowspec.runtime.transport import Sender, dealer, reach, receive
 from flowspec.version import __version__
 from flowspec.wire.codec import decode

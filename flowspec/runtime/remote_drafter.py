@@ -19,10 +19,18 @@ from typing import Any
 from flowspec.checking import BrokenCoreError, check, is_on
 from flowspec.core.cluster.forming import Start
 from flowspec.core.driving import Driver
-from flowspec.core.events import Draft, Drafted, DrafterBack, DrafterLost, PipelineLost, Reformed, ToDrafter
+from flowspec.core.events import (
+    Draft,
+    Drafted,
+    DrafterLost,
+    DrafterRecovered,
+    PipelineLost,
+    PipelineReformed,
+    SendToDrafter,
+)
 from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.remote_drafter import (
-    Disbelieve,
+    BreakPipeline,
     GivenUp,
     RemoteDrafterCommand,
     RemoteDrafterCore,
@@ -33,10 +41,10 @@ from flowspec.errors import BrokenError, FlowSpecError
 from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime import timeouts
 from flowspec.runtime.compute import Crashed, WorkFailed
+from flowspec.runtime.pipeline_connections import StageStatus
 from flowspec.runtime.pipelines import Pipelines, Recovery
 from flowspec.runtime.security.keyring import Keyring
-from flowspec.runtime.stages import Stage
-from flowspec.runtime.transport import Wake, patience_ms
+from flowspec.runtime.transport import Wake, poll_timeout_ms
 from flowspec.wire.codec import Tensor
 
 POLL_MS = 500
@@ -56,7 +64,7 @@ class PlacedDrafter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class Notice:
     """A line for the user; with a `share` it tells how far the loading has come."""
 
     text: str
@@ -64,21 +72,22 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Absent:
-    """The device of this drafter does not answer at the start; `DrafterBack` follows if it is there later."""
+class DrafterAbsent:
+    """The device of this drafter does not answer at the start; `DrafterRecovered` follows if it is there
+    later."""
 
     drafter: int
 
 
-Result = Drafted | DrafterLost | DrafterBack | Absent | Told | WorkFailed | Crashed
+Result = Drafted | DrafterLost | DrafterRecovered | DrafterAbsent | Notice | WorkFailed | Crashed
 
 
 class RemoteDrafter:
-    """The head's drafter number `number`, which is lost (`DrafterLost`) until the first `DrafterBack`.
+    """The head's drafter number `number`, which is lost (`DrafterLost`) until the first `DrafterRecovered`.
 
-    Whoever takes a `DrafterBack` from the results posts it again before any work for it, as the core wants
-    it. One that cannot be had at first is `WorkFailed`, or `Absent` where it `may_be_absent`; later it is
-    lost, for good if it would fail again in the same way.
+    Whoever takes a `DrafterRecovered` from the results posts it again before any work for it, as the core
+    wants it. One that cannot be had at first is `WorkFailed`, or `DrafterAbsent` where it `may_be_absent`;
+    later it is lost, for good if it would fail again in the same way.
     """
 
     def __init__(
@@ -92,11 +101,11 @@ class RemoteDrafter:
     ) -> None:
         self.placed = placed
         self.number = number
-        self.stage: Stage | None = None
+        self.stage: StageStatus | None = None
         self.results: deque[Result] = deque()
         self._head_wake = wake
         self._wake = Wake()
-        self._work: deque[Draft | ToDrafter | DrafterBack] = deque()
+        self._work: deque[Draft | SendToDrafter | DrafterRecovered] = deque()
         self._core = RemoteDrafterCore(number, placed.plan.vocabulary)
         self._driver: Driver[RemoteDrafterEvent, RemoteDrafterCommand] = Driver(self._handle, self._do)
         self._is_checked = is_on()
@@ -104,11 +113,11 @@ class RemoteDrafter:
         self._pipelines = Pipelines(
             placed.plan,
             self._wake,
-            lambda text, share: self._tell(Told(text=text, share=share)),
+            lambda text, share: self._tell(Notice(text=text, share=share)),
             None,
             Recovery(
                 replan=lambda devices, slowness: placed.plan,
-                on_note=lambda text: self._tell(Told(text=text)),
+                on_note=lambda text: self._tell(Notice(text=text)),
                 start=Start.SHORT if may_be_absent else Start.WHOLE,
             ),
             keys,
@@ -120,7 +129,6 @@ class RemoteDrafter:
         self._thread.start()
 
     def report(self) -> dict[str, Any]:
-        """Where it runs and what it holds."""
         welcome, ready = (None, None) if self.stage is None else (self.stage.welcome, self.stage.ready)
         return {
             "device": self._device,
@@ -131,7 +139,7 @@ class RemoteDrafter:
             "is_there": self._core.is_there,
         }
 
-    def post(self, work: Draft | ToDrafter | DrafterBack) -> None:
+    def post(self, work: Draft | SendToDrafter | DrafterRecovered) -> None:
         self._work.append(work)
         self._wake.set()
 
@@ -151,14 +159,16 @@ class RemoteDrafter:
     def _run(self) -> None:
         try:
             self._pipelines.connect()
-            assert self._pipelines.stages is not None
-            self._changed(Reformed(stage_count=1, cache_slots=self._pipelines.stages.cache_slots))
+            assert self._pipelines.connections is not None
+            self._changed(
+                PipelineReformed(stage_count=1, cache_slots=self._pipelines.connections.cache_slots)
+            )
             while not self._stopping:
                 for _ in self._pipelines.listen(
-                    patience_ms(self._pipelines.due_s, time.monotonic(), POLL_MS)
+                    poll_timeout_ms(self._pipelines.due_s, time.monotonic(), POLL_MS)
                 ):
                     pass  # its answers are gathered in `Stages.proposed`
-                while (stages := self._pipelines.stages) is not None and stages.proposed:
+                while (stages := self._pipelines.connections) is not None and stages.proposed:
                     self._driver.give(stages.proposed.popleft())
                 while self._work:
                     self._driver.give(self._work.popleft())
@@ -176,7 +186,7 @@ class RemoteDrafter:
         """While it is not there at first: says once that it is absent; returns whether to go on."""
         if self._pipelines.is_waiting and not self._is_absent:
             self._is_absent = True
-            self._tell(Absent(drafter=self.number))
+            self._tell(DrafterAbsent(drafter=self.number))
         return not self._stopping
 
     @property
@@ -190,18 +200,18 @@ class RemoteDrafter:
         return commands
 
     def _do(self, command: RemoteDrafterCommand) -> None:
-        if isinstance(command, Disbelieve):
+        if isinstance(command, BreakPipeline):
             self._pipelines.broken(BrokenError(command.text, self._device))
         elif isinstance(command, Expand | Release):
-            assert self._pipelines.stages is not None, "one that is there has its connection"
-            self._pipelines.stages.tell(command)
+            assert self._pipelines.connections is not None, "one that is there has its connection"
+            self._pipelines.connections.tell(command)
         else:
             self._tell(command)
 
-    def _changed(self, event: PipelineLost | Reformed) -> None:
-        if isinstance(event, Reformed):
-            assert self._pipelines.stages is not None
-            self.stage = self._pipelines.stages.all[0]
+    def _changed(self, event: PipelineLost | PipelineReformed) -> None:
+        if isinstance(event, PipelineReformed):
+            assert self._pipelines.connections is not None
+            self.stage = self._pipelines.connections.all[0]
         self._driver.give(event)
 
     def _give_up(self, error: FlowSpecError) -> None:
@@ -211,7 +221,7 @@ class RemoteDrafter:
             return
         self._driver.give(GivenUp())
         self._tell(
-            Told(
+            Notice(
                 text=(
                     f"drafter {self.placed.name} on {self._device} is given up ({error}); answers go on "
                     "without it"

@@ -8,8 +8,8 @@ from dataclasses import replace
 from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime.cluster import Device, split_layers
 from flowspec.runtime.pipelines import Slowness
+from flowspec.runtime.planning.absent_devices import AbsentDevices
 from flowspec.runtime.planning.choose import Chosen
-from flowspec.runtime.planning.newcomer import Newcomers
 
 NOBODY_SLOWER: Slowness = {}
 
@@ -26,12 +26,12 @@ class Replanner:
         plan: ClusterPlan,
         devices: Sequence[Device],
         chosen: Chosen | None,
-        newcomers: Newcomers | None,
+        absent_devices: AbsentDevices | None,
     ) -> None:
         self._plan = plan
         self._devices = devices
         self._chosen = chosen
-        self._newcomers = newcomers
+        self._absent_devices = absent_devices
         absent = () if chosen is None else chosen.survey.absent
         self._first = {device.name for device in devices} - set(absent)
 
@@ -58,9 +58,9 @@ class Replanner:
 
     def survey(self, name: str) -> None:
         """Asks a device that was absent; raises `FlowSpecError` where that tells no plan what it needs."""
-        assert self._newcomers is not None, "who may be absent can be asked"
+        assert self._absent_devices is not None, "who may be absent can be asked"
         assert self._chosen is not None, "who may be absent was planned with"
-        self._chosen = self._chosen.knowing(self._newcomers.learn(self._chosen.survey, name))
+        self._chosen = self._chosen.knowing(self._absent_devices.survey(self._chosen.survey, name))
 
 
 def replan(

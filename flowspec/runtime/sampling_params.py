@@ -5,19 +5,24 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, field
+from numbers import Integral, Real
+from typing import Any
 
 from flowspec.core.protocol.limits import TOP_LOGPROBS_MAX
-from flowspec.core.protocol.messages import Sampling
+from flowspec.core.protocol.messages import SAMPLING_FIELDS, Sampling
 from flowspec.errors import InputError
 from flowspec.model.text import Recommended
 from flowspec.runtime.session import Limits
 
-Number = TypeVar("Number", int, float)
 SEED_BITS = 31
 NEW_TOKENS_DEFAULT = 256
 _NOTHING = Recommended(stop_ids=frozenset())
+
+
+def _sampled(metavar: str, help_text: str) -> Any:
+    """A field of `Sampling`, which may be left open; its flag has these words."""
+    return field(default=None, metadata={"metavar": metavar, "help": help_text})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +46,11 @@ class SamplingParams:
     ('END',)
     """
 
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    seed: int | None = None
+    temperature: float | None = _sampled("T", "0 takes the likeliest token")
+    top_k: int | None = _sampled("K", "keep the K likeliest tokens (0: all)")
+    top_p: float | None = _sampled("P", "keep the likeliest tokens up to this probability mass (1: all)")
+    min_p: float | None = _sampled("P", "keep tokens at least this likely beside the likeliest (0: all)")
+    seed: int | None = _sampled("N", "same seed, same answer")
     max_new_tokens: int = NEW_TOKENS_DEFAULT
     stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
@@ -75,23 +80,18 @@ class SamplingParams:
         """What is given wins; where no temperature is given, the model's recommendation holds, else
         temperature 0. A seed that is not given is drawn. Raises `InputError` for what cannot be done.
         """
-        follows = self.temperature is None and model.temperature is not None
         if self.temperature is None and model.unsupported:
             raise InputError(
                 f"the model recommends {model.unsupported[0]}, which FlowSpec does not do; give a "
                 "temperature to do without"
             )
-        warmth = model.temperature if follows else self.temperature
-        drawn = self.seed is None and bool(warmth)
+        asked: dict[str, Any] = dict(model.sampling) if self.temperature is None else {}
+        asked |= {name: value for name in SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
+        if asked.get("temperature"):
+            asked.setdefault("seed", secrets.randbits(SEED_BITS))
         try:
-            return Sampling(
-                temperature=float(warmth or 0.0),
-                top_k=_first(self.top_k, model.top_k if follows else None, 0),
-                top_p=_first(self.top_p, model.top_p if follows else None, 1.0),
-                min_p=_first(self.min_p, model.min_p if follows else None, 0.0),
-                seed=secrets.randbits(SEED_BITS) if drawn else self.seed or 0,
-            )
-        except (ValueError, TypeError, OverflowError) as error:
+            return Sampling(**{name: _number(name, value) for name, value in asked.items()})
+        except (ValueError, OverflowError) as error:
             raise InputError(f"sampling: {error}") from None
 
     def limits(self, model: Recommended, eos_id: int | None) -> Limits:
@@ -100,7 +100,9 @@ class SamplingParams:
         return Limits(new_tokens_max=self.max_new_tokens, stop_ids=frozenset(own | set(self.stop_token_ids)))
 
 
-def _first(given: Number | None, recommended: Number | None, default: Number) -> Number:
-    if given is not None:
-        return given
-    return default if recommended is None else recommended
+def _number(name: str, value: object) -> Any:
+    """The value of a field of `Sampling`, in its type; raises `ValueError` for one of another."""
+    kind: Any = SAMPLING_FIELDS[name]
+    if isinstance(value, bool) or not isinstance(value, Integral if kind is int else Real):
+        raise ValueError(f"{name}: expected a {'whole ' if kind is int else ''}number, got {value!r:.80}")
+    return kind(value)

@@ -19,7 +19,7 @@ from flowspec.core.events import Submit
 from flowspec.core.methods import make_method
 from flowspec.core.protocol.limits import TOP_LOGPROBS_MAX
 from flowspec.core.protocol.messages import Sampling
-from flowspec.draft.kinds import NONE, WITHOUT_TENSORS, find_drafter
+from flowspec.draft.kinds import NONE, WITHOUT_TENSORS
 from flowspec.errors import InputError
 from flowspec.model.families import check_family
 from flowspec.model.files import ModelFiles, canonical_name
@@ -29,21 +29,21 @@ from flowspec.plan.placement import ClusterPlan
 from flowspec.plan.shape import shape_of
 from flowspec.plan.sites import PlanRequest
 from flowspec.runtime.cluster import Device, pick_context, split_layers, stage_devices
-from flowspec.runtime.cluster_file import HEAD, read_cluster, read_drafters
+from flowspec.runtime.cluster_file import read_cluster, read_drafters
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.emulation import Emulation
 from flowspec.runtime.head import Head, OnEvent
 from flowspec.runtime.local import LocalCluster
+from flowspec.runtime.pipeline_connections import Progress
 from flowspec.runtime.pipelines import Recovery
 from flowspec.runtime.placing import assign_devices, captures_of, open_drafters, own_devices, use_one_thread
+from flowspec.runtime.planning.absent_devices import AbsentDevices
 from flowspec.runtime.planning.choose import Chosen, choose, compare
-from flowspec.runtime.planning.newcomer import Newcomers
+from flowspec.runtime.planning.plan_inputs import drafter_inputs, model_weights, typical_context
 from flowspec.runtime.planning.survey import survey
-from flowspec.runtime.planning.wish import model_weights, typical_context
 from flowspec.runtime.replanning import Replanner
 from flowspec.runtime.security.cluster_keys import cluster_keys
 from flowspec.runtime.security.keyring import Keyring
-from flowspec.runtime.stages import Progress
 from flowspec.runtime.token_stream import Timing, TokenStream, timed
 from flowspec.wire.codec import DTYPE_BYTES
 
@@ -54,7 +54,8 @@ log = logging.getLogger("flowspec.head")
 class ClusterOptions:
     """Where a model shall run: a cluster file, or `local` daemons on this machine, and what these emulate.
 
-    Each local daemon computes on `local_device`, with `local_threads`.
+    With `all_devices` the planner leaves none of the cluster file's out. Each local daemon computes on
+    `local_device`, with `local_threads`.
     """
 
     model: str
@@ -62,6 +63,7 @@ class ClusterOptions:
     cluster: Path | None = None
     local: int = 4
     layers: tuple[int, ...] | None = None
+    all_devices: bool = False
     context: int | None = None
     log_level: str = "WARNING"
     log_file: str | None = None
@@ -86,8 +88,6 @@ class RecoveryOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """When an answer ends."""
-
     new_tokens_max: int
     stop_ids: frozenset[int]
 
@@ -162,7 +162,6 @@ class Session:
         return ", ".join(self.drafters) or NONE
 
     def stages_report(self) -> list[dict[str, Any]]:
-        """What each stage holds, as `--json` shows it."""
         return [
             {
                 "name": stage.plan.name,
@@ -217,8 +216,8 @@ class OpenCluster:
 
     `chosen` tells how the plan was made; local processes, which are alike, have an even split and none.
     `devices` may run stages; `drafter_devices` run drafters, those of a cluster file (`drafters` names these,
-    and those that it has at the head) each its own. With `newcomers` answers may begin without devices, which
-    are asked later.
+    and those that it has at the head) each its own. With `absent_devices` answers may begin without devices,
+    which are asked later.
     """
 
     files: ModelFiles
@@ -231,7 +230,7 @@ class OpenCluster:
     devices: tuple[Device, ...] = ()
     drafters: tuple[str, ...] = ()
     drafter_devices: tuple[Device, ...] = ()
-    newcomers: Newcomers | None = None
+    absent_devices: AbsentDevices | None = None
 
     @contextlib.contextmanager
     def session(
@@ -257,14 +256,14 @@ class OpenCluster:
         recovery = None
         if survival is not None and self.emulation is None:  # a declared device has no spare
             used = {stage.name for stage in plan.stages}
-            planner = Replanner(plan, self.devices, self.chosen, self.newcomers)
+            planner = Replanner(plan, self.devices, self.chosen, self.absent_devices)
             recovery = Recovery(
                 replan=planner.plan_of,
                 rate=planner.rate if planner.is_planned else None,
                 spares={device.name: device.address for device in self.devices if device.name not in used},
                 on_note=survival.on_note,
                 wait_s=survival.wait_s,
-                start=Start.WHOLE if self.newcomers is None else Start.SHORT,
+                start=Start.WHOLE if self.absent_devices is None else Start.SHORT,
                 absent={} if self.chosen is None else self.chosen.survey.absent,
                 survey=planner.survey,
                 arithmetic=survival.arithmetic,
@@ -403,9 +402,9 @@ def _listed_cluster(
     plan = replace(_unplaced(options, files, config), stages=tuple(given))
     needs_all = needs_all or is_given
     chosen = choose_for(options, files, devices, plan, decoding, keys, needs_all=needs_all)
-    newcomers = None
+    absent_devices = None
     if not needs_all:
-        newcomers = Newcomers(devices=tuple(devices), cluster=path, precision=plan.dtype, keys=keys)
+        absent_devices = AbsentDevices(devices=tuple(devices), cluster=path, precision=plan.dtype, keys=keys)
     plan = replace(plan, stages=tuple(chosen.stages(devices)))
     return OpenCluster(
         files=files,
@@ -417,7 +416,7 @@ def _listed_cluster(
         devices=_placed(devices, plan),
         drafters=tuple(read_drafters(path)),
         drafter_devices=tuple(device for device in every if device.drafter is not None),
-        newcomers=newcomers,
+        absent_devices=absent_devices,
     )
 
 
@@ -457,24 +456,23 @@ def choose_for(
     shape = shape_of(files.config(), files.model)
     placed = read_drafters(options.cluster)
     names = decoding.drafters_for(files.model, tuple(placed))
-    here = [name for name in names if placed.get(name, HEAD) == HEAD]
-    drafter = find_drafter((here or names)[0]).reckoned(shape) if names else None
-    if drafter is not None and not here:
-        drafter = replace(drafter, shape=None)  # it costs neither the head nor a stage anything
-    head_drafts = any(name not in WITHOUT_TENSORS for name in here)
-    found = survey(devices, options.cluster, plan.dtype, keys, head_drafts=head_drafts, needs_all=needs_all)
-    wish = PlanRequest(
+    drafter = drafter_inputs(names, placed, shape)
+    found = survey(
+        devices, options.cluster, plan.dtype, keys, head_drafts=drafter.head_drafts, needs_all=needs_all
+    )
+    request = PlanRequest(
         sites=found.sites,
         network=found.network,
         shape=shape,
         weights=model_weights(files, shape),
         precisions=(plan.dtype,),
-        drafter=drafter,
+        drafter=drafter.planned,
         context=plan.context,
         typical_context=typical_context(plan.context),
         head=found.head,
+        all_devices=options.all_devices,
     )
-    chosen = compare(wish, found, plan.stages) if plan.stages else choose(wish, found)
+    chosen = compare(request, found, plan.stages) if plan.stages else choose(request, found)
     for line in chosen.lines():
         log.info("%s", line)
     return chosen

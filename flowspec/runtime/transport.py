@@ -197,7 +197,6 @@ def reach(socket: zmq.Socket[bytes], address: str, wake: Wake | None = None) -> 
 
 
 def bracketed(address: str) -> str:
-    """An IP address as it stands before a port."""
     return f"[{address}]" if ":" in address else address
 
 
@@ -302,7 +301,7 @@ def receive(socket: zmq.Socket[bytes]) -> list[bytes] | None:
         return None
 
 
-def patience_ms(due_s: float, now_s: float, most_ms: int) -> int:
+def poll_timeout_ms(due_s: float, now_s: float, most_ms: int) -> int:
     """How long a poll may wait for what is due at `due_s` (infinity: nothing is); it ends less than half a
     millisecond off."""
     return max(0, int(min(most_ms, (due_s - TIMER_EARLY_S - now_s) * 1000 + 1)))

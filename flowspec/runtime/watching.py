@@ -18,11 +18,11 @@ from typing import Any
 from flowspec.errors import FlowSpecError
 from flowspec.runtime.head import Head
 from flowspec.runtime.session import Session
+from flowspec.watch.detokenizer import Decode
 from flowspec.watch.figures import Frame
-from flowspec.watch.present import Present
 from flowspec.watch.recorder import Recorder, StageRows
 from flowspec.watch.recording import About, as_text, document_text, rebased
-from flowspec.watch.spelling import Decode
+from flowspec.watch.state import WatchState
 
 WATCHERS_MAX = 16
 BATCHES_MAX = 100
@@ -31,9 +31,13 @@ MISSES_MAX = 6
 """A watcher that has missed so many full queues without a look is taken off the list."""
 EVERY_S = 0.1
 DEVICES_EVERY_S = 1.0
+LOADING_EVERY_S = 0.3
+"""The same while there is no pipeline, or devices make ready for one."""
 KEPT_CHARS_MAX = 32 << 20
 """Of the last recording; a longer one is given up."""
 SETTLE_S = 5.0
+NOTES_MAX = 100
+"""That wait for the thread."""
 
 log = logging.getLogger("flowspec.watch")
 
@@ -67,7 +71,6 @@ class Watcher:
         return self._misses >= MISSES_MAX
 
     def take(self) -> list[FrameBatch]:
-        """What came since the last call."""
         self._misses = 0
         found = []
         while True:
@@ -76,7 +79,7 @@ class Watcher:
             except IndexError:  # the watch's thread may clear them meanwhile
                 return found
 
-    def give(self, batch: FrameBatch, present: Present) -> None:
+    def give(self, batch: FrameBatch, present: WatchState) -> None:
         """Another batch; where too many wait, the present instead of them all."""
         if len(self._batches) < BATCHES_MAX:
             self._batches.append(batch)
@@ -96,7 +99,7 @@ class KeptFrames:
         self._open: set[int] = set()
         self.is_cut = False
 
-    def take(self, frame: Frame, text: str, present: Present) -> None:
+    def take(self, frame: Frame, text: str, present: WatchState) -> None:
         """A frame and its text, when `present` has it already."""
         if frame["kind"] == "begin":
             if not self._open:
@@ -114,7 +117,7 @@ class KeptFrames:
         """How what is under way goes on is not seen; the next answer is another recording."""
         self._open.clear()
 
-    def _begin(self, present: Present, frame: Frame) -> None:
+    def _begin(self, present: WatchState, frame: Frame) -> None:
         self._texts, self._chars, self.is_cut = [], 0, False
         self._add(as_text({"t": frame["t"], "kind": "stages", "stages": present.stages}))
         if present.devices is not None:
@@ -151,9 +154,11 @@ class Watch:
         self._stop = threading.Event()
         self._devices: dict[str, dict[str, Any]] = {}
         self._devices_due_s = 0.0
+        self._standing: tuple[bool, list[str]] = (True, [])
+        self._notes: deque[str] = deque(maxlen=NOTES_MAX)
 
     @property
-    def present(self) -> Present | None:
+    def present(self) -> WatchState | None:
         """What there is to see now, None while nobody watches. Its fields change while they are read."""
         recorder = self._recorder
         return None if recorder is None else recorder.present
@@ -181,14 +186,17 @@ class Watch:
                 self._end()
 
     def has(self, watcher: Watcher) -> bool:
-        """Whether somebody watches still."""
         return watcher in self._watchers
 
     def close(self) -> None:
-        """Nobody watches any more."""
         with self._lock:
             self._watchers.clear()
             self._end()
+
+    def note(self, text: str) -> None:
+        """Shows those who watch what was told of devices, in a line."""
+        if self._recorder is not None:
+            self._notes.append(text)
 
     def hello(self) -> dict[str, Any]:
         """What a watcher must know before the first frame: a recording's document without frames."""
@@ -272,8 +280,13 @@ class Watch:
     def _turn(self, recorder: Recorder) -> None:
         now_s = time.monotonic()
         frames = recorder.frames(now_s)
-        if now_s >= self._devices_due_s:
-            self._devices_due_s = now_s + DEVICES_EVERY_S
+        while self._notes:
+            frames.append(recorder.tell({"kind": "note", "text": self._notes.popleft()}, now_s))
+        standing = (self._head.is_formed, self._head.lost)
+        if now_s >= self._devices_due_s or standing != self._standing:
+            self._standing = standing
+            is_calm = self._head.is_formed and not self._head.loading
+            self._devices_due_s = now_s + (DEVICES_EVERY_S if is_calm else LOADING_EVERY_S)
             frames.append(recorder.tell({"kind": "devices", "devices": self._look_at_devices()}, now_s))
         if not frames:
             return
@@ -291,32 +304,44 @@ class Watch:
 
     def _look_at_devices(self) -> list[dict[str, Any]]:
         """What each device last said of itself, those of earlier pipelines included."""
-        is_formed = self._head.is_formed
-        for row in self._devices.values():
-            row["present"] = False
+        lost, loading = set(self._head.lost), self._head.loading
+        for name in lost - self._devices.keys():
+            self._devices[name] = _device(name)
         for stage in self._head.stages:
-            pong, ready = stage.pong, stage.ready
-            self._devices[stage.plan.name] = {
-                "name": stage.plan.name,
-                "memory_bytes": pong.memory_bytes
-                if pong is not None
-                else ready.memory_bytes
-                if ready is not None
-                else 0,
-                "temperature_c": None
-                if pong is None or pong.temperature_c is None
-                else round(pong.temperature_c, 1),
-                "throttled": pong is not None and pong.is_throttled,
-                "queued": 0 if pong is None else pong.queued,
-                "done": 0 if pong is None else pong.done,
-                "running_s": 0.0 if pong is None else round(pong.running_s, 3),
-                "present": is_formed,
-            }
+            name, pong, ready = stage.plan.name, stage.pong, stage.ready
+            row = self._devices[name] = _device(name)
+            if pong is not None:
+                celsius = pong.temperature_c
+                row["memory_bytes"] = pong.memory_bytes
+                row["temperature_c"] = None if celsius is None else round(celsius, 1)
+                row["throttled"] = pong.is_throttled
+                row["queued"], row["done"] = pong.queued, pong.done
+                row["running_s"] = round(pong.running_s, 3)
+            elif ready is not None:
+                row["memory_bytes"] = ready.memory_bytes
+        for name, row in self._devices.items():
+            row["present"] = name not in lost
+            doing, share = loading.get(name, ("", 0.0))
+            row["loading"] = {"doing": doing, "share": share} if doing else None
         return [dict(row) for row in self._devices.values()]
 
 
+def _device(name: str) -> dict[str, Any]:
+    """One of which nothing is known."""
+    return {
+        "name": name,
+        "memory_bytes": 0,
+        "temperature_c": None,
+        "throttled": False,
+        "queued": 0,
+        "done": 0,
+        "running_s": 0.0,
+        "present": False,
+        "loading": None,
+    }
+
+
 def stages_of(head: Head) -> StageRows:
-    """What runs where."""
     return [{"name": stage.name, "layers": [stage.first, stage.end]} for stage in head.plan.stages]
 
 

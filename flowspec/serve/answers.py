@@ -25,7 +25,7 @@ OnAnswer = Callable[[Answer, float | None, float], None]
 request."""
 
 
-class Desk:
+class AnswerDispatcher:
     """Where answers are asked for: the model and all that requests share. Its methods belong to the event
     loop."""
 
@@ -76,8 +76,8 @@ class Answers:
     """The answers to one request; iterate for `(choice, event)` as they come, each choice up to its `Answer`
     or an error."""
 
-    def __init__(self, desk: Desk, count: int) -> None:
-        self._desk = desk
+    def __init__(self, dispatcher: AnswerDispatcher, count: int) -> None:
+        self._dispatcher = dispatcher
         self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         self._streams: dict[int, AnswerStream] = {}
         self._left = count
@@ -110,14 +110,14 @@ class Answers:
     def close(self) -> None:
         """Nobody reads them any more; what still runs is cancelled."""
         self.cancel()
-        self._desk.closed(self)
+        self._dispatcher.closed(self)
 
     async def attend(self, place: int, question: Question, asked_s: float) -> None:
         """Has one question answered."""
-        desk, began_s = self._desk, time.monotonic()
+        dispatcher, began_s = self._dispatcher, time.monotonic()
         event: Event = ClusterError("the server failed")
         try:
-            stream = self._streams[place] = desk.llm.submit(question)
+            stream = self._streams[place] = dispatcher.llm.submit(question)
             if self._is_cancelled:
                 stream.cancel()
             reading = AsyncAnswerStream(stream)
@@ -126,12 +126,12 @@ class Answers:
                     self._events.put_nowait((place, piece))
             event = await reading.answer()
             first_s = stream.submitted_s + event.timing.first_s - asked_s if event.token_ids else None
-            desk.on_answer(event, first_s, time.monotonic() - asked_s)
+            dispatcher.on_answer(event, first_s, time.monotonic() - asked_s)
         except FlowSpecError as error:
             event = error
         finally:
             self._streams.pop(place, None)
             if not isinstance(event, Answer):
-                desk.on_failure()
-            desk.gate.leave(time.monotonic() - began_s)
+                dispatcher.on_failure()
+            dispatcher.gate.leave(time.monotonic() - began_s)
             self._events.put_nowait((place, event))

@@ -35,7 +35,7 @@ KEEP_ALIVE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Doors:
+class AccessRules:
     """Who may come in: API keys, else the names by which this server is called (none: any), and the origins
     of web pages that may.
 
@@ -73,7 +73,7 @@ class AnswerRoute:
             self._service.model,
             self._service.fingerprint,
             is_chat=self._read is chat_wanted,
-            has_logprobs=wanted.top_logprobs >= 0,
+            has_logprobs=wanted.params.logprobs is not None,
             has_usage=wanted.includes_usage,
         )
         async with self._asked(questions, asked_s) as asking:
@@ -172,7 +172,7 @@ def _lengths(wanted: CompletionRequest, questions: list[Question]) -> list[int]:
     return [len(question.prompt) for question in questions[:: wanted.count]]
 
 
-def build_app(service: Service, doors: Doors, more: Sequence[BaseRoute] = ()) -> ASGIApp:
+def build_app(service: Service, access: AccessRules, more: Sequence[BaseRoute] = ()) -> ASGIApp:
     """The whole server; `more` are routes beside the API's."""
 
     async def models(request: Request) -> Response:
@@ -218,8 +218,8 @@ def build_app(service: Service, doors: Doors, more: Sequence[BaseRoute] = ()) ->
         return "/v1/models/{name}" if path.startswith("/v1/models/") else "other"
 
     middleware = []
-    if doors.origins:
-        origins = list(doors.origins)
+    if access.origins:
+        origins = list(access.origins)
         middleware.append(
             Middleware(
                 CORSMiddleware,
@@ -230,7 +230,7 @@ def build_app(service: Service, doors: Doors, more: Sequence[BaseRoute] = ()) ->
             )
         )
     middleware.append(
-        Middleware(Guard, keys=doors.keys, names=doors.names, free=doors.free, origins=doors.origins)
+        Middleware(Guard, keys=access.keys, names=access.names, free=access.free, origins=access.origins)
     )
     app = Starlette(
         routes=routes,

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from flowspec.core.protocol import limits
+from flowspec.core.protocol.messages import SAMPLING_FIELDS, Sampling
 from flowspec.model.text import Messages
+from flowspec.runtime.sampling_params import SamplingParams
 from flowspec.serve.fields import Fields
 from flowspec.serve.refusals import ApiError, invalid
 
@@ -34,8 +36,7 @@ Prompt = Messages | str | tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest:
-    """A request. `tokens_max` None: as many as the server gives by itself. `top_logprobs` is -1 where none
-    are wanted.
+    """A request. `tokens_max` None: as many as the server gives by itself; `params` holds all but this.
 
     `count` choices are wanted of each prompt; choice i is drawn with `seed` + i.
     """
@@ -43,15 +44,8 @@ class CompletionRequest:
     model: str
     prompts: tuple[Prompt, ...]
     tokens_max: int | None
-    temperature: float | None
-    top_k: int | None
-    top_p: float | None
-    min_p: float | None
-    seed: int | None
-    stops: tuple[str, ...]
-    ignores_eos: bool
+    params: SamplingParams
     count: int
-    top_logprobs: int
     is_streamed: bool
     includes_usage: bool
 
@@ -80,7 +74,7 @@ def chat_wanted(body: dict[str, Any]) -> CompletionRequest:
     fields.neutral("verbosity", "medium")
     _no_format(fields)
     fields.ignored("parallel_tool_calls")  # there are no tools
-    top = -1 if not logprobs else alternatives or 0
+    top = None if not logprobs else alternatives or 0
     return _wanted(fields, (messages,), longest if longest is not None else older, top)
 
 
@@ -98,11 +92,13 @@ def completion_wanted(body: dict[str, Any]) -> CompletionRequest:
         fields,
         prompts,
         COMPLETION_TOKENS_DEFAULT if longest is None else longest,
-        -1 if alternatives is None else alternatives,
+        alternatives,
     )
 
 
-def _wanted(fields: Fields, prompts: tuple[Prompt, ...], longest: int | None, top: int) -> CompletionRequest:
+def _wanted(
+    fields: Fields, prompts: tuple[Prompt, ...], longest: int | None, logprobs: int | None
+) -> CompletionRequest:
     """The fields that both forms have, and no others."""
     model = fields.needed("model")
     if not isinstance(model, str):
@@ -126,28 +122,17 @@ def _wanted(fields: Fields, prompts: tuple[Prompt, ...], longest: int | None, to
         "include_obfuscation"
     )  # padding against listeners, which TLS in front of this server is not given
     options.finish()
-    temperature = fields.number("temperature", 0, TEMPERATURE_MAX)
-    top_p, min_p = fields.number("top_p", 0, 1), fields.number("min_p", 0, 1)
-    if top_p == 0:  # nothing but the likeliest token is left
-        temperature, top_p = 0.0, None
-    elif temperature is not None and temperature < limits.TEMPERATURE_MIN:
-        temperature = 0.0
-    if min_p == 1:
-        raise invalid("min_p", "a number from 0 and below 1", min_p)
-    seed = fields.whole("seed", -SEEDS // 2, SEEDS // 2 - 1)
     found = CompletionRequest(
         model=model,
         prompts=prompts,
         tokens_max=longest,
-        temperature=temperature,
-        top_k=fields.whole("top_k", 0, limits.VOCABULARY_MAX),
-        top_p=top_p,
-        min_p=min_p,
-        seed=None if seed is None else seed % (limits.ID_MAX - CHOICES_MAX + 1),
-        stops=_stops(fields),
-        ignores_eos=fields.flag("ignore_eos"),
+        params=SamplingParams(
+            **_sampling(fields),
+            stop=_stops(fields),
+            ignore_eos=fields.flag("ignore_eos"),
+            logprobs=logprobs,
+        ),
         count=count,
-        top_logprobs=top,
         is_streamed=is_streamed,
         includes_usage=includes_usage,
     )
@@ -165,6 +150,32 @@ def _wanted(fields: Fields, prompts: tuple[Prompt, ...], longest: int | None, to
         "prompt_cache_options",
     )
     fields.finish()
+    return found
+
+
+def _sampling(fields: Fields) -> dict[str, Any]:
+    """The fields of `Sampling`, under their names and within their bounds; three are another way in the
+    API."""
+    temperature = fields.number("temperature", 0, TEMPERATURE_MAX)
+    top_p = fields.number("top_p", 0, 1)
+    seed = fields.whole("seed", -SEEDS // 2, SEEDS // 2 - 1)
+    if top_p == 0:  # nothing but the likeliest token is left
+        temperature, top_p = 0.0, None
+    elif temperature is not None and temperature < limits.TEMPERATURE_MIN:
+        temperature = 0.0
+    found: dict[str, Any] = {
+        "temperature": temperature,
+        "top_p": top_p,
+        "seed": None if seed is None else seed % (limits.ID_MAX - CHOICES_MAX + 1),
+    }
+    for name, kind in SAMPLING_FIELDS.items():
+        if name not in found:
+            found[name] = fields.of_type(name, kind)
+    for name, value in found.items():
+        try:
+            Sampling(**({} if value is None else {name: value}))
+        except ValueError as error:
+            raise ApiError(400, str(error), name, "invalid_value") from None
     return found
 
 

@@ -60,25 +60,29 @@ class Fields:
             )
         return found
 
+    def of_type(self, field: str, kind: type[int | float]) -> int | float | None:
+        """A number of any size, whole for `int`."""
+        found: int | float | None = self.take(field)
+        if found is not None and type(found) not in (int, kind):
+            expected = "a whole number" if kind is int else "a number"
+            raise invalid(self.name(field), expected, found, "invalid_type")
+        return found
+
     def number(self, field: str, low: float, high: float) -> float | None:
-        found = self.take(field)
+        found = self.of_type(field, float)
         if found is None:
             return None
-        if type(found) not in (int, float):
-            raise invalid(self.name(field), "a number", found, "invalid_type")
         if not low <= found <= high or not math.isfinite(found):
             raise invalid(self.name(field), f"a number from {low:g} to {high:g}", found)
         return float(found)
 
     def whole(self, field: str, low: int, high: int) -> int | None:
-        found = self.take(field)
+        found = self.of_type(field, int)
         if found is None:
             return None
-        if type(found) is not int:
-            raise invalid(self.name(field), "a whole number", found, "invalid_type")
         if not low <= found <= high:
             raise invalid(self.name(field), f"a whole number from {low} to {high}", found)
-        return found
+        return int(found)
 
     def flag(self, field: str) -> bool:
         found = self.take(field)

@@ -8,6 +8,8 @@ import psutil
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from flowspec.core.head.hop_sums import DEAD, reported
+from flowspec.core.protocol.messages import HOP_ROWS, HOP_SECONDS
 from flowspec.runtime.answer import Answer
 from flowspec.runtime.head import Head
 from flowspec.serve.request_queue import RequestQueue
@@ -107,7 +109,6 @@ class Metrics:
             yield GaugeMetricFamily(name, text, value)
         counters = {
             "flowspec_segments": ("Segments that came back", totals.segments),
-            "flowspec_rows_computed": ("Rows that began to run at a stage", totals.rows),
             "flowspec_pipeline_losses": ("Pipelines that were lost", totals.losses),
         }
         for name, (text, value) in counters.items():
@@ -115,19 +116,24 @@ class Metrics:
         dropped = CounterMetricFamily(
             "flowspec_rows_dropped", "Rows dropped dead, by where", labels=["where"]
         )
-        for where, count in (
-            ("queue", totals.dead_in_queue),
-            ("between_layers", totals.dead_between_layers),
-            ("late", totals.dead_late),
-        ):
-            dropped.add_metric([where], count)
+        for figure, told in HOP_ROWS.items():
+            if figure.startswith(DEAD):
+                where = figure.removeprefix(DEAD).removeprefix("in_")
+                dropped.add_metric([where], totals.hops.total(figure))
+            else:
+                yield CounterMetricFamily(
+                    f"flowspec_{reported(figure)}", f"Rows {told}", totals.hops.total(figure)
+                )
         yield dropped
-        busy = CounterMetricFamily(
-            "flowspec_stage_compute_seconds", "Time that a stage computed, by its place", labels=["stage"]
-        )
-        for place, seconds in enumerate(list(totals.compute_s)):
-            busy.add_metric([str(place)], seconds)
-        yield busy
+        for figure, told in HOP_SECONDS.items():
+            spent = CounterMetricFamily(
+                f"flowspec_stage_{figure.removesuffix('_s')}_seconds",
+                f"Seconds of a stage, by its place: {told}",
+                labels=["stage"],
+            )
+            for place, seconds in enumerate(totals.hops.by_stage(figure)):
+                spent.add_metric([str(place)], seconds)
+            yield spent
         info = GaugeMetricFamily("flowspec_info", "What runs", labels=["version", "model"])
         info.add_metric([__version__, self._model], 1)
         yield info

@@ -16,7 +16,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from flowspec.errors import InputError
 from flowspec.llm import LLM
-from flowspec.serve.app import Doors, build_app
+from flowspec.serve.app import AccessRules, build_app
 from flowspec.serve.service import Service, ServiceOptions
 from flowspec.serve.totals import Totals
 
@@ -154,8 +154,7 @@ class _Server(uvicorn.Server):
 
 
 class Stop:
-    """Ends a server: from its own loop, or with `from_thread` from elsewhere. The second call does not wait
-    for anybody."""
+    """Ends a server, from its own loop. The second call does not wait for anybody."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, server: uvicorn.Server, service: Service) -> None:
         self._loop = loop
@@ -166,15 +165,12 @@ class Stop:
     def __call__(self) -> None:
         self._count += 1
         if self._count > 1:
-            self._service.desk.cancel_all()
+            self._service.dispatcher.cancel_all()
             self._server.force_exit = True
             return
         self._service.stop()
         self._server.should_exit = True
-        self._loop.call_later(GRACE_S, self._service.desk.cancel_all)
-
-    def from_thread(self) -> None:
-        self._loop.call_soon_threadsafe(self)
+        self._loop.call_later(GRACE_S, self._service.dispatcher.cancel_all)
 
 
 async def serve(
@@ -182,7 +178,7 @@ async def serve(
     bound: socket.socket,
     *,
     options: ServiceOptions,
-    doors: Doors,
+    access: AccessRules,
     totals: Totals,
     on_ready: Callable[[Service, Stop], None],
     more: Callable[[Service], Sequence[BaseRoute]] = lambda service: (),
@@ -201,7 +197,7 @@ async def serve(
         "timeout_keep_alive": KEEP_ALIVE_S,
         "timeout_graceful_shutdown": CLOSE_S,
     }
-    server = _Server(uvicorn.Config(build_app(service, doors, more(service)), **settings))
+    server = _Server(uvicorn.Config(build_app(service, access, more(service)), **settings))
     try:
         bound.listen(BACKLOG)  # who calls now is answered in a moment
     except OSError as error:

@@ -14,12 +14,10 @@ from typing import Any, TypeVar
 
 from flowspec.errors import InputError
 from flowspec.llm import LLM
-from flowspec.model.files import BUNDLED
 from flowspec.model.text import Bound, Tokenizer, TooLongError
 from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime.question import Question
-from flowspec.runtime.sampling_params import SamplingParams
-from flowspec.serve.answers import Answers, Desk
+from flowspec.serve.answers import AnswerDispatcher, Answers
 from flowspec.serve.completion_request import CompletionRequest, Prompt
 from flowspec.serve.documents import fingerprint_of
 from flowspec.serve.metrics import Metrics
@@ -56,9 +54,7 @@ def _chars(prompt: Prompt) -> int:
 
 def name_of(plan: ClusterPlan) -> str:
     """What clients call the model: a hub id as it is, a folder or file by its last name, the bundled one
-    `flowspec-demo`."""
-    if plan.model == BUNDLED:
-        return "flowspec-demo"
+    `bundled`."""
     return Path(plan.model).name if Path(plan.model).is_absolute() else plan.model
 
 
@@ -75,7 +71,7 @@ class Service:
         self.created = int(time.time())
         self.gate = RequestQueue(options.parallel, options.queue)
         self.metrics = Metrics(self.model, session.head, self.gate, totals)
-        self.desk = Desk(llm, self.gate, self.metrics.answered, self.metrics.failed)
+        self.dispatcher = AnswerDispatcher(llm, self.gate, self.metrics.answered, self.metrics.failed)
         self.stopping = asyncio.Event()
         assert llm.tokenizer is not None
         self._llm = llm
@@ -117,7 +113,7 @@ class Service:
     async def ask(self, questions: list[Question], asked_s: float) -> Answers:
         """Has them answered; raises `ApiError` where the server cannot now."""
         self.check_alive()
-        return await self.desk.ask(questions, asked_s)
+        return await self.dispatcher.ask(questions, asked_s)
 
     def check_alive(self) -> None:
         """Raises `ApiError` when nothing can be answered any more."""
@@ -154,18 +150,8 @@ class Service:
         if len(ids) >= self.context:
             raise self._too_long(wanted.prompts[0], f"{len(ids)}")
         try:
-            params = SamplingParams(
-                temperature=wanted.temperature,
-                top_k=wanted.top_k,
-                top_p=wanted.top_p,
-                min_p=wanted.min_p,
-                seed=wanted.seed,
-                max_new_tokens=min(wanted.tokens_max or self.options.new_tokens, self.context - len(ids)),
-                stop=wanted.stops,
-                ignore_eos=wanted.ignores_eos,
-                logprobs=None if wanted.top_logprobs < 0 else wanted.top_logprobs,
-            )
-            question = self._llm.question_of(ids, params)
+            most = min(wanted.tokens_max or self.options.new_tokens, self.context - len(ids))
+            question = self._llm.question_of(ids, replace(wanted.params, max_new_tokens=most))
         except InputError as error:
             raise ApiError(400, str(error), "temperature", "invalid_value") from None
         sampling = question.sampling
@@ -194,7 +180,7 @@ class Service:
     async def close(self) -> None:
         """Ends all answers."""
         self.stop()
-        await self.desk.close()
+        await self.dispatcher.close()
         for threads in (self._readers, self._short, self._long):
             threads.shutdown(cancel_futures=True)
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.messages import Commit, Open, Part, Proposal, Release, Segment
+from flowspec.core.protocol.messages import Commit, Open, Proposal, Release, Segment, SegmentPart
 from flowspec.core.stage.path import living_below, newly_committed
 from flowspec.noise import draw_bits, gumbel
 from flowspec.sim.language import F32, HashLanguage, Prefix, as_prefix
@@ -72,7 +72,6 @@ class FakeDrafter:
         self._released: dict[int, int] = {}
 
     def requests(self) -> list[int]:
-        """The requests it holds something of."""
         return list(self._views)
 
     def restart(self) -> None:
@@ -87,7 +86,6 @@ class FakeDrafter:
         return own.astype(np.float32)
 
     def draft(self, segment: Segment, width: int) -> tuple[Proposal, ...]:
-        """See `draft.protocol.Drafter`."""
         self.passes += 1
         self.rows += segment.row_count
         assert segment.row_count, "the drafter was given no rows"
@@ -110,7 +108,7 @@ class FakeDrafter:
 
     # -------------------------------------------------------------------------------------------- its view
 
-    def _draft(self, part: Part, width: int) -> list[Proposal]:
+    def _draft(self, part: SegmentPart, width: int) -> list[Proposal]:
         number = part.commit.request
         if part.opening is not None:
             self._open(part.opening)
@@ -159,7 +157,7 @@ class FakeDrafter:
         living = living_below(view.root, ((node, known.parent) for node, known in view.nodes.items()))
         view.nodes = {node: known for node, known in view.nodes.items() if node in living}
 
-    def _add(self, view: _View, part: Part, row: int) -> None:
+    def _add(self, view: _View, part: SegmentPart, row: int) -> None:
         node, parent, token, position = (
             part.ids[row],
             part.parents[row],

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from flowspec.core.events import Draft, Drafted, ToDrafter
+from flowspec.core.events import Draft, Drafted, SendToDrafter
 from flowspec.core.protocol.messages import Release, Segment
 from flowspec.draft.protocol import Drafter
 from flowspec.plan.timing import Curve, LinkSpec
@@ -65,7 +65,7 @@ class DrafterDevice:
         self._tell = tell
         self._free_s = 0.0
         self.lost: set[int] = set()
-        self._sent: deque[Draft | ToDrafter] = deque()
+        self._sent: deque[Draft | SendToDrafter] = deque()
         self.out: SimulatedLink | None = None
         self.back: OneWayLink | None = None
         if spec.link is not None:
@@ -77,7 +77,7 @@ class DrafterDevice:
         """Both ways between the head and this board."""
         return sum(line.bytes for line in (self.out, self.back) if line is not None)
 
-    def give(self, command: Draft | ToDrafter) -> None:
+    def give(self, command: Draft | SendToDrafter) -> None:
         """A job or a release for one of the board's drafters."""
         if self.out is None:
             self._take(command)
@@ -98,11 +98,11 @@ class DrafterDevice:
             assert isinstance(message, Release)
             self._take(replace(command, message=message))
 
-    def _take(self, command: Draft | ToDrafter) -> None:
+    def _take(self, command: Draft | SendToDrafter) -> None:
         if command.drafter in self.lost:
             return
         drafter = self._drafters[command.drafter]
-        if isinstance(command, ToDrafter):
+        if isinstance(command, SendToDrafter):
             drafter.release(command.message)
             return
         started_s = max(self._free_s, self._clock.now_s)

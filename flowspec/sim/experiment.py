@@ -19,7 +19,7 @@ from flowspec.plan.timing import DIRECT, INSTANT, Curve, LinkSpec
 from flowspec.sim.device import DeviceSpec
 from flowspec.sim.drafter_device import DrafterDeviceSpec
 from flowspec.sim.fake_layers import FakeLayers
-from flowspec.sim.forming import Beginning
+from flowspec.sim.forming import FormedPipeline
 from flowspec.sim.language import Language
 from flowspec.sim.world import Handled, Links, World
 
@@ -86,7 +86,7 @@ class Experiment:
         head = HeadCore(context=self.context, stage_count=count, method=method, drafters=traits)
         return World(
             head,
-            Beginning(self.plan(has_features=any(each.needs_features for each in traits))).stages,
+            FormedPipeline(self.plan(has_features=any(each.needs_features for each in traits))).stages,
             devices=self.devices,
             links=self.links or Links(control=(self.control,) * count, data=(self.data,) * (count + 1)),
             layers=FakeLayers(count, language),

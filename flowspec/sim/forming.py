@@ -13,35 +13,35 @@ from functools import partial
 
 from flowspec.core.cluster.daemon import (
     Caller,
-    CallerSaid,
+    CallerConnected,
+    CallerMessageArrived,
+    ComputeReported,
     DaemonCommand,
     DaemonCore,
     DaemonEvent,
-    DaemonTimes,
+    DaemonLimits,
     Gather,
-    Greet,
-    Greeted,
     Loaded,
-    NextSaid,
-    ShowReady,
-    Take,
-    Worked,
+    NextHopMessageArrived,
+    SendReady,
+    SendWelcome,
+    StartAssignment,
 )
 from flowspec.core.cluster.forming import (
     CONTROL,
     AskPlan,
     Assignment,
-    DeviceSaid,
+    DeviceMessageArrived,
     Dial,
     FormingCommand,
     FormingEvent,
-    FormingTimes,
+    FormingTimeouts,
     PipelineCore,
     PlanMade,
-    Tell,
+    SendControl,
 )
 from flowspec.core.cluster.incarnation import incarnation_of
-from flowspec.core.cluster.membership import Begin, Membership, Patience
+from flowspec.core.cluster.membership import Membership, MembershipTimeouts, SessionStarted
 from flowspec.core.driving import Driver
 from flowspec.core.protocol.cluster_messages import Arithmetics, AskArithmetics, Ready, Welcome
 from flowspec.core.protocol.limits import ID_MAX, VOCABULARY_MAX
@@ -50,7 +50,7 @@ from flowspec.plan.placement import ClusterPlan, assigns_of
 from flowspec.version import __version__
 
 NEVER_S = 1e9
-PATIENCE = Patience(
+MEMBERSHIP_TIMEOUTS = MembershipTimeouts(
     silent_s=NEVER_S,
     loading_silent_s=NEVER_S,
     loading_s=NEVER_S,
@@ -70,7 +70,7 @@ LOADED = Loaded(
 """Memory is no limit, and every token id is known."""
 
 
-class Beginning:
+class FormedPipeline:
     """A plan's pipeline as it is formed.
 
     `daemons` are its devices', in pipeline order, and `callers` who dialled them, by device and role.
@@ -81,25 +81,26 @@ class Beginning:
         self._parts = tuple(
             Assignment(device=stage.name, place=stage.name, assign=assign) for stage, assign in parts
         )
-        terms = FormingTimes(
+        forming_timeouts = FormingTimeouts(
             connect_s=NEVER_S, reconnect_s=NEVER_S, held_s=0.0, ping_s=1.0, watch_s=0.5, settle_s=0.0
         )
-        self.forming = PipelineCore(Membership([stage.name for stage in plan.stages], PATIENCE), terms)
+        self.forming = PipelineCore(
+            Membership([stage.name for stage in plan.stages], MEMBERSHIP_TIMEOUTS), forming_timeouts
+        )
         self.daemons = {
-            stage.name: DaemonCore(DaemonTimes(lease_s=NEVER_S, link_s=NEVER_S)) for stage in plan.stages
+            stage.name: DaemonCore(DaemonLimits(lease_s=NEVER_S, link_s=NEVER_S)) for stage in plan.stages
         }
         self.callers: dict[tuple[str, str], Caller] = {}
         self._head: Driver[FormingEvent, FormingCommand] = Driver(
             lambda event: self.forming.handle(event, 0.0), self._do
         )
         self._devices = {name: self._driver(name, core) for name, core in self.daemons.items()}
-        self._head.give(Begin())
+        self._head.give(SessionStarted())
         assert self.forming.is_formed, "a pipeline whose devices all answer is there"
 
     @property
     def stages(self) -> list[StageCore]:
-        """What the devices hold, in pipeline order."""
-        cores = [None if core.hold is None else core.hold.core for core in self.daemons.values()]
+        cores = [None if core.assignment is None else core.assignment.core for core in self.daemons.values()]
         return [core for core in cores if isinstance(core, StageCore)]
 
     def _driver(self, name: str, core: DaemonCore) -> Driver[DaemonEvent, DaemonCommand]:
@@ -111,34 +112,35 @@ class Beginning:
             self._head.give(PlanMade(parts=self._parts))
         elif isinstance(command, Dial):
             self._dial(command.device, command.role, "head", incarnation_of(1, command.pipeline))
-        elif isinstance(command, Tell):
+        elif isinstance(command, SendControl):
             self._devices[command.device].give(
-                CallerSaid(caller=self.callers[command.device, CONTROL], message=command.message)
+                CallerMessageArrived(caller=self.callers[command.device, CONTROL], message=command.message)
             )
 
     def _dial(self, device: str, role: str, name: str, incarnation: int) -> None:
         caller = self.callers[device, role] = Caller(name, role, incarnation)
-        self._devices[device].give(Greeted(caller=caller))
+        self._devices[device].give(CallerConnected(caller=caller))
 
     def _do_at(self, name: str, command: DaemonCommand) -> None:
-        """What a device is told to do."""
-        if isinstance(command, Greet):
+        if isinstance(command, SendWelcome):
             welcome = Welcome(name=name, version=__version__, device="cpu", pid=1, memory_bytes=1, count=0)
             caller = command.caller
             if caller.role == "stage":
                 self._devices[caller.name].give(
-                    NextSaid(hold=self.daemons[caller.name].number, message=welcome)
+                    NextHopMessageArrived(assignment_id=self.daemons[caller.name].number, message=welcome)
                 )
             else:
                 self._say(name, caller.role, welcome)
         elif isinstance(command, Gather) and isinstance(command.question, AskArithmetics):
             self._say(name, CONTROL, Arithmetics(dtype=command.question.dtype, names=("plain",)))
-        elif isinstance(command, Take):
+        elif isinstance(command, StartAssignment):
             if command.assign.next_hop:
                 self._dial(command.assign.next_name, "stage", name, command.caller.incarnation)
-            self._devices[name].give(Worked(hold=command.hold, result=LOADED))
-        elif isinstance(command, ShowReady):
+            self._devices[name].give(ComputeReported(assignment_id=command.assignment_id, result=LOADED))
+        elif isinstance(command, SendReady):
             self._say(name, CONTROL, Ready(weight_bytes=1, memory_bytes=1, cache_slots=LOADED.cache_slots))
 
     def _say(self, device: str, role: str, message: Welcome | Arithmetics | Ready) -> None:
-        self._head.give(DeviceSaid(pipeline=self.forming.number, device=device, role=role, message=message))
+        self._head.give(
+            DeviceMessageArrived(pipeline=self.forming.number, device=device, role=role, message=message)
+        )

@@ -23,7 +23,7 @@ Frames = Sequence[bytes | memoryview]
 Receive = Callable[[Envelope, Frames], None]
 
 
-class Way:
+class SharedInterface:
     """A device's way out, or in, that is slow: what is sent on any connection takes it, in turn. A row of a
     payload counts as `row_bytes`."""
 
@@ -51,7 +51,7 @@ class OneWayLink:
         self._chance = chance
         self._free_s = 0.0
         self._arrived_s = 0.0
-        self.ways: Sequence[Way] = ()
+        self.interfaces: Sequence[SharedInterface] = ()
         """What it shares with other lines."""
 
     def carry(self, size: int, arrive: Callable[[], None], rows: int = 0) -> None:
@@ -61,7 +61,7 @@ class OneWayLink:
         """
         transfer_s = self.spec.transfer_s(size)
         through_s = self._clock.now_s
-        for way in self.ways:
+        for way in self.interfaces:
             through_s = way.carry(size, rows, through_s)
         self._free_s = max(self._free_s, through_s) + transfer_s
         late_s = self._chance.uniform(0, self.spec.jitter_s) if self.spec.jitter_s else 0.0

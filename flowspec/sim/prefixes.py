@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flowspec.core.protocol.messages import Part
+from flowspec.core.protocol.messages import SegmentPart
 
 EMPTY = 0
 """The number of the prefix of no tokens."""
@@ -50,7 +50,6 @@ class Prefixes:
         return self._parent[prefix]
 
     def token(self, prefix: int) -> int:
-        """The last token."""
         return self._token[prefix]
 
     def length(self, prefix: int) -> int:
@@ -75,7 +74,7 @@ class PrefixView:
         self.prefixes = prefixes
         self._known: dict[int, dict[int, int]] = {}
 
-    def take(self, part: Part) -> list[tuple[int, int]]:
+    def take(self, part: SegmentPart) -> list[tuple[int, int]]:
         """Takes a part's rows; returns those whose children are asked for, as (node, prefix)."""
         known = self._known.setdefault(part.commit.request, {})
         asked = []
@@ -88,5 +87,4 @@ class PrefixView:
         return asked
 
     def release(self, request: int) -> None:
-        """Forgets a request."""
         self._known.pop(request, None)

@@ -29,17 +29,17 @@ from flowspec.core.events import (
     OpenCache,
     RunLayers,
     SegmentArrived,
+    SegmentTimed,
     SendSegment,
+    SendToDrafter,
+    SendToFirstStage,
+    SendToStages,
     SendVerified,
     SetTimer,
     StageCommand,
     StageEvent,
     Submit,
-    Timed,
     TimerFired,
-    ToDrafter,
-    ToPipeline,
-    ToStages,
     Trim,
     VerifiedArrived,
 )
@@ -49,11 +49,10 @@ from flowspec.core.stage.stage import StageCore
 from flowspec.draft.protocol import Drafter
 from flowspec.plan.timing import INSTANT, Curve, LinkSpec
 from flowspec.sim.clock import Alarm, Clock
-from flowspec.sim.conduct import Conduct
 from flowspec.sim.device import DeviceSpec, Layers, SimulatedDevice
-from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.drafter_device import DrafterDevice, DrafterDeviceSpec
 from flowspec.sim.fake_layers import FakeLayers
+from flowspec.sim.head_checker import HeadChecker
 from flowspec.sim.link import Frames, SimulatedLink
 from flowspec.sim.record import HEAD, Digest, SimulatedAnswer
 from flowspec.wire.codec import Envelope, Tensor
@@ -120,14 +119,14 @@ class World:
         self.stages = list(stages)
         self.drafters = list(drafters)
         self.answers: dict[int, list[SimulatedAnswer]] = {}
-        self.timings: list[Timed] = []
+        self.timings: list[SegmentTimed] = []
         self.digest = Digest()
         self.events = 0
         self.timers = 0
         self.drafts = 0
         self.on_event = on_event
         self.checks = checks
-        self._conduct = Conduct()
+        self._checker = HeadChecker()
         self._head_s = head_s
         self._returned_row_bytes = returned_row_bytes
         self._verifying = verifying
@@ -232,14 +231,14 @@ class World:
 
     def _do_for_head(self, command: HeadCommand) -> None:
         now_s = self.clock.now_s
-        if isinstance(command, ToStages):
+        if isinstance(command, SendToStages):
             for link in self.control:
                 link.send(command.message)
-        elif isinstance(command, ToPipeline):
+        elif isinstance(command, SendToFirstStage):
             self.data[0].send(command.segment)
         elif isinstance(command, Draft):
             self._draft(command)
-        elif isinstance(command, ToDrafter):
+        elif isinstance(command, SendToDrafter):
             self._board_of[command.drafter].give(command)
         elif isinstance(command, SetTimer):
             if self._timer is not None:
@@ -340,7 +339,7 @@ class World:
         """What is true after every event; raises `AssertionError`."""
         if place == HEAD:
             self.head.validate()
-            self._conduct.check(self.head, cast(HeadEvent, event), cast(Sequence[HeadCommand], commands))
+            self._checker.check(self.head, cast(HeadEvent, event), cast(Sequence[HeadCommand], commands))
         else:
             stage = self.stages[place]
             stage.validate()
@@ -351,36 +350,6 @@ class World:
         assert self.timers <= others + 10, (
             f"{self.timers} timers beside {others} other events: somebody polls"
         )
-
-    def validate_at_rest(self) -> None:
-        """Nothing moves any more: all is back and answered, and every stage holds what the head believes;
-        raises `AssertionError`."""
-        assert not self._conduct.answering, f"requests {sorted(self._conduct.answering)} never ended"
-        assert self.head.in_flight == 0, f"{self.head.in_flight} segments never came back"
-        assert not self.is_drafting, "a drafter never answered"
-        holding = self.head.admission.holding
-        known = {
-            request.number: request for request in self.head.requests() if holding(request.number).stages
-        }
-        for index, stage in enumerate(self.stages):
-            assert self.devices[index].is_idle, f"stage {index} still computes"
-            assert stage.queued == 0, f"{stage.queued} segments wait at stage {index}"
-            stage.validate()
-            assert sorted(stage.requests()) == sorted(known), (
-                f"stage {index} holds other requests than the head"
-            )
-            if isinstance(self.layers, FakeLayers):
-                self.layers.validate(index, stage)
-                for number, request in known.items():
-                    kept = request.tree.committed_tokens()[: min(request.computed, request.known_length)]
-                    found = self.layers.committed_tokens(index, number, stage.slot_maps()[number])
-                    assert [found.get(at) for at in range(len(kept))] == kept, (
-                        f"stage {index} does not hold what request {number} would keep"
-                    )
-        lost = {number for board in self.boards for number in board.lost}
-        for number, drafter in enumerate(self.drafters):
-            if isinstance(drafter, FakeDrafter) and number not in lost:
-                assert set(drafter.requests()) <= set(known), "the drafter holds requests that are forgotten"
 
 
 def _rows_of(command: SendSegment | SendVerified) -> Tensor | None:

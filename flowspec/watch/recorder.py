@@ -21,16 +21,16 @@ from flowspec.core.events import (
     HeadCommand,
     HeadEvent,
     PipelineLost,
-    Reformed,
+    PipelineReformed,
+    SegmentTimed,
+    SendToFirstStage,
     Submit,
-    Timed,
-    ToPipeline,
 )
 from flowspec.core.head.request import Request
 from flowspec.core.protocol.messages import Segment
+from flowspec.watch.detokenizer import Decode, Detokenizer, IncrementalDetokenizer
 from flowspec.watch.figures import EVERY_S, Figures, Frame
-from flowspec.watch.present import Present
-from flowspec.watch.spelling import Decode, Running, Spelling
+from flowspec.watch.state import WatchState
 from flowspec.watch.trips import Trip
 
 MOMENTS_MAX = 20_000
@@ -98,16 +98,16 @@ class Recorder:
         decode: Decode,
         origin_s: float | None = None,
     ) -> None:
-        self.present = Present()
+        self.present = WatchState()
         self._requests = requests
         self._stages = stages
         self._first_stages: StageRows | None = stages()
         self._origin_s = origin_s
         self._moments: deque[_Moment] = deque()
         self._seen: dict[int, _Seen] = {}
-        self._spelling = Spelling(decode)
+        self._detokenizer = Detokenizer(decode)
         self._figures = Figures()
-        self._running: dict[int, Running] = {}
+        self._running: dict[int, IncrementalDetokenizer] = {}
         self._sent: set[int] = set()
         self._t = 0.0
         self._figures_due_s = EVERY_S
@@ -129,7 +129,7 @@ class Recorder:
         for command in commands:
             if isinstance(command, Finished) and self._seen.pop(command.request, None) is not None:
                 reports[command.request] = command.statistics.report()
-        stages = self._stages() if has_missed or isinstance(event, Reformed) else None
+        stages = self._stages() if has_missed or isinstance(event, PipelineReformed) else None
         self._moments.append(_Moment(now_s, event, commands, looks, reports, stages, has_missed))
 
     def _look(self, request: Request) -> _Look | None:
@@ -234,7 +234,7 @@ class Recorder:
         if moment.stages is not None:
             self._tell(out, {"kind": "stages", "stages": moment.stages})
         for command in moment.commands:
-            if isinstance(command, Timed) and command.segment in self._sent:
+            if isinstance(command, SegmentTimed) and command.segment in self._sent:
                 self._sent.discard(command.segment)
                 self._tell(out, self._trip(command, moment.now_s))
         for look in moment.looks:
@@ -245,7 +245,7 @@ class Recorder:
                 count = len(command.tokens)
                 self._read_tokens(command.request, paths[command.request][:count], out)
                 del paths[command.request][:count]
-            elif isinstance(command, ToPipeline):
+            elif isinstance(command, SendToFirstStage):
                 self._sent.add(command.segment.segment)
                 self._tell(out, _sent(command.segment))
             elif isinstance(command, Finished) and command.request in moment.reports:
@@ -271,7 +271,7 @@ class Recorder:
             {"kind": "end", "request": finished.request, "reason": finished.reason, "statistics": statistics},
         )
 
-    def _trip(self, timed: Timed, now_s: float) -> Frame:
+    def _trip(self, timed: SegmentTimed, now_s: float) -> Frame:
         trip = Trip(
             segment=timed.segment, rows=timed.rows, sent_s=timed.sent_s, back_s=now_s, hops=timed.hops
         )
@@ -286,7 +286,7 @@ class Recorder:
                 "dead": stay.dead,
                 "dropped": stay.dropped,
             }
-            for stay in trip.stays()
+            for stay in trip.visits()
         ]
         return {
             "kind": "trip",
@@ -297,11 +297,11 @@ class Recorder:
         }
 
     def _read_look(self, look: _Look, out: list[Frame]) -> None:
-        request, piece = look.request, self._spelling.piece
+        request, piece = look.request, self._detokenizer.piece
         if look.begun is not None:
-            self._running[request] = Running(self._spelling)
+            self._running[request] = IncrementalDetokenizer(self._detokenizer)
             about = {"prompt_tokens": len(look.begun.prompt), "reused": look.reused}
-            text = self._spelling.tail(look.begun.prompt, PROMPT_CHARACTERS)
+            text = self._detokenizer.tail(look.begun.prompt, PROMPT_CHARACTERS)
             self._tell(out, {"kind": "begin", "request": request, **about, "text": text})
         if look.dropped:
             self._tell(out, {"kind": "dead", "request": request, "nodes": look.dropped})
@@ -317,7 +317,7 @@ class Recorder:
     def _read_root(self, look: _Look, out: list[Frame]) -> None:
         """An answer begins, or begins again: what was guessed is dead, and the tree is its root with what is
         below it by now."""
-        request, piece = look.request, self._spelling.piece
+        request, piece = look.request, self._detokenizer.piece
         dead = list(self.present.answers[request].nodes)
         if dead:
             self._tell(out, {"kind": "dead", "request": request, "nodes": dead})

@@ -232,6 +232,7 @@ _device = _record(
         "running_s": _seconds,
         "present": lambda value: isinstance(value, bool),
         "throttled": lambda value: value is None or isinstance(value, bool),
+        "loading": lambda value: value is None or _record({"doing": _text, "share": _share})(value),
     }
 )
 _DOCUMENT: dict[str, Check] = {
@@ -245,6 +246,7 @@ _DOCUMENT: dict[str, Check] = {
 _FRAMES: dict[str, dict[str, Check]] = {
     "stages": {"stages": _stages},
     "lost": {"silent_s": _seconds},
+    "note": {"text": _text},
     "missed": {},
     "begin": {"request": _id, "prompt_tokens": _id, "reused": _id, "text": _text},
     "root": {"request": _id, "node": _id, "token": _text, "position": _id},
@@ -276,5 +278,4 @@ _FRAMES: dict[str, dict[str, Check]] = {
 
 
 def record_document(about: About, frames: Sequence[Frame]) -> dict[str, Any]:
-    """A recording."""
     return {**about.document(), "frames": list(frames)}

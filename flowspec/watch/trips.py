@@ -14,7 +14,7 @@ from flowspec.core.protocol.messages import Hop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stay:
+class StageVisit:
     """A segment's stay at a stage. `alive` rows went on from there; `dead` ones ran and were dropped, in or
     after the layers.
 
@@ -45,13 +45,13 @@ class Trip:
     @property
     def spent_s(self) -> float:
         """At stages: waiting, computing, and their own work."""
-        return sum(hop.queued_s + hop.compute_s + hop.own_s for hop in self.hops)
+        return sum(hop.spent_s for hop in self.hops)
 
     @property
     def link_s(self) -> float:
         return max(0.0, self.back_s - self.sent_s - self.spent_s)
 
-    def stays(self) -> list[Stay]:
+    def visits(self) -> list[StageVisit]:
         found = []
         at_s, link_s = self.sent_s, self.link_s / (len(self.hops) + 1)
         for stage, hop in enumerate(self.hops):
@@ -61,7 +61,7 @@ class Trip:
             at_s = ended_s + hop.own_s
             dead = hop.dead_between_layers + hop.dead_late
             found.append(
-                Stay(
+                StageVisit(
                     segment=self.segment,
                     stage=stage,
                     arrived_s=arrived_s,

@@ -70,7 +70,7 @@ def encode(envelope: Envelope) -> list[bytes | memoryview]:
     tensor = envelope.tensor
     header = msgpack.packb(
         [
-            limits.PROTOCOL_VERSION,
+            messages.PROTOCOL_VERSION,
             _KIND_OF[type(envelope.message)],
             envelope.incarnation,
             envelope.sender,
@@ -94,9 +94,9 @@ def decode(frames: Sequence[bytes | memoryview]) -> Envelope:
         raise PeerError(f"expected a msgpack header, got {len(frames[0])} other bytes ({error})") from None
     if not isinstance(header, list) or not header:
         raise PeerError(f"expected a header list, got {type(header).__name__}")
-    if type(header[0]) is not int or header[0] != limits.PROTOCOL_VERSION:
+    if type(header[0]) is not int or header[0] != messages.PROTOCOL_VERSION:
         raise PeerError(
-            f"expected protocol {limits.PROTOCOL_VERSION}, got {_shown(header[0])}; run the same FlowSpec "
+            f"expected protocol {messages.PROTOCOL_VERSION}, got {_shown(header[0])}; run the same FlowSpec "
             "version everywhere"
         )
     if len(header) != 7:

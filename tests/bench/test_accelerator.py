@@ -22,7 +22,7 @@ from flowspec.bench.accelerator import check, steps
 from flowspec.bench.accelerator.check import LEFT_OUT, RIGHT, WRONG, Check, Outcome
 from flowspec.bench.accelerator.report import (
     KIND,
-    Moment,
+    BoardState,
     check_file,
     findings_of,
     private_names,
@@ -38,7 +38,7 @@ from flowspec.runtime.health.system import read_clocks, read_system
 from tests import warm
 from tests.model.fake_gpu import FakeGpu
 
-BOARD = Moment(board=Board(), clocks={})
+BOARD = BoardState(board=Board(), clocks={})
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +68,7 @@ def states(outcomes: list[Outcome]) -> dict[str, str]:
     return {f"{outcome.step} {outcome.dtype}".strip(): outcome.state for outcome in outcomes}
 
 
-def findings(outcomes: list[Outcome], moment: Moment = BOARD) -> list[tuple[str, str, str]]:
+def findings(outcomes: list[Outcome], moment: BoardState = BOARD) -> list[tuple[str, str, str]]:
     found = findings_of(outcomes, moment, moment, "auto")
     assert all(finding.advice for finding in found)
     return [(finding.severity, finding.check, finding.text) for finding in found]

@@ -61,8 +61,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
     step = Steps()
     found = finish(BENCH, out, step=step)
     assert read_records(out / RESULTS) == found
-    assert [answers for _, answers in step.told] == [2] * 8
-    assert step.told[0][0] == "synthetic 1, temperature 0"
+    assert [answers for _, answers in step.told] == [1, 1, 0] * 8, "within a task, and its end"
+    assert step.told[2][0] == "synthetic 1, temperature 0"
     return found
 
 
@@ -116,9 +116,17 @@ def test_a_run_goes_on_where_it_was_even_after_half_a_line(
     assert (tmp_path / RESULTS).read_text() == "".join(lines)
 
 
+def test_answers_of_workers_are_counted_within_a_task_too(whole: list[Record], tmp_path: Path) -> None:
+    step = Steps()
+    assert sorted(one.key for one in finish(BENCH, tmp_path, 2, step)) == sorted(one.key for one in whole)
+    assert sum(answers for _, answers in step.told) == 16
+    assert [answers for text, answers in step.told if text] == [0] * 8
+
+
 def test_an_interruption_leaves_what_is_done_on_disk(whole: list[Record], tmp_path: Path) -> None:
     def interrupt(text: str, answers: int) -> None:
-        raise KeyboardInterrupt
+        if not answers:  # between tasks, else within one
+            raise KeyboardInterrupt
 
     for done in (2, 4):
         with pytest.raises(KeyboardInterrupt):

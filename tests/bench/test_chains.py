@@ -115,5 +115,7 @@ def test_the_command_compares_chains(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert list(table["latency_s"]) == methods.split(",")
     assert table["chosen"]["specrouter"][MIX]["to_two"]["other"] == "mid"
     assert main(["bench", "--experiment", "specrouter", *asked]) == 0
-    assert "chains, 70B on four boards, temperature 0" in capsys.readouterr().out
+    assert (
+        "70B on four boards, temperature 0 (simulated): seconds per answer, mean" in capsys.readouterr().out
+    )
     assert "## Chains: 70B on four boards" in (tmp_path / "out" / "summary.md").read_text()

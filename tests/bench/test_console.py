@@ -17,3 +17,16 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(
         for name in ("first", "second", "third", "fourth"):
             step(name)
     assert capsys.readouterr().err.splitlines() == ["second (2 of 4)", "fourth (4 of 4)"]
+
+
+def test_several_at_once_and_what_is_done_already_count_and_a_name_stays(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "LINE_EVERY_S", 0.0)
+    with progress("starting", 9, 4) as step:
+        step("first", 0)
+        step("", 3)
+    assert capsys.readouterr().err.splitlines() == ["first (4 of 9)", "first (7 of 9)"]
+    with progress("starting", 9, quiet=True) as step:
+        step("first")
+    assert capsys.readouterr().err == ""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.bench.config import AUTO, FIXED, Bench, DrafterBoard, Setup
+from flowspec.bench.config import AUTO, FIXED, Bench, DrafterPlacement, Setup
 from flowspec.bench.drafter_places import drafting_curve, places_of
 from flowspec.bench.experiments import read_experiment
 from flowspec.bench.outcome import EXACT
@@ -48,7 +48,7 @@ method = "continuous"
 """
 PI = find_profile("raspberry-pi-5")
 FAR = LinkSpec(bandwidth_mbps=50, delay_s=0.002)
-APART = DrafterBoard(
+APART = DrafterPlacement(
     models=("mid", "draft-math"), shape=find_shape("llama-68m"), precision="float16", device=PI, link=FAR
 )
 OURS = Setup(name="continuous", method="continuous")
@@ -174,7 +174,7 @@ def test_what_does_not_fit_is_one_line(tmp_path: Path, old: str, new: str, expec
 
 
 def test_models_share_the_board_that_they_are_on() -> None:
-    near = DrafterBoard(models=("big",), shape=find_shape("qwen3-0.6b"), precision="float16")
+    near = DrafterPlacement(models=("big",), shape=find_shape("qwen3-0.6b"), precision="float16")
     testbed = boards(boards=(APART, near), head_slowdown=2.0)
     places = places_of(testbed, ["mid", "draft", "big", "draft-math"])
     assert places.boards == (DrafterDeviceSpec(drafters=(0, 3), link=FAR), DrafterDeviceSpec(drafters=(1, 2)))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flowspec.bench.checkpoints import make_variant
-from flowspec.bench.exactness import STOPPED, Case, Difference, Found, judge, parting
+from flowspec.bench.exactness import STOPPED, Case, ClusterAnswer, Difference, judge, parting
 from flowspec.bench.outcome import EXACT, WRONG
 from flowspec.core.protocol.messages import Sampling
 from flowspec.model.files import ModelFiles
@@ -41,7 +41,7 @@ def test_a_difference_has_both_tokens_and_by_how_much_the_right_one_leads(tmp_pa
     plain = StepByStep.load(ModelFiles(str(make_variant(tmp_path, "llama-grouped"))), "float32")
     case = Case(prompt_id="a", prompt=(5, 6, 7), sampling=Sampling())
     right = plain.generate(case.prompt, case.sampling, 6, frozenset())
-    found = Found(case=case, method="ar", drafter="", stages=1, new_tokens_max=6, tokens=right)
+    found = ClusterAnswer(case=case, method="ar", drafter="", stages=1, new_tokens_max=6, tokens=right)
     assert judge(plain, found, frozenset()).kind == EXACT
     other = (*right[:3], right[3] ^ 1, *right[4:])
     verdict = judge(plain, replace(found, tokens=other), frozenset())

@@ -9,9 +9,10 @@ import pytest
 
 from flowspec.bench.config import CLUSTER, EMULATED, SIMULATED, Bench, Setup
 from flowspec.bench.experiments import experiment_folders, find_experiment, pick_setups, read_experiment
-from flowspec.cli.bench import pick_experiment
+from flowspec.cli.bench_request import pick_experiment
 from flowspec.cli.commands import build_parser
 from flowspec.core.methods import METHODS
+from flowspec.draft.kinds import WORDS
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED
 from tests.bench.benches import TOML
@@ -486,7 +487,7 @@ def test_a_cluster_of_flags_is_not_the_experiments(tiny: str, tmp_path: Path) ->
         (["--jobs", "65"], "--jobs: expected at most 64, got 65"),
         (
             ["--model", "bundled", "--drafter", "/no/such"],
-            "--drafter: expected bundled, ngram, none, one of draft, draft-code",
+            f"--drafter: expected bundled, {', '.join(WORDS)}, one of draft, draft-code",
         ),
         (
             ["--model", "bundled", "--drafter", "none", "--drafter", "ngram"],
@@ -494,7 +495,7 @@ def test_a_cluster_of_flags_is_not_the_experiments(tiny: str, tmp_path: Path) ->
         ),
         (
             ["--model", "bundled", "--drafter", "synthetic"],
-            "--drafter: expected bundled, ngram, none, one of draft, draft-code",
+            f"--drafter: expected bundled, {', '.join(WORDS)}, one of draft, draft-code",
         ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -18,9 +18,9 @@ from flowspec.bench.simulated import run
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Proposal, Release, Sampling, Segment
 from flowspec.draft.kinds import open_drafter
-from flowspec.draft.ngram import NgramDrafter
 from flowspec.draft.protocol import Drafter
 from flowspec.draft.ranking import Ranker
+from flowspec.draft.text import TextDrafter
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder
 from flowspec.sim.drafter import FakeDrafter
@@ -137,4 +137,4 @@ def test_drafters_that_cannot_be_used_in_virtual_time_are_refused() -> None:
     assert isinstance(open_drafting(RANDOM, ModelFiles(BUNDLED)), Randoms)
     ngram = open_drafting("ngram", ModelFiles(BUNDLED)).begin(made("a", ANSWER))()
     assert ngram is not None
-    assert isinstance(ngram, NgramDrafter)
+    assert isinstance(ngram, TextDrafter)

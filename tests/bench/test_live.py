@@ -200,7 +200,7 @@ def test_emulated_boards_answer_exactly_in_their_time_and_only_what_is_missing(
         (*one.key[:-1], repeat) for one in found for repeat in (0, 1)
     )
     assert step.answers == 5
-    assert [text for text, answers in step.told if not answers] == [
+    assert [text for text, _ in step.told if text.endswith("warming up")] == [
         f"two boards, {name}: warming up" for name in ("ar", "small", "ar")
     ]
     assert read_records(tmp_path / RESULTS)[4:] == again[3:]

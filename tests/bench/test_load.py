@@ -202,17 +202,22 @@ def test_the_command_writes_loads_and_goes_on_where_it_was(
     summary = json.loads(capsys.readouterr().out)
     assert [load["users"] for load in summary["tables"][0]["loads"]] == [1, 3]
     assert (summary["answers"], summary["wrong"]) == (20, 0)
+    assert summary["setting"].pop("command").endswith("--json --jobs 2")
+    assert "all 20 answers are plain decoding" in (out / "report.html").read_text("utf-8")
     assert sorted(path.name for path in out.iterdir()) == [
         "experiment.json",
         "load.png",
         "loads.jsonl",
+        "report.html",
         "summary.json",
         "summary.md",
     ]
     lines = (out / "loads.jsonl").read_text().splitlines(keepends=True)
     (out / "loads.jsonl").write_text("".join(lines[:2]))
     assert main([*asked, "--jobs", "1"]) == 0
-    assert json.loads(capsys.readouterr().out) == summary
+    again = json.loads(capsys.readouterr().out)
+    assert again["setting"].pop("command").endswith("--json --jobs 1")
+    assert again == summary
     assert sorted((out / "loads.jsonl").read_text().splitlines(keepends=True)) == sorted(lines)
 
 

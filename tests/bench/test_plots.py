@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from flowspec.bench import plots
+from flowspec.bench import plots, report
 from flowspec.bench.outcome import Record
 from flowspec.bench.summary import summarise
 from flowspec.core.methods import METHODS
@@ -52,6 +53,47 @@ def assert_is_drawn(path: Path, width: int, height_min: int) -> None:
 def test_speed_ups_are_drawn_by_domain_or_else_by_testbed(tmp_path: Path, testbeds: int) -> None:
     plots.speedup(summarise("by hand", "simulated", records(testbeds)), tmp_path / "speedup.png")
     assert_is_drawn(tmp_path / "speedup.png", 1600, 900)
+
+
+def drawn_texts(summary: dict[str, Any], path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """All that a figure of speed-ups says."""
+    from matplotlib.figure import Figure
+    from matplotlib.text import Text
+
+    drawings: list[Figure] = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda drawing, to: (drawings.append(drawing), save(drawing, to)))
+    plots.speedup(summary, path)
+    (drawing,) = drawings
+    return [each.get_text() for each in drawing.findobj(Text) if each.get_text()]
+
+
+def test_plots_speak_plainly_and_every_bar_has_its_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    summary = summarise("by hand", "simulated", records(1))
+    texts = drawn_texts(summary, tmp_path / "speedup.png", monkeypatch)
+    title = next(text for text in texts if text.startswith("by hand: speed-up over plain decoding"))
+    assert "not measured on such devices" in title
+    assert "95% intervals" in title
+    assert "ar" not in texts
+    assert {"plain decoding = 1", "times as fast as plain decoding", "all domains"} <= set(texts)
+    bars = len(summary["tables"]) * (len(SECONDS) - 1) * len(("chat", "sums", "all domains"))
+    ratios = [
+        report.rate(each["ratio"])
+        for table in summary["tables"]
+        for method, each_domain in table["speed_up"]["ar"].items()
+        for each in each_domain.values()
+        if method != "ar"
+    ]
+    assert len(ratios) == bars
+    assert all(texts.count(ratio) >= ratios.count(ratio) for ratio in ratios)
+
+
+def test_one_prompt_has_no_interval_on_a_plot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    single = [each for each in records(1) if each.prompt_id == "1"]
+    texts = drawn_texts(summarise("by hand", "simulated", single), tmp_path / "speedup.png", monkeypatch)
+    assert not any("interval" in text for text in texts)
 
 
 @pytest.mark.parametrize("methods", [{"continuous": 2.0}, {"chunk-pp": 3.0, "continuous": 2.0}, {}])

@@ -66,10 +66,11 @@ def check_all(case: PlainCase, make: Maker, counts: Sequence[int] = STAGES) -> N
                 assert again == first, "a run is reproducible, digest included"
             assert first.new_tokens == len(case.new_tokens)
             assert len(first.stage_busy) == stages
-            assert first.bound_share > 0
+            bound_share = first.bound_s * (first.new_tokens - 1) / first.decode_s
+            assert bound_share > 0
             if case.domain != "synthetic":
                 continue  # answers too short, and guesses that another training may change
-            assert first.bound_share <= 1.2
+            assert bound_share <= 1.2
             if setup.published:
                 # The head's board takes `lm_head` off the last stage, which may be worth a little where there
                 # are few.
@@ -77,7 +78,7 @@ def check_all(case: PlainCase, make: Maker, counts: Sequence[int] = STAGES) -> N
             else:
                 rates[setup.method] = first.tokens_per_s
             if setup.method == "ar":
-                assert first.bound_share == pytest.approx(1, rel=0.02)
+                assert bound_share == pytest.approx(1, rel=0.02)
                 assert (first.S, first.rho, first.dropped_rows) == (1, 0, 0)
 
 

@@ -161,10 +161,10 @@ def test_a_chrome_trace_is_valid_and_loses_no_time(traces: dict[str, Trace], met
 
 def test_a_timeline_is_drawn(traces: dict[str, Trace], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    timeline.draw(traces, tmp_path / "timeline.png", title="by hand (SIMULATED world)", stages=STAGES)
+    timeline.draw(traces, tmp_path / "timeline.png", name="by hand", world="simulated", stages=STAGES)
     assert_is_drawn(tmp_path / "timeline.png", 1600, 600)
     timeline.draw(
-        traces, tmp_path / "short.png", title="by hand (SIMULATED world)", stages=STAGES, window_s=0.5
+        traces, tmp_path / "short.png", name="by hand", world="simulated", stages=STAGES, window_s=0.5
     )
     assert (tmp_path / "short.png").read_bytes() != (tmp_path / "timeline.png").read_bytes()
 
@@ -172,6 +172,6 @@ def test_a_timeline_is_drawn(traces: dict[str, Trace], tmp_path: Path) -> None:
 def test_traces_with_next_to_nothing_are_drawn_too(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     for trace in (Trace(), Trace(commits=[(3.0, 1)]), by_hand()):
-        timeline.draw({"ar": trace}, tmp_path / "timeline.png", title="by hand", stages=2)
+        timeline.draw({"ar": trace}, tmp_path / "timeline.png", name="by hand", world="cluster", stages=2)
         assert (tmp_path / "timeline.png").stat().st_size > 1000
         json.dumps(timeline.chrome({"ar": trace}), allow_nan=False)

@@ -15,7 +15,7 @@ from flowspec.bench.bench import TUNED_FILE, read_cases, warm_up_cases
 from flowspec.bench.config import TUNING_PROMPTS, Bench, Setup, Testbed
 from flowspec.bench.experiments import read_setups
 from flowspec.bench.outcome import WRONG
-from flowspec.bench.tune import GRIDS, tune
+from flowspec.bench.tune import GRIDS, todo_of, total, tune
 from flowspec.bench.virtual_runs import VirtualRuns, Work
 from flowspec.errors import FlowSpecError
 from tests.bench.benches import boards, synthetic
@@ -45,11 +45,8 @@ class Bar:
     """What a bar would have shown."""
 
     def __init__(self) -> None:
-        self.totals: list[int] = []
+        self.total = 0
         self.steps: list[tuple[str, int]] = []
-
-    def start(self, total: int, done: int) -> None:
-        self.totals.append(total - done)
 
     def step(self, text: str, count: int) -> None:
         self.steps.append((text, count))
@@ -57,7 +54,8 @@ class Bar:
 
 def tuned(bench: Bench, path: Path, jobs: int = 1) -> tuple[tuple[Setup, ...], Bar]:
     bar = Bar()
-    return tune(bench, path, jobs, bar.start, bar.step), bar
+    bar.total = total(todo_of(bench, path))
+    return tune(bench, path, jobs, bar.step), bar
 
 
 RATES: dict[str, float] = {}
@@ -102,13 +100,13 @@ def test_the_best_of_the_grid_is_found_for_each_testbed(tmp_path: Path) -> None:
         assert dict(one.options) == best_by_hand(testbed, "tree-sd")
         assert (one.coupled, one.published) == (True, False)
     assert found[0].options != found[1].options, "a Pi pays for every node"
-    assert bar.totals == [8]
+    assert bar.total == 8
     assert bar.steps == [("a Jetson: tree-sd", 2)] * 2 + [("a Pi: tree-sd", 2)] * 2
     assert read_setups(path) == found, "the file says the same"
 
     again, bar = tuned(BENCH, path)
     assert again == found
-    assert (bar.totals, bar.steps) == ([], []), "nothing is tuned twice"
+    assert (bar.total, bar.steps) == (0, []), "nothing is tuned twice"
 
 
 def test_what_a_file_has_is_kept_and_the_rest_is_added(tmp_path: Path) -> None:
@@ -119,7 +117,7 @@ def test_what_a_file_has_is_kept_and_the_rest_is_added(tmp_path: Path) -> None:
     (kept,) = read_setups(path)
     bench = replace(BENCH, setups=(*BENCH.setups, Setup(name="continuous", method="continuous")))
     found, bar = tuned(bench, path, jobs=2)
-    assert bar.totals == [8]
+    assert bar.total == 8
     assert found[0] == kept
     assert [(one.name, one.testbeds) for one in found[1:]] == [
         ("continuous tuned", ("a Jetson",)),
@@ -140,11 +138,11 @@ def test_an_interruption_keeps_what_is_tuned(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        tune(BENCH, path, 1, Bar().start, interrupt)
+        tune(BENCH, path, 1, interrupt)
     assert [one.testbeds for one in read_setups(path)] == [("a Jetson",)]
     assert [one.name for one in tmp_path.iterdir()] == [TUNED_FILE]
     _, bar = tuned(BENCH, path)
-    assert bar.totals == [4]
+    assert bar.total == 4
 
 
 def test_a_wrong_answer_ends_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

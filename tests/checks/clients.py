@@ -30,7 +30,6 @@ import numpy as np
 
 from flowspec.bench.console import progress, show
 from flowspec.child_process import python_module
-from flowspec.cli.options import positive
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import ClusterError, InputError
 from flowspec.model.files import BUNDLED, ModelFiles
@@ -151,7 +150,6 @@ class Api:
         return text
 
     def resident_mib(self) -> float:
-        """Resident memory of the server's process."""
         for line in self.get("/metrics").splitlines():
             if line.startswith("flowspec_resident_bytes "):
                 return float(line.split()[1]) / 2**20
@@ -389,7 +387,7 @@ def tell(reports: Sequence[dict[str, Any]]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser("tests.checks.clients", __doc__)
-    parser.add_argument("--clients", type=positive, default=32, metavar="N", help="(default: %(default)s)")
+    parser.whole("--clients", 32)
     parser.add_argument(
         "--minutes", type=float, default=3.0, metavar="M", help="how long they ask (default: %(default)s)"
     )
@@ -403,23 +401,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--url", help=f"a server that runs already, its key in {KEY_VARIABLE} (default: one of our own)"
     )
-    parser.add_argument(
-        "--tokens", type=positive, default=64, metavar="N", help="longest answer (default: %(default)s)"
-    )
+    parser.whole("--tokens", 64, "longest answer")
     parser.add_argument("--seed", type=int, default=0, help="of who asks what (default: %(default)s)")
-    parser.add_argument(
-        "--local",
-        type=positive,
-        default=4,
-        metavar="N",
-        help="stages of our own server (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--parallel", type=positive, default=8, metavar="N", help="of our own server (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--queue", type=positive, default=32, metavar="N", help="of our own server (default: %(default)s)"
-    )
+    parser.whole("--local", 4, "stages of our own server")
+    parser.whole("--parallel", 8, "of our own server")
+    parser.whole("--queue", 32, "of our own server")
     parser.add_argument("--drafter", metavar="NAME", help="of our own server (default: the bundled one)")
     return run_command(parser, command, argv)
 

@@ -27,9 +27,9 @@ from typing import Any
 from flowspec.bench import faithfulness
 from flowspec.bench.checkpoints import VARIANTS, VOCABULARY_SIZE, make_variant
 from flowspec.bench.console import progress, show
-from flowspec.bench.exactness import Case, Found, answer, judge
+from flowspec.bench.exactness import Case, ClusterAnswer, answer, judge
 from flowspec.bench.outcome import EXACT, WRONG
-from flowspec.cli.options import positive, positives, reals
+from flowspec.cli.options import positives, reals
 from flowspec.core.methods import METHODS
 from flowspec.core.protocol.messages import Sampling
 from flowspec.core.protocol.precision import ACTIVATIONS
@@ -132,7 +132,7 @@ def checked(job: Job, folder: Path, daemons: Sequence[LocalDaemon]) -> Outcome:
     started_s = time.monotonic()
     files = ModelFiles(str(folder))
     limits = Limits(new_tokens_max=job.new_tokens, stop_ids=recommended(files, files.config()).stop_ids)
-    found: list[Found] = []
+    found: list[ClusterAnswer] = []
     try:
         for each in answers(job, folder, daemons, limits):
             found.append(each)
@@ -152,7 +152,9 @@ def checked(job: Job, folder: Path, daemons: Sequence[LocalDaemon]) -> Outcome:
     )
 
 
-def answers(job: Job, folder: Path, daemons: Sequence[LocalDaemon], limits: Limits) -> Iterator[Found]:
+def answers(
+    job: Job, folder: Path, daemons: Sequence[LocalDaemon], limits: Limits
+) -> Iterator[ClusterAnswer]:
     """All answers, on the first one, three, ... of the daemons. The model drafts for itself."""
     for count in job.stages:
         with running(job, folder, daemons[:count]) as cluster:
@@ -302,9 +304,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="default: all; for int8 and int4 ar,continuous",
     )
     parser.add_argument("--temperatures", type=reals, default=(0.0, 1.0), metavar="0,1", help="default: 0,1")
-    parser.add_argument(
-        "--new-tokens", type=positive, default=16, metavar="N", help="of each answer (default: %(default)s)"
-    )
+    parser.whole("--new-tokens", 16, "of each answer")
     return run_command(parser, command, argv)
 
 

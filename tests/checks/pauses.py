@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flowspec.core.events import DrafterLost, HeadCommand, HeadEvent, PipelineLost, Reformed
+from flowspec.core.events import DrafterLost, HeadCommand, HeadEvent, PipelineLost, PipelineReformed
 
 TOKEN, LOST, TOLD, LOADED, FORMED, DRAFTER = "token", "lost", "told", "loaded", "formed", "drafter lost"
 LOG_LINES = {" assigns ": TOLD, " ready: ": LOADED}
@@ -94,8 +94,7 @@ class PauseWatch:
     _read: dict[Path, int] = field(default_factory=dict)
 
     def observe(self, event: HeadEvent, commands: Sequence[HeadCommand], now_s: float) -> None:
-        """For `Head.observe`."""
-        kinds: dict[type, str] = {PipelineLost: LOST, Reformed: FORMED, DrafterLost: DRAFTER}
+        kinds: dict[type, str] = {PipelineLost: LOST, PipelineReformed: FORMED, DrafterLost: DRAFTER}
         if (what := kinds.get(type(event))) is not None:
             self.marks.append(Mark(now_s, what))
 
@@ -108,7 +107,6 @@ class PauseWatch:
         return at_s is not None and self.first(TOKEN, at_s) is not None
 
     def first(self, what: str, since_s: float) -> float | None:
-        """When that happened first."""
         return min(
             (mark.at_s for mark in tuple(self.marks) if mark.what == what and mark.at_s >= since_s),
             default=None,

@@ -24,7 +24,6 @@ from typing import Any
 
 from flowspec.bench.console import progress
 from flowspec.bench.outcome import WRONG
-from flowspec.cli.options import positive
 from flowspec.core.methods import METHODS, find_method
 from flowspec.core.protocol.messages import Sampling
 from flowspec.core.protocol.precision import ACTIVATIONS
@@ -137,9 +136,7 @@ def command(args: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser("tests.checks.resumes", __doc__)
-    parser.add_argument(
-        "--answers", type=positive, default=28, metavar="N", help="of each precision (default: %(default)s)"
-    )
+    parser.whole("--answers", 28, "of each precision")
     parser.add_argument(
         "--dtypes",
         type=chosen(tuple(ACTIVATIONS)),
@@ -147,9 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="NAME[,NAME...]",
         help="default: all",
     )
-    parser.add_argument(
-        "--tokens", type=positive, default=64, metavar="N", help="longest answer (default: %(default)s)"
-    )
+    parser.whole("--tokens", 64, "longest answer")
     parser.add_argument("--seed", type=int, default=0, help="of questions and moments (default: %(default)s)")
     return run_command(parser, command, argv)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -152,7 +153,7 @@ def local_rig(files: ModelFiles, dtype: str, fault: str, spares: int) -> Iterato
 def suspend_this() -> None:
     """Stops this process, which is the head, and has it go on; returns afterwards."""
     own = os.getpid()
-    run("sh", "-c", f"kill -STOP {own}; sleep {SUSPENDED_S}; kill -CONT {own}")
+    run(f"sh -c 'kill -STOP {own}; sleep {SUSPENDED_S}; kill -CONT {own}'")
 
 
 # -------------------------------------------------------------------------------------- network namespaces
@@ -168,7 +169,7 @@ class Netns:
         self._started: dict[int, subprocess.Popen[bytes]] = {}
 
     def link(self, number: int, state: str) -> None:
-        run("ip", "link", "set", f"flowspec-v{number}", state)
+        run(f"ip link set flowspec-v{number} {state}")
 
     def kill(self, number: int) -> None:
         os.kill(int((self.state / f"flowspec-{number}.pid").read_text()), signal.SIGKILL)
@@ -178,24 +179,9 @@ class Netns:
     def start(self, number: int) -> None:
         """A daemon as `launch/netns` starts it, in the place of one that was killed; does not wait for it."""
         host, port = self.devices[number].address.split(":")
-        flags = (
-            "--host",
-            host,
-            "--port",
-            port,
-            "--name",
-            self.devices[number].name,
-            "--threads",
-            "1",
-            "--insecure",
-        )
-        command = [
-            "ip",
-            "netns",
-            "exec",
-            f"flowspec-{number}",
-            *python_module("flowspec.cli.main", "daemon", *flags),
-        ]
+        flags = f"--host {host} --port {port} --name {self.devices[number].name} --threads 1 --insecure"
+        daemon = python_module("flowspec.cli.main", "daemon", *flags.split())
+        command = [*self.inside(number).split(), *daemon]
         with self.logs[number].open("ab") as log:
             nothing = subprocess.DEVNULL
             process = subprocess.Popen(command, stdin=nothing, stdout=log, stderr=log, start_new_session=True)
@@ -205,7 +191,7 @@ class Netns:
     def slow_all(self, rate: str) -> None:
         """Each device's link carries so much in each direction."""
         for number in range(len(self.devices)):
-            self.bucket(f"flowspec-v{number}", (), rate, 3200)
+            self.bucket(f"flowspec-v{number}", "", rate, 3200)
             self.bucket("eth0", self.inside(number), rate, 3200)
 
     def cut_frames(self, number: int, size: int) -> None:
@@ -215,39 +201,23 @@ class Netns:
     def cut_frames_to(self, number: int, to: int, size: int) -> None:
         """Frames that are longer do not get from the device to another one: it has a second link for that."""
         first, second = (each.address.split(":")[0] for each in (self.devices[number], self.devices[to]))
-        inside = f"flowspec-{number}"
-        run("ip", "link", "add", BESIDE, "type", "veth", "peer", "name", "eth1", "netns", inside)
-        run("ip", "link", "set", BESIDE, "master", BRIDGE, "up")
-        run("ip", "-n", inside, "link", "set", "eth1", "up")
+        run(f"ip link add {BESIDE} type veth peer name eth1 netns flowspec-{number}")
+        run(f"ip link set {BESIDE} master {BRIDGE} up")
+        run(f"ip -n flowspec-{number} link set eth1 up")
         self.bucket("eth1", self.inside(number), "1gbit", size)
-        run("ip", "-n", inside, "route", "add", second, "dev", "eth1", "src", first)
+        run(f"ip -n flowspec-{number} route add {second} dev eth1 src {first}")
 
     def join_again(self) -> None:
         """The second link goes, and its route with it."""
-        run("ip", "link", "del", BESIDE)
+        run(f"ip link del {BESIDE}")
 
-    def bucket(self, device: str, where: Sequence[str], rate: str, burst: int) -> None:
-        run(
-            *where,
-            "tc",
-            "qdisc",
-            "replace",
-            "dev",
-            device,
-            "root",
-            "tbf",
-            "rate",
-            rate,
-            "limit",
-            "16mb",
-            "burst",
-            str(burst),
-        )
+    def bucket(self, device: str, where: str, rate: str, burst: int) -> None:
+        run(f"{where} tc qdisc replace dev {device} root tbf rate {rate} limit 16mb burst {burst}")
 
     def free(self, number: int) -> None:
         """The device's link is as it was."""
-        for where, device in (((), f"flowspec-v{number}"), (self.inside(number), "eth0")):
-            command = [*where, "tc", "qdisc", "del", "dev", device, "root"]
+        for where, device in (("", f"flowspec-v{number}"), (self.inside(number), "eth0")):
+            command = f"{where} tc qdisc del dev {device} root".split()
             subprocess.run(command, check=False, stderr=subprocess.DEVNULL)  # some have none
 
     def free_all(self) -> None:
@@ -257,27 +227,14 @@ class Netns:
     def lose_the_way(self, number: int, to: int) -> None:
         """What the device sends to another one gets lost; the other direction stays."""
         host = self.devices[to].address.split(":")[0]
-        run(
-            "ip",
-            "-n",
-            f"flowspec-{number}",
-            "neigh",
-            "replace",
-            host,
-            "lladdr",
-            NOBODY,
-            "dev",
-            "eth0",
-            "nud",
-            "permanent",
-        )
+        run(f"ip -n flowspec-{number} neigh replace {host} lladdr {NOBODY} dev eth0 nud permanent")
 
     def find_the_way(self, number: int, to: int) -> None:
         host = self.devices[to].address.split(":")[0]
-        run("ip", "-n", f"flowspec-{number}", "neigh", "del", host, "dev", "eth0")
+        run(f"ip -n flowspec-{number} neigh del {host} dev eth0")
 
-    def inside(self, number: int) -> tuple[str, ...]:
-        return ("ip", "netns", "exec", f"flowspec-{number}")
+    def inside(self, number: int) -> str:
+        return f"ip netns exec flowspec-{number}"
 
 
 @contextlib.contextmanager
@@ -371,8 +328,8 @@ def _netns_rig(files: ModelFiles, dtype: str, fault: str, net: Netns) -> Rig:
     return rig
 
 
-def run(*command: str) -> None:
-    subprocess.run(command, check=True)
+def run(command: str) -> None:
+    subprocess.run(shlex.split(command), check=True)
 
 
 # ------------------------------------------------------------------------------------------ control groups

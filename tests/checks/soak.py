@@ -29,7 +29,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,6 @@ import psutil
 from flowspec.bench.console import Step, progress, show
 from flowspec.bench.exactness import STOPPED, Case
 from flowspec.bench.outcome import WRONG
-from flowspec.cli.options import positive
 from flowspec.core.methods import METHODS, find_method
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import FlowSpecError, InputError
@@ -50,8 +49,8 @@ from flowspec.model.text import Tokenizer, recommended
 from flowspec.runtime import timeouts
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.decoding import AUTO, Decoding
+from flowspec.runtime.pipeline_connections import StageStatus
 from flowspec.runtime.session import Limits, OpenCluster, RecoveryOptions, Session
-from flowspec.runtime.stages import Stage
 from tests.checks.questions import QUESTIONS, SAMPLINGS, agreement
 from tests.checks.rigs import cluster_of
 from tests.checks.weights import Device as Daemon
@@ -109,7 +108,7 @@ class Found:
     faults: Counter[str] = field(default_factory=Counter)
     recoveries: int = 0
     samples: list[Sample] = field(default_factory=list)
-    pending: tuple[Sequence[Stage], list[Sample]] = ((), [])
+    pending: tuple[Sequence[StageStatus], list[Sample]] = ((), [])
     spent_s: float = 0.0
     ended: str = ""
 
@@ -117,7 +116,7 @@ class Found:
     def answers(self) -> int:
         return self.verdicts.total()
 
-    def keep(self, stages: Sequence[Stage]) -> None:
+    def keep(self, stages: Sequence[StageStatus]) -> None:
         """Counts the last samples in if the stages, an answer later, are still those that they were taken
         of."""
         if stages is self.pending[0]:
@@ -166,7 +165,6 @@ def slope_of(samples: Sequence[Sample], whose: str, quantity: str, warm: int) ->
 
 
 def slopes(samples: Sequence[Sample], warm: int) -> list[Slope]:
-    """All that can be told."""
     found = (
         slope_of(samples, whose, quantity, warm) for whose in ("head", "daemons") for quantity in ALLOWED
     )
@@ -174,32 +172,27 @@ def slopes(samples: Sequence[Sample], warm: int) -> list[Slope]:
 
 
 class Soak:
-    """Daemons, what is asked of them, and what comes."""
+    """Daemons, what is asked of them as the flags say, and what comes."""
 
     def __init__(
         self,
         files: ModelFiles,
         folder: Path,
-        *,
-        dtype: str,
-        methods: Sequence[str],
-        session: int,
-        daemons: int,
-        tokens: int,
-        seed: int,
         faults: Sequence[str],
-        rate: float,
+        args: argparse.Namespace,
     ) -> None:
         self.found = Found()
-        self._rng = random.Random(seed)
+        self._rng = random.Random(args.seed)
         self._faults = faults
-        self._rate = rate
+        self._rate: float = args.rate
         self._due = EVERY
-        self._limits = Limits(new_tokens_max=tokens, stop_ids=recommended(files, files.config()).stop_ids)
-        self._plain = StepByStep.load(files, dtype)
-        self._dtype = dtype
-        self._methods = itertools.cycle(methods)
-        self._session_answers = session
+        self._limits = Limits(
+            new_tokens_max=args.tokens, stop_ids=recommended(files, files.config()).stop_ids
+        )
+        self._plain = StepByStep.load(files, args.dtype)
+        self._dtype: str = args.dtype
+        self._methods: Iterator[str] = itertools.cycle(args.methods)
+        self._session_answers: int = args.session
         tokenizer = Tokenizer(files)
         self._cases = [
             Case(
@@ -215,7 +208,7 @@ class Soak:
         self._stopped: list[Daemon] = []
         self._lives: dict[str, int] = {}
         self._born: dict[str, int] = {}
-        self.daemons = [Daemon(number, folder) for number in range(1, daemons + 1)]
+        self.daemons = [Daemon(number, folder) for number in range(1, args.daemons + 1)]
         self._files = files
 
     def run(self, answers: int, until_s: float, step: Step) -> None:
@@ -338,18 +331,7 @@ def command(args: argparse.Namespace) -> int:
         )
     until_s = float("inf") if args.minutes is None else time.monotonic() + 60 * args.minutes
     with tempfile.TemporaryDirectory(prefix="flowspec-") as folder:
-        soak = Soak(
-            ModelFiles(BUNDLED),
-            Path(folder),
-            dtype=args.dtype,
-            methods=args.methods,
-            session=args.session,
-            daemons=args.daemons,
-            tokens=args.tokens,
-            seed=args.seed,
-            faults=faults,
-            rate=args.rate,
-        )
+        soak = Soak(ModelFiles(BUNDLED), Path(folder), faults, args)
         with progress("starting", args.answers) as step:
             soak.run(args.answers, until_s, step)
     found = soak.found
@@ -362,7 +344,6 @@ def command(args: argparse.Namespace) -> int:
 
 
 def report(found: Found, lines: Sequence[Slope]) -> dict[str, Any]:
-    """As `--json` prints it."""
     return {
         "answers": found.answers,
         "verdicts": dict(found.verdicts),
@@ -379,19 +360,7 @@ def report(found: Found, lines: Sequence[Slope]) -> dict[str, Any]:
 
 def tell(found: Found, lines: Sequence[Slope]) -> None:
     columns = ["process", "quantity", "means", "first", "last", "in 1000 answers", "noise", "verdict"]
-    rows = [
-        [
-            line.whose,
-            line.quantity,
-            line.means,
-            line.first,
-            line.last,
-            line.per_thousand,
-            line.noise,
-            line.verdict,
-        ]
-        for line in lines
-    ]
+    rows = [list(asdict(line).values()) for line in lines]
     show(f"{found.answers} answers in {found.spent_s:.0f} s", columns, rows)
     print(f"\nanswers: {dict(found.verdicts)}; faults: {dict(found.faults)}; {found.recoveries} recoveries")
     if not lines:
@@ -402,7 +371,7 @@ def tell(found: Found, lines: Sequence[Slope]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser("tests.checks.soak", __doc__)
-    parser.add_argument("--answers", type=positive, default=5000, metavar="N", help="(default: %(default)s)")
+    parser.whole("--answers", 5000)
     parser.add_argument(
         "--faults",
         default="kill,stop",
@@ -419,30 +388,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="NAME[,NAME...]",
         help=f"one after another, with commas, or all (default: {METHODS[0]})",
     )
-    parser.add_argument(
-        "--session",
-        type=positive,
-        default=SESSION_ANSWERS,
-        metavar="N",
-        help="answers until the head connects anew, with the next method (default: %(default)s)",
-    )
-    parser.add_argument("--daemons", type=positive, default=3, metavar="N", help="(default: %(default)s)")
-    parser.add_argument(
-        "--tokens", type=positive, default=24, metavar="N", help="longest answer (default: %(default)s)"
-    )
+    parser.whole("--session", SESSION_ANSWERS, "answers until the head connects anew, with the next method")
+    parser.whole("--daemons", 3)
+    parser.whole("--tokens", 24, "longest answer")
     parser.add_argument(
         "--seed", type=int, default=0, help="of questions, faults and moments (default: %(default)s)"
     )
-    parser.add_argument(
-        "--warm-up",
-        type=positive,
-        default=200,
-        metavar="N",
-        help="answers of a life that do not count (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--minutes", type=positive, metavar="N", help="end after so long, if that comes first"
-    )
+    parser.whole("--warm-up", 200, "answers of a life that do not count")
+    parser.whole("--minutes", None, "end after so long, if that comes first")
     return run_command(parser, command, argv)
 
 

@@ -42,7 +42,6 @@ from typing import Any
 
 from flowspec.bench.console import show
 from flowspec.bench.outcome import WRONG
-from flowspec.cli.options import positive
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import FlowSpecError, InputError
 from flowspec.model.files import BUNDLED, ModelFiles
@@ -168,7 +167,6 @@ def survive(
     sampling: Sampling,
     tell: Callable[[Run], None],
 ) -> list[Run]:
-    """All runs, each told as it ends."""
     prompt = Tokenizer(files).encode_dialogue(
         [{"role": "user", "content": PROMPT}], system=None, is_raw=False
     )
@@ -207,7 +205,6 @@ def table(runs: Sequence[Run]) -> tuple[list[str], list[list[Any]]]:
 
 
 def told(run: Run) -> str:
-    """A run in a line."""
     parts = ", ".join(f"{name} {getattr(run, f'{name}_s'):.2f}" for name in SECONDS)
     wrong = f"; WRONG: {run.wrong}" if run.wrong else ""
     what = f"{run.fault} of {run.victim} after {run.moment} tokens"
@@ -233,20 +230,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser("tests.checks.survive", __doc__)
     faults = f"of {', '.join(FAULTS)}, with commas (default: %(default)s)"
     parser.add_argument("--faults", default="kill,stop", help=faults)
-    parser.add_argument(
-        "--moments",
-        type=positive,
-        default=10,
-        metavar="N",
-        help="moments of the answer, each a run (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--tokens",
-        type=positive,
-        default=200,
-        metavar="N",
-        help="length of the answer (default: %(default)s)",
-    )
+    parser.whole("--moments", 10, "moments of the answer, each a run")
+    parser.whole("--tokens", 200, "length of the answer")
     parser.add_argument("--model", "-m", default=BUNDLED, help="model (default: the bundled one)")
     add_dtype(parser)
     parser.add_argument(

@@ -3,6 +3,9 @@ the same seeds."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -13,9 +16,15 @@ import pytest
 
 from flowspec.core.cluster.agreement import Agreement, Lack
 from flowspec.core.cluster.daemon import DaemonCore
-from flowspec.core.cluster.forming import EndSession, FormingCommand, FormingEvent, PipelineCore, Wronged
+from flowspec.core.cluster.forming import (
+    DeviceBrokeProtocol,
+    EndSession,
+    FormingCommand,
+    FormingEvent,
+    PipelineCore,
+)
 from flowspec.core.cluster.incarnation import Lease
-from flowspec.core.cluster.membership import Heard, Membership, Tick
+from flowspec.core.cluster.membership import HeartbeatArrived, Membership, Tick
 from flowspec.core.events import Drafted
 from flowspec.core.head import head
 from flowspec.core.head.admission import Room
@@ -29,7 +38,7 @@ from flowspec.core.stage.stage import StageCore
 from flowspec.plan.timing import Curve
 from flowspec.sim.device import DeviceSpec
 from tests.broken_builds import keeps_the_flights, sends_only_the_root_again
-from tests.checks.faults.__main__ import RULES, RULES_SEEDS, Tally, main, play, replay_command, story
+from tests.checks.faults.__main__ import main, replay_command, story
 from tests.checks.faults.daemon import LEASE_S
 from tests.checks.faults.pipelines import HEAD
 from tests.checks.faults.play import FaultError, Play
@@ -43,6 +52,7 @@ from tests.checks.faults.schedule import (
     Fault,
     draw,
 )
+from tests.checks.faults.tally import RULES, RULES_SEEDS, Tally, play
 
 SEEDS = 125
 CHUNK = 25
@@ -190,7 +200,7 @@ def lets_the_pass_that_runs_teach(patch: pytest.MonkeyPatch) -> None:
     """How long a device may be at one pass grows with the pass that it is at."""
     heard = Membership._heard
 
-    def broken(self: Membership, event: Heard, now_s: float) -> None:
+    def broken(self: Membership, event: HeartbeatArrived, now_s: float) -> None:
         if event.device in self.members:
             standing = self._standing[event.device]
             standing.longest_s = max(standing.longest_s, event.running_s)
@@ -249,7 +259,11 @@ def takes_a_damaged_frame_for_the_end(patch: pytest.MonkeyPatch) -> None:
     handle = PipelineCore.handle
 
     def broken(self: PipelineCore, event: FormingEvent, now_s: float) -> list[FormingCommand]:
-        return [EndSession(text=event.text)] if isinstance(event, Wronged) else handle(self, event, now_s)
+        return (
+            [EndSession(text=event.text)]
+            if isinstance(event, DeviceBrokeProtocol)
+            else handle(self, event, now_s)
+        )
 
     patch.setattr(PipelineCore, "handle", broken)
 
@@ -285,7 +299,11 @@ def alone(kind: str, seed: int) -> Play:
     begins."""
     schedule = draw(seed)
     fault = Fault(kind=kind, at_s=0.5, for_s=8.0, where=schedule.devices[:1])
-    return Play(replace(schedule, faults=(fault,), patience=replace(schedule.patience, stuck_s=4.0)))
+    return Play(
+        replace(
+            schedule, faults=(fault,), membership_timeouts=replace(schedule.membership_timeouts, stuck_s=4.0)
+        )
+    )
 
 
 def went_wrong(kind: str, seeds: range, rule: str, failure: str) -> tuple[int, int]:
@@ -388,7 +406,7 @@ def test_a_broken_build_of_a_drafter_on_a_device_is_caught(
 
 
 def lets_a_lease_lapse_before_it_has_read(patch: pytest.MonkeyPatch) -> None:
-    """A daemon that was stopped ends a hold, though the head's pings wait to be read."""
+    """A daemon that was stopped ends an assignment, though the head's pings wait to be read."""
     tick = DaemonCore._tick
     patch.setattr(
         DaemonCore, "_tick", lambda self, event, now_s: tick(self, replace(event, is_read=True), now_s)
@@ -481,8 +499,8 @@ def test_an_answer_keeps_its_arithmetic_or_says_from_which_token_on_it_has_anoth
         arithmetics={first: ("fast", "plain"), second: ("fast", "plain")},
         may_change=may_change,
         dialogues=(dialogue,),
-        terms=replace(base.terms, wait_s=None),
-        patience=replace(base.patience, back_s=0.5, probe_s=0.5),
+        forming_timeouts=replace(base.forming_timeouts, wait_s=None),
+        membership_timeouts=replace(base.membership_timeouts, back_s=0.5, probe_s=0.5),
         devices_min=1,
         devices_max=2,
         spec=replace(base.spec, curve=replace(base.spec.curve, base_s=0.1)),
@@ -520,3 +538,10 @@ def test_the_command_tells_a_seed_that_fails_and_its_story(
     told = capsys.readouterr().out
     assert "forms generation 1" in told
     assert "FAILED at" in told.splitlines()[-1]
+
+
+def test_the_command_works_in_processes_of_its_own() -> None:
+    command = [sys.executable, "-m", "tests.checks.faults", "--seeds", "2", "--jobs", "1", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["seeds"] == 2

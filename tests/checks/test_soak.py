@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from flowspec.runtime.stages import Stage
+from flowspec.runtime.pipeline_connections import StageStatus
 from tests.checks.soak import ALLOWED, Found, Sample, main, slope_of, slopes
 
 
@@ -84,7 +84,7 @@ def test_a_daemon_that_waits_says_nothing() -> None:
 
 def test_samples_count_only_if_the_stages_stay() -> None:
     """Those of a daemon that was already given other layers would be 24 MiB off."""
-    found, stages, others = Found(), list[Stage](), list[Stage]()
+    found, stages, others = Found(), list[StageStatus](), list[StageStatus]()
     taken = samples("a.1", 0.0, count=1)
     found.pending = stages, taken
     found.keep(others)

@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -38,18 +39,8 @@ OWNER, COMMIT = "weights-check", "0" * 40
 DEVICES = 4
 POLL_S = 0.005
 START_S = 120.0
-ASKED = (
-    "--prompt-token-ids",
-    "5,6,7",
-    "--max-new-tokens",
-    "8",
-    "--temperature",
-    "0",
-    "--drafter",
-    "ngram",
-    "--context",
-    "256",
-    "--json",
+ASKED = shlex.split(
+    "--prompt-token-ids 5,6,7 --max-new-tokens 8 --temperature 0 --drafter ngram --context 256 --json"
 )
 FLOWSPEC = tuple(python_module("flowspec.cli.main"))
 
@@ -86,18 +77,9 @@ class Device:
         return self.folder / "log"
 
     def start(self) -> None:
-        """Starts the daemon, with no model in sight."""
         nothing = {"HF_HOME": str(self.folder / "hub"), "HF_HUB_OFFLINE": "1"}
-        options = (
-            "--port",
-            str(self.port),
-            "--name",
-            self.name,
-            "--cache-dir",
-            str(self.folder / "store"),
-            "--threads",
-            "1",
-        )
+        options = f"--port {self.port} --name {self.name} --threads 1".split()
+        options += ["--cache-dir", str(self.folder / "store")]
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 [*FLOWSPEC, "daemon", *options], env={**_environment(), **nothing}, stderr=log
@@ -249,15 +231,8 @@ class Check:
             "HF_HUB_OFFLINE": "1",
             "XDG_CACHE_HOME": str(self._folder),
         }
-        command = [
-            *FLOWSPEC,
-            "generate",
-            "--cluster",
-            str(self._folder / "cluster.toml"),
-            "--model",
-            self._name,
-            *ASKED,
-        ]
+        cluster = str(self._folder / "cluster.toml")
+        command = [*FLOWSPEC, "generate", "--cluster", cluster, "--model", self._name, *ASKED]
         head = subprocess.Popen(
             command, env={**_environment(), **own}, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )

@@ -23,8 +23,6 @@ _CHUNK_BYTES = 16384
 
 @dataclass(slots=True)
 class Recording:
-    """The bytes of one connection, by direction."""
-
     sent: bytearray = field(default_factory=bytearray)
     received: bytearray = field(default_factory=bytearray)
 

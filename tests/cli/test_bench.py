@@ -20,9 +20,11 @@ import pytest
 from flowspec.bench import tune as tune_module
 from flowspec.bench.bench import EXPERIMENT, RESULTS, TUNED_FILE, open_out
 from flowspec.bench.outcome import WRONG, read_records, write_records
-from flowspec.cli.bench import _tuned, _verdict, pick_experiment
+from flowspec.cli.bench import _tuned, _verdict
+from flowspec.cli.bench_request import pick_experiment
 from flowspec.cli.commands import build_parser
 from flowspec.cli.main import main
+from flowspec.draft.kinds import WORDS
 from flowspec.errors import InputError
 from flowspec.watch.recording import read_recording
 from tests import warm
@@ -59,13 +61,16 @@ def test_an_experiment_becomes_records_tables_and_pictures(tiny: Path, tmp_path:
     assert (summary["experiment"], summary["world"], summary["answers"]) == ("tiny", "simulated", 8)
     assert [row["method"] for row in summary["validation"]] == ["ar", "continuous"]
     assert {path.name for path in out.iterdir()} == {
-        *(EXPERIMENT, RESULTS, "summary.json", "summary.md", "speedup.png", "timeline.png", "trace.json"),
+        *(EXPERIMENT, RESULTS, "report.html", "summary.json", "summary.md", "speedup.png", "timeline.png"),
+        "trace.json",
         *("recording-ar.json", "recording-continuous.json"),
     }
     records = read_records(out / RESULTS)
     assert len(records) == 8
     assert {one.agreement for one in records} == {"exact"}
     assert "SIMULATED" in (out / "summary.md").read_text("utf-8")
+    assert summary["setting"]["command"].startswith(f"flowspec bench --experiment {tiny} ")
+    assert (out / "report.html").read_text("utf-8").count("data:image/png;base64,") == 2
     for picture in ("speedup.png", "timeline.png"):
         assert (out / picture).read_bytes().startswith(b"\x89PNG")
     assert json.loads((out / "trace.json").read_text())
@@ -105,7 +110,7 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., str]]:
         (["--experiment", "nothing"], "--experiment: expected a file or one of cosine, coupling,"),
         (["--methods", "best"], "--methods: expected names among ar, continuous"),
         (["--testbeds", "x"], "--testbeds: expected names among two boards, got 'x'"),
-        (["--world", "dream"], "argument --world: invalid choice: 'dream'"),
+        (["--world", "dream"], "argument --world: expected one of simulated, "),
         (["--world", "emulated", "--tune"], "--tune works in virtual time"),
         (["--world", "emulated"], "world emulated: expected a real model, got 'synthetic'"),
         (["--repeat", "2"], "--repeat: virtual time gives the same figures every time"),
@@ -136,7 +141,10 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., str]]:
             "expected a model folder, a GGUF file or a hub id such as owner/name, but there is no folder "
             "'/no/model'",
         ),
-        (["--model", "bundled", "--drafter", "/no/model"], "--drafter: expected bundled, ngram, none"),
+        (
+            ["--model", "bundled", "--drafter", "/no/model"],
+            f"--drafter: expected bundled, {', '.join(WORDS)}",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -145,6 +153,20 @@ def test_what_is_wrong_is_told_in_one_line(
 ) -> None:
     assert refused("--experiment", tiny, "--out", tmp_path / "out", *args).startswith(expected)
     assert not (tmp_path / "out" / RESULTS).exists()
+
+
+def test_matplotlib_is_asked_for_before_anything_runs(
+    tiny: Path, tmp_path: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    out = tmp_path / "out"
+    said = refused("--experiment", tiny, "--out", out)
+    assert said.startswith("plots need matplotlib, which is not installed: run launch/install plots")
+    assert said.endswith("--no-plots goes on without")
+    assert not out.exists()
+    assert main(["bench", "--experiment", str(tiny), "--out", str(out), "--jobs", "1", "--no-plots"]) == 0
+    assert {path.name for path in out.iterdir()} >= {RESULTS, "report.html", "summary.md", "trace.json"}
+    assert not list(out.glob("*.png"))
 
 
 def test_a_folder_that_cannot_be_used_is_refused(

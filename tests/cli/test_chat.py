@@ -1,46 +1,159 @@
-"""What a chat shows while it waits for a line."""
+"""A chat in a terminal: what is typed, pasted, recalled and dropped, and what is to be seen while it
+answers."""
 
 from __future__ import annotations
 
-import builtins
-import sys
-from typing import Any
+import json
+import os
+import signal
+import tempfile
+import termios
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from flowspec.cli.chat import Chat
+from flowspec.cli.chat import HELP
+from tests.cli.terminal import Terminal, Window
+
+STORY = "Tell me a long story about a dragon."
+FIGURES = "tokens/s, first after"
 
 
-def waiting(*, is_json: bool) -> Chat:
-    nothing: Any = None
-    return Chat(
-        connect=nothing,
-        llm=None,
-        tokenizer=nothing,
-        settings=nothing,
-        console=nothing,
-        system="",
-        is_json=is_json,
-        request=0,
-        diary=nothing,
-    )
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state" / "flowspec"
 
 
-@pytest.mark.parametrize(("is_json", "shown"), [(False, "you> Hel"), (True, "")])
-def test_a_line_that_is_being_typed_stands_there_again_after_a_note(
-    is_json: bool, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def answers(count: int) -> object:
+    return lambda screen: screen.text.count(FIGURES) == count
+
+
+def said(path: Path) -> list[tuple[str, str]]:
+    return [(each["role"], each["content"]) for each in json.loads(path.read_text())["messages"]]
+
+
+def echoes(window: Window) -> bool:
+    return bool(termios.tcgetattr(window.ours)[3] & termios.ECHO)
+
+
+def at_prompt(screen: Terminal) -> bool:
+    return screen.rows[screen.cursor.y] == "you>"
+
+
+def test_help_fits_a_terminal() -> None:
+    assert max(len(line) for line in HELP.splitlines()) < 80
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder whose name fits a line of the terminal, whatever else pytest runs."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def test_lines_are_edited_pasted_completed_recalled_and_dropped(state: Path, short: Path) -> None:
+    chat = ["chat", "--local", "1", "--drafter", "ngram", "--max-new-tokens", "8"]
+    dialogue = short / "dialogue.json"
+    (short / "stories").mkdir()
+    with Window(*chat) as window:
+        window.until("you>")
+        window.paste("What is\n2 + 3?\n")
+        window.type("\r")
+        window.until(answers(1))
+        window.type("Is it\x1b\rfive")
+        window.until(lambda screen: screen.rows[screen.cursor.y] == "     five")
+        window.type("\r")
+        window.until(answers(2))
+        window.type("to be dropped\x03")
+        window.until("(/quit or Ctrl-D leaves)")
+        window.type(f"/sa\t{dialogue.parent}/dia")
+        window.until("/dia")
+        window.type("logue.json\r")
+        window.until("(saved 4 messages")
+        window.type("\x1b[A")
+        window.until(lambda screen: screen.text.count(f"/save {dialogue}"[:70]) == 2)
+        window.type("\x15/re\t")
+        window.until(lambda screen: screen.rows[screen.cursor.y] == "you> /re" and "/record" in screen.text)
+        window.type(f"\x15/save {dialogue.parent}/st\t")
+        window.until(f"{dialogue.parent}/stories/")
+        window.type("\x15/quit\r")
+        assert window.ended() == 0
+        assert echoes(window)
+    assert [text for role, text in said(dialogue) if role == "user"] == ["What is\n2 + 3?", "Is it\nfive"]
+    history = state / "history"
+    assert history.stat().st_mode & 0o777 == 0o600
+    assert "+What is\n+2 + 3?\n" in history.read_text()
+
+    before = history.read_text()
+    with Window(*chat, columns=120, lines=40) as window:
+        window.until("you>")
+        window.type("\x1b[A")
+        window.until("/quit")
+        os.kill(window.process.pid, signal.SIGTERM)
+        assert window.ended() == 130
+        assert echoes(window)
+    with Window(*chat, "--no-journal") as window:
+        window.until("you>")
+        window.type("\x1b[A/help\r")
+        window.until("show this")
+        window.type("\x04")
+        assert window.ended() == 0
+        assert "/quit\n" not in "\n".join(window.screen.whole).partition("/help")[0]
+    assert history.read_text() == before
+
+
+@pytest.mark.usefixtures("state")
+def test_what_is_typed_during_an_answer_waits_and_ctrl_c_drops_it() -> None:
+    with Window("chat", "--local", "1", "--no-journal") as window:
+        window.until("you>")
+        window.type(STORY + "\r")
+        window.until("Once")
+        assert not echoes(window)
+        window.paste("What is\n2 + 3?")
+        window.until(answers(1))
+        window.until("you> What is 2 + 3?")
+        assert window.screen.text.count("What is") == 1, "it is shown at the prompt alone"
+        window.type("\r")
+        window.until(answers(2))
+        window.type(STORY + "\r")
+        window.until(lambda screen: screen.text.count("nce upon") == 2)
+        window.type("to be dropped\x03")
+        window.until(lambda screen: answers(3)(screen) and at_prompt(screen))  # type: ignore[operator]
+        assert "to be dropped" not in window.screen.text
+        window.type("\x04")
+        assert window.ended() == 0
+
+
+@pytest.mark.usefixtures("state")
+@pytest.mark.parametrize(("columns", "lines"), [(80, 24), (120, 40)])
+def test_a_lost_device_logs_and_resizing_leave_the_answer_whole(
+    columns: int, lines: int, tmp_path: Path
 ) -> None:
-    one = waiting(is_json=is_json)
-
-    def typed(prompt: str) -> str:
-        one.tell("\n(device b is lost)")
-        return "Hello \n"
-
-    monkeypatch.setattr(builtins, "input", typed)
-    monkeypatch.setattr(sys, "stdin", type("Terminal", (), {"isatty": lambda self: True})())
-    monkeypatch.setattr("readline.get_line_buffer", lambda: "Hel")
-    assert one.read() == "Hello"
-    told = capsys.readouterr()
-    assert (told.out, told.err) == (shown, "\n(device b is lost)\n")
-    one.tell("(device b is back)")
-    assert capsys.readouterr().out == ""
+    dialogue = tmp_path / "dialogue.json"
+    with Window("chat", "--local", "2", "-v", columns=columns, lines=lines) as window:
+        window.until("you>")
+        window.type("/watch\r")
+        window.until("under answers: on")
+        row = next(row for row in window.screen.whole if "local-0  layers 0 to 3" in row)
+        window.type(STORY + "\r")
+        window.until("busy ")
+        os.kill(int(row.split()[-1]), signal.SIGKILL)
+        window.until("(going on with 1 device)")
+        window.resize(50, 20)
+        window.until(answers(1))
+        window.type("half a")
+        window.resize(columns, lines)
+        window.type(" line")
+        window.until("you> half a line")
+        window.type(f"\x15/save {dialogue}\r")
+        window.until("(saved")
+        whole = window.screen.whole
+        window.type("/quit\r")
+        assert window.ended() == 0
+    assert not any("tokens/s  tree" in row for row in whole), "the live line has gone"
+    assert any(row.startswith("(device local-0 is lost") for row in whole)
+    (_, text) = said(dialogue)[-1]
+    shown = iter(" ".join(whole).partition(STORY)[2].split())
+    assert [word for word in text.split() if word not in shown] == [], "each behind the one before"

@@ -4,6 +4,7 @@ is wrong with a sick one."""
 from __future__ import annotations
 
 import json
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,8 @@ from flowspec.core.protocol.facts import AskFacts, Facts
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.health.examine import ask_all
 from flowspec.runtime.links import measure_links
+from flowspec.version import __version__
+from tests.cli.pseudo_terminal import COLUMNS, shown
 from tests.daemons import DaemonProcess, daemon_process, of_version, slow_wire
 from tests.runtime.clusters import Peer, whole_model
 
@@ -122,11 +125,11 @@ def test_everything_that_is_wrong_is_named_with_what_to_do(
 def test_a_port_that_something_else_has_is_told_apart_from_a_daemon() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         (found,) = ask_all([Device(name="x", address=f"127.0.0.1:{server.getsockname()[1]}")])
-    assert found.ailment is not None
-    assert "takes connections, but did not answer as a FlowSpec daemon" in found.ailment.text
+    assert found.failure is not None
+    assert "takes connections, but did not answer as a FlowSpec daemon" in found.failure.text
     (found,) = ask_all([Device(name="x", address="no-such-host.invalid:7700")])
-    assert found.ailment is not None
-    assert "cannot find the host" in found.ailment.text
+    assert found.failure is not None
+    assert "cannot find the host" in found.failure.text
 
 
 def test_a_daemon_tells_whether_it_has_a_model_and_nothing_about_others(
@@ -218,3 +221,16 @@ def test_wrong_input_is_one_line(args: list[str], expected: str, capsys: pytest.
     assert shown.out == ""
     (line,) = shown.err.splitlines()
     assert expected in line
+
+
+def test_no_word_is_broken_in_a_terminal_of_80_columns(healthy: list[DaemonProcess], tmp_path: Path) -> None:
+    path = cluster_file(tmp_path, {daemon.name: daemon.address for daemon in healthy})
+    lines = shown("doctor", f"--cluster={path}", "--context=64", "--layers=4,4")
+    assert max(map(len, lines)) <= COLUMNS
+    text = "\n".join(lines)
+    heads = [line.split() for line in lines if line.startswith("device")]
+    assert [head[0] for head in heads] == ["device"] * len(heads)
+    assert len(heads) > 1, "it does not fit at once"
+    for word in ("FlowSpec", "memory free", "interface", "from here", "onward", "lo, loopback", __version__):
+        assert word in text
+    assert len(re.findall(r"\d+\.\d\d ms, \d+ Mbit/s", text)) == 3, "two links from here, and one onward"

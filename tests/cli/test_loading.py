@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-HEAVY = ("torch", "transformers", "matplotlib", "asyncio", "rich")
+HEAVY = ("torch", "transformers", "matplotlib", "asyncio", "rich", "prompt_toolkit")
 
 
 def loaded(code: str) -> set[str]:
@@ -23,7 +23,9 @@ def under(names: set[str], package: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "flags", [["--help"], ["--version"], ["daemon", "--help"], ["keygen", "--help"]], ids=" ".join
+    "flags",
+    [[], ["--help"], ["help", "keygen"], ["--version"], ["daemon", "--help"], ["keygen", "--help"]],
+    ids=" ".join,
 )
 def test_help_loads_the_flags_and_nothing_that_does_the_work(flags: list[str]) -> None:
     names = loaded(f"from flowspec.cli.main import main; main({flags!r})")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,12 @@ from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.slice import Span
 from flowspec.plan.memory import stage_memory
 from flowspec.plan.shape import shape_of
+from flowspec.rounding import rounded
+from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.loading import slice_memory
-from flowspec.runtime.planning.wish import counted_weights
+from flowspec.runtime.planning.plan_inputs import counted_weights
 
-FIVE = ["--shape", "llama-2-7b", "--devices", "jetson-orin-nanox5", "--link", "150/0.5"]
+FIVE = ["--shape", "llama-2-7b", "--devices", "5x jetson-orin-nano", "--link", "150/0.5"]
 
 
 def plan(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
@@ -87,14 +90,25 @@ def test_a_cluster_file_names_boards_memory_and_layers(
         '[[device]]\nname = "b"\naddress = "b:7700"\nprofile = "raspberry-pi-5"\n'
     )
     found = json.loads(
-        plan(capsys, "--cluster", str(file), "--head", "a", "--link", "a:b=10/3", "--quick", "--json")[1]
+        plan(
+            capsys,
+            "--cluster",
+            str(file),
+            "--offline",
+            "--head",
+            "a",
+            "--link",
+            "a:b=10/3",
+            "--quick",
+            "--json",
+        )[1]
     )
     assert found["model"] == BUNDLED
     assert found["head"]["device"] == "a"
     assert {stage["device"]: stage["memory_bytes"] for stage in found["stages"]}.get("a", 1 << 30) == 1 << 30
     assert (
         json.loads(
-            plan(capsys, "--cluster", str(file), "--devices", "raspberry-pi-4x2", "--quick", "--json")[1]
+            plan(capsys, "--cluster", str(file), "--devices", "2x raspberry-pi-4", "--quick", "--json")[1]
         )["stages"][0]["board"]
         == "raspberry-pi-4"
     )
@@ -109,7 +123,14 @@ def test_a_plan_of_a_cluster_file_says_what_a_head_does_without_each_device(
         file = tmp_path / f"{names}.toml"
         sizes = {**dict.fromkeys(names, "2GiB"), "head": "600MiB"}
         file.write_text("".join(table.format(name, name, size) for name, size in sizes.items()))
-        args = ["--shape=llama-3.2-1b", f"--cluster={file}", "--context=512", "--drafter=none", "--head=head"]
+        args = [
+            "--shape=llama-3.2-1b",
+            f"--cluster={file}",
+            "--offline",
+            "--context=512",
+            "--drafter=none",
+            "--head=head",
+        ]
         found = json.loads(plan(capsys, *args, "--quick", "--json")[1])
         assert [stage["device"] for stage in found["stages"]] == ["a", "b"]
         assert found["absent"]["was_asked"] is False
@@ -172,7 +193,10 @@ def test_memory_of_packed_weights_is_what_a_daemon_counts(dtype: str, first: int
         (["--devices", "jetson-orin-nano", "--precision", "float64"], "--precision: expected float32"),
         (["--devices", "raspberry-pi-5", "--link", "fast"], "--link: expected Mbit/s and ms"),
         (["--devices", "raspberry-pi-5", "--link", "0/1"], "--link: expected Mbit/s and ms"),
-        (["--devices", "raspberry-pi-5x2", "--link", "a:b=10/1"], "--link: expected two of raspberry-pi-5-1"),
+        (
+            ["--devices", "2x raspberry-pi-5", "--link", "a:b=10/1"],
+            "--link: expected two of raspberry-pi-5-1",
+        ),
         (["--devices", "raspberry-pi-5", "--acceptance", "1"], "--acceptance: expected a share above 0"),
         (["--devices", "raspberry-pi-5", "--layers", "3,3"], "--layers: expected 1 numbers"),
         (
@@ -188,3 +212,73 @@ def test_wrong_input_is_one_line(capsys: pytest.CaptureFixture[str], args: list[
     assert (status, out) == (2, "")
     (line,) = err.splitlines()
     assert expected in line
+
+
+MIX = ["--shape", "llama-2-7b", "--link", "150/0.5", "--quick"]
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ["4x jetson-orin-nano, 2x raspberry-pi-5"],
+        ["4xjetson-orin-nano,2xraspberry-pi-5"],
+        ["4 x jetson-orin-nano, 2 x raspberry-pi-5"],
+        ["4x", "jetson-orin-nano,", "2x", "raspberry-pi-5"],
+    ],
+)
+def test_boards_are_counted_as_they_are_printed(typed: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    text = plan(capsys, *MIX, "--devices", *typed)[1]
+    assert "\ndevices: 4x jetson-orin-nano, 2x raspberry-pi-5\n" in text
+    assert "2x raspberry-pi-5 are left out: " in text
+
+
+def test_a_device_that_is_left_out_is_told_with_what_is_foretold_with_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    devices = ["--devices", "3x jetson-orin-nano, raspberry-pi-5"]
+    found = json.loads(plan(capsys, *MIX, *devices, "--json")[1])
+    assert found["not_used"] == ["raspberry-pi-5"]
+    assert found["why_not_used"]["raspberry-pi-5"].startswith(
+        f"{rounded(found['tokens_per_s'])} tokens/s are"
+    )
+    every = json.loads(plan(capsys, *MIX, *devices, "--all-devices", "--json")[1])
+    assert every["not_used"] == []
+    assert len(every["stages"]) == 4
+    assert every["tokens_per_s"] < found["tokens_per_s"]
+    small = ["--devices", "3x jetson-orin-nano, raspberry-pi-5", "--context", "4096"]
+    assert plan(capsys, *MIX, *small, "--all-devices")[0] == 0
+
+
+def test_all_devices_must_have_a_layer_each(capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, err = plan(capsys, "--devices", "9x raspberry-pi-5", "--all-devices", "--quick")
+    assert status == 2
+    assert "--all-devices: expected at most 8 devices for the 8 layers of bundled, got 9" in err
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--shape", "tinyllama-1.1b"], "drafter ngram, the default, 25.0% of its best guesses right"),
+        ([], "drafter bundled, the default, 58.0% of its best guesses right"),
+        (["--drafter", "draft-math"], "drafter draft-math, 58.0% of its best guesses right"),
+        (["--drafter", "eagle"], "drafter eagle, 63.5% of its best guesses right"),
+        (["--drafter", "none"], "drafter none"),
+    ],
+)
+def test_the_drafter_is_chats_and_is_told(
+    flags: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = plan(capsys, "--devices", "raspberry-pi-5", "--quick", *flags)[1]
+    assert expected in text.splitlines()
+    model = "" if flags[:1] == ["--shape"] else BUNDLED
+    names = Decoding(drafters=tuple(flags[1:]) if "--drafter" in flags else ()).drafters_for(model)
+    found = json.loads(plan(capsys, "--devices", "raspberry-pi-5", "--quick", *flags, "--json")[1])
+    assert found["drafters"] == list(names)
+
+
+def test_slow_boards_are_told_without_exponents(capsys: pytest.CaptureFixture[str]) -> None:
+    slow = ["--shape", "llama-2-70b", "--devices", "24x old-laptop", "--precision", "int4", "--link", "10/20"]
+    status, text, _ = plan(capsys, *slow, "--quick")
+    assert status == 0
+    assert re.search(r"\de[+-]\d", text) is None
+    assert re.search(r"a trip \d+(\.\d+)? s\n", text), "seconds, for so many milliseconds are hard to read"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,72 @@ def test_generate_and_the_doctor_use_the_plan_that_a_quick_plan_prints(
     assert [(each["device"], each["check"]) for each in report["findings"] if each["device"] == "slow"] == [
         ("slow", "plan")
     ]
+
+
+def test_a_plan_asks_the_devices_and_is_the_one_that_chat_runs(
+    boards: Path, daemons: list[DaemonProcess], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The slow device's board is in no file: it tells it itself."""
+    file = cluster_file(boards, daemons)
+    planned = run(capsys, "plan", file, "--precision=float32", "--quick", *WANTED)
+    found = generate(capsys, file)
+    used = [(stage["name"], stage["layers"]) for stage in found["stages"]]
+    assert [(stage["device"], stage["layers"]) for stage in planned["stages"]] == used
+    assert planned["tokens_per_s"] == pytest.approx(found["plan"]["tokens_per_s"], rel=1e-9)
+    assert planned["why_not_used"] == found["plan"]["why_not_used"]
+    assert (planned["absent"]["was_asked"], planned["absent"]["not_there"]) == (True, {})
+
+
+def test_a_device_that_is_absent_is_left_out_of_a_plan_in_a_line(
+    boards: Path, daemons: list[DaemonProcess], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = boards / "gone.toml"
+    path.write_text(
+        'links = ["10000/0.05"]\n'
+        f'[[device]]\nname = "mid"\naddress = "{daemons[2].address}"\nprofile = "mid.toml"\n'
+        '[[device]]\nname = "gone"\naddress = "127.0.0.1:1"\nprofile = "fast.toml"\n'
+    )
+    assert main(["plan", f"--cluster={path}", "--quick", *WANTED]) == 0
+    text = capsys.readouterr().out
+    assert (
+        "gone is left out: it is absent (the machine is there, but nothing listens at 127.0.0.1:1;"
+        in " ".join(text.split())
+    )
+    assert max(map(len, text.splitlines())) <= 80
+    assert list(run(capsys, "plan", f"--cluster={path}", "--quick", *WANTED)["absent"]["not_there"]) == [
+        "gone"
+    ]
+
+
+def test_a_forecast_that_was_far_too_good_explains_itself(
+    boards: Path, daemons: list[DaemonProcess], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The board is said to be a thousand times as fast as any."""
+    (boards / "wonder.toml").write_text(
+        "[memory]\ngb = 8\ngb_per_s = 90000\nefficiency = 1.0\n[compute]\nfloat32 = 9000\nefficiency = 1.0\n"
+    )
+    path = boards / "wonders.toml"
+    path.write_text(
+        f'links = ["10000/0.05"]\n[[device]]\nname = "fast"\naddress = "{daemons[0].address}"\n'
+        'profile = "wonder.toml"\n'
+    )
+    asked = ["--prompt-token-ids=5,6,7", "--max-new-tokens=32", "--ignore-eos", "--dtype=float32"]
+    assert main(["generate", f"--cluster={path}", *asked, *WANTED]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    (told,) = [line for line in lines if line.startswith("  layers as planned: ")]
+    assert re.search(r"foretold [\d.]+ tokens/s, measured [\d.]+: ", told)
+    assert re.search(r"fast computes [\d.]+ times as long as reckoned \(its cores are busy", told)
+    assert ", continuous, drafter ngram" in lines[0] + lines[1]
+
+
+def test_every_device_is_used_where_that_is_asked_for(
+    boards: Path, daemons: list[DaemonProcess], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = generate(capsys, cluster_file(boards, daemons), "--all-devices")
+    assert {stage["name"] for stage in found["stages"]} == {"fast", "slow", "mid"}
+    assert found["token_ids"] == Reference(ModelFiles(BUNDLED), "float32").generate(
+        PROMPT, Sampling(), 24, frozenset()
+    )
 
 
 def test_a_split_by_hand_is_kept_and_compared(

@@ -28,8 +28,8 @@ def test_it_says_where_it_is_answers_and_ends_with_all_that_it_started(
     with warm.Popen([*SERVE, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         ready = json.loads(process.stdout.readline())
-        assert (ready["model"], ready["needs_key"]) == ("flowspec-demo", False)
-        asked = {"model": "flowspec-demo", "messages": [{"role": "user", "content": "What is 17 + 25?"}]}
+        assert (ready["model"], ready["needs_key"]) == ("bundled", False)
+        asked = {"model": "bundled", "messages": [{"role": "user", "content": "What is 17 + 25?"}]}
         found = httpx.post(f"{ready['url']}/chat/completions", json=asked, timeout=60).json()
         assert found["choices"][0]["message"]["content"].endswith("42.")
         root = ready["url"].removesuffix("/v1")

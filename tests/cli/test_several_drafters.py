@@ -134,7 +134,7 @@ def test_a_plan_has_no_layers_for_a_drafters_device(
                 "--json",
                 "--quick",
                 f"--cluster={cluster}",
-                "--devices=raspberry-pi-4x2",
+                "--devices=2x raspberry-pi-4",
                 "--precision=float32",
             ]
         )

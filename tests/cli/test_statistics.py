@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from flowspec.cli import statistics
+from flowspec.core.head.hop_sums import reported
 from flowspec.core.head.statistics import Statistics
-from flowspec.core.protocol.messages import Hop
+from flowspec.core.protocol.messages import HOP_ROWS, HOP_SECONDS, Hop
 from tests import warm
 
 
@@ -51,7 +52,7 @@ def test_no_line_is_wider_than_a_terminal(stages: int, scale: int) -> None:
 
 
 def test_what_was_counted_is_said() -> None:
-    text = "\n".join(statistics.lines(report(2, 50)))
+    text = " ".join(" ".join(statistics.lines(report(2, 50))).split())
     for figure in (
         "100 after the prompt, of which 49 gave",
         "4.00 at a time",
@@ -68,7 +69,17 @@ def test_what_was_counted_is_said() -> None:
         assert figure in text
     assert "800 between layers, 400 after the last layer" in text
     assert "100% were in flight (rho)" in text
+    assert "all stages: waiting 2.00, computing 6.00, own work 0.20; links 191.80, head 0.50" in text
     assert "150 passes, 2000 rows, 2.50 s; calibration error 0.123" in text
+
+
+def test_every_figure_of_a_hop_is_said_and_reported() -> None:
+    found = report(2, 50)
+    text = " ".join(" ".join(statistics.lines(found)).split())
+    for name, told in HOP_SECONDS.items():
+        assert f"{told} {found[reported(name)]:.2f}" in text
+    for name, told in HOP_ROWS.items():
+        assert f"{found[reported(name)]} {told}" in text
 
 
 def test_a_wait_for_room_is_told_where_there_was_one() -> None:
@@ -90,7 +101,17 @@ def test_a_chat_shows_them_for_its_last_answer() -> None:
     done = warm.run(command, input=lines, capture_output=True, text=True, timeout=120, check=True)
     before, after = done.stdout.split("tokens/s, first after", 1)
     assert "segments   " not in before, "nothing was answered yet"
-    assert "last answer: " in after
+    assert "The last answer came at " in after
     shown = [line.split()[0] for line in after.splitlines() if line[:11].strip() and line[9:11] == "  "]
-    assert shown[:7] == ["segments", "tokens", "nodes", "rows", "stages", "drafter", "seconds"]
+    assert shown[:9] == [
+        "prompt",
+        "answer",
+        "segments",
+        "tokens",
+        "nodes",
+        "rows",
+        "stages",
+        "drafter",
+        "seconds",
+    ]
     assert all(len(line) <= statistics.WIDTH for line in after.splitlines())

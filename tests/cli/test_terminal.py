@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from flowspec.cli.console import PlainConsole
-from flowspec.cli.terminal import LogFormatter
+from flowspec.cli.terminal import LogHandler
 from flowspec.cli.visible import visible
 from flowspec.core.protocol.messages import Sampling
 from flowspec.model.files import BUNDLED, ModelFiles
@@ -101,8 +101,11 @@ def test_logs_and_consoles_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     record = logging.LogRecord("it", logging.WARNING, "", 0, "%s said %s", ("peer", CLIPBOARD), None)
-    assert LogFormatter("%(message)s").format(record) == f"peer said {CLIPBOARD}", "a file gets it as it is"
+    handler = LogHandler()
+    handler.emit(record)
+    assert capsys.readouterr().err == f"peer said {CLIPBOARD}\n", "a file gets it as it is"
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    assert LogFormatter("%(message)s").format(record) == r"peer said \x1b]52;c;aGk=\x07"
+    handler.emit(record)
+    assert capsys.readouterr().err == "peer said \\x1b]52;c;aGk=\\x07\n"
     PlainConsole(force_terminal=True, no_color=True, width=80).print(f"[dim]he said {CLIPBOARD}[/]")
     assert "\x1b]" not in capsys.readouterr().out

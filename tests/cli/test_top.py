@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import io
 import json
-import random
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,11 +18,9 @@ from flowspec.cli import top
 from flowspec.cli.live_source import played
 from flowspec.cli.main import main
 from flowspec.cli.screen import level, meter, report, screen, strip_line
-from flowspec.cli.streaming import Strip, WordWrap
 from flowspec.watch.figures import Frame
-from flowspec.watch.present import Living, Present
 from flowspec.watch.recording import as_text, record_document, write_recording
-from tests.cli.terminal import Terminal
+from flowspec.watch.state import LiveAnswer, WatchState
 from tests.watch.test_recorder import ABOUT, watch_schedule
 
 WIDTH = 80
@@ -53,15 +50,15 @@ def device(name: str, **changes: Any) -> dict[str, Any]:
     return {**plain, **changes}
 
 
-def drawn(present: Present, about: dict[str, Any], width: int = WIDTH, **options: Any) -> str:
+def drawn(present: WatchState, about: dict[str, Any], width: int = WIDTH, **options: Any) -> str:
     console = Console(file=io.StringIO(), width=width, height=24, force_terminal=False, color_system=None)
     console.print(screen(present, about, **options))
     return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
 
 
-def full(stages: int, name: str = "board") -> Present:
+def full(stages: int, name: str = "board") -> WatchState:
     """Everything at its widest."""
-    present = Present()
+    present = WatchState()
     present.t = 123456.7
     present.stages = [
         {"name": f"{name}-{index}", "layers": [4000 + index, 4001 + index]} for index in range(stages)
@@ -164,45 +161,6 @@ def test_the_live_line_is_narrower_than_the_terminal() -> None:
     assert strip_line(None, 80) == ""
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_the_live_line_does_not_disturb_the_text(seed: int) -> None:
-    """Any text in any pieces, from any row of the screen on: with the line in between, and without it, the
-    same stays on the screen."""
-    chances = random.Random(seed)
-    words = ["a", "word", "x" * 30, "\n", "\n\n", " ", "longer-word"]
-    text = "".join(chances.choice(words) + chances.choice(["", " "]) for _ in range(120))
-    columns, lines = chances.choice([20, 30]), chances.choice([6, 9])
-    plain, with_line = Terminal(columns, lines), Terminal(columns, lines)
-    wraps = [WordWrap(columns), WordWrap(columns)]
-    before = "before\n" * chances.randrange(8)
-    plain.write(before)
-    with_line.write(before)
-    count = 0
-
-    def line() -> str:
-        nonlocal count
-        count += 1
-        return f"busy {count}"[: columns - 1]
-
-    strip = Strip(with_line, line)  # type: ignore[arg-type]
-    strip.start()
-    at = 0
-    while at < len(text):
-        end = at + chances.randint(1, 9)
-        plain.write(wraps[0].push(text[at:end]))
-        strip.show(wraps[1].push(text[at:end]))
-        assert any(row.startswith("busy ") for row in with_line.rows)
-        assert not any("busy" in row for row in with_line.past), "the line is left behind"
-        at = end
-    plain.write(wraps[0].finish())
-    strip.show(wraps[1].finish())
-    strip.aside(lambda: with_line.write("") and None)
-    strip.stop()
-    assert with_line.whole == plain.whole
-    assert with_line.column == plain.column
-    assert count > 20
-
-
 def test_a_recording_is_shown_at_once_or_played(
     document: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -210,7 +168,7 @@ def test_a_recording_is_shown_at_once_or_played(
     write_recording(path, document)
     assert main(["top", "--replay", str(path), "--once", "--json"]) == 0
     last = json.loads(capsys.readouterr().out)
-    present = Present()
+    present = WatchState()
     for frame in document["frames"]:
         present.take(frame)
     assert last == report(present, document)
@@ -311,7 +269,7 @@ def test_a_server_is_shown(
     monkeypatch.setenv("FLOWSPEC_API_KEY", "secret")
     assert main(["top", "--url", server.url, "--json"]) == 0
     shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    present = Present()
+    present = WatchState()
     for frame in document["frames"]:
         present.take(frame)
     assert shown[-1] == report(present, document)
@@ -327,14 +285,14 @@ def test_a_server_is_shown(
 
 
 def test_guesses_are_counted_while_answers_come_and_go() -> None:
-    present = Present()
+    present = WatchState()
 
-    class Coming(Living):
+    class Coming(LiveAnswer):
         """Another answer begins while this one is looked at."""
 
         @property
         def nodes(self) -> dict[int, list[Any]]:  # type: ignore[override]
-            present.answers[len(present.answers)] = Living(begin={})
+            present.answers[len(present.answers)] = LiveAnswer(begin={})
             return {1: [1, 0, "x", 0.5]}
 
         @nodes.setter

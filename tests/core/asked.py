@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from flowspec.core.events import Submit
-from flowspec.core.head.candidates import grow, learn
 from flowspec.core.head.drafter_jobs import draft_part
 from flowspec.core.head.drafter_state import DrafterState
 from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.fusion import Fusion
 from flowspec.core.head.request import Request
 from flowspec.core.head.statistics import Statistics
+from flowspec.core.head.tree_growth import grow, learn
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.messages import Open, Part, Proposal, Sampling
+from flowspec.core.protocol.messages import Open, Proposal, Sampling, SegmentPart
 from flowspec.tree import TokenTree
 
 PLAIN = DrafterTraits(context=1000)
@@ -73,13 +73,13 @@ BELIEVED = Fusion([0], is_calibrated=False)
 """The drafter's word is taken as it is."""
 
 
-def part_of(request: Request, *nodes: int, rows_max: int = ROWS_MAX) -> Part:
+def part_of(request: Request, *nodes: int, rows_max: int = ROWS_MAX) -> SegmentPart:
     part = draft_part(request, 0, PLAIN, nodes, rows_max)
     assert part is not None
     return part
 
 
-def rows_of(part: Part) -> list[tuple[int, bool]]:
+def rows_of(part: SegmentPart) -> list[tuple[int, bool]]:
     return list(zip(part.ids, part.committed, strict=True))
 
 

@@ -14,13 +14,13 @@ from flowspec.core.events import (
     Finished,
     HeadCommand,
     HeadEvent,
+    SegmentTimed,
+    SendToDrafter,
+    SendToFirstStage,
+    SendToStages,
     SetTimer,
     Submit,
-    Timed,
     TimerFired,
-    ToDrafter,
-    ToPipeline,
-    ToStages,
     VerifiedArrived,
 )
 from flowspec.core.head.drafter_traits import DrafterTraits
@@ -84,11 +84,11 @@ def wakes(at_s: float) -> Said:
 
 
 def say(command: HeadCommand) -> Said:
-    if isinstance(command, ToPipeline):
+    if isinstance(command, SendToFirstStage):
         return sends_all({part.commit.request: part.ids for part in command.segment.parts})
     if isinstance(command, Draft):
         return ("draft", {part.commit.request: part.ids for part in command.segment.parts})
-    if isinstance(command, ToStages):
+    if isinstance(command, SendToStages):
         message = command.message
         if isinstance(message, Open):
             return opens(message.request, epoch=message.epoch, keep=message.keep)
@@ -96,7 +96,7 @@ def say(command: HeadCommand) -> Said:
             told = over if message.is_over else commits
             return told(*message.path, base=message.base, request=message.request)
         return ("release", message.request)
-    if isinstance(command, ToDrafter):
+    if isinstance(command, SendToDrafter):
         return ("drafter forgets", command.message.request)
     if isinstance(command, Emit):
         return emits(*command.tokens, request=command.request)
@@ -131,7 +131,7 @@ class Desk:
     def give(self, event: HeadEvent) -> list[Said]:
         commands = self.head.handle(event, self.now_s)
         for command in commands:
-            if isinstance(command, ToPipeline):
+            if isinstance(command, SendToFirstStage):
                 self.segments.append(command.segment)
                 self.sent.append(command.segment)
             elif isinstance(command, Draft):
@@ -141,7 +141,7 @@ class Desk:
                 self.tokens.setdefault(command.request, []).extend(command.tokens)
             elif isinstance(command, Finished):
                 self.ends.append(command)
-        return [say(command) for command in commands if not isinstance(command, Timed)]
+        return [say(command) for command in commands if not isinstance(command, SegmentTimed)]
 
     def ask(
         self, request: int = 1, prompt: Sequence[int] = (5, 6, 7), count: int = 100, **extra: Any

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from flowspec.core.events import LayersDone, OpenCache, RunLayers, SegmentArrived, StageCommand
-from flowspec.core.protocol.messages import Commit, Open, Part, Sampling, Segment
+from flowspec.core.protocol.messages import Commit, Open, Sampling, Segment, SegmentPart
 from flowspec.core.stage.stage import StageCore
 
 PROMPT = 3  # nodes 0, 1, 2 at positions 0, 1, 2; node 2 is the root
@@ -45,7 +45,7 @@ def segment(
     opens: Open | None = None,
 ) -> Segment:
     """Rows are (id, parent, position); a node's token is ten times its id."""
-    part = Part(
+    part = SegmentPart(
         commit=newest or commit(),
         opening=opens,
         ids=tuple(row[0] for row in rows),

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from flowspec.core.cluster.addresses import AddressBook, Lookup, LookupTimes, is_good_for
+from flowspec.core.cluster.addresses import AddressBook, Lookup, LookupTimeouts, is_good_for
 from flowspec.core.protocol.checks import is_numeric
 
-TERMS = LookupTimes(limit_s=3.0, fresh_s=30.0, again_s=2.0)
+FORMING_TIMEOUTS = LookupTimeouts(limit_s=3.0, fresh_s=30.0, again_s=2.0)
 
 
 @pytest.fixture
 def book() -> AddressBook:
-    return AddressBook(TERMS)
+    return AddressBook(FORMING_TIMEOUTS)
 
 
 def test_a_name_is_looked_up_once_and_waited_for_no_longer_than_the_limit(book: AddressBook) -> None:

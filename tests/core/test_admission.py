@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.core.events import Cancel, Forget, PipelineLost, Reformed, Submit
+from flowspec.core.events import Cancel, Forget, PipelineLost, PipelineReformed, Submit
 from flowspec.core.head.admission import Admission
 from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.protocol import limits
@@ -135,7 +135,10 @@ def test_after_a_loss_those_who_fit_no_longer_wait_their_turn_and_go_on_where_th
     desk.give(PipelineLost())
     desk.give(submit(3))
     desk.segments.clear()
-    assert desk.give(Reformed(stage_count=1, cache_slots=ONE)) == [opens(1, epoch=1), sends(0, 1, 2, 3)]
+    assert desk.give(PipelineReformed(stage_count=1, cache_slots=ONE)) == [
+        opens(1, epoch=1),
+        sends(0, 1, 2, 3),
+    ]
     assert desk.head.admission.waiting == [2, 3], "who came first goes first"
     assert desk.head.admission.held.stages == ONE
     desk.give(Cancel(request=1))

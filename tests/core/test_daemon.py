@@ -11,31 +11,31 @@ from flowspec.core.cluster.daemon import (
     Attach,
     Ban,
     Caller,
-    CallerSaid,
+    CallerBrokeProtocol,
+    CallerConnected,
+    CallerMessageArrived,
     CommandFailed,
+    ComputeFailed,
+    ComputeReported,
     DaemonCommand,
     DaemonCore,
     DaemonEvent,
+    DaemonLimits,
+    DaemonStopping,
     DaemonTick,
-    DaemonTimes,
     Deliver,
-    EndMakingReady,
-    Failed,
-    Greet,
-    Greeted,
-    LetGo,
+    EndAssignment,
+    EndPreparation,
     Loaded,
-    MakeReady,
-    Misbehaved,
-    NextLost,
-    NextSaid,
+    NextHopLost,
+    NextHopMessageArrived,
+    PrepareSlice,
     Send,
-    ShowLife,
-    ShowReady,
+    SendPong,
+    SendReady,
+    SendWelcome,
     SliceRoom,
-    Stopping,
-    Take,
-    Worked,
+    StartAssignment,
     room_for,
 )
 from flowspec.core.cluster.incarnation import incarnation_of
@@ -73,7 +73,7 @@ class Bench:
     """A daemon's core with a clock; what it logs is left out of what it does."""
 
     def __init__(self) -> None:
-        self.core = DaemonCore(DaemonTimes(lease_s=5.0, link_s=10.0))
+        self.core = DaemonCore(DaemonLimits(lease_s=5.0, link_s=10.0))
         self.now_s = 0.0
 
     def give(self, event: DaemonEvent) -> list[DaemonCommand]:
@@ -83,19 +83,19 @@ class Bench:
 
     def dial(self, role: str = "head-control", incarnation: int = FIRST) -> Caller:
         caller = Caller("head", role, incarnation)
-        self.give(Greeted(caller=caller))
+        self.give(CallerConnected(caller=caller))
         return caller
 
     def held(self, stages: int = 2, stage: int = 0) -> Caller:
         """The head that holds it: its control connection. All is ready."""
         head = self.dial()
         self.dial("head-data")
-        self.give(CallerSaid(caller=head, message=assign(stages, stage)))
-        self.give(Worked(hold=self.core.number, result=LOADED))
+        self.give(CallerMessageArrived(caller=head, message=assign(stages, stage)))
+        self.give(ComputeReported(assignment_id=self.core.number, result=LOADED))
         if stage < stages - 1:
-            self.give(NextSaid(hold=self.core.number, message=WELCOME))
-        assert self.core.hold is not None
-        assert self.core.hold.is_ready
+            self.give(NextHopMessageArrived(assignment_id=self.core.number, message=WELCOME))
+        assert self.core.assignment is not None
+        assert self.core.assignment.is_ready
         return head
 
 
@@ -107,23 +107,28 @@ def test_a_stage_is_ready_once_its_slice_is_loaded_and_its_next_hop_reached() ->
     for order in (1, -1):
         bench = Bench()
         head = bench.dial()
-        assert bench.give(CallerSaid(caller=head, message=assign())) == [
-            Take(hold=1, caller=head, assign=assign())
+        assert bench.give(CallerMessageArrived(caller=head, message=assign())) == [
+            StartAssignment(assignment_id=1, caller=head, assign=assign())
         ]
-        events: list[DaemonEvent] = [Worked(hold=1, result=LOADED), NextSaid(hold=1, message=WELCOME)]
+        events: list[DaemonEvent] = [
+            ComputeReported(assignment_id=1, result=LOADED),
+            NextHopMessageArrived(assignment_id=1, message=WELCOME),
+        ]
         first, second = events[::order]
         assert bench.give(first) == []
-        assert bench.give(second) == [ShowReady(caller=head, loaded=LOADED)]
+        assert bench.give(second) == [SendReady(caller=head, loaded=LOADED)]
 
 
 def test_the_data_connection_counts_whether_it_comes_before_the_assign_or_after() -> None:
     bench = Bench()
     head, data = bench.dial(), bench.dial("head-data")
-    assert bench.give(CallerSaid(caller=head, message=assign(1)))[1:] == [Attach(hold=1, caller=data)]
+    assert bench.give(CallerMessageArrived(caller=head, message=assign(1)))[1:] == [
+        Attach(assignment_id=1, caller=data)
+    ]
     again = Caller("head", "head-data", FIRST)
-    assert bench.give(Greeted(caller=again)) == [
-        Attach(hold=1, caller=again),
-        Greet(caller=again, is_held=False),
+    assert bench.give(CallerConnected(caller=again)) == [
+        Attach(assignment_id=1, caller=again),
+        SendWelcome(caller=again, is_held=False),
     ]
 
 
@@ -133,14 +138,19 @@ def test_another_head_is_put_off_and_a_later_pipeline_of_the_same_takes_over() -
     bench.now_s = 1.0
     other = bench.dial(incarnation=OTHER)
     text = "held by head head; it is free at most 5 s after that head stops"
-    assert bench.give(CallerSaid(caller=other, message=assign())) == [
+    assert bench.give(CallerMessageArrived(caller=other, message=assign())) == [
         Send(caller=other, message=Error(text=text, retry_after_s=4.0))
     ]
     later = bench.dial(incarnation=SECOND)
-    taken = bench.give(CallerSaid(caller=later, message=assign()))
-    assert taken == [LetGo(hold=1, requests=()), Take(hold=2, caller=later, assign=assign())]
-    bench.give(CallerSaid(caller=later, message=Reset()))
-    assert bench.give(CallerSaid(caller=bench.dial(), message=assign())) == [], "the first one is over"
+    taken = bench.give(CallerMessageArrived(caller=later, message=assign()))
+    assert taken == [
+        EndAssignment(assignment_id=1, requests=()),
+        StartAssignment(assignment_id=2, caller=later, assign=assign()),
+    ]
+    bench.give(CallerMessageArrived(caller=later, message=Reset()))
+    assert bench.give(CallerMessageArrived(caller=bench.dial(), message=assign())) == [], (
+        "the first one is over"
+    )
     assert bench.core.fired == Counter({"held": 1, "superseded": 1, "stale": 1})
 
 
@@ -148,14 +158,14 @@ def test_a_head_that_falls_silent_loses_its_hold_and_is_told_that_it_may_try_aga
     bench = Bench()
     head = bench.held()
     bench.now_s = 4.0
-    life = ShowLife(caller=head, queued=0, done=0, running_s=0.0)
-    assert bench.give(CallerSaid(caller=head, message=Ping())) == [life]
+    life = SendPong(caller=head, queued=0, done=0, running_s=0.0)
+    assert bench.give(CallerMessageArrived(caller=head, message=Ping())) == [life]
     bench.now_s = 8.9
     assert bench.give(DaemonTick()) == []
     bench.now_s = 9.1
     assert bench.give(DaemonTick()) == [
         says(head, "no word of the head for 5 s", "again"),
-        LetGo(hold=1, requests=()),
+        EndAssignment(assignment_id=1, requests=()),
     ]
     assert bench.give(DaemonTick()) == []
 
@@ -165,7 +175,7 @@ def test_no_hold_ends_while_words_of_its_head_may_wait_to_be_read() -> None:
     head = bench.held()
     bench.now_s = 60.0
     assert bench.give(DaemonTick(is_read=False)) == []
-    bench.give(CallerSaid(caller=head, message=Ping()))
+    bench.give(CallerMessageArrived(caller=head, message=Ping()))
     assert bench.give(DaemonTick()) == []
     assert bench.core.fired == Counter({"held up": 1})
 
@@ -173,9 +183,9 @@ def test_no_hold_ends_while_words_of_its_head_may_wait_to_be_read() -> None:
 def test_a_next_hop_that_does_not_answer_is_told_of_with_what_is_known() -> None:
     bench = Bench()
     head = bench.dial()
-    bench.give(CallerSaid(caller=head, message=assign()))
+    bench.give(CallerMessageArrived(caller=head, message=assign()))
     for bench.now_s in range(11):
-        bench.give(CallerSaid(caller=head, message=Ping()))
+        bench.give(CallerMessageArrived(caller=head, message=Ping()))
     bench.now_s = 10.5
     text = "the next device b at b:1 did not answer within 10 s: it has no keys"
     assert bench.give(DaemonTick(next_trouble="it has no keys"))[0] == says(head, text, "next")
@@ -184,10 +194,16 @@ def test_a_next_hop_that_does_not_answer_is_told_of_with_what_is_known() -> None
 @pytest.mark.parametrize(
     ("event", "text"),
     [
-        (NextLost(hold=1, text="was lost: its connection closed"), "was lost: its connection closed"),
-        (NextSaid(hold=1, message=Error(text="it is full")), "refuses: it is full"),
-        (NextSaid(hold=1, message=WELCOME), "said Welcome, where one Welcome is expected"),
-        (CommandFailed(hold=1, message=Segment(segment=1, parts=())), "takes no more frames"),
+        (
+            NextHopLost(assignment_id=1, text="was lost: its connection closed"),
+            "was lost: its connection closed",
+        ),
+        (NextHopMessageArrived(assignment_id=1, message=Error(text="it is full")), "refuses: it is full"),
+        (
+            NextHopMessageArrived(assignment_id=1, message=WELCOME),
+            "said Welcome, where one Welcome is expected",
+        ),
+        (CommandFailed(assignment_id=1, message=Segment(segment=1, parts=())), "takes no more frames"),
     ],
 )
 def test_what_becomes_of_the_next_hop_ends_the_hold(event: DaemonEvent, text: str) -> None:
@@ -195,7 +211,7 @@ def test_what_becomes_of_the_next_hop_ends_the_hold(event: DaemonEvent, text: st
     head = bench.held()
     assert bench.give(event) == [
         says(head, f"the next device b at b:1 {text}", "next"),
-        LetGo(hold=1, requests=()),
+        EndAssignment(assignment_id=1, requests=()),
     ]
     assert bench.give(event) == [], "it is told once"
 
@@ -204,10 +220,10 @@ def test_a_caller_of_ours_that_breaks_the_protocol_ends_the_hold_and_both_hear_o
     bench = Bench()
     head, before = bench.held(2, 1), bench.dial("stage")
     text = "a stage connection carries segments, not Ping"
-    assert bench.give(CallerSaid(caller=before, message=Ping())) == [
+    assert bench.give(CallerMessageArrived(caller=before, message=Ping())) == [
         Ban(caller=before, error=Error(text=text, cause="again")),
         says(head, f"head: {text}", "again"),
-        LetGo(hold=1, requests=()),
+        EndAssignment(assignment_id=1, requests=()),
     ]
 
 
@@ -216,9 +232,12 @@ def test_a_stranger_that_breaks_the_protocol_costs_the_head_nothing() -> None:
     bench.held()
     stranger = bench.dial("stage", OTHER)
     banned = Ban(caller=stranger, error=Error(text="gibberish"))
-    assert bench.give(Misbehaved(caller=stranger, text="gibberish")) == [banned]
+    assert bench.give(CallerBrokeProtocol(caller=stranger, text="gibberish")) == [banned]
     assert (
-        bench.give(CallerSaid(caller=bench.dial("stage", OTHER), message=Segment(segment=1, parts=()))) == []
+        bench.give(
+            CallerMessageArrived(caller=bench.dial("stage", OTHER), message=Segment(segment=1, parts=()))
+        )
+        == []
     )
     assert bench.core.number == 1
 
@@ -226,9 +245,9 @@ def test_a_stranger_that_breaks_the_protocol_costs_the_head_nothing() -> None:
 def test_what_was_done_for_a_hold_that_is_over_counts_for_nothing() -> None:
     bench = Bench()
     head = bench.dial()
-    bench.give(CallerSaid(caller=head, message=assign(1)))
-    bench.give(CallerSaid(caller=head, message=Reset()))
-    assert bench.give(Worked(hold=1, result=LOADED)) == []
+    bench.give(CallerMessageArrived(caller=head, message=assign(1)))
+    bench.give(CallerMessageArrived(caller=head, message=Reset()))
+    assert bench.give(ComputeReported(assignment_id=1, result=LOADED)) == []
     assert bench.core.fired == Counter({"late result": 1})
 
 
@@ -239,8 +258,8 @@ def test_what_cannot_be_done_is_told_with_what_it_means(is_ready: bool, is_part:
     bench = Bench()
     head = bench.held(1) if is_ready else bench.dial()
     if not is_ready:
-        bench.give(CallerSaid(caller=head, message=assign(1)))
-    assert bench.give(Failed(hold=1, text="2 GiB are missing", is_part=is_part))[0] == says(
+        bench.give(CallerMessageArrived(caller=head, message=assign(1)))
+    assert bench.give(ComputeFailed(assignment_id=1, text="2 GiB are missing", is_part=is_part))[0] == says(
         head, "2 GiB are missing", cause
     )
 
@@ -248,28 +267,32 @@ def test_what_cannot_be_done_is_told_with_what_it_means(is_ready: bool, is_part:
 def test_questions_about_weights_go_to_the_head_and_only_answers_to_them_come_back() -> None:
     bench = Bench()
     head = bench.dial()
-    bench.give(CallerSaid(caller=head, message=assign(1)))
-    assert bench.give(Worked(hold=1, result=AskModel())) == [Send(caller=head, message=AskModel(), hold=1)]
-    assert bench.give(Worked(hold=1, result=Loading(share=0.5))) == [
+    bench.give(CallerMessageArrived(caller=head, message=assign(1)))
+    assert bench.give(ComputeReported(assignment_id=1, result=AskModel())) == [
+        Send(caller=head, message=AskModel(), assignment_id=1)
+    ]
+    assert bench.give(ComputeReported(assignment_id=1, result=Loading(share=0.5))) == [
         Send(caller=head, message=Loading(share=0.5))
     ]
     weights = bench.dial("head-weights")
     answer = NameList(names=())
-    assert bench.give(CallerSaid(caller=weights, message=answer)) == [
-        Deliver(hold=1, answer=answer, payload=None)
+    assert bench.give(CallerMessageArrived(caller=weights, message=answer)) == [
+        Deliver(assignment_id=1, answer=answer, payload=None)
     ]
-    assert bench.give(Worked(hold=1, result=AskNames(first=1))) == [
-        Send(caller=weights, message=AskNames(first=1), hold=1)
+    assert bench.give(ComputeReported(assignment_id=1, result=AskNames(first=1))) == [
+        Send(caller=weights, message=AskNames(first=1), assignment_id=1)
     ]
-    bench.give(CallerSaid(caller=weights, message=answer))
-    assert isinstance(bench.give(CallerSaid(caller=weights, message=answer))[0], Ban), "nobody asked for it"
+    bench.give(CallerMessageArrived(caller=weights, message=answer))
+    assert isinstance(bench.give(CallerMessageArrived(caller=weights, message=answer))[0], Ban), (
+        "nobody asked for it"
+    )
 
 
 def test_without_the_heads_connection_for_weights_the_hold_is_over() -> None:
     bench = Bench()
     head = bench.dial()
-    bench.give(CallerSaid(caller=head, message=assign(1)))
-    told = bench.give(Worked(hold=1, result=AskNames(first=0)))
+    bench.give(CallerMessageArrived(caller=head, message=assign(1)))
+    told = bench.give(ComputeReported(assignment_id=1, result=AskNames(first=0)))
     assert told[0] == says(head, "the head's connection for weights is gone", "again")
 
 
@@ -277,14 +300,14 @@ def test_a_word_that_is_not_for_a_head_to_say_is_refused() -> None:
     bench = Bench()
     head = bench.held()
     ready = Ready(weight_bytes=1, memory_bytes=1, cache_slots=1)
-    assert isinstance(bench.give(CallerSaid(caller=head, message=ready))[0], Ban)
+    assert isinstance(bench.give(CallerMessageArrived(caller=head, message=ready))[0], Ban)
 
 
 def test_a_daemon_that_stops_says_that_it_is_gone() -> None:
     bench = Bench()
     head = bench.held()
-    assert bench.give(Stopping(reason="SIGTERM"))[0] == says(head, "the daemon stops (SIGTERM)", "gone")
-    assert bench.give(Stopping(reason="SIGTERM")) == []
+    assert bench.give(DaemonStopping(reason="SIGTERM"))[0] == says(head, "the daemon stops (SIGTERM)", "gone")
+    assert bench.give(DaemonStopping(reason="SIGTERM")) == []
 
 
 def assigned_beside() -> Assign:
@@ -297,26 +320,34 @@ def test_a_slice_is_made_ready_beside_the_pipeline_that_works_and_found_by_the_n
     bench.held()
     later, weights = bench.dial(incarnation=SECOND), Caller("head", "head-weights", SECOND)
     wanted = assigned_beside()
-    assert bench.give(CallerSaid(caller=later, message=wanted)) == [
-        MakeReady(hold=2, caller=later, assign=wanted)
+    assert bench.give(CallerMessageArrived(caller=later, message=wanted)) == [
+        PrepareSlice(assignment_id=2, caller=later, assign=wanted)
     ]
     assert bench.core.number == 1, "the pipeline that works goes on"
     question = AskModel()
-    assert bench.give(Worked(hold=2, result=question)) == [Send(caller=later, message=question, hold=2)]
-    bench.give(Greeted(caller=weights))
+    assert bench.give(ComputeReported(assignment_id=2, result=question)) == [
+        Send(caller=later, message=question, assignment_id=2)
+    ]
+    bench.give(CallerConnected(caller=weights))
     answer = ModelOffer(config="{}", gguf="", tensor_count=1)
-    assert bench.give(CallerSaid(caller=weights, message=answer)) == [
-        Deliver(hold=2, answer=answer, payload=None)
+    assert bench.give(CallerMessageArrived(caller=weights, message=answer)) == [
+        Deliver(assignment_id=2, answer=answer, payload=None)
     ]
     loading = Loading(share=0.5)
-    assert bench.give(Worked(hold=2, result=loading)) == [Send(caller=later, message=loading)]
-    life = ShowLife(caller=later, queued=0, done=0, running_s=0.0)
-    assert bench.give(CallerSaid(caller=later, message=Ping())) == [life]
-    assert bench.give(Worked(hold=2, result=LOADED)) == [ShowReady(caller=later, loaded=LOADED)]
-    assert bench.give(CallerSaid(caller=later, message=Reset())) == [EndMakingReady(hold=2)]
+    assert bench.give(ComputeReported(assignment_id=2, result=loading)) == [
+        Send(caller=later, message=loading)
+    ]
+    life = SendPong(caller=later, queued=0, done=0, running_s=0.0)
+    assert bench.give(CallerMessageArrived(caller=later, message=Ping())) == [life]
+    assert bench.give(ComputeReported(assignment_id=2, result=LOADED)) == [
+        SendReady(caller=later, loaded=LOADED)
+    ]
+    assert bench.give(CallerMessageArrived(caller=later, message=Reset())) == [
+        EndPreparation(assignment_id=2)
+    ]
     assert bench.core.number == 1
-    taken = bench.give(CallerSaid(caller=bench.dial(incarnation=THIRD), message=assign()))
-    assert [type(command) for command in taken] == [LetGo, Take]
+    taken = bench.give(CallerMessageArrived(caller=bench.dial(incarnation=THIRD), message=assign()))
+    assert [type(command) for command in taken] == [EndAssignment, StartAssignment]
     assert bench.core.fired == Counter({"beside": 1, "superseded": 1})
 
 
@@ -325,29 +356,33 @@ def test_what_is_made_ready_is_given_up_with_the_pipeline_that_works_and_never_e
         bench = Bench()
         head = bench.held()
         later = bench.dial(incarnation=SECOND)
-        bench.give(CallerSaid(caller=later, message=assigned_beside()))
+        bench.give(CallerMessageArrived(caller=later, message=assigned_beside()))
         if ends == "reset":
-            assert bench.give(CallerSaid(caller=head, message=Reset()))[0] == EndMakingReady(hold=2)
+            assert bench.give(CallerMessageArrived(caller=head, message=Reset()))[0] == EndPreparation(
+                assignment_id=2
+            )
         elif ends == "lease":
             bench.now_s = 6.0
-            assert EndMakingReady(hold=2) in bench.give(DaemonTick())
+            assert EndPreparation(assignment_id=2) in bench.give(DaemonTick())
         elif ends == "silence":
             for bench.now_s in (4.0, 6.0):
-                bench.give(CallerSaid(caller=head, message=Ping()))
-            assert bench.give(DaemonTick()) == [EndMakingReady(hold=2)], "the other connection is gone"
+                bench.give(CallerMessageArrived(caller=head, message=Ping()))
+            assert bench.give(DaemonTick()) == [EndPreparation(assignment_id=2)], (
+                "the other connection is gone"
+            )
         elif ends == "error":
-            told = bench.give(Failed(hold=2, text="it is damaged", is_part=True))
-            assert told == [says(later, "it is damaged", "part"), EndMakingReady(hold=2)]
+            told = bench.give(ComputeFailed(assignment_id=2, text="it is damaged", is_part=True))
+            assert told == [says(later, "it is damaged", "part"), EndPreparation(assignment_id=2)]
         elif ends == "weights":
-            told = bench.give(Worked(hold=2, result=AskNames(first=0)))
-            assert told[-1] == EndMakingReady(hold=2), "it asks where nobody serves"
+            told = bench.give(ComputeReported(assignment_id=2, result=AskNames(first=0)))
+            assert told[-1] == EndPreparation(assignment_id=2), "it asks where nobody serves"
         else:
-            told = bench.give(CallerSaid(caller=later, message=Loading(share=0.1)))
-            assert [type(command) for command in told] == [Ban, EndMakingReady]
+            told = bench.give(CallerMessageArrived(caller=later, message=Loading(share=0.1)))
+            assert [type(command) for command in told] == [Ban, EndPreparation]
         assert bench.core.beside is None
-        assert (bench.core.hold is None) == (ends in ("reset", "lease"))
+        assert (bench.core.assignment is None) == (ends in ("reset", "lease"))
         assert bench.core.fired["given up"] == 1
-        bench.give(Worked(hold=2, result=LOADED))
+        bench.give(ComputeReported(assignment_id=2, result=LOADED))
         assert bench.core.fired["late result"] == 1
 
 
@@ -356,11 +391,13 @@ def test_nothing_is_made_ready_beside_nothing_nor_for_another_head() -> None:
     wanted = assigned_beside()
     text = "no earlier pipeline of this head works here: there is nothing to make ready beside"
     first = bench.dial()
-    assert bench.give(CallerSaid(caller=first, message=wanted)) == [says(first, text, "again")]
+    assert bench.give(CallerMessageArrived(caller=first, message=wanted)) == [says(first, text, "again")]
     bench.held()
     for incarnation in (FIRST, OTHER):
         caller = bench.dial(incarnation=incarnation)
-        assert bench.give(CallerSaid(caller=caller, message=wanted)) == [says(caller, text, "again")]
+        assert bench.give(CallerMessageArrived(caller=caller, message=wanted)) == [
+            says(caller, text, "again")
+        ]
     assert bench.core.fired == Counter({"beside nothing": 3})
 
 
@@ -368,10 +405,13 @@ def test_of_two_later_pipelines_the_last_one_counts() -> None:
     bench = Bench()
     bench.held()
     second, third = bench.dial(incarnation=SECOND), bench.dial(incarnation=THIRD)
-    bench.give(CallerSaid(caller=second, message=assigned_beside()))
-    told = bench.give(CallerSaid(caller=third, message=assigned_beside()))
-    assert told == [EndMakingReady(hold=2), MakeReady(hold=3, caller=third, assign=assigned_beside())]
-    assert bench.give(CallerSaid(caller=second, message=assigned_beside())) == []
+    bench.give(CallerMessageArrived(caller=second, message=assigned_beside()))
+    told = bench.give(CallerMessageArrived(caller=third, message=assigned_beside()))
+    assert told == [
+        EndPreparation(assignment_id=2),
+        PrepareSlice(assignment_id=3, caller=third, assign=assigned_beside()),
+    ]
+    assert bench.give(CallerMessageArrived(caller=second, message=assigned_beside())) == []
     assert bench.core.fired == Counter({"beside": 2, "given up": 1, "stale": 1})
 
 

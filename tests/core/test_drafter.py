@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.messages import Commit, Expand, Part, Proposed, Release, Segment
+from flowspec.core.protocol.messages import Commit, Expand, Proposed, Release, Segment, SegmentPart
 from flowspec.core.stage.drafter import DrafterCore
 from flowspec.errors import PeerError
 
 
 def job(number: int, *requests: int, releases: tuple[int, ...] = ()) -> Expand:
     parts = tuple(
-        Part(
+        SegmentPart(
             commit=Commit(request=request, epoch=0, base=1, path=()),
             opening=None,
             ids=(),

@@ -6,11 +6,11 @@ from __future__ import annotations
 import pytest
 
 from flowspec.core.head.calibration import Calibrator
-from flowspec.core.head.candidates import grow, observe
 from flowspec.core.head.drafter_jobs import draft_part, expandable
 from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.fusion import Fusion
 from flowspec.core.head.request import Request
+from flowspec.core.head.tree_growth import grow, observe
 from flowspec.core.protocol import limits
 from tests.core.asked import (
     BELIEVED,
@@ -92,10 +92,10 @@ def test_what_was_run_as_a_guess_and_died_is_forgotten() -> None:
     (below,) = drafted(request, wrong, (9, 0.5))
     part_of(request, right, below)
     move(request, 7)
-    assert (request.drafter_states[0].run, set(request.growth.found)) == ({right}, {2})
+    assert (request.drafter_states[0].run, set(request.candidates.offers)) == ({right}, {2})
     propose(request, right, (5, 0.5))
     propose(request, below, (5, 0.5))
-    assert (request.drafter_states[0].pending, set(request.growth.found)) == (set(), {2, right}), (
+    assert (request.drafter_states[0].pending, set(request.candidates.offers)) == (set(), {2, right}), (
         "an answer that comes too late changes nothing"
     )
 
@@ -284,7 +284,7 @@ def test_proposals_for_the_dead_and_after_the_end_are_nothing() -> None:
     part_of(request, right, wrong)
     move(request, 7)
     propose(request, wrong, (9, 0.5))
-    assert wrong not in request.growth.found
+    assert wrong not in request.candidates.offers
     request.submit = None
     propose(request, right, (9, 0.5))
     assert grow(request, 0.0, BELIEVED) == 0
@@ -314,4 +314,4 @@ def test_what_comes_true_teaches_and_is_done_with() -> None:
     assert [calibrator.chance(each) for each in (0.6, 0.3, 0.004)] == [
         expected.chance(each) for each in (0.6, 0.3, 0.004)
     ]
-    assert (request.growth.found, request.growth.grown) == ({}, {})
+    assert (request.candidates.offers, request.candidates.grown) == ({}, {})

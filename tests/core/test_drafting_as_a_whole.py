@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowspec.core.head.candidates import grow, learn, observe
 from flowspec.core.head.drafter_jobs import draft_part, expandable, most_valuable
 from flowspec.core.head.fusion import Fusion
 from flowspec.core.head.request import Request
+from flowspec.core.head.tree_growth import grow, learn, observe
 from flowspec.core.protocol.messages import Segment
 from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.language import HashLanguage
@@ -62,7 +62,7 @@ def test_a_drafter_is_given_each_node_once_after_its_parent_and_is_told_the_whol
             keep = max(0, tree.committed_length - 1 - choice % 4 * (choice % 3))
             tree.rewind(keep)
             tree.extend_path([200 + epoch])
-            request.growth.clear()
+            request.candidates.clear()
             drafter_state.begin(
                 opening(keep + 1, epoch=epoch, keep=keep, root=tree.root), keep, PLAIN.context
             )
@@ -74,7 +74,7 @@ def test_a_drafter_is_given_each_node_once_after_its_parent_and_is_told_the_whol
 def assert_grown(request: Request) -> None:
     """Every proposal below a living node that is worth it by now is a node."""
     tree = request.tree
-    for node, found in request.growth.found.items():
+    for node, found in request.candidates.offers.items():
         if request.is_living(node):
             worth = {
                 token

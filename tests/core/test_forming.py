@@ -14,42 +14,42 @@ from flowspec.core.cluster.forming import (
     CONTROL,
     DATA,
     RULES,
+    AddressNotFound,
     AskPlan,
     Assignment,
-    CannotServe,
-    Closed,
-    DeviceSaid,
+    ConnectionClosed,
+    DeviceBrokeProtocol,
+    DeviceMessageArrived,
     Dial,
     DialRefused,
     EndSession,
     FormingCommand,
     FormingEvent,
-    FormingTimes,
+    FormingTimeouts,
     HangUp,
-    Lose,
     OpenPipeline,
-    Passed,
     PipelineCore,
+    PlanFailed,
     PlanMade,
+    SegmentReturned,
+    SendControl,
     SendFailed,
     ServeWeights,
     ShowProgress,
     Start,
-    Tell,
-    Unfound,
-    Unplanned,
-    Use,
-    Wronged,
+    StartPipeline,
+    StopPipeline,
+    WeightsUnavailable,
     computing,
 )
 from flowspec.core.cluster.membership import (
-    Begin,
+    DeviceSurveyed,
     Membership,
     Note,
     Probe,
     ProbeAnswered,
+    SessionStarted,
     SurveyDevice,
-    Surveyed,
     Tick,
 )
 from flowspec.core.driving import Log
@@ -70,9 +70,11 @@ from flowspec.core.protocol.cluster_messages import (
 from flowspec.core.protocol.messages import Hop, Message
 from flowspec.core.protocol.weight_messages import AskModel
 from flowspec.plan.placement import ClusterPlan, StagePlan, assigns_of
-from tests.core.patience import PATIENCE
+from tests.core.membership_timeouts import MEMBERSHIP_TIMEOUTS
 
-TERMS = FormingTimes(connect_s=6.0, reconnect_s=3.0, held_s=15.0, ping_s=1.0, watch_s=0.5, settle_s=0.1)
+FORMING_TIMEOUTS = FormingTimeouts(
+    connect_s=6.0, reconnect_s=3.0, held_s=15.0, ping_s=1.0, watch_s=0.5, settle_s=0.1
+)
 WELCOME = Welcome(name="x", version=__version__, device="cpu", pid=1, memory_bytes=1, count=0)
 ASK = AskArithmetics(dtype="float32")
 READY = Ready(weight_bytes=1, memory_bytes=1, cache_slots=100 + limits.TREE_NODES_MAX)
@@ -99,12 +101,14 @@ class Bench:
         *names: str,
         start: Start = Start.WHOLE,
         is_only: bool = False,
-        terms: FormingTimes = TERMS,
+        forming_timeouts: FormingTimeouts = FORMING_TIMEOUTS,
         agreement: Agreement | None = None,
     ) -> None:
         self.names = names or ("a", "b", "c")
-        membership = Membership(self.names, PATIENCE)
-        self.core = PipelineCore(membership, terms, start=start, is_only=is_only, agreement=agreement)
+        membership = Membership(self.names, MEMBERSHIP_TIMEOUTS)
+        self.core = PipelineCore(
+            membership, forming_timeouts, start=start, is_only=is_only, agreement=agreement
+        )
         self.has: dict[str, tuple[str, ...]] = {}
         self.now_s = 0.0
         self.gain: float | None = None
@@ -121,14 +125,16 @@ class Bench:
         return found
 
     def says(self, device: str, message: Message, role: str = CONTROL) -> list[FormingCommand]:
-        return self.give(DeviceSaid(pipeline=self.core.number, device=device, role=role, message=message))
+        return self.give(
+            DeviceMessageArrived(pipeline=self.core.number, device=device, role=role, message=message)
+        )
 
     def welcomes(self, *devices: str) -> list[FormingCommand]:
         """These answer, and tell what they are asked."""
         found = []
         for device in devices:
             asked = self.says(device, WELCOME)
-            if Tell(pipeline=self.core.number, device=device, message=ASK) in asked:
+            if SendControl(pipeline=self.core.number, device=device, message=ASK) in asked:
                 told = Arithmetics(dtype="float32", names=self.has.get(device, ("x",)))
                 asked = [*asked[:-1], *self.says(device, told)]
             found += asked
@@ -153,13 +159,13 @@ class Bench:
         return [
             command
             for command in found
-            if not (isinstance(command, Tell) and isinstance(command.message, Ping))
+            if not (isinstance(command, SendControl) and isinstance(command.message, Ping))
         ]
 
 
 def running(*names: str, is_only: bool = False) -> Bench:
     bench = Bench(*names, is_only=is_only)
-    bench.give(Begin())
+    bench.give(SessionStarted())
     bench.form()
     assert bench.core.is_formed
     return bench
@@ -172,7 +178,7 @@ def dials(number: int, *devices: str, role: str = CONTROL) -> list[FormingComman
 def lets_go(number: int, *devices: str, lost: str = "") -> list[FormingCommand]:
     """A formed pipeline is given up."""
     return [
-        *(Tell(pipeline=number, device=device, message=Reset()) for device in devices),
+        *(SendControl(pipeline=number, device=device, message=Reset()) for device in devices),
         HangUp(pipeline=number, device=lost),
     ]
 
@@ -187,53 +193,57 @@ def begins(number: int, *devices: str) -> list[FormingCommand]:
 
 def test_a_pipeline_is_dialled_assigned_and_there_when_all_are_ready_and_both_ends_have_data() -> None:
     bench = Bench()
-    assert bench.give(Begin()) == begins(1, "a", "b", "c")
+    assert bench.give(SessionStarted()) == begins(1, "a", "b", "c")
     assert bench.welcomes("c", "a") == []
     parts = computing(parts_of("a", "b", "c"), "x")
-    assigned = [Tell(pipeline=1, device=part.device, message=part.assign) for part in parts]
+    assigned = [SendControl(pipeline=1, device=part.device, message=part.assign) for part in parts]
     assert bench.welcomes("b") == [*dials(1, "a", "c", role=DATA), *assigned]
     for device in ("a", "b", "c"):
         assert bench.says(device, replace(READY, cache_slots=500)) == [
-            ShowProgress(text=f"{device}: ready", share=1.0)
+            ShowProgress(device=device, doing="ready", share=1.0)
         ]
     assert bench.says("a", WELCOME, DATA) == []
-    assert bench.says("c", WELCOME, DATA) == [Use(pipeline=1, stage_count=3, cache_slots=500, arithmetic="x")]
+    assert bench.says("c", WELCOME, DATA) == [
+        StartPipeline(pipeline=1, stage_count=3, cache_slots=500, arithmetic="x")
+    ]
 
 
 def test_weights_are_served_and_progress_is_shown() -> None:
     bench = Bench("a")
-    bench.give(Begin())
+    bench.give(SessionStarted())
     bench.welcomes("a")
     assert bench.says("a", AskModel()) == [ServeWeights(pipeline=1, device="a")]
     assert bench.says("a", Loading(doing="receiving", share=0.5)) == [
-        ShowProgress(text="a: receiving", share=0.5)
+        ShowProgress(device="a", doing="receiving", share=0.5)
     ]
 
 
 def test_leases_are_kept_with_those_who_have_answered() -> None:
     bench = Bench("a", "b")
-    bench.give(Begin())
+    bench.give(SessionStarted())
     bench.welcomes("b")
     bench.now_s = 0.1
-    assert bench.give(Tick()) == [Tell(pipeline=1, device="b", message=Ping())]
+    assert bench.give(Tick()) == [SendControl(pipeline=1, device="b", message=Ping())]
     bench.now_s = 1.0
     assert bench.give(Tick()) == []
     bench.now_s = 1.1
-    assert bench.give(Tick()) == [Tell(pipeline=1, device="b", message=Ping())]
+    assert bench.give(Tick()) == [SendControl(pipeline=1, device="b", message=Ping())]
 
 
 def test_a_closed_connection_leads_to_another_pipeline_of_the_rest() -> None:
     bench = running()
-    assert bench.give(Closed(pipeline=1, device="b")) == [
+    assert bench.give(ConnectionClosed(pipeline=1, device="b")) == [
         Note(text="device b is lost (its connection closed)"),
-        Lose(silent_s=0.0),
+        StopPipeline(silent_s=0.0),
         *lets_go(1, "a", "b", "c", lost="b"),
         *begins(2, "a", "c")[:1],
         Note(text="going on with 2 devices"),
         *begins(2, "a", "c")[1:],
     ]
-    assert bench.give(Closed(pipeline=1, device="c")) == [], "that pipeline is over"
-    assert bench.form() == [Use(pipeline=2, stage_count=2, cache_slots=READY.cache_slots, arithmetic="x")]
+    assert bench.give(ConnectionClosed(pipeline=1, device="c")) == [], "that pipeline is over"
+    assert bench.form() == [
+        StartPipeline(pipeline=2, stage_count=2, cache_slots=READY.cache_slots, arithmetic="x")
+    ]
 
 
 def test_what_a_device_says_went_wrong_is_believed_after_a_moment() -> None:
@@ -247,7 +257,7 @@ def test_what_a_device_says_went_wrong_is_believed_after_a_moment() -> None:
 def test_a_connection_that_closes_meanwhile_is_the_better_explanation() -> None:
     bench = running()
     bench.says("a", Error(text="the data connection is gone", cause="again"))
-    assert bench.give(Closed(pipeline=1, device="c"))[0] == Note(
+    assert bench.give(ConnectionClosed(pipeline=1, device="c"))[0] == Note(
         text="device c is lost (its connection closed)"
     )
     assert bench.core.fired["better explained"] == 1
@@ -288,13 +298,13 @@ def test_of_a_link_that_fails_both_ends_are_suspects_and_the_link_is_named() -> 
 
 def test_who_does_not_answer_the_first_time_is_an_error_that_says_what_is_known() -> None:
     bench = Bench()
-    bench.give(Begin())
+    bench.give(SessionStarted())
     bench.welcomes("a", "c")
     assert bench.pass_time(5.9) == []
     text = "device b at b:1 did not answer within 6 s; is `flowspec daemon` running there?"
     assert bench.pass_time(0.3)[0] == EndSession(text=text)
     bench = Bench()
-    bench.give(Begin())
+    bench.give(SessionStarted())
     bench.welcomes("a", "c")
     bench.give(DialRefused(pipeline=1, device="b", text="it hung up", is_final=False))
     assert bench.pass_time(6.2)[0] == EndSession(text="device b at b:1 did not answer within 6 s: it hung up")
@@ -302,17 +312,19 @@ def test_who_does_not_answer_the_first_time_is_an_error_that_says_what_is_known(
 
 def test_a_head_that_may_begin_without_some_says_so_and_does() -> None:
     bench = Bench(start=Start.SHORT)
-    bench.give(Begin())
+    bench.give(SessionStarted())
     bench.welcomes("a", "c")
     told = bench.pass_time(6.2)
     assert told[0] == Note(text="device b is lost (no answer within 6 s)")
     assert Note(text="going on with 2 devices") in told
-    assert bench.form() == [Use(pipeline=2, stage_count=2, cache_slots=READY.cache_slots, arithmetic="x")]
+    assert bench.form() == [
+        StartPipeline(pipeline=2, stage_count=2, cache_slots=READY.cache_slots, arithmetic="x")
+    ]
 
 
 def test_a_head_that_may_begin_without_some_cannot_without_all() -> None:
     bench = Bench("a", "b", start=Start.SHORT)
-    bench.give(Begin())
+    bench.give(SessionStarted())
     told = bench.pass_time(20)
     text = "device a at a:1 did not answer within 6 s; is `flowspec daemon` running there?"
     assert next(command for command in told if isinstance(command, EndSession)) == EndSession(text=text)
@@ -321,18 +333,18 @@ def test_a_head_that_may_begin_without_some_cannot_without_all() -> None:
 def test_a_device_that_does_not_let_the_head_in_is_an_error_at_the_start_and_a_loss_later() -> None:
     refused = DialRefused(pipeline=1, device="b", text="it does not know the key", is_final=True)
     bench = Bench(start=Start.SHORT)
-    bench.give(Begin())
+    bench.give(SessionStarted())
     assert bench.give(refused) == [EndSession(text="device b at b:1 refuses: it does not know the key")]
     assert running().give(refused)[0] == Note(text="device b is lost (it does not know the key)")
 
 
 def test_a_device_that_another_head_holds_is_waited_for_at_the_start() -> None:
     bench = Bench("a", "b")
-    bench.give(Begin())
+    bench.give(SessionStarted())
     bench.welcomes("a", "b")
     held = Error(text="held by head x", retry_after_s=4.0)
     assert bench.says("b", held) == [Log(text="waiting for device b at b:1: held by head x", level="warning")]
-    again = Tell(pipeline=1, device="b", message=computing(parts_of("a", "b"), "x")[1].assign)
+    again = SendControl(pipeline=1, device="b", message=computing(parts_of("a", "b"), "x")[1].assign)
     assert bench.pass_time(1.2) == [again]
     assert bench.says("b", held) == [], "that was said"
     bench.now_s = 15.5
@@ -341,7 +353,7 @@ def test_a_device_that_another_head_holds_is_waited_for_at_the_start() -> None:
 
 def test_a_device_that_another_head_holds_is_left_out_later() -> None:
     bench = running()
-    bench.give(Closed(pipeline=1, device="c"))
+    bench.give(ConnectionClosed(pipeline=1, device="c"))
     bench.welcomes("a", "b")
     assert bench.says("b", Error(text="held by head x", retry_after_s=4.0))[0] == Note(
         text="device b is lost (held by head x)"
@@ -356,7 +368,7 @@ def test_a_device_that_another_head_holds_is_left_out_later() -> None:
 )
 def test_a_device_that_loads_for_ever_makes_no_progress(steps: tuple[str, ...], seconds: int) -> None:
     bench = running("a", "b")
-    bench.give(Closed(pipeline=1, device="b"))
+    bench.give(ConnectionClosed(pipeline=1, device="b"))
     bench.welcomes("a")
     told: list[FormingCommand] = []
     for at in range(seconds):
@@ -367,7 +379,7 @@ def test_a_device_that_loads_for_ever_makes_no_progress(steps: tuple[str, ...], 
 
 def test_a_step_that_is_taken_for_each_of_several_precisions_is_progress_each_time() -> None:
     bench = running("a", "b")
-    bench.give(Closed(pipeline=1, device="b"))
+    bench.give(ConnectionClosed(pipeline=1, device="b"))
     bench.welcomes("a")
     for doing in ("trying kernels", "asking", "trying kernels", "receiving", "loading"):
         for share in (0.0, 0.5, 1.0):
@@ -379,7 +391,7 @@ def test_a_step_that_is_taken_for_each_of_several_precisions_is_progress_each_ti
 
 def test_a_device_without_room_for_one_conversation_cannot_do_its_part() -> None:
     bench = running("a", "b")
-    bench.give(Closed(pipeline=1, device="b"))
+    bench.give(ConnectionClosed(pipeline=1, device="b"))
     bench.welcomes("a")
     note = bench.says("a", replace(READY, cache_slots=7))[0]
     assert isinstance(note, Note)
@@ -389,14 +401,14 @@ def test_a_device_without_room_for_one_conversation_cannot_do_its_part() -> None
 @pytest.mark.parametrize(
     ("event", "note"),
     [
-        (Wronged(pipeline=1, device="b", text="gibberish"), "device b is lost (gibberish)"),
+        (DeviceBrokeProtocol(pipeline=1, device="b", text="gibberish"), "device b is lost (gibberish)"),
         (
-            Wronged(pipeline=1, device="", text="gibberish"),
+            DeviceBrokeProtocol(pipeline=1, device="", text="gibberish"),
             "gibberish; beginning again with the same devices",
         ),
         (SendFailed(pipeline=1, device="a", what="segments"), "device a is lost (it takes no more segments)"),
         (
-            DeviceSaid(pipeline=1, device="a", role=CONTROL, message=parts_of("a")[0].assign),
+            DeviceMessageArrived(pipeline=1, device="a", role=CONTROL, message=parts_of("a")[0].assign),
             "device a at a:1 sent an unexpected Assign; beginning again with the same devices",
         ),
     ],
@@ -409,7 +421,7 @@ def test_who_breaks_the_protocol_or_takes_nothing_more_breaks_the_pipeline(
 
 def test_a_device_that_says_it_is_ready_before_it_was_assigned_anything_breaks_the_protocol() -> None:
     bench = Bench("a", "b", start=Start.ANY)
-    bench.give(Begin())
+    bench.give(SessionStarted())
     bench.welcomes("a")
     assert Note(
         text="device a at a:1 sent an unexpected Ready; beginning again with the same devices"
@@ -419,7 +431,7 @@ def test_a_device_that_says_it_is_ready_before_it_was_assigned_anything_breaks_t
 
 def test_a_pipeline_that_is_the_only_one_ends_with_its_first_failure() -> None:
     text = "device b at b:1 was lost while answering: its connection closed; see the daemon's log there"
-    assert running(is_only=True).give(Closed(pipeline=1, device="b")) == [EndSession(text=text)]
+    assert running(is_only=True).give(ConnectionClosed(pipeline=1, device="b")) == [EndSession(text=text)]
     assert running(is_only=True).pass_time(7)[-1] == EndSession(
         text="device a is lost (no sign of life for 5 s)"
     )
@@ -429,14 +441,14 @@ def test_a_pipeline_that_is_the_only_one_ends_with_its_first_failure() -> None:
 
 def test_weights_that_cannot_be_sent_end_the_session_unless_the_device_is_gone() -> None:
     bench = running()
-    bench.give(CannotServe(pipeline=1, text="the model changed"))
+    bench.give(WeightsUnavailable(pipeline=1, text="the model changed"))
     assert bench.pass_time(0.2)[0] == EndSession(text="the model changed")
 
 
 def test_a_user_does_not_wait_longer_than_asked() -> None:
     bench = running("a")
-    bench.core.terms = replace(TERMS, wait_s=10.0)
-    bench.give(Closed(pipeline=1, device="a"))
+    bench.core.timeouts = replace(FORMING_TIMEOUTS, wait_s=10.0)
+    bench.give(ConnectionClosed(pipeline=1, device="a"))
     assert [command for command in bench.pass_time(9.5) if isinstance(command, EndSession)] == []
     text = "no device is left; waiting for a device to come back; nothing changed within 10 s"
     assert EndSession(text=text) in bench.pass_time(1.0)
@@ -444,8 +456,8 @@ def test_a_user_does_not_wait_longer_than_asked() -> None:
 
 def test_without_a_plan_for_the_rest_the_head_waits() -> None:
     bench = running("a", "b")
-    bench.core.handle(Closed(pipeline=1, device="a"), bench.now_s)
-    told = bench.give(Unplanned(text="4 GiB are missing"))
+    bench.core.handle(ConnectionClosed(pipeline=1, device="a"), bench.now_s)
+    told = bench.give(PlanFailed(text="4 GiB are missing"))
     text = "the model does not fit on what is left: 4 GiB are missing; waiting for a device to come back"
     assert told == [Note(text=text)]
     assert bench.core.number == 0
@@ -453,10 +465,12 @@ def test_without_a_plan_for_the_rest_the_head_waits() -> None:
 
 def test_words_of_a_pipeline_that_is_over_are_ignored() -> None:
     bench = running()
-    bench.give(Closed(pipeline=1, device="b"))
+    bench.give(ConnectionClosed(pipeline=1, device="b"))
     assert (
         bench.give(
-            DeviceSaid(pipeline=1, device="a", role=CONTROL, message=Pong(queued=0, done=0, memory_bytes=0))
+            DeviceMessageArrived(
+                pipeline=1, device="a", role=CONTROL, message=Pong(queued=0, done=0, memory_bytes=0)
+            )
         )
         == []
     )
@@ -468,15 +482,17 @@ def test_a_drafter_has_no_data_connections() -> None:
     part = parts_of("a")[0]
     drafting = replace(part.assign, drafting=Drafting(vocabulary=9, coupled=True))
     assert isinstance(drafting, Assign)
-    bench.core.handle(Begin(), 0.0)
+    bench.core.handle(SessionStarted(), 0.0)
     bench.core.handle(PlanMade(parts=(replace(part, assign=drafting),)), 0.0)
-    assert bench.welcomes("a") == [Tell(pipeline=1, device="a", message=drafting)]
-    assert bench.says("a", replace(READY, cache_slots=0))[-1] == Use(pipeline=1, stage_count=1, cache_slots=0)
+    assert bench.welcomes("a") == [SendControl(pipeline=1, device="a", message=drafting)]
+    assert bench.says("a", replace(READY, cache_slots=0))[-1] == StartPipeline(
+        pipeline=1, stage_count=1, cache_slots=0
+    )
 
 
 def test_the_rules_that_fire_are_those_that_are_listed() -> None:
     bench = running()
-    bench.give(Closed(pipeline=1, device="b"))
+    bench.give(ConnectionClosed(pipeline=1, device="b"))
     assert bench.core.fired == Counter({"closed": 1})
     assert bench.core.fired.keys() <= RULES.keys()
 
@@ -495,12 +511,12 @@ def back(bench: Bench, device: str) -> list[FormingCommand]:
 
 def beside(bench: Bench, device: str, message: Message, number: int = 3) -> list[FormingCommand]:
     """What comes of a word of a device that makes ready for pipeline `number`."""
-    return bench.give(DeviceSaid(pipeline=number, device=device, role=CONTROL, message=message))
+    return bench.give(DeviceMessageArrived(pipeline=number, device=device, role=CONTROL, message=message))
 
 
 def test_a_device_that_is_back_loads_beside_the_pipeline_that_works_and_the_switch_comes_after() -> None:
     bench = running()
-    bench.give(Closed(pipeline=1, device="b"))
+    bench.give(ConnectionClosed(pipeline=1, device="b"))
     bench.form()
     parts = parts_of("a", "b", "c")
     plan = AskPlan(devices=("a", "b", "c"), is_first=False, is_beside=True)
@@ -511,18 +527,20 @@ def test_a_device_that_is_back_loads_beside_the_pipeline_that_works_and_the_swit
     assigned = computing(parts, "x")
     told = Arithmetics(dtype="float32", names=("y", "x"))
     for name in ("b", "c"):
-        assert beside(bench, name, WELCOME) == [Tell(pipeline=3, device=name, message=ASK)]
-    assert beside(bench, "b", told) == [Tell(pipeline=3, device="b", message=assigned[1].assign)]
+        assert beside(bench, name, WELCOME) == [SendControl(pipeline=3, device=name, message=ASK)]
+    assert beside(bench, "b", told) == [SendControl(pipeline=3, device="b", message=assigned[1].assign)]
     assert beside(bench, "b", AskModel()) == [ServeWeights(pipeline=3, device="b")]
     assert beside(bench, "b", Loading(share=0.5)) == []
     assert beside(bench, "b", READY) == [], "the other is not ready"
     other = replace(assigned[2].assign, is_beside=True)
-    assert beside(bench, "c", told) == [Tell(pipeline=3, device="c", message=other)]
-    resets: list[FormingCommand] = [Tell(pipeline=3, device=name, message=Reset()) for name in ("b", "c")]
+    assert beside(bench, "c", told) == [SendControl(pipeline=3, device="c", message=other)]
+    resets: list[FormingCommand] = [
+        SendControl(pipeline=3, device=name, message=Reset()) for name in ("b", "c")
+    ]
     assert beside(bench, "c", READY) == [*resets, HangUp(pipeline=3, device="")]
     assert bench.core.is_formed
     switched = [command for command in bench.pass_time(0.6) if not isinstance(command, Probe)]
-    assert switched[0] == Lose(silent_s=0.0)
+    assert switched[0] == StopPipeline(silent_s=0.0)
     assert switched[-5:-3] == [
         AskPlan(devices=("a", "b", "c"), is_first=False),
         OpenPipeline(pipeline=4, parts=parts),
@@ -551,7 +569,7 @@ def test_a_plan_for_which_devices_have_made_ready_is_not_made_by_other_times() -
 
 def test_a_member_that_cannot_make_ready_is_named_and_the_one_that_is_back_stays_out() -> None:
     bench = running()
-    bench.give(Closed(pipeline=1, device="b"))
+    bench.give(ConnectionClosed(pipeline=1, device="b"))
     bench.form()
     back(bench, "b")
     beside(bench, "c", WELCOME)
@@ -564,7 +582,7 @@ def test_a_member_that_cannot_make_ready_is_named_and_the_one_that_is_back_stays
 
 def test_what_a_member_must_still_load_in_the_switch_counts_in_its_worth() -> None:
     bench = running()
-    bench.give(Closed(pipeline=1, device="b"))
+    bench.give(ConnectionClosed(pipeline=1, device="b"))
     bench.form()
     bench.gain = 1.1
     back(bench, "b")
@@ -576,7 +594,7 @@ def test_what_a_member_must_still_load_in_the_switch_counts_in_its_worth() -> No
 
 def test_a_device_that_makes_nothing_faster_stands_by() -> None:
     bench = running()
-    bench.give(Closed(pipeline=1, device="b"))
+    bench.give(ConnectionClosed(pipeline=1, device="b"))
     bench.form()
     bench.gain = 1.04
     assert back(bench, "b")[-1] == Note(text="device b is back, and stands by")
@@ -593,7 +611,7 @@ def slow_down(bench: Bench, slowness: float, seconds: float) -> list[FormingComm
             Hop(received_s=0.0, queued_s=0.0, compute_s=0.05 * factor, own_s=0.0, rows=2)
             for factor in (1.0, slowness, 1.0)
         )
-        assert bench.give(Passed(pipeline=bench.core.number, hops=hops, context=20)) == []
+        assert bench.give(SegmentReturned(pipeline=bench.core.number, hops=hops, context=20)) == []
         for device in bench.core.membership.members:
             hot = device == "b"
             bench.says(
@@ -628,49 +646,51 @@ def test_a_device_slower_for_a_minute_leads_to_another_plan_and_a_better_one_is_
                 "which is 1.30 times as fast"
             )
         ),
-        Lose(silent_s=0.0),
+        StopPipeline(silent_s=0.0),
     ]
 
 
 @pytest.mark.parametrize(
     ("event", "why"),
     [
-        (Closed(pipeline=3, device="b"), "its connection closed"),
+        (ConnectionClosed(pipeline=3, device="b"), "its connection closed"),
         (
-            DeviceSaid(pipeline=3, device="b", role=CONTROL, message=Error(text="it is full", cause="part")),
+            DeviceMessageArrived(
+                pipeline=3, device="b", role=CONTROL, message=Error(text="it is full", cause="part")
+            ),
             "it is full",
         ),
         (DialRefused(pipeline=3, device="b", text="another key", is_final=True), "another key"),
-        (CannotServe(pipeline=3, text="the model changed"), "the model changed"),
+        (WeightsUnavailable(pipeline=3, text="the model changed"), "the model changed"),
     ],
 )
 def test_a_device_that_cannot_make_ready_costs_the_pipeline_that_works_nothing(
     event: FormingEvent, why: str
 ) -> None:
     bench = running()
-    bench.give(Closed(pipeline=1, device="b"))
+    bench.give(ConnectionClosed(pipeline=1, device="b"))
     bench.form()
     back(bench, "b")
-    bench.give(DeviceSaid(pipeline=3, device="b", role=CONTROL, message=WELCOME))
+    bench.give(DeviceMessageArrived(pipeline=3, device="b", role=CONTROL, message=WELCOME))
     assert bench.give(event)[-1] == Note(text=f"device b is not taken in ({why})")
     assert bench.core.is_formed
 
 
 def test_a_loss_ends_what_is_made_ready_for_a_pipeline_that_will_not_be() -> None:
     bench = running()
-    bench.give(Closed(pipeline=1, device="b"))
+    bench.give(ConnectionClosed(pipeline=1, device="b"))
     bench.form()
     back(bench, "b")
-    told = bench.give(Closed(pipeline=2, device="c"))
+    told = bench.give(ConnectionClosed(pipeline=2, device="c"))
     assert HangUp(pipeline=3, device="") in told
-    assert bench.give(DeviceSaid(pipeline=3, device="b", role=CONTROL, message=WELCOME)) == []
+    assert bench.give(DeviceMessageArrived(pipeline=3, device="b", role=CONTROL, message=WELCOME)) == []
 
 
 def test_a_device_whose_name_cannot_be_looked_up_is_lost() -> None:
-    unfound = Unfound(pipeline=1, device="b", text="cannot find the host of b")
+    unfound = AddressNotFound(pipeline=1, device="b", text="cannot find the host of b")
     assert running().give(unfound)[0] == Note(text="device b is lost (cannot find the host of b)")
     bench = Bench()
-    bench.give(Begin())
+    bench.give(SessionStarted())
     assert bench.give(unfound) == [EndSession(text="device b at b:1: cannot find the host of b")]
 
 
@@ -679,11 +699,11 @@ ABSENT = (
 )
 
 
-def short(*absent: str, terms: FormingTimes = TERMS) -> Bench:
+def short(*absent: str, forming_timeouts: FormingTimeouts = FORMING_TIMEOUTS) -> Bench:
     """A pipeline of the rest works; those that are absent are known to be."""
-    bench = Bench(start=Start.SHORT, terms=terms)
+    bench = Bench(start=Start.SHORT, forming_timeouts=forming_timeouts)
     there = tuple(name for name in bench.names if name not in absent)
-    told = bench.give(Begin(absent=tuple((name, "nothing listens there") for name in absent)))
+    told = bench.give(SessionStarted(absent=tuple((name, "nothing listens there") for name in absent)))
     assert told == [*(Note(text=ABSENT.format(name)) for name in absent), *begins(1, *there)]
     bench.form()
     return bench
@@ -706,7 +726,7 @@ def test_a_device_that_is_absent_at_first_is_surveyed_before_it_makes_ready_and_
     assert answered(bench, "b", 6.0) == [SurveyDevice(device="b")], (
         "once, and nobody plans with it before it is known"
     )
-    assert bench.give(Surveyed(device="b")) == []
+    assert bench.give(DeviceSurveyed(device="b")) == []
     prepared = answered(bench, "b", 0.5)
     assert prepared[0] == AskPlan(devices=("a", "b", "c"), is_first=False, is_beside=True)
     for name, said in ((name, said) for name in ("b", "c") for said in (WELCOME, READY)):
@@ -716,7 +736,7 @@ def test_a_device_that_is_absent_at_first_is_surveyed_before_it_makes_ready_and_
     assert bench.core.membership.members == ("a", "b", "c")
     fired = bench.core.membership.fired
     assert [fired[rule] for rule in ("began without", "surveyed", "back")] == [1, 1, 1]
-    assert bench.give(Closed(pipeline=3, device="b"))[0] == Note(
+    assert bench.give(ConnectionClosed(pipeline=3, device="b"))[0] == Note(
         text="device b is lost (its connection closed)"
     )
 
@@ -724,7 +744,7 @@ def test_a_device_that_is_absent_at_first_is_surveyed_before_it_makes_ready_and_
 def test_a_device_that_does_not_tell_what_a_plan_needs_stays_out_and_is_asked_again_later() -> None:
     bench = short("b")
     assert answered(bench, "b", 4.5) == [SurveyDevice(device="b")]
-    assert bench.give(Surveyed(device="b", trouble="it fell silent")) == [
+    assert bench.give(DeviceSurveyed(device="b", trouble="it fell silent")) == [
         Note(text="device b is not taken in (it fell silent)")
     ]
     assert answered(bench, "b", 5.5) == [], "it waits twice as long"
@@ -733,15 +753,15 @@ def test_a_device_that_does_not_tell_what_a_plan_needs_stays_out_and_is_asked_ag
 
 def test_where_nothing_goes_without_it_a_device_that_was_absent_is_surveyed_at_once() -> None:
     bench = short("b", "c")
-    bench.give(Closed(pipeline=1, device="a"))
+    bench.give(ConnectionClosed(pipeline=1, device="a"))
     assert answered(bench, "b", 0.5) == [SurveyDevice(device="b")]
-    bench.give(Surveyed(device="b"))
+    bench.give(DeviceSurveyed(device="b"))
     assert answered(bench, "b", 4.0)[0] == AskPlan(devices=("b",), is_first=False)
 
 
 def test_a_head_that_may_begin_without_some_does_so_without_those_that_are_held_for_long() -> None:
     bench = Bench("a", "b", start=Start.SHORT)
-    bench.give(Begin())
+    bench.give(SessionStarted())
     bench.welcomes("a", "b")
     held = Error(text="held by head x", retry_after_s=4.0)
     assert bench.says("b", held) == [Log(text="waiting for device b at b:1: held by head x", level="warning")]
@@ -752,11 +772,11 @@ def test_a_head_that_may_begin_without_some_does_so_without_those_that_are_held_
 
 def test_what_does_not_fit_without_a_device_that_fell_silent_is_one_line_that_names_both() -> None:
     bench = Bench("a", "b", start=Start.SHORT)
-    bench.give(Begin())
+    bench.give(SessionStarted())
     bench.welcomes("a")
     bench.now_s = 6.5
     bench.core.handle(Tick(), bench.now_s)
-    told = bench.give(Unplanned(text="the model lacks 4 GiB"))
+    told = bench.give(PlanFailed(text="the model lacks 4 GiB"))
     text = (
         "device b at b:1 did not answer within 6 s; is `flowspec daemon` running there?; without it the "
         "model lacks 4 GiB"
@@ -770,27 +790,27 @@ def notes_of(commands: list[FormingCommand]) -> list[str]:
 
 def assigned(commands: list[FormingCommand]) -> dict[str, str]:
     """The arithmetic of each device that gets its part."""
-    tells = [command for command in commands if isinstance(command, Tell)]
+    tells = [command for command in commands if isinstance(command, SendControl)]
     return {tell.device: tell.message.arithmetic for tell in tells if isinstance(tell.message, Assign)}
 
 
 def test_the_best_arithmetic_that_all_have_is_assigned_and_kept() -> None:
     bench = Bench()
     bench.has = {"a": ("fast", "good", "safe"), "b": ("other", "safe", "good"), "c": ("good", "safe")}
-    bench.give(Begin())
+    bench.give(SessionStarted())
     assert assigned(bench.welcomes("a", "b", "c")) == dict.fromkeys("abc", "good")
     bench.form()
-    bench.give(Closed(pipeline=1, device="c"))
+    bench.give(ConnectionClosed(pipeline=1, device="c"))
     assert assigned(bench.welcomes("a", "b")) == dict.fromkeys("ab", "good")
     bench.form()
-    bench.give(Closed(pipeline=2, device="b"))
+    bench.give(ConnectionClosed(pipeline=2, device="b"))
     assert assigned(bench.welcomes("a")) == {"a": "good"}, "though it alone would take fast"
 
 
 def test_devices_that_share_no_arithmetic_are_an_error_at_the_start() -> None:
     bench = Bench("a", "b")
     bench.has = {"a": ("fast",), "b": ("other",)}
-    bench.give(Begin())
+    bench.give(SessionStarted())
     (command,) = [each for each in bench.welcomes("a", "b") if isinstance(each, EndSession)]
     told = "it shares no arithmetic of float32 with the devices before it: it has other, a fast"
     assert command.text == f"device b at b:1: {told}; use --dtype int8"
@@ -798,7 +818,7 @@ def test_devices_that_share_no_arithmetic_are_an_error_at_the_start() -> None:
 
 def test_a_device_without_any_right_kernel_is_an_error_in_its_own_words() -> None:
     bench = Bench("a")
-    bench.give(Begin())
+    bench.give(SessionStarted())
     bench.says("a", WELCOME)
     message = Arithmetics(dtype="float32", names=(), trouble="float32 does not run right on cpu")
     told = bench.says("a", message)
@@ -807,7 +827,7 @@ def test_a_device_without_any_right_kernel_is_an_error_in_its_own_words() -> Non
 
 def test_an_answer_about_another_precision_and_one_that_nobody_asked_for_break_the_protocol() -> None:
     bench = Bench("a")
-    bench.give(Begin())
+    bench.give(SessionStarted())
     bench.says("a", WELCOME)
     assert isinstance(bench.says("a", Arithmetics(dtype="int8", names=("digits",)))[-1], EndSession)
     bench = running()
@@ -817,7 +837,7 @@ def test_an_answer_about_another_precision_and_one_that_nobody_asked_for_break_t
 
 def test_a_device_that_lacks_the_arithmetic_is_left_out_of_later_pipelines() -> None:
     bench = running()
-    bench.give(Closed(pipeline=1, device="b"))
+    bench.give(ConnectionClosed(pipeline=1, device="b"))
     bench.has = {"c": ("safe",)}
     told = notes_of(bench.welcomes("a", "c"))
     way = "--allow-arithmetic-change would go on without it where nothing else does"
@@ -827,9 +847,11 @@ def test_a_device_that_lacks_the_arithmetic_is_left_out_of_later_pipelines() -> 
     bench.form()
     assert bench.core.fired["lacks"] == 1
     assert back(bench, "c")[-1] == Dial(pipeline=4, device="c", role=CONTROL)
-    bench.give(DeviceSaid(pipeline=4, device="c", role=CONTROL, message=WELCOME))
+    bench.give(DeviceMessageArrived(pipeline=4, device="c", role=CONTROL, message=WELCOME))
     message = Arithmetics(dtype="float32", names=("safe",))
-    (note,) = notes_of(bench.give(DeviceSaid(pipeline=4, device="c", role=CONTROL, message=message)))
+    (note,) = notes_of(
+        bench.give(DeviceMessageArrived(pipeline=4, device="c", role=CONTROL, message=message))
+    )
     assert note.startswith("device c is not taken in (it lacks the arithmetic x")
     assert bench.core.fired["lacks beside"] == 1
     assert bench.core.is_formed, "the pipeline that works was not touched"
@@ -837,18 +859,18 @@ def test_a_device_that_lacks_the_arithmetic_is_left_out_of_later_pipelines() -> 
 
 def test_a_device_that_stands_by_and_lacks_it_does_not_keep_another_from_coming_back() -> None:
     bench = Bench("a", "b", "c")
-    bench.give(Begin())
+    bench.give(SessionStarted())
     bench.core.handle(PlanMade(parts=parts_of("a", "b")), 0.0)  # c stands by
     bench.form()
-    bench.give(Closed(pipeline=bench.core.number, device="b"))
+    bench.give(ConnectionClosed(pipeline=bench.core.number, device="b"))
     bench.core.handle(PlanMade(parts=parts_of("a")), bench.now_s)
     bench.form()
     opened = next(each for each in back(bench, "b") if isinstance(each, OpenPipeline))
     assert [part.device for part in opened.parts] == ["a", "b", "c"]
     message = Arithmetics(dtype="float32", names=("safe",))
-    bench.give(DeviceSaid(pipeline=opened.pipeline, device="c", role=CONTROL, message=WELCOME))
+    bench.give(DeviceMessageArrived(pipeline=opened.pipeline, device="c", role=CONTROL, message=WELCOME))
     (note,) = notes_of(
-        bench.give(DeviceSaid(pipeline=opened.pipeline, device="c", role=CONTROL, message=message))
+        bench.give(DeviceMessageArrived(pipeline=opened.pipeline, device="c", role=CONTROL, message=message))
     )
     assert note.startswith("device c is not taken in (it lacks the arithmetic x")
     assert bench.core.membership.fired["unable"] == 1
@@ -859,10 +881,10 @@ def test_a_device_that_stands_by_and_lacks_it_does_not_keep_another_from_coming_
 @pytest.mark.parametrize("may_change", [False, True])
 def test_where_no_pipeline_can_be_formed_with_it_another_follows_if_that_is_allowed(may_change: bool) -> None:
     agreement = Agreement(may_change=may_change)
-    bench = Bench("a", "b", terms=replace(TERMS, wait_s=20.0), agreement=agreement)
-    bench.give(Begin())
+    bench = Bench("a", "b", forming_timeouts=replace(FORMING_TIMEOUTS, wait_s=20.0), agreement=agreement)
+    bench.give(SessionStarted())
     bench.form()
-    bench.give(Closed(pipeline=1, device="a"))
+    bench.give(ConnectionClosed(pipeline=1, device="a"))
     bench.has = {"b": ("safe",)}
     told = notes_of(bench.welcomes("b"))
     if not may_change:
@@ -883,9 +905,9 @@ def test_an_arithmetic_of_an_earlier_session_is_kept_or_refused_or_changed_if_th
     for agreement, expected in ((Agreement("safe"), "safe"), (Agreement("old", may_change=True), "fast")):
         bench = Bench("a", "b", agreement=agreement)
         bench.has = dict.fromkeys("ab", ("fast", "safe"))
-        bench.give(Begin())
+        bench.give(SessionStarted())
         assert assigned(bench.welcomes("a", "b")) == dict.fromkeys("ab", expected)
     bench = Bench("a", "b", agreement=Agreement("old"))
-    bench.give(Begin())
+    bench.give(SessionStarted())
     (end,) = [each for each in bench.welcomes("a", "b") if isinstance(each, EndSession)]
     assert end.text.startswith("device a at a:1: it lacks the arithmetic old, which is kept, and has x")

@@ -14,8 +14,8 @@ from flowspec.core.events import (
     Finished,
     Forget,
     RunLayers,
-    ToPipeline,
-    ToStages,
+    SendToFirstStage,
+    SendToStages,
     VerifiedArrived,
 )
 from flowspec.core.head.head import HeadCore
@@ -208,7 +208,7 @@ def test_a_forgotten_conversation_is_released_everywhere() -> None:
     run = pipeline(2)
     run.give(ask(1, [1, 2, 3], 3))
     run.settle()
-    assert run.head.handle(Forget(request=1), 0.0) == [ToStages(message=Release(request=1))]
+    assert run.head.handle(Forget(request=1), 0.0) == [SendToStages(message=Release(request=1))]
     assert run.head.handle(Forget(request=1), 0.0) == []
 
 
@@ -236,16 +236,16 @@ def test_a_root_that_comes_back_dropped_is_the_stages_fault() -> None:
 def test_the_first_commands_of_an_answer_are_its_open_and_its_first_chunks() -> None:
     head = HeadCore(context=4000, stage_count=2)
     commands = head.handle(ask(7, range(1000), 5), 0.0)
-    assert isinstance(commands[0], ToStages)
+    assert isinstance(commands[0], SendToStages)
     assert isinstance(commands[0].message, Open)
-    segments = [command.segment for command in commands[1:] if isinstance(command, ToPipeline)]
+    segments = [command.segment for command in commands[1:] if isinstance(command, SendToFirstStage)]
     assert len(segments) == 3 == head.in_flight, "one more than there are stages"
     assert [segment.row_count for segment in segments] == [limits.PREFILL_CHUNK] * 3
     assert all(segment.parts[0].opening is not None for segment in segments), (
         "the Open rides along until it is known to be everywhere"
     )
     later = head.handle(VerifiedArrived(verified=Verified(segment=0, parts=(), hops=())), 0.0)
-    (sent,) = [command.segment for command in later if isinstance(command, ToPipeline)]
+    (sent,) = [command.segment for command in later if isinstance(command, SendToFirstStage)]
     assert sent.parts[0].opening is None
 
 

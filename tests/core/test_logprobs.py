@@ -12,7 +12,7 @@ from flowspec.core.events import (
     Emit,
     LayersDone,
     PipelineLost,
-    Reformed,
+    PipelineReformed,
     SendVerified,
     VerifiedArrived,
 )
@@ -81,7 +81,7 @@ def test_after_a_loss_the_tokens_that_follow_have_theirs_and_none_comes_twice() 
     assert len(back(head, 0, {2: 0})) == 1
     desk.give(PipelineLost())
     assert head.requests()[0].logprobs == {}
-    desk.give(Reformed(stage_count=2))
+    desk.give(PipelineReformed(stage_count=2))
     newest = desk.sent[-1]
     assert newest.parts[0].opening is not None
     assert newest.parts[0].opening.top_logprobs == 1

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from flowspec.core.cluster.membership import Begin, Broken, Disband, Formed, MembersChosen, Membership, Note
+from flowspec.core.cluster.membership import (
+    Disband,
+    MembersChosen,
+    Membership,
+    Note,
+    PipelineBroken,
+    PipelineFormed,
+    SessionStarted,
+)
 from flowspec.core.events import (
     Cancel,
     Draft,
-    DrafterBack,
     DrafterLost,
+    DrafterRecovered,
     HeadCommand,
     PipelineLost,
-    Reformed,
+    PipelineReformed,
     Submit,
 )
 from flowspec.core.head.admission import Admission
@@ -19,7 +27,7 @@ from flowspec.core.head.head import HeadCore
 from flowspec.core.methods import make_method
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Sampling
-from tests.core.patience import PATIENCE
+from tests.core.membership_timeouts import MEMBERSHIP_TIMEOUTS
 
 CONTEXT = 1000
 TRAITS = DrafterTraits(context=CONTEXT)
@@ -57,7 +65,7 @@ def test_one_that_is_lost_before_it_was_there_is_asked_when_it_comes() -> None:
     head = head_with(2)
     head.handle(DrafterLost(drafter=1), 0.0)
     assert set(drafted_for(head.handle(submit(1), 1.0))) == {0}
-    assert drafted_for(head.handle(DrafterBack(drafter=1, cache_slots=ONE), 2.0)) == {1: [1]}
+    assert drafted_for(head.handle(DrafterRecovered(drafter=1, cache_slots=ONE), 2.0)) == {1: [1]}
 
 
 def test_one_that_comes_back_with_less_memory_is_given_to_those_who_came_first() -> None:
@@ -65,7 +73,7 @@ def test_one_that_comes_back_with_less_memory_is_given_to_those_who_came_first()
     head.handle(submit(1), 0.0)
     head.handle(submit(2), 0.0)
     assert head.handle(DrafterLost(drafter=0), 1.0) == []
-    assert drafted_for(head.handle(DrafterBack(drafter=0, cache_slots=ONE + 5), 2.0)) == {0: [1]}
+    assert drafted_for(head.handle(DrafterRecovered(drafter=0, cache_slots=ONE + 5), 2.0)) == {0: [1]}
     assert head.admission.held.drafters == (ONE,)
 
 
@@ -76,11 +84,11 @@ def test_conversations_whose_caches_were_given_up_are_no_concern_of_it() -> None
     head.handle(PipelineLost(), 1.0)
     head.handle(Cancel(request=1), 1.0)
     assert not head.handle(DrafterLost(drafter=0), 2.0)
-    head.handle(Reformed(stage_count=2, cache_slots=limits.ID_MAX), 3.0)
+    head.handle(PipelineReformed(stage_count=2, cache_slots=limits.ID_MAX), 3.0)
     assert [request.number for request in head.requests() if not request.drafter_states] == [1], (
         "its caches went to the other"
     )
-    assert drafted_for(head.handle(DrafterBack(drafter=0), 4.0)) == {0: [2]}
+    assert drafted_for(head.handle(DrafterRecovered(drafter=0), 4.0)) == {0: [2]}
     head.handle(DrafterLost(drafter=0), 5.0)
 
 
@@ -99,11 +107,11 @@ def test_who_waits_needs_nothing_of_a_drafter_that_cannot_hold_it() -> None:
 
 
 def test_a_drafters_device_is_told_of_as_a_drafter() -> None:
-    core = Membership(["pi-3"], PATIENCE, "draft-math")
-    core.handle(Begin(), 0.0)
+    core = Membership(["pi-3"], MEMBERSHIP_TIMEOUTS, "draft-math")
+    core.handle(SessionStarted(), 0.0)
     core.handle(MembersChosen(devices=("pi-3",)), 0.0)
-    core.handle(Formed(), 1.0)
-    assert core.handle(Broken(device="pi-3", text="its connection closed"), 2.0) == [
+    core.handle(PipelineFormed(), 1.0)
+    assert core.handle(PipelineBroken(device="pi-3", text="its connection closed"), 2.0) == [
         Note(text="drafter draft-math on pi-3 is lost (its connection closed)"),
         Note(text="answers go on without it"),
         Disband(),

@@ -8,33 +8,33 @@ from dataclasses import replace
 import pytest
 
 from flowspec.core.cluster.membership import (
-    Begin,
-    Broken,
+    DevicesPrepared,
     Disband,
-    Formed,
     GiveUp,
-    Heard,
+    HeartbeatArrived,
     LinkBroken,
+    MemberProgressed,
     MembersChosen,
     Membership,
     MembershipCommand,
     MembershipEvent,
-    Needless,
+    NoPlanFound,
     Note,
+    PipelineBroken,
+    PipelineFormed,
+    PlanRejected,
+    PreparationFailed,
     Prepare,
-    Prepared,
     Probe,
     ProbeAnswered,
-    Progressed,
     Reform,
+    SessionStarted,
     SpeedChanged,
     Tick,
-    Unfit,
-    Unprepared,
 )
-from tests.core import patience
+from tests.core import membership_timeouts
 
-PATIENCE = replace(patience.PATIENCE, worth=10.0)
+MEMBERSHIP_TIMEOUTS = replace(membership_timeouts.MEMBERSHIP_TIMEOUTS, worth=10.0)
 
 
 class Bench:
@@ -45,20 +45,20 @@ class Bench:
     """
 
     def __init__(self, *names: str) -> None:
-        self.core = Membership(names or ("a", "b", "c"), PATIENCE)
+        self.core = Membership(names or ("a", "b", "c"), MEMBERSHIP_TIMEOUTS)
         self.now_s = 0.0
         self.alive = set(names or ("a", "b", "c"))
         self.tick = Tick()
         self.prepared: list[Prepare] = []
-        self.outcome: Unprepared | Needless | None = None
-        self.prepares: Prepared | None = None
+        self.outcome: PreparationFailed | PlanRejected | None = None
+        self.prepares: DevicesPrepared | None = None
 
     def give(self, event: MembershipEvent) -> list[MembershipCommand]:
         return self.core.handle(event, self.now_s)
 
     def form(self, after_s: float = 0.0) -> list[MembershipCommand]:
         self.now_s += after_s
-        return self.give(Formed())
+        return self.give(PipelineFormed())
 
     def pass_time(self, seconds: float) -> list[MembershipCommand]:
         """What is decided meanwhile; probes of devices that are alive are answered, and not told of."""
@@ -66,14 +66,16 @@ class Bench:
         for _ in range(int(seconds / 0.5)):
             self.now_s += 0.5
             for name in sorted(self.alive):
-                self.give(Heard(device=name))
+                self.give(HeartbeatArrived(device=name))
             for command in self.give(self.tick):
                 if isinstance(command, Probe):
                     if command.device in self.alive:
                         self.give(ProbeAnswered(device=command.device))
                 elif isinstance(command, Prepare):
                     self.prepared.append(command)
-                    found += self.give(self.outcome or self.prepares or Prepared(devices=command.returning))
+                    found += self.give(
+                        self.outcome or self.prepares or DevicesPrepared(devices=command.returning)
+                    )
                 else:
                     found.append(command)
         return found
@@ -81,21 +83,21 @@ class Bench:
 
 def running(*names: str) -> Bench:
     bench = Bench(*names)
-    bench.give(Begin())
+    bench.give(SessionStarted())
     bench.form()
     return bench
 
 
 def test_a_pipeline_is_formed_of_all_in_their_order() -> None:
     bench = Bench()
-    assert bench.give(Begin()) == [Reform(devices=("a", "b", "c"))]
+    assert bench.give(SessionStarted()) == [Reform(devices=("a", "b", "c"))]
     assert bench.form(1.0) == []
     assert bench.pass_time(60) == []
 
 
 def test_the_devices_that_are_gone_on_with_are_those_of_the_plan() -> None:
     bench = running("a", "b", "c", "d")
-    bench.give(Broken(device="b", text="its connection closed"))
+    bench.give(PipelineBroken(device="b", text="its connection closed"))
     assert bench.give(MembersChosen(devices=("a", "c"))) == [Note(text="going on with 2 devices")], (
         "d stands by"
     )
@@ -104,7 +106,7 @@ def test_the_devices_that_are_gone_on_with_are_those_of_the_plan() -> None:
 
 def test_a_closed_connection_forms_another_pipeline_of_the_rest_at_once() -> None:
     bench = running()
-    assert bench.give(Broken(device="b", text="its connection closed")) == [
+    assert bench.give(PipelineBroken(device="b", text="its connection closed")) == [
         Note(text="device b is lost (its connection closed)"),
         Reform(devices=("a", "c")),
     ]
@@ -122,11 +124,11 @@ def test_silence_is_loss_and_is_reported_with_how_long_it_was() -> None:
 
 def test_while_devices_load_silence_lasts_longer_and_progress_counts() -> None:
     bench = Bench()
-    bench.give(Begin())
+    bench.give(SessionStarted())
     bench.alive.discard("a")
     assert bench.pass_time(14) == []
     assert [type(command) for command in bench.pass_time(2)] == [Note, Reform]
-    bench.give(Progressed(device="b", is_ready=True))
+    bench.give(MemberProgressed(device="b", is_ready=True))
     lost = bench.pass_time(61)
     assert lost[0] == Note(text="device c is lost (no progress in loading for 60 s)")
 
@@ -145,11 +147,15 @@ def test_a_device_that_hangs_in_a_segment_is_lost_though_it_answers() -> None:
         bench.now_s += 1.0
         for name in ("a", "b", "c"):
             assert (
-                bench.give(Heard(device=name, running_s=seconds if name == "b" else 0.0, queued=name == "b"))
+                bench.give(
+                    HeartbeatArrived(
+                        device=name, running_s=seconds if name == "b" else 0.0, queued=name == "b"
+                    )
+                )
                 == []
             )
         assert bench.give(Tick(flight_s=seconds)) == []
-    assert bench.give(Heard(device="b", running_s=31))[0] == Note(
+    assert bench.give(HeartbeatArrived(device="b", running_s=31))[0] == Note(
         text="device b is lost (at one segment for 31 s)"
     )
     assert bench.core.fired == Counter({"stuck": 1})
@@ -158,15 +164,15 @@ def test_a_device_that_hangs_in_a_segment_is_lost_though_it_answers() -> None:
 def test_only_passes_that_ended_teach_how_long_one_may_take() -> None:
     bench = running()
     for seconds in (2, 4, 6):
-        assert bench.give(Heard(device="b", running_s=seconds)) == []
-    assert bench.give(Heard(device="b", running_s=1, done=1)) == [], (
+        assert bench.give(HeartbeatArrived(device="b", running_s=seconds)) == []
+    assert bench.give(HeartbeatArrived(device="b", running_s=1, done=1)) == [], (
         "a pass of at least six seconds has ended"
     )
-    assert bench.give(Heard(device="b", running_s=60, done=1)) == []
-    assert isinstance(bench.give(Heard(device="b", running_s=61, done=1))[0], Note)
+    assert bench.give(HeartbeatArrived(device="b", running_s=60, done=1)) == []
+    assert isinstance(bench.give(HeartbeatArrived(device="b", running_s=61, done=1))[0], Note)
     bench = running()
-    bench.give(Heard(device="b", running_s=6))
-    assert isinstance(bench.give(Heard(device="b", running_s=31))[0], Note), "it has not ended"
+    bench.give(HeartbeatArrived(device="b", running_s=6))
+    assert isinstance(bench.give(HeartbeatArrived(device="b", running_s=31))[0], Note), "it has not ended"
 
 
 def test_a_segment_that_vanished_is_nobodys_fault_but_not_for_ever() -> None:
@@ -192,7 +198,7 @@ def wait_for(bench: Bench, seconds: float) -> list[MembershipCommand]:
     found = []
     for _ in range(int(seconds)):
         for name, arrived in (("a", 7), ("b", 6), ("c", 6)):
-            bench.give(Heard(device=name, arrived=arrived))
+            bench.give(HeartbeatArrived(device=name, arrived=arrived))
         found += bench.pass_time(1.0)
     return found
 
@@ -226,7 +232,7 @@ def test_a_link_on_which_a_short_segment_is_for_as_long_is_broken() -> None:
 def test_tokens_make_good_for_failures_that_were_nobodys() -> None:
     bench = running()
     for tokens in range(1, 8):
-        assert isinstance(bench.give(Broken(device="", text="the lease lapsed"))[-1], Reform)
+        assert isinstance(bench.give(PipelineBroken(device="", text="the lease lapsed"))[-1], Reform)
         bench.form()
         bench.tick = Tick(tokens=tokens)
         bench.pass_time(1)
@@ -235,7 +241,7 @@ def test_tokens_make_good_for_failures_that_were_nobodys() -> None:
 def test_who_answers_again_returns_after_a_while_that_doubles_with_each_loss() -> None:
     bench = running()
     for wait_s in (4, 8, 16):
-        bench.give(Broken(device="b", text="its connection closed"))
+        bench.give(PipelineBroken(device="b", text="its connection closed"))
         bench.form()
         assert bench.pass_time(wait_s - 1) == []
         assert bench.pass_time(2.5) == [Reform(devices=("a", "b", "c"))]
@@ -245,7 +251,7 @@ def test_who_answers_again_returns_after_a_while_that_doubles_with_each_loss() -
 def test_what_was_long_ago_is_forgiven() -> None:
     bench = running()
     for _ in range(3):
-        bench.give(Broken(device="b", text="its connection closed"))
+        bench.give(PipelineBroken(device="b", text="its connection closed"))
         bench.form()
         assert bench.pass_time(6.5) == [Reform(devices=("a", "b", "c"))]
         bench.form()
@@ -254,7 +260,7 @@ def test_what_was_long_ago_is_forgiven() -> None:
 
 def test_nobody_is_taken_in_during_an_answer_that_ends_soon() -> None:
     bench = running()
-    bench.give(Broken(device="b", text="its connection closed"))
+    bench.give(PipelineBroken(device="b", text="its connection closed"))
     bench.form(after_s=2.0)
     bench.tick = Tick(left_s=20.0)
     assert bench.pass_time(12) == []
@@ -264,7 +270,7 @@ def test_nobody_is_taken_in_during_an_answer_that_ends_soon() -> None:
 
 def test_where_answers_follow_one_another_a_device_that_is_ready_waits_no_longer_than_is_said() -> None:
     bench = running()
-    bench.give(Broken(device="b", text="its connection closed"))
+    bench.give(PipelineBroken(device="b", text="its connection closed"))
     bench.form(after_s=2.0)
     bench.tick = Tick(left_s=1.0)
     assert bench.pass_time(12) == []
@@ -275,7 +281,7 @@ def test_where_answers_follow_one_another_a_device_that_is_ready_waits_no_longer
 def test_a_device_that_does_not_answer_stays_out() -> None:
     bench = running()
     bench.alive.discard("b")
-    bench.give(Broken(device="b", text="its connection closed"))
+    bench.give(PipelineBroken(device="b", text="its connection closed"))
     bench.form()
     assert bench.pass_time(100) == []
 
@@ -283,7 +289,7 @@ def test_a_device_that_does_not_answer_stays_out() -> None:
 def test_without_any_device_one_waits_and_takes_who_comes() -> None:
     bench = running("a")
     bench.alive.clear()
-    said = bench.give(Broken(device="a", text="its connection closed"))
+    said = bench.give(PipelineBroken(device="a", text="its connection closed"))
     assert said == [
         Note(text="device a is lost (its connection closed)"),
         Note(text="no device is left; waiting for a device to come back"),
@@ -296,8 +302,8 @@ def test_without_any_device_one_waits_and_takes_who_comes() -> None:
 
 def test_where_the_model_does_not_fit_on_the_rest_all_who_are_back_help() -> None:
     bench = running()
-    bench.give(Broken(device="a", text="its connection closed"))
-    said = bench.give(Unfit(text="4 GiB are missing"))
+    bench.give(PipelineBroken(device="a", text="its connection closed"))
+    said = bench.give(NoPlanFound(text="4 GiB are missing"))
     assert said == [
         Note(
             text=(
@@ -311,42 +317,44 @@ def test_where_the_model_does_not_fit_on_the_rest_all_who_are_back_help() -> Non
 
 def test_a_second_loss_while_the_first_is_replaced_leaves_the_rest() -> None:
     bench = running()
-    bench.give(Broken(device="a", text="its connection closed"))
-    assert bench.give(Broken(device="c", text="no answer within 3 s"))[-1] == Reform(devices=("b",))
+    bench.give(PipelineBroken(device="a", text="its connection closed"))
+    assert bench.give(PipelineBroken(device="c", text="no answer within 3 s"))[-1] == Reform(devices=("b",))
 
 
-@pytest.mark.parametrize("event", [Heard(device="b"), Progressed(device="b"), ProbeAnswered(device="x")])
+@pytest.mark.parametrize(
+    "event", [HeartbeatArrived(device="b"), MemberProgressed(device="b"), ProbeAnswered(device="x")]
+)
 def test_words_of_those_who_take_no_part_change_nothing(event: MembershipEvent) -> None:
     bench = running()
-    bench.give(Broken(device="b", text="its connection closed"))
+    bench.give(PipelineBroken(device="b", text="its connection closed"))
     assert bench.give(event) == []
 
 
 def test_devices_that_refuse_their_part_are_there_and_the_model_is_too_large() -> None:
     bench = running("a", "b")
-    assert bench.give(Broken(device="a", text="2 GiB are missing", is_refusal=True))[0] == Note(
+    assert bench.give(PipelineBroken(device="a", text="2 GiB are missing", is_refusal=True))[0] == Note(
         text="device a cannot do its part (2 GiB are missing)"
     )
-    said = bench.give(Broken(device="b", text="4 GiB are missing", is_refusal=True))
+    said = bench.give(PipelineBroken(device="b", text="4 GiB are missing", is_refusal=True))
     text = "no device that is left can do its part; waiting for a device to come back"
     assert said[1:] == [Note(text=text), Disband()]
 
 
 def test_devices_that_a_plan_leaves_out_stand_by_and_are_not_missed() -> None:
     bench = Bench()
-    assert bench.give(Begin()) == [Reform(devices=("a", "b", "c"))]
+    assert bench.give(SessionStarted()) == [Reform(devices=("a", "b", "c"))]
     bench.give(MembersChosen(devices=("c", "a")))
     bench.form()
     bench.alive = {"a", "c"}
     assert bench.pass_time(30) == []
-    assert bench.give(Broken(device="a", text="its connection closed"))[-1] == Reform(
+    assert bench.give(PipelineBroken(device="a", text="its connection closed"))[-1] == Reform(
         devices=("b", "c"), silent_s=0.5
     )
 
 
 def test_a_device_that_is_back_makes_ready_beside_the_pipeline_that_works_before_it_is_taken_in() -> None:
     bench = running()
-    bench.give(Broken(device="b", text="its connection closed"))
+    bench.give(PipelineBroken(device="b", text="its connection closed"))
     bench.form()
     assert bench.pass_time(6.5) == [Reform(devices=("a", "b", "c"))]
     assert bench.prepared == [Prepare(devices=("a", "b", "c"), returning=("b",))]
@@ -354,7 +362,7 @@ def test_a_device_that_is_back_makes_ready_beside_the_pipeline_that_works_before
 
 def test_what_takes_long_to_make_ready_disturbs_nobody_and_is_asked_for_once() -> None:
     bench = running()
-    bench.give(Broken(device="b", text="its connection closed"))
+    bench.give(PipelineBroken(device="b", text="its connection closed"))
     bench.form()
     bench.tick = Tick(left_s=5.0)
     for _ in range(14):
@@ -365,7 +373,7 @@ def test_what_takes_long_to_make_ready_disturbs_nobody_and_is_asked_for_once() -
             break
     assert bench.pass_time(20) == [], "it loads"
     bench.give(ProbeAnswered(device="b", is_held=True))
-    assert bench.give(Prepared(devices=("b",))) == []
+    assert bench.give(DevicesPrepared(devices=("b",))) == []
     assert bench.give(Tick()) == [Reform(devices=("a", "b", "c"))], (
         "what was heard of it meanwhile was our own"
     )
@@ -373,9 +381,9 @@ def test_what_takes_long_to_make_ready_disturbs_nobody_and_is_asked_for_once() -
 
 def test_a_device_that_cannot_make_ready_stays_out_for_longer() -> None:
     bench = running()
-    bench.give(Broken(device="b", text="its connection closed"))
+    bench.give(PipelineBroken(device="b", text="its connection closed"))
     bench.form()
-    bench.outcome = Unprepared(devices=("b",), text="2 GiB are missing")
+    bench.outcome = PreparationFailed(devices=("b",), text="2 GiB are missing")
     assert bench.pass_time(6.5) == [Note(text="device b is not taken in (2 GiB are missing)")]
     bench.outcome = None
     assert bench.pass_time(5) == [], "twice as long as before"
@@ -384,11 +392,11 @@ def test_a_device_that_cannot_make_ready_stays_out_for_longer() -> None:
 
 def test_a_device_that_would_have_nothing_to_do_stands_by() -> None:
     bench = running()
-    bench.give(Broken(device="b", text="its connection closed"))
+    bench.give(PipelineBroken(device="b", text="its connection closed"))
     bench.form()
-    bench.outcome = Needless(devices=("b",))
+    bench.outcome = PlanRejected(devices=("b",))
     assert bench.pass_time(30) == [Note(text="device b is back, and stands by")]
-    assert bench.give(Broken(device="a", text="its connection closed"))[-1] == Reform(
+    assert bench.give(PipelineBroken(device="a", text="its connection closed"))[-1] == Reform(
         devices=("b", "c"), silent_s=0.5
     )
 
@@ -401,13 +409,13 @@ def test_a_better_plan_is_gone_over_to_between_two_answers_and_its_switch_is_tim
     bench = running()
     assert bench.give(SLOW) == [Prepare(devices=("a", "b", "c"), returning=())]
     assert bench.give(SLOW) == [], "it is being made"
-    assert bench.give(Prepared(devices=(), gain=1.2)) == []
+    assert bench.give(DevicesPrepared(devices=(), gain=1.2)) == []
     bench.tick = Tick(left_s=500.0)
     assert bench.pass_time(30) == []
     assert bench.give(Tick()) == [GOING_OVER, Reform(devices=("a", "b", "c"))]
     bench.now_s += 1.5
     text = "the switch took 1.5 s; other layers than before: a, b"
-    assert bench.give(Formed(moved=("a", "b"))) == [Note(text=text)]
+    assert bench.give(PipelineFormed(moved=("a", "b"))) == [Note(text=text)]
     bench.tick = Tick()
     assert bench.pass_time(500) == []
     assert bench.give(SLOW) == [], "plans are ten minutes apart"
@@ -418,7 +426,7 @@ def test_a_better_plan_is_gone_over_to_between_two_answers_and_its_switch_is_tim
 def test_where_there_is_always_an_answer_a_better_plan_waits_for_a_minute() -> None:
     bench = running()
     bench.give(SLOW)
-    bench.give(Prepared(devices=(), gain=1.2))
+    bench.give(DevicesPrepared(devices=(), gain=1.2))
     bench.tick = Tick(left_s=500.0)
     assert bench.pass_time(60) == []
     assert bench.pass_time(1) == [GOING_OVER, Reform(devices=("a", "b", "c"))]
@@ -427,7 +435,7 @@ def test_where_there_is_always_an_answer_a_better_plan_waits_for_a_minute() -> N
 def test_a_plan_that_is_no_better_changes_nothing() -> None:
     bench = running()
     bench.give(SLOW)
-    assert bench.give(Needless(devices=())) == []
+    assert bench.give(PlanRejected(devices=())) == []
     assert bench.pass_time(60) == []
     assert bench.core.fired["stays"] == 1
 
@@ -435,9 +443,11 @@ def test_a_plan_that_is_no_better_changes_nothing() -> None:
 def test_a_loss_makes_a_better_plan_one_of_the_past() -> None:
     bench = running()
     bench.give(SLOW)
-    bench.give(Prepared(devices=(), gain=1.2))
+    bench.give(DevicesPrepared(devices=(), gain=1.2))
     bench.alive.discard("c")
-    assert bench.give(Broken(device="c", text="its connection closed"))[-1] == Reform(devices=("a", "b"))
+    assert bench.give(PipelineBroken(device="c", text="its connection closed"))[-1] == Reform(
+        devices=("a", "b")
+    )
     assert bench.form(1.0) == []
     assert bench.pass_time(60) == []
 
@@ -448,7 +458,7 @@ def test_a_switch_must_gain_more_than_it_costs() -> None:
     assert not bench.core.is_worth(1.04), "forecasts are not that exact"
     assert bench.core.is_worth(1.05)
     slow = Bench()
-    slow.give(Begin())
+    slow.give(SessionStarted())
     slow.form(60.0)
     assert slow.core.is_worth(1.05), "all are ready before it: what forming took at first does not count"
     assert slow.core.pause_s(58.0) == 60.0
@@ -459,12 +469,12 @@ def test_a_switch_must_gain_more_than_it_costs() -> None:
 def test_what_is_loaded_in_the_switch_counts_when_all_have_made_ready() -> None:
     bench = running()
     bench.give(SLOW)
-    assert bench.give(Prepared(devices=(), gain=1.2, load_s=101.0)) == []
+    assert bench.give(DevicesPrepared(devices=(), gain=1.2, load_s=101.0)) == []
     assert bench.pass_time(60) == []
     assert (bench.core.fired["too dear"], bench.core.fired["stays"]) == (1, 1)
     bench.pass_time(600)
     bench.give(SLOW)
-    assert bench.give(Prepared(devices=(), gain=1.2, load_s=99.0)) == []
+    assert bench.give(DevicesPrepared(devices=(), gain=1.2, load_s=99.0)) == []
     assert bench.pass_time(1) == [GOING_OVER, Reform(devices=("a", "b", "c"))]
     assert bench.form(99.5) == [Note(text="the switch took 100.0 s")]
     assert bench.core.fired["loads then"] == 1
@@ -473,9 +483,9 @@ def test_what_is_loaded_in_the_switch_counts_when_all_have_made_ready() -> None:
 
 def test_a_device_that_is_back_but_makes_too_little_faster_for_what_must_be_loaded_stands_by() -> None:
     bench = running()
-    bench.give(Broken(device="b", text="its connection closed"))
+    bench.give(PipelineBroken(device="b", text="its connection closed"))
     bench.form()
-    bench.prepares = Prepared(devices=("b",), gain=1.1, load_s=60.0)
+    bench.prepares = DevicesPrepared(devices=("b",), gain=1.1, load_s=60.0)
     assert bench.pass_time(6.5) == [Note(text="device b is back, and stands by")]
 
 
@@ -483,16 +493,16 @@ def test_the_shorter_the_switch_the_sooner_a_device_is_taken_in() -> None:
     """One answer would take ten times as long as the switch, and is worth it; the other is waited for."""
     for load_s, is_taken in ((0.0, True), (9.0, False)):
         bench = running()
-        bench.give(Broken(device="b", text="its connection closed"))
+        bench.give(PipelineBroken(device="b", text="its connection closed"))
         bench.form(30.0)
-        bench.prepares = Prepared(devices=("b",), load_s=load_s)
+        bench.prepares = DevicesPrepared(devices=("b",), load_s=load_s)
         bench.tick = Tick(left_s=30.0)
         assert (Reform(devices=("a", "b", "c")) in bench.pass_time(8)) == is_taken
 
 
 def test_a_device_that_another_head_has_is_not_back() -> None:
     bench = running()
-    bench.give(Broken(device="b", text="its connection closed"))
+    bench.give(PipelineBroken(device="b", text="its connection closed"))
     bench.form()
     bench.alive.discard("b")
     for _ in range(20):
@@ -505,7 +515,7 @@ def test_a_device_that_another_head_has_is_not_back() -> None:
 def test_a_suspect_has_less_time_for_progress_in_loading() -> None:
     bench = running()
     bench.give(LinkBroken(first="a", second="b", text="lost by a"))
-    bench.give(Progressed(device="c", is_ready=True))
+    bench.give(MemberProgressed(device="c", is_ready=True))
     assert bench.pass_time(10) == []
     assert bench.pass_time(1)[0] == Note(text="device a is lost (no progress in loading for 10 s)")
     assert bench.core.fired["suspect stalled"] == 1

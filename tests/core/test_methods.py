@@ -8,7 +8,7 @@ import inspect
 import pytest
 
 from flowspec.core.methods import ALL, METHODS, default_method, make_method, options_of
-from flowspec.core.methods.base import Plain
+from flowspec.core.methods.base import Method
 from flowspec.core.methods.lockstep import LockStep
 from flowspec.core.protocol import limits
 from tests.core.desk import (
@@ -40,7 +40,7 @@ def test_methods_are_made_by_name_and_without_a_drafter_all_decode_plainly(name:
 
 
 @pytest.mark.parametrize("method", ALL, ids=lambda method: method.name)
-def test_what_a_method_declares_are_its_keyword_arguments(method: type[Plain]) -> None:
+def test_what_a_method_declares_are_its_keyword_arguments(method: type[Method]) -> None:
     taken: set[str] = set()
     for each in method.__mro__[:-1]:
         if "__init__" in vars(each):

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from flowspec.core.events import Cancel, Forget, PipelineLost, Reformed, ToPipeline, VerifiedArrived
+from flowspec.core.events import (
+    Cancel,
+    Forget,
+    PipelineLost,
+    PipelineReformed,
+    SendToFirstStage,
+    VerifiedArrived,
+)
 from flowspec.core.protocol.messages import Verified
 from flowspec.errors import PeerError
 from tests.core.desk import TRAITS, Desk, drafts, emits, ends, falling, hops, kinds, opens, sends
@@ -17,7 +24,7 @@ def test_what_is_known_of_an_answer_becomes_a_prompt_in_a_new_epoch() -> None:
     assert desk.ask(prompt=(5, 6, 7)) == [opens(), sends(0, 1, 2)]
     assert desk.back({2: 30}) == [emits(30), sends(3)]
     assert desk.give(LOST) == []
-    assert desk.give(Reformed(stage_count=2)) == [opens(epoch=1), sends(0, 1, 2, 3)]
+    assert desk.give(PipelineReformed(stage_count=2)) == [opens(epoch=1), sends(0, 1, 2, 3)]
     again = desk.sent[-1].parts[0]
     assert (again.tokens, again.committed, again.commit.base, again.commit.path) == (
         (5, 6, 7, 30),
@@ -37,7 +44,7 @@ def test_nothing_of_the_lost_pipeline_counts_any_more() -> None:
     desk.ask()
     old = desk.segments[0].segment
     desk.give(LOST)
-    desk.give(Reformed(stage_count=4))
+    desk.give(PipelineReformed(stage_count=4))
     with pytest.raises(PeerError, match="not in flight"):
         desk.give(VerifiedArrived(verified=Verified(segment=old, parts=(), hops=())))
 
@@ -52,7 +59,7 @@ def test_between_loss_and_new_stages_nothing_is_sent_but_everything_is_heard() -
     assert desk.give(Cancel(request=1)) == [ends("cancelled", 1)]
     assert desk.give(Forget(request=2)) == [ends("cancelled", 2)]
     assert desk.give(Forget(request=1)) == []
-    said = desk.give(Reformed(stage_count=1))
+    said = desk.give(PipelineReformed(stage_count=1))
     assert [each for each in said if each[0] == "open"] == [opens(3, epoch=1), opens(4)]
     assert {part.commit.request for segment in desk.sent[3:] for part in segment.parts} == {3, 4}
 
@@ -62,7 +69,7 @@ def test_a_conversation_at_rest_is_prefilled_whole_in_its_next_turn() -> None:
     desk.ask(prompt=(5, 6, 7), count=1)
     desk.back({2: 30})
     desk.give(LOST)
-    assert desk.give(Reformed(stage_count=3)) == []
+    assert desk.give(PipelineReformed(stage_count=3)) == []
     assert desk.ask(prompt=(5, 6, 7, 30, 8))[0] == opens(epoch=1, keep=0)
     assert desk.sent[-1].parts[0].tokens == (5, 6, 7, 30, 8)
 
@@ -80,7 +87,7 @@ def test_a_draft_that_runs_when_the_stages_are_lost_is_not_taken_and_the_drafter
     assert (part.commit.epoch, part.opening and part.opening.keep) == (1, 2)
     desk.propose(falling(2))
     assert desk.tree().alive_count >= 2
-    said = desk.give(Reformed(stage_count=2))
+    said = desk.give(PipelineReformed(stage_count=2))
     assert said[0] == opens(epoch=1)
     assert sends(0, 1, 2) in said
 
@@ -92,7 +99,7 @@ def test_an_answer_ends_where_it_would_have_ended() -> None:
     desk.ask(prompt=(5, 6, 7), count=3)
     desk.back({2: 30})
     desk.give(LOST)
-    desk.give(Reformed(stage_count=2))
+    desk.give(PipelineReformed(stage_count=2))
     desk.segments = desk.segments[-1:]
     desk.back({3: 31})
     desk.segments = desk.segments[-1:]
@@ -109,7 +116,7 @@ def test_statistics_count_recoveries_and_their_seconds() -> None:
     desk.now_s = 3.0
     desk.give(LOST)
     desk.now_s = 4.5
-    desk.give(Reformed(stage_count=6))
+    desk.give(PipelineReformed(stage_count=6))
     desk.segments = desk.segments[-1:]
     desk.now_s = 5.0
     desk.back({3: 31}, hops=hops(6, 4, 0.1))
@@ -128,10 +135,10 @@ def test_a_second_loss_before_a_token_is_one_recovery_that_takes_longer() -> Non
     desk = Desk("ar", drafter=None)
     desk.ask(count=1)
     desk.give(LOST)
-    desk.give(Reformed(stage_count=2))
+    desk.give(PipelineReformed(stage_count=2))
     desk.now_s = 1.0
     desk.give(PipelineLost())
-    desk.give(Reformed(stage_count=1))
+    desk.give(PipelineReformed(stage_count=1))
     desk.segments = desk.segments[-1:]
     assert "end" in kinds(desk.back({2: 30}))
     report = desk.ends[0].statistics.report()
@@ -143,5 +150,5 @@ def test_held_tokens_of_a_lost_pipeline_are_verified_again() -> None:
     desk.ask(prompt=(5, 6, 7))
     desk.give(LOST)
     assert not desk.request().held
-    commands = desk.head.handle(Reformed(stage_count=4), 0.0)
-    assert any(isinstance(command, ToPipeline) for command in commands)
+    commands = desk.head.handle(PipelineReformed(stage_count=4), 0.0)
+    assert any(isinstance(command, SendToFirstStage) for command in commands)

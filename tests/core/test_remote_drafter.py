@@ -8,9 +8,17 @@ from collections import Counter
 import pytest
 
 from flowspec.core.cluster.membership import Tick
-from flowspec.core.events import Draft, Drafted, DrafterBack, DrafterLost, PipelineLost, Reformed, ToDrafter
+from flowspec.core.events import (
+    Draft,
+    Drafted,
+    DrafterLost,
+    DrafterRecovered,
+    PipelineLost,
+    PipelineReformed,
+    SendToDrafter,
+)
 from flowspec.core.head.remote_drafter import (
-    Disbelieve,
+    BreakPipeline,
     GivenUp,
     RemoteDrafterCommand,
     RemoteDrafterCore,
@@ -19,10 +27,10 @@ from flowspec.core.head.remote_drafter import (
 from flowspec.core.protocol.messages import Expand, Proposal, Proposed, Release, Segment
 
 VOCABULARY = 9
-FORMED = Reformed(stage_count=1, cache_slots=500)
-BACK = DrafterBack(drafter=3, cache_slots=500)
+FORMED = PipelineReformed(stage_count=1, cache_slots=500)
+BACK = DrafterRecovered(drafter=3, cache_slots=500)
 LOST = DrafterLost(drafter=3)
-RELEASE = ToDrafter(drafter=3, message=Release(request=2))
+RELEASE = SendToDrafter(drafter=3, message=Release(request=2))
 
 
 class Bench:
@@ -105,7 +113,7 @@ def test_a_loss_before_it_was_there_is_none() -> None:
 )
 def test_proposals_that_cannot_be_are_not_believed(said: Proposed, text: str, rule: str) -> None:
     bench = Bench()
-    assert bench.give(FORMED, BACK, draft(0), said) == [Disbelieve(text=text)]
+    assert bench.give(FORMED, BACK, draft(0), said) == [BreakPipeline(text=text)]
     assert bench.give(PipelineLost()) == [LOST]
     assert bench.core.fired[rule] == bench.core.fired["job lost"] == 1
 
@@ -113,7 +121,7 @@ def test_proposals_that_cannot_be_are_not_believed(said: Proposed, text: str, ru
 def test_an_answer_that_nobody_asked_for_is_not_believed() -> None:
     bench = Bench()
     assert bench.give(FORMED, BACK, answer(0)) == [
-        Disbelieve(text="expected proposals of job None, got those of 0")
+        BreakPipeline(text="expected proposals of job None, got those of 0")
     ]
 
 

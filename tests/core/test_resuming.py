@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from flowspec.core.events import PipelineLost, Reformed
+from flowspec.core.events import PipelineLost, PipelineReformed
 from tests.core.desk import TRAITS, Desk, emits, ends, opens, sends
 
 
@@ -32,7 +32,7 @@ def test_stages_may_be_lost_in_an_answer_that_was_taken_over() -> None:
     desk.ask(prompt=(5, 6, 7), answered=(30,), count=3)
     desk.back({3: 31})
     desk.give(PipelineLost())
-    assert desk.give(Reformed(stage_count=2)) == [opens(epoch=1), sends(0, 1, 2, 3, 4)]
+    assert desk.give(PipelineReformed(stage_count=2)) == [opens(epoch=1), sends(0, 1, 2, 3, 4)]
     desk.segments = desk.segments[-1:]
     assert desk.back({4: 32}) == [emits(32), ends("length")]
 

@@ -15,9 +15,19 @@ import torch
 from flowspec.bench.checkpoints import SMALL, VOCABULARY_SIZE, make_checkpoint, make_variant
 from flowspec.core.protocol.messages import Sampling
 from flowspec.draft.eagle import EagleDrafter
-from flowspec.draft.kinds import ALL, BY_WORD, find_drafter, open_drafter, sketched
+from flowspec.draft.kinds import (
+    ALL,
+    BY_WORD,
+    NONE,
+    WITHOUT_TENSORS,
+    WORDS,
+    find_drafter,
+    open_drafter,
+    sketched,
+)
+from flowspec.draft.kinds.base import TextKind
+from flowspec.draft.kinds.language import LanguageKind
 from flowspec.draft.language import LanguageModelDrafter
-from flowspec.draft.ngram import NgramDrafter
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder
 from flowspec.plan.shape import eagle_shape, shape_of
@@ -47,12 +57,33 @@ def refused(name: str, target: ModelFiles, match: str) -> str:
     return str(caught.value)
 
 
-def test_none_and_ngram_need_no_files(target: ModelFiles) -> None:
-    assert open_drafter("none", target, "float32", CPU, context=100) is None
-    drafter = open_drafter("ngram", target, "float32", CPU, context=100)
-    assert drafter is not None
-    assert isinstance(drafter, NgramDrafter)
-    assert (drafter.context, drafter.captures) == (100, ())
+def test_a_word_needs_no_files(target: ModelFiles) -> None:
+    opened = [open_drafter(word, target, "float32", CPU, context=100) for word in WORDS]
+    assert [word for word, drafter in zip(WORDS, opened, strict=True) if drafter is None] == [NONE]
+    assert {(each.context, each.weight_bytes) for each in opened if each is not None} == {(100, 0)}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in BY_WORD if issubclass(kind, TextKind)])
+def test_a_kind_without_a_cache_proposes_by_the_text(kind: type[TextKind]) -> None:
+    """Ids that the text has (it knows no others), each once, surest first, the same for the same text."""
+    text, again = kind.text(), kind.text()
+    for token in (5, 6, 7, 5, 6, 8, 5):
+        text.append(token)
+    for token in (5, 6, 9, 9, 9):
+        again.append(token)
+    again.cut(2)
+    for token in (7, 5, 6, 8, 5):
+        again.append(token)
+    for branch in ((), (6,), (6, 7), (4,)):
+        found = text.propose(branch, 2)
+        assert found == again.propose(branch, 2)
+        assert [confidence for _, confidence in found] == sorted(
+            (confidence for _, confidence in found), reverse=True
+        )
+        assert all(0 <= confidence <= 1 for _, confidence in found)
+        tokens = [token for token, _ in found]
+        assert len(set(tokens)) == len(tokens) <= 2
+        assert set(tokens) <= {*text.tokens, *branch}
 
 
 def test_the_bundled_drafter_fits_the_bundled_target_only(target: ModelFiles) -> None:
@@ -126,8 +157,9 @@ def test_tokenizers_that_differ_are_refused_by_name(tmp_path: Path, vocabulary: 
 
 def test_what_is_no_drafter_is_refused(target: ModelFiles, tmp_path: Path) -> None:
     text = refused(str(tmp_path / "missing"), target, "there is no folder")
-    assert text.startswith("--drafter: expected bundled, ngram, none, ")
-    refused("n-gram", target, "--drafter: expected bundled, ngram, none")
+    assert text.startswith("--drafter: expected bundled, ngram, ")
+    assert f"bundled, {', '.join(WORDS)}, one of draft, " in text
+    refused("n-gram", target, "--drafter: expected bundled, ngram")
     refused(str(tmp_path), target, "has no config.json")
     small(tmp_path / "other")
     config = json.loads((tmp_path / "other" / "config.json").read_text())
@@ -138,10 +170,10 @@ def test_what_is_no_drafter_is_refused(target: ModelFiles, tmp_path: Path) -> No
     refused(str(tmp_path / "other"), target, "model.safetensors")
 
 
-def test_ngram_and_none_need_no_torch() -> None:
+def test_what_has_no_tensors_needs_no_torch() -> None:
     code = (
-        "import sys; from flowspec.draft.kinds import open_drafter; open_drafter('ngram', None, 'float32', "
-        "context=9); "
+        "import sys; from flowspec.draft.kinds import open_drafter; "
+        f"[open_drafter(word, None, 'float32', context=9) for word in {WITHOUT_TENSORS}]; "
         "print(sorted({'torch', 'transformers'} & sys.modules.keys()))"
     )
     assert (
@@ -153,17 +185,15 @@ def test_ngram_and_none_need_no_torch() -> None:
 def test_every_kind_is_found_by_its_word_or_its_files(tmp_path: Path) -> None:
     names = [*(kind.word for kind in BY_WORD), "eagle", BUNDLED]
     assert [type(find_drafter(name)) for name in names] == list(ALL)
-    assert [find_drafter(name).model_for_device(ModelFiles(BUNDLED)) is not None for name in names] == [
-        False,
-        False,
-        False,
-        True,
-    ], "a device loads a whole model, and nothing else"
+    placed = [find_drafter(name).model_for_device(ModelFiles(BUNDLED)) is not None for name in names]
+    assert [kind for kind, is_placed in zip(ALL, placed, strict=True) if is_placed] == [LanguageKind], (
+        "a device loads a whole model, and nothing else"
+    )
 
 
 def test_the_planner_reckons_with_files_as_with_shapes() -> None:
     shape = shape_of(ModelFiles(BUNDLED).config(), "bundled")
-    assert find_drafter("none").reckoned(shape) is None
+    assert find_drafter(NONE).reckoned(shape) is None
     by_files, by_shape = find_drafter("eagle").reckoned(shape), sketched("eagle", shape)
     assert by_files == by_shape
     assert by_shape.shape == eagle_shape(shape)

@@ -1,5 +1,4 @@
-"""Prompt look-up proposes what followed the last tokens before, keeps up with commits and rewinds, and is
-quick."""
+"""Prompt look-up proposes what followed the last tokens before, and is quick."""
 
 from __future__ import annotations
 
@@ -9,20 +8,17 @@ import sys
 
 import pytest
 
-from flowspec.core.protocol.messages import Proposal, Release, Sampling
-from flowspec.draft.ngram import MATCH_MAX, PLACES_MAX, NgramDrafter, Text
-from flowspec.errors import PeerError
-from tests.draft.trees import Teller, segment
+from flowspec.draft.ngram import MATCH_MAX, PLACES_MAX, NgramText
 
 
-def text_of(tokens: list[int]) -> Text:
-    text = Text()
+def text_of(tokens: list[int]) -> NgramText:
+    text = NgramText()
     for token in tokens:
         text.append(token)
     return text
 
 
-def follower_tokens(text: Text, end: list[int], width: int = 10) -> list[int]:
+def follower_tokens(text: NgramText, end: list[int], width: int = 10) -> list[int]:
     return [token for token, _ in text.followers(end, width)]
 
 
@@ -51,7 +47,7 @@ def test_agreement_among_places_counts() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_a_text_that_was_cut_and_goes_on_is_as_good_as_a_new_one(seed: int) -> None:
     rng = random.Random(seed)
-    text = Text()
+    text = NgramText()
     for _ in range(300):
         if rng.random() < 0.1:
             text.cut(rng.randint(0, len(text.tokens)))
@@ -90,98 +86,21 @@ def _agreement(tokens: list[int], place: int, end: list[int]) -> int:
     return count
 
 
-# ------------------------------------------------------------------------------------------------ as a
-# drafter
-
-
-def drafted(
-    drafter: NgramDrafter, *tellers_nodes: tuple[Teller, list[int]]
-) -> dict[tuple[int, int], Proposal]:
-    found = drafter.draft(
-        segment(*(teller.part(nodes, committed=teller.missing()) for teller, nodes in tellers_nodes)), 4
-    )
-    return {(proposal.request, proposal.node): proposal for proposal in found}
-
-
 def test_a_node_is_looked_up_by_its_branch() -> None:
-    drafter, teller = NgramDrafter(), Teller(3, Sampling(temperature=1.0))
-    teller.begin([1, 2, 3, 4, 5, 1, 2])
-    found = drafted(drafter, (teller, [teller.root]))
-    assert found[3, teller.root].tokens[0] == 3
-    child = teller.add(teller.root, 3)
-    other = teller.add(teller.root, 5)
-    grandchild = teller.add(child, 4)
-    found = drafted(drafter, (teller, [child, other, grandchild]))
-    assert [found[3, node].tokens[0] for node in (child, other, grandchild)] == [4, 1, 5]
+    text = text_of([1, 2, 3, 4, 5, 1, 2])
+    found = [text.propose(branch, 4)[0] for branch in ([], [3], [5], [3, 4])]
+    assert [token for token, _ in found] == [3, 4, 1, 5]
     # The deeper the branch goes along, the longer the agreement.
-    assert (
-        found[3, grandchild].confidences[0] > found[3, child].confidences[0] > found[3, other].confidences[0]
-    )
+    sure = [confidence for _, confidence in found]
+    assert sure[3] > sure[1] > sure[2]
 
 
-def test_committed_tokens_are_learnt_and_dead_branches_are_not() -> None:
-    drafter, teller = NgramDrafter(), Teller(1, Sampling())
-    teller.begin([1, 2, 3])
-    right, wrong = teller.add(teller.root, 7), teller.add(teller.root, 8)
-    below = teller.add(wrong, 9)
-    assert len(drafted(drafter, (teller, [teller.root, right, wrong]))) == 3
-    teller.commit(right)
-    assert drafted(drafter, (teller, [below])) == {}  # its parent is dead
-    miss = teller.add(right, 2)
-    teller.commit(miss)
-    assert drafted(drafter, (teller, [miss]))[1, miss].tokens == (3,)
-    seven = teller.add(miss, 3)
-    assert drafted(drafter, (teller, [seven]))[1, seven].tokens == (7,)
-
-
-def test_a_path_node_that_was_skipped_is_waited_for() -> None:
-    drafter, teller = NgramDrafter(), Teller(1, Sampling())
-    teller.begin([1, 2, 3, 1])
-    drafted(drafter, (teller, [teller.root]))
-    for token in (2, 3, 1):  # three tokens at once, none of them drafted
-        teller.commit(teller.add(teller.root, token))
-    part = teller.part([teller.root])  # the two before it come later
-    (proposal,) = drafter.draft(segment(part), 4)
-    assert (proposal.node, proposal.tokens) == (teller.root, ())
-    child = teller.add(teller.root, 2)
-    found = drafted(drafter, (teller, [child]))
-    assert found[1, child].tokens[0] == 3
-
-
-def test_turns_requests_and_releases_are_kept_apart() -> None:
-    drafter = NgramDrafter(context=500)
-    first, second = Teller(1, Sampling()), Teller(2, Sampling())
-    first.begin([1, 2, 3, 1])
-    second.begin([1, 5, 3, 1])
-    found = drafted(drafter, (first, [first.root]), (second, [second.root]))
-    assert (found[1, first.root].tokens, found[2, second.root].tokens) == ((2,), (5,))
-    stale = first.part([first.add(first.root, 3)])
-    first.begin([1, 2, 9, 1], keep=2)
-    found = drafted(drafter, (first, [first.root]))
-    assert found[1, first.root].tokens == (2,)
-    two = first.add(first.root, 2)
-    assert drafted(drafter, (first, [two]))[1, two].tokens == (9,)
-    assert drafter.draft(segment(stale), 4) == ()
-    drafter.release(Release(request=1))
-    assert list(drafter._requests) == [2]
-    assert (drafter.context, drafter.captures, drafter.weight_bytes) == (500, (), 0)
-
-
-def test_what_no_head_sends_is_refused() -> None:
-    drafter, teller = NgramDrafter(), Teller(1, Sampling())
-    teller.begin([1, 2])
-    teller.given.update(teller.path)
-    teller.begin([1, 2, 3], keep=1)
-    with pytest.raises(PeerError, match="nothing of it is held"):
-        drafted(drafter, (teller, [teller.root]))
-    other = Teller(2, Sampling())
-    other.begin([1, 2])
-    drafted(drafter, (other, [other.root]))
-    for _ in range(2):
-        other.commit(other.add(other.root, 3))
-    other.told = 3
-    with pytest.raises(PeerError, match="gap"):
-        drafted(drafter, (other, [other.root]))
+def test_the_end_of_a_short_text_is_all_of_it() -> None:
+    text = text_of([1])
+    assert text.propose([], 4) == []
+    assert [token for token, _ in text.propose([2] * MATCH_MAX + [1], 4)] == []
+    text.append(7)
+    assert text.propose([2] * MATCH_MAX + [1], 4) == text.followers([2, 1], 4)
 
 
 def test_a_long_context_costs_no_more_than_a_short_one() -> None:

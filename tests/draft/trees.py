@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from flowspec.core.protocol.messages import Commit, Open, Part, Sampling, Segment
+from flowspec.core.protocol.messages import Commit, Open, Sampling, Segment, SegmentPart
 
 
 @dataclass
@@ -77,10 +77,10 @@ class Teller:
         """Path nodes before the root that the drafter has not been given."""
         return [node for node in self.path[:-1] if node not in self.given]
 
-    def part(self, nodes: Sequence[int], *, committed: Sequence[int] = ()) -> Part:
+    def part(self, nodes: Sequence[int], *, committed: Sequence[int] = ()) -> SegmentPart:
         """Rows `committed`, flagged so, then `nodes`; the Commit tells the path so far."""
         rows = [*committed, *nodes]
-        part = Part(
+        part = SegmentPart(
             commit=Commit(
                 request=self.request, epoch=self.epoch, base=self.told, path=tuple(self.path[self.told :])
             ),
@@ -104,5 +104,5 @@ class Teller:
         return part
 
 
-def segment(*parts: Part) -> Segment:
+def segment(*parts: SegmentPart) -> Segment:
     return Segment(segment=0, parts=parts)

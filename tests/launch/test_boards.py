@@ -280,7 +280,7 @@ def test_only_constant_commands_reach_a_shell(plain: Boards) -> None:
         ('ssh = "me@host;id"', "ssh: expected user@host or a host"),
         ('ssh = ""', "ssh: expected user@host or a host, got ''"),
         ("ssh = 5", "ssh: expected user@host or a host, got 5"),
-        ('user = "me"', "unknown key 'user'; expected address, name, layers, memory, profile or ssh"),
+        ('user = "me"', "unknown key 'user'; expected address, layers, memory, name, profile, ssh"),
     ],
 )
 def test_a_target_that_is_none_is_refused_before_anything_is_run(

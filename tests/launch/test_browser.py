@@ -1,5 +1,5 @@
-"""`launch/browser` on machines that are folders: with a browser, without one, and where nobody may install
-one."""
+"""`launch/browser` on machines that are folders: with the browsers, without one, and where nobody may install
+any."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ APT = """#!/bin/bash
 echo "$*" >> "$(dirname "$0")/asked"
 if [ "$1" = install ]; then
     echo "a line of apt's own"
-    printf '#!/bin/bash\\n' > "$(dirname "$0")/chromium"
-    chmod +x "$(dirname "$0")/chromium"
+    for name in "${@:5}"; do
+        printf '#!/bin/bash\\n' > "$(dirname "$0")/$name"
+        chmod +x "$(dirname "$0")/$name"
+    done
 fi
 """
 SUDO = '#!/bin/bash\n[ "$1" = -n ] && exec "${@:2}"\n'
@@ -45,22 +47,27 @@ def browser(place: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("name", ["chromium", "chromium-browser", "google-chrome"])
-def test_a_browser_that_is_there_is_named_and_nothing_is_installed(place: Path, name: str) -> None:
+def test_browsers_that_are_there_are_named_and_nothing_is_installed(place: Path, name: str) -> None:
     put(place, "apt-get", APT)
-    put(place, name, "#!/bin/bash\n")
+    for each in (name, "firefox-esr"):
+        put(place, each, "#!/bin/bash\n")
     done = browser(place)
-    assert (done.returncode, done.stdout) == (0, f"{place / name}\n")
+    assert (done.returncode, done.stdout) == (0, f"{place / name}\n{place / 'firefox-esr'}\n")
     assert not (place / "asked").exists()
 
 
-def test_where_there_is_none_it_is_installed(place: Path) -> None:
+@pytest.mark.parametrize("there", [(), ("chromium",), ("firefox-esr",)])
+def test_what_is_missing_is_installed(place: Path, there: tuple[str, ...]) -> None:
     put(place, "apt-get", APT)
     put(place, "sudo", SUDO)
+    for name in there:
+        put(place, name, "#!/bin/bash\n")
     done = browser(place)
-    assert (done.returncode, done.stdout) == (0, f"{place / 'chromium'}\n")
+    assert (done.returncode, done.stdout) == (0, f"{place / 'chromium'}\n{place / 'firefox-esr'}\n")
+    missing = [name for name in ("chromium", "firefox-esr") if name not in there]
     assert (place / "asked").read_text().splitlines() == [
         "update -qq",
-        "install -y -qq --no-install-recommends chromium",
+        f"install -y -qq --no-install-recommends {' '.join(missing)}",
     ]
 
 
@@ -68,6 +75,6 @@ def test_where_none_can_be_installed_one_line_says_so(place: Path) -> None:
     done = browser(place)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(
-        "launch/browser: expected one of chromium chromium-browser google-chrome; install one"
+        "launch/browser: expected one of chromium chromium-browser google-chrome, and firefox-esr; install"
     )
     assert done.stderr.count("\n") == 1

@@ -33,7 +33,7 @@ from flowspec.model.support import context_max, family_of
 from flowspec.model.text import Tokenizer, recommended
 from flowspec.plan.shape import shape_of
 from flowspec.runtime.loading import slice_memory
-from flowspec.runtime.planning.wish import counted_weights
+from flowspec.runtime.planning.plan_inputs import counted_weights
 from tests.ggufs import SHAPES, WIDE, convert, make
 from tests.model.slices import CPU, assert_faithful, load_stages, pipeline
 

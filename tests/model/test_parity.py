@@ -17,7 +17,7 @@ from flowspec.core.events import RunLayers, Submit
 from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.head import HeadCore
 from flowspec.core.methods import METHODS, make_method
-from flowspec.core.protocol.messages import Commit, Open, Part, Sampling, Segment
+from flowspec.core.protocol.messages import Commit, Open, Sampling, Segment, SegmentPart
 from flowspec.draft.language import LanguageModelDrafter
 from flowspec.model.files import ModelFiles
 from flowspec.model.reference import Reference
@@ -141,7 +141,7 @@ def test_each_node_of_a_random_tree_gets_the_logits_of_its_path(folder: Path, se
 
     def send(number: int, rows: dict[int, list[int]], *, prompt: bool = False) -> None:
         parts = tuple(
-            Part(
+            SegmentPart(
                 commit=Commit(request=request, epoch=0, base=20, path=tuple(committed[request])),
                 opening=opens[request],
                 ids=tuple(nodes),

@@ -11,7 +11,7 @@ import torch
 from flowspec.bench.checkpoints import make_variant
 from flowspec.model.files import ModelFiles
 from flowspec.model.quantised import quantise
-from flowspec.model.reference import Reference, widened
+from flowspec.model.reference import Reference
 from tests.model.slices import PLAIN_LINEARS
 
 
@@ -23,7 +23,7 @@ def test_widened_weights_are_what_a_kernel_multiplies_by(dtype: str) -> None:
     quantise(layer, weight, kind)
     with torch.inference_mode():
         found = layer(torch.eye(96)).T
-    values = widened(kind.rounded(weight))
+    values = kind.widened(kind.rounded(weight))
     assert values.shape == weight.shape
     torch.testing.assert_close(found, values, rtol=2**-8, atol=1e-3)  # int4's results are bfloat16
     assert (values - weight).abs().max() < {"int8": 0.02, "int4": 0.35}[dtype], "and that is near the weight"

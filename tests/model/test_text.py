@@ -241,14 +241,16 @@ def test_stop_tokens_come_from_the_generation_config_else_from_the_config(tmp_pa
 
 def test_sampling_is_recommended_only_where_the_model_samples(tmp_path: Path) -> None:
     numbers = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.1}
-    assert advice(tmp_path, {"do_sample": True, **numbers}) == Recommended(stop_ids=frozenset({9}), **numbers)
+    assert advice(tmp_path, {"do_sample": True, **numbers}) == Recommended(
+        stop_ids=frozenset({9}), sampling=numbers
+    )
     assert (
         advice(tmp_path, numbers)
         == advice(tmp_path, {"do_sample": False, **numbers})
         == Recommended(stop_ids=frozenset({9}))
     )
     assert advice(tmp_path, {"do_sample": True, "top_p": None}) == Recommended(
-        stop_ids=frozenset({9}), temperature=1.0
+        stop_ids=frozenset({9}), sampling={"temperature": 1.0}
     )
 
 

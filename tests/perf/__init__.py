@@ -1,1 +1,1 @@
-"""Measurements of this machine, and comparisons with other software. `python -m tests.perf.NAME`."""
+"""Measurements of this machine and of simulated ones. `python -m tests.perf.NAME`."""

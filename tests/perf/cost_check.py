@@ -127,9 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="1,8",
         help="nodes of a pass (default: 1,8,32,64)",
     )
-    parser.add_argument(
-        "--rounds", type=positive, default=12, metavar="N", help="runs of each task (default: %(default)s)"
-    )
+    parser.whole("--rounds", 12, "runs of each task")
     parser.add_argument(
         "--dtype", choices=sorted(DTYPES), default="float32", help="precision (default: %(default)s)"
     )

@@ -43,7 +43,7 @@ class Compared:
         return abs(self.tokens_per_s - self.best_tokens_per_s) <= SAME * self.best_tokens_per_s
 
 
-def small_wish(number: int) -> PlanRequest:
+def small_request(number: int) -> PlanRequest:
     """Two or three devices of any kind, of which some hold few layers, with any links, and a model of six
     layers."""
     chance = random.Random(number)
@@ -72,14 +72,14 @@ def small_wish(number: int) -> PlanRequest:
     )
 
 
-def all_rates(wish: PlanRequest) -> Iterator[float]:
+def all_rates(request: PlanRequest) -> Iterator[float]:
     """The rate of everything that could be chosen."""
-    partition = Partition(wish)
-    for count in range(1, min(len(wish.sites), wish.shape.layers) + 1):
-        for order in permutations(wish.sites, count):
-            for head in wish.heads:
-                for precision in wish.precisions:
-                    for guesses in (False, wish.drafter is not None):
+    partition = Partition(request)
+    for count in range(1, min(len(request.sites), request.shape.layers) + 1):
+        for order in permutations(request.sites, count):
+            for head in request.heads:
+                for precision in request.precisions:
+                    for guesses in (False, request.drafter is not None):
                         yield from _splits(
                             partition,
                             Arrangement(order=order, head=head, precision=precision, guesses=guesses),
@@ -90,7 +90,7 @@ def _splits(partition: Partition, arrangement: Arrangement) -> Iterator[float]:
     if not partition.head_fits(arrangement):
         return
     room = partition.room(arrangement)
-    for layers in compositions(partition.wish.shape.layers, len(room)):
+    for layers in compositions(partition.request.shape.layers, len(room)):
         if all(some <= most for some, most in zip(layers, room, strict=True)):
             yield partition.rated(arrangement, layers).forecast.tokens_per_s
 
@@ -103,15 +103,15 @@ def compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
 
 def compare(number: int) -> Compared:
     """Plans a small mix, and tries all."""
-    wish = small_wish(number)
-    rates = list(all_rates(wish))
+    request = small_request(number)
+    rates = list(all_rates(request))
     try:
-        planned = make_plan(wish).forecast.tokens_per_s
+        planned = make_plan(request).forecast.tokens_per_s
     except DoesNotFit:
         planned = 0.0
     return Compared(
         mix=number,
-        devices=len(wish.sites),
+        devices=len(request.sites),
         splits=len(rates),
         best_tokens_per_s=max(rates, default=0.0),
         tokens_per_s=planned,

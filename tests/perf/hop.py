@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 from flowspec.bench.checkpoints import make_checkpoint
-from flowspec.cli.options import positive
 from flowspec.core.events import Submit
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import InputError
@@ -190,19 +189,11 @@ def command(args: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser("tests.perf.hop", __doc__)
-    parser.add_argument("--stages", type=positive, default=4, metavar="N", help="(default: %(default)s)")
-    parser.add_argument(
-        "--rows", type=positive, default=16, metavar="N", help="tokens of a segment (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--width",
-        type=positive,
-        default=4096,
-        metavar="N",
-        help="numbers of a token's activations (default: %(default)s)",
-    )
+    parser.whole("--stages", 4)
+    parser.whole("--rows", 16, "tokens of a segment")
+    parser.whole("--width", 4096, "numbers of a token's activations")
     parser.add_argument("--dtype", choices=sorted(DTYPES), default="float16", help="(default: %(default)s)")
-    parser.add_argument("--segments", type=positive, default=500, metavar="N", help="(default: %(default)s)")
+    parser.whole("--segments", 500)
     parser.add_argument(
         "--curve", action="store_true", help="measure whole trips with and without encryption instead"
     )

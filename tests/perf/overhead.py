@@ -25,8 +25,7 @@ from typing import Any
 
 from flowspec.bench.checkpoints import make_checkpoint
 from flowspec.bench.console import progress, show
-from flowspec.cli.options import positive
-from flowspec.core.events import Emit, HeadCommand, HeadEvent, Submit, ToPipeline
+from flowspec.core.events import Emit, HeadCommand, HeadEvent, SendToFirstStage, Submit
 from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.head import HeadCore
 from flowspec.core.methods.continuous import Continuous
@@ -84,7 +83,7 @@ class TimedHead(HeadCore):
         spent_s = time.perf_counter() - started_s
         self.spent_s[type(event).__name__].append(spent_s)
         self._since_segment_s += spent_s
-        if any(isinstance(command, ToPipeline) for command in commands):
+        if any(isinstance(command, SendToFirstStage) for command in commands):
             self.spent_s[SEGMENT].append(self._since_segment_s)
             self._since_segment_s = 0.0
         self.living += [request.tree.alive_count for request in self.requests() if request.is_decoding]
@@ -257,20 +256,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         default="both",
         help="what to measure (default: %(default)s)",
     )
-    parser.add_argument(
-        "--tokens",
-        type=positive,
-        default=4000,
-        metavar="N",
-        help="tokens of the long answer (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--head-tokens",
-        type=positive,
-        default=400,
-        metavar="N",
-        help="tokens of the answer with a large tree (default: 400)",
-    )
+    parser.whole("--tokens", 4000, "tokens of the long answer")
+    parser.whole("--head-tokens", 400, "tokens of the answer with a large tree")
     return run_command(parser, command, argv)
 
 

@@ -29,7 +29,6 @@ import numpy.typing as npt
 
 from flowspec.bench.console import progress, show
 from flowspec.bench.planned import refined_plan, simulated
-from flowspec.cli.options import positive
 from flowspec.errors import InputError
 from flowspec.plan.memory import weights_of
 from flowspec.plan.planner import DoesNotFit, Plan, make_plan, rate_split
@@ -135,47 +134,47 @@ def planned(count: int, first: int) -> Iterator[tuple[int, PlanRequest, Plan]]:
     fastest."""
     number = first
     while count:
-        wish = drawn(number)
+        request = drawn(number)
         try:
-            plan = make_plan(wish)
+            plan = make_plan(request)
         except DoesNotFit:
             number += 1
             continue
-        yield number, wish, plan
+        yield number, request, plan
         number, count = number + 1, count - 1
 
 
 def checked(number: int, users: int, answers: int, tokens: int) -> Outcome | None:
     """Plans a mix, and simulates the plan and the two splits; None where the model does not fit."""
-    wish = drawn(number, users)
+    request = drawn(number, users)
     try:
-        refined = refined_plan(wish)
+        refined = refined_plan(request)
     except DoesNotFit:
         return None
     plan, foretold = refined.plan, refined.simulated
-    others = [each for each in wish.sites if not (plan.is_head_free and each.name == plan.head.name)] or list(
-        wish.sites
-    )
-    others = others[: wish.shape.layers]
-    even = rate_split(wish, others, plan.head, even_split(wish.shape.layers, len(others)))
+    others = [
+        each for each in request.sites if not (plan.is_head_free and each.name == plan.head.name)
+    ] or list(request.sites)
+    others = others[: request.shape.layers]
+    even = rate_split(request, others, plan.head, even_split(request.shape.layers, len(others)))
     shares = [each.profile.memory_gb for each in others]
-    memory = rate_split(wish, others, plan.head, weighted_split(wish.shape.layers, shares))
+    memory = rate_split(request, others, plan.head, weighted_split(request.shape.layers, shares))
     first = ANSWERS_FIRST + 1000 * number
-    found = simulated(wish, plan, answers=answers, tokens=tokens, first=first)
+    found = simulated(request, plan, answers=answers, tokens=tokens, first=first)
 
     def rate(split: Plan) -> float:
-        once = simulated(wish, split, answers=1, tokens=tokens, first=first).tokens_per_s
+        once = simulated(request, split, answers=1, tokens=tokens, first=first).tokens_per_s
         if answers == 1 or found.tokens_per_s > CLEARLY_SLOWER * once:
             return once
-        return simulated(wish, split, answers=answers, tokens=tokens, first=first).tokens_per_s
+        return simulated(request, split, answers=answers, tokens=tokens, first=first).tokens_per_s
 
     even_rate = rate(even)
     return Outcome(
         mix=number,
-        model=wish.shape.name,
+        model=request.shape.name,
         precision=plan.precision,
         users=users,
-        devices=[each.profile.name for each in wish.sites],
+        devices=[each.profile.name for each in request.sites],
         used=len(plan.stages),
         guesses=plan.guesses,
         formula_tokens_per_s=plan.forecast.tokens_per_s,
@@ -353,25 +352,18 @@ def _exhaustive(args: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser("tests.perf.planner_check", __doc__)
-    parser.add_argument("--mixes", type=positive, default=200, help="default: %(default)s")
+    parser.whole("--mixes", 200)
     parser.add_argument("--first", type=int, default=0, help="number of the first mix (default: %(default)s)")
-    parser.add_argument("--users", type=positive, default=1, help="who ask at once (default: %(default)s)")
-    parser.add_argument(
-        "--answers", type=positive, default=4, help="simulated for each plan (default: %(default)s)"
-    )
-    parser.add_argument("--tokens", type=positive, default=96, help="of each answer (default: %(default)s)")
+    parser.whole("--users", 1, "who ask at once")
+    parser.whole("--answers", 4, "simulated for each plan")
+    parser.whole("--tokens", 96, "of each answer")
     parser.add_argument(
         "--out",
         type=Path,
         metavar="FILE.jsonl",
         help="outcomes are kept there, and a run goes on with what it holds",
     )
-    parser.add_argument(
-        "--exhaustive",
-        type=positive,
-        metavar="N",
-        help="compare so many small mixes with all that could be chosen",
-    )
+    parser.whole("--exhaustive", None, "compare so many small mixes with all that could be chosen")
     return run_command(parser, command, argv)
 
 

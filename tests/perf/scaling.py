@@ -4,8 +4,7 @@ simulating it costs.
 Equal boards, equal links, synthetic answers and a synthetic drafter on a board of its own, all users asking
 at time 0. Everything is simulated but the cost of the simulation, which is wall-clock time on this machine.
 
-    python -m tests.perf.scaling [--devices 1,2,4] [--users 1,4] [--at 4] [--shape llama-3-70b] [--out
-    scaling.png] [--json]
+    python -m tests.perf.scaling [--devices 1,2,4] [--users 1,4] [--at 4] [--shape llama-3-70b] [--json]
 """
 
 from __future__ import annotations
@@ -16,20 +15,18 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from flowspec.bench.config import Setup
 from flowspec.bench.console import Step, progress, show
 from flowspec.bench.experiments import pick_setups
-from flowspec.cli.options import positive, positives
+from flowspec.cli.options import positives
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.precision import PRECISION_BYTES
 from flowspec.errors import InputError
 from flowspec.plan.profile import find_profile
 from flowspec.plan.timing import LinkSpec
 from tests.command import Parser, run_command
-from tests.perf import scaling_plot
 from tests.perf.scaling_run import Point, Scaling
 
 Column = tuple[int, Setup, tuple[int, ...]]
@@ -59,7 +56,6 @@ def measure(asked: Scaling, grid: Sequence[Column], step: Step) -> list[Point]:
 
 
 def report(asked: Scaling, points: Sequence[Point]) -> dict[str, Any]:
-    """What `--json` prints."""
     return {
         "world": "simulated",
         "shape": asked.shape,
@@ -153,16 +149,12 @@ def command(args: argparse.Namespace) -> int:
     grid = list(columns(args.devices, args.users, args.at, pick_setups((), args.methods.split(","))))
     for devices, _, _ in grid:
         _ = asked.testbed(devices).layers  # raises before anything has run
-    out = args.out if args.out.suffix else args.out.with_suffix(".png")
-    scaling_plot.check(out)
     with progress("scaling", sum(1 + len(users) for _, _, users in grid)) as step:
         points = measure(asked, grid, step)
-    scaling_plot.draw(points, out, title=title_of(asked))
     if args.json:
         print(json.dumps(report(asked, points)))
     else:
         show_report(asked, points)
-        print(f"\n{out}")
     return 0
 
 
@@ -213,21 +205,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--latency-ms", type=_positive, default=0.5, help="of every link (default: %(default)s)"
     )
-    parser.add_argument(
-        "--tokens",
-        type=positive,
-        default=64,
-        help="of each answer; fewer for several users of many devices (default: %(default)s)",
-    )
+    parser.whole("--tokens", 64, "of each answer; fewer for several users of many devices")
     parser.add_argument("--methods", default="continuous,ar", help="default: %(default)s")
     parser.add_argument(
         "--acceptance",
         type=_positive,
         default=0.635,
         help="of the synthetic drafter's best guess (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--out", type=Path, default=Path("scaling.png"), metavar="FILE", help="default: %(default)s"
     )
     return run_command(parser, command, argv)
 

@@ -1,7 +1,7 @@
 """One run for `tests.perf.scaling`: some users at once on equal boards in virtual time, every answer compared
 with the plain one.
 
-Owns the testbed, the drafter for several requests, and the figures of a run. Knows no grid, table or plot.
+Owns the testbed, the drafter for several requests, and the figures of a run. Knows no grid and no table.
 """
 
 from __future__ import annotations
@@ -104,7 +104,6 @@ class Scaling:
         )
 
     def tokens_of(self, devices: int, users: int) -> int:
-        """The length of each answer."""
         return (
             self.tokens
             if users == 1

@@ -7,24 +7,21 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from flowspec.bench import planned as planned_module
 from flowspec.bench.planned import CANDIDATES, Simulated, refined_plan, simulated, testbed_of
-from flowspec.plan.forecast import FITTED, Guessing, seconds_per_token
 from flowspec.plan.planner import Plan, make_plan, make_plans
 from flowspec.plan.sites import PlanRequest
 from tests.perf import exhaustive
-from tests.perf.exhaustive import compare, small_wish
+from tests.perf.exhaustive import compare, small_request
 from tests.perf.planner_check import Outcome, drawn, fits, main, planned, summary
-from tests.perf.planner_fit import Sample, errors, fit
 
 testbed_of.__test__ = False  # type: ignore[attr-defined]
 
 
 def small() -> PlanRequest:
-    return next(wish for _, wish, plan in planned(20, 0) if len(plan.stages) == 1 and plan.guesses)
+    return next(request for _, request, plan in planned(20, 0) if len(plan.stages) == 1 and plan.guesses)
 
 
 def test_mixes_are_drawn_from_their_number() -> None:
@@ -72,8 +69,8 @@ def test_a_plan_that_misses_something_is_told(
 ) -> None:
     assert main(["--exhaustive", "1"]) == 0
     assert "1 of 1 small mixes" in capsys.readouterr().out
-    slow = make_plan(replace(small_wish(0), sites=small_wish(0).sites[:1], drafter=None))
-    monkeypatch.setattr(exhaustive, "make_plan", lambda wish: slow)
+    slow = make_plan(replace(small_request(0), sites=small_request(0).sites[:1], drafter=None))
+    monkeypatch.setattr(exhaustive, "make_plan", lambda request: slow)
     assert main(["--exhaustive", "1", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["best_of_all"] == 0
 
@@ -81,18 +78,18 @@ def test_a_plan_that_misses_something_is_told(
 def test_a_plan_is_foretold_by_answers_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the plans that the formula holds for nearly the best, the one that is fastest in simulation,
     whatever the order."""
-    wish = small()
+    request = small()
     asked = []
 
-    def made(wish: PlanRequest, plan: Plan, *, answers: int, tokens: int, first: int) -> Simulated:
+    def made(request: PlanRequest, plan: Plan, *, answers: int, tokens: int, first: int) -> Simulated:
         asked.append((plan, first))
         return Simulated(tokens=(tokens,), seconds=(100.0 - len(asked),))
 
     monkeypatch.setattr(planned_module, "NEAR", 0.0)
     monkeypatch.setattr(planned_module, "simulated", made)
-    refined = refined_plan(wish)
+    refined = refined_plan(request)
     candidates = [plan for plan, _ in asked[:-1]]
-    assert candidates == make_plans(wish, CANDIDATES)
+    assert candidates == make_plans(request, CANDIDATES)
     assert (refined.plan, refined.fastest) == (candidates[-1], candidates[0])
     assert {first for _, first in asked} == {planned_module.FORETOLD_FIRST}
 
@@ -152,40 +149,18 @@ def test_the_summary_counts_what_is_slower_and_what_would_not_fit() -> None:
 
 
 def test_a_plain_plan_is_foretold_to_the_percent() -> None:
-    wish = replace(small(), drafter=None)
-    plan = make_plan(wish)
+    request = replace(small(), drafter=None)
+    plan = make_plan(request)
     assert fits(plan)
-    assert simulated(wish, plan, answers=1, tokens=16, first=5).tokens_per_s == pytest.approx(
+    assert simulated(request, plan, answers=1, tokens=16, first=5).tokens_per_s == pytest.approx(
         plan.forecast.tokens_per_s, rel=0.02
     )
 
 
 def test_a_plan_beside_its_head_is_simulated_on_slower_devices() -> None:
-    wish = small()
-    wish = replace(wish, sites=wish.sites[:1], head=wish.sites[0].name)
-    plan = make_plan(wish)
+    request = small()
+    request = replace(request, sites=request.sites[:1], head=request.sites[0].name)
+    plan = make_plan(request)
     assert not plan.is_head_free
-    slow, fast = testbed_of(wish, plan).devices[0], wish.sites[0].profile
+    slow, fast = testbed_of(request, plan).devices[0], request.sites[0].profile
     assert slow.bytes_per_s() == pytest.approx(fast.bytes_per_s() / (2 if plan.guesses else 1))
-
-
-def test_the_fit_finds_constants_back_that_made_the_rates() -> None:
-    truth = replace(FITTED, sharpness=1.3 * FITTED.sharpness, missed_trip=1.1 * FITTED.missed_trip)
-    nodes = np.array([1.0, 4.0, 16.0])
-    samples = []
-    for stages in (1, 2, 4, 8):
-        for acceptance in (0.5, 0.7):
-            slot_s, guessing = 0.05 * np.array([1.0, 1.1, 1.6]), Guessing(acceptance=acceptance, pass_s=0.004)
-            rate = 1 / seconds_per_token(slot_s, stages * slot_s, nodes, guessing, known=truth)[0].min()
-            samples.append(
-                Sample(
-                    slot_s=slot_s,
-                    trip_s=stages * slot_s,
-                    nodes=nodes,
-                    guessing=guessing,
-                    tokens_per_s=float(rate),
-                )
-            )
-    assert np.abs(errors(samples, truth)).max() < 1e-12
-    before, after = (np.abs(errors(samples, known)).mean() for known in (FITTED, fit(samples, FITTED)))
-    assert after < before / 3

@@ -24,11 +24,11 @@ FAST = LinkSpec(bandwidth_mbps=1000, delay_s=0.0005)
 SHAPE = find_shape("llama-2-7b")
 
 
-def wish_of(
+def request_of(
     *boards: str, shape: ModelShape = SHAPE, precision: str = "float16", **changes: object
 ) -> PlanRequest:
     sites = tuple(site(f"{board}-{number}", find_profile(board)) for number, board in enumerate(boards))
-    wish = PlanRequest(
+    request = PlanRequest(
         sites=sites,
         network=Network(default=FAST),
         shape=shape,
@@ -36,7 +36,7 @@ def wish_of(
         precisions=(precision,),
         drafter=PlannedDrafter(name="eagle", shape=eagle_shape(shape), acceptance=0.635),
     )
-    return replace(wish, **changes)  # type: ignore[arg-type]
+    return replace(request, **changes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -44,28 +44,30 @@ def wish_of(
     [("raspberry-pi-5",) * 2, ("raspberry-pi-5", "old-laptop"), ("raspberry-pi-4", "n100-mini-pc") * 2],
 )
 def test_a_machine_that_is_only_the_heads_runs_no_stage(boards: tuple[str, ...]) -> None:
-    wish = wish_of(*boards, shape=replace(SHAPE, name="six", layers=6))
+    request = request_of(*boards, shape=replace(SHAPE, name="six", layers=6))
     best = replace(site("laptop", find_profile("jetson-agx-orin")), runs_stages=False)
-    plan = make_plan(replace(wish, sites=(*wish.sites, best), head="laptop"))
+    plan = make_plan(replace(request, sites=(*request.sites, best), head="laptop"))
     assert (plan.head.name, plan.is_head_free) == ("laptop", True)
     assert "laptop" in {
         stage.site.name
-        for stage in make_plan(replace(wish, sites=(*wish.sites, replace(best, runs_stages=True)))).stages
+        for stage in make_plan(
+            replace(request, sites=(*request.sites, replace(best, runs_stages=True)))
+        ).stages
     }
     huge = replace(
-        wish,
+        request,
         shape=find_shape("llama-2-70b"),
         weights=weights_of(find_shape("llama-2-70b")),
-        sites=(*wish.sites, best),
+        sites=(*request.sites, best),
         head="laptop",
     )
     assert "laptop" not in {each.name for each in shortfalls(huge)}
 
 
 def test_further_plans_are_slower_and_of_other_devices() -> None:
-    wish = wish_of("jetson-orin-nano", "raspberry-pi-5", "old-laptop")
-    found = make_plans(wish, 4)
-    assert found[0] == make_plan(wish)
+    request = request_of("jetson-orin-nano", "raspberry-pi-5", "old-laptop")
+    found = make_plans(request, 4)
+    assert found[0] == make_plan(request)
     rates = [plan.forecast.tokens_per_s for plan in found]
     assert rates == sorted(rates, reverse=True)
     keys = {
@@ -75,15 +77,15 @@ def test_further_plans_are_slower_and_of_other_devices() -> None:
 
 
 def test_a_local_search_comes_to_the_same_plan_as_trying_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    wish = wish_of("jetson-orin-nano", "raspberry-pi-5", "old-laptop")
-    best = make_plan(wish)
+    request = request_of("jetson-orin-nano", "raspberry-pi-5", "old-laptop")
+    best = make_plan(request)
     monkeypatch.setattr(planner, "ORDERS_MAX", 0)
-    assert make_plan(wish).forecast.tokens_per_s == pytest.approx(best.forecast.tokens_per_s, rel=0.01)
+    assert make_plan(request).forecast.tokens_per_s == pytest.approx(best.forecast.tokens_per_s, rel=0.01)
 
 
-def assert_it_fits(wish: PlanRequest, plan: Plan) -> None:
+def assert_it_fits(request: PlanRequest, plan: Plan) -> None:
     """By a count of its own: weights, caches, processes, room to work."""
-    shape, size = wish.shape, {"float16": 2.0}[plan.precision]
+    shape, size = request.shape, {"float16": 2.0}[plan.precision]
     assert plan.stages[0].first == 0
     assert [stage.first for stage in plan.stages[1:]] == [stage.end for stage in plan.stages[:-1]]
     assert plan.stages[-1].end == shape.layers
@@ -93,7 +95,7 @@ def assert_it_fits(wish: PlanRequest, plan: Plan) -> None:
         weights = (
             drafter.params + shape.head_params + 3 * shape.hidden
         )  # its norms; the embedding beside `lm_head`
-        cache = wish.users * 2 * shape.kv_heads * shape.head_dim * (wish.context + 1024) * size
+        cache = request.users * 2 * shape.kv_heads * shape.head_dim * (request.context + 1024) * size
         used[plan.head.name] += weights * size + cache + WORK_BYTES
     for stage in plan.stages:
         layers = stage.end - stage.first
@@ -101,11 +103,11 @@ def assert_it_fits(wish: PlanRequest, plan: Plan) -> None:
         weights += shape.head_params * (stage.first == 0) + (shape.head_params + shape.hidden) * (
             stage.end == shape.layers
         )
-        cache = wish.users * layers * 2 * shape.kv_heads * shape.head_dim * (wish.context + 256) * size
+        cache = request.users * layers * 2 * shape.kv_heads * shape.head_dim * (request.context + 256) * size
         used[stage.site.name] = (
             used.get(stage.site.name, 0) + weights * size + cache + WORK_BYTES + PROCESS_BYTES
         )
-    memory = {each.name: each.memory_bytes for each in wish.sites}
+    memory = {each.name: each.memory_bytes for each in request.sites}
     for name, total in used.items():
         assert total <= memory[name] + 4, f"{name} has {memory[name]} bytes for {total:.0f}"
     for stage in plan.stages:
@@ -116,26 +118,28 @@ def assert_it_fits(wish: PlanRequest, plan: Plan) -> None:
 def test_no_plan_takes_more_memory_than_there_is(seed: int) -> None:
     chance = random.Random(seed)
     boards = chance.choices(["jetson-orin-nano", "raspberry-pi-5"], k=4)
-    wish = wish_of(*boards, context=chance.choice((512, 4096)), users=chance.choice((1, 2)))
-    wish = replace(
-        wish,
-        sites=tuple(replace(each, memory_bytes=int(chance.uniform(4.5, 8) * 1e9)) for each in wish.sites),
+    request = request_of(*boards, context=chance.choice((512, 4096)), users=chance.choice((1, 2)))
+    request = replace(
+        request,
+        sites=tuple(replace(each, memory_bytes=int(chance.uniform(4.5, 8) * 1e9)) for each in request.sites),
     )
-    assert_it_fits(wish, make_plan(wish))
+    assert_it_fits(request, make_plan(request))
 
 
 def test_a_layer_more_than_the_memory_holds_is_not_planned() -> None:
-    wish = wish_of("jetson-orin-nano", "jetson-orin-nano", "jetson-orin-nano")
-    partition = Partition(wish)
-    arrangement = Arrangement(order=wish.sites[:2], head=wish.sites[2], precision="float16", guesses=True)
+    request = request_of("jetson-orin-nano", "jetson-orin-nano", "jetson-orin-nano")
+    partition = Partition(request)
+    arrangement = Arrangement(
+        order=request.sites[:2], head=request.sites[2], precision="float16", guesses=True
+    )
     for index, most in enumerate(partition.room(arrangement)):
-        free = wish.sites[index].memory_bytes - partition.other_bytes(arrangement, wish.sites[index])
+        free = request.sites[index].memory_bytes - partition.other_bytes(arrangement, request.sites[index])
         assert partition.stage_need(arrangement, index, most).total_bytes <= free
         assert partition.stage_need(arrangement, index, most + 1).total_bytes > free
 
 
 def test_a_slow_device_is_left_out_and_a_free_one_drafts() -> None:
-    plan = make_plan(wish_of("jetson-agx-orin", "raspberry-pi-4", "jetson-agx-orin"))
+    plan = make_plan(request_of("jetson-agx-orin", "raspberry-pi-4", "jetson-agx-orin"))
     assert [stage.site.profile.name for stage in plan.stages] == ["jetson-agx-orin"]
     assert plan.head.profile.name == "jetson-agx-orin"
     assert plan.is_head_free
@@ -143,13 +147,13 @@ def test_a_slow_device_is_left_out_and_a_free_one_drafts() -> None:
 
 
 def test_the_head_runs_where_it_must() -> None:
-    wish = wish_of("jetson-agx-orin", "raspberry-pi-4", head="raspberry-pi-4-1")
-    assert make_plan(wish).head.name == "raspberry-pi-4-1"
+    request = request_of("jetson-agx-orin", "raspberry-pi-4", head="raspberry-pi-4-1")
+    assert make_plan(request).head.name == "raspberry-pi-4-1"
 
 
 def test_a_useless_drafter_is_not_planned_with() -> None:
-    wish = wish_of("raspberry-pi-5", "raspberry-pi-5", precision="int4")
-    plan = make_plan(replace(wish, drafter=PlannedDrafter(name="a", shape=SHAPE, acceptance=0.05)))
+    request = request_of("raspberry-pi-5", "raspberry-pi-5", precision="int4")
+    plan = make_plan(replace(request, drafter=PlannedDrafter(name="a", shape=SHAPE, acceptance=0.05)))
     assert not plan.guesses
     assert plan.forecast == plan.plain
     assert plan.forecast.nodes == 1
@@ -157,25 +161,30 @@ def test_a_useless_drafter_is_not_planned_with() -> None:
 
 def test_more_users_get_more_together_and_less_each() -> None:
     one, four = (
-        make_plan(wish_of(*["jetson-orin-nano"] * 5, users=users)).forecast.tokens_per_s for users in (1, 4)
+        make_plan(request_of(*["jetson-orin-nano"] * 5, users=users)).forecast.tokens_per_s
+        for users in (1, 4)
     )
     assert one < four < 4 * one
 
 
-def test_equal_wishes_give_equal_plans_and_equal_devices_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    wish = wish_of(*["raspberry-pi-5"] * 6, shape=find_shape("tinyllama-1.1b"))
-    assert make_plan(wish) == make_plan(wish)
+def test_equal_requests_give_equal_plans_and_equal_devices_count_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    request = request_of(*["raspberry-pi-5"] * 6, shape=find_shape("tinyllama-1.1b"))
+    assert make_plan(request) == make_plan(request)
     monkeypatch.setattr(planner, "TRIES", 0)
-    assert make_plan(wish).stages, "six equal devices have few orders: all were tried, not searched"
+    assert make_plan(request).stages, "six equal devices have few orders: all were tried, not searched"
 
 
 def test_of_precisions_the_fastest_that_fits_is_taken() -> None:
-    wish = wish_of("jetson-orin-nano", "raspberry-pi-5")
+    request = request_of("jetson-orin-nano", "raspberry-pi-5")
     with pytest.raises(DoesNotFit):
         make_plan(
-            replace(wish, precisions=("float32",), sites=tuple(_with_float32(each) for each in wish.sites))
+            replace(
+                request, precisions=("float32",), sites=tuple(_with_float32(each) for each in request.sites)
+            )
         )
-    assert make_plan(replace(wish, precisions=("float16", "int4"))).precision == "int4"
+    assert make_plan(replace(request, precisions=("float16", "int4"))).precision == "int4"
 
 
 def _with_float32(place: Site) -> Site:
@@ -184,32 +193,32 @@ def _with_float32(place: Site) -> Site:
 
 
 def test_a_split_by_hand_is_no_better_than_the_plan() -> None:
-    wish = wish_of("jetson-orin-nano", "old-laptop", "raspberry-pi-5", "jetson-xavier-nx")
-    plan = make_plan(wish)
-    others = [each for each in wish.sites if each != plan.head]
-    by_hand = rate_split(wish, others, plan.head, even_split(32, len(others)))
+    request = request_of("jetson-orin-nano", "old-laptop", "raspberry-pi-5", "jetson-xavier-nx")
+    plan = make_plan(request)
+    others = [each for each in request.sites if each != plan.head]
+    by_hand = rate_split(request, others, plan.head, even_split(32, len(others)))
     assert by_hand.forecast.tokens_per_s <= plan.forecast.tokens_per_s
 
 
 def test_what_limits_is_named() -> None:
-    slow = wish_of(
+    slow = request_of(
         *["jetson-orin-nano"] * 4,
         network=Network(default=LinkSpec(bandwidth_mbps=1, delay_s=0.0005)),
         drafter=None,
     )
     plain = make_plan(replace(slow, users=8, context=512))
     assert any("slowest" in line for line in limits(replace(slow, users=8), plain))
-    wish = wish_of(*["jetson-orin-nano"] * 5)
-    assert any("wrong guesses" in line for line in limits(wish, make_plan(wish)))
+    request = request_of(*["jetson-orin-nano"] * 5)
+    assert any("wrong guesses" in line for line in limits(request, make_plan(request)))
 
 
 def test_what_helps_is_planned_anew_and_sorted() -> None:
-    wish = wish_of(
+    request = request_of(
         *["jetson-orin-nano"] * 5, network=Network(default=LinkSpec(bandwidth_mbps=20, delay_s=0.02))
     )
-    plan = make_plan(wish)
-    found = {option.text: option for option in improvements(wish, plan)}
-    gigabit = make_plan(replace(wish, network=Network(default=FAST))).forecast.tokens_per_s
+    plan = make_plan(request)
+    found = {option.text: option for option in improvements(request, plan)}
+    gigabit = make_plan(replace(request, network=Network(default=FAST))).forecast.tokens_per_s
     assert found["gigabit links"].tokens_per_s == gigabit
     assert found["gigabit links"].gain == pytest.approx(gigabit / plan.forecast.tokens_per_s - 1)
     assert "int4" in found
@@ -219,17 +228,17 @@ def test_what_helps_is_planned_anew_and_sorted() -> None:
 
 
 def test_a_model_that_does_not_fit_comes_with_shortfalls_and_options_that_do() -> None:
-    wish = wish_of("jetson-orin-nano", "raspberry-pi-5", context=4096)
+    request = request_of("jetson-orin-nano", "raspberry-pi-5", context=4096)
     with pytest.raises(DoesNotFit, match="llama-2-7b does not fit the devices in float16"):
-        make_plan(wish)
-    short = shortfalls(wish)
+        make_plan(request)
+    short = shortfalls(request)
     assert sum(each.layers for each in short) == 32
     assert any(each.short_bytes == each.need_bytes - each.have_bytes > 0 for each in short)
-    options = {option.text: option.tokens_per_s for option in fitting_options(wish)}
-    assert options["int8"] == make_plan(replace(wish, precisions=("int8",))).forecast.tokens_per_s
+    options = {option.text: option.tokens_per_s for option in fitting_options(request)}
+    assert options["int8"] == make_plan(replace(request, precisions=("int8",))).forecast.tokens_per_s
     assert any(text.startswith("one jetson-orin-nano more") for text in options)
     assert not any("context" in text for text in options), "no context is short enough"
-    longer = replace(wish_of(*["jetson-orin-nano"] * 3), context=65536)
+    longer = replace(request_of(*["jetson-orin-nano"] * 3), context=65536)
     with pytest.raises(DoesNotFit):
         make_plan(longer)
     (context,) = [option.text for option in fitting_options(longer) if "context" in option.text]

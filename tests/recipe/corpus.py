@@ -72,7 +72,6 @@ def _pair(ask: str, say: str) -> Messages:
 
 
 def documents(problems: Path, plays: Path, dialogues: int = 100_000) -> dict[str, Iterator[Messages]]:
-    """Every domain's documents."""
     return {
         "talk": talk_documents(dialogues, seed=1),
         "problems": problem_documents(problems),

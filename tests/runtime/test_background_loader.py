@@ -23,7 +23,7 @@ from flowspec.runtime import loading
 from flowspec.runtime.compute import ComputeThread, WorkFailed
 from flowspec.runtime.machine import Machine
 from flowspec.runtime.transport import Wake
-from flowspec.runtime.weights.line import Asked, LoadProgress
+from flowspec.runtime.weights.head_channel import HeadQuestion, LoadProgress
 from flowspec.runtime.weights.offer import Offer
 from tests.model.slices import CPU
 
@@ -65,33 +65,33 @@ class Bench:
             is_beside=is_beside,
         )
 
-    def result(self, hold: int) -> Loaded | WorkFailed:
-        """How it went for a hold; questions are answered on the way."""
+    def result(self, assignment_id: int) -> Loaded | WorkFailed:
+        """How it went for an assignment; questions are answered on the way."""
         while True:
             while not self.compute.results:
                 assert select.select([self.wake.read_fd], [], [], WAIT_S)[0], "nothing came of it"
                 self.wake.clear()
             of, found = self.compute.results.popleft()
-            assert of == hold
-            if isinstance(found, Asked):
+            assert of == assignment_id
+            if isinstance(found, HeadQuestion):
                 is_first = isinstance(found.question, AskModel)
                 answer = self.offer.begin() if is_first else self.offer.answer(found.question)[0]
-                self.compute.deliver(hold, answer, b"")
+                self.compute.deliver(assignment_id, answer, b"")
             elif isinstance(found, LoadProgress):
                 self.progress.append(found.doing)
             else:
                 assert isinstance(found, Loaded | WorkFailed)
                 return found
 
-    def load(self, hold: int, bounds: tuple[int, int]) -> Loaded:
-        self.compute.post(hold, self.assign(bounds))
-        found = self.result(hold)
+    def load(self, assignment_id: int, bounds: tuple[int, int]) -> Loaded:
+        self.compute.post(assignment_id, self.assign(bounds))
+        found = self.result(assignment_id)
         assert isinstance(found, Loaded), found
         return found
 
-    def make_ready(self, hold: int, bounds: tuple[int, int]) -> Loaded | WorkFailed:
-        self.compute.make_ready(hold, self.assign(bounds, is_beside=True))
-        return self.result(hold)
+    def prepare(self, assignment_id: int, bounds: tuple[int, int]) -> Loaded | WorkFailed:
+        self.compute.prepare(assignment_id, self.assign(bounds, is_beside=True))
+        return self.result(assignment_id)
 
     def slice(self) -> Slice:
         assert self.compute._held is not None
@@ -120,7 +120,7 @@ def is_right(bench: Bench, bounds: tuple[int, int]) -> bool:
 def test_what_is_made_ready_is_there_when_it_is_assigned_and_the_other_runs_until_then(bench: Bench) -> None:
     bench.load(1, FIRST)
     before = bench.slice()
-    made = bench.make_ready(2, NEXT)
+    made = bench.prepare(2, NEXT)
     assert isinstance(made, Loaded)
     assert made.load_s == 0
     assert bench.slice() is before
@@ -138,7 +138,7 @@ def test_without_memory_for_both_it_is_checked_and_told_how_long_loading_takes(
 ) -> None:
     bench.load(1, FIRST)
     monkeypatch.setattr(loading, "room_beside", lambda *args: SliceRoom.AFTER)
-    made = bench.make_ready(2, NEXT)
+    made = bench.prepare(2, NEXT)
     assert isinstance(made, Loaded)
     assert made.load_s > 0
     bench.progress.clear()
@@ -155,7 +155,7 @@ def test_what_fits_nowhere_is_refused_and_the_slice_that_runs_goes_on(
     monkeypatch.setattr(loading, "room_beside", lambda *args: SliceRoom.NONE)
     fetches: list[object] = []
     monkeypatch.setattr(loading.SliceLoad, "fetch", fetches.append)
-    made = bench.make_ready(2, NEXT)
+    made = bench.prepare(2, NEXT)
     assert isinstance(made, WorkFailed)
     assert str(made.error).startswith("layers 2 to 5 need")
     assert fetches == [], "only what fits is fetched"
@@ -164,7 +164,7 @@ def test_what_fits_nowhere_is_refused_and_the_slice_that_runs_goes_on(
 
 def test_conversations_that_need_the_memory_take_it(bench: Bench) -> None:
     bench.load(1, FIRST)
-    bench.make_ready(2, NEXT)
+    bench.prepare(2, NEXT)
     part = bench.slice()
     slots = CONTEXT + limits.TREE_NODES_MAX
     part.cache_bytes_max = bench.compute._beside._taken_bytes + slots * part.slot_bytes
@@ -177,12 +177,12 @@ def test_conversations_that_need_the_memory_take_it(bench: Bench) -> None:
 
 def test_what_is_made_ready_for_nobody_any_more_ends_soon(bench: Bench) -> None:
     bench.load(1, FIRST)
-    bench.compute.make_ready(2, bench.assign(NEXT, is_beside=True))
-    bench.compute.end_making_ready(2)
+    bench.compute.prepare(2, bench.assign(NEXT, is_beside=True))
+    bench.compute.end_preparation(2)
     found = bench.result(2)
     assert isinstance(found, WorkFailed)
     assert str(found.error) == "the head let go before all weights were there"
-    assert bench.make_ready(3, NEXT) is not None
+    assert bench.prepare(3, NEXT) is not None
     assert bench.load(4, NEXT).reused
 
 
@@ -212,5 +212,5 @@ def test_the_thread_that_loads_has_a_low_priority(bench: Bench, monkeypatch: pyt
     seen: list[int] = []
     monkeypatch.setattr(beside.os, "setpriority", lambda which, who, niceness: seen.append(niceness))
     bench.load(1, FIRST)
-    bench.make_ready(2, NEXT)
+    bench.prepare(2, NEXT)
     assert seen == [beside.NICENESS]

@@ -30,7 +30,7 @@ from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime import timeouts
 from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalCluster, LocalDaemon
-from flowspec.runtime.stages import Stages
+from flowspec.runtime.pipeline_connections import PipelineConnections
 from tests import warm
 from tests.daemons import daemon_process
 from tests.runtime.clusters import PROMPT, Peer, plan_for, submit, tokens_of, wait_until, whole_model
@@ -231,16 +231,16 @@ def test_a_daemon_that_dies_while_loading_is_named(
 ) -> None:
     daemons = doomed.wait()
     killer = threading.Timer(0.5, lambda: os.kill(daemons[1].pid, signal.SIGKILL))
-    say = Stages.say
+    say = PipelineConnections.say
 
-    def stops_one_before_it_loads(self: Stages, device: str, message: Message) -> None:
+    def stops_one_before_it_loads(self: PipelineConnections, device: str, message: Message) -> None:
         """Freezes local-1 when it has been welcomed, so that it dies with its assignment open."""
         if device == "local-1" and isinstance(message, Assign):
             os.kill(daemons[1].pid, signal.SIGSTOP)
             killer.start()
         say(self, device, message)
 
-    monkeypatch.setattr(Stages, "say", stops_one_before_it_loads)
+    monkeypatch.setattr(PipelineConnections, "say", stops_one_before_it_loads)
     with pytest.raises(ClusterError, match=r"local-1 .* was lost while loading"):
         Head(plan_for(folder, daemons))
     killer.join()

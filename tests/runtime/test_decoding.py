@@ -9,6 +9,7 @@ import pytest
 
 from flowspec.bench.checkpoints import SMALL, make_checkpoint
 from flowspec.core.protocol import limits
+from flowspec.draft.kinds import FALLBACK, NONE, WORDS
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_models
 from flowspec.plan.placement import ClusterPlan, StagePlan
@@ -20,13 +21,13 @@ from flowspec.runtime.remote_drafter import PlacedDrafter
 
 def test_what_drafts_where_nothing_is_said() -> None:
     assert Decoding().drafters_for(BUNDLED) == (BUNDLED,)
-    assert Decoding().drafters_for("some/model") == ("ngram",)
+    assert Decoding().drafters_for("some/model") == (FALLBACK,)
     assert Decoding().drafters_for(BUNDLED, ("draft-math", "mid")) == ("draft-math", "mid"), (
         "what the cluster file has devices for"
     )
     assert Decoding(drafters=("mid",)).drafters_for(BUNDLED, ("draft-math",)) == ("mid",)
     assert Decoding(method="ar", drafters=("mid",)).drafters_for(BUNDLED) == ()
-    assert Decoding(drafters=("none",)).drafters_for(BUNDLED, ("draft-math",)) == ()
+    assert Decoding(drafters=(NONE,)).drafters_for(BUNDLED, ("draft-math",)) == ()
 
 
 def test_a_chain_is_in_the_order_given_or_by_size() -> None:
@@ -47,10 +48,10 @@ def test_a_chain_is_in_the_order_given_or_by_size() -> None:
     ("wrong", "said"),
     [
         (Decoding(drafters=("draft", "bundled")), "each drafter once, got 'bundled' twice"),
-        (Decoding(drafters=("none", "draft")), "drafters or none, got both"),
+        (Decoding(drafters=(NONE, "draft")), "drafters or none, got both"),
         (
             Decoding(drafters=("draft", "nonsense")),
-            r"expected bundled, ngram, none, one of draft, .* no folder 'nonsense'",
+            rf"expected bundled, {', '.join(WORDS)}, one of draft, .* no folder 'nonsense'",
         ),
         (
             Decoding(method="tree-sd", drafters=("draft", "mid")),

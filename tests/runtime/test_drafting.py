@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from flowspec.core.events import Draft, Drafted, ToDrafter
+from flowspec.core.events import Draft, Drafted, SendToDrafter
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Proposal, Release, Segment, VerifiedPart
 from flowspec.errors import ClusterError, InputError
@@ -75,7 +75,7 @@ def test_work_is_done_in_the_order_in_which_it_came(thread: tuple[DraftThread, N
     )
     running.post(job(0))
     running.post_features(parts, to_wire(features))
-    running.post(ToDrafter(message=Release(request=2)))
+    running.post(SendToDrafter(message=Release(request=2)))
     running.post(job(1))
     first, second = result(running, wake), result(running, wake)
     assert isinstance(first, Drafted)

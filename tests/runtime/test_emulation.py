@@ -31,7 +31,7 @@ from flowspec.runtime.emulation import (
     devices_to_json,
     wait_until,
 )
-from flowspec.runtime.transport import Sender, Wake, patience_ms
+from flowspec.runtime.transport import Sender, Wake, poll_timeout_ms
 from flowspec.sim.clock import Clock
 from flowspec.sim.device import DeviceSpec, SimulatedDevice
 from flowspec.sim.link import INCARNATION, SimulatedLink
@@ -367,12 +367,12 @@ def test_a_shaped_link_keeps_messages_until_they_are_due_and_counts_them_in_orde
 
 
 def test_a_poll_ends_less_than_half_a_millisecond_from_what_is_due() -> None:
-    assert patience_ms(float("inf"), 100.0, 60_000) == 60_000
-    assert patience_ms(99.0, 100.0, 500) == 0
-    assert patience_ms(101.0, 100.0, 500) == 500
+    assert poll_timeout_ms(float("inf"), 100.0, 60_000) == 60_000
+    assert poll_timeout_ms(99.0, 100.0, 500) == 0
+    assert poll_timeout_ms(101.0, 100.0, 500) == 500
     for step in range(1000):
         due_s = 100.0 + 0.02 + step * 1.7e-5
-        assert 100.0 + patience_ms(due_s, 100.0, 500) / 1000 == pytest.approx(due_s, abs=0.000501)
+        assert 100.0 + poll_timeout_ms(due_s, 100.0, 500) / 1000 == pytest.approx(due_s, abs=0.000501)
 
 
 def test_declared_devices_survive_the_way_to_another_process() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from flowspec.bench.checkpoints import SMALL, make_checkpoint
-from flowspec.bench.exactness import STOPPED, Case, Found, judge
+from flowspec.bench.exactness import STOPPED, Case, ClusterAnswer, judge
 from flowspec.bench.outcome import EXACT
 from flowspec.core.methods import METHODS, make_method
 from flowspec.core.protocol.messages import Sampling
@@ -123,7 +123,7 @@ def test_no_answer_holds_a_wrong_token(
 ) -> None:
     tokenizer = Tokenizer(files)
     limits = Limits(new_tokens_max=NEW_TOKENS_MAX, stop_ids=recommended(files, files.config()).stop_ids)
-    found: list[Found] = []
+    found: list[ClusterAnswer] = []
     drafted: dict[str, int] = {}
     with open_cluster(ClusterOptions(model=BUNDLED, dtype="float32", local=stages, context=200)) as cluster:
         own = [case for case in CASES if case["stages"] == stages]
@@ -141,7 +141,7 @@ def test_no_answer_holds_a_wrong_token(
                     stop = (STOPPED,) if answer.end.reason == "stop" else ()
                     asked = Case(prompt_id=case["prompt"], prompt=prompt, sampling=sampling)
                     found.append(
-                        Found(
+                        ClusterAnswer(
                             case=asked,
                             method=method,
                             drafter=drafter,

@@ -7,7 +7,7 @@ import pytest
 from flowspec.core.protocol.messages import Verified, VerifiedPart
 from flowspec.errors import PeerError
 from flowspec.plan.placement import ClusterPlan
-from flowspec.runtime.stages import check_features
+from flowspec.runtime.pipeline_connections import check_features
 from flowspec.wire.codec import Tensor
 
 

@@ -59,13 +59,13 @@ def test_a_message_that_meets_a_fault_of_ours_costs_its_sender_the_connection_an
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     daemon = alone()
-    plain = Daemon._take
+    plain = Daemon._start_assignment
 
     def broken(*args: Any) -> None:
-        monkeypatch.setattr(Daemon, "_take", plain)
+        monkeypatch.setattr(Daemon, "_start_assignment", plain)
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Daemon, "_take", broken)
+    monkeypatch.setattr(Daemon, "_start_assignment", broken)
     with Peer(daemon.address) as control:
         control.greet()
         refused = control.assign(daemon.address, whole_model(str(folder), "0"))

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from flowspec.core.cluster.daemon import Caller, CallerSaid, Greeted
+from flowspec.core.cluster.daemon import Caller, CallerConnected, CallerMessageArrived
 from flowspec.runtime import daemon as module
 from flowspec.runtime import timeouts
 from flowspec.runtime.daemon import Daemon
@@ -31,12 +31,12 @@ def test_a_turn_that_was_held_up_does_not_end_a_hold(monkeypatch: pytest.MonkeyP
         held._poller = SimpleNamespace(poll=lambda timeout_ms: [])
         held._worker = SimpleNamespace(answer=hold_up)
         head = Caller("head", "head-control", 1)
-        core.handle(Greeted(caller=head), clock.now_s)
-        core.handle(CallerSaid(caller=head, message=whole_model("m", "f")), clock.now_s)
+        core.handle(CallerConnected(caller=head), clock.now_s)
+        core.handle(CallerMessageArrived(caller=head, message=whole_model("m", "f")), clock.now_s)
         daemon._turn()
         assert done == [], "nobody has looked yet whether the head said something meanwhile"
         daemon._turn()
-        assert done == ["Log", "Send", "LetGo", "Log"], "now somebody has, and it did not"
+        assert done == ["Log", "Send", "EndAssignment", "Log"], "now somebody has, and it did not"
         assert core.fired["lapsed"] == 1
     finally:
         daemon._compute.stop(timeouts.COMPUTE_STOP_S)

@@ -10,7 +10,7 @@ import psutil
 
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import Error, Ping, Ready, Welcome
-from flowspec.core.protocol.messages import Commit, Open, Part, Sampling, Segment
+from flowspec.core.protocol.messages import Commit, Open, Sampling, Segment, SegmentPart
 from flowspec.model.reference import Reference
 from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalCluster
@@ -92,18 +92,18 @@ def test_gaps_in_sequence_are_noticed(cluster: LocalCluster) -> None:
 def test_a_segment_that_cannot_go_on_ends_the_hold_and_what_waits_behind_it(
     cluster: LocalCluster, folder: Path, reference: Reference
 ) -> None:
-    """The next one in the queue would otherwise be run on caches that were closed with the hold, and end the
-    daemon."""
+    """The next one in the queue would otherwise be run on caches that were closed with the assignment, and
+    end the daemon."""
     daemons = cluster.wait()[:1]
     plan = plan_for(folder, daemons)
     rows = tuple(range(90))
 
-    def prompt(request: int) -> Part:
+    def prompt(request: int) -> SegmentPart:
         opening = Open(
             request=request, epoch=0, keep=0, length=len(rows), root=rows[-1], slots=100, sampling=Sampling()
         )
         commit = Commit(request=request, epoch=0, base=len(rows), path=())
-        return Part(
+        return SegmentPart(
             commit=commit,
             opening=opening,
             ids=rows,

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from flowspec.core.cluster.addresses import LookupTimes
+from flowspec.core.cluster.addresses import LookupTimeouts
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import InputError
 from flowspec.model.reference import Reference
@@ -53,7 +53,7 @@ def out(tmp_path: Path) -> Iterator[Path]:
 
 
 def addresses() -> Addresses:
-    return Addresses(LookupTimes(limit_s=0.5, fresh_s=0.0, again_s=0.0))
+    return Addresses(LookupTimeouts(limit_s=0.5, fresh_s=0.0, again_s=0.0))
 
 
 def test_numeric_addresses_are_looked_up_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +91,7 @@ def test_a_service_that_hangs_is_waited_for_once_for_all_and_an_old_address_is_k
 def test_what_cannot_be_a_name_is_an_error(out: Path) -> None:
     for host in ("no-such-host.invalid", "a\0b", "x" * 300):
         with pytest.raises(InputError, match="cannot find the host"):
-            Addresses(LookupTimes(limit_s=10.0, fresh_s=30.0, again_s=2.0)).wait_for(host)
+            Addresses(LookupTimeouts(limit_s=10.0, fresh_s=30.0, again_s=2.0)).wait_for(host)
 
 
 def test_an_answer_goes_on_when_a_device_is_lost_while_the_name_service_is_out(

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from flowspec.bench.checkpoints import SMALL, make_checkpoint, make_variant
-from flowspec.bench.exactness import Case, Found, answer, judge
+from flowspec.bench.exactness import Case, ClusterAnswer, answer, judge
 from flowspec.bench.outcome import EXACT
 from flowspec.core.events import (
     ClearSlots,
@@ -34,7 +34,7 @@ from flowspec.core.events import (
 )
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import Assign
-from flowspec.core.protocol.messages import Commit, Open, Part, Sampling, Segment
+from flowspec.core.protocol.messages import Commit, Open, Sampling, Segment, SegmentPart
 from flowspec.core.protocol.weight_messages import AskModel
 from flowspec.core.stage.stage import StageCore
 from flowspec.model.files import ModelFiles
@@ -44,7 +44,7 @@ from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.machine import Machine
 from flowspec.runtime.session import ClusterOptions, Limits, open_cluster
 from flowspec.runtime.transport import Wake
-from flowspec.runtime.weights.line import Asked
+from flowspec.runtime.weights.head_channel import HeadQuestion
 from flowspec.runtime.weights.offer import Offer
 from flowspec.wire.codec import Tensor
 
@@ -52,7 +52,7 @@ WAIT_S = 60.0
 LAYERS = 6
 """Of the model's eight: a slice that sends hidden states on."""
 CONTEXT = 64
-HOLDS = itertools.count(1)
+ASSIGNMENT_IDS = itertools.count(1)
 """As in a daemon, each core has a number of its own, for all of them number their jobs from 1."""
 PROMPT = (5, 6, 7)
 
@@ -85,14 +85,14 @@ class Stage:
         default_factory=lambda: StageCore(is_last=False, slots_max=CONTEXT + limits.TREE_NODES_MAX)
     )
     sent: list[SendSegment] = field(default_factory=list)
-    hold: int = field(default_factory=lambda: next(HOLDS))
+    assignment_id: int = field(default_factory=lambda: next(ASSIGNMENT_IDS))
 
     def give(self, event: SegmentArrived | ControlArrived | LayersDone) -> None:
         for command in self.core.handle(event, 0.0):
             if isinstance(command, RunLayers | OpenCache | ClearSlots | CloseCache):
-                self.compute.post(self.hold, command)
+                self.compute.post(self.assignment_id, command)
             elif isinstance(command, Trim):
-                self.compute.trim(self.hold, command.job, command.rows)
+                self.compute.trim(self.assignment_id, command.job, command.rows)
             else:
                 assert isinstance(command, SendSegment)
                 self.sent.append(command)
@@ -147,12 +147,14 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ComputeTh
         dtype="float32",
         context=CONTEXT,
     )
-    hold = next(HOLDS)
-    compute.post(hold, assign)
+    assignment_id = next(ASSIGNMENT_IDS)
+    compute.post(assignment_id, assign)
     offer = Offer(ModelFiles(str(folder)), assign.fingerprint)
-    while isinstance(found := result(compute, wake), Asked):
+    while isinstance(found := result(compute, wake), HeadQuestion):
         is_first = isinstance(found.question, AskModel)
-        compute.line.deliver(hold, offer.begin() if is_first else offer.answer(found.question)[0], b"")
+        compute.channel.deliver(
+            assignment_id, offer.begin() if is_first else offer.answer(found.question)[0], b""
+        )
     offer.close()
     assert isinstance(found, Loaded)
     assert compute._held is not None
@@ -180,7 +182,7 @@ def segment(
 ) -> Segment:
     """Rows are (id, parent, token, position)."""
     ids, parents, tokens, positions = zip(*rows, strict=True)
-    part = Part(
+    part = SegmentPart(
         commit=commit(request=request),
         opening=opens,
         ids=ids,
@@ -394,7 +396,7 @@ def test_rows_are_dropped_in_every_place_of_a_real_cluster_and_the_answers_stay_
                 tokens = tuple(token for batch in one for token in batch.tokens)
                 assert one.end is not None
                 found.append(
-                    Found(
+                    ClusterAnswer(
                         case=case, method="continuous", drafter="", stages=4, new_tokens_max=40, tokens=tokens
                     )
                 )

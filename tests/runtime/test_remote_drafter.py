@@ -12,21 +12,29 @@ from typing import Any
 import pytest
 
 from flowspec.bench.checkpoints import VOCABULARY_SIZE
-from flowspec.core.events import Draft, Drafted, DrafterBack, DrafterLost, PipelineLost, Reformed, ToDrafter
+from flowspec.core.events import (
+    Draft,
+    Drafted,
+    DrafterLost,
+    DrafterRecovered,
+    PipelineLost,
+    PipelineReformed,
+    SendToDrafter,
+)
 from flowspec.core.protocol.messages import Expand, Proposal, Proposed, Release, Segment
 from flowspec.errors import BrokenError, ClusterError
 from flowspec.model.files import bundled_folder
 from flowspec.runtime import remote_drafter
 from flowspec.runtime.compute import WorkFailed
 from flowspec.runtime.local import LocalDaemon
-from flowspec.runtime.remote_drafter import RemoteDrafter, Told
+from flowspec.runtime.remote_drafter import Notice, RemoteDrafter
 from flowspec.runtime.transport import Wake
 from tests.runtime.clusters import WAIT_S, drafter_for
 
 SLOTS = 1500
 
 
-class FakeStages:
+class FakeConnections:
     """A connection on which all that is told is written down."""
 
     cache_slots = SLOTS
@@ -46,7 +54,7 @@ class FakePipelines:
     def __init__(
         self, plan: Any, wake: Wake, *rest: Any, on_change: Callable[[Any], None], **named: Any
     ) -> None:
-        self.stages: FakeStages | None = None
+        self.connections: FakeConnections | None = None
         self.due_s = float("inf")
         self.broken_by: list[BrokenError] = []
         self.script: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -56,7 +64,7 @@ class FakePipelines:
 
     def connect(self) -> None:
         self.script.get()()
-        self.stages = FakeStages()
+        self.connections = FakeConnections()
 
     def listen(self, timeout_ms: int) -> Iterator[None]:
         select.select([self._wake.read_fd], [], [], timeout_ms / 1000)
@@ -70,18 +78,18 @@ class FakePipelines:
         self.lose()
 
     def lose(self) -> None:
-        self.stages = None
+        self.connections = None
         self._on_change(PipelineLost())
 
     def form(self) -> None:
-        self.stages = FakeStages()
-        self._on_change(Reformed(stage_count=1, cache_slots=SLOTS))
+        self.connections = FakeConnections()
+        self._on_change(PipelineReformed(stage_count=1, cache_slots=SLOTS))
 
     def watch(self, stand: Callable[[float], Any]) -> None:
         stand(0.0)
 
     def close(self) -> None:
-        self.stages = None
+        self.connections = None
 
 
 class Rig:
@@ -105,7 +113,7 @@ class Rig:
         return self.drafter.results.popleft()
 
     def told(self) -> Expand | Release:
-        message: Expand | Release = self.pipelines.stages.told.get(timeout=WAIT_S)
+        message: Expand | Release = self.pipelines.connections.told.get(timeout=WAIT_S)
         return message
 
     def begin(self) -> None:
@@ -115,12 +123,12 @@ class Rig:
     def welcome(self) -> None:
         """The head takes note that the drafter is there."""
         back = self.result()
-        assert back == DrafterBack(drafter=3, cache_slots=SLOTS)
+        assert back == DrafterRecovered(drafter=3, cache_slots=SLOTS)
         self.drafter.post(back)
 
     def answers(self, job: int, *proposals: Proposal, compute_s: float = 0.0) -> None:
         self.do(
-            lambda: self.pipelines.stages.proposed.append(
+            lambda: self.pipelines.connections.proposed.append(
                 Proposed(job=job, proposals=proposals, compute_s=compute_s)
             )
         )
@@ -147,7 +155,7 @@ def proposal(token: int = 7) -> Proposal:
 def test_work_goes_out_in_order_and_what_is_proposed_comes_back(rig: Rig) -> None:
     rig.begin()
     rig.drafter.post(draft(0))
-    rig.drafter.post(ToDrafter(drafter=3, message=Release(request=2)))
+    rig.drafter.post(SendToDrafter(drafter=3, message=Release(request=2)))
     assert rig.told() == Expand(segment=Segment(segment=0, parts=()), width=4)
     assert rig.told() == Release(request=2)
     rig.answers(0, proposal(), compute_s=1e4)
@@ -196,7 +204,7 @@ def test_one_that_cannot_be_had_at_first_is_an_error_and_later_a_note(rig: Rig) 
     rig.begin()
     rig.do(refuse)
     assert rig.result() == DrafterLost(drafter=3)
-    assert rig.result() == Told(
+    assert rig.result() == Notice(
         text="drafter draft on pi is given up (the model computed nan); answers go on without it"
     )
     other = Rig()

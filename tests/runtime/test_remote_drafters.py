@@ -23,7 +23,16 @@ from flowspec.core.cluster.forming import Start
 from flowspec.core.events import Drafted, HeadCommand, HeadEvent
 from flowspec.core.methods import make_method
 from flowspec.core.protocol.cluster_messages import Assign, Error, Ready
-from flowspec.core.protocol.messages import Commit, Expand, Open, Part, Proposed, Release, Sampling, Segment
+from flowspec.core.protocol.messages import (
+    Commit,
+    Expand,
+    Open,
+    Proposed,
+    Release,
+    Sampling,
+    Segment,
+    SegmentPart,
+)
 from flowspec.errors import ClusterError
 from flowspec.model.reference import Reference
 from flowspec.runtime import timeouts
@@ -242,12 +251,12 @@ def test_weights_are_sent_to_a_daemon_that_lacks_the_drafter(
             assert tokens_of(submit(head)) == reference.generate(PROMPT, Sampling(), 20, frozenset())
 
 
-def part(request: int, tokens: Sequence[int]) -> Part:
+def part(request: int, tokens: Sequence[int]) -> SegmentPart:
     length = len(tokens)
     opening = Open(
         request=request, epoch=0, keep=0, length=length, root=length - 1, slots=CONTEXT, sampling=Sampling()
     )
-    return Part(
+    return SegmentPart(
         commit=Commit(request=request, epoch=0, base=length, path=()),
         opening=opening,
         ids=tuple(range(length)),

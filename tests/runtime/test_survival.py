@@ -74,7 +74,7 @@ def test_a_corrupted_control_frame_costs_a_pause_and_not_the_answer(
     plan = plan_for(folder, daemons)
     with Head(plan, recovery=surviving(plan, notes)) as head:
         answer = submit(head, count=COUNT)
-        socket = head.stages[victim].line.socket
+        socket = head.stages[victim].connection.socket
         found = disturbed(answer, 5, lambda: socket.send_multipart([b"\xc1\xc1"]))
         assert found == reference.generate(PROMPT, Sampling(), COUNT, frozenset())
         assert answer.end is not None

@@ -10,9 +10,9 @@ import pytest
 from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalCluster
 from flowspec.runtime.watching import Watch, Watcher
+from flowspec.watch.detokenizer import as_numbers
 from flowspec.watch.figures import Frame
 from flowspec.watch.recording import About, wrong_document
-from flowspec.watch.spelling import as_numbers
 from tests.runtime.clusters import plan_for, submit, tokens_of, wait_until
 
 

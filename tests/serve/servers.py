@@ -15,13 +15,13 @@ from starlette.routing import BaseRoute
 
 from flowspec.errors import FlowSpecError
 from flowspec.llm import LLM
-from flowspec.serve.app import Doors
+from flowspec.serve.app import AccessRules
 from flowspec.serve.server import Stop, bind, serve, url_of
 from flowspec.serve.service import Service, ServiceOptions
 from flowspec.serve.totals import Totals
 from tests.runtime.clusters import wait_until
 
-MODEL = "flowspec-demo"
+MODEL = "bundled"
 STORY = [{"role": "user", "content": "Tell me a story."}]
 ENDLESS: dict[str, Any] = {
     "model": MODEL,
@@ -38,7 +38,7 @@ class Running:
 
     url: str
     service: Service
-    stop: Stop
+    stop: Callable[[], object]
 
     def client(self, key: str = "none") -> openai.OpenAI:
         """The official client; what it is refused it does not ask again by itself."""
@@ -71,7 +71,7 @@ def running(
     llm: LLM,
     *,
     options: ServiceOptions | None = None,
-    doors: Doors | None = None,
+    access: AccessRules | None = None,
     totals: Totals | None = None,
     more: Callable[[Service], Sequence[BaseRoute]] = lambda service: (),
 ) -> Iterator[Running]:
@@ -81,7 +81,8 @@ def running(
     failed: list[BaseException] = []
 
     def ready(service: Service, stop: Stop) -> None:
-        found.append(Running(url_of("127.0.0.1", bound), service, stop))
+        loop = asyncio.get_running_loop()
+        found.append(Running(url_of("127.0.0.1", bound), service, lambda: loop.call_soon_threadsafe(stop)))
         there.set()
 
     def work() -> None:
@@ -91,7 +92,7 @@ def running(
                     llm,
                     bound,
                     options=options or ServiceOptions(),
-                    doors=doors or Doors(),
+                    access=access or AccessRules(),
                     totals=totals or Totals(),
                     on_ready=ready,
                     more=more,
@@ -109,7 +110,7 @@ def running(
             yield found[0]
     finally:
         if found:
-            found[0].stop.from_thread()
+            found[0].stop()
         thread.join(60)
         bound.close()
     assert not failed, failed

@@ -16,7 +16,7 @@ from flowspec.llm import LLM
 from flowspec.model.reference import Reference
 from flowspec.model.text import Tokenizer
 from flowspec.runtime.session import Session
-from flowspec.serve.app import Doors
+from flowspec.serve.app import AccessRules
 from flowspec.serve.guard import BODY_BYTES_MAX
 from flowspec.serve.service import ServiceOptions
 from tests.runtime.clusters import wait_until
@@ -256,9 +256,7 @@ def test_a_client_that_goes_away_ends_its_answer(server: Running) -> None:
 def test_a_client_that_goes_away_before_its_answer_is_whole_ends_it_too(server: Running) -> None:
     before = server.count('flowspec_answers_total{reason="cancelled"}')
     with server.connect() as raw:
-        raw.sendall(
-            request(b'{"model": "flowspec-demo", "prompt": "a", "max_tokens": 900, "ignore_eos": true}')
-        )
+        raw.sendall(request(b'{"model": "bundled", "prompt": "a", "max_tokens": 900, "ignore_eos": true}'))
         wait_until(lambda: server.service.gate.running, "it is being answered")
     server.wait_idle()
     assert server.count('flowspec_answers_total{reason="cancelled"}') == before + 1
@@ -283,7 +281,7 @@ def test_who_is_too_many_is_told_to_come_again_and_who_waits_may_leave(llm: LLM)
         stream = client.chat.completions.create(stream=True, **ENDLESS)
         assert next(iter(stream)).choices[0].delta.role == "assistant"
         with server.connect() as raw:
-            raw.sendall(request(b'{"model": "flowspec-demo", "prompt": "a"}'))
+            raw.sendall(request(b'{"model": "bundled", "prompt": "a"}'))
             wait_until(lambda: gate.waiting == 1, "it waits")
             with pytest.raises(openai.RateLimitError) as caught:
                 ask(server)
@@ -305,7 +303,7 @@ def test_a_server_that_stops_tells_those_whom_it_still_answers(llm: LLM) -> None
     with running(llm) as server, server.client() as client:
         stream = client.chat.completions.create(stream=True, **ENDLESS)
         next(iter(stream))
-        server.stop.from_thread()
+        server.stop()
         with pytest.raises(openai.APIError, match="the server is stopping"):
             for _ in stream:
                 pass
@@ -330,20 +328,20 @@ def test_who_waits_when_the_server_stops_is_told_at_once(llm: LLM, monkeypatch: 
         for thread in waiting:
             thread.start()
         wait_until(lambda: server.service.gate.waiting == 3, "they wait")
-        server.stop.from_thread()
+        server.stop()
         for thread in waiting:
             thread.join()
         assert (found, server.service.gate.running) == ([503] * 3, 1), (
             "nobody waited for the answer under way"
         )
-        server.stop.from_thread()
+        server.stop()
     assert server.count('flowspec_answers_total{reason="cancelled"}') == 1, "no other began"
 
 
 def test_keys(llm: LLM) -> None:
     with running(
         llm,
-        doors=Doors(keys=(b"sesame-1", b"sesame-2"), origins=("http://page",), free=("/", "/page/")),
+        access=AccessRules(keys=(b"sesame-1", b"sesame-2"), origins=("http://page",), free=("/", "/page/")),
     ) as server:
         for key in ("sesame-1", "sesame-2"):
             with server.client(key) as client:
@@ -382,7 +380,7 @@ def test_keys(llm: LLM) -> None:
 
 
 def test_without_a_key_only_this_machines_names_are_answered(llm: LLM) -> None:
-    with running(llm, doors=Doors(names=("localhost", "127.0.0.1", "[::1]"))) as server:
+    with running(llm, access=AccessRules(names=("localhost", "127.0.0.1", "[::1]"))) as server:
         url = f"{server.url}/models"
         found = [
             httpx.get(url, headers={"Host": host}).status_code

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from flowspec.errors import ClusterError, InputError
+from flowspec.runtime.sampling_params import SamplingParams
 from flowspec.serve.completion_request import CompletionRequest, chat_wanted, completion_wanted
 from flowspec.serve.fields import parse
 from flowspec.serve.refusals import ApiError, busy, of_error
@@ -46,17 +47,17 @@ def test_a_request_with_everything() -> None:
         stream=True,
         stream_options={"include_usage": True},
     )
-    assert (found.temperature, found.top_p, found.top_k, found.min_p, found.seed) == (1.0, 0.5, 40, 0.1, 7)
-    assert (found.stops, found.count, found.tokens_max, found.top_logprobs) == (("a", "b"), 2, 9, 3)
+    assert found.params == SamplingParams(
+        temperature=1.0, top_p=0.5, top_k=40, min_p=0.1, seed=7, stop=("a", "b"), logprobs=3
+    )
+    assert (found.count, found.tokens_max) == (2, 9)
     assert (found.is_streamed, found.includes_usage) == (True, True)
 
 
 def test_a_request_with_nothing_leaves_all_to_the_server() -> None:
     found = chat()
-    assert (found.temperature, found.top_p, found.top_k, found.min_p, found.seed, found.tokens_max) == (
-        None,
-    ) * 6
-    assert (found.stops, found.count, found.top_logprobs, found.is_streamed) == ((), 1, -1, False)
+    assert found.params == SamplingParams()
+    assert (found.tokens_max, found.count, found.is_streamed) == (None, 1, False)
     assert completion().tokens_max == 16
 
 
@@ -82,7 +83,7 @@ def test_fields_that_ask_for_nothing_are_taken() -> None:
         modalities=["text"],
         reasoning_effort="none",
     )
-    assert chat(stop="").stops == ()
+    assert chat(stop="").params.stop == ()
     completion(echo=False, suffix=None, best_of=1, logprobs=None)
     completion(n=2, best_of=2)
 
@@ -104,6 +105,8 @@ def test_fields_that_ask_for_nothing_are_taken() -> None:
         ("top_p", -0.1, "invalid_value"),
         ("top_p", 1.5, "invalid_value"),
         ("min_p", 1, "invalid_value"),
+        ("min_p", 10**400, "invalid_value"),
+        ("min_p", float("inf"), "invalid_value"),
         ("top_k", -1, "invalid_value"),
         ("top_k", 1.5, "invalid_type"),
         ("seed", 1 << 63, "invalid_value"),
@@ -182,13 +185,13 @@ def test_what_a_message_is_refused_for(message: Any, param: str) -> None:
 )
 def test_what_leaves_only_the_likeliest_token_is_temperature_0(fields: dict[str, Any]) -> None:
     found = chat(**fields)
-    assert (found.temperature, found.top_p) == (0.0, None)
+    assert (found.params.temperature, found.params.top_p) == (0.0, None)
 
 
 def test_any_seed_of_64_bits_becomes_one_that_can_be_used() -> None:
     seeds = [-(1 << 63), -7, -1, 0, 7, (1 << 62) - 65, (1 << 63) - 1]
-    found = [chat(seed=seed).seed for seed in seeds]
-    assert found == [chat(seed=seed).seed for seed in seeds]
+    found = [chat(seed=seed).params.seed for seed in seeds]
+    assert found == [chat(seed=seed).params.seed for seed in seeds]
     assert all(seed is not None and 0 <= seed <= (1 << 62) - 65 for seed in found)
     assert len(set(found[:5])) == 5
     assert found[3:5] == [0, 7]

@@ -18,7 +18,7 @@ from starlette.routing import Route
 from flowspec.errors import InputError
 from flowspec.llm import LLM
 from flowspec.model.text import Bound, Tokenizer
-from flowspec.serve.app import Doors
+from flowspec.serve.app import AccessRules
 from tests.runtime.clusters import wait_until
 from tests.serve.servers import MODEL, Running, running
 
@@ -53,7 +53,7 @@ def test_the_rest_of_a_body_that_was_refused_is_not_waited_for(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("flowspec.serve.server.REST_S", 0.2)
-    with running(llm, doors=Doors(keys=(b"sesame-1",))) as server, server.connect() as raw:
+    with running(llm, access=AccessRules(keys=(b"sesame-1",))) as server, server.connect() as raw:
         raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n")
         assert status(raw) == 401
         raw.sendall(b"x")
@@ -61,7 +61,7 @@ def test_the_rest_of_a_body_that_was_refused_is_not_waited_for(
 
 
 def test_a_connection_whose_body_was_refused_and_came_takes_another_request(llm: LLM) -> None:
-    with running(llm, doors=Doors(keys=(b"sesame-1",))) as server, server.connect() as raw:
+    with running(llm, access=AccessRules(keys=(b"sesame-1",))) as server, server.connect() as raw:
         raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\nx")
         assert status(raw) == 401
         raw.sendall(b"xxx" + HEALTH)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from flowspec.core.events import PipelineLost, Timed, TimerFired
+from flowspec.core.events import PipelineLost, SegmentTimed, TimerFired
 from flowspec.core.protocol.messages import Hop, Logprobs
 from flowspec.model.files import ModelFiles
 from flowspec.model.text import TextStream, Tokenizer
@@ -101,7 +101,7 @@ def test_a_model_is_called_by_its_last_name_unless_it_is_on_the_hub() -> None:
         name_of(replace(PLAN, model=model))
         for model in ("bundled", "/models/llama-3.2-1b", "Qwen/Qwen3-0.6B")
     ]
-    assert names == ["flowspec-demo", "llama-3.2-1b", "Qwen/Qwen3-0.6B"]
+    assert names == ["bundled", "llama-3.2-1b", "Qwen/Qwen3-0.6B"]
 
 
 def logged(text: str, stops: tuple[str, ...] = ()) -> tuple[TokenLog, TextStream, str]:
@@ -151,9 +151,10 @@ def test_the_tally_counts_what_came_back() -> None:
         dead_between_layers=2,
         dead_late=1,
     )
-    timed = Timed(segment=1, rows=4, sent_s=0.0, hops=(hop, hop))
+    timed = SegmentTimed(segment=1, rows=4, sent_s=0.0, hops=(hop, hop))
     totals.on_event(TimerFired(), [timed], 0.0)
     totals.on_event(PipelineLost(silent_s=1.0), [], 0.0)
     totals.on_event(TimerFired(), [replace(timed, hops=(hop,))], 0.0)
-    assert (totals.compute_s, totals.segments, totals.losses) == ([1.0, 0.5], 2, 1)
-    assert (totals.rows, totals.dead_in_queue, totals.dead_between_layers, totals.dead_late) == (12, 9, 6, 3)
+    assert (totals.hops.by_stage("compute_s"), totals.segments, totals.losses) == ([1.0, 0.5], 2, 1)
+    dead = ("dead_in_queue", "dead_between_layers", "dead_late")
+    assert [totals.hops.total(name) for name in ("rows", *dead)] == [12, 9, 6, 3]

@@ -18,8 +18,8 @@ from flowspec.cli.live_source import events, served
 from flowspec.cli.main import main
 from flowspec.runtime.watching import WATCHERS_MAX, Watch
 from flowspec.serve import live
-from flowspec.watch.present import Present
 from flowspec.watch.recording import wrong_document
+from flowspec.watch.state import WatchState
 from tests.runtime.clusters import wait_until
 from tests.watch.heads import VirtualHead, watched
 from tests.watch.test_watching import shown
@@ -77,7 +77,7 @@ def test_a_stream_tells_all_of_an_answer_and_its_place_is_free_again(running: Se
     )
     assert len(running.head.observers) == 1
     running.head.run()
-    present, ended = Present(), 0
+    present, ended = WatchState(), 0
     kinds = set()
     for _, frames in steps:
         for frame in frames:

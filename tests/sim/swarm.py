@@ -19,7 +19,7 @@ from flowspec.sim.experiment import Experiment
 from flowspec.sim.language import HashLanguage
 from flowspec.sim.record import SimulatedAnswer
 from flowspec.sim.world import Handled, Links, World
-from tests.pipeline import StopAfter, ask
+from tests.pipeline import StopAfter, ask, validate_at_rest
 from tests.plain import plain_answer, plain_logprobs
 
 EVENTS_MAX = 20_000
@@ -271,7 +271,7 @@ class Play:
         """The digest, once nothing moves any more."""
         self.world.run(events_max=EVENTS_MAX)
         if self.world.checks:
-            self.world.validate_at_rest()
+            validate_at_rest(self.world)
             self._check_events()
             for answers in self.world.answers.values():
                 for answer in answers:

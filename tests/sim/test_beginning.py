@@ -5,8 +5,15 @@ from __future__ import annotations
 
 from collections import Counter
 
-from flowspec.core.cluster.daemon import CallerSaid, Compute, DaemonEvent, SendOn, ShowLife, Worked
-from flowspec.core.cluster.forming import CONTROL, DATA, Tell
+from flowspec.core.cluster.daemon import (
+    CallerMessageArrived,
+    Compute,
+    ComputeReported,
+    DaemonEvent,
+    SendOn,
+    SendPong,
+)
+from flowspec.core.cluster.forming import CONTROL, DATA, SendControl
 from flowspec.core.cluster.membership import Tick
 from flowspec.core.events import ControlArrived, LayersDone, SegmentArrived
 from flowspec.core.protocol.cluster_messages import Ping
@@ -14,7 +21,7 @@ from flowspec.plan.placement import ClusterPlan
 from flowspec.plan.timing import Curve
 from flowspec.sim.device import DeviceSpec
 from flowspec.sim.experiment import Experiment
-from flowspec.sim.forming import Beginning
+from flowspec.sim.forming import FormedPipeline
 from flowspec.sim.record import HEAD
 from flowspec.sim.world import Handled
 from tests.sim.swarm import Play, draw
@@ -28,11 +35,13 @@ def plan(stages: int) -> ClusterPlan:
 
 def test_every_device_of_a_plan_is_held_with_its_part_and_ready() -> None:
     for count in (1, 2, 5):
-        beginning = Beginning(plan(count))
-        holds = [holding.hold for holding in beginning.daemons.values()]
-        assert [(hold.assign.stage, hold.is_ready) for hold in holds if hold is not None] == [
-            (stage, True) for stage in range(count)
-        ]
+        beginning = FormedPipeline(plan(count))
+        assignments = [holding.assignment for holding in beginning.daemons.values()]
+        assert [
+            (assignment.assign.stage, assignment.is_ready)
+            for assignment in assignments
+            if assignment is not None
+        ] == [(stage, True) for stage in range(count)]
         assert [stage.is_last for stage in beginning.stages] == [False] * (count - 1) + [True]
         beginning.forming.validate()
         for holding in beginning.daemons.values():
@@ -45,7 +54,7 @@ class Shadow:
 
     def __init__(self, play: Play) -> None:
         self.seen: Counter[str] = Counter()
-        self._beginning = Beginning(play.schedule.experiment.plan())
+        self._beginning = FormedPipeline(play.schedule.experiment.plan())
         self._names = list(self._beginning.daemons)
         self._look = play.world.on_event
         play.world.on_event = self.look
@@ -63,14 +72,14 @@ class Shadow:
         told: DaemonEvent
         if isinstance(event, SegmentArrived):
             caller = callers[name, "stage" if handled.place else DATA]
-            told = CallerSaid(
+            told = CallerMessageArrived(
                 caller=caller, message=event.segment, payload=event.payload, payload_bytes=event.payload_bytes
             )
         elif isinstance(event, ControlArrived):
-            told = CallerSaid(caller=callers[name, CONTROL], message=event.message)
+            told = CallerMessageArrived(caller=callers[name, CONTROL], message=event.message)
         else:
             assert isinstance(event, LayersDone)
-            told = Worked(hold=holding.number, result=event)
+            told = ComputeReported(assignment_id=holding.number, result=event)
         commands = holding.handle(told, now_s)
         assert all(isinstance(command, Compute | SendOn) for command in commands)
         works = [command.work for command in commands if isinstance(command, Compute | SendOn)]
@@ -95,11 +104,13 @@ def test_while_nothing_fails_a_daemon_hands_on_what_its_stage_is_told_and_says()
 
 
 def test_while_nothing_fails_the_head_says_nothing_to_its_devices_but_ping() -> None:
-    beginning = Beginning(plan(3))
-    pings = [Tell(pipeline=1, device=name, message=Ping()) for name in beginning.daemons]
+    beginning = FormedPipeline(plan(3))
+    pings = [SendControl(pipeline=1, device=name, message=Ping()) for name in beginning.daemons]
     for second in range(1, 60):
         assert beginning.forming.handle(Tick(flight_s=0.5, tokens=second), float(second)) == pings
         for holding in beginning.daemons.values():
-            assert holding.hold is not None
-            answers = holding.handle(CallerSaid(caller=holding.hold.control, message=Ping()), float(second))
-            assert [type(answer) for answer in answers] == [ShowLife]
+            assert holding.assignment is not None
+            answers = holding.handle(
+                CallerMessageArrived(caller=holding.assignment.control, message=Ping()), float(second)
+            )
+            assert [type(answer) for answer in answers] == [SendPong]

@@ -15,7 +15,7 @@ from flowspec.sim.language import HashLanguage
 from flowspec.sim.record import SimulatedAnswer
 from flowspec.sim.world import World
 from tests.broken_builds import drops_the_path_at_the_end, tells_no_end
-from tests.pipeline import ask
+from tests.pipeline import ask, validate_at_rest
 from tests.plain import plain_answer
 from tests.sim.swarm import Play, draw
 
@@ -84,7 +84,7 @@ def go_on_after_each_cancel() -> None:
         (first,) = world.answers[1]
         world.at(cancelled_s + 1.0, ask(1, (*first.submit.prompt, *first.tokens, 7), 5))
         world.run()
-        world.validate_at_rest()
+        validate_at_rest(world)
         assert is_plain(world.answers[1][1], 5)
 
 

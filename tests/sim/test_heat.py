@@ -10,14 +10,14 @@ from dataclasses import replace
 
 import pytest
 
-from flowspec.core.cluster.membership import Patience
+from flowspec.core.cluster.membership import MembershipTimeouts
 from flowspec.core.events import Submit
 from flowspec.core.head.flights import Bounds
 from flowspec.core.methods import make_method
 from flowspec.core.protocol.messages import Sampling
 from flowspec.plan.timing import Curve, LinkSpec
 from flowspec.sim.device import DeviceSpec
-from tests.checks.faults.cluster import TERMS
+from tests.checks.faults.cluster import FORMING_TIMEOUTS
 from tests.checks.faults.play import Play
 from tests.checks.faults.schedule import Dialogue, Schedule, draw
 
@@ -52,7 +52,7 @@ def schedule(changed_s: float) -> Schedule:
         queued_max=64,
         context=CONTEXT,
         bounds=Bounds(),
-        patience=Patience(
+        membership_timeouts=MembershipTimeouts(
             silent_s=5.0,
             loading_silent_s=15.0,
             loading_s=60.0,
@@ -61,7 +61,7 @@ def schedule(changed_s: float) -> Schedule:
             back_s=4.0,
             forgive_s=300.0,
         ),
-        terms=replace(TERMS, changed_s=changed_s),
+        forming_timeouts=replace(FORMING_TIMEOUTS, changed_s=changed_s),
         method=lambda: make_method("continuous"),
         cache_slots=dict.fromkeys(("pi-0", "pi-1", "pi-2"), 100_000),
         draft_slots=100_000,
@@ -155,6 +155,6 @@ def test_a_device_that_has_cooled_down_gets_its_layers_back_but_not_at_once() ->
     run = Heated(1.4, until_s=HOT_S + 200, last_s=950.0)
     run.play()
     _, cool_s = run.notes(NOTE)
-    assert cool_s > HOT_S + 60 + run.schedule.patience.again_s
+    assert cool_s > HOT_S + 60 + run.schedule.membership_timeouts.again_s
     parts = {part.device: part.assign.end_layer - part.assign.first_layer for part in run.cluster.parts}
     assert set(parts.values()) == {8}

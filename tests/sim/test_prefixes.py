@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flowspec.core.protocol.messages import Commit, Part
+from flowspec.core.protocol.messages import Commit, SegmentPart
 from flowspec.sim.prefixes import EMPTY, Prefixes, PrefixView
 
 
@@ -20,9 +20,9 @@ def test_a_prefix_has_one_number() -> None:
     )
 
 
-def part(request: int, rows: list[tuple[int, int, int]], committed: list[bool]) -> Part:
+def part(request: int, rows: list[tuple[int, int, int]], committed: list[bool]) -> SegmentPart:
     """Rows of (node, parent, token)."""
-    return Part(
+    return SegmentPart(
         commit=Commit(request=request, epoch=0, base=1, path=()),
         opening=None,
         ids=tuple(node for node, _, _ in rows),

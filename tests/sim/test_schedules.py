@@ -8,7 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
-from flowspec.core.events import ControlArrived, Emit, Forget, ToPipeline, Trim
+from flowspec.core.events import ControlArrived, Emit, Forget, SendToFirstStage, Trim
 from flowspec.core.methods import METHODS
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Commit
@@ -19,7 +19,7 @@ from flowspec.sim.experiment import Experiment
 from flowspec.sim.language import HashLanguage
 from flowspec.sim.record import HEAD
 from flowspec.sim.world import Handled
-from tests.pipeline import ask
+from tests.pipeline import ask, validate_at_rest
 from tests.plain import plain_answer
 from tests.sim.swarm import Play, draw
 
@@ -131,7 +131,7 @@ def test_a_tree_that_wants_too_much_stays_within_the_slots(method: str, nodes: i
     submit = ask(0, (1, 2, 3), 6)
     world.at(0.0, submit)
     world.run(events_max=10_000)
-    world.validate_at_rest()
+    validate_at_rest(world)
     assert (
         world.answers[0][0].tokens
         == plain_answer(language, submit.prompt, submit.sampling, new_tokens_max=6, context=200)[0]
@@ -148,7 +148,9 @@ def _watch(run: Play, seen: Counter[str]) -> None:
         if handled.place == HEAD:
             seen["forgotten"] += isinstance(handled.event, Forget)
             for command in handled.commands:
-                seen["shared segments"] += isinstance(command, ToPipeline) and len(command.segment.parts) > 1
+                seen["shared segments"] += (
+                    isinstance(command, SendToFirstStage) and len(command.segment.parts) > 1
+                )
                 if isinstance(command, Emit):
                     answer = run.world.answers[command.request][-1]
                     seen["stops behind a drafted node"] += (

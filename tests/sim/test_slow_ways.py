@@ -21,7 +21,7 @@ def slow_everywhere(seed: int) -> Schedule:
     return replace(
         drawn,
         places=(None,) * len(drawn.qualities),
-        patience=replace(drawn.patience, silent_s=SILENT_S),
+        membership_timeouts=replace(drawn.membership_timeouts, silent_s=SILENT_S),
         bounds=replace(drawn.bounds, prefill_chunk=128, prefill_first=1, hold_s=HOLD_SHARE * SILENT_S),
         faults=tuple(faults),
     )

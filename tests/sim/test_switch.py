@@ -34,7 +34,7 @@ def scene(spare_layers: int) -> Schedule:
         spec=DeviceSpec(curve=Curve(base_s=0.3), layers=4),
         load_s=LOAD_S,
         spare_layers=spare_layers,
-        patience=replace(drawn.patience, calm_s=3.0),
+        membership_timeouts=replace(drawn.membership_timeouts, calm_s=3.0),
         dialogues=(replace(drawn.dialogues[0], first=first, at_s=ASKED_S),),
     )
 
@@ -106,7 +106,7 @@ def test_without_memory_for_both_they_are_loaded_in_the_switch(heat: float) -> N
 def test_what_must_be_loaded_in_the_switch_may_be_more_than_it_gains(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the time until a further plan may be made."""
     run = Switching(0, 2.0)
-    run.cluster.membership.patience = replace(run.cluster.membership.patience, again_s=8.0)
+    run.cluster.membership.timeouts = replace(run.cluster.membership.timeouts, again_s=8.0)
     run.run()
     assert run.fired()["member: too dear"] > 0
     assert [text for text in run.notes() if text.startswith("the switch took")] == []

@@ -10,8 +10,8 @@ from flowspec.runtime.head import OnEvent
 from flowspec.runtime.watching import Watch
 from flowspec.sim.record import HEAD
 from flowspec.sim.world import Handled
+from flowspec.watch.detokenizer import as_numbers
 from flowspec.watch.recording import About
-from flowspec.watch.spelling import as_numbers
 from tests.sim.swarm import Play, draw
 
 
@@ -23,6 +23,8 @@ class VirtualHead:
         self.play = Play(draw(seed), checks=False)
         self.observers: list[OnEvent] = []
         self.is_formed = True
+        self.lost: list[str] = []
+        self.loading: dict[str, tuple[str, float]] = {}
         self.pongs: dict[int, Any] = {}
         count = len(self.play.world.stages)
         plans = [SimpleNamespace(name=f"board-{index}", first=index, end=index + 1) for index in range(count)]

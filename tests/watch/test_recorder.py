@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from flowspec.core.events import HeadCommand, HeadEvent, PipelineLost, Reformed
+from flowspec.core.events import HeadCommand, HeadEvent, PipelineLost, PipelineReformed
 from flowspec.core.head.head import HeadCore
 from flowspec.sim.record import HEAD
 from flowspec.sim.world import Handled
 from flowspec.watch import recorder as recorders
+from flowspec.watch.detokenizer import as_numbers
 from flowspec.watch.figures import Frame
-from flowspec.watch.present import Present
 from flowspec.watch.recorder import Recorder
 from flowspec.watch.recording import About, as_text, record_document, wrong_document
-from flowspec.watch.spelling import as_numbers
+from flowspec.watch.state import WatchState
 from tests.checks.faults import play as faults
 from tests.checks.faults import schedule as fault_schedules
 from tests.sim.swarm import Play, draw
@@ -34,7 +34,7 @@ class Mirror:
     def __init__(self, head: HeadCore, *, lag: int = 1) -> None:
         self.head = head
         self.recorder = Recorder(head.requests, self.stages, as_numbers)
-        self.reader = Present()
+        self.reader = WatchState()
         self.frames: list[Frame] = []
         self.seen: Counter[str] = Counter()
         self.texts: dict[int, str] = {}
@@ -219,7 +219,7 @@ def test_the_present_begins_another_watcher() -> None:
     for seed in range(20):
         mirror, _ = watch_schedule(seed)
         for upto in range(0, len(mirror.frames), 9):
-            first, second = Present(), Present()
+            first, second = WatchState(), WatchState()
             for frame in mirror.frames[:upto]:
                 first.take(frame)
             for frame in first.frames():
@@ -272,7 +272,7 @@ def test_a_reader_that_is_too_slow_begins_again(monkeypatch: pytest.MonkeyPatch)
 
 def test_what_is_lost_and_formed_again_is_told() -> None:
     mirror = Mirror(HeadCore(context=20, stage_count=2))
-    for event in (PipelineLost(silent_s=1.5), Reformed(stage_count=3)):
+    for event in (PipelineLost(silent_s=1.5), PipelineReformed(stage_count=3)):
         mirror.take(event, mirror.head.handle(event, 5.0), 5.0)
     assert [frame["kind"] for frame in mirror.frames] == ["stages", "lost", "stages"]
     assert mirror.frames[1]["silent_s"] == 1.5

@@ -173,7 +173,7 @@ def test_values_of_any_other_type_are_refused_and_never_raise(document: dict[str
 def test_mutated_recordings_are_valid_or_refused(document: dict[str, Any]) -> None:
     """What passes can be shown: nothing in the terminal's view breaks on it."""
     from flowspec.cli.screen import report, screen
-    from flowspec.watch.present import Present
+    from flowspec.watch.state import WatchState
 
     chances, passed = random.Random(1), 0
     texts = [as_text(each) for each in document["frames"]]
@@ -186,7 +186,7 @@ def test_mutated_recordings_are_valid_or_refused(document: dict[str, Any]) -> No
         if wrong_document(whole):
             continue
         passed += 1
-        present = Present()
+        present = WatchState()
         for each in frames:
             present.take(each)
         report(present, whole)

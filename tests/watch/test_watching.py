@@ -22,9 +22,9 @@ from flowspec.runtime.watching import (
     Watcher,
 )
 from flowspec.watch.figures import Frame
-from flowspec.watch.present import Present
 from flowspec.watch.recorder import Recorder
 from flowspec.watch.recording import as_text, rebased, wrong_document
+from flowspec.watch.state import WatchState
 from tests.runtime.clusters import wait_until
 from tests.watch.heads import VirtualHead, watched
 
@@ -40,7 +40,7 @@ def turn(watch: Watch) -> None:
         watch._turn(watch._recorder)
 
 
-def shown(present: Present) -> dict[int, tuple[int, list[int]]]:
+def shown(present: WatchState) -> dict[int, tuple[int, list[int]]]:
     return {
         number: (answer.root["node"] if answer.root else -1, sorted(answer.nodes))
         for number, answer in present.answers.items()
@@ -69,7 +69,7 @@ def test_whoever_comes_later_has_the_same_picture() -> None:
     for seed in range(6):
         head = VirtualHead(seed)
         watch = watched(head)
-        early, late = Present(), Present()
+        early, late = WatchState(), WatchState()
         first = watch.join()
         head.run(until_s=0.4)
         turn(watch)
@@ -87,7 +87,7 @@ def test_whoever_comes_later_has_the_same_picture() -> None:
 
 
 def test_a_slow_watcher_misses_what_waits_and_goes_on_with_the_present() -> None:
-    present, slow = Present(), Watcher()
+    present, slow = WatchState(), Watcher()
     frames: list[Frame] = [{"t": 1.0, "kind": "stages", "stages": [{"name": "a", "layers": [0, 1]}]}]
     frames.append({"t": 1.0, "kind": "begin", "request": 1, "prompt_tokens": 3, "reused": 0, "text": ""})
     frames.append({"t": 1.0, "kind": "root", "request": 1, "node": 2, "token": "x", "position": 2})
@@ -97,7 +97,7 @@ def test_a_slow_watcher_misses_what_waits_and_goes_on_with_the_present() -> None
         present.take(frame)
         slow.give(FrameBatch([frame]), present)
         assert len(slow._batches) <= BATCHES_MAX
-    found = Present()
+    found = WatchState()
     kinds = []
     for frame in frames_of(slow):
         kinds.append(frame["kind"])
@@ -319,7 +319,9 @@ def test_devices_are_told_with_what_they_said_last() -> None:
         "done": 2,
         "running_s": 0.5,
         "present": True,
+        "loading": None,
     }
+    head.lost, head.loading = ["board-0", "never-seen"], {"other": ("loading weights", 0.25)}
     head.stages = [
         SimpleNamespace(plan=SimpleNamespace(name="other"), pong=None, ready=SimpleNamespace(memory_bytes=7))
     ]
@@ -330,5 +332,22 @@ def test_devices_are_told_with_what_they_said_last() -> None:
         7,
         None,
     )
-    head.is_formed = False
-    assert not any(row["present"] for row in watch._look_at_devices())
+    assert rows["other"]["loading"] == {"doing": "loading weights", "share": 0.25}
+    assert rows["never-seen"] == {**rows["never-seen"], "present": False, "memory_bytes": 0}
+    head.lost, head.loading = [], {}
+    assert all(row["present"] and row["loading"] is None for row in watch._look_at_devices())
+
+
+def test_a_note_is_a_frame_and_nothing_while_nobody_watches() -> None:
+    head = VirtualHead(2)
+    watch = watched(head)
+    watch.note("told to nobody")
+    watcher = watch.join()
+    watch.note("device board-0 is lost (silent)")
+    watch.settle()
+    wait_until(lambda: bool(watcher._batches), "it is told")
+    frames = [frame for batch in watcher.take() for frame in batch.frames]
+    assert [frame["text"] for frame in frames if frame["kind"] == "note"] == [
+        "device board-0 is lost (silent)"
+    ]
+    watch.close()

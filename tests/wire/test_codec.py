@@ -38,17 +38,19 @@ from flowspec.core.protocol.facts import (
     Speed,
 )
 from flowspec.core.protocol.messages import (
+    HOP_ROWS,
+    HOP_SECONDS,
     Commit,
     Expand,
     Hop,
     Logprobs,
     Open,
-    Part,
     Proposal,
     Proposed,
     Release,
     Sampling,
     Segment,
+    SegmentPart,
     Verified,
     VerifiedPart,
 )
@@ -119,11 +121,8 @@ SAMPLINGS = build(
 )
 HOPS = build(
     Hop,
-    **dict.fromkeys(("queued_s", "compute_s", "own_s"), st.floats(0, 1e6)),
-    **dict.fromkeys(
-        ("rows", "dead_in_queue", "dead_between_layers", "dead_late"),
-        st.integers(0, limits.NODES_PER_SEGMENT_MAX),
-    ),
+    **dict.fromkeys(HOP_SECONDS, st.floats(0, 1e6)),
+    **dict.fromkeys(HOP_ROWS, st.integers(0, limits.NODES_PER_SEGMENT_MAX)),
 )
 
 
@@ -158,7 +157,7 @@ def commits(requests: st.SearchStrategy[int] = IDS) -> st.SearchStrategy[Commit]
 
 
 @st.composite
-def parts(draw: st.DrawFn, request: int) -> Part:
+def parts(draw: st.DrawFn, request: int) -> SegmentPart:
     commit = draw(commits(st.just(request)))
     opening = draw(st.none() | opens(request, commit.epoch))
     ids = draw(st.lists(IDS, max_size=6))
@@ -168,7 +167,7 @@ def parts(draw: st.DrawFn, request: int) -> Part:
         "positions": tuple(draw(st.integers(0, limits.CONTEXT_MAX)) for _ in ids),
         "committed": tuple(draw(st.booleans()) for _ in ids),
     }
-    return Part(commit=commit, opening=opening, ids=tuple(ids), **columns)
+    return SegmentPart(commit=commit, opening=opening, ids=tuple(ids), **columns)
 
 
 @st.composite

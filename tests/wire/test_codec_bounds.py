@@ -13,16 +13,17 @@ from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import Assign, Loading, Ping, Pong
 from flowspec.core.protocol.facts import Facts
 from flowspec.core.protocol.messages import (
+    PROTOCOL_VERSION,
     Commit,
     Expand,
     Hop,
     Logprobs,
     Open,
-    Part,
     Proposal,
     Proposed,
     Sampling,
     Segment,
+    SegmentPart,
     Verified,
     VerifiedPart,
 )
@@ -42,7 +43,7 @@ from tests.checks.fuzz.samples import sample_envelopes
 
 COMMIT = Commit(request=1, epoch=0, base=1, path=(5,))
 OPENING = Open(request=1, epoch=0, keep=0, length=2, root=1, slots=8, sampling=Sampling(temperature=0.5))
-PART = Part(
+PART = SegmentPart(
     commit=COMMIT,
     opening=OPENING,
     ids=(4, 5),
@@ -163,7 +164,7 @@ def test_other_counts_of_frames_are_refused(frames: list[bytes]) -> None:
 def test_another_protocol_is_refused_with_advice(version: Any) -> None:
     refused(
         [replaced(header_of(Ping()), (0,), version)],
-        f"expected protocol {limits.PROTOCOL_VERSION}, got .*same FlowSpec version",
+        f"expected protocol {PROTOCOL_VERSION}, got .*same FlowSpec version",
     )
 
 
@@ -211,7 +212,7 @@ def test_entries_too_few_or_too_many_are_refused() -> None:
     refused([msgpack.packb(header_of(Ping())[:6])], "7 header entries")
     refused([msgpack.packb([*header_of(Ping()), None])], "7 header entries")
     refused([replaced(header_of(Ping()), (BODY,), [0])], "0 entries for Ping")
-    refused([replaced(header_of(SEGMENT), (BODY, 1, 0), [])], "7 entries for Part")
+    refused([replaced(header_of(SEGMENT), (BODY, 1, 0), [])], "7 entries for SegmentPart")
 
 
 TENSOR = Tensor(rows=2, width=3, dtype="bfloat16", data=b"\x01" * 12)
@@ -413,7 +414,7 @@ def test_the_largest_segment_allowed_passes() -> None:
         "parents": (top - 1,) * count,
         "tokens": (limits.VOCABULARY_MAX,) * count,
     }
-    part = Part(
+    part = SegmentPart(
         commit=commit,
         opening=None,
         **columns,

@@ -42,7 +42,7 @@ ADVICE_TORCH = "install the versions that FlowSpec's constraints folder has for 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
+class BoardState:
     """A board and its clocks at one time."""
 
     board: Board
@@ -50,7 +50,6 @@ class Moment:
 
 
 def private_names() -> tuple[str, ...]:
-    """The names of this machine and of its user."""
     host = socket.gethostname()
     names = {host, host.split(".")[0], platform.node(), Path.home().name}
     with contextlib.suppress(OSError, KeyError):  # a user without an entry, as in containers
@@ -75,8 +74,9 @@ def without_private(text: str, names: Sequence[str]) -> str:
 # ------------------------------------------------------------------------------------------- findings
 
 
-def findings_of(outcomes: Sequence[Outcome], before: Moment, after: Moment, device: str) -> list[Finding]:
-    """All findings, the worst first."""
+def findings_of(
+    outcomes: Sequence[Outcome], before: BoardState, after: BoardState, device: str
+) -> list[Finding]:
     found = [finding for outcome in outcomes for finding in _of_outcome(outcome)]
     found += _of_choice(outcomes, before.board, device)
     for moment in (before, after):
@@ -136,7 +136,7 @@ def _of_choice(outcomes: Sequence[Outcome], board: Board, device: str) -> Iterat
 
 
 def _finding(severity: str, check: str, text: str, advice: str) -> Finding:
-    return Finding(severity=severity, device="this machine", check=check, text=text, advice=advice)
+    return Finding(severity, "this machine", check, text, advice)
 
 
 # ----------------------------------------------------------------------------------------------- file
@@ -147,8 +147,8 @@ def report_of(
     findings: Sequence[Finding],
     *,
     system: Mapping[str, Any],
-    before: Moment,
-    after: Moment,
+    before: BoardState,
+    after: BoardState,
     device: str,
     seconds: float,
     names: Sequence[str],

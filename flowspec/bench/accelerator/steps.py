@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # importing torch is the first thing that may kill a step
     import numpy as np
     import numpy.typing as npt
 
-    from flowspec.bench.exactness import Found
+    from flowspec.bench.exactness import ClusterAnswer
     from flowspec.model.accelerator import Accelerator
     from flowspec.model.slice import Slice
 
@@ -152,7 +152,7 @@ def verify_step(device: str, folder: Path, dtype: str) -> dict[str, Any]:
         local_threads=THREADS,
         log_level="ERROR",
     )
-    found: list[Found] = []
+    found: list[ClusterAnswer] = []
     rates: dict[str, float] = {}
     with open_cluster(options, decoding=Decoding()) as cluster:
         for method in METHODS:
@@ -186,7 +186,6 @@ STEPS = {
 
 
 def read_text() -> tuple[int, ...]:
-    """`TEXT` as the bundled target's token ids."""
     from flowspec.model.files import BUNDLED, ModelFiles
     from flowspec.model.text import Tokenizer
 
@@ -276,7 +275,7 @@ def _spread(logits: F32) -> float:
 # --------------------------------------------------------------------------------------------- verify
 
 
-def _answer(session: Any, texts: Sequence[str]) -> tuple[list[Found], float]:
+def _answer(session: Any, texts: Sequence[str]) -> tuple[list[ClusterAnswer], float]:
     """What the cluster says to all prompts at all temperatures, and its tokens per second (their median)."""
     from flowspec.bench.exactness import Case, found_of
     from flowspec.core.protocol.messages import Sampling

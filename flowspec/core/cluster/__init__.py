@@ -1,1 +1,1 @@
-"""How devices become a pipeline and stay one: who holds whom, who is lost, when one is formed anew."""
+"""How devices become a pipeline and stay one: who has whose lease, who is lost, when one is formed anew."""

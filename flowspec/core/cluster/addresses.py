@@ -22,7 +22,7 @@ def is_good_for(address: str, other: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LookupTimes:
+class LookupTimeouts:
     """How long what takes, in seconds: see the module. `limit_s` is how long a look-up is waited for."""
 
     limit_s: float
@@ -53,10 +53,8 @@ class _Name:
 
 
 class AddressBook:
-    """See the module."""
-
-    def __init__(self, terms: LookupTimes) -> None:
-        self.terms = terms
+    def __init__(self, timeouts: LookupTimeouts) -> None:
+        self.timeouts = timeouts
         self._names: dict[str, _Name] = {}
 
     def ask(self, name: str, now_s: float) -> Lookup:
@@ -64,10 +62,10 @@ class AddressBook:
         follow."""
         known = self._names.setdefault(name, _Name())
         if known.began_s is not None:
-            is_late = not known.address and now_s - known.began_s >= self.terms.limit_s
-            trouble = f"no name service answered within {self.terms.limit_s:g} s" if is_late else ""
+            is_late = not known.address and now_s - known.began_s >= self.timeouts.limit_s
+            trouble = f"no name service answered within {self.timeouts.limit_s:g} s" if is_late else ""
             return Lookup(address=known.address, trouble=trouble)
-        lasts_s = self.terms.again_s if known.trouble else self.terms.fresh_s
+        lasts_s = self.timeouts.again_s if known.trouble else self.timeouts.fresh_s
         is_wanted = known.ended_s is None or now_s - known.ended_s >= lasts_s
         if is_wanted:
             known.began_s = now_s

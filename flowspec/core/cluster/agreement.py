@@ -39,7 +39,6 @@ class Agreement:
         self._may_leave = may_change  # at first nothing was computed here yet
 
     def hear(self, device: str, told: Arithmetics) -> None:
-        """A device has answered."""
         self._told[device] = told
 
     def lack(self, device: str) -> Lack | None:

@@ -6,16 +6,16 @@ daemons of the fault simulator and those of the fuzzer carry out the same comman
 - A *caller* is a connection that said Hello. What it may say follows from its role; whoever says anything
   else is not listened to any more (`Ban`), and where it belongs to the pipeline that holds the daemon, that
   pipeline is over.
-- An Assign takes *hold* of the daemon, as `core.cluster.incarnation.Lease` decides: a stage (`StageCore`) or
-  a drafter (`DrafterCore`) is made of it, the next hop is dialled, the slice is loaded. When both are there
-  it is ready, and says so once.
+- An Assign gets the daemon's *lease*, as `core.cluster.incarnation.Lease` decides, and becomes its *active
+  assignment*: a stage (`StageCore`) or a drafter (`DrafterCore`) is made of it, the next hop is dialled, the
+  slice is loaded. When both are there it is ready, and says so once.
 - Beside its work for one pipeline a daemon makes ready for a later one of the same head (`Assign.is_beside`):
   it loads what it lacks, or where there is no memory for both (`room_for`) has it here and checked, and says
   so. What it has made ready is found by the next Assign. It is given up with the pipeline that works.
-- Words of a pipeline that does not hold the daemon change nothing. What was computed for a hold that is over
-  counts for nothing.
-- The hold ends with a Reset, a later pipeline of the same head, a lease that lapsed, or a failure; the head
-  is told why, and what that means (`Error.cause`), unless it is the head that ended it.
+- Words of a pipeline that does not hold the daemon change nothing. What was computed for an assignment that
+  is over counts for nothing.
+- The assignment ends with a Reset, a later pipeline of the same head, a lease that lapsed, or a failure; the
+  head is told why, and what that means (`Error.cause`), unless it is the head that ended it.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ RULES = {
     "next silent": "the next hop did not answer in time",
     "next lost": "the next hop was lost, or refuses",
     "fenced": "a word of a pipeline that does not hold the daemon is ignored",
-    "late result": "what was computed for a hold that is over is dropped",
+    "late result": "what was computed for an assignment that is over is dropped",
     "unsent": "what was to leave could not",
     "misbehaved": "a caller broke the protocol, and is not listened to any more",
     "failed": "the slice could not be loaded, or run",
@@ -101,7 +101,7 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DaemonTimes:
+class DaemonLimits:
     """How long what may take, in seconds: a head may be silent for `lease_s`, the next hop may take `link_s`
     to answer.
 
@@ -155,14 +155,14 @@ def room_for(*, new: int, cache: int, free: int, growth: int, given_up: int) -> 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Greeted:
+class CallerConnected:
     """A new caller said Hello."""
 
     caller: Caller
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallerSaid:
+class CallerMessageArrived:
     """A caller's later message, whose `payload` takes so many bytes."""
 
     caller: Caller
@@ -172,7 +172,7 @@ class CallerSaid:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Misbehaved:
+class CallerBrokeProtocol:
     """What came of a caller was no message, or not the next one."""
 
     caller: Caller
@@ -180,52 +180,54 @@ class Misbehaved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NextSaid:
-    """A message of the next hop, which was dialled for hold `hold`."""
+class NextHopMessageArrived:
+    """A message of the next hop, which was dialled for assignment `assignment_id`."""
 
-    hold: int
+    assignment_id: int
     message: Message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NextLost:
+class NextHopLost:
     """What became of the next hop: it `was lost: its connection closed`, or `refuses`."""
 
-    hold: int
+    assignment_id: int
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandFailed:
-    """A command of hold `hold` could not be carried out: whom it was for takes nothing any more."""
+    """A command of assignment `assignment_id` could not be carried out: whom it was for takes nothing any
+    more."""
 
-    hold: int
+    assignment_id: int
     message: Message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Worked:
-    """What the computing side did, or asks, for hold `hold`."""
+class ComputeReported:
+    """What the computing side did, or asks, for assignment `assignment_id`."""
 
-    hold: int
+    assignment_id: int
     result: Loaded | Loading | WeightQuestion | LayerEnded | LayersDone | Proposed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failed:
-    """The computing side cannot do what hold `hold` asks of it; with `is_part` another device may be able to.
+class ComputeFailed:
+    """The computing side cannot do what assignment `assignment_id` asks of it; with `is_part` another device
+    may be able to.
 
     With `is_gone` it met an error that nobody foresaw: for the head it is as if the device had died.
     """
 
-    hold: int
+    assignment_id: int
     text: str
     is_part: bool = False
     is_gone: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stopping:
+class DaemonStopping:
     """The daemon ends."""
 
     reason: str
@@ -243,15 +245,15 @@ class DaemonTick:
 
 
 DaemonEvent = (
-    Greeted
-    | CallerSaid
-    | Misbehaved
-    | NextSaid
-    | NextLost
+    CallerConnected
+    | CallerMessageArrived
+    | CallerBrokeProtocol
+    | NextHopMessageArrived
+    | NextHopLost
     | CommandFailed
-    | Worked
-    | Failed
-    | Stopping
+    | ComputeReported
+    | ComputeFailed
+    | DaemonStopping
     | DaemonTick
 )
 
@@ -259,7 +261,7 @@ DaemonEvent = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Greet:
+class SendWelcome:
     """Answer a Hello with Welcome."""
 
     caller: Caller
@@ -268,25 +270,25 @@ class Greet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Send:
-    """A message to a caller. With a `hold` it must leave, or `CommandFailed` is told; else whoever is gone
-    need not know."""
+    """A message to a caller. With an `assignment_id` it must leave, or `CommandFailed` is told; else whoever
+    is gone need not know."""
 
     caller: Caller
     message: Message
-    hold: int = 0
+    assignment_id: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendOn:
     """What a stage made goes on to `caller`, or to the next hop (None)."""
 
-    hold: int
+    assignment_id: int
     caller: Caller | None
     work: SendSegment | SendVerified
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShowLife:
+class SendPong:
     """Answer a Ping with Pong; the memory and the temperature are the daemon's own."""
 
     caller: Caller
@@ -297,7 +299,7 @@ class ShowLife:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShowReady:
+class SendReady:
     """Tell the head that this part of its pipeline can begin."""
 
     caller: Caller
@@ -321,35 +323,38 @@ class Ban:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Take:
-    """Hold `hold` begins: load what is assigned, and dial `assign.next_hop` where there is one."""
+class StartAssignment:
+    """Assignment `assignment_id` begins: load what is assigned, and dial `assign.next_hop` where there is
+    one."""
 
-    hold: int
+    assignment_id: int
     caller: Caller
     assign: Assign
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MakeReady:
-    """Load what is assigned beside the slice that runs, under number `hold`; nothing is dialled."""
+class PrepareSlice:
+    """Load what is assigned beside the slice that runs, under number `assignment_id`; nothing is dialled."""
 
-    hold: int
+    assignment_id: int
     caller: Caller
     assign: Assign
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndMakingReady:
-    """Nothing more is to be done for `hold`; what is loaded stays until the next Take."""
+class EndPreparation:
+    """Nothing more is to be done for `assignment_id`; what is loaded stays until the next
+    `StartAssignment`."""
 
-    hold: int
+    assignment_id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attach:
-    """The head's data connection is there, on which hold `hold` answers if its stage is the last."""
+    """The head's data connection is there, on which assignment `assignment_id` answers if its stage is the
+    last."""
 
-    hold: int
+    assignment_id: int
     caller: Caller
 
 
@@ -357,7 +362,7 @@ class Attach:
 class Compute:
     """Work for the computing side; a Trim reaches into what runs, the rest is done in order."""
 
-    hold: int
+    assignment_id: int
     work: RunLayers | OpenCache | ClearSlots | CloseCache | Trim | Expand | Release
 
 
@@ -365,26 +370,27 @@ class Compute:
 class Deliver:
     """An answer to a question about weights."""
 
-    hold: int
+    assignment_id: int
     answer: WeightAnswer | Error
     payload: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LetGo:
-    """Hold `hold` is over: close the connection to the next hop, and the caches of these requests."""
+class EndAssignment:
+    """Assignment `assignment_id` is over: close the connection to the next hop, and the caches of these
+    requests."""
 
-    hold: int
+    assignment_id: int
     requests: Sequence[int]
 
 
-_Told = Greet | Send | SendOn | ShowLife | ShowReady | Gather | Ban | Deliver | Log
-DaemonCommand = _Told | Take | MakeReady | EndMakingReady | Attach | Compute | LetGo
+_Reply = SendWelcome | Send | SendOn | SendPong | SendReady | Gather | Ban | Deliver | Log
+DaemonCommand = _Reply | StartAssignment | PrepareSlice | EndPreparation | Attach | Compute | EndAssignment
 
 
 @dataclass(slots=True)
-class Hold:
-    """The pipeline that holds the daemon, and the stage or drafter that it made of it."""
+class ActiveAssignment:
+    """What the daemon does for the pipeline that has its lease: the stage or drafter that was made of it."""
 
     number: int
     control: Caller
@@ -420,106 +426,111 @@ class Preparation:
 class DaemonCore:
     """See the module. A daemon has one, for as long as it lives."""
 
-    def __init__(self, terms: DaemonTimes) -> None:
-        self.terms = terms
-        self.lease = Lease(terms.lease_s)
-        self.hold: Hold | None = None
+    def __init__(self, limits: DaemonLimits) -> None:
+        self.limits = limits
+        self.lease = Lease(limits.lease_s)
+        self.assignment: ActiveAssignment | None = None
         self.beside: Preparation | None = None
         self.fired: Counter[str] = Counter()
-        self._holds_begun = 0
+        self._assignments_begun = 0
         self._data: OrderedDict[int, Caller] = OrderedDict()
         self._commands: list[DaemonCommand] = []
 
     @property
     def number(self) -> int:
-        """Of the hold that is; 0 while there is none."""
-        return 0 if self.hold is None else self.hold.number
+        """Of the assignment that is; 0 while there is none."""
+        return 0 if self.assignment is None else self.assignment.number
 
     def handle(self, event: DaemonEvent, now_s: float) -> list[DaemonCommand]:
         """The only mutator; raises nothing that a peer can bring about."""
         commands: list[DaemonCommand] = []
         self._commands = commands
-        if isinstance(event, Worked):
-            self._worked(event, now_s)
-        elif isinstance(event, CallerSaid):
+        if isinstance(event, ComputeReported):
+            self._compute_reported(event, now_s)
+        elif isinstance(event, CallerMessageArrived):
             try:
-                self._said(event, now_s)
+                self._message_arrived(event, now_s)
             except PeerError as error:
-                self._misbehaved(event.caller, str(error))
+                self._protocol_broken(event.caller, str(error))
         elif isinstance(event, DaemonTick):
             self._tick(event, now_s)
-        elif isinstance(event, Greeted):
-            self._greeted(event.caller, now_s)
-        elif isinstance(event, Misbehaved):
-            self._misbehaved(event.caller, event.text)
-        elif isinstance(event, NextSaid):
-            self._next_said(event)
-        elif isinstance(event, NextLost):
-            self._next_lost(event)
+        elif isinstance(event, CallerConnected):
+            self._caller_connected(event.caller, now_s)
+        elif isinstance(event, CallerBrokeProtocol):
+            self._protocol_broken(event.caller, event.text)
+        elif isinstance(event, NextHopMessageArrived):
+            self._next_hop_message(event)
+        elif isinstance(event, NextHopLost):
+            self._next_hop_lost(event)
         elif isinstance(event, CommandFailed):
             self._unsent(event)
-        elif isinstance(event, Failed):
-            self._failed(event)
+        elif isinstance(event, ComputeFailed):
+            self._compute_failed(event)
         else:
-            self._let_go(f"the daemon stops ({event.reason})", cause="gone")
+            self._end_assignment(f"the daemon stops ({event.reason})", cause="gone")
         return commands
 
     def validate(self, *, is_honest: bool = True) -> None:
         """What is true between two events; raises `AssertionError`. Of a head that is not `is_honest` less
         can be said of its requests."""
-        hold = self.hold
-        assert (hold is None) == (self.lease.holder is None), "held, and by nobody"
+        assignment = self.assignment
+        assert (assignment is None) == (self.lease.holder is None), "held, and by nobody"
         self.lease.validate()
         assert len(self._data) <= limits.PEERS_MAX, f"{len(self._data)} data connections are remembered"
         beside = self.beside
-        if hold is None:
+        if assignment is None:
             assert beside is None, "something is made ready beside nothing"
             return
         if beside is not None:
-            assert hold.is_ready, "something is made ready beside a pipeline that is not there yet"
-            assert beside.control.incarnation > hold.control.incarnation, "it is made ready for what is over"
+            assert assignment.is_ready, "something is made ready beside a pipeline that is not there yet"
+            assert beside.control.incarnation > assignment.control.incarnation, (
+                "it is made ready for what is over"
+            )
             assert beside.unanswered >= 0, "more answers than questions"
-        assert self.lease.admits(hold.control.incarnation), (
+        assert self.lease.admits(assignment.control.incarnation), (
             "another pipeline holds the daemon than the one that it works for"
         )
-        for caller in (hold.data, hold.weights):
-            assert caller is None or caller.incarnation == hold.control.incarnation, (
+        for caller in (assignment.data, assignment.weights):
+            assert caller is None or caller.incarnation == assignment.control.incarnation, (
                 "a connection of another pipeline"
             )
-        assert hold.next_ready or hold.assign.next_hop, "the last stage waits for a next one"
-        assert not hold.is_ready or (hold.loaded is not None and hold.next_ready), (
+        assert assignment.next_ready or assignment.assign.next_hop, "the last stage waits for a next one"
+        assert not assignment.is_ready or (assignment.loaded is not None and assignment.next_ready), (
             "ready, with nothing to run or nowhere to send it"
         )
-        assert hold.is_ready or hold.core.done == 0, "work was done before all was there"
-        assert hold.unanswered >= 0, "more answers than questions"
-        hold.core.validate(is_honest=is_honest)
+        assert assignment.is_ready or assignment.core.done == 0, "work was done before all was there"
+        assert assignment.unanswered >= 0, "more answers than questions"
+        assignment.core.validate(is_honest=is_honest)
 
     def _log(self, text: str, level: str = "info") -> None:
         self._commands.append(Log(text=text, level=level))
 
     # ------------------------------------------------------------------------------------------- callers
 
-    def _greeted(self, caller: Caller, now_s: float) -> None:
-        hold = self.hold
-        is_ours = hold is not None and self.lease.admits(caller.incarnation)
+    def _caller_connected(self, caller: Caller, now_s: float) -> None:
+        assignment = self.assignment
+        is_ours = assignment is not None and self.lease.admits(caller.incarnation)
         if caller.role == "head-data":
             self._data[caller.incarnation] = caller
             if len(self._data) > limits.PEERS_MAX:
                 self._data.popitem(last=False)
-            if hold is not None and is_ours:
-                self._take_data(hold, caller)
-        elif caller.role == "head-weights" and hold is not None and is_ours:
-            hold.weights = caller
+            if assignment is not None and is_ours:
+                self._attach_data(assignment, caller)
+        elif caller.role == "head-weights" and assignment is not None and is_ours:
+            assignment.weights = caller
         elif caller.role == "head-weights" and self._is_beside(caller) and self.beside is not None:
             self.beside.weights = caller
         elif caller.role == "stage":
             self._log(f"stage {caller.name} is connected")
         self._commands.append(
-            Greet(caller=caller, is_held=hold is not None and not is_ours and not self.lease.is_over(now_s))
+            SendWelcome(
+                caller=caller,
+                is_held=assignment is not None and not is_ours and not self.lease.is_over(now_s),
+            )
         )
 
-    def _misbehaved(self, caller: Caller, text: str) -> None:
-        """A caller broke the protocol. One of ours ends the hold: the same devices may do better on new
+    def _protocol_broken(self, caller: Caller, text: str) -> None:
+        """A caller broke the protocol. One of ours ends the assignment: the same devices may do better on new
         connections."""
         self.fired["misbehaved"] += 1
         is_ours = self.lease.admits(caller.incarnation) and caller.role != "measure"
@@ -529,28 +540,30 @@ class DaemonCore:
         elif self._is_beside(caller) and caller.role != "stage":
             self._end_beside()
 
-    def _said(self, said: CallerSaid, now_s: float) -> None:
-        caller, message, hold = said.caller, said.message, self.hold
+    def _message_arrived(self, said: CallerMessageArrived, now_s: float) -> None:
+        caller, message, assignment = said.caller, said.message, self.assignment
         if caller.role == "head-control":
             self._from_head(caller, message, now_s)
         elif caller.role == "head-weights":
-            for asker in (hold, self.beside):
+            for asker in (assignment, self.beside):
                 if asker is not None and asker.weights is caller:
                     answer = _checked_answer(asker, message)
-                    self._commands.append(Deliver(hold=asker.number, answer=answer, payload=said.payload))
+                    self._commands.append(
+                        Deliver(assignment_id=asker.number, answer=answer, payload=said.payload)
+                    )
         elif not isinstance(message, Segment):
             raise PeerError(f"a {caller.role} connection carries segments, not {type(message).__name__}")
-        elif hold is None or not self.lease.admits(caller.incarnation) or caller.role == "measure":
+        elif assignment is None or not self.lease.admits(caller.incarnation) or caller.role == "measure":
             self.fired["fenced"] += 1
             self._log(f"ignored a segment of {caller.name}, which does not hold this daemon")
         else:
-            check_segment(hold.assign, hold.loaded, message, said.payload)
-            if not hold.is_ready:
+            check_segment(assignment.assign, assignment.loaded, message, said.payload)
+            if not assignment.is_ready:
                 raise PeerError("a segment came before the next hop was reached")
             arrived = SegmentArrived(
                 segment=message, payload=said.payload, received_s=now_s, payload_bytes=said.payload_bytes
             )
-            self._step(hold, arrived, now_s)
+            self._step(assignment, arrived, now_s)
 
     def _from_head(self, caller: Caller, message: Message, now_s: float) -> None:
         if isinstance(message, Assign):
@@ -558,10 +571,10 @@ class DaemonCore:
         if isinstance(message, AskFacts | AskArithmetics):
             self._commands.append(Gather(caller=caller, question=message))
             return None
-        hold, beside = self.hold, self.beside
+        assignment, beside = self.assignment, self.beside
         if beside is not None and beside.control is caller:
             return self._from_head_beside(beside, message, now_s)
-        if hold is None or hold.control is not caller:
+        if assignment is None or assignment.control is not caller:
             if not isinstance(message, Ping):
                 self.fired["fenced"] += 1
                 self._log(
@@ -570,20 +583,20 @@ class DaemonCore:
             return None
         self.lease.renew(now_s)
         if isinstance(message, Ping):
-            core = hold.core
+            core = assignment.core
             running_s, arrived = core.running_s(now_s), core.arrived
-            life = ShowLife(
+            life = SendPong(
                 caller=caller, queued=core.queued, done=core.done, running_s=running_s, arrived=arrived
             )
             self._commands.append(life)
-        elif isinstance(message, Open | Commit | Release) and isinstance(hold.core, StageCore):
-            self._step(hold, ControlArrived(message=message), now_s)
-        elif isinstance(message, Expand | Release) and isinstance(hold.core, DrafterCore):
+        elif isinstance(message, Open | Commit | Release) and isinstance(assignment.core, StageCore):
+            self._step(assignment, ControlArrived(message=message), now_s)
+        elif isinstance(message, Expand | Release) and isinstance(assignment.core, DrafterCore):
             if isinstance(message, Expand):
-                check_expand(hold.loaded, message)
-            self._step(hold, message, now_s)
+                check_expand(assignment.loaded, message)
+            self._step(assignment, message, now_s)
         elif isinstance(message, Reset):
-            self._let_go(f"head {caller.name} is done")
+            self._end_assignment(f"head {caller.name} is done")
         else:
             raise PeerError(f"a head's control connection carries no {type(message).__name__}")
         return None
@@ -593,14 +606,14 @@ class DaemonCore:
     def _assign(self, caller: Caller, assign: Assign, now_s: float) -> None:
         claim = self.lease.claim(caller.incarnation)
         if assign.is_beside:
-            self._make_ready(caller, assign, claim, now_s)
+            self._prepare(caller, assign, claim, now_s)
             return
-        if claim is Claim.HELD and self.hold is not None:
+        if claim is Claim.HELD and self.assignment is not None:
             self.fired["held"] += 1
-            lease_s = self.terms.lease_s
+            lease_s = self.limits.lease_s
             text = (
-                f"held by head {self.hold.control.name}; it is free at most {lease_s:.0f} s after that head "
-                "stops"
+                f"held by head {self.assignment.control.name}; it is free at most {lease_s:.0f} s after that "
+                "head stops"
             )
             self._commands.append(
                 Send(caller=caller, message=Error.saying(text, max(RETRY_S, self.lease.until_s - now_s)))
@@ -612,26 +625,26 @@ class DaemonCore:
             return
         if claim is Claim.SUPERSEDES:
             self.fired["superseded"] += 1
-            self._let_go(f"head {caller.name} forms another pipeline")
+            self._end_assignment(f"head {caller.name} forms another pipeline")
         self._log(f"head {caller.name} assigns {assign.told}")
-        self._holds_begun += 1
-        core = core_of(assign, self.terms.queued_max)
-        hold = self.hold = Hold(
-            self._holds_begun, caller, assign, core, not assign.next_hop, now_s + self.terms.link_s
+        self._assignments_begun += 1
+        core = core_of(assign, self.limits.queued_max)
+        assignment = self.assignment = ActiveAssignment(
+            self._assignments_begun, caller, assign, core, not assign.next_hop, now_s + self.limits.link_s
         )
         self.lease.take(caller.incarnation, now_s)
-        self._commands.append(Take(hold=hold.number, caller=caller, assign=assign))
+        self._commands.append(StartAssignment(assignment_id=assignment.number, caller=caller, assign=assign))
         if (data := self._data.get(caller.incarnation)) is not None:
-            self._take_data(hold, data)
+            self._attach_data(assignment, data)
 
-    def _make_ready(self, caller: Caller, assign: Assign, claim: Claim, now_s: float) -> None:
+    def _prepare(self, caller: Caller, assign: Assign, claim: Claim, now_s: float) -> None:
         """For a later pipeline of the head whose pipeline works here."""
-        hold, before = self.hold, self.beside
+        assignment, before = self.assignment, self.beside
         if before is not None and before.control.incarnation >= caller.incarnation:
             self.fired["stale"] += 1
             self._log(f"ignored an Assign of {caller.name} for a pipeline that is over")
             return
-        is_stage = hold is not None and hold.assign.drafting is None and hold.is_ready
+        is_stage = assignment is not None and assignment.assign.drafting is None and assignment.is_ready
         if claim is not Claim.SUPERSEDES or not is_stage:
             self.fired["beside nothing"] += 1
             text = "no earlier pipeline of this head works here: there is nothing to make ready beside"
@@ -640,9 +653,11 @@ class DaemonCore:
         self._end_beside()
         self.fired["beside"] += 1
         self._log(f"head {caller.name} has this daemon make ready for {assign.told}")
-        self._holds_begun += 1
-        self.beside = Preparation(self._holds_begun, caller, assign, now_s)
-        self._commands.append(MakeReady(hold=self._holds_begun, caller=caller, assign=assign))
+        self._assignments_begun += 1
+        self.beside = Preparation(self._assignments_begun, caller, assign, now_s)
+        self._commands.append(
+            PrepareSlice(assignment_id=self._assignments_begun, caller=caller, assign=assign)
+        )
 
     def _is_beside(self, caller: Caller) -> bool:
         """Whether a caller is of the pipeline for which something is made ready."""
@@ -651,7 +666,7 @@ class DaemonCore:
     def _from_head_beside(self, beside: Preparation, message: Message, now_s: float) -> None:
         beside.heard_s = now_s
         if isinstance(message, Ping):
-            self._commands.append(ShowLife(caller=beside.control, queued=0, done=0, running_s=0.0))
+            self._commands.append(SendPong(caller=beside.control, queued=0, done=0, running_s=0.0))
         elif isinstance(message, Reset):
             self._end_beside()
         else:
@@ -660,7 +675,7 @@ class DaemonCore:
     def _worked_beside(self, beside: Preparation, result: Any) -> None:
         if isinstance(result, Loaded):
             beside.is_ready = True
-            self._commands.append(ShowReady(caller=beside.control, loaded=result))
+            self._commands.append(SendReady(caller=beside.control, loaded=result))
         elif isinstance(result, Loading):
             self._commands.append(Send(caller=beside.control, message=result))
         else:
@@ -669,7 +684,7 @@ class DaemonCore:
                 self._fail_beside(beside, "the head's connection for weights is gone", "again")
             else:
                 beside.unanswered += 1
-                self._commands.append(Send(caller=caller, message=result, hold=beside.number))
+                self._commands.append(Send(caller=caller, message=result, assignment_id=beside.number))
 
     def _fail_beside(self, beside: Preparation, text: str, cause: str) -> None:
         """Tells the head that it cannot be had; the pipeline that works goes on."""
@@ -679,158 +694,165 @@ class DaemonCore:
         self._end_beside()
 
     def _end_beside(self) -> None:
-        """Makes ready no longer."""
         beside, self.beside = self.beside, None
         if beside is not None:
             self.fired["given up"] += not beside.is_ready
-            self._commands.append(EndMakingReady(hold=beside.number))
+            self._commands.append(EndPreparation(assignment_id=beside.number))
 
-    def _take_data(self, hold: Hold, caller: Caller) -> None:
-        hold.data = caller
-        self._commands.append(Attach(hold=hold.number, caller=caller))
+    def _attach_data(self, assignment: ActiveAssignment, caller: Caller) -> None:
+        assignment.data = caller
+        self._commands.append(Attach(assignment_id=assignment.number, caller=caller))
 
-    def _next_said(self, event: NextSaid) -> None:
-        hold = self.hold
-        if hold is None or hold.number != event.hold:
+    def _next_hop_message(self, event: NextHopMessageArrived) -> None:
+        assignment = self.assignment
+        if assignment is None or assignment.number != event.assignment_id:
             return
         if isinstance(event.message, Error):
-            self._lose_next(hold, f"refuses: {event.message.text}")
-        elif not isinstance(event.message, Welcome) or hold.next_ready:
-            self._lose_next(hold, f"said {type(event.message).__name__}, where one Welcome is expected")
+            self._lose_next(assignment, f"refuses: {event.message.text}")
+        elif not isinstance(event.message, Welcome) or assignment.next_ready:
+            self._lose_next(assignment, f"said {type(event.message).__name__}, where one Welcome is expected")
         else:
-            hold.next_ready = True
-            self._show_ready(hold)
+            assignment.next_ready = True
+            self._show_ready(assignment)
 
-    def _next_lost(self, event: NextLost) -> None:
-        if self.hold is not None and self.hold.number == event.hold:
-            self._lose_next(self.hold, event.text)
+    def _next_hop_lost(self, event: NextHopLost) -> None:
+        if self.assignment is not None and self.assignment.number == event.assignment_id:
+            self._lose_next(self.assignment, event.text)
 
-    def _lose_next(self, hold: Hold, text: str) -> None:
+    def _lose_next(self, assignment: ActiveAssignment, text: str) -> None:
         self.fired["next lost"] += 1
-        self._fail(f"{hold.next_device} {text}", "next")
+        self._fail(f"{assignment.next_device} {text}", "next")
 
     def _tick(self, tick: DaemonTick, now_s: float) -> None:
-        hold, beside = self.hold, self.beside
-        if hold is None:
+        assignment, beside = self.assignment, self.beside
+        if assignment is None:
             return
         if not tick.is_read:
             self.fired["held up"] += 1
             return
-        if beside is not None and now_s > beside.heard_s + self.terms.lease_s:
+        if beside is not None and now_s > beside.heard_s + self.limits.lease_s:
             self._end_beside()  # its connection is gone, or the word that it is over was lost
         if self.lease.is_over(now_s):
             self.fired["lapsed"] += 1
-            silent_s = self.terms.lease_s
+            silent_s = self.limits.lease_s
             self._log(
-                f"head {hold.control.name} has been silent for {silent_s:.0f} s: it no longer holds this "
-                "daemon",
+                f"head {assignment.control.name} has been silent for {silent_s:.0f} s: it no longer holds "
+                "this daemon",
                 "warning",
             )
-            self._let_go(f"no word of the head for {silent_s:.0f} s", cause="again")
-        elif not hold.next_ready and now_s > hold.next_deadline_s:
+            self._end_assignment(f"no word of the head for {silent_s:.0f} s", cause="again")
+        elif not assignment.next_ready and now_s > assignment.next_deadline_s:
             self.fired["next silent"] += 1
             why = f": {tick.next_trouble}" if tick.next_trouble else ""
-            self._fail(f"{hold.next_device} did not answer within {self.terms.link_s:.0f} s{why}", "next")
+            self._fail(
+                f"{assignment.next_device} did not answer within {self.limits.link_s:.0f} s{why}", "next"
+            )
 
     def _unsent(self, event: CommandFailed) -> None:
-        hold, beside = self.hold, self.beside
-        if beside is not None and beside.number == event.hold:
+        assignment, beside = self.assignment, self.beside
+        if beside is not None and beside.number == event.assignment_id:
             self._fail_beside(beside, "the head's connection for weights is gone", "again")
             return
-        if hold is None or hold.number != event.hold:
+        if assignment is None or assignment.number != event.assignment_id:
             return
         self.fired["unsent"] += 1
         if isinstance(event.message, Segment):
-            self._fail(f"{hold.next_device} takes no more frames", "next")
+            self._fail(f"{assignment.next_device} takes no more frames", "next")
         elif isinstance(event.message, Proposed):
             pass  # a head that is gone is noticed by its lease
         elif isinstance(event.message, WeightQuestion):
             self._fail("the head's connection for weights is gone", "again")
         else:
-            self._let_go(
+            self._end_assignment(
                 "the head's data connection is gone", cause="again"
             )  # it leaves, and does not wait for its last segments
 
-    def _show_ready(self, hold: Hold) -> None:
-        if hold.loaded is not None and hold.next_ready and not hold.is_ready:
-            hold.is_ready = True
-            self._commands.append(ShowReady(caller=hold.control, loaded=hold.loaded))
+    def _show_ready(self, assignment: ActiveAssignment) -> None:
+        if assignment.loaded is not None and assignment.next_ready and not assignment.is_ready:
+            assignment.is_ready = True
+            self._commands.append(SendReady(caller=assignment.control, loaded=assignment.loaded))
 
     def _fail(self, text: str, cause: str = "") -> None:
         """Tells the head why its pipeline cannot go on, and lets go of it."""
         self._log(text, "error")
-        if self.hold is not None:
-            self._commands.append(Send(caller=self.hold.control, message=Error.saying(text, cause=cause)))
-            self._let_go("failed")
+        if self.assignment is not None:
+            self._commands.append(
+                Send(caller=self.assignment.control, message=Error.saying(text, cause=cause))
+            )
+            self._end_assignment("failed")
 
-    def _let_go(self, reason: str, *, cause: str = "") -> None:
-        """Ends the hold; with a `cause` the head is told."""
+    def _end_assignment(self, reason: str, *, cause: str = "") -> None:
+        """Ends the assignment; with a `cause` the head is told."""
         self._end_beside()
-        hold, self.hold = self.hold, None
-        if hold is None:
+        assignment, self.assignment = self.assignment, None
+        if assignment is None:
             return
         self.lease.release()
         if cause:
-            self._commands.append(Send(caller=hold.control, message=Error.saying(reason, cause=cause)))
-        self._commands.append(LetGo(hold=hold.number, requests=tuple(hold.core.requests())))
+            self._commands.append(Send(caller=assignment.control, message=Error.saying(reason, cause=cause)))
+        self._commands.append(
+            EndAssignment(assignment_id=assignment.number, requests=tuple(assignment.core.requests()))
+        )
         self._log(f"free again ({reason})")
 
     # ----------------------------------------------------------------------------------------- computing
 
-    def _worked(self, worked: Worked, now_s: float) -> None:
-        """Of a hold that is over, what still ends counts for nothing."""
-        hold, beside, result = self.hold, self.beside, worked.result
-        if beside is not None and beside.number == worked.hold:
+    def _compute_reported(self, worked: ComputeReported, now_s: float) -> None:
+        """Of an assignment that is over, what still ends counts for nothing."""
+        assignment, beside, result = self.assignment, self.beside, worked.result
+        if beside is not None and beside.number == worked.assignment_id:
             self._worked_beside(beside, result)
-        elif hold is None or hold.number != worked.hold:
+        elif assignment is None or assignment.number != worked.assignment_id:
             self.fired["late result"] += 1
         elif isinstance(result, LayersDone | LayerEnded | Proposed):
             try:
-                self._step(hold, result, now_s)
+                self._step(assignment, result, now_s)
             except PeerError as error:  # of a segment that had waited in the queue
                 self._fail(str(error), "again")
         elif isinstance(result, Loaded):
-            hold.loaded = result
-            self._show_ready(hold)
+            assignment.loaded = result
+            self._show_ready(assignment)
         elif isinstance(result, Loading):
-            self._commands.append(Send(caller=hold.control, message=result))
+            self._commands.append(Send(caller=assignment.control, message=result))
         else:
-            hold.unanswered += 1
-            caller = hold.control if isinstance(result, AskModel) else hold.weights
+            assignment.unanswered += 1
+            caller = assignment.control if isinstance(result, AskModel) else assignment.weights
             if caller is None:
-                self._unsent(CommandFailed(hold=hold.number, message=result))
+                self._unsent(CommandFailed(assignment_id=assignment.number, message=result))
             else:
-                self._commands.append(Send(caller=caller, message=result, hold=hold.number))
+                self._commands.append(Send(caller=caller, message=result, assignment_id=assignment.number))
 
-    def _failed(self, event: Failed) -> None:
-        hold, beside = self.hold, self.beside
-        if beside is not None and beside.number == event.hold:
+    def _compute_failed(self, event: ComputeFailed) -> None:
+        assignment, beside = self.assignment, self.beside
+        if beside is not None and beside.number == event.assignment_id:
             self._fail_beside(beside, event.text, "gone" if event.is_gone else "part")
-        elif hold is not None and hold.number == event.hold:
+        elif assignment is not None and assignment.number == event.assignment_id:
             self.fired["failed"] += 1
-            is_part = event.is_part or not hold.is_ready
+            is_part = event.is_part or not assignment.is_ready
             self._fail(event.text, "gone" if event.is_gone else "part" if is_part else "")
 
-    def _step(self, hold: Hold, event: Any, now_s: float) -> None:
+    def _step(self, assignment: ActiveAssignment, event: Any, now_s: float) -> None:
         """Gives the stage or the drafter an event of its own, and has done what it says."""
-        core: Any = hold.core
+        core: Any = assignment.core
         for command in core.handle(event, now_s):
-            self._pass_on(hold, command)
+            self._pass_on(assignment, command)
 
-    def _pass_on(self, hold: Hold, command: StageCommand | DrafterEvent) -> None:
+    def _pass_on(self, assignment: ActiveAssignment, command: StageCommand | DrafterEvent) -> None:
         if isinstance(command, SendSegment):
-            self._commands.append(SendOn(hold=hold.number, caller=None, work=command))
+            self._commands.append(SendOn(assignment_id=assignment.number, caller=None, work=command))
         elif isinstance(command, SendVerified):
-            if self.hold is not hold:
+            if self.assignment is not assignment:
                 return  # what was to be sent before it could not be
-            if hold.data is None:
-                self._unsent(CommandFailed(hold=hold.number, message=command.verified))
+            if assignment.data is None:
+                self._unsent(CommandFailed(assignment_id=assignment.number, message=command.verified))
             else:
-                self._commands.append(SendOn(hold=hold.number, caller=hold.data, work=command))
+                self._commands.append(
+                    SendOn(assignment_id=assignment.number, caller=assignment.data, work=command)
+                )
         elif isinstance(command, Proposed):
-            self._commands.append(Send(caller=hold.control, message=command))
-        elif self.hold is hold:
-            self._commands.append(Compute(hold=hold.number, work=command))
+            self._commands.append(Send(caller=assignment.control, message=command))
+        elif self.assignment is assignment:
+            self._commands.append(Compute(assignment_id=assignment.number, work=command))
 
 
 def core_of(assign: Assign, queued_max: int = limits.QUEUED_SEGMENTS_MAX) -> StageCore | DrafterCore:
@@ -881,11 +903,11 @@ def _check_tokens(segment: Segment, loaded: Loaded) -> None:
         raise PeerError(f"expected token ids below {loaded.vocabulary_size}, got {most}")
 
 
-def _checked_answer(hold: Hold | Preparation, message: Message) -> WeightAnswer | Error:
-    """An answer to one of the hold's questions; raises `PeerError` for anything else."""
+def _checked_answer(assignment: ActiveAssignment | Preparation, message: Message) -> WeightAnswer | Error:
+    """An answer to one of the assignment's questions; raises `PeerError` for anything else."""
     if not isinstance(message, ModelOffer | NameList | TensorList | TensorBytes | Error):
         raise PeerError(f"a head's weights connection carries no {type(message).__name__}")
-    if not hold.unanswered:
+    if not assignment.unanswered:
         raise PeerError(f"a {type(message).__name__} came that nobody asked for")
-    hold.unanswered -= 1
+    assignment.unanswered -= 1
     return message

@@ -39,30 +39,30 @@ from enum import Enum
 
 from flowspec.core.cluster.agreement import Agreement, Lack
 from flowspec.core.cluster.membership import (
-    Begin,
-    Broken,
+    DevicesPrepared,
+    DeviceSurveyed,
     Disband,
-    Formed,
     GiveUp,
-    Heard,
+    HeartbeatArrived,
     LinkBroken,
+    MemberProgressed,
     MembersChosen,
     Membership,
     MembershipEvent,
-    Needless,
+    NoPlanFound,
     Note,
+    PipelineBroken,
+    PipelineFormed,
+    PlanRejected,
+    PreparationFailed,
     Prepare,
-    Prepared,
     Probe,
     ProbeAnswered,
-    Progressed,
     Reform,
+    SessionStarted,
     SpeedChanged,
     SurveyDevice,
-    Surveyed,
     Tick,
-    Unfit,
-    Unprepared,
 )
 from flowspec.core.cluster.slowing import Slowing
 from flowspec.core.driving import Log
@@ -126,7 +126,7 @@ class Start(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FormingTimes:
+class FormingTimeouts:
     """How long what may take, in seconds.
 
     A device may take `connect_s` to answer at all, where it was there a moment ago `reconnect_s`. The first
@@ -159,7 +159,6 @@ class Assignment:
         return None if self.assign.drafting is not None else AskArithmetics(dtype=self.assign.dtype)
 
     def is_answer(self, told: Arithmetics) -> bool:
-        """Whether this is an answer to the question."""
         return self.question is not None and told.dtype == self.assign.dtype
 
 
@@ -180,7 +179,7 @@ class PlanMade:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unplanned:
+class PlanFailed:
     """There is no plan for those devices: `text` says why."""
 
     text: str
@@ -188,7 +187,7 @@ class Unplanned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceSaid:
+class DeviceMessageArrived:
     """A message that a device of pipeline `pipeline` sent on its connection for `role`."""
 
     pipeline: int
@@ -198,7 +197,7 @@ class DeviceSaid:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Closed:
+class ConnectionClosed:
     """A connection to a device closed, for whatever reason."""
 
     pipeline: int
@@ -217,7 +216,7 @@ class DialRefused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unfound:
+class AddressNotFound:
     """A device has no address: its name cannot be looked up. `text` says why."""
 
     pipeline: int
@@ -226,7 +225,7 @@ class Unfound:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wronged:
+class DeviceBrokeProtocol:
     """What came of a device (empty: of one that cannot be told) is no message, or not what can be said."""
 
     pipeline: int
@@ -244,7 +243,7 @@ class SendFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Passed:
+class SegmentReturned:
     """A segment came back through pipeline `pipeline`: what its stages spent on it; its rows saw `context`
     earlier tokens."""
 
@@ -254,22 +253,39 @@ class Passed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CannotServe:
+class WeightsUnavailable:
     """The weights cannot be read, or sent."""
 
     pipeline: int
     text: str
 
 
-_Heard = DeviceSaid | Closed | DialRefused | Unfound | Wronged | SendFailed | CannotServe
-FormingEvent = Begin | PlanMade | Unplanned | Passed | _Heard | ProbeAnswered | Surveyed | Tick
+_ConnectionEvent = (
+    DeviceMessageArrived
+    | ConnectionClosed
+    | DialRefused
+    | AddressNotFound
+    | DeviceBrokeProtocol
+    | SendFailed
+    | WeightsUnavailable
+)
+FormingEvent = (
+    SessionStarted
+    | PlanMade
+    | PlanFailed
+    | SegmentReturned
+    | _ConnectionEvent
+    | ProbeAnswered
+    | DeviceSurveyed
+    | Tick
+)
 
 # ------------------------------------------------------------------------------------------------- commands
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskPlan:
-    """Find out what these devices shall run, and say `PlanMade` or `Unplanned`; `is_first` is the plan that
+    """Find out what these devices shall run, and say `PlanMade` or `PlanFailed`; `is_first` is the plan that
     the user has seen.
 
     `is_beside` says that another pipeline works meanwhile. Devices that are named in `slowness` take so many
@@ -302,7 +318,7 @@ class Dial:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tell:
+class SendControl:
     """A message to a device, on its control connection."""
 
     pipeline: int
@@ -319,7 +335,7 @@ class ServeWeights:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Use:
+class StartPipeline:
     """The pipeline is there, with room for so many cache slots: nobody needs weights any more.
 
     All its stages compute with this `arithmetic` (empty: it is a drafter's).
@@ -332,7 +348,7 @@ class Use:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lose:
+class StopPipeline:
     """The pipeline that was there is there no more; `silent_s` is what was heard last ago."""
 
     silent_s: float
@@ -350,7 +366,8 @@ class HangUp:
 class ShowProgress:
     """How far a device has come with what it is doing."""
 
-    text: str
+    device: str
+    doing: str
     share: float
 
 
@@ -365,10 +382,10 @@ FormingCommand = (
     AskPlan
     | OpenPipeline
     | Dial
-    | Tell
+    | SendControl
     | ServeWeights
-    | Use
-    | Lose
+    | StartPipeline
+    | StopPipeline
     | HangUp
     | ShowProgress
     | Log
@@ -397,7 +414,7 @@ class _Fault:
 
 
 @dataclass(slots=True)
-class _Loaded:
+class _LoadingProgress:
     """How far a device has come with loading: its step, how often it began each, and how far it has come with
     each."""
 
@@ -427,7 +444,7 @@ class _Pipeline:
     connect_s: float
     welcomed: set[tuple[str, str]] = field(default_factory=set)
     ready: dict[str, Ready] = field(default_factory=dict)
-    loaded: dict[str, _Loaded] = field(default_factory=dict)
+    loaded: dict[str, _LoadingProgress] = field(default_factory=dict)
     again_s: dict[str, float] = field(default_factory=dict)
     held: set[str] = field(default_factory=set)
     trouble: dict[str, str] = field(default_factory=dict)
@@ -461,7 +478,7 @@ class _Pipeline:
 
 
 @dataclass(slots=True)
-class _Rehearsal:
+class _Preparation:
     """Devices that make ready for their parts, beside the pipeline that works: who is in none, and members.
 
     Of those that have no room for it yet `load_s` tells how long they will load.
@@ -475,7 +492,7 @@ class _Rehearsal:
     gain: float | None = None
     welcomed: set[str] = field(default_factory=set)
     ready: set[str] = field(default_factory=set)
-    loaded: dict[str, _Loaded] = field(default_factory=dict)
+    loaded: dict[str, _LoadingProgress] = field(default_factory=dict)
     load_s: float = 0.0
 
     def part(self, device: str) -> Assignment:
@@ -491,24 +508,24 @@ class PipelineCore:
     def __init__(
         self,
         membership: Membership,
-        terms: FormingTimes,
+        timeouts: FormingTimeouts,
         *,
         start: Start = Start.WHOLE,
         is_only: bool = False,
         agreement: Agreement | None = None,
     ) -> None:
         self.membership = membership
-        self.terms = terms
+        self.timeouts = timeouts
         self.agreement = agreement or Agreement()
         self.start = start
         self.is_only = is_only
         self.fired: Counter[str] = Counter()
         self.due_s = 0.0
         self._pipeline: _Pipeline | None = None
-        self._rehearsal: _Rehearsal | None = None
+        self._preparation: _Preparation | None = None
         self._returning: tuple[str, ...] = ()
         self._beside: tuple[tuple[str, ...], dict[str, float]] | None = None
-        self._slowing = Slowing(terms.changed_s)
+        self._slowing = Slowing(timeouts.changed_s)
         self._layers: dict[str, tuple[int, int]] = {}
         self._generation = 0
         self._was_formed = self._is_over = False
@@ -533,42 +550,42 @@ class PipelineCore:
         if self._is_over:
             return commands
         pipeline = self._pipeline
-        if isinstance(event, Passed):
+        if isinstance(event, SegmentReturned):
             if pipeline is not None and pipeline.number == event.pipeline:
                 self._slowing.passed(event.hops, event.context)
             return commands
         if isinstance(event, Tick):
             self._tick(event, now_s)
-        elif isinstance(event, Begin | ProbeAnswered | Surveyed):
+        elif isinstance(event, SessionStarted | ProbeAnswered | DeviceSurveyed):
             self._decide(event, now_s)
         elif isinstance(event, PlanMade):
             if event.is_beside:
                 self._planned_beside(event, now_s)
             else:
                 self._planned(event.parts, now_s)
-        elif isinstance(event, Unplanned):
-            beside = Unprepared(devices=self._returning, text=event.text)
+        elif isinstance(event, PlanFailed):
+            beside = PreparationFailed(devices=self._returning, text=event.text)
             if not self._was_formed and self._first_text:
                 self._first_text = f"{self._first_text}; without it {event.text}"
-            self._decide(beside if event.is_beside else Unfit(text=event.text), now_s)
-        elif self._rehearsal is not None and self._rehearsal.number == event.pipeline:
-            self._heard_beside(self._rehearsal, event, now_s)
+            self._decide(beside if event.is_beside else NoPlanFound(text=event.text), now_s)
+        elif self._preparation is not None and self._preparation.number == event.pipeline:
+            self._event_beside(self._preparation, event, now_s)
         elif pipeline is None or pipeline.number != event.pipeline:
             self.fired["fenced word"] += 1
-        elif isinstance(event, DeviceSaid):
+        elif isinstance(event, DeviceMessageArrived):
             if event.role == CONTROL:
-                self._said(pipeline, event.device, event.message, now_s)
+                self._message_arrived(pipeline, event.device, event.message, now_s)
             else:
-                self._said_data(pipeline, event.device, event.message, now_s)
-        elif isinstance(event, Closed):
+                self._data_message_arrived(pipeline, event.device, event.message, now_s)
+        elif isinstance(event, ConnectionClosed):
             self._closed(pipeline, event.device, now_s)
         elif isinstance(event, DialRefused):
             self._refused(pipeline, event, now_s)
-        elif isinstance(event, Unfound):
+        elif isinstance(event, AddressNotFound):
             self.fired["no address"] += 1
             place = pipeline.part(event.device).place
             self._break(_Fault(text=f"{place}: {event.text}", why=event.text, device=event.device), now_s)
-        elif isinstance(event, Wronged):
+        elif isinstance(event, DeviceBrokeProtocol):
             self.fired["misspoke"] += 1
             self._break(_Fault(text=event.text, why=event.text, device=event.device), now_s)
         elif isinstance(event, SendFailed):
@@ -593,7 +610,7 @@ class PipelineCore:
             return
         pipeline = self._pipeline
         self.membership.validate()
-        assert self._rehearsal is None or self.is_formed, "devices make ready beside nothing"
+        assert self._preparation is None or self.is_formed, "devices make ready beside nothing"
         assert self.is_formed == self.membership.is_formed, (
             "there is a pipeline, and its members know nothing of it"
         )
@@ -620,9 +637,9 @@ class PipelineCore:
 
     def _set_due(self, now_s: float) -> None:
         pipeline = self._pipeline
-        self.due_s = self._watched_s + self.terms.watch_s
+        self.due_s = self._watched_s + self.timeouts.watch_s
         if pipeline is not None:
-            self.due_s = min(self.due_s, self._pinged_s + self.terms.ping_s)
+            self.due_s = min(self.due_s, self._pinged_s + self.timeouts.ping_s)
             if pipeline.fault is not None:
                 self.due_s = min(self.due_s, pipeline.fault_due_s)
             if not pipeline.is_formed:
@@ -680,21 +697,21 @@ class PipelineCore:
 
     def _fence(self, silent_s: float) -> None:
         """The pipeline is over: its devices are let go of, and what they still say is not heard."""
-        self._end_rehearsal()
+        self._end_preparation()
         pipeline, self._pipeline = self._pipeline, None
         if pipeline is None:
             return
         if pipeline.is_formed:
-            self._commands.append(Lose(silent_s=silent_s))
+            self._commands.append(StopPipeline(silent_s=silent_s))
         for device in pipeline.devices:
             if pipeline.is_welcome(device):
-                self._commands.append(Tell(pipeline=pipeline.number, device=device, message=Reset()))
+                self._commands.append(SendControl(pipeline=pipeline.number, device=device, message=Reset()))
         lost = [device for device in self.membership.lost if device in pipeline.devices]
         self._commands.append(HangUp(pipeline=pipeline.number, device=lost[-1] if lost else ""))
 
     def _planned(self, parts: tuple[Assignment, ...], now_s: float) -> None:
         self._generation += 1
-        connect_s = self.terms.reconnect_s if self._was_formed else self.terms.connect_s
+        connect_s = self.timeouts.reconnect_s if self._was_formed else self.timeouts.connect_s
         pipeline = self._pipeline = _Pipeline(self._generation, parts, now_s, connect_s)
         self._decide(MembersChosen(devices=pipeline.devices), now_s)
         self._commands.append(OpenPipeline(pipeline=pipeline.number, parts=parts))
@@ -703,7 +720,6 @@ class PipelineCore:
         ]
 
     def _break(self, fault: _Fault, now_s: float) -> None:
-        """The pipeline cannot go on."""
         is_wrong = (
             fault.is_refusal and self.start is not Start.ANY
         )  # whoever is there, but cannot do what was planned
@@ -718,19 +734,21 @@ class PipelineCore:
         elif fault.other:
             self._decide(LinkBroken(first=fault.device, second=fault.other, text=fault.why), now_s)
         else:
-            self._decide(Broken(device=fault.device, text=fault.why, is_refusal=fault.is_refusal), now_s)
+            self._decide(
+                PipelineBroken(device=fault.device, text=fault.why, is_refusal=fault.is_refusal), now_s
+            )
 
     def _suspect(self, pipeline: _Pipeline, fault: _Fault, now_s: float) -> None:
         """A device says what went wrong: it is believed if nothing explains it better soon."""
         if pipeline.fault is None:
-            pipeline.fault, pipeline.fault_due_s = fault, now_s + self.terms.settle_s
+            pipeline.fault, pipeline.fault_due_s = fault, now_s + self.timeouts.settle_s
 
     # ---------------------------------------------------------------------------------------------- devices
 
-    def _said(self, pipeline: _Pipeline, device: str, message: Message, now_s: float) -> None:
+    def _message_arrived(self, pipeline: _Pipeline, device: str, message: Message, now_s: float) -> None:
         if isinstance(message, Pong):
             self._slowing.heard(device, message)
-            heard = Heard(
+            heard = HeartbeatArrived(
                 device=device,
                 running_s=message.running_s,
                 queued=message.queued,
@@ -743,12 +761,12 @@ class PipelineCore:
             self._held(pipeline, device, message, now_s)
             return
         is_progress = not isinstance(message, Loading) or pipeline.loaded.setdefault(
-            device, _Loaded()
+            device, _LoadingProgress()
         ).gets_further(message)
         self._decide(
-            Progressed(device=device, is_ready=isinstance(message, Ready))
+            MemberProgressed(device=device, is_ready=isinstance(message, Ready))
             if is_progress
-            else Heard(device=device),
+            else HeartbeatArrived(device=device),
             now_s,
         )
         if isinstance(message, Welcome):
@@ -756,13 +774,13 @@ class PipelineCore:
                 return
             pipeline.welcomed.add((device, CONTROL))
             if (ask := pipeline.part(device).question) is not None:
-                self._commands.append(Tell(pipeline=pipeline.number, device=device, message=ask))
+                self._commands.append(SendControl(pipeline=pipeline.number, device=device, message=ask))
             else:
                 self._assign_all(pipeline)
         elif isinstance(message, Arithmetics) and pipeline.waits_for(device, message):
-            self._told(pipeline, device, message, now_s)
+            self._arithmetics_arrived(pipeline, device, message, now_s)
         elif isinstance(message, Loading):
-            self._commands.append(ShowProgress(text=f"{device}: {message.doing}", share=message.share))
+            self._commands.append(ShowProgress(device=device, doing=message.doing, share=message.share))
         elif isinstance(message, Ready) and pipeline.is_assigned:
             self._ready(pipeline, device, message, now_s)
         elif isinstance(message, AskModel):
@@ -774,7 +792,7 @@ class PipelineCore:
             text = f"{pipeline.part(device).place} sent an unexpected {type(message).__name__}"
             self._break(_Fault(text=text, why=text), now_s)
 
-    def _said_data(self, pipeline: _Pipeline, device: str, message: Message, now_s: float) -> None:
+    def _data_message_arrived(self, pipeline: _Pipeline, device: str, message: Message, now_s: float) -> None:
         if isinstance(message, Welcome):
             pipeline.welcomed.add((device, DATA))
             self._look_whether_formed(pipeline, now_s)
@@ -785,7 +803,7 @@ class PipelineCore:
             text = f"{device} sent an unexpected {type(message).__name__}"
             self._break(_Fault(text=text, why=text), now_s)
 
-    def _told(self, pipeline: _Pipeline, device: str, told: Arithmetics, now_s: float) -> None:
+    def _arithmetics_arrived(self, pipeline: _Pipeline, device: str, told: Arithmetics, now_s: float) -> None:
         """A device says which arithmetics it has. When all have, they get their parts, or one has none."""
         self.agreement.hear(device, told)
         pipeline.told.add(device)
@@ -807,7 +825,8 @@ class PipelineCore:
             Dial(pipeline=pipeline.number, device=device, role=DATA) for device in pipeline.ends
         ]
         self._commands += [
-            Tell(pipeline=pipeline.number, device=part.device, message=part.assign) for part in pipeline.parts
+            SendControl(pipeline=pipeline.number, device=part.device, message=part.assign)
+            for part in pipeline.parts
         ]
 
     def _ready(self, pipeline: _Pipeline, device: str, ready: Ready, now_s: float) -> None:
@@ -823,7 +842,7 @@ class PipelineCore:
             self._break(_Fault(text=f"{part.place}: {why}", why=why, device=device, is_refusal=True), now_s)
             return
         pipeline.ready[device] = ready
-        self._commands.append(ShowProgress(text=f"{device}: ready", share=1.0))
+        self._commands.append(ShowProgress(device=device, doing="ready", share=1.0))
         self._look_whether_formed(pipeline, now_s)
 
     def _look_whether_formed(self, pipeline: _Pipeline, now_s: float) -> None:
@@ -839,10 +858,10 @@ class PipelineCore:
         self._slowing.begin(pipeline.devices)
         before, self._layers = self._layers, layers_of(pipeline.parts)
         moved = tuple(device for device, span in self._layers.items() if before.get(device, span) != span)
-        self._decide(Formed(moved=moved), now_s)
+        self._decide(PipelineFormed(moved=moved), now_s)
         slots = min(ready.cache_slots for ready in pipeline.ready.values())
         self._commands.append(
-            Use(
+            StartPipeline(
                 pipeline=pipeline.number,
                 stage_count=len(pipeline.parts),
                 cache_slots=slots,
@@ -853,9 +872,9 @@ class PipelineCore:
     def _held(self, pipeline: _Pipeline, device: str, error: Error, now_s: float) -> None:
         """Another head holds a device: the first pipeline waits for it, a later one does without."""
         place = pipeline.part(device).place
-        if not self._was_formed and now_s - pipeline.began_s < self.terms.held_s:
+        if not self._was_formed and now_s - pipeline.began_s < self.timeouts.held_s:
             self.fired["waited for"] += 1
-            self._decide(Progressed(device=device), now_s)
+            self._decide(MemberProgressed(device=device), now_s)
             if device not in pipeline.held:
                 pipeline.held.add(device)
                 self._commands.append(Log(text=f"waiting for {place}: {error.text}", level="warning"))
@@ -912,59 +931,65 @@ class PipelineCore:
         else:
             is_wanted = not is_same and self.membership.is_worth(planned.gain)
         if not is_wanted:
-            self._decide(Needless(devices=self._returning), now_s)
+            self._decide(PlanRejected(devices=self._returning), now_s)
             return
         makers = (*theirs, *moved)
         if not makers:
-            self._decide(Prepared(devices=self._returning, gain=planned.gain), now_s)
+            self._decide(DevicesPrepared(devices=self._returning, gain=planned.gain), now_s)
             return
         # of the same session: the next pipeline may follow before the device has heard that this is over
         self._generation += 1
-        rehearsal = _Rehearsal(self._generation, makers, self._returning, now_s, now_s, planned.gain)
-        self._rehearsal = rehearsal
-        self._commands.append(OpenPipeline(pipeline=rehearsal.number, parts=planned.parts, is_beside=True))
-        number = rehearsal.number
+        preparation = _Preparation(self._generation, makers, self._returning, now_s, now_s, planned.gain)
+        self._preparation = preparation
+        self._commands.append(OpenPipeline(pipeline=preparation.number, parts=planned.parts, is_beside=True))
+        number = preparation.number
         self._commands += [Dial(pipeline=number, device=part.device, role=CONTROL) for part in makers]
 
-    def _heard_beside(self, rehearsal: _Rehearsal, event: _Heard, now_s: float) -> None:
-        if isinstance(event, DeviceSaid):
-            self._said_beside(rehearsal, event.device, event.message, now_s)
-        elif isinstance(event, Closed):
-            if event.device in rehearsal.welcomed:
-                self._fail_beside(rehearsal, event.device, "its connection closed", now_s)
+    def _event_beside(self, preparation: _Preparation, event: _ConnectionEvent, now_s: float) -> None:
+        if isinstance(event, DeviceMessageArrived):
+            self._message_arrived_beside(preparation, event.device, event.message, now_s)
+        elif isinstance(event, ConnectionClosed):
+            if event.device in preparation.welcomed:
+                self._fail_beside(preparation, event.device, "its connection closed", now_s)
         elif isinstance(event, SendFailed):
-            self._fail_beside(rehearsal, event.device, f"it takes no more {event.what}", now_s)
+            self._fail_beside(preparation, event.device, f"it takes no more {event.what}", now_s)
         elif not isinstance(event, DialRefused) or event.is_final:
-            device = "" if isinstance(event, CannotServe) else event.device
-            self._fail_beside(rehearsal, device, event.text, now_s)
+            device = "" if isinstance(event, WeightsUnavailable) else event.device
+            self._fail_beside(preparation, device, event.text, now_s)
 
-    def _said_beside(self, rehearsal: _Rehearsal, device: str, message: Message, now_s: float) -> None:
+    def _message_arrived_beside(
+        self, preparation: _Preparation, device: str, message: Message, now_s: float
+    ) -> None:
         if isinstance(message, Welcome):
-            rehearsal.welcomed.add(device)
-            rehearsal.progressed_s = now_s
-            part = rehearsal.part(device)
+            preparation.welcomed.add(device)
+            preparation.progressed_s = now_s
+            part = preparation.part(device)
             first = part.question or part.assign
-            self._commands.append(Tell(pipeline=rehearsal.number, device=device, message=first))
-        elif isinstance(message, Arithmetics) and rehearsal.part(device).is_answer(message):
+            self._commands.append(SendControl(pipeline=preparation.number, device=device, message=first))
+        elif isinstance(message, Arithmetics) and preparation.part(device).is_answer(message):
             self.agreement.hear(device, message)
             if (lack := self.agreement.lack(device)) is not None:
-                self._leave_out_beside(rehearsal, lack, now_s)
+                self._leave_out_beside(preparation, lack, now_s)
                 return
-            rehearsal.progressed_s = now_s
+            preparation.progressed_s = now_s
             self._commands.append(
-                Tell(pipeline=rehearsal.number, device=device, message=rehearsal.part(device).assign)
+                SendControl(
+                    pipeline=preparation.number, device=device, message=preparation.part(device).assign
+                )
             )
         elif isinstance(message, Loading):
-            if rehearsal.loaded.setdefault(device, _Loaded()).gets_further(message):
-                rehearsal.progressed_s = now_s
+            if preparation.loaded.setdefault(device, _LoadingProgress()).gets_further(message):
+                preparation.progressed_s = now_s
         elif isinstance(message, AskModel):
-            self._commands.append(ServeWeights(pipeline=rehearsal.number, device=device))
-        elif isinstance(message, Ready) and device in rehearsal.welcomed:
-            rehearsal.ready.add(device)
-            rehearsal.load_s = max(rehearsal.load_s, message.load_s)
-            if len(rehearsal.ready) == len(rehearsal.parts):
-                self._end_rehearsal()
-                prepared = Prepared(devices=rehearsal.returning, gain=rehearsal.gain, load_s=rehearsal.load_s)
+            self._commands.append(ServeWeights(pipeline=preparation.number, device=device))
+        elif isinstance(message, Ready) and device in preparation.welcomed:
+            preparation.ready.add(device)
+            preparation.load_s = max(preparation.load_s, message.load_s)
+            if len(preparation.ready) == len(preparation.parts):
+                self._end_preparation()
+                prepared = DevicesPrepared(
+                    devices=preparation.returning, gain=preparation.gain, load_s=preparation.load_s
+                )
                 self._decide(prepared, now_s)
         elif not isinstance(message, Pong):
             text = (
@@ -972,41 +997,47 @@ class PipelineCore:
                 if isinstance(message, Error)
                 else f"it sent an unexpected {type(message).__name__}"
             )
-            self._fail_beside(rehearsal, device, text, now_s)
+            self._fail_beside(preparation, device, text, now_s)
 
-    def _look_beside(self, rehearsal: _Rehearsal, now_s: float) -> None:
-        devices = [part.device for part in rehearsal.parts]
-        silent = next((device for device in devices if device not in rehearsal.welcomed), None)
-        if silent is not None and now_s > rehearsal.began_s + self.terms.reconnect_s:
-            self._fail_beside(rehearsal, silent, f"no answer within {self.terms.reconnect_s:.0f} s", now_s)
-        elif now_s > rehearsal.progressed_s + (patience_s := self.membership.patience.loading_s):
-            last = next(device for device in devices if device not in rehearsal.ready)
-            self._fail_beside(rehearsal, last, f"no progress in loading for {patience_s:.0f} s", now_s)
+    def _look_beside(self, preparation: _Preparation, now_s: float) -> None:
+        devices = [part.device for part in preparation.parts]
+        silent = next((device for device in devices if device not in preparation.welcomed), None)
+        if silent is not None and now_s > preparation.began_s + self.timeouts.reconnect_s:
+            self._fail_beside(
+                preparation, silent, f"no answer within {self.timeouts.reconnect_s:.0f} s", now_s
+            )
+        elif now_s > preparation.progressed_s + (limit_s := self.membership.timeouts.loading_s):
+            last = next(device for device in devices if device not in preparation.ready)
+            self._fail_beside(preparation, last, f"no progress in loading for {limit_s:.0f} s", now_s)
 
-    def _fail_beside(self, rehearsal: _Rehearsal, device: str, text: str, now_s: float) -> None:
+    def _fail_beside(self, preparation: _Preparation, device: str, text: str, now_s: float) -> None:
         """One of them cannot make ready; a member is named, for it is not the one that is left out."""
-        self._end_rehearsal()
-        if device and device not in rehearsal.returning:
+        self._end_preparation()
+        if device and device not in preparation.returning:
             self.fired["member not ready"] += 1
             text = f"{device} cannot make ready for it: {text}"
-        self._decide(Unprepared(devices=rehearsal.returning, text=text), now_s)
+        self._decide(PreparationFailed(devices=preparation.returning, text=text), now_s)
 
-    def _leave_out_beside(self, rehearsal: _Rehearsal, lack: Lack, now_s: float) -> None:
+    def _leave_out_beside(self, preparation: _Preparation, lack: Lack, now_s: float) -> None:
         """One of them cannot take part at all: the others make ready again, without it."""
         self.fired["lacks beside"] += 1
         if self._pipeline is not None and lack.device in self._pipeline.devices:  # it said otherwise before
-            self._fail_beside(rehearsal, lack.device, lack.text, now_s)
+            self._fail_beside(preparation, lack.device, lack.text, now_s)
             return
-        self._end_rehearsal()
-        self._decide(Unprepared(devices=rehearsal.returning, text=lack.text, unable=lack.device), now_s)
+        self._end_preparation()
+        self._decide(
+            PreparationFailed(devices=preparation.returning, text=lack.text, unable=lack.device), now_s
+        )
 
-    def _end_rehearsal(self) -> None:
+    def _end_preparation(self) -> None:
         """Lets go of those who made ready; they keep what they have loaded."""
-        rehearsal, self._rehearsal = self._rehearsal, None
-        if rehearsal is not None:
-            for device in sorted(rehearsal.welcomed):
-                self._commands.append(Tell(pipeline=rehearsal.number, device=device, message=Reset()))
-            self._commands.append(HangUp(pipeline=rehearsal.number, device=""))
+        preparation, self._preparation = self._preparation, None
+        if preparation is not None:
+            for device in sorted(preparation.welcomed):
+                self._commands.append(
+                    SendControl(pipeline=preparation.number, device=device, message=Reset())
+                )
+            self._commands.append(HangUp(pipeline=preparation.number, device=""))
 
     # ------------------------------------------------------------------------------------------------- time
 
@@ -1017,29 +1048,31 @@ class PipelineCore:
                 self.fired["settled"] += 1
                 self._break(pipeline.fault, now_s)
                 return
-            if now_s >= self._pinged_s + self.terms.ping_s:
+            if now_s >= self._pinged_s + self.timeouts.ping_s:
                 self._pinged_s = now_s
-                if (rehearsal := self._rehearsal) is not None:
+                if (preparation := self._preparation) is not None:
                     self._commands += [
-                        Tell(pipeline=rehearsal.number, device=each, message=Ping())
-                        for each in sorted(rehearsal.welcomed)
+                        SendControl(pipeline=preparation.number, device=each, message=Ping())
+                        for each in sorted(preparation.welcomed)
                     ]
                 for device in pipeline.devices:
                     if pipeline.is_welcome(device):
-                        self._commands.append(Tell(pipeline=pipeline.number, device=device, message=Ping()))
+                        self._commands.append(
+                            SendControl(pipeline=pipeline.number, device=device, message=Ping())
+                        )
             if not pipeline.is_formed and self._look_at_who_is_missing(pipeline, now_s):
                 return
-        if now_s >= self._watched_s + self.terms.watch_s:
+        if now_s >= self._watched_s + self.timeouts.watch_s:
             self._watched_s = now_s
             if changes := self._slowing.look(now_s):
                 self._decide(SpeedChanged(text=", ".join(str(change) for change in changes)), now_s)
             if pipeline is not None and not pipeline.is_assigned:
                 for device in pipeline.told:  # not held yet, it says nothing while others try their kernels
-                    self._decide(Progressed(device=device), now_s)
+                    self._decide(MemberProgressed(device=device), now_s)
             self._decide(tick, now_s)
-        if self._rehearsal is not None:
-            self._look_beside(self._rehearsal, now_s)
-        wait_s = self.terms.wait_s
+        if self._preparation is not None:
+            self._look_beside(self._preparation, now_s)
+        wait_s = self.timeouts.wait_s
         if (
             self._waiting_since_s is not None
             and wait_s is not None
@@ -1054,7 +1087,7 @@ class PipelineCore:
             if now_s >= again_s:
                 del pipeline.again_s[device]
                 self._commands.append(
-                    Tell(pipeline=pipeline.number, device=device, message=pipeline.part(device).assign)
+                    SendControl(pipeline=pipeline.number, device=device, message=pipeline.part(device).assign)
                 )
         if now_s <= pipeline.began_s + pipeline.connect_s:
             return False

@@ -28,7 +28,7 @@ def incarnation_of(session: int, generation: int) -> int:
 
 
 class Claim(Enum):
-    """What becomes of a head's wish to hold a device."""
+    """What becomes of a head's request for the lease of a device."""
 
     GRANTED = "granted"
     SUPERSEDES = "supersedes"
@@ -69,14 +69,12 @@ class Lease:
         self.renew(now_s)
 
     def renew(self, now_s: float) -> None:
-        """The holder was heard of."""
         self.until_s = now_s + self.duration_s
 
     def release(self) -> None:
         self.holder = None
 
     def validate(self) -> None:
-        """What is true between two events; raises `AssertionError`."""
         assert len(self._newest) <= SESSIONS_MAX, f"{len(self._newest)} heads are remembered"
         if self.holder is not None:
             session, generation = self.holder >> GENERATION_BITS, self.holder & ((1 << GENERATION_BITS) - 1)

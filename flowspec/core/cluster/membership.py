@@ -4,9 +4,9 @@ may return.
 Events in, commands out, as with the other cores: no sockets, no clock, no plan of layers. The runtime and the
 simulator carry out `Reform` (fence the old pipeline, plan, connect, load) and tell how it went.
 
-- *Lost* is a device whose connection closed, that broke the protocol or refused its part (`Broken`), that was
-  silent for `silent_s`, or that has been at one segment for too long. Silence is counted in the time in which
-  we listened: a head that was stopped for a minute finds nobody dead because of it.
+- *Lost* is a device whose connection closed, that broke the protocol or refused its part (`PipelineBroken`),
+  that was silent for `silent_s`, or that has been at one segment for too long. Silence is counted in the time
+  in which we listened: a head that was stopped for a minute finds nobody dead because of it.
 - Where one device lost the next one (`LinkBroken`), and we have both, either may be at fault: the next one is
   left out, but a device whose links fail again and again is left out itself.
 - Whoever is at one end of such a link, and then makes no progress in loading, is waited for less long.
@@ -109,7 +109,7 @@ RULES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class MembershipTimeouts:
     """How long what may take, in seconds; the runtime's are in `runtime/timeouts.py`.
 
     `silent_s` is for a device that runs, `loading_silent_s` for one that loads; `loading_s` is for one that
@@ -136,7 +136,7 @@ class Patience:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Begin:
+class SessionStarted:
     """The first pipeline is wanted.
 
     `absent` are devices that are not there now, each with why, of which nothing is known.
@@ -154,7 +154,7 @@ class MembersChosen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Formed:
+class PipelineFormed:
     """The pipeline that was asked for is there; `moved` were in the one before, too, and have other layers
     now."""
 
@@ -162,14 +162,14 @@ class Formed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unfit:
+class NoPlanFound:
     """No plan can be made for the devices that were asked for: `text` says why."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Broken:
+class PipelineBroken:
     """The pipeline, formed or not, cannot go on because of `device` (empty: because of none in particular).
 
     With `is_refusal` the device is there, but cannot do its part.
@@ -191,7 +191,7 @@ class LinkBroken:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
+class HeartbeatArrived:
     """A word of a member: it has been at one segment for `running_s` (0: it is idle), `queued` wait, and
     `done` have ended so far.
 
@@ -206,7 +206,7 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progressed:
+class MemberProgressed:
     """A member has come further on its way into the pipeline, or is `ready`."""
 
     device: str
@@ -229,7 +229,7 @@ class SpeedChanged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surveyed:
+class DeviceSurveyed:
     """What `SurveyDevice` asked for is known now; with a `trouble` it is not, which says why."""
 
     device: str
@@ -237,7 +237,7 @@ class Surveyed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class DevicesPrepared:
     """These devices have made ready for a pipeline with the members; they are taken in when it suits.
 
     Without any the members are ready for another pipeline of them, which is foretold to be `gain` times as
@@ -250,7 +250,7 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unprepared:
+class PreparationFailed:
     """These devices could not make ready; `unable` is the one that it is because of, if one is known."""
 
     devices: tuple[str, ...]
@@ -259,7 +259,7 @@ class Unprepared:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Needless:
+class PlanRejected:
     """A plan for the members and these devices leaves them out, or is not worth the switch (without any: one
     for the members alone)."""
 
@@ -283,20 +283,20 @@ class Tick:
 
 
 MembershipEvent = (
-    Begin
+    SessionStarted
     | MembersChosen
-    | Formed
-    | Unfit
-    | Broken
+    | PipelineFormed
+    | NoPlanFound
+    | PipelineBroken
     | LinkBroken
-    | Heard
-    | Progressed
+    | HeartbeatArrived
+    | MemberProgressed
     | ProbeAnswered
     | SpeedChanged
-    | Surveyed
-    | Prepared
-    | Unprepared
-    | Needless
+    | DeviceSurveyed
+    | DevicesPrepared
+    | PreparationFailed
+    | PlanRejected
     | Tick
 )
 
@@ -397,8 +397,8 @@ class Membership:
     With a `drafter` there is one, which runs no stage but that model: answers go on without it.
     """
 
-    def __init__(self, devices: Sequence[str], patience: Patience, drafter: str = "") -> None:
-        self.patience = patience
+    def __init__(self, devices: Sequence[str], timeouts: MembershipTimeouts, drafter: str = "") -> None:
+        self.timeouts = timeouts
         self._drafter = drafter
         self._title = f"drafter {drafter} on" if drafter else "device"
         self.members: tuple[str, ...] = ()
@@ -408,7 +408,7 @@ class Membership:
         self._has_lost = False
         self._preparing: tuple[str, ...] | None = None
         self._change = ""
-        self._better: Prepared | None = None
+        self._better: DevicesPrepared | None = None
         self._better_s = 0.0
         self._replanned_s = -1e9
         self._slow_flight = -1
@@ -432,7 +432,6 @@ class Membership:
 
     @property
     def lost(self) -> list[str]:
-        """The devices that are lost, in order."""
         return [name for name, known in self._standing.items() if known.lost_s is not None]
 
     def validate(self) -> None:
@@ -445,7 +444,7 @@ class Membership:
     def handle(self, event: MembershipEvent, now_s: float) -> list[MembershipCommand]:
         """The only mutator."""
         self._commands = []
-        if isinstance(event, Begin):
+        if isinstance(event, SessionStarted):
             self._begin_without(event.absent, now_s)
             self._reform(now_s, 0.0)
         elif isinstance(event, MembersChosen):
@@ -457,22 +456,22 @@ class Membership:
                     self._commands.append(
                         Note(text=f"going on with {count} device{'s' if count > 1 else ''}")
                     )
-        elif isinstance(event, Formed):
+        elif isinstance(event, PipelineFormed):
             self._formed(event, now_s)
-        elif isinstance(event, Unfit):
+        elif isinstance(event, NoPlanFound):
             self.fired["unfit"] += 1
             self._disband(
                 f"the model does not fit on what is left: {event.text}; waiting for a device to come back",
                 0.0,
             )
-        elif isinstance(event, Broken):
+        elif isinstance(event, PipelineBroken):
             rule = "refused" if event.is_refusal else "broken"
             self._broken(event.device, event.text, now_s, rule if event.device else "nobody's")
         elif isinstance(event, LinkBroken):
             self._link_broken(event, now_s)
-        elif isinstance(event, Heard):
+        elif isinstance(event, HeartbeatArrived):
             self._heard(event, now_s)
-        elif isinstance(event, Progressed):
+        elif isinstance(event, MemberProgressed):
             if event.device in self.members:
                 standing = self._standing[event.device]
                 standing.silent_s = standing.stalled_s = 0.0
@@ -485,13 +484,13 @@ class Membership:
                 self._standing[event.device].answered_s = None if event.is_held else now_s
         elif isinstance(event, SpeedChanged):
             self._changed(event, now_s)
-        elif isinstance(event, Surveyed):
+        elif isinstance(event, DeviceSurveyed):
             self._surveyed(event, now_s)
-        elif isinstance(event, Prepared | Unprepared | Needless):
+        elif isinstance(event, DevicesPrepared | PreparationFailed | PlanRejected):
             if event.devices == self._preparing:
                 self._preparing = None
                 event = self._priced(event)
-                if isinstance(event, Unprepared) and event.unable:
+                if isinstance(event, PreparationFailed) and event.unable:
                     self._lose_unable(event, now_s)
                 elif event.devices:
                     self._prepared(event, now_s)
@@ -522,7 +521,7 @@ class Membership:
                 standing.is_asked = True
                 self._commands.append(SurveyDevice(device=name))
 
-    def _surveyed(self, event: Surveyed, now_s: float) -> None:
+    def _surveyed(self, event: DeviceSurveyed, now_s: float) -> None:
         standing = self._standing[event.device]
         standing.is_asked = False
         if not event.trouble:
@@ -537,7 +536,7 @@ class Membership:
     # ------------------------------------------------------------------------------------------- forming
 
     def _reform(self, now_s: float, silent_s: float) -> None:
-        self.members = tuple(name for name, known in self._standing.items() if known.lost_s is None)
+        self.members = self._with()
         self.is_formed = False
         self._forget_preparations()
         if not self.members:
@@ -567,20 +566,22 @@ class Membership:
     def is_worth(self, gain: float, load_s: float = 0.0) -> bool:
         """Whether a pipeline that is foretold to be `gain` times as fast as the one that works is worth going
         over to, where devices must still load for `load_s` then."""
-        return gain >= GAIN_MIN and (1 - 1 / gain) * self.patience.again_s > self.pause_s(load_s)
+        return gain >= GAIN_MIN and (1 - 1 / gain) * self.timeouts.again_s > self.pause_s(load_s)
 
     def pause_s(self, load_s: float) -> float:
         """How long going over to another pipeline will take."""
         usual_s = min(self._forming_s, SWITCH_S) if self._switch_s is None else self._switch_s
         return usual_s + load_s
 
-    def _priced(self, event: Prepared | Unprepared | Needless) -> Prepared | Unprepared | Needless:
+    def _priced(
+        self, event: DevicesPrepared | PreparationFailed | PlanRejected
+    ) -> DevicesPrepared | PreparationFailed | PlanRejected:
         """What was made ready, unless its switch takes longer than it gains."""
-        if not isinstance(event, Prepared):
+        if not isinstance(event, DevicesPrepared):
             return event
         if event.gain is not None and not self.is_worth(event.gain, event.load_s):
             self.fired["too dear"] += 1
-            return Needless(devices=event.devices)
+            return PlanRejected(devices=event.devices)
         self._load_s = event.load_s
         return event
 
@@ -589,14 +590,13 @@ class Membership:
         ago."""
         if not self.is_formed or self._preparing is not None or self._better is not None:
             return
-        if now_s - self._replanned_s < self.patience.again_s:
+        if now_s - self._replanned_s < self.timeouts.again_s:
             return
         self.fired["changed"] += 1
         self._replanned_s, self._change, self._preparing = now_s, event.text, ()
-        devices = tuple(name for name, known in self._standing.items() if known.lost_s is None)
-        self._commands.append(Prepare(devices=devices, returning=()))
+        self._commands.append(Prepare(devices=self._with(), returning=()))
 
-    def _lose_unable(self, event: Unprepared, now_s: float) -> None:
+    def _lose_unable(self, event: PreparationFailed, now_s: float) -> None:
         """A device cannot do its part, which is told once: the others make ready again, without it."""
         self.fired["unable"] += 1
         self._lose(event.unable, now_s)
@@ -605,14 +605,14 @@ class Membership:
             self._commands.append(Note(text=f"{self._title} {event.unable} is not taken in ({event.text})"))
         standing.is_unable = True
 
-    def _replanned(self, event: Prepared | Unprepared | Needless, now_s: float) -> None:
+    def _replanned(self, event: DevicesPrepared | PreparationFailed | PlanRejected, now_s: float) -> None:
         """What came of another plan for those who are there."""
-        if isinstance(event, Prepared):
+        if isinstance(event, DevicesPrepared):
             self._better, self._better_s = event, now_s
         else:
             self.fired["stays"] += 1
 
-    def _go_over(self, better: Prepared, now_s: float) -> None:
+    def _go_over(self, better: DevicesPrepared, now_s: float) -> None:
         """The members, and those who stand by, form the pipeline that they have made ready for."""
         self.fired["gone over"] += 1
         gain = "" if better.gain is None else f", which is {better.gain:.2f} times as fast"
@@ -620,18 +620,17 @@ class Membership:
         self._is_switching = True
         self._reform(now_s, 0.0)
 
-    def _prepared(self, event: Prepared | Unprepared | Needless, now_s: float) -> None:
-        """What came of a device's making ready."""
+    def _prepared(self, event: DevicesPrepared | PreparationFailed | PlanRejected, now_s: float) -> None:
         for name in event.devices:
             standing = self._standing[name]
-            if isinstance(event, Prepared):
+            if isinstance(event, DevicesPrepared):
                 self.fired["prepared"] += 1
                 standing.is_prepared = True
                 standing.answered_s = standing.probed_s = now_s
                 # It may make ready again, where it still seems held by the last time: what it has waited
                 # counts.
                 standing.prepared_s = standing.prepared_s or now_s
-            elif isinstance(event, Needless):
+            elif isinstance(event, PlanRejected):
                 self.fired["needless"] += 1
                 standing.lost_s = None
                 here = self._here(standing)
@@ -640,7 +639,7 @@ class Membership:
             else:
                 self.fired["unprepared"] += 1
                 self._lose(name, now_s)
-        if isinstance(event, Unprepared):
+        if isinstance(event, PreparationFailed):
             self._commands.append(
                 Note(text=f"{self._title} {', '.join(event.devices)} is not taken in ({event.text})")
             )
@@ -651,7 +650,7 @@ class Membership:
         self._forget_preparations()
         self._commands += [Note(text=text), Disband(silent_s=silent_s)]
 
-    def _formed(self, event: Formed, now_s: float) -> None:
+    def _formed(self, event: PipelineFormed, now_s: float) -> None:
         self.is_formed = True
         self._forming_s = now_s - self._began_s
         if self._is_switching:
@@ -713,7 +712,7 @@ class Membership:
     def _lose(self, device: str, now_s: float) -> None:
         standing = self._standing[device]
         has_served = standing.joined_s > standing.struck_s  # since it was lost last
-        if standing.strikes and has_served and now_s - standing.joined_s > self.patience.forgive_s:
+        if standing.strikes and has_served and now_s - standing.joined_s > self.timeouts.forgive_s:
             self.fired["forgiven"] += 1
             standing.strikes = standing.suspected = 0
         standing.strikes += 1
@@ -727,7 +726,7 @@ class Membership:
 
     # ------------------------------------------------------------------------------------------ watching
 
-    def _heard(self, event: Heard, now_s: float) -> None:
+    def _heard(self, event: HeartbeatArrived, now_s: float) -> None:
         if event.device not in self.members:
             return
         standing = self._standing[event.device]
@@ -740,13 +739,13 @@ class Membership:
         ):  # the pass that was heard of last has ended: it took at least as long as was heard
             standing.longest_s = max(standing.longest_s, standing.running_s)
         standing.done, standing.arrived, standing.running_s = event.done, event.arrived, event.running_s
-        if self.is_formed and event.running_s > max(self.patience.stuck_s, STUCK_PASSES * standing.longest_s):
+        if self.is_formed and event.running_s > max(self.timeouts.stuck_s, STUCK_PASSES * standing.longest_s):
             self._broken(event.device, f"at one segment for {event.running_s:.0f} s", now_s, "stuck")
 
     def _tick(self, tick: Tick, now_s: float) -> None:
         passed_s = 0.0 if self._ticked_s is None else min(max(0.0, now_s - self._ticked_s), TICK_MAX_S)
         self._ticked_s = now_s
-        limit_s = self.patience.silent_s if self.is_formed else self.patience.loading_silent_s
+        limit_s = self.timeouts.silent_s if self.is_formed else self.timeouts.loading_silent_s
         for name in self.members:
             standing = self._standing[name]
             standing.silent_s += passed_s
@@ -755,13 +754,13 @@ class Membership:
                 rule = "silent" if self.is_formed else "silent while loading"
                 self._broken(name, f"no sign of life for {standing.silent_s:.0f} s", now_s, rule)
                 return
-            loading_s = self.patience.loading_s / (SUSPECT_SHARE if standing.suspected else 1)
+            loading_s = self.timeouts.loading_s / (SUSPECT_SHARE if standing.suspected else 1)
             if not self.is_formed and standing.stalled_s > loading_s:
                 rule = "suspect stalled" if standing.suspected else "stalled"
                 self._broken(name, f"no progress in loading for {standing.stalled_s:.0f} s", now_s, rule)
                 return
         if tick.tokens > self._tokens or (
-            self.is_formed and now_s - self._formed_s > self.patience.forgive_s
+            self.is_formed and now_s - self._formed_s > self.timeouts.forgive_s
         ):
             self.fired["made good"] += self._blameless > 0
             self._tokens, self._blameless = tick.tokens, 0
@@ -769,11 +768,11 @@ class Membership:
             self._idle_s = 0.0
         elif self.is_formed:
             self._idle_s += passed_s
-            is_late = min(self._idle_s, tick.flight_s) > self.patience.stuck_s
+            is_late = min(self._idle_s, tick.flight_s) > self.timeouts.stuck_s
             if is_late and self._give_up_flight(tick, now_s):
                 return
         self._survey(now_s)
-        self._take_in(tick.left_s, now_s)
+        self._reconsider(tick.left_s, now_s)
         self._probe(now_s)
 
     def _give_up_flight(self, tick: Tick, now_s: float) -> bool:
@@ -789,7 +788,7 @@ class Membership:
         second = to_come[0]
         first = self.members[self.members.index(second) - 1]
         size = f"{tick.flight_bytes / 1024:.0f} KiB" if tick.flight_bytes else "a segment"
-        if late_s > max(self.patience.stuck_s, tick.flight_bytes / SLOWEST_BYTES_PER_S):
+        if late_s > max(self.timeouts.stuck_s, tick.flight_bytes / SLOWEST_BYTES_PER_S):
             text = f"{size} did not come over it within {late_s:.0f} s"
             self._link_broken(LinkBroken(first=first, second=second, text=text), now_s)
             return True
@@ -806,47 +805,73 @@ class Membership:
     def _probe(self, now_s: float) -> None:
         for name in self.lost:
             standing = self._standing[name]
-            if name not in (self._preparing or ()) and now_s - standing.probed_s >= self.patience.probe_s:
+            if name not in (self._preparing or ()) and now_s - standing.probed_s >= self.timeouts.probe_s:
                 standing.probed_s = now_s
                 self._commands.append(Probe(device=name))
 
-    def _take_in(self, left_s: float, now_s: float) -> None:
+    def _reconsider(self, left_s: float, now_s: float) -> None:
+        """Another pipeline: of a better plan once that disturbs nobody, or has waited for long enough; else
+        with those who are back."""
         if self._preparing is not None or (self.members and not self.is_formed):
             return
-        if self._better is not None and (left_s == 0 or now_s - self._better_s > self.patience.calm_s):
+        if self._better is not None and (left_s == 0 or now_s - self._better_s > self.timeouts.calm_s):
             self._go_over(self._better, now_s)
-            return
-        known = [name for name in self.lost if self._standing[name].is_known]
-        there = [name for name in known if self._is_there(self._standing[name], now_s)]
-        for name in set(self.lost) - set(there):
-            self._standing[name].is_prepared = False
+        else:
+            self._take_in(left_s, now_s)
+
+    def _take_in(self, left_s: float, now_s: float) -> None:
+        """Those who are back, once they have made ready and the answers allow for the pause."""
+        there = self._answering(now_s)
         returned = [name for name in there if self._has_waited(name, now_s)]
         if self.is_formed and any(not self._standing[name].is_prepared for name in returned):
             self._preparing = tuple(returned)
-            devices = tuple(
-                name for name, known in self._standing.items() if known.lost_s is None or name in returned
-            )
-            self._commands.append(Prepare(devices=devices, returning=self._preparing))
+            self._commands.append(Prepare(devices=self._with(returned), returning=self._preparing))
             return
-        if returned and self.is_formed and 0 < left_s <= self.patience.worth * self.pause_s(self._load_s):
-            if now_s - max(self._standing[name].prepared_s for name in returned) <= self.patience.moment_s:
-                self.fired["not worth it"] += 1
-                return
-            self.fired["waited enough"] += 1
+        if returned and self.is_formed and self._is_almost_over(returned, left_s, now_s):
+            return
         self.fired["not yet"] += len(there) > len(returned)
         if returned and not self.members:  # nothing goes without them: whoever is there may help
             self.fired["all help"] += len(there) > len(returned)
             returned = there
+        if returned:
+            self._rejoin(returned, now_s)
+
+    def _rejoin(self, returned: Sequence[str], now_s: float) -> None:
         for name in returned:
             self._standing[name].lost_s = None
             self._standing[name].has_returned = True
-        if returned:
-            self._is_switching = self.is_formed
-            self._reform(now_s, 0.0)
+        self._is_switching = self.is_formed
+        self._reform(now_s, 0.0)
+
+    def _answering(self, now_s: float) -> list[str]:
+        """The lost devices that could be taken in; what the others made ready for is over."""
+        there = []
+        for name in self.lost:
+            standing = self._standing[name]
+            if standing.is_known and self._is_there(standing, now_s):
+                there.append(name)
+            else:
+                standing.is_prepared = False
+        return there
+
+    def _with(self, returned: Sequence[str] = ()) -> tuple[str, ...]:
+        """All who are not lost, and these."""
+        return tuple(
+            name for name, known in self._standing.items() if known.lost_s is None or name in returned
+        )
+
+    def _is_almost_over(self, returned: Sequence[str], left_s: float, now_s: float) -> bool:
+        """Whether the answers end so soon that a pause for those who are back is not worth it, and they have
+        not waited for that too long."""
+        if not 0 < left_s <= self.timeouts.worth * self.pause_s(self._load_s):
+            return False
+        is_soon = now_s - max(self._standing[name].prepared_s for name in returned) <= self.timeouts.moment_s
+        self.fired["not worth it" if is_soon else "waited enough"] += 1
+        return is_soon
 
     def wait_s(self, device: str) -> float:
         """How long a device stays out, after as many losses as it had."""
-        wait_s: float = self.patience.back_s * 2 ** min(self._standing[device].strikes - 1, DOUBLINGS_MAX)
+        wait_s: float = self.timeouts.back_s * 2 ** min(self._standing[device].strikes - 1, DOUBLINGS_MAX)
         return wait_s
 
     def _has_waited(self, name: str, now_s: float) -> bool:
@@ -856,4 +881,4 @@ class Membership:
         return now_s - lost_s >= self.wait_s(name)
 
     def _is_there(self, standing: _Standing, now_s: float) -> bool:
-        return standing.answered_s is not None and now_s - standing.answered_s <= 2 * self.patience.probe_s
+        return standing.answered_s is not None and now_s - standing.answered_s <= 2 * self.timeouts.probe_s

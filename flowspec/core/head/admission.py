@@ -58,12 +58,10 @@ class Admission:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether somebody waits."""
         return len(self._needs) > len(self._admitted)
 
     @property
     def waiting(self) -> list[int]:
-        """Those who wait, in order of arrival."""
         return [number for number in self._needs if number not in self._admitted]
 
     @property
@@ -72,7 +70,6 @@ class Admission:
         return sum(self._held.values(), self._nothing)
 
     def validate(self) -> None:
-        """What is true between two events; raises `AssertionError`."""
         assert self._admitted <= self._needs.keys(), "an answer is admitted that nobody asks for"
         assert self._admitted <= self._held.keys(), "an answer is admitted, and holds nothing"
         assert self.room.has(self.held), f"{self.held} is held of {self.room}"
@@ -166,7 +163,6 @@ class Admission:
         self._admitted.discard(number)
 
     def release(self, number: int) -> None:
-        """A conversation's caches are released."""
         self._held.pop(number, None)
 
     def move_to(self, cache_slots: int) -> None:

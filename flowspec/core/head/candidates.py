@@ -1,105 +1,48 @@
-"""From what models propose to nodes of the tree, as far as they are worth it; what comes true teaches how far
-to trust them."""
+"""What models propose below the nodes of one request, and how much of it the tree has grown."""
 
 from __future__ import annotations
 
 import heapq
-import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from flowspec.core.head.fusion import Fusion, Ranked
-from flowspec.core.head.request import Request
-from flowspec.core.protocol import limits
-from flowspec.core.protocol.messages import Proposal
-from flowspec.tree import CHANCE_MIN, NodeState
-
-REJECTED = 0.5
-"""What a token is worth that an intermediate did not propose, in times of the least that it did."""
+from flowspec.core.head.fusion import Offers, Ranked
+from flowspec.core.head.lazy_heap import is_mostly_stale
 
 
-def learn(request: Request, drafter: int, proposal: Proposal, fusion: Fusion) -> None:
-    """Notes what a model proposes below a node, if that still lives; what is there already is valued anew."""
-    growth, node = request.growth, proposal.node
-    if request.submit is None or not request.is_living(node):
-        return
-    found = growth.found.setdefault(node, {})
-    found[drafter] = tuple(zip(proposal.tokens, proposal.confidences, strict=True))
-    growth.ranked[node] = ranked = fusion.rank(found, request.weights)
-    growth.grown[node] = 0
-    if request.tree.children(node):
-        _revalue(request, node, ranked, fusion)
-    if request.has_room_below(node):
-        growth.ripen(node, request.tree.log_value(node))
+@dataclass(slots=True)
+class Candidates:
+    """What was proposed below the living nodes of one request, and how much of it are nodes by now.
 
-
-def _revalue(request: Request, node: int, ranked: Ranked, fusion: Fusion) -> None:
-    """The children of a node are worth what is thought of them now; those that an intermediate rejects go,
-    unless they are on their way."""
-    tree = request.tree
-    chances = {token: fusion.chance(ranked, score) for token, score in ranked.offers}
-    least = REJECTED * min(chances.values(), default=0.0)
-    for child in tree.children(node):
-        chance = chances.get(tree.token(child))
-        if chance is None and not ranked.is_verdict:
-            continue
-        if chance is None and tree.state(child) is NodeState.DRAFTED:
-            request.forget(tree.drop(child))
-            continue
-        for moved in tree.revalue(child, least if chance is None else chance):
-            for drafter_state in request.drafter_states:
-                if not drafter_state.knows(moved):
-                    drafter_state.offer(tree, moved)
-            if moved in request.growth.due:
-                request.growth.ripen(moved, tree.log_value(moved))
-
-
-def grow(request: Request, value_min: float, fusion: Fusion) -> int:
-    """Makes nodes of the proposals that are worth at least `value_min` by now; returns how many.
-
-    Values rise as the root comes nearer, so proposals that were not worth a node become so later. Nothing is
-    drafted past a stop token or past the end of the answer or the context: the token itself would be known
-    from its parent. Not calibrated, a score is taken as it is.
+    `offers` is what each model proposed below a node, `ranked` what that comes to, of which the first `grown`
+    are nodes. `heap` has the nodes with proposals that are not nodes yet, by the value of the
+    next one; `next_value` tells which of its entries count.
     """
-    tree, growth = request.tree, request.growth
-    floor = tree.log_value(tree.root) + (math.log(value_min) if value_min > 0 else -math.inf)
-    before = len(tree)
-    while growth.ripening and -growth.ripening[0][0] >= floor and tree.alive_count < limits.DRAFT_NODES_MAX:
-        cost, node = heapq.heappop(growth.ripening)
-        if growth.due.get(node) == -cost and request.is_living(node):
-            del growth.due[node]
-            rest = _grow_below(request, node, floor, fusion)
-            if rest is not None:
-                growth.ripen(node, rest)
-    growth.sweep(tree.alive_count)
-    for drafter_state in request.drafter_states:
-        drafter_state.sweep(tree)
-    return len(tree) - before
 
+    offers: dict[int, dict[int, Offers]] = field(default_factory=dict)
+    ranked: dict[int, Ranked] = field(default_factory=dict)
+    grown: dict[int, int] = field(default_factory=dict)
+    heap: list[tuple[float, int]] = field(default_factory=list)
+    next_value: dict[int, float] = field(default_factory=dict)
 
-def _grow_below(request: Request, node: int, floor: float, fusion: Fusion) -> float | None:
-    """Makes nodes of one node's proposals above the floor; the log value of the next one, None if there is
-    none."""
-    tree, growth, submit = request.tree, request.growth, request.submit
-    assert submit is not None
-    ranked = growth.ranked[node]
-    for at in range(growth.grown[node], len(ranked.offers)):
-        token, score = ranked.offers[at]
-        chance = fusion.chance(ranked, score)
-        log_value = tree.log_value(node) + math.log(max(chance, CHANCE_MIN))
-        if log_value < floor or tree.alive_count >= limits.DRAFT_NODES_MAX:
-            return log_value
-        growth.grown[node] = at + 1
-        if token not in submit.stop_ids and tree.child(node, token) is None:
-            child = tree.add(node, token, chance)
-            for drafter_state in request.drafter_states:
-                drafter_state.offer(tree, child)
-    return None
+    def clear(self) -> None:
+        for part in (self.offers, self.ranked, self.grown, self.heap, self.next_value):
+            part.clear()
 
+    def forget(self, dead: Sequence[int]) -> None:
+        for node in dead:
+            self.offers.pop(node, None)
+            self.ranked.pop(node, None)
+            self.grown.pop(node, None)
+            self.next_value.pop(node, None)
 
-def observe(request: Request, node: int, token: int, fusion: Fusion) -> None:
-    """The token after a path node is known: what was proposed there was right or wrong."""
-    growth = request.growth
-    growth.grown.pop(node, None)
-    growth.due.pop(node, None)
-    found, ranked = growth.found.pop(node, None), growth.ranked.pop(node, None)
-    if found is not None and ranked is not None:
-        fusion.observe(found, ranked, token)
+    def push(self, node: int, log_value: float) -> None:
+        """The next proposal below a node is worth so much."""
+        self.next_value[node] = log_value
+        heapq.heappush(self.heap, (-log_value, node))
+
+    def sweep(self, alive_count: int) -> None:
+        """Forgets what does not count far down in the heap, once that is most of what it holds."""
+        if is_mostly_stale(self.heap, alive_count):
+            self.heap = [(-value, node) for node, value in self.next_value.items()]
+            heapq.heapify(self.heap)

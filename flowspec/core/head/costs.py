@@ -162,11 +162,11 @@ class Costs:
             for wire, hop in zip(self._wires, hops, strict=True):
                 crossing = hop.rows + hop.dead_in_queue
                 wires_s += wire.learn(crossing, left_s, hop.received_s) + wire.at(crossing)
-                left_s = hop.received_s + hop.queued_s + hop.compute_s + hop.own_s
+                left_s = hop.left_s
             for curve, hop in zip(self._stages, hops, strict=True):
                 if hop.rows and not hop.dead_between_layers:
                     curve.learn(hop.rows, hop.compute_s + hop.own_s)
-            spent_s = sum(hop.queued_s + hop.compute_s + hop.own_s for hop in hops)
+            spent_s = sum(hop.spent_s for hop in hops)
             delays_s = max(0.0, now_s - sent_s - spent_s - wires_s)
             self._delays_s = (
                 delays_s

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.request import Request
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.messages import Commit, Part
+from flowspec.core.protocol.messages import Commit, SegmentPart
 
 
 def most_valuable(request: Request, drafter: int, traits: DrafterTraits, count_max: int) -> list[int]:
@@ -46,7 +46,7 @@ def expandable(request: Request, drafter: int, traits: DrafterTraits, node: int)
 
 def draft_part(
     request: Request, drafter: int, traits: DrafterTraits, nodes: Sequence[int], rows_max: int
-) -> Part | None:
+) -> SegmentPart | None:
     """The rows that a model needs to answer for `nodes` (parents first, each the root or living), at most
     `rows_max`.
 
@@ -66,7 +66,7 @@ def draft_part(
         return None
     rows = [*missing, *wanted]
     commit = Commit(request=opening.request, epoch=opening.epoch, base=drafter_state.told, path=news)
-    part = Part(
+    part = SegmentPart(
         commit=commit,
         opening=opening,
         ids=tuple(rows),

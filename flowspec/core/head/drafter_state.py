@@ -55,7 +55,6 @@ class DrafterState:
         self.unasked.clear()
 
     def validate(self, tree: TokenTree) -> None:
-        """What is true between two events; raises `AssertionError`."""
         if self.opening is None:
             assert not self.pending, "a model that is not to be asked is being asked"
             return

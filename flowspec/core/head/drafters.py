@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from flowspec.core.events import Draft, Drafted, HeadCommand, ToDrafter
+from flowspec.core.events import Draft, Drafted, HeadCommand, SendToDrafter
 from flowspec.core.head.admission import Admission
-from flowspec.core.head.candidates import grow, learn, observe
 from flowspec.core.head.drafter_jobs import draft_part
 from flowspec.core.head.drafter_state import DrafterState
 from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.fusion import Fusion
 from flowspec.core.head.request import Request
-from flowspec.core.methods.base import Method, Seen, View
+from flowspec.core.head.tree_growth import grow, learn, observe
+from flowspec.core.methods.base import Method, Observation, View
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.messages import Part, Release, Segment
+from flowspec.core.protocol.messages import Release, Segment, SegmentPart
 
 DRAFT_ROWS_MAX = 256
 """Rows of one drafting job; a prompt takes several."""
@@ -50,7 +50,7 @@ class Drafters:
         """A new answer, or a new epoch of one: the first `keep` tokens are those of the last one."""
         request.drafter_states = request.drafter_states or [DrafterState() for _ in self.traits]
         request.weights = request.weights or [1.0] * len(self.traits)
-        request.growth.clear()
+        request.candidates.clear()
         for drafter, (drafter_state, traits) in enumerate(
             zip(request.drafter_states, self.traits, strict=True)
         ):
@@ -68,7 +68,7 @@ class Drafters:
     def release(self, release: Release, commands: list[HeadCommand]) -> None:
         """The caches of a request may go."""
         there = (drafter for drafter in range(len(self.traits)) if drafter not in self._lost)
-        commands.extend(ToDrafter(drafter=drafter, message=release) for drafter in there)
+        commands.extend(SendToDrafter(drafter=drafter, message=release) for drafter in there)
 
     def lost(self, drafter: int, requests: Iterable[Request]) -> None:
         """A model is gone, and with it the job that it was at; one that wants features never is, for it is in
@@ -102,7 +102,7 @@ class Drafters:
                 self._start(drafter, traits, view(), commands)
 
     def _start(self, drafter: int, traits: DrafterTraits, view: View, commands: list[HeadCommand]) -> None:
-        parts: list[Part] = []
+        parts: list[SegmentPart] = []
         asked: dict[int, set[int]] = {}
         rows = 0
         for request, nodes in self._method.expand(view, drafter)[: limits.PARTS_PER_SEGMENT_MAX]:
@@ -130,7 +130,6 @@ class Drafters:
             )
 
     def drafted(self, event: Drafted, requests: Mapping[int, Request], now_s: float) -> None:
-        """A model is done with its job."""
         asked, self._jobs[event.drafter] = self._jobs[event.drafter], None
         assert asked is not None, f"draft {event.job} is done, but none was asked for"
         assert event.job == self._jobs_done[event.drafter], (
@@ -156,9 +155,9 @@ class Drafters:
     def observe(self, request: Request, token: int) -> None:
         """The token after a request's root is known."""
         root = request.tree.root
-        if offers := request.growth.found.get(root):
+        if offers := request.candidates.offers.get(root):
             chances = {drafter: self.fusion.chance_of(drafter, own, token) for drafter, own in offers.items()}
-            self._method.observed(request, Seen(token, offers, chances))
+            self._method.observed(request, Observation(token, offers, chances))
         observe(request, root, token, self.fusion)
 
     def grow(self, request: Request) -> None:

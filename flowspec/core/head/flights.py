@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from flowspec.core.head.link_pacer import HOLD_S, LinkPacer
 from flowspec.core.head.request import Request
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.messages import Logprobs, Part, Release, Segment, VerifiedPart
+from flowspec.core.protocol.messages import Logprobs, Release, Segment, SegmentPart, VerifiedPart
 from flowspec.errors import PeerError
 from flowspec.tree import NodeState
 
@@ -94,7 +94,9 @@ class SentPart:
         return dict(zip(drawn, part.logprobs, strict=False))
 
 
-def embark(request: Request, nodes: list[int], *, is_prompt: bool, window: int) -> tuple[Part, SentPart]:
+def embark(
+    request: Request, nodes: list[int], *, is_prompt: bool, window: int
+) -> tuple[SegmentPart, SentPart]:
     """What a segment carries of a request, as the stages and as the head see it; the nodes count as sent."""
     tree = request.tree
     if not is_prompt:

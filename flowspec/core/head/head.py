@@ -11,8 +11,8 @@ lock or flush exists. When an answer ends, the stages are told at once, and drop
 guesses.
 
 The committed tokens are the only state that outlives a pipeline. When it is lost what was in flight is
-forgotten, and each answer under way becomes a prompt of what is known of it, in a new epoch; `Reformed` opens
-these on stages that hold nothing.
+forgotten, and each answer under way becomes a prompt of what is known of it, in a new epoch;
+`PipelineReformed` opens these on stages that hold nothing.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from dataclasses import dataclass
 from flowspec.core.events import (
     Cancel,
     Drafted,
-    DrafterBack,
     DrafterLost,
+    DrafterRecovered,
     Emit,
     Finished,
     Forget,
     HeadCommand,
     HeadEvent,
     PipelineLost,
-    Reformed,
+    PipelineReformed,
+    SegmentTimed,
+    SendToFirstStage,
+    SendToStages,
     SetTimer,
     Submit,
-    Timed,
     TimerFired,
-    ToPipeline,
-    ToStages,
     VerifiedArrived,
 )
 from flowspec.core.head.admission import Admission
@@ -189,13 +189,13 @@ class HeadCore:
         elif isinstance(event, DrafterLost):
             self.fired["drafter lost"] += 1
             self.drafters.lost(event.drafter, self._requests.values())
-        elif isinstance(event, DrafterBack):
+        elif isinstance(event, DrafterRecovered):
             self.fired["drafter back"] += 1
             self.admission.drafter_back(event.drafter, event.cache_slots)
             self.drafters.back(event.drafter, self._requests.values(), self.admission)
         elif isinstance(event, PipelineLost):
             self._lost(event, now_s)
-        elif isinstance(event, Reformed):
+        elif isinstance(event, PipelineReformed):
             self._reformed(event)
         elif isinstance(event, TimerFired):
             self._timer_s = None
@@ -212,7 +212,6 @@ class HeadCore:
         return commands
 
     def validate(self) -> None:
-        """What is true between two events; raises `AssertionError`."""
         assert self.in_flight <= self.flights_max, (
             f"{self.in_flight} segments are in flight, at most {self.flights_max} may be"
         )
@@ -271,7 +270,7 @@ class HeadCore:
         """Says something to all stages, if there are any; those to come learn it when the pipeline is
         formed."""
         if self.is_formed:
-            commands.append(ToStages(message=message))
+            commands.append(SendToStages(message=message))
 
     def _forget(self, number: int, commands: list[HeadCommand]) -> None:
         """Release goes out once nothing of the request is in flight: a segment behind it would open it
@@ -389,7 +388,7 @@ class HeadCore:
         for request in self._requests.values():
             self._begin_again(request)
 
-    def _reformed(self, event: Reformed) -> None:
+    def _reformed(self, event: PipelineReformed) -> None:
         assert not self.is_formed, "a pipeline is formed that was not lost"
         self.is_formed = True
         self.stage_count = event.stage_count
@@ -410,7 +409,7 @@ class HeadCore:
             )
         hops, context = verified.hops, flight.context
         commands.append(
-            Timed(
+            SegmentTimed(
                 segment=verified.segment, rows=flight.rows, sent_s=flight.sent_s, hops=hops, context=context
             )
         )
@@ -572,5 +571,5 @@ class HeadCore:
         for request, _, _ in loads:
             self._turns.remove(request.number)
             self._turns.append(request.number)
-        commands.append(ToPipeline(segment=self.flights.depart(loads, window, now_s)))
+        commands.append(SendToFirstStage(segment=self.flights.depart(loads, window, now_s)))
         return True

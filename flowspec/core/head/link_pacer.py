@@ -84,9 +84,9 @@ class LinkPacer:
         travels_s, left_s = [], sent_s  # on clocks that differ by the same at all times
         for hop in hops:
             travels_s.append(hop.received_s - left_s)
-            left_s = hop.received_s + hop.queued_s + hop.compute_s + hop.own_s
+            left_s = hop.left_s
         travels_s.append(now_s - left_s)  # features come back with what was verified
-        links_s = now_s - sent_s - sum(hop.queued_s + hop.compute_s + hop.own_s for hop in hops)
+        links_s = now_s - sent_s - sum(hop.spent_s for hop in hops)
         quick = int(rows * min(QUICK_MAX, self._hold_s / max(links_s, 1e-9)))
         if quick >= max(self.rows, 2 * rows):
             self.rows = min(self.most, quick)

@@ -1,17 +1,17 @@
 """A drafter on a device of its own, as the head sees it: what it is asked, what of its answers counts, and
 what a loss makes void.
 
-The head's core asks (`Draft`, `ToDrafter`) and is told (`Drafted`, `DrafterLost`, `DrafterBack`); the device
-is asked (`Expand`, `Release`) and answers (`Proposed`). That device is a pipeline of one, which
-`core.cluster.forming` forms and watches: `Reformed` and `PipelineLost` are its words. Events in, commands
-out, as with the other cores.
+The head's core asks (`Draft`, `SendToDrafter`) and is told (`Drafted`, `DrafterLost`, `DrafterRecovered`);
+the device is asked (`Expand`, `Release`) and answers (`Proposed`). That device is a pipeline of one, which
+`core.cluster.forming` forms and watches: `PipelineReformed` and `PipelineLost` are its words. Events in,
+commands out, as with the other cores.
 
 - It is lost until its pipeline is there, and again when that is lost, with the job that it was at.
 - The head and whoever holds the connection hear of each other a moment later. What the head asked before it
-  has heard that a lost drafter is back is for one that is gone: so the head posts each `DrafterBack` back
-  before any work for it, and what comes before that is dropped.
+  has heard that a lost drafter is back is for one that is gone: so the head posts each `DrafterRecovered`
+  back before any work for it, and what comes before that is dropped.
 - Proposals are believed if they answer the job that it is at, with token ids that the target has. Whoever
-  proposes anything else is lost (`Disbelieve`).
+  proposes anything else is lost (`BreakPipeline`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,15 @@ from collections import Counter
 from dataclasses import dataclass
 
 from flowspec.core.cluster.membership import Tick
-from flowspec.core.events import Draft, Drafted, DrafterBack, DrafterLost, PipelineLost, Reformed, ToDrafter
+from flowspec.core.events import (
+    Draft,
+    Drafted,
+    DrafterLost,
+    DrafterRecovered,
+    PipelineLost,
+    PipelineReformed,
+    SendToDrafter,
+)
 from flowspec.core.protocol.messages import Expand, Proposed, Release
 
 RULES = {
@@ -41,15 +49,17 @@ class GivenUp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Disbelieve:
+class BreakPipeline:
     """The drafter said what cannot be: its pipeline is broken. `text` says what was expected and what
     came."""
 
     text: str
 
 
-RemoteDrafterEvent = Draft | ToDrafter | DrafterBack | Proposed | Reformed | PipelineLost | GivenUp
-RemoteDrafterCommand = Expand | Release | Drafted | DrafterLost | DrafterBack | Disbelieve
+RemoteDrafterEvent = (
+    Draft | SendToDrafter | DrafterRecovered | Proposed | PipelineReformed | PipelineLost | GivenUp
+)
+RemoteDrafterCommand = Expand | Release | Drafted | DrafterLost | DrafterRecovered | BreakPipeline
 
 
 class RemoteDrafterCore:
@@ -71,7 +81,6 @@ class RemoteDrafterCore:
         return Tick(flight_s=0.0 if self._job is None else now_s - self._sent_s, tokens=self._done)
 
     def validate(self) -> None:
-        """What is true between two events; raises `AssertionError`."""
         assert self._job is None or self.is_there, "a drafter that is lost is at a job"
         assert self._behind >= 0, "the head has heard of more returns than there were"
         assert not (self.is_there and self._is_over), "a drafter that was given up is there"
@@ -80,14 +89,14 @@ class RemoteDrafterCore:
         """The only mutator. The times of `Drafted` are those of the head's clock."""
         if isinstance(event, Proposed):
             return [self._proposed(event, now_s)] if self.is_there else []
-        if isinstance(event, DrafterBack):
+        if isinstance(event, DrafterRecovered):
             self._behind -= 1
-        elif isinstance(event, Reformed):
+        elif isinstance(event, PipelineReformed):
             assert not self._is_over, "a drafter that was given up is there"
             self.fired["there"] += 1
             self.is_there = True
             self._behind += 1
-            return [DrafterBack(drafter=self.number, cache_slots=event.cache_slots)]
+            return [DrafterRecovered(drafter=self.number, cache_slots=event.cache_slots)]
         elif isinstance(event, PipelineLost | GivenUp):
             if isinstance(event, GivenUp):
                 self.fired["given up"] += 1
@@ -115,11 +124,11 @@ class RemoteDrafterCore:
     def _proposed(self, answer: Proposed, now_s: float) -> RemoteDrafterCommand:
         if answer.job != self._job:
             self.fired["not asked for"] += 1
-            return Disbelieve(text=f"expected proposals of job {self._job}, got those of {answer.job}")
+            return BreakPipeline(text=f"expected proposals of job {self._job}, got those of {answer.job}")
         most = max((token for proposal in answer.proposals for token in proposal.tokens), default=0)
         if most >= self.vocabulary:
             self.fired["no token"] += 1
-            return Disbelieve(text=f"expected token ids below {self.vocabulary}, got {most}")
+            return BreakPipeline(text=f"expected token ids below {self.vocabulary}, got {most}")
         self._job = None
         self._done += 1
         started_s = max(self._sent_s, now_s - answer.compute_s)  # by its own clock it may say anything

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flowspec.core.events import Submit
+from flowspec.core.head.candidates import Candidates
 from flowspec.core.head.drafter_state import DrafterState
-from flowspec.core.head.growth import Growth
 from flowspec.core.head.statistics import Statistics
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.messages import Commit, Logprobs, Open, Part
+from flowspec.core.protocol.messages import Commit, Logprobs, Open, SegmentPart
 from flowspec.tree import TokenTree
 
 
@@ -27,7 +27,7 @@ class Request:
     tokens verified that the method has not walked yet, `logprobs` those of the tokens after living nodes,
     `plan` is the method's own note. `reused` prompt tokens were cached when the answer began. `mirrors` and
     `weights` are by model beside the target: what it has, and how much its word counts among its like;
-    `growth` is what they propose. `is_end_told` says that the stages have heard that the answer is over.
+    `candidates` is what they propose. `is_end_told` says that the stages have heard that the answer is over.
     """
 
     tree: TokenTree
@@ -40,7 +40,7 @@ class Request:
     statistics: Statistics
     drafter_states: list[DrafterState] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
-    growth: Growth = field(default_factory=Growth)
+    candidates: Candidates = field(default_factory=Candidates)
     reused: int = 0
     opened: bool = False
     new_tokens: list[int] = field(default_factory=list)
@@ -76,7 +76,6 @@ class Request:
         return "length" if is_full or len(self.new_tokens) == self.submit.new_tokens_max else ""
 
     def validate(self) -> None:
-        """What is true between two events; raises `AssertionError`."""
         tree, number = self.tree, self.number
         tree.validate()
         assert tree.sent_alive <= limits.TREE_NODES_MAX, (
@@ -117,13 +116,12 @@ class Request:
         return any(node in drafter_state.pending for drafter_state in self.drafter_states)
 
     def forget(self, dead: Sequence[int]) -> None:
-        """These nodes will not come true."""
         for node in dead:
             self.next_tokens.pop(node, None)
             self.logprobs.pop(node, None)
         for drafter_state in self.drafter_states:
             drafter_state.forget(dead)
-        self.growth.forget(dead)
+        self.candidates.forget(dead)
 
     def reopen(self) -> None:
         """The stages are gone: an answer under way begins again where it stands, its committed tokens being
@@ -168,10 +166,10 @@ class Request:
             request=self.number, epoch=self.opening.epoch, base=self.known_length, path=path, is_over=is_over
         )
 
-    def part(self, nodes: list[int], *, is_prompt: bool) -> Part:
+    def part(self, nodes: list[int], *, is_prompt: bool) -> SegmentPart:
         """These nodes as they travel in a segment, parents first."""
         tree = self.tree
-        return Part(
+        return SegmentPart(
             commit=self.commit(),
             opening=None if self.opened else self.opening,
             ids=tuple(nodes),
@@ -226,7 +224,6 @@ def begin(old: Request | None, submit: Submit, *, context: int, stage_count: int
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many tokens two texts begin with alike."""
     count = 0
     for a, b in zip(first, second, strict=False):
         if a != b:

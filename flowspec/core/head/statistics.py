@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from flowspec.core.head.hop_sums import HopSums
 from flowspec.core.protocol.messages import Hop
 
 
@@ -71,22 +72,15 @@ class Statistics:
     nodes_drafted: int = 0
     nodes_sent: int = 0
     dropped_alive: int = 0
-    rows_computed: float = 0.0
-    dead_in_queue: float = 0.0
-    dead_between_layers: float = 0.0
-    dead_late: float = 0.0
     draft_passes: int = 0
     draft_rows: int = 0
     draft_s: float = 0.0
-    queued_s: float = 0.0
-    stage_own_s: float = 0.0
+    hops: HopSums = field(default_factory=HopSums)
     link_s: float = 0.0
-    compute_s: list[float] = field(default_factory=list)
     windows: int = 0
     calibration_error: float = 0.0
     chains: list[tuple[int, float, tuple[int, ...], str]] = field(default_factory=list)
     recoveries: Recoveries = field(default_factory=Recoveries)
-    earlier_compute_s: float = 0.0
 
     @property
     def waited_s(self) -> float:
@@ -106,25 +100,12 @@ class Statistics:
 
     def landed(self, hops: Sequence[Hop], share: float, round_trip_s: float) -> None:
         """A segment came back, of whose nodes `share` were this request's."""
-        self.compute_s = self.compute_s or [0.0] * len(hops)
-        for index, hop in enumerate(hops):
-            self.compute_s[index] += share * hop.compute_s
-            self.rows_computed += share * hop.rows
-            self.dead_in_queue += share * hop.dead_in_queue
-            self.dead_between_layers += share * hop.dead_between_layers
-            self.dead_late += share * hop.dead_late
-            self.queued_s += share * hop.queued_s
-            self.stage_own_s += share * hop.own_s
-        self.link_s += share * max(
-            0.0, round_trip_s - sum(hop.queued_s + hop.compute_s + hop.own_s for hop in hops)
-        )
+        self.hops.add(hops, share)
+        self.link_s += share * max(0.0, round_trip_s - sum(hop.spent_s for hop in hops))
 
     def lost(self, silent_s: float, now_s: float) -> None:
-        """The stages were lost; what each of them computed is kept as a sum, for the next ones may be
-        others."""
         self.recoveries.lost(silent_s, now_s)
-        self.earlier_compute_s += sum(self.compute_s)
-        self.compute_s = []
+        self.hops.lost()
 
     def emitted(self, tokens: int, now_s: float) -> None:
         self.walks += 1
@@ -152,12 +133,8 @@ class Statistics:
             "share_in_flight": round(min(1.0, self.tokens_in_flight / max(1, self.tokens - 1)), 4),
             "nodes_drafted": self.nodes_drafted,
             "nodes_sent": self.nodes_sent,
-            "rows_computed": round(self.rows_computed),
             "dropped_alive": self.dropped_alive,
-            "dead_in_queue": round(self.dead_in_queue),
-            "dead_between_layers": round(self.dead_between_layers),
-            "dead_late": round(self.dead_late),
-            "stage_busy": [round(seconds / busy_s, 4) for seconds in self.compute_s],
+            "stage_busy": [round(seconds / busy_s, 4) for seconds in self.hops.by_stage("compute_s")],
             "window": _ratio(self.windows, self.segments),
             "calibration_error": round(self.calibration_error, 4),
             "draft_passes": self.draft_passes,
@@ -166,9 +143,7 @@ class Statistics:
             "prefill_s": round(max(0.0, first_s - self.submitted_s - self.waited_s), 6),
             "decode_s": round(decode_s, 6),
             "draft_s": round(self.draft_s, 6),
-            "queued_s": round(self.queued_s, 6),
-            "compute_s": round(self.earlier_compute_s + sum(self.compute_s), 6),
-            "stage_own_s": round(self.stage_own_s, 6),
+            **self.hops.report(),
             "link_s": round(self.link_s, 6),
             "chains": [
                 [tokens, round(at_s - self.submitted_s, 6), list(chain), reason]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from flowspec.core.methods.ar import Autoregressive
-from flowspec.core.methods.base import Method, Plain
+from flowspec.core.methods.base import Method
 from flowspec.core.methods.continuous import Continuous
 from flowspec.core.methods.cosine import Cosine
 from flowspec.core.methods.lockstep import LockStep
@@ -16,7 +16,7 @@ from flowspec.core.methods.rounds import Chunks, TreeRounds
 from flowspec.core.methods.specrouter import SpecRouter
 from flowspec.errors import InputError
 
-ALL: Sequence[type[Plain]] = (
+ALL: Sequence[type[Method]] = (
     Continuous,
     Cosine,
     SpecRouter,
@@ -37,7 +37,7 @@ CHAINED = tuple(each.name for each in ALL if each.takes_chain)
 CHAIN = "chain"
 
 
-def find_method(name: str) -> type[Plain]:
+def find_method(name: str) -> type[Method]:
     """A method's class, which declares what others must know of it; raises `InputError`."""
     if name not in _BY_NAME:
         raise InputError(f"method {name} is not in this version; expected {', '.join(METHODS)}")
@@ -45,7 +45,6 @@ def find_method(name: str) -> type[Plain]:
 
 
 def default_method(*, has_team: bool = False, has_chain: bool = False) -> str:
-    """The method where none is given."""
     if has_chain:
         return CHAINED[0]
     return next(each.name for each in ALL if each.suits_team) if has_team else DEFAULT

@@ -3,11 +3,9 @@ against."""
 
 from __future__ import annotations
 
-from flowspec.core.methods.base import Plain
+from flowspec.core.methods.base import Method
 
 
-class Autoregressive(Plain):
-    """One token of each request per trip."""
-
+class Autoregressive(Method):
     name = "ar"
     drafts = False

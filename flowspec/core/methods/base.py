@@ -10,7 +10,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from flowspec.core.head.costs import Costs
 from flowspec.core.head.drafter_jobs import expandable
@@ -25,7 +24,7 @@ Choice = tuple[Request, list[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Observation:
     """A token of a request became known: what each model that was asked had proposed there, and the chance
     that it gave to the token."""
 
@@ -59,7 +58,6 @@ class View:
         return self._living_flights
 
     def unsent_roots(self) -> list[Choice]:
-        """The roots that are not on their way."""
         return [(request, [request.tree.root]) for request in self.requests if not request.root_sent]
 
     def can_expand(self, request: Request, node: int, drafter: int = 0) -> bool:
@@ -80,86 +78,12 @@ class Parameter:
     tried: tuple[float, ...] = ()
 
 
-class Method(Protocol):
-    """A scheduling policy; see the module. One object serves one head."""
+class Method:
+    """A scheduling policy; see the module. One object serves one head.
 
-    name: str
-    width: int
-    """Children asked for below each node."""
-    commits_at_once: bool
-    """Whether a Commit goes out on the control connections as soon as it is known, so that it overtakes data.
-    """
-    is_calibrated: bool
-    """Whether chances are the calibrated ones; the published methods take the drafter's word."""
-    fuses: bool
-    """Whether models that agree make a token likelier; else it is worth what the surest of them says."""
-    overfills: bool
-    """Whether roots go out where the window is full; so does then, in its turn, a prompt, which would wait
-    for ever."""
-    value_min: float
-    """Proposals worth less do not become nodes (yet)."""
-    drafters_max: int
-    """Models beside the target that it can make use of."""
-
-    @property
-    def expertise(self) -> Expertise | None:
-        """What it learnt of them by domain, if that is what it goes by."""
-        ...
-
-    def window(self, view: View) -> int:
-        """Living segments that may be in flight."""
-        ...
-
-    def begin(self, request: Request) -> None:
-        """A new answer begins, or one begins again on other stages."""
-        ...
-
-    def observed(self, request: Request, seen: Seen) -> None:
-        """A token became known about which models had been asked."""
-        ...
-
-    def ended(self, request: Request) -> None:
-        """The answer is over."""
-        ...
-
-    def may_walk(self, request: Request) -> bool:
-        """Whether the next verified segment of a request may be looked at now."""
-        ...
-
-    def walked(self, request: Request, emitted: int) -> None:
-        """The oldest verified segment was looked at and gave so many tokens."""
-        ...
-
-    def send(self, view: View) -> list[Choice]:
-        """The next segment, empty for none now. Asked again until it is."""
-        ...
-
-    def expand(self, view: View, drafter: int) -> list[Choice]:
-        """Nodes for a drafter that is idle; empty for none now."""
-        ...
-
-    def wake_s(self, view: View) -> float | None:
-        """When to ask again if nothing else happens."""
-        ...
-
-    def experience(self) -> object:
-        """What it learnt that outlives answers, for another of its kind to `take`."""
-        ...
-
-    def take(self, experience: object) -> None:
-        """Begin with what another of its kind learnt."""
-        ...
-
-
-class Plain:
-    """The common ground: nothing is drafted, every segment is looked at as it comes.
-
+    This is the common ground, plain decoding: nothing is drafted, every segment is looked at as it comes.
     What the world around a head must know of a method is declared here, so that nothing there goes by its
-    name: `drafts` (models beside the target are of use to it), `suits_team` (it is made for several of them),
-    `takes_chain` (they may verify one after another; its option `chain` has their numbers). Of the published
-    ones `waits_each_turn` (in the papers' code every stage waits for the head's verdict on a segment),
-    `is_reference` (what papers give speed-ups over) and `is_forerunner` (the one that ours is set against by
-    name).
+    name.
     """
 
     name = "plain"
@@ -168,53 +92,76 @@ class Plain:
     nodes_parameter = "nodes"
     """The one that bounds a tree or segment (`--tree-nodes`)."""
     drafts = True
+    """Models beside the target are of use to it."""
     suits_team = False
+    """It is made for several of them."""
     takes_chain = False
+    """They may verify one after another; its option `chain` has their numbers."""
     waits_each_turn = False
+    """In the paper's code every stage waits for the head's verdict on a segment."""
     is_reference = False
+    """What papers give speed-ups over."""
     is_forerunner = False
+    """The one that ours is set against by name."""
     width = 10
+    """Children asked for below each node."""
     commits_at_once = False
+    """Whether a Commit goes out on the control connections as soon as it is known, so that it overtakes data.
+    """
     is_calibrated = False
+    """Whether chances are the calibrated ones; the published methods take the drafter's word."""
     fuses = True
+    """Whether models that agree make a token likelier; else it is worth what the surest of them says."""
     overfills = False
+    """Whether roots go out where the window is full; so does then, in its turn, a prompt, which would wait
+    for ever."""
     value_min = 0.0
+    """Proposals worth less do not become nodes (yet)."""
     drafters_max = 1
+    """Models beside the target that it can make use of."""
     expertise: Expertise | None = None
+    """What it learnt of them by domain, if that is what it goes by."""
 
     def window(self, view: View) -> int:
+        """Living segments that may be in flight."""
         return view.stage_count + 1
 
     def begin(self, request: Request) -> None:
+        """A new answer begins, or one begins again on other stages."""
         request.plan = None
 
-    def observed(self, request: Request, seen: Seen) -> None:
-        pass
+    def observed(self, request: Request, observation: Observation) -> None:
+        """A token became known about which models had been asked."""
 
     def ended(self, request: Request) -> None:
-        pass
+        """The answer is over."""
 
     def may_walk(self, request: Request) -> bool:
+        """Whether the next verified segment of a request may be looked at now."""
         return True
 
     def walked(self, request: Request, emitted: int) -> None:
-        pass
+        """The oldest verified segment was looked at and gave so many tokens."""
 
     def send(self, view: View) -> list[Choice]:
-        """Every root that is not on its way, in one segment."""
+        """The next segment, empty for none now; asked again until it is. Here every root that is not on its
+        way, in one segment."""
         return view.unsent_roots() if view.living_flights < self.window(view) else []
 
     def expand(self, view: View, drafter: int) -> list[Choice]:
+        """Nodes for a drafter that is idle; empty for none now."""
         return []
 
     def wake_s(self, view: View) -> float | None:
+        """When to ask again if nothing else happens."""
         return None
 
     def experience(self) -> object:
+        """What it learnt that outlives answers, for another of its kind to `take`."""
         return None
 
     def take(self, experience: object) -> None:
-        pass
+        """Begin with what another of its kind learnt."""
 
 
 def beam(view: View, request: Request, width: int, depth: int) -> list[int] | None:

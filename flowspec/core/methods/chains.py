@@ -23,7 +23,6 @@ CHAINS_MAX = 255
 
 
 def by_level(levels: Sequence[int], models: Iterable[int]) -> list[list[int]]:
-    """The models of each level, the lowest first."""
     order = sorted(models, key=lambda model: (levels[model], model))
     return [list(group) for _, group in groupby(order, key=lambda model: levels[model])]
 

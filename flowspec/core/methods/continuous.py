@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from flowspec.core.head.drafter_jobs import most_valuable
 from flowspec.core.head.request import Request
-from flowspec.core.methods.base import Choice, Parameter, Plain, View
+from flowspec.core.methods.base import Choice, Method, Parameter, View
 from flowspec.core.methods.governor import Governor
 from flowspec.core.protocol import limits
 
@@ -38,9 +38,7 @@ BACKLOG_SEGMENTS = 2
 """The drafter rests when this many next segments are drafted with better nodes than any it could expand."""
 
 
-class Continuous(Plain):
-    """See the module."""
-
+class Continuous(Method):
     name = "continuous"
     parameters: tuple[Parameter, ...] = (
         Parameter("value_min", kind=float, most=1.0, tried=(0.002, 0.005, 0.01)),

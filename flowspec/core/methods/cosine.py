@@ -20,7 +20,7 @@ from typing import Any
 from flowspec.core.head.expertise import Expertise, RequestRecord
 from flowspec.core.head.request import Request
 from flowspec.core.head.team_size import TeamSize
-from flowspec.core.methods.base import Parameter, Seen, View
+from flowspec.core.methods.base import Observation, Parameter, View
 from flowspec.core.methods.continuous import Continuous
 
 CHOOSE_TOKENS = 8
@@ -77,9 +77,9 @@ class Cosine(Continuous):
             request.plan = DrafterChoice(record=self.expertise.begin(request.submit.prompt))
         self._weigh(request)
 
-    def observed(self, request: Request, seen: Seen) -> None:
-        self.expertise.observe(request.plan.record, seen.chances)
-        self._team_size.observe(request.plan.chosen, seen.offers, seen.token)
+    def observed(self, request: Request, observation: Observation) -> None:
+        self.expertise.observe(request.plan.record, observation.chances)
+        self._team_size.observe(request.plan.chosen, observation.offers, observation.token)
         self._weigh(request)
 
     def walked(self, request: Request, emitted: int) -> None:
@@ -144,7 +144,7 @@ class Cosine(Continuous):
         """Each of several drafters goes on from what it proposed itself."""
         if node == request.tree.root or len(request.plan.chosen) == 1:
             return True
-        offers = request.growth.found.get(request.tree.parent(node), {}).get(drafter, ())
+        offers = request.candidates.offers.get(request.tree.parent(node), {}).get(drafter, ())
         return any(token == request.tree.token(node) for token, _ in offers)
 
 

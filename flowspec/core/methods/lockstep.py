@@ -14,7 +14,7 @@ import itertools
 from dataclasses import dataclass, field
 
 from flowspec.core.head.request import Request
-from flowspec.core.methods.base import Choice, Parameter, Plain, View, beam
+from flowspec.core.methods.base import Choice, Method, Parameter, View, beam
 from flowspec.tree import NodeState
 
 SEGMENTS = 5
@@ -30,9 +30,7 @@ class _Turn:
     ready: list[list[int]] = field(default_factory=list)
 
 
-class LockStep(Plain):
-    """See the module."""
-
+class LockStep(Method):
     name = "flowspec-paper"
     parameters = (
         Parameter("nodes", tried=(16, 32, 48, 80)),

@@ -9,13 +9,11 @@ refill without delay).
 from __future__ import annotations
 
 from flowspec.core.head.request import Request
-from flowspec.core.methods.base import Choice, Parameter, Plain, View
+from flowspec.core.methods.base import Choice, Method, Parameter, View
 from flowspec.tree import NodeState
 
 
-class Levels(Plain):
-    """See the module."""
-
+class Levels(Method):
     name = "pipedec"
     parameters = (
         Parameter("level_nodes", tried=(2, 4, 8, 16, 24, 32)),

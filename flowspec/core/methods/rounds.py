@@ -8,10 +8,10 @@ pipeline) and learns when all are back.
 from __future__ import annotations
 
 from flowspec.core.head.request import Request
-from flowspec.core.methods.base import Choice, Parameter, Plain, View, beam
+from flowspec.core.methods.base import Choice, Method, Parameter, View, beam
 
 
-class TreeRounds(Plain):
+class TreeRounds(Method):
     """`tree-sd`: the best `nodes` of a beam of `width` and `depth`, the root among them, in one segment."""
 
     name = "tree-sd"

@@ -30,9 +30,10 @@ from typing import Any
 from flowspec.core.head.expertise import Expertise, RequestRecord
 from flowspec.core.head.fusion import Offers
 from flowspec.core.head.request import Request
-from flowspec.core.methods.base import Choice, Seen, View
+from flowspec.core.methods.base import Choice, Observation, View
 from flowspec.core.methods.chains import Chain, by_level, chains_to_try, slowest_s
 from flowspec.core.methods.continuous import Continuous
+from flowspec.rounding import duration
 
 STAY_TOKENS = 16
 """Tokens that a chain has at least, once it is chosen."""
@@ -89,7 +90,6 @@ class ChainRecords:
     probe_after: int = PROBE_TOKENS_MIN
 
     def compare(self, offers: Mapping[int, Offers]) -> None:
-        """What models proposed below one node."""
         for pair in combinations(sorted(offers), 2):
             before = self.similar.get(pair, SIMILARITY_AT_FIRST)
             self.similar[pair] = before + SHARE_NEW_SIMILARITY * (
@@ -146,13 +146,13 @@ class SpecRouter(Continuous):
             request.plan = ChainChoice(record=self.measured.expertise.begin(request.submit.prompt))
         request.plan.timed_s = None
 
-    def observed(self, request: Request, seen: Seen) -> None:
+    def observed(self, request: Request, observation: Observation) -> None:
         found = {
-            model: float(any(token == seen.token for token, _ in offers[:FEW]))
-            for model, offers in seen.offers.items()
+            model: float(any(token == observation.token for token, _ in offers[:FEW]))
+            for model, offers in observation.offers.items()
         }
         self.measured.expertise.observe(request.plan.record, found)
-        self.measured.compare(seen.offers)
+        self.measured.compare(observation.offers)
 
     def ended(self, request: Request) -> None:
         self.measured.expertise.end(request.plan.record)
@@ -249,7 +249,7 @@ class SpecRouter(Continuous):
                 view,
                 request,
                 best,
-                f"{1000 * seconds[best]:.3g} ms a token, not {1000 * seconds[route.chain]:.3g}",
+                f"{duration(seconds[best])} a token, not {duration(seconds[route.chain])}",
             )
 
     def _change(self, view: View, request: Request, chain: Chain, reason: str) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-PROTOCOL_VERSION = 10
-
 STAGES_MAX = 256
 LAYERS_MAX = 1024
 """Of a model: eight times the deepest known. A layer's modules take a daemon 34 KiB and 2 ms before anything

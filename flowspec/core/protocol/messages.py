@@ -9,8 +9,9 @@ a message, a peer's when the codec does.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import get_type_hints
 
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.checks import check, check_all, check_most, check_range
@@ -29,6 +30,9 @@ from flowspec.core.protocol.cluster_messages import (
 )
 from flowspec.core.protocol.facts import AskFacts, Facts
 from flowspec.core.protocol.weight_messages import WeightAnswer, WeightQuestion
+
+PROTOCOL_VERSION = 10
+"""Counts up when a message gets or loses a field, or means something else: both ends must have the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +57,10 @@ class Sampling:
         check(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
         check(0 <= self.min_p < 1, "min_p", self.min_p, "0 or more and below 1")
         check_range("seed", self.seed, 0, limits.ID_MAX)
+
+
+SAMPLING_FIELDS: Mapping[str, type[int | float]] = get_type_hints(Sampling)
+"""Each field's name and type. Flags, requests, journals and what a model recommends are read by them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +141,7 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class SegmentPart:
     """The rows of one request in a segment; `opening` rides along until every stage is known to have it."""
 
     commit: Commit
@@ -163,9 +171,9 @@ class Part:
             same = (self.opening.request, self.opening.epoch) == (self.commit.request, self.commit.epoch)
             check(same, "opening", self.opening.request, "the request and epoch of the part")
 
-    def select(self, rows: Sequence[int]) -> Part:
+    def select(self, rows: Sequence[int]) -> SegmentPart:
         """The same part with only these of its rows."""
-        return Part(
+        return SegmentPart(
             commit=self.commit,
             opening=self.opening,
             ids=tuple(self.ids[r] for r in rows),
@@ -182,23 +190,41 @@ class Hop:
     computing, the framework's own work.
 
     `rows` began to run. Dead rows left in the queue (before they ran; not in `rows`), between layers, or
-    late, after all layers had run.
+    late, after all layers had run. A field that people are `told` of is a figure: it is summed, and shown
+    wherever figures are. Its name ends in `_s` where it is seconds, else it is rows.
     """
 
     received_s: float
-    queued_s: float
-    compute_s: float
-    own_s: float
-    rows: int
-    dead_in_queue: int = 0
-    dead_between_layers: int = 0
-    dead_late: int = 0
+    queued_s: float = field(metadata={"told": "waiting"})
+    compute_s: float = field(metadata={"told": "computing"})
+    own_s: float = field(metadata={"told": "own work"})
+    rows: int = field(metadata={"told": "run by the stages"})
+    dead_in_queue: int = field(default=0, metadata={"told": "in queues"})
+    dead_between_layers: int = field(default=0, metadata={"told": "between layers"})
+    dead_late: int = field(default=0, metadata={"told": "after the last layer"})
 
     def __post_init__(self) -> None:
-        for field, most in (("received_s", 1e12), ("queued_s", 1e6), ("compute_s", 1e6), ("own_s", 1e6)):
-            check_range(field, getattr(self, field), 0, most)
-        for field in ("rows", "dead_in_queue", "dead_between_layers", "dead_late"):
-            check_range(field, getattr(self, field), 0, limits.NODES_PER_SEGMENT_MAX)
+        check_range("received_s", self.received_s, 0, 1e12)
+        for name in HOP_SECONDS:
+            check_range(name, getattr(self, name), 0, 1e6)
+        for name in HOP_ROWS:
+            check_range(name, getattr(self, name), 0, limits.NODES_PER_SEGMENT_MAX)
+
+    @property
+    def spent_s(self) -> float:
+        """From its arrival until it was sent on."""
+        return self.queued_s + self.compute_s + self.own_s
+
+    @property
+    def left_s(self) -> float:
+        """When it was sent on, by the stage's own clock."""
+        return self.received_s + self.queued_s + self.compute_s + self.own_s
+
+
+_HOP_FIGURES = {each.name: each.metadata["told"] for each in fields(Hop) if "told" in each.metadata}
+HOP_SECONDS: Mapping[str, str] = {name: told for name, told in _HOP_FIGURES.items() if name.endswith("_s")}
+HOP_ROWS: Mapping[str, str] = {name: told for name, told in _HOP_FIGURES.items() if name not in HOP_SECONDS}
+"""Figures of a hop, and what they are called for people. Rows that were dropped are `dead_`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +258,7 @@ class Segment:
     """
 
     segment: int
-    parts: tuple[Part, ...]
+    parts: tuple[SegmentPart, ...]
     hops: tuple[Hop, ...] = ()
     releases: tuple[Release, ...] = ()
 
@@ -347,8 +373,8 @@ class Proposed:
         check_range("compute_s", self.compute_s, 0, 1e6)
         check_most("proposals", len(self.proposals), limits.NODES_PER_SEGMENT_MAX)
         for proposal in self.proposals:
-            for field in ("request", "epoch", "node"):
-                check_range(field, getattr(proposal, field), 0, limits.ID_MAX)
+            for name in ("request", "epoch", "node"):
+                check_range(name, getattr(proposal, name), 0, limits.ID_MAX)
             check_all("tokens", proposal.tokens, 0, limits.VOCABULARY_MAX, limits.DRAFT_WIDTH_MAX)
             check(
                 len(proposal.confidences) == len(proposal.tokens),

@@ -37,7 +37,6 @@ class DrafterCore:
         return 0.0 if self._job is None else max(0.0, now_s - self._started_s)
 
     def requests(self) -> list[int]:
-        """The requests whose caches may be open."""
         return list(self._open)
 
     def validate(self, *, is_honest: bool = True) -> None:

@@ -82,7 +82,6 @@ class SlotMap:
             heapq.heapify(self._freed)
 
     def validate(self) -> None:
-        """What is true between two changes; raises `AssertionError`."""
         assert self._high <= min(self.capacity, len(self.position)), (
             f"slot {self._high} is in use of {self.capacity}"
         )

@@ -43,7 +43,7 @@ from flowspec.core.events import (
     Trim,
 )
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.messages import Commit, Open, Part, Release
+from flowspec.core.protocol.messages import Commit, Open, Release, SegmentPart
 from flowspec.core.stage.job import Job, hop_of, onward, verified
 from flowspec.core.stage.path import living_below, newly_committed
 from flowspec.core.stage.slots import SlotMap
@@ -144,7 +144,6 @@ class StageCore:
         return 0.0 if self._job is None else max(0.0, now_s - max(self._job.started_s, self._further_s))
 
     def requests(self) -> list[int]:
-        """The requests whose caches are open."""
         return list(self._requests)
 
     def slot_maps(self) -> dict[int, SlotMap]:
@@ -228,7 +227,7 @@ class StageCore:
                 del self._requests[message.request]
                 commands.append(CloseCache(request=message.request))
 
-    def _learn(self, part: Part, commands: list[StageCommand]) -> None:
+    def _learn(self, part: SegmentPart, commands: list[StageCommand]) -> None:
         if part.opening is not None:
             self._open(part.opening, commands)
         self._commit(part.commit, commands)
@@ -284,7 +283,6 @@ class StageCore:
             )
 
     def _extend(self, request: _Request, commit: Commit, commands: list[StageCommand]) -> None:
-        """More of the path is known."""
         fresh = newly_committed(commit, request.committed_length)
         if commit.length > request.slots.capacity:
             raise PeerError(
@@ -375,7 +373,7 @@ class StageCore:
             )
             commands.append(self._pass_on(job, done, now_s))
 
-    def _admit(self, request: _Request, part: Part, row: int) -> int | None:
+    def _admit(self, request: _Request, part: SegmentPart, row: int) -> int | None:
         """The slot of a row that lives, or None."""
         node, parent = part.ids[row], part.parents[row]
         committed = part.committed[row] or node in request.early or node == request.root
@@ -450,12 +448,12 @@ class StageCore:
             else onward(job, done, alive, hops)
         )
 
-    def _is_current(self, part: Part) -> bool:
+    def _is_current(self, part: SegmentPart) -> bool:
         request = self._requests.get(part.commit.request)
         return request is not None and request.opening.epoch == part.commit.epoch
 
 
-def _job_part(request: _Request, part: Part, admitted: list[tuple[int, int]]) -> JobPart:
+def _job_part(request: _Request, part: SegmentPart, admitted: list[tuple[int, int]]) -> JobPart:
     """The rows of one request as the executor needs them; called once all of them have their slots."""
     rows = [row for row, _ in admitted]
     slots = [slot for _, slot in admitted]

@@ -16,7 +16,7 @@ from flowspec.draft.protocol import Drafter
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder, bundled_models
 from flowspec.plan import sites
-from flowspec.plan.shape import ModelShape
+from flowspec.plan.shape import SHAPES, ModelShape
 
 if TYPE_CHECKING:
     import torch
@@ -33,12 +33,10 @@ WITHOUT_TENSORS = tuple(kind.word for kind in BY_WORD if not kind.has_tensors)
 NONE = Nothing.word
 FALLBACK = Ngram.word
 """What goes with every target."""
-SUPPOSED = SKETCH
-"""What `flowspec plan` supposes where no drafter is named."""
 
 
 def find_drafter(name: str) -> Kind:
-    """What a user's name for a drafter means: a word, `bundled` or another model that is shipped, or the
+    """What a user's name for a drafter means: a word, `bundled` or another bundled model, or the
     folder or hub id of files; raises `InputError` for one that means nothing."""
     for word in BY_WORD:
         if word.word == name:
@@ -75,6 +73,14 @@ def drafter_of(model: Slice, told: Drafting, context: int) -> Drafter:
     return LanguageKind.over(model, told, context)
 
 
+def is_sketch(name: str) -> bool:
+    """Whether a name is of a drafter that needs no files to be planned with: an EAGLE head, or a shape."""
+    if name == SKETCH:
+        return True
+    has_files = name in (*WORDS, BUNDLED, *bundled_models()) or os.path.isdir(name) or "/" in name
+    return not has_files and name in SHAPES
+
+
 def sketched(name: str, target: ModelShape) -> sites.PlannedDrafter:
     """What the planner reckons of a drafter that is named by a shape; raises `InputError` for a name that
     means nothing."""
@@ -92,7 +98,8 @@ def _files(name: str) -> ModelFiles:
     try:
         return ModelFiles(model_name(name))
     except InputError:
+        why = f"the file {name!r} is no model" if os.path.isfile(name) else f"there is no folder {name!r}"
         raise InputError(
             f"--drafter: expected bundled, {', '.join(WORDS)}, one of {', '.join(bundled_models())}, a model "
-            f"folder or a hub id such as owner/name, but there is no folder {name!r}"
+            f"folder or a hub id such as owner/name, but {why}"
         ) from None

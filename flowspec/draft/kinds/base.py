@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from flowspec.draft.protocol import Drafter
+from flowspec.draft.text import Text, TextDrafter
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
 from flowspec.model.trials import check_torch
@@ -73,6 +74,21 @@ class WordKind(Kind):
 
     word: str
     has_tensors = False
+
+
+class TextKind(WordKind):
+    """A kind without a cache (`draft.text`), which goes with every target and costs the planner nothing."""
+
+    text: type[Text]
+    """What proposes."""
+
+    def open(
+        self, target: ModelFiles, dtype: str, device: object, *, context: int, coupled: bool
+    ) -> TextDrafter:
+        return TextDrafter(self.text, context)
+
+    def reckoned(self, target: ModelShape) -> sites.PlannedDrafter:
+        return sites.PlannedDrafter(name=self.name, shape=None, acceptance=self.acceptance)
 
 
 class FileKind(Kind):

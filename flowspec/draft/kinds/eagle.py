@@ -20,8 +20,6 @@ SKETCH = "eagle"
 
 
 class Eagle(FileKind):
-    """See the module."""
-
     plural = "EAGLE heads"
     acceptance = 0.635  # on the published testbed
     reads_features = True

@@ -27,8 +27,6 @@ ADVICE = "give a drafter trained for the same tokenizer, or --drafter ngram"
 
 
 class LanguageKind(FileKind):
-    """See the module."""
-
     plural = "language models"
     acceptance = 0.58  # the bundled one's
 

@@ -8,8 +8,6 @@ from flowspec.plan.shape import ModelShape
 
 
 class Nothing(WordKind):
-    """See the module."""
-
     word = "none"
     plural = "none"
     acceptance = 0.0

@@ -17,6 +17,7 @@ from flowspec.core.protocol.facts import Facts, Interface, KernelFacts, LinkFact
 from flowspec.model.trials import NOT_BUILT
 from flowspec.plan.memory import PROCESS_BYTES, mib
 from flowspec.plan.speed import why_insane
+from flowspec.rounding import rounded
 from flowspec.runtime.health.examine import Examined
 from flowspec.runtime.health.finding import NOTE, PROBLEM, WARNING, Finding
 from flowspec.runtime.health.heat import heat_findings
@@ -63,35 +64,19 @@ def diagnose(found: Sequence[Examined], here: Facts, needs: ModelNeeds | None) -
 
 def _of_device(each: Examined, here: Facts, needs: ModelNeeds | None) -> Iterator[Finding]:
     name = each.device.name
-    if each.ailment is not None:
-        yield Finding(
-            severity=PROBLEM,
-            device=name,
-            check=each.ailment.check,
-            text=each.ailment.text,
-            advice=each.ailment.advice,
-        )
+    if each.failure is not None:
+        yield Finding(PROBLEM, name, each.failure.check, each.failure.text, each.failure.advice)
     facts = each.facts
     if facts is None:
         return
     if why := why_insane(facts):
         text = f"it says that it has {why}, which cannot be: chat leaves it out"
         yield Finding(
-            severity=PROBLEM,
-            device=name,
-            check="facts",
-            text=text,
-            advice="start its daemon again; is it the device that you think?",
+            PROBLEM, name, "facts", text, "start its daemon again; is it the device that you think?"
         )
     if facts.is_held:
         text = "a head holds it now, so that its memory and its links are those of a busy device"
-        yield Finding(
-            severity=NOTE,
-            device=name,
-            check="held",
-            text=text,
-            advice="run the doctor again when nobody uses it",
-        )
+        yield Finding(NOTE, name, "held", text, "run the doctor again when nobody uses it")
     if abs(each.clock_offset_s) > CLOCK_S:
         way = "ahead of" if each.clock_offset_s > 0 else "behind"
         text = (
@@ -101,7 +86,7 @@ def _of_device(each: Examined, here: Facts, needs: ModelNeeds | None) -> Iterato
         advice = "switch its time synchronisation on: timedatectl set-ntp true"
         if abs(each.clock_offset_s) > 86400:
             text += ", and certificates of the hub may count as expired"
-        yield Finding(severity=WARNING, device=name, check="clock", text=text, advice=advice)
+        yield Finding(WARNING, name, "clock", text, advice)
     yield from _of_software(name, facts, here.software)
     if facts.kernel is not None:
         yield from _of_kernel(name, facts.kernel)
@@ -116,42 +101,26 @@ def _of_software(name: str, facts: Facts, here: Software) -> Iterator[Finding]:
         mine, its = getattr(here, package), getattr(software, package)
         if not its:
             yield Finding(
-                severity=PROBLEM,
-                device=name,
-                check=package,
-                text=f"{package} is not installed there",
-                advice="launch/boards install",
+                PROBLEM, name, package, f"{package} is not installed there", "launch/boards install"
             )
         elif its.partition("+")[0] != mine.partition("+")[0]:
             text = f"{package} {its} there, {mine} here: devices may share only a slower arithmetic, or none"
             advice = "launch/install on each, or launch/boards install"
-            yield Finding(severity=WARNING, device=name, check=package, text=text, advice=advice)
+            yield Finding(WARNING, name, package, text, advice)
     mine, its = (version.split(".")[:2] for version in (here.python, software.python))
     if its != mine:
         text = f"Python {software.python} there, {here.python} here: its packages may come in other versions"
-        yield Finding(
-            severity=NOTE,
-            device=name,
-            check="python",
-            text=text,
-            advice="nothing, while torch and transformers are the same",
-        )
+        yield Finding(NOTE, name, "python", text, "nothing, while torch and transformers are the same")
     if facts.board.is_jetson and software.torch and not software.cuda:
         text = f"a Jetson whose torch ({software.torch}) was built without CUDA: its GPU idles"
-        yield Finding(
-            severity=PROBLEM,
-            device=name,
-            check="cuda",
-            text=text,
-            advice="install JetPack's torch (docs/devices.md, Jetson)",
-        )
+        yield Finding(PROBLEM, name, "cuda", text, "install JetPack's torch (docs/devices.md, Jetson)")
     elif facts.board.is_jetson and software.torch and not facts.accelerator:
         text = "a Jetson whose daemon does not use its GPU"
         advice = (
             "start its daemon without --device cpu; if it is so, torch and JetPack do not fit each other "
             "(docs/devices.md, Jetson)"
         )
-        yield Finding(severity=WARNING, device=name, check="cuda", text=text, advice=advice)
+        yield Finding(WARNING, name, "cuda", text, advice)
 
 
 def _of_kernel(name: str, kernel: KernelFacts) -> Iterator[Finding]:
@@ -160,7 +129,7 @@ def _of_kernel(name: str, kernel: KernelFacts) -> Iterator[Finding]:
         advice = (
             "use another --dtype, or install the versions that the constraints folder has for that machine"
         )
-        yield Finding(severity=PROBLEM, device=name, check="kernels", text=text, advice=advice)
+        yield Finding(PROBLEM, name, "kernels", text, advice)
     elif kernel.faults:
         text = (
             f"{kernel.dtype} is computed by the kernel {kernel.kernel} there, which may be slow, for "
@@ -170,7 +139,7 @@ def _of_kernel(name: str, kernel: KernelFacts) -> Iterator[Finding]:
             "gcc" if NOT_BUILT in kernel.faults else "the versions that the constraints folder has for it"
         )
         advice = f"nothing, answers are right; for speed, install {missing} on that machine"
-        yield Finding(severity=WARNING, device=name, check="kernels", text=text, advice=advice)
+        yield Finding(WARNING, name, "kernels", text, advice)
 
 
 def _of_arithmetics(found: Sequence[Examined], needs: ModelNeeds | None) -> Iterator[Finding]:
@@ -189,15 +158,13 @@ def _of_arithmetics(found: Sequence[Examined], needs: ModelNeeds | None) -> Iter
     agreed = agreement.agree(tuple(kernels))
     if isinstance(agreed, Lack):
         advice = "use --dtype int8, or install the same versions on all devices (launch/boards install)"
-        yield Finding(
-            severity=PROBLEM, device=agreed.device, check="arithmetic", text=agreed.text, advice=advice
-        )
+        yield Finding(PROBLEM, agreed.device, "arithmetic", agreed.text, advice)
         return
     for name, kernel in kernels.items():
         if (best := kernel.arithmetics[0]) != agreed:
             text = f"it would compute {kernel.dtype} best with {best}, which not all have: all use {agreed}"
             advice = "nothing, answers are right; devices with the same processor and torch share the best"
-            yield Finding(severity=NOTE, device=name, check="arithmetic", text=text, advice=advice)
+            yield Finding(NOTE, name, "arithmetic", text, advice)
 
 
 def _of_model(name: str, state: str, needs: ModelNeeds) -> Iterator[Finding]:
@@ -222,7 +189,7 @@ def _of_model(name: str, state: str, needs: ModelNeeds) -> Iterator[Finding]:
         if is_local
         else f"nothing, or beforehand: hf download {what}"
     )
-    yield Finding(severity=NOTE, device=name, check="weights", text=text, advice=advice)
+    yield Finding(NOTE, name, "weights", text, advice)
 
 
 # ------------------------------------------------------------------------------------------------------
@@ -254,10 +221,8 @@ def _of_memory(found: Sequence[Examined], needs: ModelNeeds) -> Iterator[Finding
         have = max(0, min(free, allowed))
         if needed <= have and need is None:
             text = "chat leaves it out: the planner foretells more tokens/s without it"
-            advice = (
-                "nothing; --layers gives layers to all devices, and flowspec plan tells what limits a plan"
-            )
-            yield Finding(severity=NOTE, device=each.device.name, check="plan", text=text, advice=advice)
+            advice = "nothing; --all-devices uses it all the same, and flowspec plan tells what limits a plan"
+            yield Finding(NOTE, each.device.name, "plan", text, advice)
         elif needed > have:
             is_limited = allowed < free
             why = f"is allowed ({mib(min(limits))})" if is_limited else f"is free {where}"
@@ -279,13 +244,7 @@ def _of_memory(found: Sequence[Examined], needs: ModelNeeds) -> Iterator[Finding
                 advice = f"allow it more (daemon --memory, memory in the cluster file), {advice}"
             if need is None:
                 text += "; chat leaves it out"
-            yield Finding(
-                severity=WARNING if need is None else PROBLEM,
-                device=each.device.name,
-                check="memory",
-                text=text,
-                advice=advice,
-            )
+            yield Finding(WARNING if need is None else PROBLEM, each.device.name, "memory", text, advice)
 
 
 # -------------------------------------------------------------------------------------------------------
@@ -304,9 +263,7 @@ def _of_interfaces(found: Sequence[Examined]) -> Iterator[Finding]:
                 "or address translation"
             )
             advice = "give its own address in the cluster file, or let the container use its host's network"
-            yield Finding(
-                severity=WARNING, device=each.device.name, check="interface", text=text, advice=advice
-            )
+            yield Finding(WARNING, each.device.name, "interface", text, advice)
         else:
             ends.append((each.device.name, each.facts.interface))
     for name, interface in ends:
@@ -317,13 +274,7 @@ def _of_interfaces(found: Sequence[Examined]) -> Iterator[Finding]:
             f"interfaces have different MTUs ({', '.join(map(str, sorted(sizes)))}): packets may be split "
             "or lost"
         )
-        yield Finding(
-            severity=WARNING,
-            device="all",
-            check="mtu",
-            text=text,
-            advice="set the same MTU everywhere, 1500 if in doubt",
-        )
+        yield Finding(WARNING, "all", "mtu", text, "set the same MTU everywhere, 1500 if in doubt")
 
 
 def _of_interface(name: str, interface: Interface) -> Iterator[Finding]:
@@ -340,13 +291,7 @@ def _of_interface(name: str, interface: Interface) -> Iterator[Finding]:
             "tunnel": "a tunnel",
             "virtual": "a virtual interface",
         }[interface.kind]
-        yield Finding(
-            severity=WARNING,
-            device=name,
-            check="interface",
-            text=f"it is reached over {what}, {interface.name}",
-            advice=advice,
-        )
+        yield Finding(WARNING, name, "interface", f"it is reached over {what}, {interface.name}", advice)
 
 
 def _of_links(found: Sequence[Examined], needs: ModelNeeds | None) -> Iterator[Finding]:
@@ -383,23 +328,11 @@ def _of_link(path: _Path, usual_mbps: float, needs: ModelNeeds | None) -> Iterat
             "can the one reach the other's address and port? a firewall or an address of another network "
             "are usual causes"
         )
-        yield Finding(
-            severity=PROBLEM,
-            device=name,
-            check="link",
-            text=f"it could not be measured: {found.problem}",
-            advice=advice,
-        )
+        yield Finding(PROBLEM, name, "link", f"it could not be measured: {found.problem}", advice)
         return
     if found.latency_s > LATENCY_S:
         text = f"a message takes {1000 * found.latency_s:.0f} ms, and every token waits for every link"
-        yield Finding(
-            severity=WARNING,
-            device=name,
-            check="latency",
-            text=text,
-            advice="use a cable, and no device between but a switch",
-        )
+        yield Finding(WARNING, name, "latency", text, "use a cable, and no device between but a switch")
     mbps = found.bandwidth_mbps
     slot_s = 0.0 if needs is None else SLOT_ROWS * needs.row_bytes * 8e-6 / max(mbps, 1e-9)
     speeds = [
@@ -412,25 +345,19 @@ def _of_link(path: _Path, usual_mbps: float, needs: ModelNeeds | None) -> Iterat
             "devices wait for it"
         )
         advice = "use a gigabit cable and switch; else fewer devices, or a smaller --tree-nodes"
-        yield Finding(severity=PROBLEM, device=name, check="link", text=text, advice=advice)
+        yield Finding(PROBLEM, name, "link", text, advice)
     elif mbps < NOMINAL_SHARE * nominal:
         text = f"{rate(mbps)}, where both ends are wired for {nominal} Mbit/s or more"
         advice = (
             "look for other traffic, a slow switch or port between them, or a bad cable (ethtool shows "
             "errors)"
         )
-        yield Finding(severity=WARNING, device=name, check="link", text=text, advice=advice)
+        yield Finding(WARNING, name, "link", text, advice)
     elif mbps < OTHERS_SHARE * min(usual_mbps, NOMINAL_MBPS_MAX):
         text = f"{rate(mbps)}, while the others' median is {rate(usual_mbps)}"
-        yield Finding(
-            severity=WARNING,
-            device=name,
-            check="link",
-            text=text,
-            advice="compare its cable, port and card with the others'",
-        )
+        yield Finding(WARNING, name, "link", text, "compare its cable, port and card with the others'")
 
 
 def rate(mbps: float) -> str:
     """A link's rate for people."""
-    return f"{mbps:.3g} Mbit/s" if mbps < 100 else f"{mbps:.0f} Mbit/s"
+    return f"{rounded(mbps)} Mbit/s"

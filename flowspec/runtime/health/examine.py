@@ -48,7 +48,7 @@ Step = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExaminePatience:
+class ExamineTimeouts:
     """How long a daemon may take to say Welcome, and how long finding out why it did not; how many are asked
     at once."""
 
@@ -57,11 +57,11 @@ class ExaminePatience:
     at_once: int = ASKED_AT_ONCE
 
 
-PATIENCE = ExaminePatience()
+EXAMINE_TIMEOUTS = ExamineTimeouts()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ailment:
+@dataclass(frozen=True, slots=True)
+class Failure:
     """Why a device told nothing: `check` is `reachable`, `keys` or `version`."""
 
     check: str
@@ -71,7 +71,7 @@ class Ailment:
 
 @dataclass(slots=True, kw_only=True)
 class Examined:
-    """A device of the cluster and what was found; without `facts` there is an `ailment`.
+    """A device of the cluster and what was found; without `facts` there is a `failure`.
 
     `own` is the interface of this machine on the way there. The clock's offset is positive where its clock is
     ahead; it is known to within half a round trip, `trip_s`. `from_head` and `onward` are its links: from
@@ -81,7 +81,7 @@ class Examined:
     device: Device
     welcome: Welcome | None = None
     facts: Facts | None = None
-    ailment: Ailment | None = None
+    failure: Failure | None = None
     own: Interface | None = None
     trip_s: float = 0.0
     clock_offset_s: float = 0.0
@@ -89,17 +89,17 @@ class Examined:
     onward: LinkFacts | None = None
 
 
-class _Unwell(Exception):
-    def __init__(self, ailment: Ailment) -> None:
-        super().__init__(ailment.text)
-        self.ailment = ailment
+class _ExamineError(Exception):
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.text)
+        self.failure = failure
 
 
 def explain(found: Examined) -> str:
-    """Why a device told nothing, in one line with what to do; for devices with an `ailment`."""
-    assert found.ailment is not None
+    """Why a device told nothing, in one line with what to do; for devices with a `failure`."""
+    assert found.failure is not None
     return (
-        f"device {found.device.name} at {found.device.address}: {found.ailment.text}; {found.ailment.advice}"
+        f"device {found.device.name} at {found.device.address}: {found.failure.text}; {found.failure.advice}"
     )
 
 
@@ -119,7 +119,7 @@ def examine(
     keys: Keyring | None = None,
 ) -> list[Examined]:
     """Everything that can be found out about these devices, in their order; a device that does not answer has
-    an `ailment`."""
+    a `failure`."""
     found = ask_all(devices, model=model, fingerprint=fingerprint, dtype=dtype, step=step, keys=keys)
     context: zmq.Context[Any] = zmq.Context()
     try:
@@ -147,20 +147,20 @@ def ask_all(
     step: Step = lambda done: None,
     keys: Keyring | None = None,
     within_s: float = math.inf,
-    patience: ExaminePatience = PATIENCE,
+    examine_timeouts: ExamineTimeouts = EXAMINE_TIMEOUTS,
 ) -> list[Examined]:
     """The facts of all devices, links left out; those named in `speed` are asked how fast they are, too, and
     all which kernel computes `dtype`.
 
-    All together take `within_s` at most, of which each has an equal share. `patience` is for each.
+    All together take `within_s` at most, of which each has an equal share. `examine_timeouts` is for each.
     """
     context: zmq.Context[Any] = zmq.Context()
-    at_once = patience.at_once if within_s == math.inf else HURRIED_AT_ONCE
+    at_once = examine_timeouts.at_once if within_s == math.inf else HURRIED_AT_ONCE
     share_s = within_s / max(1, math.ceil(len(devices) / at_once))
 
     def ask(device: Device) -> Examined:
         question = AskFacts(model=model, fingerprint=fingerprint, speed=device.name in speed, dtype=dtype)
-        found = _ask(context, device, question, keys, time.monotonic() + share_s, patience)
+        found = _ask(context, device, question, keys, time.monotonic() + share_s, examine_timeouts)
         step(device.name)
         return found
 
@@ -177,14 +177,14 @@ def _ask(
     question: AskFacts,
     keys: Keyring | None,
     deadline_s: float,
-    patience: ExaminePatience,
+    examine_timeouts: ExamineTimeouts,
 ) -> Examined:
     found = Examined(device=device)
     try:
         address = resolve(split_address(device.address)[0])
         own = own_address(address)
         found.own = interface_of(own) if own else None
-        with _Talk(context, device, keys, deadline_s, patience) as talk:
+        with _Talk(context, device, keys, deadline_s, examine_timeouts) as talk:
             started_s = time.perf_counter()
             found.welcome = talk.hello()
             found.trip_s = (time.perf_counter() - started_s) / 2
@@ -192,12 +192,10 @@ def _ask(
                 replace(question, address=address), TRIED_S if question.speed or question.dtype else FACTS_S
             )
             found.clock_offset_s = found.facts.clock_s + found.trip_s - time.time()
-    except _Unwell as error:
-        found.ailment = error.ailment
+    except _ExamineError as error:
+        found.failure = error.failure
     except FlowSpecError as error:  # the name of the host
-        found.ailment = Ailment(
-            check="reachable", text=str(error), advice="correct its address in the cluster file"
-        )
+        found.failure = Failure("reachable", str(error), "correct its address in the cluster file")
     return found
 
 
@@ -215,13 +213,13 @@ def onward(
             talk.hello()
             question = AskFacts(next_hop=following.address, next_name=following.name, is_brief=is_brief)
             return talk.facts(question, LINK_S).link or LinkFacts(problem="it was not measured")
-    except _Unwell as error:
-        return LinkFacts(problem=error.ailment.text)
+    except _ExamineError as error:
+        return LinkFacts(problem=error.failure.text)
 
 
 class _Talk:
-    """One connection to a daemon, of no head and no cluster; raises `_Unwell` when the daemon does not play
-    its part."""
+    """One connection to a daemon, of no head and no cluster; raises `_ExamineError` when the daemon does not
+    play its part."""
 
     def __init__(
         self,
@@ -229,10 +227,10 @@ class _Talk:
         device: Device,
         keys: Keyring | None,
         deadline_s: float = math.inf,
-        patience: ExaminePatience = PATIENCE,
+        examine_timeouts: ExamineTimeouts = EXAMINE_TIMEOUTS,
     ) -> None:
         self._device = device
-        self._patience = patience
+        self._timeouts = examine_timeouts
         self._deadline_s = deadline_s
         self._keys = keys
         self._name = NAME if keys is None else keys.name
@@ -250,9 +248,9 @@ class _Talk:
 
     def hello(self) -> Welcome:
         self._link.send(Hello(name=self._name, version=__version__, role="head-control"))
-        answer = self._answer(self._patience.hello_s)
+        answer = self._answer(self._timeouts.hello_s)
         if not isinstance(answer, Welcome):
-            raise _Unwell(
+            raise _ExamineError(
                 _other_version(
                     answer.text
                     if isinstance(answer, Error)
@@ -262,49 +260,49 @@ class _Talk:
         self._link.count_from(answer.count)
         return answer
 
-    def facts(self, question: AskFacts, patience_s: float) -> Facts:
+    def facts(self, question: AskFacts, limit_s: float) -> Facts:
         self._link.send(question)
-        answer = self._answer(patience_s)
+        answer = self._answer(limit_s)
         if isinstance(answer, Facts):
             return answer
         text = answer.text if isinstance(answer, Error) else f"it answered with a {type(answer).__name__}"
         if isinstance(answer, Error) and answer.retry_after_s > 0:
-            raise _Unwell(Ailment(check="reachable", text=text, advice="run the doctor again"))
-        raise _Unwell(_other_version(text))
+            raise _ExamineError(Failure("reachable", text, "run the doctor again"))
+        raise _ExamineError(_other_version(text))
 
-    def _answer(self, patience_s: float) -> Message:
-        patience_s = self._within(patience_s)
-        if not self._monitor.await_ready(patience_s):
+    def _answer(self, limit_s: float) -> Message:
+        limit_s = self._within(limit_s)
+        if not self._monitor.await_ready(limit_s):
             if self._monitor.refusal is not None:
-                raise _Unwell(_no_entry(self._monitor.refusal.told(self._keys)))
-            raise _Unwell(_why_silent(self._device, patience_s, self._within(self._patience.why_s)))
+                raise _ExamineError(_no_entry(self._monitor.refusal.told(self._keys)))
+            raise _ExamineError(_why_silent(self._device, limit_s, self._within(self._timeouts.why_s)))
         try:
             envelope = decode(self._socket.recv_multipart())
             self._receiver.check(envelope)
             return envelope.message
         except PeerError as error:
-            raise _Unwell(_other_version(str(error))) from None
+            raise _ExamineError(_other_version(str(error))) from None
 
-    def _within(self, patience_s: float) -> float:
+    def _within(self, limit_s: float) -> float:
         """As much of it as there is left; a little stays, to find out why there is no answer."""
-        return max(0.0, min(patience_s, ANSWER_SHARE * (self._deadline_s - time.monotonic())))
+        return max(0.0, min(limit_s, ANSWER_SHARE * (self._deadline_s - time.monotonic())))
 
 
-def _no_entry(told: str) -> Ailment:
+def _no_entry(told: str) -> Failure:
     """Of what a refused handshake says, what is wrong and what to do."""
     text, _, advice = told.partition(": ")
-    return Ailment(check="keys", text=text, advice=advice)
+    return Failure("keys", text, advice)
 
 
-def _other_version(text: str) -> Ailment:
-    return Ailment(
-        check="version",
-        text=f"its FlowSpec is not this one ({__version__}): {text}",
-        advice="install the same version on all devices (launch/boards install) and start its daemon again",
+def _other_version(text: str) -> Failure:
+    return Failure(
+        "version",
+        f"its FlowSpec is not this one ({__version__}): {text}",
+        "install the same version on all devices (launch/boards install) and start its daemon again",
     )
 
 
-def _why_silent(device: Device, patience_s: float, left_s: float) -> Ailment:
+def _why_silent(device: Device, limit_s: float, left_s: float) -> Failure:
     """A connection of our own tells a stopped daemon from a device that is off, and from a program that is
     not ours.
 
@@ -312,31 +310,19 @@ def _why_silent(device: Device, patience_s: float, left_s: float) -> Ailment:
     """
     host, port = split_address(device.address)
     if left_s <= 0:
-        text = f"{device.address} did not answer within {patience_s:.2g} s"
-        return Ailment(check="reachable", text=text, advice="give it more time, or look whether it is on")
+        text = f"{device.address} did not answer within {limit_s:.2g} s"
+        return Failure("reachable", text, "give it more time, or look whether it is on")
     try:
         with sockets.create_connection((resolve(host), port), timeout=left_s):
             text = (
                 f"something at {device.address} takes connections, but did not answer as a FlowSpec daemon "
-                f"within {patience_s:g} s"
+                f"within {limit_s:g} s"
             )
-            return Ailment(
-                check="reachable",
-                text=text,
-                advice="look at its log; start its daemon again, or correct the port",
-            )
+            return Failure("reachable", text, "look at its log; start its daemon again, or correct the port")
     except ConnectionRefusedError:
         text = f"the machine is there, but nothing listens at {device.address}"
-        return Ailment(
-            check="reachable",
-            text=text,
-            advice=f"start its daemon: flowspec daemon --host {host} --port {port}",
-        )
+        return Failure("reachable", text, f"start its daemon: flowspec daemon --host {host} --port {port}")
     except OSError as error:
         why = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
         text = f"cannot reach {device.address} ({why})"
-        return Ailment(
-            check="reachable",
-            text=text,
-            advice="is it on and in this network? check its address and its firewall",
-        )
+        return Failure("reachable", text, "is it on and in this network? check its address and its firewall")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 PROBLEM, WARNING, NOTE = "problem", "warning", "note"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """`check` names what was looked at, `device` a device or a link, `text` says what is, `advice` what to
     do."""

@@ -22,13 +22,13 @@ def heat_findings(name: str, board: Board) -> Iterator[Finding]:
         if seen:
             text = f"the firmware reports {', '.join(PI_BITS[bit] for bit in seen)}, {when}"
             advice = POWER if seen == [0] else COOLING if 0 not in seen else f"{POWER}; {COOLING}"
-            yield Finding(severity=severity, device=name, check="throttling", text=text, advice=advice)
+            yield Finding(severity, name, "throttling", text, advice)
     if board.is_capped:
         text = "its kernel holds its clocks down because of heat, now"
-        yield Finding(severity=PROBLEM, device=name, check="throttling", text=text, advice=COOLING)
+        yield Finding(PROBLEM, name, "throttling", text, COOLING)
     if board.celsius is not None and board.trip_c is not None and board.celsius >= board.trip_c:
         text = f"{board.celsius:.0f} degrees, and it throttles from {board.trip_c:.0f} on"
-        yield Finding(severity=WARNING, device=name, check="throttling", text=text, advice=COOLING)
+        yield Finding(WARNING, name, "throttling", text, COOLING)
     if (
         board.cpu_mhz is not None
         and board.cpu_max_mhz is not None
@@ -36,8 +36,8 @@ def heat_findings(name: str, board: Board) -> Iterator[Finding]:
     ):
         text = f"its processor may run at {board.cpu_mhz:.0f} MHz of {board.cpu_max_mhz:.0f}"
         advice = "look for a power mode (nvpmodel on a Jetson), a battery saver, or heat"
-        yield Finding(severity=WARNING, device=name, check="throttling", text=text, advice=advice)
+        yield Finding(WARNING, name, "throttling", text, advice)
     if board.power_mode and not board.power_mode.upper().startswith("MAXN"):
         text = f"its power mode is {board.power_mode}, not MAXN"
         advice = "if its supply and cooling allow: sudo nvpmodel -m 0, then sudo jetson_clocks"
-        yield Finding(severity=WARNING, device=name, check="power mode", text=text, advice=advice)
+        yield Finding(WARNING, name, "power mode", text, advice)

@@ -33,7 +33,6 @@ class Thermometer:
         return self._heat
 
     def stop(self) -> None:
-        """Ends the thread soon."""
         self._is_stopping = True
         self._asked.set()
 

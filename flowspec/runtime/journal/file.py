@@ -9,13 +9,13 @@ answer.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from flowspec.errors import InputError
+from flowspec.folders import try_lock
 from flowspec.runtime.journal.lines import (
     Entry,
     JournalContent,
@@ -99,7 +99,6 @@ class Journal:
         return cls(path, descriptor, tell, lines=content.lines, before=last, arithmetic=arithmetic), content
 
     def ask(self, entry: Entry) -> None:
-        """A question is about to be asked."""
         self._write(ask_row(entry, (*self._before, *self._tokens)))
         self._before = entry.prompt
         self._tokens.clear()
@@ -116,7 +115,6 @@ class Journal:
             self._write(arithmetic_row(name))
 
     def end(self, reason: str, text: str | None) -> None:
-        """The answer is over."""
         self._write(end_row(reason, text))
 
     def close(self) -> None:
@@ -151,21 +149,13 @@ def is_locked(path: Path) -> bool:
     """Whether someone writes this journal now; raises `OSError`."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        return not _try_lock(descriptor)
+        return not try_lock(descriptor)
     finally:
         os.close(descriptor)
 
 
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def _lock(path: Path, descriptor: int) -> None:
-    if not _try_lock(descriptor):
+    if not try_lock(descriptor):
         raise InputError(f"{path} is in use by another flowspec; end that one first")
 
 

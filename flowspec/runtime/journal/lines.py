@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from flowspec.core.head.request import common_prefix
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.checks import check, check_all, check_range, check_text
-from flowspec.core.protocol.messages import Sampling
+from flowspec.core.protocol.messages import SAMPLING_FIELDS, Sampling
 from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.errors import InputError, first_line
 
@@ -100,7 +100,6 @@ class Entry:
 
     @property
     def known(self) -> tuple[int, ...]:
-        """The whole text as token ids."""
         return self.prompt + self.tokens
 
 
@@ -304,22 +303,29 @@ def _setting(row: dict[str, Any]) -> Setting:
 def _ask(row: dict[str, Any], before: tuple[int, ...]) -> Entry:
     keep = _field(row, "keep", int)
     check_range("keep", keep, 0, len(before))
-    drawn = _field(row, "sampling", dict)
-    sampling = Sampling(
-        top_k=_field(drawn, "top_k", int),
-        seed=_field(drawn, "seed", int),
-        **{name: _real(drawn, name) for name in ("temperature", "top_p", "min_p")},
-    )
     stops = _field(row, "stops", list)
     return Entry(
         prompt=before[:keep] + tuple(_numbers(row, "prompt")),
-        sampling=sampling,
+        sampling=_sampling(_field(row, "sampling", dict)),
         new_tokens_max=_field(row, "new_tokens_max", int),
         stop_ids=frozenset(_numbers(row, "stop_ids")),
         stops=tuple(_text({"stops": stop}, "stops") for stop in stops),
         user=_text(row, "user"),
         system=_text(row, "system"),
     )
+
+
+def _sampling(row: dict[str, Any]) -> Sampling:
+    """A field that is not there is off, as in the version that wrote the line; one that is not known here
+    would draw other tokens."""
+    unknown = [name for name in row if name not in SAMPLING_FIELDS]
+    check(not unknown, "sampling", unknown, ", ".join(SAMPLING_FIELDS))
+    found: dict[str, Any] = {
+        name: _real(row, name) if kind is float else _field(row, name, kind)
+        for name, kind in SAMPLING_FIELDS.items()
+        if name in row
+    }
+    return Sampling(**found)
 
 
 def _field(row: Mapping[str, Any], name: str, kind: type[Kind]) -> Kind:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flowspec.errors import ClusterError
 from flowspec.plan.absence import among
+from flowspec.plan.left_out import why_left_out
 from flowspec.plan.memory import mib
 from flowspec.plan.placement import ClusterPlan, StagePlan
 from flowspec.plan.planner import DoesNotFit, Plan, make_plan, rate_split
 from flowspec.plan.refusal import ModelDoesNotFitError, plan_or_refuse
 from flowspec.plan.sites import PlanRequest
+from flowspec.rounding import rounded
 from flowspec.runtime.cluster import Device
+from flowspec.runtime.planning.plan_inputs import enough_bytes
 from flowspec.runtime.planning.survey import ASSUMED, Survey
-from flowspec.runtime.planning.wish import enough_bytes
 
 BETTER_BY = 0.05
 """A planned split is told of only if it gains more over the user's."""
@@ -23,14 +25,16 @@ BETTER_BY = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """The plan that is run, for this wish. Where the user gave its layers, `better` is the planner's if that
-    is clearly better."""
+    """The plan that is run, for this request. Where the user gave its layers, `better` is the planner's if
+    that is clearly better."""
 
     plan: Plan
-    wish: PlanRequest
+    request: PlanRequest
     survey: Survey
     is_given: bool
     better: Plan | None = None
+    unused: Mapping[str, str] = field(default_factory=dict)
+    """Devices that run no stage, with why."""
 
     def stages(self, devices: Sequence[Device]) -> list[StagePlan]:
         """The plan's stages with the addresses of their devices."""
@@ -42,23 +46,19 @@ class Chosen:
 
         Devices that `slowness` names take so many times what they took then.
         """
-        left = among(slowed(self.wish, slowness), {device.name for device in devices})
+        left = among(slowed(self.request, slowness), {device.name for device in devices})
         return _placed(make_plan(steadied(left)), devices)
 
     def rate(self, plan: ClusterPlan, slowness: Mapping[str, float]) -> float:
         """Tokens/s that are foretold for a plan, by what was known at the start and how slow devices are by
         now."""
-        return _rated(slowed(self.wish, slowness), plan.stages).forecast.tokens_per_s
+        return _rated(slowed(self.request, slowness), plan.stages).forecast.tokens_per_s
 
     def knowing(self, found: Survey) -> Chosen:
         """The same plan by what is known now, which later plans are made of."""
-        return replace(self, survey=found, wish=replace(self.wish, sites=found.sites, network=found.network))
-
-    @property
-    def unused(self) -> list[str]:
-        """Devices that run no stage."""
-        used = {stage.site.name for stage in self.plan.stages}
-        return [site.name for site in self.survey.sites if site.runs_stages and site.name not in used]
+        return replace(
+            self, survey=found, request=replace(self.request, sites=found.sites, network=found.network)
+        )
 
     @property
     def gain(self) -> float:
@@ -66,17 +66,18 @@ class Chosen:
         assert self.better is not None
         return self.better.forecast.tokens_per_s / self.plan.forecast.tokens_per_s - 1
 
-    def lines(self) -> list[str]:
-        """What a person is told."""
-        found = [f"layers as {'given' if self.is_given else 'planned'}: forecast {_rate(self.plan)} tokens/s"]
+    def lines(self, measured: str | None = None) -> list[str]:
+        """Once an answer was `measured`, what is known by then stands for the forecast; nothing, if that is
+        empty."""
+        foretold = f"forecast {_rate(self.plan)} tokens/s" if measured is None else measured
+        found = [f"layers as {'given' if self.is_given else 'planned'}{f': {foretold}' if foretold else ''}"]
         if self.better is not None:
             split = ", ".join(
                 f"{stage.end - stage.first} on {stage.site.name}" for stage in self.better.stages
             )
             more = f"{self.gain:+.0%}" if self.gain < 1 else f"{1 + self.gain:.1f} times that"
             found.append(f"the planner's would give {_rate(self.better)} ({more}): {split}")
-        if self.unused:
-            found.append(f"not used, for it is faster without: {', '.join(self.unused)}")
+        found += [f"{name} is left out: {why}" for name, why in self.unused.items()]
         for name, why in self.survey.left_out.items():
             found.append(f"{name} is left out: it says that it has {why}, which cannot be")
         assumed = [name for name, source in self.survey.sources.items() if source == ASSUMED]
@@ -85,11 +86,11 @@ class Chosen:
         return found
 
     def report(self) -> dict[str, Any]:
-        """The same for programs."""
         return {
             "is_given": self.is_given,
             **_numbers(self.plan),
-            "not_used": self.unused,
+            "not_used": list(self.unused),
+            "why_not_used": dict(self.unused),
             "left_out": self.survey.left_out,
             "absent": self.survey.absent,
             "profiles": {
@@ -110,8 +111,7 @@ def _placed(plan: Plan, devices: Sequence[Device]) -> list[StagePlan]:
 
 
 def _rate(plan: Plan) -> str:
-    rate = plan.forecast.tokens_per_s
-    return f"{rate:.3g}" if rate < 100 else f"{rate:.0f}"
+    return rounded(plan.forecast.tokens_per_s)
 
 
 def _numbers(plan: Plan) -> dict[str, Any]:
@@ -122,14 +122,14 @@ def _numbers(plan: Plan) -> dict[str, Any]:
     }
 
 
-def choose(wish: PlanRequest, found: Survey) -> Chosen:
+def choose(request: PlanRequest, found: Survey) -> Chosen:
     """The planner's choice; raises `ModelDoesNotFitError` where the model does not fit.
 
     Where devices are absent it is a `ClusterError` of one line, which names the first of them and what is
     missing.
     """
     try:
-        plan = plan_or_refuse(steadied(wish))
+        plan = plan_or_refuse(steadied(request))
     except ModelDoesNotFitError as error:
         if not found.absent:
             raise
@@ -137,12 +137,13 @@ def choose(wish: PlanRequest, found: Survey) -> Chosen:
         others = f", as {len(found.absent) - 1} more" if len(found.absent) > 1 else ""
         missing = mib(sum(each.short_bytes for each in error.shortfalls))
         told = f"device {name} is absent{others} ({why})"
-        lacks = f"{wish.shape.name} does not fit the others: they lack {missing} of memory"
+        lacks = f"{request.shape.name} does not fit the others: they lack {missing} of memory"
         raise ClusterError(f"{told}; {lacks}") from None
-    return Chosen(plan=plan, wish=wish, survey=found, is_given=False)
+    unused = why_left_out(request, plan)
+    return Chosen(plan=plan, request=request, survey=found, is_given=False, unused=unused)
 
 
-def compare(wish: PlanRequest, found: Survey, stages: Sequence[StagePlan]) -> Chosen:
+def compare(request: PlanRequest, found: Survey, stages: Sequence[StagePlan]) -> Chosen:
     """The user's split, with the planner's where that is clearly better. Whether the user's fits is for the
     daemons to say.
 
@@ -153,37 +154,40 @@ def compare(wish: PlanRequest, found: Survey, stages: Sequence[StagePlan]) -> Ch
             raise ClusterError(
                 f"{stage.name} is given layers, but says that it has {why}, which cannot be; look at it"
             )
-    given = _rated(wish, stages)
+    given = _rated(request, stages)
     try:
-        planned = make_plan(steadied(wish))
+        planned = make_plan(steadied(request))
     except DoesNotFit:
-        return Chosen(plan=given, wish=wish, survey=found, is_given=True)
+        return Chosen(plan=given, request=request, survey=found, is_given=True)
     is_better = planned.forecast.tokens_per_s > (1 + BETTER_BY) * given.forecast.tokens_per_s
-    return Chosen(plan=given, wish=wish, survey=found, is_given=True, better=planned if is_better else None)
+    return Chosen(
+        plan=given, request=request, survey=found, is_given=True, better=planned if is_better else None
+    )
 
 
-def _rated(wish: PlanRequest, stages: Sequence[StagePlan]) -> Plan:
+def _rated(request: PlanRequest, stages: Sequence[StagePlan]) -> Plan:
     """The forecast of given stages, with the head where it suits them best."""
-    sites = {site.name: site for site in wish.sites}
+    sites = {site.name: site for site in request.sites}
     order, layers = [sites[stage.name] for stage in stages], [stage.end - stage.first for stage in stages]
     return max(
-        (rate_split(wish, order, head, layers) for head in wish.heads),
+        (rate_split(request, order, head, layers) for head in request.heads),
         key=lambda plan: plan.forecast.tokens_per_s,
     )
 
 
-def slowed(wish: PlanRequest, slowness: Mapping[str, float]) -> PlanRequest:
+def slowed(request: PlanRequest, slowness: Mapping[str, float]) -> PlanRequest:
     """The same with devices that take so many times what their profile says."""
     sites = tuple(
-        replace(site, profile=site.profile.slowed(slowness.get(site.name, 1.0))) for site in wish.sites
+        replace(site, profile=site.profile.slowed(slowness.get(site.name, 1.0))) for site in request.sites
     )
-    return replace(wish, sites=sites)
+    return replace(request, sites=sites)
 
 
-def steadied(wish: PlanRequest) -> PlanRequest:
+def steadied(request: PlanRequest) -> PlanRequest:
     """The same with memory that does not change from start to start where there is enough of it, so that the
     plan does not, either."""
-    enough = enough_bytes(wish)
+    enough = enough_bytes(request)
     return replace(
-        wish, sites=tuple(replace(site, memory_bytes=min(enough, site.memory_bytes)) for site in wish.sites)
+        request,
+        sites=tuple(replace(site, memory_bytes=min(enough, site.memory_bytes)) for site in request.sites),
     )

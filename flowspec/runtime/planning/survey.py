@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -32,7 +32,14 @@ from flowspec.plan.timing import LinkSpec
 from flowspec.runtime import timeouts
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.cluster_file import LINK_DEFAULT, declared_profile, read_links
-from flowspec.runtime.health.examine import PATIENCE, Examined, ExaminePatience, ask_all, explain, onward
+from flowspec.runtime.health.examine import (
+    EXAMINE_TIMEOUTS,
+    Examined,
+    ExamineTimeouts,
+    ask_all,
+    explain,
+    onward,
+)
 from flowspec.runtime.health.gather import link_facts
 from flowspec.runtime.health.interfaces import interface_of, resolve
 from flowspec.runtime.health.own_speed import own_speed
@@ -57,8 +64,8 @@ DECLARED = "declared"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """What was found: the sites of a wish, with the head's last where no daemon is on its machine, and where
-    each profile is from.
+    """What was found: the sites of a request, with the head's last where no daemon is on its machine, and
+    where each profile is from.
 
     `sources` are `declared` in the cluster file, one of `core.protocol.facts.SPEED_SOURCES`, or `assumed`.
     `head` is as in `PlanRequest`. `left_out` are devices that say of themselves what cannot be, with what
@@ -92,69 +99,70 @@ def survey(
     `keys` are the cluster's. With `head_drafts` the head's machine must know how fast it is, too, which it
     may have to probe.
     """
-    declared = [declared_profile(device, cluster) for device in devices]
-    network = read_links(cluster, [device.name for device in devices])
-    unknown = [device.name for device, profile in zip(devices, declared, strict=True) if profile is None]
-    patience = PATIENCE if needs_all else hurried(len(devices))
-    found = ask_all(devices, speed=unknown, keys=keys, patience=patience)
-    absent = {}
-    for each in found:
-        if each.ailment is not None:
-            if needs_all or each.ailment.check != "reachable":
-                raise ClusterError(explain(each))
-            absent[each.device.name] = f"{each.ailment.text}; {each.ailment.advice}"
-    if len(absent) == len(found):
-        raise ClusterError(nobody_there(found))
-    declared = [each for each, device in zip(declared, devices, strict=True) if device.name not in absent]
-    found = [each for each in found if each.device.name not in absent]
-    devices = [each.device for each in found]
-    left_out = {
-        each.device.name: why for each in found if each.facts is not None and (why := why_insane(each.facts))
-    }
-    if len(left_out) == len(found):
-        name, why = next(iter(left_out.items()))
-        raise ClusterError(insane(name, why))
-    declared = [each for each, device in zip(declared, devices, strict=True) if device.name not in left_out]
-    found = [each for each in found if each.device.name not in left_out]
-    devices = [device for device in devices if device.name not in left_out]
-    hosts = {device.name: resolve(split_address(device.address)[0]) for device in devices}
-    profiles, sources = _profiles(found, declared)
-    memory = _memory(found, hosts)
-    sites = [
-        Site(name=device.name, profile=completed(profile, precision), memory_bytes=memory[device.name])
-        for device, profile in zip(devices, profiles, strict=True)
-    ]
-    here = [device.name for device in devices if is_here(hosts[device.name])]
+    declared = {device.name: declared_profile(device, cluster) for device in devices}
+    network = read_links(cluster, list(declared))
+    unknown = [name for name, profile in declared.items() if profile is None]
+    examine_timeouts = EXAMINE_TIMEOUTS if needs_all else absent_timeouts(len(devices))
+    found = ask_all(devices, speed=unknown, keys=keys, examine_timeouts=examine_timeouts)
+    absent = absent_of(found, needs_all=needs_all)
+    answered = _without(found, absent)
+    left_out = left_out_of(answered)
+    there = _without(answered, left_out)
+    hosts = {each.device.name: resolve(split_address(each.device.address)[0]) for each in there}
+    profiles, sources = _profiles(there, declared)
+    sites = _sites(profiles, _memory(there, hosts), precision)
+    here = [name for name, host in hosts.items() if is_here(host)]
     if not here:
-        name = next(each for each in (HERE, f"{HERE}, the head") if each not in hosts)
+        name = f"{HERE}, the head" if HERE in hosts else HERE
         sites.append(_head_site(name, sites[0].profile, precision, drafts=head_drafts))
+    head = here[0] if here else sites[-1].name
+    if network is None:
+        network = _measured([each.device for each in there], hosts, None if here else head, keys)
     return Survey(
         sites=tuple(sites),
-        network=network or _measured(devices, hosts, sites[-1].name if not here else None, keys),
+        network=network,
         # With all daemons here the head is beside any of them; it may reckon with the one that suits it best.
-        head=None if len(here) == len(devices) else here[0] if here else sites[-1].name,
+        head=None if len(here) == len(there) else head,
         sources=sources,
         left_out=left_out,
         absent=absent,
     )
 
 
-def hurried(devices: int) -> ExaminePatience:
+def _without(found: Sequence[Examined], names: Container[str]) -> list[Examined]:
+    return [each for each in found if each.device.name not in names]
+
+
+def absent_of(found: Sequence[Examined], *, needs_all: bool) -> dict[str, str]:
+    """Those that may be absent and are, with why."""
+    absent = {}
+    for each in found:
+        if each.failure is not None:
+            if needs_all or each.failure.check != "reachable":
+                raise ClusterError(explain(each))
+            absent[each.device.name] = f"{each.failure.text}; {each.failure.advice}"
+    if len(absent) == len(found):
+        first = explain(found[0])
+        many = f"none of the {len(found)} devices answers; the first is {first}"
+        raise ClusterError(first if len(found) == 1 else many)
+    return absent
+
+
+def left_out_of(found: Sequence[Examined]) -> dict[str, str]:
+    """Those that say of themselves what cannot be, with what that is."""
+    left_out = {
+        each.device.name: why for each in found if each.facts is not None and (why := why_insane(each.facts))
+    }
+    if len(left_out) == len(found):
+        name, why = next(iter(left_out.items()))
+        advice = "look at it, or take it out of the cluster file"
+        raise ClusterError(f"device {name} says that it has {why}, which cannot be; {advice}")
+    return left_out
+
+
+def absent_timeouts(devices: int) -> ExamineTimeouts:
     """How long absent devices are waited for at the start, all at once."""
-    return ExaminePatience(hello_s=timeouts.ABSENT_S, why_s=timeouts.ABSENT_WHY_S, at_once=max(1, devices))
-
-
-def insane(name: str, why: str) -> str:
-    """What is said of a device whose facts cannot be."""
-    advice = "look at it, or take it out of the cluster file"
-    return f"device {name} says that it has {why}, which cannot be; {advice}"
-
-
-def nobody_there(found: Sequence[Examined]) -> str:
-    """What is said where no device answers."""
-    if len(found) == 1:
-        return explain(found[0])
-    return f"none of the {len(found)} devices answers; the first is {explain(found[0])}"
+    return ExamineTimeouts(hello_s=timeouts.ABSENT_S, why_s=timeouts.ABSENT_WHY_S, at_once=max(1, devices))
 
 
 def is_here(address: str) -> bool:
@@ -166,23 +174,28 @@ def is_here(address: str) -> bool:
 
 
 def _profiles(
-    found: Sequence[Examined], declared: Sequence[DeviceProfile | None]
-) -> tuple[list[DeviceProfile], dict[str, str]]:
+    found: Sequence[Examined], declared: Mapping[str, DeviceProfile | None]
+) -> tuple[dict[str, DeviceProfile], dict[str, str]]:
     """The profile of each device, the first known: the cluster file's, the daemon's own, that of the slowest
-    other one."""
-    known: list[DeviceProfile | None] = []
+    other one; and where each is from."""
+    known: dict[str, DeviceProfile | None] = {}
     sources = {}
-    for each, profile in zip(found, declared, strict=True):
+    for each in found:
         assert each.facts is not None
-        source, speed = DECLARED, each.facts.speed
-        if profile is None:
-            source = ASSUMED if speed is None else speed.source
-            profile = None if speed is None else profile_of(speed, each.facts.memory_total_bytes)
-        known.append(profile)
-        sources[each.device.name] = source
-    told = [profile for profile in known if profile is not None]
+        name = each.device.name
+        known[name], sources[name] = known_profile(each.facts, declared[name])
+    told = [profile for profile in known.values() if profile is not None]
     fallback = min(told, key=DeviceProfile.bytes_per_s) if told else UNKNOWN
-    return [profile or fallback for profile in known], sources
+    return {name: profile or fallback for name, profile in known.items()}, sources
+
+
+def known_profile(facts: Facts, declared: DeviceProfile | None) -> tuple[DeviceProfile | None, str]:
+    """A device's profile as the cluster file or else its daemon has it, and which of them that was."""
+    if declared is not None:
+        return declared, DECLARED
+    if facts.speed is None:
+        return None, ASSUMED
+    return profile_of(facts.speed, facts.memory_total_bytes), facts.speed.source
 
 
 UNKNOWN = DeviceProfile(
@@ -225,6 +238,13 @@ def allowed_bytes(facts: Facts, device: Device, taken_bytes: int, daemons: int) 
             *(size for size in (facts.memory_limit_bytes, device.memory_bytes) if size),
         ]
     )
+
+
+def _sites(profiles: dict[str, DeviceProfile], memory: dict[str, int], precision: str) -> list[Site]:
+    return [
+        Site(name=name, profile=completed(profile, precision), memory_bytes=memory[name])
+        for name, profile in profiles.items()
+    ]
 
 
 def _head_site(name: str, unused: DeviceProfile, precision: str, *, drafts: bool) -> Site:

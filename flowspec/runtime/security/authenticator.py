@@ -19,7 +19,7 @@ from flowspec.runtime.security.keyring import KEY_BYTES, Keyring
 
 VERSION = b"1.0"
 REQUEST_FRAMES = 7
-QUIET_S = 1.0
+REPEAT_S = 1.0
 """A refusal that repeats is logged this often: a peer that is refused may come again ten times a second."""
 REMEMBERED_MAX = 256
 
@@ -31,13 +31,12 @@ class Authenticator:
 
     def __init__(self, context: zmq.Context[Any], keys: Keyring) -> None:
         self._keys = keys
-        self._quiet = Quiet()
+        self._log = RateLimitedLog()
         self.socket: zmq.Socket[bytes] = context.socket(zmq.REP)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.bind("inproc://zeromq.zap.01")
 
     def answer(self) -> None:
-        """Answers the questions that wait."""
         while self.socket.poll(0):
             version, question, _, address, _, mechanism, *credentials = [
                 *self.socket.recv_multipart(),
@@ -51,7 +50,7 @@ class Authenticator:
 
     def _refused(self, address: str, public: bytes) -> None:
         shown = z85.encode(public).decode() if len(public) == KEY_BYTES else "none"
-        self._quiet.warning(
+        self._log.warning(
             address,
             "refused a connection from %s: its key is not listed in %s (public key %s)",
             address,
@@ -60,7 +59,7 @@ class Authenticator:
         )
 
 
-class Quiet:
+class RateLimitedLog:
     """Logs what repeats only so often, and remembers only so many things."""
 
     def __init__(self) -> None:
@@ -69,7 +68,7 @@ class Quiet:
     def warning(self, about: str, text: str, *values: object) -> None:
         """A line, unless there was one `about` the same a moment ago."""
         now_s = time.monotonic()
-        if now_s - self._said_s.get(about, -QUIET_S) < QUIET_S:
+        if now_s - self._said_s.get(about, -REPEAT_S) < REPEAT_S:
             return
         self._said_s[about] = now_s
         self._said_s.move_to_end(about)

@@ -96,7 +96,6 @@ class OpenFiles:
         return self._open(extent.path).digests.of(extent, step)
 
     def read(self, extent: Extent, offset: int, size: int) -> bytes:
-        """Bytes of a tensor."""
         return os.pread(self._open(extent.path).descriptor, size, extent.offset + offset)
 
     def unchanged(self, paths: Iterable[Path] | None = None) -> bool:
@@ -107,7 +106,6 @@ class OpenFiles:
         )
 
     def save(self) -> None:
-        """Keeps the digests that were computed."""
         for opened in self._files.values():
             opened.digests.save()
 

@@ -20,7 +20,7 @@ from flowspec.core.protocol.limits import JSON_BYTES_MAX
 from flowspec.errors import InputError
 from flowspec.model.hub import hub_cache
 from flowspec.plan.memory import mib
-from flowspec.runtime.weights.receive import Courier
+from flowspec.runtime.weights.receive import HeadChannel
 from flowspec.runtime.weights.store import DISK_SHARE, DISK_SPARED_BYTES
 
 LOOK_EVERY_S = 0.2
@@ -28,12 +28,12 @@ LOOK_EVERY_S = 0.2
 
 
 class HubFetcher:
-    """Fetches files of `owner/name` for the head behind `courier`. `limit_bytes` of weights at most (None:
+    """Fetches files of `owner/name` for the head behind `channel`. `limit_bytes` of weights at most (None:
     half of what is free)."""
 
-    def __init__(self, repository: str, courier: Courier, limit_bytes: int | None) -> None:
+    def __init__(self, repository: str, channel: HeadChannel, limit_bytes: int | None) -> None:
         self._repository = repository
-        self._courier = courier
+        self._channel = channel
         self._limit_bytes = limit_bytes
 
     def get_json(self, *names: str) -> None:
@@ -88,7 +88,7 @@ class HubFetcher:
         assert child.stdout is not None
         try:
             while child.poll() is None:
-                self._courier.tell("receiving", 0.0)
+                self._channel.tell("receiving", 0.0)
                 try:
                     child.wait(LOOK_EVERY_S)
                 except subprocess.TimeoutExpired:

@@ -44,7 +44,7 @@ LOG_EVERY_S = 5.0
 Answer = TypeVar("Answer", ModelOffer, NameList, TensorList, TensorBytes)
 
 
-class Courier(Protocol):
+class HeadChannel(Protocol):
     """Carries questions to the head and answers back, one answer for each and in order."""
 
     def ask(self, question: WeightQuestion) -> None: ...
@@ -57,30 +57,30 @@ class Courier(Protocol):
         """Progress, `doing` as in `Loading`. Raises `ClusterError` when the head has let go of the daemon."""
 
 
-def ask_word(courier: Courier) -> ModelDescription:
+def ask_word(channel: HeadChannel) -> ModelDescription:
     """What the head says of its model: its config, and the names of its tensors."""
-    courier.ask(AskModel())
-    offer, _ = _expect(courier, ModelOffer)
+    channel.ask(AskModel())
+    offer, _ = _expect(channel, ModelOffer)
     names: list[str] = []
     while len(names) < offer.tensor_count:
-        courier.ask(AskNames(first=len(names)))
-        more, _ = _expect(courier, NameList)
+        channel.ask(AskNames(first=len(names)))
+        more, _ = _expect(channel, NameList)
         if not more.names:
             raise PeerError(f"expected the names of {offer.tensor_count} tensors, got {len(names)}")
         names += more.names
     return ModelDescription(offer, tuple(names))
 
 
-def ask_entries(word: ModelDescription, names: Iterable[str], courier: Courier) -> list[TensorEntry]:
+def ask_entries(word: ModelDescription, names: Iterable[str], channel: HeadChannel) -> list[TensorEntry]:
     """What these tensors are, as far as the head has them; it may have to hash them for that."""
     there = frozenset(word.names)
     known = sorted(name for name in names if name in there)  # loading names those that are missing
     entries: list[TensorEntry] = []
     batches = [known[at : at + TENSORS_ASKED] for at in range(0, len(known), TENSORS_ASKED)]
     for number, batch in enumerate(batches):
-        courier.tell("asking", number / len(batches))
-        courier.ask(AskTensors(names=tuple(batch)))
-        found, _ = _expect(courier, TensorList)
+        channel.tell("asking", number / len(batches))
+        channel.ask(AskTensors(names=tuple(batch)))
+        found, _ = _expect(channel, TensorList)
         if [entry.name for entry in found.entries] != batch:
             raise PeerError("expected the tensors that were asked for, got others")
         entries += found.entries
@@ -88,7 +88,7 @@ def ask_entries(word: ModelDescription, names: Iterable[str], courier: Courier) 
 
 
 @contextlib.contextmanager
-def fetched(model: StoredModel, courier: Courier, spared: Container[str] = frozenset()) -> Iterator[int]:
+def fetched(model: StoredModel, channel: HeadChannel, spared: Container[str] = frozenset()) -> Iterator[int]:
     """All tensors that `model` knows of but those named `spared`, right and in the store as long as this
     lasts; yields the bytes that came.
 
@@ -96,14 +96,14 @@ def fetched(model: StoredModel, courier: Courier, spared: Container[str] = froze
     """
     needed = {entry.digest: entry.size_bytes for name, entry in model.entries.items() if name not in spared}
     with model.store.reserve(needed):
-        missing = _check_stored(model.store, needed, courier)
-        pull = _Pull(model.store, missing, courier)
+        missing = _check_stored(model.store, needed, channel)
+        pull = _Pull(model.store, missing, channel)
         if missing:
             pull.run()
         yield pull.received
 
 
-def _check_stored(store: WeightStore, needed: dict[str, int], courier: Courier) -> dict[str, int]:
+def _check_stored(store: WeightStore, needed: dict[str, int], channel: HeadChannel) -> dict[str, int]:
     """What of `needed` is not in the store, or was not as it should be."""
     there = {digest for digest in needed if store.holds(digest)}
     total, done = sum(needed[digest] for digest in there), 0
@@ -111,7 +111,7 @@ def _check_stored(store: WeightStore, needed: dict[str, int], courier: Courier) 
     def step(size: int) -> None:
         nonlocal done
         done += size
-        courier.tell("checking", min(1.0, done / total))
+        channel.tell("checking", min(1.0, done / total))
 
     log.info("%s of %s of weights are stored in %s", mib(total), mib(sum(needed.values())), store.folder)
     right = {digest for digest in there if store.check(digest, needed[digest], step)}
@@ -127,11 +127,11 @@ def _check_stored(store: WeightStore, needed: dict[str, int], courier: Courier) 
 class _Pull:
     """Brings the `missing` tensors (digest -> bytes) into the store."""
 
-    def __init__(self, store: WeightStore, missing: dict[str, int], courier: Courier) -> None:
+    def __init__(self, store: WeightStore, missing: dict[str, int], channel: HeadChannel) -> None:
         self.received = 0
         self._store = store
         self._sizes = missing
-        self._courier = courier
+        self._channel = channel
         self._todo = deque(missing)
         self._asked: deque[tuple[Partial, AskBytes]] = deque()
         self._open: dict[str, Partial] = {}
@@ -177,7 +177,7 @@ class _Pull:
                     offset=self._next,
                     size=min(limits.WEIGHT_CHUNK_BYTES, partial.size - self._next),
                 )
-                self._courier.ask(question)
+                self._channel.ask(question)
                 self._asked.append((partial, question))
                 self._next += question.size
             if self._next == partial.size:
@@ -188,7 +188,7 @@ class _Pull:
                 self._finish(partial)
 
     def _take(self, partial: Partial, question: AskBytes) -> None:
-        answer, data = _expect(self._courier, TensorBytes)
+        answer, data = _expect(self._channel, TensorBytes)
         if (answer.digest, answer.offset, len(data)) != (question.digest, question.offset, question.size):
             raise PeerError(
                 f"expected {question.size} bytes from {question.offset} on, got {len(data)} from "
@@ -216,15 +216,15 @@ class _Pull:
 
     def _report(self, total: int) -> None:
         share = self._done / total
-        self._courier.tell("receiving", share)
+        self._channel.tell("receiving", share)
         if time.monotonic() - self._logged_s > LOG_EVERY_S:
             self._logged_s = time.monotonic()
             log.info("received %s of %s (%.0f%%)", mib(self._done), mib(total), 100 * share)
 
 
-def _expect(courier: Courier, kind: type[Answer]) -> tuple[Answer, bytes | memoryview]:
+def _expect(channel: HeadChannel, kind: type[Answer]) -> tuple[Answer, bytes | memoryview]:
     """The next answer, which must be of this kind."""
-    answer, data = courier.answer()
+    answer, data = channel.answer()
     if isinstance(answer, Error):
         raise ClusterError(f"the head cannot send the weights: {answer.text}")
     if not isinstance(answer, kind):

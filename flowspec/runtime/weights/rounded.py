@@ -25,7 +25,7 @@ from flowspec.model.quantised import FORMAT, LINEARS, Rounded
 from flowspec.model.weights import SliceWeights, Weight, stack_bytes
 from flowspec.runtime.weights.checked import CheckedFiles, LocalModel
 from flowspec.runtime.weights.digests import OpenFiles
-from flowspec.runtime.weights.receive import Courier, fetched
+from flowspec.runtime.weights.receive import HeadChannel, fetched
 from flowspec.runtime.weights.store import WeightStore
 from flowspec.runtime.weights.stored import StoredModel
 
@@ -187,7 +187,7 @@ def _how(files: ModelFiles, name: str) -> Identity:
 
 @contextlib.contextmanager
 def ready_weights(
-    files: ModelFiles, weights: SliceWeights, dtype: str, store: WeightStore | None, courier: Courier
+    files: ModelFiles, weights: SliceWeights, dtype: str, store: WeightStore | None, channel: HeadChannel
 ) -> Iterator[tuple[int, StoredRounded | None]]:
     """Has what a slice is made of ready to be loaded: yields the bytes that the head sent for it, and where
     rounded matrices are kept.
@@ -200,13 +200,13 @@ def ready_weights(
         if store is not None and dtype in LINEARS:
             own = stack.enter_context(contextlib.closing(OpenFiles(store.folder)))
             opened = files.opened if isinstance(files, CheckedFiles) else own
-            kept = StoredRounded(files, weights.packed, dtype, store, opened, courier.tell)
+            kept = StoredRounded(files, weights.packed, dtype, store, opened, channel.tell)
             stack.enter_context(kept.checked())
             needed = (*weights.plain, *(weight for weight in weights.packed if not kept.is_stored(weight)))
         received_bytes = 0
         if isinstance(files, StoredModel):
             spared = files.entries.keys() - in_files(files, needed)
-            received_bytes = stack.enter_context(fetched(files, courier, spared))
+            received_bytes = stack.enter_context(fetched(files, channel, spared))
         if kept is not None:
             stack.enter_context(kept.room())
         yield received_bytes, kept

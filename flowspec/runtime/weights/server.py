@@ -83,12 +83,10 @@ class WeightServer:
         self._thread.start()
 
     def serve(self, stage: StagePlan) -> None:
-        """Dials that stage's daemon."""
         self._wanted.append(stage)
         self._wake.set()
 
     def close(self) -> None:
-        """Ends the thread and its connections."""
         self._stopping = True
         self._wake.set()
         self._thread.join(STOP_S)

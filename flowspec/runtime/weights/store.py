@@ -24,7 +24,7 @@ from typing import Any
 
 from flowspec.core.protocol.limits import DIGEST_CHARS
 from flowspec.errors import ClusterError
-from flowspec.folders import cache_folder, hash_range, write_whole
+from flowspec.folders import cache_folder, hash_range, try_lock, write_whole
 from flowspec.plan.memory import mib
 
 DISK_SHARE = 0.5
@@ -49,7 +49,6 @@ class Partial:
         self._hash = hash_range(descriptor, 0, self.held)
 
     def restart(self) -> None:
-        """Forgets what is there."""
         os.ftruncate(self._descriptor, 0)
         self.held = 0
         self._hash = hash_range(self._descriptor, 0, 0)
@@ -163,7 +162,7 @@ class WeightStore:
             while True:
                 path = self._tensors / (f"{digest}.{number}.part" if number else f"{digest}.part")
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-                if _lock(descriptor) and _is_same(path, descriptor):
+                if try_lock(descriptor) and _is_same(path, descriptor):
                     return Partial(self, digest, size, path, descriptor)
                 os.close(descriptor)
                 number += 1
@@ -181,7 +180,7 @@ class WeightStore:
                 descriptor, name = tempfile.mkstemp(dir=self._uses)
                 stack.callback(os.close, descriptor)
                 stack.callback(Path(name).unlink, missing_ok=True)
-                _lock(descriptor)
+                try_lock(descriptor)
                 os.write(
                     descriptor, "".join(f"{digest} {size}\n" for digest, size in needed.items()).encode()
                 )
@@ -243,15 +242,6 @@ class WeightStore:
             raise ClusterError(text) from None
 
 
-def _lock(descriptor: int) -> bool:
-    """Locks a file unless somebody else has it locked."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def _is_same(path: Path, descriptor: int) -> bool:
     """Whether the file is still there under its name: whoever had it locked may have finished it."""
     try:
@@ -264,7 +254,7 @@ def _read_use(path: Path) -> dict[str, int]:
     """The tensors that a daemon is busy with; none, and the file goes, when the daemon is gone."""
     try:
         with path.open("r+") as file:
-            if _lock(file.fileno()):
+            if try_lock(file.fileno()):
                 path.unlink(missing_ok=True)
                 return {}
             pairs: list[Any] = [line.split() for line in file]

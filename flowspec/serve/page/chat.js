@@ -1,15 +1,24 @@
 // The chat box: talks to /v1/chat/completions, keeps the dialogue, and shows errors as one line.
 
 import { ApiError, lineOf } from "./api.js";
+import { byId, made } from "./elements.js";
+import { Markdown } from "./markdown.js";
 import { eventsOf } from "./stream.js";
 
 const BOTTOM_PX = 40; // so near to the end of the dialogue the view follows it
-
-const byId = (id) => document.getElementById(id);
+const WRITTEN_MS = 80; // an answer is written anew at most so often,
+const WRITTEN_TIMES = 10; // and takes at most this part of the time
+const EXAMPLES = {
+  bundled: ["What is 17 + 25?", "Tell me a story.", "What is FlowSpec?"],
+  other: ["Why is the sky blue?", "Explain a pipeline to a child.", "Write a poem about small computers."],
+};
 
 export class Chat {
-  constructor(api) {
+  // `asked` is called when a question is on its way.
+  constructor(api, asked) {
     this.api = api;
+    this.asked = asked;
+    this.examples = [];
     this.messages = [];
     this.model = null;
     this.abort = null;
@@ -44,7 +53,25 @@ export class Chat {
     this.stop();
     this.messages = [];
     this.trouble.hidden = true;
-    const empty = this._element("p", "empty", "Ask something, and watch the devices answer it.");
+    this._invite();
+  }
+
+  // Offers questions that this model can answer.
+  suggest(model) {
+    this.examples = model ? EXAMPLES[model] ?? EXAMPLES.other : [];
+    if (!this.messages.length && this.dialogue.querySelector(".empty")) this._invite();
+  }
+
+  _invite() {
+    const empty = made("div", "empty", null, "Ask something, and watch the devices answer it.");
+    for (const text of this.examples) {
+      const button = made("button", "example", empty, text);
+      button.type = "button";
+      button.addEventListener("click", () => {
+        this.question.value = text;
+        this.send();
+      });
+    }
     this.dialogue.replaceChildren(empty);
   }
 
@@ -55,9 +82,9 @@ export class Chat {
     this._fit();
     this.trouble.hidden = true;
     this.dialogue.querySelector(".empty")?.remove();
-    const asked = this._element("div", "turn user", text);
-    const answer = this._element("div", "turn assistant running", "");
-    this.dialogue.append(asked, answer);
+    this.asked();
+    const asked = made("div", "turn user", this.dialogue, text);
+    const answer = made("div", "turn assistant running", this.dialogue);
     this.dialogue.scrollTop = this.dialogue.scrollHeight;
     const messages = [...this.messages, { role: "user", content: text }];
     const said = { text: "", reason: null, usage: null };
@@ -85,8 +112,15 @@ export class Chat {
     const body = JSON.stringify({ model, messages, stream: true, stream_options: { include_usage: true } });
     const headers = { "Content-Type": "application/json", Accept: "text/event-stream" };
     const response = await this.api.call("/v1/chat/completions", { method: "POST", headers, body, signal });
-    const written = document.createTextNode("");
-    answer.append(written);
+    const { write, finish } = this._writer(answer, said);
+    try {
+      await this._take(response, said, write);
+    } finally {
+      finish();
+    }
+  }
+
+  async _take(response, said, write) {
     for await (const { data } of eventsOf(response.body)) {
       if (data === "[DONE]") return;
       const chunk = JSON.parse(data);
@@ -97,11 +131,29 @@ export class Chat {
       const more = choice?.delta?.content;
       if (!more) continue;
       said.text += more;
-      const follow = this._atEnd();
-      written.appendData(more);
-      if (follow) this.dialogue.scrollTop = this.dialogue.scrollHeight;
+      write();
     }
     if (said.reason === null) throw new ApiError("the answer broke off: the server closed the connection");
+  }
+
+  // `write` is called for each piece: it writes what there is now and then, and never takes long of the page's time.
+  _writer(answer, said) {
+    const markdown = new Markdown(answer);
+    let timer = 0;
+    let waitMs = WRITTEN_MS;
+    const write = () => {
+      timer = 0;
+      const startedMs = performance.now();
+      const follow = this._atEnd();
+      markdown.show(said.text);
+      if (follow) this.dialogue.scrollTop = this.dialogue.scrollHeight;
+      waitMs = Math.max(WRITTEN_MS, WRITTEN_TIMES * (performance.now() - startedMs));
+    };
+    const finish = () => {
+      clearTimeout(timer);
+      write();
+    };
+    return { write: () => (timer ||= setTimeout(write, waitMs)), finish };
   }
 
   async _firstModel(signal) {
@@ -128,7 +180,7 @@ export class Chat {
   _note(answer, text) {
     if (!text) return;
     const follow = this._atEnd();
-    answer.after(this._element("p", "turn-note", text));
+    answer.after(made("p", "turn-note", null, text));
     if (follow) this.dialogue.scrollTop = this.dialogue.scrollHeight;
   }
 
@@ -147,13 +199,6 @@ export class Chat {
   _fit() {
     const lines = this.question.value.split("\n").length;
     this.question.rows = Math.min(8, Math.max(2, lines));
-  }
-
-  _element(tag, className, text) {
-    const found = document.createElement(tag);
-    found.className = className;
-    found.textContent = text;
-    return found;
   }
 }
 

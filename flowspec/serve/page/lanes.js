@@ -2,53 +2,57 @@
 
 import { Surface, colours } from "./colours.js";
 
-const LANE_PX = 30;
+const LANE_PX = 34;
 const LANE_LEAST_PX = 20;
 const LANES_PX = 330; // all of them, where there are many
+const LABEL_PX = 15; // of a lane, above its bars, where there is no room beside them
+const LABELS_MOST = 0.3; // of the width, beside the bars
 const AXIS_PX = 18;
 const NARROW_PX = 560;
 const WIDE_PX = 800; // from here on so many trips are shown:
 const BAR_TOP = 0.2; // parts of a lane, downwards; above it are waits and drops
 const BAR_BOTTOM = 0.88;
-const WAIT_AT = 0.11;
 const TRIPS_SHOWN = 16;
 const WINDOW_S = [1.5, 12]; // chosen by itself: at least and at most
 const TICKS_S = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20];
+const TEXT_LEAST_PX = 18; // tokens are written where they have so much room
 const FEW_PX = 0.75; // bars are drawn at least so wide
 
 export class Lanes {
   constructor(canvas, resized) {
     this.surface = new Surface(canvas, resized);
     this.windowS = 0; // 0: by itself
-    this.lanes = 0;
+    this.size = "";
   }
 
+  // How much is shown before now, at this speed of a replay (1: live).
   spanS(timeline, speed) {
-    if (this.windowS) return this.windowS;
+    if (this.windowS > 0) return this.windowS;
     const wanted = Math.min(WINDOW_S[1], Math.max(WINDOW_S[0], TRIPS_SHOWN * timeline.recentS * Math.min(1, this.surface.width / WIDE_PX)));
     return wanted * Math.min(1, speed);
   }
 
-  // Draws what happened until `nowS`, which is at the right edge.
-  draw(timeline, world, nowS, speed) {
+  // Draws what happened from `startS` until `nowS`; the right edge is `endS`, and instants are told from `originS` on.
+  draw(timeline, world, { nowS, startS, endS = nowS, originS = 0 }) {
     const names = namesOf(world);
-    if (names.length !== this.lanes) {
-      this.lanes = names.length;
-      this.lanePx = Math.max(LANE_LEAST_PX, Math.min(LANE_PX, LANES_PX / names.length));
+    const { context, width, height } = this.surface;
+    const narrow = width < NARROW_PX;
+    const size = `${names.length} ${narrow}`;
+    if (size !== this.size) {
+      this.size = size;
+      this.lanePx = Math.max(LANE_LEAST_PX, Math.min(LANE_PX, LANES_PX / names.length)) + (narrow ? LABEL_PX : 0);
       this.surface.canvas.style.height = `${names.length * this.lanePx + AXIS_PX}px`;
       return; // it is drawn when it has its size
     }
-    const { context, width, height } = this.surface;
-    const narrow = width < NARROW_PX;
-    const left = narrow ? 66 : 132;
-    const right = narrow ? 34 : 44;
-    const spanS = this.spanS(timeline, speed);
-    const startS = nowS - spanS;
-    const view = { context, left, end: width - right, names, nowS, startS, spanS, lanePx: this.lanePx };
-    view.x = (t) => left + ((t - startS) / spanS) * (view.end - left);
+    const isLow = this.lanePx < 26;
+    const left = narrow ? 0 : labelsPx(context, names, isLow, width);
+    const view = { context, left, end: width - (narrow ? 34 : 44), names, nowS, startS, endS, originS, spanS: endS - startS, lanePx: this.lanePx };
+    view.x = (t) => left + ((t - startS) / view.spanS) * (view.end - left);
+    view.barTop = narrow ? (LABEL_PX + 4) / this.lanePx : BAR_TOP;
+    view.waitAt = view.barTop - 3 / this.lanePx;
     view.firstStage = Math.max(1, world.drafters.length);
     context.clearRect(0, 0, width, height);
-    drawLanes(view, world, narrow);
+    drawLanes(view, narrow, isLow);
     context.save();
     context.beginPath();
     context.rect(left, 0, view.end - left, height);
@@ -60,14 +64,26 @@ export class Lanes {
     drawCommits(view, timeline.within(timeline.commits, startS, nowS).filter((commit) => commit.t <= nowS));
     drawLosses(view, timeline.losses);
     context.restore();
+    if (nowS < endS) stroke(context, colours.text, 1.5, [[view.x(nowS), 0, view.x(nowS), names.length * this.lanePx]]);
     drawShares(view, busyS);
   }
+}
+
+// The width of the labels beside the lanes: as wide as they are, if that is not too much.
+function labelsPx(context, names, isLow, width) {
+  const widths = names.map(({ name, more }) => {
+    context.font = `600 12px ${colours.font}`;
+    const first = context.measureText(name).width;
+    context.font = `11px ${colours.font}`;
+    return isLow ? first : Math.max(first, context.measureText(more).width);
+  });
+  return Math.ceil(Math.min(LABELS_MOST * width, Math.max(...widths)) + 12);
 }
 
 function namesOf(world) {
   const drafters = world.drafters.length ? world.drafters : ["drafter"];
   const stages = world.stages.map((stage) => ({ name: stage.name, more: `layers ${stage.layers[0]}–${stage.layers[1] - 1}` }));
-  return [...drafters.map((name) => ({ name, more: "drafter" })), ...stages, { name: "tokens", more: "out" }];
+  return [...drafters.map((name) => ({ name, more: "guesses ahead" })), ...stages, { name: "answer", more: "its tokens" }];
 }
 
 function fill(context, colour, boxes) {
@@ -90,23 +106,22 @@ function stroke(context, colour, width, lines) {
   context.stroke();
 }
 
-function drawLanes({ context, left, end, names, lanePx, startS, nowS, spanS, x }, world, narrow) {
-  const inner = names.slice(0, -1).map((_, lane) => [left, (lane + BAR_TOP) * lanePx, end - left, (BAR_BOTTOM - BAR_TOP) * lanePx]);
-  fill(context, colours.lane, inner);
+function drawLanes({ context, left, end, names, lanePx, startS, endS, originS, spanS, x, barTop }, narrow, isLow) {
+  fill(context, colours.lane, names.slice(0, -1).map((_, lane) => [left, (lane + barTop) * lanePx, end - left, (BAR_BOTTOM - barTop) * lanePx]));
   context.textBaseline = "middle";
   context.textAlign = "left";
   names.forEach(({ name, more }, lane) => {
-    const middle = (lane + 0.54) * lanePx;
-    context.fillStyle = colours.text;
+    const top = lane * lanePx;
+    const middle = top + (narrow ? LABEL_PX / 2 + 1 : (0.54 - (isLow ? 0 : 0.2)) * lanePx);
     context.font = `600 12px ${colours.font}`;
-    const room = left - 10;
-    const shown = clipped(context, name, narrow || lanePx < 26 ? room : room * 0.55);
+    context.fillStyle = colours.text;
+    const shown = clipped(context, name, (narrow ? end * 0.6 : left) - 10);
     context.fillText(shown, 0, middle);
-    if (narrow || lanePx < 26) return;
-    const used = context.measureText(shown).width + 6;
+    const used = context.measureText(shown).width + 8;
     context.font = `11px ${colours.font}`;
     context.fillStyle = colours.muted;
-    context.fillText(clipped(context, more, room - used), used, middle);
+    if (narrow) context.fillText(clipped(context, more, end - used), used, middle);
+    else if (!isLow) context.fillText(clipped(context, more, left - 10), 0, middle + 0.4 * lanePx);
   });
   context.textBaseline = "alphabetic";
   const bottom = names.length * lanePx;
@@ -116,8 +131,8 @@ function drawLanes({ context, left, end, names, lanePx, startS, nowS, spanS, x }
   context.fillStyle = colours.muted;
   context.textAlign = "center";
   const lines = [];
-  for (let number = Math.max(0, Math.ceil(startS / step)); number * step <= nowS; number += 1) {
-    const at = x(number * step);
+  for (let number = Math.max(0, Math.ceil((startS - originS) / step)); originS + number * step <= endS; number += 1) {
+    const at = x(originS + number * step);
     lines.push([at, 0, at, bottom]);
     if (at > left + 14 && at < end - 14) context.fillText(`${(number * step).toFixed(decimals)} s`, at, bottom + 14);
   }
@@ -133,11 +148,11 @@ export function clipped(context, text, room) {
   return end ? `${text.slice(0, end)}…` : "";
 }
 
-function drawLinks({ context, x, names, lanePx, firstStage, nowS }, trips) {
+function drawLinks({ context, x, names, lanePx, firstStage, nowS, barTop }, trips) {
   const lines = [];
   const add = (fromS, toS, lane, last) => {
     if (fromS >= nowS || toS < fromS) return;
-    lines.push([x(fromS), (lane + BAR_BOTTOM) * lanePx, x(toS), (lane + 1 + (last ? 0 : BAR_TOP)) * lanePx]);
+    lines.push([x(fromS), (lane + BAR_BOTTOM) * lanePx, x(toS), (lane + 1 + (last ? 0 : barTop)) * lanePx]);
   };
   for (const { sent_s: sentS, back_s: backS, stays } of trips) {
     if (!stays.length) continue;
@@ -151,39 +166,39 @@ function drawLinks({ context, x, names, lanePx, firstStage, nowS }, trips) {
   stroke(context, colours.link, 1, lines);
 }
 
-function drawDrafts({ context, x, lanePx, nowS }, drafts, world) {
+function drawDrafts({ context, x, lanePx, nowS, barTop }, drafts, world) {
   const boxes = [];
   for (const draft of drafts) {
     const lane = draft.drafter;
     if (draft.started_s >= nowS || lane >= Math.max(1, world.drafters.length)) continue;
     const from = x(draft.started_s);
-    boxes.push([from, (lane + BAR_TOP) * lanePx, Math.max(FEW_PX, x(Math.min(nowS, draft.ended_s)) - from), (BAR_BOTTOM - BAR_TOP) * lanePx]);
+    boxes.push([from, (lane + barTop) * lanePx, Math.max(FEW_PX, x(Math.min(nowS, draft.ended_s)) - from), (BAR_BOTTOM - barTop) * lanePx]);
   }
   fill(context, colours.drafting, boxes);
 }
 
 // Bars, split at the height that the living rows are of all; returns for how long of the window each lane worked.
-function drawStays({ context, x, lanePx, firstStage, startS, nowS }, trips, stages) {
+function drawStays({ context, x, lanePx, firstStage, startS, nowS, barTop, waitAt }, trips, stages) {
   const alive = [[], []];
   const dead = [];
   const waits = [];
   const crosses = [];
   const busyS = new Array(stages).fill(0);
-  const height = (BAR_BOTTOM - BAR_TOP) * lanePx;
+  const height = (BAR_BOTTOM - barTop) * lanePx;
   for (const { segment, stays } of trips) {
     for (const stay of stays) {
       if (stay.stage >= stages || stay.arrived_s >= nowS) continue;
       const top = (firstStage + stay.stage) * lanePx;
-      if (stay.dropped) crosses.push([x(Math.min(nowS, stay.started_s)), top + WAIT_AT * lanePx]);
+      if (stay.dropped) crosses.push([x(Math.min(nowS, stay.started_s)), top + waitAt * lanePx]);
       const rows = stay.alive + stay.dead;
       if (!rows) continue;
-      if (stay.started_s - stay.arrived_s > 1e-4) waits.push([x(stay.arrived_s), top + WAIT_AT * lanePx, x(Math.min(nowS, stay.started_s)), top + WAIT_AT * lanePx]);
+      if (stay.started_s - stay.arrived_s > 1e-4) waits.push([x(stay.arrived_s), top + waitAt * lanePx, x(Math.min(nowS, stay.started_s)), top + waitAt * lanePx]);
       if (stay.started_s >= nowS) continue;
       const from = x(stay.started_s);
       const width = Math.max(FEW_PX, x(Math.min(nowS, stay.ended_s)) - from);
       const lost = (height * stay.dead) / rows;
-      if (stay.dead) dead.push([from, top + BAR_TOP * lanePx, width, lost]);
-      if (stay.alive) alive[segment % 2].push([from, top + BAR_TOP * lanePx + lost, width, height - lost]);
+      if (stay.dead) dead.push([from, top + barTop * lanePx, width, lost]);
+      if (stay.alive) alive[segment % 2].push([from, top + barTop * lanePx + lost, width, height - lost]);
       busyS[stay.stage] += Math.max(0, Math.min(nowS, stay.ended_s) - Math.max(startS, stay.started_s));
     }
   }
@@ -195,19 +210,19 @@ function drawStays({ context, x, lanePx, firstStage, startS, nowS }, trips, stag
   return busyS;
 }
 
-function drawCommits({ context, x, end, lanePx, names }, commits) {
-  const top = (names.length - 1) * lanePx;
-  stroke(context, colours.tokens, 1.6, commits.map((commit) => [x(commit.t), top + 1, x(commit.t), top + 0.4 * lanePx]));
+// A line for each instant at which tokens became known, and their text where there is room: nothing else, or a count would be taken for a token.
+function drawCommits({ context, x, end, lanePx, names, barTop }, commits) {
+  const top = (names.length - 1 + barTop) * lanePx;
+  const height = (1 - barTop) * lanePx;
+  stroke(context, colours.tokens, 1.6, commits.map((commit) => [x(commit.t), top, x(commit.t), top + 0.3 * height]));
   context.font = `11px ${colours.font}`;
   context.fillStyle = colours.tokens;
   context.textAlign = "left";
   context.textBaseline = "top";
   commits.forEach((commit, index) => {
     const at = x(commit.t);
-    const room = (index + 1 < commits.length ? x(commits[index + 1].t) - 4 : end) - at;
-    const text = visible(commit.text);
-    if (context.measureText(text).width <= room) context.fillText(text, at, top + 0.44 * lanePx);
-    else if (room >= 7) context.fillText(String(commit.count), at, top + 0.44 * lanePx);
+    const room = (index + 1 < commits.length ? x(commits[index + 1].t) - 5 : end) - at;
+    if (room >= TEXT_LEAST_PX) context.fillText(clipped(context, visible(commit.text), room), at, top + 0.36 * height);
   });
   context.textBaseline = "alphabetic";
 }
@@ -223,14 +238,15 @@ function drawLosses({ context, x, startS, nowS, names, lanePx }, losses) {
   context.font = `600 11px ${colours.font}`;
   context.fillStyle = colours.wrong;
   context.textAlign = "left";
-  for (const at of seen) context.fillText("stage lost", x(at) + 4, 11);
+  for (const at of seen) context.fillText("device lost", x(at) + 4, 11);
 }
 
-function drawShares({ context, end, lanePx, firstStage, spanS }, busyS) {
+function drawShares({ context, end, lanePx, firstStage, startS, nowS, barTop }, busyS) {
+  const spanS = Math.max(1e-6, nowS - startS);
   context.font = `11px ${colours.font}`;
   context.fillStyle = colours.muted;
   context.textAlign = "left";
   context.textBaseline = "middle";
-  busyS.forEach((each, stage) => context.fillText(`${Math.min(100, Math.round((100 * each) / spanS))}%`, end + 6, (firstStage + stage + 0.54) * lanePx));
+  busyS.forEach((each, stage) => context.fillText(`${Math.min(100, Math.round((100 * each) / spanS))}%`, end + 6, (firstStage + stage + (barTop + BAR_BOTTOM) / 2) * lanePx));
   context.textBaseline = "alphabetic";
 }

@@ -1,14 +1,21 @@
-// Puts the page together: live or replay, what is drawn when, and the keys.
+// Puts the page together: live, frozen at an answer's end, or a replay; what is drawn when, and the keys.
 
+import { Answer } from "./answer.js";
 import { Api } from "./api.js";
 import { Chat } from "./chat.js";
 import { watchColours } from "./colours.js";
-import { Answer, Figures } from "./figures.js";
+import { byId } from "./elements.js";
+import { Figures } from "./figures.js";
+import { Kept } from "./kept.js";
 import { Key } from "./key.js";
 import { Lanes } from "./lanes.js";
+import { DeviceMap } from "./map.js";
 import { Timeline, World } from "./model.js";
+import { Player } from "./player.js";
 import { RecordingError, readFile } from "./recording.js";
 import { Replay } from "./replay.js";
+import { shelf } from "./shelf.js";
+import { Story } from "./story.js";
 import { Live } from "./stream.js";
 import { Tree } from "./tree.js";
 
@@ -19,44 +26,50 @@ const STILL_MS = 1000; // and for those who want little motion
 const LAG_S = [0.2, 3]; // of the live timeline: a trip is known when it is back
 const DRIFT_S = 0.0005; // per batch, by which the least delay that was seen is forgotten
 const SAID_MS = 2000;
-
 const AHEAD_MS = 12; // asked for before it is due: the screen's frames come when they come
-const CONTROLS_MS = 100;
+const WHOLE = -1; // the window that is as long as the answer
 
 const NOTHING = { model: "", method: "", drafters: [], world: "", stages: [], frames: [] };
+const STATES = { connecting: "connecting", live: "live", lost: "reconnecting", refused: "no key" };
 
-const byId = (id) => document.getElementById(id);
 const motion = matchMedia("(prefers-reduced-motion: reduce)");
 const still = () => motion.matches;
+const isStatic = shelf.length > 0;
 
 const shared = ["localhost", "127.0.0.1", "[::1]"].includes(location.hostname) && navigator.hardwareConcurrency <= SHARED_CORES;
 const frameMs = shared ? SHARED_FRAME_MS : FRAME_MS;
 
-const key = new Key(() => replay || live.open());
+const key = new Key(() => isFile || live.open());
 const api = new Api(key);
-const chat = new Chat(api);
-const figures = new Figures(byId("tiles"), byId("rows"));
+const chat = new Chat(api, () => !isFile && player.replay && backToLive());
+const figures = new Figures(byId("tiles"), byId("figures"));
 const answer = new Answer(choose);
+const story = new Story();
+const map = new DeviceMap(byId("map"));
 const lanes = new Lanes(byId("lanes"), wake);
 const tree = new Tree(byId("tree"), wake, still);
+const player = new Player(wake, backToLive);
 const live = new Live(api, { hello, frames: received, state: connected });
 
-let shown = { timeline: new Timeline(), world: new World(NOTHING) }; // live
+let shown = { timeline: new Timeline(), world: new World(NOTHING), kept: new Kept(NOTHING) }; // live
+let frozen = null; // the last answer's replay, which stands at its end until the next one begins
+let isFile = false; // whether the replay is of a file, and not of what was just seen
+let connection = "connecting";
 let behindS = null; // the person's clock less the recording's, at the quickest
 let lagS = LAG_S[0];
-let replay = null;
 let timer = 0; // until the next drawing
 let frame = 0; // of the screen that it waits for
 let drawnMs = 0;
 let dirty = true; // there is something new beside the clock
 let saidMs = 0;
-let toldMs = 0;
 
-const world = () => (replay ?? shown).world;
+const world = () => (player.replay ?? shown).world;
 
 function hello(document) {
-  shown = { timeline: new Timeline(), world: new World(document) };
+  shown = { timeline: new Timeline(), world: new World(document), kept: new Kept(document) };
   behindS = null;
+  frozen = null;
+  chat.suggest(document.model);
   about();
   connected("live");
   wake();
@@ -64,9 +77,13 @@ function hello(document) {
 
 function received(frames) {
   const clockS = performance.now() / 1000;
-  for (const frame of frames) {
-    shown.world.apply(frame);
-    shown.timeline.add(frame);
+  for (const each of frames) {
+    const ran = shown.world.running.length;
+    shown.kept.take(each, shown.world);
+    shown.world.apply(each);
+    shown.timeline.add(each);
+    if (each.kind === "begin" || each.kind === "missed") frozen = null;
+    if (ran && !shown.world.running.length) freeze();
   }
   if (!frames.length) return;
   const delayS = clockS - frames.at(-1).t;
@@ -75,20 +92,28 @@ function received(frames) {
   wake();
 }
 
+function freeze() {
+  const recording = shown.kept.recording();
+  frozen = recording && new Replay(recording);
+  frozen?.seek(frozen.endS);
+}
+
 function connected(state, why = "") {
-  if (replay) return;
-  const words = { connecting: "connecting", live: "live", lost: "reconnecting", refused: "no key" };
-  byId("state").textContent = words[state];
+  connection = state;
+  wake();
+  if (player.replay) return;
+  byId("state").textContent = STATES[state];
   byId("state").dataset.state = state;
   byId("state").title = why;
 }
 
 function about() {
   const { model, method, drafters, kind } = world();
-  const with_ = drafters.length ? ` with ${drafters.join(", ")}` : "";
+  const guessers = drafters.filter((name) => name !== "none");
+  const by = guessers.length ? `, drafter ${guessers.join(", ")}` : "";
   const where = { cluster: "", emulated: ", emulated devices", simulated: ", simulated (virtual time)" }[kind] ?? "";
   const name = model.startsWith("/") ? model.split("/").pop() : model;
-  byId("model").textContent = name ? `${name}: ${method}${with_}${where}` : "";
+  byId("model").textContent = name ? `model ${name}, method ${method}${by}${where}` : "";
 }
 
 function choose(value) {
@@ -118,7 +143,8 @@ function tick(nowMs) {
 
 function moves() {
   if (tree.moving) return true;
-  if (replay) return replay.playing;
+  if (player.replay) return player.replay.playing;
+  if (frozen) return false;
   return shown.timeline.lastS > liveS() - lanes.spanS(shown.timeline, 1) - 1;
 }
 
@@ -128,23 +154,38 @@ function liveS() {
 
 function draw(nowMs) {
   dirty = false;
-  if (replay) {
-    replay.advance(nowMs);
-    lanes.draw(replay.timeline, replay.world, replay.nowS, replay.speed);
-    if (!replay.playing || nowMs - toldMs > CONTROLS_MS) controls(nowMs);
-  } else {
-    const wanted = Math.min(LAG_S[1], Math.max(LAG_S[0], 1.5 * shown.timeline.recentS));
-    lagS += 0.02 * (wanted - lagS);
-    lanes.draw(shown.timeline, shown.world, liveS(), 1);
-  }
+  player.replay?.advance(nowMs);
   const now = world();
+  const { timeline, nowS } = player.replay ? drawReplay(player.replay) : frozen && lanes.windowS <= 0 ? drawReplay(frozen) : drawLive();
+  if (player.replay) player.tick(nowMs);
   tree.draw(now.shown, nowMs);
-  figures.show(now);
+  figures.show(now, timeline.plainS(nowS));
+  map.show(now, timeline, nowS);
   answer.show(now);
+  story.show(now, { isReplay: Boolean(player.replay), isFrozen: Boolean(frozen), connection });
+  byId("slowly").hidden = player.replay ? player.replay.playing || !player.replay.atEnd : !frozen;
   if (nowMs - saidMs > SAID_MS || !moves()) {
     saidMs = nowMs;
     say(now);
   }
+}
+
+function drawLive() {
+  const { timeline, kept } = shown;
+  const wanted = Math.min(LAG_S[1], Math.max(LAG_S[0], 1.5 * timeline.recentS));
+  lagS += 0.02 * (wanted - lagS);
+  const nowS = liveS();
+  lanes.draw(timeline, shown.world, { nowS, startS: nowS - lanes.spanS(timeline, 1), originS: kept.startS });
+  return { timeline, nowS };
+}
+
+// A replay, or the last answer as it stands: the whole of it once it is over.
+function drawReplay(replay) {
+  const { timeline, nowS, startS, endS } = replay;
+  const isWhole = lanes.windowS === WHOLE || (lanes.windowS === 0 && replay.atEnd);
+  const span = isWhole ? { startS, endS } : { startS: nowS - lanes.spanS(timeline, Math.max(0.25, replay.speed)) };
+  lanes.draw(timeline, replay.world, { nowS, originS: startS, ...span });
+  return { timeline, nowS };
 }
 
 // What the canvases show, in words.
@@ -152,65 +193,56 @@ function say(now) {
   const busy = now.figures ? now.stages.map((stage, at) => `${stage.name} ${Math.round(100 * (now.figures.busy[at] ?? 0))}% busy`).join(", ") : "nothing has run yet";
   byId("lanes").setAttribute("aria-label", `Timeline of the devices: ${busy}`);
   const request = now.shown;
-  const best = request ? [...request.nodes.values()].filter((node) => !node.committed).sort((one, other) => other.value - one.value) : [];
+  const best = request ? request.guesses.sort((one, other) => other.value - one.value) : [];
   const likely = best.slice(0, 3).map((node) => node.token.trim() || "blank").join(", ");
-  const words = request ? `${request.tokens} tokens committed, ${best.length} guesses${likely ? `, the likeliest: ${likely}` : ""}` : "no answer yet";
-  byId("tree").setAttribute("aria-label", `Token tree: ${words}`);
+  const words = request ? `${request.tokens} tokens in the answer, ${best.length} guesses${likely ? `, the likeliest: ${likely}` : ""}` : "no answer yet";
+  byId("tree").setAttribute("aria-label", `Guesses: ${words}`);
 }
 
 // Replay
 
-function controls(nowMs) {
-  toldMs = nowMs;
-  const play = replay.playing ? "Pause" : "Play";
-  if (byId("play").textContent !== play) byId("play").textContent = play;
-  byId("scrub").value = replay.nowS;
-  byId("instant").textContent = `${(replay.nowS - replay.startS).toFixed(2)} / ${(replay.endS - replay.startS).toFixed(2)} s`;
+function play(replay, name) {
+  player.open(replay);
+  byId("save").disabled = isFile;
+  byId("state").textContent = `replay of ${name}`;
+  byId("state").dataset.state = "replay";
+  byId("state").title = replay.recording.created ? `made ${replay.recording.created}` : "";
+  tree.forget();
+  about();
+  player.toggle(true);
 }
 
-async function openFile(file) {
-  if (!file) return;
+// A recording that is read from somewhere: a file, or the page itself.
+async function openRecording(reading, name) {
   trouble("");
   let recording;
   try {
-    recording = await readFile(file);
+    recording = await reading;
   } catch (error) {
     if (!(error instanceof RecordingError || error instanceof DOMException)) throw error;
     trouble(error.message);
     return;
   }
   live.close();
-  replay = new Replay(recording);
-  replay.speed = Number(byId("speed").value);
-  Object.assign(byId("scrub"), { min: replay.startS, max: replay.endS });
-  byId("replay").hidden = false;
-  byId("save").disabled = true;
-  byId("state").textContent = `replay of ${file.name}`;
-  byId("state").dataset.state = "replay";
-  byId("state").title = recording.created ? `made ${recording.created}` : "";
-  tree.forget();
-  about();
-  toggle(true);
-  byId("play").focus();
+  isFile = true;
+  play(new Replay(recording), name);
 }
 
-function toggle(play = !replay.playing) {
-  if (play) replay.play();
-  else replay.pause();
-  controls(performance.now());
-  wake();
+function openFile(file) {
+  if (file) openRecording(readFile(file), file.name);
 }
 
 function backToLive() {
-  replay = null;
-  byId("replay").hidden = true;
+  const wasFile = isFile;
+  player.close();
+  isFile = false;
   byId("save").disabled = false;
   trouble("");
   tree.forget();
   about();
-  live.open();
-  wake();
-  byId("open").focus();
+  connected(wasFile ? "connecting" : connection);
+  if (wasFile) live.open();
+  byId(frozen ? "slowly" : "open").focus();
 }
 
 async function save() {
@@ -239,16 +271,14 @@ byId("file").addEventListener("change", () => {
   openFile(byId("file").files[0]);
   byId("file").value = "";
 });
-byId("play").addEventListener("click", () => toggle());
-byId("back").addEventListener("click", backToLive);
-byId("scrub").addEventListener("input", () => {
-  replay.pause();
-  replay.seek(Number(byId("scrub").value));
-  wake();
-});
-byId("speed").addEventListener("change", () => {
-  if (replay) replay.speed = Number(byId("speed").value);
-  wake();
+byId("slowly").addEventListener("click", () => {
+  byId("speed").value = "0";
+  if (player.replay) {
+    player.open(player.replay);
+    player.toggle(true);
+    return;
+  }
+  play(frozen, "the last answer");
 });
 byId("window").addEventListener("change", () => {
   lanes.windowS = Number(byId("window").value);
@@ -257,12 +287,8 @@ byId("window").addEventListener("change", () => {
 
 document.addEventListener("keydown", (event) => {
   if (key.dialog.open || event.altKey || event.ctrlKey || event.metaKey) return;
-  if (event.key === "Escape" && chat.answering) {
-    chat.stop();
-  } else if (event.key === " " && replay && !event.target.closest("input:not([type=range]), textarea, select, button, a")) {
-    event.preventDefault();
-    toggle();
-  }
+  if (event.key === "Escape" && chat.answering) chat.stop();
+  else if (player.press(event)) event.preventDefault();
 });
 
 let dragged = 0; // elements that the dragged file is over: it enters one before it leaves the other
@@ -286,5 +312,15 @@ document.addEventListener("drop", (event) => {
 document.addEventListener("visibilitychange", wake);
 motion.addEventListener("change", wake);
 watchColours(wake);
-live.open();
+if (isStatic) {
+  const choice = byId("recording");
+  choice.replaceChildren(...shelf.map(({ title }, at) => Object.assign(document.createElement("option"), { value: at, textContent: title })));
+  const take = () => openRecording(shelf[choice.value].read(), "a recording");
+  choice.addEventListener("change", take);
+  for (const id of ["chat", "save", "back", "to-chat", "state"]) byId(id).hidden = true;
+  byId("shelf").hidden = false;
+  take();
+} else {
+  live.open();
+}
 wake();

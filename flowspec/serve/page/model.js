@@ -3,6 +3,11 @@
 const KEPT_S = 45; // of the timeline, while it is live
 const PATH_KEPT = 24; // committed nodes that a tree keeps above its root
 const ENDED_KEPT = 3; // requests that are over and can still be looked at
+const PASSES_KEPT = 64; // by which plain decoding is reckoned,
+const PASSES_LEAST = 4;
+const PASS_QUANTILE = 0.2; // of them: those of few rows, which nothing else held up
+const PLAIN = "ar"; // the method that guesses nothing
+const BACK_S = 6; // for so long a device that came back is said to be
 
 // The first index in `list`, sorted by `key`, whose key is at least `value`.
 export function firstFrom(list, value, key) {
@@ -25,6 +30,7 @@ export class Timeline {
     this.losses = [];
     this.longestS = 0; // a trip or a draft: what is known by then began at most so long before
     this.recentS = 0; // trips of late, smoothed
+    this.passes = []; // what trips took without their waits in queues, of those that ran at every stage
     this.lastS = 0;
   }
 
@@ -34,6 +40,7 @@ export class Timeline {
       this.trips.push(frame);
       this.longestS = Math.max(this.longestS, tookS);
       this.recentS = this.recentS ? this.recentS + 0.1 * (tookS - this.recentS) : tookS;
+      if (frame.stays.length && frame.stays.every((stay) => stay.alive + stay.dead > 0)) this.passes.push({ t: frame.t, tookS: tookS - frame.stays.reduce((sum, stay) => sum + stay.started_s - stay.arrived_s, 0) });
     } else if (frame.kind === "draft") {
       this.drafts.push(frame);
       this.longestS = Math.max(this.longestS, frame.ended_s - frame.started_s);
@@ -47,9 +54,16 @@ export class Timeline {
     this.lastS = Math.max(this.lastS, frame.t);
   }
 
+  // What a token would take without guesses, by the trips until `nowS`: each would wait for the trip of the one before. Null before enough is known.
+  plainS(nowS) {
+    const until = firstFrom(this.passes, nowS + 1e-9, (pass) => pass.t);
+    const took = this.passes.slice(Math.max(0, until - PASSES_KEPT), until).map((pass) => pass.tookS).sort((one, other) => one - other);
+    return took.length < PASSES_LEAST ? null : took[Math.floor(PASS_QUANTILE * took.length)];
+  }
+
   forgetOld() {
     const since = this.lastS - KEPT_S;
-    for (const list of [this.trips, this.drafts, this.commits]) {
+    for (const list of [this.trips, this.drafts, this.commits, this.passes]) {
       if (list.length > 64 && list[0].t < since - KEPT_S) list.splice(0, firstFrom(list, since, (each) => each.t));
     }
   }
@@ -70,9 +84,13 @@ class Request {
     this.id = id;
     this.prompt = "";
     this.promptTokens = 0;
-    this.text = "";
-    this.fresh = ""; // what was committed last
-    this.tokens = 0;
+    this.reused = 0;
+    this.read = 0; // tokens of the prompt that went through all stages
+    this.said = []; // the answer's tokens: {text, guessed, t}
+    this.guessed = 0; // of them, those that were on their way as guesses when they became known
+    this.wrong = 0; // guesses that were dropped
+    this.isReading = true; // what is known goes through the stages, and no token has come since
+    this.wasPaused = false; // for the stages were given up
     this.running = true;
     this.end = null;
     this.nodes = new Map(); // id -> {id, parent, token, value, sent, committed}
@@ -86,6 +104,24 @@ class Request {
     this.prompt = frame.text;
     this.promptTokens = frame.prompt_tokens;
     this.reused = frame.reused;
+  }
+
+  get tokens() {
+    return this.said.length;
+  }
+
+  get text() {
+    return this.said.map((token) => token.text).join("");
+  }
+
+  get guesses() {
+    return [...this.nodes.values()].filter((node) => !node.committed);
+  }
+
+  // Tokens per second since the first one; null before there are two instants.
+  get rate() {
+    const [first, last] = [this.said[0]?.t, this.said.at(-1)?.t];
+    return last > first ? this.said.filter((token) => token.t > first).length / (last - first) : null;
   }
 
   plant(id, token) {
@@ -112,14 +148,20 @@ class Request {
     this.version += 1;
   }
 
-  commit(nodes) {
-    for (const [id, token] of nodes) {
-      if (!this.nodes.has(id)) this._insert(id, this.root, token, 1);
+  pause() {
+    this.isReading = true; // again
+    this.wasPaused = true;
+  }
+
+  commit(nodes, t) {
+    this.isReading = false;
+    for (const [id, text] of nodes) {
+      if (!this.nodes.has(id)) this._insert(id, this.root, text, 1);
+      const guessed = this.nodes.get(id).sent;
       this._commit(id);
-      this.text += token;
-      this.tokens += 1;
+      this.said.push({ text, guessed, t });
+      this.guessed += guessed ? 1 : 0;
     }
-    this.fresh = nodes.map((node) => node[1]).join("");
     this._keepBelowRoot();
     this.version += 1;
   }
@@ -132,7 +174,9 @@ class Request {
   finish(frame) {
     this.running = false;
     this.end = frame;
+    const wrong = this.wrong;
     for (const id of [...this.nodes.keys()]) if (!this.nodes.get(id)?.committed) this._remove(id);
+    this.wrong = wrong; // what is behind the answer's end was never looked at
     this.version += 1;
   }
 
@@ -160,7 +204,11 @@ class Request {
     }
     this.path = this.path.slice(-PATH_KEPT);
     const path = new Set(this.path);
-    for (const id of this.nodes.keys()) if (!alive.has(id) && !path.has(id)) this.nodes.delete(id);
+    for (const [id, node] of this.nodes) {
+      if (alive.has(id) || path.has(id)) continue;
+      this.wrong += node.committed ? 0 : 1;
+      this.nodes.delete(id);
+    }
     for (const [id, below] of this.children) {
       if (this.nodes.has(id)) this.children.set(id, below.filter((child) => this.nodes.has(child)));
       else this.children.delete(id);
@@ -178,7 +226,7 @@ class Request {
       const next = waiting.pop();
       waiting.push(...(this.children.get(next) ?? []));
       this.children.delete(next);
-      this.nodes.delete(next);
+      this.wrong += this.nodes.delete(next) ? 1 : 0;
     }
   }
 }
@@ -195,6 +243,10 @@ export class World {
     this.chosen = null; // by the person; else the newest that runs
     this.figures = null;
     this.devices = [];
+    this.away = new Set(); // devices that were lost and run no layers since
+    this.returned = new Map(); // when devices ran layers again, by name
+    this.note = ""; // what was told first of the last loss
+    this.prompts = new Map(); // rows of prompts on their way, by segment
     this.lost = false;
     this.t = 0;
   }
@@ -205,9 +257,16 @@ export class World {
       case "stages":
         this.stages = frame.stages;
         this.lost = false;
+        this._welcome();
         break;
       case "lost":
         this.lost = true;
+        this.note = "";
+        this.prompts.clear();
+        for (const id of this.running) this.requests.get(id).pause();
+        break;
+      case "note":
+        this.note ||= frame.text;
         break;
       case "missed":
         for (const id of this.running) this._forget(id);
@@ -222,10 +281,13 @@ export class World {
         this._of(frame.request).grow(frame.nodes);
         break;
       case "sent":
-        for (const [request, ids] of frame.parts) this.requests.get(request)?.send(ids);
+        this._send(frame);
+        break;
+      case "trip":
+        this._arrive(frame.segment);
         break;
       case "tokens":
-        this._of(frame.request).commit(frame.nodes);
+        this._of(frame.request).commit(frame.nodes, frame.t);
         break;
       case "dead":
         this.requests.get(frame.request)?.drop(frame.nodes);
@@ -234,12 +296,12 @@ export class World {
         this._of(frame.request).finish(frame);
         break;
       case "devices":
-        this.devices = frame.devices;
+        this._look(frame.devices);
         break;
       case "figures":
         this.figures = frame;
         break;
-      default: // trips and drafts are the timeline's
+      default: // drafts are the timeline's
     }
   }
 
@@ -252,6 +314,44 @@ export class World {
 
   get running() {
     return this.order.filter((id) => this.requests.get(id).running);
+  }
+
+  // Whether nothing is guessed.
+  get isPlain() {
+    return this.method === PLAIN;
+  }
+
+  // Whether a device was lost and is here again since a moment ago.
+  isBack(name) {
+    return this.t - (this.returned.get(name) ?? -Infinity) < BACK_S;
+  }
+
+  _look(devices) {
+    this.devices = devices;
+    for (const device of devices) if (!device.present) this.away.add(device.name);
+    this._welcome();
+  }
+
+  // Who is there and has layers is back, if it was away.
+  _welcome() {
+    const here = new Set(this.devices.filter((device) => device.present).map((device) => device.name));
+    for (const { name } of this.stages) {
+      if (here.has(name) && this.away.delete(name)) this.returned.set(name, this.t);
+    }
+  }
+
+  _send({ segment, parts, prompt_rows: rows }) {
+    for (const [request, ids] of parts) this.requests.get(request)?.send(ids);
+    const reading = parts.map(([request]) => this.requests.get(request)).find((request) => request?.running && request.isReading);
+    if (rows && reading) this.prompts.set(segment, { reading, rows });
+  }
+
+  _arrive(segment) {
+    const known = this.prompts.get(segment);
+    if (!known) return;
+    this.prompts.delete(segment);
+    known.reading.read += known.rows;
+    known.reading.version += 1;
   }
 
   _new(id) {

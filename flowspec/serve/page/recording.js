@@ -13,6 +13,7 @@ const isSeconds = within(0, SECONDS_MAX);
 const isShare = within(0, 1);
 const isFlag = (value) => typeof value === "boolean";
 const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
+const orMissing = (check) => (value) => value === undefined || check(value);
 const orNull = (check) => (value) => value === null || check(value);
 const listOf = (check) => (value) => Array.isArray(value) && value.length <= LIST_MAX && value.every(check);
 const row = (...checks) => (value) => Array.isArray(value) && value.length === checks.length && checks.every((check, at) => check(value[at]));
@@ -27,7 +28,8 @@ const device = record({
   temperature_c: orNull(within(-300, 1000)),
   running_s: isSeconds,
   present: isFlag,
-  throttled: (value) => value === undefined || orNull(isFlag)(value),
+  throttled: orMissing(orNull(isFlag)),
+  loading: orMissing(orNull(record({ doing: isText, share: isShare }))),
   ...each(["memory_bytes", "queued", "done"], isCount),
 });
 
@@ -35,6 +37,7 @@ const HEAD = { world: isText, model: isText, method: isText, drafters: listOf(is
 const KINDS = {
   stages: { stages },
   lost: { silent_s: isSeconds },
+  note: { text: isText },
   missed: {},
   begin: { request: isCount, prompt_tokens: isCount, reused: isCount, text: isText },
   root: { request: isCount, node: isCount, token: isText, position: isCount },

@@ -17,15 +17,15 @@ from flowspec.core.cluster.forming import (
     DATA,
     AskPlan,
     Assignment,
-    FormingTimes,
-    Passed,
+    FormingTimeouts,
     PipelineCore,
+    PlanFailed,
     PlanMade,
+    SegmentReturned,
     SendFailed,
     Start,
-    Unplanned,
 )
-from flowspec.core.cluster.membership import Begin, Membership, Tick
+from flowspec.core.cluster.membership import Membership, SessionStarted, Tick
 from flowspec.core.events import (
     Cancel,
     Draft,
@@ -35,14 +35,14 @@ from flowspec.core.events import (
     Forget,
     HeadEvent,
     PipelineLost,
-    Reformed,
+    PipelineReformed,
+    SegmentTimed,
+    SendToDrafter,
+    SendToFirstStage,
+    SendToStages,
     SetTimer,
     Submit,
-    Timed,
     TimerFired,
-    ToDrafter,
-    ToPipeline,
-    ToStages,
     VerifiedArrived,
 )
 from flowspec.core.head.head import HeadCore
@@ -53,8 +53,8 @@ from flowspec.plan.placement import ClusterPlan, StagePlan, assigns_of
 from flowspec.plan.split import weighted_split
 from flowspec.plan.timing import Curve
 from flowspec.sim.clock import Alarm, Clock
-from flowspec.sim.conduct import Conduct
 from flowspec.sim.drafter import FakeDrafter
+from flowspec.sim.head_checker import HeadChecker
 from flowspec.sim.record import SimulatedAnswer
 from flowspec.wire.codec import Envelope
 from tests.checks.faults.daemon import SimDaemon
@@ -65,7 +65,9 @@ from tests.checks.faults.pipelines import HEAD, SimPipelines
 from tests.checks.faults.process import Process
 
 SESSION = 1
-TERMS = FormingTimes(connect_s=2.0, reconnect_s=2.0, held_s=4.0, ping_s=0.5, watch_s=0.25, settle_s=0.1)
+FORMING_TIMEOUTS = FormingTimeouts(
+    connect_s=2.0, reconnect_s=2.0, held_s=4.0, ping_s=0.5, watch_s=0.25, settle_s=0.1
+)
 ROW_BYTES = 12000
 """Of what goes from stage to stage."""
 
@@ -97,7 +99,7 @@ class Cluster:
         frames_max: int,
         expect: Callable[[Submit, Spans], Sequence[int]],
         tell: Callable[[str, str], None],
-        terms: FormingTimes = TERMS,
+        forming_timeouts: FormingTimeouts = FORMING_TIMEOUTS,
         is_honest: bool = True,
         absent: Sequence[str] = (),
         agreement: Agreement | None = None,
@@ -107,7 +109,7 @@ class Cluster:
         self._daemons = daemons
         self.head = head
         self.membership = membership
-        self.forming = PipelineCore(membership, terms, start=Start.ANY, agreement=agreement)
+        self.forming = PipelineCore(membership, forming_timeouts, start=Start.ANY, agreement=agreement)
         self.answers: dict[int, list[SimulatedAnswer]] = {}
         self.on_end: Callable[[int], None] = lambda request: None
         self.on_give_up: Callable[[str], None] = lambda text: None
@@ -120,7 +122,7 @@ class Cluster:
         self._expect = expect
         self._tell = tell
         self._is_honest = is_honest
-        self._conduct = Conduct(is_honest=is_honest)
+        self._checker = HeadChecker(is_honest=is_honest)
         self.spans: dict[int, list[list[tuple[int, str]]]] = {}
         """Of the answers of each request: from which token on they are computed with which arithmetic."""
         self._expected: dict[int, Sequence[int]] = {}
@@ -155,8 +157,8 @@ class Cluster:
                     self.process,
                     network,
                     daemons,
-                    patience=membership.patience,
-                    terms=replace(terms, wait_s=None),
+                    membership_timeouts=membership.timeouts,
+                    forming_timeouts=replace(forming_timeouts, wait_s=None),
                     context=head.context,
                     vocabulary=head.vocabulary,
                     step=self._step,
@@ -165,7 +167,7 @@ class Cluster:
                     is_honest=is_honest,
                 )
             )
-        self._pipelines.give(Begin(absent=tuple((name, "it is down") for name in absent)))
+        self._pipelines.give(SessionStarted(absent=tuple((name, "it is down") for name in absent)))
 
     @property
     def events(self) -> int:
@@ -202,25 +204,25 @@ class Cluster:
             self.spans.setdefault(event.request, []).append(spans)
             self._expected[event.request] = self._expect(event, spans)
             self.answers.setdefault(event.request, []).append(SimulatedAnswer(event, self.process.now_s))
-        elif isinstance(event, Reformed):
+        elif isinstance(event, PipelineReformed):
             self._check_arithmetic()
         commands = self.head.handle(event, max(self.process.now_s, due_s))
         self.head.validate()
-        self._conduct.check(self.head, event, commands)
+        self._checker.check(self.head, event, commands)
         for command in commands:
-            if isinstance(command, ToStages):
+            if isinstance(command, SendToStages):
                 if isinstance(command.message, Release) and command.message.epoch < limits.ID_MAX:
                     self._tell(HEAD, f"gives up the caches of request {command.message.request}")
                 for (_, role), connection in self._pipelines.lines.dialled.items():
                     if role == CONTROL:
                         connection.send(HEAD, command.message)
-            elif isinstance(command, ToPipeline):
+            elif isinstance(command, SendToFirstStage):
                 self._tell(
                     f"{[part.commit.request for part in command.segment.parts]}",
                     f"sends {command.segment.row_count} rows",
                 )
                 self._send(command)
-            elif isinstance(command, Draft | ToDrafter):
+            elif isinstance(command, Draft | SendToDrafter):
                 self._drafting[command.drafter].post(command)
             elif isinstance(command, SetTimer):
                 if self._timer is not None:
@@ -228,9 +230,9 @@ class Cluster:
                 self._timer = self.process.at(command.at_s, partial(self._step, TimerFired(), command.at_s))
             elif isinstance(command, Emit):
                 self._emit(command)
-            elif isinstance(command, Timed):
+            elif isinstance(command, SegmentTimed):
                 self._pipelines.give(
-                    Passed(pipeline=self.forming.number, hops=command.hops, context=command.context)
+                    SegmentReturned(pipeline=self.forming.number, hops=command.hops, context=command.context)
                 )
             elif isinstance(command, Finished):
                 answer = self.answers[command.request][-1]
@@ -243,7 +245,7 @@ class Cluster:
         if isinstance(event, Submit) and self.head.is_formed and event.request in admission.waiting:
             self._tell(f"request {event.request}", "waits for room")
 
-    def _send(self, command: ToPipeline) -> None:
+    def _send(self, command: SendToFirstStage) -> None:
         """A segment for the first stage; where its connection takes no more that is told a moment later."""
         lines = self._pipelines.lines
         if lines.first_data.link_of(HEAD).is_full(self._frames_max):
@@ -269,7 +271,6 @@ class Cluster:
     # --------------------------------------------------------------------------------------------- pipelines
 
     def _stand(self, now_s: float) -> Tick:
-        """How the answers stand."""
         flight, rows = self.head.flights.oldest
         return Tick(
             flight_s=self.head.flight_s(now_s),
@@ -298,10 +299,10 @@ class Cluster:
             spans.append((len(answer.text), name))
             self._expected[request] = self._expect(answer.submit, spans)
 
-    def _plan(self, command: AskPlan) -> PlanMade | Unplanned:
+    def _plan(self, command: AskPlan) -> PlanMade | PlanFailed:
         devices = command.devices[: self._devices_max]
         if not self._devices_min <= len(devices) <= self._layer_count:
-            return Unplanned(
+            return PlanFailed(
                 text=f"{self._layer_count} layers on {len(devices)} devices", is_beside=command.is_beside
             )
         counts = weighted_split(

@@ -16,33 +16,33 @@ from flowspec.core.cluster.daemon import (
     Attach,
     Ban,
     Caller,
-    CallerSaid,
+    CallerBrokeProtocol,
+    CallerConnected,
+    CallerMessageArrived,
     CommandFailed,
     Compute,
+    ComputeFailed,
+    ComputeReported,
     DaemonCommand,
     DaemonCore,
     DaemonEvent,
+    DaemonLimits,
     DaemonTick,
-    DaemonTimes,
     Deliver,
-    EndMakingReady,
-    Failed,
+    EndAssignment,
+    EndPreparation,
     Gather,
-    Greet,
-    Greeted,
-    LetGo,
     Loaded,
-    MakeReady,
-    Misbehaved,
-    NextLost,
-    NextSaid,
+    NextHopLost,
+    NextHopMessageArrived,
+    PrepareSlice,
     Send,
     SendOn,
-    ShowLife,
-    ShowReady,
+    SendPong,
+    SendReady,
+    SendWelcome,
     SliceRoom,
-    Take,
-    Worked,
+    StartAssignment,
     room_for,
 )
 from flowspec.core.driving import Driver, Log, turn
@@ -117,9 +117,9 @@ class _Cache:
 
 @dataclass(slots=True)
 class _Part:
-    """What the daemon computes with, and sends to, for one hold."""
+    """What the daemon computes with, and sends to, for one assignment."""
 
-    hold: int
+    assignment_id: int
     assign: Assign
     core: StageCore | None
     layers: FakeLayers
@@ -199,7 +199,7 @@ class SimDaemon:
         self._drafter = drafter
         self._drafting = drafting
         self._times = 1.0
-        self._terms = DaemonTimes(
+        self._limits = DaemonLimits(
             lease_s=LEASE_S, link_s=LINK_S, queued_max=queued_max, messages_max=messages_max
         )
         self._daemons = daemons
@@ -209,7 +209,7 @@ class SimDaemon:
 
     def _begin(self) -> None:
         """A new life, with nothing."""
-        self._core = DaemonCore(self._terms)
+        self._core = DaemonCore(self._limits)
         self._driver: Driver[DaemonEvent, DaemonCommand] = Driver(self._handle, self._execute)
         self._part: _Part | None = None
         self._results: deque[Callable[[], None]] = deque()
@@ -244,9 +244,9 @@ class SimDaemon:
     @property
     def at_work_s(self) -> tuple[float, float]:
         """For how long the pass that runs has got no further (0: none runs), and what the longest of this
-        hold's that ended took."""
+        assignment's that ended took."""
         part = self._part
-        if self._core.hold is None or part is None:
+        if self._core.assignment is None or part is None:
             return 0.0, 0.0
         further = part.device.further
         since_s = part.further_s if self.is_stuck or further is None else further[1]
@@ -278,14 +278,14 @@ class SimDaemon:
         self._turn()
 
     def be_slow(self, times: float) -> None:
-        """Passes of the hold that is take so many times as long, from the next layer or draft on; 1 is as
-        before."""
+        """Passes of the assignment that is take so many times as long, from the next layer or draft on; 1 is
+        as before."""
         self._times = times
         if self._part is not None:
             self._part.device.spec = self._spec_at(self._part.assign, times)
 
     def be_hot(self, times: float) -> None:
-        """The same, for later holds as well."""
+        """The same, for later assignments as well."""
         self.heat = times
         self.be_slow(times)
 
@@ -330,7 +330,7 @@ class SimDaemon:
         if not self.is_up or self.is_stopped:
             return
         life = self._lives
-        is_read = turn(self._take_result, self._take_message, self._look, self._terms.messages_max)
+        is_read = turn(self._take_result, self._take_message, self._look, self._limits.messages_max)
         if not is_read and life == self._lives and (self._inbox or self._is_due):
             self._clock.at(self._clock.now_s, lambda: self._turn() if life == self._lives else None)
 
@@ -354,15 +354,15 @@ class SimDaemon:
             return
         self._is_due = not is_read
         self._note_further()
-        hold, lapsed = self._core.hold, self._core.fired["lapsed"]
-        assign = None if hold is None else hold.assign
+        assignment, lapsed = self._core.assignment, self._core.fired["lapsed"]
+        assign = None if assignment is None else assignment.assign
         is_known = (
             assign is None or not assign.next_hop or self._network.is_resolved(self.name, assign.next_name)
         )
         trouble = "" if is_known or assign is None else f"{assign.next_name}: no such name"
         self._give(DaemonTick(next_trouble=trouble, is_read=is_read))
-        if hold is not None and self._core.fired["lapsed"] > lapsed:
-            unread = [line for line, _ in self._inbox if self._peers.get(id(line)) is hold.control]
+        if assignment is not None and self._core.fired["lapsed"] > lapsed:
+            unread = [line for line, _ in self._inbox if self._peers.get(id(line)) is assignment.control]
             assert not unread, f"{self.name} lets its head's lease lapse, though words of it wait to be read"
 
     def _note_further(self) -> None:
@@ -376,7 +376,9 @@ class SimDaemon:
         ):
             return
         job, part.further_s = further
-        self._give(Worked(hold=part.hold, result=LayerEnded(job=job, at_s=part.further_s)))
+        self._give(
+            ComputeReported(assignment_id=part.assignment_id, result=LayerEnded(job=job, at_s=part.further_s))
+        )
 
     # -------------------------------------------------------------------------------------------- messages
 
@@ -386,7 +388,7 @@ class SimDaemon:
 
     def _refuse(self, connection: Connection, text: str) -> None:
         if (caller := self._peers.get(id(connection))) is not None:  # else a stranger, who is not listened to
-            self._give(Misbehaved(caller=caller, text=text))
+            self._give(CallerBrokeProtocol(caller=caller, text=text))
 
     def take(self, connection: Connection, envelope: Envelope, frames: Frames) -> None:
         """A message of a head or of the stage before."""
@@ -398,18 +400,22 @@ class SimDaemon:
         known = self._peers.get(id(connection))
         if known is not None and (envelope.incarnation != known.incarnation or isinstance(message, Hello)):
             assert not self._is_honest, "Hello came twice, or another incarnation on an open connection"
-            self._give(Misbehaved(caller=known, text="it says Hello twice, or is of another session"))
+            self._give(
+                CallerBrokeProtocol(caller=known, text="it says Hello twice, or is of another session")
+            )
         elif isinstance(message, Hello):
             peer = self._peers[id(connection)] = _Peer(
                 message.name, message.role, envelope.incarnation, connection
             )
-            self._give(Greeted(caller=peer))
+            self._give(CallerConnected(caller=peer))
         elif known is not None:  # else its Hello came when nobody was there to hear it
             if isinstance(message, Ping):
                 self._note_further()
             tensor = envelope.tensor
             size = 0 if tensor is None else len(tensor.data)
-            self._give(CallerSaid(caller=known, message=message, payload=tensor, payload_bytes=size))
+            self._give(
+                CallerMessageArrived(caller=known, message=message, payload=tensor, payload_bytes=size)
+            )
 
     def _give(self, event: DaemonEvent) -> None:
         """Gives the core an event, and has done what it says."""
@@ -423,16 +429,21 @@ class SimDaemon:
 
     def _validate_caches(self) -> None:
         """A slice that runs nothing holds what the core believes."""
-        hold, part = self._core.hold, self._part
-        if hold is not None and part is not None and hold.number == part.hold and part.device.is_idle:
-            core = hold.core
+        assignment, part = self._core.assignment, self._part
+        if (
+            assignment is not None
+            and part is not None
+            and assignment.number == part.assignment_id
+            and part.device.is_idle
+        ):
+            core = assignment.core
             if isinstance(core, StageCore) and part.began_s is None:
                 part.layers.validate(part.assign.stage, core)
 
     def _execute(self, command: DaemonCommand) -> None:
         if isinstance(command, Log):
             self._tell(command.text)
-        elif isinstance(command, Greet):
+        elif isinstance(command, SendWelcome):
             welcome = Welcome(
                 name=self.name,
                 version=__version__,
@@ -447,31 +458,31 @@ class SimDaemon:
             message = command.message
             if self.babbles and isinstance(message, Proposed):
                 message = self._nonsense(message)
-            if not self._send(command.caller, message) and command.hold:
-                self._driver.give(CommandFailed(hold=command.hold, message=command.message))
+            if not self._send(command.caller, message) and command.assignment_id:
+                self._driver.give(CommandFailed(assignment_id=command.assignment_id, message=command.message))
         elif isinstance(command, SendOn):
             self._send_on(command)
-        elif isinstance(command, ShowLife):
+        elif isinstance(command, SendPong):
             running_s, arrived = command.running_s, command.arrived
             pong = Pong(
                 queued=command.queued, done=command.done, memory_bytes=0, running_s=running_s, arrived=arrived
             )
             is_nonsense = self.babbles and self._drafter is None  # of a drafter what it proposes is
             self._send(command.caller, Reset() if is_nonsense else pong)
-        elif isinstance(command, ShowReady):
+        elif isinstance(command, SendReady):
             slots, load_s = command.loaded.cache_slots, command.loaded.load_s
             ready = Ready(weight_bytes=1, memory_bytes=1, cache_slots=slots, load_s=load_s)
             self._send(command.caller, ready)
-        elif isinstance(command, Take):
-            self._take_hold(command)
-        elif isinstance(command, MakeReady):
-            self._make_ready(command)
-        elif isinstance(command, EndMakingReady):
+        elif isinstance(command, StartAssignment):
+            self._start_assignment(command)
+        elif isinstance(command, PrepareSlice):
+            self._prepare(command)
+        elif isinstance(command, EndPreparation):
             self._preparing = 0
         elif isinstance(command, Compute):
-            if self._part is not None and self._part.hold == command.hold:
+            if self._part is not None and self._part.assignment_id == command.assignment_id:
                 self._compute(self._part, command.work)
-        elif isinstance(command, LetGo):
+        elif isinstance(command, EndAssignment):
             part, self._part = self._part, None
             self.stage_fired.update(_fired(part))
             if part is not None and part.next_hop is not None:
@@ -499,7 +510,7 @@ class SimDaemon:
 
     def _send_on(self, command: SendOn) -> None:
         part, work = self._part, command.work
-        if part is None or part.hold != command.hold:
+        if part is None or part.assignment_id != command.assignment_id:
             return
         message = work.segment if isinstance(work, SendSegment) else work.verified
         tensor = work.payload.select(work.rows) if work.payload is not None and work.rows else None
@@ -507,15 +518,15 @@ class SimDaemon:
             assert part.next_hop is not None, "a stage that is ready has its next hop"
             part.next_hop.send(self.name, message, tensor and widened(tensor, part.assign))
         elif not self._send(command.caller, message, tensor):
-            self._driver.give(CommandFailed(hold=command.hold, message=message))
+            self._driver.give(CommandFailed(assignment_id=command.assignment_id, message=message))
 
     # --------------------------------------------------------------------------------------------- holding
 
-    def _take_hold(self, command: Take) -> None:
-        assign, hold, life = command.assign, command.hold, self._lives
+    def _start_assignment(self, command: StartAssignment) -> None:
+        assign, assignment_id, life = command.assign, command.assignment_id, self._lives
         count = assign.end_layer - assign.first_layer
         span = (assign.first_layer, assign.end_layer, assign.arithmetic)
-        taken = self._core.hold
+        taken = self._core.assignment
         core = None if taken is None else taken.core
         is_able, is_last = assign.arithmetic in ("", *self.offers), not assign.next_hop
         language = spoken(self._language, assign.arithmetic if is_able else "")
@@ -526,19 +537,23 @@ class SimDaemon:
             assign.stage,
             layers,
             is_last,
-            lambda done: self._done(life, hold, done),
+            lambda done: self._done(life, assignment_id, done),
         )
-        part = self._part = _Part(hold, assign, core if isinstance(core, StageCore) else None, layers, device)
+        part = self._part = _Part(
+            assignment_id, assign, core if isinstance(core, StageCore) else None, layers, device
+        )
         self._times = self.heat
         if assign.next_hop and assign.next_name not in self._daemons:
             assert not self._is_honest, f"there is no device {assign.next_name}"
             self._later(
                 0.0,
                 self._onward,
-                lambda: self._give(NextLost(hold=hold, text="cannot be dialled: no such name")),
+                lambda: self._give(
+                    NextHopLost(assignment_id=assignment_id, text="cannot be dialled: no such name")
+                ),
             )
         elif assign.next_hop:
-            part.next_hop = self._dial(hold, assign, command.caller.incarnation)
+            part.next_hop = self._dial(assignment_id, assign, command.caller.incarnation)
         if assign.drafting is not None and self._drafter is not None:
             self._drafter.restart()
         is_known = assign.dtype == "float32" and (assign.drafting is None or self._drafter is not None)
@@ -547,44 +562,65 @@ class SimDaemon:
             self._later(
                 0.0,
                 self._results,
-                lambda: self._give(Failed(hold=hold, text=f"no {assign.told} here", is_part=True)),
+                lambda: self._give(
+                    ComputeFailed(assignment_id=assignment_id, text=f"no {assign.told} here", is_part=True)
+                ),
             )
         elif not is_able:
             assert not self._is_honest or self.is_poor, f"{assign.arithmetic} is assigned, which it lacks"
             text = f"no arithmetic {assign.arithmetic} here"
-            self._later(0.0, self._results, lambda: self._give(Failed(hold=hold, text=text, is_part=True)))
+            self._later(
+                0.0,
+                self._results,
+                lambda: self._give(ComputeFailed(assignment_id=assignment_id, text=text, is_part=True)),
+            )
         elif count > self.layers_max:
             self._later(
                 0.0,
                 self._results,
-                lambda: self._give(Failed(hold=hold, text=f"{count} layers do not fit here", is_part=True)),
+                lambda: self._give(
+                    ComputeFailed(
+                        assignment_id=assignment_id, text=f"{count} layers do not fit here", is_part=True
+                    )
+                ),
             )
         else:
             self._preparing = 0
             lacking = 0 if self._has(span) else self._lacking(span)
             for layer in range(1, lacking):
-                tell = partial(self._layer_loaded, hold, layer / lacking)
+                tell = partial(self._layer_loaded, assignment_id, layer / lacking)
                 self._later(self._load_s * layer, self._results, tell)
             load_s = self._load_s * lacking if lacking else KEPT_S
-            self._later(load_s, self._results, lambda: self._loaded(hold, span))
-        self._check_later(hold)
+            self._later(load_s, self._results, lambda: self._loaded(assignment_id, span))
+        self._check_later(assignment_id)
 
-    def _dial(self, hold: int, assign: Assign, incarnation: int) -> Connection:
+    def _dial(self, assignment_id: int, assign: Assign, incarnation: int) -> Connection:
         other = self._daemons[assign.next_name]
 
         def lost() -> None:
             self._put(
-                self._onward, lambda: self._give(NextLost(hold=hold, text="was lost: its connection closed"))
+                self._onward,
+                lambda: self._give(
+                    NextHopLost(assignment_id=assignment_id, text="was lost: its connection closed")
+                ),
             )
 
         def take(connection: Connection, envelope: Envelope, frames: Frames) -> None:
             del connection, frames
-            self._put(self._onward, lambda: self._give(NextSaid(hold=hold, message=envelope.message)))
+            self._put(
+                self._onward,
+                lambda: self._give(
+                    NextHopMessageArrived(assignment_id=assignment_id, message=envelope.message)
+                ),
+            )
 
         def refuse(connection: Connection, text: str) -> None:
             del connection
             self._put(
-                self._onward, lambda: self._give(NextLost(hold=hold, text=f"broke the protocol: {text}"))
+                self._onward,
+                lambda: self._give(
+                    NextHopLost(assignment_id=assignment_id, text=f"broke the protocol: {text}")
+                ),
             )
 
         found = self._network.connect(
@@ -609,21 +645,23 @@ class SimDaemon:
         kept = range(first, end) if arithmetic == span[2] else range(0)
         return len(set(range(*span[:2])) - set(kept))
 
-    def _layer_loaded(self, hold: int, share: float) -> None:
+    def _layer_loaded(self, assignment_id: int, share: float) -> None:
         if not self.is_stuck:
-            self._give(Worked(hold=hold, result=Loading(doing="loading", share=share)))
+            self._give(
+                ComputeReported(assignment_id=assignment_id, result=Loading(doing="loading", share=share))
+            )
 
-    def _loaded(self, hold: int, span: Span) -> None:
-        if self._may_load(hold, span):
+    def _loaded(self, assignment_id: int, span: Span) -> None:
+        if self._may_load(assignment_id, span):
             self._kept, self._spare = span, None
-            self._give(Worked(hold=hold, result=self._result()))
+            self._give(ComputeReported(assignment_id=assignment_id, result=self._result()))
 
-    def _may_load(self, hold: int, span: Span) -> bool:
+    def _may_load(self, assignment_id: int, span: Span) -> bool:
         """Whether loading comes to an end, and a good one."""
         if self.is_stuck:
             return False
         if self.is_damaged and not self._has(span):
-            self._give(Failed(hold=hold, text="a tensor differs from the head's"))
+            self._give(ComputeFailed(assignment_id=assignment_id, text="a tensor differs from the head's"))
             return False
         if self.is_doomed and not self._has(span):
             self._tell("is killed: out of memory")
@@ -643,11 +681,11 @@ class SimDaemon:
             load_s=load_s,
         )
 
-    def _make_ready(self, command: MakeReady) -> None:
+    def _prepare(self, command: PrepareSlice) -> None:
         """Loads what it lacks of another slice beside the one that it runs, or only fetches it."""
-        assign, hold = command.assign, command.hold
+        assign, assignment_id = command.assign, command.assignment_id
         span = (assign.first_layer, assign.end_layer, assign.arithmetic)
-        self._preparing, self._spare = hold, None
+        self._preparing, self._spare = assignment_id, None
         own = 0 if self._kept is None else self._kept[1] - self._kept[0]
         lacking = self._lacking(span)
         kept = span[1] - span[0] - lacking
@@ -656,42 +694,47 @@ class SimDaemon:
         room = room_for(new=lacking, cache=0, free=free, growth=0, given_up=given_up)
         if room is SliceRoom.NONE or assign.dtype != "float32":
             text = f"{assign.told} do not fit here"
-            self._later(0.0, self._results, lambda: self._give(Failed(hold=hold, text=text, is_part=True)))
+            self._later(
+                0.0,
+                self._results,
+                lambda: self._give(ComputeFailed(assignment_id=assignment_id, text=text, is_part=True)),
+            )
             return
 
         def made() -> None:
-            if self._preparing != hold or not self._may_load(hold, span):
+            if self._preparing != assignment_id or not self._may_load(assignment_id, span):
                 return
             if room is SliceRoom.BESIDE:
                 self._spare = span
             later_s = 0.0 if room is SliceRoom.BESIDE else self._load_s * lacking
-            self._give(Worked(hold=hold, result=self._result(later_s)))
+            self._give(ComputeReported(assignment_id=assignment_id, result=self._result(later_s)))
 
         self._later(self._load_s * lacking, self._results, made)
 
-    def _check_later(self, hold: int) -> None:
-        """Deadlines are looked at now and then, as long as the hold lasts."""
+    def _check_later(self, assignment_id: int) -> None:
+        """Deadlines are looked at now and then, as long as the assignment lasts."""
         life = self._lives
 
         def check() -> None:
-            if life == self._lives and self._core.number == hold:
+            if life == self._lives and self._core.number == assignment_id:
                 self._is_due = True
                 self._turn()
-                self._check_later(hold)
+                self._check_later(assignment_id)
 
         self._clock.at(self._clock.now_s + CHECK_S, check)
 
     # ------------------------------------------------------------------------------------------- computing
 
-    def _done(self, life: int, hold: int, done: LayersDone) -> None:
-        """A pass ends: that of an earlier life tells nobody, though its hold may have had the same number."""
+    def _done(self, life: int, assignment_id: int, done: LayersDone) -> None:
+        """A pass ends: that of an earlier life tells nobody, though its assignment may have had the same
+        number."""
         if self.is_stuck or life != self._lives:
             return
 
         def tell() -> None:
-            if self._part is not None and self._part.hold == hold:
+            if self._part is not None and self._part.assignment_id == assignment_id:
                 self._part.began_s = None
-            self._give(Worked(hold=hold, result=done))
+            self._give(ComputeReported(assignment_id=assignment_id, result=done))
 
         self._put(self._results, tell)
 
@@ -701,7 +744,11 @@ class SimDaemon:
                 self._later(
                     0.0,
                     self._results,
-                    lambda: self._give(Failed(hold=part.hold, text="no room for these caches", is_part=True)),
+                    lambda: self._give(
+                        ComputeFailed(
+                            assignment_id=part.assignment_id, text="no room for these caches", is_part=True
+                        )
+                    ),
                 )
                 return
             part.began_s = self._clock.now_s
@@ -731,7 +778,11 @@ class SimDaemon:
         life, segment = self._lives, work.segment
         context = sum(min(each.positions, default=0) for each in segment.parts)
         if self.is_numb:
-            self._later(0.0, self._results, lambda: self._give(Failed(hold=part.hold, text=NO_NUMBER)))
+            self._later(
+                0.0,
+                self._results,
+                lambda: self._give(ComputeFailed(assignment_id=part.assignment_id, text=NO_NUMBER)),
+            )
             return
         seconds = self._drafting.seconds(segment.row_count, context) * self._times
         proposals = (
@@ -745,8 +796,8 @@ class SimDaemon:
             if self._part is part:
                 part.began_s, part.drafted_s = None, max(part.drafted_s, seconds)
             self._give(
-                Worked(
-                    hold=part.hold,
+                ComputeReported(
+                    assignment_id=part.assignment_id,
                     result=Proposed(job=segment.segment, proposals=proposals, compute_s=seconds),
                 )
             )
@@ -805,7 +856,6 @@ def widened(tensor: Tensor, assign: Assign) -> Tensor:
 
 
 def narrowed(tensor: Tensor | None) -> Tensor | None:
-    """The rows alone."""
     if tensor is None or tensor.width == 1:
         return tensor
     rows = np.frombuffer(tensor.data, dtype="<i4").reshape(tensor.rows, tensor.width)  # [rows, 1 + captured]

@@ -16,17 +16,17 @@ from flowspec.core.cluster.forming import (
     CONTROL,
     AskPlan,
     Assignment,
-    FormingTimes,
+    DeviceBrokeProtocol,
+    FormingTimeouts,
     PipelineCore,
     PlanMade,
     Start,
-    Wronged,
 )
-from flowspec.core.cluster.membership import Begin, Membership, Patience
+from flowspec.core.cluster.membership import Membership, MembershipTimeouts, SessionStarted
 from flowspec.core.driving import Driver
-from flowspec.core.events import Draft, Drafted, DrafterBack, DrafterLost, HeadEvent, ToDrafter
+from flowspec.core.events import Draft, Drafted, DrafterLost, DrafterRecovered, HeadEvent, SendToDrafter
 from flowspec.core.head.remote_drafter import (
-    Disbelieve,
+    BreakPipeline,
     GivenUp,
     RemoteDrafterCommand,
     RemoteDrafterCore,
@@ -70,9 +70,9 @@ class LocalDrafters:
         self._drafting = drafting
         self._step = step
 
-    def post(self, work: Draft | ToDrafter) -> None:
+    def post(self, work: Draft | SendToDrafter) -> None:
         drafter = self._drafters[work.drafter]
-        if isinstance(work, ToDrafter):
+        if isinstance(work, SendToDrafter):
             drafter.release(work.message)
             return
         started_s = self._process.now_s
@@ -95,8 +95,8 @@ class SimRemoteDrafter:
         network: Network,
         daemons: Mapping[str, SimDaemon],
         *,
-        patience: Patience,
-        terms: FormingTimes,
+        membership_timeouts: MembershipTimeouts,
+        forming_timeouts: FormingTimeouts,
         context: int,
         vocabulary: int,
         step: Callable[[HeadEvent], None],
@@ -114,12 +114,12 @@ class SimRemoteDrafter:
         self._step = step
         self._on_give_up = on_give_up
         self._driver: Driver[RemoteDrafterEvent, RemoteDrafterCommand] = Driver(self._handle, self._do)
-        self.membership = Membership([place.device], patience, f"drafter {number} on")
+        self.membership = Membership([place.device], membership_timeouts, f"drafter {number} on")
         self.pipelines = SimPipelines(
             process,
             network,
             daemons,
-            PipelineCore(self.membership, terms, start=Start.ANY),
+            PipelineCore(self.membership, forming_timeouts, start=Start.ANY),
             session=FIRST_SESSION + 2 * number,
             plan=self._plan,
             stand=self.core.tick,
@@ -129,9 +129,9 @@ class SimRemoteDrafter:
             tell=lambda who, text: tell(f"drafter {number}", text),
             is_honest=is_honest,
         )
-        self.pipelines.give(Begin())
+        self.pipelines.give(SessionStarted())
 
-    def post(self, work: Draft | ToDrafter | DrafterBack) -> None:
+    def post(self, work: Draft | SendToDrafter | DrafterRecovered) -> None:
         """The head wants something of it, or has heard that it is there."""
         self._process.later(self.place.handover_s, lambda: self._driver.give(work))
 
@@ -142,19 +142,20 @@ class SimRemoteDrafter:
         return commands
 
     def _do(self, command: RemoteDrafterCommand) -> None:
-        if isinstance(command, Disbelieve):
+        if isinstance(command, BreakPipeline):
             assert self._daemon.has_babbled or not self._is_honest, command.text
             number = self.pipelines.forming.number
-            self.pipelines.give(Wronged(pipeline=number, device=self.place.device, text=command.text))
+            self.pipelines.give(
+                DeviceBrokeProtocol(pipeline=number, device=self.place.device, text=command.text)
+            )
         elif isinstance(command, Expand | Release):
             self.pipelines.lines.dialled[self.place.device, CONTROL].send(HEAD, command)
         else:
             result = command
             self._process.later(self.place.handover_s, lambda: self._tell(result))
 
-    def _tell(self, result: Drafted | DrafterLost | DrafterBack) -> None:
-        """The head hears of it."""
-        if isinstance(result, DrafterBack):
+    def _tell(self, result: Drafted | DrafterLost | DrafterRecovered) -> None:
+        if isinstance(result, DrafterRecovered):
             self.post(result)
         self._step(result)
 

@@ -14,7 +14,7 @@ from functools import partial
 from flowspec.core.protocol.messages import Message
 from flowspec.plan.timing import LinkSpec
 from flowspec.sim.clock import Clock
-from flowspec.sim.link import Frames, SimulatedLink, Way
+from flowspec.sim.link import Frames, SharedInterface, SimulatedLink
 from flowspec.wire.codec import Envelope, Tensor
 
 STALLED_S = 1.5
@@ -53,7 +53,6 @@ class Connection:
             self.link_of(place).send(message, tensor)
 
     def link_of(self, sender: str) -> SimulatedLink:
-        """The direction in which a place sends."""
         return self.forth if sender == self.dialler else self.back
 
 
@@ -73,7 +72,7 @@ class Network:
         self._mute: set[tuple[str, str]] = set()
         self._slow: set[frozenset[str]] = set()
         self._unresolved: set[tuple[str, str]] = set()
-        self._narrow: dict[str, tuple[Way, Way]] = {}
+        self._narrow: dict[str, tuple[SharedInterface, SharedInterface]] = {}
         self.tamper: Callable[[Connection, str, Frames], Sequence[Frames]] | None = None
         """What somebody makes of the frames that a place sends on any connection."""
 
@@ -114,7 +113,7 @@ class Network:
                 way.hold()
             if frozenset((dialler, listener)) in self._slow:
                 way.spec = SLOW_LINK
-            way.ways = self._ways(sender, receiver)
+            way.interfaces = self._ways(sender, receiver)
         self._connections = [known for known in self._connections if known.is_open]
         self._connections.append(connection)
         return connection
@@ -203,17 +202,20 @@ class Network:
     def narrow(self, place: str) -> None:
         """All that a place sends takes one slow way until `mend_all`, and all that it receives another one:
         signs of life wait behind data."""
-        self._narrow[place] = (Way(NARROW_MBPS, NARROW_ROW_BYTES), Way(NARROW_MBPS, NARROW_ROW_BYTES))
+        self._narrow[place] = (
+            SharedInterface(NARROW_MBPS, NARROW_ROW_BYTES),
+            SharedInterface(NARROW_MBPS, NARROW_ROW_BYTES),
+        )
         self._lay()
 
-    def _ways(self, sender: str, receiver: str) -> list[Way]:
+    def _ways(self, sender: str, receiver: str) -> list[SharedInterface]:
         out = [self._narrow[sender][0]] if sender in self._narrow else []
         return out + ([self._narrow[receiver][1]] if receiver in self._narrow else [])
 
     def _lay(self) -> None:
         for known in self._connections:
-            known.forth.ways = self._ways(known.dialler, known.listener)
-            known.back.ways = self._ways(known.listener, known.dialler)
+            known.forth.interfaces = self._ways(known.dialler, known.listener)
+            known.back.interfaces = self._ways(known.listener, known.dialler)
 
     def lose_name(self, dialler: str, listener: str) -> None:
         """A place cannot find out where another one is until `find_name`: what it dials opens no sooner."""

@@ -3,8 +3,8 @@ wrong, and holds the head to it.
 
 *Whatever is stuck, silent or gone is lost within X.* A member that has been at one pass for longer than the
 rule allows, that says nothing, or whose process is gone is a member no more `X` after the head could know: X
-is the product's own limit for it (`core.cluster.membership.Patience`), and `NOTICED_S` for a word to come and
-for the head to look.
+is the product's own limit for it (`core.cluster.membership.MembershipTimeouts`), and `NOTICED_S` for a word
+to come and for the head to look.
 
 | a member | is lost within |
 |---|---|
@@ -70,7 +70,6 @@ class Oracle:
 
     @property
     def lost(self) -> list[str]:
-        """Who is lost now."""
         return self._membership.lost
 
     @property
@@ -119,23 +118,28 @@ class Oracle:
 
     def back_s(self, name: str) -> float:
         """Within how long a lost device that is well must be back."""
-        patience = self._membership.patience
-        return self._membership.wait_s(name) + 2 * patience.probe_s + patience.moment_s + READY_S
+        membership_timeouts = self._membership.timeouts
+        return (
+            self._membership.wait_s(name)
+            + 2 * membership_timeouts.probe_s
+            + membership_timeouts.moment_s
+            + READY_S
+        )
 
     def _look_at(self, name: str, daemon: SimDaemon, pipeline: int) -> None:
         """A member of `pipeline` (0: of none that the head could watch)."""
-        patience, is_formed = self._membership.patience, self._membership.is_formed
+        membership_timeouts, is_formed = self._membership.timeouts, self._membership.is_formed
         hears = self._network.is_reached(name, self._head) and self._network.is_reached(self._head, name)
         is_well = daemon.is_up and not daemon.is_stopped and hears
         running_s, longest_s = daemon.at_work_s
-        limit_s = max(patience.stuck_s, STUCK_PASSES * longest_s)
+        limit_s = max(membership_timeouts.stuck_s, STUCK_PASSES * longest_s)
         if running_s > limit_s - LOOK_S:
             self._overdue.add(name)
         over_s = self._lasts(
             name, f"stuck {pipeline}", bool(pipeline) and is_formed and is_well and running_s > limit_s
         )
         assert over_s <= NOTICED_S, f"{name} has been at one pass for {running_s:.1f} s, and is not lost"
-        limit_s = patience.silent_s if is_formed else patience.loading_silent_s
+        limit_s = membership_timeouts.silent_s if is_formed else membership_timeouts.loading_silent_s
         silent_s = self._lasts(name, f"silent {pipeline} {is_formed}", bool(pipeline) and not is_well)
         assert silent_s <= limit_s + NOTICED_S, (
             f"{name} has been silent for {silent_s:.1f} s, and is not lost"

@@ -10,30 +10,30 @@ from flowspec import __version__
 from flowspec.core.cluster.forming import (
     CONTROL,
     DATA,
+    AddressNotFound,
     AskPlan,
     Assignment,
-    Closed,
-    DeviceSaid,
+    ConnectionClosed,
+    DeviceBrokeProtocol,
+    DeviceMessageArrived,
     Dial,
     DialRefused,
     EndSession,
     FormingCommand,
     FormingEvent,
     HangUp,
-    Lose,
     OpenPipeline,
     PipelineCore,
+    PlanFailed,
     PlanMade,
-    Tell,
-    Unfound,
-    Unplanned,
-    Use,
-    Wronged,
+    SendControl,
+    StartPipeline,
+    StopPipeline,
 )
 from flowspec.core.cluster.incarnation import incarnation_of
-from flowspec.core.cluster.membership import Note, Probe, ProbeAnswered, SurveyDevice, Surveyed, Tick
+from flowspec.core.cluster.membership import DeviceSurveyed, Note, Probe, ProbeAnswered, SurveyDevice, Tick
 from flowspec.core.driving import Driver
-from flowspec.core.events import PipelineLost, Reformed
+from flowspec.core.events import PipelineLost, PipelineReformed
 from flowspec.core.protocol.cluster_messages import Hello, Reset, Welcome
 from flowspec.sim.clock import Alarm
 from flowspec.sim.link import Frames
@@ -78,9 +78,9 @@ class SimPipelines:
         forming: PipelineCore,
         *,
         session: int,
-        plan: Callable[[AskPlan], PlanMade | Unplanned],
+        plan: Callable[[AskPlan], PlanMade | PlanFailed],
         stand: Callable[[float], Tick],
-        on_change: Callable[[PipelineLost | Reformed], None],
+        on_change: Callable[[PipelineLost | PipelineReformed], None],
         on_give_up: Callable[[str], None],
         take: Callable[[str, str, Envelope], bool],
         tell: Callable[[str, str], None],
@@ -124,7 +124,7 @@ class SimPipelines:
     def wronged(self, pipeline: int, device: str, text: str) -> None:
         """A device (empty: one that cannot be told) said what no honest one says."""
         assert not self._is_honest, text
-        self.give(Wronged(pipeline=pipeline, device=device, text=text))
+        self.give(DeviceBrokeProtocol(pipeline=pipeline, device=device, text=text))
 
     def _handle(self, given: tuple[FormingEvent, float]) -> list[FormingCommand]:
         event, due_s = given
@@ -150,12 +150,14 @@ class SimPipelines:
             )
         elif isinstance(command, Dial):
             self._dial(command.pipeline, command.device, command.role)
-        elif isinstance(command, Tell):
+        elif isinstance(command, SendControl):
             self._lines[command.pipeline].dialled[command.device, CONTROL].send(HEAD, command.message)
-        elif isinstance(command, Use):
+        elif isinstance(command, StartPipeline):
             self._tell(HEAD, "the pipeline is formed")
-            self._on_change(Reformed(stage_count=command.stage_count, cache_slots=command.cache_slots))
-        elif isinstance(command, Lose):
+            self._on_change(
+                PipelineReformed(stage_count=command.stage_count, cache_slots=command.cache_slots)
+            )
+        elif isinstance(command, StopPipeline):
             self._on_change(PipelineLost(silent_s=command.silent_s))
         elif isinstance(command, HangUp):
             self._hang_up(command.pipeline)
@@ -180,7 +182,7 @@ class SimPipelines:
         lines, process = self._lines[pipeline], self.process
 
         def lost() -> None:
-            self.give(Closed(pipeline=pipeline, device=name))
+            self.give(ConnectionClosed(pipeline=pipeline, device=name))
 
         def take(connection: Connection, envelope: Envelope, frames: Frames) -> None:
             del frames
@@ -189,7 +191,9 @@ class SimPipelines:
 
         def refuse(connection: Connection, text: str) -> None:
             if connection.is_open:
-                self.give(Wronged(pipeline=pipeline, device=name if role == CONTROL else "", text=text))
+                self.give(
+                    DeviceBrokeProtocol(pipeline=pipeline, device=name if role == CONTROL else "", text=text)
+                )
 
         daemon = self._daemons[name]
         connection = lines.dialled[name, role] = self._network.connect(
@@ -204,7 +208,7 @@ class SimPipelines:
         connection.send(HEAD, Hello(name=HEAD, version=__version__, role=role))
         trouble: FormingEvent | None = None
         if not self._network.is_resolved(HEAD, name):
-            trouble = Unfound(pipeline=pipeline, device=name, text="no such name")
+            trouble = AddressNotFound(pipeline=pipeline, device=name, text="no such name")
         elif daemon.is_locked:
             trouble = DialRefused(
                 pipeline=pipeline, device=name, text="it does not know our key", is_final=True
@@ -218,14 +222,16 @@ class SimPipelines:
         if envelope.incarnation != self._lines[pipeline].incarnation:
             self.wronged(pipeline, name, "a word of another incarnation on a pipeline's own connection")
         elif not self._take(name, role, envelope):
-            self.give(DeviceSaid(pipeline=pipeline, device=name, role=role, message=envelope.message))
+            self.give(
+                DeviceMessageArrived(pipeline=pipeline, device=name, role=role, message=envelope.message)
+            )
 
     def _survey(self, name: str) -> None:
         """Whoever is there now has told what a plan needs."""
         daemon, network = self._daemons[name], self._network
         is_reached = network.is_reached(HEAD, name) and network.is_reached(name, HEAD)
         is_there = daemon.is_up and not daemon.is_stopped and is_reached and network.is_resolved(HEAD, name)
-        self.give(Surveyed(device=name, trouble="" if is_there else "it did not answer"))
+        self.give(DeviceSurveyed(device=name, trouble="" if is_there else "it did not answer"))
 
     def _probe(self, name: str) -> None:
         """A Hello on a connection of its own; whoever answers it is there."""

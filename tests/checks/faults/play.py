@@ -128,7 +128,7 @@ class Play:
             self.network,
             self.daemons,
             head,
-            Membership(schedule.devices, schedule.patience),
+            Membership(schedule.devices, schedule.membership_timeouts),
             layer_count=schedule.layer_count,
             devices_min=schedule.devices_min,
             devices_max=schedule.devices_max,
@@ -138,7 +138,7 @@ class Play:
             frames_max=schedule.frames_max,
             expect=lambda submit, spans: self._plain(submit, spans)[0],
             tell=self._tell,
-            terms=schedule.terms,
+            forming_timeouts=schedule.forming_timeouts,
             is_honest=self._is_honest,
             absent=list(absent),
             agreement=Agreement(may_change=schedule.may_change),
@@ -406,7 +406,7 @@ class Play:
         again and again."""
         self._tell("head", f"gives up: {text}")
         self.ending = text
-        has_waited = self.schedule.terms.wait_s is not None and "nothing changed within" in text
+        has_waited = self.schedule.forming_timeouts.wait_s is not None and "nothing changed within" in text
         assert has_waited or self._has_babbled or not self._is_honest, f"the head gives up: {text}"
         self.has_given_up = True
 

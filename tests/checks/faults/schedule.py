@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from flowspec.core.cluster.forming import FormingTimes
-from flowspec.core.cluster.membership import Patience
+from flowspec.core.cluster.forming import FormingTimeouts
+from flowspec.core.cluster.membership import MembershipTimeouts
 from flowspec.core.events import Submit
 from flowspec.core.head.flights import Bounds
 from flowspec.core.methods import METHODS, make_method, options_of
@@ -20,7 +20,7 @@ from flowspec.core.protocol.messages import Sampling
 from flowspec.plan.timing import Curve, LinkSpec
 from flowspec.sim.device import DeviceSpec
 from flowspec.sim.language import HashLanguage
-from tests.checks.faults.cluster import TERMS
+from tests.checks.faults.cluster import FORMING_TIMEOUTS
 from tests.checks.faults.dialects import PLAIN
 from tests.checks.faults.drafters import Place
 from tests.checks.faults.pipelines import HEAD
@@ -127,8 +127,8 @@ class Schedule:
     frames_max: int
     context: int
     bounds: Bounds
-    patience: Patience
-    terms: FormingTimes
+    membership_timeouts: MembershipTimeouts
+    forming_timeouts: FormingTimeouts
     method: Callable[[], Method]
     language: HashLanguage
     cache_slots: Mapping[str, int]
@@ -207,14 +207,14 @@ def draw(seed: int) -> Schedule:
         spare_layers=random.Random(f"spare {seed}").choice([0, 1, 12]),
         messages_max=random.Random(f"turn {seed}").choice([1, 2, limits.MESSAGES_PER_TURN_MAX]),
         frames_max=later.choice([0, 2, 1000]),
-        terms=replace(
-            TERMS,
+        forming_timeouts=replace(
+            FORMING_TIMEOUTS,
             wait_s=later.choice([2.0, 4.0]) if later.random() < 0.05 else None,
             changed_s=heat.choice([0.2, 1.0, 60.0]),
         ),
         context=context,
         bounds=Bounds(flights_max=flights_max, prefill_chunk=rng.choice([1, 4, 128])),
-        patience=Patience(
+        membership_timeouts=MembershipTimeouts(
             silent_s=rng.choice([1.2, SILENT_S]),
             loading_silent_s=4.0,
             loading_s=5.0,
@@ -265,8 +265,8 @@ def draw(seed: int) -> Schedule:
     )
     first = narrow.choice([1, 2] if narrows else [1, 2, None])
     if narrows:  # where four rows wait for each other a word takes nearly a second
-        made = replace(made, patience=replace(made.patience, silent_s=SILENT_S))
-    hold_s = HOLD_SHARE * made.patience.silent_s
+        made = replace(made, membership_timeouts=replace(made.membership_timeouts, silent_s=SILENT_S))
+    hold_s = HOLD_SHARE * made.membership_timeouts.silent_s
     made = replace(made, bounds=replace(made.bounds, prefill_first=first, hold_s=hold_s))
     return made if captures else _with_places(made)
 

@@ -25,9 +25,9 @@ SECONDS_MAX = 86_400
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser("tests.checks.fuzz", __doc__)
-    parser.add_argument("--frames", type=positive, default=FRAMES, help=f"frames to try (default {FRAMES})")
+    parser.whole("--frames", FRAMES, "frames to try")
     parser.add_argument("--seconds", type=positive, default=SECONDS_MAX, help="stop after so many seconds")
-    parser.add_argument("--seed", type=positive, default=1, help="of all chance (default 1)")
+    parser.whole("--seed", 1, "of all chance")
     parser.add_argument(
         "--folder", type=Path, default=Path(), help="where findings are written (default: here)"
     )

@@ -207,7 +207,6 @@ def try_frames(frames: Sequence[bytes]) -> bool:
 
 
 def dumped(case: Case) -> dict[str, Any]:
-    """A case as JSON."""
     if isinstance(case, tuple):
         return {"genome": list(case)}
     return {"frames": [base64.b64encode(frame).decode() for frame in case]}

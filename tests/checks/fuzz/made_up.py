@@ -7,15 +7,16 @@ import random
 
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import (
+    HOP_SECONDS,
     Commit,
     Hop,
     Logprobs,
     Message,
     Open,
-    Part,
     Release,
     Sampling,
     Segment,
+    SegmentPart,
     Verified,
     VerifiedPart,
 )
@@ -79,7 +80,7 @@ def _segment(chance: random.Random) -> Segment:
         epoch = chance.randrange(EPOCHS)
         ids = _few(chance, 6)
         parts.append(
-            Part(
+            SegmentPart(
                 commit=_commit(chance, request, epoch),
                 opening=_open(chance, request, epoch) if chance.random() < 0.3 else None,
                 ids=ids,
@@ -117,9 +118,7 @@ def _hops(chance: random.Random) -> tuple[Hop, ...]:
     return tuple(
         Hop(
             received_s=chance.choice((*seconds, 1e12)),
-            queued_s=chance.choice(seconds),
-            compute_s=chance.choice(seconds),
-            own_s=chance.choice(seconds),
+            **{name: chance.choice(seconds) for name in HOP_SECONDS},
             rows=chance.randint(0, 9),
         )
         for _ in range(chance.randint(0, 4))

@@ -28,12 +28,12 @@ from flowspec.core.protocol.messages import (
     Logprobs,
     Message,
     Open,
-    Part,
     Proposal,
     Proposed,
     Release,
     Sampling,
     Segment,
+    SegmentPart,
     Verified,
     VerifiedPart,
 )
@@ -65,7 +65,7 @@ _OPEN = Open(
     sampling=Sampling(temperature=0.7, top_k=40, top_p=0.9, seed=7),
 )
 _COMMIT = Commit(request=1, epoch=2, base=5, path=(10, 11))
-_PART = Part(
+_PART = SegmentPart(
     commit=_COMMIT,
     opening=_OPEN,
     ids=(11, 12, 13),
@@ -74,7 +74,7 @@ _PART = Part(
     positions=(6, 7, 7),
     committed=(False,) * 3,
 )
-_PROMPT = Part(
+_PROMPT = SegmentPart(
     commit=Commit(request=2, epoch=0, base=2, path=()),
     opening=None,
     ids=(0, 1),
@@ -236,5 +236,4 @@ def sample_envelopes() -> list[Envelope]:
 
 
 def sample_frames() -> list[Frames]:
-    """The samples as they travel."""
     return [[bytes(frame) for frame in encode(envelope)] for envelope in sample_envelopes()]

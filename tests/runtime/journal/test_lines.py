@@ -235,6 +235,16 @@ def test_anything_else_is_refused_in_one_line(data: bytes, expected: str) -> Non
     assert "\n" not in str(caught.value)
 
 
+def test_a_sampling_field_that_a_line_lacks_is_off_and_one_that_is_unknown_is_refused() -> None:
+    row = ask_of(FIRST, sampling={"temperature": 0.5, "seed": 4})
+    assert read(seal(HEAD, row)).last == replace(
+        FIRST, tokens=(), end="", text=None, sampling=Sampling(temperature=0.5, seed=4)
+    )
+    row = ask_of(FIRST, sampling={"temperature": 0.5, "seed": 4, "tilt": 1.0})
+    with pytest.raises(InputError, match=r"sampling: expected temperature, .*seed, got \['tilt'\]"):
+        read(seal(HEAD, row))
+
+
 LEAVES = (
     st.none()
     | st.booleans()

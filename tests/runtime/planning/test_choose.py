@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -15,11 +16,12 @@ from flowspec.plan.profile import DeviceProfile, find_profile
 from flowspec.plan.refusal import ModelDoesNotFitError
 from flowspec.plan.shape import find_shape
 from flowspec.plan.sites import Network, PlanRequest, Site
+from flowspec.rounding import rounded
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.cluster_file import LINK_DEFAULT
 from flowspec.runtime.planning.choose import Chosen, choose, compare, steadied
+from flowspec.runtime.planning.plan_inputs import enough_bytes
 from flowspec.runtime.planning.survey import Survey
-from flowspec.runtime.planning.wish import enough_bytes
 from flowspec.runtime.replanning import Replanner
 
 GIB = 1 << 30
@@ -41,7 +43,7 @@ def survey_of(*profiles: DeviceProfile, memory_bytes: int = 6 * GIB) -> Survey:
     )
 
 
-def wish_of(found: Survey) -> PlanRequest:
+def request_of(found: Survey) -> PlanRequest:
     return PlanRequest(
         sites=found.sites,
         network=found.network,
@@ -61,26 +63,42 @@ def given(found: Survey, *layers: int) -> Chosen:
         StagePlan(name=f"d{number}", address="", first=end - count, end=end)
         for number, (count, end) in enumerate(zip(layers, ends, strict=True))
     ]
-    return compare(wish_of(found), found, stages)
+    return compare(request_of(found), found, stages)
 
 
 def test_a_slow_device_is_left_out_and_that_is_said() -> None:
     found = survey_of(NANO, PI, NANO)
-    chosen = choose(wish_of(found), found)
+    chosen = choose(request_of(found), found)
     devices = [Device(name=site.name, address=f"{site.name}:7700") for site in found.sites]
-    assert chosen.unused == ["d1"]
+    assert list(chosen.unused) == ["d1"]
     assert {(stage.name, stage.address) for stage in chosen.stages(devices)} <= {
         ("d0", "d0:7700"),
         ("d2", "d2:7700"),
     }
     assert chosen.stages(devices)[-1].end == SHAPE.layers
-    assert chosen.lines() == [
-        f"layers as planned: forecast {chosen.plan.forecast.tokens_per_s:.3g} tokens/s",
-        "not used, for it is faster without: d1",
-    ]
+    rate = rounded(chosen.plan.forecast.tokens_per_s)
+    told, why = chosen.lines()
+    assert told == f"layers as planned: forecast {rate} tokens/s"
+    assert re.fullmatch(rf"d1 is left out: {rate} tokens/s are foretold, [\d.]+ with it", why)
     report = chosen.report()
     assert (report["is_given"], report["not_used"], report["better"]) == (False, ["d1"], None)
     assert report["profiles"]["d1"] == {"board": "raspberry-pi-4", "source": "probed"}
+
+
+def test_all_devices_are_used_where_that_is_asked_for_and_after_one_is_lost() -> None:
+    found = survey_of(NANO, PI, NANO)
+    chosen = choose(replace(request_of(found), all_devices=True), found)
+    devices = [Device(name=site.name, address=f"{site.name}:7700") for site in found.sites]
+    assert {stage.name for stage in chosen.stages(devices)} == {"d0", "d1", "d2"}
+    assert chosen.unused == {}
+    assert {stage.name for stage in chosen.stages_of(devices[:2], {})} == {"d0", "d1"}
+
+
+def test_a_device_without_room_for_a_layer_is_told_with_what_it_lacks() -> None:
+    found = survey_of(NANO, NANO)
+    found = replace(found, sites=(found.sites[0], replace(found.sites[1], memory_bytes=300 << 20)))
+    chosen = choose(request_of(found), found)
+    assert re.fullmatch(r"a single layer needs \d+ MiB there, and it has 300 MiB", chosen.unused["d1"])
 
 
 def test_a_split_by_hand_is_kept_and_told_of_a_better_one() -> None:
@@ -99,7 +117,7 @@ def test_a_split_by_hand_is_kept_and_told_of_a_better_one() -> None:
 
 def test_a_device_that_says_what_cannot_be_is_left_out_in_a_line() -> None:
     found = replace(survey_of(NANO, NANO), left_out={"d2": "0 MiB of memory"})
-    chosen = choose(wish_of(found), found)
+    chosen = choose(request_of(found), found)
     assert "d2 is left out: it says that it has 0 MiB of memory, which cannot be" in chosen.lines()
     assert chosen.report()["left_out"] == found.left_out
     with pytest.raises(ClusterError, match="d2 is given layers, but says that it has 0 MiB of memory"):
@@ -116,7 +134,7 @@ def test_a_split_by_hand_that_is_as_good_is_not_talked_about() -> None:
 def test_what_does_not_fit_is_refused_with_shortfalls_and_options_but_by_hand_the_daemons_decide() -> None:
     found = survey_of(PI, PI, memory_bytes=GIB)
     with pytest.raises(ModelDoesNotFitError, match=r"does not fit the devices in float16") as caught:
-        choose(wish_of(found), found)
+        choose(request_of(found), found)
     assert "it would fit with" in str(caught.value)
     report = caught.value.report
     assert report["fits"] is False
@@ -128,7 +146,7 @@ def test_what_does_not_fit_is_refused_with_shortfalls_and_options_but_by_hand_th
 
 def test_devices_that_are_left_get_the_plan_that_they_had_got_without_the_others() -> None:
     found = survey_of(NANO, PI, NANO)
-    chosen = choose(wish_of(found), found)
+    chosen = choose(request_of(found), found)
     d0, d1, d2 = (Device(name=site.name, address=f"{site.name}:7700") for site in found.sites)
     assert chosen.stages_of([d0, d1, d2], {}) == chosen.stages([d0, d1, d2])
     assert {stage.name for stage in chosen.stages_of([d1, d2], {})} == {"d2"}, (
@@ -138,12 +156,12 @@ def test_devices_that_are_left_get_the_plan_that_they_had_got_without_the_others
     assert (alone.name, alone.address, alone.first, alone.end) == ("d1", "d1:7700", 0, SHAPE.layers)
     scarce = survey_of(PI, PI, memory_bytes=2 * GIB)
     with pytest.raises(DoesNotFit, match=r"does not fit the devices in float16"):
-        choose(wish_of(scarce), scarce).stages_of([d1], {})
+        choose(request_of(scarce), scarce).stages_of([d1], {})
 
 
 def test_a_device_that_has_become_slower_gets_fewer_layers_and_the_forecast_says_what_that_gains() -> None:
     found = survey_of(PI, PI)
-    chosen = choose(wish_of(found), found)
+    chosen = choose(request_of(found), found)
     devices = [Device(name=site.name, address=f"{site.name}:7700") for site in found.sites]
     slowness = {"d1": 2.0}
     before, after = chosen.stages_of(devices, {}), chosen.stages_of(devices, slowness)
@@ -167,7 +185,7 @@ def test_a_device_that_has_become_slower_gets_fewer_layers_and_the_forecast_says
 def test_what_does_not_fit_without_an_absent_device_is_one_line_that_names_it() -> None:
     found = replace(survey_of(PI, memory_bytes=2 * GIB), absent={"d1": "nothing listens; start its daemon"})
     with pytest.raises(ClusterError) as caught:
-        choose(wish_of(found), found)
+        choose(request_of(found), found)
     (line,) = str(caught.value).splitlines()
     assert line.startswith(
         "device d1 is absent (nothing listens; start its daemon); llama-3.2-1b does not fit the others: they "
@@ -175,15 +193,15 @@ def test_what_does_not_fit_without_an_absent_device_is_one_line_that_names_it() 
     )
     assert line.endswith(" MiB of memory")
     found = replace(survey_of(PI), absent={"d1": "nothing listens; start its daemon"})
-    assert choose(wish_of(found), found).report()["absent"] == found.absent
+    assert choose(request_of(found), found).report()["absent"] == found.absent
 
 
-def test_memory_that_is_enough_gives_the_same_wish() -> None:
-    wish = wish_of(survey_of(PI, PI))
+def test_memory_that_is_enough_gives_the_same_request() -> None:
+    request = request_of(survey_of(PI, PI))
     more = replace(
-        wish, sites=tuple(replace(site, memory_bytes=site.memory_bytes + 12345) for site in wish.sites)
+        request, sites=tuple(replace(site, memory_bytes=site.memory_bytes + 12345) for site in request.sites)
     )
-    assert steadied(wish) == steadied(more)
-    assert steadied(wish).sites[0].memory_bytes == enough_bytes(wish)
-    scarce = replace(wish, sites=(replace(wish.sites[0], memory_bytes=GIB),))
+    assert steadied(request) == steadied(more)
+    assert steadied(request).sites[0].memory_bytes == enough_bytes(request)
+    scarce = replace(request, sites=(replace(request.sites[0], memory_bytes=GIB),))
     assert steadied(scarce) == scarce

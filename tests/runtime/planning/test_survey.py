@@ -20,10 +20,10 @@ from flowspec.plan.profile import find_profile
 from flowspec.plan.speed import speed_of
 from flowspec.plan.timing import LinkSpec
 from flowspec.runtime.cluster import Device
-from flowspec.runtime.health.examine import Ailment, Examined, ExaminePatience
-from flowspec.runtime.planning import newcomer
+from flowspec.runtime.health.examine import Examined, ExamineTimeouts, Failure
+from flowspec.runtime.planning import absent_devices
 from flowspec.runtime.planning import survey as module
-from flowspec.runtime.planning.newcomer import Newcomers
+from flowspec.runtime.planning.absent_devices import AbsentDevices
 from flowspec.runtime.planning.survey import HERE, LOOPBACK, Survey, on_grid, rounds, survey
 from flowspec.runtime.security.keyring import Keyring
 from tests.runtime.health.test_diagnose import FACTS, GIB
@@ -41,16 +41,16 @@ class Cluster:
         self.waited_s: list[float] = []
         self.measured: list[tuple[str, ...]] = []
         self.links: dict[tuple[str, ...], LinkFacts] = {}
-        self.facts: dict[str, Facts | Ailment] = {}
+        self.facts: dict[str, Facts | Failure] = {}
         self.keys = Keyring(
             name="head", public=bytes(32), secret=bytes(32), heads={}, devices={}, where="here"
         )
         monkeypatch.setattr(module, "ask_all", self.ask_all)
-        monkeypatch.setattr(newcomer, "ask_all", self.ask_all)
+        monkeypatch.setattr(absent_devices, "ask_all", self.ask_all)
         monkeypatch.setattr(
-            newcomer, "link_facts", lambda device, keys, effort: self.measure(keys, device.name)
+            absent_devices, "link_facts", lambda device, keys, effort: self.measure(keys, device.name)
         )
-        monkeypatch.setattr(newcomer, "is_here", lambda address: address.startswith("127."))
+        monkeypatch.setattr(absent_devices, "is_here", lambda address: address.startswith("127."))
         monkeypatch.setattr(
             module, "link_facts", lambda device, keys, effort: self.measure(keys, device.name)
         )
@@ -66,15 +66,15 @@ class Cluster:
         devices: Sequence[Device],
         speed: Sequence[str],
         keys: Keyring | None,
-        patience: ExaminePatience,
+        examine_timeouts: ExamineTimeouts,
     ) -> list[Examined]:
         assert keys is self.keys
-        self.waited_s.append(patience.hello_s + patience.why_s)
+        self.waited_s.append(examine_timeouts.hello_s + examine_timeouts.why_s)
         self.asked.append(speed)
         found = [(device, self.facts[device.name]) for device in devices]
         return [
-            Examined(device=device, ailment=said)
-            if isinstance(said, Ailment)
+            Examined(device=device, failure=said)
+            if isinstance(said, Failure)
             else Examined(device=device, facts=said)
             for device, said in found
         ]
@@ -90,7 +90,7 @@ class Cluster:
         )
         return survey(devices, self.file, "bfloat16", self.keys, **{"head_drafts": False, **options})
 
-    def devices(self, *said: Facts | Ailment, network: str = "10.0.0", **fields: Any) -> list[Device]:
+    def devices(self, *said: Facts | Failure, network: str = "10.0.0", **fields: Any) -> list[Device]:
         """`d0`, `d1`, ..., each saying this, each on a host of its own."""
         self.facts |= {f"d{number}": each for number, each in enumerate(said)}
         return [
@@ -199,7 +199,7 @@ def test_links_that_the_file_declares_are_not_measured(cluster: Cluster) -> None
 
 def test_a_device_that_does_not_answer_is_an_error_with_advice(cluster: Cluster) -> None:
     devices = cluster.devices(
-        FACTS, Ailment(check="reachable", text="nothing listens", advice="start its daemon")
+        FACTS, Failure(check="reachable", text="nothing listens", advice="start its daemon")
     )
     with pytest.raises(
         ClusterError, match=r"device d1 at 10\.0\.0\.2:7700: nothing listens; start its daemon"
@@ -207,7 +207,7 @@ def test_a_device_that_does_not_answer_is_an_error_with_advice(cluster: Cluster)
         cluster.survey(*devices)
 
 
-ABSENT = Ailment(check="reachable", text="nothing listens", advice="start its daemon")
+ABSENT = Failure(check="reachable", text="nothing listens", advice="start its daemon")
 
 
 def test_devices_that_do_not_answer_may_be_absent_where_not_all_are_needed(cluster: Cluster) -> None:
@@ -229,7 +229,7 @@ def test_devices_that_do_not_answer_may_be_absent_where_not_all_are_needed(clust
 
 @pytest.mark.parametrize("check", ["keys", "version"])
 def test_a_device_that_is_there_and_not_as_it_should_be_is_not_absent(cluster: Cluster, check: str) -> None:
-    devices = cluster.devices(FACTS, Ailment(check=check, text="it is not as it should be", advice="mend it"))
+    devices = cluster.devices(FACTS, Failure(check=check, text="it is not as it should be", advice="mend it"))
     with pytest.raises(ClusterError, match=r"device d1 at .*: it is not as it should be; mend it"):
         cluster.survey(*devices, needs_all=False)
 
@@ -238,16 +238,16 @@ def test_a_device_that_was_absent_is_known_when_it_has_been_asked(cluster: Clust
     devices = cluster.devices(replace(FACTS, speed=PI), ABSENT, replace(FACTS, speed=LAPTOP), ABSENT)
     cluster.links["d0",] = LinkFacts(latency_s=0.003, bandwidth_mbps=23.0)
     found = cluster.survey(*devices, needs_all=False)
-    newcomers = Newcomers(
+    absent_devices = AbsentDevices(
         devices=tuple(devices), cluster=cluster.file, precision="bfloat16", keys=cluster.keys
     )
     with pytest.raises(ClusterError, match=r"device d1 at .*: nothing listens"):
-        newcomers.learn(found, "d1")
+        absent_devices.survey(found, "d1")
     cluster.facts["d1"] = replace(FACTS, speed=PI, memory_total_bytes=0, memory_available_bytes=0)
     with pytest.raises(ClusterError, match="device d1 says that it has 0 MiB of memory"):
-        newcomers.learn(found, "d1")
+        absent_devices.survey(found, "d1")
     cluster.facts["d1"], cluster.measured = FACTS, []
-    found = newcomers.learn(found, "d1")
+    found = absent_devices.survey(found, "d1")
     assert cluster.measured == [("d1",)], "between stages nothing is measured"
     assert [site.name for site in found.sites] == ["d0", "d1", "d2", HERE], "in the order of the file"
     assert found.sites[1].profile.name == "raspberry-pi-4", "that of the slowest"
@@ -257,7 +257,7 @@ def test_a_device_that_was_absent_is_known_when_it_has_been_asked(cluster: Clust
         "the worse of both ends'"
     )
     cluster.facts["d3"] = replace(FACTS, speed=LAPTOP)
-    found = newcomers.learn(found, "d3")
+    found = absent_devices.survey(found, "d3")
     assert (found.sources["d3"], found.absent) == ("kept", {})
     assert found.network.between("d1", "d3") == LinkSpec(bandwidth_mbps=1000, delay_s=0.00025)
 

@@ -87,7 +87,7 @@ def test_every_break_in_fails_and_the_same_ones_succeed_without_keys(
 def test_the_doctor_and_the_measuring_of_links_use_the_keys(keyed: LocalCluster, keys: Keyring) -> None:
     devices = devices_of(keyed.wait())[:2]
     found = examine(devices, keys=keys)
-    assert [each.ailment for each in found] == [None, None]
+    assert [each.failure for each in found] == [None, None]
     for link in (found[0].from_head, found[0].onward):  # the second is measured by one device to the next
         assert link is not None
         assert (link.problem, link.bandwidth_mbps > 0) == ("", True)
@@ -100,12 +100,12 @@ def test_without_the_keys_the_doctor_says_what_is_missing(
 ) -> None:
     monkeypatch.setattr(timeouts, "CONNECT_S", 2.0)
     (found,) = ask_all(devices_of(keyed.wait())[:1])
-    assert found.ailment is not None
-    assert (found.ailment.check, "encrypted connections only" in found.ailment.text) == ("keys", True)
+    assert found.failure is not None
+    assert (found.failure.check, "encrypted connections only" in found.failure.text) == ("keys", True)
     (found,) = ask_all(devices_of(cluster.wait())[:1], keys=keys)
-    assert found.ailment is not None
-    assert (found.ailment.check, "it has no keys" in found.ailment.text) == ("keys", True)
-    assert "copy its key" in found.ailment.advice
+    assert found.failure is not None
+    assert (found.failure.check, "it has no keys" in found.failure.text) == ("keys", True)
+    assert "copy its key" in found.failure.advice
     with pytest.raises(
         ClusterError, match=r"does not answer: .*encrypted connections only, and there are no keys here"
     ):

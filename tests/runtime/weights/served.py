@@ -13,7 +13,7 @@ from flowspec.runtime.weights.offer import Offer
 
 
 class Direct:
-    """A `Courier` that asks an `Offer` at once; after `patience` answers with bytes the head is gone."""
+    """A `HeadChannel` that asks an `Offer` at once; after `patience` answers with bytes the head is gone."""
 
     def __init__(self, offer: Offer, patience: int = 1 << 30) -> None:
         self.asked: list[WeightQuestion] = []

@@ -56,12 +56,12 @@ def offer_of(folder: Path) -> Offer:
 
 
 def described(
-    offer: Offer, store: WeightStore, names: list[str], courier: Direct | None = None
+    offer: Offer, store: WeightStore, names: list[str], channel: Direct | None = None
 ) -> StoredModel:
-    courier = courier or Direct(offer)
-    word = ask_word(courier)
+    channel = channel or Direct(offer)
+    word = ask_word(channel)
     model = StoredModel(ASSIGN.model, word.offer, word.names, store)
-    for entry in ask_entries(word, names, courier):
+    for entry in ask_entries(word, names, channel):
         model.add(entry)
     return model
 
@@ -89,12 +89,12 @@ def test_after_any_interruptions_and_damage_all_is_there(
         model = described(offer, store, sorted(data))
         came = 0
         for patience in breaks:
-            courier = Direct(offer, patience)
+            channel = Direct(offer, patience)
             try:
-                with fetched(model, courier) as received:
+                with fetched(model, channel) as received:
                     came += received
             except ClusterError:
-                came += sum(question.size for question in courier.ranges[:patience])
+                came += sum(question.size for question in channel.ranges[:patience])
         assert came <= sum(map(len, set(data.values()))), "nothing comes twice"
         for (harm, where), path in zip(harms, sorted((store.folder / "tensors").glob("*")), strict=False):
             content = bytearray(path.read_bytes())
@@ -108,10 +108,10 @@ def test_after_any_interruptions_and_damage_all_is_there(
             elif harm == "grow":
                 content += b"x"
             path.write_bytes(content)
-        courier = Direct(offer)
-        with fetched(model, courier):
+        channel = Direct(offer)
+        with fetched(model, channel):
             assert_stored(store, data)
-            assert courier.open_most <= limits.WEIGHT_WINDOW
+            assert channel.open_most <= limits.WEIGHT_WINDOW
         with fetched(model, Direct(offer)) as received:
             assert received == 0
         offer.close()
@@ -120,15 +120,15 @@ def test_after_any_interruptions_and_damage_all_is_there(
 def test_only_what_is_asked_for_is_described_hashed_and_sent(tmp_path: Path) -> None:
     data = make_model(tmp_path, [4000, 800, 120])
     store, offer = WeightStore(tmp_path / "store"), offer_of(tmp_path)
-    courier = Direct(offer)
-    model = described(offer, store, ["t0", "t2", "unknown"], courier)
-    assert courier.asked == [AskModel(), AskNames(first=0), AskTensors(names=("t0", "t2"))]
+    channel = Direct(offer)
+    model = described(offer, store, ["t0", "t2", "unknown"], channel)
+    assert channel.asked == [AskModel(), AskNames(first=0), AskTensors(names=("t0", "t2"))]
     assert ("t1" in model.tensors(), "unknown" in model.tensors()) == (True, False)
     assert model.tensors().element_count("t2") == 30
     for name in ("t1", "unknown"):
         with pytest.raises(InputError, match=f"has no tensor {name}"):
             model.tensors().element_count(name)
-    with fetched(model, courier) as received:
+    with fetched(model, channel) as received:
         assert received == 4120
         assert_stored(store, {name: data[name] for name in ("t0", "t2")})
         tensors = model.tensors()
@@ -156,10 +156,10 @@ def test_progress_goes_from_asking_to_checking_and_receiving(tmp_path: Path) -> 
     store, offer = WeightStore(tmp_path / "store"), offer_of(tmp_path)
     with fetched(described(offer, store, ["t1"]), Direct(offer)):
         pass
-    courier = Direct(offer)
-    model = described(offer, store, sorted(data), courier)
-    with fetched(model, courier):
-        assert courier.told == [("asking", 0), ("checking", 1), ("receiving", 1)]
+    channel = Direct(offer)
+    model = described(offer, store, sorted(data), channel)
+    with fetched(model, channel):
+        assert channel.told == [("asking", 0), ("checking", 1), ("receiving", 1)]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from flowspec.model.pieces import Span
 from flowspec.model.slice import Slice
 from flowspec.model.tensors import Tensors
 from flowspec.runtime.loading import CPU, offered_model, slice_weights
-from flowspec.runtime.weights.receive import Courier, ask_word
+from flowspec.runtime.weights.receive import HeadChannel, ask_word
 from flowspec.runtime.weights.rounded import ready_weights
 from flowspec.runtime.weights.store import WeightStore
 from tests import ggufs
@@ -45,7 +45,7 @@ def _noting(plain: Callable[..., None], found: list[str]) -> Callable[..., None]
 
 
 class Silent(Direct):
-    """A courier of a daemon that asks for nothing."""
+    """A channel of a daemon that asks for nothing."""
 
     def __init__(self) -> None:
         self.told = []
@@ -56,12 +56,12 @@ def loaded(
     store: WeightStore | None,
     dtype: str = "int8",
     layers: int = 2,
-    courier: Courier | None = None,
+    channel: HeadChannel | None = None,
 ) -> torch.Tensor:
     """Hidden states `[rows, hidden]` of a slice of the first layers; whatever is wrong in it changes them."""
     span = Span(first=0, end=layers, count=files.config().num_hidden_layers)
     weights = slice_weights(files, span, dtype, CPU)
-    with ready_weights(files, weights, dtype, store, courier or Silent()) as (_, rounded):
+    with ready_weights(files, weights, dtype, store, channel or Silent()) as (_, rounded):
         part = Slice.load(files, span, dtype, CPU, store=rounded)
     with torch.inference_mode():
         hidden = part.pieces.embed(torch.arange(5, 25))
@@ -154,10 +154,10 @@ def test_matrices_that_are_stored_are_not_fetched_from_the_head(tmp_path: Path) 
     )
 
     def start() -> tuple[torch.Tensor, int]:
-        courier = Direct(offer)
-        model = offered_model(assign, Span(first=0, end=2, count=count), ask_word(courier), courier, store)
-        found = loaded(model, store, courier=courier)
-        return found, sum(question.size for question in courier.ranges)
+        channel = Direct(offer)
+        model = offered_model(assign, Span(first=0, end=2, count=count), ask_word(channel), channel, store)
+        found = loaded(model, store, channel=channel)
+        return found, sum(question.size for question in channel.ranges)
 
     expected, received = start()
     assert torch.equal(expected, loaded(files, None))

@@ -48,14 +48,14 @@ def check_received(files: ModelFiles, folder: Path, dtype: str) -> None:
     store = WeightStore(folder / "store")
     for first, end in ((0, count // 2), (count // 2, count)):
         span = Span(first=first, end=end, count=count)
-        courier = Direct(offer)
+        channel = Direct(offer)
         assign = replace(ASSIGN, end_layer=count, layer_count=count)
-        model = offered_model(assign, span, ask_word(courier), courier, store)
+        model = offered_model(assign, span, ask_word(channel), channel, store)
         assert slice_memory(model, span, dtype, 64) == slice_memory(files, span, dtype, 64)
         weights = slice_weights(files, span, "float32", CPU)
         assert set(model.entries) == in_files(files, (*weights.plain, *weights.packed))
         before = {path.name for path in (folder / "store").glob("tensors/*")}
-        with fetched(model, courier) as received:
+        with fetched(model, channel) as received:
             found = Slice.load(model, span, dtype, torch.device("cpu"))
         sizes = {entry.digest: entry.size_bytes for entry in model.entries.values()}
         assert received == sum(size for digest, size in sizes.items() if digest not in before)

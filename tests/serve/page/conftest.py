@@ -1,30 +1,57 @@
-"""One headless Chromium for all tests of the page; each has a context of its own in it, and what the page
-must never do is looked for in all."""
+"""One headless browser of a kind for all tests of the page; each has a context of its own in it, and what the
+page must never do is looked for in all."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from tests.serve.page.pages import DESKTOP, WAIT_MS, Watched, installed
+from tests.serve.page.pages import CHROMIUM, DESKTOP, FIREFOX, WAIT_MS, Watched, installed
 from tests.serve.page.scripted import Script, serving
 
 expect.set_options(timeout=WAIT_MS)
 
 
+Browsers = Callable[[str], Browser]
+
+
 @pytest.fixture(
     scope="package"
 )  # no longer: while it is there, no other test of its process can run an event loop
-def browser() -> Iterator[Browser]:
-    path = installed()
+def browsers() -> Iterator[Browsers]:
+    """The browser of a name, begun when the first test asks for it."""
+    begun: dict[str, Browser] = {}
     with sync_playwright() as playwright:
-        flags = ["--no-sandbox"] if os.geteuid() == 0 else []
-        browser = playwright.chromium.launch(executable_path=path, args=flags)
-        yield browser
-        browser.close()
+
+        def of(name: str) -> Browser:
+            if name not in begun:
+                path = installed(name)
+                if (
+                    name == FIREFOX
+                ):  # by the standard protocol; Playwright 1.65 asks for more than Debian's has
+                    begun[name] = playwright.firefox.launch(executable_path=path, channel="moz-firefox")
+                else:
+                    flags = ["--no-sandbox"] if os.geteuid() == 0 else []
+                    begun[name] = playwright.chromium.launch(executable_path=path, args=flags)
+            return begun[name]
+
+        yield of
+        for each in begun.values():
+            each.close()
+
+
+@pytest.fixture
+def browser_name() -> str:
+    """Tests that are marked `in_both` run in Firefox, too."""
+    return CHROMIUM
+
+
+@pytest.fixture
+def browser(browsers: Browsers, browser_name: str) -> Browser:
+    return browsers(browser_name)
 
 
 @pytest.fixture

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 import pytest
 from playwright.sync_api import Page, Response, ViewportSize, expect
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM, FIREFOX = "chromium", "firefox"
+NAMES = {CHROMIUM: ("chromium", "chromium-browser", "google-chrome"), FIREFOX: ("firefox-esr",)}
 """As `launch/browser` looks for them."""
+in_both = pytest.mark.parametrize("browser_name", [CHROMIUM, FIREFOX])
 WAIT_MS = 30_000
 
 DESKTOP: ViewportSize = {"width": 1280, "height": 800}
@@ -19,12 +21,13 @@ TABLET: ViewportSize = {"width": 768, "height": 1024}
 PHONE: ViewportSize = {"width": 390, "height": 844}
 
 
-def installed() -> str:
-    """The path of a Chromium. Skips without one, but fails where the project's own checks run: there it is
-    part of them."""
-    found = next(filter(None, map(shutil.which, NAMES)), None)
+def installed(browser: str) -> str:
+    """The path of a browser. Skips without it, but fails where the project's own checks run: there it is part
+    of them."""
+    names = NAMES[browser]
+    found = next(filter(None, map(shutil.which, names)), None)
     if found is None:
-        missing = f"no browser ({', '.join(NAMES)}) is installed; launch/browser installs one"
+        missing = f"no {browser} ({', '.join(names)}) is installed; launch/browser installs it"
         if os.environ.get("CI"):
             pytest.fail(missing)
         pytest.skip(missing)
@@ -69,7 +72,7 @@ def ask(page: Page, text: str = "Why is the pipeline full?") -> None:
 
 
 def answered(page: Page, text: str) -> None:
-    expect(page.locator(".turn.assistant:not(.running)").last).to_have_text(text, use_inner_text=False)
+    expect(page.locator(".turn.assistant:not(.running)").last).to_have_text(text, use_inner_text=True)
 
 
 def replayed(page: Page, found: object, name: str = "answer.json") -> None:
@@ -90,9 +93,7 @@ def until_changed(page: Page, canvas: str, before: str) -> None:
 
 
 def committed(page: Page) -> str:
-    return (page.locator("#strip-text").text_content() or "") + (
-        page.locator("#strip-new").text_content() or ""
-    )
+    return page.locator("#strip-text").text_content() or ""
 
 
 def scrub(page: Page, share: float) -> None:

@@ -158,6 +158,7 @@ def devices(t: float) -> Frame:
             "done": 7,
             "running_s": 0.0,
             "present": True,
+            "loading": None,
         }
         for at, name in enumerate(STAGES)
     ]

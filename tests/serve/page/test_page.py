@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from tests.runtime.clusters import wait_until
@@ -13,6 +14,7 @@ from tests.serve.page.pages import (
     answered,
     ask,
     committed,
+    in_both,
     is_live,
     picture,
     replayed,
@@ -30,6 +32,7 @@ EVIL = [
 ]
 
 
+@in_both
 def test_a_chat_shows_the_answer_and_moves_timeline_tree_and_tiles(page: Page, script: Script) -> None:
     is_live(page)
     before = {canvas: picture(page, canvas) for canvas in ("lanes", "tree")}
@@ -39,11 +42,14 @@ def test_a_chat_shows_the_answer_and_moves_timeline_tree_and_tiles(page: Page, s
         until_changed(page, canvas, earlier)
     answered(page, text_of(script.found))
     expect(page.locator("[data-figure=tokens_per_s]")).to_have_text(re.compile(r"^\d+\.\d$"))
-    expect(page.locator("[data-figure=rho]")).to_have_text("80%")
+    expect(page.locator("[data-figure=times_plain]")).to_have_text(re.compile(r"^\d+\.\d×$"))
+    expect(page.locator("[data-figure=guesses_right]")).to_have_text("96%")
+    expect(page.locator("#details [data-figure=rho]")).to_have_text("80%")
     expect(page.locator("#summary")).to_contain_text("tokens, ended by stop")
     assert committed(page) == text_of(script.found)
-    expect(page.locator("#rows tr").first).to_contain_text("jetson-a0–21.0 GiB49 °C")
-    expect(page.locator("#rows tr").first).to_contain_text("idle")
+    card = page.locator("#map li").nth(1)
+    expect(card).to_have_text(re.compile(r"^4 msjetson-aidlelayers 0–21\.0 GiB49 °C\d+% busy$"))
+    expect(page.locator("#sentence")).to_have_text(re.compile(r"^Done: 24 tokens in \d\.\d s\. 23 of them"))
     expect(page.locator("#lanes")).to_have_attribute("aria-label", re.compile(r"jetson-a \d+% busy"))
     expect(page.locator(".turn-note")).to_contain_text("tokens in")
 
@@ -66,10 +72,12 @@ def test_the_next_question_carries_the_dialogue_and_a_new_dialogue_does_not(
     assert script.asked[2]["messages"] == [{"role": "user", "content": "Hello"}]
 
 
+@in_both
 def test_markup_in_tokens_and_answers_stays_text(page: Page, script: Script) -> None:
     script.found = recording(EVIL)
     ask(page, "<i>hello</i>")
-    answered(page, "".join(EVIL))
+    turn = page.locator(".turn.assistant:not(.running)")
+    expect(turn).to_have_text("".join(EVIL), use_inner_text=False)  # inner text has no marks of direction
     assert committed(page) == "".join(EVIL)
     expect(page.locator(".turn.user")).to_have_text("<i>hello</i>")
     assert (
@@ -79,6 +87,59 @@ def test_markup_in_tokens_and_answers_stays_text(page: Page, script: Script) -> 
         == 0
     )
     assert page.title() == "FlowSpec"
+
+
+MARKDOWN = (
+    "# Title\n\nSome **bold**, *soft* and `a < b` text.\n\n- one\n- two\n\n1. first\n\n"
+    "```py\nx = 1 < 2\n```\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n> said\n\nA [link](javascript:alert(1)) and ![p](http://x.y/z.png)"
+    " <a href=x onclick=alert(1)>no</a>\n\n<iframe src=x></iframe>"
+)
+
+
+@in_both
+def test_an_answers_markdown_is_shown_and_nothing_in_it_is_alive(page: Page, script: Script) -> None:
+    script.found = recording([MARKDOWN[at : at + 7] for at in range(0, len(MARKDOWN), 7)])
+    ask(page)
+    turn = page.locator(".turn.assistant:not(.running)")
+    expect(turn.locator("h3")).to_have_text("Title")
+    expect(turn.locator("strong")).to_have_text("bold")
+    expect(turn.locator("em")).to_have_text("soft")
+    expect(turn.locator("p code")).to_have_text("a < b")
+    expect(turn.locator("ul > li")).to_have_text(["one", "two"])
+    expect(turn.locator("ol > li")).to_have_text("first")
+    expect(turn.locator("pre code")).to_have_text("x = 1 < 2")
+    expect(turn.locator("td")).to_have_text(["1", "2"])
+    expect(turn.locator("blockquote")).to_have_text("said")
+    expect(turn).to_contain_text("link (javascript:alert(1))")
+    expect(turn).to_contain_text("![p](http://x.y/z.png) <a href=x onclick=alert(1)>no</a>")
+    expect(turn).to_contain_text("<iframe src=x></iframe>")
+    known = {"H3", "P", "STRONG", "EM", "CODE", "UL", "OL", "LI", "PRE", "DIV", "SPAN", "BR", "BLOCKQUOTE"}
+    known |= {"TABLE", "THEAD", "TBODY", "TR", "TH", "TD"}
+    found = turn.evaluate(
+        "turn => [...turn.querySelectorAll('*')].map(e => [e.tagName, e.attributes.length])"
+    )
+    assert {tag for tag, _ in found} <= known
+    assert {tag for tag, attributes in found if attributes} <= {"DIV", "OL"}, (
+        "a table's frame, a list's start"
+    )
+
+
+@pytest.mark.parametrize(
+    "text", [">" * 15_000 + "a", "_a*" * 2_000, "[" * 5_000], ids=["deep", "slow", "open"]
+)
+def test_an_answer_that_markdown_is_not_made_for_is_shown_as_it_is(
+    page: Page, script: Script, text: str
+) -> None:
+    script.found = recording([text])
+    ask(page)
+    answered(page, text)
+
+
+def test_an_example_is_asked_with_one_click(page: Page, script: Script) -> None:
+    expect(page.locator(".example")).to_have_count(3)
+    page.locator(".example").first.click()
+    answered(page, text_of(script.found))
+    assert script.asked[0]["messages"] == [{"role": "user", "content": "What is 17 + 25?"}]
 
 
 def test_refusals_are_one_readable_line_and_the_question_is_not_lost(
@@ -154,6 +215,7 @@ def test_an_answer_is_stopped_and_what_came_is_kept(page: Page, script: Script) 
     wait_until(lambda: script.gone == 1, "the server is told")
 
 
+@in_both
 def test_everything_can_be_done_with_the_keyboard(page: Page, script: Script) -> None:
     is_live(page)
     seen: list[str] = []
@@ -163,11 +225,14 @@ def test_everything_can_be_done_with_the_keyboard(page: Page, script: Script) ->
         outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
         assert outline != "none", seen[-1]
     assert [
-        each for each in seen if each in ("skip", "save", "open", "window", "new", "question", "send")
+        each
+        for each in seen
+        if each in ("to-chat", "save", "open", "strip", "window", "new", "question", "send")
     ] == [
-        "skip",
+        "to-chat",
         "save",
         "open",
+        "strip",
         "window",
         "new",
         "question",

@@ -14,7 +14,7 @@ from flowspec.llm import LLM
 from flowspec.model.text import Tokenizer
 from flowspec.runtime.session import Session
 from flowspec.runtime.watching import watch_session
-from flowspec.serve.app import Doors
+from flowspec.serve.app import AccessRules
 from flowspec.serve.live import live_routes
 from flowspec.serve.page import PATHS, page_routes
 from tests.serve.page.pages import (
@@ -50,7 +50,7 @@ def real(llm: LLM, tokenizer: Tokenizer) -> Iterator[Running]:
     watch = watch_session(llm.session, tokenizer.decode, keeps=True)
     with running(
         llm,
-        doors=Doors(keys=(KEY.encode(),), free=PATHS),
+        access=AccessRules(keys=(KEY.encode(),), free=PATHS),
         more=lambda service: [*page_routes(), *live_routes(watch, service.stopping.is_set)],
     ) as found:
         yield found
@@ -66,7 +66,7 @@ def test_a_chat_on_four_stages_and_its_replay(page: Page, real: Running) -> None
     page.locator("#key-value").fill(KEY)
     page.locator("#key-value").press("Enter")
     is_live(page)
-    expect(page.locator("#rows tr")).to_have_count(4)
+    expect(page.locator("#map li")).to_have_count(6)  # the head, four devices, and back to the head
     page.locator("#save").click()
     expect(page.locator("#trouble")).to_contain_text("there is no recording")
     before = {canvas: picture(page, canvas) for canvas in ("lanes", "tree")}
@@ -85,8 +85,8 @@ def test_a_chat_on_four_stages_and_its_replay(page: Page, real: Running) -> None
     expect(page.locator("#request")).not_to_contain_text("running")
     expect(page.locator("#summary")).to_contain_text("ended by stop")
     expect(page.locator("[data-figure=tokens_per_s]")).to_have_text(re.compile(r"^\d+(\.\d)?$"))
-    expect(page.locator("#rows tr").first).to_contain_text("local-0")
-    expect(page.locator("#rows tr").first).to_contain_text("MiB")
+    expect(page.locator("#map li").nth(1)).to_contain_text("local-0")
+    expect(page.locator("#map li").nth(1)).to_contain_text("MiB")
     said = committed(page)
     with page.expect_download() as started:
         page.locator("#save").click()

@@ -10,8 +10,18 @@ from typing import Any
 from playwright.sync_api import Page, expect
 
 from flowspec.watch.recording import wrong_document
-from tests.serve.page.pages import committed, is_live, picture, replayed, scrub, until_changed
-from tests.serve.page.recordings import document, recording, text_of
+from tests.serve.page.pages import (
+    answered,
+    ask,
+    committed,
+    in_both,
+    is_live,
+    picture,
+    replayed,
+    scrub,
+    until_changed,
+)
+from tests.serve.page.recordings import devices, document, recording, stages, text_of
 from tests.serve.page.scripted import Script
 from tests.watch.heads import VirtualHead
 from tests.watch.heads import watched as watched_head
@@ -30,6 +40,7 @@ def test_a_saved_recording_replays_to_the_same_text(page: Page, script: Script) 
     expect(page.locator("#strip-text")).to_have_text(text_of(script.found), use_inner_text=False)
 
 
+@in_both
 def test_a_replay_plays_pauses_and_is_scrubbed_to_its_end_and_back(page: Page, script: Script) -> None:
     script.found = recording(["Yes"])
     whole = recording(seed=3)
@@ -62,6 +73,92 @@ def test_a_replay_plays_pauses_and_is_scrubbed_to_its_end_and_back(page: Page, s
     is_live(page)
     expect(page.locator("#replay")).to_be_hidden()
     expect(page.locator("#strip-text")).to_have_text("")
+
+
+@in_both
+def test_the_last_answer_stands_still_and_is_replayed_slowly_token_by_token(
+    page: Page, script: Script
+) -> None:
+    expect(page.locator("#slowly")).to_be_hidden()
+    ask(page)
+    answered(page, text_of(script.found))
+    page.locator("#slowly").click()
+    expect(page.locator("#state")).to_have_text("replay of the last answer")
+    expect(page.locator("#play")).to_have_text("Pause")
+    page.locator("#play").click()
+    scrub(page, 0)
+    said = [""]
+    page.locator("#scrub").focus()
+    for _ in range(4):
+        page.keyboard.press("ArrowRight")
+        expect(page.locator("#strip-text > span")).to_have_count(len(said))
+        said.append(committed(page))
+    assert said == ["", "The", "The pipeline", "The pipeline stays", "The pipeline stays full"]
+    page.locator("#step-back").focus()
+    for before in said[-2::-1]:
+        page.keyboard.press("ArrowLeft")
+        expect(page.locator("#strip-text")).to_have_text(before, use_inner_text=False)
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#strip-text .fresh")).to_have_text("The")
+    ask(page, "Again?")  # leaves the replay
+    expect(page.locator("#replay")).to_be_hidden()
+    expect(page.locator(".turn-note")).to_have_count(2)
+    expect(page.locator("#slowly")).to_be_visible()
+
+
+def test_a_slow_replay_takes_twelve_seconds_at_least_and_a_long_answer_no_minute_more(page: Page) -> None:
+    speeds = page.evaluate(
+        """async () => {
+          const { Replay } = await import("/page/replay.js");
+          const of = seconds => ({ stages: [], drafters: [], frames: [
+            { t: 0, kind: "lost", silent_s: 0 }, { t: seconds - .2, kind: "lost", silent_s: 0 }] });
+          return [1, 3, 10, 30, 200].map(seconds => seconds / new Replay(of(seconds)).slow);
+        }"""
+    )
+    assert [round(each, 6) for each in speeds] == [12, 12, 40, 60, 200]
+
+
+def test_the_map_shows_a_loss_loading_and_a_return(page: Page) -> None:
+    def at(t: float, **changes: Any) -> dict[str, Any]:
+        rows = devices(t)
+        rows["devices"][2] |= changes
+        return rows
+
+    left = [{"name": "jetson-a", "layers": [0, 10]}]
+    found = document(
+        [
+            {"t": 0.0, "kind": "stages", "stages": stages()},
+            at(0.0, throttled=True),
+            {"t": 10.0, "kind": "lost", "silent_s": 0.4},
+            {"t": 10.0, "kind": "note", "text": "device pi-5 is lost (its connection closed)"},
+            {"t": 10.0, "kind": "note", "text": "going on with 3 devices"},
+            at(10.0, present=False),
+            {"t": 20.0, "kind": "stages", "stages": left},
+            at(20.0, present=False),
+            at(30.0, loading={"doing": "loading weights", "share": 0.5}),
+            {"t": 40.0, "kind": "stages", "stages": stages()},
+            at(40.0),
+            at(50.0),
+        ]
+    )
+    assert wrong_document(found) == ""
+    replayed(page, found)
+    page.locator("#play").click()
+    card = page.locator("#map li").filter(has=page.locator("strong", has_text="pi-5"))
+    for share, kind, text in (
+        (0.0, "idle", "slowed down"),
+        (0.2, "gone", "lost"),
+        (0.4, "gone", "lost"),
+        (0.6, "loading", "loading weights 50%"),
+        (0.8, "back", "back"),
+        (1.0, "idle", "idle"),
+    ):
+        scrub(page, share)
+        expect(card).to_have_attribute("data-kind", kind)
+        expect(card).to_contain_text(text)
+        if share == 0.2:
+            expect(page.locator("#sentence")).to_contain_text("Device pi-5 is lost (its connection closed).")
+            expect(page.locator("#said-state")).to_contain_text("Device pi-5 is lost")
 
 
 def test_a_recording_can_be_dropped_on_the_page(page: Page) -> None:
@@ -163,8 +260,8 @@ def test_a_lost_stage_and_a_watcher_that_came_too_late_are_told(page: Page) -> N
     before = [frame for frame in frames if frame["t"] <= half_s]
     replayed(page, document([*before, {"t": half_s, "kind": "lost", "silent_s": 0.4}]))
     scrub(page, 1)
-    expect(page.locator("#summary")).to_contain_text("A stage is lost")
-    expect(page.locator("#rows td:last-child").first).to_have_text("waiting")
+    expect(page.locator("#summary")).to_contain_text("A device is lost")
+    expect(page.locator("#map .state").nth(1)).to_have_text("waits")
     replayed(page, document([*before, {"t": half_s, "kind": "missed"}]))
     scrub(page, 1)
     expect(page.locator("#summary")).to_have_text("No answer has run yet.")

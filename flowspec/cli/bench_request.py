@@ -1,0 +1,157 @@
+"""The experiment that a command line of `flowspec bench` asks for: what its file says, with what the flags
+say instead. What cannot be run is refused before anything is started or written."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from flowspec.bench.config import CLUSTER, SIMULATED, SYNTHETIC, USERS_MAX, Bench, Testbed
+from flowspec.bench.drafting import RANDOM
+from flowspec.bench.experiments import find_experiment, pick_setups, read_experiment
+from flowspec.bench.plain import make_samplings
+from flowspec.core.protocol.limits import DRAFTERS_MAX
+from flowspec.draft.kinds import NONE, check_drafter
+from flowspec.errors import InputError
+from flowspec.model.files import BUNDLED
+
+JOBS_MAX = 64
+
+
+def pick_experiment(args: argparse.Namespace) -> Bench:
+    """The experiment with what the flags say instead; raises `InputError`."""
+    bench = read_experiment(find_experiment(args.experiment))
+    changes: dict[str, Any] = {
+        "world": args.world,
+        "model": args.model,
+        "drafters": None if args.drafter is None else tuple(dict.fromkeys(args.drafter)),
+        "prompts": tuple(args.prompts) if args.prompts else None,
+        "limit": args.limit,
+        "temperatures": args.temperatures and tuple(dict.fromkeys(args.temperatures)),
+        "seeds": None if args.seeds is None else tuple(dict.fromkeys(args.seeds)),
+        "repeat": args.repeat,
+        "new_tokens": args.max_new_tokens,
+        "cluster": args.cluster,
+        "local": args.local,
+        "users": None if args.users is None else tuple(sorted(set(args.users))),
+        "answers": args.answers,
+    }
+    if args.model not in (None, SYNTHETIC) and bench.is_synthetic and args.drafter is None:
+        changes["drafters"] = (BUNDLED,)
+    bench = replace(bench, **{name: value for name, value in changes.items() if value is not None})
+    if args.local is not None:
+        bench = replace(bench, cluster=None)
+    if args.methods is not None:
+        bench = replace(bench, setups=pick_setups(bench.setups, args.methods.split(",")))
+    if args.testbeds is not None:
+        bench = replace(bench, testbeds=_pick_testbeds(bench, args.testbeds.split(",")))
+    if bench.world == CLUSTER and (args.cluster or args.local or len(bench.testbeds) > 1):
+        bench = replace(bench, testbeds=())  # the experiment's boards are not the ones that are there
+    _check(bench, args)
+    return bench
+
+
+def _pick_testbeds(bench: Bench, names: Sequence[str]) -> tuple[Testbed, ...]:
+    known = [testbed.name for testbed in bench.testbeds]
+    for name in names:
+        if name not in known:
+            raise InputError(f"--testbeds: expected names among {'; '.join(known)}, got {name!r:.80}")
+    return tuple(testbed for testbed in bench.testbeds if testbed.name in names)
+
+
+def _check(bench: Bench, args: argparse.Namespace) -> None:
+    _check_samplings(bench)
+    _check_model(bench, args)
+    _check_drafters(bench)
+    _check_places(bench, args)
+    _check_loads(bench)
+    if args.tune:
+        _check_tuning(bench)
+    if args.jobs > JOBS_MAX:
+        raise InputError(f"--jobs: expected at most {JOBS_MAX}, got {args.jobs}")
+
+
+def _check_samplings(bench: Bench) -> None:
+    if any(seed < 0 for seed in bench.seeds):
+        raise InputError(f"--seeds: expected whole numbers from 0, got {min(bench.seeds)}")
+    make_samplings(bench.temperatures, bench.seeds)
+    if bench.world == SIMULATED and bench.repeat > 1:
+        raise InputError(
+            f"--repeat: virtual time gives the same figures every time; expected 1, got {bench.repeat}"
+        )
+
+
+def _check_model(bench: Bench, args: argparse.Namespace) -> None:
+    """A synthetic model has chance for drafters and prompts."""
+    if not bench.is_synthetic:
+        return
+    if bench.acceptance == 0:
+        raise InputError("--model: synthetic is for experiments that say its `acceptance`")
+    for flag, value in (("--drafter", args.drafter), ("--prompts", args.prompts)):
+        if value is not None:
+            raise InputError(
+                f"{flag}: expected none with model synthetic, which draws prompts and guesses by chance"
+            )
+
+
+def _check_drafters(bench: Bench) -> None:
+    """What flags can make of drafters; a file's own are checked as it is read."""
+    for name in () if bench.is_synthetic else bench.drafters:
+        if name != RANDOM:
+            check_drafter(name)
+    if NONE in bench.drafters and len(bench.drafters) > 1:
+        raise InputError(f"--drafter: expected {NONE} alone, got {', '.join(bench.drafters)}")
+    if len(bench.drafters) > DRAFTERS_MAX:
+        raise InputError(f"--drafter: expected at most {DRAFTERS_MAX}, got {len(bench.drafters)}")
+    for setup in bench.setups:
+        missing = [name for name in setup.drafters or () if name not in bench.drafters]
+        if missing:
+            raise InputError(
+                f"--drafter: method {setup.name!r} of the experiment needs {missing[0]!r}, got "
+                f"{', '.join(bench.drafters)}"
+            )
+
+
+def _check_places(bench: Bench, args: argparse.Namespace) -> None:
+    """There are devices of the kind that the world has, and a method that runs on them."""
+    if bench.world != CLUSTER and (args.cluster or args.local):
+        raise InputError(
+            f"--cluster and --local are for --world cluster; the experiment's world is {bench.world}"
+        )
+    if bench.world != CLUSTER and not bench.testbeds:
+        raise InputError(
+            f"--world {bench.world}: expected an experiment with a testbed, got {bench.name!r} without one"
+        )
+    if bench.testbeds and not any(
+        setup.runs_on(testbed.name) for testbed in bench.testbeds for setup in bench.setups
+    ):
+        raise InputError(
+            "--methods and --testbeds: expected a method that is run on one of the testbeds, got none"
+        )
+
+
+def _check_loads(bench: Bench) -> None:
+    if bench.answers and not bench.users:
+        raise InputError("--answers is for loads: expected --users, too")
+    if not bench.users:
+        return
+    if bench.world != SIMULATED:
+        raise InputError(
+            f"--users: loads are run in virtual time; expected --world simulated, got {bench.world}"
+        )
+    if max(bench.users) > USERS_MAX:
+        raise InputError(f"--users: expected at most {USERS_MAX} at once, got {max(bench.users)}")
+
+
+def _check_tuning(bench: Bench) -> None:
+    if len(bench.drafters) > 1:
+        raise InputError(
+            "--tune finds parameters for one drafter; expected an experiment with one, got "
+            f"{', '.join(bench.drafters)}"
+        )
+    if bench.users:
+        raise InputError("--tune works on single answers: expected no --users")
+    if bench.world != SIMULATED:
+        raise InputError(f"--tune works in virtual time: expected --world simulated, got {bench.world}")

@@ -1,0 +1,41 @@
+"""Print a script that completes flowspec's commands, flags and files in bash, zsh or fish.
+
+It holds all that it needs, so that Tab starts no Python, and is made anew after an update.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+import shtab
+
+from flowspec.cli import commands
+from flowspec.cli.parser import Parser
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=", ".join(SHELLS))
+
+
+def run(args: argparse.Namespace) -> int:
+    print(script(args.shell))
+    return 0
+
+
+def script(shell: str) -> str:
+    """Completes every flag of every command; files for the flags that take one."""
+    parser = commands.build_parser(commands.COMMANDS)
+    for each in (parser, *parser.commands.values()):
+        for action in _of_files(each):
+            vars(action)["complete"] = shtab.FILE
+    return str(shtab.complete(parser, shell))
+
+
+def _of_files(parser: Parser) -> Iterator[argparse.Action]:
+    for action in parser._actions:
+        if action.type is Path or action.dest in ("model", "drafter", "log_file", "experiment", "prompts"):
+            yield action

@@ -1,0 +1,110 @@
+"""Reads command lines: help begins with examples, rare flags stand in that of `--help-all` only, and what is
+wrong is told in one line, with what may be meant."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import shutil
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NoReturn
+
+HELP_ALL = "--help-all"
+ROOM = 2
+"""Columns that argparse leaves free at the right."""
+
+
+class Rare(str):
+    """The help of a flag that few need."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A command's parser. No abbreviations, which would change meaning as flags are added.
+
+    `examples` are command lines, each with what it does. `commands` are the parsers of subcommands.
+    """
+
+    def __init__(self, *, examples: Sequence[tuple[str, str]] = (), **settings: Any) -> None:
+        super().__init__(**settings, allow_abbrev=False, formatter_class=_Formatter)
+        self.examples = examples
+        self.commands: dict[str, Parser] = {}
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+    @property
+    def flags(self) -> list[str]:
+        """All of them, rare ones too."""
+        return [flag for action in self._actions for flag in action.option_strings]
+
+    def format_help(self) -> str:
+        """What `--help` prints."""
+        rare = [(action, action.help) for action in self._actions if isinstance(action.help, Rare)]
+        if not rare:
+            return self.whole_help()
+        for action, _ in rare:
+            action.help = argparse.SUPPRESS
+        try:
+            text = self.whole_help()
+        finally:
+            for action, told in rare:
+                action.help = told
+        return f"{text}\n{len(rare)} more flags, which few need: {self.prog} {HELP_ALL}\n"
+
+    def whole_help(self) -> str:
+        """What `--help-all` prints."""
+        width = shutil.get_terminal_size().columns - ROOM
+        given = [action for action in self._actions if not action.option_strings]
+        words = [f"[{each.metavar}]" if each.nargs == "?" else str(each.metavar) for each in given]
+        self.usage = " ".join((self.prog, "[FLAGS]", *words))
+        about, self.description = self.description, None
+        try:
+            flags = super().format_help()
+        finally:
+            self.description = about
+        return "\n".join([*_filled(about or "", width), "", *self._example_lines(width), flags])
+
+    def _example_lines(self, width: int) -> Iterator[str]:
+        if self.examples:
+            yield "examples:"
+            for line, told in self.examples:
+                yield f"  {line}"
+                yield from textwrap.indent("\n".join(_filled(told, width - 6)), 6 * " ").splitlines()
+            yield ""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """As argparse's, with what may be meant."""
+        if action.choices is None or value in action.choices:
+            return
+        known = [str(each) for each in action.choices]
+        hint = meant(str(value), known)
+        if action.dest == "command":
+            raise argparse.ArgumentError(None, f"there is no command {value!r:.80}{hint}")
+        raise argparse.ArgumentError(action, f"expected one of {', '.join(known)}, got {value!r:.80}{hint}")
+
+
+class HelpAll(argparse.Action):
+    """`--help-all`."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *rest: object) -> NoReturn:
+        assert isinstance(parser, Parser)
+        print(parser.whole_help(), end="")
+        parser.exit()
+
+
+def meant(word: str, known: Iterable[str]) -> str:
+    """The end of an error: what a wrong word may stand for; nothing where that cannot be told."""
+    found = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+def _filled(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False)
+
+
+class _Formatter(argparse.HelpFormatter):
+    """Breaks no name at its hyphens."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return _filled(" ".join(text.split()), width)

@@ -1,0 +1,200 @@
+"""From the flags of `flowspec plan` to what the planner is asked: devices, links, model, drafter."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from flowspec.cli.options import joined
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.precision import PRECISION_BYTES
+from flowspec.errors import InputError
+from flowspec.model.files import ModelFiles
+from flowspec.model.support import context_max, family_of
+from flowspec.plan.memory import ModelWeights, weights_of
+from flowspec.plan.profile import find_profile
+from flowspec.plan.shape import ModelShape, find_shape, shape_of
+from flowspec.plan.sites import Network, PlanRequest, Site, site
+from flowspec.plan.speed import completed
+from flowspec.runtime.cluster import Device, pick_context, stage_devices
+from flowspec.runtime.cluster_file import (
+    declared_profile,
+    parse_links,
+    read_cluster,
+    read_drafters,
+    read_links,
+)
+from flowspec.runtime.decoding import Decoding
+from flowspec.runtime.planning.plan_inputs import drafter_inputs, model_weights, typical_context
+from flowspec.runtime.planning.survey import Survey, survey
+from flowspec.runtime.security.cluster_keys import cluster_keys
+from flowspec.runtime.session import pick_dtype
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What the planner is asked, with the names of the drafters; the `survey` where the devices of a cluster
+    file were asked."""
+
+    request: PlanRequest
+    drafters: tuple[str, ...]
+    survey: Survey | None
+
+
+def read_plan_request(args: argparse.Namespace) -> Wanted:
+    """What the flags ask for; raises `InputError`, and `ClusterError` where no device of a cluster file
+    answers."""
+    shape, weights, precisions, context = _model(args)
+    wrong = [each for each in precisions if each not in PRECISION_BYTES]
+    if wrong:
+        raise InputError(f"--precision: expected {', '.join(PRECISION_BYTES)}, got {wrong[0]!r:.80}")
+    if args.acceptance is not None and not 0 < args.acceptance < 1:
+        raise InputError(f"--acceptance: expected a share above 0 and below 1, got {args.acceptance:g}")
+    placed = {} if args.cluster is None else read_drafters(args.cluster)
+    model = args.model if args.shape is None else args.shape
+    drafters = Decoding(drafters=joined(args.drafter)).drafters_for(model, tuple(placed))
+    drafter = drafter_inputs(drafters, placed, shape)
+    planned = drafter.planned
+    if planned is not None and args.acceptance is not None:
+        planned = replace(planned, acceptance=args.acceptance)
+    found = None
+    if args.cluster is not None and args.devices is None and not args.offline:
+        found = _survey(args, precisions, head_drafts=drafter.head_drafts)
+        sites = [_complete(each, precisions) for each in found.sites]
+    else:
+        sites = _sites(args.devices, args.cluster)
+    head = _head(args.head, sites)
+    if head is not None and all(each.name != head.name for each in sites):
+        sites = [*sites, head]
+    if len(sites) > limits.STAGES_MAX:
+        raise InputError(f"--devices: expected at most {limits.STAGES_MAX} devices, got {len(sites)}")
+    for each in sites:
+        for precision in precisions:
+            each.profile.flops(precision)  # raises for one that it says nothing about
+    chosen = found.head if head is None and found is not None else None if head is None else head.name
+    request = PlanRequest(
+        sites=tuple(sites),
+        network=_network(args, [each.name for each in sites], found),
+        shape=shape,
+        weights=weights,
+        precisions=precisions,
+        drafter=planned,
+        context=context,
+        typical_context=typical_context(context),
+        users=args.users,
+        head=chosen,
+        all_devices=args.all_devices,
+    )
+    return Wanted(request=request, drafters=drafters, survey=found)
+
+
+def _survey(args: argparse.Namespace, precisions: Sequence[str], *, head_drafts: bool) -> Survey:
+    """The cluster's devices, asked as `chat` asks them."""
+    every = read_cluster(args.cluster)
+    keys = cluster_keys(args.cluster, every)
+    return survey(
+        stage_devices(every), args.cluster, precisions[0], keys, head_drafts=head_drafts, needs_all=False
+    )
+
+
+def _complete(place: Site, precisions: Sequence[str]) -> Site:
+    profile = place.profile
+    for precision in precisions:
+        profile = completed(profile, precision)
+    return replace(place, profile=profile)
+
+
+def _model(args: argparse.Namespace) -> tuple[ModelShape, ModelWeights, tuple[str, ...], int]:
+    """Shape, weights, precisions and context; of a folder the weights are counted in its files."""
+    asked = None if args.precision is None else tuple(dict.fromkeys(args.precision.split(",")))
+    if args.shape is not None:
+        shape = find_shape(args.shape)
+        return shape, weights_of(shape), asked or ("float16",), pick_context(args.context, limits.CONTEXT_MAX)
+    files = ModelFiles(args.model)
+    config = files.config()
+    family_of(config, files.model)
+    shape = shape_of(config, args.model)
+    return (
+        shape,
+        model_weights(files, shape),
+        asked or (pick_dtype(None, config),),
+        pick_context(args.context, context_max(config)),
+    )
+
+
+def _sites(boards: Sequence[str] | None, cluster: Path | None) -> list[Site]:
+    """The devices of `--devices`, or of the cluster file with their boards from there or, in order, from
+    `--devices`."""
+    names = [] if boards is None else _boards(boards)
+    if cluster is None:
+        if not names:
+            raise InputError("expected --devices or --cluster: which devices are there?")
+        seen: Counter[str] = Counter()
+        total = Counter(names)
+        sites = []
+        for name in names:
+            seen[name] += 1
+            profile = find_profile(name)
+            sites.append(site(profile.name if total[name] == 1 else f"{profile.name}-{seen[name]}", profile))
+        twice = [name for name, count in Counter(each.name for each in sites).items() if count > 1]
+        if twice:
+            raise InputError(f"--devices: expected different names, got two files named {twice[0]!r}")
+        return sites
+    devices = stage_devices(read_cluster(cluster))
+    if names and len(names) != len(devices):
+        raise InputError(
+            f"--devices: expected a board for each of the {len(devices)} devices of {cluster}, got "
+            f"{len(names)}"
+        )
+    return [
+        _of_cluster(device, names[number] if names else device.profile, cluster)
+        for number, device in enumerate(devices)
+    ]
+
+
+def _of_cluster(device: Device, board: str | None, cluster: Path) -> Site:
+    profile = declared_profile(replace(device, profile=board), cluster)
+    if profile is None:
+        raise InputError(
+            f'{cluster}: {device.name}: expected profile = "raspberry-pi-5", another board or a profile '
+            "file, or --devices with a board for each; with --offline no daemon is asked how fast it is"
+        )
+    return site(device.name, profile, device.memory_bytes)
+
+
+def _boards(words: Sequence[str]) -> list[str]:
+    """`2x raspberry-pi-5, jetson-orin-nano`, in as many words as it was typed, as names."""
+    found: list[str] = []
+    for part in " ".join(words).split(","):
+        match = re.fullmatch(r"(?:([1-9]\d{0,2}) ?x)?\s*(\S.*?)\s*", part.strip())
+        if match is None:
+            raise InputError(
+                f"--devices: expected boards with commas, such as 2x raspberry-pi-5, got {part!r:.80}"
+            )
+        found += [match[2]] * int(match[1] or 1)
+    return found
+
+
+def _head(name: str | None, sites: Sequence[Site]) -> Site | None:
+    """A device by its name, or a board that is there for the head; it may run a stage, too."""
+    if name is None:
+        return None
+    known = [each for each in sites if each.name == name]
+    if known:
+        return known[0]
+    profile = find_profile(name)
+    return site(
+        f"{profile.name}-head" if any(each.name == profile.name for each in sites) else profile.name, profile
+    )
+
+
+def _network(args: argparse.Namespace, names: Sequence[str], found: Survey | None) -> Network:
+    """As `--link` says, else as measured, else the cluster file."""
+    if found is not None and not args.link:
+        return found.network
+    declared = None if args.cluster is None or args.link else read_links(args.cluster, names)
+    return declared or parse_links(args.link or [], names, "--link")

@@ -1,0 +1,149 @@
+"""What every drafter shares that has no cache: it proposes by the text alone.
+
+A drafter is a `Text`, which says what may follow it. Which tokens are the text, which nodes live below it and
+what they hold is kept here, by the Commits that all drafters are told.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.messages import Open, Proposal, Release, Segment, SegmentPart
+from flowspec.core.stage.path import living_below, newly_committed
+from flowspec.errors import PeerError
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Text(ABC):
+    """The committed tokens of one request. They grow at their end, and are cut where a new turn begins."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+
+    def append(self, token: int) -> None:
+        self.tokens.append(token)
+
+    def cut(self, length: int) -> None:
+        """Forgets the tokens from position `length` on."""
+        del self.tokens[length:]
+
+    @abstractmethod
+    def propose(self, branch: Sequence[int], width: int) -> Sequence[tuple[int, float]]:
+        """Up to `width` tokens that may follow `tokens` and then `branch`, likeliest first, with the
+        confidence in each (0 to 1)."""
+
+
+@dataclass(slots=True)
+class _Request:
+    """One request. `text` is the committed path as far as its tokens are known without a gap, `ahead` is
+    known beyond one.
+
+    `nodes` holds parent and token of the root and the living nodes below it; `early` are committed nodes
+    still to come.
+    """
+
+    opening: Open
+    text: Text
+    length: int
+    root: int
+    nodes: dict[int, tuple[int, int]] = field(default_factory=dict)
+    ahead: dict[int, int] = field(default_factory=dict)
+    early: set[int] = field(default_factory=set)
+
+    def learn(self, part: SegmentPart) -> None:
+        """Takes the part's Commit: what is on the path, and what lives below its end."""
+        fresh = newly_committed(part.commit, self.length)
+        if not fresh:
+            return
+        for position, node in enumerate(fresh, self.length):
+            if node in self.nodes:
+                self.ahead[position] = self.nodes[node][1]
+            else:
+                self.early.add(node)
+        self.length, self.root = part.commit.length, fresh[-1]
+        living = living_below(self.root, ((node, parent) for node, (parent, _) in self.nodes.items()))
+        self.nodes = {node: known for node, known in self.nodes.items() if node in living}
+
+    def admit(self, part: SegmentPart) -> list[int]:
+        """Takes the part's rows; returns those that may be expanded."""
+        found = []
+        for node, parent, token, position, is_flagged in zip(
+            part.ids, part.parents, part.tokens, part.positions, part.committed, strict=True
+        ):
+            is_committed = is_flagged or node in self.early or node == self.root
+            if is_committed:
+                self.ahead[position] = token
+                self.early.discard(node)
+            if node == self.root or (not is_committed and parent in self.nodes):
+                self.nodes[node] = (parent, token)
+                found.append(node)
+        while (token_ahead := self.ahead.pop(len(self.text.tokens), None)) is not None:
+            self.text.append(token_ahead)
+        return found
+
+    def propose(self, node: int, width: int) -> Sequence[tuple[int, float]]:
+        """What may follow a node; nothing while the path has a gap."""
+        if len(self.text.tokens) < self.length:
+            return ()
+        branch: list[int] = []
+        while node != self.root:
+            node, token = self.nodes[node]
+            branch.append(token)
+        return self.text.propose(branch[::-1], width)
+
+
+class TextDrafter:
+    """A `Drafter` that proposes what the `text` of a request, begun empty, says."""
+
+    captures: tuple[int, ...] = ()
+    weight_bytes = 0
+    cache_slots = limits.ID_MAX  # texts, and no keys and values
+
+    def __init__(self, text: Callable[[], Text], context: int = limits.CONTEXT_MAX) -> None:
+        self.context = context
+        self._text = text
+        self._requests: dict[int, _Request] = {}
+
+    def draft(self, segment: Segment, width: int) -> tuple[Proposal, ...]:
+        """Up to `width` children for every root or uncommitted row that lives; none where nothing may
+        follow."""
+        proposals = []
+        for part in segment.parts:
+            number, epoch = part.commit.request, part.commit.epoch
+            if part.opening is not None:
+                self._open(part.opening)
+            request = self._requests.get(number)
+            if request is None or request.opening.epoch != epoch:
+                continue
+            request.learn(part)
+            for node in request.admit(part):
+                found = request.propose(node, width)
+                tokens, confidences = tuple(token for token, _ in found), tuple(share for _, share in found)
+                proposals.append(
+                    Proposal(request=number, epoch=epoch, node=node, tokens=tokens, confidences=confidences)
+                )
+        return tuple(proposals)
+
+    def release(self, message: Release) -> None:
+        self._requests.pop(message.request, None)
+
+    def take_features(self, request: int, epoch: int, ids: Sequence[int], features: torch.Tensor) -> None:
+        raise AssertionError("features came for a drafter that wants none")
+
+    def _open(self, opening: Open) -> None:
+        known = self._requests.get(opening.request)
+        if known is None and opening.keep:
+            raise PeerError(
+                f"request {opening.request} keeps {opening.keep} tokens, but nothing of it is held here"
+            )
+        if known is not None and opening.epoch <= known.opening.epoch:
+            return
+        text = self._text() if known is None else known.text
+        text.cut(opening.keep)
+        self._requests[opening.request] = _Request(opening, text, opening.length, opening.root)

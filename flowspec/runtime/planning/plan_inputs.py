@@ -1,0 +1,96 @@
+"""From files to what the planner reckons with: a model's weights, and what chat's head and daemons need of
+them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from flowspec.draft.kinds import WITHOUT_TENSORS, find_drafter, is_sketch, sketched
+from flowspec.model.files import ModelFiles
+from flowspec.plan.memory import ModelWeights, drafter_memory, stage_memory, weights_of
+from flowspec.plan.shape import ModelShape
+from flowspec.plan.sites import PlannedDrafter, PlanRequest, process_bytes
+from flowspec.runtime.cluster_file import HEAD
+
+TYPICAL_CONTEXT_MAX = 512
+
+
+def typical_context(context: int) -> int:
+    """Tokens before an average one, where so many are the most."""
+    return min(TYPICAL_CONTEXT_MAX, context // 2)
+
+
+def model_weights(files: ModelFiles, shape: ModelShape) -> ModelWeights:
+    """Weights of a model's parts: counted in its files where these are here, else as its shape says."""
+    return weights_of(shape) if files.folder is None else counted_weights(files, shape)
+
+
+def counted_weights(files: ModelFiles, shape: ModelShape) -> ModelWeights:
+    """Weights of a model's parts by the headers of its files; nothing is loaded."""
+    tensors = files.tensors()
+    layers: Counter[int] = Counter()
+    others: Counter[str] = Counter()
+    for name in files.weight_map():
+        found = re.search(r"(?:^|\.)layers\.(\d+)\.", name)
+        if found:
+            layers[int(found[1])] += tensors.element_count(name)
+        else:
+            others[name.removesuffix(".weight").rpartition(".")[2]] += tensors.element_count(name)
+    known = weights_of(shape)
+    embedding = others["embed_tokens"] or known.embedding
+    return ModelWeights(
+        layer=max(layers.values(), default=known.layer),
+        embedding=embedding,
+        head=embedding if shape.is_tied else others["lm_head"] or embedding,
+        norm=others["norm"] or known.norm,
+        is_tied=shape.is_tied,
+    )
+
+
+def enough_bytes(request: PlanRequest) -> int:
+    """What no device of a plan can take more than: all layers, the drafter, and the processes of a stage and
+    of the head."""
+    found = []
+    for precision in request.precisions:
+        whole = stage_memory(
+            request.shape,
+            request.weights,
+            precision,
+            request.shape.layers,
+            first=True,
+            last=True,
+            context=request.context,
+            users=request.users,
+        )
+        size = whole.total_bytes + process_bytes(2)
+        if request.drafter is not None and request.drafter.shape is not None:
+            size += drafter_memory(
+                request.drafter.shape, precision, context=request.context, users=request.users
+            ).total_bytes
+        found.append(size)
+    return max(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterInputs:
+    """What the planner reckons with of the drafters by their names; `head_drafts` where the head's machine
+    computes for one."""
+
+    planned: PlannedDrafter | None
+    head_drafts: bool
+
+
+def drafter_inputs(names: Sequence[str], placed: Mapping[str, str], shape: ModelShape) -> DrafterInputs:
+    """Of drafters, of which the cluster file gives those that are `placed` a device (or the head) each; the
+    first at the head counts."""
+    if not names:
+        return DrafterInputs(planned=None, head_drafts=False)
+    here = [name for name in names if placed.get(name, HEAD) == HEAD]
+    name = (here or names)[0]
+    planned = sketched(name, shape) if is_sketch(name) else find_drafter(name).reckoned(shape)
+    if planned is not None and not here:
+        planned = replace(planned, shape=None)  # it costs neither the head nor a stage anything
+    return DrafterInputs(planned=planned, head_drafts=any(name not in WITHOUT_TENSORS for name in here))

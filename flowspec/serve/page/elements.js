@@ -1,0 +1,22 @@
+// Small helpers for elements, whose text is set as text.
+
+export const NONE = "–";
+
+export const byId = (id) => document.getElementById(id);
+
+// Sets a text where it is another one: what stays as it is is not told anew to those who listen.
+export function put(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+export function made(tag, className, parent, text = "") {
+  const found = document.createElement(tag);
+  found.className = className;
+  found.textContent = text;
+  parent?.append(found);
+  return found;
+}
+
+export const share = (value) => (value === null || value === undefined ? NONE : `${Math.round(100 * value)}%`);
+
+export const number = (value, digits = value < 100 ? 1 : 0) => (value === null || value === undefined ? NONE : value.toFixed(digits));

@@ -1,0 +1,116 @@
+"""The report on one page: what it names, and that it needs nothing beside it."""
+
+from __future__ import annotations
+
+import base64
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flowspec.bench import html_report
+from flowspec.bench.outcome import Record
+from flowspec.bench.plain import PlainCase
+from flowspec.bench.setting import setting_of
+from flowspec.bench.summary import summarise
+from flowspec.core.protocol.messages import Sampling
+from tests.bench.benches import boards, synthetic
+from tests.bench.records import record
+
+COMMAND = ["bench", "--experiment", "by hand", "--limit", "2"]
+CASE = PlainCase(
+    prompt_id="a",
+    domain="chat",
+    prompt=(1,),
+    sampling=Sampling(),
+    new_tokens_max=9,
+    stop_ids=frozenset(),
+    answer=(2, 3),
+)
+RECORDS = [
+    record(name, prompt, 10, seconds, acceptance=acceptance)
+    for name, seconds, acceptance in (("ar", 5.0, 1.0), ("continuous", 2.0, 2.5))
+    for prompt in "ab"
+]
+
+
+def summary_of(records: list[Record]) -> dict[str, Any]:
+    bench = synthetic(testbeds=(boards(2, name="two boards"), boards(1, "raspberry-pi-5", "a Pi")))
+    return summarise("by <hand>", "simulated", records) | {"setting": setting_of(bench, [CASE], COMMAND)}
+
+
+class Words(HTMLParser):
+    """The text of a page, and that its tags are closed."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.text = ""
+        self.feed(page)
+        assert self.open == []
+        self.text = " ".join(self.text.split())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in ("meta", "img", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if not self.open or self.open[-1] != "style":
+            self.text += f"{data} "
+
+
+def test_a_report_names_what_was_run_and_what_came_of_it(tmp_path: Path) -> None:
+    said = Words(html_report.page(summary_of(RECORDS), tmp_path)).text
+    for text in (
+        "by <hand>",
+        "continuous is 2.50 times as fast as plain decoding: 5.00 instead of 2.00 tokens per second.",
+        "simulated world : virtual time, computed from device profiles and not measured on such devices",
+        "flowspec bench --experiment 'by hand' --limit 2",
+        "right with probability 0.6",
+        "2.50 tokens per segment sent (continuous, two boards, temperature 0)",
+        "two boards : 2x jetson-orin-nano as stages, jetson-orin-nano as the head; links of 150 Mbit/s",
+        "a Pi : raspberry-pi-5 as stages",
+        "all 4 answers are plain decoding's, token for token",
+        "flowspec 0.1.0, python 3.",
+        "Speed-up over plain decoding",
+        "2.50 [2.50, 2.50]",
+    ):
+        assert text in said
+
+
+def test_a_report_needs_nothing_beside_it(tmp_path: Path) -> None:
+    picture = b"\x89PNG of a timeline"
+    (tmp_path / "timeline.png").write_bytes(picture)
+    html_report.write_report(summary_of(RECORDS), tmp_path)
+    page = (tmp_path / "report.html").read_text("utf-8")
+    assert re.findall(r'src="([^"]*)"', page) == [
+        f"data:image/png;base64,{base64.b64encode(picture).decode()}"
+    ]
+    assert not re.search(r"href|http|url\(|<script|@import", page)
+
+
+def test_a_wrong_answer_is_said(tmp_path: Path) -> None:
+    wrong = [*RECORDS, record("continuous", "c", 10, 2.0, agreement="wrong")]
+    said = Words(html_report.page(summary_of(wrong), tmp_path)).text
+    assert "1 of 5 answers differ from plain decoding's" in said
+
+
+@pytest.mark.parametrize("records", [[], RECORDS[:2], [record("pipedec", "a", 10, 1.0)]])
+def test_without_a_comparison_there_is_a_report_too(tmp_path: Path, records: list[Record]) -> None:
+    said = Words(html_report.page(summary_of(records), tmp_path)).text
+    assert "times as fast" not in said
+    assert "interval" not in said
+
+
+def test_several_settings_are_told_from_the_least_to_the_most() -> None:
+    hot = [
+        record(name, "a", 10, seconds, temperature=1.0)
+        for name, seconds in (("ar", 5.0), ("continuous", 4.0))
+    ]
+    found = html_report.headline(summary_of([*RECORDS, *hot]))
+    assert found == "continuous is 1.25 to 2.50 times as fast as plain decoding, in 2 settings."

@@ -1,0 +1,32 @@
+"""`docs/recordings`: small, as FlowSpec reads them, and the page beside them is of today's files."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from flowspec.watch.recording import wrong_document
+from tests.launch.scripts import script
+
+recordings = script("recordings")
+
+
+@pytest.mark.parametrize("name", recordings.TITLES)
+def test_a_recording_is_small_and_right(name: str) -> None:
+    text = (recordings.FOLDER / f"{name}.json").read_text("utf-8")
+    assert len(text) <= recordings.BYTES_MAX
+    assert wrong_document(json.loads(text)) == ""
+
+
+def test_the_recorded_loss_shows_a_loss_and_a_return() -> None:
+    frames = json.loads((recordings.FOLDER / "loss.json").read_text("utf-8"))["frames"]
+    here = [[row["present"] for row in frame["devices"]] for frame in frames if frame["kind"] == "devices"]
+    gone = next(at for at, row in enumerate(here) if not all(row))
+    assert all(here[0])
+    assert any(all(row) and len(row) == 4 for row in here[gone:])
+    assert len([frame for frame in frames if frame["kind"] == "stages"]) >= 3
+
+
+def test_the_page_is_of_todays_files() -> None:
+    assert recordings.unpacked(recordings.INDEX.read_text("utf-8")) == recordings.unpacked(recordings.page())

@@ -1,0 +1,107 @@
+"""Forecasts that were wrong by more than a factor of two: what explains them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from flowspec.core.protocol.messages import Hop
+from flowspec.draft.kinds import find_drafter
+from flowspec.plan.memory import weights_of
+from flowspec.plan.partition import Partition
+from flowspec.plan.planner import make_plan
+from flowspec.plan.profile import find_profile
+from flowspec.plan.shape import find_shape
+from flowspec.plan.sites import Network, PlanRequest, site
+from flowspec.plan.timing import LinkSpec
+from flowspec.runtime.planning.forecast_check import TOKENS_MIN, Measured, causes, is_wrong
+
+SHAPE = find_shape("llama-3.2-1b")
+REQUEST = PlanRequest(
+    sites=tuple(site(name, find_profile("raspberry-pi-5")) for name in ("a", "b")),
+    network=Network(default=LinkSpec(bandwidth_mbps=1000, delay_s=0.0005)),
+    shape=SHAPE,
+    weights=weights_of(SHAPE),
+    precisions=("float16",),
+    drafter=find_drafter("ngram").reckoned(SHAPE),
+    context=512,
+    head="a",
+    all_devices=True,
+)
+PLAN = make_plan(REQUEST)
+RATE = PLAN.forecast.tokens_per_s
+TIMES = Partition(REQUEST).times(PLAN.split.arrangement)
+ROWS = int(TIMES.nodes[2])
+
+
+def measured(slowness: dict[str, float] | None = None, **changes: object) -> Measured:
+    """An answer as it was foretold, on devices that are so many times as slow."""
+    hops = []
+    for index, stage in enumerate(PLAN.stages):
+        layers = stage.end - stage.first
+        reckoned_s = float(TIMES.fixed_s[2, index] + layers * TIMES.layer_s[2, index])
+        seconds = (slowness or {}).get(stage.site.name, 1.0) * reckoned_s
+        hops.append(Hop(received_s=0.0, queued_s=0.0, compute_s=seconds, own_s=0.0, rows=ROWS))
+    found = Measured(
+        tokens_per_s=RATE / 3,
+        new_tokens=50,
+        hops=[tuple(hops)] * 10,
+        links_s=float(np.interp(PLAN.forecast.nodes, TIMES.nodes, TIMES.links_s)),
+        missed=PLAN.forecast.missed,
+        why_slow={},
+        hosts={"a": "10.0.0.1", "b": "10.0.0.2"},
+    )
+    return replace(found, **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.4, True), (0.6, False), (1.9, False), (2.1, True)])
+def test_a_factor_of_two_either_way_is_wrong(share: float, expected: bool) -> None:
+    found = measured(tokens_per_s=share * RATE)
+    assert is_wrong(PLAN, found) == expected
+    assert not is_wrong(PLAN, replace(found, new_tokens=TOKENS_MIN - 1)), "too short to say"
+
+
+def test_busy_cores() -> None:
+    (why,) = causes(REQUEST, PLAN, measured({"b": 4.0}))
+    assert why == (
+        "b computes 4 times as long as reckoned (its cores are busy with something else, or it is hot: "
+        "flowspec doctor)"
+    )
+
+
+def test_cores_that_our_processes_share() -> None:
+    found = measured({"a": 2.0, "b": 3.0}, hosts={"a": "127.0.0.1", "b": "127.0.0.1"})
+    assert causes(REQUEST, PLAN, found) == [
+        "b computes 3 times as long as reckoned (its cores are shared with 1 more of our processes)",
+        "a computes 2 times as long as reckoned (its cores are shared with 1 more of our processes)",
+    ]
+
+
+def test_heat_as_the_device_tells_it() -> None:
+    found = measured({"b": 2.5}, why_slow={"b": "throttled, 84 degrees"})
+    assert causes(REQUEST, PLAN, found) == [
+        "b computes 2.5 times as long as reckoned (throttled, 84 degrees)"
+    ]
+
+
+def test_a_link() -> None:
+    (why,) = causes(REQUEST, PLAN, measured(links_s=5.0))
+    assert why.startswith("links take 5 s of a trip, not ")
+
+
+def test_guesses_for_better_and_for_worse() -> None:
+    (why,) = causes(REQUEST, PLAN, measured(missed=min(1.0, PLAN.forecast.missed + 0.3)))
+    assert why.endswith(f"of the tokens were not guessed, where {PLAN.forecast.missed:.0%} is usual")
+    assert causes(REQUEST, PLAN, measured(missed=0.0)) == [], "which does not explain slowness"
+    assert len(causes(REQUEST, PLAN, measured(missed=0.0, tokens_per_s=3 * RATE))) == 1
+
+
+def test_faster_devices() -> None:
+    found = measured({"a": 0.25, "b": 1.0}, tokens_per_s=3 * RATE)
+    assert causes(REQUEST, PLAN, found) == ["a is 4 times as fast as reckoned"]
+
+
+def test_nothing_that_explains_it() -> None:
+    assert causes(REQUEST, PLAN, measured()) == []

@@ -1,0 +1,89 @@
+"""What is asked of sampling, what the model recommends, and that every field can be asked for everywhere."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flowspec.cli.options import add_sampling_arguments, sampling_params
+from flowspec.cli.resume import FIXED
+from flowspec.core.protocol.messages import SAMPLING_FIELDS, Sampling
+from flowspec.errors import InputError
+from flowspec.model.text import Recommended
+from flowspec.runtime.sampling_params import SamplingParams
+from flowspec.serve.completion_request import completion_wanted
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTHING = Recommended(stop_ids=frozenset())
+ADVICE = Recommended(stop_ids=frozenset(), sampling={"temperature": 0.6, "top_k": 20})
+ASKED: dict[str, Any] = {name: kind(1) for name, kind in SAMPLING_FIELDS.items()} | {"min_p": 0.25}
+
+
+def test_a_recommendation_holds_as_a_whole_unless_a_temperature_is_given() -> None:
+    assert SamplingParams(seed=3).sampling(ADVICE) == Sampling(temperature=0.6, top_k=20, seed=3)
+    assert SamplingParams(top_k=0, top_p=0.5, seed=3).sampling(ADVICE) == Sampling(
+        temperature=0.6, top_p=0.5, seed=3
+    )
+    assert SamplingParams(temperature=1, seed=3).sampling(ADVICE) == Sampling(temperature=1.0, seed=3)
+    assert SamplingParams(temperature=0).sampling(ADVICE) == Sampling()
+    assert SamplingParams().sampling(NOTHING) == Sampling()
+
+
+def test_a_seed_is_drawn_where_one_is_needed() -> None:
+    assert len({SamplingParams().sampling(ADVICE).seed for _ in range(3)}) > 1
+    assert SamplingParams(seed=5).sampling(NOTHING).seed == 5
+
+
+def test_what_the_model_recommends_and_is_not_built_must_be_done_without() -> None:
+    advice = Recommended(stop_ids=frozenset(), unsupported=("repetition_penalty",))
+    with pytest.raises(InputError, match=r"recommends repetition_penalty, .* give a temperature"):
+        SamplingParams().sampling(advice)
+    assert SamplingParams(temperature=0.0).sampling(advice) == Sampling()
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    found = SamplingParams(temperature=np.float32(0.5), top_k=np.int64(3), seed=1).sampling(NOTHING)  # type: ignore[arg-type]
+    assert (found, type(found.temperature), type(found.top_k)) == (
+        Sampling(temperature=0.5, top_k=3, seed=1),
+        float,
+        int,
+    )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"top_k": 2.5}, "sampling: top_k: expected a whole number, got 2.5"),
+        ({"seed": True}, "sampling: seed: expected a whole number, got True"),
+        ({"temperature": "0.7"}, "sampling: temperature: expected a number, got '0.7'"),
+        ({"min_p": 1.0}, "sampling: min_p: expected 0 or more and below 1, got 1.0"),
+        ({"top_p": float("nan")}, "sampling: top_p: expected above 0 and at most 1, got nan"),
+    ],
+)
+def test_what_cannot_be_is_one_line(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        SamplingParams(**wrong)
+    assert str(caught.value) == said
+
+
+@pytest.mark.parametrize("name", SAMPLING_FIELDS)
+def test_every_field_can_be_asked_for_by_a_program_a_flag_and_a_request(name: str) -> None:
+    expected = SamplingParams(**{name: ASKED[name]})
+    parser = argparse.ArgumentParser()
+    add_sampling_arguments(parser)
+    flag = f"--{name.replace('_', '-')}"
+    assert sampling_params(parser.parse_args([flag, str(ASKED[name])])) == expected
+    assert completion_wanted({"model": "m", "prompt": "p", name: ASKED[name]}).params == expected
+    assert FIXED[name] is None
+
+
+@pytest.mark.parametrize("name", SAMPLING_FIELDS)
+def test_every_field_is_in_the_documents(name: str) -> None:
+    for document in ("docs/api.md", "docs/serving.md"):
+        assert f"`{name}`" in (ROOT / document).read_text(), document
+    assert f"--{name.replace('_', '-')}" in (ROOT / "docs/cli.md").read_text()
+    assert f"`{name}`: " in (SamplingParams.__doc__ or "")
