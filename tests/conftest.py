@@ -21,6 +21,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # the hub is no part of any test
 
 _state = tempfile.TemporaryDirectory(prefix="flowspec-state-")
 os.environ["XDG_STATE_HOME"] = _state.name  # what chats keep is not the user's
+os.environ["XDG_RUNTIME_DIR"] = _state.name  # nor is what daemons were promised
 os.environ.setdefault(
     "MPLCONFIGDIR", str(Path.home() / ".cache" / "matplotlib")
 )  # its list of fonts takes long to make

@@ -30,9 +30,18 @@ class SliceMemory:
         return self.weight_bytes + self.cache_bytes + self.work_bytes
 
 
-def cache_bytes(*, layers: int, kv_heads: int, head_dim: int, context: int, element_bytes: int) -> int:
-    """Keys and values of one request with a full context and a full tree."""
-    return 2 * layers * kv_heads * head_dim * (context + limits.TREE_NODES_MAX) * element_bytes
+def cache_bytes(
+    *,
+    layers: int,
+    kv_heads: int,
+    head_dim: int,
+    context: int,
+    element_bytes: int,
+    nodes_max: int = limits.TREE_NODES_MAX,
+) -> int:
+    """Keys and values of one request with a full context and a full tree, which has more nodes at a
+    drafter."""
+    return 2 * layers * kv_heads * head_dim * (context + nodes_max) * element_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,8 +133,9 @@ def drafter_memory(shape: ModelShape, precision: str, *, context: int, users: in
         layers=shape.layers,
         kv_heads=shape.kv_heads,
         head_dim=shape.head_dim,
-        context=context + limits.DRAFT_NODES_MAX - limits.TREE_NODES_MAX,
+        context=context,
         element_bytes=int(kept),
+        nodes_max=limits.DRAFT_NODES_MAX,
     )
     return SliceMemory(weight_bytes=round(size), cache_bytes=users * held)
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from flowspec.core.cluster.daemon import SliceRoom, room_for
+from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import Assign
 from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.errors import ClusterError, FlowSpecError, InputError, NoRoomError
@@ -120,7 +121,15 @@ class SliceLoad:
     def need(self, kept: KeptModules | None, device: torch.device) -> SliceMemory:
         """The memory that it takes beside what is `kept`, as far as that is known before it is fetched."""
         assign = self._assign
-        need = slice_memory(self._files, self._span, assign.dtype, assign.context, device, assign.arithmetic)
+        need = slice_memory(
+            self._files,
+            self._span,
+            assign.dtype,
+            assign.context,
+            device,
+            assign.arithmetic,
+            assign.nodes_max,
+        )
         return need if kept is None else replace(need, weight_bytes=need.weight_bytes - kept.weight_bytes)
 
     def fetch(self) -> None:
@@ -356,16 +365,17 @@ def slice_memory(
     context: int,
     device: torch.device | None = None,
     arithmetic: str = "",
+    nodes_max: int = limits.TREE_NODES_MAX,
 ) -> SliceMemory:
     """The memory of a slice on a device (None: on most), from file headers; nothing is loaded. A tied
-    embedding counts once per slice."""
+    embedding counts once per slice; caches have room for `context` tokens and `nodes_max` guesses."""
     config = files.config()
     pieces = Pieces.build(config, family_of(config, files.model), span)
     activations = DTYPES[ACTIVATIONS[dtype]]
     packing = LINEARS.get(dtype) if device is None else packing_of(dtype, device, arithmetic)
     return SliceMemory(
         weight_bytes=weight_bytes(pieces, files.tensors(), activations, packing),
-        cache_bytes=_cache_bytes(config, span, dtype, context),
+        cache_bytes=_cache_bytes(config, span, dtype, context, nodes_max),
     )
 
 
@@ -386,16 +396,18 @@ def room_beside(need: SliceMemory, kept: KeptModules | None, serving: Slice, mac
 
 def kept_memory(config: Any, span: Span, assign: Assign) -> SliceMemory:
     """What a slice that is loaded takes in addition."""
-    return SliceMemory(weight_bytes=0, cache_bytes=_cache_bytes(config, span, assign.dtype, assign.context))
+    held = _cache_bytes(config, span, assign.dtype, assign.context, assign.nodes_max)
+    return SliceMemory(weight_bytes=0, cache_bytes=held)
 
 
-def _cache_bytes(config: Any, span: Span, dtype: str, context: int) -> int:
+def _cache_bytes(config: Any, span: Span, dtype: str, context: int, nodes_max: int) -> int:
     return cache_bytes(
         layers=span.end - span.first,
         kv_heads=config.num_key_value_heads,
         head_dim=head_dim(config),
         context=context,
         element_bytes=DTYPES[ACTIVATIONS[dtype]].itemsize,
+        nodes_max=nodes_max,
     )
 
 

@@ -16,7 +16,11 @@ import psutil
 import pytest
 import torch
 
-from flowspec.core.protocol.cluster_messages import Ready, Reset
+from flowspec.core.events import Submit
+from flowspec.core.head.admission import Admission
+from flowspec.core.head.drafter_traits import DrafterTraits
+from flowspec.core.protocol.cluster_messages import Drafting, Ready, Reset
+from flowspec.core.protocol.messages import Sampling
 from flowspec.core.stage.slots import slots_in
 from flowspec.errors import NoRoomError
 from flowspec.host_memory import HostMemory
@@ -24,8 +28,9 @@ from flowspec.memory_claims import MemoryClaims
 from flowspec.model import accelerator
 from flowspec.model.files import ModelFiles
 from flowspec.model.pieces import Span
+from flowspec.model.slice import Slice
 from flowspec.plan.memory import SliceMemory
-from flowspec.runtime.loading import check_memory
+from flowspec.runtime.loading import check_memory, kept_memory
 from tests.daemons import daemon_process
 from tests.runtime.clusters import Peer, wait_until, whole_model
 
@@ -120,6 +125,24 @@ def test_caches_of_another_daemon_leave_some(joined: MemoryClaims, tmp_path: Pat
     """A daemon that was alone when it was given layers was promised all; it has touched next to nothing."""
     claim_of(tmp_path, psutil.Process(other.pid), sure=100 * MIB, most=1000 * MIB)
     assert check_memory(NEED, SPAN, ASSIGN, CPU, None, joined) == NEED.total_bytes - NEED.weight_bytes
+
+
+def test_a_drafter_has_room_for_an_answer_where_others_were_promised_all(
+    folder: Path, joined: MemoryClaims, tmp_path: Path, other: Other
+) -> None:
+    """The head asks no drafter that lacks it: with the least that a device gives it must be enough."""
+    claim_of(tmp_path, psutil.Process(other.pid), sure=100 * MIB, most=1000 * MIB)
+    files, span = ModelFiles(str(folder)), Span(first=0, end=8, count=8)
+    assign = replace(
+        whole_model(str(folder), files.fingerprint()), drafting=Drafting(vocabulary=100, coupled=False)
+    )
+    part = Slice.load(files, span, assign.dtype, CPU)
+    left = check_memory(kept_memory(part.config, span, assign), span, assign, CPU, None, joined)
+    drafter = DrafterTraits(context=assign.context, cache_slots=slots_in(left, part.slot_bytes))
+    longest = Submit(request=1, prompt=(5,), new_tokens_max=99, sampling=Sampling(), stop_ids=frozenset())
+    admission = Admission(assign.context, [drafter])
+    admission.ask(longest)
+    assert admission.may_draft(longest.request, 0)
 
 
 def test_what_it_has_touched_is_not_counted_twice(joined: MemoryClaims, tmp_path: Path, other: Other) -> None:

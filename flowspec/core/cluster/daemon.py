@@ -860,7 +860,7 @@ def core_of(assign: Assign, queued_max: int = limits.QUEUED_SEGMENTS_MAX) -> Sta
     if assign.drafting is not None:
         return DrafterCore()
     is_last = assign.stage == assign.stages - 1
-    slots_max = assign.context + limits.TREE_NODES_MAX
+    slots_max = assign.context + assign.nodes_max
     return StageCore(
         is_last=is_last,
         slots_max=slots_max,

@@ -151,6 +151,11 @@ class Assign:
             check(not self.is_beside, "is_beside", self.is_beside, "false of a drafter")
 
     @property
+    def nodes_max(self) -> int:
+        """Nodes of a conversation's tree that may be in the cache beside its `context`."""
+        return limits.TREE_NODES_MAX if self.drafting is None else limits.DRAFT_NODES_MAX
+
+    @property
     def payload_dtype(self) -> str:
         """Of the rows that this stage receives."""
         return ACTIVATIONS[self.dtype]
