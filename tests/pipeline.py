@@ -9,34 +9,36 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from flowspec.core.events import (
-    ClearSlots,
-    CloseCache,
-    ControlArrived,
+from flowspec.core.head.events import (
     Draft,
     Drafted,
     Emit,
     Finished,
     HeadEvent,
-    LayersDone,
-    OpenCache,
-    RunLayers,
-    SegmentArrived,
     SegmentTimed,
-    SendSegment,
     SendToDrafter,
     SendToFirstStage,
     SendToStages,
-    SendVerified,
     SetTimer,
-    StageEvent,
     Submit,
     TimerFired,
-    Trim,
     VerifiedArrived,
 )
 from flowspec.core.head.head import HeadCore
 from flowspec.core.protocol.messages import Sampling, Segment
+from flowspec.core.stage.events import (
+    ClearSlots,
+    CloseCache,
+    ControlArrived,
+    LayersDone,
+    OpenCache,
+    RunLayers,
+    SegmentArrived,
+    SendSegment,
+    SendVerified,
+    StageEvent,
+    Trim,
+)
 from flowspec.core.stage.stage import StageCore
 from flowspec.draft.protocol import Drafter
 from flowspec.sim.drafter import FakeDrafter

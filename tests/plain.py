@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from flowspec.core.events import StopRule, Submit
+from flowspec.core.head.events import StopRule, Submit
 from flowspec.core.protocol.messages import Logprobs, Sampling
 from flowspec.sim.language import Language, as_prefix
 

@@ -23,7 +23,7 @@ from flowspec.bench.plain import DTYPE, PlainCase
 from flowspec.bench.recording import RecordedAnswer, energy_of, record_of
 from flowspec.bench.simulated import sampling_curve, stage_curves
 from flowspec.bench.trace import Trace
-from flowspec.core.events import (
+from flowspec.core.head.events import (
     Draft,
     Drafted,
     Finished,

@@ -18,7 +18,7 @@ from flowspec.bench.outcome import read_lines
 from flowspec.bench.plain import PlainCase
 from flowspec.bench.recording import agreement_of, energy_of
 from flowspec.bench.simulated import Drafters, build, busy_of, submit_of
-from flowspec.core.events import Finished, Forget
+from flowspec.core.head.events import Finished, Forget
 from flowspec.core.head.head import Experience
 from flowspec.sim.record import HEAD
 from flowspec.sim.world import Handled, World

@@ -21,8 +21,8 @@ import torch
 
 from flowspec.bench.checkpoints import make_checkpoint
 from flowspec.bench.console import Step
-from flowspec.core.events import JobPart, RunLayers
 from flowspec.core.protocol.messages import Commit, Open, Release, Sampling, Segment, SegmentPart
+from flowspec.core.stage.events import JobPart, RunLayers
 from flowspec.draft.kinds import open_drafter
 from flowspec.draft.protocol import Drafter
 from flowspec.errors import ClusterError

@@ -15,7 +15,7 @@ import torch
 
 from flowspec.bench.guesses import WIDTH_MAX, Guesses, Maker, MemoDrafter
 from flowspec.bench.plain import DTYPE, PlainCase
-from flowspec.core.events import JobPart, RunLayers
+from flowspec.core.stage.events import JobPart, RunLayers
 from flowspec.draft.ranking import F32, Children, Ranker
 from flowspec.model.files import ModelFiles
 from flowspec.model.pieces import Span

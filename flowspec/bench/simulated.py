@@ -24,7 +24,7 @@ from flowspec.bench.outcome import Record
 from flowspec.bench.plain import PlainCase
 from flowspec.bench.recording import RecordedAnswer, energy_of, record_of
 from flowspec.bench.trace import Trace
-from flowspec.core.events import Submit
+from flowspec.core.head.events import Submit
 from flowspec.core.head.head import Experience
 from flowspec.core.methods import find_method
 from flowspec.core.protocol.precision import PRECISION_BYTES

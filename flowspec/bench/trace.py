@@ -6,7 +6,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from flowspec.core.events import Drafted, Emit, HeadCommand, HeadEvent, SegmentTimed
+from flowspec.core.head.events import (
+    Drafted,
+    Emit,
+    HeadCommand,
+    HeadEvent,
+    SegmentTimed,
+)
 from flowspec.watch.trips import Trip
 
 

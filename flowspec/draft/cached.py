@@ -14,7 +14,9 @@ from dataclasses import dataclass
 
 import torch
 
-from flowspec.core.events import (
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.messages import Proposal, Release, Sampling, Segment
+from flowspec.core.stage.events import (
     ClearSlots,
     CloseCache,
     ControlArrived,
@@ -24,8 +26,6 @@ from flowspec.core.events import (
     SegmentArrived,
     StageCommand,
 )
-from flowspec.core.protocol import limits
-from flowspec.core.protocol.messages import Proposal, Release, Sampling, Segment
 from flowspec.core.stage.slots import slots_in
 from flowspec.core.stage.stage import StageCore
 from flowspec.draft.ranking import F32, Ranker

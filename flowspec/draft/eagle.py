@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from flowspec.core.events import JobPart, RunLayers
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Open, Proposal, Release, Segment, SegmentPart
+from flowspec.core.stage.events import JobPart, RunLayers
 from flowspec.draft.cached import Row, TreeCachedDrafter
 from flowspec.draft.eagle_head import EagleHead
 from flowspec.draft.ranking import F32, Ranker

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from flowspec.core.events import RunLayers
 from flowspec.core.protocol import limits
+from flowspec.core.stage.events import RunLayers
 from flowspec.draft.cached import Row, TreeCachedDrafter
 from flowspec.draft.ranking import F32, Ranker
 from flowspec.model.files import ModelFiles

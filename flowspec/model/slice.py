@@ -16,9 +16,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from flowspec.core.events import JobPart, RunLayers
 from flowspec.core.protocol.messages import Logprobs
 from flowspec.core.protocol.precision import ACTIVATIONS
+from flowspec.core.stage.events import JobPart, RunLayers
 from flowspec.errors import ClusterError, InputError
 from flowspec.model.attention import TreeBatch, TreeCache, TreeRows
 from flowspec.model.files import ModelFiles

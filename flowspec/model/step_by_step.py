@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from flowspec.core.events import JobPart, RunLayers
 from flowspec.core.protocol.messages import Sampling
+from flowspec.core.stage.events import JobPart, RunLayers
 from flowspec.model.files import ModelFiles
 from flowspec.model.pieces import Span
 from flowspec.model.sampler import F32, Sampler, margin

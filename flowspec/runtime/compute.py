@@ -22,12 +22,17 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from flowspec.core.cluster.daemon import Loaded
-from flowspec.core.events import ClearSlots, CloseCache, LayersDone, OpenCache, RunLayers
 from flowspec.core.protocol.cluster_messages import Assign, Error
 from flowspec.core.protocol.messages import Expand, Proposed, Release
 from flowspec.core.protocol.weight_messages import WeightAnswer
+from flowspec.core.stage.events import (
+    ClearSlots,
+    CloseCache,
+    LayersDone,
+    OpenCache,
+    RunLayers,
+)
 from flowspec.core.stage.slots import slots_in
-from flowspec.draft.kinds import drafter_of
 from flowspec.draft.protocol import Drafter
 from flowspec.errors import ClusterError, FlowSpecError, NoRoomError, UnexpectedError, first_line
 from flowspec.memory_claims import MemoryClaims
@@ -311,6 +316,8 @@ class ComputeThread:
         part.cache_bytes_max = cache_bytes_max
         self._drafter = None
         if assign.drafting is not None:
+            from flowspec.draft.kinds import drafter_of  # most devices never draft
+
             self._drafter = drafter_of(part, assign.drafting, assign.context)
 
 

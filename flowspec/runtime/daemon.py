@@ -51,11 +51,16 @@ from flowspec.core.cluster.daemon import (
     StartAssignment,
 )
 from flowspec.core.driving import Driver, Log, turn
-from flowspec.core.events import CloseCache, LayerEnded, SendSegment, Trim
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import AskArithmetics, Error, Loading, Ping, Pong, Ready, Welcome
 from flowspec.core.protocol.facts import AskFacts
 from flowspec.core.protocol.messages import Message
+from flowspec.core.stage.events import (
+    CloseCache,
+    LayerEnded,
+    SendSegment,
+    Trim,
+)
 from flowspec.errors import InputError, NoRoomError, PeerError, UnexpectedError
 from flowspec.host_memory import host_memory
 from flowspec.plan.memory import mib

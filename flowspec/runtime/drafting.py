@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flowspec.core.events import Draft, Drafted, SendToDrafter
+from flowspec.core.head.events import Draft, Drafted, SendToDrafter
 from flowspec.core.protocol.messages import VerifiedPart
 from flowspec.draft.kinds import FALLBACK
 from flowspec.draft.protocol import Drafter

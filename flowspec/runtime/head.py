@@ -20,7 +20,8 @@ from dataclasses import replace
 from flowspec.checking import check, is_on
 from flowspec.core.cluster.forming import Start
 from flowspec.core.cluster.membership import Tick
-from flowspec.core.events import (
+from flowspec.core.head.drafter_traits import DrafterTraits
+from flowspec.core.head.events import (
     Cancel,
     Draft,
     DrafterLost,
@@ -41,7 +42,6 @@ from flowspec.core.events import (
     TimerFired,
     VerifiedArrived,
 )
-from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.expertise import Expertise
 from flowspec.core.head.flights import Bounds
 from flowspec.core.head.head import HeadCore

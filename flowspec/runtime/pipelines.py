@@ -57,7 +57,7 @@ from flowspec.core.cluster.membership import (
     Tick,
 )
 from flowspec.core.driving import Driver, Log
-from flowspec.core.events import PipelineLost, PipelineReformed
+from flowspec.core.head.events import PipelineLost, PipelineReformed
 from flowspec.core.protocol.messages import Hop, Verified
 from flowspec.errors import BrokenError, ClusterError, FlowSpecError, InputError
 from flowspec.plan.placement import ClusterPlan, assigns_of

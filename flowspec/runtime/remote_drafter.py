@@ -19,7 +19,8 @@ from typing import Any
 from flowspec.checking import BrokenCoreError, check, is_on
 from flowspec.core.cluster.forming import Start
 from flowspec.core.driving import Driver
-from flowspec.core.events import (
+from flowspec.core.head.drafter_traits import DrafterTraits
+from flowspec.core.head.events import (
     Draft,
     Drafted,
     DrafterLost,
@@ -28,7 +29,6 @@ from flowspec.core.events import (
     PipelineReformed,
     SendToDrafter,
 )
-from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.remote_drafter import (
     BreakPipeline,
     GivenUp,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from flowspec.core.cluster.forming import Start
-from flowspec.core.events import Submit
+from flowspec.core.head.events import Submit
 from flowspec.core.methods import make_method
 from flowspec.core.protocol.limits import TOP_LOGPROBS_MAX
 from flowspec.core.protocol.messages import Sampling

@@ -7,7 +7,12 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from flowspec.core.events import HeadCommand, HeadEvent, PipelineLost, SegmentTimed
+from flowspec.core.head.events import (
+    HeadCommand,
+    HeadEvent,
+    PipelineLost,
+    SegmentTimed,
+)
 from flowspec.core.head.hop_sums import HopSums
 
 NOTES_KEPT = 5

@@ -12,8 +12,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from flowspec.core.events import ClearSlots, CloseCache, LayersDone, OpenCache, RunLayers, Trim
 from flowspec.core.protocol.messages import Logprobs
+from flowspec.core.stage.events import (
+    ClearSlots,
+    CloseCache,
+    LayersDone,
+    OpenCache,
+    RunLayers,
+    Trim,
+)
 from flowspec.plan.timing import INSTANT, Curve
 from flowspec.sim.clock import Alarm, Clock
 from flowspec.wire.codec import Tensor

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from flowspec.core.events import Draft, Drafted, SendToDrafter
+from flowspec.core.head.events import Draft, Drafted, SendToDrafter
 from flowspec.core.protocol.messages import Release, Segment
 from flowspec.draft.protocol import Drafter
 from flowspec.plan.timing import Curve, LinkSpec

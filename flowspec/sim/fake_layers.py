@@ -12,8 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from flowspec.core.events import ClearSlots, CloseCache, JobPart, OpenCache, RunLayers
 from flowspec.core.protocol.messages import Logprobs
+from flowspec.core.stage.events import (
+    ClearSlots,
+    CloseCache,
+    JobPart,
+    OpenCache,
+    RunLayers,
+)
 from flowspec.core.stage.slots import SlotMap
 from flowspec.core.stage.stage import StageCore
 from flowspec.sim.language import Language, Prefix

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flowspec.core.events import (
+from flowspec.core.head.events import (
     Draft,
     Emit,
     Finished,

@@ -7,8 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from flowspec.core.events import Drafted, Finished, HeadEvent, LayersDone, StageEvent, Submit
+from flowspec.core.head.events import (
+    Drafted,
+    Finished,
+    HeadEvent,
+    Submit,
+)
 from flowspec.core.protocol.messages import Logprobs
+from flowspec.core.stage.events import LayersDone, StageEvent
 
 HEAD = -1
 """The head's place; stages are 0, 1, ..."""

@@ -13,11 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
-from flowspec.core.events import (
+from flowspec.core.head.events import (
     Cancel,
-    ClearSlots,
-    CloseCache,
-    ControlArrived,
     Draft,
     Drafted,
     DrafterLost,
@@ -26,25 +23,30 @@ from flowspec.core.events import (
     Forget,
     HeadCommand,
     HeadEvent,
-    OpenCache,
-    RunLayers,
-    SegmentArrived,
     SegmentTimed,
-    SendSegment,
     SendToDrafter,
     SendToFirstStage,
     SendToStages,
-    SendVerified,
     SetTimer,
-    StageCommand,
-    StageEvent,
     Submit,
     TimerFired,
-    Trim,
     VerifiedArrived,
 )
 from flowspec.core.head.head import HeadCore
 from flowspec.core.protocol.messages import Commit, Open, Release, Segment, Verified
+from flowspec.core.stage.events import (
+    ClearSlots,
+    CloseCache,
+    ControlArrived,
+    OpenCache,
+    RunLayers,
+    SegmentArrived,
+    SendSegment,
+    SendVerified,
+    StageCommand,
+    StageEvent,
+    Trim,
+)
 from flowspec.core.stage.stage import StageCore
 from flowspec.draft.protocol import Drafter
 from flowspec.plan.timing import INSTANT, Curve, LinkSpec

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flowspec.core.events import (
+from flowspec.core.head.events import (
     Drafted,
     Emit,
     Finished,

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import msgpack
 
-from flowspec.core.events import Submit
+from flowspec.core.head.events import Submit
 from flowspec.core.protocol.cluster_messages import Error, Welcome
 from flowspec.core.protocol.messages import Sampling, Segment, Verified
 from flowspec.errors import ClusterError, FlowSpecError, PeerError

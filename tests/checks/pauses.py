@@ -17,7 +17,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flowspec.core.events import DrafterLost, HeadCommand, HeadEvent, PipelineLost, PipelineReformed
+from flowspec.core.head.events import (
+    DrafterLost,
+    HeadCommand,
+    HeadEvent,
+    PipelineLost,
+    PipelineReformed,
+)
 
 TOKEN, LOST, TOLD, LOADED, FORMED, DRAFTER = "token", "lost", "told", "loaded", "formed", "drafter lost"
 LOG_LINES = {" assigns ": TOLD, " ready: ": LOADED}

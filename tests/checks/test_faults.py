@@ -25,9 +25,9 @@ from flowspec.core.cluster.forming import (
 )
 from flowspec.core.cluster.incarnation import Lease
 from flowspec.core.cluster.membership import HeartbeatArrived, Membership, Tick
-from flowspec.core.events import Drafted
 from flowspec.core.head import head
 from flowspec.core.head.admission import Room
+from flowspec.core.head.events import Drafted
 from flowspec.core.head.flights import SegmentsInFlight
 from flowspec.core.head.head import HeadCore
 from flowspec.core.head.remote_drafter import RemoteDrafterCommand, RemoteDrafterCore, RemoteDrafterEvent

@@ -41,7 +41,7 @@ def test_a_daemon_that_waits_has_loaded_no_harness_no_simulator_and_no_torch() -
         "Daemon(host='127.0.0.1', port=0, name='x', machine=Machine(device='cpu'), insecure=True)"
     )
     assert "flowspec.core.cluster.daemon" in names
-    for package in ("bench", "sim", "serve", "watch", "cli"):
+    for package in ("bench", "sim", "serve", "watch", "cli", "core.head", "core.methods", "draft.kinds"):
         assert under(names, f"flowspec.{package}") == set()
     for heavy in HEAVY:
         assert under(names, heavy) == set()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from flowspec.core.events import Submit
 from flowspec.core.head.drafter_jobs import draft_part
 from flowspec.core.head.drafter_state import DrafterState
 from flowspec.core.head.drafter_traits import DrafterTraits
+from flowspec.core.head.events import Submit
 from flowspec.core.head.fusion import Fusion
 from flowspec.core.head.request import Request
 from flowspec.core.head.statistics import Statistics

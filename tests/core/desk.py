@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from flowspec.core.events import (
+from flowspec.core.head.drafter_traits import DrafterTraits
+from flowspec.core.head.events import (
     Cancel,
     Draft,
     Drafted,
@@ -23,7 +24,6 @@ from flowspec.core.events import (
     TimerFired,
     VerifiedArrived,
 )
-from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.head import HeadCore
 from flowspec.core.head.request import Request
 from flowspec.core.methods import make_method

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from flowspec.core.events import LayersDone, OpenCache, RunLayers, SegmentArrived, StageCommand
 from flowspec.core.protocol.messages import Commit, Open, Sampling, Segment, SegmentPart
+from flowspec.core.stage.events import (
+    LayersDone,
+    OpenCache,
+    RunLayers,
+    SegmentArrived,
+    StageCommand,
+)
 from flowspec.core.stage.stage import StageCore
 
 PROMPT = 3  # nodes 0, 1, 2 at positions 0, 1, 2; node 2 is the root

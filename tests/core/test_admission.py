@@ -9,9 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.core.events import Cancel, Forget, PipelineLost, PipelineReformed, Submit
 from flowspec.core.head.admission import Admission
 from flowspec.core.head.drafter_traits import DrafterTraits
+from flowspec.core.head.events import (
+    Cancel,
+    Forget,
+    PipelineLost,
+    PipelineReformed,
+    Submit,
+)
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Release, Sampling
 from flowspec.errors import InputError

@@ -8,18 +8,17 @@ from typing import Any
 
 import pytest
 
-from flowspec.core.events import (
-    Cancel,
+from flowspec.core.head.events import Cancel, PipelineLost
+from flowspec.core.methods import METHODS
+from flowspec.core.methods.continuous import Continuous
+from flowspec.core.protocol.messages import Commit
+from flowspec.core.stage.events import (
     ClearSlots,
     ControlArrived,
-    PipelineLost,
     SendSegment,
     SendVerified,
     Trim,
 )
-from flowspec.core.methods import METHODS
-from flowspec.core.methods.continuous import Continuous
-from flowspec.core.protocol.messages import Commit
 from flowspec.core.stage.stage import StageCore
 from tests.core.desk import TRAITS, Desk, commits, drafts, emits, ends, falling, kinds, opens, over, sends
 from tests.core.stages import arrive, commit, finish, opened, opening, run_of, segment

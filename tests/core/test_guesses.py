@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from flowspec.core.events import Cancel, Forget
+from flowspec.core.head.events import Cancel, Forget
 from flowspec.core.methods import METHODS
 from flowspec.core.methods.continuous import Continuous
 from flowspec.core.protocol.messages import Hop, Sampling

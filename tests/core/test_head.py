@@ -8,12 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from flowspec.core.events import (
+from flowspec.core.head.events import (
     Cancel,
     Emit,
     Finished,
     Forget,
-    RunLayers,
     SendToFirstStage,
     SendToStages,
     VerifiedArrived,
@@ -22,6 +21,7 @@ from flowspec.core.head.head import HeadCore
 from flowspec.core.head.statistics import Statistics
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Hop, Open, Release, Verified, VerifiedPart
+from flowspec.core.stage.events import RunLayers
 from flowspec.errors import InputError, PeerError
 from tests.pipeline import Pipeline, StopAfter, ask
 

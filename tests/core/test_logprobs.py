@@ -7,18 +7,17 @@ from collections.abc import Mapping
 
 import pytest
 
-from flowspec.core.events import (
+from flowspec.core.head.events import (
     Cancel,
     Emit,
-    LayersDone,
     PipelineLost,
     PipelineReformed,
-    SendVerified,
     VerifiedArrived,
 )
 from flowspec.core.head.head import HeadCore
 from flowspec.core.methods.continuous import Continuous
 from flowspec.core.protocol.messages import Logprobs, Verified, VerifiedPart
+from flowspec.core.stage.events import LayersDone, SendVerified
 from flowspec.core.stage.stage import StageCore
 from flowspec.errors import PeerError
 from tests.core.desk import Desk

@@ -11,7 +11,9 @@ from flowspec.core.cluster.membership import (
     PipelineFormed,
     SessionStarted,
 )
-from flowspec.core.events import (
+from flowspec.core.head.admission import Admission
+from flowspec.core.head.drafter_traits import DrafterTraits
+from flowspec.core.head.events import (
     Cancel,
     Draft,
     DrafterLost,
@@ -21,8 +23,6 @@ from flowspec.core.events import (
     PipelineReformed,
     Submit,
 )
-from flowspec.core.head.admission import Admission
-from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.head import HeadCore
 from flowspec.core.methods import make_method
 from flowspec.core.protocol import limits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flowspec.core.events import (
+from flowspec.core.head.events import (
     Cancel,
     Forget,
     PipelineLost,

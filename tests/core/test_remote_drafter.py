@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from flowspec.core.cluster.membership import Tick
-from flowspec.core.events import (
+from flowspec.core.head.events import (
     Draft,
     Drafted,
     DrafterLost,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from flowspec.core.events import PipelineLost, PipelineReformed
+from flowspec.core.head.events import PipelineLost, PipelineReformed
 from tests.core.desk import TRAITS, Desk, emits, ends, opens, sends
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flowspec.core.events import Draft, DrafterLost, Submit
+from flowspec.core.head.events import Draft, DrafterLost, Submit
 from flowspec.core.methods.cosine import Cosine
 from flowspec.core.methods.specrouter import SpecRouter, similarity
 from flowspec.core.protocol.messages import Sampling

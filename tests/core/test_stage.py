@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from flowspec.core.events import (
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.messages import Release
+from flowspec.core.stage.events import (
     ClearSlots,
     CloseCache,
     ControlArrived,
@@ -19,8 +21,6 @@ from flowspec.core.events import (
     StageCommand,
     Trim,
 )
-from flowspec.core.protocol import limits
-from flowspec.core.protocol.messages import Release
 from flowspec.core.stage.stage import StageCore
 from flowspec.errors import PeerError
 from tests.core.stages import arrive, commit, finish, opened, opening, run_of, segment

@@ -11,8 +11,13 @@ import torch
 from torch import nn
 
 from flowspec.bench.faithfulness import check
-from flowspec.core.events import ClearSlots, CloseCache, OpenCache, RunLayers
 from flowspec.core.head.head import HeadCore
+from flowspec.core.stage.events import (
+    ClearSlots,
+    CloseCache,
+    OpenCache,
+    RunLayers,
+)
 from flowspec.draft.protocol import Drafter
 from flowspec.model.files import ModelFiles
 from flowspec.model.pieces import Span

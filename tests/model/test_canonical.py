@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from flowspec.bench.checkpoints import VARIANTS, VOCABULARY_SIZE, make_variant
-from flowspec.core.events import JobPart, RunLayers
 from flowspec.core.protocol.messages import Sampling
+from flowspec.core.stage.events import JobPart, RunLayers
 from flowspec.core.stage.slots import SlotMap
 from flowspec.model.files import ModelFiles
 from flowspec.model.pieces import Span

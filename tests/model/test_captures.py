@@ -13,9 +13,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from flowspec.bench.checkpoints import VOCABULARY_SIZE, make_variant
-from flowspec.core.events import JobPart, RunLayers
 from flowspec.core.protocol.cluster_messages import Assign
 from flowspec.core.protocol.messages import Sampling
+from flowspec.core.stage.events import JobPart, RunLayers
 from flowspec.model.files import ModelFiles
 from flowspec.model.pieces import Span
 from flowspec.model.slice import Slice

@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from flowspec.bench.checkpoints import SMALL, VARIANTS, VOCABULARY_SIZE, make_checkpoint, make_variant
-from flowspec.core.events import JobPart, RunLayers
 from flowspec.core.protocol.messages import Sampling
+from flowspec.core.stage.events import JobPart, RunLayers
 from flowspec.errors import InputError
 from flowspec.model.experts import row_experts
 from flowspec.model.families import FAMILIES, check_family

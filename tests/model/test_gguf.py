@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from flowspec.bench.checkpoints import make_checkpoint
-from flowspec.core.events import Submit
+from flowspec.core.head.events import Submit
 from flowspec.core.head.head import HeadCore
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import InputError

@@ -13,11 +13,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from flowspec.bench.checkpoints import VARIANTS, VOCABULARY_SIZE, make_variant
-from flowspec.core.events import RunLayers, Submit
 from flowspec.core.head.drafter_traits import DrafterTraits
+from flowspec.core.head.events import Submit
 from flowspec.core.head.head import HeadCore
 from flowspec.core.methods import METHODS, make_method
 from flowspec.core.protocol.messages import Commit, Open, Sampling, Segment, SegmentPart
+from flowspec.core.stage.events import RunLayers
 from flowspec.draft.language import LanguageModelDrafter
 from flowspec.model.files import ModelFiles
 from flowspec.model.reference import Reference

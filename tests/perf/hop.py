@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from flowspec.bench.checkpoints import make_checkpoint
-from flowspec.core.events import Submit
+from flowspec.core.head.events import Submit
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from flowspec.child_process import python_module
-from flowspec.core.events import Submit
+from flowspec.core.head.events import Submit
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import ClusterError
 from flowspec.model.files import ModelFiles

@@ -25,8 +25,14 @@ from typing import Any
 
 from flowspec.bench.checkpoints import make_checkpoint
 from flowspec.bench.console import progress, show
-from flowspec.core.events import Emit, HeadCommand, HeadEvent, SendToFirstStage, Submit
 from flowspec.core.head.drafter_traits import DrafterTraits
+from flowspec.core.head.events import (
+    Emit,
+    HeadCommand,
+    HeadEvent,
+    SendToFirstStage,
+    Submit,
+)
 from flowspec.core.head.head import HeadCore
 from flowspec.core.methods.continuous import Continuous
 from flowspec.core.protocol.messages import Sampling

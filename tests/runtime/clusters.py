@@ -11,7 +11,7 @@ import zmq
 
 from flowspec import __version__
 from flowspec.bench.checkpoints import VOCABULARY_SIZE
-from flowspec.core.events import Submit
+from flowspec.core.head.events import Submit
 from flowspec.core.protocol.cluster_messages import (
     Assign,
     Drafting,

@@ -11,10 +11,10 @@ import torch
 
 from flowspec.bench.checkpoints import make_variant
 from flowspec.core.cluster.daemon import Loaded, SliceRoom
-from flowspec.core.events import OpenCache
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import Assign
 from flowspec.core.protocol.weight_messages import AskModel
+from flowspec.core.stage.events import OpenCache
 from flowspec.model.files import ModelFiles
 from flowspec.model.pieces import Span
 from flowspec.model.slice import Slice

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from flowspec.core.events import Draft, Drafted, SendToDrafter
+from flowspec.core.head.events import Draft, Drafted, SendToDrafter
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Proposal, Release, Segment, VerifiedPart
 from flowspec.errors import ClusterError, InputError

@@ -9,7 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.core.events import Drafted, HeadCommand, HeadEvent, Submit, VerifiedArrived
+from flowspec.core.head.events import (
+    Drafted,
+    HeadCommand,
+    HeadEvent,
+    Submit,
+    VerifiedArrived,
+)
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import ClusterError
 from flowspec.model.reference import Reference

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import zmq
 
-from flowspec.core.events import Draft, Drafted, JobPart, RunLayers, Trim
+from flowspec.core.head.events import Draft, Drafted
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import Ping, Pong
 from flowspec.core.protocol.messages import Sampling, Segment, Verified, VerifiedPart
+from flowspec.core.stage.events import JobPart, RunLayers, Trim
 from flowspec.errors import ClusterError
 from flowspec.plan.timing import DIRECT, INSTANT, Curve, LinkSpec
 from flowspec.runtime.drafting import DraftThread

@@ -21,7 +21,11 @@ import pytest
 from flowspec.bench.checkpoints import SMALL, make_checkpoint, make_variant
 from flowspec.bench.exactness import Case, ClusterAnswer, answer, judge
 from flowspec.bench.outcome import EXACT
-from flowspec.core.events import (
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.cluster_messages import Assign
+from flowspec.core.protocol.messages import Commit, Open, Sampling, Segment, SegmentPart
+from flowspec.core.protocol.weight_messages import AskModel
+from flowspec.core.stage.events import (
     ClearSlots,
     CloseCache,
     ControlArrived,
@@ -32,10 +36,6 @@ from flowspec.core.events import (
     SendSegment,
     Trim,
 )
-from flowspec.core.protocol import limits
-from flowspec.core.protocol.cluster_messages import Assign
-from flowspec.core.protocol.messages import Commit, Open, Sampling, Segment, SegmentPart
-from flowspec.core.protocol.weight_messages import AskModel
 from flowspec.core.stage.stage import StageCore
 from flowspec.model.files import ModelFiles
 from flowspec.model.step_by_step import StepByStep

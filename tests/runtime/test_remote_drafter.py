@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from flowspec.bench.checkpoints import VOCABULARY_SIZE
-from flowspec.core.events import (
+from flowspec.core.head.events import (
     Draft,
     Drafted,
     DrafterLost,

@@ -20,7 +20,7 @@ import pytest
 
 from flowspec.bench.checkpoints import VOCABULARY_SIZE, make_variant
 from flowspec.core.cluster.forming import Start
-from flowspec.core.events import Drafted, HeadCommand, HeadEvent
+from flowspec.core.head.events import Drafted, HeadCommand, HeadEvent
 from flowspec.core.methods import make_method
 from flowspec.core.protocol.cluster_messages import Assign, Error, Ready
 from flowspec.core.protocol.messages import (

@@ -16,9 +16,9 @@ import psutil
 import pytest
 import torch
 
-from flowspec.core.events import Submit
 from flowspec.core.head.admission import Admission
 from flowspec.core.head.drafter_traits import DrafterTraits
+from flowspec.core.head.events import Submit
 from flowspec.core.protocol.cluster_messages import Drafting, Ready, Reset
 from flowspec.core.protocol.messages import Sampling
 from flowspec.core.stage.slots import slots_in

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from flowspec.core.events import PipelineLost, SegmentTimed, TimerFired
+from flowspec.core.head.events import PipelineLost, SegmentTimed, TimerFired
 from flowspec.core.protocol.messages import Hop, Logprobs
 from flowspec.model.files import ModelFiles
 from flowspec.model.text import TextStream, Tokenizer

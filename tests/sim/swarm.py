@@ -6,7 +6,13 @@ import random
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from flowspec.core.events import Cancel, DrafterLost, Finished, Forget, Submit
+from flowspec.core.head.events import (
+    Cancel,
+    DrafterLost,
+    Finished,
+    Forget,
+    Submit,
+)
 from flowspec.core.methods import METHODS, make_method
 from flowspec.core.methods.continuous import Continuous
 from flowspec.core.protocol import limits

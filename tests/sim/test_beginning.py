@@ -15,8 +15,8 @@ from flowspec.core.cluster.daemon import (
 )
 from flowspec.core.cluster.forming import CONTROL, DATA, SendControl
 from flowspec.core.cluster.membership import Tick
-from flowspec.core.events import ControlArrived, LayersDone, SegmentArrived
 from flowspec.core.protocol.cluster_messages import Ping
+from flowspec.core.stage.events import ControlArrived, LayersDone, SegmentArrived
 from flowspec.plan.placement import ClusterPlan
 from flowspec.plan.timing import Curve
 from flowspec.sim.device import DeviceSpec

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from flowspec.core.events import Finished
+from flowspec.core.head.events import Finished
 from flowspec.core.methods.continuous import Continuous
 from flowspec.core.protocol.messages import Sampling
 from flowspec.model.sampler import Sampler

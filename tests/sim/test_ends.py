@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from flowspec.core.events import Cancel
+from flowspec.core.head.events import Cancel
 from flowspec.core.protocol.messages import Sampling
 from flowspec.plan.timing import Curve, LinkSpec
 from flowspec.sim.device import DeviceSpec

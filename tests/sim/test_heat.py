@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from flowspec.core.cluster.membership import MembershipTimeouts
-from flowspec.core.events import Submit
+from flowspec.core.head.events import Submit
 from flowspec.core.head.flights import Bounds
 from flowspec.core.methods import make_method
 from flowspec.core.protocol.messages import Sampling

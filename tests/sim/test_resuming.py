@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from flowspec.core.events import Submit
+from flowspec.core.head.events import Submit
 from flowspec.core.methods import METHODS
 from flowspec.core.protocol.messages import Sampling
 from flowspec.plan.timing import Curve

@@ -8,10 +8,11 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
-from flowspec.core.events import ControlArrived, Emit, Forget, SendToFirstStage, Trim
+from flowspec.core.head.events import Emit, Forget, SendToFirstStage
 from flowspec.core.methods import METHODS
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Commit
+from flowspec.core.stage.events import ControlArrived, Trim
 from flowspec.plan.timing import Curve
 from flowspec.sim.device import DeviceSpec
 from flowspec.sim.drafter import FakeDrafter

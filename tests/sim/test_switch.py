@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from flowspec.core.cluster.membership import SWITCH_S
-from flowspec.core.events import Submit
+from flowspec.core.head.events import Submit
 from flowspec.plan.timing import Curve
 from flowspec.sim.device import DeviceSpec
 from tests.checks.faults.play import Play

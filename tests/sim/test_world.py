@@ -10,19 +10,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from flowspec.core.events import (
+from flowspec.core.head.events import (
     Cancel,
-    ControlArrived,
     Drafted,
     DrafterLost,
     Forget,
+)
+from flowspec.core.protocol.cluster_messages import Ping
+from flowspec.core.protocol.messages import Sampling
+from flowspec.core.stage.events import (
+    ControlArrived,
     JobPart,
     LayersDone,
     RunLayers,
     Trim,
 )
-from flowspec.core.protocol.cluster_messages import Ping
-from flowspec.core.protocol.messages import Sampling
 from flowspec.plan.timing import Curve, LinkSpec
 from flowspec.sim.clock import Clock
 from flowspec.sim.device import DeviceSpec, SimulatedDevice

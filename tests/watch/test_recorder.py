@@ -10,7 +10,12 @@ from typing import Any
 
 import pytest
 
-from flowspec.core.events import HeadCommand, HeadEvent, PipelineLost, PipelineReformed
+from flowspec.core.head.events import (
+    HeadCommand,
+    HeadEvent,
+    PipelineLost,
+    PipelineReformed,
+)
 from flowspec.core.head.head import HeadCore
 from flowspec.sim.record import HEAD
 from flowspec.sim.world import Handled

@@ -28,20 +28,6 @@ from typing import Any
 
 from flowspec.core.cluster.incarnation import Claim, Lease
 from flowspec.core.driving import Log
-from flowspec.core.events import (
-    ClearSlots,
-    CloseCache,
-    ControlArrived,
-    LayerEnded,
-    LayersDone,
-    OpenCache,
-    RunLayers,
-    SegmentArrived,
-    SendSegment,
-    SendVerified,
-    StageCommand,
-    Trim,
-)
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import (
     AskArithmetics,
@@ -64,6 +50,20 @@ from flowspec.core.protocol.weight_messages import (
     WeightQuestion,
 )
 from flowspec.core.stage.drafter import DrafterCore, DrafterEvent
+from flowspec.core.stage.events import (
+    ClearSlots,
+    CloseCache,
+    ControlArrived,
+    LayerEnded,
+    LayersDone,
+    OpenCache,
+    RunLayers,
+    SegmentArrived,
+    SendSegment,
+    SendVerified,
+    StageCommand,
+    Trim,
+)
 from flowspec.core.stage.stage import StageCore
 from flowspec.errors import PeerError
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import add, le
 
-from flowspec.core.events import Submit
 from flowspec.core.head.drafter_traits import DrafterTraits
+from flowspec.core.head.events import Submit
 from flowspec.core.protocol import limits
 from flowspec.core.stage.slots import cache_size
 from flowspec.errors import InputError

@@ -9,11 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from flowspec.core.events import Draft, Drafted, HeadCommand, SendToDrafter
 from flowspec.core.head.admission import Admission
 from flowspec.core.head.drafter_jobs import draft_part
 from flowspec.core.head.drafter_state import DrafterState
 from flowspec.core.head.drafter_traits import DrafterTraits
+from flowspec.core.head.events import (
+    Draft,
+    Drafted,
+    HeadCommand,
+    SendToDrafter,
+)
 from flowspec.core.head.fusion import Fusion
 from flowspec.core.head.request import Request
 from flowspec.core.head.tree_growth import grow, learn, observe

@@ -21,7 +21,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flowspec.core.events import (
+from flowspec.core.head.admission import Admission
+from flowspec.core.head.costs import Costs
+from flowspec.core.head.drafter_traits import DrafterTraits
+from flowspec.core.head.drafters import Drafters
+from flowspec.core.head.events import (
     Cancel,
     Drafted,
     DrafterLost,
@@ -41,10 +45,6 @@ from flowspec.core.events import (
     TimerFired,
     VerifiedArrived,
 )
-from flowspec.core.head.admission import Admission
-from flowspec.core.head.costs import Costs
-from flowspec.core.head.drafter_traits import DrafterTraits
-from flowspec.core.head.drafters import Drafters
 from flowspec.core.head.flights import Bounds, SegmentsInFlight, SentPart
 from flowspec.core.head.fusion import Fusion
 from flowspec.core.head.request import Request, begin

@@ -20,7 +20,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from flowspec.core.cluster.membership import Tick
-from flowspec.core.events import (
+from flowspec.core.head.events import (
     Draft,
     Drafted,
     DrafterLost,

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from flowspec.core.events import Submit
 from flowspec.core.head.candidates import Candidates
 from flowspec.core.head.drafter_state import DrafterState
+from flowspec.core.head.events import Submit
 from flowspec.core.head.statistics import Statistics
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Commit, Logprobs, Open, SegmentPart

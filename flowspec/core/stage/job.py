@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from flowspec.core.events import LayersDone, SendSegment, SendVerified
 from flowspec.core.protocol.messages import Hop, Segment, Verified, VerifiedPart
+from flowspec.core.stage.events import LayersDone, SendSegment, SendVerified
 
 Alive = Sequence[tuple[int, tuple[int, int]]]
 """Rows that are still alive: the index among those that came back from the layers, and `(part, row)` in the

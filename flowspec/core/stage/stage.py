@@ -26,7 +26,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from flowspec.core.events import (
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.messages import Commit, Open, Release, SegmentPart
+from flowspec.core.stage.events import (
     ClearSlots,
     CloseCache,
     ControlArrived,
@@ -42,8 +44,6 @@ from flowspec.core.events import (
     StageEvent,
     Trim,
 )
-from flowspec.core.protocol import limits
-from flowspec.core.protocol.messages import Commit, Open, Release, SegmentPart
 from flowspec.core.stage.job import Job, hop_of, onward, verified
 from flowspec.core.stage.path import living_below, newly_committed
 from flowspec.core.stage.slots import SlotMap

@@ -26,7 +26,7 @@ from flowspec.core.cluster.forming import (
     Start,
 )
 from flowspec.core.cluster.membership import Membership, SessionStarted, Tick
-from flowspec.core.events import (
+from flowspec.core.head.events import (
     Cancel,
     Draft,
     DrafterLost,

@@ -46,16 +46,6 @@ from flowspec.core.cluster.daemon import (
     room_for,
 )
 from flowspec.core.driving import Driver, Log, turn
-from flowspec.core.events import (
-    ClearSlots,
-    CloseCache,
-    LayerEnded,
-    LayersDone,
-    OpenCache,
-    RunLayers,
-    SendSegment,
-    Trim,
-)
 from flowspec.core.protocol.cluster_messages import (
     Arithmetics,
     AskArithmetics,
@@ -69,6 +59,16 @@ from flowspec.core.protocol.cluster_messages import (
     Welcome,
 )
 from flowspec.core.protocol.messages import Expand, Message, Proposal, Proposed, Release, Segment
+from flowspec.core.stage.events import (
+    ClearSlots,
+    CloseCache,
+    LayerEnded,
+    LayersDone,
+    OpenCache,
+    RunLayers,
+    SendSegment,
+    Trim,
+)
 from flowspec.core.stage.slots import cache_size
 from flowspec.core.stage.stage import StageCore
 from flowspec.plan.timing import INSTANT, Curve

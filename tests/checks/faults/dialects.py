@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from zlib import crc32
 
-from flowspec.core.events import Submit
+from flowspec.core.head.events import Submit
 from flowspec.core.protocol.messages import Logprobs
 from flowspec.sim.language import HashLanguage
 from tests.plain import plain_answer, plain_logprobs

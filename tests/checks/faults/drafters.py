@@ -24,7 +24,14 @@ from flowspec.core.cluster.forming import (
 )
 from flowspec.core.cluster.membership import Membership, MembershipTimeouts, SessionStarted
 from flowspec.core.driving import Driver
-from flowspec.core.events import Draft, Drafted, DrafterLost, DrafterRecovered, HeadEvent, SendToDrafter
+from flowspec.core.head.events import (
+    Draft,
+    Drafted,
+    DrafterLost,
+    DrafterRecovered,
+    HeadEvent,
+    SendToDrafter,
+)
 from flowspec.core.head.remote_drafter import (
     BreakPipeline,
     GivenUp,

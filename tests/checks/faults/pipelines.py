@@ -33,7 +33,7 @@ from flowspec.core.cluster.forming import (
 from flowspec.core.cluster.incarnation import incarnation_of
 from flowspec.core.cluster.membership import DeviceSurveyed, Note, Probe, ProbeAnswered, SurveyDevice, Tick
 from flowspec.core.driving import Driver
-from flowspec.core.events import PipelineLost, PipelineReformed
+from flowspec.core.head.events import PipelineLost, PipelineReformed
 from flowspec.core.protocol.cluster_messages import Hello, Reset, Welcome
 from flowspec.sim.clock import Alarm
 from flowspec.sim.link import Frames

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from flowspec.core.cluster.agreement import Agreement
 from flowspec.core.cluster.membership import Membership
-from flowspec.core.events import Cancel, Forget, Submit
 from flowspec.core.head.drafter_traits import DrafterTraits
+from flowspec.core.head.events import Cancel, Forget, Submit
 from flowspec.core.head.head import HeadCore
 from flowspec.plan.timing import INSTANT, Curve
 from flowspec.sim.clock import Clock

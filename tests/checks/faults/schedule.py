@@ -11,7 +11,7 @@ from typing import Any
 
 from flowspec.core.cluster.forming import FormingTimeouts
 from flowspec.core.cluster.membership import MembershipTimeouts
-from flowspec.core.events import Submit
+from flowspec.core.head.events import Submit
 from flowspec.core.head.flights import Bounds
 from flowspec.core.methods import METHODS, make_method, options_of
 from flowspec.core.methods.base import Method

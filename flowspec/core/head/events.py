@@ -1,14 +1,10 @@
-"""What the cores are told and what they ask for. Tensors are opaque handles; nothing here knows their
-type."""
+"""What the head is told and what it asks for."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
-
-import numpy as np
-import numpy.typing as npt
+from typing import Protocol
 
 from flowspec.core.head.statistics import Statistics
 from flowspec.core.protocol import limits
@@ -23,136 +19,6 @@ from flowspec.core.protocol.messages import (
     Segment,
     Verified,
 )
-
-# ------------------------------------------------------------------------------------------ a stage's events
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentArrived:
-    """`payload_bytes` is what the payload takes while the segment waits."""
-
-    segment: Segment
-    payload: Any
-    received_s: float
-    payload_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ControlArrived:
-    message: Open | Commit | Release
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayersDone:
-    """A job ended: `rows` (of the job) survived; `payload` is `[len(rows), width]`, on the last stage their
-    features if asked for.
-
-    `next_tokens` are the last stage's, -1 where none was asked for; `logprobs` are theirs, None where none
-    was asked for (empty: nobody did).
-    """
-
-    job: int
-    rows: tuple[int, ...]
-    payload: Any
-    next_tokens: tuple[int, ...]
-    started_s: float
-    ended_s: float
-    logprobs: tuple[Logprobs | None, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerEnded:
-    """The job that runs began its first layer, or ended one, at `at_s`; it runs on."""
-
-    job: int
-    at_s: float
-
-
-StageEvent = SegmentArrived | ControlArrived | LayerEnded | LayersDone
-
-# ---------------------------------------------------------------------------------------- a stage's commands
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class JobPart:
-    """The rows of one request in a job: where they go in its cache and what they may see."""
-
-    request: int
-    slots: npt.NDArray[np.int64]  # [rows]
-    tokens: npt.NDArray[np.int64]  # [rows]
-    positions: npt.NDArray[np.int64]  # [rows]
-    key_positions: npt.NDArray[np.int32]  # [high]
-    visible: npt.NDArray[np.bool_]  # [rows, high]
-    sampled: npt.NDArray[np.bool_]  # [rows]: whose next token is asked for (on the last stage)
-    sampling: Sampling
-    top_logprobs: int = -1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RunLayers:
-    """Run this stage's layers on rows `rows` of `payload` (on the first stage: on the tokens)."""
-
-    job: int
-    parts: tuple[JobPart, ...]
-    payload: Any
-    rows: tuple[int, ...]
-
-    @property
-    def context(self) -> int:
-        """How many earlier tokens the rows see: those of its requests together. Keys and values of these are
-        read."""
-        return sum(int(part.positions.min()) for part in self.parts)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trim:
-    """These rows of the running job are dead: drop them at the next layer boundary."""
-
-    job: int
-    rows: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenCache:
-    request: int
-    slots: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClearSlots:
-    """Zero these slots before the next job: what a masked slot holds must be finite."""
-
-    request: int
-    slots: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CloseCache:
-    request: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SendSegment:
-    """To the next hop: `rows` of `payload` (None: a header only)."""
-
-    segment: Segment
-    payload: Any
-    rows: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SendVerified:
-    """To the head: `rows` of `payload` are the features of the reported nodes (None: nobody asked for
-    features)."""
-
-    verified: Verified
-    payload: Any = None
-    rows: tuple[int, ...] = ()
-
-
-StageCommand = RunLayers | Trim | OpenCache | ClearSlots | CloseCache | SendSegment | SendVerified
-
-# ------------------------------------------------------------------------------- the head's events, commands
 
 
 class StopRule(Protocol):
