@@ -1,4 +1,5 @@
-// The answer so far, in words: its tokens, those that were guessed ahead marked; which answer is shown where there are several; what it took.
+// The answer so far, in words: its tokens, those that were guessed ahead marked; which answer is shown where
+// there are several; what it took.
 
 import { byId, made, put } from "./elements.js";
 
@@ -33,12 +34,14 @@ export class Answer {
 
   // Adds what is new, or writes all of it again; tokens of the last instant are marked while more is to come.
   _say(said, goesOn, isRunning) {
-    if (!goesOn || said.length < this.text.childElementCount || said.length > TOKENS_SHOWN) this.text.replaceChildren();
+    if (!goesOn || said.length < this.text.childElementCount || said.length > TOKENS_SHOWN)
+      this.text.replaceChildren();
     const from = said.length > TOKENS_SHOWN ? said.length - TOKENS_SHOWN : this.text.childElementCount;
     for (const fresh of this.text.querySelectorAll(".fresh")) fresh.classList.remove("fresh");
     for (const token of said.slice(from)) made("span", token.guessed ? "right" : "", this.text, token.text);
     const lastS = said.at(-1)?.t;
-    for (let at = said.length - 1; isRunning && at >= 0 && said[at].t === lastS; at -= 1) this.text.children[at - said.length + this.text.childElementCount]?.classList.add("fresh");
+    for (let at = said.length - 1; isRunning && at >= 0 && said[at].t === lastS; at -= 1)
+      this.text.children[at - said.length + this.text.childElementCount]?.classList.add("fresh");
     this.strip.scrollTop = this.strip.scrollHeight;
   }
 
@@ -48,8 +51,11 @@ export class Answer {
     if (listed === this.listed) return;
     this.listed = listed;
     this.which.hidden = !ids.length;
-    const option = (value, text) => Object.assign(document.createElement("option"), { value, textContent: text });
-    const each = ids.map((id) => option(JSON.stringify(id), `${id}${world.requests.get(id).running ? ", running" : ""}`));
+    const option = (value, text) =>
+      Object.assign(document.createElement("option"), { value, textContent: text });
+    const each = ids.map((id) =>
+      option(JSON.stringify(id), `${id}${world.requests.get(id).running ? ", running" : ""}`),
+    );
     this.select.replaceChildren(option("", "the newest"), ...each);
     this.select.value = world.chosen === null ? "" : JSON.stringify(world.chosen);
   }
@@ -57,7 +63,8 @@ export class Answer {
 
 function summaryOf(request, lost) {
   const tokens = `${request.tokens} tokens`;
-  if (request.running && lost) return `${tokens}. A device is lost: the answer goes on when others have its layers.`;
+  if (request.running && lost)
+    return `${tokens}. A device is lost: the answer goes on when others have its layers.`;
   const dropped = request.wrong ? ` ${request.wrong} wrong guesses were dropped so far.` : "";
   if (request.running) return `${tokens}, ${request.guesses.length} guesses in the tree.${dropped}`;
   const { reason } = request.end;

@@ -21,7 +21,8 @@ export class Api {
     this.key = key;
   }
 
-  // The response, if the server did as asked. A key is asked for where one is needed; raises an ApiError otherwise.
+  // The response, if the server did as asked. A key is asked for where one is needed; raises an ApiError
+  // otherwise.
   async call(path, options = {}) {
     for (;;) {
       const used = this.key.value;
@@ -31,7 +32,9 @@ export class Api {
       const error = await errorOf(response);
       if (response.status !== 401) throw error;
       if (this.key.value !== used) continue; // given meanwhile
-      if (!(await this.key.ask(used ? `This key was refused: ${error.message}` : "This server asks for a key."))) {
+      if (
+        !(await this.key.ask(used ? `This key was refused: ${error.message}` : "This server asks for a key."))
+      ) {
         throw new ApiError(`No key, no answer: ${error.message}`, { status: 401, refused: true });
       }
     }

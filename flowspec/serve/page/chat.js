@@ -58,7 +58,7 @@ export class Chat {
 
   // Offers questions that this model can answer.
   suggest(model) {
-    this.examples = model ? EXAMPLES[model] ?? EXAMPLES.other : [];
+    this.examples = model ? (EXAMPLES[model] ?? EXAMPLES.other) : [];
     if (!this.messages.length && this.dialogue.querySelector(".empty")) this._invite();
   }
 
@@ -95,7 +95,8 @@ export class Chat {
     try {
       await this._stream(messages, abort.signal, answer, said);
     } catch (error) {
-      if (!(error instanceof ApiError || error instanceof TypeError || error.name === "AbortError")) throw error;
+      if (!(error instanceof ApiError || error instanceof TypeError || error.name === "AbortError"))
+        throw error;
       failed = error;
     } finally {
       answer.classList.remove("running");
@@ -136,7 +137,8 @@ export class Chat {
     if (said.reason === null) throw new ApiError("the answer broke off: the server closed the connection");
   }
 
-  // `write` is called for each piece: it writes what there is now and then, and never takes long of the page's time.
+  // `write` is called for each piece: it writes what there is now and then, and never takes long of the
+  // page's time.
   _writer(answer, said) {
     const markdown = new Markdown(answer);
     let timer = 0;
@@ -165,8 +167,12 @@ export class Chat {
 
   _fail(error, asked, answer, said, text) {
     const told = /try again in/i.test(error.message);
-    const wait = error.status === 429 && error.retryS !== null && !told ? ` Try again in ${Math.max(1, Math.ceil(error.retryS))} s.` : "";
-    const line = error instanceof TypeError ? "the server cannot be reached" : error.message.replace(/\.$/, "");
+    const wait =
+      error.status === 429 && error.retryS !== null && !told
+        ? ` Try again in ${Math.max(1, Math.ceil(error.retryS))} s.`
+        : "";
+    const line =
+      error instanceof TypeError ? "the server cannot be reached" : error.message.replace(/\.$/, "");
     this.trouble.textContent = `${line[0].toUpperCase()}${line.slice(1)}.${wait}`;
     this.trouble.hidden = false;
     if (said.text) return;

@@ -1,6 +1,26 @@
 // The style sheet's colours for what is drawn on a canvas; read again when the person's scheme changes.
 
-const NAMES = ["text", "muted", "edge", "panel", "lane", "alive-a", "alive-b", "dead", "drafting", "waiting", "link", "tokens", "wrong", "committed", "on-committed", "guess", "on-guess", "right", "on-right"];
+const NAMES = [
+  "text",
+  "muted",
+  "edge",
+  "panel",
+  "lane",
+  "alive-a",
+  "alive-b",
+  "dead",
+  "drafting",
+  "waiting",
+  "link",
+  "tokens",
+  "wrong",
+  "committed",
+  "on-committed",
+  "guess",
+  "on-guess",
+  "right",
+  "on-right",
+];
 
 export const colours = {};
 

@@ -17,6 +17,8 @@ export function made(tag, className, parent, text = "") {
   return found;
 }
 
-export const share = (value) => (value === null || value === undefined ? NONE : `${Math.round(100 * value)}%`);
+export const share = (value) =>
+  value === null || value === undefined ? NONE : `${Math.round(100 * value)}%`;
 
-export const number = (value, digits = value < 100 ? 1 : 0) => (value === null || value === undefined ? NONE : value.toFixed(digits));
+export const number = (value, digits = value < 100 ? 1 : 0) =>
+  value === null || value === undefined ? NONE : value.toFixed(digits);

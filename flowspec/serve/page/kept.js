@@ -1,4 +1,5 @@
-// The frames of the last answer, or of those that were under way together, so that it can be replayed at once.
+// The frames of the last answer, or of those that were under way together, so that it can be replayed at
+// once.
 
 const FRAMES_MAX = 200000; // of more nothing is kept
 const BESIDE = ["devices", "figures", "note"]; // not kept when the answer is over
@@ -14,7 +15,10 @@ export class Kept {
     const isOver = world.running.length === 0;
     if (frame.kind === "begin" && isOver) {
       const t = frame.t;
-      this.frames = [{ t, kind: "stages", stages: world.stages }, { t, kind: "devices", devices: world.devices }];
+      this.frames = [
+        { t, kind: "stages", stages: world.stages },
+        { t, kind: "devices", devices: world.devices },
+      ];
     }
     if (!this.frames.length || (isOver && BESIDE.includes(frame.kind))) return;
     if (frame.kind === "missed" || this.frames.length > FRAMES_MAX) this.frames = [];

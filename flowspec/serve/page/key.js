@@ -40,7 +40,9 @@ export class Key {
   _submit() {
     const given = this.input.value.trim();
     if (!/^[\x21-\x7e]+$/.test(given)) {
-      this.reason.textContent = given ? "A key has letters, digits and signs of ASCII only, without blanks." : "Expected a key.";
+      this.reason.textContent = given
+        ? "A key has letters, digits and signs of ASCII only, without blanks."
+        : "Expected a key.";
       return;
     }
     sessionStorage.setItem(NAME, given);

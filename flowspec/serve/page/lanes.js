@@ -1,4 +1,5 @@
-// The timeline: the drafters, each stage and the tokens that come out as lanes, segments on the links as lines between them.
+// The timeline: the drafters, each stage and the tokens that come out as lanes, segments on the links as
+// lines between them.
 
 import { Surface, colours } from "./colours.js";
 
@@ -28,11 +29,15 @@ export class Lanes {
   // How much is shown before now, at this speed of a replay (1: live).
   spanS(timeline, speed) {
     if (this.windowS > 0) return this.windowS;
-    const wanted = Math.min(WINDOW_S[1], Math.max(WINDOW_S[0], TRIPS_SHOWN * timeline.recentS * Math.min(1, this.surface.width / WIDE_PX)));
+    const wanted = Math.min(
+      WINDOW_S[1],
+      Math.max(WINDOW_S[0], TRIPS_SHOWN * timeline.recentS * Math.min(1, this.surface.width / WIDE_PX)),
+    );
     return wanted * Math.min(1, speed);
   }
 
-  // Draws what happened from `startS` until `nowS`; the right edge is `endS`, and instants are told from `originS` on.
+  // Draws what happened from `startS` until `nowS`; the right edge is `endS`, and instants are told from
+  // `originS` on.
   draw(timeline, world, { nowS, startS, endS = nowS, originS = 0 }) {
     const names = namesOf(world);
     const { context, width, height } = this.surface;
@@ -40,13 +45,25 @@ export class Lanes {
     const size = `${names.length} ${narrow}`;
     if (size !== this.size) {
       this.size = size;
-      this.lanePx = Math.max(LANE_LEAST_PX, Math.min(LANE_PX, LANES_PX / names.length)) + (narrow ? LABEL_PX : 0);
+      this.lanePx =
+        Math.max(LANE_LEAST_PX, Math.min(LANE_PX, LANES_PX / names.length)) + (narrow ? LABEL_PX : 0);
       this.surface.canvas.style.height = `${names.length * this.lanePx + AXIS_PX}px`;
       return; // it is drawn when it has its size
     }
     const isLow = this.lanePx < 26;
     const left = narrow ? 0 : labelsPx(context, names, isLow, width);
-    const view = { context, left, end: width - (narrow ? 34 : 44), names, nowS, startS, endS, originS, spanS: endS - startS, lanePx: this.lanePx };
+    const view = {
+      context,
+      left,
+      end: width - (narrow ? 34 : 44),
+      names,
+      nowS,
+      startS,
+      endS,
+      originS,
+      spanS: endS - startS,
+      lanePx: this.lanePx,
+    };
     view.x = (t) => left + ((t - startS) / view.spanS) * (view.end - left);
     view.barTop = narrow ? (LABEL_PX + 4) / this.lanePx : BAR_TOP;
     view.waitAt = view.barTop - 3 / this.lanePx;
@@ -61,10 +78,14 @@ export class Lanes {
     drawLinks(view, trips);
     drawDrafts(view, timeline.within(timeline.drafts, startS, nowS), world);
     const busyS = drawStays(view, trips, world.stages.length);
-    drawCommits(view, timeline.within(timeline.commits, startS, nowS).filter((commit) => commit.t <= nowS));
+    drawCommits(
+      view,
+      timeline.within(timeline.commits, startS, nowS).filter((commit) => commit.t <= nowS),
+    );
     drawLosses(view, timeline.losses);
     context.restore();
-    if (nowS < endS) stroke(context, colours.text, 1.5, [[view.x(nowS), 0, view.x(nowS), names.length * this.lanePx]]);
+    if (nowS < endS)
+      stroke(context, colours.text, 1.5, [[view.x(nowS), 0, view.x(nowS), names.length * this.lanePx]]);
     drawShares(view, busyS);
   }
 }
@@ -82,8 +103,15 @@ function labelsPx(context, names, isLow, width) {
 
 function namesOf(world) {
   const drafters = world.drafters.length ? world.drafters : ["drafter"];
-  const stages = world.stages.map((stage) => ({ name: stage.name, more: `layers ${stage.layers[0]}–${stage.layers[1] - 1}` }));
-  return [...drafters.map((name) => ({ name, more: "guesses ahead" })), ...stages, { name: "answer", more: "its tokens" }];
+  const stages = world.stages.map((stage) => ({
+    name: stage.name,
+    more: `layers ${stage.layers[0]}–${stage.layers[1] - 1}`,
+  }));
+  return [
+    ...drafters.map((name) => ({ name, more: "guesses ahead" })),
+    ...stages,
+    { name: "answer", more: "its tokens" },
+  ];
 }
 
 function fill(context, colour, boxes) {
@@ -106,8 +134,18 @@ function stroke(context, colour, width, lines) {
   context.stroke();
 }
 
-function drawLanes({ context, left, end, names, lanePx, startS, endS, originS, spanS, x, barTop }, narrow, isLow) {
-  fill(context, colours.lane, names.slice(0, -1).map((_, lane) => [left, (lane + barTop) * lanePx, end - left, (BAR_BOTTOM - barTop) * lanePx]));
+function drawLanes(
+  { context, left, end, names, lanePx, startS, endS, originS, spanS, x, barTop },
+  narrow,
+  isLow,
+) {
+  fill(
+    context,
+    colours.lane,
+    names
+      .slice(0, -1)
+      .map((_, lane) => [left, (lane + barTop) * lanePx, end - left, (BAR_BOTTOM - barTop) * lanePx]),
+  );
   context.textBaseline = "middle";
   context.textAlign = "left";
   names.forEach(({ name, more }, lane) => {
@@ -131,10 +169,15 @@ function drawLanes({ context, left, end, names, lanePx, startS, endS, originS, s
   context.fillStyle = colours.muted;
   context.textAlign = "center";
   const lines = [];
-  for (let number = Math.max(0, Math.ceil((startS - originS) / step)); originS + number * step <= endS; number += 1) {
+  for (
+    let number = Math.max(0, Math.ceil((startS - originS) / step));
+    originS + number * step <= endS;
+    number += 1
+  ) {
     const at = x(originS + number * step);
     lines.push([at, 0, at, bottom]);
-    if (at > left + 14 && at < end - 14) context.fillText(`${(number * step).toFixed(decimals)} s`, at, bottom + 14);
+    if (at > left + 14 && at < end - 14)
+      context.fillText(`${(number * step).toFixed(decimals)} s`, at, bottom + 14);
   }
   stroke(context, colours.edge, 1, lines);
 }
@@ -156,11 +199,17 @@ function drawLinks({ context, x, names, lanePx, firstStage, nowS, barTop }, trip
   };
   for (const { sent_s: sentS, back_s: backS, stays } of trips) {
     if (!stays.length) continue;
-    if (stays[0].alive + stays[0].dead + stays[0].dropped > 0) add(sentS, stays[0].arrived_s, firstStage - 1, false);
+    if (stays[0].alive + stays[0].dead + stays[0].dropped > 0)
+      add(sentS, stays[0].arrived_s, firstStage - 1, false);
     for (let at = 0; at < stays.length; at += 1) {
       if (!stays[at].alive) break;
       const last = at === stays.length - 1;
-      add(stays[at].left_s, last ? backS : stays[at + 1].arrived_s, firstStage + at, last && firstStage + at === names.length - 2);
+      add(
+        stays[at].left_s,
+        last ? backS : stays[at + 1].arrived_s,
+        firstStage + at,
+        last && firstStage + at === names.length - 2,
+      );
     }
   }
   stroke(context, colours.link, 1, lines);
@@ -172,12 +221,18 @@ function drawDrafts({ context, x, lanePx, nowS, barTop }, drafts, world) {
     const lane = draft.drafter;
     if (draft.started_s >= nowS || lane >= Math.max(1, world.drafters.length)) continue;
     const from = x(draft.started_s);
-    boxes.push([from, (lane + barTop) * lanePx, Math.max(FEW_PX, x(Math.min(nowS, draft.ended_s)) - from), (BAR_BOTTOM - barTop) * lanePx]);
+    boxes.push([
+      from,
+      (lane + barTop) * lanePx,
+      Math.max(FEW_PX, x(Math.min(nowS, draft.ended_s)) - from),
+      (BAR_BOTTOM - barTop) * lanePx,
+    ]);
   }
   fill(context, colours.drafting, boxes);
 }
 
-// Bars, split at the height that the living rows are of all; returns for how long of the window each lane worked.
+// Bars, split at the height that the living rows are of all; returns for how long of the window each lane
+// worked.
 function drawStays({ context, x, lanePx, firstStage, startS, nowS, barTop, waitAt }, trips, stages) {
   const alive = [[], []];
   const dead = [];
@@ -192,7 +247,13 @@ function drawStays({ context, x, lanePx, firstStage, startS, nowS, barTop, waitA
       if (stay.dropped) crosses.push([x(Math.min(nowS, stay.started_s)), top + waitAt * lanePx]);
       const rows = stay.alive + stay.dead;
       if (!rows) continue;
-      if (stay.started_s - stay.arrived_s > 1e-4) waits.push([x(stay.arrived_s), top + waitAt * lanePx, x(Math.min(nowS, stay.started_s)), top + waitAt * lanePx]);
+      if (stay.started_s - stay.arrived_s > 1e-4)
+        waits.push([
+          x(stay.arrived_s),
+          top + waitAt * lanePx,
+          x(Math.min(nowS, stay.started_s)),
+          top + waitAt * lanePx,
+        ]);
       if (stay.started_s >= nowS) continue;
       const from = x(stay.started_s);
       const width = Math.max(FEW_PX, x(Math.min(nowS, stay.ended_s)) - from);
@@ -206,15 +267,29 @@ function drawStays({ context, x, lanePx, firstStage, startS, nowS, barTop, waitA
   fill(context, colours["alive-b"], alive[1]);
   fill(context, colours.dead, dead);
   stroke(context, colours.waiting, 2, waits);
-  stroke(context, colours.dead, 1.6, crosses.flatMap(([at, y]) => [[at - 2.5, y - 2.5, at + 2.5, y + 2.5], [at - 2.5, y + 2.5, at + 2.5, y - 2.5]]));
+  stroke(
+    context,
+    colours.dead,
+    1.6,
+    crosses.flatMap(([at, y]) => [
+      [at - 2.5, y - 2.5, at + 2.5, y + 2.5],
+      [at - 2.5, y + 2.5, at + 2.5, y - 2.5],
+    ]),
+  );
   return busyS;
 }
 
-// A line for each instant at which tokens became known, and their text where there is room: nothing else, or a count would be taken for a token.
+// A line for each instant at which tokens became known, and their text where there is room: nothing else, or
+// a count would be taken for a token.
 function drawCommits({ context, x, end, lanePx, names, barTop }, commits) {
   const top = (names.length - 1 + barTop) * lanePx;
   const height = (1 - barTop) * lanePx;
-  stroke(context, colours.tokens, 1.6, commits.map((commit) => [x(commit.t), top, x(commit.t), top + 0.3 * height]));
+  stroke(
+    context,
+    colours.tokens,
+    1.6,
+    commits.map((commit) => [x(commit.t), top, x(commit.t), top + 0.3 * height]),
+  );
   context.font = `11px ${colours.font}`;
   context.fillStyle = colours.tokens;
   context.textAlign = "left";
@@ -222,19 +297,29 @@ function drawCommits({ context, x, end, lanePx, names, barTop }, commits) {
   commits.forEach((commit, index) => {
     const at = x(commit.t);
     const room = (index + 1 < commits.length ? x(commits[index + 1].t) - 5 : end) - at;
-    if (room >= TEXT_LEAST_PX) context.fillText(clipped(context, visible(commit.text), room), at, top + 0.36 * height);
+    if (room >= TEXT_LEAST_PX)
+      context.fillText(clipped(context, visible(commit.text), room), at, top + 0.36 * height);
   });
   context.textBaseline = "alphabetic";
 }
 
 // A token as it is shown on a canvas: blanks and line breaks can be seen.
 export function visible(token) {
-  return token.replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/^ +$/, (blanks) => "␣".repeat(blanks.length)).trim();
+  return token
+    .replace(/\n/g, "⏎")
+    .replace(/\t/g, "⇥")
+    .replace(/^ +$/, (blanks) => "␣".repeat(blanks.length))
+    .trim();
 }
 
 function drawLosses({ context, x, startS, nowS, names, lanePx }, losses) {
   const seen = losses.filter((at) => at > startS && at <= nowS);
-  stroke(context, colours.wrong, 2, seen.map((at) => [x(at), 0, x(at), names.length * lanePx]));
+  stroke(
+    context,
+    colours.wrong,
+    2,
+    seen.map((at) => [x(at), 0, x(at), names.length * lanePx]),
+  );
   context.font = `600 11px ${colours.font}`;
   context.fillStyle = colours.wrong;
   context.textAlign = "left";
@@ -247,6 +332,12 @@ function drawShares({ context, end, lanePx, firstStage, startS, nowS, barTop }, 
   context.fillStyle = colours.muted;
   context.textAlign = "left";
   context.textBaseline = "middle";
-  busyS.forEach((each, stage) => context.fillText(`${Math.min(100, Math.round((100 * each) / spanS))}%`, end + 6, (firstStage + stage + (barTop + BAR_BOTTOM) / 2) * lanePx));
+  busyS.forEach((each, stage) =>
+    context.fillText(
+      `${Math.min(100, Math.round((100 * each) / spanS))}%`,
+      end + 6,
+      (firstStage + stage + (barTop + BAR_BOTTOM) / 2) * lanePx,
+    ),
+  );
   context.textBaseline = "alphabetic";
 }

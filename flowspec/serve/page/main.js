@@ -20,7 +20,8 @@ import { Live } from "./stream.js";
 import { Tree } from "./tree.js";
 
 const FRAME_MS = 1000 / 30; // drawn at most so often
-const SHARED_FRAME_MS = 1000 / 12; // and on the head's own machine, if it is small: the answer's work comes first
+// And on the head's own machine, if it is small: the answer's work comes first.
+const SHARED_FRAME_MS = 1000 / 12;
 const SHARED_CORES = 4;
 const STILL_MS = 1000; // and for those who want little motion
 const LAG_S = [0.2, 3]; // of the live timeline: a trip is known when it is back
@@ -36,7 +37,9 @@ const motion = matchMedia("(prefers-reduced-motion: reduce)");
 const still = () => motion.matches;
 const isStatic = shelf.length > 0;
 
-const shared = ["localhost", "127.0.0.1", "[::1]"].includes(location.hostname) && navigator.hardwareConcurrency <= SHARED_CORES;
+const shared =
+  ["localhost", "127.0.0.1", "[::1]"].includes(location.hostname) &&
+  navigator.hardwareConcurrency <= SHARED_CORES;
 const frameMs = shared ? SHARED_FRAME_MS : FRAME_MS;
 
 const key = new Key(() => isFile || live.open());
@@ -111,7 +114,8 @@ function about() {
   const { model, method, drafters, kind } = world();
   const guessers = drafters.filter((name) => name !== "none");
   const by = guessers.length ? `, drafter ${guessers.join(", ")}` : "";
-  const where = { cluster: "", emulated: ", emulated devices", simulated: ", simulated (virtual time)" }[kind] ?? "";
+  const where =
+    { cluster: "", emulated: ", emulated devices", simulated: ", simulated (virtual time)" }[kind] ?? "";
   const name = model.startsWith("/") ? model.split("/").pop() : model;
   byId("model").textContent = name ? `model ${name}, method ${method}${by}${where}` : "";
 }
@@ -121,7 +125,8 @@ function choose(value) {
   wake();
 }
 
-// Draws soon, if anybody can see it. Between two drawings nothing is asked of the browser, not even a frame of the screen.
+// Draws soon, if anybody can see it. Between two drawings nothing is asked of the browser, not even a frame
+// of the screen.
 function wake() {
   dirty = true;
   if (!frame && !document.hidden) soon(frameMs);
@@ -156,7 +161,11 @@ function draw(nowMs) {
   dirty = false;
   player.replay?.advance(nowMs);
   const now = world();
-  const { timeline, nowS } = player.replay ? drawReplay(player.replay) : frozen && lanes.windowS <= 0 ? drawReplay(frozen) : drawLive();
+  const { timeline, nowS } = player.replay
+    ? drawReplay(player.replay)
+    : frozen && lanes.windowS <= 0
+      ? drawReplay(frozen)
+      : drawLive();
   if (player.replay) player.tick(nowMs);
   tree.draw(now.shown, nowMs);
   figures.show(now, timeline.plainS(nowS));
@@ -183,19 +192,31 @@ function drawLive() {
 function drawReplay(replay) {
   const { timeline, nowS, startS, endS } = replay;
   const isWhole = lanes.windowS === WHOLE || (lanes.windowS === 0 && replay.atEnd);
-  const span = isWhole ? { startS, endS } : { startS: nowS - lanes.spanS(timeline, Math.max(0.25, replay.speed)) };
+  const span = isWhole
+    ? { startS, endS }
+    : { startS: nowS - lanes.spanS(timeline, Math.max(0.25, replay.speed)) };
   lanes.draw(timeline, replay.world, { nowS, originS: startS, ...span });
   return { timeline, nowS };
 }
 
 // What the canvases show, in words.
 function say(now) {
-  const busy = now.figures ? now.stages.map((stage, at) => `${stage.name} ${Math.round(100 * (now.figures.busy[at] ?? 0))}% busy`).join(", ") : "nothing has run yet";
+  const busy = now.figures
+    ? now.stages
+        .map((stage, at) => `${stage.name} ${Math.round(100 * (now.figures.busy[at] ?? 0))}% busy`)
+        .join(", ")
+    : "nothing has run yet";
   byId("lanes").setAttribute("aria-label", `Timeline of the devices: ${busy}`);
   const request = now.shown;
   const best = request ? request.guesses.sort((one, other) => other.value - one.value) : [];
-  const likely = best.slice(0, 3).map((node) => node.token.trim() || "blank").join(", ");
-  const words = request ? `${request.tokens} tokens in the answer, ${best.length} guesses${likely ? `, the likeliest: ${likely}` : ""}` : "no answer yet";
+  const likely = best
+    .slice(0, 3)
+    .map((node) => node.token.trim() || "blank")
+    .join(", ");
+  const named = likely ? `, the likeliest: ${likely}` : "";
+  const words = request
+    ? `${request.tokens} tokens in the answer, ${best.length} guesses${named}`
+    : "no answer yet";
   byId("tree").setAttribute("aria-label", `Guesses: ${words}`);
 }
 
@@ -250,13 +271,21 @@ async function save() {
   try {
     const response = await api.call("/live/recording");
     const url = URL.createObjectURL(await response.blob());
-    const name = shown.world.model.split("/").pop().replace(/[^\w.-]+/g, "-") || "answer";
+    const name =
+      shown.world.model
+        .split("/")
+        .pop()
+        .replace(/[^\w.-]+/g, "-") || "answer";
     const stamp = new Date().toISOString().slice(0, 19).replace(/[:T]/g, "-");
-    Object.assign(document.createElement("a"), { href: url, download: `flowspec-${name}-${stamp}.json` }).click();
+    Object.assign(document.createElement("a"), {
+      href: url,
+      download: `flowspec-${name}-${stamp}.json`,
+    }).click();
     setTimeout(() => URL.revokeObjectURL(url), 60000);
   } catch (error) {
     if (!(error.name === "ApiError" || error instanceof TypeError)) throw error;
-    trouble(`The recording cannot be saved: ${error instanceof TypeError ? "the server cannot be reached" : error.message}`);
+    const why = error instanceof TypeError ? "the server cannot be reached" : error.message;
+    trouble(`The recording cannot be saved: ${why}`);
   }
 }
 
@@ -314,7 +343,11 @@ motion.addEventListener("change", wake);
 watchColours(wake);
 if (isStatic) {
   const choice = byId("recording");
-  choice.replaceChildren(...shelf.map(({ title }, at) => Object.assign(document.createElement("option"), { value: at, textContent: title })));
+  choice.replaceChildren(
+    ...shelf.map(({ title }, at) =>
+      Object.assign(document.createElement("option"), { value: at, textContent: title }),
+    ),
+  );
   const take = () => openRecording(shelf[choice.value].read(), "a recording");
   choice.addEventListener("change", take);
   for (const id of ["chat", "save", "back", "to-chat", "state"]) byId(id).hidden = true;

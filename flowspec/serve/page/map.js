@@ -1,4 +1,5 @@
-// The map: the head, the devices in the order in which a token passes them, and those that are not in use; what each holds, and how it does.
+// The map: the head, the devices in the order in which a token passes them, and those that are not in use;
+// what each holds, and how it does.
 
 import { NONE, made, put, share } from "./elements.js";
 
@@ -12,7 +13,9 @@ function bytes(value) {
 // What each link took of late, in ms: of hop 0 to the first stage, of the last hop back to the head.
 function linksMs(timeline, nowS, stages) {
   const found = new Array(stages + 1).fill(null);
-  const trip = timeline.within(timeline.trips, nowS - 2, nowS).findLast((each) => each.t <= nowS && each.stays.length === stages);
+  const trip = timeline
+    .within(timeline.trips, nowS - 2, nowS)
+    .findLast((each) => each.t <= nowS && each.stays.length === stages);
   if (!trip) return found;
   let leftS = trip.sent_s;
   trip.stays.forEach((stay, at) => {
@@ -37,7 +40,8 @@ function cards(world, timeline, nowS) {
     const isGone = device && !device.present;
     let [kind, state] = [layers ? doing : "spare", layers ? doing : "stands by"];
     if (isGone) [kind, state] = ["gone", "lost"];
-    else if (device?.loading) [kind, state] = ["loading", `${device.loading.doing} ${share(device.loading.share)}`];
+    else if (device?.loading)
+      [kind, state] = ["loading", `${device.loading.doing} ${share(device.loading.share)}`];
     else if (layers && world.isBack(name)) [kind, state] = ["back", "back"];
     return {
       name,
@@ -45,17 +49,36 @@ function cards(world, timeline, nowS) {
       state,
       layers: layers ? `layers ${layers[0]}–${layers[1] - 1}` : "no layers",
       memory: device && !isGone ? bytes(device.memory_bytes) : "",
-      heat: celsius === null || isGone ? "" : `${Math.round(celsius)} °C${device.throttled ? ", slowed down" : ""}`,
+      heat:
+        celsius === null || isGone
+          ? ""
+          : `${Math.round(celsius)} °C${device.throttled ? ", slowed down" : ""}`,
       isHot,
       busy: isGone ? null : busy,
       link,
     };
   };
-  const staged = world.stages.map((stage, at) => card(stage.name, stage.layers, world.figures?.busy[at] ?? null, asMs(links[at])));
+  const staged = world.stages.map((stage, at) =>
+    card(stage.name, stage.layers, world.figures?.busy[at] ?? null, asMs(links[at])),
+  );
   const used = new Set(world.stages.map((stage) => stage.name));
-  const spare = world.devices.filter((device) => !used.has(device.name)).map((device) => card(device.name, null, null, ""));
-  const drafter = world.drafters.filter((name) => name !== "none").length ? "guesses ahead and shows the answer" : "shows the answer";
-  const head = { name: "head", kind: "head", state: "", layers: drafter, memory: "", heat: "", isHot: false, busy: null, link: "" };
+  const spare = world.devices
+    .filter((device) => !used.has(device.name))
+    .map((device) => card(device.name, null, null, ""));
+  const drafter = world.drafters.filter((name) => name !== "none").length
+    ? "guesses ahead and shows the answer"
+    : "shows the answer";
+  const head = {
+    name: "head",
+    kind: "head",
+    state: "",
+    layers: drafter,
+    memory: "",
+    heat: "",
+    isHot: false,
+    busy: null,
+    link: "",
+  };
   return [head, ...staged, { ...head, kind: "home", layers: "", link: asMs(links.at(-1)) }, ...spare];
 }
 

@@ -1,4 +1,5 @@
-// An answer's Markdown as elements of the page. The library only splits the text; every element is made here, and markup of the answer's own stays text.
+// An answer's Markdown as elements of the page. The library only splits the text; every element is made here,
+// and markup of the answer's own stays text.
 
 import { Lexer } from "./marked.js";
 
@@ -75,12 +76,25 @@ function block(token) {
 function item(token) {
   const box = token.task ? [token.checked ? "☑ " : "☐ "] : [];
   const children = token.tokens.filter((each) => each.type !== "space" && each.type !== "checkbox");
-  return made("li", [...box, ...children.flatMap((each) => (each.type === "text" ? inline(each.tokens ?? [each]) : [block(each)]))]);
+  return made("li", [
+    ...box,
+    ...children.flatMap((each) => (each.type === "text" ? inline(each.tokens ?? [each]) : [block(each)])),
+  ]);
 }
 
 function table(token) {
-  const row = (cells, tag) => made("tr", cells.map((cell) => made(tag, inline(cell.tokens))));
-  const found = made("table", [made("thead", [row(token.header, "th")]), made("tbody", token.rows.map((cells) => row(cells, "td")))]);
+  const row = (cells, tag) =>
+    made(
+      "tr",
+      cells.map((cell) => made(tag, inline(cell.tokens))),
+    );
+  const found = made("table", [
+    made("thead", [row(token.header, "th")]),
+    made(
+      "tbody",
+      token.rows.map((cells) => row(cells, "td")),
+    ),
+  ]);
   return Object.assign(made("div", [found]), { className: "wide" });
 }
 
@@ -88,10 +102,13 @@ function inline(tokens) {
   return tokens.map((token) => {
     if (token.type === "br") return document.createElement("br");
     if (token.type === "codespan") return made("code", [token.text]);
-    if (token.type === "escape" || (token.type === "text" && !token.tokens)) return document.createTextNode(token.text);
+    if (token.type === "escape" || (token.type === "text" && !token.tokens))
+      return document.createTextNode(token.text);
     if (token.type === "text") return made("span", inline(token.tokens));
     if (Object.hasOwn(INLINE, token.type)) return made(INLINE[token.type], inline(token.tokens));
-    if (token.type === "link" && token.raw.startsWith("[")) return made("span", [...inline(token.tokens), ` (${token.href})`]); // where it leads is to be read, and not one click away
+    if (token.type === "link" && token.raw.startsWith("["))
+      // Where it leads is to be read, and not one click away.
+      return made("span", [...inline(token.tokens), ` (${token.href})`]);
     return document.createTextNode(token.raw); // pictures, markup, bare addresses: as they were written
   });
 }

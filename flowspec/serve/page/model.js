@@ -1,4 +1,5 @@
-// What the frames of a recording say: the timeline (what each device did when), and the world (requests, their trees, figures) at an instant.
+// What the frames of a recording say: the timeline (what each device did when), and the world (requests,
+// their trees, figures) at an instant.
 
 const KEPT_S = 45; // of the timeline, while it is live
 const PATH_KEPT = 24; // committed nodes that a tree keeps above its root
@@ -40,12 +41,20 @@ export class Timeline {
       this.trips.push(frame);
       this.longestS = Math.max(this.longestS, tookS);
       this.recentS = this.recentS ? this.recentS + 0.1 * (tookS - this.recentS) : tookS;
-      if (frame.stays.length && frame.stays.every((stay) => stay.alive + stay.dead > 0)) this.passes.push({ t: frame.t, tookS: tookS - frame.stays.reduce((sum, stay) => sum + stay.started_s - stay.arrived_s, 0) });
+      if (frame.stays.length && frame.stays.every((stay) => stay.alive + stay.dead > 0))
+        this.passes.push({
+          t: frame.t,
+          tookS: tookS - frame.stays.reduce((sum, stay) => sum + stay.started_s - stay.arrived_s, 0),
+        });
     } else if (frame.kind === "draft") {
       this.drafts.push(frame);
       this.longestS = Math.max(this.longestS, frame.ended_s - frame.started_s);
     } else if (frame.kind === "tokens") {
-      this.commits.push({ t: frame.t, count: frame.nodes.length, text: frame.nodes.map((node) => node[1]).join("") });
+      this.commits.push({
+        t: frame.t,
+        count: frame.nodes.length,
+        text: frame.nodes.map((node) => node[1]).join(""),
+      });
     } else if (frame.kind === "lost") {
       this.losses.push(frame.t);
     } else {
@@ -54,17 +63,25 @@ export class Timeline {
     this.lastS = Math.max(this.lastS, frame.t);
   }
 
-  // What a token would take without guesses, by the trips until `nowS`: each would wait for the trip of the one before. Null before enough is known.
+  // What a token would take without guesses, by the trips until `nowS`: each would wait for the trip of the
+  // one before. Null before enough is known.
   plainS(nowS) {
     const until = firstFrom(this.passes, nowS + 1e-9, (pass) => pass.t);
-    const took = this.passes.slice(Math.max(0, until - PASSES_KEPT), until).map((pass) => pass.tookS).sort((one, other) => one - other);
+    const took = this.passes
+      .slice(Math.max(0, until - PASSES_KEPT), until)
+      .map((pass) => pass.tookS)
+      .sort((one, other) => one - other);
     return took.length < PASSES_LEAST ? null : took[Math.floor(PASS_QUANTILE * took.length)];
   }
 
   forgetOld() {
     const since = this.lastS - KEPT_S;
     for (const list of [this.trips, this.drafts, this.commits, this.passes]) {
-      if (list.length > 64 && list[0].t < since - KEPT_S) list.splice(0, firstFrom(list, since, (each) => each.t));
+      if (list.length > 64 && list[0].t < since - KEPT_S)
+        list.splice(
+          0,
+          firstFrom(list, since, (each) => each.t),
+        );
     }
   }
 
@@ -210,7 +227,11 @@ class Request {
       this.nodes.delete(id);
     }
     for (const [id, below] of this.children) {
-      if (this.nodes.has(id)) this.children.set(id, below.filter((child) => this.nodes.has(child)));
+      if (this.nodes.has(id))
+        this.children.set(
+          id,
+          below.filter((child) => this.nodes.has(child)),
+        );
       else this.children.delete(id);
     }
   }
@@ -220,7 +241,11 @@ class Request {
     const first = this.nodes.get(id);
     if (!first || first.committed) return;
     const siblings = this.children.get(first.parent);
-    if (siblings) this.children.set(first.parent, siblings.filter((each) => each !== id));
+    if (siblings)
+      this.children.set(
+        first.parent,
+        siblings.filter((each) => each !== id),
+      );
     const waiting = [id];
     while (waiting.length) {
       const next = waiting.pop();
@@ -342,7 +367,9 @@ export class World {
 
   _send({ segment, parts, prompt_rows: rows }) {
     for (const [request, ids] of parts) this.requests.get(request)?.send(ids);
-    const reading = parts.map(([request]) => this.requests.get(request)).find((request) => request?.running && request.isReading);
+    const reading = parts
+      .map(([request]) => this.requests.get(request))
+      .find((request) => request?.running && request.isReading);
     if (rows && reading) this.prompts.set(segment, { reading, rows });
   }
 

@@ -3,7 +3,8 @@
 import { Timeline, World, firstFrom } from "./model.js";
 
 const LEAD_S = 0.2; // shown after the last frame
-const JUMP_MAX_S = 0.25; // of the person's clock between two looks at it: a tab that slept goes on where it was
+// Of the person's clock between two looks at it: a tab that slept goes on where it was.
+const JUMP_MAX_S = 0.25;
 const SLOWLY_S = 12; // a slow replay takes at least so long,
 const SLOWLY_TIMES = 4; // and so many times as long as the answer did,
 const SLOWLY_MOST_S = 60; // unless that is longer than this
@@ -46,7 +47,8 @@ export class Replay {
   // Moves on by the person's clock.
   advance(nowMs) {
     if (!this.playing) return;
-    if (this.seenMs !== null) this.seek(this.nowS + this.speed * Math.min(JUMP_MAX_S, (nowMs - this.seenMs) / 1000));
+    if (this.seenMs !== null)
+      this.seek(this.nowS + this.speed * Math.min(JUMP_MAX_S, (nowMs - this.seenMs) / 1000));
     this.seenMs = nowMs;
     if (this.atEnd) this.pause();
   }
@@ -62,7 +64,9 @@ export class Replay {
   step(forwards) {
     this.pause();
     const isToken = (frame) => frame.kind === "tokens";
-    const at = forwards ? this.frames.findIndex((frame, index) => index >= this.next && isToken(frame)) : this.frames.slice(0, Math.max(0, this._last(isToken))).findLastIndex(isToken);
+    const at = forwards
+      ? this.frames.findIndex((frame, index) => index >= this.next && isToken(frame))
+      : this.frames.slice(0, Math.max(0, this._last(isToken))).findLastIndex(isToken);
     if (at < 0) {
       this.seek(forwards ? this.endS : this.startS);
       return;
@@ -91,5 +95,7 @@ export class Replay {
 
 // Tokens that were committed together, one by one: so they are stepped through.
 function singly(frame) {
-  return frame.kind === "tokens" && frame.nodes.length > 1 ? frame.nodes.map((node) => ({ ...frame, nodes: [node] })) : [frame];
+  return frame.kind === "tokens" && frame.nodes.length > 1
+    ? frame.nodes.map((node) => ({ ...frame, nodes: [node] }))
+    : [frame];
 }

@@ -1,4 +1,5 @@
-// Recordings that the page carries with it, where it is a file of its own and no server's: packed, in elements of it.
+// Recordings that the page carries with it, where it is a file of its own and no server's: packed, in
+// elements of it.
 
 import { readRecording } from "./recording.js";
 

@@ -2,7 +2,11 @@
 
 import { byId, number, put } from "./elements.js";
 
-const AWAY = { connecting: "Connecting to the server.", lost: "The server is not there; trying again.", refused: "This server wants a key." };
+const AWAY = {
+  connecting: "Connecting to the server.",
+  lost: "The server is not there; trying again.",
+  refused: "This server wants a key.",
+};
 const LOOKED_UP = "ngram"; // a drafter that is no model
 
 // What happens: a kind, by which those who listen are told of changes only, and the sentence.
@@ -10,36 +14,71 @@ function told(world, { isReplay, isFrozen, connection }) {
   if (!isReplay && connection !== "live") return [connection, AWAY[connection]];
   const request = world.shown;
   const loading = world.devices.find((device) => device.loading);
-  const doing = loading ? ` ${loading.name}: ${loading.loading.doing}, ${Math.round(100 * loading.loading.share)}%.` : "";
+  const doing = loading
+    ? ` ${loading.name}: ${loading.loading.doing}, ${Math.round(100 * loading.loading.share)}%.`
+    : "";
   if (world.lost) {
     const gone = world.devices.filter((device) => !device.present).map((device) => device.name);
     const other = gone.length ? `Lost: ${gone.join(", ")}.` : "The devices share the layers out anew.";
     const why = world.note ? `${world.note[0].toUpperCase()}${world.note.slice(1)}.` : other;
-    const then = request?.running ? " The answer waits until all layers are there again, and then goes on with the very same tokens." : "";
+    const then = request?.running
+      ? " The answer waits until all layers are there again, and then goes on with the very same tokens."
+      : "";
     return [`lost ${why}`, `${why}${then}${doing}`];
   }
   if (!request) {
     const count = world.stages.length;
-    const parts = count === 1 ? "One device holds the whole model." : `${count} devices hold a part of the model each.`;
-    return ["idle", `${parts} ${isReplay ? "This is a recording of how they answer." : "Ask something, and watch them answer together."}${doing}`];
+    const parts =
+      count === 1 ? "One device holds the whole model." : `${count} devices hold a part of the model each.`;
+    const what = isReplay
+      ? "This is a recording of how they answer."
+      : "Ask something, and watch them answer together.";
+    return ["idle", `${parts} ${what}${doing}`];
   }
   if (!request.running) return [isFrozen || isReplay ? "ended" : "idle", `${endOf(request)}${doing}`];
-  if (request.isReading && request.tokens) return ["reading again", "The devices read again what is known, and go on with the very same tokens."];
-  if (request.isReading) return ["reading", `The devices read the question: ${Math.min(request.promptTokens, request.reused + request.read)} of ${request.promptTokens} tokens.`];
+  if (request.isReading && request.tokens)
+    return ["reading again", "The devices read again what is known, and go on with the very same tokens."];
+  if (request.isReading) {
+    const read = Math.min(request.promptTokens, request.reused + request.read);
+    return ["reading", `The devices read the question: ${read} of ${request.promptTokens} tokens.`];
+  }
   const back = world.devices.find((device) => world.isBack(device.name));
   const news = back ? `${back.name} is back and helps again. ` : "";
-  if (world.isPlain) return ["plain", `${news}Without guesses: each token goes through all devices before the next one can begin. One works, the others wait.`];
+  if (world.isPlain)
+    return [
+      "plain",
+      `${news}Without guesses: each token goes through all devices before the next one can begin. ` +
+        "One works, the others wait.",
+    ];
   const models = world.drafters.filter((name) => name !== LOOKED_UP).length;
-  const who = models > 1 ? "Small models guess the next words" : models ? "A small model guesses the next words" : "The next words are guessed by what followed before";
-  return ["guessing", `${news}${who}, and the devices check many guesses at once. Right ones are the answer; wrong ones are dropped, and change no word of it.`];
+  const who =
+    models > 1
+      ? "Small models guess the next words"
+      : models
+        ? "A small model guesses the next words"
+        : "The next words are guessed by what followed before";
+  return [
+    "guessing",
+    `${news}${who}, and the devices check many guesses at once. ` +
+      "Right ones are the answer; wrong ones are dropped, and change no word of it.",
+  ];
 }
 
 function endOf(request) {
   const { reason, statistics } = request.end;
-  const seconds = Number.isFinite(statistics.decode_s) && statistics.decode_s > 0 ? ` in ${number(statistics.decode_s)} s` : "";
-  const why = { stop: "", length: " The limit of tokens was reached.", cancelled: " It was stopped." }[reason] ?? ` It ended by ${reason}.`;
-  const guessed = request.guessed ? ` ${request.guessed} of them were guessed ahead, so nobody waited for them.` : "";
-  const losses = statistics.recoveries ? ` The devices had to share the layers out anew; the answer is the same as without that.` : "";
+  const seconds =
+    Number.isFinite(statistics.decode_s) && statistics.decode_s > 0
+      ? ` in ${number(statistics.decode_s)} s`
+      : "";
+  const why =
+    { stop: "", length: " The limit of tokens was reached.", cancelled: " It was stopped." }[reason] ??
+    ` It ended by ${reason}.`;
+  const guessed = request.guessed
+    ? ` ${request.guessed} of them were guessed ahead, so nobody waited for them.`
+    : "";
+  const losses = statistics.recoveries
+    ? ` The devices had to share the layers out anew; the answer is the same as without that.`
+    : "";
   return `Done: ${request.tokens} tokens${seconds}.${guessed}${losses}${why}`;
 }
 

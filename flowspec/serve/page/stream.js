@@ -37,7 +37,8 @@ export async function* eventsOf(body, heard = () => {}) {
   }
 }
 
-// Keeps the stream of frames open until it is closed: calls hello(document), frames(list) and state(name, why).
+// Keeps the stream of frames open until it is closed: calls hello(document), frames(list) and state(name,
+// why).
 export class Live {
   constructor(api, { hello, frames, state }) {
     this.api = api;
@@ -70,7 +71,8 @@ export class Live {
           this.told.state("refused", error.message);
           return;
         }
-        if (!(error instanceof ApiError || error instanceof TypeError || error.name === "AbortError")) throw error;
+        if (!(error instanceof ApiError || error instanceof TypeError || error.name === "AbortError"))
+          throw error;
         why = error.message;
       }
       if (signal.aborted) return;
@@ -90,7 +92,10 @@ export class Live {
     const stop = () => silence.abort();
     signal.addEventListener("abort", stop);
     try {
-      const response = await this.api.call("/live/events", { headers: { Accept: "text/event-stream" }, signal: silence.signal });
+      const response = await this.api.call("/live/events", {
+        headers: { Accept: "text/event-stream" },
+        signal: silence.signal,
+      });
       heard();
       for await (const { event, data } of eventsOf(response.body, heard)) {
         if (signal.aborted) return;

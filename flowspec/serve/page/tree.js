@@ -1,4 +1,5 @@
-// The token tree of a request: the committed path from the left, guesses to its right, the likelier the more opaque; wrong ones fade out in red.
+// The token tree of a request: the committed path from the left, guesses to its right, the likelier the more
+// opaque; wrong ones fade out in red.
 
 import { Surface, colours } from "./colours.js";
 import { clipped, visible } from "./lanes.js";
@@ -41,7 +42,11 @@ export class Tree {
       this.forget();
       this.request = request;
     }
-    if (request && (this.laid?.version !== request.version || this.laid.width !== width || this.laid.height !== height)) this._aim(request, nowMs);
+    if (
+      request &&
+      (this.laid?.version !== request.version || this.laid.width !== width || this.laid.height !== height)
+    )
+      this._aim(request, nowMs);
     this._move(nowMs, this.still() ? Infinity : passedMs, request?.running ?? false);
     context.clearRect(0, 0, width, height);
     if (!request) return;
@@ -49,7 +54,9 @@ export class Tree {
     const all = [...this.shown.values()];
     const here = all.filter((each) => each.leftMs === null);
     const drawn = [...here];
-    for (const each of all.filter((one) => one.leftMs !== null).sort((one, other) => other.leftMs - one.leftMs)) {
+    for (const each of all
+      .filter((one) => one.leftMs !== null)
+      .sort((one, other) => other.leftMs - one.leftMs)) {
       if (drawn.some((other) => covers(other, each))) continue; // the newest are seen
       this._chip(context, each, nowMs);
       drawn.push(each);
@@ -61,14 +68,31 @@ export class Tree {
   _aim(request, nowMs) {
     const { width, height } = this.surface;
     this.surface.context.font = FONT;
-    const measure = (node) => Math.min(CHIP_WIDTH_PX[1], Math.max(CHIP_WIDTH_PX[0], Math.ceil(this.surface.context.measureText(visible(node.token)).width) + 2 * PAD_PX));
+    const measure = (node) =>
+      Math.min(
+        CHIP_WIDTH_PX[1],
+        Math.max(
+          CHIP_WIDTH_PX[0],
+          Math.ceil(this.surface.context.measureText(visible(node.token)).width) + 2 * PAD_PX,
+        ),
+      );
     this.laid = { ...layout(request, width, height, measure), version: request.version, width, height };
     const known = request.path.findLast((id) => this.shown.has(id));
-    const shift = known === undefined ? 0 : this.shown.get(known).x - this.laid.places.get(known).x; // what is new moves along with the rest
+    // What is new moves along with the rest.
+    const shift = known === undefined ? 0 : this.shown.get(known).x - this.laid.places.get(known).x;
     for (const [id, { x, y, room }] of this.laid.places) {
       const before = this.shown.get(id);
       if (before) Object.assign(before, { toX: x, toY: y, room, node: request.nodes.get(id), leftMs: null });
-      else this.shown.set(id, { x: x + shift, y, toX: x, toY: y, room, node: request.nodes.get(id), leftMs: null });
+      else
+        this.shown.set(id, {
+          x: x + shift,
+          y,
+          toX: x,
+          toY: y,
+          room,
+          node: request.nodes.get(id),
+          leftMs: null,
+        });
     }
     for (const [id, each] of this.shown) {
       if (this.laid.places.has(id) || each.leftMs !== null) continue;
@@ -91,7 +115,11 @@ export class Tree {
       }
       each.x += part * (each.toX - each.x);
       each.y += part * (each.toY - each.y);
-      if ((each.leftMs !== null && (isRunning || !each.wrong)) || Math.abs(each.toX - each.x) + Math.abs(each.toY - each.y) > SETTLED_PX) this.moving = true;
+      if (
+        (each.leftMs !== null && (isRunning || !each.wrong)) ||
+        Math.abs(each.toX - each.x) + Math.abs(each.toY - each.y) > SETTLED_PX
+      )
+        this.moving = true;
     }
   }
 
@@ -101,7 +129,9 @@ export class Tree {
       const parent = this.shown.get(node.parent);
       if (!parent || x < 0 || leftMs !== null || parent.leftMs !== null) continue;
       const from = parent.x + parent.room;
-      context.strokeStyle = node.committed ? colours.committed : `rgb(${colours.guess} / ${0.25 + 0.6 * node.value})`;
+      context.strokeStyle = node.committed
+        ? colours.committed
+        : `rgb(${colours.guess} / ${0.25 + 0.6 * node.value})`;
       context.beginPath();
       context.moveTo(from, parent.y);
       context.bezierCurveTo(from + GAP_PX / 2, parent.y, x - GAP_PX / 2, y, x, y);
@@ -137,7 +167,12 @@ export class Tree {
     context.font = FONT;
     context.textAlign = "center";
     context.textBaseline = "middle";
-    context.fillStyle = leftMs !== null && wrong ? colours.wrong : node.committed ? colours[node.sent ? "on-right" : "on-committed"] : colours["on-guess"];
+    context.fillStyle =
+      leftMs !== null && wrong
+        ? colours.wrong
+        : node.committed
+          ? colours[node.sent ? "on-right" : "on-committed"]
+          : colours["on-guess"];
     if (leftMs === null && !node.committed) context.globalAlpha = 0.7 + 0.3 * node.value;
     const text = clipped(context, visible(node.token), room - PAD_PX);
     context.fillText(text, x + room / 2, y + 0.5);
@@ -159,7 +194,11 @@ export class Tree {
 
 // Whether a token would hide what is left of another one, or be hidden by it.
 function covers(one, other) {
-  return Math.abs(one.y - other.y) < CHIP_PX + 2 && one.x < other.x + other.room + 2 && other.x < one.x + one.room + 2;
+  return (
+    Math.abs(one.y - other.y) < CHIP_PX + 2 &&
+    one.x < other.x + other.room + 2 &&
+    other.x < one.x + one.room + 2
+  );
 }
 
 // Places for the end of the committed path and for the most valuable guesses that there is room for.
@@ -174,7 +213,8 @@ function layout(request, width, height, measure) {
     usedPx += rooms[rooms.length - kept] + GAP_PX;
   }
   let x = usedPx;
-  for (let at = request.path.length - 1; at >= 0; at -= 1) { // those before have left to the left, and are drawn while they go
+  for (let at = request.path.length - 1; at >= 0; at -= 1) {
+    // those before have left to the left, and are drawn while they go
     x -= rooms[at];
     places.set(request.path[at], { x, y: ROW_PX / 2, room: rooms[at] });
     x -= GAP_PX;
@@ -182,22 +222,27 @@ function layout(request, width, height, measure) {
   const rows = Math.max(1, Math.floor(height / ROW_PX));
   const { children, guesses } = chosen(request, Math.floor(width / (CHIP_WIDTH_PX[0] + GAP_PX)), rows);
   const columns = [];
-  const survey = (id, depth) => (children.get(id) ?? []).forEach((child) => {
-    columns[depth] = Math.max(columns[depth] ?? 0, measure(request.nodes.get(child)));
-    survey(child, depth + 1);
-  });
+  const survey = (id, depth) =>
+    (children.get(id) ?? []).forEach((child) => {
+      columns[depth] = Math.max(columns[depth] ?? 0, measure(request.nodes.get(child)));
+      survey(child, depth + 1);
+    });
   if (request.root !== null) survey(request.root, 0);
   const starts = [];
-  columns.forEach((room, depth) => (starts[depth] = depth ? starts[depth - 1] + columns[depth - 1] + GAP_PX : usedPx + GAP_PX));
+  columns.forEach(
+    (room, depth) =>
+      (starts[depth] = depth ? starts[depth - 1] + columns[depth - 1] + GAP_PX : usedPx + GAP_PX),
+  );
   let free = 1;
   let placed = 0;
-  const place = (id, depth, row) => (children.get(id) ?? []).forEach((child, index) => {
-    if (starts[depth] + columns[depth] > width) return;
-    const at = index === 0 ? row : free++;
-    places.set(child, { x: starts[depth], y: (at + 0.5) * ROW_PX, room: columns[depth] });
-    placed += 1;
-    place(child, depth + 1, at);
-  });
+  const place = (id, depth, row) =>
+    (children.get(id) ?? []).forEach((child, index) => {
+      if (starts[depth] + columns[depth] > width) return;
+      const at = index === 0 ? row : free++;
+      places.set(child, { x: starts[depth], y: (at + 0.5) * ROW_PX, room: columns[depth] });
+      placed += 1;
+      place(child, depth + 1, at);
+    });
   if (request.root !== null) place(request.root, 0, 0);
   return { places, hidden: guesses - placed };
 }
