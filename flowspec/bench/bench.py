@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from flowspec.bench.config import SIMULATED, Bench, Setup, prompt_path
-from flowspec.bench.outcome import Key, Record, read_records, write_records
+from flowspec.bench.outcome import Key, Record, read_records
 from flowspec.bench.plain import PlainCase, make_samplings, plain_cases
 from flowspec.bench.summary import TUNED
 from flowspec.bench.synthetic import PROMPT_TOKENS, synthetic_cases
@@ -186,8 +186,7 @@ def _first_difference(known: Any, new: Any, where: str = "") -> str | None:
 def run_simulated(
     bench: Bench, cases: Sequence[PlainCase], done: Sequence[Record], out: Path, jobs: int, step: Step
 ) -> list[Record]:
-    """The records that are missing, in `jobs` processes; what is done is on disk when an interruption
-    comes."""
+    """The records that are missing, in `jobs` processes; each is on disk the moment it is there."""
     assert bench.world == SIMULATED
     work = list(pending(bench, cases, {record.key for record in done}))
     found = list(done)
@@ -196,10 +195,10 @@ def run_simulated(
         warm_up_cases(cases),
         max(1, min(jobs, len(work))),
         VirtualRuns.records,
+        kept=out / RESULTS,
         finished=lambda count: step("", count),
     ) as run:
         for one, records in run(work):
-            write_records(out / RESULTS, records)
             found += records
             step(f"{one.case.domain} {one.case.prompt_id}, temperature {one.case.sampling.temperature:g}", 0)
     return found

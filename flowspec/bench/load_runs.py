@@ -10,7 +10,6 @@ from pathlib import Path
 from flowspec.bench.bench import LOADS, Step, warm_up_cases
 from flowspec.bench.config import SIMULATED, Bench
 from flowspec.bench.load import LoadKey, LoadRecord, drawn, run_load
-from flowspec.bench.outcome import write_records
 from flowspec.bench.plain import PlainCase
 from flowspec.bench.virtual_runs import Job, VirtualRuns, open_workers
 from flowspec.errors import InputError
@@ -31,8 +30,9 @@ def loads_of(runs: VirtualRuns, work: LoadWork) -> list[LoadRecord]:
     for testbed, setup in work.jobs:
         drafters = [runs.drafters(setup, case) for case in work.cases]
         experience = runs.learnt_by(testbed, setup, work.cases[0].sampling.temperature)
-        found.append(run_load(runs.bench, testbed, setup, work.users, work.cases, drafters, experience))
-        runs.finished(1)
+        one = run_load(runs.bench, testbed, setup, work.users, work.cases, drafters, experience)
+        found.append(one)
+        runs.finish(one)
     runs.end()
     return found
 
@@ -50,10 +50,10 @@ def run_loads(
         warm_up_cases(cases),
         max(1, min(jobs, len(work))),
         loads_of,
+        kept=out / LOADS,
         finished=lambda count: step("", count),
     ) as run:
         for one, records in run(work):
-            write_records(out / LOADS, records)
             found += records
             step(f"{one.users} users, temperature {one.cases[0].sampling.temperature:g}", 0)
     return in_order(bench, found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Collection, Sequence
@@ -76,10 +77,11 @@ _NAMES = frozenset(field.name for field in fields(Record))
 
 def write_records(path: Path, records: Sequence[Any]) -> None:
     """Appends records (data classes), a line each; half a line that an interruption left is removed first.
-    Raises `InputError` if that cannot be."""
+    Several processes may do so at once. Raises `InputError` if it cannot be."""
     lines = "".join(json.dumps(asdict(record)) + "\n" for record in records)
     try:
         with path.open("a+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed, or its process has ended
             _remove_half_line(file)
             file.write(lines.encode())
     except OSError as error:

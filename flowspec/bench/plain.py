@@ -110,6 +110,11 @@ def plain_cases(
     return cases
 
 
+def kept(cache: Path) -> int:
+    """How many answers a cache holds."""
+    return len(_read(cache)) if cache.exists() else 0
+
+
 class _Answers:
     """Answers by what they depend on; the model is loaded with the first that is not there."""
 
@@ -122,7 +127,7 @@ class _Answers:
         self._new_tokens_max = new_tokens_max
         self._stop_ids = stop_ids
         self._cache = cache
-        self._known: dict[str, list[int]] = {} if cache is None or not cache.exists() else _read(cache)
+        self._known = {} if cache is None or not cache.exists() else _read(cache)
 
     def answer(self, prompt: tuple[int, ...], sampling: Sampling) -> tuple[int, ...]:
         depends = [

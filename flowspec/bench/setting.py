@@ -23,7 +23,7 @@ PACKAGES = ("torch", "transformers", "numpy", "matplotlib")
 def setting_of(bench: Bench, cases: Sequence[PlainCase], command: Sequence[str]) -> dict[str, Any]:
     """`command` are the words after `flowspec`."""
     return {
-        "command": shlex.join(["flowspec", *command]),
+        "command": command_of(command),
         "versions": versions(),
         "machine": f"{platform.system()} {platform.machine()}",
         "model": bench.model,
@@ -35,6 +35,11 @@ def setting_of(bench: Bench, cases: Sequence[PlainCase], command: Sequence[str])
         "seeds": list(bench.seeds) if any(bench.temperatures) else [],
         "devices": _devices(bench),
     }
+
+
+def command_of(words: Sequence[str]) -> str:
+    """The whole command, as a shell takes it; `words` are those after `flowspec`."""
+    return shlex.join(["flowspec", *words])
 
 
 def versions() -> dict[str, str]:

@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any, TypeVar
 
 from flowspec.bench.config import Bench, Setup, Testbed
 from flowspec.bench.drafting import VirtualDrafter, open_drafting
 from flowspec.bench.guesses import Maker
-from flowspec.bench.outcome import Record
+from flowspec.bench.outcome import Record, write_records
 from flowspec.bench.plain import PlainCase
 from flowspec.bench.simulated import Drafters, Run, run
 from flowspec.bench.synthetic import Synthetic
@@ -34,7 +35,7 @@ COUNTED_EVERY_S = 0.2
 
 Job = tuple[Testbed, Setup]
 Finished = Callable[[int], None]
-"""Hears within a task how many answers, or loads, are done."""
+"""Hears within a task how many answers, or loads, are done, and on disk."""
 Makers = dict[tuple[PlainCase, str, bool], Maker]
 """What makes drafters for a case, by name, coupled or not."""
 
@@ -52,7 +53,8 @@ class VirtualRuns:
     """Runs work of one experiment; `warm_up` are the cases that heads learn from beforehand, at each
     temperature.
 
-    `keeps` what drafters said, for cases that come again. `finished` hears of each answer or load.
+    `keeps` what drafters said, for cases that come again. `kept` is the file that gets the record of each
+    answer or load the moment it is there, then `finished` hears of it.
     """
 
     def __init__(
@@ -61,10 +63,12 @@ class VirtualRuns:
         warm_up: Sequence[PlainCase],
         *,
         keeps: bool = False,
+        kept: Path | None = None,
         finished: Finished = lambda count: None,
     ) -> None:
         self.bench = bench
-        self.finished = finished
+        self._kept = kept
+        self._finished = finished
         self._warm_up = warm_up
         self._keeps = keeps
         self._makers: Makers = {}
@@ -81,12 +85,17 @@ class VirtualRuns:
         found = []
         for testbed, setup in work.jobs:
             experience = self.learnt_by(testbed, setup, work.case.sampling.temperature)
-            found.append(
-                run(self.bench, testbed, setup, work.case, self.drafters(setup, work.case), experience)
-            )
-            self.finished(1)
+            one = run(self.bench, testbed, setup, work.case, self.drafters(setup, work.case), experience)
+            found.append(one)
+            self.finish(one.record)
         self.end()
         return found
+
+    def finish(self, record: Any) -> None:
+        """An answer or a load is done: from now on no interruption takes it away."""
+        if self._kept is not None:
+            write_records(self._kept, [record])
+        self._finished(1)
 
     def end(self) -> None:
         """Some work is done; what drafters said in it is forgotten, unless its cases come again."""
@@ -158,16 +167,17 @@ def open_workers(
     do: Do[Task, Found],
     *,
     keeps: bool = False,
+    kept: Path | None = None,
     finished: Finished = lambda count: None,
 ) -> Iterator[Workers[Task, Found]]:
     """`jobs` processes for tasks of one experiment, or none for one job; an error and Ctrl-C end them at
     once."""
     if jobs == 1:
-        runs = VirtualRuns(bench, warm_up, keeps=keeps, finished=finished)
+        runs = VirtualRuns(bench, warm_up, keeps=keeps, kept=kept, finished=finished)
         yield lambda tasks: ((one, do(runs, one)) for one in tasks)
         return
     counter = get_context("spawn").Value("q", 0)
-    with open_pool(jobs, _start_worker, bench, warm_up, keeps, counter) as pool:
+    with open_pool(jobs, _start_worker, bench, warm_up, keeps, kept, counter) as pool:
 
         def run_all(tasks: Sequence[Task]) -> Iterator[tuple[Task, Found]]:
             running: dict[Future[Found | FlowSpecError], Task] = {}
@@ -194,7 +204,9 @@ _runs: VirtualRuns | None = None
 """Of this worker process."""
 
 
-def _start_worker(bench: Bench, warm_up: Sequence[PlainCase], keeps: bool, counter: Any) -> None:
+def _start_worker(
+    bench: Bench, warm_up: Sequence[PlainCase], keeps: bool, kept: Path | None, counter: Any
+) -> None:
     """Makes a process ready for work, which adds to what all of them have finished."""
 
     def finished(count: int) -> None:
@@ -202,7 +214,7 @@ def _start_worker(bench: Bench, warm_up: Sequence[PlainCase], keeps: bool, count
             counter.value += count
 
     global _runs
-    _runs = VirtualRuns(bench, warm_up, keeps=keeps, finished=finished)
+    _runs = VirtualRuns(bench, warm_up, keeps=keeps, kept=kept, finished=finished)
 
 
 def _do(do: Do[Task, Found], task: Task) -> Found | FlowSpecError:

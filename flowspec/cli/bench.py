@@ -9,18 +9,20 @@ it goes on where it was when it is started again. Exit status 1 if an answer dif
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flowspec.bench import chain_report, chains, load_report, load_summary, plots, timeline
+from flowspec.bench import chain_report, chains, load_report, load_summary, plain, plots, timeline
 from flowspec.bench.bench import (
     ANSWERS,
     LOADS,
+    RESULTS,
     TUNED_FILE,
     in_order,
     open_out,
@@ -36,10 +38,10 @@ from flowspec.bench.html_report import write_report
 from flowspec.bench.load import read_loads
 from flowspec.bench.load_runs import run_loads
 from flowspec.bench.load_runs import total as load_total
-from flowspec.bench.outcome import WRONG, Record
+from flowspec.bench.outcome import WRONG, Record, read_records
 from flowspec.bench.plain import PlainCase
 from flowspec.bench.report import markdown, show
-from flowspec.bench.setting import setting_of
+from flowspec.bench.setting import command_of, setting_of
 from flowspec.bench.simulated import stages_of
 from flowspec.bench.summary import PAPER, REFERENCES, first_of, summarise
 from flowspec.bench.trace import Trace
@@ -152,9 +154,29 @@ def run(args: argparse.Namespace) -> int:
     if args.tune:
         bench = _tuned(bench, out, args)
     done = open_out(bench, out)
-    cases = read_cases(bench, out / ANSWERS)
+    with _interruptible(lambda: f"{plain.kept(out / ANSWERS)} plain answers in {out}", args):
+        cases = read_cases(bench, out / ANSWERS)
     if bench.users:
-        return _loads(bench, cases, out, args)
+        of = load_total(bench, cases)
+        with _interruptible(lambda: f"{len(read_loads(out / LOADS))} of {of} loads in {out}", args):
+            return _loads(bench, cases, out, args)
+    of = total(bench, cases)
+    with _interruptible(lambda: f"{len(read_records(out / RESULTS))} of {of} answers in {out}", args):
+        return _answers(bench, cases, done, out, args)
+
+
+@contextlib.contextmanager
+def _interruptible(kept: Callable[[], str], args: argparse.Namespace) -> Iterator[None]:
+    """Work whose interruption says what is kept of it, and how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"kept {kept()}; go on with: {command_of(args.words)}") from None
+
+
+def _answers(
+    bench: Bench, cases: Sequence[PlainCase], done: Sequence[Record], out: Path, args: argparse.Namespace
+) -> int:
     records, traces = _run(bench, cases, done, out, args)
     records = in_order(bench, cases, records)
     summary: dict[str, Any] = summarise(bench.name, bench.world, records)
@@ -211,7 +233,13 @@ def _tuned(bench: Bench, out: Path, args: argparse.Namespace) -> Bench:
     """The experiment with the best parameters of each method on each testbed added."""
     open_out(bench, out, to_be_tuned=True)
     path = out / TUNED_FILE
-    with progress("tuning", tuning_total(todo_of(bench, path)), quiet=args.json) as step:
+    todo = todo_of(bench, path)
+    with (
+        _interruptible(
+            lambda: f"{len(todo) - len(todo_of(bench, path))} of {len(todo)} tunings in {out}", args
+        ),
+        progress("tuning", tuning_total(todo), quiet=args.json) as step,
+    ):
         found = tune(bench, path, args.jobs, step)
     names = {setup.name for setup in found}
     return replace(bench, setups=(*(setup for setup in bench.setups if setup.name not in names), *found))

@@ -181,6 +181,6 @@ def run(argv: Sequence[str]) -> int:
         else:
             note(f"flowspec {args.command}: {error}")
         return error.exit_status
-    except KeyboardInterrupt:
-        note(f"flowspec {args.command}: interrupted")
+    except KeyboardInterrupt as stop:  # what it says, if anything, is what is kept and how to go on
+        note("; ".join(filter(None, (f"flowspec {args.command}: interrupted", str(stop)))))
         return INTERRUPTED

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -125,13 +126,22 @@ def test_answers_of_workers_are_counted_within_a_task_too(whole: list[Record], t
 
 def test_an_interruption_leaves_what_is_done_on_disk(whole: list[Record], tmp_path: Path) -> None:
     def interrupt(text: str, answers: int) -> None:
-        if not answers:  # between tasks, else within one
-            raise KeyboardInterrupt
+        raise KeyboardInterrupt  # the first of two in a task, then the other
 
-    for done in (2, 4):
+    for done in (1, 2, 3):
         with pytest.raises(KeyboardInterrupt):
             run_simulated(BENCH, read_cases(BENCH, None), open_out(BENCH, tmp_path), tmp_path, 1, interrupt)
         assert read_records(tmp_path / RESULTS) == whole[:done]
+
+
+def test_records_of_several_writers_at_once_are_all_whole(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    long = [record("ar", str(at) * 20_000, 1, 1.0) for at in range(8)]  # of several writes each
+    with ThreadPoolExecutor(len(long)) as pool:
+        list(pool.map(lambda one: [write_records(path, [one]) for _ in range(20)], long))
+    found = read_records(path)
+    assert len(found) == 20 * len(long)
+    assert all(found.count(one) == 20 for one in long)
 
 
 def test_records_that_are_appended_never_stick_to_half_a_line(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ import pytest
 
 from flowspec.bench import tune as tune_module
 from flowspec.bench.bench import EXPERIMENT, RESULTS, TUNED_FILE, open_out
-from flowspec.bench.outcome import WRONG, read_records, write_records
+from flowspec.bench.outcome import WRONG, Record, read_records, write_records
 from flowspec.cli.bench import _tuned, _verdict
 from flowspec.cli.bench_request import pick_experiment
 from flowspec.cli.commands import build_parser
@@ -251,7 +252,7 @@ def group(leader: int) -> list[int]:
 @pytest.fixture
 def long(tiny: Path, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts an experiment of some seconds, in two workers of a group of their own."""
-    tiny.write_text(TOML.replace("limit = 2", "limit = 8"))
+    tiny.write_text(TOML.replace("limit = 2", "limit = 20"))
     started = []
 
     def start() -> subprocess.Popen[str]:
@@ -281,10 +282,15 @@ def check_gone(command: subprocess.Popen[str]) -> None:
     pytest.fail(f"processes are left: {group(command.pid)}")
 
 
-def check_interrupted(command: subprocess.Popen[str]) -> None:
+def check_interrupted(command: subprocess.Popen[str], results: Path) -> None:
+    """It says how much is kept, and how to go on."""
     out, err = command.communicate(timeout=WAIT_S)
-    assert (command.returncode, out, err) == (130, "", "flowspec bench: interrupted\n")
+    assert (command.returncode, out) == (130, "")
     check_gone(command)
+    assert isinstance(command.args, list)
+    again = shlex.join(["flowspec", *map(str, command.args[len(COMMAND) - 1 :])])
+    kept = f"{len(read_records(results))} of 80 answers in {results.parent}"
+    assert err == f"flowspec bench: interrupted; kept {kept}; go on with: {again}\n"
 
 
 def test_ctrl_c_keeps_what_is_done_and_the_next_run_finishes(
@@ -295,22 +301,26 @@ def test_ctrl_c_keeps_what_is_done_and_the_next_run_finishes(
     command = long()
     wait_for(lambda: len(psutil.Process(command.pid).children()) >= 2, command)
     os.killpg(command.pid, signal.SIGINT)  # as a terminal does; workers are just starting
-    check_interrupted(command)
+    check_interrupted(command, results)
 
-    command = long()
-    wait_for(lambda: results.exists() and results.stat().st_size, command)
-    os.kill(command.pid, signal.SIGINT)
-    check_interrupted(command)
-    done = read_records(results)
-    assert 0 < len(done) < 32
+    done: list[Record] = []
+    for end in (signal.SIGINT, signal.SIGTERM):
+        command = long()
+        wait_for(lambda: len(read_records(results)) > len(done), command)  # noqa: B023
+        os.kill(command.pid, end)
+        check_interrupted(command, results)
+        found = read_records(results)
+        assert found[: len(done)] == done
+        assert len(done) < len(found) < 80
+        done = found
 
     command = long()
     out, err = command.communicate(timeout=WAIT_S)
     assert (command.returncode, err) == (0, "")
-    assert json.loads(out)["answers"] == 32
+    assert json.loads(out)["answers"] == 80
     found = read_records(results)
     assert found[: len(done)] == done
-    assert len({one.key for one in found}) == len(found) == 32
+    assert len({one.key for one in found}) == len(found) == 80
 
 
 def test_workers_end_with_their_parent(long: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
