@@ -29,7 +29,7 @@ export class Answer {
     this.version = version;
     put(this.prompt, request ? request.prompt.trim() : "");
     this._say(request?.said ?? [], goesOn, request?.running ?? false);
-    put(this.summary, request ? summaryOf(request, world.lost) : "No answer has run yet.");
+    put(this.summary, request ? summaryOf(request, world) : "No answer has run yet.");
   }
 
   // Adds what is new, or writes all of it again; tokens of the last instant are marked while more is to come.
@@ -61,13 +61,17 @@ export class Answer {
   }
 }
 
-function summaryOf(request, lost) {
+function summaryOf(request, { lost, isPlain }) {
   const tokens = `${request.tokens} tokens`;
   if (request.running && lost)
     return `${tokens}. A device is lost: the answer goes on when others have its layers.`;
-  const dropped = request.wrong ? ` ${request.wrong} wrong guesses were dropped so far.` : "";
-  if (request.running) return `${tokens}, ${request.guesses.length} guesses in the tree.${dropped}`;
-  const { reason } = request.end;
-  const guesses = request.wrong ? ` ${request.wrong} wrong guesses were dropped.` : "";
-  return `${tokens}, ended by ${reason}.${guesses}`;
+  if (isPlain) return `${tokens}.`;
+  const guessed = request.running
+    ? `${request.guesses.length} guesses in the tree`
+    : `${request.guessed} of them guessed ahead`;
+  const wrong = request.wrong
+    ? ` ${request.wrong} other guesses were wrong and were dropped: there are several for each token, ` +
+      "and at most one of them is right."
+    : "";
+  return `${tokens}, ${guessed}.${wrong}`;
 }

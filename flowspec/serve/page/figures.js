@@ -44,41 +44,50 @@ const DETAILS = [
   },
 ];
 
+// How many times as fast an answer is as it would be without guesses; null where that is not known.
+export function timesPlain({ rate, wasPaused }, plainS) {
+  return rate !== null && plainS && !wasPaused ? rate * plainS : null;
+}
+
+// Values while an answer runs and has no figures yet are words.
 const TILES = [
   {
     name: "tokens_per_s",
     title: "Tokens per second",
-    value: ({ rate }) => number(rate),
+    value: ({ request, rate }) =>
+      rate !== null || !request?.running ? number(rate) : { words: "reading the prompt" },
     note: ({ request }) =>
       request?.wasPaused ? "with the pause for a lost device" : "a token is a word or a part of one",
   },
   {
     name: "times_plain",
     title: "Times plain decoding",
-    value: ({ request, rate, plainS, isPlain }) =>
-      isPlain && rate !== null
-        ? "1×"
-        : rate !== null && plainS && !request.wasPaused
-          ? `${number(rate * plainS, 1)}×`
-          : NONE,
-    note: ({ request, plainS, isPlain }) =>
-      isPlain
-        ? "this is plain decoding: no guesses"
-        : request?.wasPaused
-          ? "not told after a pause"
-          : plainS
-            ? `without guesses: about ${number(1 / plainS)} per second`
-            : "how much the guesses help",
+    value: ({ request, rate, plainS, isPlain }) => {
+      if (isPlain && rate !== null) return "1×";
+      const times = request && timesPlain(request, plainS);
+      if (times) return `${number(times, 1)}×`;
+      return request?.running && !request.wasPaused ? { words: "known after some tokens" } : NONE;
+    },
+    note: ({ request, plainS, isPlain }) => {
+      if (isPlain) return "this is plain decoding: no guesses";
+      if (request?.wasPaused) return "not told after a pause";
+      return plainS ? `without guesses: about ${number(1 / plainS)} per second` : "how much the guesses help";
+    },
   },
   {
-    name: "guesses_right",
-    title: "Guesses right",
-    value: ({ request, isPlain }) =>
-      request?.tokens && !isPlain ? share(request.guessed / request.tokens) : NONE,
-    note: ({ request, isPlain }) =>
-      request?.tokens && !isPlain
-        ? `${request.guessed} of ${request.tokens} tokens were guessed ahead`
-        : "tokens that were guessed ahead",
+    name: "guessed_ahead",
+    title: "Guessed ahead",
+    value: ({ request, isPlain }) => {
+      if (isPlain) return "none";
+      if (request?.tokens) return share(request.guessed / request.tokens);
+      return request?.running ? { words: `${request.guesses.length} guesses so far` } : NONE;
+    },
+    note: ({ request, isPlain }) => {
+      if (isPlain) return "nothing is guessed here";
+      return request?.tokens
+        ? `${request.guessed} of the answer's ${request.tokens} tokens`
+        : "of the answer's tokens";
+    },
   },
 ];
 
@@ -103,7 +112,9 @@ export class Figures {
     const request = world.shown;
     const of = { request, rate: request?.rate ?? null, plainS, isPlain: world.isPlain };
     for (const { about, value, note } of this.plain) {
-      put(value, about.value(of));
+      const found = about.value(of);
+      value.classList.toggle("words", Boolean(found.words));
+      put(value, found.words ?? found);
       put(note, about.note(of));
     }
     const figures = world.figures;

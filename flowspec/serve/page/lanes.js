@@ -17,6 +17,7 @@ const TRIPS_SHOWN = 16;
 const WINDOW_S = [1.5, 12]; // chosen by itself: at least and at most
 const TICKS_S = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20];
 const TEXT_LEAST_PX = 18; // tokens are written where they have so much room
+const LINKS_LEAST_PX = 5; // and links where they have so much each: closer they would be a grey area
 const FEW_PX = 0.75; // bars are drawn at least so wide
 
 export class Lanes {
@@ -69,13 +70,13 @@ export class Lanes {
     view.waitAt = view.barTop - 3 / this.lanePx;
     view.firstStage = Math.max(1, world.drafters.length);
     context.clearRect(0, 0, width, height);
-    drawLanes(view, narrow, isLow);
+    drawLanes(view, narrow);
     context.save();
     context.beginPath();
     context.rect(left, 0, view.end - left, height);
     context.clip();
     const trips = timeline.within(timeline.trips, startS, nowS).filter((trip) => trip.sent_s < nowS);
-    drawLinks(view, trips);
+    if (trips.length * LINKS_LEAST_PX < view.end - left) drawLinks(view, trips);
     drawDrafts(view, timeline.within(timeline.drafts, startS, nowS), world);
     const busyS = drawStays(view, trips, world.stages.length);
     drawCommits(
@@ -86,6 +87,7 @@ export class Lanes {
     context.restore();
     if (nowS < endS)
       stroke(context, colours.text, 1.5, [[view.x(nowS), 0, view.x(nowS), names.length * this.lanePx]]);
+    drawNames(view, narrow, isLow);
     drawShares(view, busyS);
   }
 }
@@ -134,11 +136,7 @@ function stroke(context, colour, width, lines) {
   context.stroke();
 }
 
-function drawLanes(
-  { context, left, end, names, lanePx, startS, endS, originS, spanS, x, barTop },
-  narrow,
-  isLow,
-) {
+function drawLanes({ context, left, end, names, lanePx, startS, endS, originS, spanS, x, barTop }, narrow) {
   fill(
     context,
     colours.lane,
@@ -146,22 +144,6 @@ function drawLanes(
       .slice(0, -1)
       .map((_, lane) => [left, (lane + barTop) * lanePx, end - left, (BAR_BOTTOM - barTop) * lanePx]),
   );
-  context.textBaseline = "middle";
-  context.textAlign = "left";
-  names.forEach(({ name, more }, lane) => {
-    const top = lane * lanePx;
-    const middle = top + (narrow ? LABEL_PX / 2 + 1 : (0.54 - (isLow ? 0 : 0.2)) * lanePx);
-    context.font = `600 12px ${colours.font}`;
-    context.fillStyle = colours.text;
-    const shown = clipped(context, name, (narrow ? end * 0.6 : left) - 10);
-    context.fillText(shown, 0, middle);
-    const used = context.measureText(shown).width + 8;
-    context.font = `11px ${colours.font}`;
-    context.fillStyle = colours.muted;
-    if (narrow) context.fillText(clipped(context, more, end - used), used, middle);
-    else if (!isLow) context.fillText(clipped(context, more, left - 10), 0, middle + 0.4 * lanePx);
-  });
-  context.textBaseline = "alphabetic";
   const bottom = names.length * lanePx;
   const step = TICKS_S.find((each) => spanS / each <= (narrow ? 4 : 8)) ?? TICKS_S.at(-1);
   const decimals = Math.max(0, Math.min(2, Math.ceil(-Math.log10(step))));
@@ -180,6 +162,32 @@ function drawLanes(
       context.fillText(`${(number * step).toFixed(decimals)} s`, at, bottom + 14);
   }
   stroke(context, colours.edge, 1, lines);
+}
+
+// Who each lane is. In a narrow view names stand above the bars, where lines cross: these end around them.
+function drawNames({ context, left, end, names, lanePx }, narrow, isLow) {
+  context.textBaseline = "middle";
+  context.textAlign = "left";
+  names.forEach(({ name, more }, lane) => {
+    const top = lane * lanePx;
+    const middle = top + (narrow ? LABEL_PX / 2 + 1 : (0.54 - (isLow ? 0 : 0.2)) * lanePx);
+    context.font = `600 12px ${colours.font}`;
+    const shown = clipped(context, name, (narrow ? end * 0.6 : left) - 10);
+    const used = context.measureText(shown).width + 8;
+    context.font = `11px ${colours.font}`;
+    const besides = isLow && !narrow ? "" : clipped(context, more, narrow ? end - used : left - 10);
+    if (narrow) {
+      context.fillStyle = colours.panel;
+      context.fillRect(0, top + 1, used + context.measureText(besides).width + 4, LABEL_PX);
+    }
+    context.fillStyle = colours.muted;
+    if (narrow) context.fillText(besides, used, middle);
+    else context.fillText(besides, 0, middle + 0.4 * lanePx);
+    context.font = `600 12px ${colours.font}`;
+    context.fillStyle = colours.text;
+    context.fillText(shown, 0, middle);
+  });
+  context.textBaseline = "alphabetic";
 }
 
 // The longest beginning of `text` that fits, with a sign where it is cut.
@@ -312,18 +320,27 @@ export function visible(token) {
     .trim();
 }
 
-function drawLosses({ context, x, startS, nowS, names, lanePx }, losses) {
-  const seen = losses.filter((at) => at > startS && at <= nowS);
+// What happened at each loss, up to the next one, over whatever is there.
+function drawLosses({ context, x, end, startS, nowS, names, lanePx, barTop }, losses) {
+  const seen = losses.filter(({ t }) => t > startS && t <= nowS);
+  const ats = seen.map(({ t }) => x(t));
   stroke(
     context,
     colours.wrong,
     2,
-    seen.map((at) => [x(at), 0, x(at), names.length * lanePx]),
+    ats.map((at) => [at, 0, at, names.length * lanePx]),
   );
   context.font = `600 11px ${colours.font}`;
-  context.fillStyle = colours.wrong;
   context.textAlign = "left";
-  for (const at of seen) context.fillText("device lost", x(at) + 4, 11);
+  context.lineJoin = "round";
+  context.lineWidth = 4;
+  context.strokeStyle = colours.panel;
+  context.fillStyle = colours.wrong;
+  seen.forEach(({ text }, index) => {
+    const from = ats[index] + 5;
+    const shown = clipped(context, text, (ats[index + 1] ?? end) - from - 2);
+    for (const write of ["strokeText", "fillText"]) context[write](shown, from, barTop * lanePx + 13);
+  });
 }
 
 function drawShares({ context, end, lanePx, firstStage, startS, nowS, barTop }, busyS) {

@@ -168,10 +168,11 @@ function draw(nowMs) {
       : drawLive();
   if (player.replay) player.tick(nowMs);
   tree.draw(now.shown, nowMs);
-  figures.show(now, timeline.plainS(nowS));
+  const plainS = timeline.plainS(nowS);
+  figures.show(now, plainS);
   map.show(now, timeline, nowS);
   answer.show(now);
-  story.show(now, { isReplay: Boolean(player.replay), isFrozen: Boolean(frozen), connection });
+  story.show(now, { isReplay: Boolean(player.replay), isFrozen: Boolean(frozen), connection, plainS });
   byId("slowly").hidden = player.replay ? player.replay.playing || !player.replay.atEnd : !frozen;
   if (nowMs - saidMs > SAID_MS || !moves()) {
     saidMs = nowMs;

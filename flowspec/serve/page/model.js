@@ -56,7 +56,13 @@ export class Timeline {
         text: frame.nodes.map((node) => node[1]).join(""),
       });
     } else if (frame.kind === "lost") {
-      this.losses.push(frame.t);
+      const text = frame.silent_s > 0 ? "device lost" : "layers shared out anew";
+      this.losses.push({ t: frame.t, text, isTold: false });
+    } else if (frame.kind === "note") {
+      const last = this.losses.at(-1); // what is told first of a loss says who it was
+      const what = frame.text.replace(/^device /, "").split(" (")[0];
+      if (last && !last.isTold) Object.assign(last, { text: what, isTold: true });
+      return;
     } else {
       return;
     }
@@ -160,7 +166,7 @@ class Request {
   send(ids) {
     for (const id of ids) {
       const node = this.nodes.get(id);
-      if (node) node.sent = true;
+      if (node && !node.committed) node.sent = true; // what is known already was no guess
     }
     this.version += 1;
   }

@@ -1,6 +1,7 @@
 // One sentence that says what one sees while it happens, for somebody who never heard of speculation.
 
 import { byId, number, put } from "./elements.js";
+import { timesPlain } from "./figures.js";
 
 const AWAY = {
   connecting: "Connecting to the server.",
@@ -10,7 +11,7 @@ const AWAY = {
 const LOOKED_UP = "ngram"; // a drafter that is no model
 
 // What happens: a kind, by which those who listen are told of changes only, and the sentence.
-function told(world, { isReplay, isFrozen, connection }) {
+function told(world, { isReplay, isFrozen, connection, plainS }) {
   if (!isReplay && connection !== "live") return [connection, AWAY[connection]];
   const request = world.shown;
   const loading = world.devices.find((device) => device.loading);
@@ -35,7 +36,11 @@ function told(world, { isReplay, isFrozen, connection }) {
       : "Ask something, and watch them answer together.";
     return ["idle", `${parts} ${what}${doing}`];
   }
-  if (!request.running) return [isFrozen || isReplay ? "ended" : "idle", `${endOf(request)}${doing}`];
+  if (!request.running)
+    return [
+      isFrozen || isReplay ? "ended" : "idle",
+      `${endOf(request, world.isPlain ? null : timesPlain(request, plainS))}${doing}`,
+    ];
   if (request.isReading && request.tokens)
     return ["reading again", "The devices read again what is known, and go on with the very same tokens."];
   if (request.isReading) {
@@ -64,22 +69,25 @@ function told(world, { isReplay, isFrozen, connection }) {
   ];
 }
 
-function endOf(request) {
+// How an answer went; `times` as fast as without guesses, null where that is not known.
+function endOf(request, times) {
   const { reason, statistics } = request.end;
-  const seconds =
-    Number.isFinite(statistics.decode_s) && statistics.decode_s > 0
-      ? ` in ${number(statistics.decode_s)} s`
-      : "";
+  const isTimed = Number.isFinite(statistics.decode_s) && statistics.decode_s > 0;
+  const seconds = isTimed ? ` in ${number(statistics.decode_s)} s` : "";
+  const faster = times ? `, about ${number(times, 1)} times as fast as without guesses` : "";
   const why =
-    { stop: "", length: " The limit of tokens was reached.", cancelled: " It was stopped." }[reason] ??
-    ` It ended by ${reason}.`;
+    {
+      stop: "",
+      length: " It ends here because it may have no more tokens.",
+      cancelled: " It was stopped.",
+    }[reason] ?? ` It ended by ${reason}.`;
   const guessed = request.guessed
-    ? ` ${request.guessed} of them were guessed ahead, so nobody waited for them.`
+    ? ` ${request.guessed} of them were guessed ahead, and only had to be checked.`
     : "";
   const losses = statistics.recoveries
-    ? ` The devices had to share the layers out anew; the answer is the same as without that.`
+    ? " The devices had to share the layers out anew; the answer is the same as without that."
     : "";
-  return `Done: ${request.tokens} tokens${seconds}.${guessed}${losses}${why}`;
+  return `Done: ${request.tokens} tokens${seconds}${faster}.${guessed}${losses}${why}`;
 }
 
 export class Story {

@@ -83,7 +83,7 @@ def test_a_chat_on_four_stages_and_its_replay(page: Page, real: Running) -> None
     answered(page, wanted)
     expect(page.locator("#request option")).to_have_count(3)  # the newest, the page's and the other client's
     expect(page.locator("#request")).not_to_contain_text("running")
-    expect(page.locator("#summary")).to_contain_text("ended by stop")
+    expect(page.locator("#summary")).to_contain_text("of them guessed ahead")
     expect(page.locator("[data-figure=tokens_per_s]")).to_have_text(re.compile(r"^\d+(\.\d)?$"))
     expect(page.locator("#map li").nth(1)).to_contain_text("local-0")
     expect(page.locator("#map li").nth(1)).to_contain_text("MiB")
@@ -93,10 +93,10 @@ def test_a_chat_on_four_stages_and_its_replay(page: Page, real: Running) -> None
     replayed(page, Path(started.value.path()).read_text())
     expect(page.locator("#state")).to_contain_text("replay of")
     scrub(page, 0)
-    expect(page.locator("#summary")).not_to_contain_text("ended by stop")
+    expect(page.locator("#summary")).not_to_contain_text("of them guessed ahead")
     at_first = committed(page)
     scrub(page, 1)
-    expect(page.locator("#summary")).to_contain_text("ended by stop")
+    expect(page.locator("#summary")).to_contain_text("of them guessed ahead")
     assert committed(page) == said
     assert len(at_first) < len(said)
     assert said.startswith(wanted)

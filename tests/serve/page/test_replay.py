@@ -60,7 +60,7 @@ def test_a_replay_plays_pauses_and_is_scrubbed_to_its_end_and_back(page: Page, s
     assert 0 < len(half) < len(text_of(whole))
     expect(page.locator("#tree")).to_have_attribute("aria-label", re.compile(r"\d guesses, the likeliest: "))
     scrub(page, 1)
-    expect(page.locator("#summary")).to_contain_text("ended by stop")
+    expect(page.locator("#summary")).to_contain_text("of them guessed ahead")
     assert committed(page) == text_of(whole)
     scrub(page, 0.5)
     expect(page.locator("#summary")).to_contain_text("guesses in the tree")
@@ -274,3 +274,32 @@ def test_with_little_motion_wanted_a_replay_still_ends_at_its_text(page: Page) -
     replayed(page, found)
     scrub(page, 1)
     expect(page.locator("#strip-text")).to_have_text(text_of(found), use_inner_text=False)
+
+
+def test_what_was_known_before_it_was_sent_was_no_guess_and_a_loss_says_whose_it_was(page: Page) -> None:
+    is_live(page)
+    sent, losses = page.evaluate(
+        """async frames => {
+          const { Timeline, World } = await import("/page/model.js");
+          const world = new World({ stages: [], drafters: [] });
+          const timeline = new Timeline();
+          for (const frame of frames) {
+            world.apply(frame);
+            timeline.add(frame);
+          }
+          const sent = [...world.shown.nodes.values()].map(node => node.sent);
+          return [sent, timeline.losses.map(each => each.text)];
+        }""",
+        [
+            {"t": 0, "kind": "root", "request": 1, "node": 1, "token": "\n", "position": 1},
+            {"t": 1, "kind": "tokens", "request": 1, "nodes": [[2, "So"]]},
+            {"t": 1, "kind": "nodes", "request": 1, "nodes": [[3, 2, " it", 0.5]]},
+            {"t": 1, "kind": "sent", "segment": 1, "parts": [[1, [2, 3]]], "prompt_rows": 0},
+            {"t": 2, "kind": "lost", "silent_s": 5.0},
+            {"t": 2, "kind": "note", "text": "device pi-5 is lost (no sign of life for 5 s)"},
+            {"t": 2, "kind": "note", "text": "going on with 3 devices"},
+            {"t": 3, "kind": "lost", "silent_s": 0.0},
+        ],
+    )
+    assert sent == [False, False, True]
+    assert losses == ["pi-5 is lost", "layers shared out anew"]
