@@ -11,7 +11,7 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
-from flowspec.bench import chain_report, load_report
+from flowspec.bench import chain_report, load_report, validation
 from flowspec.bench.config import AR, OURS
 from flowspec.bench.outcome import EXACT, WRONG
 from flowspec.bench.plots import looks, name_of
@@ -154,6 +154,13 @@ def _chart(table: Mapping[str, Any]) -> Chart:
 
 
 def _tables(summary: Mapping[str, Any]) -> Iterator[ReportTable]:
+    if known := summary.get("validation"):
+        yield ReportTable(
+            title=validation.HEADING,
+            columns=validation.COLUMNS,
+            rows=validation.lines_of(known),
+            note=validation.explained(known, summary["world"]),
+        )
     for table in summary["tables"]:
         domains, statistics = table["domains"], table["statistics"]
         yield ReportTable(

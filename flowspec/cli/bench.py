@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flowspec.bench import chain_report, chains, load_report, load_summary, plain, plots, timeline
+from flowspec.bench import chain_report, chains, load_report, load_summary, plain, plots, timeline, validation
 from flowspec.bench.bench import (
     ANSWERS,
     LOADS,
@@ -47,7 +47,6 @@ from flowspec.bench.summary import PAPER, REFERENCES, first_of, summarise
 from flowspec.bench.trace import Trace
 from flowspec.bench.tune import todo_of, tune
 from flowspec.bench.tune import total as tuning_total
-from flowspec.bench.validation import show_validation, validate
 from flowspec.bench.virtual_runs import VirtualRuns
 from flowspec.cli.bench_request import JOBS_MAX, pick_experiment
 from flowspec.cli.options import number_list, positive, positives, reals
@@ -182,7 +181,7 @@ def _answers(
     summary: dict[str, Any] = summarise(bench.name, bench.world, records)
     summary["setting"] = setting_of(bench, cases, args.words)
     if bench.published:
-        summary["validation"] = validate(bench, records)
+        summary["validation"] = validation.validate(bench, records)
     if tables := chains.compare(bench, records):
         summary["chains"] = tables
         if not args.no_plots:
@@ -193,8 +192,7 @@ def _answers(
     else:
         show(summary)
         chain_report.show(summary.get("chains", ()), bench.world)
-        if bench.published:
-            show_validation(summary["validation"])
+        validation.show_validation(summary.get("validation", ()), bench.world)
         note(f"report: {out}/report.html (all it is made of is beside it)")
     return _verdict(records)
 
@@ -267,7 +265,10 @@ def _write(
 ) -> None:
     (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", "utf-8")
     (out / "summary.md").write_text(
-        markdown(summary) + chain_report.markdown(summary.get("chains", ()), bench.world), "utf-8"
+        markdown(summary)
+        + validation.markdown(summary.get("validation", ()), bench.world)
+        + chain_report.markdown(summary.get("chains", ()), bench.world),
+        "utf-8",
     )
     if with_plots:
         plots.speedup(summary, out / "speedup.png")

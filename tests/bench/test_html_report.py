@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from flowspec.bench import html_report
+from flowspec.bench.config import Published
 from flowspec.bench.outcome import Record
 from flowspec.bench.plain import PlainCase
 from flowspec.bench.setting import setting_of
 from flowspec.bench.summary import summarise
+from flowspec.bench.validation import validate
 from flowspec.core.protocol.messages import Sampling
 from tests.bench.benches import boards, synthetic
 from tests.bench.records import record
@@ -81,6 +83,19 @@ def test_a_report_names_what_was_run_and_what_came_of_it(tmp_path: Path) -> None
         "2.50 [2.50, 2.50]",
     ):
         assert text in said
+
+
+def test_published_figures_stand_beside_the_measured_ones(tmp_path: Path) -> None:
+    known = Published(
+        testbed="two boards", temperature=0.0, reference="ar", tokens_per_s={"ar": 4.0, "continuous": 9.0}
+    )
+    bench = synthetic(testbeds=(boards(2, name="two boards", slowdown=1.31),), published=(known,))
+    said = Words(
+        html_report.page(summary_of(RECORDS) | {"validation": validate(bench, RECORDS)}, tmp_path)
+    ).text
+    assert "Beside published figures testbed: method published tokens/s" in said
+    assert "two boards: continuous 9.00 5.00 2.25 2.50 +11% 1.31 (head 1)" in said
+    assert "Speed-up: over ar." in said
 
 
 def test_a_report_needs_nothing_beside_it(tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from flowspec.bench.config import Published
 from flowspec.bench.outcome import Record
-from flowspec.bench.validation import show_validation, validate
-from tests.bench.benches import synthetic
+from flowspec.bench.validation import lines_of, markdown, show_validation, validate
+from tests.bench.benches import boards, synthetic
 from tests.bench.records import record
 
 PUBLISHED = Published(
@@ -27,8 +29,11 @@ RECORDS = [
 ]
 
 
+BENCH = synthetic(testbeds=(boards(name="two boards", slowdown=1.31),))
+
+
 def rows(records: list[Record], *published: Published) -> list[dict[str, object]]:
-    return validate(synthetic(published=published or (PUBLISHED,)), records)
+    return validate(replace(BENCH, published=published or (PUBLISHED,)), records)
 
 
 def test_a_rate_is_all_tokens_by_all_time_and_a_ratio_is_to_the_reference() -> None:
@@ -44,6 +49,9 @@ def test_a_rate_is_all_tokens_by_all_time_and_a_ratio_is_to_the_reference() -> N
             "deviation": pytest.approx((found / 6) / (published / 5) - 1),
             "rate_deviation": pytest.approx(found / published - 1),
             "fitted": method == "chunk-pp",
+            "reference": "chunk-pp",
+            "slowdown": 1.31,
+            "head_slowdown": 1.0,
         }
         for method, published, found in (("chunk-pp", 5.0, 6.0), ("ar", 2.0, 3.0))
     ]
@@ -73,26 +81,23 @@ def test_every_published_table_has_its_rows_and_the_fitted_ones_are_marked(
         (0.0, "ar", pytest.approx(0.5)),
         (1.0, "ar", 1.0),
     ]
-    show_validation(found)
-    lines = capsys.readouterr().out.splitlines()
-    assert next(line for line in lines if "chunk-pp" in line).split() == [
-        "two",
-        "boards:",
-        "chunk-pp",
-        "*",
-        "5.00",
-        "6.00",
-        "1.00",
-        "1.00",
-        "+0%",
+    show_validation(found, "simulated")
+    said = capsys.readouterr().out
+    assert "two boards, beside published figures; slowdown 1.31 (head 1)" in said
+    assert max(map(len, said.splitlines())) <= 80
+    lines = [line.split() for line in said.splitlines()]
+    assert ["chunk-pp", "*", "5.00", "6.00", "1.00", "1.00", "+0%"] in lines
+    assert ["ar", "2.00", "3.00", "0.40", "0.50", "+25%"] in lines
+    assert ["ar", "at", "temperature", "1", "20.0", "30.0", "1.00", "1.00", "+0%"] in lines
+
+
+def test_the_summary_has_the_table_with_the_fitted_slowdown() -> None:
+    found = rows(RECORDS)
+    assert lines_of(found)[0] == [
+        "two boards: chunk-pp *",
+        *("5.00", "6.00", "1.00", "1.00", "+0%", "1.31 (head 1)"),
     ]
-    assert next(line for line in lines if ": ar" in line).split() == [
-        "two",
-        "boards:",
-        "ar",
-        "2.00",
-        "3.00",
-        "0.40",
-        "0.50",
-        "+25%",
-    ]
+    said = markdown(found, "simulated")
+    assert "## Beside published figures (simulated)" in said
+    assert "| two boards: ar | 2.00 | 3.00 | 0.40 | 0.50 | +25% | 1.31 (head 1) |" in said
+    assert markdown([], "simulated") == ""
