@@ -33,7 +33,6 @@ WARM_UP_CASES = 2
 SYNTHETIC_PROMPTS = 8
 SYNTHETIC_TUNING = 1_000_000
 """The number of the first synthetic prompt that methods are tuned on."""
-SHOWN_CHARS = 80
 
 Step = Callable[[str, int], None]
 """Called with what is done or under way, or nothing new, and how many answers were finished."""
@@ -127,8 +126,8 @@ def open_out(bench: Bench, out: Path, *, to_be_tuned: bool = False) -> list[Reco
         difference = None if known is None else _difference(known, described, to_be_tuned)
         if difference is not None:
             raise InputError(
-                f"--out: {out} holds results of another experiment ({difference}); give another folder, or "
-                "remove it"
+                f"--out: {out} holds results of another experiment ({difference}); to go on with those give "
+                "the same flags as then, to begin anew another --out, or remove the folder"
             )
         if known is None or not (to_be_tuned or known == described):
             path.write_text(json.dumps(described, indent=1), "utf-8")
@@ -164,9 +163,22 @@ def _difference(known: dict[str, Any], new: dict[str, Any], to_be_tuned: bool) -
             for name, setup in old_setups.items()
             if name in new_setups or not setup["name"].endswith(TUNED)
         }
+    if not old_setups.keys() <= new_setups.keys():
+        names = [dict.fromkeys(each["name"] for each in some.values()) for some in (old_setups, new_setups)]
+        return "methods: expected " + ", got ".join(map(", ".join, names))
     return _first_difference(
         known | {"setups": old_setups}, new | {"setups": {name: new_setups.get(name) for name in old_setups}}
     )
+
+
+def _shown(value: Any) -> str:
+    """A value, whole; of what has names, and many figures, its names."""
+    if value is None:
+        return "nothing"
+    named = value if isinstance(value, list) else [value]
+    if named and all(isinstance(each, dict) and "name" in each for each in named):
+        return ", ".join(each["name"] for each in named)
+    return json.dumps(value)
 
 
 def _first_difference(known: Any, new: Any, where: str = "") -> str | None:
@@ -177,8 +189,7 @@ def _first_difference(known: Any, new: Any, where: str = "") -> str | None:
     else:
         if known == new:
             return None
-        texts = ["nothing" if value is None else json.dumps(value)[:SHOWN_CHARS] for value in (known, new)]
-        return f"{where}: expected {texts[0]}, got {texts[1]}"
+        return f"{where}: expected {_shown(known)}, got {_shown(new)}"
     differences = (_first_difference(old, now, f"{where} {key}".strip()) for key, old, now in pairs)
     return next((difference for difference in differences if difference is not None), None)
 
@@ -196,11 +207,10 @@ def run_simulated(
         max(1, min(jobs, len(work))),
         VirtualRuns.records,
         kept=out / RESULTS,
-        finished=lambda count: step("", count),
+        finished=lambda count: step("answers", count),
     ) as run:
-        for one, records in run(work):
+        for _, records in run(work):
             found += records
-            step(f"{one.case.domain} {one.case.prompt_id}, temperature {one.case.sampling.temperature:g}", 0)
     return found
 
 

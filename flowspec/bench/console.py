@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -10,7 +11,7 @@ from typing import Any, Protocol
 
 from rich.cells import cell_len
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -20,6 +21,8 @@ PLAIN_WIDTH = 140
 """Of tables that go to a file or another program."""
 GAP = 2
 """Columns between those of a table."""
+UNITS = ((1, "s"), (60, "min"), (3600, "h"))
+"""Of the time that is left."""
 NAME_CHARS = 36
 """Of what is under way, beside the bar in 80 columns."""
 
@@ -39,24 +42,34 @@ def progress(text: str, total: int, done: int = 0, *, quiet: bool = False) -> It
         TextColumn("{task.description}"),
         BarColumn(bar_width=None),
         MofNCompleteColumn(),
-        TimeRemainingColumn(),
+        TextColumn("{task.fields[left]}"),
     )
     with Progress(
         *columns, console=console, transient=True, expand=True, disable=quiet or not console.is_terminal
     ) as bar:
-        task = bar.add_task(text, total=total, completed=done)
-        name, told_s = text, time.monotonic()
+        task = bar.add_task(text, total=total, completed=done, left="")
+        name, began = text, done
+        started_s = told_s = time.monotonic()
 
         def step(next_name: str, count: int = 1) -> None:
             nonlocal done, name, told_s
             done += count
             name = next_name or name
-            bar.update(task, advance=count, description=_fitting(name))
-            if bar.disable and not quiet and time.monotonic() - told_s >= LINE_EVERY_S:
-                told_s = time.monotonic()
-                print(f"{name} ({done} of {total})", file=sys.stderr, flush=True)
+            now_s = time.monotonic()
+            left = _left((now_s - started_s) * (total - done) / (done - began)) if done > began else ""
+            bar.update(task, advance=count, description=_fitting(name), left=left)
+            if bar.disable and not quiet and now_s - told_s >= LINE_EVERY_S:
+                told_s = now_s
+                print(f"{name} ({', '.join(filter(None, (f'{done} of {total}', left)))})", file=sys.stderr)
+                sys.stderr.flush()
 
         yield step
+
+
+def _left(seconds: float) -> str:
+    """About so long, as far as what was done so far tells."""
+    size, unit = next((each for each in UNITS if seconds < 90 * each[0]), UNITS[-1])
+    return f"about {math.ceil(seconds / size)} {unit} left"
 
 
 def _fitting(name: str) -> str:

@@ -15,7 +15,7 @@ from flowspec.bench import chain_report, load_report, validation
 from flowspec.bench.config import AR, OURS
 from flowspec.bench.outcome import EXACT, WRONG
 from flowspec.bench.plots import looks, name_of
-from flowspec.bench.report import NONE, WORLDS, has_intervals, percent, place, rate, times
+from flowspec.bench.report import NONE, WORLDS, few, has_intervals, percent, place, rate, times
 from flowspec.bench.summary import OVERALL
 
 TEMPLATE = Path(__file__).with_name("report.html")
@@ -94,12 +94,13 @@ def headline(summary: Mapping[str, Any]) -> str | None:
     ]
     if not found:
         return None
+    on = f"On {some} only, {OURS}" if (some := few(summary)) else OURS
     least, most = (rate(pick(ratio for _, ratio in found)) for pick in (min, max))
     if len(found) > 1:
-        return f"{OURS} is {least} to {most} times as fast as plain decoding, in {len(found)} settings."
+        return f"{on} is {least} to {most} times as fast as plain decoding, in {len(found)} settings."
     rates = found[0][0]["tokens_per_s"]
     ours, plain = (rate(rates[name][OVERALL]) for name in (OURS, AR))
-    return f"{OURS} is {most} times as fast as plain decoding: {ours} instead of {plain} tokens per second."
+    return f"{on} is {most} times as fast as plain decoding: {ours} instead of {plain} tokens per second."
 
 
 def acceptance(summary: Mapping[str, Any]) -> list[str]:

@@ -51,11 +51,10 @@ def run_loads(
         max(1, min(jobs, len(work))),
         loads_of,
         kept=out / LOADS,
-        finished=lambda count: step("", count),
+        finished=lambda count: step("loads", count),
     ) as run:
-        for one, records in run(work):
+        for _, records in run(work):
             found += records
-            step(f"{one.users} users, temperature {one.cases[0].sampling.temperature:g}", 0)
     return in_order(bench, found)
 
 

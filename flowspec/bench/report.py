@@ -22,6 +22,8 @@ WORLDS = {
 NONE = "-"
 WIDTH = 80
 """Columns of the terminal."""
+FEW = 5
+"""Prompts below which it is said how many there were."""
 STAGES_SHOWN = 8
 """Of longer pipelines the least and the greatest busy share are shown."""
 PUBLISHED_SHORT = " (pub)"
@@ -86,6 +88,12 @@ def grid(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines] + [""]
 
 
+def few(summary: Mapping[str, Any]) -> str:
+    """`1 prompt` where so few were asked that they tell little of others; else nothing."""
+    prompts: int = summary.get("setting", {}).get("prompts", FEW)
+    return "" if prompts >= FEW else f"{prompts} prompt{'s' * (prompts != 1)}"
+
+
 def markdown(summary: Mapping[str, Any]) -> str:
     """GitHub tables: for each testbed and temperature rates, speed-ups and what explains them; the cells of
     `continuous` at the end."""
@@ -93,7 +101,8 @@ def markdown(summary: Mapping[str, Any]) -> str:
     lines = [
         f"# {summary['experiment']}: **{world.upper()} world**",
         "",
-        f"**{world}** is {WORLDS.get(world, 'a world of its own')}. {summary['answers']} answers.",
+        f"**{world}** is {WORLDS.get(world, 'a world of its own')}. {summary['answers']} answers"
+        + (f" to {some} only, which tells little of others." if (some := few(summary)) else "."),
         "",
         f"Tokens per second count after the first token; `{OVERALL}` is the harmonic mean of the domains. "
         "Brackets are 95% intervals (bootstrap over prompts, the same for both methods); there is none where "
@@ -236,6 +245,8 @@ def show(summary: Mapping[str, Any]) -> None:
     verdicts."""
     world = summary["world"]
     print(fill(f"{summary['experiment']}, {world} world: {WORLDS.get(world, world)}", WIDTH))
+    if some := few(summary):
+        print(f"Of {some} only, which tells little of others: --limit asks more.")
     notes = [f"x plain: over plain decoding ({AR})"]
     for table in summary["tables"]:
         reference = next((name for name in table["references"] if name != AR), None)

@@ -31,7 +31,7 @@ from flowspec.bench.bench import (
     total,
     warm_up_cases,
 )
-from flowspec.bench.config import AR, OURS, SIMULATED, WORLDS, Bench, Setup
+from flowspec.bench.config import AR, CLUSTER, EMULATED, OURS, SIMULATED, WORLDS, Bench, Setup
 from flowspec.bench.console import progress
 from flowspec.bench.drafting import RANDOM
 from flowspec.bench.html_report import write_report
@@ -48,7 +48,7 @@ from flowspec.bench.trace import Trace
 from flowspec.bench.tune import todo_of, tune
 from flowspec.bench.tune import total as tuning_total
 from flowspec.bench.virtual_runs import VirtualRuns
-from flowspec.cli.bench_request import JOBS_MAX, pick_experiment
+from flowspec.cli.bench_request import DEFAULT, JOBS_MAX, kinder, pick_experiment
 from flowspec.cli.options import number_list, positive, positives, reals
 from flowspec.cli.parser import Rare
 from flowspec.cli.terminal import note
@@ -58,10 +58,15 @@ from flowspec.model.files import ModelFiles
 from flowspec.watch.detokenizer import Decode, as_numbers
 from flowspec.watch.recording import About, record_document, write_recording
 
-DEFAULT = "paper-bundled"
 DRAWN = ((AR,), REFERENCES, PAPER, (OURS,))
 """What is worth a panel of the timeline: of each the first that the experiment has."""
 PANELS_MAX = 4
+STARTING = {
+    SIMULATED: "starting processes",
+    EMULATED: "starting local daemons",
+    CLUSTER: "connecting to the devices",
+}
+"""What is under way before the first answer, by world."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -149,6 +154,8 @@ def run(args: argparse.Namespace) -> int:
     bench = pick_experiment(args)
     if not args.no_plots and not plots.can_draw():
         raise InputError(f"{plots.NEEDED}; --no-plots goes on without")
+    if not args.json and (hint := kinder(args, bench)):
+        note(hint)
     out = args.out or Path("results") / f"{bench.name}-{bench.world}"
     if args.tune:
         bench = _tuned(bench, out, args)
@@ -199,7 +206,7 @@ def _answers(
 
 def _loads(bench: Bench, cases: Sequence[PlainCase], out: Path, args: argparse.Namespace) -> int:
     done = read_loads(out / LOADS)
-    with progress("loads", load_total(bench, cases), len(done), quiet=args.json) as step:
+    with progress(STARTING[bench.world], load_total(bench, cases), len(done), quiet=args.json) as step:
         records = run_loads(bench, cases, done, out, args.jobs, step)
     summary = load_summary.summarise(bench.name, bench.world, records)
     summary["setting"] = setting_of(bench, cases, args.words)
@@ -246,7 +253,7 @@ def _tuned(bench: Bench, out: Path, args: argparse.Namespace) -> Bench:
 def _run(
     bench: Bench, cases: Sequence[PlainCase], done: Sequence[Record], out: Path, args: argparse.Namespace
 ) -> tuple[list[Record], dict[str, Trace]]:
-    with progress("starting", total(bench, cases), len(done), quiet=args.json) as step:
+    with progress(STARTING[bench.world], total(bench, cases), len(done), quiet=args.json) as step:
         if bench.world == SIMULATED:
             return run_simulated(bench, cases, done, out, args.jobs, step), {}
         from flowspec.bench.live import run_live  # sockets and processes, which virtual time does without

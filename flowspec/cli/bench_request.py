@@ -4,6 +4,7 @@ say instead. What cannot be run is refused before anything is started or written
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,6 +19,7 @@ from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED
 
 JOBS_MAX = 64
+DEFAULT = "paper-bundled"
 
 
 def pick_experiment(args: argparse.Namespace) -> Bench:
@@ -51,6 +53,35 @@ def pick_experiment(args: argparse.Namespace) -> Bench:
         bench = replace(bench, testbeds=())  # the experiment's boards are not the ones that are there
     _check(bench, args)
     return bench
+
+
+def kinder(args: argparse.Namespace, bench: Bench) -> str | None:
+    """A line for whom asks for a published method and gets it as kindly as ours does it; None where it runs
+    as published, too."""
+    known, where = _published(args.experiment), ""
+    if not known:
+        known, where = _published(DEFAULT), f" --experiment {DEFAULT}"
+    if bench.world != SIMULATED:
+        where += f" --world {SIMULATED}"
+    both = {setup.method for setup in bench.setups if setup.published}
+    ours = list(
+        dict.fromkeys(
+            setup.method for setup in bench.setups if setup.method in known and setup.method not in both
+        )
+    )
+    if not ours:
+        return None
+    names = shlex.quote(",".join(known[method] for method in ours))
+    return (
+        f"{', '.join(ours)}: as ours does it, kinder than the paper's code (docs/paper.md); "
+        f"as published:{where} --methods {names}"
+    )
+
+
+def _published(experiment: str) -> dict[str, str]:
+    """What an experiment calls its setups that run as their papers' code does it, by method."""
+    setups = read_experiment(find_experiment(experiment)).setups
+    return {setup.method: setup.name for setup in setups if setup.published}
 
 
 def _pick_testbeds(bench: Bench, names: Sequence[str]) -> tuple[Testbed, ...]:

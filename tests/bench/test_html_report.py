@@ -70,7 +70,7 @@ def test_a_report_names_what_was_run_and_what_came_of_it(tmp_path: Path) -> None
     said = Words(html_report.page(summary_of(RECORDS), tmp_path)).text
     for text in (
         "by <hand>",
-        "continuous is 2.50 times as fast as plain decoding: 5.00 instead of 2.00 tokens per second.",
+        "On 1 prompt only, continuous is 2.50 times as fast as plain decoding: 5.00 instead of 2.00 tokens",
         "simulated world : virtual time, computed from device profiles and not measured on such devices",
         "flowspec bench --experiment 'by hand' --limit 2",
         "right with probability 0.6",
@@ -122,10 +122,19 @@ def test_without_a_comparison_there_is_a_report_too(tmp_path: Path, records: lis
     assert "interval" not in said
 
 
+def test_a_headline_over_many_prompts_names_no_number() -> None:
+    many = summary_of(RECORDS)
+    many["setting"]["prompts"] = 5
+    assert str(html_report.headline(many)).startswith("continuous is 2.50 times")
+
+
 def test_several_settings_are_told_from_the_least_to_the_most() -> None:
     hot = [
         record(name, "a", 10, seconds, temperature=1.0)
         for name, seconds in (("ar", 5.0), ("continuous", 4.0))
     ]
     found = html_report.headline(summary_of([*RECORDS, *hot]))
-    assert found == "continuous is 1.25 to 2.50 times as fast as plain decoding, in 2 settings."
+    assert (
+        found
+        == "On 1 prompt only, continuous is 1.25 to 2.50 times as fast as plain decoding, in 2 settings."
+    )

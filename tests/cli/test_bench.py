@@ -22,7 +22,7 @@ from flowspec.bench import tune as tune_module
 from flowspec.bench.bench import EXPERIMENT, RESULTS, TUNED_FILE, open_out
 from flowspec.bench.outcome import WRONG, Record, read_records, write_records
 from flowspec.cli.bench import _tuned, _verdict
-from flowspec.cli.bench_request import pick_experiment
+from flowspec.cli.bench_request import kinder, pick_experiment
 from flowspec.cli.commands import build_parser
 from flowspec.cli.main import main
 from flowspec.draft.kinds import WORDS
@@ -182,12 +182,40 @@ def test_a_folder_that_cannot_be_used_is_refused(
     open_out(pick_experiment(args), out)
     write_records(out / RESULTS, [record("ar", "1", 1, 1.0)])
     assert refused("--experiment", tiny, "--out", out, "--limit", "3") == (
-        f"--out: {out} holds results of another experiment (limit: expected 2, got 3); give another folder, "
-        "or remove it"
+        f"--out: {out} holds results of another experiment (limit: expected 2, got 3); to go on with those "
+        "give the same flags as then, to begin anew another --out, or remove the folder"
     )
     (out / RESULTS).write_text("nonsense\n")
     assert refused("--experiment", tiny, "--out", out).startswith(
         f"{out}/{RESULTS}: expected results of an earlier run, got "
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["--methods", "flowspec-paper"], "as published: --methods 'flowspec-paper (published)'"),
+        (
+            ["--methods", "ar,pipedec,flowspec-paper", "--world", "emulated"],
+            "as published: --world simulated --methods 'pipedec (published),flowspec-paper (published)'",
+        ),
+        (
+            ["--experiment", "matrix", "--methods", "flowspec-paper"],
+            "as published: --experiment paper-bundled --methods 'flowspec-paper (published)'",
+        ),
+        (["--methods", "ar,flowspec-paper,flowspec-paper (published)"], None),
+        (["--methods", "ar,continuous,tree-sd"], None),
+        ([], None),
+    ],
+)
+def test_whoever_runs_a_published_method_as_ours_does_it_is_told(
+    args: list[str], expected: str | None
+) -> None:
+    parsed = build_parser(["bench"]).parse_args(["bench", *args])
+    said = kinder(parsed, pick_experiment(parsed))
+    assert (said is None) == (expected is None)
+    assert said is None or said.endswith(
+        f": as ours does it, kinder than the paper's code (docs/paper.md); {expected}"
     )
 
 
