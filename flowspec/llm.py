@@ -115,21 +115,21 @@ class LLM:
             context=context,
         )
         drafters = (drafter,) if isinstance(drafter, str) else tuple(drafter)
-        survival = RecoveryOptions(
+        recovery_options = RecoveryOptions(
             on_note=on_note or log.warning, wait_s=wait_s, may_change=allow_arithmetic_change
         )
         with contextlib.ExitStack() as stack:
             if isinstance(cluster, Cluster):
                 options = replace(options, cluster=stack.enter_context(cluster.file()))
             decoding = choose_decoding(options.cluster, method, drafters, chain)
-            self._open(options, decoding, survival, on_progress or (lambda text, share: None), stack)
+            self._open(options, decoding, recovery_options, on_progress or (lambda text, share: None), stack)
 
     @classmethod
     def opened(
         cls,
         options: ClusterOptions,
         decoding: Decoding,
-        survival: RecoveryOptions,
+        recovery_options: RecoveryOptions,
         progress: Progress,
         check: Callable[[ModelFiles], None] = lambda files: None,
         *,
@@ -139,14 +139,14 @@ class LLM:
         devices come up; one without a tokenizer is refused if text is needed."""
         self = cls.__new__(cls)
         with contextlib.ExitStack() as stack:
-            self._open(options, decoding, survival, progress, stack, check, needs_text=needs_text)
+            self._open(options, decoding, recovery_options, progress, stack, check, needs_text=needs_text)
         return self
 
     def _open(
         self,
         options: ClusterOptions,
         decoding: Decoding,
-        survival: RecoveryOptions,
+        recovery_options: RecoveryOptions,
         progress: Progress,
         stack: contextlib.ExitStack,
         check: Callable[[ModelFiles], None] = lambda files: None,
@@ -162,7 +162,7 @@ class LLM:
                 loaded.append(Tokenizer(files))
 
         self.session: Session = stack.enter_context(
-            open_session(options, decoding, progress, meanwhile, survival)
+            open_session(options, decoding, progress, meanwhile, recovery_options)
         )
         self.tokenizer = loaded[0] if loaded else None
         self.recommended = recommended(self.session.files, self.session.config)

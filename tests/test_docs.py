@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from flowspec.cli.commands import COMMANDS, HELP, build_parser
+from flowspec.draft.kinds import WORDS
 from flowspec.runtime.cluster_file import read_cluster
 
 ROOT = Path(__file__).parents[1]
@@ -122,3 +123,8 @@ def test_messages_that_troubleshooting_goes_by_are_those_of_the_source() -> None
         for piece in " ".join(quote.removeprefix("> ").replace("\n> ", " ").split()).split("…")
     ]
     assert [piece for piece in pieces if piece.strip(" .,;:") and piece not in words_of_the_source()] == []
+
+
+def test_the_commands_page_has_every_drafter_that_goes_by_a_word() -> None:
+    text = (ROOT / "docs/cli.md").read_text("utf-8")
+    assert [word for word in WORDS if f"`{word}`" not in text] == []

@@ -120,12 +120,12 @@ def run(args: argparse.Namespace) -> int:
             stack.close()
             # A dialogue that is resumed goes on as it was begun. Where a chat connects again, all answers
             # before are whole, and what is there counts.
-            survival = RecoveryOptions(
+            recovery_options = RecoveryOptions(
                 on_note=lambda text: note(f"{begin}({text})"),
                 arithmetic="" if content is None or has_begun else content.setting.arithmetic,
                 may_change=args.allow_arithmetic_change,
             )
-            return stack.enter_context(open_llm(args, survival, check))
+            return stack.enter_context(open_llm(args, recovery_options, check))
 
         llm = connect()
         # a model that cannot chat is refused here, not after a question

@@ -140,14 +140,14 @@ def _answer(
         if content is not None:
             resume.check_model(files, content.setting)
 
-    survival = RecoveryOptions(
+    recovery_options = RecoveryOptions(
         on_note=lambda text: note(f"\n({text})"),
         wait_s=timeouts.WAIT_FOR_DEVICES_S,
         arithmetic="" if content is None else content.setting.arithmetic,
         may_change=args.allow_arithmetic_change,
     )
     needs_text = args.prompt_token_ids is None if last is None else bool(last.stops)
-    llm = stack.enter_context(open_llm(args, survival, check, needs_text=needs_text))
+    llm = stack.enter_context(open_llm(args, recovery_options, check, needs_text=needs_text))
     session, tokenizer = llm.session, llm.tokenizer
     if last is not None:
         question = resume.question_of(last)

@@ -14,7 +14,7 @@ from flowspec.runtime.session import RecoveryOptions
 
 def open_llm(
     args: argparse.Namespace,
-    survival: RecoveryOptions,
+    recovery_options: RecoveryOptions,
     check: Callable[[ModelFiles], None] = lambda files: None,
     *,
     needs_text: bool = True,
@@ -23,5 +23,10 @@ def open_llm(
     decoding = decoding_options(args, args.method, joined(args.drafter), args.chain)
     with loading_bar(quiet=args.json) as progress:
         return LLM.opened(
-            cluster_options(args, args.local), decoding, survival, progress, check, needs_text=needs_text
+            cluster_options(args, args.local),
+            decoding,
+            recovery_options,
+            progress,
+            check,
+            needs_text=needs_text,
         )

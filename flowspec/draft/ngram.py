@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flowspec.core.protocol import limits
-from flowspec.draft.text import Text
+from flowspec.draft.text import TextProposer
 
 STRENGTHS = (8.0, 6.0, 4.0, 4.0, 4.0, 3.0, 3.0, 3.0)
 """By length of agreement from 1: how many places the confidence by shorter agreement weighs. Fitted on
@@ -22,7 +22,7 @@ PLACES_MAX = 64
 """Newest places that one look-up visits, for pairs and for single tokens."""
 
 
-class NgramText(Text):
+class NgramProposer(TextProposer):
     """A text, and where its tokens and pairs occurred."""
 
     def __init__(self) -> None:

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 class Drafter(Protocol):
-    """A tree-cached model that proposes children; what `core.head.drafters` asks for in `Draft` and
-    `SendToDrafter`.
+    """What proposes children: a model with a cache for trees, or one that looks at the text alone
+    (`draft.text`). `core.head.drafters` asks it in `Draft` and `SendToDrafter`.
 
     Proposals are ranked by `log q / T + G` with the target's own noise (at temperature 0 by `log q`), without
     its filters.

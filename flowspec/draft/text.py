@@ -1,7 +1,7 @@
 """What every drafter shares that has no cache: it proposes by the text alone.
 
-A drafter is a `Text`, which says what may follow it. Which tokens are the text, which nodes live below it and
-what they hold is kept here, by the Commits that all drafters are told.
+A drafter is a `TextProposer`, which says what may follow. Which tokens are the text, which nodes live below
+it and what they hold is kept here, by the Commits that all drafters are told.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     import torch
 
 
-class Text(ABC):
-    """The committed tokens of one request. They grow at their end, and are cut where a new turn begins."""
+class TextProposer(ABC):
+    """Guesses what follows the committed `tokens` of one request. They grow at their end, and are cut where a
+    new turn begins."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -41,7 +42,7 @@ class Text(ABC):
 
 @dataclass(slots=True)
 class _Request:
-    """One request. `text` is the committed path as far as its tokens are known without a gap, `ahead` is
+    """One request. `proposer` has the committed path as far as its tokens are known without a gap, `ahead` is
     known beyond one.
 
     `nodes` holds parent and token of the root and the living nodes below it; `early` are committed nodes
@@ -49,7 +50,7 @@ class _Request:
     """
 
     opening: Open
-    text: Text
+    proposer: TextProposer
     length: int
     root: int
     nodes: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -83,31 +84,31 @@ class _Request:
             if node == self.root or (not is_committed and parent in self.nodes):
                 self.nodes[node] = (parent, token)
                 found.append(node)
-        while (token_ahead := self.ahead.pop(len(self.text.tokens), None)) is not None:
-            self.text.append(token_ahead)
+        while (token_ahead := self.ahead.pop(len(self.proposer.tokens), None)) is not None:
+            self.proposer.append(token_ahead)
         return found
 
     def propose(self, node: int, width: int) -> Sequence[tuple[int, float]]:
         """What may follow a node; nothing while the path has a gap."""
-        if len(self.text.tokens) < self.length:
+        if len(self.proposer.tokens) < self.length:
             return ()
         branch: list[int] = []
         while node != self.root:
             node, token = self.nodes[node]
             branch.append(token)
-        return self.text.propose(branch[::-1], width)
+        return self.proposer.propose(branch[::-1], width)
 
 
 class TextDrafter:
-    """A `Drafter` that proposes what the `text` of a request, begun empty, says."""
+    """A `Drafter` that proposes what the `proposer` of a request, begun empty, says."""
 
     captures: tuple[int, ...] = ()
     weight_bytes = 0
     cache_slots = limits.ID_MAX  # texts, and no keys and values
 
-    def __init__(self, text: Callable[[], Text], context: int = limits.CONTEXT_MAX) -> None:
+    def __init__(self, proposer: Callable[[], TextProposer], context: int = limits.CONTEXT_MAX) -> None:
         self.context = context
-        self._text = text
+        self._proposer = proposer
         self._requests: dict[int, _Request] = {}
 
     def draft(self, segment: Segment, width: int) -> tuple[Proposal, ...]:
@@ -144,6 +145,6 @@ class TextDrafter:
             )
         if known is not None and opening.epoch <= known.opening.epoch:
             return
-        text = self._text() if known is None else known.text
-        text.cut(opening.keep)
-        self._requests[opening.request] = _Request(opening, text, opening.length, opening.root)
+        proposer = self._proposer() if known is None else known.proposer
+        proposer.cut(opening.keep)
+        self._requests[opening.request] = _Request(opening, proposer, opening.length, opening.root)

@@ -2,7 +2,7 @@
 poller keeps listening.
 
 Work goes in by `post`, results come back on `results` with a wake-up. Heavy imports happen here, on the first
-Assign. The slice of a next pipeline is loaded beside, by a thread of its own (`beside.py`).
+Assign. The slice of a next pipeline is loaded beside, by a thread of its own (`background_loader.py`).
 
 Whatever fails here ends the assignment that it was done for, and nothing else: an error that nobody foresaw
 is logged with its traceback, the slice that met it is forgotten, and the next head's work is done as ever.

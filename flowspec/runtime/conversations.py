@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ids = NDArray[np.int64]
+from flowspec.core.head.request import Ids, common_prefix
 
 
 class Conversations:
@@ -41,7 +40,7 @@ class Conversations:
         wanted = np.asarray(prompt, np.int64)
         best, most = None, 0
         for number, held in self._idle.items():
-            shared = _shared(held, wanted)
+            shared = common_prefix(held, wanted)
             if shared > most and 2 * shared >= len(held):
                 best, most = number, shared
         if best is not None:
@@ -66,9 +65,3 @@ class Conversations:
     def _make_room(self, most: int) -> None:
         while self._idle and len(self._idle) + len(self._used) > most:
             self.drop(next(iter(self._idle)))
-
-
-def _shared(first: Ids, second: Ids) -> int:
-    count = min(len(first), len(second))
-    different = np.flatnonzero(first[:count] != second[:count])
-    return int(different[0]) if len(different) else count

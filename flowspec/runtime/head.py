@@ -497,9 +497,7 @@ class Head:
         for observer in self._observers:
             try:
                 observer(event, commands, now_s)
-            except (
-                Exception
-            ):  # a defect in what only looks on must not cost an answer; its traceback is logged
+            except Exception:
                 log.exception("an observer failed, and is told no more; the head goes on")
                 self.unobserve(observer)
 

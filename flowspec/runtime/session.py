@@ -238,12 +238,12 @@ class OpenCluster:
         decoding: Decoding,
         progress: Progress,
         on_event: OnEvent | None = None,
-        survival: RecoveryOptions | None = None,
+        recovery_options: RecoveryOptions | None = None,
     ) -> Iterator[Session]:
         """Loads the drafters that run here and takes hold of the devices; they are let go of at the end and
         keep their layers.
 
-        With a `survival` answers go on when devices are lost.
+        With a `recovery_options` answers go on when devices are lost.
         """
         decoding.check(self.files.model, self.drafters)
         names = decoding.drafters_for(self.files.model, self.drafters)
@@ -254,20 +254,20 @@ class OpenCluster:
         method = make_method(decoding.method, **decoding.method_options(names))
         plan = replace(self.plan, captures=captures_of(drafters))
         recovery = None
-        if survival is not None and self.emulation is None:  # a declared device has no spare
+        if recovery_options is not None and self.emulation is None:  # a declared device has no spare
             used = {stage.name for stage in plan.stages}
             planner = Replanner(plan, self.devices, self.chosen, self.absent_devices)
             recovery = Recovery(
                 replan=planner.plan_of,
                 rate=planner.rate if planner.is_planned else None,
                 spares={device.name: device.address for device in self.devices if device.name not in used},
-                on_note=survival.on_note,
-                wait_s=survival.wait_s,
+                on_note=recovery_options.on_note,
+                wait_s=recovery_options.wait_s,
                 start=Start.WHOLE if self.absent_devices is None else Start.SHORT,
                 absent={} if self.chosen is None else self.chosen.survey.absent,
                 survey=planner.survey,
-                arithmetic=survival.arithmetic,
-                may_change=survival.may_change,
+                arithmetic=recovery_options.arithmetic,
+                may_change=recovery_options.may_change,
             )
         with Head(
             plan,
@@ -289,13 +289,16 @@ def open_session(
     decoding: Decoding,
     progress: Progress,
     meanwhile: Callable[[ModelFiles], None] = lambda files: None,
-    survival: RecoveryOptions | None = None,
+    recovery_options: RecoveryOptions | None = None,
 ) -> Iterator[Session]:
     """A connected session; daemons that it starts are stopped at its end, whatever happens. See
     `open_cluster`."""
     decoding.check(options.model, () if options.cluster is None else tuple(read_drafters(options.cluster)))
-    opening = open_cluster(options, meanwhile, decoding, needs_all=survival is None)
-    with opening as cluster, cluster.session(decoding, progress, survival=survival) as session:
+    opening = open_cluster(options, meanwhile, decoding, needs_all=recovery_options is None)
+    with (
+        opening as cluster,
+        cluster.session(decoding, progress, recovery_options=recovery_options) as session,
+    ):
         yield session
 
 

@@ -238,10 +238,10 @@ class Soak:
     def _session(self) -> contextlib.AbstractContextManager[Session]:
         devices = [Device(name=daemon.name, address=f"127.0.0.1:{daemon.port}") for daemon in self.daemons]
         cluster: OpenCluster = cluster_of(self._files, self._dtype, devices)
-        survival = RecoveryOptions(on_note=lambda text: None, wait_s=timeouts.WAIT_FOR_DEVICES_S)
+        recovery_options = RecoveryOptions(on_note=lambda text: None, wait_s=timeouts.WAIT_FOR_DEVICES_S)
         method = next(self._methods)
         decoding = Decoding(method=method, chain=AUTO if find_method(method).takes_chain else None)
-        return cluster.session(decoding, lambda text, share: None, survival=survival)
+        return cluster.session(decoding, lambda text, share: None, recovery_options=recovery_options)
 
     def _start(self, daemon: Daemon) -> None:
         daemon.start()

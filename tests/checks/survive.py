@@ -102,12 +102,14 @@ def run_once(
     """One answer with a fault after `moment` of its tokens; where the rig wants that, answers until the fault
     has shown."""
     notes: list[str] = []
-    survival = RecoveryOptions(on_note=notes.append, wait_s=timeouts.WAIT_FOR_DEVICES_S)
+    recovery_options = RecoveryOptions(on_note=notes.append, wait_s=timeouts.WAIT_FOR_DEVICES_S)
     victim = rig.target(stage).name
     verdicts: list[str] = []
     hit_s: float | None = None
     with (
-        rig.cluster.session(rig.decoding, lambda text, share: None, survival=survival) as session,
+        rig.cluster.session(
+            rig.decoding, lambda text, share: None, recovery_options=recovery_options
+        ) as session,
         PauseWatch(rig.logs) as watch,
     ):
         rig.prepare(session, stage)

@@ -21,7 +21,7 @@ from flowspec.core.head.events import (
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Release, Sampling
 from flowspec.errors import InputError
-from tests.core.desk import Desk, Said, ends, kinds, opens, sends
+from tests.core.scripted_head import Said, ScriptedHead, ends, kinds, opens, sends
 
 CONTEXT = 1000
 ONE = CONTEXT + limits.TREE_NODES_MAX
@@ -39,16 +39,16 @@ def submit(request: int, tokens: int = CONTEXT, prompt: int = 3) -> Submit:
     )
 
 
-def desk_for(answers: int, *, drafter: DrafterTraits | None = None) -> Desk:
+def head_for(answers: int, *, drafter: DrafterTraits | None = None) -> ScriptedHead:
     """A head whose stages have memory for so many answers of full length."""
-    desk = Desk("ar", stages=2, context=CONTEXT, drafter=drafter)
-    desk.head.admission.move_to(answers * ONE)
-    return desk
+    head = ScriptedHead("ar", stages=2, context=CONTEXT, drafter=drafter)
+    head.core.admission.move_to(answers * ONE)
+    return head
 
 
-def step(desk: Desk) -> list[Said]:
+def step(head: ScriptedHead) -> list[Said]:
     """The oldest segment comes back, token 9 after its last node."""
-    return desk.back_all({part.commit.request: {part.ids[-1]: 9} for part in desk.segments[0].parts})
+    return head.back_all({part.commit.request: {part.ids[-1]: 9} for part in head.segments[0].parts})
 
 
 def test_what_an_answer_needs_is_its_tokens_and_guesses_in_whole_blocks() -> None:
@@ -63,96 +63,96 @@ def test_what_an_answer_needs_is_its_tokens_and_guesses_in_whole_blocks() -> Non
 
 
 def test_a_drafter_that_has_no_memory_for_an_answer_is_not_asked() -> None:
-    desk = desk_for(2, drafter=DrafterTraits(context=1000, cache_slots=1500))
-    desk.ask(1, count=100)
-    desk.ask(2, count=900)
-    assert [desk.request(number).drafter_states[0].opening is not None for number in (1, 2)] == [True, False]
+    head = head_for(2, drafter=DrafterTraits(context=1000, cache_slots=1500))
+    head.ask(1, count=100)
+    head.ask(2, count=900)
+    assert [head.request(number).drafter_states[0].opening is not None for number in (1, 2)] == [True, False]
 
 
 def test_one_that_never_fits_is_refused_and_changes_nothing() -> None:
-    desk = desk_for(1)
-    desk.head.admission.move_to(ONE - 1)
+    head = head_for(1)
+    head.core.admission.move_to(ONE - 1)
     with pytest.raises(
         InputError,
         match=r"^3 tokens of prompt and 997 of answer take 1256 cache slots .* have memory for 1255; ask for",
     ):
-        desk.give(submit(1))
-    assert not desk.head.admission.is_awaited
-    assert desk.head.requests() == []
-    assert kinds(desk.give(submit(1, tokens=100))) == ["open", "send"]
+        head.give(submit(1))
+    assert not head.core.admission.is_awaited
+    assert head.core.requests() == []
+    assert kinds(head.give(submit(1, tokens=100))) == ["open", "send"]
 
 
 def test_who_comes_too_many_waits_and_begins_when_another_is_forgotten() -> None:
-    desk = desk_for(1)
-    assert desk.give(submit(1)) == [opens(), sends(0, 1, 2)]
-    assert desk.give(submit(2)) == []
-    assert desk.head.admission.waiting == [2]
-    assert desk.give(Forget(request=1)) == [ends("cancelled")], "a segment of it is in flight"
-    assert step(desk) == [("release", 1), opens(2), sends(0, 1, 2, request=2)]
-    assert desk.sent[-1].releases == (Release(request=1),), (
+    head = head_for(1)
+    assert head.give(submit(1)) == [opens(), sends(0, 1, 2)]
+    assert head.give(submit(2)) == []
+    assert head.core.admission.waiting == [2]
+    assert head.give(Forget(request=1)) == [ends("cancelled")], "a segment of it is in flight"
+    assert step(head) == [("release", 1), opens(2), sends(0, 1, 2, request=2)]
+    assert head.sent[-1].releases == (Release(request=1),), (
         "no stage runs it before it has let go of the other"
     )
 
 
 def test_a_release_rides_until_a_segment_that_did_is_back() -> None:
-    desk = desk_for(3)
+    head = head_for(3)
     for number in (1, 2):
-        desk.give(submit(number))
-    desk.give(Forget(request=1))
-    assert [segment.releases for segment in desk.sent] == [(), ()]
-    step(desk)  # the last of 1, so it is released now
-    step(desk)  # left before
-    step(desk)
-    assert [segment.releases for segment in desk.sent[2:]] == [(Release(request=1),), ()]
+        head.give(submit(number))
+    head.give(Forget(request=1))
+    assert [segment.releases for segment in head.sent] == [(), ()]
+    step(head)  # the last of 1, so it is released now
+    step(head)  # left before
+    step(head)
+    assert [segment.releases for segment in head.sent[2:]] == [(Release(request=1),), ()]
 
 
 def test_the_cache_of_a_conversation_that_rests_is_given_up_the_oldest_first() -> None:
-    desk = desk_for(1)
-    desk.head.admission.move_to(ONE + 512)
+    head = head_for(1)
+    head.core.admission.move_to(ONE + 512)
     for number in (1, 2):
-        desk.give(submit(number, tokens=4))
-        step(desk)
-    desk.ask(1, (5, 5, 5, 9), 1)  # the younger one now
-    step(desk)
-    said = desk.give(submit(3, tokens=CONTEXT))
+        head.give(submit(number, tokens=4))
+        step(head)
+    head.ask(1, (5, 5, 5, 9), 1)  # the younger one now
+    step(head)
+    said = head.give(submit(3, tokens=CONTEXT))
     assert said == [("release", 2), opens(3), sends(0, 1, 2, request=3)]
-    assert desk.sent[-1].releases == (Release(request=2, epoch=0),)
-    said = desk.ask(2, (5, 5, 5, 9), 1)
+    assert head.sent[-1].releases == (Release(request=2, epoch=0),)
+    said = head.ask(2, (5, 5, 5, 9), 1)
     assert said[0] == ("release", 1), "it comes back in place of the other, and begins with a prefill"
     assert said[1] == opens(2, epoch=1, keep=0)
     assert len(said[2][1][2]) == 4
 
 
 def test_what_waits_can_be_cancelled_and_forgotten() -> None:
-    desk = desk_for(1)
+    head = head_for(1)
     for number in (1, 2, 3, 4):
-        desk.give(submit(number))
-    assert desk.give(Cancel(request=2)) == [ends("cancelled", 2)]
-    assert kinds(desk.give(Forget(request=3))) == ["end", "release"]
-    assert desk.head.admission.waiting == [4]
+        head.give(submit(number))
+    assert head.give(Cancel(request=2)) == [ends("cancelled", 2)]
+    assert kinds(head.give(Forget(request=3))) == ["end", "release"]
+    assert head.core.admission.waiting == [4]
 
 
 def test_after_a_loss_those_who_fit_no_longer_wait_their_turn_and_go_on_where_they_stood() -> None:
-    desk = desk_for(3)
+    head = head_for(3)
     for number in (1, 2):
-        desk.give(submit(number))
+        head.give(submit(number))
     for _ in range(2):
-        step(desk)
-    desk.give(PipelineLost())
-    desk.give(submit(3))
-    desk.segments.clear()
-    assert desk.give(PipelineReformed(stage_count=1, cache_slots=ONE)) == [
+        step(head)
+    head.give(PipelineLost())
+    head.give(submit(3))
+    head.segments.clear()
+    assert head.give(PipelineReformed(stage_count=1, cache_slots=ONE)) == [
         opens(1, epoch=1),
         sends(0, 1, 2, 3),
     ]
-    assert desk.head.admission.waiting == [2, 3], "who came first goes first"
-    assert desk.head.admission.held.stages == ONE
-    desk.give(Cancel(request=1))
-    said = step(desk)
+    assert head.core.admission.waiting == [2, 3], "who came first goes first"
+    assert head.core.admission.held.stages == ONE
+    head.give(Cancel(request=1))
+    said = step(head)
     assert said == [("release", 1), opens(2, epoch=1), sends(0, 1, 2, 3, request=2)], (
         "with what was known of it"
     )
-    assert desk.tokens[2] == [9]
+    assert head.tokens[2] == [9]
 
 
 @given(

@@ -16,9 +16,9 @@ from flowspec.core.methods.continuous import (
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Hop
 from flowspec.tree import NodeState
-from tests.core.desk import (
+from tests.core.scripted_head import (
     MISS,
-    Desk,
+    ScriptedHead,
     commits,
     drafts,
     emits,
@@ -32,94 +32,94 @@ from tests.core.desk import (
 )
 
 
-def timed(desk: Desk, *points: tuple[int, float], rate: float = 0.0) -> Desk:
+def timed(head: ScriptedHead, *points: tuple[int, float], rate: float = 0.0) -> ScriptedHead:
     """As if segments of so many rows had taken each stage so long, and tokens had come at this rate."""
     for rows, seconds in points:
-        desk.head.costs.learn(
-            hops(desk.head.stage_count, rows, seconds), rows, -desk.head.stage_count * seconds, 0.0
+        head.core.costs.learn(
+            hops(head.core.stage_count, rows, seconds), rows, -head.core.stage_count * seconds, 0.0
         )
     if rate:
-        desk.head.costs.emitted(1, -1.0, is_busy=True, is_missed=True)
-        desk.head.costs.emitted(round(rate), 0.0, is_busy=True, is_missed=False)
-        assert desk.head.costs.rate == pytest.approx(round(rate))
-    return desk
+        head.core.costs.emitted(1, -1.0, is_busy=True, is_missed=True)
+        head.core.costs.emitted(round(rate), 0.0, is_busy=True, is_missed=False)
+        assert head.core.costs.rate == pytest.approx(round(rate))
+    return head
 
 
 def test_continuous_drafts_while_the_prompt_is_under_way_and_sends_the_most_valuable_nodes() -> None:
-    desk = Desk(Continuous(segment_nodes=4))
-    assert desk.ask() == [opens(), sends(0, 1, 2), drafts(0, 1, 2)]
-    said = desk.propose({2: [(10, 0.6), (11, 0.2), (12, 0.1)]})
+    head = ScriptedHead(Continuous(segment_nodes=4))
+    assert head.ask() == [opens(), sends(0, 1, 2), drafts(0, 1, 2)]
+    said = head.propose({2: [(10, 0.6), (11, 0.2), (12, 0.1)]})
     assert said == [sends(3, 4, 5), drafts(3, 4, 5)]
-    said = desk.propose({3: [(20, 0.5), (21, 0.2)], 4: [(22, 0.9)], 5: [(23, 0.5), (24, 0.4)]})
+    said = head.propose({3: [(20, 0.5), (21, 0.2)], 4: [(22, 0.9)], 5: [(23, 0.5), (24, 0.4)]})
     # 0.3, 0.18, 0.12, 0.05 and 0.04: the first four, which are nodes 6, 8, 7 and 9
     assert said[0] == sends(6, 8, 7, 9)
-    assert desk.back({2: 10, 3: 20}) == [emits(10), commits(3, base=3)]
+    assert head.back({2: 10, 3: 20}) == [emits(10), commits(3, base=3)]
 
 
 def test_a_segment_is_short_while_no_slot_was_ever_timed() -> None:
-    desk = Desk(Continuous(segment_nodes=64, width=40))
-    desk.ask()
-    said = desk.propose({2: [(token, 0.02) for token in range(40)]})
+    head = ScriptedHead(Continuous(segment_nodes=64, width=40))
+    head.ask()
+    said = head.propose({2: [(token, 0.02) for token in range(40)]})
     assert len(said[0][1][1]) == SEGMENT_NODES_UNKNOWN
-    known = timed(Desk(Continuous(segment_nodes=24, width=40)), (1, 0.01))
+    known = timed(ScriptedHead(Continuous(segment_nodes=24, width=40)), (1, 0.01))
     known.ask()
     assert len(known.propose({2: [(token, 0.02) for token in range(40)]})[0][1][1]) == 24
 
 
 def test_continuous_sends_a_missed_root_at_once_with_the_best_below_it() -> None:
-    desk = Desk(Continuous())
-    desk.ask()
-    desk.propose({2: [(10, 0.6)]})
-    assert desk.back({2: MISS}) == [emits(MISS), commits(4, base=3), sends(4)], (
+    head = ScriptedHead(Continuous())
+    head.ask()
+    head.propose({2: [(10, 0.6)]})
+    assert head.back({2: MISS}) == [emits(MISS), commits(4, base=3), sends(4)], (
         "the drafter is at work elsewhere"
     )
-    assert desk.propose({3: [(11, 0.5)]}) == [drafts(4)], "what it says of the dead is nothing"
+    assert head.propose({3: [(11, 0.5)]}) == [drafts(4)], "what it says of the dead is nothing"
     # A child that was drafted and not sent is the root now: with it goes what was drafted below it.
-    desk = timed(Desk(Continuous(segment_nodes=2)), (1, 1 / 64), (2, 1 / 64))
-    desk.ask()
-    assert desk.propose({2: [(10, 0.5), (11, 0.45), (12, 0.4)]}) == [
+    head = timed(ScriptedHead(Continuous(segment_nodes=2)), (1, 1 / 64), (2, 1 / 64))
+    head.ask()
+    assert head.propose({2: [(10, 0.5), (11, 0.45), (12, 0.4)]}) == [
         sends(3, 4),
         drafts(3, 4, 5),
         wakes(1 / 64),
     ]
-    assert desk.propose({3: [(13, 0.1)], 5: [(14, 0.9), (15, 0.1)]})[0][0] == "draft"
-    assert desk.back({2: 12}) == [emits(12), commits(5, base=3), sends(5, 7)]
+    assert head.propose({3: [(13, 0.1)], 5: [(14, 0.9), (15, 0.1)]})[0][0] == "draft"
+    assert head.back({2: 12}) == [emits(12), commits(5, base=3), sends(5, 7)]
 
 
 def test_a_missed_root_does_not_wait_for_the_window() -> None:
-    desk = Desk(Continuous(window=1), drafter=None)
-    desk.ask(1, (5,))
-    assert desk.ask(2, (5,)) == [opens(2)], "the window holds one segment"
-    assert desk.back({0: 8}, request=1) == [emits(8, request=1), sends(1, request=1), sends(0, request=2)], (
+    head = ScriptedHead(Continuous(window=1), drafter=None)
+    head.ask(1, (5,))
+    assert head.ask(2, (5,)) == [opens(2)], "the window holds one segment"
+    assert head.back({0: 8}, request=1) == [emits(8, request=1), sends(1, request=1), sends(0, request=2)], (
         "nor does a prompt then"
     )
-    assert desk.back({1: 8}, request=1) == [emits(8, request=1), sends(2, request=1)]
-    assert len(desk.segments) == 2
+    assert head.back({1: 8}, request=1) == [emits(8, request=1), sends(2, request=1)]
+    assert len(head.segments) == 2
 
 
 def test_guesses_wait_for_the_window_and_dead_segments_do_not_count() -> None:
-    desk = Desk(Continuous(window=2, segment_nodes=2))
-    desk.ask()
-    assert desk.propose({2: [(10, 0.5), (11, 0.3), (12, 0.1)]}) == [sends(3, 4), drafts(3, 4, 5)]
-    assert desk.propose({5: [(13, 0.5)]}) == [drafts(6)], "two segments are in flight"
-    assert desk.back({2: 12}) == [emits(12), commits(5, base=3), sends(5, 6)]
-    assert desk.propose({6: [(14, 0.5)]}) == [sends(7), drafts(7)], (
+    head = ScriptedHead(Continuous(window=2, segment_nodes=2))
+    head.ask()
+    assert head.propose({2: [(10, 0.5), (11, 0.3), (12, 0.1)]}) == [sends(3, 4), drafts(3, 4, 5)]
+    assert head.propose({5: [(13, 0.5)]}) == [drafts(6)], "two segments are in flight"
+    assert head.back({2: 12}) == [emits(12), commits(5, base=3), sends(5, 6)]
+    assert head.propose({6: [(14, 0.5)]}) == [sends(7), drafts(7)], (
         "the segment of 3 and 4 is still in flight, but dead"
     )
-    assert len(desk.segments) == 3
+    assert len(head.segments) == 3
 
 
 def test_a_node_is_sent_while_its_value_pays_for_the_time_it_adds() -> None:
     """10 ms for each row: a node must be worth as many tokens as come in the time that it costs."""
-    desk = timed(Desk(Continuous()), (1, 0.010), (64, 0.640), rate=4)
-    least = desk.head.costs.rate * desk.head.costs.marginal_s(2)
+    head = timed(ScriptedHead(Continuous()), (1, 0.010), (64, 0.640), rate=4)
+    least = head.core.costs.rate * head.core.costs.marginal_s(2)
     assert 0.02 < least < 0.2
-    desk.ask()
-    assert desk.propose({2: [(10, 0.5), (11, 1.2 * least), (12, 0.8 * least), (13, 0.5 * least)]})[
+    head.ask()
+    assert head.propose({2: [(10, 0.5), (11, 1.2 * least), (12, 0.8 * least), (13, 0.5 * least)]})[
         0
     ] == sends(3, 4)
     # With rows that cost nothing, everything above the least value is sent.
-    free = timed(Desk(Continuous()), (1, 0.010), (64, 0.010), rate=4)
+    free = timed(ScriptedHead(Continuous()), (1, 0.010), (64, 0.010), rate=4)
     free.ask()
     assert free.propose({2: [(10, 0.5), (11, 0.12), (12, 0.08), (13, 0.05), (14, 0.001)]})[0] == sends(
         3, 4, 5, 6
@@ -127,60 +127,60 @@ def test_a_node_is_sent_while_its_value_pays_for_the_time_it_adds() -> None:
 
 
 def test_a_segment_is_followed_by_the_next_when_the_bottleneck_is_done_with_it() -> None:
-    desk = timed(Desk(Continuous(segment_nodes=2)), (1, 1 / 64), (2, 1 / 32))
-    desk.now_s = 5.0
-    desk.ask()
-    assert desk.propose({2: [(10, 0.5), (11, 0.3), (12, 0.1)]}) == [
+    head = timed(ScriptedHead(Continuous(segment_nodes=2)), (1, 1 / 64), (2, 1 / 32))
+    head.now_s = 5.0
+    head.ask()
+    assert head.propose({2: [(10, 0.5), (11, 0.3), (12, 0.1)]}) == [
         sends(3, 4),
         drafts(3, 4, 5),
         wakes(5 + 1 / 32),
     ]
-    desk.now_s += 1 / 128
-    assert desk.propose({}) == [], "the timer runs already"
-    assert desk.wake(5 + 1 / 33) == [wakes(5 + 1 / 32)], "too early: once more"
-    assert desk.wake(5 + 1 / 32) == [sends(5), wakes(5 + 1 / 32 + 1 / 64)]
-    assert desk.wake(5 + 1 / 32 + 1 / 64) == [], "nothing is left to send"
+    head.now_s += 1 / 128
+    assert head.propose({}) == [], "the timer runs already"
+    assert head.wake(5 + 1 / 33) == [wakes(5 + 1 / 32)], "too early: once more"
+    assert head.wake(5 + 1 / 32) == [sends(5), wakes(5 + 1 / 32 + 1 / 64)]
+    assert head.wake(5 + 1 / 32 + 1 / 64) == [], "nothing is left to send"
 
 
 def test_no_timer_is_set_while_the_window_is_full() -> None:
-    desk = timed(Desk(Continuous(segment_nodes=2, window=2)), (1, 0.010), (2, 0.020))
-    desk.ask()
-    assert desk.propose({2: [(10, 0.5), (11, 0.3), (12, 0.1)]}) == [sends(3, 4), drafts(3, 4, 5)]
+    head = timed(ScriptedHead(Continuous(segment_nodes=2, window=2)), (1, 0.010), (2, 0.020))
+    head.ask()
+    assert head.propose({2: [(10, 0.5), (11, 0.3), (12, 0.1)]}) == [sends(3, 4), drafts(3, 4, 5)]
 
 
 def test_the_window_follows_from_the_trip_and_the_bottleneck() -> None:
-    desk = Desk(Continuous(segment_nodes=1, window_slack=0.5), stages=4)
+    head = ScriptedHead(Continuous(segment_nodes=1, window_slack=0.5), stages=4)
     slow_first = tuple(
         Hop(received_s=0, queued_s=0, compute_s=seconds, own_s=0, rows=1)
         for seconds in (0.1, 0.01, 0.01, 0.01)
     )
-    desk.head.costs.learn(slow_first, 1, -0.13 - 0.2, 0.0)
-    desk.now_s = 9.0
-    desk.ask()
-    desk.propose({2: [(token, 0.3 - token / 100) for token in range(8)]})
+    head.core.costs.learn(slow_first, 1, -0.13 - 0.2, 0.0)
+    head.now_s = 9.0
+    head.ask()
+    head.propose({2: [(token, 0.3 - token / 100) for token in range(8)]})
     for _ in range(10):
-        desk.now_s += 0.1
-        desk.wake(desk.now_s)
-    assert len(desk.segments) == 3, "(0.13 + 0.2) / 0.1 slots and a half, rounded down"
-    assert desk.sent[0].row_count == 3, "the prompt is one of them"
+        head.now_s += 0.1
+        head.wake(head.now_s)
+    assert len(head.segments) == 3, "(0.13 + 0.2) / 0.1 slots and a half, rounded down"
+    assert head.sent[0].row_count == 3, "the prompt is one of them"
 
 
 def test_requests_share_a_segment_with_the_roots_in_front() -> None:
-    desk = Desk(Continuous(window=3))
-    assert desk.ask(1, (5,)) == [opens(1), sends(0, request=1), drafts(0, request=1)]
-    assert desk.ask(2, (5,)) == [opens(2), sends(0, request=2)]
-    assert desk.propose({0: [(10, 0.5)]}) == [sends(1, request=1), ("draft", {2: (0,), 1: (1,)})]
-    assert desk.propose(lambda node: [(20, 0.5)] if node == 0 else []) == [drafts(1, request=2)], (
+    head = ScriptedHead(Continuous(window=3))
+    assert head.ask(1, (5,)) == [opens(1), sends(0, request=1), drafts(0, request=1)]
+    assert head.ask(2, (5,)) == [opens(2), sends(0, request=2)]
+    assert head.propose({0: [(10, 0.5)]}) == [sends(1, request=1), ("draft", {2: (0,), 1: (1,)})]
+    assert head.propose(lambda node: [(20, 0.5)] if node == 0 else []) == [drafts(1, request=2)], (
         "a guess of 2 waits for the window"
     )
-    assert desk.back({0: MISS}, request=1) == [
+    assert head.back({0: MISS}, request=1) == [
         emits(MISS, request=1),
         commits(2, base=1, request=1),
         sends_all({1: (2,), 2: (1,)}),
     ]
-    assert desk.back({0: 20}, request=2) == [emits(20, request=2), commits(1, base=1, request=2)]
-    assert desk.back() == [], "the dead guess of 1"
-    assert desk.back_all({1: {2: MISS}, 2: {1: MISS}}) == [
+    assert head.back({0: 20}, request=2) == [emits(20, request=2), commits(1, base=1, request=2)]
+    assert head.back() == [], "the dead guess of 1"
+    assert head.back_all({1: {2: MISS}, 2: {1: MISS}}) == [
         emits(MISS, request=1),
         emits(MISS, request=2),
         sends_all({1: (3,), 2: (2,)}),
@@ -188,27 +188,27 @@ def test_requests_share_a_segment_with_the_roots_in_front() -> None:
 
 
 def test_a_prompt_is_not_kept_waiting_by_roots_that_fill_the_window() -> None:
-    desk = Desk(Continuous(window=1), drafter=None)
-    desk.ask(1, (5,))
-    desk.ask(2, (5,))
-    desk.ask(3, range(5, 15))
+    head = ScriptedHead(Continuous(window=1), drafter=None)
+    head.ask(1, (5,))
+    head.ask(2, (5,))
+    head.ask(3, range(5, 15))
     for _ in range(6):
-        desk.now_s += 0.01
-        desk.back_all({part.commit.request: dict.fromkeys(part.ids, MISS) for part in desk.segments[0].parts})
-    assert len(desk.tokens[3]) >= 1, (
+        head.now_s += 0.01
+        head.back_all({part.commit.request: dict.fromkeys(part.ids, MISS) for part in head.segments[0].parts})
+    assert len(head.tokens[3]) >= 1, (
         "each root that comes back goes out again at once, and the prompt takes its turn all the same"
     )
 
 
 def test_a_request_that_was_passed_over_gains_weight() -> None:
-    desk = timed(Desk(Continuous(segment_nodes=1, window=9)), (1, 1 / 64))
-    desk.ask(1, (5,))
-    desk.ask(2, (5,))
+    head = timed(ScriptedHead(Continuous(segment_nodes=1, window=9)), (1, 1 / 64))
+    head.ask(1, (5,))
+    head.ask(2, (5,))
     assert AGE_WEIGHT == 0.25
-    said = desk.propose({0: [(10, 0.50), (11, 0.49), (12, 0.48)]})
-    said += desk.propose(lambda node: [(10, 0.45), (11, 0.44)] if node == 0 else [])
+    said = head.propose({0: [(10, 0.50), (11, 0.49), (12, 0.48)]})
+    said += head.propose(lambda node: [(10, 0.45), (11, 0.44)] if node == 0 else [])
     for slot in range(1, 5):
-        said += desk.wake(slot / 64)
+        said += head.wake(slot / 64)
     sent = [dict(each[1]) for each in said if each[0] == "send"]
     assert sent == [{1: (1,)}, {2: (1,)}, {1: (2,)}, {2: (2,)}, {1: (3,)}], (
         "0.45 outweighs 0.49 once it has waited for a segment"
@@ -216,34 +216,34 @@ def test_a_request_that_was_passed_over_gains_weight() -> None:
 
 
 def test_a_request_that_comes_late_has_waited_for_nothing() -> None:
-    desk = timed(Desk(Continuous(segment_nodes=1, window=9)), (1, 1 / 64))
-    desk.ask(1, (5,))
-    desk.propose({0: [(10, 0.5), (11, 0.49), (12, 0.48), (13, 0.47)]})
+    head = timed(ScriptedHead(Continuous(segment_nodes=1, window=9)), (1, 1 / 64))
+    head.ask(1, (5,))
+    head.propose({0: [(10, 0.5), (11, 0.49), (12, 0.48), (13, 0.47)]})
     for slot in (1, 2):
-        assert desk.wake(slot / 64)[0] == sends(slot + 1, request=1)
-    desk.ask(2, (5,))
-    desk.propose({})
-    desk.propose(lambda node: [(10, 0.45)] if node == 0 else [])
-    assert desk.wake(3 / 64)[0] == sends(4, request=1), "0.47, and neither has been passed over"
+        assert head.wake(slot / 64)[0] == sends(slot + 1, request=1)
+    head.ask(2, (5,))
+    head.propose({})
+    head.propose(lambda node: [(10, 0.45)] if node == 0 else [])
+    assert head.wake(3 / 64)[0] == sends(4, request=1), "0.47, and neither has been passed over"
 
 
 def test_a_drafter_that_never_hits_ends_with_segments_of_roots_only() -> None:
-    desk = Desk(Continuous(), stages=4)
-    desk.ask(count=500)
-    while not desk.ends:
-        if desk.job is not None:
-            desk.propose(lambda node: [(10, 0.6), (11, 0.3)])
-        segment = desk.segments[0]
-        desk.now_s += 0.050
+    head = ScriptedHead(Continuous(), stages=4)
+    head.ask(count=500)
+    while not head.ends:
+        if head.job is not None:
+            head.propose(lambda node: [(10, 0.6), (11, 0.3)])
+        segment = head.segments[0]
+        head.now_s += 0.050
         rows = segment.row_count
-        desk.back(
-            {node: MISS for node in segment.parts[0].ids if node == desk.tree().root},
+        head.back(
+            {node: MISS for node in segment.parts[0].ids if node == head.tree().root},
             hops=hops(4, rows, 0.010 + 0.001 * rows),
         )
-        assert desk.now_s < 100, "the answer does not end"
-    assert desk.tokens[1] == [MISS] * 500
-    assert max(desk.rows()[1:20]) > 1, "it was given a chance"
-    assert set(desk.rows()[-250:]) == {1}
+        assert head.now_s < 100, "the answer does not end"
+    assert head.tokens[1] == [MISS] * 500
+    assert max(head.rows()[1:20]) > 1, "it was given a chance"
+    assert set(head.rows()[-250:]) == {1}
 
 
 @pytest.mark.parametrize(
@@ -252,38 +252,38 @@ def test_a_drafter_that_never_hits_ends_with_segments_of_roots_only() -> None:
 def test_nothing_is_run_past_the_end_of_an_answer(name: str, limit: str) -> None:
     """With a drafter that is always right: the last token of an answer and what ends it are known without a
     row."""
-    desk = Desk(name, context=9 if limit == "context" else 100, drafter=DrafterTraits(context=100))
+    head = ScriptedHead(name, context=9 if limit == "context" else 100, drafter=DrafterTraits(context=100))
     chain = {"stop": 44}.get(limit, 20)
-    desk.ask(count=6 if limit == "length" else 90, stop_ids=frozenset([44]))
+    head.ask(count=6 if limit == "length" else 90, stop_ids=frozenset([44]))
 
     def token_after(node: int) -> int:
-        return chain if desk.tree().position(node) == 8 else 20
+        return chain if head.tree().position(node) == 8 else 20
 
     for _ in range(200):
-        if desk.ends:
+        if head.ends:
             break
-        if desk.job is not None:
-            desk.propose(lambda node: [(token_after(node), 0.9), (21, 0.05)])
-        elif desk.segments:
-            path = [node for node in desk.segments[0].parts[0].ids if node >= 2 and _is_right(desk, node)]
-            desk.back({node: token_after(node) for node in path})
+        if head.job is not None:
+            head.propose(lambda node: [(token_after(node), 0.9), (21, 0.05)])
+        elif head.segments:
+            path = [node for node in head.segments[0].parts[0].ids if node >= 2 and _is_right(head, node)]
+            head.back({node: token_after(node) for node in path})
         else:
             pytest.fail("nothing is under way")
-    assert (desk.tokens[1], desk.ends[0].reason) == ([20] * 6, "stop" if limit == "stop" else "length")
+    assert (head.tokens[1], head.ends[0].reason) == ([20] * 6, "stop" if limit == "stop" else "length")
     rows = [
         row
-        for segment in desk.sent
+        for segment in head.sent
         for row in zip(segment.parts[0].ids, segment.parts[0].positions, strict=True)
     ]
-    assert max(position for node, position in rows if limit != "stop" or _is_right(desk, node)) == (
+    assert max(position for node, position in rows if limit != "stop" or _is_right(head, node)) == (
         8 if limit == "stop" else 7
     )
-    assert all(token != 44 for segment in desk.sent for token in segment.parts[0].tokens)
+    assert all(token != 44 for segment in head.sent for token in segment.parts[0].tokens)
 
 
-def _is_right(desk: Desk, node: int) -> bool:
+def _is_right(head: ScriptedHead, node: int) -> bool:
     """Whether all from the prompt down to a node are what the model says."""
-    tree = desk.tree()
+    tree = head.tree()
     while tree.position(node) > 2:
         if tree.token(node) != 20:
             return False
@@ -292,45 +292,45 @@ def _is_right(desk: Desk, node: int) -> bool:
 
 
 def test_no_more_nodes_are_under_way_than_the_stages_have_slots_for() -> None:
-    desk = Desk(Continuous(window=60), stages=30)
-    desk.ask()
+    head = ScriptedHead(Continuous(window=60), stages=30)
+    head.ask()
     for _ in range(60):
-        if desk.job is not None:
-            desk.propose(lambda node: [(token, 0.4) for token in range(3)])
-        desk.wake(desk.now_s)
-        assert desk.tree().sent_alive <= limits.TREE_NODES_MAX
-    assert desk.tree().sent_alive == limits.TREE_NODES_MAX
-    assert desk.tree().alive_count > limits.TREE_NODES_MAX, "more is drafted"
-    said = desk.back({2: 2})
+        if head.job is not None:
+            head.propose(lambda node: [(token, 0.4) for token in range(3)])
+        head.wake(head.now_s)
+        assert head.tree().sent_alive <= limits.TREE_NODES_MAX
+    assert head.tree().sent_alive == limits.TREE_NODES_MAX
+    assert head.tree().alive_count > limits.TREE_NODES_MAX, "more is drafted"
+    said = head.back({2: 2})
     assert kinds(said)[:3] == ["emit", "commit", "send"], "what died makes room"
-    assert desk.tree().sent_alive == min(desk.tree().alive_count, limits.TREE_NODES_MAX)
+    assert head.tree().sent_alive == min(head.tree().alive_count, limits.TREE_NODES_MAX)
 
 
 def test_the_drafter_rests_when_the_next_segments_are_full_of_better_nodes() -> None:
-    desk = Desk(Continuous(window=1, batch=4))
-    desk.ask()
+    head = ScriptedHead(Continuous(window=1, batch=4))
+    head.ask()
     passes = 0
-    while desk.job is not None:
-        desk.propose(lambda node: [(token, 0.3) for token in range(3)])
+    while head.job is not None:
+        head.propose(lambda node: [(token, 0.3) for token in range(3)])
         passes += 1
         assert passes < 60
-    tree, knows = desk.tree(), desk.request().drafter_states[0].knows
+    tree, knows = head.tree(), head.request().drafter_states[0].knows
     unsent = sorted(
         (tree.value(node) for node in tree.living() if tree.state(node) is NodeState.DRAFTED), reverse=True
     )
     unasked = max(tree.value(node) for node in tree.living() if not knows(node))
     assert VALUE_MIN < unasked <= unsent[BACKLOG_SEGMENTS * 4 - 1]
-    desk.back({2: MISS})
-    assert desk.job is not None, "a new root is always worth a pass"
+    head.back({2: MISS})
+    assert head.job is not None, "a new root is always worth a pass"
 
 
 def test_timers_are_the_only_commands_that_only_the_turnless_methods_give() -> None:
     for name in METHODS:
-        desk = Desk(name)
-        timed(desk, (1, 0.01), (16, 0.16))
-        commands = [*desk.ask()]
-        if desk.job is not None:
-            commands += desk.propose(falling(10))
+        head = ScriptedHead(name)
+        timed(head, (1, 0.01), (16, 0.16))
+        commands = [*head.ask()]
+        if head.job is not None:
+            commands += head.propose(falling(10))
         assert any(each[0] == "timer" for each in commands) == (
             name in ("continuous", "cosine", "specrouter")
         )

@@ -20,19 +20,31 @@ from flowspec.core.stage.events import (
     Trim,
 )
 from flowspec.core.stage.stage import StageCore
-from tests.core.desk import TRAITS, Desk, commits, drafts, emits, ends, falling, kinds, opens, over, sends
+from tests.core.scripted_head import (
+    TRAITS,
+    ScriptedHead,
+    commits,
+    drafts,
+    emits,
+    ends,
+    falling,
+    kinds,
+    opens,
+    over,
+    sends,
+)
 from tests.core.stages import arrive, commit, finish, opened, opening, run_of, segment
 from tests.pipeline import StopAfter, ask
 
 # ------------------------------------------------------------------------------------------------ the head
 
 
-def guessing(**extra: Any) -> Desk:
+def guessing(**extra: Any) -> ScriptedHead:
     """A prompt of three and two guesses below it in flight: nodes 3 (token 10) and 4 (token 11)."""
-    desk = Desk(Continuous(window=9))
-    assert desk.ask(**extra) == [opens(), sends(0, 1, 2), drafts(0, 1, 2)]
-    assert desk.propose({2: [(10, 0.5), (11, 0.3)]}) == [sends(3, 4), drafts(3, 4)]
-    return desk
+    head = ScriptedHead(Continuous(window=9))
+    assert head.ask(**extra) == [opens(), sends(0, 1, 2), drafts(0, 1, 2)]
+    assert head.propose({2: [(10, 0.5), (11, 0.3)]}) == [sends(3, 4), drafts(3, 4)]
+    return head
 
 
 def test_the_stages_are_told_of_every_kind_of_end_in_one_message() -> None:
@@ -41,42 +53,42 @@ def test_the_stages_are_told_of_every_kind_of_end_in_one_message() -> None:
     assert guessing(stop_rule=StopAfter(1)).back({2: 10}) == [emits(10), over(3, base=3), ends("stop")], (
         "no Commit beside it"
     )
-    desk = guessing(stop_rule=StopAfter(2))
-    assert desk.back({2: 11}) == [emits(11), commits(4, base=3)]
-    assert desk.back({4: 12}) == [emits(12), ends("stop")], "its last segment is back"
+    head = guessing(stop_rule=StopAfter(2))
+    assert head.back({2: 11}) == [emits(11), commits(4, base=3)]
+    assert head.back({4: 12}) == [emits(12), ends("stop")], "its last segment is back"
 
 
 def test_where_no_guess_is_in_flight_there_is_nothing_to_tell() -> None:
     for count in (1, 100):
-        desk = Desk("ar", drafter=None)
-        desk.ask(count=count)
+        head = ScriptedHead("ar", drafter=None)
+        head.ask(count=count)
         if count > 1:
-            assert desk.give(Cancel(request=1)) == [ends("cancelled")], (
+            assert head.give(Cancel(request=1)) == [ends("cancelled")], (
                 "a prompt that is on its way is for the next turn"
             )
         else:
-            assert desk.back({2: 10}) == [emits(10), ends("length")]
-    desk = guessing()
-    desk.give(PipelineLost())
-    assert desk.give(Cancel(request=1)) == [ends("cancelled")], "no stage is there to be told"
+            assert head.back({2: 10}) == [emits(10), ends("length")]
+    head = guessing()
+    head.give(PipelineLost())
+    assert head.give(Cancel(request=1)) == [ends("cancelled")], "no stage is there to be told"
 
 
 def test_what_an_older_answer_has_in_flight_is_no_reason() -> None:
-    desk = guessing()
-    desk.give(Cancel(request=1))
-    assert desk.ask(prompt=(5, 6, 8))[0] == opens(epoch=1)
-    assert desk.give(Cancel(request=1)) == [ends("cancelled")]
+    head = guessing()
+    head.give(Cancel(request=1))
+    assert head.ask(prompt=(5, 6, 8))[0] == opens(epoch=1)
+    assert head.give(Cancel(request=1)) == [ends("cancelled")]
 
 
 def test_a_late_cancel_does_not_end_the_next_answer() -> None:
     """The answer ended while its user said so; the next question of the conversation is on its way
     already."""
-    desk = Desk("ar", drafter=None)
-    desk.ask(count=1, answer=7)
-    assert desk.back({2: 10}) == [emits(10), ends("length")]
-    desk.ask(prompt=(5, 6, 7, 10, 8), count=1, answer=8)
-    assert desk.give(Cancel(request=1, answer=7)) == []
-    assert desk.give(Cancel(request=1, answer=8)) == [ends("cancelled")]
+    head = ScriptedHead("ar", drafter=None)
+    head.ask(count=1, answer=7)
+    assert head.back({2: 10}) == [emits(10), ends("length")]
+    head.ask(prompt=(5, 6, 7, 10, 8), count=1, answer=8)
+    assert head.give(Cancel(request=1, answer=7)) == []
+    assert head.give(Cancel(request=1, answer=8)) == [ends("cancelled")]
 
 
 def test_what_is_no_event_is_not_taken_for_a_timer() -> None:
@@ -87,23 +99,23 @@ def test_what_is_no_event_is_not_taken_for_a_timer() -> None:
 def test_segments_of_an_answer_that_is_over_come_back_without_its_root() -> None:
     """The stages had guessed nodes in them, of which one had just become the root: nobody waits for it any
     more."""
-    desk = guessing()
-    desk.back({2: 10})
-    assert desk.give(Cancel(request=1)) == [over(3, base=3), ends("cancelled")]
-    assert desk.back() == []
-    assert desk.request().computed == 3, "a root that did not run does not count for the next turn"
-    assert desk.ask(prompt=(5, 6, 7, 10, 8))[0] == opens(epoch=1, keep=3)
+    head = guessing()
+    head.back({2: 10})
+    assert head.give(Cancel(request=1)) == [over(3, base=3), ends("cancelled")]
+    assert head.back() == []
+    assert head.request().computed == 3, "a root that did not run does not count for the next turn"
+    assert head.ask(prompt=(5, 6, 7, 10, 8))[0] == opens(epoch=1, keep=3)
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "ar"])
 def test_every_method_drops_what_it_has_in_flight(method: str) -> None:
-    desk = Desk(method, drafter=TRAITS)
-    desk.give(ask(1, (5, 6, 7), 100))
-    desk.back({2: 30})
-    while desk.job is not None and not desk.head.flights.have_guesses(desk.request()):
-        desk.propose(falling(2))
-    assert desk.head.flights.have_guesses(desk.request())
-    assert kinds(desk.give(Cancel(request=1)))[:2] == ["over", "end"]
+    head = ScriptedHead(method, drafter=TRAITS)
+    head.give(ask(1, (5, 6, 7), 100))
+    head.back({2: 30})
+    while head.job is not None and not head.core.flights.have_guesses(head.request()):
+        head.propose(falling(2))
+    assert head.core.flights.have_guesses(head.request())
+    assert kinds(head.give(Cancel(request=1)))[:2] == ["over", "end"]
 
 
 # ----------------------------------------------------------------------------------------------- the stages

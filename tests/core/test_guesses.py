@@ -15,50 +15,61 @@ from flowspec.sim.device import DeviceSpec
 from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.experiment import Experiment
 from flowspec.sim.language import HashLanguage
-from tests.core.desk import Desk, commits, drafts, emits, ends, opens, over, sends, sends_all, wakes
+from tests.core.scripted_head import (
+    ScriptedHead,
+    commits,
+    drafts,
+    emits,
+    ends,
+    opens,
+    over,
+    sends,
+    sends_all,
+    wakes,
+)
 from tests.pipeline import ask
 from tests.plain import plain_answer
 
 
-def guessing(window: int = 9, **extra: object) -> Desk:
+def guessing(window: int = 9, **extra: object) -> ScriptedHead:
     """A prompt of three and two guesses below it in flight, and the drafter asked about both: nodes 3 (token
     10) and 4 (token 11)."""
-    desk = Desk(Continuous(window=window))
-    assert desk.ask(**extra) == [opens(), sends(0, 1, 2), drafts(0, 1, 2)]
-    assert desk.propose({2: [(10, 0.5), (11, 0.3)]}) == [sends(3, 4), drafts(3, 4)]
-    return desk
+    head = ScriptedHead(Continuous(window=window))
+    assert head.ask(**extra) == [opens(), sends(0, 1, 2), drafts(0, 1, 2)]
+    assert head.propose({2: [(10, 0.5), (11, 0.3)]}) == [sends(3, 4), drafts(3, 4)]
+    return head
 
 
-def say_commit(desk: Desk) -> tuple[int, tuple[int, ...]]:
+def say_commit(head: ScriptedHead) -> tuple[int, tuple[int, ...]]:
     """Base and path of the Commit in the newest segment."""
-    commit = desk.sent[-1].parts[0].commit
+    commit = head.sent[-1].parts[0].commit
     return commit.base, commit.path
 
 
 def test_a_guess_that_holds_is_emitted_when_the_root_is_and_its_successor_when_it_is_back() -> None:
-    desk = guessing()
-    assert desk.back({2: 10}) == [emits(10), commits(3, base=3)]
-    assert desk.back({3: 12}) == [emits(12), sends(5)]
-    assert say_commit(desk) == (3, (3, 5)), "from the length on that every stage was told"
-    assert desk.back({5: 13}) == [emits(13), sends(6)]
-    assert say_commit(desk) == (5, (6,))
+    head = guessing()
+    assert head.back({2: 10}) == [emits(10), commits(3, base=3)]
+    assert head.back({3: 12}) == [emits(12), sends(5)]
+    assert say_commit(head) == (3, (3, 5)), "from the length on that every stage was told"
+    assert head.back({5: 13}) == [emits(13), sends(6)]
+    assert say_commit(head) == (5, (6,))
 
 
 def test_every_token_is_emitted_the_moment_it_is_known() -> None:
-    desk = guessing()
-    desk.propose({3: [(12, 0.9)], 4: []})
-    assert desk.segments[-1].parts[0].ids == (5,)
-    assert desk.back({2: 10}) == [emits(10), commits(3, base=3)]
-    assert desk.back({3: 12}) == [emits(12), commits(3, 5, base=3)]
-    assert desk.back({5: 13})[0] == emits(13)
+    head = guessing()
+    head.propose({3: [(12, 0.9)], 4: []})
+    assert head.segments[-1].parts[0].ids == (5,)
+    assert head.back({2: 10}) == [emits(10), commits(3, base=3)]
+    assert head.back({3: 12}) == [emits(12), commits(3, 5, base=3)]
+    assert head.back({5: 13})[0] == emits(13)
 
 
 def test_a_commit_goes_out_on_control_only_while_something_is_in_flight_that_it_could_prune() -> None:
-    alone = Desk(Continuous(), drafter=None)
+    alone = ScriptedHead(Continuous(), drafter=None)
     alone.ask()
     assert alone.back({2: 10}) == [emits(10), sends(3)]
     assert guessing().back({2: 10}) == [emits(10), commits(3, base=3)]
-    others = Desk(Continuous(), drafter=None)
+    others = ScriptedHead(Continuous(), drafter=None)
     others.ask(1, (5,))
     others.ask(2, (5,))
     assert others.back({0: 10}, request=1) == [emits(10, request=1), sends(1, request=1)], (
@@ -67,91 +78,91 @@ def test_a_commit_goes_out_on_control_only_while_something_is_in_flight_that_it_
 
 
 def test_a_root_that_was_guessed_may_not_come_back_dropped_but_dead_guesses_may() -> None:
-    desk = guessing()
-    desk.back({2: 10})
+    head = guessing()
+    head.back({2: 10})
     with pytest.raises(PeerError, match="segment 1 came back without the root of request 1"):
-        desk.back({4: 1})
-    desk = guessing()
-    desk.back({2: 99})
-    assert desk.back() == []
+        head.back({4: 1})
+    head = guessing()
+    head.back({2: 99})
+    assert head.back() == []
     with pytest.raises(PeerError, match="segment 2 came back without the root"):
-        desk.back()
+        head.back()
 
 
 def test_a_segment_of_several_requests_tells_each_its_own() -> None:
-    desk = Desk("ar", stages=1)
+    head = ScriptedHead("ar", stages=1)
     for request in (1, 2, 3):
-        desk.ask(request, (5,))
-    assert desk.back({0: 8}, request=1) == [emits(8, request=1), sends(1, request=1)]
-    assert desk.back({0: 8}, request=2) == [emits(8, request=2), sends(0, request=3)]
-    assert desk.back({1: 9}, request=1) == [emits(9, request=1), sends_all({2: (1,), 1: (2,)})]
-    assert [(part.commit.base, part.commit.path) for part in desk.sent[-1].parts] == [(1, (1,)), (2, (2,))]
-    assert desk.back({0: 8}, request=3) == [emits(8, request=3), sends(1, request=3)]
-    desk.give(Cancel(request=1))
-    assert desk.back_all({1: {2: 31}, 2: {1: 32}}) == [emits(32, request=2), sends(2, request=2)], (
+        head.ask(request, (5,))
+    assert head.back({0: 8}, request=1) == [emits(8, request=1), sends(1, request=1)]
+    assert head.back({0: 8}, request=2) == [emits(8, request=2), sends(0, request=3)]
+    assert head.back({1: 9}, request=1) == [emits(9, request=1), sends_all({2: (1,), 1: (2,)})]
+    assert [(part.commit.base, part.commit.path) for part in head.sent[-1].parts] == [(1, (1,)), (2, (2,))]
+    assert head.back({0: 8}, request=3) == [emits(8, request=3), sends(1, request=3)]
+    head.give(Cancel(request=1))
+    assert head.back_all({1: {2: 31}, 2: {1: 32}}) == [emits(32, request=2), sends(2, request=2)], (
         "the other's end is no end"
     )
 
 
 def test_what_the_drafter_says_after_the_end_changes_nothing() -> None:
-    desk = guessing()
-    assert desk.give(Cancel(request=1)) == [over(base=3), ends("cancelled")]
-    nodes = len(desk.tree())
-    assert desk.propose({3: [(12, 0.9)], 4: [(13, 0.9)]}) == []
-    assert len(desk.tree()) == nodes
+    head = guessing()
+    assert head.give(Cancel(request=1)) == [over(base=3), ends("cancelled")]
+    nodes = len(head.tree())
+    assert head.propose({3: [(12, 0.9)], 4: [(13, 0.9)]}) == []
+    assert len(head.tree()) == nodes
 
 
 def test_forgetting_tells_the_drafter_at_once_and_the_stages_when_nothing_of_it_is_in_flight() -> None:
-    desk = guessing()
-    assert desk.give(Forget(request=1)) == [over(base=3), ends("cancelled"), ("drafter forgets", 1)]
-    assert desk.propose({3: [(12, 0.9)], 4: []}) == []
-    assert desk.back({2: 10}) == []
-    assert desk.back({3: 12}) == [("release", 1)]
-    assert desk.ask(2, (7,)) == [opens(2), sends(0, request=2), drafts(0, request=2)]
+    head = guessing()
+    assert head.give(Forget(request=1)) == [over(base=3), ends("cancelled"), ("drafter forgets", 1)]
+    assert head.propose({3: [(12, 0.9)], 4: []}) == []
+    assert head.back({2: 10}) == []
+    assert head.back({3: 12}) == [("release", 1)]
+    assert head.ask(2, (7,)) == [opens(2), sends(0, request=2), drafts(0, request=2)]
 
 
 def test_what_the_drafter_says_of_an_older_epoch_changes_nothing() -> None:
-    desk = guessing()
-    desk.give(Cancel(request=1))
-    assert desk.ask(prompt=(5, 6, 8, 9)) == [opens(epoch=1), sends(5, 6, 7, 8)], (
+    head = guessing()
+    head.give(Cancel(request=1))
+    assert head.ask(prompt=(5, 6, 8, 9)) == [opens(epoch=1), sends(5, 6, 7, 8)], (
         "nothing is known to be computed yet"
     )
-    assert desk.propose({3: [(12, 0.9)], 4: [(13, 0.9)]}) == [drafts(5, 6, 7, 8)]
-    assert desk.job is not None
-    part = desk.job.segment.parts[0]
+    assert head.propose({3: [(12, 0.9)], 4: [(13, 0.9)]}) == [drafts(5, 6, 7, 8)]
+    assert head.job is not None
+    part = head.job.segment.parts[0]
     assert part.opening is not None
     assert (part.commit.epoch, part.opening.keep) == (1, 0)
-    assert desk.tree().alive_count == 0
-    assert [desk.back({2: 10}), desk.back({3: 12})] == [[], []], "nor what the stages say of it"
-    assert desk.back({8: 14})[0] == emits(14)
+    assert head.tree().alive_count == 0
+    assert [head.back({2: 10}), head.back({3: 12})] == [[], []], "nor what the stages say of it"
+    assert head.back({8: 14})[0] == emits(14)
 
 
 def test_a_timer_is_asked_for_again_only_when_its_time_changes() -> None:
-    desk = Desk(Continuous(segment_nodes=1))
+    head = ScriptedHead(Continuous(segment_nodes=1))
     hops = (Hop(received_s=0, queued_s=0, compute_s=0.5, own_s=0, rows=1),) * 4
-    desk.head.costs.learn(hops, 1, -2.0, 0.0)
-    desk.ask()
-    assert desk.propose({2: [(10, 0.5), (11, 0.3)]}) == [sends(3), drafts(3, 4), wakes(0.5)]
-    desk.now_s = 0.25
-    assert desk.propose({}) == []
-    assert desk.ask(2, (7,)) == [opens(2), sends(0, request=2), drafts(0, request=2)]
-    assert desk.wake(0.5) == [sends(4)], "the window is full"
-    assert desk.back({2: 10}) == [emits(10), commits(3, base=3), wakes(1.0)]
+    head.core.costs.learn(hops, 1, -2.0, 0.0)
+    head.ask()
+    assert head.propose({2: [(10, 0.5), (11, 0.3)]}) == [sends(3), drafts(3, 4), wakes(0.5)]
+    head.now_s = 0.25
+    assert head.propose({}) == []
+    assert head.ask(2, (7,)) == [opens(2), sends(0, request=2), drafts(0, request=2)]
+    assert head.wake(0.5) == [sends(4)], "the window is full"
+    assert head.back({2: 10}) == [emits(10), commits(3, base=3), wakes(1.0)]
 
 
 def test_the_end_of_an_answer_says_what_happened() -> None:
     """Three guesses of which two hold. Every stage computes 10 ms for each segment, drafting takes no
     time."""
-    desk = guessing(count=3)
-    assert desk.propose({3: [(12, 0.9)], 4: []}) == [sends(5)], "and no draft: the answer ends there"
+    head = guessing(count=3)
+    assert head.propose({3: [(12, 0.9)], 4: []}) == [sends(5)], "and no draft: the answer ends there"
     hops = (Hop(received_s=0, queued_s=0.002, compute_s=0.010, own_s=0.001, rows=2, dead_in_queue=1),) * 4
-    desk.now_s = 0.060
-    assert desk.back({2: 10}, hops=hops) == [emits(10), commits(3, base=3)]
-    desk.now_s = 0.080
-    assert desk.back({3: 12}, hops=hops) == [emits(12), commits(3, 5, base=3)]
-    desk.now_s = 0.140
-    assert desk.back({5: 13}, hops=hops) == [emits(13), ends("length")]
-    found = desk.ends[0].statistics.report()
+    head.now_s = 0.060
+    assert head.back({2: 10}, hops=hops) == [emits(10), commits(3, base=3)]
+    head.now_s = 0.080
+    assert head.back({3: 12}, hops=hops) == [emits(12), commits(3, 5, base=3)]
+    head.now_s = 0.140
+    assert head.back({5: 13}, hops=hops) == [emits(13), ends("length")]
+    found = head.ends[0].statistics.report()
     expected = {
         "segments": 2,
         "committing_segments": 2,

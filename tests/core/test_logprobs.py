@@ -20,7 +20,7 @@ from flowspec.core.protocol.messages import Logprobs, Verified, VerifiedPart
 from flowspec.core.stage.events import LayersDone, SendVerified
 from flowspec.core.stage.stage import StageCore
 from flowspec.errors import PeerError
-from tests.core.desk import Desk
+from tests.core.scripted_head import ScriptedHead
 from tests.core.stages import arrive, opening, run_of, segment
 from tests.pipeline import ask
 
@@ -47,19 +47,19 @@ def back(
     return [command for command in commands if isinstance(command, Emit)]
 
 
-def guessing(top: int = 1) -> Desk:
+def guessing(top: int = 1) -> ScriptedHead:
     """Prompt nodes 0 to 2 are segment 0; below the root the guesses 3 (token 0) and 4 (token 1), segment 1;
     below 3 the guess 5."""
-    desk = Desk(Continuous(window=9))
-    desk.ask(top_logprobs=top)
-    desk.propose({2: [(0, 0.5), (1, 0.3)]})
-    desk.propose({3: [(2, 0.9)], 4: []})
-    assert [each.parts[0].ids for each in desk.sent] == [(0, 1, 2), (3, 4), (5,)]
-    return desk
+    head = ScriptedHead(Continuous(window=9))
+    head.ask(top_logprobs=top)
+    head.propose({2: [(0, 0.5), (1, 0.3)]})
+    head.propose({3: [(2, 0.9)], 4: []})
+    assert [each.parts[0].ids for each in head.sent] == [(0, 1, 2), (3, 4), (5,)]
+    return head
 
 
 def test_every_emitted_token_has_its_own() -> None:
-    head = guessing().head
+    head = guessing().core
     assert back(head, 0, {2: 0}) == [Emit(request=1, tokens=(0,), logprobs=(said(2),))]
     assert back(head, 1, {3: 2}) == [Emit(request=1, tokens=(2,), logprobs=(said(3),))]
     assert back(head, 2, {5: 9}) == [Emit(request=1, tokens=(9,), logprobs=(said(5),))]
@@ -67,7 +67,7 @@ def test_every_emitted_token_has_its_own() -> None:
 
 
 def test_they_wait_for_their_token_and_go_with_dead_nodes() -> None:
-    head = guessing().head
+    head = guessing().core
     assert back(head, 1, {3: 2, 4: 9}) == [], "the token after the root is not known yet"
     assert head.requests()[0].logprobs == {3: said(3), 4: said(4)}
     assert back(head, 0, {2: 0}) == [Emit(request=1, tokens=(0, 2), logprobs=(said(2), said(3)))]
@@ -75,24 +75,23 @@ def test_they_wait_for_their_token_and_go_with_dead_nodes() -> None:
 
 
 def test_after_a_loss_the_tokens_that_follow_have_theirs_and_none_comes_twice() -> None:
-    desk = guessing()
-    head = desk.head
-    assert len(back(head, 0, {2: 0})) == 1
-    desk.give(PipelineLost())
-    assert head.requests()[0].logprobs == {}
-    desk.give(PipelineReformed(stage_count=2))
-    newest = desk.sent[-1]
+    head = guessing()
+    assert len(back(head.core, 0, {2: 0})) == 1
+    head.give(PipelineLost())
+    assert head.core.requests()[0].logprobs == {}
+    head.give(PipelineReformed(stage_count=2))
+    newest = head.sent[-1]
     assert newest.parts[0].opening is not None
     assert newest.parts[0].opening.top_logprobs == 1
-    (emit,) = back(head, newest.segment, {3: 2}, epoch=1)
+    (emit,) = back(head.core, newest.segment, {3: 2}, epoch=1)
     assert emit == Emit(request=1, tokens=(2,), logprobs=(said(3),))
 
 
 def test_an_end_forgets_those_of_guesses() -> None:
-    desk = guessing()
-    back(desk.head, 0, {2: 0})
-    desk.give(Cancel(request=1))
-    assert desk.head.requests()[0].logprobs == {}
+    head = guessing()
+    back(head.core, 0, {2: 0})
+    head.give(Cancel(request=1))
+    assert head.core.requests()[0].logprobs == {}
 
 
 @pytest.mark.parametrize(

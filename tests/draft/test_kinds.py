@@ -66,7 +66,7 @@ def test_a_word_needs_no_files(target: ModelFiles) -> None:
 @pytest.mark.parametrize("kind", [kind for kind in BY_WORD if issubclass(kind, TextKind)])
 def test_a_kind_without_a_cache_proposes_by_the_text(kind: type[TextKind]) -> None:
     """Ids that the text has (it knows no others), each once, surest first, the same for the same text."""
-    text, again = kind.text(), kind.text()
+    text, again = kind.proposer(), kind.proposer()
     for token in (5, 6, 7, 5, 6, 8, 5):
         text.append(token)
     for token in (5, 6, 9, 9, 9):

@@ -8,17 +8,17 @@ import sys
 
 import pytest
 
-from flowspec.draft.ngram import MATCH_MAX, PLACES_MAX, NgramText
+from flowspec.draft.ngram import MATCH_MAX, PLACES_MAX, NgramProposer
 
 
-def text_of(tokens: list[int]) -> NgramText:
-    text = NgramText()
+def text_of(tokens: list[int]) -> NgramProposer:
+    text = NgramProposer()
     for token in tokens:
         text.append(token)
     return text
 
 
-def follower_tokens(text: NgramText, end: list[int], width: int = 10) -> list[int]:
+def follower_tokens(text: NgramProposer, end: list[int], width: int = 10) -> list[int]:
     return [token for token, _ in text.followers(end, width)]
 
 
@@ -47,7 +47,7 @@ def test_agreement_among_places_counts() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_a_text_that_was_cut_and_goes_on_is_as_good_as_a_new_one(seed: int) -> None:
     rng = random.Random(seed)
-    text = NgramText()
+    text = NgramProposer()
     for _ in range(300):
         if rng.random() < 0.1:
             text.cut(rng.randint(0, len(text.tokens)))

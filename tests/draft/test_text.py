@@ -9,14 +9,14 @@ import pytest
 
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Proposal, Release, Sampling
-from flowspec.draft.text import Text, TextDrafter
+from flowspec.draft.text import TextDrafter, TextProposer
 from flowspec.errors import PeerError
 from tests.draft.trees import Teller, segment
 
 VOCABULARY = 50
 
 
-class Last(Text):
+class Last(TextProposer):
     """Proposes what tells the whole text that it was asked with, and the token after the last one."""
 
     def propose(self, branch: Sequence[int], width: int) -> Sequence[tuple[int, float]]:

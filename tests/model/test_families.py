@@ -37,6 +37,8 @@ from tests.model.slices import CPU, assert_faithful, load, load_stages
 ROPE = {"rope_type": "default", "rope_theta": 1e4}
 LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
 HALF = [torch.bfloat16, torch.float16]
+RARELY = 3
+"""Numbers of a test's thousands that the order of a sum may move by a last place."""
 
 
 def config_of(family: str, **fields: Any) -> Any:
@@ -59,10 +61,14 @@ def test_norms_are_the_familys_own(name: str, dtype: torch.dtype) -> None:
     with torch.inference_mode():
         expected = norm(hidden)
         call_directly(norm, family)
-        torch.testing.assert_close(
-            norm(hidden), expected, rtol=1e-6, atol=0.0 if dtype != torch.float32 else 1e-6
-        )
-        # In 16 bits nothing of another order of sums is left.
+        found = norm(hidden)
+        if dtype == torch.float32:
+            torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+            return
+        # In 16 bits next to nothing of another order of sums is left: on ARM one of these 3,168 numbers lies
+        # where it rounds otherwise. Rounding at another place moves hundreds.
+        assert (found != expected).sum() <= RARELY
+        torch.testing.assert_close(found, expected, rtol=torch.finfo(dtype).eps, atol=0.0)
 
 
 def test_a_norm_of_another_familys_arithmetic_would_be_seen() -> None:
@@ -74,8 +80,8 @@ def test_a_norm_of_another_familys_arithmetic_would_be_seen() -> None:
         norm.weight.data = torch.linspace(-0.5, 1.5, 96).bfloat16()
         with torch.inference_mode():
             found.append(norm(hidden))
-    assert not torch.equal(found[0], found[1])
-    assert not torch.equal(found[0], found[2])
+    assert (found[0] != found[1]).sum() > 100 * RARELY
+    assert (found[0] != found[2]).sum() > 100 * RARELY
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

@@ -56,12 +56,14 @@ def test_a_device_that_stood_by_takes_the_place_of_a_lost_one_and_gives_it_back(
     make_keys(keys, ["head"], [f"local-{index}" for index in range(3)], force=False)
     expected = reference.generate(PROMPT, Sampling(), COUNT, frozenset())
     notes: list[str] = []
-    survival = RecoveryOptions(on_note=notes.append, wait_s=60.0)
+    recovery_options = RecoveryOptions(on_note=notes.append, wait_s=60.0)
     with LocalCluster(3, family="llama", log_level="CRITICAL", keys=keys) as started:
         daemons = started.wait()
         path = cluster_file(tmp_path, daemons, {"local-0": 0.001, "local-1": 1.0, "local-2": 0.1})
         options = ClusterOptions(model=str(folder), dtype="float32", cluster=path, context=300)
-        with open_session(options, DECODING, lambda text, share: None, survival=survival) as session:
+        with open_session(
+            options, DECODING, lambda text, share: None, recovery_options=recovery_options
+        ) as session:
             head = session.head
             assert [stage.plan.name for stage in head.stages] == ["local-1"]
             answer = submit(head, count=COUNT)

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from flowspec.core.head.candidates import Candidates
 from flowspec.core.head.drafter_state import DrafterState
 from flowspec.core.head.events import Submit
@@ -15,6 +18,8 @@ from flowspec.core.head.statistics import Statistics
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Commit, Logprobs, Open, SegmentPart
 from flowspec.tree import TokenTree
+
+Ids = NDArray[np.int64]
 
 
 @dataclass(slots=True)
@@ -25,8 +30,8 @@ class Request:
     `unsent` is the next prompt position to send; positions below `computed` have passed every stage.
     `known_length` is the committed length that every stage has been told, so Commits begin there. `held` are
     tokens verified that the method has not walked yet, `logprobs` those of the tokens after living nodes,
-    `plan` is the method's own note. `reused` prompt tokens were cached when the answer began. `mirrors` and
-    `weights` are by model beside the target: what it has, and how much its word counts among its like;
+    `plan` is the method's own note. `reused` prompt tokens were cached when the answer began.
+    `drafter_states` and `weights` are by drafter: what it has, and how much its word counts among its like;
     `candidates` is what they propose. `is_end_told` says that the stages have heard that the answer is over.
     """
 
@@ -223,10 +228,8 @@ def begin(old: Request | None, submit: Submit, *, context: int, stage_count: int
     )
 
 
-def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    count = 0
-    for a, b in zip(first, second, strict=False):
-        if a != b:
-            break
-        count += 1
-    return count
+def common_prefix(first: Sequence[int] | Ids, second: Sequence[int] | Ids) -> int:
+    """How many tokens both begin with."""
+    count = min(len(first), len(second))
+    different = np.flatnonzero(np.asarray(first[:count]) != np.asarray(second[:count]))
+    return int(different[0]) if len(different) else count

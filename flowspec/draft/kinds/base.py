@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from flowspec.draft.protocol import Drafter
-from flowspec.draft.text import Text, TextDrafter
+from flowspec.draft.text import TextDrafter, TextProposer
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
 from flowspec.model.trials import check_torch
@@ -79,13 +79,12 @@ class WordKind(Kind):
 class TextKind(WordKind):
     """A kind without a cache (`draft.text`), which goes with every target and costs the planner nothing."""
 
-    text: type[Text]
-    """What proposes."""
+    proposer: type[TextProposer]
 
     def open(
         self, target: ModelFiles, dtype: str, device: object, *, context: int, coupled: bool
     ) -> TextDrafter:
-        return TextDrafter(self.text, context)
+        return TextDrafter(self.proposer, context)
 
     def reckoned(self, target: ModelShape) -> sites.PlannedDrafter:
         return sites.PlannedDrafter(name=self.name, shape=None, acceptance=self.acceptance)

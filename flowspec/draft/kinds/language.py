@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from flowspec.core.protocol.cluster_messages import Drafting
 from flowspec.draft.kinds.base import FileKind
+from flowspec.draft.kinds.ngram import Ngram
 from flowspec.draft.protocol import Drafter
 from flowspec.errors import InputError
 from flowspec.model.families import check_family
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from flowspec.model.slice import Slice
 
-ADVICE = "give a drafter trained for the same tokenizer, or --drafter ngram"
+ADVICE = f"give a drafter trained for the same tokenizer, or --drafter {Ngram.word}"
 
 
 class LanguageKind(FileKind):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from flowspec.draft.kinds.base import TextKind
-from flowspec.draft.ngram import NgramText
+from flowspec.draft.ngram import NgramProposer
 
 
 class Ngram(TextKind):
     word = "ngram"
     plural = "n-grams"
     acceptance = 0.25  # a guess
-    text = NgramText
+    proposer = NgramProposer

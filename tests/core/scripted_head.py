@@ -106,7 +106,7 @@ def say(command: HeadCommand) -> Said:
     return wakes(command.at_s)
 
 
-class Desk:
+class ScriptedHead:
     """`segments` are in flight, oldest first; `job` is what the drafter works on."""
 
     def __init__(
@@ -118,7 +118,7 @@ class Desk:
         drafter: DrafterTraits | None = TRAITS,
     ) -> None:
         made = make_method(method) if isinstance(method, str) else method
-        self.head = HeadCore(
+        self.core = HeadCore(
             context=context, stage_count=stages, method=made, drafters=() if drafter is None else (drafter,)
         )
         self.now_s = 0.0
@@ -129,7 +129,7 @@ class Desk:
         self.ends: list[Finished] = []
 
     def give(self, event: HeadEvent) -> list[Said]:
-        commands = self.head.handle(event, self.now_s)
+        commands = self.core.handle(event, self.now_s)
         for command in commands:
             if isinstance(command, SendToFirstStage):
                 self.segments.append(command.segment)
@@ -206,7 +206,7 @@ class Desk:
         return self.give(TimerFired())
 
     def request(self, number: int = 1) -> Request:
-        (found,) = [request for request in self.head.requests() if request.number == number]
+        (found,) = [request for request in self.core.requests() if request.number == number]
         return found
 
     def tree(self, number: int = 1) -> TokenTree:
