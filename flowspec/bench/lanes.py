@@ -72,6 +72,14 @@ class Lanes:
         """When the last token was there."""
         return max((at_s for at_s, _ in self.commits), default=0.0)
 
+    def commits_within(self, start_s: float, end_s: float) -> list[tuple[float, int]]:
+        return [commit for commit in self.commits if start_s < commit[0] <= end_s]
+
+    def rate(self, start_s: float, end_s: float) -> float:
+        """Tokens per second in a span of time."""
+        tokens = sum(count for _, count in self.commits_within(start_s, end_s))
+        return tokens / (end_s - start_s) if end_s > start_s else 0.0
+
 
 def lanes_of(trace: Trace, stages: int) -> Lanes:
     origin_s = min((at_s for at_s, _ in trace.commits), default=0.0)

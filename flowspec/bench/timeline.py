@@ -16,6 +16,8 @@ Each = TypeVar("Each", Bar, LinkSpan, DraftPass)
 METHODS_MAX = 4
 TRIPS_SHOWN, SLOTS_SHOWN = 14, 160
 """The default window: so many trips, of long pipelines so many slots."""
+STARTS = 40
+"""Windows that are looked at are so many, and one."""
 LANE_IN = 0.34
 PANEL_IN = 0.75
 AROUND_IN = 1.7
@@ -50,8 +52,8 @@ def draw(
     """`timeline.png`: what each device did in a span of time, the methods below each other (the first four)
     on one axis.
 
-    The span is some trips long unless `window_s` is given, and lies in the middle of the shortest answer.
-    Raises `InputError` without matplotlib.
+    The span is some trips long unless `window_s` is given, and lies where the methods are most nearly as fast
+    as in their whole answers. Raises `InputError` without matplotlib.
     """
     laid = {name: lanes_of(trace, stages) for name, trace in list(traces.items())[:METHODS_MAX]}
     assert laid, "there is a trace to draw"
@@ -61,7 +63,7 @@ def draw(
             (min(TRIPS_SHOWN * slots.trip_s, SLOTS_SHOWN * slots.tau_s) for slots in found), default=1.0
         )
     shortest_s = min(lanes.end_s for lanes in laid.values())
-    start_s = max(0.0, (shortest_s - window_s) / 2)
+    start_s = _typical_start_s(list(laid.values()), window_s, shortest_s)
     end_s = start_s + (min(window_s, shortest_s) or 1.0)
     height_in = AROUND_IN + len(laid) * (PANEL_IN + (stages + 2) * LANE_IN)
     drawing = figure(WIDTH_IN, min(HEIGHT_MAX_IN, height_in))
@@ -72,6 +74,22 @@ def draw(
     axes[-1].set_xlabel(f"seconds since the first token. {READING}")
     _legend(drawing)
     drawing.savefig(path)
+
+
+def _typical_start_s(laid: Sequence[Lanes], window_s: float, shortest_s: float) -> float:
+    """Where a window begins whose tokens per second are, over all methods, nearest to those of their whole
+    answers; of equals the one nearest to the middle of the shortest."""
+    last_s = max(0.0, shortest_s - window_s)
+
+    def distance(start_s: float) -> float:
+        return sum(
+            abs(lanes.rate(start_s, start_s + window_s) / mean - 1)
+            for lanes in laid
+            if (mean := lanes.rate(0.0, lanes.end_s))
+        )
+
+    starts = [last_s * at / STARTS for at in range(STARTS + 1)]
+    return min(starts, key=lambda start_s: (round(distance(start_s), 3), abs(start_s - last_s / 2)))
 
 
 def _lanes(ax: Any, name: str, lanes: Lanes, start_s: float, end_s: float) -> None:
@@ -104,9 +122,7 @@ def _lanes(ax: Any, name: str, lanes: Lanes, start_s: float, end_s: float) -> No
             for each in _within(flights, start_s, end_s)
         ]
         ax.add_collection(LineCollection(lines, colors=LINK, linewidths=0.9, zorder=1.5))
-    tokens = _commits(
-        ax, count - 1, [commit for commit in lanes.commits if start_s < commit[0] <= end_s], end_s - start_s
-    )
+    tokens = _commits(ax, count - 1, lanes.commits_within(start_s, end_s), end_s - start_s)
     names = ["head: drafter", *(f"stage {stage}" for stage in range(1, count - 1)), "tokens out"]
     ax.set_yticks([lane + 0.5 for lane in range(count)], names)
     ax.hlines(range(1, count), start_s, end_s, colors="#dddddd", linewidths=0.6, zorder=0)
@@ -115,7 +131,8 @@ def _lanes(ax: Any, name: str, lanes: Lanes, start_s: float, end_s: float) -> No
         _at_right(ax, lane, f"{100 * busy_share(each, start_s, end_s):.0f}% busy")
     _at_right(ax, count - 1, f"{tokens} tokens")
     ax.set_title(
-        f"{name_of(name)}: {tokens / (end_s - start_s):.3g} tokens/s in this window",
+        f"{name_of(name)}: {lanes.rate(start_s, end_s):.3g} tokens/s in this window, "
+        f"{lanes.rate(0.0, lanes.end_s):.3g} in the whole answer",
         loc="left",
         fontsize=12,
         fontweight="bold",

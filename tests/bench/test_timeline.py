@@ -11,8 +11,9 @@ import pytest
 
 from flowspec.bench import simulated, timeline
 from flowspec.bench.config import Bench, Setup, Testbed
-from flowspec.bench.lanes import Bar, LinkSpan, busy_share, lanes_of
+from flowspec.bench.lanes import Bar, Lanes, LinkSpan, busy_share, lanes_of
 from flowspec.bench.synthetic import Synthetic, synthetic_cases
+from flowspec.bench.timeline import _typical_start_s
 from flowspec.bench.trace import Pass, Trace
 from flowspec.core.protocol.messages import Hop, Sampling
 from flowspec.plan.profile import find_profile
@@ -157,6 +158,20 @@ def test_a_chrome_trace_is_valid_and_loses_no_time(traces: dict[str, Trace], met
     ]
     assert sum(tokens) == 24
     assert {event["ph"] for event in mine} == {"M", "X", "i"}
+
+
+def test_the_window_is_where_an_answer_is_as_fast_as_on_the_whole() -> None:
+    def laid(*commits: tuple[float, int]) -> Lanes:
+        return Lanes(stages=[], links=[], drops=[], commits=[(0.0, 1), *commits])
+
+    stalled = laid(*((at / 10, 1) for at in range(1, 41)), *((7 + at / 10, 1) for at in range(41)))
+    even = laid(*((at / 2, 1) for at in range(1, 23)))
+    assert stalled.rate(0.0, 11.0) == pytest.approx(81 / 11)
+    for both in ([stalled], [stalled, even]):
+        start_s = _typical_start_s(both, 2.0, 11.0)
+        assert stalled.rate(start_s, start_s + 2) == pytest.approx(81 / 11, rel=0.2), "nothing at 5 seconds"
+    assert _typical_start_s([even], 2.0, 11.0) == pytest.approx(4.5), "the middle is as good as any"
+    assert _typical_start_s([laid()], 2.0, 0.0) == 0
 
 
 def test_a_timeline_is_drawn(traces: dict[str, Trace], tmp_path: Path) -> None:
