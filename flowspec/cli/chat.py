@@ -45,7 +45,7 @@ from flowspec.runtime.answer import Answer
 from flowspec.runtime.journal.lines import Entry, JournalContent
 from flowspec.runtime.question import Question
 from flowspec.runtime.session import RecoveryOptions, Session
-from flowspec.runtime.watching import watch_session
+from flowspec.runtime.watching import Notes, watch_session
 
 LAST = Path()
 """What `--resume` without a file means."""
@@ -110,6 +110,7 @@ def run(args: argparse.Namespace) -> int:
         params = sampling_params(args)
         begin = "" if sys.stdout.isatty() and not args.json else "\n"  # it may come within a line
         has_begun = False
+        notes = Notes(lambda text: note(f"{begin}({text})"))
 
         def check(files: ModelFiles) -> None:
             if content is not None:
@@ -121,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
             # A dialogue that is resumed goes on as it was begun. Where a chat connects again, all answers
             # before are whole, and what is there counts.
             recovery_options = RecoveryOptions(
-                on_note=lambda text: note(f"{begin}({text})"),
+                on_note=notes,
                 arithmetic="" if content is None or has_begun else content.setting.arithmetic,
                 may_change=args.allow_arithmetic_change,
             )
@@ -142,6 +143,7 @@ def run(args: argparse.Namespace) -> int:
             is_json=args.json,
             request=llm.session.head.new_request(),
             journal=journal,
+            notes=notes,
             messages=[] if content is None else content.messages(),
         )
         has_begun = True
@@ -208,6 +210,7 @@ class Chat:
     is_json: bool
     request: int
     journal: ChatJournal
+    notes: Notes
     messages: Messages = field(default_factory=list)
     last: Answer | None = None
     is_watching: bool = False
@@ -376,7 +379,7 @@ class Chat:
         """Shows an answer up to its end."""
         path, self.record_to = self.record_to, None
         try:
-            with recorded(llm.session, self.tokenizer, path):
+            with recorded(llm.session, self.tokenizer, path, self.notes):
                 with self.shown(llm.session) as piece:
                     answer, _ = ask(llm, question, self.request, piece, self.journal)
                 self.journal.end(answer)

@@ -49,6 +49,7 @@ from flowspec.runtime.journal.file import Journal
 from flowspec.runtime.journal.lines import Entry, JournalContent, Setting
 from flowspec.runtime.question import Question
 from flowspec.runtime.session import RecoveryOptions, Session
+from flowspec.runtime.watching import Notes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -140,8 +141,9 @@ def _answer(
         if content is not None:
             resume.check_model(files, content.setting)
 
+    notes = Notes(lambda text: note(f"\n({text})"))
     recovery_options = RecoveryOptions(
-        on_note=lambda text: note(f"\n({text})"),
+        on_note=notes,
         wait_s=timeouts.WAIT_FOR_DEVICES_S,
         arithmetic="" if content is None else content.setting.arithmetic,
         may_change=args.allow_arithmetic_change,
@@ -171,7 +173,7 @@ def _answer(
         journal.ask(resume.entry_of(question))
     unrecorded: NotRecordedError | None = None
     try:
-        with recorded(session, tokenizer, args.record):
+        with recorded(session, tokenizer, args.record, notes):
             answer, is_interrupted = ask(
                 llm,
                 question,

@@ -11,7 +11,7 @@ from pathlib import Path
 from flowspec.errors import InputError
 from flowspec.model.text import Tokenizer
 from flowspec.runtime.session import Session
-from flowspec.runtime.watching import watch_session
+from flowspec.runtime.watching import Notes, watch_session
 from flowspec.watch.detokenizer import as_numbers
 from flowspec.watch.recording import write_recording
 
@@ -28,19 +28,23 @@ def check_recording(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def recorded(session: Session, tokenizer: Tokenizer | None, path: Path | None) -> Iterator[None]:
-    """Writes what the head does in the meantime, one answer, to a file; nothing without one. Raises
-    `NotRecordedError` after the answer."""
+def recorded(
+    session: Session, tokenizer: Tokenizer | None, path: Path | None, notes: Notes
+) -> Iterator[None]:
+    """Writes what the head does in the meantime, one answer, to a file, with what `notes` tell of devices;
+    nothing without one. Raises `NotRecordedError` after the answer."""
     if path is None:
         yield
         return
     watch = watch_session(session, as_numbers if tokenizer is None else tokenizer.decode, keeps=True)
     watch.join(reads=False)
+    notes.watch = watch
     try:
         yield
         watch.settle()
         document = watch.recording()
     finally:
+        notes.watch = None
         watch.close()
     if document is None:
         raise NotRecordedError(

@@ -84,6 +84,7 @@ def devices_report(present: WatchState) -> list[dict[str, Any]]:
                 "name": name,
                 "layers": layers,
                 "present": None if not row else bool(row["present"]) and layers is not None,
+                "lost": None if not row else not row["present"],
                 "memory_bytes": row.get("memory_bytes"),
                 "temperature_c": row.get("temperature_c"),
                 "throttled": row.get("throttled"),
@@ -173,8 +174,9 @@ def _devices(rows: Sequence[Mapping[str, Any]], *, blocks: bool) -> Table:
     table.add_column("busy", no_wrap=True)
     for row in rows:
         layers, busy, heat = row["layers"], row["busy"], row["temperature_c"]
-        is_here = row["present"]
-        state = "-" if is_here is None else "here" if is_here else "unused" if layers is None else "lost"
+        state = "lost" if row["lost"] else "unused" if layers is None else "here"
+        if row["lost"] is None:
+            state = "-"
         table.add_row(
             Text(printable(row["name"])),
             "-" if layers is None else f"{layers[0]}-{layers[1] - 1}",

@@ -29,7 +29,7 @@ from flowspec.interruption import hear_signals
 from flowspec.llm import PARALLEL_MAX
 from flowspec.runtime.session import RecoveryOptions
 from flowspec.runtime.transport import is_loopback
-from flowspec.runtime.watching import Watch, watch_session
+from flowspec.runtime.watching import Notes, watch_session
 
 NEEDED = (
     "flowspec serve needs packages that are not installed ({name}); run: pip install 'flowspec[serve]', or "
@@ -159,13 +159,11 @@ def run(args: argparse.Namespace) -> int:
     )
     totals = Totals()
 
-    watches: list[Watch] = []  # none before the cluster is there, and none with --no-live
-
-    def noted(text: str) -> None:
+    def told(text: str) -> None:
         note(f"({text})")
         totals.note(text)
-        for watch in watches:
-            watch.note(text)
+
+    notes = Notes(told)
 
     def ready(service: Service, stop: Stop) -> None:
         loop = asyncio.get_running_loop()
@@ -187,7 +185,7 @@ def run(args: argparse.Namespace) -> int:
 
     with contextlib.ExitStack() as stack:
         bound = stack.enter_context(contextlib.closing(bind(args.host, args.port)))
-        recovery_options = RecoveryOptions(on_note=noted, may_change=args.allow_arithmetic_change)
+        recovery_options = RecoveryOptions(on_note=notes, may_change=args.allow_arithmetic_change)
         llm = stack.enter_context(open_llm(args, recovery_options))
         assert llm.tokenizer is not None
         llm.session.head.observe(totals.on_event)
@@ -195,7 +193,7 @@ def run(args: argparse.Namespace) -> int:
         watch = None if args.no_live else watch_session(llm.session, llm.tokenizer.decode, keeps=True)
         if watch is not None:
             stack.callback(watch.close)
-            watches.append(watch)
+            notes.watch = watch
 
         def more(service: Service) -> list[BaseRoute]:
             return [] if watch is None else [*page_routes(), *live_routes(watch, service.stopping.is_set)]

@@ -13,6 +13,7 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from flowspec.errors import FlowSpecError
@@ -89,6 +90,19 @@ class Watcher:
         self._batches.append(FrameBatch([{"t": present.t, "kind": "missed"}, *present.frames()]))
 
 
+class Notes:
+    """What is told of devices: `tell` is told each line, and so is who watches, while there is a `watch`."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self.watch: Watch | None = None
+        self._tell = tell
+
+    def __call__(self, text: str) -> None:
+        self._tell(text)
+        if (watch := self.watch) is not None:
+            watch.note(text)
+
+
 class KeptFrames:
     """The frames of the last answer, or of those that were under way together, as text; nothing once they are
     too many."""
@@ -97,14 +111,23 @@ class KeptFrames:
         self._texts: list[str] = []
         self._chars = 0
         self._open: set[int] = set()
+        self._was_open = False
         self.is_cut = False
 
-    def take(self, frame: Frame, text: str, present: WatchState) -> None:
-        """A frame and its text, when `present` has it already."""
+    def take(self, batch: FrameBatch, present: WatchState) -> None:
+        """Frames, when `present` has them already."""
+        self._was_open = bool(self._open)
+        for frame, text in zip(batch.frames, batch.texts, strict=True):
+            self._take(frame, text, present)
+
+    def _take(self, frame: Frame, text: str, present: WatchState) -> None:
         if frame["kind"] == "begin":
             if not self._open:
                 self._begin(present, frame)
             self._open.add(frame["request"])
+            self._was_open = True
+        elif frame["kind"] == "note" and self._texts and self._was_open:
+            pass  # notes come last in a batch: what they tell of may have been before the end
         elif not self._texts or not self._open:
             return
         self._add(text)
@@ -295,8 +318,7 @@ class Watch:
             return
         batch = FrameBatch(frames)
         if self._kept is not None:
-            for frame, text in zip(frames, batch.texts, strict=True):
-                self._kept.take(frame, text, recorder.present)
+            self._kept.take(batch, recorder.present)
         for watcher in readers:
             watcher.give(batch, recorder.present)
             if watcher.is_gone:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from flowspec.cli.chat import HELP
+from flowspec.watch.recording import read_recording
 from tests.cli.terminal import Terminal, Window
 
 STORY = "Tell me a long story about a dragon."
@@ -131,9 +132,11 @@ def test_what_is_typed_during_an_answer_waits_and_ctrl_c_drops_it() -> None:
 def test_a_lost_device_logs_and_resizing_leave_the_answer_whole(
     columns: int, lines: int, tmp_path: Path
 ) -> None:
-    dialogue = tmp_path / "dialogue.json"
+    dialogue, recording = tmp_path / "dialogue.json", tmp_path / "recording.json"
     with Window("chat", "--local", "2", "-v", columns=columns, lines=lines) as window:
         window.until("you>")
+        window.type(f"/record {recording}\r")
+        window.until("is recorded in")
         window.type("/watch\r")
         window.until("under answers: on")
         row = next(row for row in window.screen.whole if "local-0  layers 0 to 3" in row)
@@ -154,6 +157,9 @@ def test_a_lost_device_logs_and_resizing_leave_the_answer_whole(
         assert window.ended() == 0
     assert not any("tokens/s  tree" in row for row in whole), "the live line has gone"
     assert any(row.startswith("(device local-0 is lost") for row in whole)
+    notes = [frame["text"] for frame in read_recording(recording)["frames"] if frame["kind"] == "note"]
+    assert notes[0].startswith("device local-0 is lost")
+    assert "going on with 1 device" in notes
     (_, text) = said(dialogue)[-1]
     shown = iter(" ".join(whole).partition(STORY)[2].split())
     assert [word for word in text.split() if word not in shown] == [], "each behind the one before"

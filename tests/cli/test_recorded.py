@@ -6,13 +6,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from flowspec.cli import generate
 from flowspec.cli.main import main
 from flowspec.cli.recorded import check_recording
 from flowspec.errors import InputError
+from flowspec.runtime.session import RecoveryOptions
 from flowspec.watch.recording import read_recording
 from tests import warm
 from tests.cli.test_commands import flowspec
@@ -62,6 +66,30 @@ def test_generate_saves_a_recording_of_its_answer(tmp_path: Path, capsys: pytest
     assert "What is 17 + 25?" in next(frame["text"] for frame in frames if frame["kind"] == "begin")
     assert main(["top", "--replay", str(path), "--once", "--json"]) == 0
     assert [row["layers"] for row in json.loads(capsys.readouterr().out)["devices"]] == [[0, 4], [4, 8]]
+
+
+def test_generate_records_what_is_told_of_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, told = tmp_path / "answer.json", "device pi-5 is lost (its connection closed)"
+    opened, asked = generate.open_llm, generate.ask
+    given: list[RecoveryOptions] = []
+
+    def open_llm(args: Any, options: RecoveryOptions, *rest: Any, **named: Any) -> Any:
+        given.append(options)
+        return opened(args, options, *rest, **named)
+
+    def ask(llm: Any, question: Any, request: int, show: Callable[[str], None], **named: Any) -> Any:
+        def shown(text: str) -> None:
+            if given:
+                given.pop().on_note(told)
+            show(text)
+
+        return asked(llm, question, request, shown, **named)
+
+    monkeypatch.setattr(generate, "open_llm", open_llm)
+    monkeypatch.setattr(generate, "ask", ask)
+    assert main(["generate", "--local", "1", "--max-new-tokens", "8", "--record", str(path), "hello"]) == 0
+    frames = read_recording(path)["frames"]
+    assert [frame["text"] for frame in frames if frame["kind"] == "note"] == [told]
 
 
 def test_a_recording_that_cannot_be_written_is_refused_before_anything_starts(

@@ -67,7 +67,7 @@ def full(stages: int, name: str = "board") -> WatchState:
         device(stage["name"], memory_bytes=1000 << 30, temperature_c=-99.0, queued=1000)
         for stage in present.stages
     ]
-    present.devices = {"t": 1.0, "kind": "devices", "devices": [*rows, device("spare", present=False)]}
+    present.devices = {"t": 1.0, "kind": "devices", "devices": [*rows, device("spare")]}
     present.figures = {
         **{
             "t": 1.0,
@@ -129,10 +129,18 @@ def test_what_is_known_is_shown() -> None:
     assert "unused" in lines["spare"]
     assert "answer 3: 45 tokens" in text
     present.take({"t": 2.0, "kind": "lost", "silent_s": 1.0})
-    present.devices = {"t": 1.0, "kind": "devices", "devices": [device("board-0", present=False)]}
+    gone = [device("board-0", present=False), device("gone", present=False)]
+    present.devices = {"t": 1.0, "kind": "devices", "devices": gone}
     text = drawn(present, ABOUT_WIDE)
     assert "the pipeline was lost" in text
-    assert "lost" in text.split("board-0")[1].splitlines()[0]
+    for name in ("board-0", "gone"):
+        assert "lost" in text.split(name)[1].splitlines()[0], "whether or not it had layers at last"
+    rows = report(present, ABOUT_WIDE)["devices"]
+    assert [(row["name"], row["lost"]) for row in rows] == [
+        ("board-0", True),
+        ("board-1", None),
+        ("gone", True),
+    ]
 
 
 def test_of_too_many_devices_the_first_are_shown() -> None:

@@ -183,9 +183,8 @@ def test_who_leaves_in_mid_answer_leaves_no_recording_open() -> None:
     assert watch._recorder is not None
     other = {"t": 1.0, "kind": "begin", "request": 99, "prompt_tokens": 1, "reused": 0, "text": ""}
     with watch._lock:
-        watch._kept.take(
-            other, as_text(other), watch._recorder.present
-        )  # another one, whose number does not come again
+        # another one, whose number does not come again
+        watch._kept.take(FrameBatch([other]), watch._recorder.present)
     watch.leave(watcher)
     head.run()
     first = watch.recording()
