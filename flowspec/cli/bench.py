@@ -53,7 +53,7 @@ from flowspec.cli.options import number_list, positive, positives, reals
 from flowspec.cli.parser import Rare
 from flowspec.cli.terminal import note
 from flowspec.draft.kinds import WORDS
-from flowspec.errors import InputError
+from flowspec.errors import ClusterError, InputError
 from flowspec.model.files import ModelFiles
 from flowspec.watch.detokenizer import Decode, as_numbers
 from flowspec.watch.recording import About, record_document, write_recording
@@ -173,11 +173,14 @@ def run(args: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _interruptible(kept: Callable[[], str], args: argparse.Namespace) -> Iterator[None]:
-    """Work whose interruption says what is kept of it, and how to go on."""
+    """Work whose interruption, or loss of a device, says what is kept of it, and how to go on."""
     try:
         yield
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"kept {kept()}; go on with: {command_of(args.words)}") from None
+    except ClusterError as error:
+        note(f"flowspec bench: {error}")
+        raise ClusterError(f"kept {kept()}; go on with: {command_of(args.words)}") from None
 
 
 def _answers(

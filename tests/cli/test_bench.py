@@ -21,12 +21,13 @@ import pytest
 from flowspec.bench import tune as tune_module
 from flowspec.bench.bench import EXPERIMENT, RESULTS, TUNED_FILE, open_out
 from flowspec.bench.outcome import WRONG, Record, read_records, write_records
+from flowspec.cli import bench as bench_command
 from flowspec.cli.bench import _tuned, _verdict
 from flowspec.cli.bench_request import kinder, pick_experiment
 from flowspec.cli.commands import build_parser
 from flowspec.cli.main import main
 from flowspec.draft.kinds import WORDS
-from flowspec.errors import InputError
+from flowspec.errors import ClusterError, InputError
 from flowspec.watch.recording import read_recording
 from tests import warm
 from tests.bench.benches import TOML
@@ -217,6 +218,24 @@ def test_whoever_runs_a_published_method_as_ours_does_it_is_told(
     assert said is None or said.endswith(
         f": as ours does it, kinder than the paper's code (docs/paper.md); {expected}"
     )
+
+
+def test_where_a_device_is_lost_the_last_line_says_what_is_kept(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+
+    def lose(*_: object) -> None:
+        write_records(out / RESULTS, [record("ar", "1", 1, 1.0)])
+        raise ClusterError("stage 1 is lost")
+
+    monkeypatch.setattr(bench_command, "_run", lose)
+    args = ["bench", "--experiment", str(tiny), "--out", str(out)]
+    assert main(args) == 1
+    assert capsys.readouterr().err.splitlines() == [
+        "flowspec bench: stage 1 is lost",
+        f"flowspec bench: kept 1 of 8 answers in {out}; go on with: {shlex.join(['flowspec', *args])}",
+    ]
 
 
 def test_a_wrong_answer_fails_the_run(capsys: pytest.CaptureFixture[str]) -> None:
