@@ -10,6 +10,8 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
+from flowspec.cli.terminal import note
+
 HELP_ALL = "--help-all"
 ROOM = 2
 """Columns that argparse leaves free at the right."""
@@ -31,7 +33,8 @@ class Parser(argparse.ArgumentParser):
         self.commands: dict[str, Parser] = {}
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+        note(f"{self.prog}: {message} (see {self.prog} --help)")
+        self.exit(2)
 
     @property
     def flags(self) -> list[str]:

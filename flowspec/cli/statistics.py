@@ -17,7 +17,7 @@ from flowspec.model.text import Tokenizer
 from flowspec.runtime.answer import Answer
 from flowspec.runtime.session import Session
 
-WIDTH = 80
+WIDTH = 79
 CHAINS_SHOWN = 4
 EXAMPLE_CHARS = 32
 """Of a prompt of the domain: its end."""

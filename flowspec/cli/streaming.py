@@ -14,6 +14,8 @@ from typing import TextIO
 
 from rich.cells import cell_len
 
+from flowspec.cli.terminal import broken
+
 EVERY_S = 0.25
 ROWS_MIN = 6
 """A lower terminal has no room for a live line."""
@@ -81,12 +83,6 @@ class WordWrap:
             self.line = self._word
         self._word, self._gap = "", ""
         return placed
-
-
-def folded(text: str, width: int) -> str:
-    """Text in lines that fit, broken between words."""
-    wrap = WordWrap(width)
-    return wrap.push(text) + wrap.finish()
 
 
 class AnswerView:
@@ -187,7 +183,7 @@ class LinesAbove(io.TextIOBase):
             whole, newline, self._begun = (self._begun + text).rpartition("\n")
             lines = whole.split("\n") if newline else []
         if lines:
-            self._hand_on("".join(folded(line, self._size().columns - 1) + "\n" for line in lines))
+            self._hand_on("".join(broken(line, self._size().columns - 1) + "\n" for line in lines))
         return len(text)
 
 

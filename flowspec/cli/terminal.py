@@ -1,13 +1,21 @@
-"""Standard output and error: what others wrote is made `visible` on a terminal; a pipe gets it as it is."""
+"""Standard output and error: what others wrote is made `visible` on a terminal, and messages are broken
+between words to its width; a pipe gets all as it is, a message in one line."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
+from collections.abc import Iterator
 from typing import TextIO
 
 from flowspec.cli.visible import visible
+
+WORDS_BEHIND = {"flowspec": 1, "launch/": 1, "pip": 2, "sudo": 2}
+"""How a command to copy begins, and how many words belong to it in any case."""
+ENDS = (",", ";", ":", ")")
+"""What a command to copy does not end with: behind it the sentence goes on."""
 
 
 class TypedInterrupt(KeyboardInterrupt):
@@ -31,8 +39,76 @@ def show(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """A line beside the answer, on standard error."""
-    print(fit_for(sys.stderr, text), file=sys.stderr, flush=True)
+    """A message beside the answer, on standard error."""
+    print(_broken_for(sys.stderr, text), file=sys.stderr, flush=True)
+
+
+def tell(text: str) -> None:
+    """A message that is a result, on standard output."""
+    print(_broken_for(sys.stdout, text), flush=True)
+
+
+def _broken_for(stream: TextIO, text: str) -> str:
+    return broken(visible(text), _columns(stream)) if stream.isatty() else text
+
+
+def _columns(stream: TextIO) -> int:
+    """A terminal's width without its last column, behind which a cursor is not the same for all of them."""
+    for each in (stream, sys.__stdout__):  # a chat puts another in the stream's place while it draws
+        with contextlib.suppress(OSError):
+            if each is not None:
+                return (os.get_terminal_size(each.fileno()).columns or 80) - 1
+    return 79
+
+
+def broken(text: str, width: int) -> str:
+    """Lines that fit, the rest of each indented: broken between words, but not inside a command to copy, nor
+    in a word that is longer, as a path may be."""
+    return "\n".join(_broken_line(line, width) for line in text.split("\n"))
+
+
+def _broken_line(line: str, width: int) -> str:
+    from rich.cells import cell_len  # only here: a daemon has no other use for it
+
+    if cell_len(line) <= width:
+        return line
+    indent = line[: len(line) - len(line.lstrip())]
+    lines: list[str] = []
+    begun = ""
+    for unit in _units(line.split()):
+        if not begun:
+            begun = indent + unit
+        elif cell_len(begun) + 1 + cell_len(unit) <= width:
+            begun += f" {unit}"
+        else:
+            lines.append(begun)
+            begun = f"{indent}  {unit}"
+    return "\n".join([*lines, begun])
+
+
+def _units(words: list[str]) -> Iterator[str]:
+    """Words, and commands to copy in one piece."""
+    at = 0
+    while at < len(words):
+        end = at + 1
+        sure = _words_behind(words[at].lstrip("(`'\""))
+        while sure is not None and end < len(words) and not words[end - 1].endswith(ENDS):
+            is_quoted = " ".join(words[at:end]).count('"') % 2
+            if end - at > sure and not is_quoted and not _is_argument(words[end], words[end - 1]):
+                break
+            end += 1
+        yield " ".join(words[at:end])
+        at = end
+
+
+def _words_behind(word: str) -> int | None:
+    """How many more words a command has for sure that begins with this one; None: no command does."""
+    return WORDS_BEHIND.get("launch/" if word.startswith("launch/") else word)
+
+
+def _is_argument(word: str, before: str) -> bool:
+    """Whether a word belongs to the command that stands before it: a flag, its value, a file's name."""
+    return word.startswith(("-", "'", '"')) or before.startswith("-") or "/" in word or "." in word[:-1]
 
 
 class LogHandler(logging.Handler):

@@ -11,14 +11,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import shutil
-import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -38,7 +35,7 @@ from flowspec.cli.options import (
     reals,
 )
 from flowspec.cli.parser import Rare
-from flowspec.cli.terminal import show as tell
+from flowspec.cli.terminal import tell
 from flowspec.core.methods import CHAINED, METHODS, find_method
 from flowspec.core.protocol.limits import REQUESTS_MAX
 from flowspec.core.protocol.messages import Sampling
@@ -306,17 +303,11 @@ def show(verdicts: list[Verdict], faithful: Faithfulness) -> None:
     show_table(columns, rows, numbers_from=1)
     for verdict in verdicts:
         if verdict.difference is not None:
-            tell(_fitted(f"wrong: {_asked(verdict.found)}: {_told(verdict.difference)}") + "\n")
+            tell(f"wrong: {_asked(verdict.found)}: {_told(verdict.difference)}")
     wrong = sum(verdict.kind == "wrong" for verdict in verdicts)
     exact = f"NO, {wrong} of {len(verdicts)} answers are wrong" if wrong else "yes, all answers are equal"
     for line in (f"exact: {exact}", *faithful_lines(faithful)):
-        tell(_fitted(line) + "\n")
-
-
-def _fitted(line: str) -> str:
-    """On a terminal, broken between words; other programs get it in one line."""
-    columns = shutil.get_terminal_size().columns
-    return fill(line, columns, subsequent_indent="  ") if sys.stdout.isatty() else line
+        tell(line)
 
 
 def _asked(found: ClusterAnswer) -> str:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from flowspec.cli import streaming
-from flowspec.cli.streaming import AnswerView, LinesAbove, WordWrap, folded, told_above
+from flowspec.cli.streaming import AnswerView, LinesAbove, WordWrap, told_above
 from tests.cli.terminal import Terminal
 
 WORDS = ["a", "word", "x" * 30, "\n", "\n\n", " ", "longer-word"]
@@ -35,7 +35,7 @@ def test_words_stay_whole_and_line_ends_stay() -> None:
 
 
 def test_letters_count_as_wide_as_they_are() -> None:
-    assert folded("中文 中文 中文 ab", 9) == "中文 中文\n中文 ab"
+    assert wrapped(["中文 中文 中文 ab"], 9) == "中文 中文\n中文 ab"
 
 
 @given(st.lists(st.text(alphabet="ab中 \n", max_size=12), max_size=12), st.integers(4, 20))
@@ -137,7 +137,7 @@ def test_standard_error_is_handed_on_in_whole_lines(monkeypatch: pytest.MonkeyPa
     above = LinesAbove(found.append, lambda: terminal_size((11, 5)))
     print("one two three", "four", file=above, flush=True)
     above.write("half")
-    assert found == ["one two\nthree four\n"]
+    assert found == ["one two\n  three\n  four\n"]
     monkeypatch.setattr(sys.stderr, "isatty", lambda: False)
     with told_above(found.append, lambda: terminal_size((11, 5))):
         print("to a file", file=sys.stderr)

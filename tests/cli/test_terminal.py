@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from flowspec.cli.console import PlainConsole
-from flowspec.cli.terminal import LogHandler
+from flowspec.cli.terminal import LogHandler, broken
 from flowspec.cli.visible import visible
 from flowspec.core.protocol.messages import Sampling
 from flowspec.model.files import BUNDLED, ModelFiles
@@ -109,3 +109,30 @@ def test_logs_and_consoles_on_a_terminal(
     assert capsys.readouterr().err == "peer said \\x1b]52;c;aGk=\\x07\n"
     PlainConsole(force_terminal=True, no_color=True, width=80).print(f"[dim]he said {CLIPBOARD}[/]")
     assert "\x1b]" not in capsys.readouterr().out
+
+
+def test_messages_are_broken_between_words_to_the_terminals_width() -> None:
+    """Not inside a path, an address or a command to copy; what goes on is indented."""
+    path = "/home/somebody/models/" + "long/" * 8 + "model.toml"
+    lines = broken(f"flowspec chat: expected a cluster file, got {path}, which is none", 60).split("\n")
+    assert lines == ["flowspec chat: expected a cluster file, got", f"  {path},", "  which is none"]
+    assert broken("中文 中文 中文 ab", 10) == "中文 中文\n  中文 ab"
+    assert broken("  table   of   two\nlines", 20) == "  table   of   two\nlines", "what fits stays as it is"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "flowspec daemon --host 192.168.1.21 --port 7700",
+        'flowspec generate "What is 17 + 25?"',
+        "launch/boards start my-cluster.toml",
+        "pip install 'flowspec[serve]'",
+        "flowspec keygen --cluster my-cluster.toml",
+    ],
+)
+@pytest.mark.parametrize("end", [", or ask", " and ask", "; then ask", ""])
+def test_a_command_to_copy_stays_on_one_line(command: str, end: str) -> None:
+    for width in range(len(command) + 4, 100):
+        lines = broken(f"(nothing listens on that machine; to mend it: {command}{end})", width).split("\n")
+        assert any(command in line for line in lines), lines
+        assert all(len(line) <= width for line in lines)
