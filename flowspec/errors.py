@@ -6,6 +6,8 @@ to do.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -54,6 +56,12 @@ class BrokenError(ClusterError):
         self.is_refusal = is_refusal
         self.device = device
         self.why = why or text
+
+
+def meant(word: str, known: Iterable[str]) -> str:
+    """The end of an error: what a wrong word may stand for; nothing where that cannot be told."""
+    found = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {found[0]}?" if found else ""
 
 
 def first_line(error: BaseException, chars_max: int = 200) -> str:

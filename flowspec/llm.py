@@ -10,7 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -18,7 +18,7 @@ from typing import Any, TypeGuard, cast, overload
 
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.precision import ACTIVATIONS
-from flowspec.errors import InputError
+from flowspec.errors import InputError, meant
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.text import Messages, Tokenizer, recommended
 from flowspec.runtime.answer import Answer, AnswerStream, AsyncAnswerStream
@@ -291,6 +291,10 @@ class LLM:
     ) -> Question:
         """What `stream` submits: the prompt's tokens, and how they are answered where nothing is left open
         any more. Raises `InputError`."""
+        known = [each.name for each in fields(SamplingParams)]
+        for name in sampling:
+            if name not in known:  # a mistake in the program, as any other keyword that is not known
+                raise TypeError(f"unexpected keyword {name!r}{meant(name, known)}")
         params = replace(params or SamplingParams(), **sampling)
         if params.stop and self.tokenizer is None:
             raise InputError(

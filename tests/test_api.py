@@ -203,8 +203,12 @@ def test_what_cannot_be_is_one_line(llm: LLM) -> None:
         llm.generate([])
     with pytest.raises(InputError, match="parallel: expected 1 to 64, got 0"):
         llm.generate([SUM, SUM], parallel=0)
-    with pytest.raises(TypeError, match="temprature"):
+    with pytest.raises(TypeError, match="'temprature'; did you mean temperature"):
         llm.generate(SUM, temprature=1)
+    with pytest.raises(TypeError, match="'max_tokens'; did you mean max_new_tokens"):
+        llm.generate(SUM, max_tokens=1)
+    with pytest.raises(InputError, match="role: expected assistant, system, user, got 'tool', which"):
+        llm.generate([{"role": "user", "content": SUM}, {"role": "tool", "content": "42"}])
     for named, said in (
         ({"cluster": "a.toml", "local": 2}, "got both"),
         ({"local": 0}, "local: expected a number of processes from 1"),

@@ -20,9 +20,9 @@ from typing import Any
 
 from flowspec import checking
 from flowspec.cli import examples
-from flowspec.cli.parser import HELP_ALL, HelpAll, Parser, Rare, meant
+from flowspec.cli.parser import HELP_ALL, HelpAll, Parser, Rare
 from flowspec.cli.terminal import LogHandler, note
-from flowspec.errors import FlowSpecError, InputError
+from flowspec.errors import FlowSpecError, InputError, meant
 from flowspec.interruption import INTERRUPTED, hear_signals
 from flowspec.version import __version__
 

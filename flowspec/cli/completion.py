@@ -6,13 +6,16 @@ It holds all that it needs, so that Tab starts no Python, and is made anew after
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import shtab
 
 from flowspec.cli import commands
 from flowspec.cli.parser import Parser
+from flowspec.draft.kinds import WORDS
+from flowspec.model.files import BUNDLED, bundled_models
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -31,8 +34,21 @@ def script(shell: str) -> str:
     parser = commands.build_parser(commands.COMMANDS)
     for each in (parser, *parser.commands.values()):
         for action in _of_files(each):
-            vars(action)["complete"] = shtab.FILE
+            names = (BUNDLED, *WORDS, *bundled_models()) if action.dest == "drafter" else ()
+            vars(action)["complete"] = _names_and_files(names) if names else shtab.FILE
     return str(shtab.complete(parser, shell))
+
+
+def _names_and_files(names: Sequence[str]) -> dict[str, Any]:
+    """What completes one of these names, or a file."""
+    known = " ".join(names)
+    bash = f'_flowspec_drafters() {{ compgen -W \'{known}\' -- "$1"; compgen -f -- "$1"; }}\n'
+    return {
+        "preamble": {"bash": bash},
+        "bash": "_flowspec_drafters",
+        "zsh": f"{{_alternative 'names:name:({known})' 'files:file:_files'}}",
+        "fish": f"(printf '%s\\n' {known}; __fish_complete_path (commandline -ct))",
+    }
 
 
 def _of_files(parser: Parser) -> Iterator[argparse.Action]:

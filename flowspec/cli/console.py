@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 
+from flowspec.cli.terminal import note
 from flowspec.cli.visible import visible
 from flowspec.runtime.pipeline_connections import Progress as ProgressCall
 
@@ -22,11 +23,24 @@ class PlainConsole(Console):
 
 
 @contextlib.contextmanager
-def loading_bar(*, quiet: bool) -> Iterator[ProgressCall]:
-    """Shows how far the devices have come with their layers, on standard error while it is a terminal."""
+def loading_bar(*, quiet: bool, is_logged: bool = False) -> Iterator[ProgressCall]:
+    """Shows how far the devices have come with their layers, on standard error while it is a terminal.
+
+    Elsewhere, if it `is_logged`, a line tells each step once."""
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
-        yield lambda text, share: None
+        told: set[str] = set()
+
+        def tell(text: str, share: float) -> None:
+            if text not in told:
+                told.add(text)
+                note(f"({text})")
+
+        if is_logged and not quiet:
+            tell("starting; loading the model takes a while", 0)
+            yield tell
+        else:
+            yield lambda text, share: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
     with Progress(*columns, console=console, transient=True) as progress:

@@ -1,4 +1,4 @@
-"""List the daemons that announce themselves in the local network, and write a cluster file of them.
+"""List the devices of the local network whose daemons announce themselves, and write a cluster file of them.
 
 A daemon does so only when it was started with --announce. Exit status: 0 when some were found, else 1.
 """

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
 
 from flowspec.cli.console import loading_bar
 from flowspec.cli.options import cluster_options, decoding_options, joined
+from flowspec.cli.terminal import note
 from flowspec.llm import LLM
-from flowspec.model.files import ModelFiles
+from flowspec.model.files import BUNDLED, ModelFiles
+from flowspec.model.hub import is_fetched
 from flowspec.runtime.session import RecoveryOptions
 
 
@@ -18,10 +21,15 @@ def open_llm(
     check: Callable[[ModelFiles], None] = lambda files: None,
     *,
     needs_text: bool = True,
+    is_logged: bool = False,
 ) -> LLM:
-    """Opens it, with a bar while the layers are loaded; the arguments are those of `LLM.opened`."""
+    """Opens it, with a bar while the layers are loaded; the arguments are those of `LLM.opened` and
+    `loading_bar`."""
+    if not args.json:
+        for name in dict.fromkeys((args.model or BUNDLED, *joined(args.drafter))):
+            tell_of_hub(name)
     decoding = decoding_options(args, args.method, joined(args.drafter), args.chain)
-    with loading_bar(quiet=args.json) as progress:
+    with loading_bar(quiet=args.json, is_logged=is_logged) as progress:
         return LLM.opened(
             cluster_options(args, args.local),
             decoding,
@@ -30,3 +38,9 @@ def open_llm(
             check,
             needs_text=needs_text,
         )
+
+
+def tell_of_hub(name: str) -> None:
+    """Says that a model must come from the hub, which may take long to answer, or to be given up."""
+    if "/" in name and not os.path.exists(name) and not is_fetched("/".join(name.split("/")[:2])):
+        note(f"(asking the hub for {name}; where it does not answer, that is tried for half a minute)")

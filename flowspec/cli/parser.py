@@ -4,13 +4,13 @@ wrong is told in one line, with what may be meant."""
 from __future__ import annotations
 
 import argparse
-import difflib
 import shutil
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 from flowspec.cli.terminal import note
+from flowspec.errors import meant
 
 HELP_ALL = "--help-all"
 ROOM = 2
@@ -94,12 +94,6 @@ class HelpAll(argparse.Action):
         assert isinstance(parser, Parser)
         print(parser.whole_help(), end="")
         parser.exit()
-
-
-def meant(word: str, known: Iterable[str]) -> str:
-    """The end of an error: what a wrong word may stand for; nothing where that cannot be told."""
-    found = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {found[0]}?" if found else ""
 
 
 def _filled(text: str, width: int) -> list[str]:

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flowspec.bench.planned import FORETOLD_TOKENS, Simulated, foretold, refined_plan
+from flowspec.bench import planned
+from flowspec.bench.planned import Simulated, foretold, refined_plan
 from flowspec.cli.options import drafter_names, number_list, positive
 from flowspec.cli.parser import Rare
 from flowspec.cli.plan_request import Wanted, read_plan_request
@@ -34,6 +35,8 @@ from flowspec.plan.refusal import ModelDoesNotFitError, refusing
 from flowspec.plan.sites import PlanRequest, Site
 from flowspec.plan.split import checked_split
 from flowspec.rounding import duration, rounded
+from flowspec.runtime.cluster import split_layers, stage_devices
+from flowspec.runtime.cluster_file import read_cluster
 from flowspec.runtime.planning.choose import choose
 from flowspec.runtime.planning.survey import Survey
 
@@ -76,7 +79,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--devices",
         nargs="+",
         metavar="[Nx] BOARD,",
-        help="boards by name or profile file: 4x jetson-orin-nano, raspberry-pi-5",
+        help="devices that need not be there, by their boards (kinds of devices, by name or profile file): "
+        "4x jetson-orin-nano, raspberry-pi-5",
     )
     group.add_argument(
         "--cluster",
@@ -159,7 +163,9 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({**told, "absent": absent_report(without, found)}))
     else:
         note = "" if args.drafter else ", the default"
-        lines = plan_lines(wanted, best, helps, hand, note)
+        lines = list(plan_lines(wanted, best, helps, hand, note))
+        if hand is not None and args.layers is None:
+            lines += ["", *_filled(f"chat runs the layers by hand, which are those of {args.cluster}")]
         print("\n".join([*lines, *absent_lines(without, found)]))
     return 0
 
@@ -206,14 +212,29 @@ def _with_all_memory(request: PlanRequest, plan: Plan) -> Plan:
 
 
 def _by_hand(args: argparse.Namespace, request: PlanRequest) -> Plan | None:
-    """The split of `--layers`, over all devices but one that `--head` added."""
-    if args.layers is None:
+    """The split of `--layers`, else the cluster file's, over all devices but one that `--head` added."""
+    listed = _listed_layers(args, request.shape.layers) if args.layers is None else None
+    layers = args.layers or listed
+    if layers is None:
         return None
     order = list(request.stage_sites)
-    if len(args.layers) == len(order) - 1 and request.head is not None:
+    if len(layers) == len(order) - 1 and request.head is not None:
         order = [each for each in order if each.name != request.head]
+    if listed is not None and len(layers) != len(order):
+        raise InputError(
+            f"{args.cluster}: layers: expected all {len(layers)} devices that have some, got {len(order)}; "
+            "start the others, or take the layers away"
+        )
     head = request.heads[0] if request.head is not None else order[0]
-    return rate_split(request, order, head, checked_split(args.layers, request.shape.layers, len(order)))
+    return rate_split(request, order, head, checked_split(layers, request.shape.layers, len(order)))
+
+
+def _listed_layers(args: argparse.Namespace, layer_count: int) -> list[int] | None:
+    """How many layers each device has in the cluster file, if it says."""
+    devices = [] if args.cluster is None else stage_devices(read_cluster(args.cluster))
+    if not devices or devices[0].layers is None:
+        return None
+    return [stage.end - stage.first for stage in split_layers(devices, layer_count, None)]
 
 
 # ------------------------------------------------------------------------------------------------------- JSON
@@ -406,8 +427,8 @@ def _forecast_lines(request: PlanRequest, best: Rated) -> Iterator[str]:
     if simulation is not None and plan.guesses:
         noise = f" (standard error {simulation.error:.0%})" if simulation.error else ""
         yield (
-            f"  simulated, {len(simulation.tokens)} answers of {FORETOLD_TOKENS} tokens{noise}; by formula "
-            f"{rounded(found.tokens_per_s)}"
+            f"  simulated, {len(simulation.tokens)} answers of {planned.FORETOLD_TOKENS} tokens{noise}; by "
+            f"formula {rounded(found.tokens_per_s)}"
         )
     if plan.guesses:
         yield f"  guessing pays: plain decoding would give {rounded(plan.plain.tokens_per_s)}"

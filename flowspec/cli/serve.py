@@ -186,7 +186,7 @@ def run(args: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         bound = stack.enter_context(contextlib.closing(bind(args.host, args.port)))
         recovery_options = RecoveryOptions(on_note=notes, may_change=args.allow_arithmetic_change)
-        llm = stack.enter_context(open_llm(args, recovery_options))
+        llm = stack.enter_context(open_llm(args, recovery_options, is_logged=True))
         assert llm.tokenizer is not None
         llm.session.head.observe(totals.on_event)
         logging.getLogger("uvicorn").setLevel(logging.WARNING)

@@ -43,6 +43,13 @@ def hub_file(repository: str, name: str, *, may_fetch: bool) -> Path | None:
         raise InputError(f"cannot get {name} of {repository!r} from the hub: {first_line(error)}") from None
 
 
+def is_fetched(repository: str) -> bool:
+    """Whether the cache has something of `owner/name`, or all there is to use is what it has."""
+    from huggingface_hub import is_offline_mode
+
+    return is_offline_mode() or (hub_cache() / f"models--{repository.replace('/', '--')}").is_dir()
+
+
 def hub_size(repository: str, name: str) -> int | None:
     """How many bytes a file of `owner/name` has on the hub, which is asked; None if there is none.
 

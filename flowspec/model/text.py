@@ -68,6 +68,8 @@ _BYTES = {chr(byte): bytes([byte]) for byte in _PRINTABLE} | {
 U+0100 on."""
 
 
+ROLES = frozenset(("assistant", "system", "user"))
+"""Those that every chat template is given; others it must name itself."""
 PIECE_CHARS = 1 << 14
 """Of a longer text so much is looked at before it is asked again whether anybody waits for it."""
 
@@ -142,6 +144,7 @@ class Tokenizer:
         """A dialogue in the model's chat template, up to where the assistant speaks."""
         if not self.has_chat_template:
             raise InputError("this model has no chat template; use flowspec generate --raw")
+        self._check_roles(messages)
         try:
             with bounded_time():
                 text = str(
@@ -157,6 +160,17 @@ class Tokenizer:
                 f"{limits.PROMPT_CHARS_MAX}"
             )
         return self._ids(text, bound, add_special_tokens=False)
+
+    def _check_roles(self, messages: Messages) -> None:
+        """Raises `InputError` for a role that the template does not name: it would be left out, or be one
+        that the model never saw."""
+        template = str(self._tokenizer.chat_template)
+        for role in {message["role"] for message in messages} - ROLES:
+            if f"'{role}'" not in template and f'"{role}"' not in template:
+                raise InputError(
+                    f"role: expected {', '.join(sorted(ROLES))}, got {role!r:.80}, which this model's chat "
+                    "template does not have"
+                )
 
     def encode_dialogue(
         self, messages: Messages, *, system: str | None = None, is_raw: bool = False

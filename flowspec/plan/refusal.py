@@ -4,7 +4,7 @@ JSON."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from flowspec.plan.advice import Option, Shortfall, fitting_options, shortfalls
@@ -22,10 +22,23 @@ class ModelDoesNotFitError(DoesNotFit):
 
     exit_status = 1
 
-    def __init__(self, reason: str, short: list[Shortfall], options: list[Option]) -> None:
-        super().__init__("\n".join(_lines(reason, short, options)))
+    def __init__(
+        self, reason: str, short: list[Shortfall], options: list[Option], limited: Sequence[str] = ()
+    ) -> None:
+        """`limited` are devices that have more memory than we are allowed."""
+        found = [*_lines(reason, short, options)]
+        if limited:
+            found += _limited_lines(limited)
+        super().__init__("\n".join(found))
+        self.reason = reason
+        self.options = tuple(options)
         self.report = _report(short, options)
         self.shortfalls = tuple(short)
+
+
+def _limited_lines(names: Sequence[str]) -> Iterator[str]:
+    yield f"\nmore is not allowed on {', '.join(names)}: raise memory in the cluster file,"
+    yield "or --memory of the daemon there"
 
 
 def plan_or_refuse(request: PlanRequest) -> Plan:

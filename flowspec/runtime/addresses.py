@@ -12,6 +12,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
+import psutil
+
 from flowspec.core.cluster.addresses import AddressBook, LookupTimeouts, is_good_for
 from flowspec.core.protocol.checks import is_numeric
 from flowspec.errors import InputError
@@ -19,6 +21,19 @@ from flowspec.runtime import timeouts
 
 WAIT_S = 0.05
 """How often somebody who waits for a look-up sees whether it has taken too long."""
+
+
+def not_ours(host: str) -> InputError:
+    """What is said of an address to listen on that this machine does not have."""
+    listed = [each for card in psutil.net_if_addrs().values() for each in card]
+    families = (sockets.AF_INET, sockets.AF_INET6)
+    own = dict.fromkeys(
+        each.address for each in listed if each.family in families and "%" not in each.address
+    )
+    return InputError(
+        f"--host: {host} is no address of this machine, which has {', '.join(own)}; give one of these, the "
+        "one by which the other devices reach it"
+    )
 
 
 class Addresses:

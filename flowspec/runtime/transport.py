@@ -8,6 +8,7 @@ here.
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import os
 import signal
@@ -24,7 +25,7 @@ from flowspec.core.protocol.cluster_messages import Error
 from flowspec.core.protocol.messages import Message
 from flowspec.errors import InputError, PeerError
 from flowspec.runtime import timeouts
-from flowspec.runtime.addresses import ADDRESSES
+from flowspec.runtime.addresses import ADDRESSES, not_ours
 from flowspec.runtime.emulation import Frames, Shaper
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.wire.codec import Envelope, Tensor, encode
@@ -119,6 +120,8 @@ def bind_router(
             raise InputError(
                 f"port {port} on {host} is taken; stop what uses it or choose another with --port"
             ) from None
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise not_ours(host) from None
         raise InputError(f"cannot listen on {host}:{port}: {error.strerror}") from None
     return socket, int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
 

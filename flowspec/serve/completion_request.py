@@ -36,12 +36,13 @@ Prompt = Messages | str | tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest:
-    """A request. `tokens_max` None: as many as the server gives by itself; `params` holds all but this.
+    """A request. `model` None: the one that is served; `tokens_max` None: as many as the server gives by
+    itself; `params` holds all but this.
 
     `count` choices are wanted of each prompt; choice i is drawn with `seed` + i.
     """
 
-    model: str
+    model: str | None
     prompts: tuple[Prompt, ...]
     tokens_max: int | None
     params: SamplingParams
@@ -100,9 +101,7 @@ def _wanted(
     fields: Fields, prompts: tuple[Prompt, ...], longest: int | None, logprobs: int | None
 ) -> CompletionRequest:
     """The fields that both forms have, and no others."""
-    model = fields.needed("model")
-    if not isinstance(model, str):
-        raise invalid("model", "a string", model, "invalid_type")
+    model = fields.text("model")
     count = fields.whole("n", 1, CHOICES_MAX) or 1
     if count * len(prompts) > CHOICES_MAX:
         raise ApiError(
@@ -136,8 +135,11 @@ def _wanted(
         is_streamed=is_streamed,
         includes_usage=includes_usage,
     )
+    sampled = f"; how tokens are drawn is said by {', '.join(SAMPLING_FIELDS)}"
     for field in ("presence_penalty", "frequency_penalty"):
-        fields.neutral(field, 0)
+        fields.neutral(field, 0, instead=sampled)
+    for field in ("repetition_penalty", "typical_p"):  # of other servers
+        fields.neutral(field, 1, instead=sampled)
     fields.neutral("logit_bias", {})
     fields.neutral("service_tier", "auto", "default")
     fields.neutral("store", False)

@@ -108,7 +108,7 @@ class Fields:
         for field in fields:
             self.take(field)
 
-    def neutral(self, field: str, *values: Any) -> None:
+    def neutral(self, field: str, *values: Any, instead: str = "") -> None:
         """A field that FlowSpec lacks: absent, null, or a value by which nothing is asked."""
         found = self.take(field)
         if found is None or any(type(found) is type(value) and found == value for value in values):
@@ -120,7 +120,8 @@ class Fields:
         expected = " or ".join([*(json.dumps(value) for value in values), "nothing"])
         raise ApiError(
             400,
-            f"{self.name(field)}: FlowSpec does not support this; expected {expected}, got {found!r:.80}",
+            f"{self.name(field)}: FlowSpec does not support this; expected {expected}, got "
+            f"{found!r:.80}{instead}",
             self.name(field),
             "unsupported_parameter",
         )

@@ -16,6 +16,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from flowspec.errors import InputError
 from flowspec.llm import LLM
+from flowspec.runtime.addresses import not_ours
 from flowspec.serve.app import AccessRules, build_app
 from flowspec.serve.service import Service, ServiceOptions
 from flowspec.serve.totals import Totals
@@ -58,6 +59,8 @@ def bind(host: str, port: int) -> socket.socket:
 def _refusal(error: OSError, host: str, port: int) -> InputError:
     if error.errno == errno.EADDRINUSE:
         return InputError(f"port {port} on {host} is taken; stop what uses it or choose another with --port")
+    if error.errno == errno.EADDRNOTAVAIL:
+        return not_ours(host)
     return InputError(f"cannot listen on {host}:{port}: {error.strerror}")
 
 

@@ -90,7 +90,7 @@ class Service:
     async def questions(self, wanted: CompletionRequest) -> list[Question]:
         """The answers that a request wants: all choices of its first prompt, then those of the next. Raises
         `ApiError`."""
-        if wanted.model != self.model:
+        if wanted.model not in (None, self.model):
             message = f"the model {wanted.model!r:.120} does not exist here; this server has {self.model!r}"
             raise ApiError(404, message, "model", "model_not_found")
         found = []

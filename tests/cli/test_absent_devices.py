@@ -112,7 +112,8 @@ def test_those_that_are_absent_are_waited_for_no_longer_than_documented(
     waited_s = time.monotonic() - began_s
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(
-        "flowspec generate: none of the 4 devices answers; the first is device d0 at 127.0.0.1:"
+        "flowspec generate: none of the 4 devices answers (d0, d1, d2, silent); the first is device d0 at "
+        "127.0.0.1:"
     )
     assert timeouts.ABSENT_S <= waited_s < timeouts.ABSENT_S + timeouts.ABSENT_WHY_S + 3
 

@@ -19,6 +19,9 @@ TYPED = {
     "flowspec help do": {"doctor"},
     "flowspec generate --record recor": {"recording.json"},
     "flowspec plan --sh": {"--shape"},
+    "flowspec chat --drafter draft-m": {"draft-math"},
+    "flowspec chat --drafter rec": {"recording.json"},
+    "flowspec chat --drafter ng": {"ngram"},
 }
 BASH = """
 source "$1"

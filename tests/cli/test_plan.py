@@ -61,7 +61,7 @@ def test_a_plan_is_foretold_by_answers_in_virtual_time(
         found["tokens_per_s"] == found["by_hand"]["tokens_per_s"] != found["by_hand"]["formula_tokens_per_s"]
     )
     text = plan(capsys, *args)[1]
-    assert f"foretold: {found['tokens_per_s']:.3g} tokens/s\n  simulated, 4 answers of 96 tokens" in text
+    assert f"foretold: {found['tokens_per_s']:.3g} tokens/s\n  simulated, 4 answers of 24 tokens" in text
     assert max(map(len, text.splitlines())) <= 80
 
 
@@ -112,6 +112,25 @@ def test_a_cluster_file_names_boards_memory_and_layers(
         )["stages"][0]["board"]
         == "raspberry-pi-4"
     )
+
+
+def test_layers_of_a_cluster_file_stand_beside_the_plan(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "cluster.toml"
+    device = '[[device]]\nname = "{0}"\naddress = "{0}:7700"\nprofile = "raspberry-pi-5"\nlayers = [{1}]\n'
+    file.write_text(device.format("a", "0, 3") + device.format("b", "3, 8"))
+    args = ("--cluster", str(file), "--offline", "--quick")
+    found = json.loads(plan(capsys, *args, "--json")[1])
+    assert [stage["layers"] for stage in found["by_hand"]["stages"]] == [[0, 3], [3, 8]]
+    text = plan(capsys, *args)[1]
+    assert "\nby hand, 3,5\n" in text
+    assert "\nchat runs the layers by hand, which are those of\n" in text
+    given = json.loads(plan(capsys, *args, "--layers", "4,4", "--json")[1])
+    assert [stage["layers"] for stage in given["by_hand"]["stages"]] == [[0, 4], [4, 8]]
+    status, _, error = plan(capsys, *args, "--shape", "llama-3.2-1b")
+    assert (status, error.count("\n")) == (2, 1)
+    assert "the devices hold 8 layers together, but the model has 16" in error
 
 
 def test_a_plan_of_a_cluster_file_says_what_a_head_does_without_each_device(

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.cli.console import PlainConsole
+from flowspec.cli.console import PlainConsole, loading_bar
+from flowspec.cli.opening import tell_of_hub
 from flowspec.cli.terminal import LogHandler, broken
 from flowspec.cli.visible import visible
 from flowspec.core.protocol.messages import Sampling
@@ -136,3 +137,29 @@ def test_a_command_to_copy_stays_on_one_line(command: str, end: str) -> None:
         lines = broken(f"(nothing listens on that machine; to mend it: {command}{end})", width).split("\n")
         assert any(command in line for line in lines), lines
         assert all(len(line) <= width for line in lines)
+
+
+def test_loading_is_told_in_lines_where_no_terminal_shows_a_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    for is_logged, expected in ((True, ["(pi-1: reading)", "(pi-1: checking)"]), (False, [])):
+        with loading_bar(quiet=False, is_logged=is_logged) as progress:
+            for text, share in (("pi-1: reading", 0.1), ("pi-1: reading", 0.9), ("pi-1: checking", 1.0)):
+                progress(text, share)
+        assert capsys.readouterr().err.splitlines()[1:] == expected
+    with loading_bar(quiet=True, is_logged=True) as progress:
+        progress("pi-1: reading", 0.1)
+    assert capsys.readouterr().err == ""
+
+
+def test_who_waits_for_the_hub_is_told_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("flowspec.model.hub.hub_cache", lambda: tmp_path)
+    monkeypatch.setattr("huggingface_hub.is_offline_mode", lambda: False)
+    tell_of_hub("owner/name/file.gguf")
+    assert capsys.readouterr().err.startswith("(asking the hub for owner/name/file.gguf;")
+    (tmp_path / "models--owner--name").mkdir()
+    for name in ("owner/name/file.gguf", "bundled", "ngram", str(tmp_path)):
+        tell_of_hub(name)
+    monkeypatch.setattr("huggingface_hub.is_offline_mode", lambda: True)
+    tell_of_hub("owner/other")
+    assert capsys.readouterr().err == ""

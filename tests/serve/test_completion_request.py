@@ -61,6 +61,15 @@ def test_a_request_with_nothing_leaves_all_to_the_server() -> None:
     assert completion().tokens_max == 16
 
 
+def test_a_penalty_is_refused_with_what_there_is() -> None:
+    told = refusal(chat, repetition_penalty=1.1).message
+    assert told.startswith(
+        "repetition_penalty: FlowSpec does not support this; expected 1 or nothing, got 1.1"
+    )
+    assert "top_k" in told
+    assert chat(repetition_penalty=1.0, model=None).model is None
+
+
 def test_fields_that_ask_for_nothing_are_taken() -> None:
     chat(
         presence_penalty=0,
@@ -122,7 +131,6 @@ def test_fields_that_ask_for_nothing_are_taken() -> None:
         ("max_tokens", 0, "invalid_value"),
         ("max_completion_tokens", 1 << 30, "invalid_value"),
         ("top_logprobs", 3, "invalid_value"),
-        ("model", None, "missing_required_parameter"),
         ("model", 5, "invalid_type"),
         ("messages", None, "missing_required_parameter"),
         ("messages", [], "invalid_type"),

@@ -132,7 +132,9 @@ def choose(request: PlanRequest, found: Survey) -> Chosen:
         plan = plan_or_refuse(steadied(request))
     except ModelDoesNotFitError as error:
         if not found.absent:
-            raise
+            raise ModelDoesNotFitError(
+                error.reason, list(error.shortfalls), list(error.options), found.limited
+            ) from None
         name, why = next(iter(found.absent.items()))
         others = f", as {len(found.absent) - 1} more" if len(found.absent) > 1 else ""
         missing = mib(sum(each.short_bytes for each in error.shortfalls))

@@ -69,7 +69,8 @@ class Survey:
 
     `sources` are `declared` in the cluster file, one of `core.protocol.facts.SPEED_SOURCES`, or `assumed`.
     `head` is as in `PlanRequest`. `left_out` are devices that say of themselves what cannot be, with what
-    that is. `absent` are those that did not answer, with why.
+    that is. `absent` are those that did not answer, with why. On those
+    that are `limited` the user allows less memory than is free.
     """
 
     sites: tuple[Site, ...]
@@ -78,6 +79,7 @@ class Survey:
     sources: dict[str, str]
     left_out: dict[str, str] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
+    limited: tuple[str, ...] = ()
 
 
 def survey(
@@ -126,7 +128,14 @@ def survey(
         sources=sources,
         left_out=left_out,
         absent=absent,
+        limited=tuple(each.device.name for each in there if _is_limited(each)),
     )
+
+
+def _is_limited(each: Examined) -> bool:
+    assert each.facts is not None
+    allowed = [size for size in (each.facts.memory_limit_bytes, each.device.memory_bytes) if size]
+    return bool(allowed) and min(allowed) < each.facts.memory_available_bytes
 
 
 def _without(found: Sequence[Examined], names: Container[str]) -> list[Examined]:
@@ -143,7 +152,7 @@ def absent_of(found: Sequence[Examined], *, needs_all: bool) -> dict[str, str]:
             absent[each.device.name] = f"{each.failure.text}; {each.failure.advice}"
     if len(absent) == len(found):
         first = explain(found[0])
-        many = f"none of the {len(found)} devices answers; the first is {first}"
+        many = f"none of the {len(found)} devices answers ({', '.join(absent)}); the first is {first}"
         raise ClusterError(first if len(found) == 1 else many)
     return absent
 

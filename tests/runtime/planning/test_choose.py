@@ -142,6 +142,9 @@ def test_what_does_not_fit_is_refused_with_shortfalls_and_options_but_by_hand_th
     assert "one raspberry-pi-4 more" in [each["change"] for each in report["would_fit"]]
     assert caught.value.exit_status == 1
     assert given(found, 8, 8).better is None
+    assert "raise memory" not in str(caught.value)
+    with pytest.raises(ModelDoesNotFitError, match="more is not allowed on d1: raise memory in the cluster"):
+        choose(request_of(found), replace(found, limited=("d1",)))
 
 
 def test_devices_that_are_left_get_the_plan_that_they_had_got_without_the_others() -> None:

@@ -197,6 +197,13 @@ def test_links_that_the_file_declares_are_not_measured(cluster: Cluster) -> None
         cluster.survey(*devices, links='links = ["d0:x=10/3"]\n')
 
 
+def test_a_device_whose_user_allows_less_memory_than_is_free_is_limited(cluster: Cluster) -> None:
+    first, second, third = cluster.devices(FACTS, replace(FACTS, memory_limit_bytes=1 << 20), FACTS)
+    found = cluster.survey(first, second, replace(third, memory_bytes=1 << 20))
+    assert found.limited == ("d1", "d2")
+    assert cluster.survey(replace(first, memory_bytes=1 << 50)).limited == ()
+
+
 def test_a_device_that_does_not_answer_is_an_error_with_advice(cluster: Cluster) -> None:
     devices = cluster.devices(
         FACTS, Failure(check="reachable", text="nothing listens", advice="start its daemon")
@@ -222,7 +229,8 @@ def test_devices_that_do_not_answer_may_be_absent_where_not_all_are_needed(clust
         cluster.survey(devices[1], needs_all=False)
     cluster.facts["d0"] = cluster.facts["d2"] = ABSENT
     with pytest.raises(
-        ClusterError, match=r"none of the 3 devices answers; the first is device d0 at 10\.0\.0\.1:7700"
+        ClusterError,
+        match=r"none of the 3 devices answers \(d0, d1, d2\); the first is device d0 at 10\.0",
     ):
         cluster.survey(*devices, needs_all=False)
 
