@@ -175,9 +175,9 @@ class Asked:
         self.notes: list[str] = []
         self._expected = expected
         options = ClusterOptions(model=BUNDLED, dtype="float32", cluster=file, context=200)
-        survival = RecoveryOptions(on_note=self.notes.append, wait_s=60.0)
+        recovery_options = RecoveryOptions(on_note=self.notes.append, wait_s=60.0)
         decoding = Decoding(method="ar", drafters=("none",))
-        self._opened = open_session(options, decoding, lambda *told: None, survival=survival)
+        self._opened = open_session(options, decoding, lambda *told: None, recovery_options=recovery_options)
 
     def __enter__(self) -> Asked:
         self._session = self._opened.__enter__()
