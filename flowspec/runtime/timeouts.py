@@ -28,8 +28,8 @@ LEASE_S = 5.0
 """A head that was silent for so long has let go of its daemons."""
 SILENT_S = 5.0
 """A daemon that answered no Ping for so long is lost, though its connection stands."""
-LOADING_SILENT_S = 15.0
-"""The same while daemons load: their imports hold up everything else."""
+LOADING_SILENT_S = 30.0
+"""The same while daemons load: their imports hold up everything else, for 15 s and more on a busy machine."""
 LOADING_S = 180.0
 """A daemon that answers, but whose loading makes no progress for so long, is lost."""
 STUCK_S = 60.0
