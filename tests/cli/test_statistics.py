@@ -114,4 +114,4 @@ def test_a_chat_shows_them_for_its_last_answer() -> None:
         "drafter",
         "seconds",
     ]
-    assert all(len(line) <= statistics.WIDTH for line in after.splitlines())
+    assert all(len(line) <= 80 for line in after.splitlines())
