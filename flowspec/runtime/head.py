@@ -497,7 +497,7 @@ class Head:
         for observer in self._observers:
             try:
                 observer(event, commands, now_s)
-            except Exception:
+            except Exception:  # a defect in what only looks on must not cost an answer
                 log.exception("an observer failed, and is told no more; the head goes on")
                 self.unobserve(observer)
 
