@@ -27,6 +27,8 @@ from flowspec.model.prompts import Prompt, read_prompts
 RESULTS = "results.jsonl"
 LOADS = "loads.jsonl"
 EXPERIMENT = "experiment.json"
+COMMAND = "command"
+"""In it: the command that made it."""
 ANSWERS = "answers.json"
 TUNED_FILE = "tuned.toml"
 WARM_UP_CASES = 2
@@ -109,12 +111,12 @@ def warm_up_cases(cases: Sequence[PlainCase], count: int = WARM_UP_CASES) -> lis
     ]
 
 
-def open_out(bench: Bench, out: Path, *, to_be_tuned: bool = False) -> list[Record]:
+def open_out(bench: Bench, out: Path, command: str = "", *, to_be_tuned: bool = False) -> list[Record]:
     """Makes the folder, or reads what it holds of this experiment; raises `InputError` if it holds another
     one.
 
     An experiment may come back with more methods than it had. `to_be_tuned`: with tuned ones, which are not
-    known yet.
+    known yet. `command` is kept beside a new one, for whoever wants to go on with it.
     """
     described = json.loads(json.dumps(asdict(bench), default=str))
     path = out / EXPERIMENT
@@ -123,14 +125,16 @@ def open_out(bench: Bench, out: Path, *, to_be_tuned: bool = False) -> list[Reco
         known = (
             _described(path) if any((out / name).exists() for name in (RESULTS, LOADS, TUNED_FILE)) else None
         )
+        before = "" if known is None else str(known.pop(COMMAND, ""))
         difference = None if known is None else _difference(known, described, to_be_tuned)
         if difference is not None:
+            how = f"go on with those by: {before}" if before else "give the same flags as then"
             raise InputError(
-                f"--out: {out} holds results of another experiment ({difference}); to go on with those give "
-                "the same flags as then, to begin anew another --out, or remove the folder"
+                f"--out: {out} holds results of another experiment ({difference}); {how}; or begin anew: "
+                "give another --out, or remove the folder"
             )
         if known is None or not (to_be_tuned or known == described):
-            path.write_text(json.dumps(described, indent=1), "utf-8")
+            path.write_text(json.dumps({COMMAND: command, **described}, indent=1), "utf-8")
     except OSError as error:
         raise InputError(
             f"--out: expected a folder that can be written, got {out} ({error.strerror})"

@@ -16,7 +16,7 @@ from flowspec.bench.simulated import Drafters, run_many
 from flowspec.bench.synthetic import PROMPT_TOKENS, Synthetic, synthetic_cases
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import FlowSpecError
-from flowspec.plan.partition import SHARED_SLOWDOWN, Partition
+from flowspec.plan.partition import Partition
 from flowspec.plan.planner import Plan, make_plans
 from flowspec.plan.profile import DeviceProfile
 from flowspec.plan.sites import PlanRequest, Site
@@ -28,23 +28,18 @@ another."""
 CANDIDATES, NEAR = 3, 0.95
 """Plans that are simulated to choose one: so many at most, and those that the formula foretells to be nearly
 as fast as the best."""
-CHOOSING_ANSWERS, FORETOLD_ANSWERS, FORETOLD_TOKENS = 2, 4, 96
+FORETOLD_ANSWERS, FORETOLD_TOKENS = 4, 96
 FORETOLD_FIRST = 50_000_000
 """The first case of the answers that plans are foretold by."""
 
 
 def testbed_of(request: PlanRequest, plan: Plan) -> Testbed:
-    """The plan's devices; one that a stage shares with the drafter is slowed as the planner supposes."""
-    arrangement = plan.split.arrangement
+    """The plan's devices; those that share their cores are slowed as the planner supposes."""
+    arrangement, partition = plan.split.arrangement, Partition(request)
     drafter = None if request.drafter is None else request.drafter.shape
-    shared = drafter is not None and plan.guesses and not plan.is_head_free
 
     def profile(place: Site) -> DeviceProfile:
-        return (
-            place.profile.slowed(SHARED_SLOWDOWN)
-            if shared and place.name == arrangement.head.name
-            else place.profile
-        )
+        return place.profile.slowed(partition.slowdown(arrangement, place))
 
     return Testbed(
         name=request.shape.name,
@@ -55,7 +50,7 @@ def testbed_of(request: PlanRequest, plan: Plan) -> Testbed:
         drafter_shape=drafter,
         precision=arrangement.precision,
         split=plan.split.layers,
-        hops=tuple(Partition(request).hops(arrangement)),
+        hops=tuple(partition.hops(arrangement)),
     )
 
 
@@ -120,11 +115,12 @@ def simulated(request: PlanRequest, plan: Plan, *, answers: int, tokens: int, fi
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refined:
     """A plan with the simulation that foretells its rate, and the one that is fastest by the formula, mostly
-    the same."""
+    the same. `rates` are those of all plans that were simulated."""
 
     plan: Plan
     simulated: Simulated
     fastest: Plan
+    rates: Sequence[tuple[Plan, float]]
 
 
 def refined_plan(request: PlanRequest) -> Refined:
@@ -134,17 +130,21 @@ def refined_plan(request: PlanRequest) -> Refined:
     """
     plans = make_plans(request, CANDIDATES)
     near = [plan for plan in plans if plan.forecast.tokens_per_s >= NEAR * plans[0].forecast.tokens_per_s]
-    best = near[0]
-    if len(near) > 1:
-        best = max(near, key=lambda plan: foretold(request, plan, CHOOSING_ANSWERS).tokens_per_s)
-    return Refined(plan=best, simulated=foretold(request, best), fastest=plans[0])
+    found = [(plan, foretold(request, plan)) for plan in near]
+    best, rated = max(found, key=lambda each: each[1].tokens_per_s)
+    rates = [(plan, each.tokens_per_s) for plan, each in found]
+    return Refined(plan=best, simulated=rated, fastest=plans[0], rates=rates)
 
 
-def foretold(request: PlanRequest, plan: Plan, answers: int = FORETOLD_ANSWERS) -> Simulated:
+def foretold(request: PlanRequest, plan: Plan) -> Simulated:
     """The simulation that a plan's rate is foretold by; several users answer at once, so they need fewer
     answers each."""
     return simulated(
-        request, plan, answers=max(1, answers // request.users), tokens=FORETOLD_TOKENS, first=FORETOLD_FIRST
+        request,
+        plan,
+        answers=max(1, FORETOLD_ANSWERS // request.users),
+        tokens=FORETOLD_TOKENS,
+        first=FORETOLD_FIRST,
     )
 
 

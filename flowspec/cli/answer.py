@@ -16,6 +16,7 @@ from flowspec.plan.memory import mib
 from flowspec.rounding import rounded
 from flowspec.runtime.answer import Answer, AnswerStream, Keep
 from flowspec.runtime.planning.forecast_check import Measured, causes, is_wrong
+from flowspec.runtime.planning.survey import HERE, is_here
 from flowspec.runtime.question import Changes, Question
 from flowspec.runtime.session import Session
 from flowspec.runtime.transport import split_address
@@ -134,6 +135,11 @@ def record(llm: LLM, question: Question, answer: Answer) -> dict[str, Any]:
     }
 
 
+def _host(address: str) -> str:
+    host = split_address(address)[0]
+    return HERE if is_here(host) else host
+
+
 def forecast_told(session: Session, answer: Answer) -> str | None:
     """Why the forecast was wrong by more than a factor of two; empty where that is not known, None where it
     was right or nothing was foretold."""
@@ -151,7 +157,10 @@ def forecast_told(session: Session, answer: Answer) -> str | None:
             for stage in stages
             if stage.pong is not None and stage.pong.is_throttled
         },
-        hosts={stage.plan.name: split_address(stage.plan.address)[0] for stage in stages},
+        hosts={stage.plan.name: _host(stage.plan.address) for stage in stages},
+        runs={each.name: each.end - each.first for each in session.head.plan.stages},
+        recoveries=found["recoveries"],
+        recovery_s=sum(found[f"recovery_{part}_s"] for part in ("detect", "load", "prefill")),
     )
     if not is_wrong(plan, measured):
         return None

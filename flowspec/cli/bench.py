@@ -159,7 +159,7 @@ def run(args: argparse.Namespace) -> int:
     out = args.out or Path("results") / f"{bench.name}-{bench.world}"
     if args.tune:
         bench = _tuned(bench, out, args)
-    done = open_out(bench, out)
+    done = open_out(bench, out, command_of(args.words))
     with _interruptible(lambda: f"{plain.kept(out / ANSWERS)} plain answers in {out}", args):
         cases = read_cases(bench, out / ANSWERS)
     if bench.users:
@@ -239,7 +239,7 @@ def _verdict(records: Sequence[Record]) -> int:
 
 def _tuned(bench: Bench, out: Path, args: argparse.Namespace) -> Bench:
     """The experiment with the best parameters of each method on each testbed added."""
-    open_out(bench, out, to_be_tuned=True)
+    open_out(bench, out, command_of(args.words), to_be_tuned=True)
     path = out / TUNED_FILE
     todo = todo_of(bench, path)
     with (

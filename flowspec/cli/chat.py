@@ -31,9 +31,9 @@ from flowspec.cli.options import (
     sampling_params,
 )
 from flowspec.cli.recorded import NotRecordedError, check_recording, recorded
-from flowspec.cli.screen import blocks_of, strip_line
-from flowspec.cli.streaming import AnswerView, told_above
-from flowspec.cli.terminal import TypedInterrupt, fit_for, note, show, terminal_size
+from flowspec.cli.screen import LEGEND, blocks_of, strip_line
+from flowspec.cli.streaming import answer_shown
+from flowspec.cli.terminal import TypedInterrupt, note, terminal_size
 from flowspec.core.protocol.messages import HOP_SECONDS
 from flowspec.errors import ClusterError, InputError, PeerError
 from flowspec.folders import state_folder
@@ -108,9 +108,8 @@ def run(args: argparse.Namespace) -> int:
         content = None if args.resume is None else take_up(args, journal)
         last = None if content is None else content.last
         params = sampling_params(args)
-        begin = "" if sys.stdout.isatty() and not args.json else "\n"  # it may come within a line
         has_begun = False
-        notes = Notes(lambda text: note(f"{begin}({text})"))
+        notes = Notes(lambda text: note(f"({text})"))
 
         def check(files: ModelFiles) -> None:
             if content is not None:
@@ -275,16 +274,14 @@ class Chat:
             answer()
         except InputError as error:
             del self.messages[before:]
-            self.console.print(f"[red]{escape(str(error))}[/]")
+            self.console.message(str(error), "red")
         except (ClusterError, PeerError) as error:
             if not sys.stdin.isatty():
                 raise
             self.llm = None
             del self.messages[before:]
-            self.console.print(
-                f"[red]{escape(str(error))}[/]\n(the dialogue is kept: ask again to connect again, or "
-                "/save FILE)\n"
-            )
+            self.console.message(str(error), "red")
+            self.console.message("(the dialogue is kept: ask again to connect again, or /save FILE)\n")
 
     def command(self, line: str) -> bool:
         """Runs a slash command; False ends the chat."""
@@ -331,18 +328,17 @@ class Chat:
                 json.dumps(content, indent=2, ensure_ascii=False) + "\n", "utf-8"
             )
         except (OSError, ValueError, RuntimeError) as error:
-            self.console.print(f"[red]cannot write {escape(text)}: {escape(str(error))}[/]")
+            self.console.message(f"cannot write {text}: {error}", "red")
             return
-        self.console.print(f"(saved {len(self.messages)} messages to {escape(text)})")
+        self.console.message(f"(saved {len(self.messages)} messages to {text})")
 
     def toggle_watch(self, text: str) -> None:
         if self.is_json or not self.console.is_terminal:
             self.console.print("(/watch draws in a terminal, which this output is not; nothing is shown)")
             return
         self.is_watching = not self.is_watching
-        self.console.print(
-            "(a live line under answers: on)" if self.is_watching else "(a live line under answers: off)"
-        )
+        state = f"on; {LEGEND}" if self.is_watching else "off"
+        self.console.message(f"(a live line under answers: {state})")
 
     def record(self, text: str) -> None:
         """The next answer is recorded."""
@@ -352,12 +348,15 @@ class Chat:
         try:
             check_recording(path := Path(text).expanduser())
         except (InputError, RuntimeError) as error:
-            self.console.print(f"[red]{escape(str(error))}[/]")
+            self.console.message(str(error), "red")
             return
         self.record_to = path
-        self.console.print(f"(the next answer is recorded in {escape(text)})")
+        self.console.message(f"(the next answer is recorded in {text})")
 
     def answer(self, line: str) -> None:
+        if self.llm is not None and (failure := self.llm.session.head.failure) is not None:
+            note(f"({failure}; connecting again)")
+            self.llm = None
         if self.llm is None:
             self.llm = self.connect()
             self.request = self.llm.session.head.new_request()
@@ -377,6 +376,8 @@ class Chat:
 
     def follow(self, llm: LLM, question: Question) -> None:
         """Shows an answer up to its end."""
+        if (head := llm.session.head).is_waiting:
+            note(f"(this waits until a device is back: {', '.join(head.lost)}; Ctrl-C gives it up)")
         path, self.record_to = self.record_to, None
         try:
             with recorded(llm.session, self.tokenizer, path, self.notes):
@@ -384,7 +385,7 @@ class Chat:
                     answer, _ = ask(llm, question, self.request, piece, self.journal)
                 self.journal.end(answer)
         except NotRecordedError as error:
-            self.console.print(f"[red]{escape(str(error))}[/]")
+            self.console.message(str(error), "red")
         self.last = answer
         self.messages.append({"role": "assistant", "content": answer.text})
         if self.is_json:
@@ -401,16 +402,9 @@ class Chat:
         """Gives what shows a piece of an answer; when it has ended, the cursor is below it."""
         if self.is_json:
             yield lambda text: None
-        elif not sys.stdout.isatty():
-            yield show
-            print()
         else:
-            with (
-                self.watching(session) as live,
-                AnswerView(sys.stdout, terminal_size, live) as view,
-                told_above(view.above, terminal_size),
-            ):
-                yield lambda text: view.show(fit_for(sys.stdout, text))
+            with self.watching(session) as live, answer_shown(live) as piece:
+                yield piece
 
     @contextlib.contextmanager
     def watching(self, session: Session) -> Iterator[Callable[[], str] | None]:

@@ -43,10 +43,11 @@ def _names_and_files(names: Sequence[str]) -> dict[str, Any]:
     """What completes one of these names, or a file."""
     known = " ".join(names)
     bash = f'_flowspec_drafters() {{ compgen -W \'{known}\' -- "$1"; compgen -f -- "$1"; }}\n'
+    zsh = f"_flowspec_drafters() {{ _alternative 'names:name:({known})' 'files:file:_files' }}\n"
     return {
-        "preamble": {"bash": bash},
+        "preamble": {"bash": bash, "zsh": zsh},
         "bash": "_flowspec_drafters",
-        "zsh": f"{{_alternative 'names:name:({known})' 'files:file:_files'}}",
+        "zsh": "_flowspec_drafters",
         "fish": f"(printf '%s\\n' {known}; __fish_complete_path (commandline -ct))",
     }
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
+from rich.text import Text
 
-from flowspec.cli.terminal import note
+from flowspec.cli.terminal import broken_for, note
 from flowspec.cli.visible import visible
 from flowspec.runtime.pipeline_connections import Progress as ProgressCall
 
@@ -20,6 +21,10 @@ class PlainConsole(Console):
     def print(self, *objects: Any, **options: Any) -> None:
         shown = [visible(each) if isinstance(each, str) and self.is_terminal else each for each in objects]
         super().print(*shown, **options)
+
+    def message(self, text: str, style: str = "") -> None:
+        """A message, broken as all of them are: never inside a path or a command to copy."""
+        super().print(Text(broken_for(self.file, text), style=style), soft_wrap=True)
 
 
 @contextlib.contextmanager

@@ -125,6 +125,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--cache-dir: expected a folder, got the file {args.cache_dir}")
     from flowspec.runtime.daemon import Daemon
     from flowspec.runtime.machine import Machine
+    from flowspec.runtime.transport import check_own
 
     machine = Machine(
         device=args.device,
@@ -135,6 +136,7 @@ def run(args: argparse.Namespace) -> int:
         uses_hub=not args.no_hub,
         profile=None if args.profile is None else _profile(args.profile),
     )
+    check_own(args.host)  # before the keys: a wrong address is wrong with any
     keys = None if args.insecure else _keys(args.keys, args.name)
     name = args.name or (socket.gethostname() if keys is None else keys.name)
     daemon = Daemon(

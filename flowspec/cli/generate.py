@@ -36,8 +36,9 @@ from flowspec.cli.options import (
 )
 from flowspec.cli.parser import Rare
 from flowspec.cli.recorded import NotRecordedError, check_recording, recorded
-from flowspec.cli.terminal import note, show
-from flowspec.errors import ClusterError, InputError
+from flowspec.cli.streaming import answer_shown
+from flowspec.cli.terminal import note
+from flowspec.errors import InputError
 from flowspec.interruption import INTERRUPTED
 from flowspec.model.files import ModelFiles
 from flowspec.model.prompts import read_prompts
@@ -141,7 +142,7 @@ def _answer(
         if content is not None:
             resume.check_model(files, content.setting)
 
-    notes = Notes(lambda text: note(f"\n({text})"))
+    notes = Notes(lambda text: note(f"({text})"))
     recovery_options = RecoveryOptions(
         on_note=notes,
         wait_s=timeouts.WAIT_FOR_DEVICES_S,
@@ -173,25 +174,18 @@ def _answer(
         journal.ask(resume.entry_of(question))
     unrecorded: NotRecordedError | None = None
     try:
-        with recorded(session, tokenizer, args.record, notes):
-            answer, is_interrupted = ask(
-                llm,
-                question,
-                session.head.new_request(),
-                (lambda text: None) if args.json else show,
-                keep=journal,
-            )
+        with (
+            recorded(session, tokenizer, args.record, notes),
+            contextlib.nullcontext(lambda text: None) if args.json else answer_shown() as piece,
+        ):
+            answer, is_interrupted = ask(llm, question, session.head.new_request(), piece, keep=journal)
     except NotRecordedError as error:
         unrecorded = error  # the answer is there all the same
-    except ClusterError:
-        show("" if args.json else "\n")  # the error gets a line of its own
-        raise
     if journal is not None and not is_interrupted:
         journal.end(answer.finish_reason, text_of(llm, answer))
     if args.json:
         print(json.dumps(record(llm, question, answer)))
     else:
-        print(flush=True)
         note(report(session, question, answer, is_verbose=args.verbose))
     if unrecorded is not None:
         note(f"(the answer is whole, but {unrecorded})")
@@ -203,7 +197,8 @@ def show_finished(setting: Setting, entry: Entry, *, is_json: bool) -> int:
     if is_json:
         print(json.dumps(resume.finished_record(setting, entry)))
     else:
-        show(("".join(f"{token} " for token in entry.tokens) if entry.text is None else entry.text) + "\n")
+        with answer_shown() as piece:
+            piece("".join(f"{token} " for token in entry.tokens) if entry.text is None else entry.text)
         note("(the answer was finished; this is what the journal holds)")
     return 0
 

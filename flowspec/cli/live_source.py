@@ -106,12 +106,14 @@ def events(lines: http.client.HTTPResponse) -> Iterator[Step]:
 
 
 def _event(name: str, text: str, at_s: float) -> Step | None:
-    if name not in ("hello", "frames"):
+    if name not in ("hello", "frames", "loading"):
         return None
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
         raise ClusterError("the server sent an event that is no JSON; is that flowspec serve?") from None
+    if name == "loading":
+        raise ClusterError("the server still loads its model; try again when it says that it is serving")
     hello = value if name == "hello" else None
     frames = value if name == "frames" else []
     whole = {**(hello if isinstance(hello, dict) else _ANY), "frames": frames}

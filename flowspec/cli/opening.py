@@ -12,6 +12,7 @@ from flowspec.cli.terminal import note
 from flowspec.llm import LLM
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.hub import is_fetched
+from flowspec.runtime.pipeline_connections import Progress
 from flowspec.runtime.session import RecoveryOptions
 
 
@@ -22,14 +23,20 @@ def open_llm(
     *,
     needs_text: bool = True,
     is_logged: bool = False,
+    also: Progress = lambda text, share: None,
 ) -> LLM:
     """Opens it, with a bar while the layers are loaded; the arguments are those of `LLM.opened` and
-    `loading_bar`."""
+    `loading_bar`; `also` is told what the bar is."""
     if not args.json:
         for name in dict.fromkeys((args.model or BUNDLED, *joined(args.drafter))):
             tell_of_hub(name)
     decoding = decoding_options(args, args.method, joined(args.drafter), args.chain)
-    with loading_bar(quiet=args.json, is_logged=is_logged) as progress:
+    with loading_bar(quiet=args.json, is_logged=is_logged) as shown:
+
+        def progress(text: str, share: float) -> None:
+            also(text, share)
+            shown(text, share)
+
         return LLM.opened(
             cluster_options(args, args.local),
             decoding,

@@ -30,6 +30,7 @@ from flowspec.plan.absence import Without, without_each
 from flowspec.plan.advice import Option, improvements, limits
 from flowspec.plan.left_out import why_left_out
 from flowspec.plan.memory import mib
+from flowspec.plan.partition import Partition
 from flowspec.plan.planner import Plan, make_plan, rate_split
 from flowspec.plan.refusal import ModelDoesNotFitError, refusing
 from flowspec.plan.sites import PlanRequest, Site
@@ -96,7 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--all-devices",
         action="store_true",
-        help="use all of them, also where answers are faster without some",
+        help="a stage on each of them, also on the head's and where answers are faster without",
     )
     group.add_argument(
         "--head",
@@ -188,18 +189,22 @@ class Rated:
 def _planned(wanted: Wanted, *, is_quick: bool) -> tuple[Plan, Rated]:
     """The plan that is fastest by the formula, and the one to take: of devices that were asked, chat's."""
     request = wanted.request
+    simulation: Simulated | None = None
+    rates: Sequence[tuple[Plan, float]] = ()
     if wanted.survey is not None:
         fastest = plan = _with_all_memory(request, choose(request, wanted.survey).plan)
-        simulation = None if is_quick else foretold(request, plan)
+        if not is_quick:
+            simulation = foretold(request, plan)
+            rates = [(plan, simulation.tokens_per_s)]
     else:
         with refusing(request):
             if is_quick:
                 fastest = plan = make_plan(request)
-                simulation = None
             else:
                 refined = refined_plan(request)
                 fastest, plan, simulation = refined.fastest, refined.plan, refined.simulated
-    left_out = why_left_out(request, plan)
+                rates = refined.rates
+    left_out = why_left_out(request, plan, rates)
     if wanted.survey is None:  # else the head is where the user is, whatever suits it
         left_out.pop(plan.head.name, None)
     return fastest, Rated(plan=plan, simulation=simulation, left_out=left_out)
@@ -454,8 +459,17 @@ def assumptions(wanted: Wanted, plan: Plan) -> list[str]:
         f"{request.typical_context} tokens of context on average",
     ]
     is_on_cores = request.drafter is not None and request.drafter.shape is not None
-    if plan.guesses and is_on_cores and not plan.is_head_free:
+    if plan.guesses and is_on_cores and not plan.is_head_free and plan.head.shared is None:
         found.append("head and stage share a device: each takes twice as long there")
+    partition = Partition(request)
+    times = {
+        each.site.shared.host: (each.site.shared.cores, partition.slowdown(plan.split.arrangement, each.site))
+        for each in plan.stages
+        if each.site.shared is not None
+    }
+    for host, (cores, slowdown) in times.items():
+        among = f"what runs on {host} shares its {'1 core' if cores == 1 else f'{cores} cores'}"
+        found.append(f"{among}" + (f": each takes {rounded(slowdown)} times as long" if slowdown > 1 else ""))
     return found
 
 

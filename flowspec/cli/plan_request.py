@@ -29,6 +29,7 @@ from flowspec.runtime.cluster_file import (
     read_links,
 )
 from flowspec.runtime.decoding import Decoding
+from flowspec.runtime.planning.first_look import refuse_silent
 from flowspec.runtime.planning.plan_inputs import drafter_inputs, model_weights, typical_context
 from flowspec.runtime.planning.survey import Survey, survey
 from flowspec.runtime.security.cluster_keys import cluster_keys
@@ -48,6 +49,10 @@ class Wanted:
 def read_plan_request(args: argparse.Namespace) -> Wanted:
     """What the flags ask for; raises `InputError`, and `ClusterError` where no device of a cluster file
     answers."""
+    is_asked = args.cluster is not None and args.devices is None and not args.offline
+    if is_asked:
+        every = read_cluster(args.cluster)
+        refuse_silent(stage_devices(every), cluster_keys(args.cluster, every), needs_all=False)
     shape, weights, precisions, context = _model(args)
     wrong = [each for each in precisions if each not in PRECISION_BYTES]
     if wrong:
@@ -62,7 +67,7 @@ def read_plan_request(args: argparse.Namespace) -> Wanted:
     if planned is not None and args.acceptance is not None:
         planned = replace(planned, acceptance=args.acceptance)
     found = None
-    if args.cluster is not None and args.devices is None and not args.offline:
+    if is_asked:
         found = _survey(args, precisions, head_drafts=drafter.head_drafts)
         sites = [_complete(each, precisions) for each in found.sites]
     else:

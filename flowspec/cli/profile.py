@@ -93,7 +93,9 @@ def run(args: argparse.Namespace) -> int:
     use_threads(args.threads)
     machine = MeasuredMachine(device=here.device, dtype=args.dtype or here.usual_dtype)
     effort = (QUICK if args.quick else Effort()).fitting(machine)
-    with progress("starting", step_count(effort) + 2 * len(devices)) as step:
+    with progress(
+        "links to other devices" if devices else "measuring", step_count(effort) + 2 * len(devices)
+    ) as step:
         peers = measure_links(devices, step, keys=keys)
         measured, _ = measure_beside(machine, effort, {}, step)
     profile = fit(measured, machine, out.stem)

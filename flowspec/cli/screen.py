@@ -54,8 +54,14 @@ def figures_of(present: WatchState) -> Mapping[str, Any]:
     return present.figures or nothing
 
 
+LEGEND = (
+    "a bar for each device, the higher the busier; guesses alive: not checked yet; tokens a step: so many "
+    "each result settles, where plain decoding has 1"
+)
+
+
 def strip_line(present: WatchState | None, width: int, *, blocks: bool = True) -> str:
-    """One line, narrower than the terminal: how busy each stage is, and how it goes."""
+    """One line, narrower than the terminal: how busy each stage is, and how it goes. `LEGEND` explains it."""
     if present is None:
         return ""
     if present.lost is not None:
@@ -64,8 +70,8 @@ def strip_line(present: WatchState | None, width: int, *, blocks: bool = True) -
     shares = list(found["busy"])[:STAGES_SHOWN] or [0.0] * min(STAGES_SHOWN, len(present.stages))
     busy = "".join(level(share, blocks=blocks) for share in shares)
     line = (
-        f"busy {busy}  {found['tokens_per_s']:.1f} tokens/s  tree {present.living}  "
-        f"S {found['S']:.2f}  rho {found['rho']:.2f}  acceptance {found['acceptance']:.2f}"
+        f"busy {busy}  {found['tokens_per_s']:.1f} tokens/s  {present.living} guesses alive  "
+        f"{found['S']:.1f} tokens a step"
     )
     return line[: width - 1]
 

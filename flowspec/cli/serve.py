@@ -1,8 +1,8 @@
 """Serve the model by an OpenAI-compatible API, for editors, agents and programs, and a page with a chat
 and a live view of the pipeline.
 
-Prints its addresses when it is ready, and runs until it is stopped (Ctrl-C, SIGTERM). See docs/serving.md and
-docs/watching.md.
+Listens at once, prints its addresses when it is ready, and runs until it is stopped (Ctrl-C, SIGTERM). See
+docs/serving.md and docs/watching.md.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import signal
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from flowspec.cli.terminal import note
 from flowspec.errors import InputError
 from flowspec.interruption import hear_signals
 from flowspec.llm import PARALLEL_MAX
+from flowspec.model.files import BUNDLED
 from flowspec.runtime.session import RecoveryOptions
 from flowspec.runtime.transport import is_loopback
 from flowspec.runtime.watching import Notes, watch_session
@@ -122,6 +124,11 @@ def origin(text: str) -> str:
     return text
 
 
+def full_path(model: str) -> str:
+    """A folder or file with all of its path; a hub id, or a name of ours, as it is."""
+    return os.path.realpath(model) if os.path.exists(model) else model
+
+
 def run(args: argparse.Namespace) -> int:
     try:
         from starlette.routing import BaseRoute
@@ -129,9 +136,10 @@ def run(args: argparse.Namespace) -> int:
         from flowspec.serve.app import AccessRules
         from flowspec.serve.guard import KEY_VARIABLE, LOCAL_NAMES, read_keys
         from flowspec.serve.live import live_routes
+        from flowspec.serve.loading import Loading, loading_server
         from flowspec.serve.page import PATHS, page_routes
         from flowspec.serve.server import Stop, bind, serve, url_of
-        from flowspec.serve.service import QUEUE_MAX, Service, ServiceOptions
+        from flowspec.serve.service import QUEUE_MAX, Service, ServiceOptions, name_of
         from flowspec.serve.totals import Totals
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "flowspec":
@@ -170,7 +178,6 @@ def run(args: argparse.Namespace) -> int:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, stop)
         url = url_of(args.host, bound)
-        page = None if args.no_live else url.removesuffix("v1")
         if args.json:
             print(
                 json.dumps({"url": url, "page": page, "model": service.model, "needs_key": bool(keys)}),
@@ -183,13 +190,25 @@ def run(args: argparse.Namespace) -> int:
                 flush=True,
             )
 
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
     with contextlib.ExitStack() as stack:
         bound = stack.enter_context(contextlib.closing(bind(args.host, args.port)))
         recovery_options = RecoveryOptions(on_note=notes, may_change=args.allow_arithmetic_change)
-        llm = stack.enter_context(open_llm(args, recovery_options, is_logged=True))
+        loading = Loading(args.model_name or name_of(full_path(args.model or BUNDLED)))
+        page = None if args.no_live else url_of(args.host, bound).removesuffix("v1")
+        is_told = args.json or page is None
+
+        def progress(text: str, share: float) -> None:
+            nonlocal is_told
+            if not is_told:
+                is_told = True  # once there is something to see: what cannot be loaded is refused before
+                note(f"(the model is being loaded; {page} shows how far it is)")
+            loading.take(text, share)
+
+        with loading_server(bound, loading, access, has_page=not args.no_live):
+            llm = stack.enter_context(open_llm(args, recovery_options, is_logged=True, also=progress))
         assert llm.tokenizer is not None
         llm.session.head.observe(totals.on_event)
-        logging.getLogger("uvicorn").setLevel(logging.WARNING)
         watch = None if args.no_live else watch_session(llm.session, llm.tokenizer.decode, keeps=True)
         if watch is not None:
             stack.callback(watch.close)

@@ -7,14 +7,15 @@ import contextlib
 import io
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from os import terminal_size
 from types import TracebackType
 from typing import TextIO
 
 from rich.cells import cell_len
 
-from flowspec.cli.terminal import broken
+from flowspec.cli.terminal import broken, end_line, fit_for, show
+from flowspec.cli.terminal import terminal_size as current_size
 
 EVERY_S = 0.25
 ROWS_MIN = 6
@@ -185,6 +186,25 @@ class LinesAbove(io.TextIOBase):
         if lines:
             self._hand_on("".join(broken(line, self._size().columns - 1) + "\n" for line in lines))
         return len(text)
+
+
+@contextlib.contextmanager
+def answer_shown(live: Callable[[], str] | None = None) -> Iterator[Callable[[str], None]]:
+    """Gives what shows a piece of an answer on standard output: in a terminal its words are whole, with
+    `live()` under them, and a pipe gets the text as it is. When it has ended, the cursor is below it."""
+    if sys.stdout.isatty():
+        with (
+            AnswerView(sys.stdout, current_size, live) as view,
+            told_above(view.above, current_size),
+        ):
+            yield lambda text: view.show(fit_for(sys.stdout, text))
+        return
+    try:
+        yield show
+    except BaseException:
+        end_line()
+        raise
+    show("\n")
 
 
 def told_above(

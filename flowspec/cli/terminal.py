@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from typing import TextIO
+from typing import IO
 
 from flowspec.cli.visible import visible
 
@@ -28,31 +28,55 @@ def terminal_size() -> os.terminal_size:
     return os.terminal_size((found.columns or 80, found.lines or 24))
 
 
-def fit_for(stream: TextIO, text: str) -> str:
+def fit_for(stream: IO[str], text: str) -> str:
     """Text as it goes to a stream."""
     return visible(text) if stream.isatty() else text
 
 
+_shown_end = "\n"
+"""With what the pieces of an answer that `show` printed end."""
+
+
 def show(text: str) -> None:
     """A piece of an answer, on standard output."""
+    global _shown_end
     print(fit_for(sys.stdout, text), end="", flush=True)
+    _shown_end = text[-1:] or _shown_end
+
+
+def end_line() -> None:
+    """What comes next on standard output begins a line."""
+    if _shown_end != "\n":
+        show("\n")
 
 
 def note(text: str) -> None:
-    """A message beside the answer, on standard error."""
-    print(_broken_for(sys.stderr, text), file=sys.stderr, flush=True)
+    """A message beside the answer, on standard error; on a line of its own where both are shown in one
+    place."""
+    if _shown_end != "\n" and _is_one_place():
+        show("\n")
+    print(broken_for(sys.stderr, text), file=sys.stderr, flush=True)
+
+
+def _is_one_place() -> bool:
+    """Whether standard output and error are the same terminal, file or pipe."""
+    try:
+        return os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
+    except (OSError, ValueError):
+        return False
 
 
 def tell(text: str) -> None:
     """A message that is a result, on standard output."""
-    print(_broken_for(sys.stdout, text), flush=True)
+    print(broken_for(sys.stdout, text), flush=True)
 
 
-def _broken_for(stream: TextIO, text: str) -> str:
+def broken_for(stream: IO[str], text: str) -> str:
+    """A message as it goes to a stream."""
     return broken(visible(text), _columns(stream)) if stream.isatty() else text
 
 
-def _columns(stream: TextIO) -> int:
+def _columns(stream: IO[str]) -> int:
     """A terminal's width without its last column, behind which a cursor is not the same for all of them."""
     for each in (stream, sys.__stdout__):  # a chat puts another in the stream's place while it draws
         with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
 """Watch a running flowspec serve, or a recording, in the terminal: devices, how busy they are, tokens/s,
 what is guessed and dropped.
 
-Ctrl-C ends it. The key of the server, if it wants one, is taken from FLOWSPEC_API_KEY.
+`q` and Ctrl-C leave. The key of the server, if it wants one, is taken from FLOWSPEC_API_KEY.
 """
 
 from __future__ import annotations
@@ -10,13 +10,21 @@ import argparse
 import contextlib
 import json
 import os
+import select
+import signal
+import sys
+import termios
+import threading
 import time
+import tty
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.layout import Layout
 from rich.live import Live
+from rich.text import Text
 
 from flowspec.cli.live_source import Step, played, served
 from flowspec.cli.screen import blocks_of, report, screen
@@ -30,8 +38,11 @@ JSON_EVERY_S = 1.0
 ONCE_S = 1.5
 """So long frames are gathered for a single look: devices are told once a second."""
 SPEED_MAX = 1000.0
-ROWS_BESIDE = 12
+KEY_EVERY_S = 0.2
+"""How often it is looked whether keys are still waited for."""
+ROWS_BESIDE = 13
 """Lines of the screen beside the devices'."""
+LEAVES = "q or Ctrl-C leaves"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -140,17 +151,47 @@ def _show(view: TopView, console: Console, *, is_json: bool) -> None:
 
 
 def live(steps: Iterator[Step], console: Console, *, stays: bool) -> None:
-    """The whole screen, until Ctrl-C; what has ended `stays` until then."""
+    """The whole screen, until `q` or Ctrl-C; what has ended `stays` until then."""
     view = TopView()
-    with Live(console=console, screen=True, auto_refresh=False) as shown:
+    with q_interrupts(), Live(console=console, screen=True, auto_refresh=False) as shown:
         for step in steps:
             view.take(step)
             if view.about is not None:
                 rows_max = console.height - ROWS_BESIDE
-                shown.update(
-                    screen(view.present, view.about, blocks=blocks_of(console), rows_max=rows_max),
-                    refresh=True,
-                )
+                picture = screen(view.present, view.about, blocks=blocks_of(console), rows_max=rows_max)
+                whole = Layout()
+                whole.split_column(Layout(picture), Layout(Text(LEAVES, style="dim"), size=1))
+                shown.update(whole, refresh=True)
         while stays:
             time.sleep(0.2)
     raise ClusterError("the server has ended")
+
+
+@contextlib.contextmanager
+def q_interrupts() -> Iterator[None]:
+    """Has `q` mean what Ctrl-C does, where keys are typed at a terminal; nothing that is typed is shown."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    is_over = threading.Event()
+
+    def read() -> None:
+        while not is_over.is_set():
+            ready, _, _ = select.select([descriptor], [], [], KEY_EVERY_S)
+            if ready and not is_over.is_set():
+                typed = os.read(descriptor, 1024)
+                if not typed or b"q" in typed.lower():  # or the terminal is gone
+                    os.kill(os.getpid(), signal.SIGINT)
+                    return
+
+    reader = threading.Thread(target=read, name="keys", daemon=True)
+    tty.setcbreak(descriptor)
+    try:
+        reader.start()
+        yield
+    finally:
+        is_over.set()
+        reader.join()
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

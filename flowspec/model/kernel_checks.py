@@ -30,6 +30,7 @@ from flowspec.errors import InputError, first_line
 from flowspec.model.accelerator import compute_precisely
 from flowspec.model.arithmetic import build, compiled, plain
 from flowspec.model.arithmetic.operations import LANES, Sight
+from flowspec.model.arithmetic.packed import GROUP, packed
 from flowspec.model.attention import TreeBatch, TreeCache, TreeRows, tree_attention
 from flowspec.model.device_errors import is_out_of_memory
 from flowspec.model.kernels import Kernel, kernels_of
@@ -140,6 +141,19 @@ def compiled_fault(progress: Callable[[], None] = lambda: None) -> str:
         rows = torch.randn((7, width), generator=generator)
         if not torch.equal(library.normal(rows, 1e-6), plain.normal(rows, 1e-6)):
             return f"differs from the definition of a norm of {width}"
+    for inputs, outputs in (*SHAPES, (75, 21)):
+        progress()
+        rows, panels = _packed_numbers(inputs, outputs, generator)
+        expected = plain.packed_product(rows, panels, outputs)
+        for threads in _thread_counts(torch.device("cpu")):
+            torch.set_num_threads(threads)
+            for count, first in _portions():
+                found = library.packed(rows[first : first + count], panels, outputs)
+                if not torch.equal(found, expected[first : first + count]):
+                    return (
+                        f"differs from the definition of a packed product of {count} rows of {inputs} x "
+                        f"{outputs} with {threads} threads"
+                    )
     for threads in _thread_counts(torch.device("cpu")):
         torch.set_num_threads(threads)
         for kind in (torch.float32, torch.bfloat16, torch.float16):
@@ -161,6 +175,26 @@ def compiled_fault(progress: Callable[[], None] = lambda: None) -> str:
                         f"with {threads} threads"
                     )
     return ""
+
+
+def _packed_numbers(
+    inputs: int, outputs: int, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of all sizes, and panels of levels whose products are as large as they can be, and of others."""
+    groups = -(-inputs // GROUP)
+    rows = torch.randn((ROWS, inputs), generator=generator)
+    rows *= torch.tensor([1e-35, 1e-6, 1.0, 1e30]).repeat(ROWS // 4)[:, None]
+    rows[2], rows[6, ::3] = 1.0, 0.0
+    between = torch.randint(-126, 126, (3, inputs), generator=generator) + 0.5
+    rows[9:12] = between * torch.rand((3, 1), generator=generator)
+    rows[9:12, ::GROUP] = 127 * (
+        rows[9:12, 1::GROUP] / between[:, 1::GROUP]
+    )  # so that others lie between levels
+    levels = torch.randint(0, 16, (outputs, groups, GROUP), generator=generator, dtype=torch.uint8)
+    levels[0], levels[1] = 0, 15
+    scales = torch.randn((outputs, groups), generator=generator).half()
+    scales[2] *= 2.0**-20  # below float16's smallest normal number
+    return rows, packed(levels, scales)
 
 
 def _tree(
@@ -214,7 +248,7 @@ def linear_fault(
         for threads in _thread_counts(device):
             torch.set_num_threads(threads)
             progress()
-            for count, first in _link_pacer():
+            for count, first in _portions():
                 own = slice(first, first + count)
                 where = f"for {count} rows of {inputs} x {outputs} with {threads} threads"
                 off = np.abs(layer(given[own]).double().cpu().numpy() - expected[own])
@@ -233,7 +267,7 @@ def linear_fault(
     return ""
 
 
-def _link_pacer() -> Iterator[tuple[int, int]]:
+def _portions() -> Iterator[tuple[int, int]]:
     """How many rows run, and the first of them: all, every number in changing order, and each row alone."""
     yield ROWS, 0
     for turn, count in enumerate(ROW_COUNTS):

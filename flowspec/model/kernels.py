@@ -23,11 +23,11 @@ from flowspec.model.half import FbgemmHalfLinear, PlainHalfLinear, has_instructi
 from flowspec.model.products import Product, filled, lanes16, row_by_row
 from flowspec.model.quantised import (
     OnednnInt8Linear,
+    PanelInt4Linear,
     PlainInt4Linear,
     PlainInt8Linear,
     QnnpackInt8Linear,
     QuantisedLinear,
-    TorchInt4Linear,
     X86Int8Linear,
 )
 from flowspec.model.quantised_cuda import INT4_CAPABILITY, CudaInt4Linear, CudaInt8Linear
@@ -55,6 +55,9 @@ LANES16 = "lanes16"
 """The arithmetic of our own products: the same bits on every processor that has a compiler."""
 DIGITS = "digits"
 """The arithmetic of int8: products and sums of integers, the same bits everywhere."""
+GROUPS32 = "groups32"
+"""The arithmetic of int4: rows and weights are rounded in groups of 32, of which each is summed in integers:
+the same bits on every processor, with or without a compiler."""
 _PLAIN_INT8 = Kernel(name="plain", linear=PlainInt8Linear, arithmetic=DIGITS)
 """Needs float32 products only, on whatever device."""
 _INT8 = (
@@ -80,7 +83,7 @@ def kernels_of(dtype: str, device: torch.device) -> tuple[Kernel, ...]:
     if dtype == "int8":
         by_gpu = Kernel(name="torch._int_mm", linear=CudaInt8Linear, arithmetic=DIGITS)
         return (by_gpu, _PLAIN_INT8)
-    plain = _plain_int4(device)
+    plain = Kernel(name="plain", linear=PlainInt4Linear, arithmetic=_local("plain", dtype, device))
     if (accelerator_of(device).capability or (0, 0)) < INT4_CAPABILITY:
         return (plain,)
     arithmetic = _local("tinygemm", dtype, device)
@@ -93,9 +96,7 @@ def _cpu_kernels(dtype: str) -> tuple[Kernel, ...]:
         built_in = tuple(kernel for kernel in _INT8 if kernel.name in engines)
         return (*built_in, _PLAIN_INT8)
     if dtype == "int4":
-        arithmetic = _local("torch", dtype, cpu)
-        own = Kernel(name="torch", linear=TorchInt4Linear, arithmetic=arithmetic)
-        return (own, _plain_int4(cpu))
+        return (Kernel(name="panels", linear=PanelInt4Linear, arithmetic=GROUPS32),)
     torch_own = _torch(dtype, cpu)
     lanes = (Kernel(name=LANES16, product=lanes16, arithmetic=LANES16),) if compiled.library() else ()
     if dtype == "float32":
@@ -103,7 +104,7 @@ def _cpu_kernels(dtype: str) -> tuple[Kernel, ...]:
             return (*lanes, torch_own)
         arithmetic = _local("torch-row-by-row", dtype, cpu)
         return (torch_own, Kernel(name="torch-row-by-row", product=row_by_row, arithmetic=arithmetic))
-    plain = Kernel(name="plain", linear=PlainHalfLinear, arithmetic=_plain_arithmetic(dtype, cpu))
+    plain = Kernel(name="plain", linear=PlainHalfLinear, arithmetic=_plain_arithmetic(dtype))
     if has_products(dtype):
         return (torch_own, *lanes, plain)
     fbgemm: tuple[Kernel, ...] = ()
@@ -123,14 +124,9 @@ def _torch(dtype: str, device: torch.device) -> Kernel:
     return Kernel(name="torch", arithmetic=_local("torch", dtype, device))
 
 
-def _plain_int4(device: torch.device) -> Kernel:
-    """Needs float32 products only, on whatever device."""
-    return Kernel(name="plain", linear=PlainInt4Linear, arithmetic=_plain_arithmetic("int4", device))
-
-
-def _plain_arithmetic(dtype: str, device: torch.device) -> str:
-    """Of kernels that widen weights and leave the product to `float_product`."""
-    return LANES16 if device.type == "cpu" and compiled.library() else _local("plain", dtype, device)
+def _plain_arithmetic(dtype: str) -> str:
+    """Of kernels that widen weights and leave the product to `float_product`, on a CPU."""
+    return LANES16 if compiled.library() else _local("plain", dtype, torch.device("cpu"))
 
 
 def _local(kernel: str, dtype: str, device: torch.device) -> str:

@@ -4,8 +4,8 @@ beside it.
 *lanes16* is our own, in C (`arithmetic/canonical.c`): sixteen lanes of fused steps, the same bits on every
 processor. *filled* is torch's own kernel for always so many rows, or a multiple of it: torch takes other
 kernels for few rows, whose sums have another order. Which multiple is enough was measured, and is tried
-before it is used, as all kernels are (`kernels.py`). *row_by_row* is that kernel for one row at a time: as
-slow as it sounds, and right where no multiple is enough, as with OpenBLAS on ARM.
+before it is used, as all kernels are (`kernels.py`). *row_by_row* is that kernel for one row at a time and by
+one thread: as slow as it sounds, and right where no multiple is enough, as with OpenBLAS on ARM.
 """
 
 from __future__ import annotations
@@ -41,9 +41,16 @@ def filled(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
 
 
 def row_by_row(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """By torch, for one row at a time."""
-    alone = [F.linear(x[at : at + 1], weight, bias) for at in range(len(x))]
-    return torch.cat(alone) if alone else x.new_empty((0, len(weight)))
+    """By torch, for one row at a time and by one thread: MKL divides a row's sums among threads on some
+    processors."""
+    if not len(x):
+        return x.new_empty((0, len(weight)))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return torch.cat([F.linear(x[at : at + 1], weight, bias) for at in range(len(x))])
+    finally:
+        torch.set_num_threads(threads)
 
 
 def float_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

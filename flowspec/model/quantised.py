@@ -12,12 +12,14 @@ bits, where eight bits would saturate. Two digits keep 13 bits of an input, more
 inputs beside a large one would lose most of theirs. torch scales inputs by the smallest and largest of a
 batch; two more columns, of weight zero, pin these to what makes its scale 1, so that its rounding is exact.
 
-*int4*: weights are rounded per group of 32 inputs (`w = (q - 8) * scale + zero`, scale and zero in bfloat16)
-and multiplied by torch's own kernel: inputs and results in bfloat16, sums in float32.
+*int4*: weights are rounded per group of 32 inputs to 16 levels around zero, with a scale in float16, as in
+ggml's Q4_0. A row is rounded, too, group by group, to levels of 8 bits. A group's products and their sum are
+integers, and the groups follow one another, so that every processor computes the same bits
+(`arithmetic/packed.py`). On GPUs torch's own kernel takes inputs in bfloat16.
 
 Here for CPUs; `quantised_cuda.py` has the same on GPUs. Of each precision there is a *plain* kernel, too, of
 nothing but float32 products of blocks of a matrix: slow, but right wherever torch multiplies float32. int8's
-gives the bits of the others, since integers have no rounding.
+gives the bits of the others, since integers have no rounding; int4's is for GPUs, as CPUs need none.
 """
 
 from __future__ import annotations
@@ -33,14 +35,17 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import nn
 
-from flowspec.errors import InputError
+from flowspec.model.arithmetic import packed
+from flowspec.model.arithmetic.operations import packed_product
+from flowspec.model.arithmetic.packed import GROUP, MIDDLE
+from flowspec.model.arithmetic.plain import LEVEL
 from flowspec.model.products import float_product
 
 DIGIT = 63
 WEIGHT_MAX = 127
-GROUP = 32
-OUTPUTS = 16
-"""torch's int4 kernel takes outputs in blocks of so many."""
+ENDS = (-8.0, -7.0, -7.5, -8.5)
+"""On which levels of 4 bits a group's largest weight may fall; that is taken by which its weights lose
+least."""
 SMALL = 8
 """Where a kernel is tried and sums are to be exact, inputs are whole numbers up to this, weights up to twice
 this."""
@@ -49,7 +54,7 @@ EXACT_INPUTS = 2048
 """Products of a digit and a level are below 2^13: so many of them are summed exactly in float32."""
 BLOCK_ROWS = 1024
 """Outputs that are rounded at once, so that no second copy of a matrix in float32 is made."""
-FORMAT = 1
+FORMAT = 2
 """Of `Rounded`: counts up when a class rounds otherwise or names or orders the parts otherwise, since they
 are kept on disk."""
 Rounded = Mapping[str, torch.Tensor]
@@ -58,10 +63,6 @@ kernel's layout."""
 
 
 F64 = NDArray[np.float64]
-
-
-class UnpackableError(InputError):
-    """A layer whose widths a precision cannot hold."""
 
 
 class QuantisedLinear(nn.Linear):
@@ -82,14 +83,13 @@ class QuantisedLinear(nn.Linear):
 
     @staticmethod
     def rounded(weight: torch.Tensor) -> Rounded:
-        """The parts that `weight` `[rows, in]` is rounded to, each row for itself. Raises
-        `UnpackableError` for one that cannot be packed."""
+        """The parts that `weight` `[rows, in]` is rounded to, each row for itself."""
         raise NotImplementedError
 
     @staticmethod
-    def widened(rounded: Rounded) -> torch.Tensor:
-        """Rounded weights as numbers, float32 `[rows, in]`, for the reference. Kernels must agree with it, so
-        none of them uses it."""
+    def widened(rounded: Rounded, inputs: int) -> torch.Tensor:
+        """Rounded weights as numbers, float32 `[rows, inputs]`, for the reference. Kernels must agree with
+        it, so none of them uses it."""
         raise NotImplementedError
 
     @staticmethod
@@ -123,7 +123,7 @@ class Int8Linear(QuantisedLinear):
         return {"levels": levels, "scales": scale}
 
     @staticmethod
-    def widened(rounded: Rounded) -> torch.Tensor:
+    def widened(rounded: Rounded, inputs: int) -> torch.Tensor:
         return rounded["levels"].float() * rounded["scales"].float()[:, None]
 
     @staticmethod
@@ -223,98 +223,97 @@ class PlainInt8Linear(Int8Linear):
 
 
 class Int4Linear(QuantisedLinear):
-    """See the module. Raises `UnpackableError` for a layer that cannot be packed so. A kernel's `_products`
-    takes bfloat16."""
+    """See the module. Inputs that are no whole groups are filled up with zeros."""
+
+    input_step = 1 / LEVEL
 
     @staticmethod
     def rounded(weight: torch.Tensor) -> Rounded:
-        """`levels` uint8 `[rows, in / 2]`, the first of two inputs in the low bits; `scales` and `zeros`
-        bfloat16 `[rows, groups]`."""
-        rows, inputs = weight.shape
-        if inputs % GROUP:
-            raise UnpackableError(f"int4 takes inputs in groups of {GROUP}, but it has a layer of {inputs}")
-        pairs = weight.new_empty((rows, inputs // 2), dtype=torch.uint8)
-        scales, zeros = (weight.new_empty((rows, inputs // GROUP), dtype=torch.bfloat16) for _ in range(2))
+        """`levels` uint8 `[rows, 16 groups]`, the first of two inputs in the low bits; `scales` float16
+        `[rows, groups]`, with no more digits than bfloat16 has, which GPUs' kernels take."""
+        rows, groups = len(weight), -(-weight.shape[1] // GROUP)
+        pairs = weight.new_empty((rows, groups * GROUP // 2), dtype=torch.uint8)
+        scales = weight.new_empty((rows, groups), dtype=torch.float16)
         for block in _blocks(rows):
-            groups = weight[block].float().view(-1, inputs // GROUP, GROUP)
-            low, high = groups.amin(dim=2), groups.amax(dim=2)  # [rows, groups]
-            scale = scales[block] = ((high - low) / 15).clamp_min_(TINY).bfloat16()
-            zero = zeros[block] = (low + 8 * scale.float()).bfloat16()
-            levels = (
-                ((groups - zero.float()[..., None]) / scale.float()[..., None]).round_().add_(8).clamp_(0, 15)
-            )
-            levels = levels.to(torch.uint8).view(-1, inputs)
-            pairs[block] = levels[:, ::2] | levels[:, 1::2] << 4
-        return {"levels": pairs, "scales": scales, "zeros": zeros}
+            numbers = F.pad(weight[block].float(), (0, -weight.shape[1] % GROUP)).view(-1, groups, GROUP)
+            largest = numbers.gather(2, numbers.abs().argmax(dim=2, keepdim=True))
+            best = numbers.new_full((len(numbers), groups), torch.inf)  # squares of what weights lose
+            levels = torch.full_like(numbers, MIDDLE, dtype=torch.uint8)
+            for end in ENDS:
+                scale = (largest / end).bfloat16().half()
+                tried = (numbers / scale.float()).nan_to_num_(0.0).round_().clamp_(-MIDDLE, MIDDLE - 1)
+                lost = (tried * scale.float() - numbers).square_().sum(dim=2)
+                is_better = lost < best
+                best = torch.where(is_better, lost, best)
+                levels = torch.where(is_better[..., None], (tried + MIDDLE).to(torch.uint8), levels)
+                scales[block] = torch.where(is_better, scale[..., 0], scales[block])
+            flat = levels.flatten(1)
+            pairs[block] = flat[:, ::2] | flat[:, 1::2] << 4
+        return {"levels": pairs, "scales": scales}
 
     @staticmethod
-    def widened(rounded: Rounded) -> torch.Tensor:
-        levels, scales = rounded["levels"], rounded["scales"].float()
+    def widened(rounded: Rounded, inputs: int) -> torch.Tensor:
+        levels = rounded["levels"]
         pairs = torch.stack([levels % 16, levels // 16], dim=2).view(len(levels), -1, GROUP)
-        weights = (pairs.float() - 8) * scales[:, :, None] + rounded["zeros"].float()[:, :, None]
-        return weights.view(len(levels), -1)
+        weights = (pairs.float() - 8) * rounded["scales"].float()[:, :, None]
+        return weights.view(len(levels), -1)[:, :inputs]
 
     @staticmethod
     def exact_numbers(generator: np.random.Generator, shape: tuple[int, int], rows: int) -> tuple[F64, F64]:
-        """Weights of 16 levels, both ends in each group, around a whole number that is the group's."""
+        """Weights of 16 levels, the lowest in each group; rows of exact levels, the largest of 8 bits in each
+        group.
+
+        The first output and row have the largest number everywhere: kernels that saturate do it there.
+        """
         outputs, inputs = shape
-        levels = generator.integers(0, 16, (outputs, inputs // GROUP, GROUP)).astype(np.float64)
-        levels[..., 3], levels[..., 7] = 0, 15
-        zeros = generator.integers(-SMALL, SMALL + 1, (outputs, inputs // GROUP, 1))
-        weights = (levels - 8 + zeros).reshape(outputs, inputs)
-        given = generator.integers(-SMALL, SMALL + 1, (rows, inputs)).astype(np.float64)
-        return weights * powers(generator, outputs), given * powers(generator, rows)
+        weights = generator.integers(-8, 8, shape).astype(np.float64)
+        levels = generator.integers(-LEVEL, LEVEL + 1, (rows, inputs)).astype(np.float64)
+        ends = levels[:, ::GROUP]
+        weights[:, ::GROUP], ends[:] = -8, generator.choice((-LEVEL, LEVEL), ends.shape)
+        weights[0], levels[0] = -8, LEVEL
+        return weights * powers(generator, outputs), levels * powers(generator, rows)
 
     @staticmethod
     def bytes_of(inputs: int, outputs: int) -> int:
-        blocks = -(-outputs // OUTPUTS) * OUTPUTS
-        return blocks * inputs // 2 + 4 * blocks * (inputs // GROUP)
+        return -(-outputs // packed.PANEL) * -(-inputs // GROUP) * packed.GROUP_BYTES
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        rows = input.reshape(-1, self.in_features).bfloat16()
-        found = self._products(rows)[:, : self.out_features]
+        found = self._products(input.reshape(-1, self.in_features))[:, : self.out_features]
         if self.bias is not None:
             found = found + self.bias
         return found.to(input.dtype).reshape(*input.shape[:-1], self.out_features)
 
     def _products(self, rows: torch.Tensor) -> torch.Tensor:
-        """`[rows, out or more]` from `[rows, in]`, in bfloat16."""
+        """`[rows, out or more]` from `[rows, in]`."""
         raise NotImplementedError
 
 
-class TorchInt4Linear(Int4Linear):
-    """By torch's kernel for CPUs."""
+class PanelInt4Linear(Int4Linear):
+    """On CPUs; results are float32 until the bias is added."""
 
     def pack(self, rounded: Rounded) -> None:
-        more = (0, 0, 0, -self.out_features % OUTPUTS)
-        pairs = F.pad(rounded["levels"], more)
-        levels = torch.stack([pairs & 15, pairs >> 4], dim=2).flatten(1)
-        self._packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels.int(), 2)
-        scales, zeros = F.pad(rounded["scales"], more), F.pad(rounded["zeros"], more)
-        self._scales = torch.stack([scales, zeros], dim=2).transpose(0, 1).contiguous()  # [groups, out, 2]
+        pairs = rounded["levels"]
+        levels = torch.stack([pairs & 15, pairs >> 4], dim=2).view(len(pairs), -1, GROUP)
+        self._panels = packed.packed(levels, rounded["scales"])
 
     def _products(self, rows: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
-            rows, self._packed, GROUP, self._scales
-        )
-        return found
+        return packed_product(rows, self._panels, self.out_features)
 
 
 class PlainInt4Linear(Int4Linear):
     """In float32, the weights of a block of outputs at a time."""
 
     def pack(self, rounded: Rounded) -> None:
-        self._pairs, self._scales, self._zeros = rounded["levels"], rounded["scales"], rounded["zeros"]
+        self._pairs, self._scales = rounded["levels"], rounded["scales"]
 
     def _products(self, rows: torch.Tensor) -> torch.Tensor:
-        found = rows.new_empty((len(rows), self.out_features))
+        wide = F.pad(rows.float(), (0, -self.in_features % GROUP))
+        found = wide.new_empty((len(rows), self.out_features))
         for block in _blocks(self.out_features):
             pairs = self._pairs[block]
-            levels = torch.stack([pairs & 15, pairs >> 4], dim=2).view(len(pairs), -1, GROUP).float() - 8
-            weights = (
-                levels * self._scales[block, :, None].float() + self._zeros[block, :, None].float()
-            )  # [out, groups, GROUP]
-            found[:, block] = float_product(rows.float(), weights.flatten(1)).bfloat16()
+            levels = torch.stack([pairs & 15, pairs >> 4], dim=2).view(len(pairs), -1, GROUP).float()
+            weights = (levels - MIDDLE) * self._scales[block, :, None].float()  # [out, groups, GROUP]
+            found[:, block] = float_product(wide, weights.flatten(1))
         return found
 
 

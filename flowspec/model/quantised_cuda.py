@@ -15,7 +15,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from flowspec.model.quantised import GROUP, Int4Linear, Int8Linear, Rounded
+from flowspec.model.arithmetic.packed import GROUP
+from flowspec.model.quantised import Int4Linear, Int8Linear, Rounded
 
 INTEGER_BLOCK = 8
 """`torch._int_mm` takes inputs and outputs in multiples of so many on GPUs,"""
@@ -48,9 +49,11 @@ class CudaInt4Linear(Int4Linear):
         pairs = F.pad(rounded["levels"], more)
         swapped = pairs << 4 | pairs >> 4  # this kernel wants the first of two inputs in the high bits
         self._packed = torch._convert_weight_to_int4pack(swapped, INT4_TILES)
-        scales, zeros = F.pad(rounded["scales"], more), F.pad(rounded["zeros"], more)
+        scales = F.pad(rounded["scales"], more).bfloat16()  # which has all their digits
+        zeros = torch.zeros_like(scales)
         self._scales = torch.stack([scales, zeros], dim=2).transpose(0, 1).contiguous()  # [groups, out, 2]
 
     def _products(self, rows: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = torch._weight_int4pack_mm(rows, self._packed, GROUP, self._scales)
+        filled = F.pad(rows.bfloat16(), (0, -self.in_features % GROUP))
+        found: torch.Tensor = torch._weight_int4pack_mm(filled, self._packed, GROUP, self._scales)
         return found

@@ -76,10 +76,7 @@ class Reference:
 
     @torch.inference_mode()
     def round_to(self, dtype: str) -> None:
-        """Rounds all weights as slices of that precision hold them; they stay float32 numbers.
-
-        Raises `InputError` for a layer that cannot be packed so.
-        """
+        """Rounds all weights as slices of that precision hold them; they stay float32 numbers."""
         self._answers.clear()
         held = DTYPES[ACTIVATIONS[dtype]]
         for parameter in self._model.parameters():
@@ -99,7 +96,7 @@ class Reference:
             for name, weight in module.named_parameters(recurse=False):
                 if (is_linear and name == "weight") or weight.dim() == 3:
                     rounded = kind.rounded(weight.to(held).flatten(0, -2))
-                    weight.copy_(kind.widened(rounded).view_as(weight))
+                    weight.copy_(kind.widened(rounded, weight.shape[-1]).view_as(weight))
 
     @contextlib.contextmanager
     def rounding_to(self, dtype: str) -> Iterator[None]:

@@ -19,12 +19,11 @@ import torch
 from flowspec.core.protocol.messages import Logprobs
 from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.core.stage.events import JobPart, RunLayers
-from flowspec.errors import ClusterError, InputError
+from flowspec.errors import ClusterError
 from flowspec.model.attention import TreeBatch, TreeCache, TreeRows
 from flowspec.model.files import ModelFiles
 from flowspec.model.kernels import kernel_of
 from flowspec.model.pieces import KeptModules, Pieces, Span, head_dim
-from flowspec.model.quantised import UnpackableError
 from flowspec.model.sampler import F32, Sampler, logprobs
 from flowspec.model.support import family_of
 from flowspec.model.weights import RoundedStore, fill
@@ -73,10 +72,7 @@ class Slice:
         pieces = Pieces.build(config, family_of(config, files.model), span)
         activations = DTYPES[ACTIVATIONS[dtype]]
         kernel = kernel_of(dtype, device, arithmetic)
-        try:
-            fill(pieces, files.tensors(), activations, device, progress, kernel.linear, store, kept)
-        except UnpackableError as error:
-            raise InputError(f"model {files.model!r}: {error}; use --dtype int8") from None
+        fill(pieces, files.tensors(), activations, device, progress, kernel.linear, store, kept)
         pieces.rotary.to(device)
         pieces.call_directly(kernel.product)
         if kept is not None:

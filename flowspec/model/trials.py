@@ -33,7 +33,8 @@ from flowspec.model.arithmetic import build
 CODE = (
     *("trials", "kernel_checks", "kernels", "quantised", "quantised_cuda", "half"),
     *("attention", "accelerator", "products"),
-    *("arithmetic/plain", "arithmetic/operations", "arithmetic/compiled", "arithmetic/build"),
+    *("arithmetic/plain", "arithmetic/packed", "arithmetic/operations"),
+    *("arithmetic/compiled", "arithmetic/build"),
 )
 """The modules that are tried, or that try: what was found holds for them as they are."""
 IMPORT_S = 170.0

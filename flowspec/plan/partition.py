@@ -186,11 +186,8 @@ class Partition:
         fixed_s = np.stack([each[0] for each in found], axis=-1)
         layer_s = np.stack([each[1] for each in found], axis=-1)
         fixed_s[:, -1] += found[-1][2]
-        if arrangement.guesses and self.drafts_on_cores:
-            for index, place in enumerate(arrangement.order):
-                if place.name == arrangement.head.name:
-                    fixed_s[:, index] *= SHARED_SLOWDOWN
-                    layer_s[:, index] *= SHARED_SLOWDOWN
+        slowdowns = np.array([self.slowdown(arrangement, place) for place in arrangement.order])
+        fixed_s, layer_s = fixed_s * slowdowns, layer_s * slowdowns
         nodes = self._guess_nodes if arrangement.guesses else self._plain_nodes
         hops = self.hops(arrangement)
         size = row_bytes(self.request.shape, arrangement.precision)
@@ -212,6 +209,25 @@ class Partition:
             link_s=busy_s.max(axis=1),
         )
 
+    def slowdown(self, arrangement: Arrangement, place: Site) -> float:
+        """How many times as long a stage or the drafter takes there for what else of ours computes at the
+        same time."""
+        drafts = arrangement.guesses and self.drafts_on_cores
+        if place.shared is None:
+            head = arrangement.head.name
+            is_both = place.name == head and any(each.name == head for each in arrangement.order)
+            return SHARED_SLOWDOWN if drafts and is_both else 1.0
+        host, cores = place.shared.host, place.shared.cores
+        threads = sorted(
+            (each.shared.threads for each in arrangement.order if each.shared and each.shared.host == host),
+            reverse=True,
+        )
+        if not arrangement.guesses:  # each user has a token on its way
+            threads = threads[: self.request.users]
+        beside = arrangement.head.shared
+        drafting = cores if drafts and beside is not None and beside.host == host else 0
+        return max(1.0, (sum(threads) + drafting) / cores)
+
     @property
     def drafts_on_cores(self) -> bool:
         """Whether drafting takes noticeable time of the head's device."""
@@ -224,9 +240,9 @@ class Partition:
         if drafter.shape is None:
             return Guessing(acceptance=drafter.acceptance, pass_s=0.0)
         curve = drafter_curve(arrangement.head.profile, drafter.shape, arrangement.precision)
-        shared = any(place.name == arrangement.head.name for place in arrangement.order)
         pass_s = curve.seconds(TYPICAL_PASS_NODES, self.request.typical_context)
-        return Guessing(acceptance=drafter.acceptance, pass_s=pass_s * (SHARED_SLOWDOWN if shared else 1.0))
+        slowdown = self.slowdown(arrangement, arrangement.head)
+        return Guessing(acceptance=drafter.acceptance, pass_s=pass_s * slowdown)
 
     # ------------------------------------------------------------------------------------------------ splits
 

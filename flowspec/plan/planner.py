@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from flowspec.core.protocol import limits
@@ -215,7 +215,7 @@ class _Search:
         self._partition = partition
         self._precision = precision
         self._guesses = guesses
-        self._kinds = _kinds(partition.request)
+        self._kinds = kinds_of(partition.request)
         self._stages_max = min(
             partition.request.shape.layers, limits.STAGES_MAX, len(partition.request.stage_sites)
         )
@@ -376,19 +376,15 @@ def _is_better(found: Split | None, than: Split | None) -> bool:
     return found.forecast.tokens_per_s > than.forecast.tokens_per_s * (1 + ALIKE_MARGIN)
 
 
-def _kinds(request: PlanRequest) -> list[list[Site]]:
-    """Devices that can stand for each other: same profile, memory, links to all others, and leave to be the
-    head."""
+def kinds_of(request: PlanRequest) -> list[list[Site]]:
+    """Devices that can stand for each other: same profile, memory, links to all others, machine where it is
+    shared, and leave to be the head."""
     network, kinds = request.network, list[list[Site]]()
     heads = {site.name for site in request.heads}
     for site in request.sites:
         for kind in kinds:
             one = kind[0]
-            alike = (site.profile, site.memory_bytes, site.runs_stages) == (
-                one.profile,
-                one.memory_bytes,
-                one.runs_stages,
-            )
+            alike = replace(site, name=one.name) == one
             alike = alike and (site.name in heads) == (one.name in heads)
             others = [other.name for other in request.sites if other.name not in (site.name, one.name)]
             if alike and (

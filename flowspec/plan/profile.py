@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flowspec.core.protocol.precision import PRECISIONS
-from flowspec.errors import InputError
+from flowspec.errors import InputError, meant
 from flowspec.plan.tables import read_toml
 
 RATES = {
@@ -112,6 +112,7 @@ def find_profile(name: str) -> DeviceProfile:
                 return read_profile(path)
     raise InputError(
         f"device: expected a .toml file or one of {', '.join(profile_names())}, got {name!r:.80}"
+        f"{meant(name, profile_names())}"
     )
 
 

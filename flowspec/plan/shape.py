@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from flowspec.errors import InputError
+from flowspec.errors import InputError, meant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,5 +142,8 @@ def find_shape(name: str) -> ModelShape:
     """A shape by name; raises `InputError` naming those that are known."""
     if name not in SHAPES:
         known = ", ".join(shape.name for shape in _KNOWN)
-        raise InputError(f"shape: expected one of {known}, or eagle- before one of these, got {name!r:.80}")
+        raise InputError(
+            f"shape: expected one of {known}, or eagle- before one of these, got {name!r:.80}"
+            f"{meant(name, SHAPES)}"
+        )
     return SHAPES[name]

@@ -15,16 +15,27 @@ from flowspec.plan.timing import DIRECT, LinkSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SharedCores:
+    """What several daemons of one `host` have to share: its `cores`, of which this one uses `threads`."""
+
+    host: str
+    cores: int
+    threads: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
     """A device of a cluster. `memory_bytes` is what all of our processes on it may take together.
 
-    `runs_stages` is False for a head's machine without a daemon.
+    `runs_stages` is False for a head's machine without a daemon. `shared` where other devices are on the same
+    machine, and its profile is that of a daemon which computes there alone.
     """
 
     name: str
     profile: DeviceProfile
     memory_bytes: int
     runs_stages: bool = True
+    shared: SharedCores | None = None
 
 
 def site(name: str, profile: DeviceProfile, limit_bytes: int | None = None) -> Site:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from flowspec.core.protocol import limits
-from flowspec.errors import FlowSpecError, InputError
+from flowspec.errors import FlowSpecError, InputError, meant
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -70,7 +70,9 @@ class Table:
     def check(self, keys: Collection[str]) -> None:
         unknown = sorted(set(self.data) - set(keys))
         if unknown:
-            raise InputError(f"{self.where}: unknown key {unknown[0]!r}; expected {', '.join(sorted(keys))}")
+            known = ", ".join(sorted(keys))
+            hint = meant(unknown[0], keys)
+            raise InputError(f"{self.where}: unknown key {unknown[0]!r}; expected {known}{hint}")
 
     def found(self, key: str, find: Callable[[], Found]) -> Found:
         """What `find` makes of a value; its error names table and key."""

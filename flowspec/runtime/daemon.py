@@ -377,7 +377,8 @@ class Daemon:
             pid=os.getpid(),
             memory_bytes=self.machine.memory_bytes or host_memory().available,
             count=peer_of(command.caller).receiver.expected,
-            is_held=command.is_held,
+            holder=command.holder,
+            lease_s=command.lease_s,
         )
 
     def _send_pong(self, command: SendPong) -> None:

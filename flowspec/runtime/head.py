@@ -243,6 +243,11 @@ class Head:
         return self._core.is_formed
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether answers wait for devices: there is no pipeline, and none on its way."""
+        return self._pipelines.is_waiting
+
+    @property
     def failure(self) -> FlowSpecError | None:
         """Why the head answers nothing any more, if it does not."""
         return self._failure

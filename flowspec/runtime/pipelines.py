@@ -90,11 +90,11 @@ class Recovery:
     wait for devices (None: for ever).
 
     `spares` are the devices that the first plan leaves out, with their addresses; of those the `absent` did
-    not answer, each with why. When one answers, `survey` finds out what `replan` must know of it, in a thread
-    of its own: it raises `FlowSpecError`. `start` tells what must be there for the first pipeline.
-    `rate` foretells the tokens/s of a plan, where anything does. An `arithmetic` is kept that an earlier
-    session began with (empty: that of the first pipeline); another one may follow it with `may_change`, where
-    nothing else can be formed.
+    not answer, each with why, or are `in_use` by others. When one answers, `survey` finds out what `replan`
+    must know of it, in a thread of its own: it raises `FlowSpecError`. `start` tells what must be there for
+    the first pipeline. `rate` foretells the tokens/s of a plan, where anything does. An `arithmetic` is kept
+    that an earlier session began with (empty: that of the first pipeline); another one may follow it with
+    `may_change`, where nothing else can be formed.
     """
 
     replan: Replan
@@ -104,6 +104,7 @@ class Recovery:
     wait_s: float | None = None
     start: Start = Start.WHOLE
     absent: Mapping[str, str] = field(default_factory=dict)
+    in_use: tuple[str, ...] = ()
     survey: Callable[[str], None] | None = None
     arithmetic: str = ""
     may_change: bool = False
@@ -186,9 +187,10 @@ class Pipelines:
 
     def connect(self) -> None:
         """Forms the first pipeline; raises the error of whoever cannot take part."""
-        self._give(
-            SessionStarted(absent=() if self._recovery is None else tuple(self._recovery.absent.items()))
-        )
+        started = SessionStarted()
+        if (recovery := self._recovery) is not None:
+            started = SessionStarted(absent=tuple(recovery.absent.items()), in_use=recovery.in_use)
+        self._give(started)
         while self.connections is None:
             for _ in self.listen(POLL_MS):
                 pass

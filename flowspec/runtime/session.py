@@ -39,6 +39,7 @@ from flowspec.runtime.pipelines import Recovery
 from flowspec.runtime.placing import assign_devices, captures_of, open_drafters, own_devices, use_one_thread
 from flowspec.runtime.planning.absent_devices import AbsentDevices
 from flowspec.runtime.planning.choose import Chosen, choose, compare
+from flowspec.runtime.planning.first_look import refuse_silent
 from flowspec.runtime.planning.plan_inputs import drafter_inputs, model_weights, typical_context
 from flowspec.runtime.planning.survey import survey
 from flowspec.runtime.replanning import Replanner
@@ -262,9 +263,10 @@ class OpenCluster:
                 rate=planner.rate if planner.is_planned else None,
                 spares={device.name: device.address for device in self.devices if device.name not in used},
                 on_note=recovery_options.on_note,
-                wait_s=recovery_options.wait_s,
+                wait_s=0.0 if self.is_local else recovery_options.wait_s,  # processes here do not come back
                 start=Start.WHOLE if self.absent_devices is None else Start.SHORT,
                 absent={} if self.chosen is None else self.chosen.survey.absent,
+                in_use=() if self.chosen is None else self.chosen.survey.in_use,
                 survey=planner.survey,
                 arithmetic=recovery_options.arithmetic,
                 may_change=recovery_options.may_change,
@@ -401,10 +403,11 @@ def _listed_cluster(
     given = split_layers(devices, raw["num_hidden_layers"], options.layers) if is_given else []
     _check_context(options, raw)
     keys = cluster_keys(path, every)
+    needs_all = needs_all or is_given
+    refuse_silent(devices, keys, needs_all=needs_all)
     config = files.config()
     plan = replace(_unplaced(options, files, config), stages=tuple(given))
-    needs_all = needs_all or is_given
-    chosen = choose_for(options, files, devices, plan, decoding, keys, needs_all=needs_all)
+    chosen = choose_for(options, files, devices, plan, decoding, keys, needs_all=needs_all, is_run=True)
     absent_devices = None
     if not needs_all:
         absent_devices = AbsentDevices(devices=tuple(devices), cluster=path, precision=plan.dtype, keys=keys)
@@ -453,15 +456,23 @@ def choose_for(
     keys: Keyring | None,
     *,
     needs_all: bool = True,
+    is_run: bool = False,
 ) -> Chosen:
-    """What the devices of a cluster file run, where `plan` has no stages; else how those compare."""
+    """What the devices of a cluster file run, where `plan` has no stages; else how those compare. Where it
+    `is_run` at once, devices that others use cannot be had."""
     assert options.cluster is not None
     shape = shape_of(files.config(), files.model)
     placed = read_drafters(options.cluster)
     names = decoding.drafters_for(files.model, tuple(placed))
     drafter = drafter_inputs(names, placed, shape)
     found = survey(
-        devices, options.cluster, plan.dtype, keys, head_drafts=drafter.head_drafts, needs_all=needs_all
+        devices,
+        options.cluster,
+        plan.dtype,
+        keys,
+        head_drafts=drafter.head_drafts,
+        needs_all=needs_all,
+        needs_free=is_run,
     )
     request = PlanRequest(
         sites=found.sites,

@@ -11,7 +11,7 @@ ABSENT_WHY_S = 1.0
 RECONNECT_S = 3.0
 """The same where a new pipeline is formed of daemons that were there a moment ago."""
 HELD_S = 15.0
-"""How long a head waits for a daemon that another head holds; longer than a dead head's lease."""
+"""How long a head waits at most for a daemon whose head may have died; longer than such a one's lease."""
 SETTLE_S = 0.1
 """How long the closing of a lost device's connections may take to show on all of them."""
 LOOK_UP_S = 3.0

@@ -98,6 +98,19 @@ def _own_address(host: str, *, needs_loopback: bool) -> str:
     return bracketed(str(found[0]))
 
 
+def check_own(host: str) -> None:
+    """Raises `InputError` for an address that is not this machine's."""
+    address = _own_address(host, needs_loopback=False).strip("[]")
+    family = sockets.AF_INET6 if ":" in address else sockets.AF_INET
+    with sockets.socket(family, sockets.SOCK_STREAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise not_ours(host) from None
+            raise InputError(f"cannot listen on {host}: {error.strerror}") from None
+
+
 def bind_router(
     context: zmq.Context[Any], host: str, port: int, keys: Keyring | None = None, *, insecure: bool = False
 ) -> tuple[zmq.Socket[bytes], int]:

@@ -48,6 +48,21 @@ class AccessRules:
     free: Sequence[str] = ()
 
 
+def rules_of(access: AccessRules) -> list[Middleware]:
+    """Around an app, lets in who may."""
+    guard = Middleware(Guard, keys=access.keys, names=access.names, free=access.free, origins=access.origins)
+    if not access.origins:
+        return [guard]
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=list(access.origins),
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        expose_headers=["Retry-After"],
+    )
+    return [cors, guard]
+
+
 class AnswerRoute:
     """`/v1/chat/completions` or `/v1/completions`, an ASGI app."""
 
@@ -217,24 +232,9 @@ def build_app(service: Service, access: AccessRules, more: Sequence[BaseRoute] =
             return path
         return "/v1/models/{name}" if path.startswith("/v1/models/") else "other"
 
-    middleware = []
-    if access.origins:
-        origins = list(access.origins)
-        middleware.append(
-            Middleware(
-                CORSMiddleware,
-                allow_origins=origins,
-                allow_methods=["GET", "POST"],
-                allow_headers=["*"],
-                expose_headers=["Retry-After"],
-            )
-        )
-    middleware.append(
-        Middleware(Guard, keys=access.keys, names=access.names, free=access.free, origins=access.origins)
-    )
     app = Starlette(
         routes=routes,
-        middleware=middleware,
+        middleware=rules_of(access),
         exception_handlers={ApiError: _refuse, HTTPException: _refuse_http, Exception: _fail},
     )
     return Counted(

@@ -12,6 +12,7 @@ from typing import Any
 import h11
 import uvicorn
 from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from flowspec.errors import InputError
@@ -54,6 +55,14 @@ def bind(host: str, port: int) -> socket.socket:
         bound.close()
         raise _refusal(error, host, port) from None
     return bound
+
+
+def listen(bound: socket.socket) -> None:
+    """From now on calls wait for an answer; once more does no harm. Raises `InputError`."""
+    try:
+        bound.listen(BACKLOG)
+    except OSError as error:
+        raise _refusal(error, *bound.getsockname()[:2]) from None
 
 
 def _refusal(error: OSError, host: str, port: int) -> InputError:
@@ -156,6 +165,22 @@ class _Server(uvicorn.Server):
         yield
 
 
+def server_of(app: ASGIApp) -> uvicorn.Server:
+    """A server of this app, with our limits; it takes its sockets when it is started."""
+    settings: dict[str, Any] = {
+        "http": _Protocol,
+        "ws": "none",
+        "lifespan": "off",
+        "log_config": None,
+        "access_log": False,
+        "proxy_headers": False,
+        "server_header": False,
+        "timeout_keep_alive": KEEP_ALIVE_S,
+        "timeout_graceful_shutdown": CLOSE_S,
+    }
+    return _Server(uvicorn.Config(app, **settings))
+
+
 class Stop:
     """Ends a server, from its own loop. The second call does not wait for anybody."""
 
@@ -189,22 +214,8 @@ async def serve(
     """Answers requests until `Stop`, which `on_ready` is given, is called; then no answer is under way any
     more."""
     service = Service(llm, options, totals)
-    settings: dict[str, Any] = {
-        "http": _Protocol,
-        "ws": "none",
-        "lifespan": "off",
-        "log_config": None,
-        "access_log": False,
-        "proxy_headers": False,
-        "server_header": False,
-        "timeout_keep_alive": KEEP_ALIVE_S,
-        "timeout_graceful_shutdown": CLOSE_S,
-    }
-    server = _Server(uvicorn.Config(build_app(service, access, more(service)), **settings))
-    try:
-        bound.listen(BACKLOG)  # who calls now is answered in a moment
-    except OSError as error:
-        raise _refusal(error, *bound.getsockname()[:2]) from None
+    server = server_of(build_app(service, access, more(service)))
+    listen(bound)  # who calls now is answered in a moment
     on_ready(service, Stop(asyncio.get_running_loop(), server, service))
     try:
         await server.serve(sockets=[bound])

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 from flowspec.errors import InputError
 from flowspec.llm import LLM
 from flowspec.model.text import Bound, Tokenizer, TooLongError
-from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime.question import Question
 from flowspec.serve.answers import AnswerDispatcher, Answers
 from flowspec.serve.completion_request import CompletionRequest, Prompt
@@ -52,10 +51,10 @@ def _chars(prompt: Prompt) -> int:
     return sum(len(each["content"]) for each in prompt) if isinstance(prompt, list) else 0
 
 
-def name_of(plan: ClusterPlan) -> str:
+def name_of(model: str) -> str:
     """What clients call the model: a hub id as it is, a folder or file by its last name, the bundled one
     `bundled`."""
-    return Path(plan.model).name if Path(plan.model).is_absolute() else plan.model
+    return Path(model).name if Path(model).is_absolute() else model
 
 
 class Service:
@@ -66,7 +65,7 @@ class Service:
         self.session = session
         self.options = options
         self.totals = totals
-        self.model = options.model_name or name_of(plan)
+        self.model = options.model_name or name_of(plan.model)
         self.context = plan.context
         self.created = int(time.time())
         self.gate = RequestQueue(options.parallel, options.queue)

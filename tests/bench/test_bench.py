@@ -207,7 +207,7 @@ def test_the_folder_of_another_experiment_is_refused_with_what_is_different(tmp_
     ):
         with pytest.raises(
             InputError,
-            match=rf"--out: .* holds results of another experiment \({text}\); to go on with those give",
+            match=rf"--out: .* holds results of another experiment \({text}\); give the same flags as then",
         ) as caught:
             open_out(changed, tmp_path)
         assert "\n" not in str(caught.value)

@@ -27,8 +27,9 @@ from flowspec.bench.faithfulness import (
 )
 from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.errors import InputError
+from flowspec.model.arithmetic.packed import GROUP
 from flowspec.model.files import BUNDLED, ModelFiles
-from flowspec.model.quantised import GROUP, LINEARS
+from flowspec.model.quantised import LINEARS
 from flowspec.model.reference import Reference
 from flowspec.model.sampler import F32
 from flowspec.model.slice import Slice

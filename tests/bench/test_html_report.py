@@ -85,6 +85,21 @@ def test_a_report_names_what_was_run_and_what_came_of_it(tmp_path: Path) -> None
         assert text in said
 
 
+def test_what_explains_several_tables_is_said_once_below_the_last(tmp_path: Path) -> None:
+    warm = [
+        record(name, "a", 10, seconds, temperature=1.0)
+        for name, seconds in (("ar", 5.0), ("continuous", 2.0))
+    ]
+    said = Words(html_report.page(summary_of([*RECORDS, *warm]), tmp_path)).text
+    assert said.count("What explains it: two boards") == 2
+    assert said.count("Rows dropped: of those computed") == 1
+    assert said.index("Rows dropped: of those computed") > said.rindex("What explains it")
+
+
+def test_the_template_is_as_wide_as_code() -> None:
+    assert max(map(len, html_report.TEMPLATE.read_text("utf-8").splitlines())) <= 110
+
+
 def test_published_figures_stand_beside_the_measured_ones(tmp_path: Path) -> None:
     known = Published(
         testbed="two boards", temperature=0.0, reference="ar", tokens_per_s={"ar": 4.0, "continuous": 9.0}

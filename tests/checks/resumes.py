@@ -24,7 +24,7 @@ from typing import Any
 
 from flowspec.bench.console import progress
 from flowspec.bench.outcome import WRONG
-from flowspec.core.methods import METHODS, find_method
+from flowspec.core.methods import METHODS
 from flowspec.core.protocol.messages import Sampling
 from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.errors import FlowSpecError
@@ -87,9 +87,7 @@ def command(args: argparse.Namespace) -> int:
     ):
         for dtype in args.dtypes:
             plain = StepByStep.load(files, dtype)
-            # The bundled chain's middle model has widths that 4-bit groups do not divide.
-            methods = [name for name in METHODS if not (dtype == "int4" and find_method(name).takes_chain)]
-            turns = itertools.cycle(itertools.product(TEMPERATURES, methods))
+            turns = itertools.cycle(itertools.product(TEMPERATURES, METHODS))
             for number, (temperature, method) in enumerate(itertools.islice(turns, args.answers)):
                 text = rng.choice(QUESTIONS)
                 journal = Path(folder) / f"{dtype}-{number}"
@@ -101,7 +99,7 @@ def command(args: argparse.Namespace) -> int:
                 if not was_killed:
                     finished += 1
                 there = written(journal)
-                other = rng.choice(methods)
+                other = rng.choice(list(METHODS))
                 go_on = [*FLOWSPEC, "generate", "--local", str(after), "--method", other]
                 done = subprocess.run(
                     [*go_on, "--json", "--resume", str(journal)], capture_output=True, text=True, check=False

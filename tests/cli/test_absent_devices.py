@@ -163,7 +163,7 @@ def test_a_chat_begins_without_a_device_that_is_absent(
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in (("PROBE_EVERY_S", 0.5), ("BACK_S", 0.5), ("HELD_S", 2.0)):
+    for name, seconds in (("PROBE_EVERY_S", 0.5), ("BACK_S", 0.5), ("HELD_S", 4.0)):
         monkeypatch.setattr(timeouts, name, seconds)
 
 
@@ -246,7 +246,7 @@ def test_a_device_that_is_silent_at_first_is_taken_in_when_it_goes_on(
 
 
 @pytest.mark.usefixtures("hasty")
-def test_a_device_that_another_head_holds_is_waited_for_and_then_left_out_until_it_is_free(
+def test_a_device_that_another_head_uses_is_left_out_until_it_is_free(
     tmp_path: Path, here: DaemonProcess, expected: list[int]
 ) -> None:
     with daemon_process("late", "--threads=1") as late:
@@ -260,12 +260,39 @@ def test_a_device_that_another_head_holds_is_waited_for_and_then_left_out_until_
             other.enter_context(Asked(theirs, expected)).ask()
             with Asked(file, expected) as session:
                 assert session.stages == ["here"]
-                assert session.notes[0].startswith("device late is lost (held by ")
-                assert session.notes[1:] == ["going on with 1 device"]
+                (note,) = (
+                    each for each in session.notes if each.startswith("device late is in use by head ")
+                )
+                assert note.endswith("; beginning without it, and taking it in when it is free")
                 session.ask()
                 other.close()
-                session.ask_until("device late is back")
+                session.ask_until("device late is there now")
                 assert session.stages == ["late"]
+
+
+@pytest.mark.parametrize("names_needed", ["here", "here other"])
+def test_devices_that_another_head_uses_are_refused_at_once_in_one_line(
+    tmp_path: Path,
+    here: DaemonProcess,
+    expected: list[int],
+    capsys: pytest.CaptureFixture[str],
+    names_needed: str,
+) -> None:
+    """Where all are in use, or the layers that are given need one that is."""
+    with daemon_process("other", "--threads=1") as other:
+        (tmp_path / "first").mkdir()
+        theirs = cluster_file(tmp_path / "first", {"here": here.address})
+        addresses = {"here": here.address, "other": other.address}
+        needed = names_needed.split()
+        file = cluster_file(tmp_path, {name: addresses[name] for name in needed})
+        flags = () if len(needed) == 1 else ("--layers=4,4",)
+        with Asked(theirs, expected):
+            began_s = time.monotonic()
+            assert main(["generate", f"--cluster={file}", *ASKED, *flags]) == 1
+            assert time.monotonic() - began_s < timeouts.HELD_S
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("flowspec generate: device here is in use by head ")
+    assert line.endswith("; a device serves one head at a time: end that one, or try again when it has ended")
 
 
 @pytest.mark.usefixtures("hasty")

@@ -337,6 +337,7 @@ def test_a_taken_port_is_named() -> None:
 
 
 def test_an_address_of_another_machine_is_refused_with_those_of_this_one() -> None:
+    assert refusal("daemon", "--keys=/no/keys", "--host", "203.0.113.7").startswith("--host: ")
     told = refusal("daemon", "--insecure", "--host", "203.0.113.7")
     assert told.startswith("--host: 203.0.113.7 is no address of this machine, which has 127.0.0.1")
 

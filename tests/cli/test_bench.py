@@ -180,11 +180,11 @@ def test_a_folder_that_cannot_be_used_is_refused(
     )
     out = tmp_path / "out"
     args = build_parser(["bench"]).parse_args(["bench", "--experiment", str(tiny)])
-    open_out(pick_experiment(args), out)
+    open_out(pick_experiment(args), out, "flowspec bench --experiment tiny.toml")
     write_records(out / RESULTS, [record("ar", "1", 1, 1.0)])
     assert refused("--experiment", tiny, "--out", out, "--limit", "3") == (
-        f"--out: {out} holds results of another experiment (limit: expected 2, got 3); to go on with those "
-        "give the same flags as then, to begin anew another --out, or remove the folder"
+        f"--out: {out} holds results of another experiment (limit: expected 2, got 3); go on with those "
+        "by: flowspec bench --experiment tiny.toml; or begin anew: give another --out, or remove the folder"
     )
     (out / RESULTS).write_text("nonsense\n")
     assert refused("--experiment", tiny, "--out", out).startswith(
@@ -260,9 +260,9 @@ def test_tuned_methods_join_the_experiment_and_its_folder(
 ) -> None:
     monkeypatch.setattr(tune_module, "GRIDS", {"continuous": {"segment_nodes": (4, 64)}})
     monkeypatch.setattr(tune_module, "PROMPTS", 1)
-    args = build_parser(["bench"]).parse_args(
-        ["bench", "--experiment", str(tiny), "--jobs", "1", "--tune", "--temperatures", "0"]
-    )
+    words = ["bench", "--experiment", str(tiny), "--jobs", "1", "--tune", "--temperatures", "0"]
+    args = build_parser(["bench"]).parse_args(words)
+    args.words = words
     bench, out = pick_experiment(args), tmp_path / "out"
     for _ in range(2):
         tuned = _tuned(bench, out, args)

@@ -10,9 +10,12 @@ import tempfile
 import termios
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from flowspec.cli import chat as chat_module
 from flowspec.cli.chat import HELP
 from flowspec.watch.recording import read_recording
 from tests.cli.terminal import Terminal, Window
@@ -163,3 +166,25 @@ def test_a_lost_device_logs_and_resizing_leave_the_answer_whole(
     (_, text) = said(dialogue)[-1]
     shown = iter(" ".join(whole).partition(STORY)[2].split())
     assert [word for word in text.split() if word not in shown] == [], "each behind the one before"
+
+
+def test_a_prompt_that_must_wait_for_devices_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class AskedError(Exception):
+        pass
+
+    def ask(*_: object) -> None:
+        raise AskedError
+
+    monkeypatch.setattr(chat_module, "recorded", ask)
+    chat: Any = object.__new__(chat_module.Chat)
+    chat.record_to = chat.tokenizer = chat.notes = None
+    for is_waiting, told in (
+        (True, "(this waits until a device is back: a, b; Ctrl-C gives it up)\n"),
+        (False, ""),
+    ):
+        head = SimpleNamespace(is_waiting=is_waiting, lost=["a", "b"])
+        with pytest.raises(AskedError):
+            chat.follow(SimpleNamespace(session=SimpleNamespace(head=head)), None)
+        assert capsys.readouterr().err == told

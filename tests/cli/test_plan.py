@@ -13,7 +13,9 @@ from flowspec.cli.main import main
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.slice import Span
 from flowspec.plan.memory import stage_memory
+from flowspec.plan.planner import Plan
 from flowspec.plan.shape import shape_of
+from flowspec.plan.sites import PlanRequest
 from flowspec.rounding import rounded
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.loading import slice_memory
@@ -206,6 +208,8 @@ def test_memory_of_packed_weights_is_what_a_daemon_counts(dtype: str, first: int
     ("args", "expected"),
     [
         ([], "expected --devices or --cluster"),
+        (["--devices", "4x rasberry-pi-5"], "got 'rasberry-pi-5'; did you mean raspberry-pi-5?"),
+        (["--devices", "raspberry-pi-5", "--shape", "llama2-7b"], "; did you mean llama-2-7b?"),
         (["--devices", "toaster"], "device: expected a .toml file or one of"),
         (["--devices", "raspberry-pi-5", "--shape", "gpt-5"], "shape: expected one of"),
         (["--devices", "raspberry-pi-5", "--precision", "int3"], "--precision: expected float32"),
@@ -266,6 +270,35 @@ def test_a_device_that_is_left_out_is_told_with_what_is_foretold_with_it(
     assert every["tokens_per_s"] < found["tokens_per_s"]
     small = ["--devices", "3x jetson-orin-nano, raspberry-pi-5", "--context", "4096"]
     assert plan(capsys, *MIX, *small, "--all-devices")[0] == 0
+
+
+@pytest.mark.parametrize(("wide", "expected"), [(90.0, "170 tokens/s are foretold, 90 with it"), (None, "")])
+def test_a_device_that_simulations_left_out_is_told_with_their_figures(
+    wide: float | None, expected: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the formula three stages are faster than two; where simulations agree no device is left out."""
+
+    def foretold(request: PlanRequest, plan: Plan) -> planned.Simulated:
+        rate = {2: 170.0, 3: wide or 180.0}[len(plan.stages)]
+        return planned.Simulated(tokens=(int(rate),), seconds=(1.0,))
+
+    monkeypatch.setattr(planned, "foretold", foretold)
+    found = json.loads(plan(capsys, "--devices", "4x raspberry-pi-5", "--json")[1])
+    assert found["tokens_per_s"] == (180 if wide is None else 170)
+    assert list(found["why_not_used"].values()) == ([expected] if expected else [])
+
+
+def test_a_device_that_the_formula_left_out_beside_a_simulation_is_told_with_the_formula(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rated = planned.Simulated(tokens=(7,), seconds=(1.0,))
+    monkeypatch.setattr(planned, "foretold", lambda request, plan: rated)
+    args = ["--shape", "llama-2-7b", "--link", "150/0.5", "--devices", "3x jetson-orin-nano, raspberry-pi-5"]
+    found = json.loads(plan(capsys, *args, "--json")[1])
+    assert found["tokens_per_s"] == 7
+    assert found["why_not_used"]["raspberry-pi-5"].startswith(
+        f"{rounded(found['formula_tokens_per_s'])} tokens/s are foretold by formula, "
+    )
 
 
 def test_all_devices_must_have_a_layer_each(capsys: pytest.CaptureFixture[str]) -> None:

@@ -163,3 +163,47 @@ def test_who_waits_for_the_hub_is_told_before(
     monkeypatch.setattr("huggingface_hub.is_offline_mode", lambda: True)
     tell_of_hub("owner/other")
     assert capsys.readouterr().err == ""
+
+
+def test_a_message_of_a_chat_is_broken_but_not_inside_a_command() -> None:
+    command = "flowspec keygen --cluster a-folder/with/a/long/name/cluster.toml --device pi-4"
+    ours, theirs = os.openpty()
+    try:
+        with os.fdopen(theirs, "w") as stream:
+            console = PlainConsole(file=stream, force_terminal=True, color_system=None, width=80)
+            console.message(f"the device pi-4 has no key of its own here yet: {command}", "red")
+            stream.flush()
+            lines = os.read(ours, 4096).decode().splitlines()
+    finally:
+        os.close(ours)
+    assert [line.strip() for line in lines] == ["the device pi-4 has no key of its own here yet:", command]
+
+
+def test_a_note_stands_on_a_line_of_its_own_and_nothing_is_blank(tmp_path: Path) -> None:
+    script = (
+        "from flowspec.cli.terminal import note, show\n"
+        "note('(first)')\nshow('some')\nnote('(lost)')\nshow(' text')\nshow('\\n')\nnote('(last)')\n"
+    )
+    both = warm.run(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert both.stdout == "(first)\nsome\n(lost)\n text\n(last)\n"
+    apart = warm.run(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert (apart.stdout, apart.stderr) == ("some text\n", "(first)\n(lost)\n(last)\n")
+
+
+def test_a_terminal_gets_the_words_of_an_answer_whole() -> None:
+    flags = ["generate", "Tell me a long story about a cat", "--local=1", "--temperature=0"]
+    found = seen(["-m", "flowspec.cli.main", *flags]).replace("\r\n", "\n")
+    plain = warm.run(
+        [sys.executable, "-m", "flowspec.cli.main", *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    words, shown = plain.stdout.split(), found.split()
+    assert shown[: len(words)] == words
+    assert max(map(len, plain.stdout.splitlines())) > 80, "it has to be broken"
+    assert max(map(len, found.splitlines()[:3])) < 80

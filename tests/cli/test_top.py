@@ -21,6 +21,7 @@ from flowspec.cli.screen import level, meter, report, screen, strip_line
 from flowspec.watch.figures import Frame
 from flowspec.watch.recording import as_text, record_document, write_recording
 from flowspec.watch.state import LiveAnswer, WatchState
+from tests.cli.terminal import Window
 from tests.watch.test_recorder import ABOUT, watch_schedule
 
 WIDTH = 80
@@ -162,7 +163,7 @@ def test_the_live_line_is_narrower_than_the_terminal() -> None:
         for width in (20, 80):
             assert len(strip_line(full(stages), width)) < width
     line = strip_line(full(4), 80, blocks=False)
-    assert line.startswith("busy 9999  99999.9 tokens/s  tree 0  S 999.99  rho 1.00")
+    assert line.startswith("busy 9999  99999.9 tokens/s  0 guesses alive  1000.0 tokens a step")
     lost = full(1)
     lost.take({"t": 2.0, "kind": "lost", "silent_s": 1.0})
     assert "another is being formed" in strip_line(lost, 80)
@@ -319,6 +320,12 @@ def test_guesses_are_counted_while_answers_come_and_go() -> None:
         ("<html>\x1b[2J", 200, "text/html", "expected a live view, got status 200: <html>[2J"),
         ("busy", 503, "text/plain", "got status 503: busy"),
         ("", 200, "text/event-stream", "ended the stream before it said anything"),
+        (
+            'event: loading\ndata: {"steps": []}\n\n',
+            200,
+            "text/event-stream",
+            "still loads its model; try again",
+        ),
         ("event: hello\ndata: {\n\n", 200, "text/event-stream", "an event that is no JSON"),
         ("event: hello\ndata: []\n\n", 200, "text/event-stream", "what this FlowSpec does not know"),
         (
@@ -359,3 +366,12 @@ def test_ctrl_c_is_how_it_ends(
 
     monkeypatch.setattr(top, "lines", interrupt)
     assert main(["top", "--replay", str(path)]) == 0
+
+
+def test_q_leaves_and_the_last_line_says_so(document: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "answer.json"
+    write_recording(path, document)
+    with Window("top", "--replay", str(path), "--speed=1000") as window:
+        window.until(lambda screen: screen.rows[-1] == top.LEAVES)
+        window.type("xq")
+        assert window.ended() == 0

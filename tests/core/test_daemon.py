@@ -128,7 +128,7 @@ def test_the_data_connection_counts_whether_it_comes_before_the_assign_or_after(
     again = Caller("head", "head-data", FIRST)
     assert bench.give(CallerConnected(caller=again)) == [
         Attach(assignment_id=1, caller=again),
-        SendWelcome(caller=again, is_held=False),
+        SendWelcome(caller=again),
     ]
 
 
@@ -137,7 +137,8 @@ def test_another_head_is_put_off_and_a_later_pipeline_of_the_same_takes_over() -
     bench.held()
     bench.now_s = 1.0
     other = bench.dial(incarnation=OTHER)
-    text = "held by head head; it is free at most 5 s after that head stops"
+    text = "in use by head head; a device serves one head at a time, and is free at most 5 s after "
+    text += "that one stops"
     assert bench.give(CallerMessageArrived(caller=other, message=assign())) == [
         Send(caller=other, message=Error(text=text, retry_after_s=4.0))
     ]

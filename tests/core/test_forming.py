@@ -338,26 +338,39 @@ def test_a_device_that_does_not_let_the_head_in_is_an_error_at_the_start_and_a_l
     assert running().give(refused)[0] == Note(text="device b is lost (it does not know the key)")
 
 
-def test_a_device_that_another_head_holds_is_waited_for_at_the_start() -> None:
+def in_use(retry_after_s: float) -> Error:
+    return Error(text="in use by head x", retry_after_s=retry_after_s)
+
+
+def test_a_device_whose_head_died_is_waited_for_at_the_start() -> None:
     bench = Bench("a", "b")
     bench.give(SessionStarted())
     bench.welcomes("a", "b")
-    held = Error(text="held by head x", retry_after_s=4.0)
-    assert bench.says("b", held) == [Log(text="waiting for device b at b:1: held by head x", level="warning")]
+    assert bench.says("b", in_use(4.0)) == [], "it may be there, or not"
     again = SendControl(pipeline=1, device="b", message=computing(parts_of("a", "b"), "x")[1].assign)
     assert bench.pass_time(1.2) == [again]
-    assert bench.says("b", held) == [], "that was said"
+    text = "waiting for device b at b:1, whose head seems to have died: in use by head x"
+    assert bench.says("b", in_use(2.8)) == [Log(text=text, level="warning")]
+    assert bench.pass_time(1.2) == [again]
+    assert bench.says("b", in_use(1.6)) == [], "that was said"
     bench.now_s = 15.5
-    assert bench.says("b", held) == [EndSession(text="device b at b:1: held by head x")]
+    assert bench.says("b", in_use(0.5)) == [EndSession(text="device b at b:1: in use by head x")]
 
 
-def test_a_device_that_another_head_holds_is_left_out_later() -> None:
+def test_a_device_that_another_head_uses_is_an_error_as_soon_as_that_head_is_heard_of() -> None:
+    bench = Bench("a", "b")
+    bench.give(SessionStarted())
+    bench.welcomes("a", "b")
+    bench.says("b", in_use(4.0))
+    bench.pass_time(1.2)
+    assert bench.says("b", in_use(3.9)) == [EndSession(text="device b at b:1: in use by head x")]
+
+
+def test_a_device_that_another_head_uses_is_left_out_later_and_not_called_lost() -> None:
     bench = running()
     bench.give(ConnectionClosed(pipeline=1, device="c"))
     bench.welcomes("a", "b")
-    assert bench.says("b", Error(text="held by head x", retry_after_s=4.0))[0] == Note(
-        text="device b is lost (held by head x)"
-    )
+    assert bench.says("b", in_use(4.0))[0] == Note(text="device b cannot be had (in use by head x)")
     assert bench.core.membership.members == ("a",)
 
 
@@ -452,6 +465,21 @@ def test_a_user_does_not_wait_longer_than_asked() -> None:
     assert [command for command in bench.pass_time(9.5) if isinstance(command, EndSession)] == []
     text = "no device is left; waiting for a device to come back; nothing changed within 10 s"
     assert EndSession(text=text) in bench.pass_time(1.0)
+
+
+@pytest.mark.parametrize("names", [("a",), ("a", "b")])
+def test_where_no_device_can_come_back_nobody_waits(names: tuple[str, ...]) -> None:
+    bench = running(*names)
+    bench.core.timeouts = replace(FORMING_TIMEOUTS, wait_s=0.0)
+    told = bench.core.handle(ConnectionClosed(pipeline=1, device="a"), bench.now_s)
+    text = "no device is left"
+    if len(names) > 1:
+        text = "the model does not fit on what is left: 4 GiB are missing"
+        told += bench.core.handle(PlanFailed(text="4 GiB are missing"), bench.now_s)
+    assert [each.text for each in told if isinstance(each, Note)] == [
+        "device a is lost (its connection closed)"
+    ]
+    assert told[-1] == EndSession(text=text)
 
 
 def test_without_a_plan_for_the_rest_the_head_waits() -> None:
@@ -759,15 +787,23 @@ def test_where_nothing_goes_without_it_a_device_that_was_absent_is_surveyed_at_o
     assert answered(bench, "b", 4.0)[0] == AskPlan(devices=("b",), is_first=False)
 
 
-def test_a_head_that_may_begin_without_some_does_so_without_those_that_are_held_for_long() -> None:
+def test_a_head_that_may_begin_without_some_does_so_without_those_that_are_in_use() -> None:
     bench = Bench("a", "b", start=Start.SHORT)
     bench.give(SessionStarted())
     bench.welcomes("a", "b")
-    held = Error(text="held by head x", retry_after_s=4.0)
-    assert bench.says("b", held) == [Log(text="waiting for device b at b:1: held by head x", level="warning")]
-    bench.now_s = 15.5
-    assert bench.says("b", held)[0] == Note(text="device b is lost (held by head x)")
+    assert bench.says("b", in_use(4.0)) == []
+    bench.pass_time(1.2)
+    assert bench.says("b", in_use(3.9))[0] == Note(text="device b cannot be had (in use by head x)")
     assert bench.core.membership.members == ("a",)
+
+
+def test_where_nothing_is_left_at_the_start_the_refusal_is_all_that_is_told() -> None:
+    bench = Bench("a", start=Start.SHORT)
+    bench.give(SessionStarted())
+    bench.welcomes("a")
+    bench.says("a", in_use(4.0))
+    bench.pass_time(1.2)
+    assert bench.says("a", in_use(3.9)) == [EndSession(text="device a at a:1: in use by head x")]
 
 
 def test_what_does_not_fit_without_a_device_that_fell_silent_is_one_line_that_names_both() -> None:

@@ -21,7 +21,7 @@ from flowspec.core.stage.events import (
 from flowspec.draft.protocol import Drafter
 from flowspec.model.files import ModelFiles
 from flowspec.model.pieces import Span
-from flowspec.model.quantised import PlainInt4Linear, PlainInt8Linear, QuantisedLinear, quantise
+from flowspec.model.quantised import PanelInt4Linear, PlainInt8Linear, QuantisedLinear, quantise
 from flowspec.model.slice import Slice
 from flowspec.model.step_by_step import StepByStep
 from tests.pipeline import Pipeline
@@ -29,8 +29,8 @@ from tests.pipeline import Pipeline
 CPU = torch.device("cpu")
 
 
-PLAIN_LINEARS: dict[str, type[QuantisedLinear]] = {"int8": PlainInt8Linear, "int4": PlainInt4Linear}
-"""Those that need no kernel but float32's."""
+PLAIN_LINEARS: dict[str, type[QuantisedLinear]] = {"int8": PlainInt8Linear, "int4": PanelInt4Linear}
+"""Those for CPUs that need no kernel but float32's."""
 
 
 def load(folder: Path, cuts: list[int], dtype: str = "float32") -> list[Slice]:

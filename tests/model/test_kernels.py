@@ -236,7 +236,7 @@ def test_all_kernels_of_int8_have_one_arithmetic() -> None:
 @without_compiler
 def test_bits_of_another_processor_have_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where what is computed differs, the name does, though processor and torch call themselves the same."""
-    kernel = kernels_of("float32", CPU)[0]
+    kernel = kernels_of("float32", CPU)[-1]  # right on every processor
     right = torch.nn.functional.linear
     names = []
     for change in (lambda found: found, lambda found: found, lambda found: torch.nextafter(found, found + 1)):

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from flowspec.errors import InputError
+from flowspec.model.arithmetic.packed import GROUP
 from flowspec.model.kernels import kernels_of
-from flowspec.model.quantised import GROUP, LINEARS, PlainInt4Linear, PlainInt8Linear, pack
+from flowspec.model.quantised import LINEARS, PlainInt4Linear, PlainInt8Linear, pack
 from flowspec.model.quantised_cuda import CudaInt4Linear, CudaInt8Linear
 from tests.model.slices import PLAIN_LINEARS
 

@@ -16,7 +16,7 @@ from flowspec.plan.partition import Arrangement, Partition
 from flowspec.plan.planner import DoesNotFit, Plan, make_plan, make_plans, rate_split
 from flowspec.plan.profile import DeviceProfile, find_profile
 from flowspec.plan.shape import ModelShape, eagle_shape, find_shape
-from flowspec.plan.sites import Network, PlannedDrafter, PlanRequest, Site, site
+from flowspec.plan.sites import Network, PlannedDrafter, PlanRequest, SharedCores, Site, site
 from flowspec.plan.split import even_split
 from flowspec.plan.timing import LinkSpec
 
@@ -246,3 +246,51 @@ def test_a_model_that_does_not_fit_comes_with_shortfalls_and_options_that_do() -
     assert make_plan(replace(longer, context=tokens)).stages
     with pytest.raises(DoesNotFit):
         make_plan(replace(longer, context=2 * tokens))
+
+
+def sharing(*threads: int, cores: int = 4, **changes: object) -> tuple[PlanRequest, Partition, Arrangement]:
+    """Old laptops that are daemons of one machine, all with a stage, the head beside the first."""
+    request = request_of(*("old-laptop",) * len(threads), **changes)
+    sites = tuple(
+        replace(each, shared=SharedCores(host="here", cores=cores, threads=count))
+        for each, count in zip(request.sites, threads, strict=True)
+    )
+    request = replace(request, sites=sites)
+    arrangement = Arrangement(order=sites, head=sites[0], precision="float16", guesses=False)
+    return request, Partition(request), arrangement
+
+
+@pytest.mark.parametrize(
+    ("threads", "users", "expected"),
+    [
+        ((4, 4, 4), 1, 1.0),  # one token of one user is in one place
+        ((4, 4, 4), 2, 2.0),
+        ((4, 4, 4), 9, 3.0),
+        ((1, 1, 1), 9, 1.0),
+        ((4, 1, 1), 9, 1.5),
+    ],
+)
+def test_daemons_of_one_machine_share_its_cores(
+    threads: tuple[int, ...], users: int, expected: float
+) -> None:
+    _, partition, arrangement = sharing(*threads, users=users)
+    assert [partition.slowdown(arrangement, each) for each in arrangement.order] == [expected] * 3
+
+
+def test_the_drafter_shares_the_cores_too() -> None:
+    _, partition, arrangement = sharing(4, 4)
+    guessing = replace(arrangement, guesses=True)
+    assert partition.slowdown(guessing, guessing.head) == 3.0
+    away = replace(guessing, head=site("other", find_profile("old-laptop")))
+    assert [partition.slowdown(away, each) for each in (*away.order, away.head)] == [2.0, 2.0, 1.0]
+    _, partition, arrangement = sharing(4, 4, drafter=PlannedDrafter(name="n", shape=None, acceptance=0.25))
+    assert partition.slowdown(replace(arrangement, guesses=True), arrangement.head) == 2.0
+
+
+def test_a_plan_expects_nothing_of_a_second_daemon_on_the_same_cores() -> None:
+    tiny = find_shape("tinyllama-1.1b")
+    apart = make_plan(request_of("old-laptop", "old-laptop", shape=tiny, drafter=None, users=4))
+    together = make_plan(sharing(4, 4, shape=tiny, drafter=None, users=4)[0])
+    assert len(apart.stages) == 2
+    assert len(together.stages) == 1
+    assert together.forecast.tokens_per_s < apart.forecast.tokens_per_s

@@ -142,7 +142,7 @@ def test_a_daemon_is_free_again_when_its_head_dies_without_a_word(
     daemons = cluster.wait()
     abandon(folder, daemons)
     with Head(plan_for(folder, daemons)) as head:
-        assert "held by head" in caplog.text, "the second head waited for the first one's lease"
+        assert "whose head seems to have died: in use by head" in caplog.text, "its lease is waited for"
         assert tokens_of(submit(head)) == reference.generate(PROMPT, Sampling(), 20, frozenset())
 
 
@@ -271,7 +271,7 @@ def test_an_assignment_to_a_daemon_that_is_held_says_by_whom(cluster: LocalClust
         peer.link.send(whole_model(plan.model, plan.fingerprint))
         refused = peer.answer()
         assert isinstance(refused, Error)
-        assert "held by head" in refused.text
+        assert "in use by head" in refused.text
         assert refused.retry_after_s > 0
 
 

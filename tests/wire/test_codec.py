@@ -228,6 +228,7 @@ FACTS = build(
     Facts,
     software=build(Software),
     board=BOARDS,
+    **dict.fromkeys(("threads", "cores"), st.integers(1, limits.THREADS_MAX)),
     interface=st.none() | build(Interface, kind=st.sampled_from(INTERFACE_KINDS)),
     model=st.sampled_from(MODEL_STATES),
     link=st.none() | build(LinkFacts),

@@ -262,10 +262,11 @@ DaemonEvent = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendWelcome:
-    """Answer a Hello with Welcome."""
+    """Answer a Hello with Welcome; `holder` is another head that holds the daemon, for `lease_s` more."""
 
     caller: Caller
-    is_held: bool
+    holder: str = ""
+    lease_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -522,12 +523,11 @@ class DaemonCore:
             self.beside.weights = caller
         elif caller.role == "stage":
             self._log(f"stage {caller.name} is connected")
-        self._commands.append(
-            SendWelcome(
-                caller=caller,
-                is_held=assignment is not None and not is_ours and not self.lease.is_over(now_s),
-            )
-        )
+        welcome = SendWelcome(caller=caller)
+        if assignment is not None and not is_ours and not self.lease.is_over(now_s):
+            holder, lease_s = assignment.control.name, self.lease.until_s - now_s
+            welcome = SendWelcome(caller=caller, holder=holder, lease_s=lease_s)
+        self._commands.append(welcome)
 
     def _protocol_broken(self, caller: Caller, text: str) -> None:
         """A caller broke the protocol. One of ours ends the assignment: the same devices may do better on new
@@ -612,8 +612,8 @@ class DaemonCore:
             self.fired["held"] += 1
             lease_s = self.limits.lease_s
             text = (
-                f"held by head {self.assignment.control.name}; it is free at most {lease_s:.0f} s after that "
-                "head stops"
+                f"in use by head {self.assignment.control.name}; a device serves one head at a time, and is "
+                f"free at most {lease_s:.0f} s after that one stops"
             )
             self._commands.append(
                 Send(caller=caller, message=Error.saying(text, max(RETRY_S, self.lease.until_s - now_s)))
@@ -774,7 +774,7 @@ class DaemonCore:
 
     def _fail(self, text: str, cause: str = "") -> None:
         """Tells the head why its pipeline cannot go on, and lets go of it."""
-        self._log(text, "error")
+        self._log(text, "info" if cause == "next" else "error")  # the head tells of a lost device itself
         if self.assignment is not None:
             self._commands.append(
                 Send(caller=self.assignment.control, message=Error.saying(text, cause=cause))

@@ -10,8 +10,8 @@ cluster of the fault simulator carry out the same commands.
 - First every device is dialled, and asked which arithmetics it has (`core.cluster.agreement`). When all have
   answered and agree, the ends get a second connection for data, and each device its part. The pipeline is
   there when all are ready and both ends have answered on the data connections.
-- A device that another head holds is waited for where the first pipeline is formed, and else left out until
-  it is free.
+- Where the first pipeline is formed a device whose head died is waited for until that one's lease is over. A
+  device that another head uses is left out until it is free.
 - A device that was absent at the start, and answers now, is surveyed before it is planned with: nothing is
   known of it.
 - A device that is back makes ready beside the pipeline that works: it is assigned what it would have to do,
@@ -38,7 +38,9 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from flowspec.core.cluster.agreement import Agreement, Lack
+from flowspec.core.cluster.holder import Holder
 from flowspec.core.cluster.membership import (
+    WAITING,
     DevicesPrepared,
     DeviceSurveyed,
     Disband,
@@ -98,8 +100,8 @@ RULES = {
     "no address": "a device's name cannot be looked up, and no address of it is known",
     "refused at the door": "a device does not let the head in",
     "closed": "a device's connection closed",
-    "waited for": "another head holds a device, which is waited for",
-    "held elsewhere": "another head holds a device, which is left out",
+    "waited for": "another head holds a device, which is waited for, for that head may have died",
+    "held elsewhere": "another head uses a device, which is left out",
     "settled": "what a device said went wrong is believed, for no connection closed meanwhile",
     "better explained": "what a device said went wrong is explained by a connection that closed",
     "no room": "a device has no room for one conversation",
@@ -130,9 +132,10 @@ class FormingTimeouts:
     """How long what may take, in seconds.
 
     A device may take `connect_s` to answer at all, where it was there a moment ago `reconnect_s`. The first
-    pipeline waits `held_s` for one that another head holds. Leases are kept by a Ping every `ping_s`, devices
-    looked at every `watch_s`. `wait_s` is how long a user waits for devices where there is no pipeline (None:
-    for ever). A stage that is slower for `changed_s` of work leads to another plan.
+    pipeline waits `held_s` at most for one whose head may have died. Leases are kept by a Ping every
+    `ping_s`, devices looked at every `watch_s`. `wait_s` is how long a user waits for devices where there is
+    no pipeline (None: for ever; 0: that is an error at once). A stage that is slower for `changed_s` of work
+    leads to another plan.
     """
 
     connect_s: float
@@ -410,6 +413,7 @@ class _Fault:
     device: str = ""
     other: str = ""
     is_refusal: bool = False
+    is_held: bool = False
     is_final: bool = False
 
 
@@ -446,7 +450,8 @@ class _Pipeline:
     ready: dict[str, Ready] = field(default_factory=dict)
     loaded: dict[str, _LoadingProgress] = field(default_factory=dict)
     again_s: dict[str, float] = field(default_factory=dict)
-    held: set[str] = field(default_factory=set)
+    held: dict[str, Holder] = field(default_factory=dict)
+    waited: set[str] = field(default_factory=set)
     trouble: dict[str, str] = field(default_factory=dict)
     fault: _Fault | None = None
     fault_due_s: float = 0.0
@@ -669,7 +674,13 @@ class PipelineCore:
                 if self._generation and (
                     self.is_only or not (self._was_formed or self._may_begin_without(is_wanted))
                 ):
+                    self._commands[:] = [each for each in self._commands if not isinstance(each, Note)]
                     self._give_up(self._first_text or (cause or self._note).partition("; ")[0])
+                    return
+                if not is_wanted and self.timeouts.wait_s == 0:
+                    text = self._note.removesuffix(WAITING)
+                    self._commands.remove(Note(text=self._note))
+                    self._give_up(text)
                     return
                 self._fence(command.silent_s)
                 self._waiting_since_s = None if is_wanted else now_s
@@ -735,7 +746,13 @@ class PipelineCore:
             self._decide(LinkBroken(first=fault.device, second=fault.other, text=fault.why), now_s)
         else:
             self._decide(
-                PipelineBroken(device=fault.device, text=fault.why, is_refusal=fault.is_refusal), now_s
+                PipelineBroken(
+                    device=fault.device,
+                    text=fault.why,
+                    is_refusal=fault.is_refusal,
+                    is_held=fault.is_held,
+                ),
+                now_s,
             )
 
     def _suspect(self, pipeline: _Pipeline, fault: _Fault, now_s: float) -> None:
@@ -870,21 +887,24 @@ class PipelineCore:
         )
 
     def _held(self, pipeline: _Pipeline, device: str, error: Error, now_s: float) -> None:
-        """Another head holds a device: the first pipeline waits for it, a later one does without."""
+        """Another head holds a device: the first pipeline waits where that one may have died, and a later one
+        does without."""
         place = pipeline.part(device).place
-        if not self._was_formed and now_s - pipeline.began_s < self.timeouts.held_s:
+        is_asked_again = device in pipeline.held
+        holder = pipeline.held.setdefault(device, Holder())
+        is_in_use = holder.is_there(error.retry_after_s, now_s)
+        if not (self._was_formed or is_in_use) and now_s - pipeline.began_s < self.timeouts.held_s:
             self.fired["waited for"] += 1
             self._decide(MemberProgressed(device=device), now_s)
-            if device not in pipeline.held:
-                pipeline.held.add(device)
-                self._commands.append(Log(text=f"waiting for {place}: {error.text}", level="warning"))
+            if is_asked_again and device not in pipeline.waited:
+                pipeline.waited.add(device)
+                text = f"waiting for {place}, whose head seems to have died: {error.text}"
+                self._commands.append(Log(text=text, level="warning"))
             pipeline.again_s[device] = now_s + min(error.retry_after_s, RETRY_S_MAX)
             return
         self.fired["held elsewhere"] += 1
-        is_refusal = not self._was_formed and self.start is Start.WHOLE
-        self._break(
-            _Fault(text=f"{place}: {error.text}", why=error.text, device=device, is_refusal=is_refusal), now_s
-        )
+        fault = _Fault(text=f"{place}: {error.text}", why=error.text, device=device, is_held=True)
+        self._break(fault, now_s)
 
     def _closed(self, pipeline: _Pipeline, device: str, now_s: float) -> None:
         if not pipeline.is_welcome(device):

@@ -64,6 +64,8 @@ SWITCH_S = 2.0
 """What a switch for which all have made ready takes at most, as long as none was seen."""
 TICK_MAX_S = 1.0
 """What a tick counts at most, however late it comes."""
+WAITING = "; waiting for a device to come back"
+"""What follows in a note that tells why there is no pipeline."""
 RULES = {
     "broken": "a member is lost because its connection closed, or it broke the protocol",
     "refused": "a member is there, but cannot do its part",
@@ -72,6 +74,7 @@ RULES = {
         "of a link that failed the device that sends is left out, for other links of it failed before"
     ),
     "held": "a device that is back is another head's, and cannot be had",
+    "in use": "a member is another head's, and cannot be had",
     "silent": "a member of the pipeline gave no sign of life",
     "silent while loading": "a member gave no sign of life while the pipeline was formed",
     "stalled": "a member answers, but its loading makes no progress",
@@ -139,10 +142,12 @@ class MembershipTimeouts:
 class SessionStarted:
     """The first pipeline is wanted.
 
-    `absent` are devices that are not there now, each with why, of which nothing is known.
+    `absent` are devices that cannot be had now, each with why, of which nothing is known. Of these others use
+    those `in_use`.
     """
 
     absent: tuple[tuple[str, str], ...] = ()
+    in_use: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,12 +177,13 @@ class NoPlanFound:
 class PipelineBroken:
     """The pipeline, formed or not, cannot go on because of `device` (empty: because of none in particular).
 
-    With `is_refusal` the device is there, but cannot do its part.
+    With `is_refusal` the device is there, but cannot do its part; with `is_held` another head has it.
     """
 
     device: str
     text: str
     is_refusal: bool = False
+    is_held: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -445,7 +451,7 @@ class Membership:
         """The only mutator."""
         self._commands = []
         if isinstance(event, SessionStarted):
-            self._begin_without(event.absent, now_s)
+            self._begin_without(event, now_s)
             self._reform(now_s, 0.0)
         elif isinstance(event, MembersChosen):
             self.members = event.devices
@@ -461,11 +467,11 @@ class Membership:
         elif isinstance(event, NoPlanFound):
             self.fired["unfit"] += 1
             self._disband(
-                f"the model does not fit on what is left: {event.text}; waiting for a device to come back",
+                f"the model does not fit on what is left: {event.text}{WAITING}",
                 0.0,
             )
         elif isinstance(event, PipelineBroken):
-            rule = "refused" if event.is_refusal else "broken"
+            rule = "refused" if event.is_refusal else "in use" if event.is_held else "broken"
             self._broken(event.device, event.text, now_s, rule if event.device else "nobody's")
         elif isinstance(event, LinkBroken):
             self._link_broken(event, now_s)
@@ -502,14 +508,23 @@ class Membership:
 
     # -------------------------------------------------------------------------------------- absent at first
 
-    def _begin_without(self, absent: Sequence[tuple[str, str]], now_s: float) -> None:
-        for name, why in absent:
+    def _begin_without(self, event: SessionStarted, now_s: float) -> None:
+        in_use: dict[str, list[str]] = {}
+        for name, why in event.absent:
             self.fired["began without"] += 1
             self._lose(name, now_s)
             standing = self._standing[name]
             standing.is_known = standing.was_there = False
+            if name in event.in_use:
+                in_use.setdefault(why, []).append(name)
+                continue
             fate = "beginning without it, and taking it in when it is there"
             self._commands.append(Note(text=f"{self._title} {name} is absent ({why}); {fate}"))
+        for why, names in in_use.items():
+            told = f"{self._title} {names[0]} is" if len(names) == 1 else f"devices {', '.join(names)} are"
+            them, they = ("it", "it is") if len(names) == 1 else ("them", "they are")
+            fate = f"beginning without {them}, and taking {them} in when {they} free"
+            self._commands.append(Note(text=f"{told} {why}; {fate}"))
 
     def _survey(self, now_s: float) -> None:
         """Asks those who have answered and are not known; at once where nothing goes without them."""
@@ -543,11 +558,7 @@ class Membership:
             self.fired["nobody left"] += 1
             is_unable = any(known.has_refused for known in self._standing.values())
             reason = "no device that is left can do its part" if is_unable else "no device is left"
-            text = (
-                "answers go on without it"
-                if self._drafter
-                else f"{reason}; waiting for a device to come back"
-            )
+            text = "answers go on without it" if self._drafter else f"{reason}{WAITING}"
             self._disband(text, silent_s)
             return
         self._began_s = now_s
@@ -687,7 +698,7 @@ class Membership:
             self._lose(device, now_s)
             self._standing[device].has_refused = is_refusal
             self._has_lost = True
-            fate = "cannot do its part" if is_refusal else "is lost"
+            fate = {"refused": "cannot do its part", "in use": "cannot be had"}.get(rule, "is lost")
             self._commands.append(Note(text=f"{self._title} {device} {fate} ({text})"))
         else:
             self._blameless += 1

@@ -36,7 +36,8 @@ class Welcome:
     """A daemon's answer to Hello: what it is, and the number, drawn for this connection, that the next
     message to it must bear.
 
-    It `is_held` if a pipeline other than the one that asks has it.
+    If a pipeline other than the one that asks has it, `holder` names that head, whose lease is over in
+    `lease_s` unless it renews it.
     """
 
     name: str
@@ -45,13 +46,19 @@ class Welcome:
     pid: int
     memory_bytes: int
     count: int
-    is_held: bool = False
+    holder: str = ""
+    lease_s: float = 0.0
+
+    @property
+    def is_held(self) -> bool:
+        return bool(self.holder)
 
     def __post_init__(self) -> None:
-        for field in ("name", "version", "device"):
+        for field in ("name", "version", "device", "holder"):
             check_text(field, getattr(self, field))
         for field in ("pid", "memory_bytes", "count"):
             check_range(field, getattr(self, field), 0, limits.ID_MAX)
+        check_range("lease_s", self.lease_s, 0, 3600)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -205,8 +205,8 @@ class Facts:
     `clock_s` is its wall clock when it answered, in seconds since 1970. `memory_available_bytes` is what
     programs may still take; `memory_limit_bytes` what its user allows this daemon, 0 for no limit;
     `resident_bytes` what it takes now. `accelerator` names a CUDA device that would be used, whose memory is
-    its own pair of fields. `speed` is None where it was not asked for, and where the daemon cannot tell.
-    `kernel` is None where it was not asked for.
+    its own pair of fields. A daemon computes with `threads` on the `cores` that it may use. `speed` is None
+    where it was not asked for, and where the daemon cannot tell. `kernel` is None where it was not asked for.
     """
 
     clock_s: float
@@ -220,6 +220,8 @@ class Facts:
     accelerator: str
     accelerator_total_bytes: int
     accelerator_free_bytes: int
+    threads: int
+    cores: int
     interface: Interface | None
     model: str
     link: LinkFacts | None
@@ -233,4 +235,6 @@ class Facts:
             check_range(f"memory_{field}_bytes", getattr(self, f"memory_{field}_bytes"), 0, limits.ID_MAX)
         for field in ("resident_bytes", "accelerator_total_bytes", "accelerator_free_bytes"):
             check_range(field, getattr(self, field), 0, limits.ID_MAX)
+        for field in ("threads", "cores"):
+            check_range(field, getattr(self, field), 1, limits.THREADS_MAX)
         check(self.model in MODEL_STATES, "model", self.model, "same, other, part, none or empty")

@@ -45,6 +45,8 @@ TEMPERATURE_MIN = 1e-3
 TEMPERATURE_MAX = 100.0
 VOCABULARY_MAX = 1 << 22
 ID_MAX = (1 << 62) - 1
+THREADS_MAX = 1 << 16
+"""Threads of a daemon, and cores of a machine."""
 CELSIUS_RANGE = (-100.0, 300.0)
 """Degrees that a device may have; what a sensor says beyond is none."""
 CLOCK_MHZ_MAX = 1e6

@@ -10,7 +10,7 @@ class Precision:
     """What is true of a precision wherever it runs.
 
     `activations` is the dtype of hidden states, keys and values, and whatever else is no weight of a linear
-    layer. A weight takes `weight_bytes` and, with its part of a group's scale and zero, `group_bytes` more,
+    layer. A weight takes `weight_bytes` and, with its part of a group's scale, `group_bytes` more,
     each output of a matrix `output_bytes` more (`model.quantised`). One that `is_unpacked` is multiplied in
     the fastest precision that the device has. `logits_off` is how far a logit may be from float32's, as a
     share of how far logits lie apart: four times what an x86 processor's kernels have.
@@ -30,9 +30,9 @@ PRECISIONS = {
     "float16": Precision(activations="float16", weight_bytes=2.0, logits_off=0.04),
     # for each output two columns, a scale and a sum
     "int8": Precision(activations="bfloat16", weight_bytes=1.0, output_bytes=10, logits_off=0.6),
-    # a scale and a zero for 32 inputs
+    # a scale for 32 inputs
     "int4": Precision(
-        activations="bfloat16", weight_bytes=0.5, group_bytes=4.0 / 32, is_unpacked=True, logits_off=4.0
+        activations="bfloat16", weight_bytes=0.5, group_bytes=2.0 / 32, is_unpacked=True, logits_off=4.0
     ),
 }
 ACTIVATIONS = {name: each.activations for name, each in PRECISIONS.items()}

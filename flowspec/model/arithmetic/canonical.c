@@ -266,6 +266,265 @@ int flowspec_linear(const float *x, int64_t rows, int64_t in, const void *w, int
     return is_done;
 }
 
+/* ------------------------------------------------------------------------------------------------------
+ * packed linear layers */
+
+/* Weights of 4 bits lie in panels of sixteen outputs (`packed.py`): for each group of 32 inputs 256 bytes of
+ * levels, 0 to 15 for -8 to 7, then sixteen scales in float16. Byte 64 v + 4 o + k has of output o input
+ * 4 v + k in its low bits, and input 16 + 4 v + k in its high ones, so that a vector has four inputs of each
+ * of its outputs, as processors multiply bytes. Rows are rounded to whole numbers from -127 to 127, group by
+ * group. A group's products and their sum are integers, in which nothing is lost; the groups follow one
+ * another. So all processors compute the same bits, each with what instructions it has. */
+#define PANEL 16
+#define GROUP 32
+#define GROUP_BYTES 288
+#define LEVEL_MOST 127.0f
+#define PEAK_LEAST 1e-30f /* below, a group counts as zeros */
+
+/* SUB outputs at once: `Levels` are their weights of four inputs, `Sums` their integers, `Reals` float32. */
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+#define SUB 16
+#define PACKED_ROWS 8 /* rows that share what is unpacked */
+typedef __m512i Levels;
+typedef __m512i Sums;
+typedef __m512 Reals;
+
+INLINE void unpacked(const uint8_t *from, Levels *low, Levels *high) {
+    __m512i both = _mm512_loadu_si512(from), mask = _mm512_set1_epi8(15);
+    *low = _mm512_and_si512(both, mask);
+    *high = _mm512_and_si512(_mm512_srli_epi16(both, 4), mask);
+}
+
+INLINE __m512i four_inputs(const int8_t *x) {
+    int32_t four;
+    memcpy(&four, x, 4);
+    return _mm512_set1_epi32(four);
+}
+
+INLINE Sums group_sums(const Levels *weights, const int8_t *x, int32_t start) {
+    __m512i even = _mm512_set1_epi32(start), odd = _mm512_setzero_si512();
+#pragma GCC unroll 8
+    for (int v = 0; v < 8; v += 2) {
+        even = _mm512_dpbusd_epi32(even, weights[v], four_inputs(x + 4 * v));
+        odd = _mm512_dpbusd_epi32(odd, weights[v + 1], four_inputs(x + 4 * v + 4));
+    }
+    return _mm512_add_epi32(even, odd);
+}
+
+INLINE Reals reals(Sums sums) { return _mm512_cvtepi32_ps(sums); }
+
+INLINE Reals half_reals(const uint8_t *from) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from));
+}
+#elif defined(__AVX2__) && defined(__F16C__)
+#define SUB 8
+#define PACKED_ROWS 4
+typedef __m256i Levels;
+typedef __m256i Sums;
+typedef __m256 Reals;
+
+INLINE void unpacked(const uint8_t *from, Levels *low, Levels *high) {
+    __m256i both = _mm256_loadu_si256((const __m256i *)from), mask = _mm256_set1_epi8(15);
+    *low = _mm256_and_si256(both, mask);
+    *high = _mm256_and_si256(_mm256_srli_epi16(both, 4), mask);
+}
+
+/* A sum of 16 products of at most 15 * 127 fits 16 bits. */
+INLINE Sums group_sums(const Levels *weights, const int8_t *x, int32_t start) {
+    __m256i pairs = _mm256_setzero_si256();
+#pragma GCC unroll 8
+    for (int v = 0; v < 8; v++) {
+        int32_t four;
+        memcpy(&four, x + 4 * v, 4);
+        pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(weights[v], _mm256_set1_epi32(four)));
+    }
+    return _mm256_add_epi32(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)), _mm256_set1_epi32(start));
+}
+
+INLINE Reals reals(Sums sums) { return _mm256_cvtepi32_ps(sums); }
+
+INLINE Reals half_reals(const uint8_t *from) {
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from));
+}
+#elif defined(__aarch64__)
+#define SUB 4
+#define PACKED_ROWS 8
+typedef int8x16_t Levels;
+typedef int32x4_t Sums;
+typedef float32x4_t Reals;
+
+INLINE void unpacked(const uint8_t *from, Levels *low, Levels *high) {
+    uint8x16_t both = vld1q_u8(from);
+    *low = vreinterpretq_s8_u8(vandq_u8(both, vdupq_n_u8(15)));
+    *high = vreinterpretq_s8_u8(vshrq_n_u8(both, 4));
+}
+
+INLINE Sums group_sums(const Levels *weights, const int8_t *x, int32_t start) {
+#if defined(__ARM_FEATURE_DOTPROD)
+    int8x16_t first = vld1q_s8(x), second = vld1q_s8(x + 16);
+    Sums even = vdupq_n_s32(start), odd = vdupq_n_s32(0);
+    even = vdotq_laneq_s32(even, weights[0], first, 0);
+    odd = vdotq_laneq_s32(odd, weights[1], first, 1);
+    even = vdotq_laneq_s32(even, weights[2], first, 2);
+    odd = vdotq_laneq_s32(odd, weights[3], first, 3);
+    even = vdotq_laneq_s32(even, weights[4], second, 0);
+    odd = vdotq_laneq_s32(odd, weights[5], second, 1);
+    even = vdotq_laneq_s32(even, weights[6], second, 2);
+    odd = vdotq_laneq_s32(odd, weights[7], second, 3);
+    return vaddq_s32(even, odd);
+#else /* a sum of 8 products of at most 15 * 127 fits 16 bits */
+    int16x8_t low = vdupq_n_s16(0), high = vdupq_n_s16(0);
+#pragma GCC unroll 8
+    for (int v = 0; v < 8; v++) {
+        int32_t four;
+        memcpy(&four, x + 4 * v, 4);
+        int8x16_t inputs = vreinterpretq_s8_s32(vdupq_n_s32(four));
+        low = vmlal_s8(low, vget_low_s8(weights[v]), vget_low_s8(inputs));
+        high = vmlal_high_s8(high, weights[v], inputs);
+    }
+    return vaddq_s32(vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high)), vdupq_n_s32(start));
+#endif
+}
+
+INLINE Reals reals(Sums sums) { return vcvtq_f32_s32(sums); }
+
+INLINE Reals half_reals(const uint8_t *from) { return vcvt_f32_f16(vld1_f16((const __fp16 *)from)); }
+#else
+#define SUB 4
+#define PACKED_ROWS 4
+typedef int8_t Levels __attribute__((vector_size(16)));
+typedef int32_t Sums __attribute__((vector_size(16)));
+typedef float Reals __attribute__((vector_size(16)));
+
+INLINE void unpacked(const uint8_t *from, Levels *low, Levels *high) {
+    for (int i = 0; i < 16; i++) {
+        (*low)[i] = from[i] & 15;
+        (*high)[i] = from[i] >> 4;
+    }
+}
+
+INLINE Sums group_sums(const Levels *weights, const int8_t *x, int32_t start) {
+    Sums sums = {start, start, start, start};
+    for (int v = 0; v < 8; v++)
+        for (int i = 0; i < 16; i++)
+            sums[i / 4] += weights[v][i] * x[4 * v + i % 4];
+    return sums;
+}
+
+INLINE Reals reals(Sums sums) { return __builtin_convertvector(sums, Reals); }
+
+INLINE Reals half_reals(const uint8_t *from) {
+    Reals found;
+    for (int i = 0; i < SUB; i++) {
+        uint16_t bits;
+        memcpy(&bits, from + 2 * i, 2);
+        found[i] = from_half(bits);
+    }
+    return found;
+}
+#endif
+
+INLINE Reals all_reals(float value) { return value - (Reals){0}; }
+
+/* Some rows (a constant, at most PACKED_ROWS) times SUB outputs of a panel, from output `sub` of it on, of which
+ * there are `left`. */
+INLINE void packed_tile(int rows, const uint8_t *panel, const int8_t *levels, const int32_t *starts,
+                        const float *steps, int64_t groups, int64_t sub, int64_t left, float *y, int64_t out) {
+    Reals totals[PACKED_ROWS];
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++)
+        totals[r] = all_reals(0);
+    for (int64_t g = 0; g < groups; g++) {
+        const uint8_t *from = panel + g * GROUP_BYTES;
+        Levels weights[8];
+#pragma GCC unroll 8
+        for (int v = 0; v < 4; v++)
+            unpacked(from + 64 * v + 4 * sub, weights + v, weights + v + 4);
+        Reals scales = half_reals(from + 256 + 2 * sub);
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++) {
+            int64_t at = r * groups + g;
+            Reals products = reals(group_sums(weights, levels + at * GROUP, starts[at]));
+            totals[r] += (scales * all_reals(steps[at])) * products;
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++)
+        memcpy(y + r * out, &totals[r], sizeof(float) * (left < SUB ? left : SUB));
+}
+
+/* Rounds rows, group by group: to levels, -8 times their sum (a weight's level is 8 too high), and the step
+ * between levels. A group that has what is no number, or is infinite, gets a step that is no number. */
+static void round_groups(const float *x, int64_t in, int64_t groups, int8_t *levels, int32_t *starts,
+                         float *steps) {
+    for (int64_t g = 0; g < groups; g++) {
+        float numbers[GROUP] = {0}, peak;
+        int64_t count = in - g * GROUP < GROUP ? in - g * GROUP : GROUP;
+        memcpy(numbers, x + g * GROUP, sizeof(float) * count);
+        int32_t sizes[GROUP], most = 0, sum = 0;
+        memcpy(sizes, numbers, sizeof sizes);
+        for (int i = 0; i < GROUP; i++) /* sizes are ordered as their bits are, and what is no number above all */
+            most = (sizes[i] & 0x7fffffff) > most ? sizes[i] & 0x7fffffff : most;
+        memcpy(&peak, &most, 4);
+        int is_number = peak > PEAK_LEAST && peak < INFINITY;
+        float factor = is_number ? LEVEL_MOST / peak : 0.0f;
+        for (int i = 0; i < GROUP; i++) { /* to even, as `exponential` does */
+            float level = is_number ? (numbers[i] * factor + 12582912.0f) - 12582912.0f : 0.0f;
+            levels[g * GROUP + i] = (int8_t)level;
+            sum += (int32_t)level;
+        }
+        starts[g] = -8 * sum;
+        steps[g] = is_number ? peak / LEVEL_MOST : peak <= PEAK_LEAST ? 0.0f : NAN;
+    }
+}
+
+/* y [rows, out] from x [rows, in] and panels of weights of 4 bits; returns 0 where memory lacks. */
+int flowspec_packed(const float *x, int64_t rows, int64_t in, const uint8_t *panels, int64_t out, float *y,
+                    int threads) {
+    threads = worthwhile(threads, rows * in * out);
+    (void)threads; /* where OpenMP is not used */
+    int64_t groups = (in + GROUP - 1) / GROUP, count = (out + PANEL - 1) / PANEL;
+    int8_t *levels = malloc((size_t)(rows * groups) * (GROUP + sizeof(int32_t) + sizeof(float)) + 64);
+    if (levels == NULL)
+        return 0;
+    float *steps = (float *)(levels + rows * groups * GROUP);
+    int32_t *starts = (int32_t *)(steps + rows * groups);
+#ifdef _OPENMP
+#pragma omp parallel for num_threads(rows < threads ? rows : threads) schedule(static)
+#endif
+    for (int64_t r = 0; r < rows; r++)
+        round_groups(x + r * in, in, groups, levels + r * groups * GROUP, starts + r * groups,
+                     steps + r * groups);
+#ifdef _OPENMP
+#pragma omp parallel for num_threads(threads) schedule(static)
+#endif
+    for (int64_t p = 0; p < count; p++)
+        for (int64_t sub = 0; sub < PANEL && p * PANEL + sub < out; sub += SUB) {
+            const uint8_t *panel = panels + p * groups * GROUP_BYTES;
+            int64_t first = p * PANEL + sub, r = 0;
+#define TILE(rows)                                                                                           \
+    packed_tile(rows, panel, levels + r * groups * GROUP, starts + r * groups, steps + r * groups, groups,   \
+                sub, out - first, y + r * out + first, out)
+            for (; r + PACKED_ROWS <= rows; r += PACKED_ROWS)
+                TILE(PACKED_ROWS);
+#if PACKED_ROWS > 4
+            if (r + 4 <= rows) {
+                TILE(4);
+                r += 4;
+            }
+#endif
+            if (r + 2 <= rows) {
+                TILE(2);
+                r += 2;
+            }
+            if (r < rows)
+                TILE(1);
+#undef TILE
+        }
+    free(levels);
+    return 1;
+}
+
 /* -------------------------------------------------------------------------------------------- functions of
  * one number */
 

@@ -44,8 +44,10 @@ class Library:
         library = ctypes.CDLL(str(path))
         number, pointer, real, small = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float, ctypes.c_int
         self._linear, self._function = library.flowspec_linear, library.flowspec_function
+        self._packed = library.flowspec_packed
         self._normal, self._attention = library.flowspec_normal, library.flowspec_attention
         self._linear.argtypes = (pointer, number, number, pointer, small, number, pointer, small)
+        self._packed.argtypes = (pointer, number, number, pointer, number, pointer, small)
         self._function.argtypes = (pointer, number, small, pointer)
         self._normal.argtypes = (pointer, number, number, real, real, pointer, pointer)
         self._attention.argtypes = (ctypes.POINTER(_Attention),)
@@ -66,6 +68,15 @@ class Library:
         )
         if not self._linear(*where, torch.get_num_threads()):
             raise MemoryError("no memory for a linear layer")
+        return found
+
+    def packed(self, x: torch.Tensor, panels: torch.Tensor, outputs: int) -> torch.Tensor:
+        """As `plain.packed_product`."""
+        rows, inputs = x.shape
+        found = x.new_empty((rows, outputs))
+        where = x.data_ptr(), rows, inputs, panels.data_ptr(), outputs, found.data_ptr()
+        if not self._packed(*where, torch.get_num_threads()):
+            raise MemoryError("no memory for a packed layer")
         return found
 
     def function(self, x: torch.Tensor, name: str) -> torch.Tensor:

@@ -32,6 +32,14 @@ def function(x: torch.Tensor, name: str) -> torch.Tensor:
     return found.to(x.dtype)
 
 
+def packed_product(x: torch.Tensor, panels: torch.Tensor, outputs: int) -> torch.Tensor:
+    """`x W^T`, `[rows, outputs]` float32, from rows `[rows, in]` and the panels of W (`packed.py`)."""
+    library = _library(x)
+    wide = x.float().contiguous()
+    product = plain.packed_product if library is None else library.packed
+    return product(wide, panels, outputs)
+
+
 @dataclass(slots=True)
 class Sight:
     """What each row of a job sees of a cache: `seen` `[rows, high]` bool, `key_positions` `[high]` int32 of

@@ -17,6 +17,8 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
+from flowspec.model.arithmetic.packed import GROUP, PANEL, unpacked
+
 BLOCK = 64
 """Positions whose values are summed one after another, before their sum is added to those of the blocks
 before."""
@@ -37,6 +39,12 @@ _COS = (
     *(2.48015872894767294178e-05, -1.38888888888741095749e-03, 4.16666666666666019037e-02),
 )
 """Coefficients of fdlibm's sine and cosine between -pi/4 and pi/4, the highest power first."""
+LEVEL = 127
+"""The largest level of a row that is rounded, group by group."""
+PEAK_LEAST = 1e-30
+"""A group whose largest number is not above counts as zeros."""
+PANELS = 64
+"""Panels of a packed matrix that are unpacked at once."""
 _SHARES_MAX = 1 << 22
 """Numbers of rows, keys and widths that are held at once, so that a long prompt's values are not all copied
 at once."""
@@ -123,6 +131,41 @@ def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """`x W^T`, `[rows, out]`, of float32 `[rows, in]` and `[out, in]`: for small matrices, such as a
     router's."""
     return torch.stack([halves_sum(row * weight) for row in x]) if len(x) else x.new_empty((0, len(weight)))
+
+
+def packed_product(x: torch.Tensor, panels: torch.Tensor, outputs: int) -> torch.Tensor:
+    """`x W^T`, `[rows, outputs]`, of float32 `[rows, in]` and the panels of W (`packed.py`).
+
+    Rows are rounded to levels, group by group; a group's products and their sum are integers, which float32
+    holds. The groups' sums are added one after another.
+    """
+    levels, steps = rounded_groups(x)
+    found = x.new_empty((len(x), outputs))
+    for first in range(0, outputs, PANELS * PANEL):
+        count = min(outputs - first, PANELS * PANEL)
+        block = panels[first // PANEL : first // PANEL + PANELS]
+        weights, scales = (part[:count] for part in unpacked(block))
+        total = x.new_zeros((len(x), count))
+        for group in range(levels.shape[1]):
+            sums = F.linear(levels[:, group], weights[:, group].float())  # exact: below 2^24
+            total += (scales[:, group].float() * steps[:, group, None]) * sums
+        found[:, first : first + count] = total
+    return found
+
+
+def rounded_groups(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The levels `[rows, groups, 32]` of float32 `[rows, in]`, and the step between levels `[rows, groups]`.
+
+    A group with what is no number, or infinite, has a step that is no number, so that it shows.
+    """
+    groups = F.pad(x, (0, -x.shape[1] % GROUP)).view(len(x), -1, GROUP)
+    peak = groups.abs().amax(dim=2)
+    is_number = (peak > PEAK_LEAST) & (peak < math.inf)
+    most = torch.full_like(peak, LEVEL)
+    factor = most / peak  # `LEVEL / peak` would be a product with a reciprocal, of two roundings
+    levels = (groups * factor[..., None]).round().masked_fill(~is_number[..., None], 0.0)
+    steps = (peak / most).masked_fill(~is_number, math.nan).masked_fill(peak <= PEAK_LEAST, 0.0)
+    return levels, steps
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:

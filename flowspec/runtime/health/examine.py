@@ -20,7 +20,7 @@ import zmq
 from flowspec.core.protocol.cluster_messages import Error, Hello, Welcome
 from flowspec.core.protocol.facts import AskFacts, Facts, Interface, LinkFacts
 from flowspec.core.protocol.messages import Message
-from flowspec.errors import FlowSpecError, PeerError
+from flowspec.errors import ClusterError, FlowSpecError, PeerError
 from flowspec.runtime import timeouts
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.health.gather import link_facts
@@ -197,6 +197,27 @@ def _ask(
     except FlowSpecError as error:  # the name of the host
         found.failure = Failure("reachable", str(error), "correct its address in the cluster file")
     return found
+
+
+def greet(context: zmq.Context[Any], device: Device, keys: Keyring | None) -> Welcome:
+    """What a device says to Hello; raises `ClusterError` where it does not answer."""
+    try:
+        with _Talk(context, device, keys) as talk:
+            return talk.hello()
+    except _ExamineError as error:
+        raise ClusterError(str(error)) from None
+
+
+def is_silent(context: zmq.Context[Any], device: Device, keys: Keyring | None, limit_s: float) -> bool:
+    """Whether a device does not answer a Hello in time; what else may be wrong with it is found when it is
+    asked more."""
+    brief = ExamineTimeouts(hello_s=limit_s, why_s=0.0)
+    try:
+        with _Talk(context, device, keys, examine_timeouts=brief) as talk:
+            talk.hello()
+    except _ExamineError as error:
+        return error.failure.check == "reachable"
+    return False
 
 
 def onward(

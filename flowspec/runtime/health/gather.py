@@ -4,6 +4,7 @@ torch must be asked for CUDA."""
 from __future__ import annotations
 
 import importlib.util
+import os
 import platform
 import re
 import time
@@ -55,6 +56,8 @@ def gather(
         accelerator=name,
         accelerator_total_bytes=total_bytes,
         accelerator_free_bytes=free_bytes,
+        threads=machine.threads or default_threads(),
+        cores=usable_cores(),
         interface=interface_of(question.address, root),
         model=model_state(question.model, question.fingerprint) if question.model else "",
         link=link_facts(next_device, keys, effort) if question.next_hop else None,
@@ -71,6 +74,18 @@ def read_software() -> Software:
         transformers=_version("transformers"),
         cuda=_torch_cuda(),
     )
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return min(limits.THREADS_MAX, len(os.sched_getaffinity(0)))
+
+
+def default_threads() -> int:
+    """What torch computes with where nobody says: `OMP_NUM_THREADS`, else a thread for each core. Nothing is
+    imported."""
+    told = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return min(limits.THREADS_MAX, int(told)) if told.isdecimal() and int(told) else usable_cores()
 
 
 def model_state(model: str, fingerprint: str) -> str:

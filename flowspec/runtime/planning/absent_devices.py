@@ -27,10 +27,12 @@ from flowspec.runtime.planning.survey import (
     absent_of,
     absent_timeouts,
     allowed_bytes,
+    cores_of,
     is_here,
     known_profile,
     left_out_of,
     link_of,
+    sharing,
 )
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.transport import split_address
@@ -68,12 +70,16 @@ class AbsentDevices:
         order = [each.name for each in self.devices]
         place = {each: number for number, each in enumerate(order)}
         sites = sorted((*found.sites, site), key=lambda each: place.get(each.name, len(order)))
+        own = cores_of(facts, source, host)
+        cores = found.cores if own is None else {**found.cores, name: own}
         return replace(
             found,
-            sites=tuple(sites),
+            sites=sharing(sites, cores),
+            cores=cores,
             network=read_links(self.cluster, order) or self._estimated(found, device),
             sources={**found.sources, name: source},
             absent={each: why for each, why in found.absent.items() if each != name},
+            in_use=tuple(each for each in found.in_use if each != name),
         )
 
     def _estimated(self, found: Survey, device: Device) -> Network:

@@ -139,6 +139,8 @@ def choose(request: PlanRequest, found: Survey) -> Chosen:
         others = f", as {len(found.absent) - 1} more" if len(found.absent) > 1 else ""
         missing = mib(sum(each.short_bytes for each in error.shortfalls))
         told = f"device {name} is absent{others} ({why})"
+        if name in found.in_use:
+            told = f"device {name} is {why}{others}"
         lacks = f"{request.shape.name} does not fit the others: they lack {missing} of memory"
         raise ClusterError(f"{told}; {lacks}") from None
     unused = why_left_out(request, plan)

@@ -15,8 +15,9 @@ import numpy as np
 from flowspec.core.protocol.messages import Hop
 from flowspec.plan.partition import Partition, Times
 from flowspec.plan.planner import Plan
-from flowspec.plan.sites import PlanRequest
+from flowspec.plan.sites import PlanRequest, Site
 from flowspec.rounding import duration, rounded
+from flowspec.runtime.planning.survey import HERE
 
 WRONG = 2.0
 """A rate that is so many times the forecast, or as small a part of it, is explained."""
@@ -35,7 +36,9 @@ class Measured:
     """An answer: its rate, what its segments met at each stage, the seconds of a trip on links, and the share
     of tokens that no guess was right for.
 
-    `why_slow` says of devices what they tell of their heat, `hosts` where each is.
+    `why_slow` says of devices what they tell of their heat, `hosts` where each is, `HERE` on the head's
+    machine. `runs` are the layers that each device has by the end; devices were lost `recoveries` times
+    meanwhile, which took `recovery_s`.
     """
 
     tokens_per_s: float
@@ -45,6 +48,9 @@ class Measured:
     missed: float
     why_slow: Mapping[str, str]
     hosts: Mapping[str, str]
+    runs: Mapping[str, int]
+    recoveries: int = 0
+    recovery_s: float = 0.0
 
 
 def is_wrong(plan: Plan, measured: Measured) -> bool:
@@ -57,15 +63,33 @@ def is_wrong(plan: Plan, measured: Measured) -> bool:
 
 def causes(request: PlanRequest, plan: Plan, measured: Measured) -> list[str]:
     """What explains that the answer was slower than foretold, or faster, the weightier first; or nothing."""
+    if other := _other_plan(plan, measured):
+        return [other]  # what was reckoned is of devices and layers that were not those of all hops
     is_slower = measured.tokens_per_s < plan.forecast.tokens_per_s
     found = [*_stages(request, plan, measured), *_links(request, plan, measured), *_guesses(plan, measured)]
     return [text for times, text in sorted(found, reverse=True) if (times > 1) == is_slower]
 
 
+def _other_plan(plan: Plan, measured: Measured) -> str:
+    """What became of the plan, if not all of the answer was computed as planned."""
+    gone = [stage.site.name for stage in plan.stages if stage.site.name not in measured.runs]
+    if measured.recoveries:
+        who = f"{_and(gone)} {'was' if len(gone) == 1 else 'were'} lost" if gone else "a device was lost"
+        return f"{who} meanwhile, and it took {duration(measured.recovery_s)} to go on without"
+    if gone:
+        return f"{_and(gone)} {'is' if len(gone) == 1 else 'are'} lost since the plan was made"
+    layers = {stage.site.name: stage.end - stage.first for stage in plan.stages}
+    return "layers were shared out anew since then" if layers != dict(measured.runs) else ""
+
+
+def _and(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
 def _stages(request: PlanRequest, plan: Plan, measured: Measured) -> Iterator[tuple[float, str]]:
-    """How many times as long as reckoned each stage computed."""
+    """How many times as long as reckoned stages computed; those that are slow for one reason together."""
     times = Partition(request).times(plan.split.arrangement)
-    beside = Counter(measured.hosts.values())
+    slow: dict[str, list[tuple[float, str]]] = {}
     for index, stage in enumerate(plan.stages):
         hops = [hop[index] for hop in measured.hops if index < len(hop) and hop[index].rows]
         layers = stage.end - stage.first
@@ -75,15 +99,39 @@ def _stages(request: PlanRequest, plan: Plan, measured: Measured) -> Iterator[tu
         slowness = sum(hop.compute_s for hop in hops) / reckoned_s
         name = stage.site.name
         if slowness > CAUSE:
-            others = beside[measured.hosts.get(name, name)] - 1
-            why = measured.why_slow.get(name) or (
-                f"its cores are shared with {others} more of our processes"
-                if others > 0
-                else "its cores are busy with something else, or it is hot: flowspec doctor"
-            )
-            yield slowness, f"{name} computes {rounded(slowness)} times as long as reckoned ({why})"
+            slow.setdefault(_why(plan, stage.site, measured), []).append((slowness, name))
         elif slowness < 1 / CAUSE:
             yield slowness, f"{name} is {rounded(1 / slowness)} times as fast as reckoned"
+    for why, found in slow.items():
+        found.sort(reverse=True)
+        times_long, names = _and([rounded(each) for each, _ in found]), _and([name for _, name in found])
+        computes = "computes" if len(found) == 1 else "compute"
+        yield found[0][0], f"{names} {computes} {times_long} times as long as reckoned ({why})"
+
+
+def _why(plan: Plan, site: Site, measured: Measured) -> str:
+    """What slows a device, as far as it is known; that its cores are shared was reckoned with, but threads
+    that wait for each other cost more."""
+    if told := measured.why_slow.get(site.name):
+        return told
+    if site.shared is not None:
+        beside = [
+            each.site.shared
+            for each in plan.stages
+            if each.site.shared is not None and each.site.shared.host == site.shared.host
+        ]
+        threads, cores = sum(each.threads for each in beside), site.shared.cores
+        if threads > cores:
+            each = max(1, cores // len(beside))
+            advice = f"start each daemon there with --threads {each}"
+            if threads <= each * len(beside):
+                advice = "let fewer daemons there have layers"
+            return f"{threads} threads on {cores} {'core' if cores == 1 else 'cores'}: {advice}"
+    host = measured.hosts.get(site.name, site.name)
+    others = Counter(measured.hosts.values())[host] - 1
+    if others > 0:
+        return f"cores shared with {others} more of our processes"
+    return "cores busy with something else, or heat: flowspec doctor"
 
 
 def _seconds(times: Times, index: int, layers: int, rows: int) -> float:
@@ -91,6 +139,8 @@ def _seconds(times: Times, index: int, layers: int, rows: int) -> float:
 
 
 def _links(request: PlanRequest, plan: Plan, measured: Measured) -> Iterator[tuple[float, str]]:
+    if all(host == HERE for host in measured.hosts.values()):
+        return  # what a message waits for within a machine are its cores
     times = Partition(request).times(plan.split.arrangement)
     reckoned_s = float(np.interp(plan.forecast.nodes, times.nodes, times.links_s))
     if measured.links_s < LINKS_SHARE * plan.forecast.trip_s or not reckoned_s:

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from flowspec.errors import ClusterError
 from flowspec.host_memory import host_memory
 from flowspec.plan.memory import PROCESS_BYTES
 from flowspec.plan.profile import DeviceProfile
-from flowspec.plan.sites import Network, Site
+from flowspec.plan.sites import Network, SharedCores, Site
 from flowspec.plan.speed import completed, profile_of, why_insane
 from flowspec.plan.timing import LinkSpec
 from flowspec.runtime import timeouts
@@ -41,6 +41,7 @@ from flowspec.runtime.health.examine import (
     onward,
 )
 from flowspec.runtime.health.gather import link_facts
+from flowspec.runtime.health.holders import in_use, told
 from flowspec.runtime.health.interfaces import interface_of, resolve
 from flowspec.runtime.health.own_speed import own_speed
 from flowspec.runtime.links import GLANCE
@@ -60,6 +61,8 @@ MEMORY_STEP = 32 << 20
 """Free memory is rounded down to it, so that it is the same again at the next start."""
 ASSUMED = "assumed"
 DECLARED = "declared"
+MEASURED_ALONE = ("kept", "probed", ASSUMED)
+"""Sources of a speed that says nothing of other daemons on the machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +72,9 @@ class Survey:
 
     `sources` are `declared` in the cluster file, one of `core.protocol.facts.SPEED_SOURCES`, or `assumed`.
     `head` is as in `PlanRequest`. `left_out` are devices that say of themselves what cannot be, with what
-    that is. `absent` are those that did not answer, with why. On those
-    that are `limited` the user allows less memory than is free.
+    that is. `absent` are those that cannot be had, with why: they did not answer, or others use them (those
+    `in_use`). On those that are `limited` the user allows less memory than is free. `cores` are what each
+    would share with others of its machine.
     """
 
     sites: tuple[Site, ...]
@@ -79,7 +83,9 @@ class Survey:
     sources: dict[str, str]
     left_out: dict[str, str] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
+    in_use: tuple[str, ...] = ()
     limited: tuple[str, ...] = ()
+    cores: dict[str, SharedCores] = field(default_factory=dict)
 
 
 def survey(
@@ -90,13 +96,15 @@ def survey(
     *,
     head_drafts: bool,
     needs_all: bool = True,
+    needs_free: bool = False,
 ) -> Survey:
     """Asks all; raises `ClusterError` for a device that does not answer, `InputError` for a profile or link
     that cannot be.
 
     Where not all are needed, those that do not answer within `timeouts.ABSENT_S` are `absent`; raises
     `ClusterError` where none does, and for one that is there, but has other keys or another version. A device
-    whose facts cannot be true is left out; raises `ClusterError` where no other is there.
+    whose facts cannot be true is left out; raises `ClusterError` where no other is there. With `needs_free`
+    one that another head uses cannot be had either.
 
     `keys` are the cluster's. With `head_drafts` the head's machine must know how fast it is, too, which it
     may have to probe.
@@ -107,12 +115,15 @@ def survey(
     examine_timeouts = EXAMINE_TIMEOUTS if needs_all else absent_timeouts(len(devices))
     found = ask_all(devices, speed=unknown, keys=keys, examine_timeouts=examine_timeouts)
     absent = absent_of(found, needs_all=needs_all)
+    users = users_of(_without(found, absent), absent, keys, needs_all=needs_all) if needs_free else {}
+    absent |= {name: f"in use by head {head}" for name, head in users.items()}
     answered = _without(found, absent)
     left_out = left_out_of(answered)
     there = _without(answered, left_out)
     hosts = {each.device.name: resolve(split_address(each.device.address)[0]) for each in there}
     profiles, sources = _profiles(there, declared)
     sites = _sites(profiles, _memory(there, hosts), precision)
+    cores = _cores(there, hosts, sources)
     here = [name for name, host in hosts.items() if is_here(host)]
     if not here:
         name = f"{HERE}, the head" if HERE in hosts else HERE
@@ -121,14 +132,16 @@ def survey(
     if network is None:
         network = _measured([each.device for each in there], hosts, None if here else head, keys)
     return Survey(
-        sites=tuple(sites),
+        sites=sharing(sites, cores),
         network=network,
         # With all daemons here the head is beside any of them; it may reckon with the one that suits it best.
         head=None if len(here) == len(there) else head,
         sources=sources,
         left_out=left_out,
         absent=absent,
+        in_use=tuple(users),
         limited=tuple(each.device.name for each in there if _is_limited(each)),
+        cores=cores,
     )
 
 
@@ -155,6 +168,20 @@ def absent_of(found: Sequence[Examined], *, needs_all: bool) -> dict[str, str]:
         many = f"none of the {len(found)} devices answers ({', '.join(absent)}); the first is {first}"
         raise ClusterError(first if len(found) == 1 else many)
     return absent
+
+
+def users_of(
+    found: Sequence[Examined], absent: Mapping[str, str], keys: Keyring | None, *, needs_all: bool
+) -> dict[str, str]:
+    """The heads that use some of these devices, by name; raises `ClusterError` where all are needed, or none
+    is free."""
+    held = [each.device for each in found if each.welcome is not None and each.welcome.is_held]
+    users = in_use(held, keys) if held else {}
+    if users and (needs_all or len(users) == len(found)):
+        rest = f", and {', '.join(absent)} did not answer" if absent else ""
+        advice = "a device serves one head at a time: end that one, or try again when it has ended"
+        raise ClusterError(f"{told(users)}{rest}; {advice}")
+    return users
 
 
 def left_out_of(found: Sequence[Examined]) -> dict[str, str]:
@@ -247,6 +274,34 @@ def allowed_bytes(facts: Facts, device: Device, taken_bytes: int, daemons: int) 
             *(size for size in (facts.memory_limit_bytes, device.memory_bytes) if size),
         ]
     )
+
+
+def _cores(
+    found: Sequence[Examined], hosts: Mapping[str, str], sources: Mapping[str, str]
+) -> dict[str, SharedCores]:
+    told = {}
+    for each in found:
+        name = each.device.name
+        assert each.facts is not None
+        if (own := cores_of(each.facts, sources[name], hosts[name])) is not None:
+            told[name] = own
+    return told
+
+
+def cores_of(facts: Facts, source: str, host: str) -> SharedCores | None:
+    """The cores that a daemon would share with others of its host. None where its speed is the user's word,
+    which is of a daemon as it is, and for a GPU."""
+    if source not in MEASURED_ALONE or facts.accelerator:
+        return None
+    machine = HERE if is_here(host) else host
+    return SharedCores(host=machine, cores=facts.cores, threads=min(facts.threads, facts.cores))
+
+
+def sharing(sites: Sequence[Site], cores: Mapping[str, SharedCores]) -> tuple[Site, ...]:
+    """The sites, those with what they share that are not alone on their machine."""
+    beside = Counter(each.host for each in cores.values())
+    shared = {name: each for name, each in cores.items() if beside[each.host] > 1}
+    return tuple(replace(each, shared=shared.get(each.name)) for each in sites)
 
 
 def _sites(profiles: dict[str, DeviceProfile], memory: dict[str, int], precision: str) -> list[Site]:

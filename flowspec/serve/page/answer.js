@@ -4,6 +4,9 @@
 import { byId, made, put } from "./elements.js";
 
 const TOKENS_SHOWN = 1500; // of a long answer the last ones
+const TAIL_CHARS = 200; // a frame has no more than so many of a prompt, its last ones
+const NAME_CHARS = 24; // of a question, in the list of answers
+const NOTHING_YET = "The answer will stand here, and below it what is guessed of its next words.";
 
 export class Answer {
   constructor(chosen) {
@@ -27,7 +30,7 @@ export class Answer {
     const goesOn = request !== null && request === this.request;
     this.request = request;
     this.version = version;
-    put(this.prompt, request ? request.prompt.trim() : "");
+    put(this.prompt, request ? questionOf(request.prompt) : NOTHING_YET);
     this._say(request?.said ?? [], goesOn, request?.running ?? false);
     put(this.summary, request ? summaryOf(request, world) : "No answer has run yet.");
   }
@@ -53,12 +56,23 @@ export class Answer {
     this.which.hidden = !ids.length;
     const option = (value, text) =>
       Object.assign(document.createElement("option"), { value, textContent: text });
-    const each = ids.map((id) =>
-      option(JSON.stringify(id), `${id}${world.requests.get(id).running ? ", running" : ""}`),
-    );
-    this.select.replaceChildren(option("", "the newest"), ...each);
+    const each = ids.map((id) => option(JSON.stringify(id), nameOf(world.requests.get(id))));
+    this.select.replaceChildren(option("", "auto"), ...each);
     this.select.value = world.chosen === null ? "" : JSON.stringify(world.chosen);
   }
+}
+
+// What is told of a prompt; where its beginning is missing that is seen, and it begins with a whole word.
+function questionOf(prompt) {
+  const isCut = prompt.length >= TAIL_CHARS;
+  return isCut ? `… ${prompt.replace(/^\S*\s+/, "").trim()}` : prompt.trim();
+}
+
+// An answer in the list: its number, and how its question begins.
+function nameOf({ id, prompt, running }) {
+  const question = questionOf(prompt).replace(/\s+/g, " ");
+  const begin = question.length > NAME_CHARS ? `${question.slice(0, NAME_CHARS)}…` : question;
+  return `${id}${begin && `: ${begin}`}${running ? ", running" : ""}`;
 }
 
 function summaryOf(request, { lost, isPlain }) {

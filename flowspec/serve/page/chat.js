@@ -8,6 +8,7 @@ import { eventsOf } from "./stream.js";
 const BOTTOM_PX = 40; // so near to the end of the dialogue the view follows it
 const WRITTEN_MS = 80; // an answer is written anew at most so often,
 const WRITTEN_TIMES = 10; // and takes at most this part of the time
+const LINES = [2, 8]; // of the question that are seen, at least and at most
 const EXAMPLES = {
   bundled: ["What is 17 + 25?", "Tell me a story.", "What is FlowSpec?"],
   other: ["Why is the sky blue?", "Explain a pipeline to a child.", "Write a poem about small computers."],
@@ -178,6 +179,7 @@ export class Chat {
     if (said.text) return;
     asked.remove();
     answer.remove();
+    if (!this.dialogue.querySelector(".turn")) this._invite();
     if (!this.question.value) this.question.value = text;
     this._fit();
     this.question.focus();
@@ -203,8 +205,9 @@ export class Chat {
   }
 
   _fit() {
-    const lines = this.question.value.split("\n").length;
-    this.question.rows = Math.min(8, Math.max(2, lines));
+    this.question.rows = LINES[0];
+    while (this.question.rows < LINES[1] && this.question.scrollHeight > this.question.clientHeight)
+      this.question.rows += 1;
   }
 }
 

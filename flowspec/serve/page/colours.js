@@ -40,12 +40,14 @@ export function watchColours(changed) {
 }
 
 // A canvas that keeps its size in points in step with the page's layout, without asking for it while drawing.
+// A new size empties a canvas, so it is taken only when the next picture is drawn.
 export class Surface {
   constructor(canvas, resized) {
     this.canvas = canvas;
     this.context = canvas.getContext("2d");
     this.width = 0;
     this.height = 0;
+    this.isStale = false;
     this.resized = resized;
     new ResizeObserver(([entry]) => this._fit(entry.contentRect)).observe(canvas);
   }
@@ -53,10 +55,18 @@ export class Surface {
   _fit({ width, height }) {
     this.width = width;
     this.height = height;
-    const scale = Math.min(2, devicePixelRatio || 1);
-    this.canvas.width = Math.round(width * scale);
-    this.canvas.height = Math.round(height * scale);
-    this.context.setTransform(scale, 0, 0, scale, 0, 0);
+    this.isStale = true;
     this.resized();
+  }
+
+  // To be called before a picture is drawn; returns whether the last one is gone.
+  ready() {
+    if (!this.isStale) return false;
+    this.isStale = false;
+    const scale = Math.min(2, devicePixelRatio || 1);
+    this.canvas.width = Math.round(this.width * scale);
+    this.canvas.height = Math.round(this.height * scale);
+    this.context.setTransform(scale, 0, 0, scale, 0, 0);
+    return true;
   }
 }

@@ -20,5 +20,9 @@ export function made(tag, className, parent, text = "") {
 export const share = (value) =>
   value === null || value === undefined ? NONE : `${Math.round(100 * value)}%`;
 
+// Of [first, end] as frames tell them.
+export const layersOf = ([first, end]) =>
+  end - first === 1 ? `layer ${first}` : `layers ${first}–${end - 1}`;
+
 export const number = (value, digits = value < 100 ? 1 : 0) =>
   value === null || value === undefined ? NONE : value.toFixed(digits);

@@ -61,7 +61,7 @@ const TILES = [
   },
   {
     name: "times_plain",
-    title: "Times plain decoding",
+    title: "Times as fast",
     value: ({ request, rate, plainS, isPlain }) => {
       if (isPlain && rate !== null) return "1×";
       const times = request && timesPlain(request, plainS);
@@ -71,7 +71,7 @@ const TILES = [
     note: ({ request, plainS, isPlain }) => {
       if (isPlain) return "this is plain decoding: no guesses";
       if (request?.wasPaused) return "not told after a pause";
-      return plainS ? `without guesses: about ${number(1 / plainS)} per second` : "how much the guesses help";
+      return plainS ? `as without guesses: about ${number(1 / plainS)} per second` : "as without guesses";
     },
   },
   {

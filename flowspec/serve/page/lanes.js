@@ -2,6 +2,7 @@
 // lines between them.
 
 import { Surface, colours } from "./colours.js";
+import { layersOf } from "./elements.js";
 
 const LANE_PX = 34;
 const LANE_LEAST_PX = 20;
@@ -16,7 +17,10 @@ const BAR_BOTTOM = 0.88;
 const TRIPS_SHOWN = 16;
 const WINDOW_S = [1.5, 12]; // chosen by itself: at least and at most
 const TICKS_S = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20];
-const TEXT_LEAST_PX = 18; // tokens are written where they have so much room
+const TEXT_LEAST_PX = 18; // tokens are written where they have so much room,
+const LETTERS_LEAST = 3; // and can be told by so many letters, if not whole,
+const TEXTS_LEAST = 1 / 3; // and if so many of them can be: single ones look like a fault
+const SHARES_PX = [34, 64]; // at the right, in a narrow view and in a wide one
 const LINKS_LEAST_PX = 5; // and links where they have so much each: closer they would be a grey area
 const FEW_PX = 0.75; // bars are drawn at least so wide
 
@@ -40,7 +44,13 @@ export class Lanes {
   // Draws what happened from `startS` until `nowS`; the right edge is `endS`, and instants are told from
   // `originS` on.
   draw(timeline, world, { nowS, startS, endS = nowS, originS = 0 }) {
-    const names = namesOf(world);
+    const trips = timeline.within(timeline.trips, startS, nowS).filter((trip) => trip.sent_s < nowS);
+    const firstStage = Math.max(1, world.drafters.length);
+    const devices = lanesOf(
+      world,
+      trips.filter((trip) => trip.t > startS),
+    );
+    const names = namesOf(world, devices);
     const { context, width, height } = this.surface;
     const narrow = width < NARROW_PX;
     const size = `${names.length} ${narrow}`;
@@ -56,7 +66,7 @@ export class Lanes {
     const view = {
       context,
       left,
-      end: width - (narrow ? 34 : 44),
+      end: width - SHARES_PX[narrow ? 0 : 1],
       names,
       nowS,
       startS,
@@ -68,17 +78,19 @@ export class Lanes {
     view.x = (t) => left + ((t - startS) / view.spanS) * (view.end - left);
     view.barTop = narrow ? (LABEL_PX + 4) / this.lanePx : BAR_TOP;
     view.waitAt = view.barTop - 3 / this.lanePx;
-    view.firstStage = Math.max(1, world.drafters.length);
+    view.firstStage = firstStage;
+    view.laneOf = new Map(devices.map(({ name }, at) => [name, firstStage + at]));
+    view.isEmpty = timeline.lastS === 0;
+    this.surface.ready();
     context.clearRect(0, 0, width, height);
     drawLanes(view, narrow);
     context.save();
     context.beginPath();
     context.rect(left, 0, view.end - left, height);
     context.clip();
-    const trips = timeline.within(timeline.trips, startS, nowS).filter((trip) => trip.sent_s < nowS);
     if (trips.length * LINKS_LEAST_PX < view.end - left) drawLinks(view, trips);
     drawDrafts(view, timeline.within(timeline.drafts, startS, nowS), world);
-    const busyS = drawStays(view, trips, world.stages.length);
+    const busyS = drawStays(view, trips);
     drawCommits(
       view,
       timeline.within(timeline.commits, startS, nowS).filter((commit) => commit.t <= nowS),
@@ -88,7 +100,7 @@ export class Lanes {
     if (nowS < endS)
       stroke(context, colours.text, 1.5, [[view.x(nowS), 0, view.x(nowS), names.length * this.lanePx]]);
     drawNames(view, narrow, isLow);
-    drawShares(view, busyS);
+    if (!view.isEmpty) drawShares(view, busyS, narrow);
   }
 }
 
@@ -103,15 +115,25 @@ function labelsPx(context, names, isLow, width) {
   return Math.ceil(Math.min(LABELS_MOST * width, Math.max(...widths)) + 12);
 }
 
-function namesOf(world) {
+// The devices that are stages, or were one of these trips', in the order in which a token passes them.
+export function lanesOf({ stages, devices }, trips) {
+  const found = stages.map(({ name, layers }) => ({ name, more: layersOf(layers) }));
+  const isGone = (name) => devices.some((device) => device.name === name && !device.present);
+  for (const names of new Set(trips.map((trip) => trip.names))) {
+    names.forEach((name, at) => {
+      if (found.some((each) => each.name === name)) return;
+      const before = at ? found.findIndex((each) => each.name === names[at - 1]) : -1;
+      found.splice(before + 1, 0, { name, more: isGone(name) ? "lost" : "no layers" });
+    });
+  }
+  return found;
+}
+
+function namesOf(world, devices) {
   const drafters = world.drafters.length ? world.drafters : ["drafter"];
-  const stages = world.stages.map((stage) => ({
-    name: stage.name,
-    more: `layers ${stage.layers[0]}–${stage.layers[1] - 1}`,
-  }));
   return [
     ...drafters.map((name) => ({ name, more: "guesses ahead" })),
-    ...stages,
+    ...devices,
     { name: "answer", more: "its tokens" },
   ];
 }
@@ -136,7 +158,8 @@ function stroke(context, colour, width, lines) {
   context.stroke();
 }
 
-function drawLanes({ context, left, end, names, lanePx, startS, endS, originS, spanS, x, barTop }, narrow) {
+function drawLanes(view, narrow) {
+  const { context, left, end, names, lanePx, startS, endS, originS, spanS, x, barTop } = view;
   fill(
     context,
     colours.lane,
@@ -144,6 +167,7 @@ function drawLanes({ context, left, end, names, lanePx, startS, endS, originS, s
       .slice(0, -1)
       .map((_, lane) => [left, (lane + barTop) * lanePx, end - left, (BAR_BOTTOM - barTop) * lanePx]),
   );
+  if (view.isEmpty) return; // there is no time yet that anybody could ask about
   const bottom = names.length * lanePx;
   const step = TICKS_S.find((each) => spanS / each <= (narrow ? 4 : 8)) ?? TICKS_S.at(-1);
   const decimals = Math.max(0, Math.min(2, Math.ceil(-Math.log10(step))));
@@ -199,25 +223,23 @@ export function clipped(context, text, room) {
   return end ? `${text.slice(0, end)}…` : "";
 }
 
-function drawLinks({ context, x, names, lanePx, firstStage, nowS, barTop }, trips) {
+function drawLinks({ context, x, names, lanePx, firstStage, laneOf, nowS, barTop }, trips) {
   const lines = [];
-  const add = (fromS, toS, lane, last) => {
-    if (fromS >= nowS || toS < fromS) return;
-    lines.push([x(fromS), (lane + BAR_BOTTOM) * lanePx, x(toS), (lane + 1 + (last ? 0 : barTop)) * lanePx]);
+  const answer = names.length - 1;
+  const add = (fromS, toS, fromLane, toLane) => {
+    if (fromS >= nowS || toS < fromS || toLane <= fromLane) return;
+    const toY = (toLane + (toLane === answer ? 0 : barTop)) * lanePx;
+    lines.push([x(fromS), (fromLane + BAR_BOTTOM) * lanePx, x(toS), toY]);
   };
-  for (const { sent_s: sentS, back_s: backS, stays } of trips) {
-    if (!stays.length) continue;
+  for (const { sent_s: sentS, back_s: backS, stays, names: stages } of trips) {
+    const lanes = stays.map((stay) => laneOf.get(stages[stay.stage]));
+    if (!stays.length || lanes.includes(undefined)) continue;
     if (stays[0].alive + stays[0].dead + stays[0].dropped > 0)
-      add(sentS, stays[0].arrived_s, firstStage - 1, false);
+      add(sentS, stays[0].arrived_s, firstStage - 1, lanes[0]);
     for (let at = 0; at < stays.length; at += 1) {
       if (!stays[at].alive) break;
       const last = at === stays.length - 1;
-      add(
-        stays[at].left_s,
-        last ? backS : stays[at + 1].arrived_s,
-        firstStage + at,
-        last && firstStage + at === names.length - 2,
-      );
+      add(stays[at].left_s, last ? backS : stays[at + 1].arrived_s, lanes[at], last ? answer : lanes[at + 1]);
     }
   }
   stroke(context, colours.link, 1, lines);
@@ -241,17 +263,18 @@ function drawDrafts({ context, x, lanePx, nowS, barTop }, drafts, world) {
 
 // Bars, split at the height that the living rows are of all; returns for how long of the window each lane
 // worked.
-function drawStays({ context, x, lanePx, firstStage, startS, nowS, barTop, waitAt }, trips, stages) {
+function drawStays({ context, x, lanePx, laneOf, startS, nowS, barTop, waitAt }, trips) {
   const alive = [[], []];
   const dead = [];
   const waits = [];
   const crosses = [];
-  const busyS = new Array(stages).fill(0);
+  const busyS = new Map([...laneOf.values()].map((lane) => [lane, 0]));
   const height = (BAR_BOTTOM - barTop) * lanePx;
-  for (const { segment, stays } of trips) {
+  for (const { segment, stays, names } of trips) {
     for (const stay of stays) {
-      if (stay.stage >= stages || stay.arrived_s >= nowS) continue;
-      const top = (firstStage + stay.stage) * lanePx;
+      const lane = laneOf.get(names[stay.stage]);
+      if (lane === undefined || stay.arrived_s >= nowS) continue;
+      const top = lane * lanePx;
       if (stay.dropped) crosses.push([x(Math.min(nowS, stay.started_s)), top + waitAt * lanePx]);
       const rows = stay.alive + stay.dead;
       if (!rows) continue;
@@ -268,7 +291,8 @@ function drawStays({ context, x, lanePx, firstStage, startS, nowS, barTop, waitA
       const lost = (height * stay.dead) / rows;
       if (stay.dead) dead.push([from, top + barTop * lanePx, width, lost]);
       if (stay.alive) alive[segment % 2].push([from, top + barTop * lanePx + lost, width, height - lost]);
-      busyS[stay.stage] += Math.max(0, Math.min(nowS, stay.ended_s) - Math.max(startS, stay.started_s));
+      const spentS = Math.max(0, Math.min(nowS, stay.ended_s) - Math.max(startS, stay.started_s));
+      busyS.set(lane, busyS.get(lane) + spentS);
     }
   }
   fill(context, colours["alive-a"], alive[0]);
@@ -302,12 +326,14 @@ function drawCommits({ context, x, end, lanePx, names, barTop }, commits) {
   context.fillStyle = colours.tokens;
   context.textAlign = "left";
   context.textBaseline = "top";
-  commits.forEach((commit, index) => {
-    const at = x(commit.t);
-    const room = (index + 1 < commits.length ? x(commits[index + 1].t) - 5 : end) - at;
-    if (room >= TEXT_LEAST_PX)
-      context.fillText(clipped(context, visible(commit.text), room), at, top + 0.36 * height);
+  const texts = commits.map((commit, index) => {
+    const room = (index + 1 < commits.length ? x(commits[index + 1].t) - 5 : end) - x(commit.t);
+    const text = visible(commit.text);
+    const shown = room < TEXT_LEAST_PX ? "" : clipped(context, text, room);
+    return shown === text || shown.length > LETTERS_LEAST ? shown : "";
   });
+  if (texts.filter(Boolean).length >= TEXTS_LEAST * texts.length)
+    texts.forEach((text, index) => context.fillText(text, x(commits[index].t), top + 0.36 * height));
   context.textBaseline = "alphabetic";
 }
 
@@ -343,17 +369,17 @@ function drawLosses({ context, x, end, startS, nowS, names, lanePx, barTop }, lo
   });
 }
 
-function drawShares({ context, end, lanePx, firstStage, startS, nowS, barTop }, busyS) {
+function drawShares({ context, end, lanePx, startS, nowS, barTop }, busyS, narrow) {
   const spanS = Math.max(1e-6, nowS - startS);
   context.font = `11px ${colours.font}`;
   context.fillStyle = colours.muted;
   context.textAlign = "left";
   context.textBaseline = "middle";
-  busyS.forEach((each, stage) =>
+  busyS.forEach((each, lane) =>
     context.fillText(
-      `${Math.min(100, Math.round((100 * each) / spanS))}%`,
+      `${Math.min(100, Math.round((100 * each) / spanS))}%${narrow ? "" : " busy"}`,
       end + 6,
-      (firstStage + stage + (barTop + BAR_BOTTOM) / 2) * lanePx,
+      (lane + (barTop + BAR_BOTTOM) / 2) * lanePx,
     ),
   );
   context.textBaseline = "alphabetic";

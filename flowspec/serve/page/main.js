@@ -31,7 +31,13 @@ const AHEAD_MS = 12; // asked for before it is due: the screen's frames come whe
 const WHOLE = -1; // the window that is as long as the answer
 
 const NOTHING = { model: "", method: "", drafters: [], world: "", stages: [], frames: [] };
-const STATES = { connecting: "connecting", live: "live", lost: "reconnecting", refused: "no key" };
+const STATES = {
+  connecting: "connecting",
+  loading: "loading",
+  live: "live",
+  lost: "reconnecting",
+  refused: "no key",
+};
 
 const motion = matchMedia("(prefers-reduced-motion: reduce)");
 const still = () => motion.matches;
@@ -52,7 +58,7 @@ const map = new DeviceMap(byId("map"));
 const lanes = new Lanes(byId("lanes"), wake);
 const tree = new Tree(byId("tree"), wake, still);
 const player = new Player(wake, backToLive);
-const live = new Live(api, { hello, frames: received, state: connected });
+const live = new Live(api, { hello, frames: received, loading, state: connected });
 
 let shown = { timeline: new Timeline(), world: new World(NOTHING), kept: new Kept(NOTHING) }; // live
 let frozen = null; // the last answer's replay, which stands at its end until the next one begins
@@ -69,13 +75,24 @@ let saidMs = 0;
 const world = () => (player.replay ?? shown).world;
 
 function hello(document) {
-  shown = { timeline: new Timeline(), world: new World(document), kept: new Kept(document) };
+  const timeline = new Timeline(document.stages);
+  shown = { timeline, world: new World(document), kept: new Kept(document) };
   behindS = null;
   frozen = null;
   chat.suggest(document.model);
   about();
   connected("live");
   wake();
+}
+
+// The server is there, and loads its model.
+function loading(report) {
+  const world = new World({ ...NOTHING, model: report.model });
+  world.loading = report.steps;
+  shown = { timeline: new Timeline(), world, kept: new Kept(NOTHING) };
+  frozen = null;
+  about();
+  connected("loading");
 }
 
 function received(frames) {
@@ -117,7 +134,8 @@ function about() {
   const where =
     { cluster: "", emulated: ", emulated devices", simulated: ", simulated (virtual time)" }[kind] ?? "";
   const name = model.startsWith("/") ? model.split("/").pop() : model;
-  byId("model").textContent = name ? `model ${name}, method ${method}${by}${where}` : "";
+  const how = method ? `, method ${method}` : "";
+  byId("model").textContent = name ? `model ${name}${how}${by}${where}` : "";
 }
 
 function choose(value) {
@@ -264,6 +282,7 @@ function backToLive() {
   about();
   connected(wasFile ? "connecting" : connection);
   if (wasFile) live.open();
+  byId("slowly").hidden = !frozen; // what is hidden cannot have the focus
   byId(frozen ? "slowly" : "open").focus();
 }
 

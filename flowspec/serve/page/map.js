@@ -1,7 +1,7 @@
 // The map: the head, the devices in the order in which a token passes them, and those that are not in use;
 // what each holds, and how it does.
 
-import { NONE, made, put, share } from "./elements.js";
+import { NONE, layersOf, made, put, share } from "./elements.js";
 
 const HOT_C = 85;
 
@@ -47,7 +47,7 @@ function cards(world, timeline, nowS) {
       name,
       kind,
       state,
-      layers: layers ? `layers ${layers[0]}–${layers[1] - 1}` : "no layers",
+      layers: layers ? layersOf(layers) : "no layers",
       memory: device && !isGone ? bytes(device.memory_bytes) : "",
       heat:
         celsius === null || isGone
@@ -82,6 +82,20 @@ function cards(world, timeline, nowS) {
   return [head, ...staged, { ...head, kind: "home", layers: "", link: asMs(links.at(-1)) }, ...spare];
 }
 
+// A device of which only is known how far it is with its layers.
+const loadingCard = ({ device, doing, share: done }) => ({
+  name: device,
+  kind: done < 1 ? "loading" : "back",
+  state: doing,
+  layers: "",
+  memory: "",
+  heat: "",
+  isHot: false,
+  busy: done,
+  of: "",
+  link: "",
+});
+
 export class DeviceMap {
   constructor(list) {
     this.list = list;
@@ -89,10 +103,12 @@ export class DeviceMap {
   }
 
   show(world, timeline, nowS) {
-    const wanted = world.stages.length ? cards(world, timeline, nowS) : [];
+    const known = world.stages.length ? cards(world, timeline, nowS) : [];
+    const wanted = world.loading ? world.loading.filter((step) => step.device).map(loadingCard) : known;
     while (this.rows.length > wanted.length) this.rows.pop().element.remove();
     while (this.rows.length < wanted.length) this.rows.push(this._row());
     wanted.forEach((each, at) => this._fill(this.rows[at], each));
+    this.list.classList.toggle("apart", Boolean(world.loading));
     this.list.classList.toggle("flows", world.running.length > 0 && !world.lost);
   }
 
@@ -120,7 +136,7 @@ export class DeviceMap {
     put(row.heat, found.heat);
     row.heat.classList.toggle("hot", found.isHot);
     row.load.hidden = found.busy === null;
-    put(row.busy, found.busy === null ? "" : `${share(found.busy)} busy`);
+    put(row.busy, found.busy === null ? "" : `${share(found.busy)} ${found.of ?? "busy"}`);
     const width = found.busy === null ? "0" : share(found.busy);
     if (row.bar.style.width !== width) row.bar.style.width = width;
   }

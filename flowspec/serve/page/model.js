@@ -8,6 +8,7 @@ const PASSES_KEPT = 64; // by which plain decoding is reckoned,
 const PASSES_LEAST = 4;
 const PASS_QUANTILE = 0.2; // of them: those of few rows, which nothing else held up
 const PLAIN = "ar"; // the method that guesses nothing
+const UNAIDED_TOKENS = 6; // so many in a row that were no guesses, and none in the tree
 const BACK_S = 6; // for so long a device that came back is said to be
 
 // The first index in `list`, sorted by `key`, whose key is at least `value`.
@@ -24,8 +25,9 @@ export function firstFrom(list, value, key) {
 
 // Trips, drafts, commits and losses, each in the order in which they became known.
 export class Timeline {
-  constructor() {
-    this.trips = [];
+  constructor(stages = []) {
+    this.names = stages.map((stage) => stage.name); // of the stages, from the last frame that told them
+    this.trips = []; // each with the names of its stages: later ones may be others
     this.drafts = [];
     this.commits = [];
     this.losses = [];
@@ -38,7 +40,7 @@ export class Timeline {
   add(frame) {
     if (frame.kind === "trip") {
       const tookS = frame.back_s - frame.sent_s;
-      this.trips.push(frame);
+      this.trips.push({ ...frame, names: this.names });
       this.longestS = Math.max(this.longestS, tookS);
       this.recentS = this.recentS ? this.recentS + 0.1 * (tookS - this.recentS) : tookS;
       if (frame.stays.length && frame.stays.every((stay) => stay.alive + stay.dead > 0))
@@ -55,6 +57,9 @@ export class Timeline {
         count: frame.nodes.length,
         text: frame.nodes.map((node) => node[1]).join(""),
       });
+    } else if (frame.kind === "stages") {
+      this.names = frame.stages.map((stage) => stage.name);
+      return;
     } else if (frame.kind === "lost") {
       const text = frame.silent_s > 0 ? "device lost" : "layers shared out anew";
       this.losses.push({ t: frame.t, text, isTold: false });
@@ -139,6 +144,12 @@ class Request {
 
   get guesses() {
     return [...this.nodes.values()].filter((node) => !node.committed);
+  }
+
+  // Whether nothing is guessed of late, though it could be: the head found that it would not pay.
+  get isUnaided() {
+    const last = this.said.slice(-UNAIDED_TOKENS);
+    return last.length === UNAIDED_TOKENS && !last.some((token) => token.guessed) && !this.guesses.length;
   }
 
   // Tokens per second since the first one; null before there are two instants.
@@ -274,6 +285,7 @@ export class World {
     this.chosen = null; // by the person; else the newest that runs
     this.figures = null;
     this.devices = [];
+    this.loading = null; // while the server loads its model: [{device, doing, share}]
     this.away = new Set(); // devices that were lost and run no layers since
     this.returned = new Map(); // when devices ran layers again, by name
     this.note = ""; // what was told first of the last loss

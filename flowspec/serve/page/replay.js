@@ -15,7 +15,7 @@ export class Replay {
     this.frames = recording.frames.flatMap(singly);
     this.startS = this.frames[0].t;
     this.endS = this.frames.at(-1).t + LEAD_S;
-    this.timeline = new Timeline();
+    this.timeline = new Timeline(recording.stages);
     for (const frame of recording.frames) this.timeline.add(frame);
     this.speed = this.slow;
     this.playing = false;

@@ -8,10 +8,12 @@ const AWAY = {
   lost: "The server is not there; trying again.",
   refused: "This server wants a key.",
 };
+const SLOWER = 0.95; // times as fast as without guesses
 const LOOKED_UP = "ngram"; // a drafter that is no model
 
 // What happens: a kind, by which those who listen are told of changes only, and the sentence.
 function told(world, { isReplay, isFrozen, connection, plainS }) {
+  if (!isReplay && connection === "loading") return [`loading ${world.model}`, loadingOf(world)];
   if (!isReplay && connection !== "live") return [connection, AWAY[connection]];
   const request = world.shown;
   const loading = world.devices.find((device) => device.loading);
@@ -19,11 +21,10 @@ function told(world, { isReplay, isFrozen, connection, plainS }) {
     ? ` ${loading.name}: ${loading.loading.doing}, ${Math.round(100 * loading.loading.share)}%.`
     : "";
   if (world.lost) {
-    const gone = world.devices.filter((device) => !device.present).map((device) => device.name);
-    const other = gone.length ? `Lost: ${gone.join(", ")}.` : "The devices share the layers out anew.";
-    const why = world.note ? `${world.note[0].toUpperCase()}${world.note.slice(1)}.` : other;
+    const why = lossOf(world);
+    const until = isAllLost(world) ? "one comes back" : "all layers are there again";
     const then = request?.running
-      ? " The answer waits until all layers are there again, and then goes on with the very same tokens."
+      ? ` The answer waits until ${until}, and then goes on with the very same tokens.`
       : "";
     return [`lost ${why}`, `${why}${then}${doing}`];
   }
@@ -55,6 +56,12 @@ function told(world, { isReplay, isFrozen, connection, plainS }) {
       `${news}Without guesses: each token goes through all devices before the next one can begin. ` +
         "One works, the others wait.",
     ];
+  if (request.isUnaided)
+    return [
+      "unaided",
+      `${news}No guesses at the moment: the head reckons that they would not make it faster here. ` +
+        "Each token goes through all devices before the next one begins.",
+    ];
   const models = world.drafters.filter((name) => name !== LOOKED_UP).length;
   const who =
     models > 1
@@ -69,12 +76,33 @@ function told(world, { isReplay, isFrozen, connection, plainS }) {
   ];
 }
 
+// The devices' cards tell how far each of them is.
+function loadingOf({ model, loading }) {
+  const ready = loading.filter((step) => step.share >= 1).length;
+  const far = loading.length ? ` (${ready} of ${loading.length} devices ready)` : "";
+  return `The server loads the model ${model}${far}. This page goes on by itself when it can answer.`;
+}
+
+const isAllLost = ({ devices }) => devices.length > 0 && devices.every((device) => !device.present);
+
+// Who is lost: what was told first of it has the reason, but names one device only.
+function lossOf(world) {
+  const held = new Set(world.stages.map((stage) => stage.name));
+  const gone = world.devices.filter((device) => !device.present && held.has(device.name));
+  if (isAllLost(world)) return "All devices are lost.";
+  if (gone.length > 1) return `Lost: ${gone.map((device) => device.name).join(", ")}.`;
+  if (world.note) return `${world.note[0].toUpperCase()}${world.note.slice(1)}.`;
+  return gone.length ? `Lost: ${gone[0].name}.` : "The devices share the layers out anew.";
+}
+
 // How an answer went; `times` as fast as without guesses, null where that is not known.
 function endOf(request, times) {
   const { reason, statistics } = request.end;
   const isTimed = Number.isFinite(statistics.decode_s) && statistics.decode_s > 0;
   const seconds = isTimed ? ` in ${number(statistics.decode_s)} s` : "";
-  const faster = times ? `, about ${number(times, 1)} times as fast as without guesses` : "";
+  const faster = times
+    ? `, about ${number(times, 1)} times as fast as without guesses${times < SLOWER ? ", so slower" : ""}`
+    : "";
   const why =
     {
       stop: "",

@@ -37,12 +37,12 @@ export async function* eventsOf(body, heard = () => {}) {
   }
 }
 
-// Keeps the stream of frames open until it is closed: calls hello(document), frames(list) and state(name,
-// why).
+// Keeps the stream of frames open until it is closed: calls hello(document), frames(list), loading(report)
+// while the server loads its model, and state(name, why).
 export class Live {
-  constructor(api, { hello, frames, state }) {
+  constructor(api, { hello, frames, loading, state }) {
     this.api = api;
-    this.told = { hello, frames, state };
+    this.told = { hello, frames, loading, state };
     this.abort = null;
   }
 
@@ -59,13 +59,15 @@ export class Live {
 
   async _keep(signal) {
     let failures = 0;
+    let isLoading = false; // a stream that told so ends when it is over, and the next one begins at once
     while (!signal.aborted) {
       let why = "the stream ended";
       try {
-        this.told.state("connecting");
-        await this._read(signal, () => (failures = 0));
+        if (!isLoading) this.told.state("connecting");
+        isLoading = await this._read(signal, () => (failures = 0));
       } catch (error) {
         if (signal.aborted) return;
+        isLoading = false;
         if (error instanceof ApiError && error.refused) {
           this.abort = null;
           this.told.state("refused", error.message);
@@ -76,13 +78,15 @@ export class Live {
         why = error.message;
       }
       if (signal.aborted) return;
-      this.told.state("lost", why);
+      if (!isLoading) this.told.state("lost", why);
       await new Promise((wake) => setTimeout(wake, RETRY_MS[Math.min(failures, RETRY_MS.length - 1)]));
       failures += 1;
     }
   }
 
+  // Returns whether the last that was told is that the server loads.
   async _read(signal, began) {
+    let isLoading = false;
     const silence = new AbortController();
     let timer = 0;
     const heard = () => {
@@ -98,8 +102,12 @@ export class Live {
       });
       heard();
       for await (const { event, data } of eventsOf(response.body, heard)) {
-        if (signal.aborted) return;
-        if (event === "hello") {
+        if (signal.aborted) return false;
+        isLoading = event === "loading";
+        if (isLoading) {
+          began();
+          this.told.loading(JSON.parse(data));
+        } else if (event === "hello") {
           began();
           this.told.hello(JSON.parse(data));
         } else if (event === "frames") {
@@ -110,5 +118,6 @@ export class Live {
       clearTimeout(timer);
       signal.removeEventListener("abort", stop);
     }
+    return isLoading;
   }
 }

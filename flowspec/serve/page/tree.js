@@ -10,6 +10,7 @@ const CHIP_WIDTH_PX = [30, 150]; // at least and at most: a column is as wide as
 const PAD_PX = 6;
 const PATH_SHARE = 0.3; // of the width, for the end of the answer
 const GAP_PX = 14;
+const MORE_PX = 18; // at the bottom right: the count of what there is no room for
 const FONT = `12px ui-monospace, "DejaVu Sans Mono", monospace`;
 const FADE_MS = 550;
 const EASE_MS = 90; // a node covers most of its way in so long
@@ -32,9 +33,10 @@ export class Tree {
   }
 
   draw(request, nowMs) {
+    const isEmptied = this.surface.ready();
     const { context, width, height } = this.surface;
     const state = `${request?.id} ${request?.version} ${width} ${height} ${colours.panel}`;
-    if (state === this.drawn && request === this.request && !this.moving) return; // as it is
+    if (!isEmptied && state === this.drawn && request === this.request && !this.moving) return; // as it is
     this.drawn = state;
     const passedMs = Math.min(100, nowMs - this.seenMs);
     this.seenMs = nowMs;
@@ -141,14 +143,15 @@ export class Tree {
 
   _chip(context, each, nowMs) {
     const { x, y, room, node, leftMs, wrong } = each;
-    if (x < -room) return;
+    const isGhost = wrong && leftMs !== null;
+    if (x < (isGhost ? 0 : -room)) return;
     const left = leftMs === null ? 1 : Math.max(0, 1 - (nowMs - leftMs) / FADE_MS);
     context.globalAlpha = wrong ? 0.85 * left : left;
     context.beginPath();
     context.roundRect(x, y - CHIP_PX / 2, room, CHIP_PX, 5);
     context.fillStyle = colours.panel;
     context.fill();
-    if (leftMs !== null && wrong) {
+    if (isGhost) {
       context.strokeStyle = colours.wrong;
       context.lineWidth = 1.2;
       context.stroke();
@@ -167,16 +170,15 @@ export class Tree {
     context.font = FONT;
     context.textAlign = "center";
     context.textBaseline = "middle";
-    context.fillStyle =
-      leftMs !== null && wrong
-        ? colours.wrong
-        : node.committed
-          ? colours[node.sent ? "on-right" : "on-committed"]
-          : colours["on-guess"];
+    context.fillStyle = isGhost
+      ? colours.wrong
+      : node.committed
+        ? colours[node.sent ? "on-right" : "on-committed"]
+        : colours["on-guess"];
     if (leftMs === null && !node.committed) context.globalAlpha = 0.7 + 0.3 * node.value;
     const text = clipped(context, visible(node.token), room - PAD_PX);
     context.fillText(text, x + room / 2, y + 0.5);
-    if (leftMs !== null && wrong) {
+    if (isGhost) {
       const half = context.measureText(text).width / 2;
       context.fillRect(x + room / 2 - half, y, 2 * half, 1.2);
     }
@@ -188,7 +190,10 @@ export class Tree {
     context.font = `11px ${colours.font}`;
     context.fillStyle = colours.muted;
     context.textAlign = "right";
-    context.fillText(`and ${this.laid.hidden} more guesses`, width - 2, height - 4);
+    const text = `and ${this.laid.hidden} more guesses`;
+    const left = width - context.measureText(text).width - 6;
+    const isTaken = ({ x, y, room }) => x + room > left && y + CHIP_PX / 2 > height - MORE_PX;
+    if (![...this.shown.values()].some(isTaken)) context.fillText(text, width - 2, height - 4);
   }
 }
 

@@ -451,7 +451,8 @@ class SimDaemon:
                 pid=1,
                 memory_bytes=1,
                 count=0,
-                is_held=command.is_held,
+                holder=command.holder,
+                lease_s=command.lease_s,
             )
             self._send(command.caller, welcome)
         elif isinstance(command, Send):

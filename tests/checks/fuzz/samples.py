@@ -198,6 +198,8 @@ MESSAGES: tuple[Message, ...] = (
         accelerator="",
         accelerator_total_bytes=0,
         accelerator_free_bytes=0,
+        threads=2,
+        cores=4,
         interface=Interface(name="eth0", kind="wired", speed_mbps=1000, mtu=1500),
         model="same",
         link=LinkFacts(latency_s=0.001, bandwidth_mbps=900.0),

@@ -14,9 +14,10 @@ from flowspec.plan.partition import Partition
 from flowspec.plan.planner import make_plan
 from flowspec.plan.profile import find_profile
 from flowspec.plan.shape import find_shape
-from flowspec.plan.sites import Network, PlanRequest, site
+from flowspec.plan.sites import Network, PlanRequest, SharedCores, site
 from flowspec.plan.timing import LinkSpec
 from flowspec.runtime.planning.forecast_check import TOKENS_MIN, Measured, causes, is_wrong
+from flowspec.runtime.planning.survey import HERE
 
 SHAPE = find_shape("llama-3.2-1b")
 REQUEST = PlanRequest(
@@ -52,6 +53,7 @@ def measured(slowness: dict[str, float] | None = None, **changes: object) -> Mea
         missed=PLAN.forecast.missed,
         why_slow={},
         hosts={"a": "10.0.0.1", "b": "10.0.0.2"},
+        runs={stage.site.name: stage.end - stage.first for stage in PLAN.stages},
     )
     return replace(found, **changes)  # type: ignore[arg-type]
 
@@ -66,17 +68,49 @@ def test_a_factor_of_two_either_way_is_wrong(share: float, expected: bool) -> No
 def test_busy_cores() -> None:
     (why,) = causes(REQUEST, PLAN, measured({"b": 4.0}))
     assert why == (
-        "b computes 4 times as long as reckoned (its cores are busy with something else, or it is hot: "
-        "flowspec doctor)"
+        "b computes 4 times as long as reckoned (cores busy with something else, or heat: flowspec doctor)"
     )
 
 
 def test_cores_that_our_processes_share() -> None:
     found = measured({"a": 2.0, "b": 3.0}, hosts={"a": "127.0.0.1", "b": "127.0.0.1"})
     assert causes(REQUEST, PLAN, found) == [
-        "b computes 3 times as long as reckoned (its cores are shared with 1 more of our processes)",
-        "a computes 2 times as long as reckoned (its cores are shared with 1 more of our processes)",
+        "b and a compute 3 and 2 times as long as reckoned (cores shared with 1 more of our processes)"
     ]
+
+
+def test_more_threads_than_cores() -> None:
+    shared = SharedCores(host="10.0.0.1", cores=4, threads=4)
+    request = replace(REQUEST, sites=tuple(replace(each, shared=shared) for each in REQUEST.sites))
+    plan = make_plan(request)
+    assert plan.forecast.tokens_per_s < RATE
+    (why,) = causes(request, plan, measured({"a": 8.0, "b": 8.0}, tokens_per_s=0.01 * RATE))
+    assert why.endswith("(8 threads on 4 cores: start each daemon there with --threads 2)")
+    assert why.startswith(("a and b compute ", "b and a compute "))
+    few = replace(shared, cores=1, threads=1)
+    request = replace(REQUEST, sites=tuple(replace(each, shared=few) for each in REQUEST.sites))
+    (why,) = causes(request, make_plan(request), measured({"a": 9.0, "b": 9.0}, tokens_per_s=0.01 * RATE))
+    assert why.endswith("(2 threads on 1 core: let fewer daemons there have layers)")
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (
+            {"runs": {"a": SHAPE.layers}, "recoveries": 1, "recovery_s": 17.3},
+            "b was lost meanwhile, and it took 17.3 s to go on without",
+        ),
+        (
+            {"recoveries": 2, "recovery_s": 30.0},
+            "a device was lost meanwhile, and it took 30 s to go on without",
+        ),
+        ({"runs": {"a": SHAPE.layers}}, "b is lost since the plan was made"),
+        ({"runs": {"a": 1, "b": SHAPE.layers - 1}}, "layers were shared out anew since then"),
+    ],
+)
+def test_a_lost_device_is_the_one_cause(changes: dict[str, object], expected: str) -> None:
+    """What its hops seem to say is of other layers."""
+    assert causes(REQUEST, PLAN, measured({"b": 50.0}, **changes)) == [expected]
 
 
 def test_heat_as_the_device_tells_it() -> None:
@@ -89,6 +123,8 @@ def test_heat_as_the_device_tells_it() -> None:
 def test_a_link() -> None:
     (why,) = causes(REQUEST, PLAN, measured(links_s=5.0))
     assert why.startswith("links take 5 s of a trip, not ")
+    here = {"a": HERE, "b": HERE}
+    assert causes(REQUEST, PLAN, measured(links_s=5.0, hosts=here)) == [], "there are none within a machine"
 
 
 def test_guesses_for_better_and_for_worse() -> None:

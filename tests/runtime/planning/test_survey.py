@@ -17,6 +17,7 @@ from flowspec.core.protocol.facts import Board, Facts, LinkFacts
 from flowspec.errors import ClusterError, InputError
 from flowspec.plan.memory import PROCESS_BYTES
 from flowspec.plan.profile import find_profile
+from flowspec.plan.sites import SharedCores
 from flowspec.plan.speed import speed_of
 from flowspec.plan.timing import LinkSpec
 from flowspec.runtime.cluster import Device
@@ -319,3 +320,42 @@ def test_rounds_pair_each_with_each_once_and_nobody_twice_at_a_time(count: int) 
 )
 def test_rounding_keeps_usual_links_what_they_are(value: float, expected: float) -> None:
     assert on_grid(value) == expected
+
+
+def test_daemons_of_one_machine_share_its_cores(cluster: Cluster) -> None:
+    """Those alone on theirs share nothing, nor does one whose speed the user gave."""
+    probed = replace(FACTS, speed=PI, threads=4, cores=4)
+    few = replace(probed, threads=1)
+    given = replace(probed, speed=replace(PI, source="given"))
+    one, two, three, alone = cluster.devices(probed, few, given, probed)
+    found = cluster.survey(*(replace(each, address="10.0.0.9:7700") for each in (one, two, three)), alone)
+    shared = {site.name: site.shared for site in found.sites}
+    assert shared["d0"] == SharedCores(host="10.0.0.9", cores=4, threads=4)
+    assert shared["d1"] == SharedCores(host="10.0.0.9", cores=4, threads=1)
+    assert shared["d2"] is None
+    assert shared["d3"] is None
+    assert all(site.shared is None for site in cluster.survey(*cluster.devices(probed, probed)).sites), (
+        "each on a host of its own"
+    )
+
+
+def test_addresses_of_this_machine_are_one_machine(cluster: Cluster) -> None:
+    probed = replace(FACTS, speed=PI, threads=2, cores=4)
+    one, two = cluster.devices(probed, probed, network="127.0.0")
+    found = cluster.survey(one, two)
+    assert [site.shared for site in found.sites] == [SharedCores(host=HERE, cores=4, threads=2)] * 2
+
+
+def test_who_comes_back_shares_the_cores_of_the_one_that_was_alone(cluster: Cluster) -> None:
+    probed = replace(FACTS, speed=PI, threads=4, cores=4)
+    gone = Failure("reachable", "nothing listens", "start it")
+    first, second = (replace(each, address="10.0.0.9:7700") for each in cluster.devices(probed, gone))
+    found = cluster.survey(first, second, needs_all=False)
+    assert found.sites[0].shared is None
+    cluster.facts["d1"] = probed
+    asked = AbsentDevices(
+        devices=(first, second), cluster=cluster.file, precision="bfloat16", keys=cluster.keys
+    )
+    again = asked.survey(found, "d1")
+    shared = SharedCores(host="10.0.0.9", cores=4, threads=4)
+    assert [each.shared for each in again.sites if each.runs_stages] == [shared, shared]

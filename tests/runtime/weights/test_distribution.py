@@ -399,7 +399,7 @@ def asked(daemon: LocalDaemon, control: Peer, weights: Peer) -> None:
     control.greet()
     control.link.send(assignment())
     while not isinstance(control.answer(), AskModel):
-        pass
+        control.link.send(Ping())  # kernels may be tried meanwhile, which takes longer than a lease
     weights.greet()
 
 

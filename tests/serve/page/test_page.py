@@ -157,6 +157,7 @@ def test_refusals_are_one_readable_line_and_the_question_is_not_lost(
     expect(trouble).to_have_text("This model's maximum context length is 512 tokens. Your messages have 900.")
     expect(page.locator("#question")).to_have_value("A long question")
     expect(page.locator(".turn")).to_have_count(0)
+    expect(page.locator(".example")).to_have_count(3)
     page.locator("#send").click()
     expect(trouble).to_have_text("The server is busy. Try again in 7 s.")
     page.locator("#send").click()

@@ -21,7 +21,7 @@ from tests.serve.page.pages import (
     scrub,
     until_changed,
 )
-from tests.serve.page.recordings import devices, document, recording, stages, text_of
+from tests.serve.page.recordings import STAGES, devices, document, recording, stages, text_of
 from tests.serve.page.scripted import Script
 from tests.watch.heads import VirtualHead
 from tests.watch.heads import watched as watched_head
@@ -104,6 +104,9 @@ def test_the_last_answer_stands_still_and_is_replayed_slowly_token_by_token(
     expect(page.locator("#replay")).to_be_hidden()
     expect(page.locator(".turn-note")).to_have_count(2)
     expect(page.locator("#slowly")).to_be_visible()
+    page.locator("#slowly").click()
+    page.locator("#back").click()
+    expect(page.locator("#slowly")).to_be_focused()
 
 
 def test_a_slow_replay_takes_twelve_seconds_at_least_and_a_long_answer_no_minute_more(page: Page) -> None:
@@ -159,6 +162,82 @@ def test_the_map_shows_a_loss_loading_and_a_return(page: Page) -> None:
         if share == 0.2:
             expect(page.locator("#sentence")).to_contain_text("Device pi-5 is lost (its connection closed).")
             expect(page.locator("#said-state")).to_contain_text("Device pi-5 is lost")
+
+
+def test_who_is_lost_is_told_also_where_it_is_more_than_one(page: Page) -> None:
+    frames = [frame for frame in recording()["frames"] if frame["t"] < 0.6]
+
+    def gone(t: float, *names: str) -> dict[str, Any]:
+        rows = devices(t)
+        return rows | {"devices": [each | {"present": each["name"] not in names} for each in rows["devices"]]}
+
+    found = document(
+        [
+            *frames,
+            {"t": 1.0, "kind": "lost", "silent_s": 0.4},
+            {"t": 1.0, "kind": "note", "text": "device pi-5 is lost (its connection closed)"},
+            gone(2.0, "pi-5", "laptop"),
+            gone(4.0, *STAGES),
+        ]
+    )
+    replayed(page, found)
+    for share, told in (
+        (0.3, "Device pi-5 is lost (its connection closed). The answer waits until all layers"),
+        (0.6, "Lost: pi-5, laptop. The answer waits until all layers are there again"),
+        (1.0, "All devices are lost. The answer waits until one comes back"),
+    ):
+        scrub(page, share)
+        expect(page.locator("#sentence")).to_contain_text(told)
+
+
+def test_lanes_are_of_those_who_computed_also_after_others_took_their_layers(page: Page) -> None:
+    is_live(page)
+    lanes, empty = page.evaluate(
+        """async trips => {
+          const { Timeline } = await import("/page/model.js");
+          const { lanesOf } = await import("/page/lanes.js");
+          const names = ["jetson-a", "jetson-b", "pi-5", "laptop"];
+          const left = [{ name: "jetson-a", layers: [0, 1] }, { name: "laptop", layers: [1, 10] }];
+          const timeline = new Timeline(names.map(name => ({ name, layers: [0, 1] })));
+          timeline.add(trips[0]);
+          timeline.add({ t: trips[0].t, kind: "stages", stages: left });
+          timeline.add(trips[1]);
+          const world = { stages: left, devices: [{ name: "pi-5", present: false }] };
+          return [lanesOf(world, timeline.trips), lanesOf(world, [])];
+        }""",
+        [frame for frame in recording()["frames"] if frame["kind"] == "trip"][:2],
+    )
+    now = [("jetson-a", "layer 0"), ("laptop", "layers 1–9")]
+    assert [(each["name"], each["more"]) for each in empty] == now
+    before = [("jetson-b", "no layers"), ("pi-5", "lost")]
+    assert [(each["name"], each["more"]) for each in lanes] == [now[0], *before, now[1]]
+
+
+def test_without_guesses_for_a_while_the_page_says_why(page: Page) -> None:
+    frames = [frame for frame in recording()["frames"] if frame["kind"] not in ("nodes", "sent", "end")]
+    replayed(page, document(frames))
+    scrub(page, 1)
+    expect(page.locator("#sentence")).to_contain_text("No guesses at the moment")
+
+
+def test_a_size_that_changes_and_changes_back_leaves_no_empty_picture(page: Page) -> None:
+    replayed(page, recording())
+    scrub(page, 1)
+    page.wait_for_function("() => document.getElementById('tree').width > 300")
+    page.evaluate("new Promise(done => setTimeout(done, 700))")  # nothing moves any more
+    is_drawn = page.evaluate(
+        """async () => {
+          const tree = document.getElementById("tree");
+          for (const width of ["50%", ""]) {
+            tree.style.width = width;
+            for (const _ of [1, 2]) await new Promise(done => requestAnimationFrame(done));
+          }
+          await new Promise(done => setTimeout(done, 300));
+          const { data } = tree.getContext("2d").getImageData(0, 0, tree.width, tree.height);
+          return data.some(each => each > 0);
+        }"""
+    )
+    assert is_drawn
 
 
 def test_a_recording_can_be_dropped_on_the_page(page: Page) -> None:
@@ -248,9 +327,11 @@ def test_of_several_answers_the_chosen_one_is_shown(page: Page) -> None:
     one, other = recording(["Red"] * 6, request=4), recording(["Green"] * 9, request=7, seed=2)
     replayed(page, merged(one["frames"], other["frames"]))
     scrub(page, 1)
-    expect(page.locator("#request option")).to_have_text(["the newest", "4", "7"])
-    for label, found in (("4", one), ("7", other)):
-        page.locator("#request").select_option(label=label)
+    expect(page.locator("#request option")).to_have_text(
+        ["auto", "4: Why is the pipeline full…", "7: Why is the pipeline full…"]
+    )
+    for value, found in (("4", one), ("7", other)):
+        page.locator("#request").select_option(value=value)
         expect(page.locator("#strip-text")).to_have_text(text_of(found))
 
 

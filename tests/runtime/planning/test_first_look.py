@@ -1,0 +1,60 @@
+"""A cluster where nobody answers is refused before anything slow is imported; who answers is left to the
+survey."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from flowspec.errors import ClusterError
+from flowspec.runtime.cluster import Device
+from flowspec.runtime.planning.first_look import refuse_silent
+from tests.daemons import DaemonProcess, daemon_process
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[DaemonProcess]:
+    with daemon_process("there", "--threads=1") as found:
+        yield found
+
+
+@pytest.fixture
+def there(daemon: DaemonProcess) -> Device:
+    return Device(name="there", address=daemon.address)
+
+
+def silent() -> Device:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return Device(name="gone", address=f"127.0.0.1:{server.getsockname()[1]}")
+
+
+def test_nobody_answers() -> None:
+    with pytest.raises(ClusterError, match=r"gone at 127\.0\.0\.1:\d+: .*start its daemon"):
+        refuse_silent([silent()], None, needs_all=False)
+
+
+def test_one_answers(there: Device) -> None:
+    refuse_silent([silent(), there], None, needs_all=False)
+
+
+def test_all_are_needed(there: Device) -> None:
+    refuse_silent([there], None, needs_all=True)
+    with pytest.raises(ClusterError, match="gone"):
+        refuse_silent([silent(), there], None, needs_all=True)
+
+
+def test_what_listens_and_is_no_daemon_is_refused_too() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        other = Device(name="other", address=f"127.0.0.1:{server.getsockname()[1]}")
+        with pytest.raises(ClusterError, match="did not answer as a FlowSpec daemon"):
+            refuse_silent([other], None, needs_all=False)
+
+
+def test_a_daemon_that_is_looked_at_has_nothing_to_complain_of(daemon: DaemonProcess, there: Device) -> None:
+    before = len(daemon.lines)
+    refuse_silent([there], None, needs_all=True)
+    time.sleep(1.0)  # what it complains of it says within half a second
+    assert daemon.lines[before:] == []
