@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import zmq
 
@@ -40,6 +41,7 @@ from flowspec.runtime.weights.server import WeightServer
 from flowspec.wire.codec import decode
 
 WAIT_S = 60.0
+_M = TypeVar("_M", bound=Message)
 PROMPT = tuple(range(5, 45))
 
 
@@ -151,6 +153,20 @@ class Peer:
         assert self.socket.poll(int(WAIT_S * 1000)), "the daemon said nothing"
         return decode(self.socket.recv_multipart()).message
 
+    def answers(self) -> Iterator[Message]:
+        """All that the daemon says, while this head keeps its hold on it; of a loading one it may be much."""
+        while True:
+            deadline_s = time.monotonic() + WAIT_S
+            self.link.send(Ping())
+            while not self.socket.poll(int(timeouts.PING_EVERY_S * 1000)):
+                assert time.monotonic() < deadline_s, "the daemon said nothing"
+                self.link.send(Ping())
+            yield self.answer()
+
+    def until(self, kind: type[_M]) -> _M:
+        """The first message of this kind."""
+        return next(said for said in self.answers() if isinstance(said, kind))
+
     def greet(self) -> None:
         self.link.send(self.hello)
         welcome = self.answer()
@@ -161,14 +177,11 @@ class Peer:
         """Hands out layers and serves their weights; the word with which the daemon is done, or at the step
         `until`."""
         self.link.send(assign)
-        wake, weights, pinged_s = Wake(), None, time.monotonic()
+        wake, weights = Wake(), None
         try:
-            while not isinstance(said := self.answer(), Ready | Error):
-                if isinstance(said, Loading) and said.doing == until:
-                    break
-                if time.monotonic() - pinged_s > timeouts.PING_EVERY_S:
-                    pinged_s = time.monotonic()
-                    self.link.send(Ping())
+            for said in self.answers():
+                if isinstance(said, Ready | Error) or (isinstance(said, Loading) and said.doing == until):
+                    return said
                 if isinstance(said, AskModel):
                     weights = WeightServer(
                         self.context,
@@ -181,7 +194,7 @@ class Peer:
                     weights.serve(
                         StagePlan(name="", address=address, first=assign.first_layer, end=assign.end_layer)
                     )
-            return said
+            raise AssertionError("a daemon's messages have no end")
         finally:
             if weights is not None:
                 weights.close()

@@ -322,11 +322,10 @@ def test_a_head_that_breaks_its_own_limits_does_not_stop_the_daemon(
     with Peer(daemons[0].address) as peer, Peer(daemons[0].address, "head-weights") as weights:
         peer.greet()
         peer.link.send(whole_model("nowhere", plan.fingerprint))
-        assert isinstance(peer.answer(), AskModel)
+        peer.until(AskModel)
         weights.greet()
         weights.link.send(Error(text="x" * limits.TEXT_CHARS_MAX))
-        refused = peer.answer()
-        assert isinstance(refused, Error)
+        refused = peer.until(Error)
         assert refused.text.startswith("the head cannot send the weights: xxx")
         assert len(refused.text) <= limits.TEXT_CHARS_MAX
     with Head(plan) as head:

@@ -217,6 +217,8 @@ def is_silent(context: zmq.Context[Any], device: Device, keys: Keyring | None, l
             talk.hello()
     except _ExamineError as error:
         return error.failure.check == "reachable"
+    except FlowSpecError:  # the name of the host
+        return True
     return False
 
 

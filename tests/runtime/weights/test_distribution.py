@@ -398,15 +398,12 @@ def asked(daemon: LocalDaemon, control: Peer, weights: Peer) -> None:
     """Brings a daemon to where it waits for a ModelOffer."""
     control.greet()
     control.link.send(assignment())
-    while not isinstance(control.answer(), AskModel):
-        control.link.send(Ping())  # kernels may be tried meanwhile, which takes longer than a lease
+    control.until(AskModel)
     weights.greet()
 
 
 def refusal(control: Peer) -> str:
-    while not isinstance(answer := control.answer(), Error):
-        pass
-    return answer.text
+    return control.until(Error).text
 
 
 CONFIG = (
