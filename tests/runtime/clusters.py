@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -20,6 +21,7 @@ from flowspec.core.protocol.cluster_messages import (
     Hello,
     Loading,
     Ping,
+    Pong,
     Ready,
     Welcome,
 )
@@ -139,6 +141,7 @@ class Peer:
         self.socket = dial(self.context, address, device, keys)
         self.link = Sender(self.socket, incarnation=incarnation, sender=name)
         self.hello = Hello(name=name, version=version, role=role)
+        self.pinged_s = -math.inf
 
     def __enter__(self) -> Peer:
         return self
@@ -149,19 +152,23 @@ class Peer:
     def raw(self, *frames: bytes) -> None:
         self.socket.send_multipart(list(frames))
 
-    def answer(self) -> Message:
-        assert self.socket.poll(int(WAIT_S * 1000)), "the daemon said nothing"
-        return decode(self.socket.recv_multipart()).message
+    def answer(self, is_holding: bool = False) -> Message:
+        """What the daemon says next, but that it is alive; a head that is holding it pings it meanwhile."""
+        deadline_s = time.monotonic() + WAIT_S
+        while (now_s := time.monotonic()) < deadline_s:
+            if is_holding and now_s - self.pinged_s >= timeouts.PING_EVERY_S:
+                self.link.send(Ping())
+                self.pinged_s = now_s
+            if self.socket.poll(int(timeouts.PING_EVERY_S * 1000)):
+                said = decode(self.socket.recv_multipart()).message
+                if not isinstance(said, Pong):
+                    return said
+        raise AssertionError("the daemon said nothing")
 
     def answers(self) -> Iterator[Message]:
-        """All that the daemon says, while this head keeps its hold on it; of a loading one it may be much."""
+        """All that the daemon says while this head holds it; of a loading one it may be much."""
         while True:
-            deadline_s = time.monotonic() + WAIT_S
-            self.link.send(Ping())
-            while not self.socket.poll(int(timeouts.PING_EVERY_S * 1000)):
-                assert time.monotonic() < deadline_s, "the daemon said nothing"
-                self.link.send(Ping())
-            yield self.answer()
+            yield self.answer(is_holding=True)
 
     def until(self, kind: type[_M]) -> _M:
         """The first message of this kind."""
