@@ -3,7 +3,7 @@ beside us."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from flowspec.bench.checkpoints import SMALL, make_checkpoint
 from flowspec.model.files import ModelFiles
+from flowspec.model.gguf.file import KEPT_TYPES
 
 Tensors = dict[str, np.ndarray[Any, np.dtype[np.float32]]]
 WIDE: dict[str, Any] = {
@@ -92,7 +93,16 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-RANDOM = (GGMLQuantizationType.Q4_K, GGMLQuantizationType.Q6_K)
+RANDOM = {
+    GGMLQuantizationType.Q4_K: ((0, 5e-4), (2, 3.75e-3)),
+    GGMLQuantizationType.Q5_K: ((0, 2.5e-4), (2, 3.75e-3)),
+    GGMLQuantizationType.Q6_K: ((208, 6e-5),),
+    GGMLQuantizationType.IQ4_NL: ((0, 2e-3),),
+}
+"""Types that the gguf package cannot pack: where float16 lie in a block, each with a value that makes weights
+about as large as small checkpoints'."""
+KEPT = tuple(map(GGMLQuantizationType.__getitem__, KEPT_TYPES))
+"""Types with which layers compute as they are."""
 ARCHITECTURES = {"mistral": "llama", "qwen3_moe": "qwen3moe", "gemma3_text": "gemma3"}
 
 
@@ -104,15 +114,15 @@ def make(folder: Path, name: str) -> Path:
 def convert(
     checkpoint: Path,
     path: Path,
-    kind: GGMLQuantizationType = GGMLQuantizationType.F32,
+    kind: GGMLQuantizationType | Sequence[GGMLQuantizationType] = GGMLQuantizationType.F32,
     *,
     metadata: Mapping[str, Any] | None = None,
     drop: tuple[str, ...] = (),
     extra: Tensors | None = None,
     part_tensors: int = 0,
 ) -> Path:
-    """A GGUF file of a checkpoint with matrices in `kind`; `metadata` is set, or with None left out, after
-    the converter's own.
+    """A GGUF file of a checkpoint with matrices in `kind`, or in several in turns (Q8_0 where rows are no
+    whole blocks); `metadata` is set, or with None left out, after the converter's own.
 
     With `part_tensors` it is written in parts of so many tensors, behind a first one that has none; the
     first's path is returned.
@@ -127,14 +137,17 @@ def convert(
     for key, value in written.items():
         _add(writer, key, value)
     tensors = {**_tensors(_numbers(checkpoint), config, architecture), **(extra or {})}
+    kinds = [kind] if isinstance(kind, GGMLQuantizationType) else list(kind)
     for number, (name, values) in enumerate(tensors.items()):
-        own = kind if values.ndim > 1 else GGMLQuantizationType.F32
+        own = kinds[number % len(kinds)]
+        if values.ndim == 1 or ".ffn_gate_inp." in name:
+            own = GGMLQuantizationType.F32
+        elif len(kinds) > 1 and values.shape[-1] % GGML_QUANT_SIZES[own][0]:
+            own = GGMLQuantizationType.Q8_0
         if name not in drop:
             writer.add_tensor(
                 name,
-                blocks(own, values.shape[0], values.shape[1], number)
-                if own in RANDOM
-                else quantize(values, own),
+                blocks(own, values.shape, number) if own in RANDOM else quantize(values, own),
                 raw_dtype=own,
             )
     writer.write_header_to_file()
@@ -263,16 +276,13 @@ def _llama3_divisors(config: Any, rope: dict[str, Any]) -> np.ndarray[Any, np.dt
 
 
 def blocks(
-    kind: GGMLQuantizationType, rows: int, columns: int, seed: int
+    kind: GGMLQuantizationType, shape: tuple[int, ...], seed: int
 ) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Random packed rows of a type that the gguf package cannot pack, with values about as large as small
-    checkpoints'."""
-    scales = {
-        GGMLQuantizationType.Q4_K: ((0, 5e-4), (2, 3.75e-3)),
-        GGMLQuantizationType.Q6_K: ((208, 6e-5),),
-    }[kind]
+    """Random packed rows of one of `RANDOM`, for a tensor of this shape."""
+    *others, columns = shape
     size, count = GGML_QUANT_SIZES[kind]
-    found = np.random.default_rng(seed).integers(0, 256, (rows, columns // size, count), np.uint8)
-    for at, scale in scales:
+    assert columns % size == 0, "rows are of whole blocks"
+    found = np.random.default_rng(seed).integers(0, 256, (*others, columns // size, count), np.uint8)
+    for at, scale in RANDOM[kind]:
         found[..., at : at + 2] = np.array([scale], np.float16).view(np.uint8)
-    return found.reshape(rows, -1)
+    return found.reshape(*others, -1)

@@ -122,11 +122,11 @@ def _model(args: argparse.Namespace) -> tuple[ModelShape, ModelWeights, tuple[st
     files = ModelFiles(args.model)
     config = files.config()
     family_of(config, files.model)
-    shape = shape_of(config, args.model)
+    shape = shape_of(config, args.model, files.filed_bytes)
     return (
         shape,
         model_weights(files, shape),
-        asked or (pick_dtype(None, config),),
+        asked or (pick_dtype(None, files, config),),
         pick_context(args.context, context_max(config)),
     )
 

@@ -204,6 +204,7 @@ class EagleHead:
             raise InputError(
                 f"cannot build EAGLE head {files.model!r} from its config.json: {error}"
             ) from None
+        dtype = files.precision_beside(dtype)
         kernel_of(dtype, device)  # tried before it is used; what it computes with is what slices do
         index = target.tensors()
         shared = _shared(kind, tensors, target_config, family, index)

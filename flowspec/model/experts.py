@@ -7,12 +7,14 @@ in ascending order, in the model's dtype.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+from flowspec.model.gguf_layers import GgufLinear, Part, stay_packed
 from flowspec.model.quantised import QuantisedLinear, Rounded, pack
 
 EXPERTS_NAME = "flowspec_rows"
@@ -42,6 +44,25 @@ def _product(experts: Any, matrix: Any, rows: torch.Tensor) -> torch.Tensor:
         matrix(rows) if isinstance(matrix, nn.Module) else experts.product(rows, matrix, None)
     )
     return found
+
+
+def stay_packed_experts(
+    experts: nn.Module,
+    name: str,
+    parts: Sequence[tuple[Part, ...]],
+    kind: type[GgufLinear],
+    dtype: torch.dtype,
+) -> None:
+    """Puts layers that stay as a file packs them, each with an expert's `parts`, in the place of the
+    parameter `name` `[experts, out, in]`."""
+    _, outputs, inputs = experts.get_parameter(name).shape
+    layers = nn.ModuleList()
+    for own in parts:
+        layer = nn.Linear(inputs, outputs, bias=False, device="meta")
+        stay_packed(layer, own, kind, dtype)
+        layers.append(layer)
+    delattr(experts, name)
+    setattr(experts, name, layers)
 
 
 def pack_experts(experts: nn.Module, name: str, rounded: Rounded, kind: type[QuantisedLinear]) -> None:

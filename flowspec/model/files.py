@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from flowspec.core.protocol import limits
+from flowspec.core.protocol.precision import ACTIVATIONS, FILED
 from flowspec.errors import InputError
 from flowspec.model.config_bounds import check_built, check_config
 from flowspec.model.families import decoder_config, raw_decoder_config
@@ -111,6 +112,33 @@ class ModelFiles:
     def _gguf(self) -> GgufFile:
         assert self.gguf is not None
         return GgufFile.read(self.gguf)
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether layers can compute with the model as its file packs it."""
+        return self.gguf is not None and not self._gguf.loose_matrix
+
+    def filed_sizes(self) -> dict[str, int]:
+        """What tensors take in memory as a GGUF file packs them; others are of 16 bits."""
+        tensors = self.tensors()
+        sizes = {}
+        for name in tensors:
+            sizes[name] = (
+                tensors.packed_bytes(name) if tensors.form(name) else 2 * tensors.element_count(name)
+            )
+        return sizes
+
+    @property
+    def filed_bytes(self) -> float:
+        """What a weight takes on average as a GGUF file packs it; 0 where it does not."""
+        if not self.is_packed:
+            return 0.0
+        tensors, sizes = self.tensors(), self.filed_sizes()
+        return sum(sizes.values()) / sum(tensors.element_count(name) for name in sizes)
+
+    def precision_beside(self, dtype: str) -> str:
+        """The precision in which this model runs beside one that runs in `dtype`."""
+        return dtype if dtype != FILED or self.is_packed else ACTIVATIONS[dtype]
 
     @property
     def gguf_architecture(self) -> str:

@@ -25,21 +25,24 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import nn
 
-from flowspec.core.protocol.precision import ACTIVATIONS
+from flowspec.core.protocol.precision import ACTIVATIONS, FILED
 from flowspec.errors import InputError, first_line
 from flowspec.model.accelerator import compute_precisely
 from flowspec.model.arithmetic import build, compiled, plain
 from flowspec.model.arithmetic.operations import LANES, Sight
-from flowspec.model.arithmetic.packed import GROUP, packed
+from flowspec.model.arithmetic.packed import FORMS, GROUP, Q4_0, Form, Levels, groups_of, packed
 from flowspec.model.attention import TreeBatch, TreeCache, TreeRows, tree_attention
 from flowspec.model.device_errors import is_out_of_memory
+from flowspec.model.gguf_layers import GgufLinear, Part, stay_packed
 from flowspec.model.kernels import Kernel, kernels_of
-from flowspec.model.quantised import LINEARS, SMALL, powers, quantise
+from flowspec.model.quantised import LINEARS, SMALL, QuantisedLinear, exact_rows, powers, quantise
 from flowspec.model.slice import DTYPES
 from flowspec.model.trials import ATTENTION, COMPILED, TRIAL_S, loaded_libraries
 
 F64 = NDArray[np.float64]
 
+FORM_SHAPES = ((512, 48), (4096, 34))
+"""Of matrices that stay as a file packs them, in each form."""
 SHAPES = ((64, 48), (160, 21), (512, 320), (2080, 34), (4096, 32))
 """Inputs and outputs of matrices: blocks with and without a rest, sums of one block and of several."""
 ROW_COUNTS = (1, 32, 2, 17, 3, 16, 8, 1, 31, 5, 32, 4, 7, 12)
@@ -141,19 +144,23 @@ def compiled_fault(progress: Callable[[], None] = lambda: None) -> str:
         rows = torch.randn((7, width), generator=generator)
         if not torch.equal(library.normal(rows, 1e-6), plain.normal(rows, 1e-6)):
             return f"differs from the definition of a norm of {width}"
-    for inputs, outputs in (*SHAPES, (75, 21)):
+    for form_name, form, inputs, outputs in _packed_cases():
         progress()
-        rows, panels = _packed_numbers(inputs, outputs, generator)
-        expected = plain.packed_product(rows, panels, outputs)
+        rows, panels = _packed_numbers(form, inputs, outputs, generator)
+        expected = plain.packed_product(rows, form, panels, outputs)
         for threads in _thread_counts(torch.device("cpu")):
             torch.set_num_threads(threads)
             for count, first in _portions():
-                found = library.packed(rows[first : first + count], panels, outputs)
+                found = library.packed(rows[first : first + count], form, panels, outputs)
                 if not torch.equal(found, expected[first : first + count]):
                     return (
-                        f"differs from the definition of a packed product of {count} rows of {inputs} x "
-                        f"{outputs} with {threads} threads"
+                        f"differs from the definition of a product in {form_name} of {count} rows of "
+                        f"{inputs} x {outputs} with {threads} threads"
                     )
+        if inputs % form.unit == 0:
+            ids = torch.randint(0, outputs, (7,), generator=generator)
+            if not torch.equal(library.packed_rows(form, panels, ids), plain.packed_rows(form, panels, ids)):
+                return f"differs from the definition of rows in {form_name}"
     for threads in _thread_counts(torch.device("cpu")):
         torch.set_num_threads(threads)
         for kind in (torch.float32, torch.bfloat16, torch.float16):
@@ -177,11 +184,18 @@ def compiled_fault(progress: Callable[[], None] = lambda: None) -> str:
     return ""
 
 
+def _packed_cases() -> Iterator[tuple[str, Form, int, int]]:
+    """Each form, of ggml's type `kind`, with inputs and outputs of a matrix; in some a group is not full."""
+    for kind, form in FORMS.items():
+        for inputs, outputs in (*(SHAPES if form is Q4_0 else FORM_SHAPES), (75, 21)):
+            if inputs % form.unit == 0 or form.unit == GROUP:
+                yield kind, form, inputs, outputs
+
+
 def _packed_numbers(
-    inputs: int, outputs: int, generator: torch.Generator
+    form: Form, inputs: int, outputs: int, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows of all sizes, and panels of levels whose products are as large as they can be, and of others."""
-    groups = -(-inputs // GROUP)
     rows = torch.randn((ROWS, inputs), generator=generator)
     rows *= torch.tensor([1e-35, 1e-6, 1.0, 1e30]).repeat(ROWS // 4)[:, None]
     rows[2], rows[6, ::3] = 1.0, 0.0
@@ -190,11 +204,32 @@ def _packed_numbers(
     rows[9:12, ::GROUP] = 127 * (
         rows[9:12, 1::GROUP] / between[:, 1::GROUP]
     )  # so that others lie between levels
-    levels = torch.randint(0, 16, (outputs, groups, GROUP), generator=generator, dtype=torch.uint8)
-    levels[0], levels[1] = 0, 15
-    scales = torch.randn((outputs, groups), generator=generator).half()
-    scales[2] *= 2.0**-20  # below float16's smallest normal number
-    return rows, packed(levels, scales)
+    return rows, _panels(form, inputs, outputs, generator)
+
+
+def _panels(form: Form, inputs: int, outputs: int, generator: torch.Generator) -> torch.Tensor:
+    """A random matrix; of its outputs the first two have the least and the largest levels only, and the third
+    scales that are below float16's smallest normal number."""
+    units = -(-inputs // form.unit)
+    groups = units * form.groups
+
+    def below(end: int, *shape: int) -> torch.Tensor:
+        numbers = torch.randint(0, end, (outputs, *shape), generator=generator, dtype=torch.int16)
+        return numbers.to(torch.uint8)
+
+    levels = below(1 << form.bits, groups, GROUP)
+    levels[0], levels[1] = 0, (1 << form.bits) - 1
+    scales, minimums = (torch.randn((outputs, units), generator=generator).half() for _ in range(2))
+    scales[2] *= 2.0**-20
+    whole = below(256, groups, 2).view(torch.int8) if form.halves == 2 else below(64, groups, 1)
+    given = Levels(
+        levels=levels,
+        scales=scales,
+        minimums=minimums if form.has_minimum else None,
+        whole_scales=whole if form.groups > 1 else None,
+        whole_minimums=below(64, groups) if form.groups > 1 and form.has_minimum else None,
+    )
+    return packed(form, given)
 
 
 def _tree(
@@ -238,9 +273,8 @@ def linear_fault(
 ) -> str:
     """What is wrong with a kernel, or nothing. Calls `progress` now and then; `bits` takes what it
     computed."""
-    for inputs, outputs in SHAPES:
-        weights, rows, expected, allowed = _numbers(dtype, inputs, outputs)
-        layer = _layer(dtype, kernel, weights, device)
+    for layer, weights, rows, expected, allowed in _layers(dtype, kernel, device):
+        outputs, inputs = weights.shape
         given = torch.from_numpy(rows).to(DTYPES[ACTIVATIONS[dtype]]).to(device)
         uneven = torch.from_numpy(np.random.default_rng(inputs).normal(size=rows.shape)).to(given)
         uneven_expected, uneven_allowed = _uneven(dtype, weights, uneven.double().cpu().numpy())
@@ -282,6 +316,40 @@ def _thread_counts(device: torch.device) -> tuple[int, ...]:
     return (1,) if most == 1 or device.type != "cpu" else (1, most)
 
 
+def _layers(
+    dtype: str, kernel: Kernel, device: torch.device
+) -> Iterator[tuple[nn.Linear, F64, F64, F64, F64]]:
+    """Layers of several shapes, of a file's matrices in each form; with the weights `[out, in]` of each, rows
+    `[ROWS, in]`, what their product is, and by how much it may be missed."""
+    if kernel.linear is None or not issubclass(kernel.linear, GgufLinear):
+        for inputs, outputs in SHAPES:
+            weights, rows, expected, allowed = _numbers(dtype, inputs, outputs)
+            yield _layer(dtype, kernel, weights, device), weights, rows, expected, allowed
+        return
+    for kind, form in FORMS.items():
+        for inputs, outputs in FORM_SHAPES:
+            generator = torch.Generator().manual_seed(inputs)
+            panels = _panels(form, inputs, outputs, generator)
+            layer = nn.Linear(inputs, outputs, bias=False, device="meta")
+            parts = (Part(kind, panels.to(device), outputs),)
+            stay_packed(layer, parts, kernel.linear, DTYPES[ACTIVATIONS[dtype]])
+            given = exact_rows(np.random.default_rng(inputs), ROWS, inputs)
+            weights, expected, allowed = _filed_numbers(form, panels, outputs, given)
+            yield layer, weights, given, expected, allowed
+
+
+def _filed_numbers(form: Form, panels: torch.Tensor, outputs: int, rows: F64) -> tuple[F64, F64, F64]:
+    """As `_layers`; a level times its scale, and a minimum, may be far larger than the weight of both."""
+    levels, scales, minimums = groups_of(form, panels)
+    products = levels.double().numpy() * np.repeat(scales.double().numpy(), GROUP // form.halves, axis=2)
+    lows = np.zeros((*products.shape[:2], 1)) if minimums is None else minimums.double().numpy()[..., None]
+    found = products - lows, np.abs(products) + np.abs(lows)
+    weights, sizes = (each.reshape(len(products), -1)[:outputs] for each in found)
+    expected, spread = rows @ weights.T, np.abs(rows) @ sizes.T
+    rounding = EPSILONS["bfloat16"] / 2 * np.abs(expected)
+    return weights, expected, rounding + 4 * EPSILONS["float32"] * spread
+
+
 def _layer(dtype: str, kernel: Kernel, weights: F64, device: torch.device) -> nn.Linear:
     outputs, inputs = weights.shape
     layer = nn.Linear(inputs, outputs, bias=False, device="meta")
@@ -290,6 +358,7 @@ def _layer(dtype: str, kernel: Kernel, weights: F64, device: torch.device) -> nn
         layer.weight = nn.Parameter(values, requires_grad=False)
         layer.forward = lambda rows: kernel.product(rows, layer.weight, None)  # type: ignore[assignment, method-assign]
     else:
+        assert issubclass(kernel.linear, QuantisedLinear), "others are not made of numbers"
         quantise(layer, values, kernel.linear)
     return layer
 
@@ -314,8 +383,9 @@ def _uneven(dtype: str, weights: F64, rows: F64) -> tuple[F64, F64]:
     expected, spread = rows @ weights.T, np.abs(rows) @ np.abs(weights.T)
     allowed = EPSILONS["float32"] * np.sqrt(rows.shape[1]) * spread / 4
     allowed += EPSILONS[ACTIVATIONS[dtype]] / 2 * (np.abs(expected) + allowed)
-    if dtype in LINEARS:
-        steps = np.abs(rows).max(axis=1, keepdims=True) * LINEARS[dtype].input_step
+    if dtype in LINEARS or dtype == FILED:
+        step = LINEARS[dtype].input_step if dtype in LINEARS else GgufLinear.input_step
+        steps = np.abs(rows).max(axis=1, keepdims=True) * step
         allowed += steps / 2 * np.abs(weights).sum(axis=1)
     return expected, allowed
 

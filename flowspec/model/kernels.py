@@ -15,13 +15,15 @@ from dataclasses import dataclass
 
 import torch
 
-from flowspec.core.protocol.precision import is_packed
+from flowspec.core.protocol.precision import FILED, is_packed
 from flowspec.errors import InputError
 from flowspec.model.accelerator import accelerator_of
 from flowspec.model.arithmetic import compiled
+from flowspec.model.gguf_layers import GgufLinear, PlainGgufLinear
 from flowspec.model.half import FbgemmHalfLinear, PlainHalfLinear, has_instructions, has_products
 from flowspec.model.products import Product, filled, lanes16, row_by_row
 from flowspec.model.quantised import (
+    LINEARS,
     OnednnInt8Linear,
     PanelInt4Linear,
     PlainInt4Linear,
@@ -32,6 +34,11 @@ from flowspec.model.quantised import (
 )
 from flowspec.model.quantised_cuda import INT4_CAPABILITY, CudaInt4Linear, CudaInt8Linear
 from flowspec.model.trials import tried
+
+Packing = type[QuantisedLinear] | type[GgufLinear]
+"""What packs the matrices of linear layers, or keeps them as a file packs them."""
+PACKINGS: dict[str, Packing] = {**LINEARS, FILED: GgufLinear}
+"""By precision, as on most devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +53,7 @@ class Kernel:
     """
 
     name: str
-    linear: type[QuantisedLinear] | None = None
+    linear: Packing | None = None
     product: Product = filled
     arithmetic: str
 
@@ -56,8 +63,8 @@ LANES16 = "lanes16"
 DIGITS = "digits"
 """The arithmetic of int8: products and sums of integers, the same bits everywhere."""
 GROUPS32 = "groups32"
-"""The arithmetic of int4: rows and weights are rounded in groups of 32, of which each is summed in integers:
-the same bits on every processor, with or without a compiler."""
+"""The arithmetic of int4 and of packed GGUF files: rows and weights are rounded in groups of 32, of which
+each is summed in integers: the same bits on every processor, with or without a compiler."""
 _PLAIN_INT8 = Kernel(name="plain", linear=PlainInt8Linear, arithmetic=DIGITS)
 """Needs float32 products only, on whatever device."""
 _INT8 = (
@@ -80,6 +87,8 @@ def kernels_of(dtype: str, device: torch.device) -> tuple[Kernel, ...]:
         return (_torch(dtype, device),)
     if device.type != "cuda":
         raise InputError(f"{dtype} runs on CPUs and CUDA, not on {device.type}; use --dtype bfloat16")
+    if dtype == FILED:
+        return (Kernel(name="plain", linear=PlainGgufLinear, arithmetic=_local("plain", dtype, device)),)
     if dtype == "int8":
         by_gpu = Kernel(name="torch._int_mm", linear=CudaInt8Linear, arithmetic=DIGITS)
         return (by_gpu, _PLAIN_INT8)
@@ -97,6 +106,8 @@ def _cpu_kernels(dtype: str) -> tuple[Kernel, ...]:
         return (*built_in, _PLAIN_INT8)
     if dtype == "int4":
         return (Kernel(name="panels", linear=PanelInt4Linear, arithmetic=GROUPS32),)
+    if dtype == FILED:
+        return (Kernel(name="panels", linear=GgufLinear, arithmetic=GROUPS32),)
     torch_own = _torch(dtype, cpu)
     lanes = (Kernel(name=LANES16, product=lanes16, arithmetic=LANES16),) if compiled.library() else ()
     if dtype == "float32":
@@ -167,6 +178,6 @@ def kernel_of(dtype: str, device: torch.device, arithmetic: str = "") -> Kernel:
     return next(kernel for kernel in kernels_of(dtype, device) if kernel.name == name)
 
 
-def packing_of(dtype: str, device: torch.device, arithmetic: str = "") -> type[QuantisedLinear] | None:
+def packing_of(dtype: str, device: torch.device, arithmetic: str = "") -> Packing | None:
     """What packs the linear layers of a model for `kernel_of`; None where they stay as they are."""
     return kernel_of(dtype, device, arithmetic).linear

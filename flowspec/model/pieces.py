@@ -190,7 +190,7 @@ def _bytes_of(modules: list[nn.Module]) -> int:
     """Bytes of all weights of modules, a tied one once."""
     distinct = {id(weight): weight for module in modules for weight in module.parameters()}
     plain = sum(weight.numel() * weight.element_size() for weight in distinct.values())
-    return plain + sum(packed_bytes(iter(modules)))
+    return plain + packed_bytes(modules)
 
 
 def angles_of(rotary: Any, hidden: torch.Tensor, positions: torch.Tensor, kind: str = "") -> Angles:

@@ -35,14 +35,14 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import nn
 
-from flowspec.model.arithmetic import packed
 from flowspec.model.arithmetic.operations import packed_product
-from flowspec.model.arithmetic.packed import GROUP, MIDDLE
+from flowspec.model.arithmetic.packed import GROUP, Q4_0, Levels, packed
 from flowspec.model.arithmetic.plain import LEVEL
 from flowspec.model.products import float_product
 
 DIGIT = 63
 WEIGHT_MAX = 127
+MIDDLE = Q4_0.offset
 ENDS = (-8.0, -7.0, -7.5, -8.5)
 """On which levels of 4 bits a group's largest weight may fall; that is taken by which its weights lose
 least."""
@@ -65,7 +65,16 @@ kernel's layout."""
 F64 = NDArray[np.float64]
 
 
-class QuantisedLinear(nn.Linear):
+class Packed(nn.Module):
+    """A module whose weights are packed, and no parameter."""
+
+    @property
+    def packed_sizes(self) -> dict[object, int]:
+        """Bytes of what is packed, each by what it is known by where several modules share it."""
+        raise NotImplementedError
+
+
+class QuantisedLinear(Packed, nn.Linear):
     """`y = x W^T + b`, `[..., in]` -> `[..., out]` in the dtype of x, from packed weights.
 
     Made of a linear layer where it stands (`quantise`), so that those who hold that one need not know.
@@ -101,6 +110,10 @@ class QuantisedLinear(nn.Linear):
     def pack(self, rounded: Rounded) -> None:
         """Takes this layer's rounded weights; no reference to them is kept."""
         raise NotImplementedError
+
+    @property
+    def packed_sizes(self) -> dict[object, int]:
+        return {id(self): self.bytes_of(self.in_features, self.out_features)}
 
     @staticmethod
     def bytes_of(inputs: int, outputs: int) -> int:
@@ -260,22 +273,16 @@ class Int4Linear(QuantisedLinear):
 
     @staticmethod
     def exact_numbers(generator: np.random.Generator, shape: tuple[int, int], rows: int) -> tuple[F64, F64]:
-        """Weights of 16 levels, the lowest in each group; rows of exact levels, the largest of 8 bits in each
-        group.
-
-        The first output and row have the largest number everywhere: kernels that saturate do it there.
-        """
+        """Weights of 16 levels, the lowest in each group, of the first output everywhere; and exact rows."""
         outputs, inputs = shape
         weights = generator.integers(-8, 8, shape).astype(np.float64)
-        levels = generator.integers(-LEVEL, LEVEL + 1, (rows, inputs)).astype(np.float64)
-        ends = levels[:, ::GROUP]
-        weights[:, ::GROUP], ends[:] = -8, generator.choice((-LEVEL, LEVEL), ends.shape)
-        weights[0], levels[0] = -8, LEVEL
-        return weights * powers(generator, outputs), levels * powers(generator, rows)
+        weights[:, ::GROUP] = -8
+        weights[0] = -8
+        return weights * powers(generator, outputs), exact_rows(generator, rows, inputs)
 
     @staticmethod
     def bytes_of(inputs: int, outputs: int) -> int:
-        return -(-outputs // packed.PANEL) * -(-inputs // GROUP) * packed.GROUP_BYTES
+        return Q4_0.panel_bytes(inputs, outputs)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         found = self._products(input.reshape(-1, self.in_features))[:, : self.out_features]
@@ -294,10 +301,10 @@ class PanelInt4Linear(Int4Linear):
     def pack(self, rounded: Rounded) -> None:
         pairs = rounded["levels"]
         levels = torch.stack([pairs & 15, pairs >> 4], dim=2).view(len(pairs), -1, GROUP)
-        self._panels = packed.packed(levels, rounded["scales"])
+        self._panels = packed(Q4_0, Levels(levels=levels, scales=rounded["scales"]))
 
     def _products(self, rows: torch.Tensor) -> torch.Tensor:
-        return packed_product(rows, self._panels, self.out_features)
+        return packed_product(rows, Q4_0, self._panels, self.out_features)
 
 
 class PlainInt4Linear(Int4Linear):
@@ -315,6 +322,19 @@ class PlainInt4Linear(Int4Linear):
             weights = (levels - MIDDLE) * self._scales[block, :, None].float()  # [out, groups, GROUP]
             found[:, block] = float_product(wide, weights.flatten(1))
         return found
+
+
+def exact_rows(generator: np.random.Generator, rows: int, inputs: int) -> F64:
+    """Rows `[rows, in]` whose groups of 32 are rounded without a loss: whole numbers of eight bits, the
+    largest in each group, times a power of two.
+
+    The first row has the largest number everywhere: kernels that saturate do it there.
+    """
+    levels = generator.integers(-LEVEL, LEVEL + 1, (rows, inputs)).astype(np.float64)
+    ends = levels[:, ::GROUP]
+    ends[:] = generator.choice((-LEVEL, LEVEL), ends.shape)
+    levels[0] = LEVEL
+    return levels * powers(generator, rows)
 
 
 LINEARS: dict[str, type[QuantisedLinear]] = {"int8": Int8Linear, "int4": Int4Linear}
@@ -335,12 +355,14 @@ def pack(linear: nn.Linear, rounded: Rounded, kind: type[QuantisedLinear]) -> No
     linear.pack(rounded)
 
 
-def packed_bytes(modules: Iterable[nn.Module]) -> Iterator[int]:
-    """What the packed weights in modules take, layer by layer."""
+def packed_bytes(modules: Iterable[nn.Module]) -> int:
+    """What the packed weights in modules take, shared ones once."""
+    sizes: dict[object, int] = {}
     for module in modules:
         for part in module.modules():
-            if isinstance(part, QuantisedLinear):
-                yield part.bytes_of(part.in_features, part.out_features)
+            if isinstance(part, Packed):
+                sizes |= part.packed_sizes
+    return sum(sizes.values())
 
 
 def powers(generator: np.random.Generator, count: int) -> F64:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from flowspec.core.protocol.messages import Sampling
-from flowspec.core.protocol.precision import ACTIVATIONS
+from flowspec.core.protocol.precision import ACTIVATIONS, FILED
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.config import MODEL_TYPES
 from flowspec.model.gguf.file import tell_gguf_version
@@ -57,6 +57,7 @@ class Reference:
                 **options,
             ).eval()
         self._answers: dict[tuple[Any, ...], list[int]] = {}
+        self._packed = _packed_parameters(self._model, files) if files.is_packed else frozenset()
         self.round_to(dtype)
 
     @property
@@ -79,8 +80,10 @@ class Reference:
         """Rounds all weights as slices of that precision hold them; they stay float32 numbers."""
         self._answers.clear()
         held = DTYPES[ACTIVATIONS[dtype]]
+        kept = self._packed if dtype == FILED else frozenset()
         for parameter in self._model.parameters():
-            parameter.copy_(parameter.to(held))
+            if id(parameter) not in kept:
+                parameter.copy_(parameter.to(held))
         if dtype in LINEARS:
             self._round_matrices(LINEARS[dtype], held)
 
@@ -158,6 +161,21 @@ class Reference:
             input_ids=torch.tensor([[*prompt, *answer]]), use_cache=False, logits_to_keep=len(answer) + 1
         )
         return list(out.logits[0].numpy())
+
+
+def _packed_parameters(model: Any, files: ModelFiles) -> frozenset[int]:
+    """The parameters, by identity, whose numbers are those of packed tensors: slices hold these as they
+    are."""
+    tensors = files.tensors()
+    packed = {name for name in tensors if tensors.form(name)}
+    experts = {name.partition(".experts.")[0] for name in packed if ".experts." in name}
+    found = []
+    for path, module in model.named_modules():
+        for name, parameter in module.named_parameters(path, recurse=False):
+            is_matrix = isinstance(module, torch.nn.Linear | torch.nn.Embedding)  # a router is none
+            is_expert = parameter.dim() == 3 and name.partition(".experts.")[0] in experts
+            found += [id(parameter)] if is_expert or (is_matrix and name in packed) else []
+    return frozenset(found)
 
 
 def _gguf_model(files: ModelFiles, **options: Any) -> Any:

@@ -62,6 +62,20 @@ class Tensors(ABC):
         """Copies a tensor into `part`, in its dtype. Checks the shape."""
         part.copy_(self.load(name, tuple(part.shape)))
 
+    def form(self, name: str) -> str:
+        """ggml's name of the form in which a file packs a tensor, one of `arithmetic.packed.FORMS`; empty for
+        one of numbers, or packed in another way."""
+        return ""
+
+    def packed_bytes(self, name: str) -> int:
+        """What a matrix that has a `form` takes so packed."""
+        raise NotImplementedError
+
+    def panels(self, name: str, shape: tuple[int, ...]) -> Any:
+        """A matrix that has a `form`, as it is packed: a torch tensor of panels. Raises `InputError` where it
+        has another shape."""
+        raise NotImplementedError
+
     @abstractmethod
     def close(self) -> None:
         """Lets go of what was opened to read; what is read later is opened again."""

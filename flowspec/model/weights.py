@@ -17,8 +17,10 @@ import torch
 from torch import nn
 
 from flowspec.errors import InputError
-from flowspec.model.experts import pack_experts
+from flowspec.model.experts import pack_experts, stay_packed_experts
 from flowspec.model.families import Family, Root
+from flowspec.model.gguf_layers import GgufLinear, Part, stay_packed
+from flowspec.model.kernels import Packing
 from flowspec.model.pieces import KeptModules, Pieces
 from flowspec.model.quantised import QuantisedLinear, Rounded, pack
 from flowspec.model.tensors import Tensors
@@ -57,6 +59,10 @@ class Weight:
         """Whether it is the matrix of a linear layer."""
         owner, leaf = self.owner
         return isinstance(owner, nn.Linear) and leaf == "weight"
+
+    def part_shape(self, source: TensorSource) -> torch.Size:
+        """Of what one source fills."""
+        return torch.empty(self.shape, device="meta")[source.part].shape
 
     @property
     def is_experts(self) -> bool:
@@ -139,7 +145,7 @@ def fill(
     dtype: torch.dtype,
     device: torch.device,
     progress: Callable[[float], None] = lambda share: None,
-    packing: type[QuantisedLinear] | None = None,
+    packing: Packing | None = None,
     store: RoundedStore | None = None,
     kept: KeptModules | None = None,
 ) -> None:
@@ -170,15 +176,25 @@ def fill(
         owner, leaf = weight.owner
         setattr(owner, leaf, loaded[weight.tensors])
         done += len(weight.sources)
+    parts: dict[tuple[str, ...], tuple[Part, ...]] = {}
     for weight in weights.packed:
         assert packing is not None, "nothing is packed otherwise"
+        owner, leaf = weight.owner
+        if issubclass(packing, GgufLinear):
+            if weight.tensors not in parts:  # two that are tied share theirs
+                parts[weight.tensors] = _parts(weight, tensors, device)
+            if weight.is_experts:
+                stay_packed_experts(owner, leaf, _by_expert(weight, parts[weight.tensors]), packing, dtype)
+            else:
+                stay_packed(owner, parts[weight.tensors], packing, dtype)
+            progress((done := done + len(weight.sources)) / count)
+            continue
         rounded = None if store is None else store.find(weight)
         if rounded is None:
             rounded = packing.rounded(read(weight).flatten(0, -2))
             if store is not None:
                 store.keep(weight, rounded)
         here = {name: part.to(device) for name, part in rounded.items()}
-        owner, leaf = weight.owner
         if weight.is_experts:
             pack_experts(owner, leaf, here, packing)
         else:
@@ -187,13 +203,28 @@ def fill(
     tensors.close()
 
 
-def sorted_weights(pieces: Pieces, tensors: Tensors, packing: type[QuantisedLinear] | None) -> SliceWeights:
+def _parts(weight: Weight, tensors: Tensors, device: torch.device) -> tuple[Part, ...]:
+    """What a file packs of a parameter, source by source."""
+    found = []
+    for source in weight.sources:
+        shape = weight.part_shape(source)
+        panels = tensors.panels(source.tensor, shape).to(device)
+        found.append(Part(tensors.form(source.tensor), panels, shape[0]))
+    return tuple(found)
+
+
+def _by_expert(weight: Weight, parts: tuple[Part, ...]) -> list[tuple[Part, ...]]:
+    each = len(parts) // weight.shape[0]
+    return [parts[first : first + each] for first in range(0, len(parts), each)]
+
+
+def sorted_weights(pieces: Pieces, tensors: Tensors, packing: Packing | None) -> SliceWeights:
     """Every parameter of a slice, by what `fill` does with it."""
     packed: list[Weight] = []
     plain: list[Weight] = []
     known: set[tuple[str, ...]] = set()
     for weight in weights_of(pieces, tensors):
-        if packing is not None and _is_packed(weight, packing, is_tied=weight.tensors in known):
+        if packing is not None and _is_packed(weight, packing, tensors, is_tied=weight.tensors in known):
             packed.append(weight)
         else:
             plain.append(weight)
@@ -201,8 +232,21 @@ def sorted_weights(pieces: Pieces, tensors: Tensors, packing: type[QuantisedLine
     return SliceWeights(tuple(packed), tuple(plain))
 
 
-def _is_packed(weight: Weight, packing: type[QuantisedLinear], *, is_tied: bool) -> bool:
-    """Whether a parameter is packed; `is_tied`: its values are in memory as they are, as the embedding."""
+def _is_packed(weight: Weight, packing: Packing, tensors: Tensors, *, is_tied: bool) -> bool:
+    """Whether a parameter is packed; `is_tied`: its values are in memory as they are, as the embedding.
+
+    Raises `InputError` for a matrix that is to stay as its file packs it, and is not packed there, or in a
+    form that layers do not compute with.
+    """
+    if issubclass(packing, GgufLinear):
+        loose = [source.tensor for source in weight.sources if not tensors.form(source.tensor)]
+        is_multiplied = weight.is_linear or weight.is_experts
+        if loose and is_multiplied:
+            raise InputError(
+                f"{tensors.in_file(loose[0])} is not packed in a form that layers compute with; "
+                "use --dtype bfloat16, int8 or int4"
+            )
+        return is_multiplied or (not loose and isinstance(weight.module, nn.Embedding))
     return (
         (weight.is_linear or weight.is_experts)
         and packing.takes(weight.shape)
@@ -210,15 +254,17 @@ def _is_packed(weight: Weight, packing: type[QuantisedLinear], *, is_tied: bool)
     )
 
 
-def weight_bytes(
-    pieces: Pieces, tensors: Tensors, dtype: torch.dtype, packing: type[QuantisedLinear] | None
-) -> int:
+def weight_bytes(pieces: Pieces, tensors: Tensors, dtype: torch.dtype, packing: Packing | None) -> int:
     """What the parameters will take once they are filled; tied ones count once, unless one of them is
     packed."""
     weights = sorted_weights(pieces, tensors, packing)
     plain = {weight.tensors: weight.shape.numel() * dtype.itemsize for weight in weights.plain}
-    packed = 0 if packing is None else sum(stack_bytes(weight.shape, packing) for weight in weights.packed)
-    return sum(plain.values()) + packed
+    if packing is None:
+        return sum(plain.values())
+    if issubclass(packing, GgufLinear):
+        names = {source.tensor for weight in weights.packed for source in weight.sources}
+        return sum(plain.values()) + sum(map(tensors.packed_bytes, names))
+    return sum(plain.values()) + sum(stack_bytes(weight.shape, packing) for weight in weights.packed)
 
 
 def stack_bytes(shape: torch.Size, packing: type[QuantisedLinear]) -> int:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from flowspec.core.protocol.precision import PRECISION_BYTES, PRECISIONS, is_packed
+from flowspec.core.protocol.precision import FILED, PRECISION_BYTES, PRECISIONS, is_packed
 from flowspec.errors import InputError
 from flowspec.plan.forecast import PASS_LEVELS
 from flowspec.plan.partition import Arrangement, Partition
@@ -23,7 +23,7 @@ ACCEPTANCE_MAX = 0.95
 GAIN_MIN = 0.01
 CONTEXT_MIN = 256
 MORE = (1, 2, 4, 8)
-LOWER = ("float16", *filter(is_packed, PRECISIONS))
+LOWER = ("float16", *(each for each in PRECISIONS if is_packed(each) and each != FILED))
 """Precisions to advise, from the widest; of the two with 16 bits the one that more boards are fast in."""
 
 

@@ -8,9 +8,9 @@ many nodes as its knee in the time of one. Where the same cores read and compute
 
 from __future__ import annotations
 
-from flowspec.core.protocol.precision import PRECISION_BYTES
+from flowspec.core.protocol.precision import FILED, PRECISION_BYTES
 from flowspec.plan.profile import DeviceProfile
-from flowspec.plan.shape import ModelShape
+from flowspec.plan.shape import USUAL_FILED_BYTES, ModelShape
 from flowspec.plan.timing import Curve
 
 CACHE_BYTES_MIN = 2.0
@@ -19,17 +19,22 @@ OPERATIONS = 2.0
 """Floating-point operations for each weight and row: multiply and add."""
 
 
-def weights_curve(device: DeviceProfile, params: float, precision: str) -> Curve:
+def weights_curve(
+    device: DeviceProfile, params: float, precision: str, filed_bytes: float = USUAL_FILED_BYTES
+) -> Curve:
+    """A product with so many weights, which take `filed_bytes` each where they stay as a GGUF file packs
+    them."""
     row_s = OPERATIONS * params / device.flops(precision)
+    each_bytes = filed_bytes if precision == FILED else PRECISION_BYTES[precision]
     return Curve(
-        base_s=params * PRECISION_BYTES[precision] / device.bytes_per_s(),
+        base_s=params * each_bytes / device.bytes_per_s(),
         row_s=(1 - device.serial) * row_s,
         extra_row_s=device.serial * row_s,
     )
 
 
 def layers_curve(device: DeviceProfile, shape: ModelShape, precision: str, layers: int) -> Curve:
-    weights = weights_curve(device, layers * shape.layer_params, precision)
+    weights = weights_curve(device, layers * shape.layer_params, precision, shape.filed_bytes)
     cache_bytes = layers * shape.cache_values() * max(PRECISION_BYTES[precision], CACHE_BYTES_MIN)
     return Curve(
         base_s=weights.base_s,
@@ -42,14 +47,14 @@ def layers_curve(device: DeviceProfile, shape: ModelShape, precision: str, layer
 
 
 def head_curve(device: DeviceProfile, shape: ModelShape, precision: str) -> Curve:
-    return weights_curve(device, shape.head_params, precision)
+    return weights_curve(device, shape.head_params, precision, shape.filed_bytes)
 
 
 def drafter_curve(device: DeviceProfile, shape: ModelShape, precision: str) -> Curve:
     """A whole pass of a drafter, `lm_head` included."""
     layers, head = (
         layers_curve(device, shape, precision, shape.layers),
-        weights_curve(device, shape.head_params + shape.extra_params, precision),
+        weights_curve(device, shape.head_params + shape.extra_params, precision, shape.filed_bytes),
     )
     return Curve(
         base_s=layers.base_s + head.base_s,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.precision import PRECISION_BYTES, PRECISIONS
+from flowspec.core.protocol.precision import FILED, PRECISION_BYTES, PRECISIONS
 from flowspec.core.stage.slots import WORK_BYTES
 from flowspec.plan.shape import ModelShape
 
@@ -45,15 +45,25 @@ def cache_bytes(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FiledBytes:
+    """Bytes of a model's parts as its GGUF file packs them: its largest layer, the embedding, `lm_head`."""
+
+    layer: int
+    embedding: int
+    head: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelWeights:
     """Weights of a model's parts: of each layer, the embedding, `lm_head`, and the last norm. Tied ones are
-    counted in both."""
+    counted in both. `filed` is there where a GGUF file tells it."""
 
     layer: int
     embedding: int
     head: int
     norm: int
     is_tied: bool = False
+    filed: FiledBytes | None = None
 
 
 def weights_of(shape: ModelShape) -> ModelWeights:
@@ -73,6 +83,13 @@ def weight_bytes(weights: int, outputs: int, precision: str) -> float:
     included."""
     held = PRECISIONS[precision]
     return weights * (held.weight_bytes + held.group_bytes) + outputs * held.output_bytes
+
+
+def filed_bytes(shape: ModelShape, weights: ModelWeights) -> FiledBytes:
+    """What parts take as a GGUF file packs them: as it tells, else on average."""
+    parts = (weights.layer, weights.embedding, weights.head)
+    layer, embedding, head = (round(each * shape.filed_bytes) for each in parts)
+    return weights.filed or FiledBytes(layer=layer, embedding=embedding, head=head)
 
 
 def layer_outputs(shape: ModelShape) -> int:
@@ -102,12 +119,18 @@ def stage_memory(
     users: int,
 ) -> SliceMemory:
     """A slice of so many layers with the caches of all users; a tied embedding counts once where both ends
-    are and none is quantised."""
+    are and none is quantised, or both are as a file packs them."""
     kept = kept_bytes(precision)
-    shared = first and last and weights.is_tied and PRECISION_BYTES[precision] == kept
-    size = layers * weight_bytes(weights.layer, layer_outputs(shape), precision)
-    size += weights.embedding * kept * (first and not shared)
-    size += (weight_bytes(weights.head, shape.vocabulary, precision) + weights.norm * kept) * last
+    is_shared = first and last and weights.is_tied
+    if precision == FILED:
+        filed = filed_bytes(shape, weights)
+        size: float = layers * filed.layer + filed.embedding * (first and not is_shared)
+        size += (filed.head + weights.norm * kept) * last
+    else:
+        is_shared = is_shared and PRECISION_BYTES[precision] == kept
+        size = layers * weight_bytes(weights.layer, layer_outputs(shape), precision)
+        size += weights.embedding * kept * (first and not is_shared)
+        size += (weight_bytes(weights.head, shape.vocabulary, precision) + weights.norm * kept) * last
     held = cache_bytes(
         layers=layers,
         kv_heads=shape.kv_heads,
@@ -125,10 +148,13 @@ def drafter_memory(shape: ModelShape, precision: str, *, context: int, users: in
         shape.layers * weights.layer + weights.head + shape.extra_params,
         shape.layers * layer_outputs(shape) + shape.vocabulary,
     )
-    size = weight_bytes(matrices, outputs, precision)
-    size += weights.norm * kept + weights.embedding * kept * (
-        not (shape.is_tied and PRECISION_BYTES[precision] == kept)
-    )
+    if precision == FILED:
+        size = (matrices + weights.embedding * (not shape.is_tied)) * shape.filed_bytes + weights.norm * kept
+    else:
+        size = weight_bytes(matrices, outputs, precision)
+        size += weights.norm * kept + weights.embedding * kept * (
+            not (shape.is_tied and PRECISION_BYTES[precision] == kept)
+        )
     held = cache_bytes(
         layers=shape.layers,
         kv_heads=shape.kv_heads,

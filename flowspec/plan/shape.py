@@ -9,7 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from flowspec.core.protocol.precision import FILED, PRECISIONS
 from flowspec.errors import InputError, meant
+
+USUAL_FILED_BYTES = PRECISIONS[FILED].weight_bytes + PRECISIONS[FILED].group_bytes
+"""Of a weight in a GGUF file, where nothing else is known of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +22,8 @@ class ModelShape:
 
     `is_tied`: `lm_head` has the embedding's weights. A mixture of experts counts those that one row runs
     through: what a pass of one row reads, and less than what is in memory: `experts` are there, of which a
-    row runs through `experts_per_row`.
+    row runs through `experts_per_row`. `filed_bytes` is what a weight takes on average as the model's GGUF
+    file packs it.
     """
 
     name: str
@@ -33,6 +38,7 @@ class ModelShape:
     is_tied: bool = False
     experts: int = 1
     experts_per_row: int = 1
+    filed_bytes: float = USUAL_FILED_BYTES
 
     @property
     def layer_params(self) -> int:
@@ -59,7 +65,8 @@ class ModelShape:
         return 2 * self.kv_heads * self.head_dim
 
 
-def shape_of(config: Any, name: str) -> ModelShape:
+def shape_of(config: Any, name: str, filed_bytes: float = 0.0) -> ModelShape:
+    """What a transformers config says; `filed_bytes` as in `ModelShape`, 0 where there is no such file."""
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return ModelShape(
         name=name,
@@ -73,6 +80,7 @@ def shape_of(config: Any, name: str) -> ModelShape:
         is_tied=bool(getattr(config, "tie_word_embeddings", False)),
         experts=getattr(config, "num_experts", None) or 1,
         experts_per_row=getattr(config, "num_experts_per_tok", None) or 1,
+        filed_bytes=filed_bytes or USUAL_FILED_BYTES,
     )
 
 

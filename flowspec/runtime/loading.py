@@ -23,9 +23,8 @@ from flowspec.memory_claims import MemoryClaims
 from flowspec.model.accelerator import accelerator_of
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.names import is_gguf
-from flowspec.model.kernels import packing_of
+from flowspec.model.kernels import PACKINGS, packing_of
 from flowspec.model.pieces import KeptModules, Pieces, Span, head_dim
-from flowspec.model.quantised import LINEARS
 from flowspec.model.slice import DTYPES, Slice
 from flowspec.model.support import family_of
 from flowspec.model.weights import SliceWeights, Weight, sorted_weights, weight_bytes
@@ -372,7 +371,7 @@ def slice_memory(
     config = files.config()
     pieces = Pieces.build(config, family_of(config, files.model), span)
     activations = DTYPES[ACTIVATIONS[dtype]]
-    packing = LINEARS.get(dtype) if device is None else packing_of(dtype, device, arithmetic)
+    packing = PACKINGS.get(dtype) if device is None else packing_of(dtype, device, arithmetic)
     return SliceMemory(
         weight_bytes=weight_bytes(pieces, files.tensors(), activations, packing),
         cache_bytes=_cache_bytes(config, span, dtype, context, nodes_max),

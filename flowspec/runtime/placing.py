@@ -85,7 +85,7 @@ def _placed(
     own = ClusterPlan(
         model=canonical_name(files.model),
         fingerprint=files.fingerprint(),
-        dtype=plan.dtype,
+        dtype=files.precision_beside(plan.dtype),
         context=min(context_max(config), plan.context),
         stages=(stage,),
         vocabulary=plan.vocabulary,

@@ -19,6 +19,7 @@ from flowspec.core.head.events import Submit
 from flowspec.core.methods import make_method
 from flowspec.core.protocol.limits import TOP_LOGPROBS_MAX
 from flowspec.core.protocol.messages import Sampling
+from flowspec.core.protocol.precision import FILED
 from flowspec.draft.kinds import NONE, WITHOUT_TENSORS
 from flowspec.errors import InputError
 from flowspec.model.families import check_family
@@ -439,7 +440,7 @@ def _unplaced(options: ClusterOptions, files: ModelFiles, config: Any) -> Cluste
     return ClusterPlan(
         model=canonical_name(options.model),
         fingerprint=files.fingerprint(),
-        dtype=pick_dtype(options.dtype, config),
+        dtype=pick_dtype(options.dtype, files, config),
         context=pick_context(options.context, context_max(config)),
         stages=(),
         vocabulary=config.vocab_size,
@@ -461,7 +462,7 @@ def choose_for(
     """What the devices of a cluster file run, where `plan` has no stages; else how those compare. Where it
     `is_run` at once, devices that others use cannot be had."""
     assert options.cluster is not None
-    shape = shape_of(files.config(), files.model)
+    shape = shape_of(files.config(), files.model, files.filed_bytes)
     placed = read_drafters(options.cluster)
     names = decoding.drafters_for(files.model, tuple(placed))
     drafter = drafter_inputs(names, placed, shape)
@@ -501,8 +502,15 @@ def _placed(devices: Sequence[Device], plan: ClusterPlan) -> tuple[Device, ...]:
     )
 
 
-def pick_dtype(wanted: str | None, config: Any) -> str:
-    """The wanted dtype, else the checkpoint's."""
+def pick_dtype(wanted: str | None, files: ModelFiles, config: Any) -> str:
+    """The wanted dtype, else the checkpoint's; a GGUF file stays as it is packed where it can."""
+    if wanted == FILED and not files.is_packed:
+        raise InputError(
+            f"--dtype {FILED}: expected a GGUF file of packed matrices, but {files.model!r} is none; leave "
+            "--dtype out, or use bfloat16, int8 or int4"
+        )
+    if wanted is None and files.is_packed:
+        return FILED
     own = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
     if wanted is None and own not in DTYPE_BYTES:
         raise InputError(f"the checkpoint is {own}; choose --dtype {', '.join(DTYPE_BYTES)}")

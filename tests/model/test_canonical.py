@@ -18,21 +18,26 @@ import torch
 
 from flowspec.bench.checkpoints import VARIANTS, VOCABULARY_SIZE, make_variant
 from flowspec.core.protocol.messages import Sampling
+from flowspec.core.protocol.precision import FILED
 from flowspec.core.stage.events import JobPart, RunLayers
 from flowspec.core.stage.slots import SlotMap
 from flowspec.model.files import ModelFiles
 from flowspec.model.pieces import Span
 from flowspec.model.slice import Slice
+from tests import ggufs
 
 CPU = torch.device("cpu")
 DTYPES = ("float32", "bfloat16", "float16", "int8", "int4")
 SLOTS = 2000
 NAMES = sorted(VARIANTS)
+FILE = "GGUF of"
 CASES = sorted(
     {(name, DTYPES[(place + shift) % 5]) for place, name in enumerate(NAMES) for shift in (0, 2)}
     | {("llama-grouped", dtype) for dtype in DTYPES}
+    | {(f"{FILE} {name}", FILED) for name in ("llama-tied", "qwen3-moe", "gemma2")}
 )
-"""Two precisions of each family, all of one: `families_check` has the rest."""
+"""Two precisions of each family, all of one: `families_check` has the rest. And files whose matrices stay as
+they are packed, in all forms."""
 Path_ = tuple[int, ...]
 NONE: frozenset[int] = frozenset()
 NOBODY: Mapping[int, frozenset[tuple[int, Path_]]] = {}
@@ -245,9 +250,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Mode
 
     def get(variant: str) -> ModelFiles:
         if variant not in made:
-            folder = tmp_path_factory.mktemp(variant)
-            make_variant(folder, variant)
-            made[variant] = ModelFiles(str(folder))
+            folder = tmp_path_factory.mktemp(variant.replace(" ", "-"))
+            if variant.startswith(FILE):
+                checkpoint = ggufs.make(folder / "checkpoint", variant.removeprefix(FILE).strip())
+                made[variant] = ModelFiles(str(ggufs.convert(checkpoint, folder / "m.gguf", ggufs.KEPT)))
+            else:
+                make_variant(folder, variant)
+                made[variant] = ModelFiles(str(folder))
         return made[variant]
 
     return get
@@ -308,6 +317,7 @@ def test_every_logit_is_that_of_step_by_step_decoding(
         ("gemma2", "float16"),
         ("phi3", "int8"),
         ("llama-grouped", "int4"),
+        (f"{FILE} llama-tied", FILED),
     ],
 )
 def test_jobs_of_hundreds_of_rows(variant: str, dtype: str, checkpoint: Callable[[str], ModelFiles]) -> None:

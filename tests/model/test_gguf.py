@@ -6,6 +6,7 @@ from __future__ import annotations
 import shutil
 import struct
 import sys
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,7 @@ def test_slices_are_the_checkpoint_that_the_file_was_made_of(name: str, tmp_path
 
 @pytest.mark.parametrize(
     "kind",
-    [Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q5_0, Kind.Q4_0, Kind.Q4_K, Kind.Q6_K],
+    [Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q5_0, Kind.Q4_0, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K],
     ids=lambda kind: kind.name,
 )
 def test_every_type_is_unpacked_as_transformers_does(
@@ -148,7 +149,7 @@ def test_the_plan_counts_weights_as_of_the_checkpoint(name: str, tmp_path: Path)
         counted_weights(files, shape_of(files.config(), "m"))
         for files in (ModelFiles(str(folder)), ModelFiles(str(path)))
     ]
-    assert counts[0] == counts[1]
+    assert counts[0] == replace(counts[1], filed=None)
 
 
 def test_a_file_in_parts_is_the_model_in_one(llama: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from torch import nn
 
 from flowspec.bench.checkpoints import SMALL, make_checkpoint, make_variant
 from flowspec.model.arithmetic import build
-from flowspec.model.arithmetic.packed import GROUP, unpacked
+from flowspec.model.arithmetic.packed import GROUP, Q4_0, Levels, groups_of
 from flowspec.model.arithmetic.packed import packed as panels_of
 from flowspec.model.arithmetic.plain import rounded_groups
 from flowspec.model.files import ModelFiles
@@ -180,11 +180,11 @@ def test_panels_hold_each_weight_and_scale_once(outputs: int, groups: int, seed:
     torch.manual_seed(seed)
     levels = torch.randint(0, 16, (outputs, groups, GROUP), dtype=torch.uint8)
     scales = torch.randn(outputs, groups).half()
-    panels = panels_of(levels, scales)
+    panels = panels_of(Q4_0, Levels(levels=levels, scales=scales))
     assert panels.numel() == Int4Linear.bytes_of(groups * GROUP, outputs)
-    found_levels, found_scales = unpacked(panels)
-    assert torch.equal(found_levels[:outputs], levels.to(torch.int8) - 8)
-    assert torch.equal(found_scales[:outputs], scales)
+    found_levels, found_scales, _ = groups_of(Q4_0, panels)
+    assert torch.equal(found_levels[:outputs], levels.short() - 8)
+    assert torch.equal(found_scales[:outputs, :, 0], scales.float())
     assert not found_levels[outputs:].any()
     assert not found_scales[outputs:].any()
 

@@ -24,6 +24,8 @@ class Precision:
     logits_off: float
 
 
+FILED = "gguf"
+"""As a GGUF file packs its matrices, each in its own form."""
 PRECISIONS = {
     "float32": Precision(activations="float32", weight_bytes=4.0, logits_off=0.001),
     "bfloat16": Precision(activations="bfloat16", weight_bytes=2.0, logits_off=0.25),
@@ -33,6 +35,10 @@ PRECISIONS = {
     # a scale for 32 inputs
     "int4": Precision(
         activations="bfloat16", weight_bytes=0.5, group_bytes=2.0 / 32, is_unpacked=True, logits_off=4.0
+    ),
+    # where no file is known, as in the usual mix Q4_K_M
+    FILED: Precision(
+        activations="bfloat16", weight_bytes=0.5, group_bytes=0.106, is_unpacked=True, logits_off=0.6
     ),
 }
 ACTIVATIONS = {name: each.activations for name, each in PRECISIONS.items()}

@@ -43,7 +43,12 @@ class LanguageKind(FileKind):
         files = self.model_for_device(target)
         vocabulary_size = target.config().vocab_size
         return LanguageModelDrafter.load(
-            files, dtype, device, context=context, vocabulary_size=vocabulary_size, coupled=coupled
+            files,
+            files.precision_beside(dtype),
+            device,
+            context=context,
+            vocabulary_size=vocabulary_size,
+            coupled=coupled,
         )
 
     def model_for_device(self, target: ModelFiles) -> ModelFiles:
@@ -53,7 +58,7 @@ class LanguageKind(FileKind):
         return self.files
 
     def reckoned(self, target: ModelShape) -> sites.PlannedDrafter:
-        return self.of_shape(shape_of(self.files.config(), self.name), target)
+        return self.of_shape(shape_of(self.files.config(), self.name, self.files.filed_bytes), target)
 
     @classmethod
     def sketched(cls, name: str, target: ModelShape) -> sites.PlannedDrafter:

@@ -269,151 +269,206 @@ int flowspec_linear(const float *x, int64_t rows, int64_t in, const void *w, int
 /* ------------------------------------------------------------------------------------------------------
  * packed linear layers */
 
-/* Weights of 4 bits lie in panels of sixteen outputs (`packed.py`): for each group of 32 inputs 256 bytes of
- * levels, 0 to 15 for -8 to 7, then sixteen scales in float16. Byte 64 v + 4 o + k has of output o input
- * 4 v + k in its low bits, and input 16 + 4 v + k in its high ones, so that a vector has four inputs of each
- * of its outputs, as processors multiply bytes. Rows are rounded to whole numbers from -127 to 127, group by
- * group. A group's products and their sum are integers, in which nothing is lost; the groups follow one
- * another. So all processors compute the same bits, each with what instructions it has. */
+/* Packed weights lie in panels of sixteen outputs (`packed.py` says how). Levels of a group of 32 inputs are
+ * eight vectors, of which vector v has inputs 4 v to 4 v + 3 of each output, as processors multiply bytes. Rows
+ * are rounded to whole numbers from -127 to 127, group by group. A group's products and their sum are integers,
+ * in which nothing is lost; what follows is in float32, number by number and group after group. So all
+ * processors compute the same bits, each with what instructions it has. */
 #define PANEL 16
 #define GROUP 32
-#define GROUP_BYTES 288
 #define LEVEL_MOST 127.0f
 #define PEAK_LEAST 1e-30f /* below, a group counts as zeros */
+
+enum { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL, FORMS };
+
+/* What is true of a form; `form` is a constant wherever these are called. */
+INLINE int bits_of(int form) {
+    return form == Q8_0 ? 8 : form == Q6_K ? 6 : form == Q5_0 || form == Q5_1 || form == Q5_K ? 5 : 4;
+}
+INLINE int groups_in_unit(int form) { return form >= Q4_K && form <= Q6_K ? 8 : 1; }
+INLINE int has_halves(int form) { return form == Q6_K; }
+INLINE int has_minimum(int form) { return form == Q4_1 || form == Q5_1 || form == Q4_K || form == Q5_K; }
+INLINE int is_signed(int form) { return form == Q8_0 || form == IQ4_NL; } /* all eight bits are used */
+INLINE int level_bytes(int form) { return PANEL * GROUP * bits_of(form) / 8; }
+INLINE int scale_bytes(int form) {
+    return groups_in_unit(form) == 1 ? 0 : has_halves(form) ? 2 * PANEL : PANEL * 3 / 2;
+}
+INLINE int unit_bytes(int form) {
+    return groups_in_unit(form) * (level_bytes(form) + scale_bytes(form)) + 2 * PANEL * (1 + has_minimum(form));
+}
+
+static const int8_t LEVELS_4NL[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                      1,    13,   25,  38,  53,  69,  89,  113};
 
 /* SUB outputs at once: `Levels` are their weights of four inputs, `Sums` their integers, `Reals` float32. */
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
 #define SUB 16
 #define PACKED_ROWS 8 /* rows that share what is unpacked */
-typedef __m512i Levels;
-typedef __m512i Sums;
-typedef __m512 Reals;
-
-INLINE void unpacked(const uint8_t *from, Levels *low, Levels *high) {
-    __m512i both = _mm512_loadu_si512(from), mask = _mm512_set1_epi8(15);
-    *low = _mm512_and_si512(both, mask);
-    *high = _mm512_and_si512(_mm512_srli_epi16(both, 4), mask);
-}
-
-INLINE __m512i four_inputs(const int8_t *x) {
-    int32_t four;
-    memcpy(&four, x, 4);
-    return _mm512_set1_epi32(four);
-}
-
-INLINE Sums group_sums(const Levels *weights, const int8_t *x, int32_t start) {
-    __m512i even = _mm512_set1_epi32(start), odd = _mm512_setzero_si512();
-#pragma GCC unroll 8
-    for (int v = 0; v < 8; v += 2) {
-        even = _mm512_dpbusd_epi32(even, weights[v], four_inputs(x + 4 * v));
-        odd = _mm512_dpbusd_epi32(odd, weights[v + 1], four_inputs(x + 4 * v + 4));
-    }
-    return _mm512_add_epi32(even, odd);
-}
-
-INLINE Reals reals(Sums sums) { return _mm512_cvtepi32_ps(sums); }
-
-INLINE Reals half_reals(const uint8_t *from) {
-    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from));
-}
+#define SIGN 128      /* what is added to levels with a sign, as products want the one side without */
 #elif defined(__AVX2__) && defined(__F16C__)
 #define SUB 8
 #define PACKED_ROWS 4
-typedef __m256i Levels;
-typedef __m256i Sums;
-typedef __m256 Reals;
-
-INLINE void unpacked(const uint8_t *from, Levels *low, Levels *high) {
-    __m256i both = _mm256_loadu_si256((const __m256i *)from), mask = _mm256_set1_epi8(15);
-    *low = _mm256_and_si256(both, mask);
-    *high = _mm256_and_si256(_mm256_srli_epi16(both, 4), mask);
-}
-
-/* A sum of 16 products of at most 15 * 127 fits 16 bits. */
-INLINE Sums group_sums(const Levels *weights, const int8_t *x, int32_t start) {
-    __m256i pairs = _mm256_setzero_si256();
-#pragma GCC unroll 8
-    for (int v = 0; v < 8; v++) {
-        int32_t four;
-        memcpy(&four, x + 4 * v, 4);
-        pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(weights[v], _mm256_set1_epi32(four)));
-    }
-    return _mm256_add_epi32(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)), _mm256_set1_epi32(start));
-}
-
-INLINE Reals reals(Sums sums) { return _mm256_cvtepi32_ps(sums); }
-
-INLINE Reals half_reals(const uint8_t *from) {
-    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from));
-}
+#define SIGN 0
 #elif defined(__aarch64__)
 #define SUB 4
 #define PACKED_ROWS 8
-typedef int8x16_t Levels;
-typedef int32x4_t Sums;
-typedef float32x4_t Reals;
-
-INLINE void unpacked(const uint8_t *from, Levels *low, Levels *high) {
-    uint8x16_t both = vld1q_u8(from);
-    *low = vreinterpretq_s8_u8(vandq_u8(both, vdupq_n_u8(15)));
-    *high = vreinterpretq_s8_u8(vshrq_n_u8(both, 4));
-}
-
-INLINE Sums group_sums(const Levels *weights, const int8_t *x, int32_t start) {
-#if defined(__ARM_FEATURE_DOTPROD)
-    int8x16_t first = vld1q_s8(x), second = vld1q_s8(x + 16);
-    Sums even = vdupq_n_s32(start), odd = vdupq_n_s32(0);
-    even = vdotq_laneq_s32(even, weights[0], first, 0);
-    odd = vdotq_laneq_s32(odd, weights[1], first, 1);
-    even = vdotq_laneq_s32(even, weights[2], first, 2);
-    odd = vdotq_laneq_s32(odd, weights[3], first, 3);
-    even = vdotq_laneq_s32(even, weights[4], second, 0);
-    odd = vdotq_laneq_s32(odd, weights[5], second, 1);
-    even = vdotq_laneq_s32(even, weights[6], second, 2);
-    odd = vdotq_laneq_s32(odd, weights[7], second, 3);
-    return vaddq_s32(even, odd);
-#else /* a sum of 8 products of at most 15 * 127 fits 16 bits */
-    int16x8_t low = vdupq_n_s16(0), high = vdupq_n_s16(0);
-#pragma GCC unroll 8
-    for (int v = 0; v < 8; v++) {
-        int32_t four;
-        memcpy(&four, x + 4 * v, 4);
-        int8x16_t inputs = vreinterpretq_s8_s32(vdupq_n_s32(four));
-        low = vmlal_s8(low, vget_low_s8(weights[v]), vget_low_s8(inputs));
-        high = vmlal_high_s8(high, weights[v], inputs);
-    }
-    return vaddq_s32(vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high)), vdupq_n_s32(start));
-#endif
-}
-
-INLINE Reals reals(Sums sums) { return vcvtq_f32_s32(sums); }
-
-INLINE Reals half_reals(const uint8_t *from) { return vcvt_f32_f16(vld1_f16((const __fp16 *)from)); }
+#define SIGN 0
 #else
 #define SUB 4
 #define PACKED_ROWS 4
-typedef int8_t Levels __attribute__((vector_size(16)));
-typedef int32_t Sums __attribute__((vector_size(16)));
-typedef float Reals __attribute__((vector_size(16)));
+#define SIGN 0
+#endif
+typedef uint8_t Levels __attribute__((vector_size(4 * SUB)));
+typedef int32_t Sums __attribute__((vector_size(4 * SUB)));
+typedef float Reals __attribute__((vector_size(4 * SUB)));
+typedef uint8_t Bytes __attribute__((vector_size(16))); /* of which the first SUB are used */
+typedef uint64_t Words __attribute__((vector_size(16)));
 
-INLINE void unpacked(const uint8_t *from, Levels *low, Levels *high) {
-    for (int i = 0; i < 16; i++) {
-        (*low)[i] = from[i] & 15;
-        (*high)[i] = from[i] >> 4;
+INLINE Levels levels_at(const uint8_t *from) {
+    Levels found;
+    memcpy(&found, from, sizeof found);
+#if SUB == 16
+    __asm__("" : "+v"(found)); /* loaded once, not for each use: vectors are split between two lines of a cache */
+#endif
+    return found;
+}
+
+INLINE int32_t four_inputs(const int8_t *x) {
+    int32_t four;
+    memcpy(&four, x, 4);
+    return four;
+}
+
+INLINE Reals all_reals(float value) { return value - (Reals){0}; }
+
+/* What levels of four bits stand for, SIGN added. */
+INLINE Levels looked_up(Levels at) {
+#if SUB == 16
+    __m512i table = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)LEVELS_4NL));
+    return (Levels)_mm512_shuffle_epi8(table, (__m512i)at) ^ SIGN;
+#elif SUB == 8
+    __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)LEVELS_4NL));
+    return (Levels)_mm256_shuffle_epi8(table, (__m256i)at);
+#elif defined(__aarch64__)
+    return (Levels)vqtbl1q_s8(vld1q_s8(LEVELS_4NL), (uint8x16_t)at);
+#else
+    for (int i = 0; i < 4 * SUB; i++)
+        at[i] = (uint8_t)LEVELS_4NL[at[i]];
+    return at;
+#endif
+}
+
+/* The eight vectors of a group, of SUB outputs from `sub` on. */
+INLINE void unpack(int form, const uint8_t *from, int64_t sub, Levels *weights) {
+    from += 4 * sub;
+    if (form == Q8_0) {
+#pragma GCC unroll 8
+        for (int v = 0; v < 8; v++)
+            weights[v] = levels_at(from + 64 * v) ^ (uint8_t)(SIGN ^ 128);
+        return;
+    }
+#pragma GCC unroll 8
+    for (int v = 0; v < 4; v++) {
+        Levels both = levels_at(from + 64 * v);
+        weights[v] = both & 15;
+        weights[v + 4] = both >> 4;
+    }
+    if (form == IQ4_NL)
+#pragma GCC unroll 8
+        for (int v = 0; v < 8; v++)
+            weights[v] = looked_up(weights[v]);
+    if (bits_of(form) == 5) {
+        Levels above = levels_at(from + 256);
+#pragma GCC unroll 8
+        for (int v = 0; v < 8; v++)
+            weights[v] |= (v < 4 ? above << (4 - v) : above >> (v - 4)) & 16;
+    }
+    if (bits_of(form) == 6) {
+        Levels even = levels_at(from + 256), odd = levels_at(from + 320);
+#pragma GCC unroll 8
+        for (int v = 0; v < 8; v++) {
+            Levels above = v & 1 ? odd : even;
+            int place = v / 2 * 2;
+            weights[v] |= (place < 4 ? above << (4 - place) : above >> (place - 4)) & 48;
+        }
     }
 }
 
-INLINE Sums group_sums(const Levels *weights, const int8_t *x, int32_t start) {
+/* Sums of the products of `count` vectors (a constant, 4 or 8) with four inputs each; `most` is their largest
+ * level, which tells how many products fit 16 bits. Levels with a sign are int8, or have SIGN added. */
+INLINE Sums products_of(int form, const Levels *weights, const int8_t *x, int count, int32_t start) {
+#if SUB == 16
+    __m512i even = _mm512_set1_epi32(start), odd = _mm512_setzero_si512();
+#pragma GCC unroll 8
+    for (int v = 0; v < count; v += 2) {
+        even = _mm512_dpbusd_epi32(even, (__m512i)weights[v], _mm512_set1_epi32(four_inputs(x + 4 * v)));
+        odd = _mm512_dpbusd_epi32(odd, (__m512i)weights[v + 1], _mm512_set1_epi32(four_inputs(x + 4 * v + 4)));
+    }
+    return (Sums)even + (Sums)odd;
+#elif SUB == 8
+    int portion = is_signed(form) ? 1 : bits_of(form) == 6 ? 2 : bits_of(form) == 5 ? 4 : 8;
+    __m256i ones = _mm256_set1_epi16(1), sums = _mm256_set1_epi32(start), pairs = _mm256_setzero_si256();
+#pragma GCC unroll 8
+    for (int v = 0; v < count; v++) {
+        __m256i inputs = _mm256_set1_epi32(four_inputs(x + 4 * v)), levels = (__m256i)weights[v];
+        if (is_signed(form)) { /* 128 * 127 + 128 * 127 fits 16 bits */
+            inputs = _mm256_sign_epi8(inputs, levels);
+            levels = _mm256_abs_epi8(levels);
+        }
+        __m256i products = _mm256_maddubs_epi16(levels, inputs);
+        pairs = v % portion ? _mm256_add_epi16(pairs, products) : products;
+        if (v % portion == portion - 1 || v == count - 1)
+            sums = _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, ones));
+    }
+    return (Sums)sums;
+#elif defined(__ARM_FEATURE_DOTPROD)
+    int32x4_t even = vdupq_n_s32(start), odd = vdupq_n_s32(0);
+#pragma GCC unroll 2
+    for (int v = 0; v < count; v += 4) {
+        int8x16_t inputs = vld1q_s8(x + 4 * v);
+        even = vdotq_laneq_s32(even, (int8x16_t)weights[v], inputs, 0);
+        odd = vdotq_laneq_s32(odd, (int8x16_t)weights[v + 1], inputs, 1);
+        even = vdotq_laneq_s32(even, (int8x16_t)weights[v + 2], inputs, 2);
+        odd = vdotq_laneq_s32(odd, (int8x16_t)weights[v + 3], inputs, 3);
+    }
+    return (Sums)vaddq_s32(even, odd);
+#elif defined(__aarch64__)
+    int portion = is_signed(form) ? 2 : bits_of(form) == 6 ? 4 : 8;
+    int32x4_t first = vdupq_n_s32(0), second = first;
+    int16x8_t low = vdupq_n_s16(0), high = low;
+#pragma GCC unroll 8
+    for (int v = 0; v < count; v++) {
+        int8x16_t inputs = vreinterpretq_s8_s32(vdupq_n_s32(four_inputs(x + 4 * v))), levels = (int8x16_t)weights[v];
+        if (v % portion) {
+            low = vmlal_s8(low, vget_low_s8(levels), vget_low_s8(inputs));
+            high = vmlal_high_s8(high, levels, inputs);
+        } else {
+            low = vmull_s8(vget_low_s8(levels), vget_low_s8(inputs));
+            high = vmull_high_s8(levels, inputs);
+        }
+        if (v % portion == portion - 1 || v == count - 1) {
+            first = vpadalq_s16(first, low);
+            second = vpadalq_s16(second, high);
+        }
+    }
+    return (Sums)vaddq_s32(vpaddq_s32(first, second), vdupq_n_s32(start));
+#else
     Sums sums = {start, start, start, start};
-    for (int v = 0; v < 8; v++)
-        for (int i = 0; i < 16; i++)
-            sums[i / 4] += weights[v][i] * x[4 * v + i % 4];
+    for (int v = 0; v < count; v++)
+        for (int i = 0; i < 4 * SUB; i++)
+            sums[i / 4] += (is_signed(form) ? (int8_t)weights[v][i] : weights[v][i]) * x[4 * v + i % 4];
     return sums;
+#endif
 }
 
-INLINE Reals reals(Sums sums) { return __builtin_convertvector(sums, Reals); }
-
 INLINE Reals half_reals(const uint8_t *from) {
+#if SUB == 16
+    return (Reals)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from));
+#elif SUB == 8
+    return (Reals)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from));
+#elif defined(__aarch64__)
+    return (Reals)vcvt_f32_f16(vld1_f16((const __fp16 *)from));
+#else
     Reals found;
     for (int i = 0; i < SUB; i++) {
         uint16_t bits;
@@ -421,31 +476,103 @@ INLINE Reals half_reals(const uint8_t *from) {
         found[i] = from_half(bits);
     }
     return found;
-}
 #endif
+}
 
-INLINE Reals all_reals(float value) { return value - (Reals){0}; }
+INLINE Bytes bytes_at(const uint8_t *from) {
+#if SUB == 16
+    Bytes found;
+    memcpy(&found, from, sizeof found);
+    return found;
+#else
+    uint64_t word = 0;
+    memcpy(&word, from, SUB);
+    return (Bytes)(Words){word, 0};
+#endif
+}
 
-/* Some rows (a constant, at most PACKED_ROWS) times SUB outputs of a panel, from output `sub` of it on, of which
- * there are `left`. */
-INLINE void packed_tile(int rows, const uint8_t *panel, const int8_t *levels, const int32_t *starts,
-                        const float *steps, int64_t groups, int64_t sub, int64_t left, float *y, int64_t out) {
+/* Two bits above the scales, and two above the minimums, of SUB outputs from `sub` on. */
+INLINE Bytes above_at(const uint8_t *from, int64_t sub) {
+    uint64_t word;
+    memcpy(&word, from, sizeof word);
+#if SUB == 16
+    (void)sub;
+    return (Bytes)(Words){word, word >> 4};
+#else
+    return (Bytes)(Words){word >> (sub % 8 * 8 + sub / 8 * 4), 0};
+#endif
+}
+
+INLINE Reals from_bytes(Bytes bytes) {
+#if SUB == 16
+    return (Reals)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32((__m128i)bytes));
+#elif SUB == 8
+    return (Reals)_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32((__m128i)bytes));
+#elif defined(__aarch64__)
+    return (Reals)vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(vget_low_u8((uint8x16_t)bytes)))));
+#else
+    return (Reals){bytes[0], bytes[1], bytes[2], bytes[3]};
+#endif
+}
+
+/* Of bytes with a sign. */
+INLINE Reals from_signed_bytes(Bytes bytes) { return from_bytes(bytes ^ 128) - all_reals(128); }
+
+/* Of SUB outputs from `sub` on: a group's scales, of both halves where it has two, and its minimums. */
+INLINE void scales_of(int form, const uint8_t *from, const uint8_t *ends, int64_t sub, Reals *scales,
+                      Reals *minimums) {
+    scales[0] = half_reals(ends + 2 * sub);
+    if (has_minimum(form))
+        *minimums = half_reals(ends + 2 * PANEL + 2 * sub);
+    if (has_halves(form)) {
+        scales[1] = scales[0] * from_signed_bytes(bytes_at(from + PANEL + sub));
+        scales[0] *= from_signed_bytes(bytes_at(from + sub));
+    } else if (groups_in_unit(form) > 1) {
+        Bytes low = bytes_at(from + sub), above = above_at(from + PANEL, sub);
+        scales[0] *= from_bytes((low & 15) | (above & 3) << 4);
+        *minimums *= from_bytes(low >> 4 | (above & 12) << 2);
+    }
+}
+
+/* A group of a row that was rounded: levels, the step between them, and that step times their sum. With
+ * `starts` the sums of products begin, of each half where these have scales of their own: they take the offset
+ * of the weights' levels away. */
+typedef struct {
+    int8_t levels[GROUP];
+    int32_t starts[2];
+    float step, moment;
+} Rounded;
+
+/* Some rows (a constant, at most PACKED_ROWS) of so many groups times SUB outputs of a panel, from output `sub`
+ * of it on, of which there are `left`. */
+INLINE void packed_tile(int form, int rows, const uint8_t *panel, const Rounded *x, int64_t groups, int64_t sub,
+                        int64_t left, float *y, int64_t out) {
     Reals totals[PACKED_ROWS];
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++)
         totals[r] = all_reals(0);
+    const int per_unit = groups_in_unit(form), size = level_bytes(form) + scale_bytes(form);
     for (int64_t g = 0; g < groups; g++) {
-        const uint8_t *from = panel + g * GROUP_BYTES;
+        const uint8_t *unit = panel + g / per_unit * unit_bytes(form), *from = unit + g % per_unit * size;
         Levels weights[8];
-#pragma GCC unroll 8
-        for (int v = 0; v < 4; v++)
-            unpacked(from + 64 * v + 4 * sub, weights + v, weights + v + 4);
-        Reals scales = half_reals(from + 256 + 2 * sub);
+        Reals scales[2] = {all_reals(0), all_reals(0)}, minimums = all_reals(0);
+        unpack(form, from, sub, weights);
+        scales_of(form, from + level_bytes(form), unit + per_unit * size, sub, scales, &minimums);
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
-            int64_t at = r * groups + g;
-            Reals products = reals(group_sums(weights, levels + at * GROUP, starts[at]));
-            totals[r] += (scales * all_reals(steps[at])) * products;
+            const Rounded *at = x + g * rows + r;
+            Reals step = all_reals(at->step);
+            if (has_halves(form)) {
+                Sums low = products_of(form, weights, at->levels, 4, at->starts[0]),
+                     high = products_of(form, weights + 4, at->levels + GROUP / 2, 4, at->starts[1]);
+                totals[r] += (scales[0] * step) * __builtin_convertvector(low, Reals);
+                totals[r] += (scales[1] * step) * __builtin_convertvector(high, Reals);
+            } else {
+                Sums sums = products_of(form, weights, at->levels, 8, at->starts[0]);
+                totals[r] += (scales[0] * step) * __builtin_convertvector(sums, Reals);
+            }
+            if (has_minimum(form))
+                totals[r] -= minimums * all_reals(at->moment);
         }
     }
 #pragma GCC unroll 8
@@ -453,15 +580,29 @@ INLINE void packed_tile(int rows, const uint8_t *panel, const int8_t *levels, co
         memcpy(y + r * out, &totals[r], sizeof(float) * (left < SUB ? left : SUB));
 }
 
-/* Rounds rows, group by group: to levels, -8 times their sum (a weight's level is 8 too high), and the step
- * between levels. A group that has what is no number, or is infinite, gets a step that is no number. */
-static void round_groups(const float *x, int64_t in, int64_t groups, int8_t *levels, int32_t *starts,
-                         float *steps) {
-    for (int64_t g = 0; g < groups; g++) {
+/* What is taken from a level of the form: here the levels with a sign have SIGN more. */
+INLINE int offset_of(int form) {
+    return form == Q4_0 ? 8 : form == Q5_0 ? 16 : form == Q6_K ? 32 : is_signed(form) ? SIGN : 0;
+}
+
+/* Of so many rows, which go in portions of PACKED_ROWS and then of less, the first row of the portion that row
+ * `r` is in, and how many rows that has. */
+INLINE int64_t portion_of(int64_t r, int64_t rows, int *count) {
+    int64_t first = r / PACKED_ROWS * PACKED_ROWS;
+    for (*count = PACKED_ROWS; first + *count > rows || r >= first + *count; *count /= 2)
+        first += first + *count <= rows ? *count : 0;
+    return first;
+}
+
+/* Rounds a row, group by group, each `stride` after the one before. A group that has what is no number, or is
+ * infinite, gets a step that is no number. */
+static void round_groups(const float *x, int64_t in, int64_t groups, int32_t offset, int has_halves, Rounded *to,
+                         int stride) {
+    for (int64_t g = 0; g < groups; g++, to += stride) {
         float numbers[GROUP] = {0}, peak;
         int64_t count = in - g * GROUP < GROUP ? in - g * GROUP : GROUP;
         memcpy(numbers, x + g * GROUP, sizeof(float) * count);
-        int32_t sizes[GROUP], most = 0, sum = 0;
+        int32_t sizes[GROUP], most = 0, sums[2] = {0};
         memcpy(sizes, numbers, sizeof sizes);
         for (int i = 0; i < GROUP; i++) /* sizes are ordered as their bits are, and what is no number above all */
             most = (sizes[i] & 0x7fffffff) > most ? sizes[i] & 0x7fffffff : most;
@@ -470,59 +611,127 @@ static void round_groups(const float *x, int64_t in, int64_t groups, int8_t *lev
         float factor = is_number ? LEVEL_MOST / peak : 0.0f;
         for (int i = 0; i < GROUP; i++) { /* to even, as `exponential` does */
             float level = is_number ? (numbers[i] * factor + 12582912.0f) - 12582912.0f : 0.0f;
-            levels[g * GROUP + i] = (int8_t)level;
-            sum += (int32_t)level;
+            to->levels[i] = (int8_t)level;
         }
-        starts[g] = -8 * sum;
-        steps[g] = is_number ? peak / LEVEL_MOST : peak <= PEAK_LEAST ? 0.0f : NAN;
+        for (int half = 0; half < 2; half++)
+            for (int i = 0; i < GROUP / 2; i++)
+                sums[half] += to->levels[half * (GROUP / 2) + i];
+        to->starts[0] = -offset * (has_halves ? sums[0] : sums[0] + sums[1]);
+        to->starts[1] = -offset * sums[1];
+        to->step = is_number ? peak / LEVEL_MOST : peak <= PEAK_LEAST ? 0.0f : NAN;
+        to->moment = to->step * (float)(sums[0] + sums[1]);
     }
 }
 
-/* y [rows, out] from x [rows, in] and panels of weights of 4 bits; returns 0 where memory lacks. */
-int flowspec_packed(const float *x, int64_t rows, int64_t in, const uint8_t *panels, int64_t out, float *y,
-                    int threads) {
-    threads = worthwhile(threads, rows * in * out);
+typedef struct {
+    const float *x;        /* [rows, in] */
+    const uint8_t *panels; /* of `form` */
+    float *y;              /* [rows, out] */
+    int64_t rows, in, out;
+    int32_t form, threads;
+} Packed;
+
+INLINE int packed_product(const Packed *a, int form) {
+    int threads = worthwhile(a->threads, a->rows * a->in * a->out);
     (void)threads; /* where OpenMP is not used */
-    int64_t groups = (in + GROUP - 1) / GROUP, count = (out + PANEL - 1) / PANEL;
-    int8_t *levels = malloc((size_t)(rows * groups) * (GROUP + sizeof(int32_t) + sizeof(float)) + 64);
-    if (levels == NULL)
+    int64_t rows = a->rows, out = a->out, count = (out + PANEL - 1) / PANEL,
+            groups = (a->in + GROUP - 1) / GROUP, panel_bytes = groups / groups_in_unit(form) * unit_bytes(form);
+    Rounded *x = malloc(sizeof(Rounded) * (size_t)(rows * groups) + 64);
+    if (x == NULL)
         return 0;
-    float *steps = (float *)(levels + rows * groups * GROUP);
-    int32_t *starts = (int32_t *)(steps + rows * groups);
 #ifdef _OPENMP
 #pragma omp parallel for num_threads(rows < threads ? rows : threads) schedule(static)
 #endif
-    for (int64_t r = 0; r < rows; r++)
-        round_groups(x + r * in, in, groups, levels + r * groups * GROUP, starts + r * groups,
-                     steps + r * groups);
+    for (int64_t r = 0; r < rows; r++) {
+        int count;
+        int64_t first = portion_of(r, rows, &count); /* whose rows lie beside each other, group by group */
+        round_groups(a->x + r * a->in, a->in, groups, offset_of(form), has_halves(form),
+                     x + first * groups + r - first, count);
+    }
 #ifdef _OPENMP
 #pragma omp parallel for num_threads(threads) schedule(static)
 #endif
     for (int64_t p = 0; p < count; p++)
         for (int64_t sub = 0; sub < PANEL && p * PANEL + sub < out; sub += SUB) {
-            const uint8_t *panel = panels + p * groups * GROUP_BYTES;
-            int64_t first = p * PANEL + sub, r = 0;
+            const uint8_t *panel = a->panels + p * panel_bytes;
+            int64_t first = p * PANEL + sub;
+            int count;
+            for (int64_t r = 0; r < rows; r += count) {
+                portion_of(r, rows, &count);
 #define TILE(rows)                                                                                           \
-    packed_tile(rows, panel, levels + r * groups * GROUP, starts + r * groups, steps + r * groups, groups,   \
-                sub, out - first, y + r * out + first, out)
-            for (; r + PACKED_ROWS <= rows; r += PACKED_ROWS)
-                TILE(PACKED_ROWS);
-#if PACKED_ROWS > 4
-            if (r + 4 <= rows) {
-                TILE(4);
-                r += 4;
-            }
-#endif
-            if (r + 2 <= rows) {
-                TILE(2);
-                r += 2;
-            }
-            if (r < rows)
-                TILE(1);
+    packed_tile(form, rows, panel, x + r * groups, groups, sub, out - first, a->y + r * out + first, out)
+                if (count == PACKED_ROWS)
+                    TILE(PACKED_ROWS);
+                else if (count == 4)
+                    TILE(4);
+                else if (count == 2)
+                    TILE(2);
+                else
+                    TILE(1);
 #undef TILE
+            }
         }
-    free(levels);
+    free(x);
     return 1;
+}
+
+#define FORM(form)                                                                                           \
+    static int product_##form(const Packed *a) { return packed_product(a, form); }
+FORM(Q4_0) FORM(Q4_1) FORM(Q5_0) FORM(Q5_1) FORM(Q8_0) FORM(Q4_K) FORM(Q5_K) FORM(Q6_K) FORM(IQ4_NL)
+#undef FORM
+
+/* y [rows, out] from x [rows, in] and packed weights; returns 0 where memory lacks. */
+int flowspec_packed(const Packed *a) {
+    static int (*const products[FORMS])(const Packed *) = {
+        product_Q4_0, product_Q4_1, product_Q5_0, product_Q5_1,  product_Q8_0,
+        product_Q4_K, product_Q5_K, product_Q6_K, product_IQ4_NL};
+    return products[a->form](a);
+}
+
+/* Of output `o` of a panel the level of input `i` of a group, in which a level with a sign has one. */
+INLINE int level_of(int form, const uint8_t *from, int o, int i) {
+    int v = i / 4, at = 4 * o + i % 4;
+    if (form == Q8_0)
+        return from[64 * v + at] - 128;
+    int low = v < 4 ? from[64 * v + at] & 15 : from[64 * (v - 4) + at] >> 4;
+    if (form == IQ4_NL)
+        return LEVELS_4NL[low];
+    if (bits_of(form) == 5)
+        low |= (from[256 + at] >> v & 1) << 4;
+    if (bits_of(form) == 6)
+        low |= (from[256 + 64 * (v % 2) + at] >> v / 2 * 2 & 3) << 4;
+    return low - (form == Q4_0 ? 8 : form == Q5_0 ? 16 : form == Q6_K ? 32 : 0);
+}
+
+INLINE void packed_row(int form, const uint8_t *panel, int64_t in, int o, float *y) {
+    const int per_unit = groups_in_unit(form), size = level_bytes(form) + scale_bytes(form), sub = o / SUB * SUB;
+    for (int64_t g = 0; g < in / GROUP; g++) {
+        const uint8_t *unit = panel + g / per_unit * unit_bytes(form), *from = unit + g % per_unit * size;
+        Reals scales[2] = {all_reals(0), all_reals(0)}, minimums = all_reals(0);
+        scales_of(form, from + level_bytes(form), unit + per_unit * size, sub, scales, &minimums);
+        for (int i = 0; i < GROUP; i++) {
+            float scale = scales[has_halves(form) ? i / (GROUP / 2) : 0][o - sub];
+            float number = scale * (float)level_of(form, from, o, i);
+            y[g * GROUP + i] = has_minimum(form) ? number - minimums[o - sub] : number;
+        }
+    }
+}
+
+/* y [count, in]: rows of a packed matrix as numbers. */
+void flowspec_packed_rows(const uint8_t *panels, int form, int64_t in, const int64_t *ids, int64_t count,
+                          float *y) {
+    for (int64_t r = 0; r < count; r++) {
+        const int o = (int)(ids[r] % PANEL);
+        float *to = y + r * in;
+#define FORM(form)                                                                                           \
+    case form:                                                                                               \
+        packed_row(form, panels + ids[r] / PANEL * (in / (GROUP * groups_in_unit(form))) * unit_bytes(form), \
+                   in, o, to);                                                                               \
+        break;
+        switch (form) { FORM(Q4_0) FORM(Q4_1) FORM(Q5_0) FORM(Q5_1) FORM(Q8_0) FORM(Q4_K) FORM(Q5_K) FORM(Q6_K)
+                        FORM(IQ4_NL) }
+#undef FORM
+    }
 }
 
 /* -------------------------------------------------------------------------------------------- functions of

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from flowspec.model.arithmetic import build
+from flowspec.model.arithmetic.packed import Form
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """Of numbers, as the source counts them."""
@@ -32,6 +33,16 @@ class _Attention(ctypes.Structure):
     ]
 
 
+class _Packed(ctypes.Structure):
+    """As in the source."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("x", "panels", "y")),
+        *((name, ctypes.c_int64) for name in ("rows", "inputs", "outputs")),
+        *((name, ctypes.c_int32) for name in ("form", "threads")),
+    ]
+
+
 class Library:
     """The functions of the source; tensors are on the CPU and contiguous. Results are new tensors in
     float32."""
@@ -47,11 +58,13 @@ class Library:
         self._packed = library.flowspec_packed
         self._normal, self._attention = library.flowspec_normal, library.flowspec_attention
         self._linear.argtypes = (pointer, number, number, pointer, small, number, pointer, small)
-        self._packed.argtypes = (pointer, number, number, pointer, number, pointer, small)
+        self._packed.argtypes = (ctypes.POINTER(_Packed),)
+        self._packed_rows = library.flowspec_packed_rows
+        self._packed_rows.argtypes = (pointer, small, number, pointer, number, pointer)
         self._function.argtypes = (pointer, number, small, pointer)
         self._normal.argtypes = (pointer, number, number, real, real, pointer, pointer)
         self._attention.argtypes = (ctypes.POINTER(_Attention),)
-        self._function.restype = self._normal.restype = None
+        self._function.restype = self._normal.restype = self._packed_rows.restype = None
 
     def linear(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """`[rows, out]` from float32 `[rows, in]` and `[out, in]` in float32, bfloat16 or float16."""
@@ -70,13 +83,32 @@ class Library:
             raise MemoryError("no memory for a linear layer")
         return found
 
-    def packed(self, x: torch.Tensor, panels: torch.Tensor, outputs: int) -> torch.Tensor:
+    def packed(self, x: torch.Tensor, form: Form, panels: torch.Tensor, outputs: int) -> torch.Tensor:
         """As `plain.packed_product`."""
         rows, inputs = x.shape
+        assert panels.numel() == form.panel_bytes(inputs, outputs), "the source reads so much"
         found = x.new_empty((rows, outputs))
-        where = x.data_ptr(), rows, inputs, panels.data_ptr(), outputs, found.data_ptr()
-        if not self._packed(*where, torch.get_num_threads()):
+        given = _Packed(
+            x=x.data_ptr(),
+            panels=panels.data_ptr(),
+            y=found.data_ptr(),
+            rows=rows,
+            inputs=inputs,
+            outputs=outputs,
+            form=form.number,
+            threads=torch.get_num_threads(),
+        )
+        if not self._packed(given):
             raise MemoryError("no memory for a packed layer")
+        return found
+
+    def packed_rows(self, form: Form, panels: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """As `plain.packed_rows`."""
+        inputs = panels.shape[1] * form.unit
+        found = torch.empty((len(ids), inputs))
+        self._packed_rows(
+            panels.data_ptr(), form.number, inputs, ids.contiguous().data_ptr(), len(ids), found.data_ptr()
+        )
         return found
 
     def function(self, x: torch.Tensor, name: str) -> torch.Tensor:

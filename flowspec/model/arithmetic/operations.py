@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from flowspec.model.arithmetic import compiled, plain
+from flowspec.model.arithmetic.packed import Form
 
 LANES = 16
 """Slots whose keys lie side by side in a cache."""
@@ -32,12 +33,18 @@ def function(x: torch.Tensor, name: str) -> torch.Tensor:
     return found.to(x.dtype)
 
 
-def packed_product(x: torch.Tensor, panels: torch.Tensor, outputs: int) -> torch.Tensor:
+def packed_product(x: torch.Tensor, form: Form, panels: torch.Tensor, outputs: int) -> torch.Tensor:
     """`x W^T`, `[rows, outputs]` float32, from rows `[rows, in]` and the panels of W (`packed.py`)."""
     library = _library(x)
     wide = x.float().contiguous()
     product = plain.packed_product if library is None else library.packed
-    return product(wide, panels, outputs)
+    return product(wide, form, panels, outputs)
+
+
+def packed_rows(form: Form, panels: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Rows of a packed matrix as numbers, `[ids, in]` float32, from ids `[ids]` int64."""
+    library = _library(panels)
+    return (plain.packed_rows if library is None else library.packed_rows)(form, panels, ids)
 
 
 @dataclass(slots=True)

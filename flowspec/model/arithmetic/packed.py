@@ -1,12 +1,27 @@
-"""How weights of 4 bits lie in memory: in panels of sixteen outputs, group of inputs by group of inputs.
+"""How packed weights lie in memory: in panels of sixteen outputs, unit of inputs by unit of inputs.
 
-A panel is what a processor's vectors multiply at once, and `canonical.c` reads it from its beginning to its
-end. For each group of 32 inputs it has 256 bytes of levels, then sixteen scales in float16. Byte 64 v + 4 o
-+ k has of output o the level of input 4 v + k in its low bits and of input 16 + 4 v + k in its high ones.
-What is no output or input of the matrix has level 0 and scale 0.
+A *form* is one of ggml's types, by its name: 32 inputs are a group, which has a scale, and in some forms a
+minimum; a weight is its level times the scale, less the minimum. A panel takes the bytes that its sixteen
+rows take in a GGUF file, in the order in which a processor's vectors multiply them, and `canonical.c` reads
+it from its beginning to its end. Of each unit (the inputs of one of ggml's blocks) it has
+
+- for each group of 32 inputs: the low four bits of levels in 256 bytes, of which byte 64 v + 4 o + k has of
+  output o input 4 v + k in its low half, and input 16 + 4 v + k in its high half; the bits above, of output o
+  and input 4 v + k in byte 4 o + k: in bit v where there is one more bit, and in bits 2 (v // 2) and the next
+  of byte 64 (v % 2) + 4 o + k where there are two; levels of eight bits lie in 512 bytes, byte 64 v + 4 o +
+  k;
+- where a unit has 256 inputs, for each group its scale and minimum as whole numbers: of six bits in 24 bytes
+  (the low halves of both in byte o; above it two bits of each, of outputs o and o + 8 in the halves of byte
+  16 + o), or two scales of sixteen inputs each, byte o and byte 16 + o;
+- at its end sixteen float16: scales, or what the whole numbers are multiplied by; then those of minimums.
+
+What is no output or input of the matrix has a scale of 0.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -14,31 +29,203 @@ import torch.nn.functional as F
 PANEL = 16
 """Outputs of a panel."""
 GROUP = 32
-"""Inputs that have a scale together."""
-MIDDLE = 8
-"""Added to levels of -8 to 7, so that what is packed has no sign."""
-GROUP_BYTES = PANEL * (GROUP // 2 + 2)
-"""Of a panel, for each group."""
+"""Inputs that are rounded together, where rows are."""
+LEVELS_4NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+"""What the sixteen levels of IQ4_NL stand for."""
 
 
-def packed(levels: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Panels, uint8 `[panels, groups, GROUP_BYTES]`, of levels from 0 to 15, uint8 `[out, groups, 32]`, and
-    their scales, float16 `[out, groups]`."""
-    more = -len(levels) % PANEL
-    levels = F.pad(levels, (0, 0, 0, 0, 0, more), value=MIDDLE)
-    split = levels.view(-1, PANEL, levels.shape[1], 2, 4, 4)  # panel, output, group, half, v, k
-    pairs = split[:, :, :, 0] | split[:, :, :, 1] << 4
-    pairs = pairs.permute(0, 2, 3, 1, 4).flatten(2)  # panel, group, bytes
-    scales = F.pad(scales, (0, 0, 0, more)).view(-1, PANEL, levels.shape[1]).transpose(1, 2).contiguous()
-    return torch.cat([pairs, scales.view(torch.uint8)], dim=2)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """One of ggml's types: `number` as `canonical.c` counts them; `bits` of a level, from which `offset` is
+    taken; `unit` inputs in a block.
+
+    `halves`: how many scales a group has, each of a part of its inputs. `has_minimum`: whether it has a
+    minimum. In a unit of several groups scales are whole numbers times the unit's own.
+    """
+
+    number: int
+    bits: int
+    offset: int
+    unit: int = GROUP
+    halves: int = 1
+    has_minimum: bool = False
+
+    @property
+    def groups(self) -> int:
+        """In a unit."""
+        return self.unit // GROUP
+
+    @property
+    def level_bytes(self) -> int:
+        """Of a panel, for each group."""
+        return PANEL * GROUP * self.bits // 8
+
+    @property
+    def scale_bytes(self) -> int:
+        """Of a panel, for each group of a unit that has several."""
+        return 0 if self.groups == 1 else PANEL * 2 if self.halves == 2 else PANEL * 3 // 2
+
+    @property
+    def unit_bytes(self) -> int:
+        """Of a panel, for each unit."""
+        return self.groups * (self.level_bytes + self.scale_bytes) + 2 * PANEL * (1 + self.has_minimum)
+
+    def panel_bytes(self, inputs: int, outputs: int) -> int:
+        """Of a matrix."""
+        return -(-outputs // PANEL) * -(-inputs // self.unit) * self.unit_bytes
 
 
-def unpacked(panels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights as whole numbers from -8 to 7, int8 `[out, groups, 32]`, and scales, float16 `[out, groups]`,
-    of whole panels."""
-    count, groups, _ = panels.shape
-    pairs = panels[..., : PANEL * GROUP // 2].reshape(count, groups, 4, PANEL, 4)
-    levels = torch.stack([pairs & 15, pairs >> 4], dim=2)  # panel, group, half, v, output, k
-    levels = levels.permute(0, 4, 1, 2, 3, 5).reshape(count * PANEL, groups, GROUP)
-    scales = panels[..., PANEL * GROUP // 2 :].contiguous().view(torch.float16)
-    return levels.to(torch.int8) - MIDDLE, scales.transpose(1, 2).reshape(count * PANEL, groups)
+FORMS: Mapping[str, Form] = {
+    "Q4_0": Form(number=0, bits=4, offset=8),
+    "Q4_1": Form(number=1, bits=4, offset=0, has_minimum=True),
+    "Q5_0": Form(number=2, bits=5, offset=16),
+    "Q5_1": Form(number=3, bits=5, offset=0, has_minimum=True),
+    "Q8_0": Form(number=4, bits=8, offset=128),
+    "Q4_K": Form(number=5, bits=4, offset=0, unit=256, has_minimum=True),
+    "Q5_K": Form(number=6, bits=5, offset=0, unit=256, has_minimum=True),
+    "Q6_K": Form(number=7, bits=6, offset=32, unit=256, halves=2),
+    "IQ4_NL": Form(number=8, bits=4, offset=0),
+}
+"""By the names of ggml's types."""
+Q4_0 = FORMS["Q4_0"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Levels:
+    """A packed matrix, spread out: `levels` from 0 on, uint8 `[out, groups, 32]`.
+
+    `scales` and `minimums` are float16 `[out, units]`; `whole_scales` `[out, groups, halves]` and
+    `whole_minimums` `[out, groups]`, both uint8 (scales of two halves int8), are there in units of several
+    groups.
+    """
+
+    levels: torch.Tensor
+    scales: torch.Tensor
+    minimums: torch.Tensor | None = None
+    whole_scales: torch.Tensor | None = None
+    whole_minimums: torch.Tensor | None = None
+
+
+def packed(form: Form, given: Levels) -> torch.Tensor:
+    """Panels, uint8 `[panels, units, unit_bytes]`."""
+    more = -len(given.levels) % PANEL
+    groups = given.levels.shape[1]
+    levels = F.pad(given.levels, (0, 0, 0, 0, 0, more), value=form.offset)
+    vectors = levels.view(-1, PANEL, groups, 8, 4).permute(0, 2, 3, 1, 4)  # panel, group, v, output, k
+    parts = [_level_bytes(form, vectors.flatten(3).contiguous())]
+    if form.groups > 1:
+        assert given.whole_scales is not None
+        parts.append(_scale_bytes(_in_panels(given.whole_scales, more), given.whole_minimums, more))
+    body = torch.cat(parts, dim=2).view(len(vectors), groups // form.groups, -1)
+    ends = [given.scales] if given.minimums is None else [given.scales, given.minimums]
+    return torch.cat([body, *(_in_panels(each, more).view(torch.uint8) for each in ends)], dim=2)
+
+
+def _in_panels(numbers: torch.Tensor, more: int) -> torch.Tensor:
+    """`[panels, units, 16]` from `[out, units]`, and `[panels, groups, halves, 16]` from `[out, groups,
+    halves]`."""
+    numbers = F.pad(numbers, (*(0, 0) * (numbers.dim() - 1), 0, more))
+    return numbers.view(-1, PANEL, *numbers.shape[1:]).movedim(1, -1).contiguous()
+
+
+def _level_bytes(form: Form, vectors: torch.Tensor) -> torch.Tensor:
+    """`[panels, groups, level_bytes]` from levels `[panels, groups, 8, 64]`."""
+    if form.bits == 8:
+        return vectors.flatten(2)
+    low, high = vectors & 15, vectors >> 4
+    found = [(low[:, :, :4] | low[:, :, 4:] << 4).flatten(2)]
+    if form.bits == 5:
+        found.append(_joined([high[:, :, v] << v for v in range(8)]))
+    if form.bits == 6:
+        found += [_joined([high[:, :, v + j] << v for v in range(0, 8, 2)]) for j in range(2)]
+    return torch.cat(found, dim=2)
+
+
+def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    found = parts[0]
+    for part in parts[1:]:
+        found = found | part
+    return found
+
+
+def _scale_bytes(scales: torch.Tensor, minimums: torch.Tensor | None, more: int) -> torch.Tensor:
+    """`[panels, groups, scale_bytes]` from scales `[panels, groups, halves, 16]`."""
+    if minimums is None:
+        return scales.view(torch.uint8).flatten(2)
+    first, second = scales[:, :, 0], _in_panels(minimums, more)
+    above = first >> 4 | second >> 4 << 2
+    return torch.cat([first & 15 | (second & 15) << 4, above[..., :8] | above[..., 8:] << 4], dim=2)
+
+
+def unpacked(form: Form, panels: torch.Tensor) -> Levels:
+    """What was packed, of whole panels."""
+    count, units, _ = panels.shape
+    size = form.level_bytes + form.scale_bytes
+    body = panels[..., : form.groups * size].reshape(count, units * form.groups, size)
+    vectors = _vectors(form, body[..., : form.level_bytes])  # [panels, groups, 8, 64]
+    levels = vectors.view(count, -1, 8, PANEL, 4).permute(0, 3, 1, 2, 4).reshape(count * PANEL, -1, GROUP)
+    ends = panels[..., form.groups * size :].contiguous().view(torch.float16).view(count, units, -1, PANEL)
+    scales = _by_output(ends[:, :, 0])
+    minimums = _by_output(ends[:, :, 1]) if form.has_minimum else None
+    if form.groups == 1:
+        return Levels(levels=levels, scales=scales, minimums=minimums)
+    whole = body[..., form.level_bytes :]
+    if form.halves == 2:
+        pairs = whole.reshape(count, -1, 2, PANEL).contiguous().view(torch.int8)
+        return Levels(levels=levels, scales=scales, whole_scales=_by_output(pairs))
+    low, above = whole[..., :PANEL], whole[..., PANEL:]
+    above = torch.cat([above & 15, above >> 4], dim=2)
+    first, second = low & 15 | (above & 3) << 4, low >> 4 | above >> 2 << 4
+    return Levels(
+        levels=levels,
+        scales=scales,
+        minimums=minimums,
+        whole_scales=_by_output(first)[..., None],
+        whole_minimums=_by_output(second),
+    )
+
+
+def _vectors(form: Form, given: torch.Tensor) -> torch.Tensor:
+    count, groups, _ = given.shape
+    if form.bits == 8:
+        return given.reshape(count, groups, 8, 4 * PANEL)
+    pairs = given[..., : PANEL * GROUP // 2].reshape(count, groups, 4, 4 * PANEL)
+    low, above = torch.cat([pairs & 15, pairs >> 4], dim=2), given[..., PANEL * GROUP // 2 :]
+    if form.bits == 5:
+        return torch.stack([low[:, :, v] | (above >> v & 1) << 4 for v in range(8)], dim=2)
+    if form.bits == 6:
+        two = above.reshape(count, groups, 2, 4 * PANEL)
+        return torch.stack(
+            [low[:, :, v] | (two[:, :, v % 2] >> v // 2 * 2 & 3) << 4 for v in range(8)], dim=2
+        )
+    return low
+
+
+def _by_output(numbers: torch.Tensor) -> torch.Tensor:
+    """`_in_panels`, backwards."""
+    return numbers.movedim(-1, 1).flatten(0, 1)
+
+
+def groups_of(form: Form, panels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Weights as whole numbers, int16 `[out, groups, 32]`; float32 scales `[out, groups, halves]` and
+    minimums `[out, groups]`, both exact; of whole panels."""
+    found = unpacked(form, panels)
+    weights = found.levels.short() - form.offset
+    if form is FORMS["IQ4_NL"]:
+        weights = torch.tensor(LEVELS_4NL, dtype=torch.int16, device=panels.device)[found.levels.long()]
+    scales = found.scales.float()[..., None]
+    minimums = None if found.minimums is None else found.minimums.float()
+    if found.whole_scales is not None:
+        scales = scales.repeat_interleave(form.groups, dim=1) * found.whole_scales.float()
+    if minimums is not None and found.whole_minimums is not None:
+        minimums = minimums.repeat_interleave(form.groups, dim=1) * found.whole_minimums.float()
+    return weights, scales, minimums
+
+
+def numbers_of(form: Form, panels: torch.Tensor) -> torch.Tensor:
+    """Weights as numbers, float32 `[out, in]`, of whole panels: each level times its scale, less the
+    minimum."""
+    weights, scales, minimums = groups_of(form, panels)
+    halves = weights.float().view(*weights.shape[:2], form.halves, -1)
+    found = (halves * scales[..., None]).flatten(2)
+    return (found if minimums is None else found - minimums[..., None]).flatten(1)

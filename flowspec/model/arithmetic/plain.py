@@ -17,7 +17,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from flowspec.model.arithmetic.packed import GROUP, PANEL, unpacked
+from flowspec.model.arithmetic.packed import GROUP, PANEL, Form, groups_of, numbers_of
 
 BLOCK = 64
 """Positions whose values are summed one after another, before their sum is added to those of the blocks
@@ -133,24 +133,38 @@ def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.stack([halves_sum(row * weight) for row in x]) if len(x) else x.new_empty((0, len(weight)))
 
 
-def packed_product(x: torch.Tensor, panels: torch.Tensor, outputs: int) -> torch.Tensor:
+def packed_product(x: torch.Tensor, form: Form, panels: torch.Tensor, outputs: int) -> torch.Tensor:
     """`x W^T`, `[rows, outputs]`, of float32 `[rows, in]` and the panels of W (`packed.py`).
 
     Rows are rounded to levels, group by group; a group's products and their sum are integers, which float32
-    holds. The groups' sums are added one after another.
+    holds, of each half where these have scales of their own. The groups' sums are added one after another;
+    after each its minimum is taken off, times the sum of the row's levels.
     """
     levels, steps = rounded_groups(x)
+    moments = steps * levels.sum(dim=2)
+    halves = levels.view(*levels.shape[:2], form.halves, -1)
     found = x.new_empty((len(x), outputs))
     for first in range(0, outputs, PANELS * PANEL):
         count = min(outputs - first, PANELS * PANEL)
         block = panels[first // PANEL : first // PANEL + PANELS]
-        weights, scales = (part[:count] for part in unpacked(block))
+        weights, scales, minimums = groups_of(form, block)
+        numbers = weights[:count].float().view(count, -1, form.halves, GROUP // form.halves)
         total = x.new_zeros((len(x), count))
         for group in range(levels.shape[1]):
-            sums = F.linear(levels[:, group], weights[:, group].float())  # exact: below 2^24
-            total += (scales[:, group].float() * steps[:, group, None]) * sums
+            for half in range(form.halves):
+                sums = F.linear(halves[:, group, half], numbers[:, group, half])  # exact: below 2^24
+                total += (scales[:count, group, half] * steps[:, group, None]) * sums
+            if minimums is not None:
+                total -= minimums[:count, group] * moments[:, group, None]
         found[:, first : first + count] = total
     return found
+
+
+def packed_rows(form: Form, panels: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Rows of a packed matrix as numbers, float32 `[ids, in]`."""
+    found = [numbers_of(form, panels[some // PANEL]) for some in torch.split(ids, PANELS)]
+    places = torch.arange(len(ids), device=ids.device) * PANEL + ids % PANEL
+    return torch.cat(found)[places]
 
 
 def rounded_groups(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -31,6 +31,9 @@ _STRING, _ARRAY = 8, 9
 _DIMENSIONS_MAX = 4
 _ALIGNMENT = 32
 _PART_COUNT, _PART_NUMBER, _TENSOR_COUNT = "split.count", "split.no", "split.tensors.count"
+_EMBEDDING, _OUTPUT, _ROUTER = "token_embd.weight", "output.weight", ".ffn_gate_inp."
+KEPT_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL")
+"""ggml's types that layers compute with as they are (`arithmetic.packed.FORMS`)."""
 Rows = npt.NDArray[np.uint8]
 F32 = npt.NDArray[np.float32]
 MISSING_PACKAGE = "GGUF files need the gguf package: pip install 'flowspec[gguf]', or pip install gguf"
@@ -95,6 +98,14 @@ class GgufTensor:
     @property
     def size_bytes(self) -> int:
         return self.rows * self.row_bytes
+
+    @property
+    def form(self) -> str:
+        """The name of its type where layers compute with that as it is; else empty."""
+        from gguf import GGMLQuantizationType
+
+        name = GGMLQuantizationType(self.kind).name
+        return name if name in KEPT_TYPES else ""
 
     def packed(self) -> Rows:
         """The bytes `[rows, row bytes]`, memory-mapped; raises `InputError` when the file is not there any
@@ -168,6 +179,18 @@ class GgufFile:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.tensors)
+
+    @property
+    def loose_matrix(self) -> str:
+        """A matrix that is not packed, or not in one of `KEPT_TYPES`; empty where there is none.
+
+        Routers, and an embedding that is no output, are multiplied by nothing that packs them.
+        """
+        for name, tensor in self.tensors.items():
+            is_output = name != _EMBEDDING or _OUTPUT not in self.tensors
+            if len(tensor.shape) > 1 and is_output and not tensor.form and _ROUTER not in name:
+                return name
+        return ""
 
     def extent(self, name: str) -> Extent:
         """Where a tensor lies, packed; `dtype` is the name of its ggml type."""

@@ -14,10 +14,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from flowspec.errors import InputError
+from flowspec.model.arithmetic.packed import FORMS, PANEL
 from flowspec.model.families import PLAIN_ROOT, Family, check_family
+from flowspec.model.gguf.blocks import panels_of
 from flowspec.model.gguf.config import FACTORS, MODEL_TYPES
 from flowspec.model.gguf.file import GgufFile, GgufTensor, tell_gguf_version
 from flowspec.model.tensors import Tensors, check_shape
@@ -112,9 +115,7 @@ class GgufTensors(Tensors):
             part.copy_(torch.from_numpy(found))
             return
         rows, columns = part.shape
-        # What is done to a matrix is an order of its rows, for which it need not be unpacked.
-        order = self._processor.process(weights=np.arange(rows)[:, None], name=place.tensor).weights[:, 0]
-        order += (place.expert or 0) * rows
+        order = self._order(place, rows)
         step = max(1, BLOCK_NUMBERS // columns)
         for first in range(0, rows, step):
             packed = (
@@ -123,8 +124,35 @@ class GgufTensors(Tensors):
             block = tensor.unpack(packed[order[first : first + step]])
             part[first : first + step].copy_(torch.from_numpy(block))
 
+    def form(self, name: str) -> str:
+        return self._tensor(self._places[name].tensor).form
+
+    def packed_bytes(self, name: str) -> int:
+        outputs, inputs = self.shape(name)
+        return FORMS[self.form(name)].panel_bytes(inputs, outputs)
+
+    def panels(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        check_shape(name, self._model, shape, self.shape(name), "the metadata")
+        place, (rows, columns) = self._places[name], shape
+        tensor, order = self._tensor(place.tensor), self._order(place, rows)
+        step = max(PANEL, BLOCK_NUMBERS // columns // PANEL * PANEL)
+        found = torch.empty(0, dtype=torch.uint8)
+        for first in range(0, rows, step):
+            block = torch.from_numpy(tensor.packed()[order[first : first + step]])
+            panels = panels_of(tensor.form, block, columns)
+            if first == 0:
+                found = panels.new_empty((-(-rows // PANEL), *panels.shape[1:]))
+            found[first // PANEL : first // PANEL + len(panels)] = panels
+        return found
+
     def close(self) -> None:
         """Nothing to do: maps live as long as a tensor is read."""
+
+    def _order(self, place: _Place, rows: int) -> npt.NDArray[np.int64]:
+        """What was done to a matrix is an order of its rows, for which it need not be unpacked."""
+        order = self._processor.process(weights=np.arange(rows)[:, None], name=place.tensor).weights[:, 0]
+        found: npt.NDArray[np.int64] = order + (place.expert or 0) * rows
+        return found
 
     def _find(
         self, config: Any, family: Family, model_type: str, names: Collection[str]

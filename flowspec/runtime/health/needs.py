@@ -69,7 +69,7 @@ def find_needs(options: ClusterOptions, devices: Sequence[Device], keys: Keyring
     stages = split_layers(devices[:count] if is_planned else devices, count, options.layers)
     config = files.config()
     family_of(config, files.model)
-    dtype = pick_dtype(options.dtype, config)
+    dtype = pick_dtype(options.dtype, files, config)
     context = pick_context(options.context, context_max(config))
     if is_planned:
         wanted = ClusterPlan(model=files.model, fingerprint="", dtype=dtype, context=context, stages=())

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from flowspec.draft.kinds import WITHOUT_TENSORS, find_drafter, is_sketch, sketched
 from flowspec.model.files import ModelFiles
-from flowspec.plan.memory import ModelWeights, drafter_memory, stage_memory, weights_of
+from flowspec.plan.memory import FiledBytes, ModelWeights, drafter_memory, stage_memory, weights_of
 from flowspec.plan.shape import ModelShape
 from flowspec.plan.sites import PlannedDrafter, PlanRequest, process_bytes
 from flowspec.runtime.cluster_file import HEAD
@@ -43,10 +43,27 @@ def counted_weights(files: ModelFiles, shape: ModelShape) -> ModelWeights:
     embedding = others["embed_tokens"] or known.embedding
     return ModelWeights(
         layer=max(layers.values(), default=known.layer),
+        filed=_filed(files, shape.is_tied) if files.is_packed else None,
         embedding=embedding,
         head=embedding if shape.is_tied else others["lm_head"] or embedding,
         norm=others["norm"] or known.norm,
         is_tied=shape.is_tied,
+    )
+
+
+def _filed(files: ModelFiles, is_tied: bool) -> FiledBytes:
+    layers: Counter[str] = Counter()
+    others: Counter[str] = Counter()
+    for name, size in files.filed_sizes().items():
+        found = re.search(r"(?:^|\.)layers\.(\d+)\.", name)
+        (layers if found else others)[
+            found[1] if found else name.removesuffix(".weight").rpartition(".")[2]
+        ] += size
+    embedding = others["embed_tokens"]
+    return FiledBytes(
+        layer=max(layers.values(), default=0),
+        embedding=embedding,
+        head=embedding if is_tied else others["lm_head"],
     )
 
 

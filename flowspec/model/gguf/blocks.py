@@ -1,0 +1,124 @@
+"""Blocks of packed weights as they lie in a GGUF file, laid out in panels (`arithmetic/packed.py`) without a
+loss: no weight is rounded anew.
+
+The layouts are those of ggml's `block_q4_0`, `block_q4_K` and so on, as the gguf package reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from flowspec.model.arithmetic.packed import FORMS, GROUP, Levels, packed
+
+Blocks = torch.Tensor
+"""uint8 `[out, units, bytes of a block]`."""
+
+
+def panels_of(kind: str, rows: torch.Tensor, inputs: int) -> torch.Tensor:
+    """Panels of a matrix of ggml's type `kind`, one of `FORMS`, from its rows in the file, uint8 `[out, bytes
+    of a row]`."""
+    form = FORMS[kind]
+    return packed(form, _READ[kind](rows.view(len(rows), inputs // form.unit, -1)))
+
+
+def _halves(blocks: Blocks, at: int) -> torch.Tensor:
+    """A float16 of each block, `[out, units]`."""
+    return blocks[..., at : at + 2].contiguous().view(torch.float16)[..., 0]
+
+
+def _nibbles(blocks: Blocks) -> torch.Tensor:
+    """Levels of four bits of 32 inputs, `[out, groups, 32]`: low halves of 16 bytes, then high ones."""
+    return torch.cat([blocks & 15, blocks >> 4], dim=2)
+
+
+def _bits(four: Blocks) -> torch.Tensor:
+    """Each of the 32 bits of four bytes, `[out, groups, 32]`."""
+    places = torch.arange(8, dtype=torch.uint8)
+    return (four[..., None] >> places & 1).flatten(2)
+
+
+def _q4_0(blocks: Blocks) -> Levels:
+    return Levels(scales=_halves(blocks, 0), levels=_nibbles(blocks[..., 2:]))
+
+
+def _q4_1(blocks: Blocks) -> Levels:
+    """ggml adds the minimum, a panel's is taken off."""
+    return Levels(scales=_halves(blocks, 0), minimums=-_halves(blocks, 2), levels=_nibbles(blocks[..., 4:]))
+
+
+def _q5_0(blocks: Blocks) -> Levels:
+    levels = _nibbles(blocks[..., 6:]) | _bits(blocks[..., 2:6]) << 4
+    return Levels(scales=_halves(blocks, 0), levels=levels)
+
+
+def _q5_1(blocks: Blocks) -> Levels:
+    levels = _nibbles(blocks[..., 8:]) | _bits(blocks[..., 4:8]) << 4
+    return Levels(scales=_halves(blocks, 0), minimums=-_halves(blocks, 2), levels=levels)
+
+
+def _q8_0(blocks: Blocks) -> Levels:
+    return Levels(scales=_halves(blocks, 0), levels=blocks[..., 2:] ^ 128)
+
+
+def _six_bits(twelve: Blocks) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales and minimums of eight groups, each `[out, units, 8]`: the first four in the low bits of eight
+    bytes, the others in four bytes' halves and what is above those bits."""
+    first, second, third = twelve[..., :4], twelve[..., 4:8], twelve[..., 8:]
+    scales = torch.cat([first & 63, third & 15 | first >> 6 << 4], dim=2)
+    return scales, torch.cat([second & 63, third >> 4 | second >> 6 << 4], dim=2)
+
+
+def _grouped(blocks: Blocks, levels: torch.Tensor) -> Levels:
+    """Of Q4_K and Q5_K, which begin alike; levels `[out, units, 8, 32]`."""
+    scales, minimums = _six_bits(blocks[..., 4:16])
+    return Levels(
+        levels=levels.flatten(1, 2),
+        scales=_halves(blocks, 0),
+        minimums=_halves(blocks, 2),
+        whole_scales=scales.flatten(1)[..., None],
+        whole_minimums=minimums.flatten(1),
+    )
+
+
+def _pairs(blocks: Blocks) -> torch.Tensor:
+    """`[out, units, 8, 32]` from 128 bytes: a group in the low halves of 32 bytes, the next in the high
+    ones."""
+    chunks = blocks.reshape(*blocks.shape[:2], 4, GROUP)
+    return torch.stack([chunks & 15, chunks >> 4], dim=3).flatten(2, 3)
+
+
+def _q4_k(blocks: Blocks) -> Levels:
+    return _grouped(blocks, _pairs(blocks[..., 16:]))
+
+
+def _q5_k(blocks: Blocks) -> Levels:
+    places = torch.arange(8, dtype=torch.uint8)[:, None]
+    return _grouped(blocks, _pairs(blocks[..., 48:]) | (blocks[..., None, 16:48] >> places & 1) << 4)
+
+
+def _q6_k(blocks: Blocks) -> Levels:
+    """Of 128 inputs: four bits in 64 bytes, of the first half in the low halves; two bits in 32 bytes."""
+    size = blocks.shape[:2]
+    low, high = blocks[..., :128].reshape(*size, 2, 64), blocks[..., 128:192].reshape(*size, 2, 1, GROUP)
+    fours = torch.cat([low & 15, low >> 4], dim=3).view(*size, 2, 4, GROUP)
+    twos = high >> torch.arange(0, 8, 2, dtype=torch.uint8)[:, None] & 3
+    return Levels(
+        levels=(fours | twos << 4).flatten(1, 3),
+        scales=_halves(blocks, 208),
+        whole_scales=blocks[..., 192:208].contiguous().view(torch.int8).view(len(blocks), -1, 2),
+    )
+
+
+_READ: dict[str, Callable[[Blocks], Levels]] = {
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+    "IQ4_NL": _q4_0,
+}

@@ -1,0 +1,213 @@
+"""Matrices that stay as a GGUF file packs them: the weights are the file's to the last bit, products are
+those of rounded rows, and memory is the file's."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGML_QUANT_SIZES, GGUFReader
+from gguf import GGMLQuantizationType as Kind
+from gguf.quants import dequantize
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from flowspec.core.protocol.precision import FILED
+from flowspec.errors import InputError
+from flowspec.model.arithmetic import plain
+from flowspec.model.arithmetic.packed import FORMS, Form, packed, unpacked
+from flowspec.model.files import ModelFiles
+from flowspec.model.gguf.blocks import panels_of
+from flowspec.model.gguf.file import KEPT_TYPES
+from flowspec.model.gguf_layers import GgufLinear, Part, PlainGgufLinear, stay_packed
+from flowspec.model.kernel_checks import linear_fault
+from flowspec.model.kernels import kernels_of
+from flowspec.model.pieces import Span
+from flowspec.model.slice import Slice
+from flowspec.plan.memory import stage_memory
+from flowspec.plan.shape import shape_of
+from flowspec.runtime.loading import slice_memory
+from flowspec.runtime.planning.plan_inputs import counted_weights
+from flowspec.runtime.session import pick_dtype
+from tests.ggufs import KEPT, convert, make
+from tests.model.slices import CPU, assert_faithful
+
+HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+"""Where float16 lie in a block; in other types at its beginning."""
+
+
+def rows_of(kind: str, outputs: int, units: int, seed: int) -> np.ndarray:
+    """Random rows of a file, whose scales are numbers."""
+    generator = np.random.default_rng(seed)
+    size = GGML_QUANT_SIZES[Kind[kind]][1]
+    found = generator.integers(0, 256, (outputs, units, size), np.uint8)
+    for at in HALVES.get(kind, (0,)):
+        scales = generator.normal(size=(outputs, units, 1)).astype(np.float16)
+        found[..., at : at + 2] = scales.view(np.uint8)
+    return found.reshape(outputs, -1)
+
+
+def layer_of(kind: str, outputs: int, units: int, seed: int, linear: type[GgufLinear]) -> nn.Linear:
+    inputs = units * FORMS[kind].unit
+    found = nn.Linear(inputs, outputs, bias=False, device="meta")
+    panels = panels_of(kind, torch.from_numpy(rows_of(kind, outputs, units, seed)), inputs)
+    stay_packed(found, (Part(kind, panels, outputs),), linear, torch.bfloat16)
+    return found
+
+
+def test_the_files_names_are_the_forms() -> None:
+    assert tuple(FORMS) == KEPT_TYPES
+    assert [form.number for form in FORMS.values()] == list(range(len(FORMS)))
+
+
+@pytest.mark.arm
+@pytest.mark.parametrize("kind", FORMS)
+@given(outputs=st.integers(1, 40), units=st.integers(1, 3), seed=st.integers(0, 99))
+def test_panels_hold_the_files_weights_in_as_many_bytes(
+    kind: str, outputs: int, units: int, seed: int
+) -> None:
+    form, rows = FORMS[kind], rows_of(kind, outputs, units, seed)
+    panels = panels_of(kind, torch.from_numpy(rows), units * form.unit)
+    assert panels.numel() * outputs == rows.nbytes * -(-outputs // 16) * 16
+    assert panels.numel() == form.panel_bytes(units * form.unit, outputs)
+    ids = torch.from_numpy(np.random.default_rng(seed).integers(0, outputs, 9))
+    found = plain.packed_rows(form, panels, ids)
+    assert np.array_equal(found.numpy(), dequantize(rows, Kind[kind])[ids.numpy()])
+    assert torch.equal(packed(form, unpacked(form, panels)), panels)
+
+
+@pytest.mark.arm
+@pytest.mark.parametrize("kind", FORMS)
+@torch.inference_mode()
+def test_products_are_those_of_the_files_weights_with_rows_that_are_near(kind: str) -> None:
+    """An error in an unpacked scale or minimum moves an output by far more than rounding rows does."""
+    form = FORMS[kind]
+    for outputs, units in ((33, 1), (48, 4)):
+        layer = layer_of(kind, outputs, units, 5, GgufLinear)
+        weights = dequantize(rows_of(kind, outputs, units, 5), Kind[kind]).astype(np.float64)
+        for count in (1, 2, 7, 16):
+            rows = torch.randn(count, units * form.unit)
+            off = np.abs(layer(rows).double().numpy() - rows.double().numpy() @ weights.T)
+            groups = rows.abs().view(count, -1, 32).amax(dim=2).double().numpy()  # largest of each group
+            sizes = np.abs(weights).reshape(outputs, -1, 32).sum(axis=2)
+            assert (off <= 1e-4 * sizes.sum(axis=1) + groups @ sizes.T / 254).all()
+            assert np.sqrt((off**2).mean() / (weights**2).sum(axis=1).mean()) < 0.012
+
+
+@torch.inference_mode()
+def test_the_plain_kernel_takes_rows_as_they_are() -> None:
+    for kind in FORMS:
+        layer = layer_of(kind, 21, 2, 3, PlainGgufLinear)
+        weights = dequantize(rows_of(kind, 21, 2, 3), Kind[kind]).astype(np.float64)
+        rows = torch.randn(5, layer.in_features)
+        expected = rows.double().numpy() @ weights.T
+        np.testing.assert_allclose(
+            layer(rows).double().numpy(), expected, rtol=1e-4, atol=1e-4 * np.abs(weights).max()
+        )
+
+
+def test_a_kernel_that_forgets_minimums_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    (kernel,) = kernels_of(FILED, CPU)
+    assert linear_fault(FILED, kernel, CPU) == ""
+
+    def without(rows: torch.Tensor, form: Form, panels: torch.Tensor, outputs: int) -> torch.Tensor:
+        """As if the minimums were stored as zeros."""
+        if form.has_minimum:
+            panels = panels.clone()
+            panels[..., -32:] = 0
+        return plain.packed_product(rows.float(), form, panels, outputs)
+
+    monkeypatch.setattr("flowspec.model.gguf_layers.packed_product", without)
+    assert "computes something else than it should" in linear_fault(FILED, kernel, CPU)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("filed")
+
+
+@pytest.mark.parametrize("kind", KEPT, ids=lambda kind: kind.name)
+def test_a_model_is_faithful_in_every_form(kind: Kind, folder: Path) -> None:
+    checkpoint = folder / "llama"
+    if not checkpoint.exists():
+        make(checkpoint, "llama")
+    path = convert(checkpoint, folder / f"{kind.name}.gguf", kind)
+    assert pick_dtype(None, ModelFiles(str(path)), ModelFiles(str(path)).config()) == FILED
+    assert_faithful(path, FILED)
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-tied", "qwen3-moe", "phi3"])
+def test_slices_take_the_files_bytes_as_foretold_and_planned(name: str, tmp_path: Path) -> None:
+    path = convert(make(tmp_path / "checkpoint", name), tmp_path / "m.gguf", KEPT)
+    files = ModelFiles(str(path))
+    config = files.config()
+    count = config.num_hidden_layers
+    sizes = {each.name: int(each.n_bytes) for each in GGUFReader(path).tensors}
+    shape = shape_of(config, name, files.filed_bytes)
+    for first, end in ((0, 1), (1, count), (0, count)):
+        span = Span(first=first, end=end, count=count)
+        foretold = slice_memory(files, span, FILED, 100).weight_bytes
+        assert Slice.load(files, span, FILED, CPU).weight_bytes == foretold
+        own = sum(size for tensor, size in sizes.items() if tensor.startswith("blk."))
+        own = own * (end - first) // count  # each has another mix
+        own += sizes["token_embd.weight"] * span.is_first + sizes.get("output.weight", 0) * span.is_last
+        if "output.weight" not in sizes and span.is_last and not span.is_first:
+            own += sizes["token_embd.weight"]  # it is tied
+        assert foretold == pytest.approx(own, rel=0.25 if end - first < count else 0.02)
+        planned = stage_memory(
+            shape,
+            counted_weights(files, shape),
+            FILED,
+            end - first,
+            first=span.is_first,
+            last=span.is_last,
+            context=100,
+            users=1,
+        )
+        assert foretold <= planned.weight_bytes * 1.01, "a plan that is too small is refused by its devices"
+        assert planned.weight_bytes < 1.4 * foretold
+
+
+def test_a_tied_embedding_is_there_once(tmp_path: Path) -> None:
+    path = convert(make(tmp_path / "checkpoint", "llama-tied"), tmp_path / "m.gguf", KEPT)
+    part = Slice.load(ModelFiles(str(path)), Span(first=0, end=4, count=4), FILED, CPU)
+    assert part.pieces.embedding is not None
+    assert part.pieces.lm_head is not None
+    assert part.pieces.embedding.parts[0].panels is part.pieces.lm_head.parts[0].panels
+
+
+def test_what_is_not_packed_throughout_runs_in_another_precision(tmp_path: Path) -> None:
+    checkpoint = make(tmp_path / "checkpoint", "llama")
+    for kinds, why in (((Kind.Q4_0, Kind.F16), ""), ((Kind.F16,), "float16"), ((Kind.F32,), "float32")):
+        files = ModelFiles(str(convert(checkpoint, tmp_path / f"{len(kinds)}{why}.gguf", kinds)))
+        assert not files.is_packed
+        assert pick_dtype(None, files, files.config()) == (why or "bfloat16")
+        assert files.precision_beside(FILED) == "bfloat16"
+        with pytest.raises(InputError, match="--dtype gguf: expected a GGUF file of packed matrices"):
+            pick_dtype(FILED, files, files.config())
+    mixed = ModelFiles(str(tmp_path / "2.gguf"))
+    with pytest.raises(InputError, match=r"^blk\.0\..*weight is not packed in a form that layers "):
+        Slice.load(mixed, Span(first=0, end=4, count=4), FILED, CPU)
+
+
+def test_other_models_are_told_what_gguf_means(tmp_path: Path) -> None:
+    files = ModelFiles(str(make(tmp_path / "checkpoint", "llama")))
+    with pytest.raises(InputError, match="leave --dtype out"):
+        pick_dtype(FILED, files, files.config())
+    assert files.filed_bytes == 0
+
+
+def test_weights_are_given_back_to_the_file(folder: Path) -> None:
+    """One copy: what was read of the file is not kept in memory beside the panels."""
+    path = folder / "Q8_0.gguf"
+    if not path.exists():
+        path = convert(make(folder / "again", "llama"), path, Kind.Q8_0)
+    files = ModelFiles(str(path))
+    tensors = files.tensors()
+    tensors.panels("model.layers.0.mlp.gate_proj.weight", (512, 256))
+    with open(f"/proc/{os.getpid()}/maps") as maps:
+        assert str(path) not in maps.read()
