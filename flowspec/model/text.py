@@ -93,7 +93,7 @@ class Tokenizer:
     """A model's tokenizer, loaded with transformers."""
 
     def __init__(self, files: ModelFiles) -> None:
-        from transformers import AutoTokenizer
+        from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
         found = [
             path for name in (*_TOKENIZER_FILES, *_OTHER_FILES) if (path := files.find(name)) is not None
@@ -115,7 +115,10 @@ class Tokenizer:
 
                     self._tokenizer: Any = load(files.gguf_file)
                 else:
-                    self._tokenizer = AutoTokenizer.from_pretrained(
+                    # tokenizer.json as it stands: classes of transformers may build another tokenizer. Llama
+                    # 2's loses a space that a text begins with, or has none behind special tokens.
+                    kind = PreTrainedTokenizerFast if found[0].name == "tokenizer.json" else AutoTokenizer
+                    self._tokenizer = kind.from_pretrained(
                         found[0].parent, local_files_only=True, trust_remote_code=False
                     )
             except InputError:

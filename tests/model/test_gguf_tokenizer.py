@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from flowspec.core.protocol import limits
 from flowspec.errors import InputError
-from flowspec.model.files import ModelFiles
+from flowspec.model.files import ModelFiles, bundled_folder
 from flowspec.model.gguf.file import GgufFile, GgufTexts
 from flowspec.model.gguf.splits import SPLITS
 from flowspec.model.gguf.tokenizer import load, stop_ids
@@ -333,6 +333,24 @@ def test_gemma_4_merges_characters_by_a_list(folder: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------- both formats
+
+
+@pytest.mark.parametrize("class_name", ["LlamaTokenizer", "LlamaTokenizerFast", "TokenizersBackend"])
+@pytest.mark.parametrize("is_legacy", [True, False])
+def test_the_checkpoint_gives_the_same_ids(
+    class_name: str, is_legacy: bool, llama2: GgufFile, tmp_path: Path
+) -> None:
+    """Whatever class its tokenizer_config.json names: transformers' own for Llama would build another one."""
+    tokenizer = load(llama2)
+    tokenizer.backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
+    config = {"tokenizer_class": class_name, "legacy": is_legacy, "add_bos_token": True}
+    config |= {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    shutil.copy(bundled_folder("target") / "config.json", tmp_path)
+    checkpoint = Tokenizer(ModelFiles(str(tmp_path)))
+    texts = [text for text, _ in expected(PUBLISHED / "phi-3.inp", PUBLISHED / "phi-3.out")]
+    for text in (*texts, "<s>[INST] a </s><s>[INST]"):
+        assert checkpoint.encode(text) == tokenizer(text)["input_ids"], text
 
 
 def test_a_chat_template_names_special_tokens(folder: Path) -> None:
