@@ -22,7 +22,7 @@ from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles, bundled_folder
 from flowspec.model.gguf.file import GgufFile, GgufTexts
 from flowspec.model.gguf.splits import SPLITS
-from flowspec.model.gguf.tokenizer import load, stop_ids
+from flowspec.model.gguf.tokenizer import load, plain_tokens, stop_ids
 from flowspec.model.text import TextStream, Tokenizer, recommended
 from tests.checks import vocabularies
 from tests.mutations import mutants, one_line_at_most
@@ -382,6 +382,15 @@ def test_tokens_that_end_an_answer_are_found_by_name(folder: Path) -> None:
     assert stop_ids(write_vocabulary(folder / "none.gguf", {})) == frozenset()
 
 
+def test_plain_tokens_are_those_that_texts_are_made_of(folder: Path) -> None:
+    special = {"<ctl>": CONTROL, "[PAD7]": int(TokenType.UNUSED)}
+    plain, others = plain_tokens(write_vocabulary(folder / "plain.gguf", sentencepiece(WORDS, special)))
+    count = FIRST + len(WORDS)
+    assert list(plain) == list(range(3, count))
+    assert others == {0, 1, 2, count, count + 1}
+    assert plain[IDS["hello"]] == "hello"
+
+
 def test_the_check_of_published_vocabularies_tells_right_and_wrong(
     phi3: GgufFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -498,4 +507,5 @@ def test_any_metadata_are_used_or_refused(folder: Path, metadata: dict[str, Any]
     with one_line_at_most():
         tokenizer = load(file)
         tokenizer.decode(tokenizer("a hello<turn>  c")["input_ids"])
+        plain_tokens(file)
         stop_ids(file)

@@ -253,6 +253,15 @@ def stop_ids(file: GgufFile) -> frozenset[int]:
     return frozenset(token for token, text in enumerate(_texts(file, "tokens")) if text in _STOPS)
 
 
+def plain_tokens(file: GgufFile) -> tuple[dict[int, str], frozenset[int]]:
+    """Text by id of the tokens that texts are made of, and the ids of the others: special ones, and places
+    that are left free."""
+    vocabulary = _Vocabulary.read(file)
+    found = enumerate(zip(vocabulary.tokens, vocabulary.kinds, strict=True))
+    plain = {token: text for token, (text, kind) in found if kind in (_NORMAL, _BYTE)}
+    return plain, frozenset(range(len(vocabulary.tokens))) - plain.keys()
+
+
 def _is_phi3(file: GgufFile) -> bool:
     """By its kind, and as in llama.cpp by its name. Phi-4's architecture is called phi3, too."""
     name = str(file.metadata.get("general.name")).lower()
