@@ -135,7 +135,7 @@ def convert(
         path, architecture, split_max_tensors=part_tensors, small_first_shard=bool(part_tensors)
     )
     for key, value in written.items():
-        _add(writer, key, value)
+        add_entry(writer, key, value)
     tensors = {**_tensors(_numbers(checkpoint), config, architecture), **(extra or {})}
     kinds = [kind] if isinstance(kind, GGMLQuantizationType) else list(kind)
     for number, (name, values) in enumerate(tensors.items()):
@@ -166,7 +166,7 @@ def _numbers(checkpoint: Path) -> Tensors:
     }
 
 
-def _add(writer: GGUFWriter, key: str, value: Any) -> None:
+def add_entry(writer: GGUFWriter, key: str, value: Any) -> None:
     if isinstance(value, bool):
         writer.add_bool(key, value)
     elif isinstance(value, int):

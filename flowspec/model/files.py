@@ -109,7 +109,8 @@ class ModelFiles:
         return hub_file(repository, self._hub_gguf, may_fetch=False)
 
     @functools.cached_property
-    def _gguf(self) -> GgufFile:
+    def gguf_file(self) -> GgufFile:
+        """What a GGUF file says of itself; of a model that is one."""
         assert self.gguf is not None
         return GgufFile.read(self.gguf)
 
@@ -143,7 +144,7 @@ class ModelFiles:
     @property
     def gguf_architecture(self) -> str:
         """What a GGUF file calls its architecture; empty for other models."""
-        return "" if self.gguf is None else str(self._gguf.metadata.get("general.architecture"))
+        return "" if self.gguf is None else str(self.gguf_file.metadata.get("general.architecture"))
 
     def path(self, name: str) -> Path:
         """The local path of a file that must be there; fetched from the hub if need be."""
@@ -168,14 +169,14 @@ class ModelFiles:
     def has_tokenizer(self) -> bool:
         """Whether there is one in the form that fast tokenizers have, or in a GGUF file's metadata."""
         if self.gguf is not None:
-            return "tokenizer.ggml.tokens" in self._gguf.metadata
+            return "tokenizer.ggml.tokens" in self.gguf_file.metadata
         return self.find("tokenizer.json") is not None
 
     def raw_config(self) -> dict[str, Any]:
         """config.json as it is, without transformers and its imports; of a multimodal model the decoder's
         part of it."""
         if self.gguf is not None:
-            path, raw = self.gguf, config_of(self._gguf)
+            path, raw = self.gguf, config_of(self.gguf_file)
             check_config(raw, path)
         else:
             path = self.path("config.json")
@@ -198,7 +199,7 @@ class ModelFiles:
         """Raises `InputError` when weight files of a local folder are missing or cut short; fetches nothing
         from the hub."""
         if self.gguf is not None:
-            _ = self._gguf
+            _ = self.gguf_file
         elif self.folder is not None:
             for name in sorted(set(self.weight_map().values())):
                 read_header(self.path(name))
@@ -255,12 +256,12 @@ class ModelFiles:
         if self.gguf is not None:
             from flowspec.model.gguf.tensors import GgufTensors
 
-            return GgufTensors.of_file(self._gguf, self.config())
+            return GgufTensors.of_file(self.gguf_file, self.config())
         return self._safetensors()
 
     def extents(self) -> Extents:
         """The tensors under the names that they have in the files, and where each lies."""
-        return self._safetensors() if self.gguf is None else self._gguf
+        return self._safetensors() if self.gguf is None else self.gguf_file
 
     def _safetensors(self) -> SafetensorsTensors:
         return SafetensorsTensors(self.model, self.weight_map(), self.path)
@@ -281,7 +282,7 @@ class ModelFiles:
         """
         if self.gguf is not None:
             digest = hashlib.sha256()
-            for path, size in self._gguf.headers.items():
+            for path, size in self.gguf_file.headers.items():
                 with path.open("rb") as file:
                     digest.update(file.read(size))
                 _add_samples(digest, path)

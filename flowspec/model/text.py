@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,6 @@ from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import SAMPLING_FIELDS
 from flowspec.errors import InputError, first_line
 from flowspec.model.files import ModelFiles
-from flowspec.model.gguf.file import tell_gguf_version
 from flowspec.model.json_files import read_json
 from flowspec.model.template import bounded_time
 
@@ -95,7 +93,7 @@ class Tokenizer:
     """A model's tokenizer, loaded with transformers."""
 
     def __init__(self, files: ModelFiles) -> None:
-        from transformers import AutoTokenizer
+        from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
         found = [
             path for name in (*_TOKENIZER_FILES, *_OTHER_FILES) if (path := files.find(name)) is not None
@@ -113,11 +111,18 @@ class Tokenizer:
         with self._used():
             try:
                 if files.gguf is not None:
-                    self._tokenizer: Any = _from_gguf(files.gguf)
+                    from flowspec.model.gguf.tokenizer import load
+
+                    self._tokenizer: Any = load(files.gguf_file)
                 else:
-                    self._tokenizer = AutoTokenizer.from_pretrained(
+                    # tokenizer.json as it stands: classes of transformers may build another tokenizer. Llama
+                    # 2's loses a space that a text begins with, or has none behind special tokens.
+                    kind = PreTrainedTokenizerFast if found[0].name == "tokenizer.json" else AutoTokenizer
+                    self._tokenizer = kind.from_pretrained(
                         found[0].parent, local_files_only=True, trust_remote_code=False
                     )
+            except InputError:
+                raise
             except Exception as error:  # noqa: BLE001 - tokenizers raises just that, transformers whatever it meets in a broken file
                 text = " ".join(str(error).split())
                 raise InputError(f"cannot read the tokenizer of {files.model!r}: {text:.200}") from None
@@ -297,16 +302,6 @@ def _check_sizes(folder: Path) -> None:
             )
 
 
-def _from_gguf(path: Path) -> Any:
-    """The tokenizer that transformers makes of a GGUF file's metadata, whatever other files lie beside it."""
-    from transformers import AutoTokenizer
-
-    tell_gguf_version()
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / path.name).symlink_to(path.resolve())
-        return AutoTokenizer.from_pretrained(folder, gguf_file=path.name, local_files_only=True)
-
-
 def check_utf8(text: str) -> None:
     """Raises `InputError` for a text that came from bytes of another encoding."""
     try:
@@ -405,11 +400,16 @@ class Recommended:
 
 
 def recommended(files: ModelFiles, config: Any) -> Recommended:
-    """Reads generation_config.json (all of it optional) and the config's stop tokens."""
+    """Reads generation_config.json (all of it optional), the config's stop tokens, and those of a GGUF file's
+    vocabulary."""
     path = files.find("generation_config.json")
     raw = {} if path is None else _read_generation_config(path)
     stops = raw.get("eos_token_id", getattr(config, "eos_token_id", None))
     stop_ids = frozenset([stops] if isinstance(stops, int) else stops or [])
+    if files.gguf is not None:
+        from flowspec.model.gguf import tokenizer
+
+        stop_ids |= tokenizer.stop_ids(files.gguf_file)
     unsupported = tuple(
         name for name, off in _UNSUPPORTED.items() if raw.get(name) is not None and raw[name] != off
     )

@@ -33,6 +33,7 @@ from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder
 from flowspec.plan.shape import eagle_shape, shape_of
 from tests.draft.heads import make_head
 from tests.draft.trees import Teller, segment
+from tests.ggufs import convert
 
 CPU = torch.device("cpu")
 
@@ -153,6 +154,36 @@ def test_tokenizers_that_differ_are_refused_by_name(tmp_path: Path, vocabulary: 
     write_tokenizer(folder, [[f"t{n}", -1.0] for n in range(290)])
     write_tokenizer(drafter, vocabulary)
     refused(str(drafter), ModelFiles(str(folder)), match)
+
+
+def stated(texts: list[str], special: int) -> dict[str, Any]:
+    """The metadata of a GGUF file with these tokens, the last ones special."""
+    kinds = [1] * (len(texts) - special) + [3] * special
+    return {"tokenizer.ggml.tokens": texts, "tokenizer.ggml.token_type": kinds}
+
+
+def test_vocabularies_are_compared_whatever_files_they_come_in(tmp_path: Path) -> None:
+    """Special tokens may have other names, and a file may leave places free."""
+    texts = [f"t{n}" for n in range(290)]
+    folder = make_variant(tmp_path / "target", "llama-grouped")
+    added = [{"id": token, "content": f"<{token}>"} for token in (0, 290, 291)]
+    content = {"model": {"vocab": dict(zip(texts, range(290), strict=True))}, "added_tokens": added}
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    checkpoint = small(tmp_path / "drafter")
+    named = ["<bos>", *texts[1:], *(f"[PAD{token}]" for token in range(290, VOCABULARY_SIZE))]
+    one = convert(checkpoint, tmp_path / "one.gguf", metadata=stated(named, 10))
+    two = convert(
+        make_variant(tmp_path / "b", "llama-grouped"), tmp_path / "two.gguf", metadata=stated(named, 12)
+    )
+    other = convert(checkpoint, tmp_path / "other.gguf", metadata=stated([*named[:17], "x", *named[18:]], 10))
+    for drafter, model in ((one, folder), (one, two)):
+        assert open_drafter(str(drafter), ModelFiles(str(model)), "float32", CPU, context=100) is not None
+    for model in (folder, two):
+        refused(str(other), ModelFiles(str(model)), "expected 't17' as id 17, got 'x'")
+    less = convert(checkpoint, tmp_path / "less.gguf", metadata=stated(named[:200], 0))
+    refused(str(less), ModelFiles(str(folder)), "expected 't200' as id 200, got None")
+    (folder / "tokenizer.json").write_text(json.dumps({**content, "added_tokens": [3]}))
+    refused(str(one), ModelFiles(str(folder)), r"tokenizer\.json: expected added_tokens with ids")
 
 
 def test_what_is_no_drafter_is_refused(target: ModelFiles, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 _STRING, _ARRAY = 8, 9
 _DIMENSIONS_MAX = 4
 _ALIGNMENT = 32
+_LENGTH = struct.Struct("<Q")
 _PART_COUNT, _PART_NUMBER, _TENSOR_COUNT = "split.count", "split.no", "split.tensors.count"
 _EMBEDDING, _OUTPUT, _ROUTER = "token_embd.weight", "output.weight", ".ffn_gate_inp."
 KEPT_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL")
@@ -37,6 +38,36 @@ KEPT_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "I
 Rows = npt.NDArray[np.uint8]
 F32 = npt.NDArray[np.float32]
 MISSING_PACKAGE = "GGUF files need the gguf package: pip install 'flowspec[gguf]', or pip install gguf"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GgufTexts:
+    """A list of `count` texts in the metadata, from byte `start` to byte `end` of the file `path`.
+
+    Vocabularies are most of a header, and who loads weights does not need them: they are read when asked for.
+    """
+
+    path: Path
+    start: int
+    end: int
+    count: int
+
+    def read(self) -> list[str]:
+        """Raises `InputError` when they are no UTF-8, or the file is not there any more."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.start)
+                data = file.read(self.end - self.start)
+            texts, at = [], 0
+            for _ in range(self.count):
+                (length,) = _LENGTH.unpack_from(data, at)
+                at += _LENGTH.size + length
+                texts.append(data[at - length : at].decode())
+            return texts
+        except (OSError, ValueError, struct.error) as error:
+            raise InputError(
+                f"cannot read the texts in the header of {self.path}: {first_line(error)}; copy it again"
+            ) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,8 +163,8 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufFile:
-    """`metadata` holds numbers, texts, lists of numbers, and of a list of texts its length; of several parts
-    the first one's.
+    """`metadata` holds numbers, texts, lists of numbers, and where lists of texts are; of several parts the
+    first one's.
 
     `headers` says of each part how many bytes come before its tensors.
     """
@@ -294,17 +325,16 @@ class _Reader:
             return list(struct.unpack(f"<{count}{layout}", self._take(count * struct.calcsize(f"<{layout}"))))
         if of != _STRING:
             raise ValueError(f"a list of type {of}")
-        self._skip_texts(count)
-        return count
+        return self._texts(count)
 
-    def _skip_texts(self, count: int) -> None:
-        """Vocabularies are most of a header."""
-        at, length = self._at, struct.Struct("<Q")
+    def _texts(self, count: int) -> GgufTexts:
+        start = at = self._at
         for _ in range(count):
-            at += 8 + length.unpack_from(self._data, at)[0]
+            at += _LENGTH.size + _LENGTH.unpack_from(self._data, at)[0]
         if at > len(self._data):
             raise ValueError("it ends early")
         self._at = at
+        return GgufTexts(path=self._path, start=start, end=at, count=count)
 
     def _place(self) -> tuple[str, tuple[int, ...], int, int]:
         """A tensor's name, shape, type and distance from the first one."""

@@ -1,0 +1,511 @@
+"""Tokenizers of GGUF files: the ids of llama.cpp, which are those of the checkpoint."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import shutil
+import struct
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from gguf import TokenType
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from flowspec.core.protocol import limits
+from flowspec.errors import InputError
+from flowspec.model.files import ModelFiles, bundled_folder
+from flowspec.model.gguf.file import GgufFile, GgufTexts
+from flowspec.model.gguf.splits import SPLITS
+from flowspec.model.gguf.tokenizer import load, plain_tokens, stop_ids
+from flowspec.model.text import TextStream, Tokenizer, recommended
+from tests.checks import vocabularies
+from tests.mutations import mutants, one_line_at_most
+from tests.vocabularies import (
+    BYTES,
+    PUBLISHED,
+    byte_level,
+    expected,
+    published,
+    sentencepiece,
+    write_vocabulary,
+)
+
+CONTROL, USER_DEFINED = int(TokenType.CONTROL), int(TokenType.USER_DEFINED)
+WORDS = {
+    **{character: -100.0 - number for number, character in enumerate("\u2581abcdehlo,\n")},
+    **{
+        "\u2581a": -1,
+        "he": -2,
+        "ll": -3,
+        "hell": -4,
+        "hello": -5,
+        "\u2581hello": -6,
+        "ab": -7,
+        "\u2581\u2581": -8,
+    },
+}
+FIRST = 3 + len(BYTES)
+IDS = {word: FIRST + number for number, word in enumerate(WORDS)}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("vocabularies")
+
+
+@pytest.fixture(scope="module")
+def phi3(folder: Path) -> GgufFile:
+    return published(folder)
+
+
+@pytest.fixture(scope="module")
+def llama2(phi3: GgufFile) -> GgufFile:
+    """Its vocabulary is the beginning of Phi-3's."""
+    return replace(
+        phi3, metadata={**phi3.metadata, "general.architecture": "llama", "general.name": "Llama 2"}
+    )
+
+
+def ids_of(file: GgufFile, text: str) -> list[int]:
+    return list(load(file)(text, add_special_tokens=False)["input_ids"])
+
+
+# ----------------------------------------------------------------------------------------- SentencePiece
+
+
+def test_a_published_vocabulary_gives_the_published_ids(phi3: GgufFile, llama2: GgufFile) -> None:
+    cases = list(expected(PUBLISHED / "phi-3.inp", PUBLISHED / "phi-3.out"))
+    assert len(cases) == 46
+    for file in (phi3, llama2):
+        tokenizer = load(file)
+        for text, ids in cases:
+            assert tokenizer(text, add_special_tokens=False)["input_ids"] == ids, text
+            assert tokenizer.decode(ids, clean_up_tokenization_spaces=False) == text
+
+
+def test_each_text_between_special_tokens_begins_with_a_space_of_its_own(llama2: GgufFile) -> None:
+    tokenizer = load(llama2)
+    assert tokenizer(" Hello world")["input_ids"] == [1, 29871, 15043, 3186]
+    turn = [1, 518, 25580, 29962]
+    assert tokenizer("<s>[INST]</s><s>[INST]", add_special_tokens=False)["input_ids"] == [*turn, 2, *turn]
+
+
+def test_special_tokens_of_phi3_swallow_spaces_but_for_three(phi3: GgufFile, llama2: GgufFile) -> None:
+    user, end = (
+        phi3.metadata["tokenizer.ggml.tokens"].read().index(name) for name in ("<|user|>", "<|end|>")
+    )
+    hello, spaced = 15043, [29871, 15043]
+    text = "<|user|>\n Hello<|end|> \n<s> Hello"
+    assert ids_of(phi3, text) == [user, hello, end, 1, *spaced]
+    assert ids_of(llama2, text) == [user, 29871, 13, hello, end, 259, 13, 1, *spaced]
+    by_name = replace(llama2, metadata={**llama2.metadata, "general.name": "My Phi-3 as Llama"})
+    assert ids_of(by_name, text) == ids_of(phi3, text)
+    by_kind = replace(phi3, metadata={**phi3.metadata, "general.name": "mine"})
+    assert ids_of(by_kind, text) == ids_of(phi3, text)
+
+
+def merged(text: str, scores: Mapping[str, float]) -> tuple[list[str], bool]:
+    """llama.cpp's SentencePiece: of all neighbours that make a token the highest score, and of several the
+    left one, until there are none. Whether two of one score overlapped, too."""
+    symbols: list[str] = list(text)
+    before, behind = list(range(-1, len(text) - 1)), [*range(1, len(text)), -1]
+    queue: list[tuple[float, int, int, str]] = []
+
+    def offer(left: int, right: int) -> None:
+        if left >= 0 and right >= 0 and symbols[left] + symbols[right] in scores:
+            pair = symbols[left] + symbols[right]
+            heapq.heappush(queue, (-scores[pair], left, right, pair))
+
+    for right in range(1, len(text)):
+        offer(right - 1, right)
+    is_tie = False
+    while queue:
+        score, left, right, pair = heapq.heappop(queue)
+        if not symbols[left] or not symbols[right] or symbols[left] + symbols[right] != pair:
+            continue
+        beyond = behind[right]
+        other = symbols[right] + symbols[beyond] if beyond >= 0 else ""
+        is_tie |= symbols[left] != symbols[right] and -scores.get(other, 1e9) == score
+        symbols[left], symbols[right] = pair, ""
+        behind[left] = beyond
+        if beyond >= 0:
+            before[beyond] = left
+        offer(before[left], left)
+        offer(left, behind[left])
+    return [symbol for symbol in symbols if symbol], is_tie
+
+
+ALPHABET = "\u2581abc"
+
+
+@st.composite
+def scored(draw: st.DrawFn) -> dict[str, float]:
+    """Tokens of some characters, each with its score; all characters are tokens, as in every vocabulary that
+    SentencePiece trained."""
+    pieces = draw(st.lists(st.text(ALPHABET, min_size=2, max_size=5), max_size=14, unique=True))
+    order = draw(st.permutations([*ALPHABET, *pieces]))
+    return {piece: -float(number) for number, piece in enumerate(order)}
+
+
+@given(scored(), st.text(" abc\u00e9\u20ac", max_size=24))
+@example({"a": -1.0, "b": -2.0, "\u2581": -4.0, "ab": -3.0, "ba": -0.5}, "ababba")
+def test_ids_are_those_of_merging_by_score(folder: Path, scores: dict[str, float], text: str) -> None:
+    file = write_vocabulary(folder / "scored.gguf", sentencepiece(scores))
+    pieces, is_tie = merged(f" {text}".replace(" ", "\u2581") if text else "", scores)
+    assume(not is_tie)
+    ids = {piece: FIRST + number for number, piece in enumerate(scores)}
+    wanted = [
+        token
+        for piece in pieces
+        for token in ([ids[piece]] if piece in ids else [3 + byte for byte in piece.encode()])
+    ]
+    tokenizer = load(file)
+    assert tokenizer(text, add_special_tokens=False)["input_ids"] == wanted
+    assert tokenizer.decode(wanted, clean_up_tokenization_spaces=False) == text
+
+
+def test_overlapping_pairs_of_one_score_are_merged_as_in_tokenizer_json(folder: Path) -> None:
+    """The one thing in which llama.cpp differs: it takes the left one."""
+    scores = {"\u2581": -9.0, "a": -8.0, "b": -7.0, "c": -6.0, "bc": -1.0, "ab": -1.0}
+    assert merged("abc", scores) == (["ab", "c"], True)
+    metadata = sentencepiece(scores, add_space_prefix=False)
+    assert ids_of(write_vocabulary(folder / "tie.gguf", metadata), "abc") == [FIRST + 1, FIRST + 4]
+
+
+@given(st.text(st.characters(codec="utf-8", exclude_characters="\u2581"), max_size=40))
+@example(" two  spaces ")
+@example("\r\n\t\x00")
+def test_text_survives_the_way_through_tokens(folder: Path, text: str) -> None:
+    for name, metadata in (
+        ("s", sentencepiece(WORDS)),
+        ("p", sentencepiece(WORDS, add_space_prefix=False)),
+    ):
+        path = folder / f"{name}.gguf"
+        tokenizer = load(GgufFile.read(path) if path.exists() else write_vocabulary(path, metadata))
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert tokenizer.decode(ids, clean_up_tokenization_spaces=False) == text
+
+
+def test_the_prefix_and_what_is_put_around_a_text_are_the_files(folder: Path) -> None:
+    def encoded(text: str = "hello", **stated: Any) -> list[int]:
+        file = write_vocabulary(folder / "ends.gguf", sentencepiece(WORDS, **stated))
+        return list(load(file)(text)["input_ids"])
+
+    hello, prefixed = IDS["hello"], IDS["\u2581hello"]
+    assert encoded() == [1, prefixed]
+    assert encoded("") == [1]
+    assert encoded(add_space_prefix=False) == [1, hello]
+    assert encoded(add_bos_token=False) == [prefixed]
+    assert encoded(add_eos_token=True) == [1, prefixed, 2]
+    assert encoded(bos_token_id=IDS["a"], add_bos_token=True) == [IDS["a"], prefixed]
+    assert encoded(bos_token_id=None, eos_token_id=None, add_eos_token=True) == [1, prefixed, 2], (
+        "llama.cpp's own"
+    )
+
+
+def test_special_tokens_in_a_text_are_found_by_their_kind(folder: Path) -> None:
+    special = {
+        "<ctl>": CONTROL,
+        "  ": USER_DEFINED,
+        "<think>": USER_DEFINED,
+        "<free>": int(TokenType.UNUSED),
+    }
+    file = write_vocabulary(folder / "special.gguf", sentencepiece(WORDS, special, add_space_prefix=False))
+    tokenizer, first = load(file), FIRST + len(WORDS)
+    assert ids_of(file, "a<ctl>a<think>he  he<unk>") == [
+        *(IDS["a"], first, IDS["a"], first + 2, IDS["he"], first + 1, IDS["he"], 0)
+    ]
+    assert first + 3 not in ids_of(file, "<free>")
+    ids = [IDS["a"], first, first + 2, first + 1, IDS["\u2581a"]]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "a<think>   a"
+
+
+# -------------------------------------------------------------------------------------------- byte level
+
+MIXED = "I'LL it's  12345 ½x  GrößeNeu.\r\n\n  <=>/a-b 中文ひら\tok  "
+_LLAMA3 = "I|'LL| it|'s| | |123|45| |½|x| | GrößeNeu|.\r\n\n| | <=>/|a|-b| 中文ひら|\tok|  "
+_GPT2 = "I|'|LL| it|'s| | 12345| ½|x| | GrößeNeu|.|\r\n\n | <=>/|a|-|b| 中文ひら|\t|ok|  "
+_DIGITS_GPT2 = _GPT2.replace(" | 12345| ½", "  |1|2|3|4|5| |½")
+PIECES = {
+    **dict.fromkeys(
+        ("llama-bpe", "llama3", "llama-v3", "falcon3", "midm-2.0", "pixtral", "dbrx", "smaug-bpe"), _LLAMA3
+    ),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _LLAMA3.replace("123|45", "1|2|3|4|5")),
+    "tekken": _LLAMA3.replace("123|45", "1|2|3|4|5").replace("Neu", "|Neu"),
+    "gpt-4o": _LLAMA3.replace("|'", "'").replace("Neu", "|Neu"),
+    "seed-coder": _LLAMA3.replace("123|45", "1|2|3|4|5").replace(".\r", ".|\r"),
+    "deepseek-llm": (
+        "I|'|LL| it|'|s|  |1|2|3|4|5| |½|x| | Gr|öß|eNeu|.|\r|\n|\n| | <=>/|a|-|b| |中文ひら|\tok|  "
+    ),
+    "deepseek-coder": (
+        "I|'|LL| it|'|s|  |1|2|3|4|5| |½|x| | GrößeNeu|.|\r|\n|\n|  <=>|/|a|-|b| |中文ひら|\tok|  "
+    ),
+    "deepseek-v3": _LLAMA3.replace(" | |123", "  |123").replace("b| 中", "b| |中"),
+    **dict.fromkeys(("a.x-4.0", "gpt-2", "mellum", "trillion"), _GPT2),
+    **dict.fromkeys(("minerva-7b", "refact", "smollm", "starcoder"), _DIGITS_GPT2),
+    "viking": ("I'LL| it's| | |1|2|3|4|5| |½|x| | GrößeNeu|.\r\n\n | <=>/a-b| 中文ひら|\t|ok|  "),
+}
+LETTERS = [chr(code) for code in (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x144))]
+"""All bytes, as byte-level BPE writes them."""
+
+
+def whole(text: str) -> str:
+    """A text as a byte-level vocabulary writes it."""
+    names = sorted(LETTERS, key=lambda letter: (ord(letter) > 0xFF, ord(letter)))
+    printable = [ord(letter) for letter in names if ord(letter) < 0x100]
+    of_byte = dict(
+        zip([*printable, *(each for each in range(256) if each not in printable)], names, strict=True)
+    )
+    return "".join(of_byte[byte] for byte in text.encode())
+
+
+def merges_of(*texts: str) -> list[str]:
+    """Merges from the left that make the texts."""
+    found = [f"{whole(text)[:at]} {whole(text)[at]}" for text in texts for at in range(1, len(whole(text)))]
+    return list(dict.fromkeys(found))
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_each_pre_tokenizer_cuts_as_its_publisher_says(name: str, folder: Path) -> None:
+    """What is cut apart is not merged: with a token for each piece, and for the whole, a text has a token for
+    each piece."""
+    pieces = PIECES[name].split("|")
+    assert "".join(pieces) == MIXED
+    merges = merges_of(*pieces, MIXED)
+    metadata = byte_level("".join(LETTERS), merges, pre=name, add_bos_token=False)
+    file = write_vocabulary(folder / "split.gguf", metadata)
+    tokens = metadata["tokenizer.ggml.tokens"]
+    assert [tokens[token] for token in ids_of(file, MIXED)] == [whole(piece) for piece in pieces]
+    assert load(file).decode(ids_of(file, MIXED)) == MIXED
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_words_that_no_merge_makes_are_tokens_where_merges_are_ignored(name: str, folder: Path) -> None:
+    special = {"bar": int(TokenType.NORMAL), "<b>": CONTROL}
+    merges = merges_of("ba")
+    metadata = byte_level("".join(LETTERS), merges, special, pre=name, bos_token_id=len(LETTERS) + 2)
+    file = write_vocabulary(folder / "ignore.gguf", metadata)
+    tokens = [metadata["tokenizer.ggml.tokens"][token] for token in load(file)("bar")["input_ids"]]
+    is_llama3_or_tekken = name in (
+        *("llama-bpe", "llama3", "llama-v3", "falcon3", "midm-2.0", "pixtral", "tekken"),
+    )
+    assert tokens == (["<b>", "bar"] if is_llama3_or_tekken else ["ba", "r"])
+
+
+def test_phi4_keeps_spaces_although_its_architecture_is_phi3(folder: Path) -> None:
+    metadata = byte_level("".join(LETTERS), ["a b"], {"<|user|>": CONTROL}, pre="gpt-4o")
+    file = write_vocabulary(folder / "phi4.gguf", metadata, "phi3", "Phi 4 Mini")
+    assert load(file).decode(ids_of(file, "<|user|> a")) == "<|user|> a"
+
+
+@pytest.mark.parametrize(
+    ("name", "is_composed"), [("qwen2", True), ("deepseek-r1-qwen", True), ("llama3", False)]
+)
+def test_qwen_composes_characters_as_its_tokenizer_json_says(
+    name: str, is_composed: bool, folder: Path
+) -> None:
+    metadata = byte_level("".join(LETTERS), ["a b"], pre=name, bos_token_id=0)
+    tokenizer = load(write_vocabulary(folder / "nfc.gguf", metadata))
+    assert (tokenizer.decode(tokenizer("e\u0301")["input_ids"][-3:]) == "\u00e9") is is_composed
+
+
+def test_gemma_4_merges_characters_by_a_list(folder: Path) -> None:
+    tokens = ["<pad>", "<eos>", "<bos>", "<unk>", *BYTES, "a", "b", "\n", "\u2581", "\u2581a", "\n\n"]
+    stated = {
+        "model": "gemma4",
+        "pre": None,
+        "tokens": tokens,
+        "merges": ["\u2581 a", "\n \n"],
+        "token_type": [CONTROL] * 4 + [int(TokenType.BYTE)] * 256 + [int(TokenType.NORMAL)] * 6,
+        "bos_token_id": 2,
+        "unknown_token_id": 3,
+    }
+    file = write_vocabulary(folder / "gemma4.gguf", byte_level("", [], **stated))
+    tokenizer = load(file)
+    assert tokenizer("a a\n\n\u00e9<eos>")["input_ids"] == [2, 260, 264, 265, 4 + 0xC3, 4 + 0xA9, 1]
+    assert tokenizer.decode([264, 4 + 0xC3, 4 + 0xA9]) == " a\u00e9"
+
+
+# ---------------------------------------------------------------------------------------- both formats
+
+
+@pytest.mark.parametrize("class_name", ["LlamaTokenizer", "LlamaTokenizerFast", "TokenizersBackend"])
+@pytest.mark.parametrize("is_legacy", [True, False])
+def test_the_checkpoint_gives_the_same_ids(
+    class_name: str, is_legacy: bool, llama2: GgufFile, tmp_path: Path
+) -> None:
+    """Whatever class its tokenizer_config.json names: transformers' own for Llama would build another one."""
+    tokenizer = load(llama2)
+    tokenizer.backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
+    config = {"tokenizer_class": class_name, "legacy": is_legacy, "add_bos_token": True}
+    config |= {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    shutil.copy(bundled_folder("target") / "config.json", tmp_path)
+    checkpoint = Tokenizer(ModelFiles(str(tmp_path)))
+    texts = [text for text, _ in expected(PUBLISHED / "phi-3.inp", PUBLISHED / "phi-3.out")]
+    for text in (*texts, "<s>[INST] a </s><s>[INST]"):
+        assert checkpoint.encode(text) == tokenizer(text)["input_ids"], text
+
+
+def test_a_chat_template_names_special_tokens(folder: Path) -> None:
+    special = {"<turn>": CONTROL}
+    metadata = {
+        **sentencepiece(WORDS, special),
+        "tokenizer.chat_template": "{{ bos_token }}<turn>{{ messages[0].content }}{{ eos_token }}",
+    }
+    write_vocabulary(folder / "chat.gguf", metadata)
+    tokenizer = Tokenizer(ModelFiles(str(folder / "chat.gguf")))
+    assert tokenizer.encode_chat([{"role": "user", "content": "hello"}]) == [
+        *(1, FIRST + len(WORDS), IDS["\u2581hello"], 2)
+    ]
+    assert tokenizer.eos_id == 2
+    stream = TextStream(tokenizer)
+    assert stream.push([IDS["hello"], IDS["\u2581a"], 3 + 0xC3, 3 + 0xA9]) == "hello a\u00e9"
+
+
+def test_tokens_that_end_an_answer_are_found_by_name(folder: Path) -> None:
+    special = {"<|eot_id|>": CONTROL, "<|eom_id|>": CONTROL, "<|im_end|>": USER_DEFINED, "<|x|>": CONTROL}
+    file = write_vocabulary(folder / "stops.gguf", sentencepiece(WORDS, special))
+    first = FIRST + len(WORDS)
+    assert stop_ids(file) == {first, first + 1, first + 2}
+    files = ModelFiles(str(file.path))
+    assert recommended(files, SimpleNamespace(eos_token_id=2)).stop_ids == {2, first, first + 1, first + 2}
+    assert load(file).decode([first + 2, IDS["a"]], skip_special_tokens=True) == "a", (
+        "a control token, whatever is said"
+    )
+    assert stop_ids(write_vocabulary(folder / "none.gguf", {})) == frozenset()
+
+
+def test_plain_tokens_are_those_that_texts_are_made_of(folder: Path) -> None:
+    special = {"<ctl>": CONTROL, "[PAD7]": int(TokenType.UNUSED)}
+    plain, others = plain_tokens(write_vocabulary(folder / "plain.gguf", sentencepiece(WORDS, special)))
+    count = FIRST + len(WORDS)
+    assert list(plain) == list(range(3, count))
+    assert others == {0, 1, 2, count, count + 1}
+    assert plain[IDS["hello"]] == "hello"
+
+
+def test_the_check_of_published_vocabularies_tells_right_and_wrong(
+    phi3: GgufFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(phi3.path, tmp_path / "v.gguf")
+    shutil.copy(PUBLISHED / "phi-3.inp", tmp_path / "v.gguf.inp")
+    shutil.copy(PUBLISHED / "phi-3.out", tmp_path / "v.gguf.out")
+    assert vocabularies.main([str(tmp_path)]) == 0
+    assert capsys.readouterr().out == "v.gguf: 46 texts right, 0 wrong\n"
+    ids = (tmp_path / "v.gguf.out").read_text()
+    (tmp_path / "v.gguf.out").write_text(ids.replace(" 29871", " 29870", 1))
+    assert vocabularies.main([str(tmp_path), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)["v.gguf"]
+    assert (found["right"], len(found["wrong"])) == (45, 1)
+
+
+# ------------------------------------------------------------------------------------------------ damaged
+
+
+@pytest.mark.parametrize(
+    ("stated", "message"),
+    [
+        ({"model": "t5"}, "tokenizer.ggml.model: expected one of llama, gpt2, gemma4, got 't5'"),
+        ({"model": None}, "tokenizer.ggml.model: expected one of llama, gpt2, gemma4, got None"),
+        ({"tokens": None}, "tokenizer.ggml.tokens: expected a list of texts, got nothing"),
+        ({"tokens": [1, 2]}, r"tokenizer.ggml.tokens: expected a list of texts, got \[1, 2\]"),
+        ({"tokens": ["a", "b", "a"]}, "tokens: expected each token once, got 'a' twice"),
+        ({"scores": None}, "tokenizer.ggml.scores: expected a list of numbers, got nothing"),
+        ({"scores": [1.0, 2.0]}, r"scores: expected one for each of \d+ tokens, got 2"),
+        ({"scores": [float("nan")] * (FIRST + len(WORDS))}, "scores: expected numbers, got nan"),
+        ({"token_type": [1, 1]}, r"token_type: expected one for each of \d+ tokens, got 2"),
+        ({"token_type": "x"}, "token_type: expected a list of numbers, got 'x'"),
+        ({"bos_token_id": 9999}, r"bos_token_id: expected a token below \d+, got 9999"),
+        ({"unknown_token_id": "x"}, r"unknown_token_id: expected a token below \d+, got 'x'"),
+        ({"add_bos_token": 1}, "add_bos_token: expected true or false, got 1"),
+        ({"add_space_prefix": "no"}, "add_space_prefix: expected true or false, got 'no'"),
+    ],
+)
+def test_damaged_metadata_are_one_line(stated: dict[str, Any], message: str, folder: Path) -> None:
+    file = write_vocabulary(folder / "damaged.gguf", sentencepiece(WORDS, **stated))
+    with pytest.raises(InputError, match=message) as caught:
+        load(file)
+    assert str(file.path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("stated", "message"),
+    [
+        (
+            {"pre": "command-r"},
+            r"pre: expected one of a\.x-4\.0, .*, got 'command-r'; convert the model again",
+        ),
+        ({"pre": "default"}, "got 'default'"),
+        ({"pre": None}, "got None"),
+        ({"pre": ["x"]}, "tokenizer.ggml.pre: expected one of"),
+        ({"merges": None}, "merges: expected a list of texts, got nothing"),
+        ({"merges": ["ab"]}, "merges: expected two tokens that make a third, got 'ab'"),
+        ({"merges": ["a c"]}, "merges: expected two tokens that make a third, got 'a c'"),
+        ({"add_bos_token": True}, "expected tokenizer.ggml.bos_token_id with tokenizer.ggml.add_bos_token"),
+        ({"add_eos_token": True}, "expected tokenizer.ggml.eos_token_id with tokenizer.ggml.add_eos_token"),
+    ],
+)
+def test_damaged_byte_level_metadata_are_one_line(stated: dict[str, Any], message: str, folder: Path) -> None:
+    file = write_vocabulary(folder / "damaged.gguf", byte_level("abc", ["a b"], **stated))
+    with pytest.raises(InputError, match=message):
+        load(file)
+
+
+def test_sizes_that_mean_harm_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write_vocabulary(folder / "long.gguf", sentencepiece({**WORDS, "a" * 513: -1.0}))
+    with pytest.raises(InputError, match="expected tokens of up to 512 characters, got one of 513"):
+        load(file)
+    template = {**sentencepiece(WORDS), "tokenizer.chat_template": 3}
+    with pytest.raises(InputError, match=r"tokenizer\.chat_template: expected a text, got 3"):
+        load(write_vocabulary(folder / "template.gguf", template))
+    monkeypatch.setattr(limits, "JSON_BYTES_MAX", 1 << 10)
+    with pytest.raises(InputError, match="tokens: expected at most 0 MiB, got 1 MiB; use another file"):
+        load(write_vocabulary(folder / "large.gguf", sentencepiece(WORDS)))
+
+
+def test_texts_that_are_none_are_one_line(folder: Path) -> None:
+    path = folder / "texts"
+    path.write_bytes(struct.pack("<Q", 2) + b"\xff\xfe")
+    texts = GgufTexts(path=path, start=0, end=10, count=1)
+    with pytest.raises(InputError, match=r"cannot read the texts in the header of .*; copy it again"):
+        texts.read()
+    path.unlink()
+    with pytest.raises(InputError, match=r"cannot read the texts in the header of .*; copy it again"):
+        texts.read()
+
+
+def texts_at(path: Path, value: Any) -> Any:
+    """A list of texts as the reader of files leaves it."""
+    if not isinstance(value, list) or not value or not all(isinstance(text, str) for text in value):
+        return value
+    packed = [text.encode("utf-8", "surrogatepass") for text in value]
+    path.write_bytes(b"".join(struct.pack("<Q", len(text)) + text for text in packed))
+    return GgufTexts(path=path, start=0, end=path.stat().st_size, count=len(value))
+
+
+SPECIAL = {"<turn>": CONTROL, "  ": USER_DEFINED}
+SMALL = {**sentencepiece(WORDS, SPECIAL), "tokenizer.chat_template": "{{ bos_token }}x"}
+SMALL_BYTES = byte_level("abc", ["a b"], SPECIAL, bos_token_id=3, add_bos_token=True)
+
+
+@given(st.sampled_from([SMALL, SMALL_BYTES]).flatmap(mutants))
+def test_any_metadata_are_used_or_refused(folder: Path, metadata: dict[str, Any]) -> None:
+    if not isinstance(metadata, dict):
+        return
+    found = {
+        key: texts_at(folder / f"texts-{place}", value) for place, (key, value) in enumerate(metadata.items())
+    }
+    file = GgufFile(path=folder / "any.gguf", metadata=found, tensors={}, headers={})
+    with one_line_at_most():
+        tokenizer = load(file)
+        tokenizer.decode(tokenizer("a hello<turn>  c")["input_ids"])
+        plain_tokens(file)
+        stop_ids(file)
