@@ -56,7 +56,8 @@ class LLM:
     machine do (4).
     `layers`: how many each device runs, in order; None: the planner decides, which leaves a device out where
     answers are faster without it, unless `all_devices` is true.
-    `dtype`: `float32`, `bfloat16`, `float16`, `int8` or `int4`; None: the checkpoint's.
+    `dtype`: `float32`, `bfloat16`, `float16`, `int8`, `int4`, or `gguf` (as a GGUF file packs its matrices);
+    None: the checkpoint's, `gguf` for a packed GGUF file.
     `context`: tokens of a prompt and its answer together, for which memory is reserved; None: 4096, or the
     model's limit.
     `method`, `drafter` (one name or several; none given: the cluster file's, else `bundled` for the bundled

@@ -67,7 +67,8 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, local_list: bool = F
     group.add_argument(
         "--dtype",
         choices=ACTIVATIONS,
-        help="precision; int8 and int4 pack the weights (default: the checkpoint's)",
+        help="precision; int8 and int4 pack the weights, gguf keeps those of a GGUF file (default: the "
+        "checkpoint's)",
     )
     where = group.add_mutually_exclusive_group()
     where.add_argument(

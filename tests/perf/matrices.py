@@ -1,8 +1,9 @@
 """How long a matrix takes in each precision, by the rows that are multiplied at once: `python -m
 tests.perf.matrices`.
 
-All precisions take turns, matrices are more than a cache holds, and the least time counts. With the package
-`libggml` (`pip install libggml-python`) ggml's Q4_0 takes turns with them: the same shape and number of rows,
+All precisions take turns, and so do the forms in which GGUF files pack matrices (`--forms Q4_0,Q4_K`);
+matrices are more than a cache holds, and the least time counts. With the package `libggml` (`pip install
+libggml-python`) ggml's own products in these forms take turns with them: the same shape and number of rows,
 one thread, its weights repacked where it can.
 """
 
@@ -17,9 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gguf import GGMLQuantizationType
 from torch import nn
 
-from flowspec.core.protocol.precision import ACTIVATIONS
+from flowspec.core.protocol.precision import ACTIVATIONS, FILED
+from flowspec.model.arithmetic.packed import FORMS, PANEL
+from flowspec.model.gguf_layers import GgufLinear, Part, stay_packed
 from flowspec.model.kernels import kernel_of
 from flowspec.model.quantised import quantise
 from flowspec.model.slice import DTYPES
@@ -37,16 +41,19 @@ def main() -> None:
     parser.add_argument("--outputs", type=int, default=4096)
     parser.add_argument("--rows", default="1,4,8,16,32,512")
     parser.add_argument("--dtypes", default="bfloat16,int8,int4")
+    parser.add_argument("--forms", default="Q4_0", help=f"of {', '.join(FORMS)}")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
     shape = args.outputs, args.inputs
     count = max(2, MATRIX_BYTES // (4 * args.outputs * args.inputs))
-    products = {dtype: _ours(dtype, shape, count) for dtype in args.dtypes.split(",")}
+    products = {dtype: _ours(dtype, shape, count) for dtype in filter(None, args.dtypes.split(","))}
     ggml = _ggml()
-    if ggml is not None:
-        products["ggml Q4_0"] = ggml.products(shape, count)
+    for form in args.forms.split(","):
+        products[form] = _packed(form, shape, count)
+        if ggml is not None:
+            products[f"ggml {form}"] = ggml.products(form, shape, count)
     found = []
     for rows in map(int, args.rows.split(",")):
         least = dict.fromkeys(products, float("inf"))
@@ -87,9 +94,33 @@ def _ours(dtype: str, shape: tuple[int, int], count: int) -> Product:
     return product
 
 
+@torch.inference_mode()
+def _packed(name: str, shape: tuple[int, int], count: int) -> Product:
+    """By the kernel that is used here, of random levels and scales."""
+    run_trial(FILED, "cpu")
+    form, (outputs, inputs) = FORMS[name], shape
+    layers = []
+    for _ in range(count):
+        size = outputs // PANEL, inputs // form.unit, form.unit_bytes
+        panels = torch.randint(0, 256, size, dtype=torch.uint8)
+        panels[..., -2 * PANEL * (1 + form.has_minimum) :] = (
+            torch.tensor([0.01], dtype=torch.float16).view(torch.uint8).repeat(PANEL * (1 + form.has_minimum))
+        )
+        layer = nn.Linear(inputs, outputs, bias=False, device="meta")
+        stay_packed(layer, (Part(name, panels, outputs),), GgufLinear, torch.bfloat16)
+        layers.append(layer)
+
+    @torch.inference_mode()
+    def product(x: torch.Tensor, number: int) -> torch.Tensor:
+        found: torch.Tensor = layers[number](x)
+        return found
+
+    return product
+
+
 # ------------------------------------------------------------------------------------------------- ggml
 
-Q4_0, FLOAT32, CPU_DEVICE = 2, 0, 0
+FLOAT32, CPU_DEVICE = 0, 0
 
 
 class _Params(ctypes.Structure):
@@ -134,19 +165,19 @@ class _Ggml:
         shape = ctypes.c_int64(columns), ctypes.c_int64(rows)
         return ctypes.c_void_p(self._call("ggml_new_tensor_2d", context, kind, *shape))
 
-    def products(self, shape: tuple[int, int], count: int) -> Product:
-        outputs, inputs = shape
+    def products(self, form: str, shape: tuple[int, int], count: int) -> Product:
+        kind, (outputs, inputs) = int(GGMLQuantizationType[form]), shape
         weights = []
         for _ in range(count):
             context = self._context(1 << 14)
-            matrix = self._matrix(context, Q4_0, inputs, outputs)
+            matrix = self._matrix(context, kind, inputs, outputs)
             self._call("ggml_backend_alloc_ctx_tensors_from_buft", context, ctypes.c_void_p(self._kind))
             values = torch.randn(shape)
             size = self._call("ggml_nbytes", matrix, kind=ctypes.c_size_t)
             packed = torch.empty(size, dtype=torch.uint8)
             whole = ctypes.c_int64(0), ctypes.c_int64(outputs), ctypes.c_int64(inputs)
             where = ctypes.c_void_p(values.data_ptr()), ctypes.c_void_p(packed.data_ptr())
-            self._call("ggml_quantize_chunk", Q4_0, *where, *whole, None, kind=ctypes.c_size_t)
+            self._call("ggml_quantize_chunk", kind, *where, *whole, None, kind=ctypes.c_size_t)
             data = ctypes.c_void_p(packed.data_ptr()), ctypes.c_size_t(0), ctypes.c_size_t(size)
             self._call("ggml_backend_tensor_set", matrix, *data, kind=None)
             weights.append(matrix)
