@@ -121,6 +121,8 @@ def _packed(name: str, shape: tuple[int, int], count: int) -> Product:
 # ------------------------------------------------------------------------------------------------- ggml
 
 FLOAT32, CPU_DEVICE = 0, 0
+REPACKED = ("Q4_0", "Q4_K", "IQ4_NL")
+"""What ggml lays out anew for its vectors, on x86."""
 
 
 class _Params(ctypes.Structure):
@@ -143,9 +145,8 @@ class _Ggml:
         extra = self._function(
             registry, b"ggml_backend_dev_get_extra_bufts", ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p
         )
-        self._kind = extra(device)[0] or self._call(
-            "ggml_backend_get_default_buffer_type", ctypes.c_void_p(self._backend)
-        )
+        self._default = self._call("ggml_backend_get_default_buffer_type", ctypes.c_void_p(self._backend))
+        self._kind = extra(device)[0] or self._default
 
     def _call(self, name: str, *given: Any, kind: Any = ctypes.c_void_p) -> Any:
         function = next(
@@ -171,7 +172,8 @@ class _Ggml:
         for _ in range(count):
             context = self._context(1 << 14)
             matrix = self._matrix(context, kind, inputs, outputs)
-            self._call("ggml_backend_alloc_ctx_tensors_from_buft", context, ctypes.c_void_p(self._kind))
+            place = self._kind if form in REPACKED else self._default
+            self._call("ggml_backend_alloc_ctx_tensors_from_buft", context, ctypes.c_void_p(place))
             values = torch.randn(shape)
             size = self._call("ggml_nbytes", matrix, kind=ctypes.c_size_t)
             packed = torch.empty(size, dtype=torch.uint8)
@@ -192,8 +194,8 @@ class _Ggml:
                     self._call("ggml_new_graph_custom", context, ctypes.c_size_t(4), ctypes.c_bool(False))
                 )
                 self._call("ggml_build_forward_expand", graph, result, kind=None)
-                default = self._call("ggml_backend_get_default_buffer_type", ctypes.c_void_p(self._backend))
-                self._call("ggml_backend_alloc_ctx_tensors_from_buft", context, ctypes.c_void_p(default))
+                place = ctypes.c_void_p(self._default)
+                self._call("ggml_backend_alloc_ctx_tensors_from_buft", context, place)
                 given = ctypes.c_void_p(x.data_ptr()), ctypes.c_size_t(0), ctypes.c_size_t(4 * x.numel())
                 self._call("ggml_backend_tensor_set", rows, *given, kind=None)
                 backend = ctypes.c_void_p(self._backend)

@@ -631,11 +631,44 @@ typedef struct {
     int32_t form, threads;
 } Packed;
 
-INLINE int packed_product(const Packed *a, int form) {
+/* One panel with all rows. */
+INLINE void panel_product(int form, const Packed *a, const Rounded *x, int64_t p) {
+    int64_t groups = (a->in + GROUP - 1) / GROUP;
+    const uint8_t *panel = a->panels + p * (groups / groups_in_unit(form) * unit_bytes(form));
+    for (int64_t sub = 0; sub < PANEL && p * PANEL + sub < a->out; sub += SUB) {
+        int64_t first = p * PANEL + sub;
+        int count;
+        for (int64_t r = 0; r < a->rows; r += count) {
+            portion_of(r, a->rows, &count);
+            float *y = a->y + r * a->out + first;
+#define TILE(rows) packed_tile(form, rows, panel, x + r * groups, groups, sub, a->out - first, y, a->out)
+            if (count == PACKED_ROWS)
+                TILE(PACKED_ROWS);
+            else if (count == 4)
+                TILE(4);
+            else if (count == 2)
+                TILE(2);
+            else
+                TILE(1);
+#undef TILE
+        }
+    }
+}
+
+/* A function for each form, in which that is a constant: what OpenMP divides is compiled by itself, where it
+ * would be none. */
+#define FORM(form)                                                                                           \
+    static void panel_##form(const Packed *a, const Rounded *x, int64_t p) { panel_product(form, a, x, p); }
+FORM(Q4_0) FORM(Q4_1) FORM(Q5_0) FORM(Q5_1) FORM(Q8_0) FORM(Q4_K) FORM(Q5_K) FORM(Q6_K) FORM(IQ4_NL)
+#undef FORM
+static void (*const PANEL_PRODUCTS[FORMS])(const Packed *, const Rounded *, int64_t) = {
+    panel_Q4_0, panel_Q4_1, panel_Q5_0, panel_Q5_1, panel_Q8_0, panel_Q4_K, panel_Q5_K, panel_Q6_K, panel_IQ4_NL};
+
+/* y [rows, out] from x [rows, in] and packed weights; returns 0 where memory lacks. */
+int flowspec_packed(const Packed *a) {
     int threads = worthwhile(a->threads, a->rows * a->in * a->out);
     (void)threads; /* where OpenMP is not used */
-    int64_t rows = a->rows, out = a->out, count = (out + PANEL - 1) / PANEL,
-            groups = (a->in + GROUP - 1) / GROUP, panel_bytes = groups / groups_in_unit(form) * unit_bytes(form);
+    int64_t rows = a->rows, groups = (a->in + GROUP - 1) / GROUP, panels = (a->out + PANEL - 1) / PANEL;
     Rounded *x = malloc(sizeof(Rounded) * (size_t)(rows * groups) + 64);
     if (x == NULL)
         return 0;
@@ -645,47 +678,16 @@ INLINE int packed_product(const Packed *a, int form) {
     for (int64_t r = 0; r < rows; r++) {
         int count;
         int64_t first = portion_of(r, rows, &count); /* whose rows lie beside each other, group by group */
-        round_groups(a->x + r * a->in, a->in, groups, offset_of(form), has_halves(form),
+        round_groups(a->x + r * a->in, a->in, groups, offset_of(a->form), has_halves(a->form),
                      x + first * groups + r - first, count);
     }
 #ifdef _OPENMP
 #pragma omp parallel for num_threads(threads) schedule(static)
 #endif
-    for (int64_t p = 0; p < count; p++)
-        for (int64_t sub = 0; sub < PANEL && p * PANEL + sub < out; sub += SUB) {
-            const uint8_t *panel = a->panels + p * panel_bytes;
-            int64_t first = p * PANEL + sub;
-            int count;
-            for (int64_t r = 0; r < rows; r += count) {
-                portion_of(r, rows, &count);
-#define TILE(rows)                                                                                           \
-    packed_tile(form, rows, panel, x + r * groups, groups, sub, out - first, a->y + r * out + first, out)
-                if (count == PACKED_ROWS)
-                    TILE(PACKED_ROWS);
-                else if (count == 4)
-                    TILE(4);
-                else if (count == 2)
-                    TILE(2);
-                else
-                    TILE(1);
-#undef TILE
-            }
-        }
+    for (int64_t p = 0; p < panels; p++)
+        PANEL_PRODUCTS[a->form](a, x, p);
     free(x);
     return 1;
-}
-
-#define FORM(form)                                                                                           \
-    static int product_##form(const Packed *a) { return packed_product(a, form); }
-FORM(Q4_0) FORM(Q4_1) FORM(Q5_0) FORM(Q5_1) FORM(Q8_0) FORM(Q4_K) FORM(Q5_K) FORM(Q6_K) FORM(IQ4_NL)
-#undef FORM
-
-/* y [rows, out] from x [rows, in] and packed weights; returns 0 where memory lacks. */
-int flowspec_packed(const Packed *a) {
-    static int (*const products[FORMS])(const Packed *) = {
-        product_Q4_0, product_Q4_1, product_Q5_0, product_Q5_1,  product_Q8_0,
-        product_Q4_K, product_Q5_K, product_Q6_K, product_IQ4_NL};
-    return products[a->form](a);
 }
 
 /* Of output `o` of a panel the level of input `i` of a group, in which a level with a sign has one. */
