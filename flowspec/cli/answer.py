@@ -6,7 +6,7 @@ import contextlib
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import Any
 
@@ -20,6 +20,9 @@ from flowspec.runtime.planning.survey import HERE, is_here
 from flowspec.runtime.question import Changes, Question
 from flowspec.runtime.session import Session
 from flowspec.runtime.transport import split_address
+
+WAIT_TOLD_S = 1.0
+"""That an answer had waited for a token when it was stopped."""
 
 
 def from_head(stage: dict[str, Any]) -> str:
@@ -38,11 +41,13 @@ def figures(answer: Answer) -> str:
     count = f"{answer.new_tokens} tokens" + (
         f" ({answer.resumed_tokens} taken over)" if answer.resumed_tokens else ""
     )
+    timing = answer.timing
     ending = {"length": ", cut at its longest", "cancelled": ", stopped"}.get(answer.finish_reason, "")
-    return (
-        f"{count}, {answer.timing.tokens_per_s:.1f} tokens/s, first after {answer.timing.first_s:.2f} "
-        f"s{ending}"
-    )
+    if answer.finish_reason == "cancelled" and timing.ended_s - timing.last_s >= WAIT_TOLD_S:
+        ending += f" after {rounded(timing.ended_s - timing.last_s)} s without a token"  # no rate knows of it
+    if answer.new_tokens == answer.resumed_tokens:
+        return f"{count}{ending}"
+    return f"{count}, {timing.tokens_per_s:.1f} tokens/s, first after {timing.first_s:.2f} s{ending}"
 
 
 @contextlib.contextmanager
@@ -140,9 +145,18 @@ def _host(address: str) -> str:
     return HERE if is_here(host) else host
 
 
-def forecast_told(session: Session, answer: Answer) -> str | None:
-    """Why the forecast was wrong by more than a factor of two; empty where that is not known, None where it
-    was right or nothing was foretold."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """Why a forecast was wrong: `text` is empty where that is not known. `kinds` tell whether that was told
+    before, whatever the figures."""
+
+    text: str
+    kinds: frozenset[str]
+
+
+def forecast_told(session: Session, answer: Answer) -> Told | None:
+    """Why the forecast was wrong by more than a factor of two; None where it was right or nothing was
+    foretold."""
     if session.chosen is None:
         return None
     plan, found, stages = session.chosen.plan, answer.statistics, session.head.stages
@@ -164,6 +178,8 @@ def forecast_told(session: Session, answer: Answer) -> str | None:
     )
     if not is_wrong(plan, measured):
         return None
-    why = "; ".join(causes(session.chosen.request, plan, measured))
+    reasons = causes(session.chosen.request, plan, measured)
+    why = "; ".join(cause.text for cause in reasons)
     foretold, was = rounded(plan.forecast.tokens_per_s), rounded(measured.tokens_per_s)
-    return f"foretold {foretold} tokens/s, measured {was}: {why}" if why else ""
+    text = f"foretold {foretold} tokens/s, measured {was}: {why}" if why else ""
+    return Told(text=text, kinds=frozenset(cause.kind for cause in reasons) or frozenset(("unknown",)))

@@ -214,8 +214,8 @@ class Chat:
     last: Answer | None = None
     is_watching: bool = False
     record_to: Path | None = None
-    is_forecast_told: bool = False
-    """Whether it was told that the forecast was wrong, and why."""
+    forecasts_told: set[str] = field(default_factory=set)
+    """For which reasons it was told that the forecast was wrong."""
 
     def greet(self) -> None:
         assert self.llm is not None
@@ -392,9 +392,10 @@ class Chat:
             print(json.dumps(record(llm, question, answer)), flush=True)
             return
         self.console.print(f"[dim]{figures(answer)}[/]\n")
-        if not self.is_forecast_told and (told := forecast_told(llm.session, answer)) is not None:
-            self.is_forecast_told = True
-            why = told or "the forecast does not hold here; why is not known"
+        told = forecast_told(llm.session, answer)
+        if told is not None and not told.kinds <= self.forecasts_told:
+            self.forecasts_told |= told.kinds
+            why = told.text or "the forecast does not hold here; why is not known"
             self.console.print(f"({why})\n", markup=False)
 
     @contextlib.contextmanager

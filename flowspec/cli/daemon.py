@@ -19,13 +19,13 @@ from flowspec.cli.parser import Rare
 from flowspec.core.protocol.limits import NAME_CHARS_MAX
 from flowspec.errors import InputError
 from flowspec.folders import keys_folder
+from flowspec.runtime.cluster import PORT_DEFAULT
 
 if TYPE_CHECKING:  # what a daemon is made of is imported when it starts, not for its flags
     from flowspec.plan.profile import DeviceProfile
     from flowspec.runtime.daemon import Daemon
     from flowspec.runtime.security.keyring import Keyring
 
-PORT_DEFAULT = 7700
 
 log = logging.getLogger("flowspec.daemon")
 

@@ -269,5 +269,6 @@ def report(session: Session, question: Question, answer: Answer, *, is_verbose: 
         )
     lines += [f"  {line}" for line in drafter_lines(session)]
     if session.chosen is not None:
-        lines += [f"  {line}" for line in session.chosen.lines(forecast_told(session, answer))]
+        told = forecast_told(session, answer)
+        lines += [f"  {line}" for line in session.chosen.lines(None if told is None else told.text)]
     return "\n".join([*lines, *(statistics.lines(answer.statistics, session.drafters) if is_verbose else ())])

@@ -19,6 +19,7 @@ from flowspec.bench import planned
 from flowspec.bench.planned import Simulated, foretold, refined_plan
 from flowspec.cli.options import drafter_names, number_list, positive
 from flowspec.cli.parser import Rare
+from flowspec.cli.plan_beside import Alone, alone, with_eagle
 from flowspec.cli.plan_request import Wanted, read_plan_request
 from flowspec.core.methods import DEFAULT, WITHOUT_GUESSES
 from flowspec.core.protocol.limits import REQUESTS_MAX
@@ -154,17 +155,20 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(refusal.report) if args.json else refusal)
         return refusal.exit_status
     helps = improvements(request, fastest)
+    if eagle := with_eagle(request, best.tokens_per_s, is_quick=is_quick):
+        helps = sorted([*helps, eagle], key=lambda option: -(option.gain or 0.0))
+    one = alone(request, is_quick=is_quick) if _is_shared(best) else None
     hand = None
     if by_hand is not None:
         again = None if best.simulation is None else foretold(request, by_hand)
         hand = Rated(plan=by_hand, simulation=again, left_out={})
     without = None if args.cluster is None else without_each(request, best.plan)
     if args.json:
-        told = report(wanted, best, helps, hand)
+        told = report(wanted, best, one, helps, hand)
         print(json.dumps({**told, "absent": absent_report(without, found)}))
     else:
         note = "" if args.drafter else ", the default"
-        lines = list(plan_lines(wanted, best, helps, hand, note))
+        lines = list(plan_lines(wanted, best, one, helps, hand, note))
         if hand is not None and args.layers is None:
             lines += ["", *_filled(f"chat runs the layers by hand, which are those of {args.cluster}")]
         print("\n".join([*lines, *absent_lines(without, found)]))
@@ -245,7 +249,9 @@ def _listed_layers(args: argparse.Namespace, layer_count: int) -> list[int] | No
 # ------------------------------------------------------------------------------------------------------- JSON
 
 
-def report(wanted: Wanted, best: Rated, helps: list[Option], by_hand: Rated | None) -> dict[str, Any]:
+def report(
+    wanted: Wanted, best: Rated, one: Alone | None, helps: list[Option], by_hand: Rated | None
+) -> dict[str, Any]:
     """What `--json` prints."""
     plan, request, drafter = best.plan, wanted.request, wanted.request.drafter
     return {
@@ -259,6 +265,13 @@ def report(wanted: Wanted, best: Rated, helps: list[Option], by_hand: Rated | No
         "acceptance": None if drafter is None else drafter.acceptance,
         "not_used": list(best.left_out),
         "why_not_used": best.left_out,
+        "alone": None
+        if one is None
+        else {
+            "device": one.site.name,
+            "board": one.site.profile.name,
+            "tokens_per_s": one.tokens_per_s,
+        },
         "limits": limits(request, plan),
         "would_help": [
             {"change": each.text, "tokens_per_s": _helped(best, each), "gain": each.gain} for each in helps
@@ -313,7 +326,12 @@ def _numbers(rated: Rated) -> dict[str, Any]:
 
 
 def plan_lines(
-    wanted: Wanted, best: Rated, helps: list[Option], by_hand: Rated | None, note: str
+    wanted: Wanted,
+    best: Rated,
+    one: Alone | None,
+    helps: list[Option],
+    by_hand: Rated | None,
+    note: str,
 ) -> Iterator[str]:
     """The `note` tells of the drafter whether it is the default."""
     plan, request = best.plan, wanted.request
@@ -345,6 +363,8 @@ def plan_lines(
     yield from _left_out_lines(wanted, best)
     yield ""
     yield from _forecast_lines(request, best)
+    if _is_shared(best):
+        yield from _filled(_beside_one(wanted, best, one))
     if helps:
         yield "\nwould help"
         for option in helps[:HELPS_SHOWN]:
@@ -354,7 +374,23 @@ def plan_lines(
         yield f"\nby hand, {','.join(map(str, by_hand.plan.split.layers))}"
         yield f"  {rounded(by_hand.tokens_per_s)} tokens/s, {share:.0%} of the plan's{_lacks(by_hand.plan)}"
     yield "\nassumed"
-    yield from (f"  {line}" for line in assumptions(wanted, plan))
+    for line in assumptions(wanted, plan):
+        yield from (f"  {part}" for part in _filled(line))
+
+
+def _is_shared(best: Rated) -> bool:
+    """Whether more than one device that could have done it alone takes part."""
+    used = {stage.site.name for stage in best.plan.stages}
+    return len(used | ({best.plan.head.name} if best.plan.head.runs_stages else set())) > 1
+
+
+def _beside_one(wanted: Wanted, best: Rated, one: Alone | None) -> str:
+    """Whether more than one device is worth it."""
+    if one is None:
+        return "alone: the model fits none of the devices by itself"
+    name = f"one {one.site.profile.name}" if wanted.survey is None else one.site.name
+    times = rounded(best.tokens_per_s / one.tokens_per_s)
+    return f"alone: {name} gives {rounded(one.tokens_per_s)} tokens/s; the plan is {times} times as fast"
 
 
 def _left_out_lines(wanted: Wanted, best: Rated) -> Iterator[str]:
@@ -458,6 +494,10 @@ def assumptions(wanted: Wanted, plan: Plan) -> list[str]:
         + (f", {len(request.network.pairs)} others as given" if request.network.pairs else ""),
         f"{request.typical_context} tokens of context on average",
     ]
+    cautions = {
+        place.profile.name: place.profile.caution for place in (*plan.split.arrangement.order, plan.head)
+    }
+    found += [f"{board}: {caution}" for board, caution in cautions.items() if caution]
     is_on_cores = request.drafter is not None and request.drafter.shape is not None
     if plan.guesses and is_on_cores and not plan.is_head_free and plan.head.shared is None:
         found.append("head and stage share a device: each takes twice as long there")

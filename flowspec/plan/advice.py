@@ -3,9 +3,10 @@ made the same way."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from flowspec.core.protocol.limits import STAGES_MAX
 from flowspec.core.protocol.precision import FILED, PRECISION_BYTES, PRECISIONS, is_packed
 from flowspec.errors import InputError
 from flowspec.plan.forecast import PASS_LEVELS
@@ -22,7 +23,10 @@ BETTER_DRAFTER = 0.1
 ACCEPTANCE_MAX = 0.95
 GAIN_MIN = 0.01
 CONTEXT_MIN = 256
+MORE_MAX = 16
+"""How many boards more are tried of the kinds that are there."""
 MORE = (1, 2, 4, 8)
+"""The same of other kinds."""
 LOWER = ("float16", *(each for each in PRECISIONS if is_packed(each) and each != FILED))
 """Precisions to advise, from the widest; of the two with 16 bits the one that more boards are fast in."""
 
@@ -116,11 +120,13 @@ def _changes(request: PlanRequest, plan: Plan) -> Iterator[tuple[str, PlanReques
             and precision not in request.precisions
         ):
             yield precision, replace(request, precisions=(precision,))
-    if request.drafter is not None and request.drafter.acceptance + BETTER_DRAFTER <= ACCEPTANCE_MAX:
-        better = request.drafter.acceptance + BETTER_DRAFTER
+    drafter = request.drafter
+    # How often n-grams are right is the text's, and nothing that anybody could choose.
+    if drafter is not None and drafter.shape and drafter.acceptance + BETTER_DRAFTER <= ACCEPTANCE_MAX:
+        better = drafter.acceptance + BETTER_DRAFTER
         yield (
             f"a drafter that is right at {better:.0%}",
-            replace(request, drafter=replace(request.drafter, acceptance=better)),
+            replace(request, drafter=replace(drafter, acceptance=better)),
         )
 
 
@@ -189,15 +195,11 @@ def fitting_options(request: PlanRequest) -> list[Option]:
             for users in range(request.users - 1, 0, -1)
         ]
     )
-    found += _first(list(_more_devices(request)))
+    found += _with_more(request)
     lower = _lower(request)
     if lower and all(option.text != lower[-1] for option in found):
-        found += _first(
-            [
-                (f"{lower[-1]}, and {text}", replace(more, precisions=lower[-1:]))
-                for text, more in _more_devices(request)
-            ]
-        )
+        more = _with_more(replace(request, precisions=lower[-1:]))
+        found += [replace(option, text=f"{lower[-1]}, and {option.text}") for option in more]
     return found
 
 
@@ -206,15 +208,26 @@ def _lower(request: PlanRequest) -> tuple[str, ...]:
     return tuple(each for each in LOWER if PRECISION_BYTES[each] < least)
 
 
-def _more_devices(request: PlanRequest) -> Iterator[tuple[str, PlanRequest]]:
-    """One board more of those that are there, then of all that are known, smaller ones first; then several of
-    a kind."""
+def _with_more(request: PlanRequest) -> list[Option]:
+    """The fewest boards more of those that are there, and where one does not do the fewest of others that can
+    be had, smaller ones first."""
     own = {each.profile.name: each.profile for each in request.sites}
-    others = sorted(
-        (find_profile(name) for name in profile_names() if name not in own), key=lambda each: each.memory_gb
-    )
-    for count in MORE:
-        for profile in (*own.values(), *others):
+    known = [find_profile(name) for name in profile_names() if name not in own]
+    others = sorted((each for each in known if not each.caution), key=lambda each: each.memory_gb)
+    usable = [each for each in own.values() if not each.caution] or list(own.values())
+    found = _first(_more(request, usable, range(1, MORE_MAX + 1)))
+    if not found or not found[0].text.startswith("one "):
+        found += _first(_more(request, others, MORE))
+    return found
+
+
+def _more(
+    request: PlanRequest, profiles: Sequence[DeviceProfile], counts: Sequence[int]
+) -> Iterator[tuple[str, PlanRequest]]:
+    for count in counts:
+        if len(request.sites) + count > STAGES_MAX:
+            return
+        for profile in profiles:
             added: list[Site] = []
             for _ in range(count):
                 taken = {each.name for each in (*request.sites, *added)}
@@ -225,7 +238,7 @@ def _more_devices(request: PlanRequest) -> Iterator[tuple[str, PlanRequest]]:
             )
 
 
-def _first(changes: Sequence[tuple[str, PlanRequest]]) -> list[Option]:
+def _first(changes: Iterable[tuple[str, PlanRequest]]) -> list[Option]:
     """The first change that fits, if one does."""
     for text, changed in changes:
         try:

@@ -34,7 +34,8 @@ class DeviceProfile:
     `compute_efficiency` the shares of these that a pass over layers reaches. `serial` is the share of the
     computing that reading does not hide: 0 is a roofline (GPUs), 1 the sum of both (small CPUs, whose cores
     do one after the other). `layer_us` is spent on each layer whatever its size (launching kernels, Python),
-    `pass_us` on each pass. `idle_w` and `busy_w` are for the whole board.
+    `pass_us` on each pass. `idle_w` and `busy_w` are for the whole board. A
+    `caution` is why FlowSpec does not run there as the profile says: such a board is not advised.
     """
 
     name: str
@@ -48,6 +49,7 @@ class DeviceProfile:
     pass_us: float = 0.0
     idle_w: float = 0.0
     busy_w: float = 0.0
+    caution: str = ""
 
     def energy_j(self, time_s: float, busy_s: float) -> float:
         """What the board takes in `time_s` of which it computes for `busy_s`."""
@@ -137,8 +139,9 @@ def read_profile(path: Path) -> DeviceProfile:
         pass_us=overhead.number("pass_us", 0.0, least=0.0),
         idle_w=power.number("idle_w", 0.0, least=0.0),
         busy_w=power.number("busy_w", 0.0, least=0.0),
+        caution=table.text("caution") if "caution" in table.data else "",
     )
-    table.check({"description", "memory", "compute", "overhead", "power", "measured"})
+    table.check({"description", "caution", "memory", "compute", "overhead", "power", "measured"})
     memory.check({"gb", "gb_per_s", "efficiency"})
     compute.check(compute_keys)
     overhead.check({"layer_us", "pass_us"})

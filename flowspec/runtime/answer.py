@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -56,7 +57,7 @@ class Answer:
     of an earlier answer. `resumed_tokens`: the first so many of `token_ids` are of an interrupted answer.
     `logprobs`: one for each of `token_ids`, None where none were wanted.
     `seed`: that it was drawn with (without meaning at temperature 0).
-    `timing`: seconds from the question (`first_s`, `last_s`), `decode_s`, `tokens_per_s`.
+    `timing`: seconds from the question (`first_s`, `last_s`, `ended_s`), `decode_s`, `tokens_per_s`.
     `statistics`: what the pipeline did (docs/methods.md has the terms).
     `arithmetic`: what it was computed with at first; `changes`: other ones, each with the number of tokens
     before it.
@@ -211,6 +212,7 @@ class AnswerStream:
         """The answer is whole; what of its text or tokens was held back, if there is any."""
         end, question, text = self._tokens.end, self._question, self._text
         assert end is not None
+        self._timing.ended_s = time.monotonic() - self._tokens.submitted_s
         piece = Piece(
             text="" if text is None else text.finish(), logprobs=() if self._log is None else self._log.rest()
         )

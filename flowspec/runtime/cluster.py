@@ -12,6 +12,8 @@ from flowspec.plan.placement import StagePlan
 from flowspec.plan.split import checked_split, even_split
 
 CONTEXT_DEFAULT = 4096
+PORT_DEFAULT = 7700
+"""On which a daemon listens."""
 _UNITS = {
     "": 1,
     "B": 1,

@@ -16,7 +16,7 @@ from flowspec.plan.profile import DeviceProfile, find_profile
 from flowspec.plan.sites import Network
 from flowspec.plan.tables import Table, read_toml
 from flowspec.plan.timing import LinkSpec
-from flowspec.runtime.cluster import Device, parse_bytes, stage_devices
+from flowspec.runtime.cluster import PORT_DEFAULT, Device, parse_bytes, stage_devices
 from flowspec.runtime.transport import split_address
 
 HEAD = "head"
@@ -32,7 +32,7 @@ def read_cluster(path: Path) -> list[Device]:
     tables = file.tables("device")
     if len(tables) > limits.STAGES_MAX:
         raise InputError(f"{path}: device: expected at most {limits.STAGES_MAX} devices, got {len(tables)}")
-    devices = [_device(table, number) for number, table in enumerate(tables)]
+    devices = [_device(table) for table in tables]
     for kind in ("name", "address"):
         values = [getattr(device, kind) for device in devices]
         twice = [value for value in values if values.count(value) > 1]
@@ -99,7 +99,7 @@ def read_drafters(path: Path) -> dict[str, str]:
     return found
 
 
-def _device(table: Table, number: int) -> Device:
+def _device(table: Table) -> Device:
     table.check(("name", "address", "layers", "memory", "profile", "ssh"))
     address = _short(table, "address", '"host:port"')
     table.found("address", lambda: split_address(address))
@@ -108,13 +108,24 @@ def _device(table: Table, number: int) -> Device:
         table.wrong("ssh", "user@host or a host")
     memory, is_rated = table.data.get("memory"), "profile" in table.data
     return Device(
-        name=_short(table, "name", "a short text", f"device-{number}"),
+        name=_short(table, "name", "a short text", name_by_address(address)),
         address=address,
         layers=_layers(table),
         memory_bytes=None if memory is None else table.found("memory", lambda: parse_bytes(str(memory))),
         profile=_short(table, "profile", "a board's name or a profile file") if is_rated else None,
         ssh=ssh,
     )
+
+
+def name_by_address(address: str) -> str:
+    """A name for a device without one: its host, and its port where that is not the usual one.
+
+    Keys go by names, so that of a device must not change with the lines beside it. It can name a file, too.
+    """
+    host, port = split_address(address)
+    name = re.sub(r"[^A-Za-z0-9._]", "-", host.strip("[]"))
+    name = f"0{name}" if name.startswith("-") else name  # ::1 is 0::1
+    return name if port == PORT_DEFAULT else f"{name}-{port}"
 
 
 def _layers(table: Table) -> tuple[int, int] | None:

@@ -76,11 +76,12 @@ class TokenStream:
 
 @dataclass(slots=True)
 class Timing:
-    """When an answer's tokens came, in seconds from its submission; the first `resumed` of them were there
-    before."""
+    """When an answer's tokens came and it ended, in seconds from its submission; the first `resumed` of them
+    were there before."""
 
     first_s: float = 0.0
     last_s: float = 0.0
+    ended_s: float = 0.0
     new_tokens: list[int] = field(default_factory=list)
     resumed: int = 0
 

@@ -3,6 +3,7 @@ answers."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from flowspec.cli import chat as chat_module
+from flowspec.cli.answer import Told
 from flowspec.cli.chat import HELP
 from flowspec.watch.recording import read_recording
 from tests.cli.terminal import Terminal, Window
@@ -188,3 +190,24 @@ def test_a_prompt_that_must_wait_for_devices_says_so(
         with pytest.raises(AskedError):
             chat.follow(SimpleNamespace(session=SimpleNamespace(head=head)), None)
         assert capsys.readouterr().err == told
+
+
+def test_a_wrong_forecast_is_explained_again_for_another_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    chat: Any = object.__new__(chat_module.Chat)
+    chat.forecasts_told, chat.is_json, chat.messages, chat.record_to = set(), False, [], None
+    chat.tokenizer = chat.notes = None
+    chat.request = 1
+    chat.console = SimpleNamespace(print=lambda text, **_: said.append(text))
+    chat.journal = SimpleNamespace(end=lambda answer: None)
+    monkeypatch.setattr(chat_module.Chat, "shown", lambda *_: contextlib.nullcontext())
+    answer = SimpleNamespace(text="")
+    monkeypatch.setattr(chat_module, "recorded", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(chat_module, "ask", lambda *_: (answer, False))
+    monkeypatch.setattr(chat_module, "figures", lambda _: "")
+    llm = SimpleNamespace(session=SimpleNamespace(head=SimpleNamespace(is_waiting=False)))
+    for kinds in ({"a was lost"}, {"a was lost"}, {"links"}, {"links", "a was lost"}):
+        told = Told(text="+".join(sorted(kinds)), kinds=frozenset(kinds))
+        monkeypatch.setattr(chat_module, "forecast_told", lambda *_, told=told: told)
+        chat.follow(llm, None)
+    assert [text for text in said if "(" in text] == ["(a was lost)\n", "(links)\n"]

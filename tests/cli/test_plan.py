@@ -67,6 +67,43 @@ def test_a_plan_is_foretold_by_answers_in_virtual_time(
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_a_plan_stands_beside_one_of_its_devices_alone_and_an_eagle_head(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(planned, "FORETOLD_TOKENS", 24)
+    args = ("--shape", "llama-3-8b", "--precision", "int4", "--drafter", "ngram")
+    for how in ((), ("--quick",)):
+        found = json.loads(plan(capsys, *args, "--devices", "3x raspberry-pi-5", *how, "--json")[1])
+        one = json.loads(plan(capsys, *args, "--devices", "raspberry-pi-5", *how, "--json")[1])
+        head = json.loads(
+            plan(capsys, *args[:-1], "eagle", "--devices", "3x raspberry-pi-5", *how, "--json")[1]
+        )
+        assert (found["alone"]["board"], one["alone"]) == ("raspberry-pi-5", None)
+        assert found["alone"]["tokens_per_s"] == one["tokens_per_s"]
+        (eagle,) = [each for each in found["would_help"] if each["change"].startswith("--drafter eagle")]
+        assert eagle["tokens_per_s"] == pytest.approx(head["tokens_per_s"])
+        assert not any("--drafter eagle" in each["change"] for each in head["would_help"])
+    text = plan(capsys, *args, "--devices", "3x raspberry-pi-5", "--quick")[1]
+    times = rounded(found["tokens_per_s"] / one["tokens_per_s"])
+    assert (
+        f"alone: one raspberry-pi-5 gives {rounded(one['tokens_per_s'])} tokens/s; the plan is {times} "
+        in text
+    )
+    assert "--drafter eagle, a head that is right at 63.5% " in text
+    assert max(map(len, text.splitlines())) <= 80
+    large = plan(capsys, "--shape", "llama-3-8b", "--devices", "4x raspberry-pi-5", "--quick")[1]
+    assert "\nalone: the model fits none of the devices by itself\n" in large
+
+
+def test_a_plan_tells_of_a_board_that_flowspec_may_not_run_on(capsys: pytest.CaptureFixture[str]) -> None:
+    args = ("--shape", "tinyllama-1.1b", "--quick", "--devices")
+    assert (
+        "  jetson-xavier-nx: no torch that FlowSpec runs with" in plan(capsys, *args, "jetson-xavier-nx")[1]
+    )
+    assert "no torch" not in plan(capsys, *args, "jetson-orin-nx")[1]
+
+
 def test_a_model_that_does_not_fit_is_refused_with_what_would(capsys: pytest.CaptureFixture[str]) -> None:
     args = ("--shape", "llama-2-13b", "--devices", "jetson-orin-nano,raspberry-pi-5")
     status, text, _ = plan(capsys, *args)
@@ -279,7 +316,7 @@ def test_a_device_that_simulations_left_out_is_told_with_their_figures(
     """By the formula three stages are faster than two; where simulations agree no device is left out."""
 
     def foretold(request: PlanRequest, plan: Plan) -> planned.Simulated:
-        rate = {2: 170.0, 3: wide or 180.0}[len(plan.stages)]
+        rate = {1: 100.0, 2: 170.0, 3: wide or 180.0}[len(plan.stages)]
         return planned.Simulated(tokens=(int(rate),), seconds=(1.0,))
 
     monkeypatch.setattr(planned, "foretold", foretold)

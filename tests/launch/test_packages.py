@@ -4,7 +4,9 @@ installs nothing."""
 from __future__ import annotations
 
 import configparser
+import contextlib
 import os
+import pty
 import shutil
 import subprocess
 import sys
@@ -86,6 +88,13 @@ case "$*" in
     "-m pip uninstall "*) printf '%s\n' "$*" >> "$WORK/asked"; rm "$WORK/torch" ;;
     "-m pip "*)
         printf '%s\n' "$*" >> "$WORK/asked"
+        if [ -e "$WORK/slow" ]; then
+            echo 2.9.1 > "$WORK/torch"
+            echo "Collecting numpy==1.26.4 (from flowspec)"
+            echo "  Downloading numpy-1.26.4-cp311-cp311-manylinux_2_17_aarch64.whl (14.2 MB)"
+            trap 'echo "ERROR: Operation cancelled by user" >&2; exit 1' INT
+            sleep 30
+        fi
         if [[ "$*" == *"--index-url"* ]]; then
             [ -e "$WORK/online" ] || { echo "ERROR: no such host" >&2; exit 1; }
             echo "${@: -1}" | sed 's/torch==//' > "$WORK/torch"
@@ -234,6 +243,69 @@ def test_a_jetson_keeps_its_torch_if_it_sees_the_gpu(tmp_path: Path) -> None:
     versions = (tmp_path / ".venv/flowspec-constraints.txt").read_text().splitlines()
     assert {"torch==2.8.0", "numpy==1.26.4"} <= set(versions)
     assert len(jetson.asked()) == 1
+
+
+def in_terminal(machine: Machine, until: str) -> tuple[int, str]:
+    """What launch/go writes to a terminal, in which somebody presses Ctrl-C once `until` is there; the
+    status, too."""
+    leader, follower = pty.openpty()
+    command = [machine.folder / "launch/go"]
+    with subprocess.Popen(
+        ["setsid", "--ctty", *command],
+        env=machine.environment,
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+    ) as process:
+        os.close(follower)
+        shown, is_pressed = "", False
+        with contextlib.suppress(OSError):  # it has ended
+            while chunk := os.read(leader, 65536):
+                shown += chunk.decode()
+                if until in shown and not is_pressed:
+                    os.write(leader, b"\x03")
+                    is_pressed = True
+        status = process.wait(60)
+    os.close(leader)
+    return status, shown
+
+
+def test_a_terminal_shows_what_is_installed_and_ctrl_c_is_one_line(tmp_path: Path) -> None:
+    board = Machine(tmp_path, "aarch64 cpu")
+    (tmp_path / "slow").touch()
+    status, shown = in_terminal(board, "downloading numpy 1.26.4 (14.2 MB) ...")
+    assert status == 130
+    _, _, after = shown.partition("^C")
+    assert after.replace("\r\x1b[K", "").split("\r\n") == [
+        "launch/packages: stopped; run it again, it goes on",
+        "",
+    ]
+    (tmp_path / "slow").unlink()
+    assert board.go() == (0, [])
+    assert (tmp_path / ".venv/flowspec-torch").read_text() == "2.9.1", "ours, though it was stopped"
+
+
+def test_ctrl_c_while_the_environment_is_made_is_one_line(tmp_path: Path) -> None:
+    board = Machine(tmp_path, "aarch64 cpu")
+    slow = PYTHON.replace('    "-m venv "*)', '    "-m venv "*) sleep 30;;\n    "-m venv"*)')
+    board.tool(tmp_path / "bin/python3", slow.replace("REAL", sys.executable))
+    status, shown = in_terminal(board, "Installing FlowSpec")
+    assert status == 130
+    _, _, after = shown.partition("^C")
+    assert after.split("\r\n") == [f"{tmp_path}/launch/go: stopped; run it again, it goes on", ""]
+
+
+def test_what_pip_prints_tells_what_it_does() -> None:
+    wheel = "torch-2.13.0%2Bcpu-cp311-cp311-linux_x86_64.whl (191.2 MB)"
+    says = {
+        "Collecting torch==2.9.1 (from flowspec==0.1.0)": "looking for torch",
+        "Collecting huggingface-hub[x]<1": "looking for huggingface-hub",
+        "  Downloading torch-2.9.1-cp313-aarch64.whl.metadata (30 kB)": "downloading torch 2.9.1 (30 kB)",
+        f"  Downloading https://a.b/whl/cpu/{wheel}": "downloading torch 2.13.0+cpu (191.2 MB)",
+        "Installing collected packages: mpmath, numpy, torch": "unpacking 3 packages",
+        "Requirement already satisfied: numpy": "",
+    }
+    assert {line: packages.pip_says(line) for line in says} == says
 
 
 def test_other_versions_may_be_named(tmp_path: Path) -> None:

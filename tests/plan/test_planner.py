@@ -248,6 +248,28 @@ def test_a_model_that_does_not_fit_comes_with_shortfalls_and_options_that_do() -
         make_plan(replace(longer, context=2 * tokens))
 
 
+def test_more_of_the_boards_that_are_there_are_advised_and_none_that_cannot_be_used() -> None:
+    request = request_of(
+        *["raspberry-pi-5"] * 3,
+        shape=find_shape("llama-3-70b"),
+        weights=weights_of(find_shape("llama-3-70b")),
+        precisions=("int4",),
+        drafter=None,
+    )
+    texts = [option.text for option in fitting_options(request)]
+    assert texts == ["4x raspberry-pi-5 more", "one jetson-agx-orin more"]
+    mixed = request_of("jetson-xavier-nx", "raspberry-pi-5", drafter=None)
+    assert any(option.text == "one raspberry-pi-5 more" for option in fitting_options(mixed))
+
+
+def test_nobody_is_told_to_have_better_n_grams() -> None:
+    for shape, is_told in ((eagle_shape(SHAPE), True), (None, False)):
+        drafter = PlannedDrafter(name="any", shape=shape, acceptance=0.3)
+        request = request_of(*["jetson-orin-nano"] * 5, drafter=drafter)
+        told = [option.text for option in improvements(request, make_plan(request))]
+        assert any("a drafter that is right at 40%" in text for text in told) == is_told
+
+
 def sharing(*threads: int, cores: int = 4, **changes: object) -> tuple[PlanRequest, Partition, Arrangement]:
     """Old laptops that are daemons of one machine, all with a stage, the head beside the first."""
     request = request_of(*("old-laptop",) * len(threads), **changes)

@@ -27,6 +27,7 @@ from flowspec.runtime.cluster import (
     stage_devices,
 )
 from flowspec.runtime.cluster_file import read_cluster, read_drafters, read_links
+from flowspec.runtime.security.keyring import check_name
 from flowspec.runtime.transport import split_address
 from tests.mutations import mutants, one_line_at_most, toml, toml_file
 
@@ -64,9 +65,25 @@ def test_reads_every_key_and_names_the_nameless() -> None:
     )
     assert read(content) == [
         Device(name="pi", address="pi.local:7700", layers=(0, 3), memory_bytes=3 << 29),
-        Device(name="device-1", address="[::1]:7701", layers=(3, 8), memory_bytes=1000),
+        Device(name="0--1-7701", address="[::1]:7701", layers=(3, 8), memory_bytes=1000),
     ]
-    assert read(ONE) == [Device(name="device-0", address="10.0.0.1:7700")]
+    assert read(ONE) == [Device(name="10.0.0.1", address="10.0.0.1:7700")]
+
+
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [
+        ("192.168.1.21:7700", "192.168.1.21"),
+        ("pi.local:7701", "pi.local-7701"),
+        ("[fe80::1%eth0]:7700", "fe80--1-eth0"),
+        ("[::1]:7700", "0--1"),
+    ],
+)
+def test_a_device_without_a_name_has_one_that_other_lines_do_not_change(address: str, name: str) -> None:
+    other = ONE.replace("10.0.0.1", "10.0.0.9")
+    table = f'[[device]]\naddress = "{address}"\n'
+    for content in (table, other + table, table + other):
+        assert [device.name for device in read(content) if device.address == address] == [check_name(name)]
 
 
 def test_links_are_declared_for_all_pairs_or_for_one(tmp_path: Path) -> None:
@@ -79,7 +96,7 @@ def test_links_are_declared_for_all_pairs_or_for_one(tmp_path: Path) -> None:
     assert found.between("b", "a") == LinkSpec(bandwidth_mbps=10, delay_s=0.0005)
     assert found.between("b", "c") == LinkSpec(bandwidth_mbps=100, delay_s=0.002)
     assert len(read_cluster(path)) == 2
-    path.write_text('links = ["a:device-1=10"]\n' + TWO + drafting("draft", "device-1"))
+    path.write_text('links = ["a:10.0.0.2=10"]\n' + TWO + drafting("draft", "10.0.0.2"))
     assert read_links(path, ["a"]) is not None, "a drafter's device may have a link"
 
 
@@ -108,12 +125,12 @@ def test_a_file_that_is_not_there_or_a_folder_is_named(tmp_path: Path) -> None:
 
 def test_a_device_that_has_a_drafter_runs_no_stage(tmp_path: Path) -> None:
     (tmp_path / "cluster.toml").write_text(
-        TWO + drafting("draft-math", "device-1") + drafting("ngram", "head")
+        TWO + drafting("draft-math", "10.0.0.2") + drafting("ngram", "head")
     )
     devices = read_cluster(tmp_path / "cluster.toml")
     assert [device.drafter for device in devices] == [None, "draft-math"]
     assert stage_devices(devices) == devices[:1]
-    assert read_drafters(tmp_path / "cluster.toml") == {"draft-math": "device-1", "ngram": "head"}
+    assert read_drafters(tmp_path / "cluster.toml") == {"draft-math": "10.0.0.2", "ngram": "head"}
 
 
 @pytest.mark.parametrize(
@@ -163,33 +180,33 @@ def test_a_device_that_has_a_drafter_runs_no_stage(tmp_path: Path) -> None:
         (ONE + "memory = true", "device 1: memory", "4GiB"),
         (ONE + "memory = 0", "device 1: memory", "4GiB"),
         (ONE + f"memory = {10**400}", "device 1: memory", "4GiB"),
-        (ONE + ONE, "address:", "'10.0.0.1:7700' twice"),
+        (ONE + ONE.replace("[[device]]", '[[device]]\nname = "a"'), "address:", "'10.0.0.1:7700' twice"),
         (TWO.replace("address", 'name = "a"\naddress'), "name:", "'a' twice"),
-        (TWO + "name = 'device-0'", "name:", "'device-0' twice"),
-        (TWO + "layers = [0, 8]", "layers:", "device-0 has none"),
+        (TWO + "name = '10.0.0.1'", "name:", "'10.0.0.1' twice"),
+        (TWO + "layers = [0, 8]", "layers:", "10.0.0.1 has none"),
         ("drafter = 4\n" + TWO, "drafter:", "at least one table [[drafter]]"),
         (TWO + "[[drafter]]\nmodel = 'draft'", "drafter 1: device:", "a device of this file"),
         (TWO + "[[drafter]]\ndevice = 'head'", "drafter 1: model:", "as --drafter takes it"),
         (
             TWO + drafting("draft", "device-7"),
             "drafter: device:",
-            "head or one of device-0, device-1, got 'device-7'",
+            "head or one of 10.0.0.1, 10.0.0.2, got 'device-7'",
         ),
-        (TWO + drafting("draft", "device-1") + "layers = 3", "drafter 1:", "unknown key 'layers'"),
+        (TWO + drafting("draft", "10.0.0.2") + "layers = 3", "drafter 1:", "unknown key 'layers'"),
         (TWO + drafting("draft", "head") * 2, "drafter 2: model:", "'draft' twice"),
         (
-            TWO + drafting("draft", "device-1") + drafting("mid", "device-1"),
+            TWO + drafting("draft", "10.0.0.2") + drafting("mid", "10.0.0.2"),
             "drafter 2: device:",
-            "device-1 has two",
+            "10.0.0.2 has two",
         ),
         (
-            TWO + drafting("draft", "device-0") + drafting("mid", "device-1"),
+            TWO + drafting("draft", "10.0.0.1") + drafting("mid", "10.0.0.2"),
             "drafter:",
             "left for the model itself",
         ),
         (
-            TWO + "layers = [0, 8]\n" + drafting("draft", "device-1"),
-            "device-1:",
+            TWO + "layers = [0, 8]\n" + drafting("draft", "10.0.0.2"),
+            "10.0.0.2:",
             "layers or a drafter, got both",
         ),
         (TWO + "name = 'head'\n" + drafting("draft", "head"), "name:", "another than 'head'"),
@@ -262,7 +279,7 @@ def test_arbitrary_tables_give_usable_devices_or_are_refused(tables: list[dict[s
 
 GOOD = {
     "insecure": False,
-    "links": ["100/2", "pi:device-1=10"],
+    "links": ["100/2", "pi:0--1-7701=10"],
     "device": [
         {
             "name": "pi",

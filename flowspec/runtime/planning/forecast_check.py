@@ -53,6 +53,16 @@ class Measured:
     recovery_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Cause:
+    """Why a forecast was wrong. `times` is how many times as long it made something; causes of one `kind` are
+    the same reason with other figures."""
+
+    times: float
+    kind: str
+    text: str
+
+
 def is_wrong(plan: Plan, measured: Measured) -> bool:
     """Whether the forecast was wrong by more than a factor of two; of a short answer that is not known."""
     if measured.new_tokens < TOKENS_MIN or measured.tokens_per_s <= 0:
@@ -61,32 +71,37 @@ def is_wrong(plan: Plan, measured: Measured) -> bool:
     return not 1 / WRONG <= share <= WRONG
 
 
-def causes(request: PlanRequest, plan: Plan, measured: Measured) -> list[str]:
+def causes(request: PlanRequest, plan: Plan, measured: Measured) -> list[Cause]:
     """What explains that the answer was slower than foretold, or faster, the weightier first; or nothing."""
-    if other := _other_plan(plan, measured):
-        return [other]  # what was reckoned is of devices and layers that were not those of all hops
+    other, told = _other_plan(plan, measured)
+    if told:
+        return [
+            Cause(times=1.0, kind=other, text=told)
+        ]  # what was reckoned is of devices and layers that were not those of all hops
     is_slower = measured.tokens_per_s < plan.forecast.tokens_per_s
     found = [*_stages(request, plan, measured), *_links(request, plan, measured), *_guesses(plan, measured)]
-    return [text for times, text in sorted(found, reverse=True) if (times > 1) == is_slower]
+    return [cause for cause in sorted(found, reverse=True) if (cause.times > 1) == is_slower]
 
 
-def _other_plan(plan: Plan, measured: Measured) -> str:
-    """What became of the plan, if not all of the answer was computed as planned."""
+def _other_plan(plan: Plan, measured: Measured) -> tuple[str, str]:
+    """What became of the plan, if not all of the answer was computed as planned: its kind, and the whole."""
     gone = [stage.site.name for stage in plan.stages if stage.site.name not in measured.runs]
     if measured.recoveries:
         who = f"{_and(gone)} {'was' if len(gone) == 1 else 'were'} lost" if gone else "a device was lost"
-        return f"{who} meanwhile, and it took {duration(measured.recovery_s)} to go on without"
+        return who, f"{who} meanwhile, and it took {duration(measured.recovery_s)} to go on without"
     if gone:
-        return f"{_and(gone)} {'is' if len(gone) == 1 else 'are'} lost since the plan was made"
+        told = f"{_and(gone)} {'is' if len(gone) == 1 else 'are'} lost since the plan was made"
+        return told, told
     layers = {stage.site.name: stage.end - stage.first for stage in plan.stages}
-    return "layers were shared out anew since then" if layers != dict(measured.runs) else ""
+    told = "layers were shared out anew since then" if layers != dict(measured.runs) else ""
+    return told, told
 
 
 def _and(names: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
-def _stages(request: PlanRequest, plan: Plan, measured: Measured) -> Iterator[tuple[float, str]]:
+def _stages(request: PlanRequest, plan: Plan, measured: Measured) -> Iterator[Cause]:
     """How many times as long as reckoned stages computed; those that are slow for one reason together."""
     times = Partition(request).times(plan.split.arrangement)
     slow: dict[str, list[tuple[float, str]]] = {}
@@ -101,12 +116,14 @@ def _stages(request: PlanRequest, plan: Plan, measured: Measured) -> Iterator[tu
         if slowness > CAUSE:
             slow.setdefault(_why(plan, stage.site, measured), []).append((slowness, name))
         elif slowness < 1 / CAUSE:
-            yield slowness, f"{name} is {rounded(1 / slowness)} times as fast as reckoned"
+            text = f"{name} is {rounded(1 / slowness)} times as fast as reckoned"
+            yield Cause(times=slowness, kind=f"{name} is fast", text=text)
     for why, found in slow.items():
         found.sort(reverse=True)
         times_long, names = _and([rounded(each) for each, _ in found]), _and([name for _, name in found])
         computes = "computes" if len(found) == 1 else "compute"
-        yield found[0][0], f"{names} {computes} {times_long} times as long as reckoned ({why})"
+        text = f"{names} {computes} {times_long} times as long as reckoned ({why})"
+        yield Cause(times=found[0][0], kind=why, text=text)
 
 
 def _why(plan: Plan, site: Site, measured: Measured) -> str:
@@ -138,7 +155,7 @@ def _seconds(times: Times, index: int, layers: int, rows: int) -> float:
     return float(np.interp(rows, times.nodes, times.fixed_s[:, index] + layers * times.layer_s[:, index]))
 
 
-def _links(request: PlanRequest, plan: Plan, measured: Measured) -> Iterator[tuple[float, str]]:
+def _links(request: PlanRequest, plan: Plan, measured: Measured) -> Iterator[Cause]:
     if all(host == HERE for host in measured.hosts.values()):
         return  # what a message waits for within a machine are its cores
     times = Partition(request).times(plan.split.arrangement)
@@ -147,12 +164,14 @@ def _links(request: PlanRequest, plan: Plan, measured: Measured) -> Iterator[tup
         return
     share = measured.links_s / reckoned_s
     if share > CAUSE:
-        yield share, f"links take {duration(measured.links_s)} of a trip, not {duration(reckoned_s)}"
+        text = f"links take {duration(measured.links_s)} of a trip, not {duration(reckoned_s)}"
+        yield Cause(times=share, kind="links", text=text)
 
 
-def _guesses(plan: Plan, measured: Measured) -> Iterator[tuple[float, str]]:
+def _guesses(plan: Plan, measured: Measured) -> Iterator[Cause]:
     """Weighed by how many times as many tokens wait."""
     if plan.guesses and abs(measured.missed - plan.forecast.missed) > MISSED:
         share = max(measured.missed, 0.01) / max(plan.forecast.missed, 0.01)
         usual = f"{plan.forecast.missed:.0%} is usual"
-        yield share, f"{measured.missed:.0%} of the tokens were not guessed, where {usual}"
+        text = f"{measured.missed:.0%} of the tokens were not guessed, where {usual}"
+        yield Cause(times=share, kind="guesses", text=text)

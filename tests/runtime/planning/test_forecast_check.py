@@ -11,7 +11,7 @@ from flowspec.core.protocol.messages import Hop
 from flowspec.draft.kinds import find_drafter
 from flowspec.plan.memory import weights_of
 from flowspec.plan.partition import Partition
-from flowspec.plan.planner import make_plan
+from flowspec.plan.planner import Plan, make_plan
 from flowspec.plan.profile import find_profile
 from flowspec.plan.shape import find_shape
 from flowspec.plan.sites import Network, PlanRequest, SharedCores, site
@@ -58,6 +58,10 @@ def measured(slowness: dict[str, float] | None = None, **changes: object) -> Mea
     return replace(found, **changes)  # type: ignore[arg-type]
 
 
+def told(request: PlanRequest, plan: Plan, measured: Measured) -> list[str]:
+    return [cause.text for cause in causes(request, plan, measured)]
+
+
 @pytest.mark.parametrize(("share", "expected"), [(0.4, True), (0.6, False), (1.9, False), (2.1, True)])
 def test_a_factor_of_two_either_way_is_wrong(share: float, expected: bool) -> None:
     found = measured(tokens_per_s=share * RATE)
@@ -66,7 +70,7 @@ def test_a_factor_of_two_either_way_is_wrong(share: float, expected: bool) -> No
 
 
 def test_busy_cores() -> None:
-    (why,) = causes(REQUEST, PLAN, measured({"b": 4.0}))
+    (why,) = told(REQUEST, PLAN, measured({"b": 4.0}))
     assert why == (
         "b computes 4 times as long as reckoned (cores busy with something else, or heat: flowspec doctor)"
     )
@@ -74,7 +78,7 @@ def test_busy_cores() -> None:
 
 def test_cores_that_our_processes_share() -> None:
     found = measured({"a": 2.0, "b": 3.0}, hosts={"a": "127.0.0.1", "b": "127.0.0.1"})
-    assert causes(REQUEST, PLAN, found) == [
+    assert told(REQUEST, PLAN, found) == [
         "b and a compute 3 and 2 times as long as reckoned (cores shared with 1 more of our processes)"
     ]
 
@@ -84,12 +88,12 @@ def test_more_threads_than_cores() -> None:
     request = replace(REQUEST, sites=tuple(replace(each, shared=shared) for each in REQUEST.sites))
     plan = make_plan(request)
     assert plan.forecast.tokens_per_s < RATE
-    (why,) = causes(request, plan, measured({"a": 8.0, "b": 8.0}, tokens_per_s=0.01 * RATE))
+    (why,) = told(request, plan, measured({"a": 8.0, "b": 8.0}, tokens_per_s=0.01 * RATE))
     assert why.endswith("(8 threads on 4 cores: start each daemon there with --threads 2)")
     assert why.startswith(("a and b compute ", "b and a compute "))
     few = replace(shared, cores=1, threads=1)
     request = replace(REQUEST, sites=tuple(replace(each, shared=few) for each in REQUEST.sites))
-    (why,) = causes(request, make_plan(request), measured({"a": 9.0, "b": 9.0}, tokens_per_s=0.01 * RATE))
+    (why,) = told(request, make_plan(request), measured({"a": 9.0, "b": 9.0}, tokens_per_s=0.01 * RATE))
     assert why.endswith("(2 threads on 1 core: let fewer daemons there have layers)")
 
 
@@ -110,34 +114,44 @@ def test_more_threads_than_cores() -> None:
 )
 def test_a_lost_device_is_the_one_cause(changes: dict[str, object], expected: str) -> None:
     """What its hops seem to say is of other layers."""
-    assert causes(REQUEST, PLAN, measured({"b": 50.0}, **changes)) == [expected]
+    assert told(REQUEST, PLAN, measured({"b": 50.0}, **changes)) == [expected]
 
 
 def test_heat_as_the_device_tells_it() -> None:
     found = measured({"b": 2.5}, why_slow={"b": "throttled, 84 degrees"})
-    assert causes(REQUEST, PLAN, found) == [
-        "b computes 2.5 times as long as reckoned (throttled, 84 degrees)"
-    ]
+    assert told(REQUEST, PLAN, found) == ["b computes 2.5 times as long as reckoned (throttled, 84 degrees)"]
 
 
 def test_a_link() -> None:
-    (why,) = causes(REQUEST, PLAN, measured(links_s=5.0))
+    (why,) = told(REQUEST, PLAN, measured(links_s=5.0))
     assert why.startswith("links take 5 s of a trip, not ")
     here = {"a": HERE, "b": HERE}
-    assert causes(REQUEST, PLAN, measured(links_s=5.0, hosts=here)) == [], "there are none within a machine"
+    assert told(REQUEST, PLAN, measured(links_s=5.0, hosts=here)) == [], "there are none within a machine"
 
 
 def test_guesses_for_better_and_for_worse() -> None:
-    (why,) = causes(REQUEST, PLAN, measured(missed=min(1.0, PLAN.forecast.missed + 0.3)))
+    (why,) = told(REQUEST, PLAN, measured(missed=min(1.0, PLAN.forecast.missed + 0.3)))
     assert why.endswith(f"of the tokens were not guessed, where {PLAN.forecast.missed:.0%} is usual")
-    assert causes(REQUEST, PLAN, measured(missed=0.0)) == [], "which does not explain slowness"
-    assert len(causes(REQUEST, PLAN, measured(missed=0.0, tokens_per_s=3 * RATE))) == 1
+    assert told(REQUEST, PLAN, measured(missed=0.0)) == [], "which does not explain slowness"
+    assert len(told(REQUEST, PLAN, measured(missed=0.0, tokens_per_s=3 * RATE))) == 1
 
 
 def test_faster_devices() -> None:
     found = measured({"a": 0.25, "b": 1.0}, tokens_per_s=3 * RATE)
-    assert causes(REQUEST, PLAN, found) == ["a is 4 times as fast as reckoned"]
+    assert told(REQUEST, PLAN, found) == ["a is 4 times as fast as reckoned"]
 
 
 def test_nothing_that_explains_it() -> None:
-    assert causes(REQUEST, PLAN, measured()) == []
+    assert told(REQUEST, PLAN, measured()) == []
+
+
+def test_the_same_reason_with_other_figures_is_of_one_kind() -> None:
+    def kinds(**changes: object) -> set[str]:
+        return {cause.kind for cause in causes(REQUEST, PLAN, measured(**changes))}  # type: ignore[arg-type]
+
+    assert len(kinds(slowness={"b": 4.0})) == 1
+    assert kinds(slowness={"b": 4.0}) == kinds(slowness={"a": 3.0, "b": 2.0})
+    assert kinds(links_s=5.0) == kinds(links_s=9.0) != kinds(slowness={"b": 4.0})
+    lost = kinds(runs={"a": 16}, recoveries=1, recovery_s=1.0)
+    assert lost == kinds(runs={"a": 16}, recoveries=1, recovery_s=2.0)
+    assert not lost & kinds(runs={"a": 16})
