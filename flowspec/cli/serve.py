@@ -25,7 +25,7 @@ from flowspec.cli.options import (
 )
 from flowspec.cli.parser import Rare
 from flowspec.cli.terminal import note
-from flowspec.errors import InputError
+from flowspec.errors import FlowSpecError, InputError
 from flowspec.interruption import hear_signals
 from flowspec.llm import PARALLEL_MAX
 from flowspec.model.files import BUNDLED
@@ -172,6 +172,12 @@ def run(args: argparse.Namespace) -> int:
         totals.note(text)
 
     notes = Notes(told)
+    failures: list[FlowSpecError] = []
+
+    def failed(error: FlowSpecError) -> None:
+        failures.append(error)
+        totals.note(f"failed: {error}")
+        note(f"flowspec serve: failed: {error}; nothing is answered any more, so stop it and start it again")
 
     def ready(service: Service, stop: Stop) -> None:
         loop = asyncio.get_running_loop()
@@ -225,8 +231,9 @@ def run(args: argparse.Namespace) -> int:
                 access=access,
                 totals=totals,
                 on_ready=ready,
+                on_failure=failed,
                 more=more,
             )
         )
         hear_signals()  # the loop's end has forgotten them
-    return 0
+    return failures[0].exit_status if failures else 0

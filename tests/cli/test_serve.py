@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -44,6 +45,25 @@ def test_it_says_where_it_is_answers_and_ends_with_all_that_it_started(
         output, error = process.communicate(timeout=60)
         assert (process.returncode, output, error) == (0, "", "")
     assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_server_without_a_device_says_so_and_ends_as_failed() -> None:
+    flags = ["--port", "0", "--local", "2", "--drafter", "ngram", "--json"]
+    with warm.Popen([*SERVE, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        url = json.loads(process.stdout.readline())["url"]
+        for stage in httpx.get(f"{url}/cluster", timeout=60).json()["stages"]:
+            os.kill(stage["pid"], signal.SIGKILL)
+        told = next(line for line in process.stderr if "failed" in line)
+        assert told == (
+            "flowspec serve: failed: no device is left; nothing is answered any more, so stop it and start "
+            "it again\n"
+        )
+        asked = {"messages": [{"role": "user", "content": "What is 17 + 25?"}]}
+        assert httpx.post(f"{url}/chat/completions", json=asked, timeout=60).status_code == 503
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 1
 
 
 def refused(capsys: pytest.CaptureFixture[str], *flags: str) -> str:

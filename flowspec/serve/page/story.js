@@ -15,6 +15,7 @@ const LOOKED_UP = "ngram"; // a drafter that is no model
 function told(world, { isReplay, isFrozen, connection, plainS }) {
   if (!isReplay && connection === "loading") return [`loading ${world.model}`, loadingOf(world)];
   if (!isReplay && connection !== "live") return [connection, AWAY[connection]];
+  if (world.failed) return ["failed", failureOf(world, isReplay)];
   const request = world.shown;
   const loading = world.devices.find((device) => device.loading);
   const doing = loading
@@ -81,6 +82,11 @@ function loadingOf({ model, loading }) {
   const ready = loading.filter((step) => step.share >= 1).length;
   const far = loading.length ? ` (${ready} of ${loading.length} devices ready)` : "";
   return `The server loads the model ${model}${far}. This page goes on by itself when it can answer.`;
+}
+
+function failureOf({ failed }, isReplay) {
+  const again = isReplay ? "" : " Nothing is answered any more: start flowspec serve again.";
+  return `It failed: ${failed}.${again}`;
 }
 
 const isAllLost = ({ devices }) => devices.length > 0 && devices.every((device) => !device.present);
