@@ -22,8 +22,18 @@ LAYERS = [
     {"core"},
     {"checking", "memory_claims"},
     {
-        *("tree", "noise", "errors", "interruption", "host_memory", "folders", "child_process", "demo"),
-        *("version", "rounding"),
+        *(
+            "tree",
+            "noise",
+            "errors",
+            "interruption",
+            "host_memory",
+            "folders",
+            "child_process",
+            "demo",
+            "extras",
+        ),
+        *("version", "rounding", "extras"),
     },
 ]
 DEPTHS = {package: depth for depth, packages in enumerate(LAYERS) for package in packages}

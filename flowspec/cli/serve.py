@@ -26,17 +26,13 @@ from flowspec.cli.options import (
 from flowspec.cli.parser import Rare
 from flowspec.cli.terminal import note
 from flowspec.errors import FlowSpecError, InputError
+from flowspec.extras import how_to_get
 from flowspec.interruption import hear_signals
 from flowspec.llm import PARALLEL_MAX
 from flowspec.model.files import BUNDLED
 from flowspec.runtime.session import RecoveryOptions
 from flowspec.runtime.transport import is_loopback
 from flowspec.runtime.watching import Notes, watch_session
-
-NEEDED = (
-    "flowspec serve needs packages that are not installed ({name}); run: pip install 'flowspec[serve]', or "
-    "launch/install serve"
-)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -144,7 +140,9 @@ def run(args: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "flowspec":
             raise
-        raise InputError(NEEDED.format(name=error.name)) from None
+        raise InputError(
+            f"flowspec serve needs packages that are not installed ({error.name}): {how_to_get('serve')}"
+        ) from None
 
     for name, given, most in (("parallel", args.parallel, PARALLEL_MAX), ("queue", args.queue, QUEUE_MAX)):
         if given > most:

@@ -119,10 +119,7 @@ def test_what_is_not_installed_is_said(
         sys.modules, "flowspec.serve.server", raising=False
     )  # alone: of a package, other tests would find two
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    assert (
-        "needs packages that are not installed (uvicorn); run: pip install 'flowspec[serve]', or "
-        "launch/install serve" in refused(capsys)
-    )
+    assert "needs packages that are not installed (uvicorn): run launch/install serve\n" in refused(capsys)
 
 
 def test_the_help_fits_a_terminal(

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from flowspec.core.protocol import limits
 from flowspec.errors import InputError, first_line
+from flowspec.extras import how_to_get
 from flowspec.model.gguf.names import parts_of
 from flowspec.model.tensors import Extent
 
@@ -33,7 +34,7 @@ _ALIGNMENT = 32
 _PART_COUNT, _PART_NUMBER, _TENSOR_COUNT = "split.count", "split.no", "split.tensors.count"
 Rows = npt.NDArray[np.uint8]
 F32 = npt.NDArray[np.float32]
-MISSING_PACKAGE = "GGUF files need the gguf package: pip install 'flowspec[gguf]', or pip install gguf"
+MISSING_PACKAGE = f"GGUF files need the gguf package, which is not installed: {how_to_get('gguf')}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
