@@ -467,7 +467,10 @@ def assumptions(wanted: Wanted, plan: Plan) -> list[str]:
         for each in plan.stages
         if each.site.shared is not None
     }
+    hosts = Counter(each.shared.host for each in request.stage_sites if each.shared is not None)
     for host, (cores, slowdown) in times.items():
+        if hosts[host] == 1 and slowdown == 1:
+            continue
         among = f"what runs on {host} shares its {'1 core' if cores == 1 else f'{cores} cores'}"
         found.append(f"{among}" + (f": each takes {rounded(slowdown)} times as long" if slowdown > 1 else ""))
     return found
