@@ -188,6 +188,9 @@ def run(args: argparse.Namespace) -> int:
                 flush=True,
             )
         else:
+            if llm.session.chosen is not None:
+                for line in llm.session.chosen.lines():
+                    note(f"({line})")
             view = "" if page is None else f", live view at {page}"
             print(
                 f"serving {service.model} at {url}" + (" (with an API key)" if keys else "") + view,

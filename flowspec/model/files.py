@@ -26,6 +26,8 @@ from flowspec.model.safetensors_file import SafetensorsTensors, read_header
 from flowspec.model.tensors import Extents, Tensors
 
 BUNDLED = "bundled"
+TOY = "bundled toy of 11 million parameters"
+"""What it is, wherever somebody asks it."""
 DEMO_FOLDER = Path(__file__).parent.parent / "demo"
 _SAMPLE_BYTES = 1 << 16
 
