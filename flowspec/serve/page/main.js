@@ -4,7 +4,7 @@ import { Answer } from "./answer.js";
 import { Api } from "./api.js";
 import { Chat } from "./chat.js";
 import { watchColours } from "./colours.js";
-import { byId } from "./elements.js";
+import { byId, count } from "./elements.js";
 import { Figures } from "./figures.js";
 import { Kept } from "./kept.js";
 import { Key } from "./key.js";
@@ -237,7 +237,7 @@ function say(now) {
     .join(", ");
   const named = likely ? `, the likeliest: ${likely}` : "";
   const words = request
-    ? `${request.tokens} tokens in the answer, ${best.length} guesses${named}`
+    ? `${count(request.tokens, "token")} in the answer, ${count(best.length, "guess", "guesses")}${named}`
     : "no answer yet";
   byId("tree").setAttribute("aria-label", `Guesses: ${words}`);
 }
