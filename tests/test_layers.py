@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "flowspec").rglob("*.py"))
 LAYERS = [
-    {"cli"},
+    {"cli", "__main__"},
     {"serve"},
     {"", "llm"},
     {"bench", "runtime", "sim"},
@@ -38,6 +38,7 @@ LAYERS = [
 ]
 DEPTHS = {package: depth for depth, packages in enumerate(LAYERS) for package in packages}
 SIDEWAYS = {
+    ("__main__", "cli"): "it is the command",
     ("", "llm"): "programs import the API by the package's name",
     ("bench", "runtime"): "the harness drives the worlds, which know nothing of it",
     ("bench", "sim"): "the harness drives the worlds, which know nothing of it",
