@@ -323,7 +323,7 @@ def plan_lines(
         f"of {len(request.sites)} devices"
     )
     if wanted.is_toy:
-        yield f"of the {TOY}; name a model with --model or --shape"
+        yield f"of the {TOY}; name another: --model or --shape"
     yield from _filled(f"devices: {_boards(request.sites)}\n" if wanted.survey is None else "")
     yield ""
     heads = f"{'layers':>9}{'weights':>10}{'cache':>10}{'in use':>10}{'of':>9}{'a slot':>8}"

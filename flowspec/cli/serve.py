@@ -1,5 +1,5 @@
-"""Serve the model by an OpenAI-compatible API, for editors, agents and programs, and a page with a chat
-and a live view of the pipeline.
+"""Serve the model by an OpenAI-compatible API, for editors and programs, and a page with a chat and a live
+view of the pipeline. Tools (function calls), which agents ask for, are not there yet.
 
 Listens at once, prints its addresses when it is ready, and runs until it is stopped (Ctrl-C, SIGTERM). See
 docs/serving.md and docs/watching.md.
@@ -29,7 +29,7 @@ from flowspec.errors import FlowSpecError, InputError
 from flowspec.extras import how_to_get
 from flowspec.interruption import hear_signals
 from flowspec.llm import PARALLEL_MAX
-from flowspec.model.files import BUNDLED
+from flowspec.model.files import BUNDLED, TOY_TOLD
 from flowspec.runtime.session import RecoveryOptions
 from flowspec.runtime.transport import is_loopback
 from flowspec.runtime.watching import Notes, watch_session
@@ -188,6 +188,8 @@ def run(args: argparse.Namespace) -> int:
                 flush=True,
             )
         else:
+            if llm.session.head.plan.model == BUNDLED:
+                note(f"({TOY_TOLD})")
             if llm.session.chosen is not None:
                 for line in llm.session.chosen.lines():
                     note(f"({line})")
@@ -212,8 +214,11 @@ def run(args: argparse.Namespace) -> int:
                 note(f"(the model is being loaded; {page} shows how far it is)")
             loading.take(text, share)
 
-        with loading_server(bound, loading, access, has_page=not args.no_live):
-            llm = stack.enter_context(open_llm(args, recovery_options, is_logged=True, also=progress))
+        try:
+            with loading_server(bound, loading, access, has_page=not args.no_live):
+                llm = stack.enter_context(open_llm(args, recovery_options, is_logged=True, also=progress))
+        except KeyboardInterrupt:
+            return 0  # a server that was stopped, as it is later
         assert llm.tokenizer is not None
         llm.session.head.observe(totals.on_event)
         watch = None if args.no_live else watch_session(llm.session, llm.tokenizer.decode, keeps=True)

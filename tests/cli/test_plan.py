@@ -331,9 +331,10 @@ def test_the_drafter_is_chats_and_is_told(
 def test_that_the_model_is_a_toy_and_what_is_assumed_of_the_drafter_is_told(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    toy = "of the bundled toy of 11 million parameters; name a model with --model or --shape"
+    toy = "of the bundled toy of 11 million parameters; name another: --model or --shape"
     text = plan(capsys, "--devices", "2x raspberry-pi-5", "--quick")[1]
     assert toy in text.splitlines()
+    assert len(toy) <= 80
     named = ("--shape", "llama-2-7b", "--devices", "3x jetson-orin-nano", "--precision", "int4", "--quick")
     text = plan(capsys, *named, "--drafter", "eagle")[1]
     assert "toy" not in text
