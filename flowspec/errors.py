@@ -59,9 +59,13 @@ class BrokenError(ClusterError):
 
 
 def meant(word: str, known: Iterable[str]) -> str:
-    """The end of an error: what a wrong word may stand for; nothing where that cannot be told."""
-    found = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {found[0]}?" if found else ""
+    """The end of an error: what a wrong word may stand for; nothing where that cannot be told.
+
+    That both are flags does not make them alike.
+    """
+    plain = {each.lstrip("-"): each for each in known}
+    found = difflib.get_close_matches(word.lstrip("-"), list(plain), n=1)
+    return f"; did you mean {plain[found[0]]}?" if found else ""
 
 
 def first_line(error: BaseException, chars_max: int = 200) -> str:

@@ -338,6 +338,8 @@ class LLM:
                 f"model {self.session.files.model!r} has no tokenizer; give prompts as token ids"
             )
         if isinstance(prompt, str):
+            if not prompt.strip():
+                raise InputError("prompt: expected a text, got an empty one")
             return self.tokenizer.encode_dialogue([{"role": "user", "content": prompt}], is_raw=raw)
         messages = [each for each in prompt if is_message(each)]
         if raw or len(messages) < len(prompt):

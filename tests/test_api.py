@@ -201,6 +201,9 @@ def test_what_cannot_be_is_one_line(llm: LLM) -> None:
         llm.generate([{"role": "user"}])
     with pytest.raises(InputError, match="at least one token"):
         llm.generate([])
+    for empty in ("", " \n"):
+        with pytest.raises(InputError, match="prompt: expected a text, got an empty one"):
+            llm.generate(empty)
     with pytest.raises(InputError, match="parallel: expected 1 to 64, got 0"):
         llm.generate([SUM, SUM], parallel=0)
     with pytest.raises(TypeError, match="'temprature'; did you mean temperature"):

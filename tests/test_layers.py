@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "flowspec").rglob("*.py"))
 LAYERS = [
-    {"cli"},
+    {"cli", "__main__"},
     {"serve"},
     {"", "llm"},
     {"bench", "runtime", "sim"},
@@ -22,12 +22,23 @@ LAYERS = [
     {"core"},
     {"checking", "memory_claims"},
     {
-        *("tree", "noise", "errors", "interruption", "host_memory", "folders", "child_process", "demo"),
-        *("version", "rounding"),
+        *(
+            "tree",
+            "noise",
+            "errors",
+            "interruption",
+            "host_memory",
+            "folders",
+            "child_process",
+            "demo",
+            "extras",
+        ),
+        *("version", "rounding", "extras"),
     },
 ]
 DEPTHS = {package: depth for depth, packages in enumerate(LAYERS) for package in packages}
 SIDEWAYS = {
+    ("__main__", "cli"): "it is the command",
     ("", "llm"): "programs import the API by the package's name",
     ("bench", "runtime"): "the harness drives the worlds, which know nothing of it",
     ("bench", "sim"): "the harness drives the worlds, which know nothing of it",

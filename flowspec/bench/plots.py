@@ -14,11 +14,9 @@ from flowspec.bench.report import WORLDS, has_intervals, rate
 from flowspec.bench.summary import OVERALL, Ratio
 from flowspec.core.methods import METHODS
 from flowspec.errors import InputError
+from flowspec.extras import how_to_get
 
-NEEDED = (
-    "plots need matplotlib, which is not installed: run launch/install plots, or "
-    "pip install 'flowspec[plots]'"
-)
+NEEDED = f"plots need matplotlib, which is not installed: {how_to_get('plots')}"
 DPI = 100
 WIDTH_IN, HEIGHT_IN = 16.0, 9.0
 PANELS_MAX = 8

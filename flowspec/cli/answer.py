@@ -16,10 +16,9 @@ from flowspec.plan.memory import mib
 from flowspec.rounding import rounded
 from flowspec.runtime.answer import Answer, AnswerStream, Keep
 from flowspec.runtime.planning.forecast_check import Measured, causes, is_wrong
-from flowspec.runtime.planning.survey import HERE, is_here
+from flowspec.runtime.planning.survey import machine_of
 from flowspec.runtime.question import Changes, Question
 from flowspec.runtime.session import Session
-from flowspec.runtime.transport import split_address
 
 WAIT_TOLD_S = 1.0
 """That an answer had waited for a token when it was stopped."""
@@ -140,11 +139,6 @@ def record(llm: LLM, question: Question, answer: Answer) -> dict[str, Any]:
     }
 
 
-def _host(address: str) -> str:
-    host = split_address(address)[0]
-    return HERE if is_here(host) else host
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
     """Why a forecast was wrong: `text` is empty where that is not known. `kinds` tell whether that was told
@@ -171,7 +165,8 @@ def forecast_told(session: Session, answer: Answer) -> Told | None:
             for stage in stages
             if stage.pong is not None and stage.pong.is_throttled
         },
-        hosts={stage.plan.name: _host(stage.plan.address) for stage in stages},
+        hosts={stage.plan.name: machine_of(stage.plan.address) for stage in stages},
+        in_use=session.chosen.survey.in_use,
         runs={each.name: each.end - each.first for each in session.head.plan.stages},
         recoveries=found["recoveries"],
         recovery_s=sum(found[f"recovery_{part}_s"] for part in ("detect", "load", "prefill")),

@@ -38,7 +38,7 @@ from flowspec.core.protocol.messages import HOP_SECONDS
 from flowspec.errors import ClusterError, InputError, PeerError
 from flowspec.folders import state_folder
 from flowspec.llm import LLM
-from flowspec.model.files import ModelFiles
+from flowspec.model.files import BUNDLED, TOY_TOLD, ModelFiles
 from flowspec.model.text import Messages, Tokenizer
 from flowspec.plan.memory import mib
 from flowspec.runtime.answer import Answer
@@ -226,6 +226,8 @@ class Chat:
             f"[bold]{escape(Path(plan.model).name)}[/] in {plan.dtype}, {plan.layer_count} layers on "
             f"{stages}:"
         )
+        if plan.model == BUNDLED:
+            self.console.message(f"({TOY_TOLD})")
         for stage in session.stages_report():
             first, end = stage["layers"]
             self.console.print(

@@ -13,6 +13,7 @@ import io
 import json
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -129,6 +130,11 @@ def _parsed(argv: Sequence[str]) -> argparse.Namespace:
     asked = parser if args.command is None else parser.commands[args.command]
     if unknown:
         flags = [each.partition("=")[0] for each in unknown if each.startswith("-")]
+        if not flags and getattr(args, "prompt", None) is not None:
+            prompt = " ".join([args.prompt, *unknown])
+            asked.error(
+                f"expected one prompt, got {1 + len(unknown)} words; quote them: {shlex.quote(prompt):.80}"
+            )
         hint = _meant(flags[0], asked) if flags else ""
         asked.error(f"unrecognized argument {(flags or unknown)[0]}{hint}")
     if args.command is None:

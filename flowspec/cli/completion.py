@@ -17,7 +17,13 @@ from flowspec.cli.parser import Parser
 from flowspec.draft.kinds import WORDS
 from flowspec.model.files import BUNDLED, bundled_models
 
-SHELLS = ("bash", "zsh", "fish")
+PLACES = {
+    "bash": "~/.local/share/bash-completion/completions/flowspec",
+    "zsh": "~/.zfunc/_flowspec      # ~/.zfunc in fpath, before compinit",
+    "fish": "~/.config/fish/completions/flowspec.fish",
+}
+"""Where each shell looks for the script."""
+SHELLS = tuple(PLACES)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +42,16 @@ def script(shell: str) -> str:
         for action in _of_files(each):
             names = (BUNDLED, *WORDS, *bundled_models()) if action.dest == "drafter" else ()
             vars(action)["complete"] = _names_and_files(names) if names else shtab.FILE
-    return str(shtab.complete(parser, shell))
+    return _placed(str(shtab.complete(parser, shell)), shell)
+
+
+def _placed(text: str, shell: str) -> str:
+    """With our own words on where the script goes in the place of shtab's, which name other folders."""
+    lines = text.splitlines(keepends=True)
+    start = next(at for at, line in enumerate(lines) if line.startswith("# Usage:"))
+    end = next(at for at in range(start, len(lines)) if not lines[at].startswith("#"))
+    usage = f"# Usage: flowspec completion {shell} > {PLACES[shell]}\n"
+    return "".join([*lines[:start], usage, *lines[end:]])
 
 
 def _names_and_files(names: Sequence[str]) -> dict[str, Any]:

@@ -38,19 +38,24 @@ from flowspec.cli.parser import Rare
 from flowspec.cli.recorded import NotRecordedError, check_recording, recorded
 from flowspec.cli.streaming import answer_shown
 from flowspec.cli.terminal import note
+from flowspec.core.head.head import too_long
 from flowspec.errors import InputError
 from flowspec.interruption import INTERRUPTED
-from flowspec.model.files import ModelFiles
+from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.prompts import read_prompts
 from flowspec.model.text import Tokenizer, check_utf8
 from flowspec.plan.memory import mib
 from flowspec.runtime import timeouts
 from flowspec.runtime.answer import Answer
+from flowspec.runtime.cluster import pick_context
 from flowspec.runtime.journal.file import Journal
 from flowspec.runtime.journal.lines import Entry, JournalContent, Setting
 from flowspec.runtime.question import Question
 from flowspec.runtime.session import RecoveryOptions, Session
 from flowspec.runtime.watching import Notes
+
+SURE_BYTES = 256
+"""A prompt that is shorter fits any context that nobody chose."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -113,6 +118,7 @@ def run(args: argparse.Namespace) -> int:
             check_journal(args)
             check_record(args)
             sampling_params(args)
+            check_length(args)
         else:
             resume.refuse_fixed(args)
             check_record(args)
@@ -245,6 +251,28 @@ def check_prompt(args: argparse.Namespace) -> None:
         if not args.prompt.strip():
             raise InputError("expected a prompt, got an empty one")
         check_utf8(args.prompt)
+
+
+def check_length(args: argparse.Namespace) -> None:
+    """Refuses a prompt that has more tokens than the context before anything is started, as far as the
+    model's files tell. Only one that is long enough for that is looked at: it takes the tokenizer."""
+    ids = args.prompt_token_ids
+    if ids is None and args.prompt is None:
+        return
+    chars = 0 if ids is not None else len(f"{args.system or ''}{args.prompt}".encode())
+    if ids is None and args.context is None and chars < SURE_BYTES:
+        return
+    files = ModelFiles(args.model or BUNDLED)
+    most = files.raw_config().get("max_position_embeddings")
+    if type(most) is not int:
+        return
+    context = pick_context(args.context, most)
+    if ids is None:
+        if chars < context // 2:
+            return
+        ids = encode_prompt(Tokenizer(files), args, args.prompt)
+    if len(ids) >= context:
+        raise InputError(too_long(len(ids), context))
 
 
 def encode_prompt(tokenizer: Tokenizer | None, args: argparse.Namespace, prompt: str) -> list[int]:

@@ -6,6 +6,7 @@ import argparse
 import os
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
 from flowspec.cli.parser import Rare
@@ -17,7 +18,7 @@ from flowspec.draft.kinds import FALLBACK, WORDS
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, bundled_models
 from flowspec.runtime.decoding import AUTO, Decoding, choose_decoding, method_for
-from flowspec.runtime.sampling_params import NEW_TOKENS_DEFAULT, SamplingParams
+from flowspec.runtime.sampling_params import NEW_TOKENS_DEFAULT, SEEDS, SamplingParams, usable_seed
 from flowspec.runtime.session import ClusterOptions
 
 FILTERS = tuple(name for name in SAMPLING_FIELDS if name not in ("temperature", "seed"))
@@ -227,11 +228,25 @@ def add_sampling_argument(
     told = words["help"] + left_out
     group.add_argument(
         f"--{name.replace('_', '-')}",
-        type=SAMPLING_FIELDS[name],
+        type=partial(sampling_number, name),
         default=default,
         metavar=words["metavar"],
         help=Rare(told) if name in FILTERS else told,
     )
+
+
+def sampling_number(name: str, text: str) -> int | float:
+    """The value of a field of `Sampling`, for argparse."""
+    kind = SAMPLING_FIELDS[name]
+    try:
+        value: int | float = kind(text)
+        if name == "seed":
+            usable_seed(int(value))
+        return value
+    except ValueError:
+        bounds = f" from {SEEDS[0]} to {SEEDS[-1]}" if name == "seed" else ""
+        expected = f"a {'whole ' if kind is int else ''}number{bounds}"
+        raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r:.80}") from None
 
 
 def add_length_arguments(group: argparse._ArgumentGroup) -> None:

@@ -26,7 +26,7 @@ from flowspec.core.protocol.limits import REQUESTS_MAX
 from flowspec.draft.kinds import ALL as KINDS
 from flowspec.draft.kinds import FALLBACK, NONE
 from flowspec.errors import InputError
-from flowspec.model.files import BUNDLED
+from flowspec.model.files import BUNDLED, TOY
 from flowspec.plan.absence import Without, without_each
 from flowspec.plan.advice import Option, improvements, limits
 from flowspec.plan.left_out import why_left_out
@@ -340,6 +340,8 @@ def plan_lines(
         f"{request.shape.name} in {plan.precision}, {users}, context {request.context}: {len(plan.stages)} "
         f"of {len(request.sites)} devices"
     )
+    if wanted.is_toy:
+        yield f"of the {TOY}; name another: --model or --shape"
     yield from _filled(f"devices: {_boards(request.sites)}\n" if wanted.survey is None else "")
     yield ""
     heads = f"{'layers':>9}{'weights':>10}{'cache':>10}{'in use':>10}{'of':>9}{'a slot':>8}"
@@ -498,6 +500,9 @@ def assumptions(wanted: Wanted, plan: Plan) -> list[str]:
         place.profile.name: place.profile.caution for place in (*plan.split.arrangement.order, plan.head)
     }
     found += [f"{board}: {caution}" for board, caution in cautions.items() if caution]
+    if plan.guesses and request.drafter is not None:
+        source = "as you say" if wanted.is_acceptance_given else "else give --acceptance"
+        found.append(f"{request.drafter.acceptance:.1%} of the drafter's best guesses are right; {source}")
     is_on_cores = request.drafter is not None and request.drafter.shape is not None
     if plan.guesses and is_on_cores and not plan.is_head_free and plan.head.shared is None:
         found.append("head and stage share a device: each takes twice as long there")
@@ -507,7 +512,10 @@ def assumptions(wanted: Wanted, plan: Plan) -> list[str]:
         for each in plan.stages
         if each.site.shared is not None
     }
+    hosts = Counter(each.shared.host for each in request.stage_sites if each.shared is not None)
     for host, (cores, slowdown) in times.items():
+        if hosts[host] == 1 and slowdown == 1:
+            continue
         among = f"what runs on {host} shares its {'1 core' if cores == 1 else f'{cores} cores'}"
         found.append(f"{among}" + (f": each takes {rounded(slowdown)} times as long" if slowdown > 1 else ""))
     return found

@@ -13,7 +13,7 @@ from flowspec.cli.options import joined
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.precision import PRECISION_BYTES
 from flowspec.errors import InputError
-from flowspec.model.files import ModelFiles
+from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.support import context_max, family_of
 from flowspec.plan.memory import ModelWeights, weights_of
 from flowspec.plan.profile import find_profile
@@ -39,11 +39,13 @@ from flowspec.runtime.session import pick_dtype
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
     """What the planner is asked, with the names of the drafters; the `survey` where the devices of a cluster
-    file were asked."""
+    file were asked. Whether the acceptance is the user's, and whether the model is the bundled toy."""
 
     request: PlanRequest
     drafters: tuple[str, ...]
     survey: Survey | None
+    is_acceptance_given: bool = False
+    is_toy: bool = False
 
 
 def read_plan_request(args: argparse.Namespace) -> Wanted:
@@ -94,7 +96,13 @@ def read_plan_request(args: argparse.Namespace) -> Wanted:
         head=chosen,
         all_devices=args.all_devices,
     )
-    return Wanted(request=request, drafters=drafters, survey=found)
+    return Wanted(
+        request=request,
+        drafters=drafters,
+        survey=found,
+        is_acceptance_given=args.acceptance is not None,
+        is_toy=args.shape is None and args.model == BUNDLED,
+    )
 
 
 def _survey(args: argparse.Namespace, precisions: Sequence[str], *, head_drafts: bool) -> Survey:

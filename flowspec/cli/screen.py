@@ -60,12 +60,19 @@ LEGEND = (
 )
 
 
+def trouble_of(present: WatchState) -> str:
+    """Why nothing is answered now, in a line; empty where it is."""
+    if present.failed is not None:
+        return f"it failed: {printable(present.failed['text'])}; nothing is answered any more"
+    return "" if present.lost is None else "the pipeline was lost; another is being formed"
+
+
 def strip_line(present: WatchState | None, width: int, *, blocks: bool = True) -> str:
     """One line, narrower than the terminal: how busy each stage is, and how it goes. `LEGEND` explains it."""
     if present is None:
         return ""
-    if present.lost is not None:
-        return "(the pipeline was lost; another is being formed)"[: width - 1]
+    if trouble := trouble_of(present):
+        return f"({trouble})"[: width - 1]
     found = figures_of(present)
     shares = list(found["busy"])[:STAGES_SHOWN] or [0.0] * min(STAGES_SHOWN, len(present.stages))
     busy = "".join(level(share, blocks=blocks) for share in shares)
@@ -110,6 +117,7 @@ def report(present: WatchState, about: Mapping[str, Any]) -> dict[str, Any]:
         "t": present.t,
         **{name: about[name] for name in ("world", "model", "method", "drafters")},
         "lost": present.lost is not None,
+        "failed": None if present.failed is None else present.failed["text"],
         **{name: found[name] for name in ("tokens_per_s", "S", "rho", "acceptance", "dropped_rows")},
         "living": present.living,
         "devices": devices_report(present),
@@ -137,12 +145,9 @@ def screen(
         printable(f"  {about['method']}, drafter {drafters}, {about['world']}, {present.t:.1f} s"),
         style="not bold",
     )
-    state = (
-        Text("the pipeline was lost; another is being formed", style="red")
-        if present.lost is not None
-        else Text("")
-    )
-    if present.lost is None and not present.answers:
+    trouble = trouble_of(present)
+    state = Text(trouble, style="red")
+    if not trouble and not present.answers:
         state = Text("no answer is under way", style="dim")
     rows = devices_report(present)
     shown = rows if rows_max is None else rows[: max(1, rows_max)]

@@ -1,5 +1,5 @@
-"""Serve the model by an OpenAI-compatible API, for editors, agents and programs, and a page with a chat
-and a live view of the pipeline.
+"""Serve the model by an OpenAI-compatible API, for editors and programs, and a page with a chat and a live
+view of the pipeline. Tools (function calls), which agents ask for, are not there yet.
 
 Listens at once, prints its addresses when it is ready, and runs until it is stopped (Ctrl-C, SIGTERM). See
 docs/serving.md and docs/watching.md.
@@ -25,18 +25,14 @@ from flowspec.cli.options import (
 )
 from flowspec.cli.parser import Rare
 from flowspec.cli.terminal import note
-from flowspec.errors import InputError
+from flowspec.errors import FlowSpecError, InputError
+from flowspec.extras import how_to_get
 from flowspec.interruption import hear_signals
 from flowspec.llm import PARALLEL_MAX
-from flowspec.model.files import BUNDLED
+from flowspec.model.files import BUNDLED, TOY_TOLD
 from flowspec.runtime.session import RecoveryOptions
 from flowspec.runtime.transport import is_loopback
 from flowspec.runtime.watching import Notes, watch_session
-
-NEEDED = (
-    "flowspec serve needs packages that are not installed ({name}); run: pip install 'flowspec[serve]', or "
-    "launch/install serve"
-)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -144,7 +140,9 @@ def run(args: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "flowspec":
             raise
-        raise InputError(NEEDED.format(name=error.name)) from None
+        raise InputError(
+            f"flowspec serve needs packages that are not installed ({error.name}): {how_to_get('serve')}"
+        ) from None
 
     for name, given, most in (("parallel", args.parallel, PARALLEL_MAX), ("queue", args.queue, QUEUE_MAX)):
         if given > most:
@@ -172,6 +170,12 @@ def run(args: argparse.Namespace) -> int:
         totals.note(text)
 
     notes = Notes(told)
+    failures: list[FlowSpecError] = []
+
+    def failed(error: FlowSpecError) -> None:
+        failures.append(error)
+        totals.note(f"failed: {error}")
+        note(f"flowspec serve: failed: {error}; nothing is answered any more, so stop it and start it again")
 
     def ready(service: Service, stop: Stop) -> None:
         loop = asyncio.get_running_loop()
@@ -184,6 +188,11 @@ def run(args: argparse.Namespace) -> int:
                 flush=True,
             )
         else:
+            if llm.session.head.plan.model == BUNDLED:
+                note(f"({TOY_TOLD})")
+            if llm.session.chosen is not None:
+                for line in llm.session.chosen.lines():
+                    note(f"({line})")
             view = "" if page is None else f", live view at {page}"
             print(
                 f"serving {service.model} at {url}" + (" (with an API key)" if keys else "") + view,
@@ -205,8 +214,11 @@ def run(args: argparse.Namespace) -> int:
                 note(f"(the model is being loaded; {page} shows how far it is)")
             loading.take(text, share)
 
-        with loading_server(bound, loading, access, has_page=not args.no_live):
-            llm = stack.enter_context(open_llm(args, recovery_options, is_logged=True, also=progress))
+        try:
+            with loading_server(bound, loading, access, has_page=not args.no_live):
+                llm = stack.enter_context(open_llm(args, recovery_options, is_logged=True, also=progress))
+        except KeyboardInterrupt:
+            return 0  # a server that was stopped, as it is later
         assert llm.tokenizer is not None
         llm.session.head.observe(totals.on_event)
         watch = None if args.no_live else watch_session(llm.session, llm.tokenizer.decode, keeps=True)
@@ -225,8 +237,9 @@ def run(args: argparse.Namespace) -> int:
                 access=access,
                 totals=totals,
                 on_ready=ready,
+                on_failure=failed,
                 more=more,
             )
         )
         hear_signals()  # the loop's end has forgotten them
-    return 0
+    return failures[0].exit_status if failures else 0

@@ -27,6 +27,11 @@ from flowspec.model.safetensors_file import SafetensorsTensors, read_header
 from flowspec.model.tensors import Extents, Tensors
 
 BUNDLED = "bundled"
+TOY = "bundled toy of 11 million parameters"
+"""What it is, where somebody asks it."""
+TOY_TOLD = (
+    f"the {TOY}: outside of sums, code and plays it talks nonsense; a real model: --model Qwen/Qwen3-0.6B"
+)
 DEMO_FOLDER = Path(__file__).parent.parent / "demo"
 _SAMPLE_BYTES = 1 << 16
 
@@ -85,12 +90,12 @@ class ModelFiles:
             self._hub_gguf = model.split("/", 2)[2]
         elif os.path.isfile(model):
             raise InputError(
-                "expected a model folder, a GGUF file or a hub id such as owner/name, but the file "
+                "expected a model folder, a GGUF file or a hub id such as Qwen/Qwen3-0.6B, but the file "
                 f"{model!r} is no model"
             )
         elif _is_path(model) or model.count("/") != 1:
             raise InputError(
-                "expected a model folder, a GGUF file or a hub id such as owner/name, but there is no "
+                "expected a model folder, a GGUF file or a hub id such as Qwen/Qwen3-0.6B, but there is no "
                 f"folder {model!r}"
             )
 
@@ -117,7 +122,7 @@ class ModelFiles:
     @property
     def is_packed(self) -> bool:
         """Whether layers can compute with the model as its file packs it."""
-        return self.gguf is not None and not self._gguf.loose_matrix
+        return self.gguf is not None and not self.gguf_file.loose_matrix
 
     def filed_sizes(self) -> dict[str, int]:
         """What tensors take in memory as a GGUF file packs them; others are of 16 bits."""

@@ -112,7 +112,9 @@ def _changes(request: PlanRequest, plan: Plan) -> Iterator[tuple[str, PlanReques
     yield f"a board twice as fast instead of {slowest.name}", replace(request, sites=quick)
     for profile in {each.profile.name: each.profile for each in (slowest, plan.head)}.values():
         one = next(each for each in request.sites if each.profile.name == profile.name)
-        more = replace(one, name=_new_name(profile.name, names), runs_stages=True)
+        name = _new_name(profile.name, names)
+        shared = None if one.shared is None else replace(one.shared, host=name)  # it brings cores of its own
+        more = replace(one, name=name, runs_stages=True, shared=shared)
         yield f"one {profile.name} more", replace(request, sites=(*request.sites, more))
     for precision in LOWER:
         if (

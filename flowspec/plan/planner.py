@@ -376,6 +376,17 @@ def _is_better(found: Split | None, than: Split | None) -> bool:
     return found.forecast.tokens_per_s > than.forecast.tokens_per_s * (1 + ALIKE_MARGIN)
 
 
+def _placed(request: PlanRequest, site: Site) -> Site:
+    """The site; one that is alone on its machine shares nothing with others, whichever machine it is."""
+    shared = site.shared
+    if shared is None or any(
+        each.shared is not None and each.shared.host == shared.host and each.name != site.name
+        for each in request.sites
+    ):
+        return site
+    return replace(site, shared=replace(shared, host=""))
+
+
 def kinds_of(request: PlanRequest) -> list[list[Site]]:
     """Devices that can stand for each other: same profile, memory, links to all others, machine where it is
     shared, and leave to be the head."""
@@ -384,7 +395,7 @@ def kinds_of(request: PlanRequest) -> list[list[Site]]:
     for site in request.sites:
         for kind in kinds:
             one = kind[0]
-            alike = replace(site, name=one.name) == one
+            alike = replace(_placed(request, site), name=one.name) == _placed(request, one)
             alike = alike and (site.name in heads) == (one.name in heads)
             others = [other.name for other in request.sites if other.name not in (site.name, one.name)]
             if alike and (

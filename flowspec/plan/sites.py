@@ -16,7 +16,7 @@ from flowspec.plan.timing import DIRECT, LinkSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedCores:
-    """What several daemons of one `host` have to share: its `cores`, of which this one uses `threads`."""
+    """What the daemons of one `host` have to share: its `cores`, of which this one uses `threads`."""
 
     host: str
     cores: int
@@ -27,8 +27,9 @@ class SharedCores:
 class Site:
     """A device of a cluster. `memory_bytes` is what all of our processes on it may take together.
 
-    `runs_stages` is False for a head's machine without a daemon. `shared` where other devices are on the same
-    machine, and its profile is that of a daemon which computes there alone.
+    `runs_stages` is False for a head's machine without a daemon. `shared` are the cores that a daemon shares
+    with others of its machine and with a drafter there, where its profile is that of one which computes
+    alone.
     """
 
     name: str

@@ -22,6 +22,7 @@ import psutil
 
 from flowspec.core.protocol import limits
 from flowspec.errors import ClusterError, InputError
+from flowspec.extras import how_to_get
 from flowspec.runtime.health.interfaces import resolve
 from flowspec.version import __version__
 
@@ -118,7 +119,9 @@ def _zeroconf() -> Any:
     try:
         import zeroconf
     except ImportError:
-        raise InputError("discovery needs the zeroconf package: pip install 'flowspec[discovery]'") from None
+        raise InputError(
+            f"discovery needs the zeroconf package, which is not installed: {how_to_get('discovery')}"
+        ) from None
     return zeroconf
 
 

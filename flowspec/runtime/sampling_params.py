@@ -9,13 +9,18 @@ from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any
 
-from flowspec.core.protocol.limits import TOP_LOGPROBS_MAX
+from flowspec.core.protocol.limits import ID_MAX, TOP_LOGPROBS_MAX
 from flowspec.core.protocol.messages import SAMPLING_FIELDS, Sampling
 from flowspec.errors import InputError
 from flowspec.model.text import Recommended
 from flowspec.runtime.session import Limits
 
 SEED_BITS = 31
+"""Of one that is drawn."""
+SEEDS = range(-(1 << 63), 1 << 63)
+"""That may be given, by whichever way one asks."""
+USABLE_SEEDS = ID_MAX - 63
+"""So many, from 0 on, are seeds as they are: a request of 64 choices takes those that follow, too."""
 NEW_TOKENS_DEFAULT = 256
 _NOTHING = Recommended(stop_ids=frozenset())
 
@@ -33,7 +38,8 @@ class SamplingParams:
     filters where these are None, too; without a recommendation 0.
     `top_k`: keep so many of the likeliest tokens (0: all). `top_p`: keep the likeliest up to this probability
     mass (above 0, 1: all). `min_p`: keep those at least so likely beside the likeliest (0: all, below 1).
-    `seed`: the same seed gives the same answer, from 0 on; None: drawn, and told in `Answer.seed`.
+    `seed`: the same seed gives the same answer, any whole number of 64 bits; those below 0 stand for large
+    ones, always the same. None: drawn, and told in `Answer.seed`.
     `max_new_tokens`: the longest answer in tokens, from 1 on; the context may end it before.
     `stop`: a text, or several, before which the answer ends. `stop_token_ids`: tokens at which it ends, too.
     `ignore_eos`: do not end at the model's own stop tokens.
@@ -90,6 +96,8 @@ class SamplingParams:
         if asked.get("temperature"):
             asked.setdefault("seed", secrets.randbits(SEED_BITS))
         try:
+            if "seed" in asked:
+                asked["seed"] = usable_seed(_number("seed", asked["seed"]))
             return Sampling(**{name: _number(name, value) for name, value in asked.items()})
         except (ValueError, OverflowError) as error:
             raise InputError(f"sampling: {error}") from None
@@ -98,6 +106,13 @@ class SamplingParams:
         """The model's own stop tokens (none with `ignore_eos`) and those given."""
         own = set() if self.ignore_eos else set(model.stop_ids) | ({eos_id} if eos_id is not None else set())
         return Limits(new_tokens_max=self.max_new_tokens, stop_ids=frozenset(own | set(self.stop_token_ids)))
+
+
+def usable_seed(seed: int) -> int:
+    """The seed that one of 64 bits stands for; raises `ValueError` for any other."""
+    if seed not in SEEDS:
+        raise ValueError(f"seed: expected a whole number from {SEEDS[0]} to {SEEDS[-1]}, got {seed}")
+    return seed % USABLE_SEEDS
 
 
 def _number(name: str, value: object) -> Any:

@@ -267,7 +267,7 @@ class OpenCluster:
                 wait_s=0.0 if self.is_local else recovery_options.wait_s,  # processes here do not come back
                 start=Start.WHOLE if self.absent_devices is None else Start.SHORT,
                 absent={} if self.chosen is None else self.chosen.survey.absent,
-                in_use=() if self.chosen is None else self.chosen.survey.in_use,
+                in_use=() if self.chosen is None else tuple(self.chosen.survey.in_use),
                 survey=planner.survey,
                 arithmetic=recovery_options.arithmetic,
                 may_change=recovery_options.may_change,

@@ -311,6 +311,8 @@ class Watch:
             is_calm = self._head.is_formed and not self._head.loading
             self._devices_due_s = now_s + (DEVICES_EVERY_S if is_calm else LOADING_EVERY_S)
             frames.append(recorder.tell({"kind": "devices", "devices": self._look_at_devices()}, now_s))
+        if self._head.failure is not None and recorder.present.failed is None:
+            frames.append(recorder.tell({"kind": "failed", "text": str(self._head.failure)}, now_s))
         if not frames:
             return
         readers = [watcher for watcher in self._watchers if watcher.reads]

@@ -13,7 +13,7 @@ from typing import Any
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import SAMPLING_FIELDS, Sampling
 from flowspec.model.text import Messages
-from flowspec.runtime.sampling_params import SamplingParams
+from flowspec.runtime.sampling_params import SEEDS, SamplingParams, usable_seed
 from flowspec.serve.fields import Fields
 from flowspec.serve.refusals import ApiError, invalid
 
@@ -23,7 +23,6 @@ CHOICES_MAX = 64
 """Of one request, over all of its prompts."""
 MESSAGES_MAX = 4096
 TEMPERATURE_MAX = 2.0
-SEEDS = 1 << 64
 """The API's seeds are whole numbers of 64 bits, with a sign; FlowSpec's have none, so those below 0 stand for
 large ones."""
 COMPLETION_TOKENS_DEFAULT = 16
@@ -160,7 +159,7 @@ def _sampling(fields: Fields) -> dict[str, Any]:
     API."""
     temperature = fields.number("temperature", 0, TEMPERATURE_MAX)
     top_p = fields.number("top_p", 0, 1)
-    seed = fields.whole("seed", -SEEDS // 2, SEEDS // 2 - 1)
+    seed = fields.whole("seed", SEEDS[0], SEEDS[-1])
     if top_p == 0:  # nothing but the likeliest token is left
         temperature, top_p = 0.0, None
     elif temperature is not None and temperature < limits.TEMPERATURE_MIN:
@@ -168,7 +167,7 @@ def _sampling(fields: Fields) -> dict[str, Any]:
     found: dict[str, Any] = {
         "temperature": temperature,
         "top_p": top_p,
-        "seed": None if seed is None else seed % (limits.ID_MAX - CHOICES_MAX + 1),
+        "seed": None if seed is None else usable_seed(seed),
     }
     for name, kind in SAMPLING_FIELDS.items():
         if name not in found:

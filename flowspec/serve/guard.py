@@ -39,6 +39,11 @@ _KEY_CHARS_MIN = 8
 _FREE = ("/health",)
 """Paths that never need a key."""
 _LIVE = "/live/"
+_UNSAID = ("", "application/x-www-form-urlencoded")
+"""Types of a body whose sender, such as curl, said nothing of it. From a web page they are refused: it could
+send them here without asking the browser's leave."""
+_PAGE = ("origin", "sec-fetch-site")
+"""What browsers send of the page that asks."""
 LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 log = logging.getLogger("flowspec.serve")
@@ -204,7 +209,7 @@ async def read_body(request: Request) -> bytes:
     """The body of a request that has JSON; raises `ApiError` for one that has not, is too large or too
     slow."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
+    if kind != "application/json" and (kind not in _UNSAID or any(name in request.headers for name in _PAGE)):
         raise ApiError(
             415,
             f"expected a body of type application/json, got {kind or 'none'!r:.80}",

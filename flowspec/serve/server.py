@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from flowspec.errors import InputError
+from flowspec.errors import FlowSpecError, InputError
 from flowspec.llm import LLM
 from flowspec.runtime.addresses import not_ours
 from flowspec.serve.app import AccessRules, build_app
@@ -35,6 +35,8 @@ KEEP_ALIVE_S = 60
 """How long a connection may be idle between two requests."""
 GRACE_S = 2.0
 """How long answers go on when the server is told to stop."""
+FAILURE_S = 0.25
+"""How often it is looked whether the cluster has failed."""
 CLOSE_S = 5
 """How long their connections may then take to close."""
 
@@ -209,15 +211,24 @@ async def serve(
     access: AccessRules,
     totals: Totals,
     on_ready: Callable[[Service, Stop], None],
+    on_failure: Callable[[FlowSpecError], None] = lambda error: None,
     more: Callable[[Service], Sequence[BaseRoute]] = lambda service: (),
 ) -> None:
     """Answers requests until `Stop`, which `on_ready` is given, is called; then no answer is under way any
-    more."""
+    more. `on_failure` is told when nothing can be answered any more; requests are told so until the end."""
     service = Service(llm, options, totals)
     server = server_of(build_app(service, access, more(service)))
     listen(bound)  # who calls now is answered in a moment
     on_ready(service, Stop(asyncio.get_running_loop(), server, service))
+    looking = asyncio.create_task(_tell_of_failure(llm, on_failure))
     try:
         await server.serve(sockets=[bound])
     finally:
+        looking.cancel()
         await service.close()
+
+
+async def _tell_of_failure(llm: LLM, on_failure: Callable[[FlowSpecError], None]) -> None:
+    while (failure := llm.session.head.failure) is None:
+        await asyncio.sleep(FAILURE_S)
+    on_failure(failure)

@@ -246,6 +246,7 @@ _DOCUMENT: dict[str, Check] = {
 _FRAMES: dict[str, dict[str, Check]] = {
     "stages": {"stages": _stages},
     "lost": {"silent_s": _seconds},
+    "failed": {"text": _text},
     "note": {"text": _text},
     "missed": {},
     "begin": {"request": _id, "prompt_tokens": _id, "reused": _id, "text": _text},

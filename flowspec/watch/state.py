@@ -53,6 +53,7 @@ class WatchState:
         self.t = 0.0
         self.stages: list[dict[str, Any]] = []
         self.lost: Frame | None = None
+        self.failed: Frame | None = None
         self.answers: dict[int, LiveAnswer] = {}
         self.figures: Frame | None = None
         self.devices: Frame | None = None
@@ -68,7 +69,7 @@ class WatchState:
             self.answers.clear()
         elif kind == "begin":
             self.answers[frame["request"]] = LiveAnswer(begin=frame)
-        elif kind in ("figures", "devices"):
+        elif kind in ("figures", "devices", "failed"):
             setattr(self, kind, frame)
         elif answer is not None:
             self._of_answer(answer, kind, frame)
@@ -101,7 +102,9 @@ class WatchState:
                 found.append(
                     {"t": t, "kind": "nodes", "request": request, "nodes": list(answer.nodes.values())}
                 )
-        found += [{**frame, "t": t} for frame in (self.devices, self.figures) if frame is not None]
+        found += [
+            {**frame, "t": t} for frame in (self.devices, self.figures, self.failed) if frame is not None
+        ]
         return found
 
     @property

@@ -119,5 +119,5 @@ def test_without_matplotlib_one_line_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(InputError, match=r"pip install 'flowspec\[plots\]'"):
+    with pytest.raises(InputError, match="run launch/install plots"):
         plots.speedup(summarise("by hand", "simulated", records(1)), tmp_path / "speedup.png")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -29,7 +30,7 @@ from flowspec.runtime import local
 from flowspec.runtime.sampling_params import SamplingParams
 from tests import warm
 
-NO_MODEL = "expected a model folder, a GGUF file or a hub id such as owner/name, but the file"
+NO_MODEL = "expected a model folder, a GGUF file or a hub id such as Qwen/Qwen3-0.6B, but the file"
 COMMAND = [sys.executable, "-m", "flowspec.cli.main"]
 
 
@@ -132,7 +133,19 @@ def refused(
             ["generate", "hi", "--temperature", "nan"],
             "sampling: temperature: expected 0, or 0.001 to 100.0, got nan",
         ),
-        (["generate", "hi", "--seed", "-1"], "sampling: seed: expected 0 to"),
+        *(
+            (
+                ["generate", "hi", "--seed", seed],
+                "argument --seed: expected a whole number from -9223372036854775808 to 9223372036854775807, "
+                f"got '{seed}'",
+            )
+            for seed in ("abc", "1.5", str(1 << 63))
+        ),
+        (
+            ["generate", "hi", "--temperature", "warm"],
+            "argument --temperature: expected a number, got 'warm'",
+        ),
+        (["generate", "What", "is", "17"], "expected one prompt, got 3 words; quote them: 'What is 17'"),
         (
             ["generate", "hi", "--max-new-tokens", "0"],
             "argument --max-new-tokens: expected a whole number from 1, got '0'",
@@ -148,8 +161,8 @@ def refused(
         (["chat", "--temperature", "inf"], "sampling: temperature: expected 0, or 0.001 to 100.0, got inf"),
         (
             ["chat", "--model", "/no/model"],
-            "expected a model folder, a GGUF file or a hub id such as owner/name, but there is no folder "
-            "'/no/model'",
+            "expected a model folder, a GGUF file or a hub id such as Qwen/Qwen3-0.6B, but there is no "
+            "folder '/no/model'",
         ),
         (["verify", "--local", "2,0"], "--local: expected whole numbers from 1"),
         (["verify", "--parallel", "1,0"], "--parallel: expected whole numbers from 1 to"),
@@ -186,7 +199,10 @@ def refused(
             ["generate", "--modell", "x", "hi"],
             "unrecognized argument --modell; did you mean --model? (see flowspec generate --help)",
         ),
-        (["generate", "a", "prompt"], "unrecognized argument prompt (see flowspec generate --help)"),
+        (
+            ["generate", "a", "prompt"],
+            "expected one prompt, got 2 words; quote them: 'a prompt' (see flowspec generate --help)",
+        ),
         (
             ["generate", "--model", __file__, "hi"],
             f"{NO_MODEL} {__file__!r} is no model",
@@ -355,6 +371,16 @@ def test_a_prompt_or_context_that_does_not_fit_the_model() -> None:
         refusal("generate", "hi", "--context", "1025", *local)
         == "--context: expected 2 to 1024, the model's limit, got 1025"
     )
+
+
+@pytest.mark.parametrize(
+    "flags", [["a " * 3000], ["word " * 12, "--context=5"], ["--prompt-token-ids=1,5,6", "--context=3"]]
+)
+def test_a_prompt_that_is_too_long_is_refused_before_anything_starts(
+    refused: Callable[..., str], flags: list[str]
+) -> None:
+    told = refused("generate", *flags)
+    assert re.match(r"the prompt has \d+ tokens, but the context holds \d+ with the answer; shorten", told)
 
 
 def test_a_daemon_that_is_not_there_is_a_cluster_failure(tmp_path: Path) -> None:

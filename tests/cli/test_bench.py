@@ -140,8 +140,8 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., str]]:
         (["--model", "bundled", "--max-new-tokens", "1020", "--limit", "1"], "prompt 1 has "),
         (
             ["--model", "/no/model"],
-            "expected a model folder, a GGUF file or a hub id such as owner/name, but there is no folder "
-            "'/no/model'",
+            "expected a model folder, a GGUF file or a hub id such as Qwen/Qwen3-0.6B, but there is no "
+            "folder '/no/model'",
         ),
         (
             ["--model", "bundled", "--drafter", "/no/model"],

@@ -19,9 +19,11 @@ from gguf import GGMLQuantizationType
 from flowspec.bench.checkpoints import make_variant
 from flowspec.cli.main import main
 from flowspec.core.protocol.messages import Sampling
+from flowspec.errors import meant
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.reference import Reference
 from flowspec.model.text import Tokenizer
+from flowspec.version import __version__
 from tests import warm
 from tests.ggufs import convert, make
 
@@ -239,3 +241,15 @@ def test_help_fits_a_narrow_terminal_and_names_every_command() -> None:
         assert all(len(line) <= 80 for line in done.stdout.splitlines())
     assert all(name in flowspec("--help") for name in ("daemon", "chat", "generate", "verify"))
     assert flowspec("--version", run=subprocess.run).startswith("flowspec 0.")
+
+
+def test_the_package_runs_as_a_module() -> None:
+    command = [sys.executable, "-m", "flowspec", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == f"flowspec {__version__}\n"
+
+
+def test_nothing_is_suggested_where_nothing_is_near() -> None:
+    assert meant("--bogus", ["--verbose", "--local"]) == ""
+    assert meant("--verbos", ["--verbose", "--local"]) == "; did you mean --verbose?"
+    assert meant("-verbose", ["--verbose", "--local"]) == "; did you mean --verbose?"

@@ -84,3 +84,13 @@ def test_tab_completes_commands_flags_choices_and_files(shell: str, tmp_path: Pa
     (tmp_path / "recording.json").touch()
     for typed, expected in TYPED.items():
         assert offered(shell, typed, tmp_path) == (expected, ""), typed
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_script_says_where_it_goes_as_the_document_does(
+    shell: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["completion", shell]) == 0
+    (usage,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("# Usage:")]
+    document = (Path(__file__).parents[2] / "docs" / "install.md").read_text("utf-8")
+    assert usage.removeprefix("# Usage: ") in document.splitlines()

@@ -189,4 +189,4 @@ def test_without_the_package_one_line_says_how_to_get_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "zeroconf", None)
     assert main(["devices"]) == 2
-    assert "pip install 'flowspec[discovery]'" in capsys.readouterr().err
+    assert "not installed: run launch/install discovery" in capsys.readouterr().err

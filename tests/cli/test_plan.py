@@ -365,6 +365,23 @@ def test_the_drafter_is_chats_and_is_told(
     assert found["drafters"] == list(names)
 
 
+def test_that_the_model_is_a_toy_and_what_is_assumed_of_the_drafter_is_told(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    toy = "of the bundled toy of 11 million parameters; name another: --model or --shape"
+    text = plan(capsys, "--devices", "2x raspberry-pi-5", "--quick")[1]
+    assert toy in text.splitlines()
+    assert len(toy) <= 80
+    named = ("--shape", "llama-2-7b", "--devices", "3x jetson-orin-nano", "--precision", "int4", "--quick")
+    text = plan(capsys, *named, "--drafter", "eagle")[1]
+    assert "toy" not in text
+    assumed = text.partition("assumed\n")[2]
+    assert "63.5% of the drafter's best guesses are right; else give --acceptance" in assumed
+    given = plan(capsys, *named, "--drafter", "eagle", "--acceptance", "0.7")[1]
+    assert "70.0% of the drafter's best guesses are right; as you say" in given.partition("assumed\n")[2]
+    assert max(map(len, text.splitlines())) <= 80
+
+
 def test_slow_boards_are_told_without_exponents(capsys: pytest.CaptureFixture[str]) -> None:
     slow = ["--shape", "llama-2-70b", "--devices", "24x old-laptop", "--precision", "int4", "--link", "10/20"]
     status, text, _ = plan(capsys, *slow, "--quick")

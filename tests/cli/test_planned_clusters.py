@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from flowspec.cli.main import main
 from flowspec.core.protocol.messages import Sampling
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.reference import Reference
+from tests import warm
 from tests.daemons import DaemonProcess, daemon_process
 
 SPEEDS = {"fast": 1.0, "slow": 0.02, "mid": 0.7}
@@ -160,6 +164,17 @@ def test_a_forecast_that_was_far_too_good_explains_itself(
     assert re.search(r"foretold [\d.]+ tokens/s, measured [\d.]+: ", told)
     assert re.search(r"fast computes [\d.]+ times as long as reckoned \(cores (busy|shared)", told)
     assert ", continuous, drafter ngram" in lines[0] + lines[1]
+
+
+def test_a_server_says_who_is_left_out(boards: Path, daemons: list[DaemonProcess]) -> None:
+    command = [sys.executable, "-m", "flowspec.cli.main", "serve", "--port=0", *WANTED]
+    command.append(cluster_file(boards, daemons))
+    with warm.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("serving ")
+        process.send_signal(signal.SIGINT)
+        error = process.communicate(timeout=60)[1]
+    assert re.search(r"^\(slow is left out: .* tokens/s are foretold, .* with it\)$", error, re.MULTILINE)
 
 
 def test_every_device_is_used_where_that_is_asked_for(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 
 from flowspec.cli.commands import build_parser
 from flowspec.cli.main import main
+from flowspec.model.files import TOY_TOLD
 from tests import warm
 
 SERVE = [sys.executable, "-m", "flowspec.cli.main", "serve"]
@@ -44,6 +46,36 @@ def test_it_says_where_it_is_answers_and_ends_with_all_that_it_started(
         output, error = process.communicate(timeout=60)
         assert (process.returncode, output, error) == (0, "", "")
     assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_server_that_is_stopped_while_it_loads_is_done() -> None:
+    flags = ["--port", "0", "--local", "4", "--drafter", "ngram"]
+    with warm.Popen([*SERVE, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("(starting")
+        process.send_signal(signal.SIGTERM)
+        output, error = process.communicate(timeout=60)
+    assert (process.returncode, output) == (0, "")
+    assert "interrupted" not in error
+
+
+def test_a_server_without_a_device_says_so_and_ends_as_failed() -> None:
+    flags = ["--port", "0", "--local", "2", "--drafter", "ngram", "--json"]
+    with warm.Popen([*SERVE, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        url = json.loads(process.stdout.readline())["url"]
+        for stage in httpx.get(f"{url}/cluster", timeout=60).json()["stages"]:
+            os.kill(stage["pid"], signal.SIGKILL)
+        told = next(line for line in process.stderr if "failed" in line)
+        assert told == (
+            "flowspec serve: failed: no device is left; nothing is answered any more, so stop it and start "
+            "it again\n"
+        )
+        asked = {"messages": [{"role": "user", "content": "What is 17 + 25?"}]}
+        assert httpx.post(f"{url}/chat/completions", json=asked, timeout=60).status_code == 503
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 1
 
 
 def refused(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
@@ -99,10 +131,19 @@ def test_what_is_not_installed_is_said(
         sys.modules, "flowspec.serve.server", raising=False
     )  # alone: of a package, other tests would find two
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    assert (
-        "needs packages that are not installed (uvicorn); run: pip install 'flowspec[serve]', or "
-        "launch/install serve" in refused(capsys)
-    )
+    assert "needs packages that are not installed (uvicorn): run launch/install serve\n" in refused(capsys)
+
+
+def test_that_the_model_is_a_toy_and_tools_are_not_there_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with warm.Popen([*SERVE, "--port=0", "--local=1"], stdout=-1, stderr=-1, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert f"({TOY_TOLD})\n" in process.communicate(timeout=60)[1]
+    with pytest.raises(SystemExit):
+        build_parser(["serve"]).parse_args(["serve", "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "Tools (function calls), which agents ask for, are not there yet." in told
 
 
 def test_the_help_fits_a_terminal(

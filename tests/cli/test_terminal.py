@@ -127,7 +127,7 @@ def test_messages_are_broken_between_words_to_the_terminals_width() -> None:
         "flowspec daemon --host 192.168.1.21 --port 7700",
         'flowspec generate "What is 17 + 25?"',
         "launch/boards start my-cluster.toml",
-        "pip install 'flowspec[serve]'",
+        "pip install starlette",
         "flowspec keygen --cluster my-cluster.toml",
     ],
 )

@@ -167,6 +167,10 @@ def test_the_live_line_is_narrower_than_the_terminal() -> None:
     lost = full(1)
     lost.take({"t": 2.0, "kind": "lost", "silent_s": 1.0})
     assert "another is being formed" in strip_line(lost, 80)
+    lost.take({"t": 3.0, "kind": "failed", "text": "no device is left"})
+    assert strip_line(lost, 80) == "(it failed: no device is left; nothing is answered any more)"
+    assert report(lost, ABOUT_WIDE)["failed"] == "no device is left"
+    assert "it failed: no device is left" in drawn(lost, ABOUT_WIDE)
     assert strip_line(None, 80) == ""
 
 

@@ -364,3 +364,14 @@ def test_extras_that_there_are_none_of_are_refused(tmp_path: Path) -> None:
         done.stderr
         == "launch/install: expected discovery, gguf, plots, serve, dev or release, got 'server'\n"
     )
+
+
+def test_a_program_beside_the_checkout_finds_flowspec(tmp_path: Path) -> None:
+    """The folder that it was cloned into has its name and is no package, but would be taken for one."""
+    (tmp_path / "flowspec" / "docs").mkdir(parents=True)
+    program = "from flowspec.version import __version__; print(__version__)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stderr == ""
+    assert done.stdout.strip()

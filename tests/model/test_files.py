@@ -86,7 +86,7 @@ def test_names_of_models() -> None:
     files.check_weights()
     for model in ("/no/such/folder", "./gone", "~/gone", "plainname", "a/b/c", "x" * 5000):
         with pytest.raises(
-            InputError, match="expected a model folder, a GGUF file or a hub id such as owner/name"
+            InputError, match=r"expected a model folder, a GGUF file or a hub id such as Qwen/Qwen3-0\.6B"
         ):
             ModelFiles(model)
 

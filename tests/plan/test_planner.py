@@ -309,6 +309,27 @@ def test_the_drafter_shares_the_cores_too() -> None:
     assert partition.slowdown(replace(arrangement, guesses=True), arrangement.head) == 2.0
 
 
+def test_a_board_more_brings_cores_of_its_own() -> None:
+    request, _, _ = sharing(4, 4, shape=find_shape("tinyllama-1.1b"))
+    alone = replace(request, sites=request.sites[:1])
+    more = {each.text: each.tokens_per_s for each in improvements(alone, make_plan(alone))}
+    assert more["one old-laptop more"] > make_plan(request).forecast.tokens_per_s
+
+
+def test_devices_that_are_alone_on_machines_with_equal_cores_are_alike() -> None:
+    request, _, _ = sharing(4, 4, 4)
+    apart = tuple(
+        replace(each, shared=SharedCores(host=each.name, cores=4, threads=4)) for each in request.sites
+    )
+    assert len(planner.kinds_of(replace(request, sites=apart))) == 1
+    hosts = ("one", "one", "two")
+    mixed = tuple(
+        replace(each, shared=SharedCores(host=host, cores=4, threads=4))
+        for each, host in zip(request.sites, hosts, strict=True)
+    )
+    assert len(planner.kinds_of(replace(request, sites=mixed))) == 2
+
+
 def test_a_plan_expects_nothing_of_a_second_daemon_on_the_same_cores() -> None:
     tiny = find_shape("tinyllama-1.1b")
     apart = make_plan(request_of("old-laptop", "old-laptop", shape=tiny, drafter=None, users=4))

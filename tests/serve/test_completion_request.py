@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from flowspec.errors import ClusterError, InputError
+from flowspec.model.text import Recommended
 from flowspec.runtime.sampling_params import SamplingParams
 from flowspec.serve.completion_request import CompletionRequest, chat_wanted, completion_wanted
 from flowspec.serve.fields import parse
@@ -199,6 +200,9 @@ def test_what_leaves_only_the_likeliest_token_is_temperature_0(fields: dict[str,
 def test_any_seed_of_64_bits_becomes_one_that_can_be_used() -> None:
     seeds = [-(1 << 63), -7, -1, 0, 7, (1 << 62) - 65, (1 << 63) - 1]
     found = [chat(seed=seed).params.seed for seed in seeds]
+    assert found == [
+        SamplingParams(seed=seed).sampling(Recommended(stop_ids=frozenset())).seed for seed in seeds
+    ], "as elsewhere"
     assert found == [chat(seed=seed).params.seed for seed in seeds]
     assert all(seed is not None and 0 <= seed <= (1 << 62) - 65 for seed in found)
     assert len(set(found[:5])) == 5

@@ -24,6 +24,7 @@ class VirtualHead:
         self.observers: list[OnEvent] = []
         self.is_formed = True
         self.lost: list[str] = []
+        self.failure: Exception | None = None
         self.loading: dict[str, tuple[str, float]] = {}
         self.pongs: dict[int, Any] = {}
         count = len(self.play.world.stages)

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from flowspec.core.protocol.cluster_messages import Pong
+from flowspec.errors import ClusterError
 from flowspec.runtime import watching
 from flowspec.runtime.watching import (
     BATCHES_MAX,
@@ -335,6 +336,20 @@ def test_devices_are_told_with_what_they_said_last() -> None:
     assert rows["never-seen"] == {**rows["never-seen"], "present": False, "memory_bytes": 0}
     head.lost, head.loading = [], {}
     assert all(row["present"] and row["loading"] is None for row in watch._look_at_devices())
+
+
+def test_that_the_head_has_failed_is_told_once_and_to_those_who_come_later() -> None:
+    head = VirtualHead(2)
+    watch = watched(head)
+    watcher = watch.join()
+    head.failure = ClusterError("no device is left")
+    for _ in range(2):
+        watch.settle()
+    found = [frame for batch in watcher.take() for frame in batch.frames if frame["kind"] == "failed"]
+    assert [frame["text"] for frame in found] == ["no device is left"]
+    later = [frame["kind"] for batch in watch.join().take() for frame in batch.frames]
+    assert "failed" in later
+    watch.close()
 
 
 def test_a_note_is_a_frame_and_nothing_while_nobody_watches() -> None:

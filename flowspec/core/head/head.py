@@ -239,10 +239,7 @@ class HeadCore:
         if count == 0:
             raise InputError("expected a prompt of at least one token, got an empty one")
         if count >= self.context:
-            raise InputError(
-                f"the prompt has {count} tokens, but the context holds {self.context} with the answer; "
-                "shorten the prompt, or raise --context if the model allows more"
-            )
+            raise InputError(too_long(count, self.context))
         assert submit.new_tokens_max >= 1
         assert len(submit.answered) <= min(submit.new_tokens_max, self.context - count), (
             "more is answered than an answer holds"
@@ -573,3 +570,11 @@ class HeadCore:
             self._turns.append(request.number)
         commands.append(SendToFirstStage(segment=self.flights.depart(loads, window, now_s)))
         return True
+
+
+def too_long(count: int, context: int) -> str:
+    """Why a prompt of so many tokens is refused."""
+    return (
+        f"the prompt has {count} tokens, but the context holds {context} with the answer; shorten the "
+        "prompt, or raise --context if the model allows more"
+    )

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from flowspec.core.protocol import limits
 from flowspec.errors import InputError, first_line
+from flowspec.extras import how_to_get
 from flowspec.model.gguf.names import parts_of
 from flowspec.model.tensors import Extent
 
@@ -37,7 +38,7 @@ KEPT_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "I
 """ggml's types that layers compute with as they are (`arithmetic.packed.FORMS`)."""
 Rows = npt.NDArray[np.uint8]
 F32 = npt.NDArray[np.float32]
-MISSING_PACKAGE = "GGUF files need the gguf package: pip install 'flowspec[gguf]', or pip install gguf"
+MISSING_PACKAGE = f"GGUF files need the gguf package, which is not installed: {how_to_get('gguf')}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

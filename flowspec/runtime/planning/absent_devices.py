@@ -79,7 +79,7 @@ class AbsentDevices:
             network=read_links(self.cluster, order) or self._estimated(found, device),
             sources={**found.sources, name: source},
             absent={each: why for each, why in found.absent.items() if each != name},
-            in_use=tuple(each for each in found.in_use if each != name),
+            in_use={each: machine for each, machine in found.in_use.items() if each != name},
         )
 
     def _estimated(self, found: Survey, device: Device) -> Network:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -37,8 +37,8 @@ class Measured:
     of tokens that no guess was right for.
 
     `why_slow` says of devices what they tell of their heat, `hosts` where each is, `HERE` on the head's
-    machine. `runs` are the layers that each device has by the end; devices were lost `recoveries` times
-    meanwhile, which took `recovery_s`.
+    machine; so `in_use` of devices that other heads use. `runs` are the layers that each device has by the
+    end; devices were lost `recoveries` times meanwhile, which took `recovery_s`.
     """
 
     tokens_per_s: float
@@ -51,6 +51,7 @@ class Measured:
     runs: Mapping[str, int]
     recoveries: int = 0
     recovery_s: float = 0.0
+    in_use: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -131,6 +132,9 @@ def _why(plan: Plan, site: Site, measured: Measured) -> str:
     that wait for each other cost more."""
     if told := measured.why_slow.get(site.name):
         return told
+    host = measured.hosts.get(site.name, site.name)
+    if used := [name for name, machine in measured.in_use.items() if machine == host]:
+        return f"cores shared with {_and(used)} on the same machine, which other heads use"
     if site.shared is not None:
         beside = [
             each.site.shared
@@ -144,7 +148,6 @@ def _why(plan: Plan, site: Site, measured: Measured) -> str:
             if threads <= each * len(beside):
                 advice = "let fewer daemons there have layers"
             return f"{threads} threads on {cores} {'core' if cores == 1 else 'cores'}: {advice}"
-    host = measured.hosts.get(site.name, site.name)
     others = Counter(measured.hosts.values())[host] - 1
     if others > 0:
         return f"cores shared with {others} more of our processes"

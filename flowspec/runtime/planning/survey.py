@@ -73,8 +73,8 @@ class Survey:
     `sources` are `declared` in the cluster file, one of `core.protocol.facts.SPEED_SOURCES`, or `assumed`.
     `head` is as in `PlanRequest`. `left_out` are devices that say of themselves what cannot be, with what
     that is. `absent` are those that cannot be had, with why: they did not answer, or others use them (those
-    `in_use`). On those that are `limited` the user allows less memory than is free. `cores` are what each
-    would share with others of its machine.
+    `in_use`, with the machine of each). On those that are `limited` the user allows less memory than is
+    free. `cores` are what each would share with others of its machine.
     """
 
     sites: tuple[Site, ...]
@@ -83,7 +83,7 @@ class Survey:
     sources: dict[str, str]
     left_out: dict[str, str] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
-    in_use: tuple[str, ...] = ()
+    in_use: Mapping[str, str] = field(default_factory=dict)
     limited: tuple[str, ...] = ()
     cores: dict[str, SharedCores] = field(default_factory=dict)
 
@@ -139,7 +139,7 @@ def survey(
         sources=sources,
         left_out=left_out,
         absent=absent,
-        in_use=tuple(users),
+        in_use={each.name: machine_of(each.address) for each in devices if each.name in users},
         limited=tuple(each.device.name for each in there if _is_limited(each)),
         cores=cores,
     )
@@ -204,6 +204,12 @@ def absent_timeouts(devices: int) -> ExamineTimeouts:
 def is_here(address: str) -> bool:
     """Whether an IP address is one of this machine's own."""
     return address.startswith("127.") or interface_of(address) is not None
+
+
+def machine_of(address: str) -> str:
+    """Where a device is: its host, `HERE` for any name of this machine."""
+    host = split_address(address)[0]
+    return HERE if is_here(host) else host
 
 
 # ---------------------------------------------------------------------------------------------------- devices
@@ -289,8 +295,8 @@ def _cores(
 
 
 def cores_of(facts: Facts, source: str, host: str) -> SharedCores | None:
-    """The cores that a daemon would share with others of its host. None where its speed is the user's word,
-    which is of a daemon as it is, and for a GPU."""
+    """The cores that a daemon would share with others of its host, or a drafter. None where its speed is the
+    user's word, which is of a daemon as it is, and for a GPU."""
     if source not in MEASURED_ALONE or facts.accelerator:
         return None
     machine = HERE if is_here(host) else host
@@ -298,10 +304,9 @@ def cores_of(facts: Facts, source: str, host: str) -> SharedCores | None:
 
 
 def sharing(sites: Sequence[Site], cores: Mapping[str, SharedCores]) -> tuple[Site, ...]:
-    """The sites, those with what they share that are not alone on their machine."""
-    beside = Counter(each.host for each in cores.values())
-    shared = {name: each for name, each in cores.items() if beside[each.host] > 1}
-    return tuple(replace(each, shared=shared.get(each.name)) for each in sites)
+    """The sites with what they share: with others of their machine, or the head's drafter. One that is alone
+    is reckoned as where others stand by, so that leaving these out of the file changes no forecast."""
+    return tuple(replace(each, shared=cores.get(each.name)) for each in sites)
 
 
 def _sites(profiles: dict[str, DeviceProfile], memory: dict[str, int], precision: str) -> list[Site]:

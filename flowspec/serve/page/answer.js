@@ -1,7 +1,7 @@
 // The answer so far, in words: its tokens, those that were guessed ahead marked; which answer is shown where
 // there are several; what it took.
 
-import { byId, made, put } from "./elements.js";
+import { byId, count, made, put } from "./elements.js";
 
 const TOKENS_SHOWN = 1500; // of a long answer the last ones
 const TAIL_CHARS = 200; // a frame has no more than so many of a prompt, its last ones
@@ -76,16 +76,16 @@ function nameOf({ id, prompt, running }) {
 }
 
 function summaryOf(request, { lost, isPlain }) {
-  const tokens = `${request.tokens} tokens`;
+  const tokens = count(request.tokens, "token");
   if (request.running && lost)
     return `${tokens}. A device is lost: the answer goes on when others have its layers.`;
   if (isPlain) return `${tokens}.`;
   const guessed = request.running
-    ? `${request.guesses.length} guesses in the tree`
+    ? `${count(request.guesses.length, "guess", "guesses")} in the tree`
     : `${request.guessed} of them guessed ahead`;
   const wrong = request.wrong
-    ? ` ${request.wrong} other guesses were wrong and were dropped: there are several for each token, ` +
-      "and at most one of them is right."
+    ? ` ${count(request.wrong, "other guess was", "other guesses were")} wrong and dropped: there are ` +
+      "several for each token, and at most one of them is right."
     : "";
   return `${tokens}, ${guessed}.${wrong}`;
 }

@@ -1,7 +1,7 @@
 // The chat box: talks to /v1/chat/completions, keeps the dialogue, and shows errors as one line.
 
 import { ApiError, lineOf } from "./api.js";
-import { byId, made } from "./elements.js";
+import { byId, count, made } from "./elements.js";
 import { Markdown } from "./markdown.js";
 import { eventsOf } from "./stream.js";
 
@@ -14,12 +14,17 @@ const EXAMPLES = {
   other: ["Why is the sky blue?", "Explain a pipeline to a child.", "Write a poem about small computers."],
 };
 
+const TOY =
+  "The bundled model is a toy of 11 million parameters: outside of sums, code and plays it talks nonsense. " +
+  "For a real one start flowspec serve with --model, such as --model Qwen/Qwen3-0.6B.";
+
 export class Chat {
   // `asked` is called when a question is on its way.
   constructor(api, asked) {
     this.api = api;
     this.asked = asked;
     this.examples = [];
+    this.isToy = false;
     this.messages = [];
     this.model = null;
     this.abort = null;
@@ -59,12 +64,14 @@ export class Chat {
 
   // Offers questions that this model can answer.
   suggest(model) {
+    this.isToy = model === "bundled";
     this.examples = model ? (EXAMPLES[model] ?? EXAMPLES.other) : [];
     if (!this.messages.length && this.dialogue.querySelector(".empty")) this._invite();
   }
 
   _invite() {
     const empty = made("div", "empty", null, "Ask something, and watch the devices answer it.");
+    if (this.isToy) made("p", "toy", empty, TOY);
     for (const text of this.examples) {
       const button = made("button", "example", empty, text);
       button.type = "button";
@@ -89,7 +96,6 @@ export class Chat {
     this.dialogue.scrollTop = this.dialogue.scrollHeight;
     const messages = [...this.messages, { role: "user", content: text }];
     const said = { text: "", reason: null, usage: null };
-    const startedMs = performance.now();
     const abort = new AbortController();
     this._running(abort);
     let failed = null;
@@ -106,7 +112,7 @@ export class Chat {
     if (!asked.isConnected) return; // a new dialogue was begun meanwhile
     if (said.text) this.messages = [...messages, { role: "assistant", content: said.text }];
     if (failed && failed.name !== "AbortError") this._fail(failed, asked, answer, said, text);
-    else this._note(answer, failed ? "stopped" : noteOf(said, performance.now() - startedMs));
+    else this._note(answer, failed ? "stopped" : noteOf(said));
   }
 
   async _stream(messages, signal, answer, said) {
@@ -211,9 +217,9 @@ export class Chat {
   }
 }
 
-function noteOf(said, tookMs) {
+// How long it took is told of the answer that is shown, in one place.
+function noteOf(said) {
   const cut = said.reason === "length" ? "cut off: the limit of tokens is reached" : "";
   const tokens = said.usage?.completion_tokens;
-  const count = tokens ? `${tokens} tokens in ${(tookMs / 1000).toFixed(1)} s` : "";
-  return [count, cut].filter(Boolean).join("; ");
+  return [tokens ? count(tokens, "token") : "", cut].filter(Boolean).join("; ");
 }

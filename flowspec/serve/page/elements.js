@@ -17,6 +17,9 @@ export function made(tag, className, parent, text = "") {
   return found;
 }
 
+// So many of a thing, whose name takes an s where there are several, or is given.
+export const count = (many, one, several = `${one}s`) => `${many} ${many === 1 ? one : several}`;
+
 export const share = (value) =>
   value === null || value === undefined ? NONE : `${Math.round(100 * value)}%`;
 

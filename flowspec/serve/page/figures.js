@@ -1,6 +1,6 @@
 // Three plain tiles about the answer that is shown, and under Details the figures of the last seconds.
 
-import { NONE, made, number, put, share } from "./elements.js";
+import { NONE, count, made, number, put, share } from "./elements.js";
 
 const mean = (values) =>
   values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null;
@@ -80,7 +80,8 @@ const TILES = [
     value: ({ request, isPlain }) => {
       if (isPlain) return "none";
       if (request?.tokens) return share(request.guessed / request.tokens);
-      return request?.running ? { words: `${request.guesses.length} guesses so far` } : NONE;
+      if (!request?.running) return NONE;
+      return { words: `${count(request.guesses.length, "guess", "guesses")} so far` };
     },
     note: ({ request, isPlain }) => {
       if (isPlain) return "nothing is guessed here";

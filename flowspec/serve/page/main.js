@@ -4,7 +4,7 @@ import { Answer } from "./answer.js";
 import { Api } from "./api.js";
 import { Chat } from "./chat.js";
 import { watchColours } from "./colours.js";
-import { byId } from "./elements.js";
+import { byId, count } from "./elements.js";
 import { Figures } from "./figures.js";
 import { Kept } from "./kept.js";
 import { Key } from "./key.js";
@@ -38,6 +38,7 @@ const STATES = {
   lost: "reconnecting",
   refused: "no key",
 };
+const FAILED = "failed";
 
 const motion = matchMedia("(prefers-reduced-motion: reduce)");
 const still = () => motion.matches;
@@ -103,6 +104,7 @@ function received(frames) {
     shown.world.apply(each);
     shown.timeline.add(each);
     if (each.kind === "begin" || each.kind === "missed") frozen = null;
+    if (each.kind === "failed") connected(connection);
     if (ran && !shown.world.running.length) freeze();
   }
   if (!frames.length) return;
@@ -122,9 +124,10 @@ function connected(state, why = "") {
   connection = state;
   wake();
   if (player.replay) return;
-  byId("state").textContent = STATES[state];
-  byId("state").dataset.state = state;
-  byId("state").title = why;
+  const isFailed = state === "live" && shown.world.failed;
+  byId("state").textContent = isFailed ? FAILED : STATES[state];
+  byId("state").dataset.state = isFailed ? FAILED : state;
+  byId("state").title = isFailed ? shown.world.failed : why;
 }
 
 function about() {
@@ -234,7 +237,7 @@ function say(now) {
     .join(", ");
   const named = likely ? `, the likeliest: ${likely}` : "";
   const words = request
-    ? `${request.tokens} tokens in the answer, ${best.length} guesses${named}`
+    ? `${count(request.tokens, "token")} in the answer, ${count(best.length, "guess", "guesses")}${named}`
     : "no answer yet";
   byId("tree").setAttribute("aria-label", `Guesses: ${words}`);
 }

@@ -291,6 +291,7 @@ export class World {
     this.note = ""; // what was told first of the last loss
     this.prompts = new Map(); // rows of prompts on their way, by segment
     this.lost = false;
+    this.failed = ""; // why nothing is answered any more
     this.t = 0;
   }
 
@@ -307,6 +308,9 @@ export class World {
         this.note = "";
         this.prompts.clear();
         for (const id of this.running) this.requests.get(id).pause();
+        break;
+      case "failed":
+        this.failed = frame.text;
         break;
       case "note":
         this.note ||= frame.text;

@@ -51,6 +51,7 @@ const HEAD = {
 const KINDS = {
   stages: { stages },
   lost: { silent_s: isSeconds },
+  failed: { text: isText },
   note: { text: isText },
   missed: {},
   begin: { request: isCount, prompt_tokens: isCount, reused: isCount, text: isText },

@@ -1,6 +1,6 @@
 // One sentence that says what one sees while it happens, for somebody who never heard of speculation.
 
-import { byId, number, put } from "./elements.js";
+import { byId, count, number, put } from "./elements.js";
 import { timesPlain } from "./figures.js";
 
 const AWAY = {
@@ -8,6 +8,9 @@ const AWAY = {
   lost: "The server is not there; trying again.",
   refused: "This server wants a key.",
 };
+const ABOUT =
+  "FlowSpec runs one language model on several small devices, which check in a pipeline what a small model " +
+  "guesses ahead; this page shows them at it. ";
 const SLOWER = 0.95; // times as fast as without guesses
 const LOOKED_UP = "ngram"; // a drafter that is no model
 
@@ -15,6 +18,7 @@ const LOOKED_UP = "ngram"; // a drafter that is no model
 function told(world, { isReplay, isFrozen, connection, plainS }) {
   if (!isReplay && connection === "loading") return [`loading ${world.model}`, loadingOf(world)];
   if (!isReplay && connection !== "live") return [connection, AWAY[connection]];
+  if (world.failed) return ["failed", failureOf(world, isReplay)];
   const request = world.shown;
   const loading = world.devices.find((device) => device.loading);
   const doing = loading
@@ -29,13 +33,15 @@ function told(world, { isReplay, isFrozen, connection, plainS }) {
     return [`lost ${why}`, `${why}${then}${doing}`];
   }
   if (!request) {
-    const count = world.stages.length;
+    const devices = world.stages.length;
     const parts =
-      count === 1 ? "One device holds the whole model." : `${count} devices hold a part of the model each.`;
+      devices === 1
+        ? "One device holds the whole model."
+        : `${devices} devices hold a part of the model each.`;
     const what = isReplay
       ? "This is a recording of how they answer."
       : "Ask something, and watch them answer together.";
-    return ["idle", `${parts} ${what}${doing}`];
+    return ["idle", `${isReplay ? "" : ABOUT}${parts} ${what}${doing}`];
   }
   if (!request.running)
     return [
@@ -83,6 +89,11 @@ function loadingOf({ model, loading }) {
   return `The server loads the model ${model}${far}. This page goes on by itself when it can answer.`;
 }
 
+function failureOf({ failed }, isReplay) {
+  const again = isReplay ? "" : " Nothing is answered any more: start flowspec serve again.";
+  return `It failed: ${failed}.${again}`;
+}
+
 const isAllLost = ({ devices }) => devices.length > 0 && devices.every((device) => !device.present);
 
 // Who is lost: what was told first of it has the reason, but names one device only.
@@ -115,7 +126,7 @@ function endOf(request, times) {
   const losses = statistics.recoveries
     ? " The devices had to share the layers out anew; the answer is the same as without that."
     : "";
-  return `Done: ${request.tokens} tokens${seconds}${faster}.${guessed}${losses}${why}`;
+  return `Done: ${count(request.tokens, "token")}${seconds}${faster}.${guessed}${losses}${why}`;
 }
 
 export class Story {

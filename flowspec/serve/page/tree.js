@@ -1,6 +1,7 @@
 // The token tree of a request: the committed path from the left, guesses to its right, the likelier the more
 // opaque; wrong ones fade out in red.
 
+import { count } from "./elements.js";
 import { Surface, colours } from "./colours.js";
 import { clipped, visible } from "./lanes.js";
 
@@ -190,7 +191,7 @@ export class Tree {
     context.font = `11px ${colours.font}`;
     context.fillStyle = colours.muted;
     context.textAlign = "right";
-    const text = `and ${this.laid.hidden} more guesses`;
+    const text = `and ${count(this.laid.hidden, "more guess", "more guesses")}`;
     const left = width - context.measureText(text).width - 6;
     const isTaken = ({ x, y, room }) => x + room > left && y + CHIP_PX / 2 > height - MORE_PX;
     if (![...this.shown.values()].some(isTaken)) context.fillText(text, width - 2, height - 4);

@@ -83,6 +83,16 @@ def test_cores_that_our_processes_share() -> None:
     ]
 
 
+def test_cores_that_other_heads_use() -> None:
+    hosts = {"a": "10.0.0.1", "b": "10.0.0.2"}
+    found = measured({"b": 5.0}, hosts=hosts, in_use={"c": "10.0.0.2", "d": "10.0.0.3"})
+    (why,) = causes(REQUEST, PLAN, found)
+    assert why == (
+        "b computes 5 times as long as reckoned (cores shared with c on the same machine, which other heads "
+        "use)"
+    )
+
+
 def test_more_threads_than_cores() -> None:
     shared = SharedCores(host="10.0.0.1", cores=4, threads=4)
     request = replace(REQUEST, sites=tuple(replace(each, shared=shared) for each in REQUEST.sites))

@@ -323,7 +323,7 @@ def test_rounding_keeps_usual_links_what_they_are(value: float, expected: float)
 
 
 def test_daemons_of_one_machine_share_its_cores(cluster: Cluster) -> None:
-    """Those alone on theirs share nothing, nor does one whose speed the user gave."""
+    """Also with a drafter, where one is alone on its machine; but not one whose speed the user gave."""
     probed = replace(FACTS, speed=PI, threads=4, cores=4)
     few = replace(probed, threads=1)
     given = replace(probed, speed=replace(PI, source="given"))
@@ -333,10 +333,7 @@ def test_daemons_of_one_machine_share_its_cores(cluster: Cluster) -> None:
     assert shared["d0"] == SharedCores(host="10.0.0.9", cores=4, threads=4)
     assert shared["d1"] == SharedCores(host="10.0.0.9", cores=4, threads=1)
     assert shared["d2"] is None
-    assert shared["d3"] is None
-    assert all(site.shared is None for site in cluster.survey(*cluster.devices(probed, probed)).sites), (
-        "each on a host of its own"
-    )
+    assert shared["d3"] == SharedCores(host=alone.address.partition(":")[0], cores=4, threads=4)
 
 
 def test_addresses_of_this_machine_are_one_machine(cluster: Cluster) -> None:
@@ -351,7 +348,6 @@ def test_who_comes_back_shares_the_cores_of_the_one_that_was_alone(cluster: Clus
     gone = Failure("reachable", "nothing listens", "start it")
     first, second = (replace(each, address="10.0.0.9:7700") for each in cluster.devices(probed, gone))
     found = cluster.survey(first, second, needs_all=False)
-    assert found.sites[0].shared is None
     cluster.facts["d1"] = probed
     asked = AbsentDevices(
         devices=(first, second), cluster=cluster.file, precision="bfloat16", keys=cluster.keys

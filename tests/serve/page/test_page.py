@@ -53,7 +53,7 @@ def test_a_chat_shows_the_answer_and_moves_timeline_tree_and_tiles(page: Page, s
         re.compile(r"^Done: 24 tokens in \d\.\d s, about \d\.\d times as fast .* 23 of them")
     )
     expect(page.locator("#lanes")).to_have_attribute("aria-label", re.compile(r"jetson-a \d+% busy"))
-    expect(page.locator(".turn-note")).to_contain_text("tokens in")
+    expect(page.locator(".turn-note")).to_have_text("24 tokens")
 
 
 def test_the_next_question_carries_the_dialogue_and_a_new_dialogue_does_not(
@@ -135,6 +135,26 @@ def test_an_answer_that_markdown_is_not_made_for_is_shown_as_it_is(
     script.found = recording([text])
     ask(page)
     answered(page, text)
+
+
+def test_what_one_sees_is_said_before_the_first_question(page: Page, script: Script) -> None:
+    expect(page.locator("#sentence")).to_contain_text("FlowSpec runs one language model on several small")
+    expect(page.locator(".empty")).to_contain_text("toy of 11 million parameters")
+    script.found = recording() | {"model": "Qwen/Qwen3-0.6B"}
+    page.reload()
+    expect(page.locator(".example")).to_have_count(3)
+    expect(page.locator(".empty")).not_to_contain_text("toy")
+
+
+def test_one_of_a_thing_is_told_as_one(page: Page) -> None:
+    is_live(page)
+    found = page.evaluate(
+        """async () => {
+          const { count } = await import("/page/elements.js");
+          return [0, 1, 2].map(many => count(many, "guess", "guesses"));
+        }"""
+    )
+    assert found == ["0 guesses", "1 guess", "2 guesses"]
 
 
 def test_an_example_is_asked_with_one_click(page: Page, script: Script) -> None:

@@ -190,6 +190,20 @@ def test_who_is_lost_is_told_also_where_it_is_more_than_one(page: Page) -> None:
         expect(page.locator("#sentence")).to_contain_text(told)
 
 
+def test_that_nothing_is_answered_any_more_is_told(page: Page, script: Script) -> None:
+    failed = {"kind": "failed", "text": "no device is left"}
+    frames = [frame for frame in recording()["frames"] if frame["t"] < 0.6]
+    script.found = document([frames[0], {"t": 0.0, **failed}])
+    page.reload()
+    expect(page.locator("#state")).to_have_text("failed")
+    expect(page.locator("#sentence")).to_have_text(
+        "It failed: no device is left. Nothing is answered any more: start flowspec serve again."
+    )
+    replayed(page, document([*frames, {"t": 1.0, "kind": "lost", "silent_s": 0.4}, {"t": 2.0, **failed}]))
+    scrub(page, 1.0)
+    expect(page.locator("#sentence")).to_have_text("It failed: no device is left.")
+
+
 def test_lanes_are_of_those_who_computed_also_after_others_took_their_layers(page: Page) -> None:
     is_live(page)
     lanes, empty = page.evaluate(
