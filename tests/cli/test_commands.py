@@ -20,7 +20,7 @@ from flowspec.bench.checkpoints import make_variant
 from flowspec.cli.main import main
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import meant
-from flowspec.model.files import BUNDLED, ModelFiles
+from flowspec.model.files import BUNDLED, TOY_TOLD, ModelFiles
 from flowspec.model.reference import Reference
 from flowspec.model.text import Tokenizer
 from flowspec.version import __version__
@@ -253,3 +253,9 @@ def test_nothing_is_suggested_where_nothing_is_near() -> None:
     assert meant("--bogus", ["--verbose", "--local"]) == ""
     assert meant("--verbos", ["--verbose", "--local"]) == "; did you mean --verbose?"
     assert meant("-verbose", ["--verbose", "--local"]) == "; did you mean --verbose?"
+
+
+def test_the_chat_says_that_its_model_is_a_toy() -> None:
+    command = [*FLOWSPEC, "chat", "--local", "1", "--no-journal"]
+    done = warm.run(command, input=b"", capture_output=True, timeout=60)
+    assert f"({TOY_TOLD})\n" in done.stdout.decode()
