@@ -10,6 +10,9 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
+ABBREVIATION_MIN = 3
+"""Letters that a word must have to stand for a longer name that holds it."""
+
 
 class FlowSpecError(Exception):
     """Base of all expected errors.
@@ -65,7 +68,15 @@ def meant(word: str, known: Iterable[str]) -> str:
     """
     plain = {each.lstrip("-"): each for each in known}
     found = difflib.get_close_matches(word.lstrip("-"), list(plain), n=1)
+    if not found and len(_letters(word)) >= ABBREVIATION_MIN:
+        holding = [name for name in plain if _letters(word) in _letters(name)]
+        found = holding if len(holding) == 1 else []
     return f"; did you mean {plain[found[0]]}?" if found else ""
+
+
+def _letters(word: str) -> str:
+    """Letters and digits alone: pi5 is in raspberry-pi-5."""
+    return "".join(character for character in word.casefold() if character.isalnum())
 
 
 def first_line(error: BaseException, chars_max: int = 200) -> str:

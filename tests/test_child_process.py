@@ -11,8 +11,8 @@ from flowspec.child_process import python_module
 def test_a_folder_with_the_name_of_the_package_hides_nothing(tmp_path: Path) -> None:
     (tmp_path / "flowspec").mkdir()
     (tmp_path / "flowspec/__init__.py").touch()
-    command = python_module("flowspec.cli.visible", "argument")
+    command = python_module("flowspec.cli.terminal", "argument")
     done = subprocess.run(
-        command, cwd=tmp_path, input="a\x07", capture_output=True, text=True, timeout=60, check=True
+        command, cwd=tmp_path, input="a\n", capture_output=True, text=True, timeout=60, check=True
     )
-    assert done.stdout == "a\\x07"
+    assert done.stdout == "a\n"

@@ -20,6 +20,7 @@ from rich.markup import escape
 from flowspec.bench.console import progress, show_table
 from flowspec.cli import accelerator_check
 from flowspec.cli.options import add_model_arguments, cluster_options
+from flowspec.cli.terminal import broken_for
 from flowspec.core.protocol.facts import AskFacts, LinkFacts
 from flowspec.plan.memory import mib
 from flowspec.runtime.cluster import Device, stage_devices
@@ -147,9 +148,10 @@ def show(found: Sequence[Examined], findings: Sequence[Finding], needs: ModelNee
         console.print(f"best arithmetic of {', '.join(names)}: {arithmetic}", markup=False)
     console.print()
     for finding in findings:
-        colour = COLOURS[finding.severity]
-        console.print(f"[{colour}]{finding.severity}[/] {escape(finding.device)}: {escape(finding.text)}")
-        console.print(f"        -> {escape(finding.advice)}")
+        colour, severity = COLOURS[finding.severity], finding.severity
+        said = broken_for(sys.stdout, f"{severity} {finding.device}: {finding.text}").removeprefix(severity)
+        console.print(f"[{colour}]{severity}[/]{escape(said)}", soft_wrap=True)
+        console.print(escape(broken_for(sys.stdout, f"        -> {finding.advice}")), soft_wrap=True)
     count = Counter(finding.severity for finding in findings)
     if findings:
         console.print()

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from flowspec.cli.terminal import tell
 from flowspec.errors import InputError
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.cluster_file import read_cluster
@@ -20,6 +21,7 @@ from flowspec.runtime.security.cluster_keys import keys_folder
 from flowspec.runtime.security.keyfiles import ALLOWED, SUFFIX, make_keys, read_allowed, revoke
 from flowspec.runtime.transport import split_address
 
+CHECKOUT = Path(__file__).resolve().parents[2]
 ON_DEVICE = ".config/flowspec/keys"
 """Where a daemon looks for them, under its user's home."""
 
@@ -114,27 +116,37 @@ def show(
 ) -> None:
     """What there is now, and what to copy where."""
     allowed = read_allowed(folder)
-    print(
+    tell(
         f"{folder / ALLOWED}: who may take part: {', '.join(allowed.heads)} (head); "
         f"{', '.join(allowed.devices) or 'no devices yet'}"
     )
     for title, names in (("new keys", made), ("kept", kept), ("no longer allowed", revoked)):
         if names:
-            print(f"{title}: {', '.join(names)}")
-    print(
+            tell(f"{title}: {', '.join(names)}")
+    tell(
         f"\nEach device needs its own NAME{SUFFIX} and {ALLOWED} in ~/{ON_DEVICE}, and its daemon started "
         "again. Over ssh:"
     )
-    if cluster is not None:
-        print(f"  launch/boards start {shlex.quote(str(cluster))}")
+    boards = _boards()
+    if cluster is not None and boards:
+        print(f"  {boards} start {shlex.quote(str(cluster))}")
         print("or by hand:")
     for name in allowed.devices:
         device = next((each for each in devices if each.name == name), None)
         target = name if device is None else device.ssh or split_address(device.address)[0].strip("[]")
         files = " ".join(shlex.quote(str(folder / each)) for each in (f"{name}{SUFFIX}", ALLOWED))
-        print(f"  ssh {target} 'mkdir -p -m 700 {ON_DEVICE}' && scp -p {files} {target}:{ON_DEVICE}/")
+        print(f"  ssh {target} 'mkdir -p -m 700 {ON_DEVICE}' &&")
+        print(f"    scp -p {files} {target}:{ON_DEVICE}/")
     where = "beside the cluster file, as NAME.keys for NAME.toml" if cluster is None else "here"
-    print(
+    tell(
         f"The head finds its own key and the list {where}. Who has a {SUFFIX} file can speak as its name: "
         "keep them to yourself."
     )
+
+
+def _boards() -> str:
+    """launch/boards as it is called from here; empty where FlowSpec was installed without a checkout."""
+    path = CHECKOUT / "launch/boards"
+    if not path.is_file():
+        return ""
+    return "launch/boards" if Path.cwd() == CHECKOUT else shlex.quote(str(path))

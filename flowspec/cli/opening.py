@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Callable
 
 from flowspec.cli.console import loading_bar
@@ -14,6 +15,9 @@ from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.hub import is_fetched
 from flowspec.runtime.pipeline_connections import Progress
 from flowspec.runtime.session import RecoveryOptions
+
+HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(/.+\.gguf)?", re.IGNORECASE)
+"""`owner/name`, or a GGUF file of it."""
 
 
 def open_llm(
@@ -49,5 +53,6 @@ def open_llm(
 
 def tell_of_hub(name: str) -> None:
     """Says that a model must come from the hub, which may take long to answer, or to be given up."""
-    if "/" in name and not os.path.exists(name) and not is_fetched("/".join(name.split("/")[:2])):
+    is_hub_id = HUB_ID.fullmatch(name) is not None and not os.path.exists(name)
+    if is_hub_id and not is_fetched("/".join(name.split("/")[:2])):
         note(f"(asking the hub for {name}; where it does not answer, that is tried for half a minute)")

@@ -1,5 +1,8 @@
 """Standard output and error: what others wrote is made `visible` on a terminal, and messages are broken
-between words to its width; a pipe gets all as it is, a message in one line."""
+between words to its width; a pipe gets all as it is, a message in one line.
+
+`python -m flowspec.cli.terminal` does so with the lines of its standard input, for scripts.
+"""
 
 from __future__ import annotations
 
@@ -144,3 +147,16 @@ class LogHandler(logging.Handler):
             note(self.format(record))
         except Exception:  # noqa: BLE001 - as every handler does
             self.handleError(record)
+
+
+def main() -> None:
+    for line in sys.stdin.buffer:
+        text = visible(line.decode("utf-8", "backslashreplace"))
+        with contextlib.suppress(ImportError):  # a Python without our libraries shows whole lines
+            text = broken_for(sys.stdout, text)
+        sys.stdout.buffer.write(text.encode())
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -33,7 +33,7 @@ def read_cluster(path: Path) -> list[Device]:
     if len(tables) > limits.STAGES_MAX:
         raise InputError(f"{path}: device: expected at most {limits.STAGES_MAX} devices, got {len(tables)}")
     devices = [_device(table) for table in tables]
-    for kind in ("name", "address"):
+    for kind in ("address", "name"):
         values = [getattr(device, kind) for device in devices]
         twice = [value for value in values if values.count(value) > 1]
         if twice:

@@ -234,3 +234,10 @@ def test_no_word_is_broken_in_a_terminal_of_80_columns(healthy: list[DaemonProce
     for word in ("FlowSpec", "memory free", "interface", "from here", "onward", "lo, loopback", __version__):
         assert word in text
     assert len(re.findall(r"\d+\.\d\d ms, \d+ Mbit/s", text)) == 3, "two links from here, and one onward"
+
+
+def test_what_to_do_stays_indented_in_a_terminal(tmp_path: Path) -> None:
+    path = cluster_file(tmp_path, {"gone": "127.0.0.1:9", "too": "127.0.0.1:19"})
+    lines = shown("doctor", f"--cluster={path}", status=1, columns=60)
+    at = next(number for number, line in enumerate(lines) if line.startswith("        -> "))
+    assert lines[at + 1].startswith("          "), lines[at : at + 2]

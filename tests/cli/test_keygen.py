@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from flowspec.cli import keygen
 from flowspec.cli.main import main
 from flowspec.runtime.security import keyfiles
+from flowspec.runtime.security.cluster_keys import keys_folder
 from flowspec.runtime.security.keyfiles import head_keyring
+from tests.cli.pseudo_terminal import shown
 
 CLUSTER = (
     '[[device]]\nname = "pi-1"\naddress = "192.0.2.1:7700"\nssh = "me@pi"\n'
@@ -53,6 +56,30 @@ def test_keys_for_a_cluster_file_and_what_to_copy_where(
     assert f"{folder}/allowed.toml 192.0.2.2:.config/flowspec/keys/" in shown
     assert f"launch/boards start {cluster}" in shown
     assert not any(secret in shown for secret in secrets_of(folder))
+
+
+def test_launch_boards_is_named_as_it_can_be_called(
+    cluster: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder, expected in ((keygen.CHECKOUT, "launch/boards"), ("/", f"{keygen.CHECKOUT}/launch/boards")):
+        monkeypatch.chdir(folder)
+        assert main(["keygen", f"--cluster={cluster}"]) == 0
+        assert f"\n  {expected} start {cluster}\n" in capsys.readouterr().out
+    monkeypatch.setattr(keygen, "CHECKOUT", cluster.parent)
+    assert main(["keygen", f"--cluster={cluster}"]) == 0
+    assert "launch/boards" not in capsys.readouterr().out, "a wheel has none"
+
+
+def test_a_terminal_gets_whole_words(cluster: Path) -> None:
+    lines = shown("keygen", f"--cluster={cluster}")
+    assert max(len(line) for line in lines if "/" not in line and "ssh " not in line) <= 80
+    assert {"daemon", "started", "finds", "yourself."} <= set(" ".join(lines).split())
+
+
+def test_git_ignores_keys() -> None:
+    ignored = (keygen.CHECKOUT / ".gitignore").read_text().splitlines()
+    assert f"*{keys_folder(Path('home.toml')).suffix}/" in ignored
+    assert f"*{keyfiles.SUFFIX}" in ignored
 
 
 def test_json_names_what_was_made_and_kept_and_no_secret(

@@ -245,6 +245,7 @@ def test_memory_of_packed_weights_is_what_a_daemon_counts(dtype: str, first: int
     ("args", "expected"),
     [
         ([], "expected --devices or --cluster"),
+        (["--devices", "3x pi5"], "got 'pi5'; did you mean raspberry-pi-5?"),
         (["--devices", "4x rasberry-pi-5"], "got 'rasberry-pi-5'; did you mean raspberry-pi-5?"),
         (["--devices", "raspberry-pi-5", "--shape", "llama2-7b"], "; did you mean llama-2-7b?"),
         (["--devices", "toaster"], "device: expected a .toml file or one of"),

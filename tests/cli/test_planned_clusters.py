@@ -234,4 +234,4 @@ def test_a_board_that_nobody_knows_is_one_line(
     assert main(["generate", f"--cluster={path}", "hi"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "wrong.toml: pi: profile: expected a .toml file or one of" in line
-    assert line.endswith("got 'pi5'")
+    assert line.endswith("got 'pi5'; did you mean raspberry-pi-5?")

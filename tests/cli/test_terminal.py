@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -27,6 +30,7 @@ SAFE = r"\x1b]52;c;aGk=\x07\x1b]0;title\x1b\\x9b31mred\u202etxt\u2066.\u2069\x7f
 FINE = "Ümläute, 中文, עברית, 😀\ttab\nline\r\n"
 SPEAKS = f"""
 import sys
+import termios
 from flowspec.model import text
 text.Tokenizer.decode = lambda self, tokens: "".join({EVIL!r} for token in tokens)
 from flowspec.cli.main import main
@@ -150,6 +154,9 @@ def test_loading_is_told_in_lines_where_no_terminal_shows_a_bar(capsys: pytest.C
     assert capsys.readouterr().err == ""
 
 
+NO_HUB_IDS = ("/no/such.gguf", "/no/such", "./no/such", "~/no", "../such", "a/b/c", "a b/c")
+
+
 def test_who_waits_for_the_hub_is_told_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -158,7 +165,7 @@ def test_who_waits_for_the_hub_is_told_before(
     tell_of_hub("owner/name/file.gguf")
     assert capsys.readouterr().err.startswith("(asking the hub for owner/name/file.gguf;")
     (tmp_path / "models--owner--name").mkdir()
-    for name in ("owner/name/file.gguf", "bundled", "ngram", str(tmp_path)):
+    for name in ("owner/name/file.gguf", "bundled", "ngram", str(tmp_path), *NO_HUB_IDS):
         tell_of_hub(name)
     monkeypatch.setattr("huggingface_hub.is_offline_mode", lambda: True)
     tell_of_hub("owner/other")
@@ -207,3 +214,18 @@ def test_a_terminal_gets_the_words_of_an_answer_whole() -> None:
     assert shown[: len(words)] == words
     assert max(map(len, plain.stdout.splitlines())) > 80, "it has to be broken"
     assert max(map(len, found.splitlines()[:3])) < 80
+
+
+def test_what_a_script_shows_is_broken_between_words() -> None:
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
+    text = "pi-1: FAILED: the daemon ended: without keys this daemon does not listen\n"
+    command = [sys.executable, "-m", "flowspec.cli.terminal"]
+    subprocess.run(command, input=text.encode(), stdout=theirs, timeout=60, check=True)
+    os.close(theirs)
+    shown = os.read(ours, 4096).decode()
+    os.close(ours)
+    assert shown.splitlines() == [
+        "pi-1: FAILED: the daemon ended: without",
+        "  keys this daemon does not listen",
+    ]

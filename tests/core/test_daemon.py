@@ -137,7 +137,7 @@ def test_another_head_is_put_off_and_a_later_pipeline_of_the_same_takes_over() -
     bench.held()
     bench.now_s = 1.0
     other = bench.dial(incarnation=OTHER)
-    text = "in use by head head; a device serves one head at a time, and is free at most 5 s after "
+    text = "in use by another head; a device serves one head at a time, and is free at most 5 s after "
     text += "that one stops"
     assert bench.give(CallerMessageArrived(caller=other, message=assign())) == [
         Send(caller=other, message=Error(text=text, retry_after_s=4.0))

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from flowspec.core.cluster.holder import head_called
 from flowspec.core.cluster.incarnation import Claim, Lease
 from flowspec.core.driving import Log
 from flowspec.core.protocol import limits
@@ -612,8 +613,8 @@ class DaemonCore:
             self.fired["held"] += 1
             lease_s = self.limits.lease_s
             text = (
-                f"in use by head {self.assignment.control.name}; a device serves one head at a time, and is "
-                f"free at most {lease_s:.0f} s after that one stops"
+                f"in use by {head_called(self.assignment.control.name)}; a device serves one head at a time, "
+                f"and is free at most {lease_s:.0f} s after that one stops"
             )
             self._commands.append(
                 Send(caller=caller, message=Error.saying(text, max(RETRY_S, self.lease.until_s - now_s)))

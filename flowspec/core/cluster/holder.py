@@ -13,6 +13,11 @@ RENEWED_S = 0.75
 little sooner or later."""
 
 
+def head_called(name: str) -> str:
+    """A head in a sentence; `head` is what the key of one is called that nobody named."""
+    return "another head" if name == "head" else f"head {name}"
+
+
 @dataclass(slots=True)
 class Holder:
     """What was heard of another head's lease so far."""

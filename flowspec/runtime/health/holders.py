@@ -9,7 +9,7 @@ from typing import Any
 
 import zmq
 
-from flowspec.core.cluster.holder import Holder
+from flowspec.core.cluster.holder import Holder, head_called
 from flowspec.errors import FlowSpecError
 from flowspec.runtime import timeouts
 from flowspec.runtime.cluster import Device
@@ -52,4 +52,4 @@ def told(users: dict[str, str]) -> str:
     names = list(users)
     devices = f"device {names[0]} is" if len(names) == 1 else f"devices {', '.join(names)} are"
     heads = list(dict.fromkeys(users.values()))
-    return f"{devices} in use by {' and '.join(f'head {head}' for head in heads)}"
+    return f"{devices} in use by {' and '.join(map(head_called, heads))}"

@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 import zmq
 
+from flowspec.core.cluster.holder import head_called
 from flowspec.core.protocol.facts import Facts, LinkFacts
 from flowspec.errors import ClusterError
 from flowspec.host_memory import host_memory
@@ -116,7 +117,7 @@ def survey(
     found = ask_all(devices, speed=unknown, keys=keys, examine_timeouts=examine_timeouts)
     absent = absent_of(found, needs_all=needs_all)
     users = users_of(_without(found, absent), absent, keys, needs_all=needs_all) if needs_free else {}
-    absent |= {name: f"in use by head {head}" for name, head in users.items()}
+    absent |= {name: f"in use by {head_called(head)}" for name, head in users.items()}
     answered = _without(found, absent)
     left_out = left_out_of(answered)
     there = _without(answered, left_out)
