@@ -27,7 +27,7 @@ from flowspec.model.kernels import PACKINGS, packing_of
 from flowspec.model.pieces import KeptModules, Pieces, Span, head_dim
 from flowspec.model.slice import DTYPES, Slice
 from flowspec.model.support import family_of
-from flowspec.model.weights import SliceWeights, Weight, sorted_weights, weight_bytes
+from flowspec.model.weights import SliceWeights, Weight, sorted_weights, weight_bytes, weights_of
 from flowspec.plan.memory import SliceMemory, cache_bytes, mib
 from flowspec.runtime.machine import Machine
 from flowspec.runtime.weights.checked import INDEX, CheckedFiles, HubModel, LocalModel
@@ -134,7 +134,7 @@ class SliceLoad:
     def fetch(self) -> None:
         """Has the files of a model of the hub here."""
         if isinstance(self._files, HubModel):
-            fetch_missing(self._files, self._span, self._assign.dtype, self._places.fetcher)
+            fetch_missing(self._files, self._span, self._places.fetcher)
 
     def check(self, kept: KeptModules | None, device: torch.device) -> int:
         """`check_memory` for it."""
@@ -222,7 +222,7 @@ def find_source(
             ClusterError(f"model {assign.model!r} here has another config or other tensors than the head's"),
         )
     if here is not None:
-        here.learn(ask_entries(word, _needed(here, span, assign.dtype), channel))
+        here.learn(ask_entries(word, _needed(here, span), channel))
         return SliceSource(content_of(word, span, assign, here.entries.values()), here)
     assert why is not None, "it is here, or there is a reason"
     if places.store is None:
@@ -285,7 +285,7 @@ def _look_in_cache(model: HubModel, assign: Assign, span: Span, fetcher: HubFetc
     _check_layers(model, assign)
     if not model.has_index and fetcher is not None:
         fetcher.get_json(INDEX)
-    if fetcher is None and (missing := model.missing(_needed(model, span, assign.dtype))):
+    if fetcher is None and (missing := model.missing(_needed(model, span))):
         raise InputError(
             f"{missing[0]} of {assign.model!r} is not in the hub's cache here, and this daemon fetches "
             "nothing from there"
@@ -302,10 +302,10 @@ def _check_fingerprint(files: ModelFiles, assign: Assign) -> None:
         )
 
 
-def fetch_missing(files: HubModel, span: Span, dtype: str, fetcher: HubFetcher | None) -> None:
+def fetch_missing(files: HubModel, span: Span, fetcher: HubFetcher | None) -> None:
     """Has the files of weights of a slice here. Raises `InputError` where that cannot be, or is more than
     there is room for."""
-    if fetcher is not None and (missing := files.missing(_needed(files, span, dtype))):
+    if fetcher is not None and (missing := files.missing(_needed(files, span))):
         log.info("fetching %s of %s from the hub", ", ".join(missing), files.model)
         fetcher.get_weights(missing)
 
@@ -323,15 +323,22 @@ def offered_model(
     """The model as the head offers it, the tensors of the slice known but not there yet."""
     model = StoredModel(assign.model, word.offer, word.names, store)
     _check_layers(model, assign)
-    for entry in ask_entries(word, _needed(model, span, assign.dtype), channel):
+    for entry in ask_entries(word, _needed(model, span), channel):
         model.add(entry)
     return model
 
 
-def _needed(files: ModelFiles, span: Span, dtype: str) -> set[str]:
-    """The tensors that a slice is made of, by their names in the files."""
-    weights = slice_weights(files, span, dtype, CPU)
-    return in_files(files, (*weights.plain, *weights.packed))
+def _needed(files: ModelFiles, span: Span) -> set[str]:
+    """The tensors that a slice is made of, by their names in the files.
+
+    Nothing else is asked of these: where a head sends them, only names are known yet.
+    """
+    return in_files(files, weights_of(_pieces(files, span), files.tensors()))
+
+
+def _pieces(files: ModelFiles, span: Span) -> Pieces:
+    config = files.config()
+    return Pieces.build(config, family_of(config, files.model), span)
 
 
 def _check_layers(files: ModelFiles, assign: Assign) -> None:
@@ -351,9 +358,7 @@ def slice_weights(
     arithmetic: str = "",
 ) -> SliceWeights:
     """The parameters of a slice that are not `kept`, by whether they are packed; nothing is loaded."""
-    config = files.config()
-    pieces = Pieces.build(config, family_of(config, files.model), span)
-    packing = packing_of(dtype, device, arithmetic)
+    pieces, packing = _pieces(files, span), packing_of(dtype, device, arithmetic)
     return sorted_weights(pieces, files.tensors(), packing).within(pieces.lacking(kept))
 
 
@@ -368,13 +373,12 @@ def slice_memory(
 ) -> SliceMemory:
     """The memory of a slice on a device (None: on most), from file headers; nothing is loaded. A tied
     embedding counts once per slice; caches have room for `context` tokens and `nodes_max` guesses."""
-    config = files.config()
-    pieces = Pieces.build(config, family_of(config, files.model), span)
+    pieces = _pieces(files, span)
     activations = DTYPES[ACTIVATIONS[dtype]]
     packing = PACKINGS.get(dtype) if device is None else packing_of(dtype, device, arithmetic)
     return SliceMemory(
         weight_bytes=weight_bytes(pieces, files.tensors(), activations, packing),
-        cache_bytes=_cache_bytes(config, span, dtype, context, nodes_max),
+        cache_bytes=_cache_bytes(pieces.config, span, dtype, context, nodes_max),
     )
 
 

@@ -26,6 +26,7 @@ from safetensors.torch import load_file, save_file
 from flowspec.bench.checkpoints import SMALL, make_checkpoint
 from flowspec.core.protocol.cluster_messages import Assign, Error, Hello, Ping
 from flowspec.core.protocol.messages import Sampling
+from flowspec.core.protocol.precision import FILED
 from flowspec.core.protocol.weight_messages import (
     AskBytes,
     AskModel,
@@ -171,9 +172,12 @@ def test_a_gguf_file_is_sent_packed(
         len(packed["token_embd.weight"]),
         len(packed["output_norm.weight"]) + len(packed["output.weight"]),
     ]
-    expected = Reference(ModelFiles(str(path)), "float32").generate(PROMPT, Sampling(), 12, frozenset())
-    for sent in ([half + other for half, other in zip(halves, outside, strict=True)], [0, 0]):
-        with Head(hidden_plan(path, cluster.wait()[:2])) as head:
+    files, asked = ModelFiles(str(path)), (PROMPT, Sampling(), 12, frozenset[int]())
+    unpacked = Reference(files, "float32").generate(*asked)
+    packed_tokens = list(StepByStep.load(files, FILED).generate(*asked))
+    whole = [half + other for half, other in zip(halves, outside, strict=True)]
+    for dtype, sent, expected in (("float32", whole, unpacked), (FILED, [0, 0], packed_tokens)):
+        with Head(replace(hidden_plan(path, cluster.wait()[:2]), dtype=dtype)) as head:
             assert received(head) == sent
             assert tokens_of(submit(head, count=12)) == expected
         hold_another(cluster, model)
