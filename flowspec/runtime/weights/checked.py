@@ -178,5 +178,15 @@ class _CheckedTensors(Tensors):
         self._check(self.in_file(name))
         self._tensors.copy_into(name, part)
 
+    def form(self, name: str) -> str:
+        return self._tensors.form(name)
+
+    def packed_bytes(self, name: str) -> int:
+        return self._tensors.packed_bytes(name)
+
+    def panels(self, name: str, shape: tuple[int, ...]) -> Any:
+        self._check(self.in_file(name))
+        return self._tensors.panels(name, shape)
+
     def close(self) -> None:
         self._tensors.close()

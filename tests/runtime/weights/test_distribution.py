@@ -176,8 +176,12 @@ def test_a_gguf_file_is_sent_packed(
     unpacked = Reference(files, "float32").generate(*asked)
     packed_tokens = list(StepByStep.load(files, FILED).generate(*asked))
     whole = [half + other for half, other in zip(halves, outside, strict=True)]
-    for dtype, sent, expected in (("float32", whole, unpacked), (FILED, [0, 0], packed_tokens)):
-        with Head(replace(hidden_plan(path, cluster.wait()[:2]), dtype=dtype)) as head:
+    for plan_of, dtype, sent, expected in (
+        (hidden_plan, "float32", whole, unpacked),
+        (hidden_plan, FILED, [0, 0], packed_tokens),
+        (plan_for, FILED, [0, 0], packed_tokens),
+    ):
+        with Head(replace(plan_of(path, cluster.wait()[:2]), dtype=dtype)) as head:
             assert received(head) == sent
             assert tokens_of(submit(head, count=12)) == expected
         hold_another(cluster, model)
