@@ -179,26 +179,17 @@ def fill(
     parts: dict[tuple[str, ...], tuple[Part, ...]] = {}
     for weight in weights.packed:
         assert packing is not None, "nothing is packed otherwise"
-        owner, leaf = weight.owner
         if issubclass(packing, GgufLinear):
             if weight.tensors not in parts:  # two that are tied share theirs
                 parts[weight.tensors] = _parts(weight, tensors, device)
-            if weight.is_experts:
-                stay_packed_experts(owner, leaf, _by_expert(weight, parts[weight.tensors]), packing, dtype)
-            else:
-                stay_packed(owner, parts[weight.tensors], packing, dtype)
-            progress((done := done + len(weight.sources)) / count)
-            continue
-        rounded = None if store is None else store.find(weight)
-        if rounded is None:
-            rounded = packing.rounded(read(weight).flatten(0, -2))
-            if store is not None:
-                store.keep(weight, rounded)
-        here = {name: part.to(device) for name, part in rounded.items()}
-        if weight.is_experts:
-            pack_experts(owner, leaf, here, packing)
+            _give_parts(weight, parts[weight.tensors], packing, dtype)
         else:
-            pack(owner, here, packing)
+            rounded = None if store is None else store.find(weight)
+            if rounded is None:
+                rounded = packing.rounded(read(weight).flatten(0, -2))
+                if store is not None:
+                    store.keep(weight, rounded)
+            _give_rounded(weight, {name: part.to(device) for name, part in rounded.items()}, packing)
         progress((done := done + len(weight.sources)) / count)
     tensors.close()
 
@@ -213,9 +204,22 @@ def _parts(weight: Weight, tensors: Tensors, device: torch.device) -> tuple[Part
     return tuple(found)
 
 
-def _by_expert(weight: Weight, parts: tuple[Part, ...]) -> list[tuple[Part, ...]]:
+def _give_parts(weight: Weight, parts: tuple[Part, ...], kind: type[GgufLinear], dtype: torch.dtype) -> None:
+    owner, leaf = weight.owner
+    if not weight.is_experts:
+        stay_packed(owner, parts, kind, dtype)
+        return
     each = len(parts) // weight.shape[0]
-    return [parts[first : first + each] for first in range(0, len(parts), each)]
+    by_expert = [parts[first : first + each] for first in range(0, len(parts), each)]
+    stay_packed_experts(owner, leaf, by_expert, kind, dtype)
+
+
+def _give_rounded(weight: Weight, rounded: Rounded, kind: type[QuantisedLinear]) -> None:
+    owner, leaf = weight.owner
+    if weight.is_experts:
+        pack_experts(owner, leaf, rounded, kind)
+    else:
+        pack(owner, rounded, kind)
 
 
 def sorted_weights(pieces: Pieces, tensors: Tensors, packing: Packing | None) -> SliceWeights:
