@@ -25,7 +25,7 @@ from flowspec.bench.accelerator.report import (
 from flowspec.bench.console import show_table
 from flowspec.cli.parser import Rare
 from flowspec.cli.terminal import note
-from flowspec.core.protocol.precision import ACTIVATIONS
+from flowspec.core.protocol.precision import OF_ANY_MODEL
 from flowspec.errors import InputError
 from flowspec.plan.memory import mib
 from flowspec.rounding import rounded
@@ -83,7 +83,7 @@ def check_flags(args: argparse.Namespace, parsed_defaults: Mapping[str, Any]) ->
 def run(args: argparse.Namespace) -> int:
     path, device = args.report or REPORT, args.device or "auto"
     check_file(path)
-    dtypes = tuple(ACTIVATIONS) if args.dtype is None else (args.dtype,)
+    dtypes = OF_ANY_MODEL if args.dtype is None else (args.dtype,)
     system, before = read_system(), _moment()
     asked = Check(device, dtypes, args.seconds or SECONDS, tell, check.COMMAND)
     outcomes = asked.run()

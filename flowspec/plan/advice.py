@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from flowspec.core.protocol.limits import STAGES_MAX
-from flowspec.core.protocol.precision import FILED, PRECISION_BYTES, PRECISIONS, is_packed
+from flowspec.core.protocol.precision import OF_ANY_MODEL, PRECISION_BYTES, is_packed
 from flowspec.errors import InputError
 from flowspec.plan.forecast import PASS_LEVELS
 from flowspec.plan.partition import Arrangement, Partition
@@ -27,7 +27,7 @@ MORE_MAX = 16
 """How many boards more are tried of the kinds that are there."""
 MORE = (1, 2, 4, 8)
 """The same of other kinds."""
-LOWER = ("float16", *(each for each in PRECISIONS if is_packed(each) and each != FILED))
+LOWER = ("float16", *filter(is_packed, OF_ANY_MODEL))
 """Precisions to advise, from the widest; of the two with 16 bits the one that more boards are fast in."""
 
 

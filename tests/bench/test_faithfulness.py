@@ -25,7 +25,7 @@ from flowspec.bench.faithfulness import (
     read_windows,
     worst_matrix,
 )
-from flowspec.core.protocol.precision import ACTIVATIONS
+from flowspec.core.protocol.precision import OF_ANY_MODEL
 from flowspec.errors import InputError
 from flowspec.model.arithmetic.packed import GROUP
 from flowspec.model.files import BUNDLED, ModelFiles
@@ -35,7 +35,7 @@ from flowspec.model.sampler import F32
 from flowspec.model.slice import Slice
 from flowspec.model.step_by_step import StepByStep
 
-DTYPES = tuple(ACTIVATIONS)
+DTYPES = OF_ANY_MODEL
 RIGHT = Faithfulness(
     dtype="float32",
     text="a text",

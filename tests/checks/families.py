@@ -32,7 +32,7 @@ from flowspec.bench.outcome import EXACT, WRONG
 from flowspec.cli.options import positives, reals
 from flowspec.core.methods import METHODS
 from flowspec.core.protocol.messages import Sampling
-from flowspec.core.protocol.precision import ACTIVATIONS
+from flowspec.core.protocol.precision import ACTIVATIONS, OF_ANY_MODEL
 from flowspec.errors import FlowSpecError, InputError
 from flowspec.model.accelerator import use_threads
 from flowspec.model.files import ModelFiles
@@ -285,7 +285,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument(
         "--dtypes",
-        type=chosen(tuple(ACTIVATIONS)),
+        type=chosen(OF_ANY_MODEL),
         default=("float32",),
         metavar="float32,int8",
         help="precisions (default: float32)",

@@ -26,7 +26,7 @@ from flowspec.bench.console import progress
 from flowspec.bench.outcome import WRONG
 from flowspec.core.methods import METHODS
 from flowspec.core.protocol.messages import Sampling
-from flowspec.core.protocol.precision import ACTIVATIONS
+from flowspec.core.protocol.precision import OF_ANY_MODEL
 from flowspec.errors import FlowSpecError
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.step_by_step import StepByStep
@@ -137,8 +137,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.whole("--answers", 28, "of each precision")
     parser.add_argument(
         "--dtypes",
-        type=chosen(tuple(ACTIVATIONS)),
-        default=tuple(ACTIVATIONS),
+        type=chosen(OF_ANY_MODEL),
+        default=OF_ANY_MODEL,
         metavar="NAME[,NAME...]",
         help="default: all",
     )

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from flowspec.child_process import python_module
-from flowspec.core.protocol.precision import PRECISIONS
+from flowspec.core.protocol.precision import OF_ANY_MODEL
 from flowspec.model.trials import ending, word_of
 
 SECONDS = 120.0
@@ -30,7 +30,7 @@ START_FACTOR = 1.5
 """A step is not begun with less time than so many times what the first one took to start."""
 END_S = 5.0
 """How long a process may take to end after its last word."""
-DTYPES = tuple(sorted(PRECISIONS, key=lambda name: name == "float16"))
+DTYPES = tuple(sorted(OF_ANY_MODEL, key=lambda name: name == "float16"))
 """The one that is used least is the last."""
 COMMAND = tuple(python_module("flowspec.bench.accelerator.steps"))
 RIGHT, WRONG, LEFT_OUT = "right", "wrong", "left out"

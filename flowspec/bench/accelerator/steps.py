@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowspec.core.methods import DEFAULT, WITHOUT_GUESSES
-from flowspec.core.protocol.precision import ACTIVATIONS, PRECISIONS
+from flowspec.core.protocol.precision import OF_ANY_MODEL, PRECISIONS
 from flowspec.errors import FlowSpecError, InputError, first_line
 from flowspec.model.trials import ATTENTION, NoRightKernelError, run_trial, torch_version
 
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("step", choices=tuple(STEPS))
     parser.add_argument("--device", required=True)
     parser.add_argument("--folder", type=Path, required=True, help="what steps leave for one another")
-    parser.add_argument("--dtype", action="append", choices=tuple(ACTIVATIONS), default=[])
+    parser.add_argument("--dtype", action="append", choices=OF_ANY_MODEL, default=[])
     args = parser.parse_args(argv)
     _say(torch=torch_version())
     for dtype in args.dtype or [""]:

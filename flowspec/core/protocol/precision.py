@@ -41,6 +41,8 @@ PRECISIONS = {
         activations="bfloat16", weight_bytes=0.5, group_bytes=0.106, is_unpacked=True, logits_off=0.6
     ),
 }
+OF_ANY_MODEL = tuple(name for name in PRECISIONS if name != FILED)
+"""Those in which a model runs whatever files it has."""
 ACTIVATIONS = {name: each.activations for name, each in PRECISIONS.items()}
 PRECISION_BYTES = {name: each.weight_bytes for name, each in PRECISIONS.items()}
 """Of a weight."""
