@@ -32,7 +32,7 @@ from flowspec.model.arithmetic import build
 
 CODE = (
     *("trials", "kernel_checks", "kernels", "quantised", "quantised_cuda", "half"),
-    *("attention", "accelerator", "products"),
+    *("attention", "accelerator", "products", "gguf_layers"),
     *("arithmetic/plain", "arithmetic/packed", "arithmetic/operations"),
     *("arithmetic/compiled", "arithmetic/build"),
 )

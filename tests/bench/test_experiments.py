@@ -272,7 +272,7 @@ def test_tuned_methods_are_read_from_their_file_and_stay_on_their_testbeds(tmp_p
         (
             "latency_ms = 1",
             'precision = "int3"',
-            "testbed 1: precision: expected one of float32, bfloat16, float16, int8, int4, got 'int3'",
+            "testbed 1: precision: expected one of float32, bfloat16, float16, int8, int4, gguf, got 'int3'",
         ),
         ('"tinyllama-1.1b"', '"gpt-9"', "testbed 1: shape: expected one of llama-2-7b,"),
         (

@@ -92,7 +92,7 @@ def test_what_the_user_says_comes_before_what_was_measured_before_a_probe(
 def test_a_told_profile_is_as_fast_as_the_board(name: str) -> None:
     board = find_profile(name)
     told = profile_of(speed_of(board, "given"), int(board.memory_gb * 1e9))
-    assert told == replace(board, idle_w=0.0, busy_w=0.0)
+    assert told == replace(board, idle_w=0.0, busy_w=0.0, caution="")
 
 
 def test_a_precision_that_a_profile_lacks_runs_as_the_slowest() -> None:

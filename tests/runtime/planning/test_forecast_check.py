@@ -86,7 +86,7 @@ def test_cores_that_our_processes_share() -> None:
 def test_cores_that_other_heads_use() -> None:
     hosts = {"a": "10.0.0.1", "b": "10.0.0.2"}
     found = measured({"b": 5.0}, hosts=hosts, in_use={"c": "10.0.0.2", "d": "10.0.0.3"})
-    (why,) = causes(REQUEST, PLAN, found)
+    (why,) = told(REQUEST, PLAN, found)
     assert why == (
         "b computes 5 times as long as reckoned (cores shared with c on the same machine, which other heads "
         "use)"
