@@ -20,6 +20,9 @@ from flowspec.model.arithmetic.plain import LEVEL
 from flowspec.model.products import float_product
 from flowspec.model.quantised import Packed
 
+BLOCK_PANELS = 64
+"""So many are widened at once."""
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -80,10 +83,6 @@ class PlainGgufLinear(GgufLinear):
         for panels in torch.split(part.panels, BLOCK_PANELS):
             made.append(float_product(wide, numbers_of(form, panels)))
         return torch.cat(made, dim=1)[:, : part.outputs]
-
-
-BLOCK_PANELS = 64
-"""So many are widened at once."""
 
 
 def stay_packed(
