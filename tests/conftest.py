@@ -17,6 +17,7 @@ if (
 ):  # the suite runs in the background; commands hear Ctrl-C all the same
     signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side, each with processes of its own
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # those with more wait without keeping a core busy
 os.environ["HF_HUB_OFFLINE"] = "1"  # the hub is no part of any test
 
 _state = tempfile.TemporaryDirectory(prefix="flowspec-state-")

@@ -196,13 +196,14 @@ def read_windows(files: ModelFiles) -> tuple[str, list[tuple[int, ...]]]:
 
     For a model without a tokenizer the tokens are random, the same every time.
     """
+    config = files.config()
     if files.has_tokenizer:
         name = "the shipped text"
         ids = Tokenizer(files).encode(bundled_folder(TEXT).read_text("utf-8"))[:TOKENS]
     else:
         name, chance = "random tokens", random.Random(1)
-        ids = [chance.randrange(FIRST_ID, files.config().vocab_size) for _ in range(TOKENS)]
-    longest = min(WINDOW_MAX, context_max(files.config()))
+        ids = [chance.randrange(FIRST_ID, config.vocab_size) for _ in range(TOKENS)]
+    longest = min(WINDOW_MAX, context_max(config))
     if longest < 2:
         raise InputError(f"model {files.model!r}: expected a context of 2 tokens or more, got {longest}")
     count = -(-len(ids) // longest)

@@ -28,8 +28,9 @@ from flowspec.draft.protocol import Drafter
 from flowspec.errors import ClusterError
 from flowspec.model.accelerator import accelerator_of
 from flowspec.model.files import BUNDLED, ModelFiles
+from flowspec.model.kernels import DTYPES
 from flowspec.model.pieces import Span
-from flowspec.model.slice import DTYPES, Slice
+from flowspec.model.slice import Slice
 from flowspec.plan.memory import mib
 from flowspec.plan.shape import ModelShape
 

@@ -28,9 +28,8 @@ from flowspec.errors import InputError
 from flowspec.model.attention import TreeBatch, TreeCache
 from flowspec.model.families import FAMILIES, Family
 from flowspec.model.files import ModelFiles
-from flowspec.model.kernels import kernel_of
+from flowspec.model.kernels import DTYPES, kernel_of
 from flowspec.model.pieces import angles_of, call_directly, head_dim, slice_config
-from flowspec.model.slice import DTYPES
 from flowspec.model.support import check_quantised, check_rotary, family_of
 from flowspec.model.tensors import Tensors
 from flowspec.model.weights import embedding_name, lm_head_name

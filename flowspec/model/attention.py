@@ -1,4 +1,4 @@
-"""The tree cache and the tree attention, registered with transformers so that model code is used unchanged.
+"""The tree cache and the tree attention, which transformers' model code calls unchanged (`pieces.py`).
 
 A node's keys and values sit in a slot; RoPE is baked in by position and the mask decides who sees whom, so
 pruning frees slots without copying anything. Rows of several requests go through the linear layers together
@@ -13,12 +13,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from transformers import AttentionInterface
 
 from flowspec.core.stage.slots import cache_size
 from flowspec.model.arithmetic.operations import LANES, Sight, attention
-
-ATTENTION_NAME = "flowspec_tree"
 
 
 class TreeCache:
@@ -143,6 +140,3 @@ def tree_attention(
         outputs.append(attention(own, keys, values, rows.sight(sliding_window), scaling, softcap))
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)  # [rows, heads, head_dim]
     return output[None], None
-
-
-AttentionInterface.register(ATTENTION_NAME, tree_attention)

@@ -34,9 +34,8 @@ from flowspec.model.arithmetic.packed import FORMS, GROUP, Q4_0, Form, Levels, g
 from flowspec.model.attention import TreeBatch, TreeCache, TreeRows, tree_attention
 from flowspec.model.device_errors import is_out_of_memory
 from flowspec.model.gguf_layers import GgufLinear, Part, stay_packed
-from flowspec.model.kernels import Kernel, kernels_of
+from flowspec.model.kernels import DTYPES, Kernel, kernels_of
 from flowspec.model.quantised import LINEARS, SMALL, QuantisedLinear, exact_rows, powers, quantise
-from flowspec.model.slice import DTYPES
 from flowspec.model.trials import ATTENTION, COMPILED, TRIAL_S, loaded_libraries
 
 F64 = NDArray[np.float64]

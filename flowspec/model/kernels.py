@@ -35,6 +35,8 @@ from flowspec.model.quantised import (
 from flowspec.model.quantised_cuda import INT4_CAPABILITY, CudaInt4Linear, CudaInt8Linear
 from flowspec.model.trials import tried
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+"""Of what is not packed, by name."""
 Packing = type[QuantisedLinear] | type[GgufLinear]
 """What packs the matrices of linear layers, or keeps them as a file packs them."""
 PACKINGS: dict[str, Packing] = {**LINEARS, FILED: GgufLinear}

@@ -16,16 +16,19 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from transformers import AttentionInterface
 
 from flowspec.errors import InputError
 from flowspec.model.arithmetic import plain
 from flowspec.model.arithmetic.operations import function, normal
-from flowspec.model.attention import ATTENTION_NAME
+from flowspec.model.attention import tree_attention
 from flowspec.model.experts import EXPERTS_NAME
 from flowspec.model.families import Family, Norm
 from flowspec.model.products import Product
 from flowspec.model.quantised import packed_bytes
 
+ATTENTION_NAME = "flowspec_tree"
+AttentionInterface.register(ATTENTION_NAME, tree_attention)
 Angles = tuple[torch.Tensor, torch.Tensor]
 """Cosine and sine of the position embeddings, each `[1, rows, rotated width]`."""
 

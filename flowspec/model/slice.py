@@ -22,13 +22,11 @@ from flowspec.core.stage.events import JobPart, RunLayers
 from flowspec.errors import ClusterError
 from flowspec.model.attention import TreeBatch, TreeCache, TreeRows
 from flowspec.model.files import ModelFiles
-from flowspec.model.kernels import kernel_of
+from flowspec.model.kernels import DTYPES, kernel_of
 from flowspec.model.pieces import KeptModules, Pieces, Span, head_dim
 from flowspec.model.sampler import F32, Sampler, logprobs
 from flowspec.model.support import family_of
 from flowspec.model.weights import RoundedStore, fill
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class Slice:

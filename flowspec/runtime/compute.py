@@ -357,7 +357,7 @@ def to_torch(tensor: Tensor, rows: tuple[int, ...]) -> torch.Tensor:
     """The rows of a received payload as a torch tensor `[rows, width]`."""
     import torch
 
-    from flowspec.model.slice import DTYPES
+    from flowspec.model.kernels import DTYPES
 
     flat = torch.frombuffer(bytearray(tensor.data), dtype=DTYPES[tensor.dtype])
     whole = flat.view(tensor.rows, tensor.width)  # [rows, width]

@@ -23,9 +23,9 @@ from flowspec.memory_claims import MemoryClaims
 from flowspec.model.accelerator import accelerator_of
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.names import is_gguf
-from flowspec.model.kernels import PACKINGS, packing_of
+from flowspec.model.kernels import DTYPES, PACKINGS, packing_of
 from flowspec.model.pieces import KeptModules, Pieces, Span, head_dim
-from flowspec.model.slice import DTYPES, Slice
+from flowspec.model.slice import Slice
 from flowspec.model.support import family_of
 from flowspec.model.weights import SliceWeights, Weight, sorted_weights, weight_bytes, weights_of
 from flowspec.plan.memory import SliceMemory, cache_bytes, mib

@@ -89,13 +89,16 @@ def test_products_are_those_of_the_files_weights_with_rows_that_are_near(kind: s
     for outputs, units in ((33, 1), (48, 4)):
         layer = layer_of(kind, outputs, units, 5, GgufLinear)
         weights = dequantize(rows_of(kind, outputs, units, 5), Kind[kind]).astype(np.float64)
+        generator, noise = torch.Generator().manual_seed(7), []
         for count in (1, 2, 7, 16):
-            rows = torch.randn(count, units * form.unit)
+            rows = torch.randn(count, units * form.unit, generator=generator)
             off = np.abs(layer(rows).double().numpy() - rows.double().numpy() @ weights.T)
             groups = rows.abs().view(count, -1, 32).amax(dim=2).double().numpy()  # largest of each group
             sizes = np.abs(weights).reshape(outputs, -1, 32).sum(axis=2)
             assert (off <= 1e-4 * sizes.sum(axis=1) + groups @ sizes.T / 254).all()
-            assert np.sqrt((off**2).mean() / (weights**2).sum(axis=1).mean()) < 0.012
+            noise.extend(off**2)
+        # of all rows: what rounding one row does goes the same way in all outputs
+        assert np.sqrt(np.mean(noise) / (weights**2).sum(axis=1).mean()) < 0.012
 
 
 @torch.inference_mode()

@@ -35,8 +35,9 @@ from flowspec.bench.measure import (
 from flowspec.cli.options import positive, positives
 from flowspec.model.accelerator import find
 from flowspec.model.files import BUNDLED, ModelFiles
+from flowspec.model.kernels import DTYPES
 from flowspec.model.pieces import Span
-from flowspec.model.slice import DTYPES, Slice
+from flowspec.model.slice import Slice
 from flowspec.plan.cost import layers_curve
 from flowspec.plan.shape import ModelShape, shape_of
 from tests.command import Parser, run_command

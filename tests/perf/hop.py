@@ -30,7 +30,7 @@ from flowspec.core.head.events import Submit
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
-from flowspec.model.slice import DTYPES
+from flowspec.model.kernels import DTYPES
 from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime.cluster import Device, split_layers
 from flowspec.runtime.head import TIMED_SEGMENTS_MAX, Head

@@ -24,9 +24,8 @@ from torch import nn
 from flowspec.core.protocol.precision import ACTIVATIONS, FILED
 from flowspec.model.arithmetic.packed import FORMS, PANEL
 from flowspec.model.gguf_layers import GgufLinear, Part, stay_packed
-from flowspec.model.kernels import kernel_of
+from flowspec.model.kernels import DTYPES, kernel_of
 from flowspec.model.quantised import quantise
-from flowspec.model.slice import DTYPES
 from flowspec.model.trials import run_trial
 
 MATRIX_BYTES = 256 << 20

@@ -31,12 +31,12 @@ from flowspec.runtime.pipelines import Recovery
 from flowspec.runtime.replanning import replan
 from tests.runtime.clusters import plan_for, submit, tokens_of
 
-HEADS, HEAD_DIM = 16, 128
+HEADS, HEAD_DIM = 32, 128
 CONTEXT = 400
 COUNT = 8
 STAGES = 2
 CACHE_BYTES = 2 * (8 // STAGES) * HEADS * HEAD_DIM * (CONTEXT + limits.TREE_NODES_MAX) * 4
-"""Of one conversation with a full context at one stage: 43 MB, far more than by what a process grows
+"""Of one conversation with a full context at one stage: 86 MB, far more than by what a process grows
 otherwise."""
 PROMPTS = [tuple((7 * user + 3 * place) % 90 + 5 for place in range(CONTEXT - COUNT)) for user in range(4)]
 
