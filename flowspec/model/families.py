@@ -147,15 +147,46 @@ FAMILIES = {
 }
 
 
-def check_family(model_type: str, model: str) -> Family:
-    """The family of that name; raises `InputError` for one that is not supported."""
-    family = FAMILIES.get(model_type)
-    if family is None:
-        raise InputError(
-            f"model {model!r} is of the family {model_type!r}, but FlowSpec runs "
-            f"{', '.join(sorted(FAMILIES))}"
-        )
-    return family
+def check_family(raw: Mapping[str, Any], model: str) -> Family:
+    """The family of a config; raises `InputError` for one that is not supported, with what keeps it out."""
+    family = FAMILIES.get(str(raw.get("model_type")))
+    if family is not None:
+        return family
+    supported = ", ".join(sorted(FAMILIES))
+    if not isinstance(raw.get("model_type"), str):
+        raise InputError(f"config.json of {model!r} names no family (model_type); FlowSpec runs {supported}")
+    raise InputError(
+        f"model {model!r} is of the family {raw['model_type']!r:.80}{_obstacle(raw)}, "
+        f"but FlowSpec runs {supported}"
+    )
+
+
+_GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+"""How classes are called that generate text."""
+_STATES = ("mamba_", "ssm_", "linear_num", "conv_L_cache", "state_size", "lru_width")
+"""How fields begin of layers that keep a state."""
+
+
+def _obstacle(raw: Mapping[str, Any]) -> str:
+    """What about a config of no supported family is furthest from one, as a clause; empty where nothing says
+    so."""
+    parts = {name: part for name, part in raw.items() if isinstance(part, Mapping) and part.get("model_type")}
+    decoder = next((part for name, part in parts.items() if "text" in name or "llm" in name), None)
+    if decoder is None and parts:
+        return f", whose parts are of {', '.join(str(part['model_type']) for part in parts.values()):.80}"
+    fields = raw if decoder is None else decoder
+    inner = "" if decoder is None else f", with other parts beside a decoder of {decoder['model_type']!r:.80}"
+    architectures = raw.get("architectures") or [""]
+    types = fields.get("layer_types") or []
+    if raw.get("is_encoder_decoder"):
+        return ", which has an encoder"
+    if architectures[0] and not architectures[0].endswith(_GENERATING):
+        return f", a {architectures[0]:.80}, which does not generate text"
+    if "linear_attention" in types or any(name.startswith(_STATES) and fields[name] for name in fields):
+        return f"{inner}, some of whose layers keep a state instead of keys and values"
+    if fields.get("kv_lora_rank"):
+        return f"{inner}, which keeps keys and values compressed (MLA)"
+    return inner
 
 
 def decoder_config(config: Any, model: str) -> Any:

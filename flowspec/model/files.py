@@ -17,7 +17,7 @@ from flowspec.core.protocol import limits
 from flowspec.core.protocol.precision import ACTIVATIONS, FILED
 from flowspec.errors import InputError
 from flowspec.model.config_bounds import check_built, check_config
-from flowspec.model.families import decoder_config, raw_decoder_config
+from flowspec.model.families import check_family, decoder_config, raw_decoder_config
 from flowspec.model.gguf.config import config_of
 from flowspec.model.gguf.file import GgufFile
 from flowspec.model.gguf.names import is_gguf, parts_of
@@ -179,26 +179,20 @@ class ModelFiles:
 
     def raw_config(self) -> dict[str, Any]:
         """config.json as it is, without transformers and its imports; of a multimodal model the decoder's
-        part of it."""
+        part of it.
+
+        Raises `InputError` for numbers that no model has; where such a config is of a family that is not
+        supported, for that. Families are for whoever runs the model to check: a draft head may be of another.
+        """
         if self.gguf is not None:
-            path, raw = self.gguf, config_of(self.gguf_file)
-            check_config(raw, path)
-        else:
-            path = self.path("config.json")
-            whole = read_json(path)
-            check_config(whole, path)
-            raw = raw_decoder_config(whole)
-        layer_count = raw.get("num_hidden_layers")
-        if type(layer_count) is not int or not 1 <= layer_count <= limits.LAYERS_MAX:
-            raise InputError(
-                f"{path}: num_hidden_layers: expected 1 to {limits.LAYERS_MAX}, got {layer_count!r:.80}"
-            )
-        context = raw.get("max_position_embeddings", limits.CONTEXT_MAX)
-        if type(context) is not int or context < 2:
-            raise InputError(
-                f"{path}: max_position_embeddings: expected a number from 2, got {context!r:.80}"
-            )
-        return raw
+            return _checked(config_of(self.gguf_file), self.gguf)
+        path = self.path("config.json")
+        whole = read_json(path)
+        try:
+            return _checked(whole, path)
+        except InputError:
+            check_family(whole, self.model)  # another family's fields have other names and meanings
+            raise
 
     def check_weights(self) -> None:
         """Raises `InputError` when weight files of a local folder are missing or cut short; fetches nothing
@@ -302,6 +296,21 @@ class ModelFiles:
             digest.update(f"{name} {path.stat().st_size}".encode())
             _add_samples(digest, path)
         return digest.hexdigest()[:32]
+
+
+def _checked(whole: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The decoder's part of a config; raises `InputError` for numbers that no model has."""
+    check_config(whole, path)
+    raw = raw_decoder_config(whole)
+    layer_count = raw.get("num_hidden_layers")
+    if type(layer_count) is not int or not 1 <= layer_count <= limits.LAYERS_MAX:
+        raise InputError(
+            f"{path}: num_hidden_layers: expected 1 to {limits.LAYERS_MAX}, got {layer_count!r:.80}"
+        )
+    context = raw.get("max_position_embeddings", limits.CONTEXT_MAX)
+    if type(context) is not int or context < 2:
+        raise InputError(f"{path}: max_position_embeddings: expected a number from 2, got {context!r:.80}")
+    return raw
 
 
 def _is_path(model: str) -> bool:

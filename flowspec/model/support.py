@@ -52,7 +52,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 def family_of(config: Any, model: str) -> Family:
     """The family of a decoder's config (`ModelFiles.config`); raises `InputError` for anything about it that
     is not supported."""
-    family = check_family(config.model_type, model)
+    family = check_family(config.to_dict(), model)
     named = config.architectures or []
     if named and not any(family.accepts(str(name)) for name in named):
         raise InputError(

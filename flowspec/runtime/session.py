@@ -330,7 +330,7 @@ def open_cluster(
     )
     files = ModelFiles(options.model)
     raw = files.raw_config()
-    check_family(str(raw.get("model_type")), files.model)
+    check_family(raw, files.model)
     files.check_weights()
     decoding = decoding or Decoding()
     if options.cluster is None:

@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from flowspec.bench.checkpoints import SMALL, VARIANTS, VOCABULARY_SIZE, make_checkpoint, make_variant
 from flowspec.core.protocol.messages import Sampling
@@ -225,7 +226,7 @@ def test_a_multimodal_gemma_is_found_under_either_name(prefix: str, tmp_path: Pa
     assert torch.equal(states, expected_states)
     raw = ModelFiles(str(folder)).raw_config()
     assert (raw["model_type"], raw["num_hidden_layers"]) == ("gemma3", 4)
-    assert check_family(raw["model_type"], "m").part == "text_config"
+    assert check_family(raw, "m").part == "text_config"
 
 
 def test_a_head_of_its_own_counts_where_the_config_ties_it(tmp_path: Path) -> None:
@@ -579,3 +580,89 @@ def test_longrope_is_run_where_it_depends_on_the_position_alone(tmp_path: Path) 
     with torch.inference_mode():
         expected = plain(input_ids=tokens[None], use_cache=False).logits[0]
     np.testing.assert_allclose(part.logits(states), expected.numpy(), atol=2e-4, rtol=1e-4)
+
+
+OF_OTHER_FAMILIES: dict[str, tuple[dict[str, Any], str]] = {
+    # excerpts of published config.json
+    "qwen3_5": (
+        {
+            "architectures": ["Qwen3_5ForConditionalGeneration"],
+            "text_config": {
+                "model_type": "qwen3_5_text",
+                "num_hidden_layers": 24,
+                "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"],
+            },
+            "vision_config": {"model_type": "qwen3_5", "depth": 12},
+        },
+        ", with other parts beside a decoder of 'qwen3_5_text', some of whose layers keep a state instead of "
+        "keys and values",
+    ),
+    "gpt_oss": ({"architectures": ["GptOssForCausalLM"], "num_hidden_layers": 24}, ""),
+    "gemma4": (
+        {
+            "architectures": ["Gemma4ForConditionalGeneration"],
+            "text_config": {"model_type": "gemma4_text", "num_hidden_layers": 35},
+            "audio_config": {"model_type": "gemma4_audio"},
+        },
+        ", with other parts beside a decoder of 'gemma4_text'",
+    ),
+    "llava": (
+        {
+            "architectures": ["LlavaForConditionalGeneration"],
+            "text_config": {"model_type": "llama"},
+            "vision_config": {"model_type": "clip_vision_model", "num_hidden_layers": 24},
+        },
+        ", with other parts beside a decoder of 'llama'",
+    ),
+    "lfm2": (
+        {"architectures": ["Lfm2ForCausalLM"], "num_hidden_layers": 16, "conv_L_cache": 3},
+        ", some of whose layers keep a state instead of keys and values",
+    ),
+    "mamba": (
+        {"architectures": ["MambaForCausalLM"], "num_hidden_layers": 48, "state_size": 16},
+        ", some of whose layers keep a state instead of keys and values",
+    ),
+    "deepseek_v3": (
+        {"architectures": ["DeepseekV3ForCausalLM"], "num_hidden_layers": 61, "kv_lora_rank": 512},
+        ", which keeps keys and values compressed (MLA)",
+    ),
+    "t5": (
+        {"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True, "num_layers": 12},
+        ", which has an encoder",
+    ),
+    "bert": (
+        {"architectures": ["BertForMaskedLM"], "num_hidden_layers": 12},
+        ", a BertForMaskedLM, which does not generate text",
+    ),
+    "gpt2": ({"architectures": ["GPT2LMHeadModel"], "n_layer": 12}, ""),
+    "whisper_parts": ({"speech": {"model_type": "whisper"}}, ", whose parts are of whisper"),
+}
+
+
+@pytest.mark.parametrize("name", OF_OTHER_FAMILIES)
+def test_a_model_of_another_family_is_refused_by_its_name_and_by_what_is_different(
+    name: str, tmp_path: Path
+) -> None:
+    fields, obstacle = OF_OTHER_FAMILIES[name]
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": name, **fields}))
+    with pytest.raises(InputError) as refusal:
+        check_family(ModelFiles(str(tmp_path)).raw_config(), str(tmp_path))
+    expected = f"model {str(tmp_path)!r} is of the family {name!r}{obstacle}, but FlowSpec runs gemma2"
+    assert str(refusal.value).startswith(expected)
+
+
+def test_no_family_of_transformers_is_refused_for_a_field_that_it_calls_something_else(
+    tmp_path: Path,
+) -> None:
+    for name in set(CONFIG_MAPPING_NAMES) - set(FAMILIES):
+        for fields in ({}, {"num_hidden_layers": [4]}, {"text_config": {"num_hidden_layers": 4}}):
+            (tmp_path / "config.json").write_text(json.dumps({"model_type": name, **fields}))
+            with pytest.raises(InputError, match=re.escape(f"is of the family {name!r}")):
+                ModelFiles(str(tmp_path)).raw_config()
+
+
+def test_a_config_that_names_no_family_is_refused_for_that(tmp_path: Path) -> None:
+    for named in ({}, {"model_type": None}, {"model_type": ["llama"]}):
+        (tmp_path / "config.json").write_text(json.dumps({"n_layer": 4, **named}))
+        with pytest.raises(InputError, match=r"names no family \(model_type\); FlowSpec runs gemma2"):
+            ModelFiles(str(tmp_path)).raw_config()

@@ -47,7 +47,7 @@ class LanguageKind(FileKind):
         )
 
     def model_for_device(self, target: ModelFiles) -> ModelFiles:
-        check_family(str(self.files.raw_config().get("model_type")), self.files.model)
+        check_family(self.files.raw_config(), self.files.model)
         self.files.check_weights()
         check_vocabulary(self.name, self.files, target)
         return self.files

@@ -54,7 +54,7 @@ class GgufTensors(Tensors):
         is what the file calls it."""
         from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
-        family = check_family(config.model_type, model)
+        family = check_family(config.to_dict(), model)
         self._model = model
         self._tensor = tensor
         self._expert_count = getattr(config, "num_experts", 0)

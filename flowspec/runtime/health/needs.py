@@ -62,7 +62,7 @@ def find_needs(options: ClusterOptions, devices: Sequence[Device], keys: Keyring
     """
     files = ModelFiles(options.model)
     raw = files.raw_config()
-    check_family(str(raw.get("model_type")), files.model)
+    check_family(raw, files.model)
     files.check_weights()
     count = raw["num_hidden_layers"]
     is_planned = options.cluster is not None and options.layers is None and devices[0].layers is None

@@ -16,7 +16,8 @@ const EXAMPLES = {
 
 const TOY =
   "The bundled model is a toy of 11 million parameters: outside of sums, code and plays it talks nonsense. " +
-  "For a real one start flowspec serve with --model, such as --model Qwen/Qwen3-0.6B.";
+  "For a real one start ";
+const WITH_A_REAL_ONE = "flowspec serve --model Qwen/Qwen3-0.6B";
 
 export class Chat {
   // `asked` is called when a question is on its way.
@@ -71,7 +72,11 @@ export class Chat {
 
   _invite() {
     const empty = made("div", "empty", null, "Ask something, and watch the devices answer it.");
-    if (this.isToy) made("p", "toy", empty, TOY);
+    if (this.isToy) {
+      const command = made("code", "", made("p", "toy", empty, TOY));
+      // a line may end between words, but not within --model
+      for (const word of WITH_A_REAL_ONE.split(" ")) command.append(made("span", "word", null, word), " ");
+    }
     for (const text of this.examples) {
       const button = made("button", "example", empty, text);
       button.type = "button";
