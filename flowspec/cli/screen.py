@@ -172,8 +172,8 @@ def screen(
 def _figures_line(found: Mapping[str, Any], present: WatchState) -> Text:
     line = Text(no_wrap=True, overflow="ellipsis")
     line.append(f"{found['tokens_per_s']:.1f} tokens/s", style="bold")
-    line.append(f"  S {found['S']:.2f}  rho {found['rho']:.2f}  acceptance {found['acceptance']:.2f}")
-    line.append(f"  dropped {found['dropped_rows']} rows  tree {present.living}")
+    line.append(f"  {found['S']:.1f} tokens a step  {100 * found['rho']:.0f}% guessed")
+    line.append(f"  {present.living} guesses alive, {found['dropped_rows']} dropped")
     return line
 
 

@@ -122,6 +122,7 @@ def test_what_is_known_is_shown() -> None:
     text = drawn(present, {**ABOUT_WIDE, "model": "bundled", "drafters": ["draft"]})
     assert "bundled  flowspec-paper, drafter draft, simulated" in text
     lines = {line.split()[0]: " ".join(line.split()) for line in text.splitlines() if line.strip()}
+    assert lines["99999.9"].startswith("99999.9 tokens/s 1000.0 tokens a step 100% guessed ")
     assert lines["device"] == "device layers state memory heat queued busy"
     assert (
         lines["board-1"].startswith("board-1 4001-4001 here 1000 GiB -99 C 1000 ████████████ 100%")
