@@ -246,7 +246,7 @@ class Slice:
     ) -> tuple[tuple[int, ...], tuple[Logprobs | None, ...]]:
         """Next tokens of the surviving rows `[rows, hidden]`, and their log-probabilities; `lm_head` runs
         only for those asked for."""
-        asked = np.concatenate([part.sampled for part in job.parts])
+        asked = job.sampled
         positions = np.concatenate([part.positions for part in job.parts])
         requests = [part for part in job.parts for _ in part.slots]
         wanted = [index for index, row in enumerate(rows) if asked[row]]

@@ -228,7 +228,7 @@ class ComputeThread:
 
         pacer = self._pacer
         if pacer is not None:
-            pacer.begin(len(job.rows), job.context, started_s)
+            pacer.begin(job.sampled, job.context, started_s)
         rows, states, next_tokens, logprobs = part.run(
             job, payload, dead_rows if pacer is None else partial(pacer.boundary, dead_rows)
         )

@@ -17,6 +17,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from flowspec.errors import ClusterError
 from flowspec.plan.timing import Curve, LinkSpec
 from flowspec.wire.codec import Tensor
@@ -184,16 +187,17 @@ class Pacer:
         self._sleep = sleep
         advice = "use fewer stages, a slower profile or a larger model shape"
         self._lateness = Lateness(f"stage {stage + 1} of {stages}", advice)
-        self._rows = 0
-        self._alive = 0
+        self._sampled: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
+        self._dead: frozenset[int] = frozenset()
         self._context = 0
         self._started_s = 0.0
         self._due_s = 0.0
 
-    def begin(self, rows: int, context: int, started_s: float) -> None:
-        """A job of so many rows, seeing `context` earlier tokens, began at `started_s`."""
+    def begin(self, sampled: npt.NDArray[np.bool_], context: int, started_s: float) -> None:
+        """A job began at `started_s`, whose rows see `context` earlier tokens; `sampled` `[rows]`: whose next
+        token is asked for."""
         self._curve = self._device.pace(self._layers, self.worked_s)
-        self._rows = self._alive = rows
+        self._sampled, self._dead = sampled, frozenset()
         self._context = context
         self._started_s = self._due_s = started_s
 
@@ -213,8 +217,9 @@ class Pacer:
         keep up.
         """
         if self._is_last and self._alive:
-            self._wait_and_read(dead_rows)
-            self._due_s += self._device.sampling.seconds(self._alive) if self._alive else 0.0
+            dead = self._wait_and_read(dead_rows)
+            asked = int(np.delete(self._sampled, list(dead)).sum())
+            self._due_s += self._device.sampling.seconds(asked) if asked else 0.0
         ended_s = wait_until(self._due_s, self._clock, self._sleep)
         self.worked_s += ended_s - self._started_s
         self._lateness.count(self._due_s - self._started_s, ended_s - self._started_s)
@@ -222,9 +227,12 @@ class Pacer:
 
     def _wait_and_read(self, dead_rows: DeadRows) -> frozenset[int]:
         wait_until(self._due_s, self._clock, self._sleep)
-        dead = dead_rows()
-        self._alive = self._rows - len(dead)
-        return dead
+        self._dead = dead_rows()
+        return self._dead
+
+    @property
+    def _alive(self) -> int:
+        return len(self._sampled) - len(self._dead)
 
 
 class DraftPacer:

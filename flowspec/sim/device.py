@@ -169,7 +169,8 @@ class SimulatedDevice:
         end_s = run.next_layer_s
         if run.rows:
             end_s += run.layers_left * self._layer_s(run)
-            end_s += self.spec.sampling.seconds(len(run.rows)) if self._is_last else 0.0
+            asked = int(run.job.sampled[list(run.rows)].sum()) if self._is_last else 0
+            end_s += self.spec.sampling.seconds(asked) if asked else 0.0
         run.end = self._clock.at(end_s, self._finish)
 
     def _finish(self) -> None:

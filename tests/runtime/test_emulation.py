@@ -71,7 +71,7 @@ def pacer(
     )
 
 
-def job_of(rows: int, positions: Sequence[int]) -> RunLayers:
+def job_of(rows: int, positions: Sequence[int], asked: Sequence[bool] | None = None) -> RunLayers:
     part = JobPart(
         request=1,
         slots=np.arange(rows),
@@ -79,7 +79,7 @@ def job_of(rows: int, positions: Sequence[int]) -> RunLayers:
         positions=np.array(positions),
         key_positions=np.arange(rows, dtype=np.int32),
         visible=np.ones((rows, rows), dtype=np.bool_),
-        sampled=np.ones(rows, dtype=np.bool_),
+        sampled=np.ones(rows, dtype=np.bool_) if asked is None else np.array(asked),
         sampling=Sampling(),
     )
     return RunLayers(job=1, parts=(part,), payload=None, rows=tuple(range(rows)))
@@ -123,7 +123,7 @@ def paced_end(
         return frozenset(row for at_s, rows in trims if at_s <= clock.now_s for row in rows)
 
     paced = pacer(clock, layers=layers, stage=int(is_last))
-    paced.begin(len(job.rows), job.context, 0.0)
+    paced.begin(job.sampled, job.context, 0.0)
     for _ in range(layers):
         if len(paced.boundary(dead_rows)) == len(job.rows):
             break
@@ -134,7 +134,8 @@ def paced_end(
 def test_a_job_ends_when_the_simulator_says_so_whatever_is_trimmed(seed: int) -> None:
     chance = random.Random(seed)
     layers, count = chance.randint(1, 6), chance.randint(1, 12)
-    job = job_of(count, [chance.randint(0, 2000) for _ in range(count)])
+    positions = [chance.randint(0, 2000) for _ in range(count)]
+    job = job_of(count, positions, [chance.random() < 0.7 for _ in range(count)])
     rows = chance.sample(range(count), count)
     trims = []
     while rows and chance.random() < 0.7:
@@ -158,7 +159,7 @@ def test_a_pass_without_trims_takes_the_curve_and_sampling_on_the_last_stage_onl
 def test_a_layer_waits_for_its_instant_and_reads_the_dead_rows_only_then() -> None:
     clock = Time(10.0)
     paced = pacer(clock, layers=2)
-    paced.begin(4, 0, 10.0)
+    paced.begin(np.ones(4, dtype=np.bool_), 0, 10.0)
     read_at: list[float] = []
     dead: frozenset[int] = frozenset()
 
@@ -178,7 +179,7 @@ def test_a_layer_waits_for_its_instant_and_reads_the_dead_rows_only_then() -> No
 def test_what_one_layer_took_too_long_the_next_ones_catch_up() -> None:
     clock = Time()
     paced = pacer(clock, layers=4)
-    paced.begin(1, 0, 0.0)
+    paced.begin(np.ones(1, dtype=np.bool_), 0, 0.0)
     for index in range(4):
         paced.boundary(frozenset)
         clock.now_s += 0.017 if index == 0 else 0.001  # of 0.00875 declared for each
@@ -188,7 +189,7 @@ def test_what_one_layer_took_too_long_the_next_ones_catch_up() -> None:
 def test_a_debt_that_is_left_makes_the_job_late_and_never_early() -> None:
     clock = Time()
     paced = pacer(clock, layers=1)
-    paced.begin(1, 0, 0.0)
+    paced.begin(np.ones(1, dtype=np.bool_), 0, 0.0)
     paced.boundary(frozenset)
     clock.now_s = 0.5
     assert paced.end(frozenset) == 0.5
@@ -255,7 +256,7 @@ def test_a_pacer_counts_every_job_and_names_its_stage() -> None:
     says = r"^stage 2 of 3 cannot .* 20\.00 ms a pass.* 30\.00 ms .*larger model shape$"
     with pytest.raises(ClusterError, match=says):  # noqa: PT012
         for _ in range(WARM_UP_JOBS + JOBS_MIN):
-            paced.begin(2, 0, clock.now_s)
+            paced.begin(np.ones(2, dtype=np.bool_), 0, clock.now_s)
             paced.boundary(frozenset)
             clock.now_s += 0.03
             paced.end(frozenset)

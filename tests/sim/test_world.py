@@ -124,7 +124,8 @@ class Silent:
     def change_cache(self, stage: int, command: object) -> None: ...
 
 
-def job_of(count: int) -> RunLayers:
+def job_of(count: int, asked: Sequence[int]) -> RunLayers:
+    """Rows of which the next tokens of those `asked` for are drawn."""
     none = np.zeros(count, dtype=np.int64)
     part = JobPart(
         request=0,
@@ -133,19 +134,24 @@ def job_of(count: int) -> RunLayers:
         positions=none,
         key_positions=np.zeros(0, dtype=np.int32),
         visible=np.zeros((count, 0), dtype=bool),
-        sampled=none.astype(bool),
+        sampled=np.isin(np.arange(count), asked),
         sampling=Sampling(),
     )
     return RunLayers(job=1, parts=(part,), payload=None, rows=tuple(range(count)))
 
 
 def end_of(
-    spec: DeviceSpec, rows: int, trims: Sequence[tuple[float, tuple[int, ...]]], *, is_last: bool = False
+    spec: DeviceSpec,
+    rows: int,
+    trims: Sequence[tuple[float, tuple[int, ...]]],
+    *,
+    is_last: bool = False,
+    asked: Sequence[int] | None = None,
 ) -> tuple[float, tuple[int, ...]]:
     """When a job of so many rows ends, and which are left, if rows are trimmed at these instants."""
     clock, done = Clock(), []
     device = SimulatedDevice(clock, spec, 0, Silent(), is_last, done.append)
-    device.run(job_of(rows))
+    device.run(job_of(rows, range(rows) if asked is None else asked))
     for time_s, dead in trims:
         clock.at(time_s, lambda dead=dead: device.trim(Trim(job=1, rows=dead)))  # type: ignore[misc]
     while clock.step():
@@ -206,6 +212,8 @@ def test_sampling_comes_after_the_layers_of_the_last_stage_and_is_spared_too() -
     assert end_of(spec, 8, [(7.5, (1, 2, 3, 4))], is_last=True) == (pytest.approx(10.0), (0, 5, 6, 7))
     assert end_of(spec, 8, [(8.5, (1, 2, 3, 4))], is_last=True) == (pytest.approx(12.0), tuple(range(8)))
     assert end_of(spec, 8, [(7.5, tuple(range(8)))], is_last=True) == (pytest.approx(8.0), ())
+    assert end_of(spec, 8, [], is_last=True, asked=(7,))[0] == pytest.approx(8.5), "of a prompt one is drawn"
+    assert end_of(spec, 8, [(7.5, (7,))], is_last=True, asked=(7,)) == (pytest.approx(8.0), tuple(range(7)))
 
 
 # ------------------------------------------------------------------------------------------------------

@@ -96,6 +96,11 @@ class RunLayers:
         read."""
         return sum(int(part.positions.min()) for part in self.parts)
 
+    @property
+    def sampled(self) -> npt.NDArray[np.bool_]:
+        """Of all rows, `[rows]`: whose next token is asked for, so that `lm_head` runs on the last stage."""
+        return np.concatenate([part.sampled for part in self.parts])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trim:
