@@ -18,9 +18,10 @@ class Figures:
 
     def __init__(self) -> None:
         self._answers: dict[int, set[int]] = {}  # by request the nodes that were sent and may come true
-        self._tokens: deque[tuple[float, int, int]] = (
-            deque()
-        )  # when, how many, how many of them were in flight
+        self._waiting: set[int] = set()
+        """Those that have no token yet: what their prompts' segments give is the rate's alone."""
+        self._tokens: deque[tuple[float, int, int, bool]] = deque()
+        """When, how many, how many of them were in flight, and whether a prompt's segment gave them."""
         self._sent: deque[tuple[float, int]] = deque()
         self._dropped: deque[tuple[float, int]] = deque()
         self._busy: list[deque[tuple[float, float]]] = []
@@ -33,10 +34,13 @@ class Figures:
             if not self._answers:
                 self._clear(t)
             self._answers[frame["request"]] = set()
+            self._waiting.add(frame["request"])
         elif kind == "end":
             self._answers.pop(frame["request"], None)
+            self._waiting.discard(frame["request"])
         elif kind == "missed":
             self._answers.clear()
+            self._waiting.clear()
         elif kind == "sent":
             for request, nodes in frame["parts"]:
                 self._answers.get(request, set()).update(nodes)
@@ -44,7 +48,9 @@ class Figures:
         elif kind == "tokens":
             sent = self._answers.get(frame["request"], set())
             nodes = [node for node, _ in frame["nodes"]]
-            self._tokens.append((t, len(nodes), sum(node in sent for node in nodes)))
+            is_prompts = frame["request"] in self._waiting
+            self._waiting.discard(frame["request"])
+            self._tokens.append((t, len(nodes), sum(node in sent for node in nodes), is_prompts))
             self._first_s = t if self._first_s is None else self._first_s
             sent.difference_update([node for node in sent if node <= nodes[-1]])
         elif kind == "trip":
@@ -78,14 +84,15 @@ class Figures:
         for lane in self._busy:
             while lane and lane[0][1] < since_s:
                 lane.popleft()
-        tokens = sum(count for _, count, _ in self._tokens)
+        later = [(count, known) for _, count, known, is_prompts in self._tokens if not is_prompts]
+        tokens = sum(count for count, _ in later)
         segments = sum(count for _, count in self._sent)
         return {
             "t": t,
             "kind": "figures",
             "tokens_per_s": self._rate(t, since_s),
-            "S": _ratio(tokens, len(self._tokens)),
-            "rho": _ratio(sum(known for _, _, known in self._tokens), tokens),
+            "S": _ratio(tokens, len(later)),
+            "rho": _ratio(sum(known for _, known in later), tokens),
             "acceptance": _ratio(tokens, segments),
             "busy": [self._share(lane, max(since_s, self._begun_s), t) for lane in self._busy],
             "dropped_rows": sum(rows for _, rows in self._dropped),
@@ -96,7 +103,7 @@ class Figures:
         if self._first_s is None:
             return 0.0
         start_s = max(since_s, self._first_s)
-        tokens = sum(count for known_s, count, _ in self._tokens if known_s > start_s)
+        tokens = sum(count for known_s, count, *_ in self._tokens if known_s > start_s)
         return round(tokens / (at_s - start_s), 3) if at_s > start_s else 0.0
 
     @staticmethod

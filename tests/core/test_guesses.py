@@ -169,7 +169,7 @@ def test_the_end_of_an_answer_says_what_happened() -> None:
         "nodes_drafted": 3,
         "nodes_sent": 3,
         "tokens_per_commit": 1.0,
-        "acceptance_length": 1.5,
+        "acceptance_length": 1.0,
         "share_in_flight": 1.0,
         "dropped_alive": 0,
         "rows_computed": 24,

@@ -48,9 +48,9 @@ def test_by_hand() -> None:
     told = found.frame(4.0)
     assert told is not None
     assert told["tokens_per_s"] == 1.0, "two tokens in the two seconds since the first"
-    assert told["S"] == 1.5
-    assert told["rho"] == pytest.approx(2 / 3, abs=1e-4)
-    assert told["acceptance"] == 1.5
+    assert told["S"] == 2.0, "of the prompt's segment came the first"
+    assert told["rho"] == 0.5
+    assert told["acceptance"] == 1.0
     assert told["busy"] == [pytest.approx(1 / 3, abs=1e-4), pytest.approx(0.5 / 3, abs=1e-4)]
     assert told["dropped_rows"] == 4
 

@@ -65,6 +65,7 @@ class Statistics:
     first_token_s: float = 0.0
     last_token_s: float = 0.0
     tokens: int = 0
+    tokens_of_prompt: int = 0
     segments: int = 0
     walks: int = 0
     committing_segments: int = 0
@@ -114,7 +115,7 @@ class Statistics:
         )  # else a prompt's gave them
         self.recoveries.emitted(now_s)
         if self.tokens == 0:
-            self.first_token_s = now_s
+            self.first_token_s, self.tokens_of_prompt = now_s, tokens
         self.last_token_s = now_s
         self.tokens += tokens
 
@@ -125,11 +126,12 @@ class Statistics:
         )
         decode_s = last_s - first_s
         busy_s = max(last_s - self.submitted_s, 1e-9)
+        later = self.tokens - self.tokens_of_prompt  # the prompt's segments gave the others
         return {
             "segments": self.segments,
             "committing_segments": self.committing_segments,
-            "tokens_per_commit": _ratio(self.tokens, self.walks),
-            "acceptance_length": _ratio(self.tokens, self.segments),
+            "tokens_per_commit": _ratio(later, self.walks - 1),
+            "acceptance_length": _ratio(later, self.segments),
             "share_in_flight": round(min(1.0, self.tokens_in_flight / max(1, self.tokens - 1)), 4),
             "nodes_drafted": self.nodes_drafted,
             "nodes_sent": self.nodes_sent,
