@@ -4,6 +4,7 @@ cluster files that can be read, and the words of messages."""
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import shlex
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from flowspec.cli.commands import COMMANDS, HELP, build_parser
+from flowspec.core.methods import METHODS, make_method
 from flowspec.draft.kinds import WORDS
 from flowspec.runtime.cluster_file import read_cluster
 
@@ -128,3 +130,33 @@ def test_messages_that_troubleshooting_goes_by_are_those_of_the_source() -> None
 def test_the_commands_page_has_every_drafter_that_goes_by_a_word() -> None:
     text = (ROOT / "docs/cli.md").read_text("utf-8")
     assert [word for word in WORDS if f"`{word}`" not in text] == []
+
+
+OURS = ("`continuous`", "`cosine`", "`specrouter`")
+
+
+def parameters_of_the_table() -> Iterator[tuple[str, str, str]]:
+    """Key, methods and default of each row."""
+    text = (ROOT / "docs" / "methods.md").read_text("utf-8")
+    key = methods = ""
+    for line in text.partition("## Parameters")[2].partition("\n## ")[0].splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("| ") and cells[0] != "key":
+            key, methods = cells[0] or key, ", ".join(OURS) if cells[1] == "the same" else cells[1]
+            yield key, methods, cells[2]
+
+
+def test_every_parameter_of_a_method_is_in_the_table_with_its_default() -> None:
+    rows = list(parameters_of_the_table())
+    for name in METHODS:
+        kind = type(make_method(name))
+        for each in kind.parameters:
+            signatures = [inspect.signature(base.__init__).parameters for base in kind.__mro__[:-1]]
+            default = next(found[each.name].default for found in signatures if each.name in found)
+            told = {None: "none", True: "true"}.get(default, str(default))
+            assert any(
+                f"`{each.name}`" in key
+                and told in shown.split()
+                and (f"`{name}`" in methods or "all" in methods)
+                for key, methods, shown in rows
+            ), f"{name}: {each.name}, {told}"

@@ -160,7 +160,7 @@ def _tables(summary: Mapping[str, Any]) -> Iterator[ReportTable]:
             title=validation.HEADING,
             columns=validation.COLUMNS,
             rows=validation.lines_of(known),
-            note=validation.explained(known, summary["world"]),
+            note=validation.explained(known, summary["world"], few(summary)),
         )
     for table in summary["tables"]:
         domains, statistics = table["domains"], table["statistics"]

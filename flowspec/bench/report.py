@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from textwrap import fill
 from typing import Any
 
-from flowspec.bench.config import AR, CLUSTER, EMULATED, OURS, SIMULATED
+from flowspec.bench.config import AR, CLUSTER, EMULATED, OURS, SIMULATED, SYNTHETIC
 from flowspec.bench.console import show as show_table
 from flowspec.bench.outcome import EXACT, WRONG
 from flowspec.bench.summary import OVERALL, PAPER, PUBLISHED, Ratio
@@ -16,7 +16,7 @@ WORLDS = {
     EMULATED: (
         "real processes on one machine that take as long as such devices would; not measured on such devices"
     ),
-    CLUSTER: "real time on real devices",
+    CLUSTER: "real processes in real time, on the devices that are named",
 }
 """What a number of this world is; it stands wherever one is shown."""
 NONE = "-"
@@ -245,6 +245,9 @@ def show(summary: Mapping[str, Any]) -> None:
     verdicts."""
     world = summary["world"]
     print(fill(f"{summary['experiment']}, {world} world: {WORLDS.get(world, world)}", WIDTH))
+    if world == CLUSTER:
+        devices = summary.get("setting", {}).get("devices", {})
+        print(fill(f"devices: {'; '.join(f'{name} {what}' for name, what in devices.items())}", WIDTH))
     if some := few(summary):
         print(f"Of {some} only, which tells little of others: --limit asks more.")
     notes = [f"x plain: over plain decoding ({AR})"]
@@ -266,6 +269,7 @@ def show(summary: Mapping[str, Any]) -> None:
         "rho: share of tokens that were in flight when they were known",
         "busy: of the stages' time",
         "bound: least time possible by the time it took",
+        *["the synthetic drafter is right as often at every temperature"] * _is_synthetic_and_warm(summary),
         *["cell: a domain on a testbed at a temperature"] * bool(summary["cells"]),
     ]
     print("\n" + fill("; ".join(dict.fromkeys(notes)) + ".", WIDTH) + "\n")
@@ -286,6 +290,11 @@ def has_intervals(summary: Mapping[str, Any]) -> bool:
         for ratio in domains.values()
         if method != reference
     )
+
+
+def _is_synthetic_and_warm(summary: Mapping[str, Any]) -> bool:
+    model = summary.get("setting", {}).get("model")
+    return model == SYNTHETIC and any(table["temperature"] for table in summary["tables"])
 
 
 def _column(reference: str | None) -> list[str]:

@@ -59,7 +59,7 @@ def _devices(bench: Bench) -> dict[str, str]:
     assert bench.world == CLUSTER, "other worlds have testbeds"
     if bench.cluster is None:
         return {f"{bench.local} local processes": "on this machine"}
-    return {bench.cluster.stem: f"the devices of {bench.cluster.name}"}
+    return {bench.cluster.stem: f"(the devices of {bench.cluster.name})"}
 
 
 def _boards(testbed: Testbed) -> str:

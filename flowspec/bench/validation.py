@@ -85,13 +85,14 @@ def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     return [[f"{row['testbed']}: {_name(row)}", *_figures(row), _slowdown(row)] for row in rows]
 
 
-def explained(rows: Sequence[Mapping[str, Any]], world: str) -> str:
-    """What the columns are."""
+def explained(rows: Sequence[Mapping[str, Any]], world: str, some: str) -> str:
+    """What the columns are, and that they mean little where `some` prompts only were asked (else empty)."""
     over = " or ".join(dict.fromkeys(row["reference"] for row in rows))
     return (
         f"Here: in this run, {world}. Speed-up: over {over}. Off by: how far the speed-up here is from the "
         "published one. Slowdown: how many times as long as by their profiles the stages' boards compute. "
         "*: the slowdown was set on this figure, so that it says nothing."
+        + (f" It was set with all prompts: of {some} these columns mean next to nothing." if some else "")
     )
 
 
@@ -115,22 +116,22 @@ def _slowdown(row: Mapping[str, Any]) -> str:
     return f"{row['slowdown']:g}{head}"
 
 
-def markdown(rows: Sequence[Mapping[str, Any]], world: str) -> str:
+def markdown(rows: Sequence[Mapping[str, Any]], world: str, some: str) -> str:
     """A section of `summary.md`; nothing where nothing is published."""
     if not rows:
         return ""
-    lines = [f"{HEADING} ({world})", "", *grid(COLUMNS, lines_of(rows)), explained(rows, world), ""]
+    lines = [f"{HEADING} ({world})", "", *grid(COLUMNS, lines_of(rows)), explained(rows, world, some), ""]
     return "\n".join(["", f"## {lines[0]}", *lines[1:]])
 
 
-def show_validation(rows: Sequence[Mapping[str, Any]], world: str) -> None:
+def show_validation(rows: Sequence[Mapping[str, Any]], world: str, some: str) -> None:
     """A table for each testbed in the terminal."""
     for testbed in dict.fromkeys(row["testbed"] for row in rows):
-        some = [row for row in rows if row["testbed"] == testbed]
+        here = [row for row in rows if row["testbed"] == testbed]
         show(
-            f"{testbed}, {HEADING.lower()}; slowdown {_slowdown(some[0])}",
+            f"{testbed}, {HEADING.lower()}; slowdown {_slowdown(here[0])}",
             SHORT,
-            [[_name(row).replace(PUBLISHED, PUBLISHED_SHORT), *_figures(row)] for row in some],
+            [[_name(row).replace(PUBLISHED, PUBLISHED_SHORT), *_figures(row)] for row in here],
         )
     if rows:
-        print("\n" + fill(f"{explained(rows, world).replace('Speed-up:', 'x:')}", WIDTH) + "\n")
+        print("\n" + fill(explained(rows, world, some).replace("Speed-up:", "x:"), WIDTH) + "\n")

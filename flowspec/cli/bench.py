@@ -40,7 +40,7 @@ from flowspec.bench.load_runs import run_loads
 from flowspec.bench.load_runs import total as load_total
 from flowspec.bench.outcome import WRONG, Record, read_records
 from flowspec.bench.plain import PlainCase
-from flowspec.bench.report import markdown, show
+from flowspec.bench.report import few, markdown, show
 from flowspec.bench.setting import command_of, setting_of
 from flowspec.bench.simulated import stages_of
 from flowspec.bench.summary import PAPER, REFERENCES, first_of, summarise
@@ -160,7 +160,7 @@ def run(args: argparse.Namespace) -> int:
     if args.tune:
         bench = _tuned(bench, out, args)
     done = open_out(bench, out, command_of(args.words))
-    with _interruptible(lambda: f"{plain.kept(out / ANSWERS)} plain answers in {out}", args):
+    with _interruptible(lambda: f"plain answers ({plain.kept(out / ANSWERS)}) in {out}", args):
         cases = read_cases(bench, out / ANSWERS)
     if bench.users:
         of = load_total(bench, cases)
@@ -196,13 +196,15 @@ def _answers(
         summary["chains"] = tables
         if not args.no_plots:
             chain_report.draw(bench, records, out / "chains.png")
+    if not args.json and not args.no_plots:
+        note("drawing what was found ...")
     _write(bench, cases, summary, traces, out, with_plots=not args.no_plots)
     if args.json:
         print(json.dumps(summary))
     else:
         show(summary)
         chain_report.show(summary.get("chains", ()), bench.world)
-        validation.show_validation(summary.get("validation", ()), bench.world)
+        validation.show_validation(summary.get("validation", ()), bench.world, few(summary))
         note(f"report: {out}/report.html (all it is made of is beside it)")
     return _verdict(records)
 
@@ -276,7 +278,7 @@ def _write(
     (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", "utf-8")
     (out / "summary.md").write_text(
         markdown(summary)
-        + validation.markdown(summary.get("validation", ()), bench.world)
+        + validation.markdown(summary.get("validation", ()), bench.world, few(summary))
         + chain_report.markdown(summary.get("chains", ()), bench.world),
         "utf-8",
     )

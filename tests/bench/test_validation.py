@@ -81,10 +81,11 @@ def test_every_published_table_has_its_rows_and_the_fitted_ones_are_marked(
         (0.0, "ar", pytest.approx(0.5)),
         (1.0, "ar", 1.0),
     ]
-    show_validation(found, "simulated")
+    show_validation(found, "simulated", "1 prompt")
     said = capsys.readouterr().out
     assert "two boards, beside published figures; slowdown 1.31 (head 1)" in said
     assert max(map(len, said.splitlines())) <= 80
+    assert "with all prompts: of 1 prompt these columns mean next to nothing." in " ".join(said.split())
     lines = [line.split() for line in said.splitlines()]
     assert ["chunk-pp", "*", "5.00", "6.00", "1.00", "1.00", "+0%"] in lines
     assert ["ar", "2.00", "3.00", "0.40", "0.50", "+25%"] in lines
@@ -97,7 +98,7 @@ def test_the_summary_has_the_table_with_the_fitted_slowdown() -> None:
         "two boards: chunk-pp *",
         *("5.00", "6.00", "1.00", "1.00", "+0%", "1.31 (head 1)"),
     ]
-    said = markdown(found, "simulated")
+    said = markdown(found, "simulated", "")
     assert "## Beside published figures (simulated)" in said
     assert "| two boards: ar | 2.00 | 3.00 | 0.40 | 0.50 | +25% | 1.31 (head 1) |" in said
-    assert markdown([], "simulated") == ""
+    assert markdown([], "simulated", "") == ""

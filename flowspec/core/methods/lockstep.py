@@ -18,7 +18,7 @@ from flowspec.core.methods.base import Choice, Method, Parameter, View, beam
 from flowspec.tree import NodeState
 
 SEGMENTS = 5
-SEGMENT_NODES_MAX = 16
+"""Of the first tree of a round, unless they would be too large."""
 
 
 @dataclass(slots=True)
@@ -34,6 +34,7 @@ class LockStep(Method):
     name = "flowspec-paper"
     parameters = (
         Parameter("nodes", tried=(16, 32, 48, 80)),
+        Parameter("segment_nodes"),
         Parameter("expansion_nodes", tried=(16, 32, 64)),
         Parameter("depth", tried=(3, 4, 5, 6, 8)),
         Parameter("width"),
@@ -43,9 +44,16 @@ class LockStep(Method):
     commits_at_once = True
 
     def __init__(
-        self, *, nodes: int = 80, expansion_nodes: int = 64, depth: int = 6, width: int = 10
+        self,
+        *,
+        nodes: int = 80,
+        segment_nodes: int = 16,
+        expansion_nodes: int = 64,
+        depth: int = 6,
+        width: int = 10,
     ) -> None:
         self.nodes = nodes
+        self.segment_nodes = segment_nodes
         self.expansion_nodes = expansion_nodes
         self.depth = depth
         self.width = width
@@ -89,10 +97,10 @@ class LockStep(Method):
         nodes = request.tree.best_unsent(self.nodes)
         if not request.root_sent:
             nodes.insert(0, request.tree.root)
-        if len(nodes) // SEGMENTS <= SEGMENT_NODES_MAX:
+        if len(nodes) // SEGMENTS <= self.segment_nodes:
             ends = [len(nodes) * part // SEGMENTS for part in range(SEGMENTS + 1)]
         else:
-            ends = [*range(0, len(nodes), SEGMENT_NODES_MAX), len(nodes)]
+            ends = [*range(0, len(nodes), self.segment_nodes), len(nodes)]
         return [nodes[start:end] for start, end in itertools.pairwise(ends) if start < end]
 
     def _expansion(self, request: Request) -> list[list[int]]:
