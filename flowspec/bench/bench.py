@@ -167,6 +167,9 @@ def _difference(known: dict[str, Any], new: dict[str, Any], to_be_tuned: bool) -
             for name, setup in old_setups.items()
             if name in new_setups or not setup["name"].endswith(TUNED)
         }
+    for key in ("name", "world", "model"):  # another one of these explains all other differences
+        if known.get(key) != new.get(key):
+            return f"{key}: expected {_shown(known.get(key))}, got {_shown(new.get(key))}"
     if not old_setups.keys() <= new_setups.keys():
         names = [dict.fromkeys(each["name"] for each in some.values()) for some in (old_setups, new_setups)]
         return "methods: expected " + ", got ".join(map(", ".join, names))

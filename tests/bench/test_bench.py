@@ -199,6 +199,7 @@ def test_the_folder_of_another_experiment_is_refused_with_what_is_different(tmp_
             replace(BENCH, testbeds=(narrow, BENCH.testbeds[1])),
             r"testbeds 1 link bandwidth_mbps: expected 150, got 100",
         ),
+        (replace(BENCH, name="other", setups=SETUPS[:1]), rf'name: expected "{BENCH.name}", got "other"'),
         (replace(BENCH, setups=SETUPS[:1]), r"methods: expected ar, small, got ar"),
         (
             replace(BENCH, setups=(SETUPS[0], replace(SETUPS[1], options={}))),
