@@ -12,11 +12,13 @@ from flowspec.bench.config import AR, OURS, SYNTHETIC, Setup, Testbed
 from flowspec.bench.drafter_for_each import DrafterForEach
 from flowspec.bench.plain import PlainCase
 from flowspec.bench.recording import is_plain
-from flowspec.bench.simulated import Drafters, run_many
+from flowspec.bench.simulated import Drafters, run_many, sampling_curve, stage_curves
 from flowspec.bench.synthetic import PROMPT_TOKENS, Synthetic, synthetic_cases
+from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import FlowSpecError
-from flowspec.plan.partition import Partition
+from flowspec.plan.cost import row_bytes
+from flowspec.plan.partition import HEADER_BYTES, NODE_BYTES, Partition
 from flowspec.plan.planner import Plan, make_plans
 from flowspec.plan.profile import DeviceProfile
 from flowspec.plan.sites import PlanRequest, Site
@@ -31,6 +33,8 @@ as fast as the best."""
 FORETOLD_ANSWERS, FORETOLD_TOKENS = 4, 96
 FORETOLD_FIRST = 50_000_000
 """The first case of the answers that plans are foretold by."""
+PROMPTS = (512, 4000, 16000)
+"""Tokens of prompts whose first token is foretold, where the context has room for them."""
 
 
 def testbed_of(request: PlanRequest, plan: Plan) -> Testbed:
@@ -146,6 +150,29 @@ def foretold(request: PlanRequest, plan: Plan) -> Simulated:
         tokens=FORETOLD_TOKENS,
         first=FORETOLD_FIRST,
     )
+
+
+def first_token_s(request: PlanRequest, plan: Plan, prompt: int) -> float:
+    """Seconds from a prompt of so many tokens to its answer's first token, where nothing else is asked.
+
+    By formula, since a prompt's way is known in advance: its chunks follow one another through links and
+    stages, each as soon as it and its place are free. The simulator, which takes a minute for long prompts,
+    says the same, and some percent more where links are so slow that the head waits with chunks.
+    """
+    testbed = testbed_of(request, plan)
+    row = row_bytes(testbed.shape, testbed.precision)
+    links, stages = testbed.hops, stage_curves(testbed)
+    link_free_s, stage_free_s = [0.0] * len(links), [0.0] * len(stages)
+    at_s = 0.0
+    for first in range(0, prompt, limits.PREFILL_CHUNK):
+        rows, at_s = min(limits.PREFILL_CHUNK, prompt - first), testbed.head_s
+        for index, (link, stage) in enumerate(zip(links, stages, strict=False)):
+            size = HEADER_BYTES + rows * (NODE_BYTES + row * (index > 0))
+            link_free_s[index] = max(at_s, link_free_s[index]) + link.transfer_s(size)
+            at_s = max(link_free_s[index] + link.delay_s, stage_free_s[index]) + stage.seconds(rows, first)
+            stage_free_s[index] = at_s
+    back_s = links[-1].delay_s + links[-1].transfer_s(HEADER_BYTES) + testbed.head_s
+    return at_s + sampling_curve(testbed).seconds(1) + back_s
 
 
 def _drafters(request: PlanRequest, plan: Plan, cases: Sequence[PlainCase]) -> Drafters:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from flowspec.bench import planned
-from flowspec.bench.planned import Simulated, foretold, refined_plan
+from flowspec.bench.planned import PROMPTS, Simulated, first_token_s, foretold, refined_plan
 from flowspec.cli.options import drafter_names, number_list, positive
 from flowspec.cli.parser import Rare
 from flowspec.cli.plan_beside import Alone, alone, with_eagle
@@ -261,6 +261,7 @@ def report(
         "context": request.context,
         "users": request.users,
         **_numbers(best),
+        "first_token_s": _first_tokens(request, plan),
         "drafters": list(wanted.drafters),
         "acceptance": None if drafter is None else drafter.acceptance,
         "not_used": list(best.left_out),
@@ -479,9 +480,17 @@ def _forecast_lines(request: PlanRequest, best: Rated) -> Iterator[str]:
         yield f"  --method {DEFAULT}: some {found.nodes} nodes a slot, {slots} in flight"
     elif request.drafter is not None:
         yield f"  guessing does not pay: --method {WITHOUT_GUESSES}"
+    first = [f"{duration(seconds)} after {size}" for size, seconds in _first_tokens(request, plan).items()]
+    if first:
+        yield from _filled(f"  first token of an answer: {', '.join(first)} tokens of prompt")
     yield f"  a slot takes {duration(found.slot_s)}, a trip {duration(found.trip_s)}"
     yield "limited by"
     yield from (f"  {line}" for line in limits(request, plan))
+
+
+def _first_tokens(request: PlanRequest, plan: Plan) -> dict[int, float]:
+    """Seconds to an answer's first token, by the tokens of its prompt."""
+    return {size: first_token_s(request, plan, size) for size in PROMPTS if size < request.context}
 
 
 def assumptions(wanted: Wanted, plan: Plan) -> list[str]:

@@ -16,7 +16,7 @@ from flowspec.plan.memory import stage_memory
 from flowspec.plan.planner import Plan
 from flowspec.plan.shape import shape_of
 from flowspec.plan.sites import PlanRequest
-from flowspec.rounding import rounded
+from flowspec.rounding import duration, rounded
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.loading import slice_memory
 from flowspec.runtime.planning.plan_inputs import counted_weights
@@ -43,6 +43,8 @@ def test_a_plan_for_people_and_the_same_for_programs(capsys: pytest.CaptureFixtu
     assert found["tokens_per_s"] >= found["by_hand"]["tokens_per_s"]
     assert f"foretold: {found['tokens_per_s']:.3g} tokens/s" in text
     assert found["would_help"][0]["gain"] > 0
+    assert [*found["first_token_s"]] == ["512", "4000"], "the context has no room for more"
+    assert f"first token of an answer: {duration(found['first_token_s']['512'])} after 512, " in text
     assert found["assumptions"]
     assert found["simulated"] is None
     assert found["tokens_per_s"] == found["formula_tokens_per_s"]

@@ -3,6 +3,7 @@ virtual time."""
 
 from __future__ import annotations
 
+import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,20 @@ from pathlib import Path
 import pytest
 
 from flowspec.bench import planned as planned_module
-from flowspec.bench.planned import CANDIDATES, Simulated, refined_plan, simulated, testbed_of
+from flowspec.bench.config import AR, Setup
+from flowspec.bench.planned import (
+    CANDIDATES,
+    Simulated,
+    first_token_s,
+    refined_plan,
+    simulated,
+    testbed_of,
+)
+from flowspec.bench.simulated import run_many
+from flowspec.bench.synthetic import synthetic_cases
+from flowspec.cli.plan import add_arguments
+from flowspec.cli.plan_request import read_plan_request
+from flowspec.core.protocol.messages import Sampling
 from flowspec.plan.planner import Plan, make_plan, make_plans
 from flowspec.plan.sites import PlanRequest
 from tests.perf import exhaustive
@@ -164,3 +178,24 @@ def test_a_plan_beside_its_head_is_simulated_on_slower_devices() -> None:
     assert not plan.is_head_free
     slow, fast = testbed_of(request, plan).devices[0], request.sites[0].profile
     assert slow.bytes_per_s() == pytest.approx(fast.bytes_per_s() / (2 if plan.guesses else 1))
+
+
+@pytest.mark.parametrize(
+    ("devices", "more"),
+    [
+        ("4x raspberry-pi-5", 0.001),
+        ("raspberry-pi-4", 0.001),
+        ("2x jetson-orin-nano,raspberry-pi-5 --link 50/5", 0.06),
+    ],
+)
+def test_a_prompts_first_token_comes_when_the_simulator_says_so(devices: str, more: float) -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    words = ["--shape", "tinyllama-1.1b", "--precision", "int8", "--devices", *devices.split()]
+    request = read_plan_request(parser.parse_args(words)).request
+    plan = make_plan(request)
+    for size in (1, 128, 129, 700):
+        cases = synthetic_cases(1, [Sampling()], 1, 0, size)
+        world = run_many(testbed_of(request, plan), Setup(name="planned", method=AR), cases, {}, size + 1)
+        told, taken = first_token_s(request, plan, size), world.answers[0][0].first_token_s
+        assert taken * (1 - more) < told < taken * 1.02, f"{size} tokens"
