@@ -7,7 +7,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.text import Text
 
 from flowspec.cli.terminal import broken_for, note
@@ -60,3 +68,13 @@ def loading_bar(*, quiet: bool, is_logged: bool = False) -> Iterator[ProgressCal
             progress.update(tasks[device], description=text, completed=share)
 
         yield show
+
+
+@contextlib.contextmanager
+def working(text: str, *, quiet: bool) -> Iterator[None]:
+    """Shows what is under way, and for how long, on standard error while it is a terminal."""
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
+        bar.add_task(text, total=None)
+        yield

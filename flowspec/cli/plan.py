@@ -17,6 +17,7 @@ from typing import Any
 
 from flowspec.bench import planned
 from flowspec.bench.planned import PROMPTS, Simulated, first_token_s, foretold, refined_plan
+from flowspec.cli.console import working
 from flowspec.cli.options import drafter_names, number_list, positive
 from flowspec.cli.parser import Rare
 from flowspec.cli.plan_beside import Alone, alone, with_eagle
@@ -150,18 +151,19 @@ def run(args: argparse.Namespace) -> int:
     by_hand = _by_hand(args, request)
     is_quick = args.quick or len(request.sites) * request.users > SIMULATED_WORK_MAX
     try:
-        fastest, best = _planned(wanted, is_quick=is_quick)
+        with working("trying plans in virtual time", quiet=args.json or is_quick):
+            fastest, best = _planned(wanted, is_quick=is_quick)
+            helps = improvements(request, fastest)
+            if eagle := with_eagle(request, best.tokens_per_s, is_quick=is_quick):
+                helps = sorted([*helps, eagle], key=lambda option: -(option.gain or 0.0))
+            one = alone(request, is_quick=is_quick) if _is_shared(best) else None
+            hand = None
+            if by_hand is not None:
+                again = None if best.simulation is None else foretold(request, by_hand)
+                hand = Rated(plan=by_hand, simulation=again, left_out={})
     except ModelDoesNotFitError as refusal:
         print(json.dumps(refusal.report) if args.json else refusal)
         return refusal.exit_status
-    helps = improvements(request, fastest)
-    if eagle := with_eagle(request, best.tokens_per_s, is_quick=is_quick):
-        helps = sorted([*helps, eagle], key=lambda option: -(option.gain or 0.0))
-    one = alone(request, is_quick=is_quick) if _is_shared(best) else None
-    hand = None
-    if by_hand is not None:
-        again = None if best.simulation is None else foretold(request, by_hand)
-        hand = Rated(plan=by_hand, simulation=again, left_out={})
     without = None if args.cluster is None else without_each(request, best.plan)
     if args.json:
         told = report(wanted, best, one, helps, hand)
