@@ -57,7 +57,7 @@ def test_what_was_counted_is_said() -> None:
         "100 after the prompt, of which 49 gave",
         "4.00 at a time",
         "window 10.0",
-        "2.00 per segment",
+        "1.96 per segment",
     ):
         assert figure in text
     for figure in (
