@@ -166,7 +166,7 @@ def first_token_s(request: PlanRequest, plan: Plan, prompt: int) -> float:
     at_s = 0.0
     for first in range(0, prompt, limits.PREFILL_CHUNK):
         rows, at_s = min(limits.PREFILL_CHUNK, prompt - first), testbed.head_s
-        for index, (link, stage) in enumerate(zip(links, stages, strict=False)):
+        for index, (link, stage) in enumerate(zip(links[:-1], stages, strict=True)):
             size = HEADER_BYTES + rows * (NODE_BYTES + row * (index > 0))
             link_free_s[index] = max(at_s, link_free_s[index]) + link.transfer_s(size)
             at_s = max(link_free_s[index] + link.delay_s, stage_free_s[index]) + stage.seconds(rows, first)

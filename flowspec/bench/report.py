@@ -16,7 +16,7 @@ WORLDS = {
     EMULATED: (
         "real processes on one machine that take as long as such devices would; not measured on such devices"
     ),
-    CLUSTER: "real processes in real time, on the devices that are named",
+    CLUSTER: "real processes in real time",
 }
 """What a number of this world is; it stands wherever one is shown."""
 NONE = "-"
@@ -245,8 +245,8 @@ def show(summary: Mapping[str, Any]) -> None:
     verdicts."""
     world = summary["world"]
     print(fill(f"{summary['experiment']}, {world} world: {WORLDS.get(world, world)}", WIDTH))
-    if world == CLUSTER:
-        devices = summary.get("setting", {}).get("devices", {})
+    devices = summary.get("setting", {}).get("devices", {}) if world == CLUSTER else {}
+    if devices:
         print(fill(f"devices: {'; '.join(f'{name} {what}' for name, what in devices.items())}", WIDTH))
     if some := few(summary):
         print(f"Of {some} only, which tells little of others: --limit asks more.")

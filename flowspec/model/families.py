@@ -176,13 +176,15 @@ def _obstacle(raw: Mapping[str, Any]) -> str:
         return f", whose parts are of {', '.join(str(part['model_type']) for part in parts.values()):.80}"
     fields = raw if decoder is None else decoder
     inner = "" if decoder is None else f", with other parts beside a decoder of {decoder['model_type']!r:.80}"
-    architectures = raw.get("architectures") or [""]
-    types = fields.get("layer_types") or []
+    named, types = raw.get("architectures"), fields.get("layer_types")
+    architecture = str(named[0]) if isinstance(named, list) and named else ""
     if raw.get("is_encoder_decoder"):
         return ", which has an encoder"
-    if architectures[0] and not architectures[0].endswith(_GENERATING):
-        return f", a {architectures[0]:.80}, which does not generate text"
-    if "linear_attention" in types or any(name.startswith(_STATES) and fields[name] for name in fields):
+    if architecture and not architecture.endswith(_GENERATING):
+        return f", a {architecture:.80}, which does not generate text"
+    if (isinstance(types, list) and "linear_attention" in types) or any(
+        name.startswith(_STATES) and fields[name] for name in fields
+    ):
         return f"{inner}, some of whose layers keep a state instead of keys and values"
     if fields.get("kv_lora_rank"):
         return f"{inner}, which keeps keys and values compressed (MLA)"

@@ -294,3 +294,17 @@ def test_the_terminal_has_room_for_it(capsys: pytest.CaptureFixture[str]) -> Non
     assert "x chunk-pp: over chunk-pp (published)" in " ".join(said.split())
     report.show(summary_of([each for each in records if each.method in ("ar", "continuous")]))
     assert "chunk-pp" not in capsys.readouterr().out
+
+
+def test_the_terminal_says_on_which_devices_and_by_what_guesses(capsys: pytest.CaptureFixture[str]) -> None:
+    records = [record("ar", "a", 1, 1.0, temperature=1.0)]
+    found = {**summary_of(records), "world": "cluster"}
+    local = {"devices": {"2 local processes": "on this machine"}, "model": "bundled"}
+    report.show({**found, "setting": local})
+    said = capsys.readouterr().out
+    assert "cluster world: real processes in real time\ndevices: 2 local processes on this machine\n" in said
+    assert "at every temperature" not in said
+    report.show({**summary_of(records), "setting": {"model": "synthetic"}})
+    said = capsys.readouterr().out
+    assert "devices:" not in said
+    assert "the synthetic drafter is right as often at every temperature" in " ".join(said.split())

@@ -305,26 +305,24 @@ def test_every_logit_is_that_of_step_by_step_decoding(
         threads=rng.choice((1, 2, 3)),
         requests=rng.randrange(1, 5),
         sizes=Sizes(),
-        compare=5,
+        compare=8,
     )
 
 
 @pytest.mark.parametrize(
-    ("variant", "dtype", "requests"),
+    ("variant", "dtype"),
     [
-        ("llama-grouped", "float32", 1),
-        ("qwen3-moe", "bfloat16", 1),
-        ("gemma2", "float16", 1),
-        ("phi3", "int8", 1),
-        ("llama-grouped", "int4", 2),
-        (f"{FILE} llama-tied", FILED, 1),
+        ("llama-grouped", "float32"),
+        ("qwen3-moe", "bfloat16"),
+        ("gemma2", "float16"),
+        ("phi3", "int8"),
+        ("llama-grouped", "int4"),
+        (f"{FILE} llama-tied", FILED),
     ],
 )
-def test_jobs_of_hundreds_of_rows(
-    variant: str, dtype: str, requests: int, checkpoint: Callable[[str], ModelFiles]
-) -> None:
+def test_jobs_of_hundreds_of_rows(variant: str, dtype: str, checkpoint: Callable[[str], ModelFiles]) -> None:
     files, rng = checkpoint(variant), random.Random(f"{variant} {dtype}")
     layers = files.config().get_text_config().num_hidden_layers
     sizes = Sizes(prompt=510, chunks=(512,), segments=(90, 250))
-    largest = check(files, dtype, rng, stages=layers, threads=3, requests=requests, sizes=sizes, compare=3)
+    largest = check(files, dtype, rng, stages=layers, threads=3, requests=2, sizes=sizes, compare=3)
     assert largest > 500

@@ -655,7 +655,13 @@ def test_no_family_of_transformers_is_refused_for_a_field_that_it_calls_somethin
     tmp_path: Path,
 ) -> None:
     for name in set(CONFIG_MAPPING_NAMES) - set(FAMILIES):
-        for fields in ({}, {"num_hidden_layers": [4]}, {"text_config": {"num_hidden_layers": 4}}):
+        for fields in (
+            {},
+            {"num_hidden_layers": [4]},
+            {"text_config": {"num_hidden_layers": 4}},
+            {"architectures": 5, "layer_types": 7, "text_config": {"model_type": 3, "layer_types": None}},
+            {"architectures": [[]], "num_layers": 4},
+        ):
             (tmp_path / "config.json").write_text(json.dumps({"model_type": name, **fields}))
             with pytest.raises(InputError, match=re.escape(f"is of the family {name!r}")):
                 ModelFiles(str(tmp_path)).raw_config()

@@ -26,12 +26,10 @@ from flowspec.model.sampler import F32
 from tests.model.slices import CPU, assert_faithful, load, load_stages, pipeline
 from tests.pipeline import Pipeline
 
-STAGES = (1, 3, 4)
-
 
 @pytest.fixture(scope="module", params=sorted(VARIANTS))
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_variant(tmp_path_factory.mktemp("models") / request.param, request.param)
+    return make_variant(tmp_path_factory.mktemp(request.param), request.param)
 
 
 @pytest.fixture(scope="module")
@@ -69,20 +67,17 @@ def test_decoding_equals_the_plain_model(folder: Path, reference: Reference) -> 
         )
 
 
-@pytest.mark.parametrize("stages", STAGES)
+@pytest.mark.parametrize("stages", [1, 3, 4])
 def test_every_method_equals_the_plain_model(folder: Path, reference: Reference, stages: int) -> None:
     """Two requests at once; a drafter of the same weights in bfloat16 that is now right and now wrong, beside
-    wrong siblings. Each family meets each method at one of the counts, and each count meets them all."""
+    wrong siblings."""
     drafter = LanguageModelDrafter.load(ModelFiles(str(folder)), "bfloat16", CPU, context=200, coupled=False)
     slices = load_stages(folder, stages)
     asked = [
         (tuple(range(7, 29)), Sampling()),
         (tuple(range(90, 112)), Sampling(temperature=0.8, top_p=0.95, seed=4)),
     ]
-    share = sorted(VARIANTS).index(folder.name) + STAGES.index(stages)
     for number, method in enumerate(METHODS):
-        if (number + share) % len(STAGES):
-            continue
         is_drafted = method != "ar"
         made = make_method(method, nodes=6, depth=2, **({"width": 2} if is_drafted else {}))
         drafters = [drafter] if is_drafted else []
