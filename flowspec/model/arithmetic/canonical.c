@@ -543,41 +543,45 @@ typedef struct {
     float step, moment;
 } Rounded;
 
-/* Some rows (a constant, at most PACKED_ROWS) of so many groups times SUB outputs of a panel, from output `sub`
- * of it on, of which there are `left`. */
-INLINE void packed_tile(int form, int rows, const uint8_t *panel, const Rounded *x, int64_t groups, int64_t sub,
-                        int64_t left, float *y, int64_t out) {
+/* Some rows (a constant, at most PACKED_ROWS) of so many groups times outputs of a panel, from output `sub` of it
+ * on, of which there are `left`: SUB outputs, or `subs` (a constant) times so many. */
+INLINE void packed_tile(int form, int rows, int subs, const uint8_t *panel, const Rounded *x, int64_t groups,
+                        int64_t sub, int64_t left, float *y, int64_t out) {
     Reals totals[PACKED_ROWS];
 #pragma GCC unroll 8
-    for (int r = 0; r < rows; r++)
-        totals[r] = all_reals(0);
+    for (int t = 0; t < rows * subs; t++)
+        totals[t] = all_reals(0);
     const int per_unit = groups_in_unit(form), size = level_bytes(form) + scale_bytes(form);
     for (int64_t g = 0; g < groups; g++) {
         const uint8_t *unit = panel + g / per_unit * unit_bytes(form), *from = unit + g % per_unit * size;
-        Levels weights[8];
-        Reals scales[2] = {all_reals(0), all_reals(0)}, minimums = all_reals(0);
-        unpack(form, from, sub, weights);
-        scales_of(form, from + level_bytes(form), unit + per_unit * size, sub, scales, &minimums);
+#pragma GCC unroll 4
+        for (int part = 0; part < subs; part++) {
+            Levels weights[8];
+            Reals scales[2] = {all_reals(0), all_reals(0)}, minimums = all_reals(0);
+            unpack(form, from, sub + part * SUB, weights);
+            scales_of(form, from + level_bytes(form), unit + per_unit * size, sub + part * SUB, scales, &minimums);
 #pragma GCC unroll 8
-        for (int r = 0; r < rows; r++) {
-            const Rounded *at = x + g * rows + r;
-            Reals step = all_reals(at->step);
-            if (has_halves(form)) {
-                Sums low = products_of(form, weights, at->levels, 4, at->starts[0]),
-                     high = products_of(form, weights + 4, at->levels + GROUP / 2, 4, at->starts[1]);
-                totals[r] += (scales[0] * step) * __builtin_convertvector(low, Reals);
-                totals[r] += (scales[1] * step) * __builtin_convertvector(high, Reals);
-            } else {
-                Sums sums = products_of(form, weights, at->levels, 8, at->starts[0]);
-                totals[r] += (scales[0] * step) * __builtin_convertvector(sums, Reals);
+            for (int r = 0; r < rows; r++) {
+                const Rounded *at = x + g * rows + r;
+                Reals step = all_reals(at->step), *total = totals + r * subs + part;
+                if (has_halves(form)) {
+                    Sums low = products_of(form, weights, at->levels, 4, at->starts[0]),
+                         high = products_of(form, weights + 4, at->levels + GROUP / 2, 4, at->starts[1]);
+                    *total += (scales[0] * step) * __builtin_convertvector(low, Reals);
+                    *total += (scales[1] * step) * __builtin_convertvector(high, Reals);
+                } else {
+                    Sums sums = products_of(form, weights, at->levels, 8, at->starts[0]);
+                    *total += (scales[0] * step) * __builtin_convertvector(sums, Reals);
+                }
+                if (has_minimum(form))
+                    *total -= minimums * all_reals(at->moment);
             }
-            if (has_minimum(form))
-                totals[r] -= minimums * all_reals(at->moment);
         }
     }
+    int64_t count = left < subs * SUB ? left : subs * SUB;
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++)
-        memcpy(y + r * out, &totals[r], sizeof(float) * (left < SUB ? left : SUB));
+        memcpy(y + r * out, &totals[r * subs], sizeof(float) * count);
 }
 
 /* What is taken from a level of the form: here the levels with a sign have SIGN more. */
@@ -635,23 +639,23 @@ typedef struct {
 INLINE void panel_product(int form, const Packed *a, const Rounded *x, int64_t p) {
     int64_t groups = (a->in + GROUP - 1) / GROUP;
     const uint8_t *panel = a->panels + p * (groups / groups_in_unit(form) * unit_bytes(form));
-    for (int64_t sub = 0; sub < PANEL && p * PANEL + sub < a->out; sub += SUB) {
-        int64_t first = p * PANEL + sub;
-        int count;
-        for (int64_t r = 0; r < a->rows; r += count) {
-            portion_of(r, a->rows, &count);
-            float *y = a->y + r * a->out + first;
-#define TILE(rows) packed_tile(form, rows, panel, x + r * groups, groups, sub, a->out - first, y, a->out)
-            if (count == PACKED_ROWS)
-                TILE(PACKED_ROWS);
-            else if (count == 4)
-                TILE(4);
-            else if (count == 2)
-                TILE(2);
-            else
-                TILE(1);
-#undef TILE
+    const int64_t outputs = a->out - p * PANEL < PANEL ? a->out - p * PANEL : PANEL;
+    int count;
+    for (int64_t r = 0; r < a->rows; r += count) {
+        portion_of(r, a->rows, &count);
+        const Rounded *from = x + r * groups;
+        float *y = a->y + r * a->out + p * PANEL;
+        if (count == 1) {
+            packed_tile(form, 1, PANEL / SUB, panel, from, groups, 0, outputs, y, a->out);
+            continue;
         }
+        for (int64_t sub = 0; sub < outputs; sub += SUB)
+            if (count == PACKED_ROWS)
+                packed_tile(form, PACKED_ROWS, 1, panel, from, groups, sub, outputs - sub, y + sub, a->out);
+            else if (count == 4)
+                packed_tile(form, 4, 1, panel, from, groups, sub, outputs - sub, y + sub, a->out);
+            else
+                packed_tile(form, 2, 1, panel, from, groups, sub, outputs - sub, y + sub, a->out);
     }
 }
 
