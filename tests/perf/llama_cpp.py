@@ -54,7 +54,10 @@ def serve_ours(pipe: Connection, path: str, rows: Sequence[int], library: Path) 
     part = Slice.load(files, Span(first=0, end=count, count=count), dtype, machine.device)
     with torch.inference_mode():
         tasks = {
-            each: (pass_task(machine, part, each), head_task(machine, part, each if each < PROMPT_ROWS else 1))
+            each: (
+                pass_task(machine, part, each),
+                head_task(machine, part, each if each < PROMPT_ROWS else 1),
+            )
             for each in rows
         }
         part.open_cache(REQUEST, max(rows))
