@@ -133,103 +133,168 @@ INLINE float widened_one(const void *from, int64_t at, int kind) {
 
 /* The sixteen lanes in halves: lane i and lane i + 8, then i and i + 4, ... */
 INLINE float lanes_sum(const vector *lanes) {
-    float values[LANES];
-    memcpy(values, lanes, sizeof values);
-    for (int half = LANES / 2; half; half /= 2)
-        for (int i = 0; i < half; i++)
-            values[i] += values[i + half];
-    return values[0];
+    typedef float quarter __attribute__((vector_size(16), may_alias));
+    const quarter *at = (const quarter *)lanes;
+    quarter four = (at[0] + at[2]) + (at[1] + at[3]);
+    return (four[0] + four[2]) + (four[1] + four[3]);
 }
 
 /* ------------------------------------------------------------------------------------------------------
  * linear layers */
 
-/* Products of some rows (at most TILE_ROWS) and some rows of weights (at most OUTPUTS_ALONE), both constants
- * where it is called. Lane i sums inputs i, i + 16, ... with fused steps; the last inputs count as filled up
- * with zeros; then the lanes are summed. */
-INLINE void tile(int rows, int outputs, const float *x, int64_t in, const void *w, int64_t first, int kind,
-                 float *y, int64_t out) {
-    vector sums[TILE_ROWS][OUTPUTS_ALONE][PARTS];
+/* Of many rows: blocks that stay in a processor's caches, the second and third in the nearest one. */
+#define ROWS_AT_ONCE 64
+#define ROWS_IN_TURN 8
+#define INPUTS_AT_ONCE 512
+#define OUTPUTS_AT_ONCE 48
+#define ROWS_FEW 32 /* for which no block is worth making */
+
+/* Lane i sums inputs i, i + 16, ... with fused steps; the last inputs count as filled up with zeros; then the
+ * lanes are summed. */
+typedef struct {
+    vector parts[PARTS];
+} Lanes;
+
+/* Adds the products of `count` inputs, whole lanes, to the lanes of some rows (at most TILE_ROWS) and some rows
+ * of weights (at most OUTPUTS_ALONE), both constants where it is called. Rows of x are `in` apart, of weights
+ * `stride`, of lanes `between`. */
+INLINE void add_products(int rows, int outputs, const float *x, int64_t in, const void *w, int64_t stride,
+                         int kind, int64_t count, Lanes *lanes, int64_t between) {
+    Lanes sums[TILE_ROWS][OUTPUTS_ALONE];
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 8
         for (int o = 0; o < outputs; o++)
-#pragma GCC unroll 8
-            for (int p = 0; p < PARTS; p++)
-                sums[r][o][p] = all(0);
-    int64_t i = 0;
-    for (; i + LANES <= in; i += LANES)
+            sums[r][o] = lanes[r * between + o];
+    for (int64_t i = 0; i < count; i += LANES)
 #pragma GCC unroll 8
         for (int p = 0; p < PARTS; p++) {
             vector weights[OUTPUTS_ALONE];
 #pragma GCC unroll 8
             for (int o = 0; o < outputs; o++)
-                weights[o] = widened(w, (first + o) * in + i + p * WIDTH, kind);
+                weights[o] = widened(w, o * stride + i + p * WIDTH, kind);
 #pragma GCC unroll 8
             for (int r = 0; r < rows; r++) {
                 vector inputs = load(x + r * in + i + p * WIDTH);
 #pragma GCC unroll 8
                 for (int o = 0; o < outputs; o++)
-                    sums[r][o][p] = fused(inputs, weights[o], sums[r][o][p]);
+                    sums[r][o].parts[p] = fused(inputs, weights[o], sums[r][o].parts[p]);
             }
         }
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 8
-        for (int o = 0; o < outputs; o++) {
-            if (i < in) {
+        for (int o = 0; o < outputs; o++)
+            lanes[r * between + o] = sums[r][o];
+}
+
+/* Rows from r to `end` in tiles: ADD of a constant number of rows, from r on. */
+#if TILE_ROWS == 4
+#define IN_TILES(r, end, ADD)                                                                                \
+    for (; (r) + 4 <= (end); (r) += 4)                                                                       \
+        ADD(4);                                                                                              \
+    IN_PAIRS(r, end, ADD)
+#else
+#define IN_TILES(r, end, ADD) IN_PAIRS(r, end, ADD)
+#endif
+#define IN_PAIRS(r, end, ADD)                                                                                \
+    for (; (r) + 2 <= (end); (r) += 2)                                                                       \
+        ADD(2);                                                                                              \
+    if ((r) < (end))                                                                                         \
+    ADD(1)
+
+/* Of `count` (a constant) outputs from `first` on and few rows. */
+INLINE void outputs_of_few(int count, const float *x, int64_t rows, int64_t in, const void *w, int kind,
+                           int64_t first, float *y, int64_t out) {
+    Lanes lanes[ROWS_FEW * OUTPUTS_ALONE];
+    memset(lanes, 0, sizeof(Lanes) * rows * count);
+    const int64_t whole = in / LANES * LANES;
+    const void *weights = (const char *)w + first * in * (kind == FLOAT32 ? 4 : 2);
+    int64_t r = 0;
+#define ADD(some) add_products(some, count, x + r * in, in, weights, in, kind, whole, lanes + r * count, count)
+    IN_TILES(r, rows, ADD);
+#undef ADD
+    for (r = 0; r < rows; r++)
+        for (int o = 0; o < count; o++) {
+            vector *parts = lanes[r * count + o].parts;
+            if (whole < in) {
                 float a[LANES] = {0}, b[LANES] = {0};
-                for (int64_t k = i; k < in; k++) {
-                    a[k - i] = x[r * in + k];
-                    b[k - i] = widened_one(w, (first + o) * in + k, kind);
+                for (int64_t i = whole; i < in; i++) {
+                    a[i - whole] = x[r * in + i];
+                    b[i - whole] = widened_one(w, (first + o) * in + i, kind);
                 }
                 for (int p = 0; p < PARTS; p++)
-                    sums[r][o][p] = fused(load(a + p * WIDTH), load(b + p * WIDTH), sums[r][o][p]);
+                    parts[p] = fused(load(a + p * WIDTH), load(b + p * WIDTH), parts[p]);
             }
-            y[r * out + o] = lanes_sum(sums[r][o]);
+            y[r * out + first + o] = lanes_sum(parts);
         }
 }
 
-#define ROWS_AT_ONCE 64 /* whose inputs stay in the cache while all weights pass by */
-
-static void outputs_of(const float *x, int64_t rows, int64_t in, const float *w, int64_t first, float *y,
-                       int64_t out) {
-    int64_t r = 0;
-    for (; r + TILE_ROWS <= rows; r += TILE_ROWS)
-        tile(TILE_ROWS, TILE_OUTPUTS, x + r * in, in, w, first, FLOAT32, y + r * out, out);
-#if TILE_ROWS > 2
-    for (; r + 2 <= rows; r += 2)
-        tile(2, TILE_OUTPUTS, x + r * in, in, w, first, FLOAT32, y + r * out, out);
-#endif
-    for (; r < rows; r++)
-        tile(1, TILE_OUTPUTS, x + r * in, in, w, first, FLOAT32, y + r * out, out);
+INLINE void few_rows(const float *x, int64_t rows, int64_t in, const void *w, int kind, int64_t begin,
+                     int64_t end, float *y, int64_t out) {
+    int64_t o = begin;
+    if (rows == 1)
+        for (; o + OUTPUTS_ALONE <= end; o += OUTPUTS_ALONE)
+            outputs_of_few(OUTPUTS_ALONE, x, 1, in, w, kind, o, y, out);
+    for (; o + TILE_OUTPUTS <= end; o += TILE_OUTPUTS)
+        outputs_of_few(TILE_OUTPUTS, x, rows, in, w, kind, o, y, out);
+    for (; o < end; o++)
+        outputs_of_few(1, x, rows, in, w, kind, o, y, out);
 }
 
-INLINE void outputs_from(const float *x, int64_t rows, int64_t in, const void *w, int kind, int64_t out,
-                         int64_t begin, int64_t end, float *y, float *wide) {
-    for (int64_t first = 0; first < rows; first += ROWS_AT_ONCE) {
-        int64_t count = rows - first < ROWS_AT_ONCE ? rows - first : ROWS_AT_ONCE, o = begin;
-        const float *inputs = x + first * in;
-        float *found = y + first * out;
-        if (count == 1)
-            for (; o + OUTPUTS_ALONE <= end; o += OUTPUTS_ALONE)
-                tile(1, OUTPUTS_ALONE, inputs, in, w, o, kind, found + o, out);
-        for (; o + TILE_OUTPUTS <= end; o += TILE_OUTPUTS) {
-            if (kind == FLOAT32) {
-                outputs_of(inputs, count, in, w, o, found + o, out);
-                continue;
-            }
-            int64_t i = 0, numbers = TILE_OUTPUTS * in;
-            for (; i + WIDTH <= numbers; i += WIDTH)
-                store(wide + i, widened(w, o * in + i, kind));
-            for (; i < numbers; i++)
-                wide[i] = widened_one(w, o * in + i, kind);
-            outputs_of(inputs, count, in, wide, 0, found + o, out); /* widened once for all rows */
+/* What a thread needs for many rows. */
+typedef struct {
+    Lanes lanes[ROWS_AT_ONCE * OUTPUTS_AT_ONCE];
+    float wide[OUTPUTS_AT_ONCE * INPUTS_AT_ONCE];
+} Blocks;
+
+/* Of at most ROWS_AT_ONCE rows and OUTPUTS_AT_ONCE outputs from `first` on. Inputs are in blocks of
+ * INPUTS_AT_ONCE, each with `between` rows, the last filled up to whole lanes with zeros. */
+INLINE void block_of(const float *x, int64_t rows, int64_t between, int64_t in, const void *w, int kind,
+                     int64_t first, int64_t outputs, float *y, int64_t out, Blocks *at) {
+    memset(at->lanes, 0, sizeof(Lanes) * rows * OUTPUTS_AT_ONCE);
+    for (int64_t begin = 0; begin < in; begin += INPUTS_AT_ONCE, x += between * INPUTS_AT_ONCE) {
+        int64_t there = in - begin < INPUTS_AT_ONCE ? in - begin : INPUTS_AT_ONCE;
+        int64_t count = (there + LANES - 1) / LANES * LANES;
+        for (int64_t o = 0; o < outputs; o++) {
+            int64_t from = (first + o) * in + begin, i = 0;
+            float *wide = at->wide + o * INPUTS_AT_ONCE;
+            for (; i + WIDTH <= there; i += WIDTH)
+                store(wide + i, widened(w, from + i, kind));
+            for (; i < count; i++)
+                wide[i] = i < there ? widened_one(w, from + i, kind) : 0.0f;
         }
-        for (; o < end; o++)
-            for (int64_t r = 0; r < count; r++)
-                tile(1, 1, inputs + r * in, in, w, o, kind, found + r * out + o, out);
+        for (int64_t turn = 0; turn < rows; turn += ROWS_IN_TURN)
+            for (int64_t o = 0; o < outputs; o += TILE_OUTPUTS) { /* the last tile may go beyond `outputs` */
+                int64_t r = turn, end = turn + ROWS_IN_TURN < rows ? turn + ROWS_IN_TURN : rows;
+#define ADD(some)                                                                                            \
+    add_products(some, TILE_OUTPUTS, x + r * INPUTS_AT_ONCE, INPUTS_AT_ONCE, at->wide + o * INPUTS_AT_ONCE,  \
+                 INPUTS_AT_ONCE, FLOAT32, count, at->lanes + r * OUTPUTS_AT_ONCE + o, OUTPUTS_AT_ONCE)
+                IN_TILES(r, end, ADD);
+#undef ADD
+            }
     }
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t o = 0; o < outputs; o++)
+            y[r * out + first + o] = lanes_sum(at->lanes[r * OUTPUTS_AT_ONCE + o].parts);
+}
+
+INLINE void many_rows(const float *x, int64_t rows, int64_t in, const void *w, int kind, int64_t begin,
+                      int64_t end, float *y, int64_t out, Blocks *at) {
+    for (int64_t r = 0; r < rows; r += ROWS_AT_ONCE)
+        for (int64_t o = begin; o < end; o += OUTPUTS_AT_ONCE)
+            block_of(x + r * INPUTS_AT_ONCE, rows - r < ROWS_AT_ONCE ? rows - r : ROWS_AT_ONCE, rows, in, w, kind,
+                     o, end - o < OUTPUTS_AT_ONCE ? end - o : OUTPUTS_AT_ONCE, y + r * out, out, at);
+}
+
+/* The blocks of inputs that `block_of` takes. */
+static void divide_inputs(const float *x, int64_t rows, int64_t in, float *to) {
+    for (int64_t begin = 0; begin < in; begin += INPUTS_AT_ONCE)
+        for (int64_t r = 0; r < rows; r++, to += INPUTS_AT_ONCE) {
+            int64_t count = in - begin < INPUTS_AT_ONCE ? in - begin : INPUTS_AT_ONCE;
+            memcpy(to, x + r * in + begin, sizeof(float) * count);
+            memset(to + count, 0, sizeof(float) * (INPUTS_AT_ONCE - count));
+        }
 }
 
 /* How many of the threads are worth waking for so many products. */
@@ -238,32 +303,48 @@ INLINE int worthwhile(int threads, int64_t products) {
     return threads < most ? threads : (int)most;
 }
 
+INLINE void outputs_from(const float *x, const float *divided, int64_t rows, int64_t in, const void *w, int kind,
+                         int64_t begin, int64_t end, float *y, int64_t out, Blocks *at) {
+    if (divided == NULL)
+        few_rows(x, rows, in, w, kind, begin, end, y, out);
+    else
+        many_rows(divided, rows, in, w, kind, begin, end, y, out, at);
+}
+
 /* y [rows, out] from x [rows, in] and w [out, in] of a kind; returns 0 where memory lacks. */
 int flowspec_linear(const float *x, int64_t rows, int64_t in, const void *w, int kind, int64_t out, float *y,
                     int threads) {
     threads = worthwhile(threads, rows * in * out);
-    int64_t share = (out + threads - 1) / threads;
-    share = (share + 23) / 24 * 24;
-    int is_done = 1;
+    int64_t share = (out + threads - 1) / threads, blocks = (in + INPUTS_AT_ONCE - 1) / INPUTS_AT_ONCE;
+    share = (share + OUTPUTS_AT_ONCE - 1) / OUTPUTS_AT_ONCE * OUTPUTS_AT_ONCE;
+    float *divided = NULL;
+    Blocks *room = NULL;
+    if (rows > ROWS_FEW) {
+        divided = aligned_alloc(64, sizeof(float) * rows * blocks * INPUTS_AT_ONCE);
+        room = aligned_alloc(64, sizeof(Blocks) * threads);
+        if (divided == NULL || room == NULL) {
+            free(divided);
+            free(room);
+            return 0;
+        }
+        divide_inputs(x, rows, in, divided);
+    }
 #ifdef _OPENMP
-#pragma omp parallel for num_threads(threads) schedule(static, 1) reduction(&& : is_done)
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
 #endif
     for (int thread = 0; thread < threads; thread++) {
         int64_t begin = thread * share, end = begin + share < out ? begin + share : out;
-        float *wide = NULL;
-        if (kind != FLOAT32 && (wide = malloc(sizeof(float) * TILE_OUTPUTS * in + 64)) == NULL) {
-            is_done = 0;
-            continue;
-        }
+        Blocks *at = room == NULL ? NULL : room + thread;
         if (kind == FLOAT32)
-            outputs_from(x, rows, in, w, FLOAT32, out, begin, end, y, wide);
+            outputs_from(x, divided, rows, in, w, FLOAT32, begin, end, y, out, at);
         else if (kind == BFLOAT16)
-            outputs_from(x, rows, in, w, BFLOAT16, out, begin, end, y, wide);
+            outputs_from(x, divided, rows, in, w, BFLOAT16, begin, end, y, out, at);
         else
-            outputs_from(x, rows, in, w, FLOAT16, out, begin, end, y, wide);
-        free(wide);
+            outputs_from(x, divided, rows, in, w, FLOAT16, begin, end, y, out, at);
     }
-    return is_done;
+    free(divided);
+    free(room);
+    return 1;
 }
 
 /* ------------------------------------------------------------------------------------------------------
