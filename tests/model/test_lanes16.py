@@ -1,4 +1,4 @@
-"""lanes16: what `canonical.c` computes is its definition, number by number, for any shape, rows and threads."""
+"""lanes16: what `canonical.c` computes is its definition, number by number, for any shape and threads."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def numbers(shape: tuple[int, int], dtype: torch.dtype, seed: int) -> torch.Tens
 
 @pytest.mark.arm
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("inputs", (5, 64, 531, 1040))
+@pytest.mark.parametrize("inputs", [5, 64, 531, 1040])
 def test_a_row_is_what_fused_steps_in_sixteen_lanes_give(
     library: Library, inputs: int, dtype: torch.dtype
 ) -> None:
