@@ -14,6 +14,7 @@ from flowspec.bench.plain import PlainCase
 from flowspec.bench.recording import is_plain
 from flowspec.bench.simulated import Drafters, run_many, sampling_curve, stage_curves
 from flowspec.bench.synthetic import PROMPT_TOKENS, Synthetic, synthetic_cases
+from flowspec.core.head.prompt_chunks import chunk_rows
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import FlowSpecError
@@ -22,6 +23,7 @@ from flowspec.plan.partition import HEADER_BYTES, NODE_BYTES, Partition
 from flowspec.plan.planner import Plan, make_plans
 from flowspec.plan.profile import DeviceProfile
 from flowspec.plan.sites import PlanRequest, Site
+from flowspec.plan.timing import slowest
 
 WARM_UP_TOKENS = 16
 PLAIN_TOKENS = 24
@@ -164,8 +166,9 @@ def first_token_s(request: PlanRequest, plan: Plan, prompt: int) -> float:
     links, stages = testbed.hops, stage_curves(testbed)
     link_free_s, stage_free_s = [0.0] * len(links), [0.0] * len(stages)
     at_s = 0.0
-    for first in range(0, prompt, limits.PREFILL_CHUNK):
-        rows, at_s = min(limits.PREFILL_CHUNK, prompt - first), testbed.head_s
+    chunk = chunk_rows(prompt, limits.PREFILL_CHUNK, len(stages), slowest(stages))
+    for first in range(0, prompt, chunk):
+        rows, at_s = min(chunk, prompt - first), testbed.head_s
         for index, (link, stage) in enumerate(zip(links[:-1], stages, strict=True)):
             size = HEADER_BYTES + rows * (NODE_BYTES + row * (index > 0))
             link_free_s[index] = max(at_s, link_free_s[index]) + link.transfer_s(size)

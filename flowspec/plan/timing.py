@@ -6,6 +6,7 @@ the truth, and emulated devices wait until they have come true.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 
@@ -51,6 +52,11 @@ class Curve:
 
 
 INSTANT = Curve()
+
+
+def slowest(curves: Sequence[Curve]) -> Callable[[int], float]:
+    """Seconds by rows of the slowest of these."""
+    return lambda rows: max(curve.seconds(rows) for curve in curves)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

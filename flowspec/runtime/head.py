@@ -46,6 +46,7 @@ from flowspec.core.head.expertise import Expertise
 from flowspec.core.head.flights import Bounds
 from flowspec.core.head.head import HeadCore
 from flowspec.core.head.link_pacer import FIRST_BYTES
+from flowspec.core.head.prompt_chunks import SlotTime
 from flowspec.core.head.request import Request
 from flowspec.core.methods import WITHOUT_GUESSES, make_method
 from flowspec.core.methods.base import Method
@@ -98,7 +99,7 @@ class Head:
     on, each with a thread. Those that are placed on devices must be there at first, unless the recovery may
     start short; later answers go on without those that are lost. `levels` are those of `DrafterTraits`
     (default: all drafters). An `emulation` is what the local daemons were started with. With `keys` the
-    cluster is spoken to in secret, else in the clear.
+    cluster is spoken to in secret, else in the clear. `slot_s` is what is foretold of the stages.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class Head:
         recovery: Recovery | None = None,
         on_event: OnEvent | None = None,
         keys: Keyring | None = None,
+        slot_s: SlotTime | None = None,
     ) -> None:
         share_one_heap()
         free_cycles()  # of the head before, in a process that has one after another
@@ -128,6 +130,7 @@ class Head:
             method=method or make_method(WITHOUT_GUESSES),
             drafters=traits,
             bounds=Bounds(prefill_first=max(1, FIRST_BYTES // max(1, self._row_bytes))),
+            slot_s=slot_s,
         )
         self._core.vocabulary = plan.vocabulary
         self._has_told_link = recovery is None  # then links are declared, or nobody is to be told

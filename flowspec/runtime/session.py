@@ -16,6 +16,7 @@ from typing import Any
 
 from flowspec.core.cluster.forming import Start
 from flowspec.core.head.events import Submit
+from flowspec.core.head.prompt_chunks import SlotTime
 from flowspec.core.methods import make_method
 from flowspec.core.protocol.limits import TOP_LOGPROBS_MAX
 from flowspec.core.protocol.messages import Sampling
@@ -29,6 +30,7 @@ from flowspec.model.trials import check_torch
 from flowspec.plan.placement import ClusterPlan
 from flowspec.plan.shape import shape_of
 from flowspec.plan.sites import PlanRequest
+from flowspec.plan.timing import slowest
 from flowspec.runtime.cluster import Device, pick_context, split_layers, stage_devices
 from flowspec.runtime.cluster_file import read_cluster, read_drafters
 from flowspec.runtime.decoding import Decoding
@@ -282,8 +284,15 @@ class OpenCluster:
             recovery=recovery,
             on_event=on_event,
             keys=self.keys,
+            slot_s=self._slot_s(),
         ) as head:
             yield Session(self.files, self.config, head, decoding, self.chosen, names)
+
+    def _slot_s(self) -> SlotTime | None:
+        """What is foretold of the stages; None where nobody knows their devices."""
+        if self.emulation is not None:
+            return slowest([device.layers for device in self.emulation.devices])
+        return None if self.chosen is None else slowest(self.chosen.curves())
 
 
 @contextlib.contextmanager

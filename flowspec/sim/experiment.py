@@ -15,7 +15,7 @@ from flowspec.core.methods import WITHOUT_GUESSES, make_method
 from flowspec.core.methods.base import Method
 from flowspec.draft.protocol import Drafter
 from flowspec.plan.placement import ClusterPlan, StagePlan
-from flowspec.plan.timing import DIRECT, INSTANT, Curve, LinkSpec
+from flowspec.plan.timing import DIRECT, INSTANT, Curve, LinkSpec, slowest
 from flowspec.sim.device import DeviceSpec
 from flowspec.sim.drafter_device import DrafterDeviceSpec
 from flowspec.sim.fake_layers import FakeLayers
@@ -83,7 +83,10 @@ class Experiment:
             for drafter, level in zip(drafters, self.levels or (0,) * len(drafters), strict=True)
         ]
         method = make_method(self.method, **self.options) if isinstance(self.method, str) else self.method()
-        head = HeadCore(context=self.context, stage_count=count, method=method, drafters=traits)
+        slot_s = slowest([device.curve for device in self.devices])
+        head = HeadCore(
+            context=self.context, stage_count=count, method=method, drafters=traits, slot_s=slot_s
+        )
         return World(
             head,
             FormedPipeline(self.plan(has_features=any(each.needs_features for each in traits))).stages,

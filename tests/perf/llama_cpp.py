@@ -78,7 +78,9 @@ def serve_ours(pipe: Connection, path: str, rows_max: int, library: Path) -> Non
             sampled=np.zeros(rows, dtype=np.bool_),
             sampling=Sampling(),
         )
-        _, hidden = part.forward(RunLayers(job=0, parts=(chain,), payload=None, rows=tuple(range(rows))), None)
+        _, hidden = part.forward(
+            RunLayers(job=0, parts=(chain,), payload=None, rows=tuple(range(rows))), None
+        )
         return part.logits(hidden[-1:] if rows == PROMPT_ROWS else hidden)
 
     with torch.inference_mode():

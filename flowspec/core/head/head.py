@@ -47,6 +47,7 @@ from flowspec.core.head.events import (
 )
 from flowspec.core.head.flights import Bounds, SegmentsInFlight, SentPart
 from flowspec.core.head.fusion import Fusion
+from flowspec.core.head.prompt_chunks import SlotTime, chunk_rows
 from flowspec.core.head.request import Request, begin
 from flowspec.core.methods import WITHOUT_GUESSES, make_method
 from flowspec.core.methods.base import Method, View
@@ -108,10 +109,13 @@ class HeadCore:
         method: Method | None = None,
         drafters: Sequence[DrafterTraits] = (),
         bounds: Bounds | None = None,
+        slot_s: SlotTime | None = None,
     ) -> None:
+        """`slot_s` is foretold of the stages (None: nothing is), and prompts are cut into chunks by it."""
         self.context = context
         self.stage_count = stage_count
         self.bounds = bounds or Bounds()
+        self._slot_s = slot_s
         self.method = method or make_method(WITHOUT_GUESSES)
         assert len(drafters) <= self.method.drafters_max, (
             f"{self.method.name} makes use of {self.method.drafters_max} drafters"
@@ -560,8 +564,7 @@ class HeadCore:
         if not loads and may_prefill:
             assert prompt is not None
             self.fired["slow portion"] += self.portions.is_proven and self.portions.are_bound
-            chunk = min(self.portions.rows, self.bounds.prefill_chunk)
-            loads = [(prompt, prompt.next_chunk(chunk), True)]
+            loads = [(prompt, prompt.next_chunk(self._chunk_rows(prompt)), True)]
         if not loads:
             return False
         self._is_prompts_turn = not loads[0][2]
@@ -570,6 +573,14 @@ class HeadCore:
             self._turns.append(request.number)
         commands.append(SendToFirstStage(segment=self.flights.depart(loads, window, now_s)))
         return True
+
+    def _chunk_rows(self, prompt: Request) -> int:
+        """Of the prompt's next chunk. Beside others' segments no stage waits, whatever it is."""
+        most = min(self.portions.rows, self.bounds.prefill_chunk)
+        if self._slot_s is None or len(self._turns) > 1:
+            return most
+        length = prompt.opening.length - prompt.opening.keep
+        return chunk_rows(length, most, self.stage_count, self._slot_s)
 
 
 def too_long(count: int, context: int) -> str:

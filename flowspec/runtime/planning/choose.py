@@ -8,12 +8,14 @@ from typing import Any
 
 from flowspec.errors import ClusterError
 from flowspec.plan.absence import among
+from flowspec.plan.cost import layers_curve
 from flowspec.plan.left_out import why_left_out
 from flowspec.plan.memory import mib
 from flowspec.plan.placement import ClusterPlan, StagePlan
 from flowspec.plan.planner import DoesNotFit, Plan, make_plan, rate_split
 from flowspec.plan.refusal import ModelDoesNotFitError, plan_or_refuse
 from flowspec.plan.sites import PlanRequest
+from flowspec.plan.timing import Curve
 from flowspec.rounding import rounded
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.planning.plan_inputs import enough_bytes
@@ -39,6 +41,13 @@ class Chosen:
     def stages(self, devices: Sequence[Device]) -> list[StagePlan]:
         """The plan's stages with the addresses of their devices."""
         return _placed(self.plan, devices)
+
+    def curves(self) -> list[Curve]:
+        """The time of each stage's layers."""
+        return [
+            layers_curve(stage.site.profile, self.request.shape, self.plan.precision, stage.end - stage.first)
+            for stage in self.plan.stages
+        ]
 
     def stages_of(self, devices: Sequence[Device], slowness: Mapping[str, float]) -> list[StagePlan]:
         """What the planner has these devices run when all others are lost, by what it knew at the start;

@@ -76,6 +76,7 @@ def test_a_slow_device_is_left_out_and_that_is_said() -> None:
         ("d2", "d2:7700"),
     }
     assert chosen.stages(devices)[-1].end == SHAPE.layers
+    assert len(chosen.curves()) == 2, "the stages that run, not the devices that there are"
     rate = rounded(chosen.plan.forecast.tokens_per_s)
     told, why = chosen.lines()
     assert told == f"layers as planned: forecast {rate} tokens/s"
