@@ -77,7 +77,7 @@ def measure(model: str, count: int) -> list[dict[str, Any]]:
         plan = ClusterPlan(
             model=model,
             fingerprint=files.fingerprint(),
-            dtype=pick_dtype(None, config),
+            dtype=pick_dtype(None, files, config),
             context=CONTEXT,
             stages=tuple(split_layers(devices, config.num_hidden_layers, None)),
         )
