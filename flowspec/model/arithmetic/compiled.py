@@ -88,17 +88,8 @@ class Library:
         rows, inputs = x.shape
         assert panels.numel() == form.panel_bytes(inputs, outputs), "the source reads so much"
         found = x.new_empty((rows, outputs))
-        given = _Packed(
-            x=x.data_ptr(),
-            panels=panels.data_ptr(),
-            y=found.data_ptr(),
-            rows=rows,
-            inputs=inputs,
-            outputs=outputs,
-            form=form.number,
-            threads=torch.get_num_threads(),
-        )
-        if not self._packed(given):
+        where = x.data_ptr(), panels.data_ptr(), found.data_ptr()
+        if not self._packed(_Packed(*where, rows, inputs, outputs, form.number, torch.get_num_threads())):
             raise MemoryError("no memory for a packed layer")
         return found
 
@@ -177,6 +168,6 @@ def library() -> Library | None:
     path = build.allowed()
     if path is None:
         return None
-    if _loaded is None or _loaded[0] != path:
+    if _loaded is None or _loaded[0] is not path:  # paths are slow to compare, and this is asked all the time
         _loaded = path, Library(path)
     return _loaded[1]
