@@ -92,6 +92,28 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "smollm3": ("smollm3", {**WIDE, "use_sliding_window": False, "tie_word_embeddings": True}),
+    "granite": (
+        "granite",
+        {
+            **WIDE,
+            "attention_multiplier": 0.1,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.6,
+            "logits_scaling": 2.5,
+        },
+    ),
+    "olmo2": ("olmo2", WIDE),
+    "olmoe": (
+        "olmoe",
+        {
+            **WIDE,
+            "num_key_value_heads": 4,
+            "intermediate_size": 256,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+        },
+    ),
 }
 RANDOM = {
     GGMLQuantizationType.Q4_K: ((0, 5e-4), (2, 3.75e-3)),
@@ -193,10 +215,10 @@ def _metadata(config: Any, architecture: str) -> dict[str, Any]:
         "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
         "rope.freq_base": float(full["rope_theta"]),
     }
-    if architecture in ("llama", "phi3"):
+    if architecture in ("llama", "phi3", "smollm3", "granite"):
         found["rope.dimension_count"] = int(head_dim * full.get("partial_rotary_factor", 1.0))
         found["vocab_size"] = config.vocab_size
-    if architecture != "phi3":
+    if architecture not in ("phi3", "granite", "olmo2", "olmoe", "smollm3"):
         found |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
     if full["rope_type"] == "linear":
         found |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(full["factor"])}
@@ -214,11 +236,16 @@ def _metadata(config: Any, architecture: str) -> dict[str, Any]:
         found["rope.scaling.attn_factor"] = float(
             np.sqrt(1 + np.log(scale) / np.log(config.original_max_position_embeddings))
         )
+    if architecture in ("qwen3moe", "olmoe"):
+        found |= {"expert_count": config.num_experts, "expert_used_count": config.num_experts_per_tok}
     if architecture == "qwen3moe":
+        found["expert_feed_forward_length"] = config.moe_intermediate_size
+    if architecture == "granite":
         found |= {
-            "expert_count": config.num_experts,
-            "expert_used_count": config.num_experts_per_tok,
-            "expert_feed_forward_length": config.moe_intermediate_size,
+            "attention.scale": config.attention_multiplier,
+            "embedding_scale": config.embedding_multiplier,
+            "residual_scale": config.residual_multiplier,
+            "logit_scale": config.logits_scaling,
         }
     own = {f"{architecture}.{key}": value for key, value in found.items()}
     return {
@@ -244,7 +271,9 @@ def _tensors(checkpoint: Tensors, config: Any, architecture: str) -> Tensors:
             )
             stack[int(expert)] = values
             continue
-        if architecture == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
+        if architecture in ("llama", "smollm3", "granite") and name.endswith(
+            ("q_proj.weight", "k_proj.weight")
+        ):
             heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
             values = values.reshape(heads, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
         if architecture.startswith("gemma") and name.endswith("norm.weight"):

@@ -180,15 +180,17 @@ def _packed_parameters(model: Any, files: ModelFiles) -> frozenset[int]:
 
 def _gguf_model(files: ModelFiles, **options: Any) -> Any:
     """A GGUF model as transformers itself reads it, all of it unpacked; as we read it where it cannot:
-    parts, Llama with a window."""
+    parts, Llama with a window, architectures that it does not know."""
     from transformers import AutoModelForCausalLM
-    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+    from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES, load_gguf_checkpoint
 
     path, config = files.gguf, files.config()
     assert path is not None
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(config)
-    if len(parts_of(path.name)) == 1 and config.model_type == MODEL_TYPES[files.gguf_architecture]:
+    is_known = config.model_type.removesuffix("_text") in GGUF_SUPPORTED_ARCHITECTURES
+    is_alike = config.model_type == MODEL_TYPES[files.gguf_architecture]
+    if len(parts_of(path.name)) == 1 and is_known and is_alike:
         with contextlib.redirect_stderr(io.StringIO()):  # its progress bar has no switch
             tell_gguf_version()
             weights = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=empty)["tensors"]

@@ -247,7 +247,7 @@ PIECES = {
         "I|'|LL| it|'|s|  |1|2|3|4|5| |½|x| | GrößeNeu|.|\r|\n|\n|  <=>|/|a|-|b| |中文ひら|\tok|  "
     ),
     "deepseek-v3": _LLAMA3.replace(" | |123", "  |123").replace("b| 中", "b| |中"),
-    **dict.fromkeys(("a.x-4.0", "gpt-2", "mellum", "trillion"), _GPT2),
+    **dict.fromkeys(("a.x-4.0", "gpt-2", "mellum", "olmo", "trillion"), _GPT2),
     **dict.fromkeys(("minerva-7b", "refact", "smollm", "starcoder"), _DIGITS_GPT2),
     "viking": ("I'LL| it's| | |1|2|3|4|5| |½|x| | GrößeNeu|.\r\n\n | <=>/a-b| 中文ひら|\t|ok|  "),
 }

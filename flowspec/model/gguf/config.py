@@ -22,9 +22,14 @@ MODEL_TYPES = {
     "gemma2": "gemma2",
     "gemma3": "gemma3_text",
     "phi3": "phi3",
+    "smollm3": "smollm3",
+    "granite": "granite",
+    "olmo2": "olmo2",
+    "olmoe": "olmoe",
 }
-"""Architectures that both transformers' GGUF tables and our families know; Mistral's models call themselves
-llama."""
+"""Architectures that our families know; Mistral's models call themselves llama."""
+SMOLLM3_WITHOUT_ROTARY = 4
+"""Each such layer of SmolLM3 has no positions, as llama.cpp has it; no file states it."""
 FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 """Tensors that belong to the config: divisors of the position embeddings' frequencies."""
 _OWN = ("attention.key_length", "attention.sliding_window", "rope.dimension_count", "rope.freq_base")
@@ -112,7 +117,7 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     }
     needed = {
         key: name
-        for key, name in GGUF_CONFIG_MAPPING[table].items()
+        for key, name in GGUF_CONFIG_MAPPING.get(table, GGUF_CONFIG_MAPPING["llama"]).items()
         if key not in _OWN and name not in (None, "vocab_size")
     }
     raw |= {name: stated.need(key) for key, name in needed.items() if key != "attention.head_count_kv"}
@@ -277,11 +282,40 @@ def _qwen3_moe(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
     return {"moe_intermediate_size": stated.need("expert_feed_forward_length")}
 
 
+def _olmoe(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "num_experts": stated.need("expert_count"),
+        "num_experts_per_tok": stated.need("expert_used_count"),
+        "norm_topk_prob": False,
+    }
+
+
+def _smollm3(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
+    layers = range(1, raw["num_hidden_layers"] + 1)
+    return {
+        "no_rope_layers": [int(layer % SMOLLM3_WITHOUT_ROTARY != 0) for layer in layers],
+        "no_rope_layer_interval": SMOLLM3_WITHOUT_ROTARY,
+        "use_sliding_window": False,
+    }
+
+
+def _granite(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "attention_multiplier": stated.take("attention.scale", raw["head_dim"] ** -0.5),
+        "embedding_multiplier": stated.take("embedding_scale", 1.0),
+        "residual_multiplier": stated.take("residual_scale", 1.0),
+        "logits_scaling": stated.take("logit_scale", 1.0),
+    }
+
+
 _OTHERS: dict[str, Callable[[_Stated, dict[str, Any]], dict[str, Any]]] = {
     "gemma2": _gemma2,
     "gemma3": _gemma3,
+    "granite": _granite,
     "llama": _llama,
+    "olmoe": _olmoe,
     "phi3": _phi3,
     "qwen3moe": _qwen3_moe,
+    "smollm3": _smollm3,
 }
 """What single architectures state besides."""

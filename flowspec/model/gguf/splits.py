@@ -91,7 +91,7 @@ SPLITS = {
     "deepseek-llm": Split(_DEEPSEEK),
     "deepseek-coder": Split(_DEEPSEEK_CODER),
     "deepseek-v3": Split(_DEEPSEEK3),
-    **dict.fromkeys(("a.x-4.0", "gpt-2", "mellum", "trillion"), Split((_GPT2,))),
+    **dict.fromkeys(("a.x-4.0", "gpt-2", "mellum", "olmo", "trillion"), Split((_GPT2,))),
     **dict.fromkeys(("minerva-7b", "refact", "smollm", "starcoder"), Split((_DIGIT, _GPT2))),
     "viking": Split(_VIKING),
 }

@@ -25,6 +25,9 @@ from flowspec.model.gguf.config import FACTORS, MODEL_TYPES
 from flowspec.model.gguf.file import GgufFile, GgufTensor, tell_gguf_version
 from flowspec.model.tensors import Tensors, check_shape
 
+_CONVERTED_AS = {"smollm3": "llama", "granite": "llama", "olmoe": "qwen3moe"}
+"""Architectures that transformers' processors do not know, by one whose tensors llama.cpp's converter treats
+alike."""
 BLOCK_NUMBERS = 1 << 20
 """So many are unpacked at once."""
 
@@ -58,7 +61,8 @@ class GgufTensors(Tensors):
         self._model = model
         self._tensor = tensor
         self._expert_count = getattr(config, "num_experts", 0)
-        self._processor: Any = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=config.to_dict())
+        converted_as = _CONVERTED_AS.get(architecture, architecture)
+        self._processor: Any = TENSOR_PROCESSORS.get(converted_as, TensorProcessor)(config=config.to_dict())
         self._places = self._find(config, family, MODEL_TYPES[architecture], names)
         left = set(names) - {place.tensor for place in self._places.values()} - set(FACTORS)
         if left:
