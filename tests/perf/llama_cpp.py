@@ -3,7 +3,8 @@ tests.perf.llama_cpp --library FOLDER FILE.gguf ...`.
 
 FOLDER has llama.cpp's shared libraries, with a kernel file for each processor (the npm package
 `@node-llama-cpp/linux-x64` has them), two of them linked as libllama.so and libggml.so; files of processors
-that shall not be used are taken out of it. The module `llama_cpp` of the package llama-cpp-python of the same llama.cpp calls them.
+that shall not be used are taken out of it. The module `llama_cpp` of the package llama-cpp-python of the same
+llama.cpp calls them.
 
 Each file is loaded in two processes, ours and llama.cpp's, and these take turns. A pass is a chain of rows
 from an empty cache, with logits of each row, or of the last one where there are as many as in a prompt; its
