@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, TypeGuard, cast, overload
 
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.precision import ACTIVATIONS
+from flowspec.core.protocol.precision import ACTIVATIONS, CACHE_AUTO, CACHES
 from flowspec.errors import InputError, meant
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.text import Messages, Tokenizer, recommended
@@ -58,6 +58,8 @@ class LLM:
     answers are faster without it, unless `all_devices` is true.
     `dtype`: `float32`, `bfloat16`, `float16`, `int8`, `int4`, or `gguf` (as a GGUF file packs its matrices);
     None: the checkpoint's, `gguf` for a packed GGUF file.
+    `cache`: how keys and values are held: `auto` (as the dtype's activations), `float16`, or `q8_0`, which
+    takes half the memory of 16 bits.
     `context`: tokens of a prompt and its answer together, for which memory is reserved; None: 4096, or the
     model's limit.
     `method`, `drafter` (one name or several; none given: the cluster file's, else `bundled` for the bundled
@@ -91,6 +93,7 @@ class LLM:
         layers: Sequence[int] | None = None,
         all_devices: bool = False,
         dtype: str | None = None,
+        cache: str = CACHE_AUTO,
         context: int | None = None,
         method: str | None = None,
         drafter: str | Sequence[str] = (),
@@ -106,9 +109,12 @@ class LLM:
             raise InputError(f"local: expected a number of processes from 1, got {local!r:.80}")
         if dtype not in (None, *ACTIVATIONS):
             raise InputError(f"dtype: expected one of {', '.join(ACTIVATIONS)}, got {dtype!r:.80}")
+        if cache not in CACHES:
+            raise InputError(f"cache: expected one of {', '.join(CACHES)}, got {cache!r:.80}")
         options = ClusterOptions(
             model=str(model),
             dtype=dtype,
+            cache=cache,
             cluster=None if cluster is None or isinstance(cluster, Cluster) else Path(cluster),
             local=LOCAL_DEFAULT if local is None else local,
             layers=None if layers is None else tuple(layers),

@@ -158,7 +158,7 @@ def compare(
     for place, window in enumerate(windows):
         tell(place / len(windows))
         expected = _read(reference, window)
-        with reference.rounding_to(dtype):
+        with reference.rounding_to(dtype, whole.part.cache):
             noise = float(np.maximum(noise, np.abs(_read(reference, window) - expected).max()))
         first = 0
         for found in whole.logits(window, list(portions(len(window)))):

@@ -127,6 +127,7 @@ def record(llm: LLM, question: Question, answer: Answer) -> dict[str, Any]:
         "world": "cluster",
         "model": plan.model,
         "dtype": plan.dtype,
+        "cache": plan.cache,
         "arithmetic": answer.arithmetic,
         "arithmetic_changes": changes_document(answer.changes),
         "context": plan.context,

@@ -13,7 +13,7 @@ from flowspec.cli.parser import Rare
 from flowspec.core.methods import METHODS, options_of
 from flowspec.core.protocol.limits import TREE_NODES_MAX
 from flowspec.core.protocol.messages import SAMPLING_FIELDS
-from flowspec.core.protocol.precision import ACTIVATIONS
+from flowspec.core.protocol.precision import ACTIVATIONS, CACHE_AUTO, CACHES
 from flowspec.draft.kinds import FALLBACK, WORDS
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, bundled_models
@@ -71,6 +71,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, local_list: bool = F
         help="precision; int8 and int4 pack the weights, gguf keeps those of a GGUF file (default: the "
         "checkpoint's)",
     )
+    add_cache_argument(group)
     where = group.add_mutually_exclusive_group()
     where.add_argument(
         "--cluster", type=Path, metavar="FILE.toml", help="run on the devices of this cluster file"
@@ -107,6 +108,16 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, local_list: bool = F
         type=positive,
         metavar="TOKENS",
         help="prompt and answer together; memory is reserved for it (default: 4096 or the model's limit)",
+    )
+
+
+def add_cache_argument(group: argparse._ActionsContainer) -> None:
+    group.add_argument(
+        "--cache",
+        choices=CACHES,
+        default=CACHE_AUTO,
+        help="keys and values: q8_0 takes half the memory of the usual 16 bits (default: as the precision's "
+        "activations)",
     )
 
 
@@ -276,6 +287,7 @@ def cluster_options(args: argparse.Namespace, local: int) -> ClusterOptions:
     return ClusterOptions(
         model=args.model or BUNDLED,
         dtype=args.dtype,
+        cache=args.cache,
         cluster=args.cluster,
         local=local,
         layers=args.layers,

@@ -18,7 +18,7 @@ from typing import Any
 from flowspec.bench import planned
 from flowspec.bench.planned import PROMPTS, Simulated, first_token_s, foretold, refined_plan
 from flowspec.cli.console import working
-from flowspec.cli.options import drafter_names, number_list, positive
+from flowspec.cli.options import add_cache_argument, drafter_names, number_list, positive
 from flowspec.cli.parser import Rare
 from flowspec.cli.plan_beside import Alone, alone, with_eagle
 from flowspec.cli.plan_request import Wanted, read_plan_request
@@ -68,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME[,NAME]",
         help="allowed precisions (default: the checkpoint's, of a shape float16)",
     )
+    add_cache_argument(group)
     group.add_argument(
         "--context",
         type=positive,

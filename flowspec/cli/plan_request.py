@@ -95,6 +95,7 @@ def read_plan_request(args: argparse.Namespace) -> Wanted:
         users=args.users,
         head=chosen,
         all_devices=args.all_devices,
+        cache=args.cache,
     )
     return Wanted(
         request=request,

@@ -12,6 +12,7 @@ from typing import Any
 from flowspec.cli.answer import changes_document
 from flowspec.cli.parser import Rare
 from flowspec.core.protocol.messages import SAMPLING_FIELDS
+from flowspec.core.protocol.precision import CACHE_AUTO
 from flowspec.errors import InputError
 from flowspec.folders import state_folder
 from flowspec.model.files import ModelFiles
@@ -22,7 +23,14 @@ from flowspec.runtime.session import Limits, Session
 FIXED: Mapping[str, Any] = {
     **dict.fromkeys(("prompt", "prompt_token_ids", "prompts", "journal", "system", "dtype", "context")),
     **dict.fromkeys((*SAMPLING_FIELDS, "max_new_tokens")),
-    **{"raw": False, "parallel": 1, "stop": [], "stop_token_ids": (), "ignore_eos": False},
+    **{
+        "cache": CACHE_AUTO,
+        "raw": False,
+        "parallel": 1,
+        "stop": [],
+        "stop_token_ids": (),
+        "ignore_eos": False,
+    },
 }
 """Flags whose part a journal plays, each as it is when it is left out. Where the model runs, and how it is
 decoded, may change."""
@@ -59,7 +67,7 @@ def follow_setting(args: argparse.Namespace, setting: Setting) -> None:
     if setting.command != args.command:
         raise InputError(f"--resume: that is a journal of flowspec {setting.command}; resume it there")
     args.model = args.model or setting.model
-    args.dtype, args.context = setting.dtype, setting.context
+    args.dtype, args.cache, args.context = setting.dtype, setting.cache, setting.context
 
 
 def check_model(files: ModelFiles, setting: Setting) -> None:
@@ -81,6 +89,7 @@ def setting_of(command: str, session: Session) -> Setting:
         model=plan.model,
         fingerprint=plan.fingerprint,
         dtype=plan.dtype,
+        cache=plan.cache,
         context=plan.context,
         arithmetic=session.head.arithmetic,
     )
@@ -128,6 +137,7 @@ def finished_record(setting: Setting, entry: Entry) -> dict[str, Any]:
         "resumed": len(entry.tokens),
         "model": setting.model,
         "dtype": setting.dtype,
+        "cache": setting.cache,
         "arithmetic": entry.arithmetic,
         "arithmetic_changes": changes_document(entry.changes),
         "context": setting.context,

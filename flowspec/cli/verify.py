@@ -143,7 +143,7 @@ def run(args: argparse.Namespace) -> int:
                 with contextlib.ExitStack() as stack:
                     with loading_bar(quiet=args.json) as progress:
                         session = stack.enter_context(cluster.session(decoding, progress))
-                    files, dtype, arithmetic = session.files, session.head.plan.dtype, session.head.arithmetic
+                    files, plan, arithmetic = session.files, session.head.plan, session.head.arithmetic
                     limits = Limits(
                         new_tokens_max=args.max_new_tokens,
                         stop_ids=recommended(files, session.config).stop_ids,
@@ -161,13 +161,15 @@ def run(args: argparse.Namespace) -> int:
                         )  # answers under way end with the session
                         answers = pool.map(partial(answer, session, limits=limits, users=users), cases)
                         found += bar.track(answers, total=len(cases), description=_describe(session, users))
-    plain = StepByStep.load(files, dtype, arithmetic=arithmetic)
+    plain = StepByStep.load(files, plan.dtype, arithmetic=arithmetic, cache=plan.cache)
     with Progress(console=console, transient=True, disable=args.json or not console.is_terminal) as bar:
         verdicts = [
             judge(plain, one, limits.stop_ids) for one in bar.track(found, description="step by step")
         ]
         reading = bar.add_task("a text of 2,000 tokens beside transformers", total=1.0)
-        faithful = faithfulness.check(files, dtype, plain, lambda share: bar.update(reading, completed=share))
+        faithful = faithfulness.check(
+            files, plan.dtype, plain, lambda share: bar.update(reading, completed=share)
+        )
     if args.json:
         print(json.dumps(report(verdicts, faithful)))
     else:

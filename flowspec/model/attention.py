@@ -15,14 +15,16 @@ import torch
 import torch.nn.functional as F
 
 from flowspec.core.stage.slots import cache_size
-from flowspec.model.arithmetic.operations import LANES, Sight, attention
+from flowspec.model.arithmetic.operations import LANES, Sight, attention, levels
+from flowspec.model.arithmetic.packed import GROUP
 
 
 class TreeCache:
     """Keys and values of one request at one stage, grown in blocks.
 
     `keys` `[layers, kv_heads, slots / LANES, head_dim, LANES]`: a number of sixteen slots' keys lies side by
-    side, as scores are summed. `values` `[layers, kv_heads, slots, head_dim filled up to LANES]`.
+    side, as scores are summed. `values` `[layers, kv_heads, slots, head_dim filled up to LANES]`. In int8
+    they are levels (`q8_0`): each 32 numbers of a key or a value, rounded alone, with a step in float16.
     """
 
     def __init__(
@@ -38,17 +40,31 @@ class TreeCache:
         self.slots_max = slots_max
         self.keys = torch.zeros((layers, kv_heads, 0, head_dim, LANES), dtype=dtype, device=device)
         self.values = torch.zeros((layers, kv_heads, 0, _filled(head_dim)), dtype=dtype, device=device)
+        self._steps: tuple[torch.Tensor, torch.Tensor] | None = None
+        if dtype == torch.int8:
+            groups = -(-head_dim // GROUP)
+            self._steps = (
+                torch.zeros((layers, kv_heads, 0, groups, LANES), dtype=torch.float16, device=device),
+                torch.zeros((layers, kv_heads, 0, groups), dtype=torch.float16, device=device),
+            )
 
     @property
     def bytes(self) -> int:
         """Of keys and values as they are now."""
-        return self.keys.nbytes + self.values.nbytes
+        return sum(each.nbytes for each in (self.keys, self.values, *(self._steps or ())))
+
+    def steps(self, layer: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Between levels of a layer's keys and values, where they are levels."""
+        return None if self._steps is None else (self._steps[0][layer], self._steps[1][layer])
 
     def growth_bytes(self, slots: int) -> int:
         """What `reserve` would add."""
         layers, heads, have, width = self.values.shape
         added = max(0, _filled(cache_size(slots, self.slots_max)) - have)
-        return layers * heads * added * (width + self.keys.shape[3]) * self.keys.element_size()
+        slot = (width + self.keys.shape[3]) * self.keys.element_size()
+        if self._steps is not None:
+            slot += sum(steps.shape[3] * steps.element_size() for steps in self._steps)
+        return layers * heads * added * slot
 
     def reserve(self, slots: int) -> None:
         """Makes room for slots `0..slots-1`; new ones are zero."""
@@ -59,11 +75,21 @@ class TreeCache:
         more = _filled(cache_size(slots, self.slots_max)) - have
         self.keys = F.pad(self.keys, (0, 0, 0, 0, 0, more // LANES))
         self.values = F.pad(self.values, (0, 0, 0, more))
+        if self._steps is not None:
+            of_keys, of_values = self._steps
+            self._steps = F.pad(of_keys, (0, 0, 0, 0, 0, more // LANES)), F.pad(of_values, (0, 0, 0, more))
 
     def write(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Keys and values `[kv_heads, rows, head_dim]` of a layer to `slots` `[rows]`."""
+        width = keys.shape[2]
+        if self._steps is not None:
+            of_keys, of_values = (steps[layer] for steps in self._steps)
+            (keys, key_steps), (values, value_steps) = _levels(keys), _levels(values)
+            of_keys.permute(1, 3, 0, 2)[slots // LANES, slots % LANES] = key_steps.transpose(0, 1)
+            of_values.index_copy_(1, slots, value_steps)
+        keys, values = keys.to(self.keys.dtype), values.to(self.values.dtype)
         self.keys[layer].permute(1, 3, 0, 2)[slots // LANES, slots % LANES] = keys.transpose(0, 1)
-        self.values[layer, :, :, : values.shape[2]].index_copy_(1, slots, values)
+        self.values[layer, :, :, :width].index_copy_(1, slots, values)
 
     @torch.inference_mode()
     def clear(self, slots: tuple[int, ...]) -> None:
@@ -72,6 +98,18 @@ class TreeCache:
         if len(index):
             self.keys.permute(2, 4, 0, 1, 3)[index // LANES, index % LANES] = 0
             self.values.index_fill_(2, index, 0)
+            if self._steps is not None:
+                of_keys, of_values = self._steps
+                of_keys.permute(2, 4, 0, 1, 3)[index // LANES, index % LANES] = 0
+                of_values.index_fill_(2, index, 0)
+
+
+def _levels(numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Levels `[kv_heads, rows, head_dim]` of numbers of that shape, and the steps between them `[kv_heads,
+    rows, head_dim / 32]`."""
+    heads, rows, width = numbers.shape
+    found, steps = levels(numbers.reshape(heads * rows, width))
+    return found.view(heads, rows, width), steps.view(heads, rows, -1).half()
 
 
 def _filled(count: int) -> int:
@@ -137,6 +175,7 @@ def tree_attention(
         rows.cache.write(layer, rows.slots, key[0, :, span], value[0, :, span])
         own = query[0, :, span].transpose(0, 1)  # [rows, heads, head_dim]
         keys, values = rows.cache.keys[layer], rows.cache.values[layer]
-        outputs.append(attention(own, keys, values, rows.sight(sliding_window), scaling, softcap))
+        sight, steps = rows.sight(sliding_window), rows.cache.steps(layer)
+        outputs.append(attention(own, keys, values, sight, scaling, softcap, steps))
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)  # [rows, heads, head_dim]
     return output[None], None

@@ -143,6 +143,9 @@ def compiled_fault(progress: Callable[[], None] = lambda: None) -> str:
         rows = torch.randn((7, width), generator=generator)
         if not torch.equal(library.normal(rows, 1e-6), plain.normal(rows, 1e-6)):
             return f"differs from the definition of a norm of {width}"
+        for found, expected in zip(library.levels(rows), plain.levels(rows), strict=True):
+            if not torch.equal(found, expected):
+                return f"differs from the definition of levels of {width}"
     for form_name, form, inputs, outputs in _packed_cases():
         progress()
         rows, panels = _packed_numbers(form, inputs, outputs, generator)
@@ -162,7 +165,7 @@ def compiled_fault(progress: Callable[[], None] = lambda: None) -> str:
                 return f"differs from the definition of rows in {form_name}"
     for threads in _thread_counts(torch.device("cpu")):
         torch.set_num_threads(threads)
-        for kind in (torch.float32, torch.bfloat16, torch.float16):
+        for kind in compiled.KINDS:
             for heads, width, cap, window in (
                 (1, 8, None, None),
                 (2, 64, None, 30),
@@ -170,12 +173,13 @@ def compiled_fault(progress: Callable[[], None] = lambda: None) -> str:
                 (3, 24, None, None),
             ):
                 progress()
-                queries, keys, values, sight = _tree(heads, width, kind, window, generator)
-                given = queries, keys, values
-                found = library.attention(*given, sight.seen, *sight.order(), width**-0.5, cap)
-                if not torch.equal(
-                    found, plain.attention(*given[:2], values[..., :width], sight.paths(), width**-0.5, cap)
-                ):
+                queries, keys, values, steps, sight = _tree(heads, width, kind, window, generator)
+                scale, seen = width**-0.5, (sight.seen, *sight.order())
+                found = library.attention(queries, keys, values, steps, *seen, scale, cap)
+                if steps is not None:
+                    keys, values = plain.of_levels(keys, steps[0], 2), plain.of_levels(values, steps[1], 2)
+                values = values[..., :width]
+                if not torch.equal(found, plain.attention(queries, keys, values, sight.paths(), scale, cap)):
                     return (
                         f"differs from the definition of attention, of heads of {width} in {str(kind)[6:]} "
                         f"with {threads} threads"
@@ -233,8 +237,9 @@ def _panels(form: Form, inputs: int, outputs: int, generator: torch.Generator) -
 
 def _tree(
     group: int, width: int, kind: torch.dtype, window: int | None, generator: torch.Generator
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Sight]:
-    """Queries, keys and values of 13 nodes of a random tree below 150 committed ones, all in random slots."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None, Sight]:
+    """Queries, keys and values of 13 nodes of a random tree below 150 committed ones, all in random slots;
+    with the steps between levels where they are levels."""
     committed, count, kv_heads = 150, 13, 2
     high = committed + count + 20
     slots = torch.randperm(high, generator=generator)[: committed + count]
@@ -252,11 +257,17 @@ def _tree(
     if window is not None:
         seen &= positions[None] > positions[slots[committed:], None] - window
     room = -(-high // LANES) * LANES
-    keys = torch.randn((kv_heads, room // LANES, width, LANES), generator=generator).to(kind)
-    values = torch.randn((kv_heads, room, -(-width // LANES) * LANES), generator=generator).to(kind)
+    keys = torch.randn((kv_heads, room // LANES, width, LANES), generator=generator)
+    values = torch.randn((kv_heads, room, -(-width // LANES) * LANES), generator=generator)
     values[..., width:] = 0
     queries = torch.randn((count, kv_heads * group, width), generator=generator)
-    return queries, keys, values, Sight(seen, positions)
+    if kind != torch.int8:
+        return queries, keys.to(kind), values.to(kind), None, Sight(seen, positions)
+    levels = [(40 * each).round().clamp(-127, 127).to(kind) for each in (keys, values)]
+    groups = -(-width // GROUP)
+    of_keys = torch.rand((kv_heads, room // LANES, groups, LANES), generator=generator) / 40
+    of_values = torch.rand((kv_heads, room, groups), generator=generator) / 40
+    return queries, levels[0], levels[1], (of_keys.half(), of_values.half()), Sight(seen, positions)
 
 
 # -------------------------------------------------------------------------------- matrices of weights

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flowspec.core.protocol.precision import FILED, is_packed
+from flowspec.core.protocol.precision import FILED, Q8_0, is_packed
 from flowspec.errors import InputError
 from flowspec.model.accelerator import accelerator_of
 from flowspec.model.arithmetic import compiled
@@ -36,6 +36,8 @@ from flowspec.model.quantised_cuda import INT4_CAPABILITY, CudaInt4Linear, CudaI
 from flowspec.model.trials import tried
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+CACHE_DTYPES = {**DTYPES, Q8_0: torch.int8}
+"""Of keys and values, by how they are held."""
 """Of what is not packed, by name."""
 Packing = type[QuantisedLinear] | type[GgufLinear]
 """What packs the matrices of linear layers, or keeps them as a file packs them."""

@@ -14,19 +14,22 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from flowspec.core.protocol.messages import Sampling
-from flowspec.core.protocol.precision import ACTIVATIONS, FILED
+from flowspec.core.protocol.precision import ACTIVATIONS, CACHE_AUTO, FILED, Q8_0, Q8_0_NUMBERS, cached_as
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.config import MODEL_TYPES
 from flowspec.model.gguf.file import tell_gguf_version
 from flowspec.model.gguf.names import parts_of
-from flowspec.model.kernels import DTYPES
+from flowspec.model.kernels import CACHE_DTYPES, DTYPES
 from flowspec.model.quantised import LINEARS, QuantisedLinear
 from flowspec.model.sampler import F32, Sampler
 
 ROUTER_BITS = 4
 """Of each input of a router, to swap experts: then about every eighth token has others in some layer."""
+KEYS_AND_VALUES = ("k_proj", "v_proj", "qkv_proj")
+"""Modules of transformers' that make them. One that makes queries, too, has these rounded as well."""
 
 
 class Reference:
@@ -102,16 +105,16 @@ class Reference:
                     weight.copy_(kind.widened(rounded, weight.shape[-1]).view_as(weight))
 
     @contextlib.contextmanager
-    def rounding_to(self, dtype: str) -> Iterator[None]:
+    def rounding_to(self, dtype: str, cache: str = CACHE_AUTO) -> Iterator[None]:
         """While it lasts, what layers and their parts compute is rounded as that precision holds it, at each
-        of their ends.
+        of their ends, and keys and values as such a `cache` does.
 
         So it shows how far rounding alone moves this model's logits, without a kernel for such numbers. In a
         mixture the last bits may choose an expert, which is rare and moves logits far: there routers see
-        less, so that it happens. Nothing happens in float32.
+        less, so that it happens. Float32 is not rounded.
         """
-        held = DTYPES[ACTIVATIONS[dtype]]
-        if held == torch.float32:
+        held, kept = DTYPES[ACTIVATIONS[dtype]], cached_as(cache, dtype)
+        if held == torch.float32 == CACHE_DTYPES[kept]:
             yield
             return
 
@@ -123,8 +126,16 @@ class Reference:
             fraction, exponent = torch.frexp(given[0])
             return torch.ldexp((fraction * 2**ROUTER_BITS).round() / 2**ROUTER_BITS, exponent), *given[1:]
 
+        def cached(module: torch.nn.Module, given: Any, made: torch.Tensor) -> torch.Tensor:
+            return _as_levels(made) if kept == Q8_0 else made.to(CACHE_DTYPES[kept]).float()
+
         modules = [*self._model.get_decoder().modules(), self.head]
         hooks = [module.register_forward_hook(rounded) for module in modules]
+        hooks += [
+            module.register_forward_hook(cached)
+            for name, module in self._model.get_decoder().named_modules()
+            if name.rpartition(".")[2] in KEYS_AND_VALUES
+        ]
         routers = [module.gate for module in modules if hasattr(module, "experts")]
         hooks += [router.register_forward_pre_hook(blurred) for router in routers]
         try:
@@ -161,6 +172,16 @@ class Reference:
             input_ids=torch.tensor([[*prompt, *answer]]), use_cache=False, logits_to_keep=len(answer) + 1
         )
         return list(out.logits[0].numpy())
+
+
+def _as_levels(numbers: torch.Tensor) -> torch.Tensor:
+    """Each 32 of a row's numbers as whole multiples of a 127th of the largest, that step in float16."""
+    width = numbers.shape[-1]
+    filled = F.pad(numbers, (0, -width % Q8_0_NUMBERS))
+    groups = filled.view(*numbers.shape[:-1], -1, Q8_0_NUMBERS)
+    steps = (groups.abs().amax(dim=-1, keepdim=True) / 127).half().float()
+    rounded = torch.where(steps > 0, groups / steps, 0.0).round() * steps
+    return rounded.view_as(filled)[..., :width]
 
 
 def _packed_parameters(model: Any, files: ModelFiles) -> frozenset[int]:

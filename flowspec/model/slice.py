@@ -17,12 +17,12 @@ import numpy as np
 import torch
 
 from flowspec.core.protocol.messages import Logprobs
-from flowspec.core.protocol.precision import ACTIVATIONS
+from flowspec.core.protocol.precision import ACTIVATIONS, CACHE_AUTO, cached_as, cached_bytes
 from flowspec.core.stage.events import JobPart, RunLayers
 from flowspec.errors import ClusterError
 from flowspec.model.attention import TreeBatch, TreeCache, TreeRows
 from flowspec.model.files import ModelFiles
-from flowspec.model.kernels import DTYPES, kernel_of
+from flowspec.model.kernels import CACHE_DTYPES, DTYPES, kernel_of
 from flowspec.model.pieces import KeptModules, Pieces, Span, head_dim
 from flowspec.model.sampler import F32, Sampler, logprobs
 from flowspec.model.support import family_of
@@ -37,10 +37,11 @@ class Slice:
     `cache_bytes_max`, which the caches of all requests together stay below (None: no bound).
     """
 
-    def __init__(self, pieces: Pieces, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, pieces: Pieces, dtype: str, device: torch.device, cache: str = CACHE_AUTO) -> None:
         self.config = pieces.config
         self.span = pieces.span
-        self.dtype = dtype
+        self.dtype = DTYPES[ACTIVATIONS[dtype]]
+        self.cache = cached_as(cache, dtype)
         self.device = device
         self.pieces = pieces
         self.captures: tuple[int, ...] = ()
@@ -59,11 +60,13 @@ class Slice:
         store: RoundedStore | None = None,
         kept: KeptModules | None = None,
         arithmetic: str = "",
+        cache: str = CACHE_AUTO,
     ) -> Slice:
         """Reads just this slice's tensors, of quantised matrices what `store` lacks; what is `kept` of
         another slice is taken over.
 
-        Its linear layers compute this `arithmetic` (empty: the best that the device has). Raises `InputError`
+        Its linear layers compute this `arithmetic` (empty: the best that the device has), and keys and values
+        are held as `cache` says (`precision.CACHES`). Raises `InputError`
         when the model cannot be used or is incomplete, and where the device lacks the arithmetic.
         """
         config = files.config()
@@ -75,7 +78,7 @@ class Slice:
         pieces.call_directly(kernel.product)
         if kept is not None:
             pieces.take_over(kept)
-        return Slice(pieces, activations, device)
+        return Slice(pieces, dtype, device, cache)
 
     # ------------------------------------------------------------------------------------------- caches
 
@@ -84,7 +87,7 @@ class Slice:
         """Keys and values of one node."""
         layers = self.span.end - self.span.first
         heads: int = self.config.num_key_value_heads
-        return 2 * layers * heads * head_dim(self.config) * self.dtype.itemsize
+        return 2 * layers * heads * cached_bytes(head_dim(self.config), self.cache)
 
     @property
     def cache_bytes(self) -> int:
@@ -102,7 +105,7 @@ class Slice:
             kv_heads=self.config.num_key_value_heads,
             head_dim=head_dim(self.config),
             slots_max=slots,
-            dtype=self.dtype,
+            dtype=CACHE_DTYPES[self.cache],
             device=self.device,
         )
 

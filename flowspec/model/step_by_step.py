@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from flowspec.core.protocol.messages import Sampling
+from flowspec.core.protocol.precision import CACHE_AUTO
 from flowspec.core.stage.events import JobPart, RunLayers
 from flowspec.model.files import ModelFiles
 from flowspec.model.pieces import Span
@@ -31,12 +32,17 @@ class StepByStep:
         self._answers: dict[tuple[Tokens, Sampling, int, frozenset[int]], Tokens] = {}
 
     @staticmethod
-    def load(files: ModelFiles, dtype: str, device: torch.device = CPU, arithmetic: str = "") -> StepByStep:
+    def load(
+        files: ModelFiles,
+        dtype: str,
+        device: torch.device = CPU,
+        arithmetic: str = "",
+        cache: str = CACHE_AUTO,
+    ) -> StepByStep:
         """Raises `InputError` when the model cannot be used or is incomplete."""
         count = files.config().num_hidden_layers
-        return StepByStep(
-            Slice.load(files, Span(first=0, end=count, count=count), dtype, device, arithmetic=arithmetic)
-        )
+        span = Span(first=0, end=count, count=count)
+        return StepByStep(Slice.load(files, span, dtype, device, arithmetic=arithmetic, cache=cache))
 
     @property
     def vocabulary_size(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from flowspec.core.protocol.limits import STAGES_MAX
-from flowspec.core.protocol.precision import OF_ANY_MODEL, PRECISION_BYTES, is_packed
+from flowspec.core.protocol.precision import OF_ANY_MODEL, PRECISION_BYTES, Q8_0, is_packed
 from flowspec.errors import InputError
 from flowspec.plan.forecast import PASS_LEVELS
 from flowspec.plan.partition import Arrangement, Partition
@@ -187,6 +187,8 @@ def fitting_options(request: PlanRequest) -> list[Option]:
     found = []
     for precision in _lower(request):
         found += _first([(precision, replace(request, precisions=(precision,)))])
+    if request.cache != Q8_0:
+        found += _first([("keys and values in q8_0 (--cache q8_0)", replace(request, cache=Q8_0))])
     contexts: list[int] = []
     while (shorter := (contexts[-1] if contexts else request.context) // 2) >= CONTEXT_MIN:
         contexts.append(shorter)

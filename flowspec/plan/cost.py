@@ -8,13 +8,11 @@ many nodes as its knee in the time of one. Where the same cores read and compute
 
 from __future__ import annotations
 
-from flowspec.core.protocol.precision import FILED, PRECISION_BYTES
+from flowspec.core.protocol.precision import CACHE_AUTO, FILED, PRECISION_BYTES, cached_as, cached_bytes
 from flowspec.plan.profile import DeviceProfile
 from flowspec.plan.shape import USUAL_FILED_BYTES, ModelShape
 from flowspec.plan.timing import Curve
 
-CACHE_BYTES_MIN = 2.0
-"""Keys and values are not quantised."""
 OPERATIONS = 2.0
 """Floating-point operations for each weight and row: multiply and add."""
 
@@ -33,9 +31,11 @@ def weights_curve(
     )
 
 
-def layers_curve(device: DeviceProfile, shape: ModelShape, precision: str, layers: int) -> Curve:
+def layers_curve(
+    device: DeviceProfile, shape: ModelShape, precision: str, layers: int, cache: str = CACHE_AUTO
+) -> Curve:
     weights = weights_curve(device, layers * shape.layer_params, precision, shape.filed_bytes)
-    cache_bytes = layers * shape.cache_values() * max(PRECISION_BYTES[precision], CACHE_BYTES_MIN)
+    cache_bytes = 2 * layers * shape.kv_heads * cached_bytes(shape.head_dim, cached_as(cache, precision))
     return Curve(
         base_s=weights.base_s,
         row_s=weights.row_s,

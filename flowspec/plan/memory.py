@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.precision import FILED, PRECISION_BYTES, PRECISIONS
+from flowspec.core.protocol.precision import (
+    CACHE_AUTO,
+    FILED,
+    PRECISION_BYTES,
+    PRECISIONS,
+    cached_as,
+    cached_bytes,
+)
 from flowspec.core.stage.slots import WORK_BYTES
 from flowspec.plan.shape import ModelShape
 
@@ -14,7 +21,7 @@ PROCESS_BYTES = 512 << 20
 SYSTEM_SHARE = 0.1
 """Of a device's memory, for its operating system; a plan leaves it alone."""
 ACTIVATION_BYTES_MIN = 2.0
-"""Neither keys and values nor the embedding are quantised."""
+"""Of what no precision quantises: the embedding, norms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +43,12 @@ def cache_bytes(
     kv_heads: int,
     head_dim: int,
     context: int,
-    element_bytes: int,
+    held: str,
     nodes_max: int = limits.TREE_NODES_MAX,
 ) -> int:
-    """Keys and values of one request with a full context and a full tree, which has more nodes at a
-    drafter."""
-    return 2 * layers * kv_heads * head_dim * (context + nodes_max) * element_bytes
+    """Keys and values of one request, `held` as `precision.cached_as` says, with a full context and a full
+    tree, which has more nodes at a drafter."""
+    return 2 * layers * kv_heads * cached_bytes(head_dim, held) * (context + nodes_max)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +124,7 @@ def stage_memory(
     last: bool,
     context: int,
     users: int,
+    cache: str = CACHE_AUTO,
 ) -> SliceMemory:
     """A slice of so many layers with the caches of all users; a tied embedding counts once where both ends
     are and none is quantised, or both are as a file packs them."""
@@ -136,7 +144,7 @@ def stage_memory(
         kv_heads=shape.kv_heads,
         head_dim=shape.head_dim,
         context=context,
-        element_bytes=int(kept),
+        held=cached_as(cache, precision),
     )
     return SliceMemory(weight_bytes=round(size), cache_bytes=users * held)
 
@@ -160,7 +168,7 @@ def drafter_memory(shape: ModelShape, precision: str, *, context: int, users: in
         kv_heads=shape.kv_heads,
         head_dim=shape.head_dim,
         context=context,
-        element_bytes=int(kept),
+        held=cached_as(CACHE_AUTO, precision),
         nodes_max=limits.DRAFT_NODES_MAX,
     )
     return SliceMemory(weight_bytes=round(size), cache_bytes=users * held)

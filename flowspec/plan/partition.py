@@ -120,6 +120,7 @@ class Partition:
             last=index == last,
             context=request.context,
             users=request.users,
+            cache=request.cache,
         )
 
     def drafter_need(self, arrangement: Arrangement) -> SliceMemory | None:
@@ -166,7 +167,7 @@ class Partition:
 
     def _computed(self, profile: DeviceProfile, precision: str, guesses: bool) -> tuple[F64, F64, F64]:
         shape, context = self.request.shape, self.request.typical_context
-        one, two = (layers_curve(profile, shape, precision, layers) for layers in (1, 2))
+        one, two = (layers_curve(profile, shape, precision, layers, self.request.cache) for layers in (1, 2))
         head = head_curve(profile, shape, precision)
         nodes = self._guess_nodes if guesses else self._plain_nodes
         rows = np.array([[curve.seconds(int(n), context) for n in nodes] for curve in (one, two)])

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import Assign, Drafting
+from flowspec.core.protocol.precision import CACHE_AUTO
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,7 @@ class ClusterPlan:
     vocabulary: int = limits.VOCABULARY_MAX
     hidden_size: int = 0
     drafting: Drafting | None = None
+    cache: str = CACHE_AUTO
 
     @property
     def layer_count(self) -> int:
@@ -62,6 +64,7 @@ def assigns_of(plan: ClusterPlan) -> list[Assign]:
                 context=plan.context,
                 captures=plan.captures,
                 drafting=plan.drafting,
+                cache=plan.cache,
             )
         )
     return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from flowspec.core.protocol.precision import CACHE_AUTO
 from flowspec.plan.memory import PROCESS_BYTES, SYSTEM_SHARE, ModelWeights
 from flowspec.plan.profile import DeviceProfile
 from flowspec.plan.shape import ModelShape
@@ -81,7 +82,7 @@ class PlanRequest:
     be it. With `all_devices` none is left out.
 
     Passes are timed with `typical_context` tokens before them; memory is counted for `context` tokens of each
-    user.
+    user, whose keys and values are held as `cache` says.
     """
 
     sites: tuple[Site, ...]
@@ -95,6 +96,7 @@ class PlanRequest:
     users: int = 1
     head: str | None = None
     all_devices: bool = False
+    cache: str = CACHE_AUTO
 
     @property
     def heads(self) -> Sequence[Site]:

@@ -17,7 +17,7 @@ import torch
 from flowspec.core.cluster.daemon import SliceRoom, room_for
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import Assign
-from flowspec.core.protocol.precision import ACTIVATIONS
+from flowspec.core.protocol.precision import ACTIVATIONS, CACHE_AUTO, cached_as
 from flowspec.errors import ClusterError, FlowSpecError, InputError, NoRoomError
 from flowspec.memory_claims import MemoryClaims
 from flowspec.model.accelerator import accelerator_of
@@ -128,6 +128,7 @@ class SliceLoad:
             device,
             assign.arithmetic,
             assign.nodes_max,
+            assign.cache,
         )
         return need if kept is None else replace(need, weight_bytes=need.weight_bytes - kept.weight_bytes)
 
@@ -149,8 +150,12 @@ class SliceLoad:
         lacking_bytes = self.need(kept, device).weight_bytes
         with self._ready(kept, device) as (received_bytes, rounded):
             began_s = time.monotonic()
-            dtype, arithmetic = self._assign.dtype, self._assign.arithmetic
-            part = Slice.load(files, self._span, dtype, device, tell, rounded, kept, arithmetic)
+            assign = self._assign
+            part = Slice.load(
+                *(files, self._span, assign.dtype, device, tell, rounded, kept),
+                arithmetic=assign.arithmetic,
+                cache=assign.cache,
+            )
             self.rate = lacking_bytes / max(time.monotonic() - began_s, 1e-3)
         return Held(part, self._source.content), received_bytes
 
@@ -370,6 +375,7 @@ def slice_memory(
     device: torch.device | None = None,
     arithmetic: str = "",
     nodes_max: int = limits.TREE_NODES_MAX,
+    cache: str = CACHE_AUTO,
 ) -> SliceMemory:
     """The memory of a slice on a device (None: on most), from file headers; nothing is loaded. A tied
     embedding counts once per slice; caches have room for `context` tokens and `nodes_max` guesses."""
@@ -378,7 +384,7 @@ def slice_memory(
     packing = PACKINGS.get(dtype) if device is None else packing_of(dtype, device, arithmetic)
     return SliceMemory(
         weight_bytes=weight_bytes(pieces, files.tensors(), activations, packing),
-        cache_bytes=_cache_bytes(pieces.config, span, dtype, context, nodes_max),
+        cache_bytes=_cache_bytes(pieces.config, span, dtype, context, nodes_max, cache),
     )
 
 
@@ -399,17 +405,17 @@ def room_beside(need: SliceMemory, kept: KeptModules | None, serving: Slice, mac
 
 def kept_memory(config: Any, span: Span, assign: Assign) -> SliceMemory:
     """What a slice that is loaded takes in addition."""
-    held = _cache_bytes(config, span, assign.dtype, assign.context, assign.nodes_max)
+    held = _cache_bytes(config, span, assign.dtype, assign.context, assign.nodes_max, assign.cache)
     return SliceMemory(weight_bytes=0, cache_bytes=held)
 
 
-def _cache_bytes(config: Any, span: Span, dtype: str, context: int, nodes_max: int) -> int:
+def _cache_bytes(config: Any, span: Span, dtype: str, context: int, nodes_max: int, cache: str) -> int:
     return cache_bytes(
         layers=span.end - span.first,
         kv_heads=config.num_key_value_heads,
         head_dim=head_dim(config),
         context=context,
-        element_bytes=DTYPES[ACTIVATIONS[dtype]].itemsize,
+        held=cached_as(cache, dtype),
         nodes_max=nodes_max,
     )
 
@@ -446,7 +452,7 @@ def check_memory(
                 f"(weights {mib(need.weight_bytes)}, "
                 f"cache {mib(need.cache_bytes)} for {assign.context} tokens), "
                 f"but {mib(max(0, have))} are free here{theirs}; "
-                f"give this device {smaller}, or use a smaller --context or --dtype"
+                f"give this device {smaller}, or use a smaller --context, --dtype or --cache"
             )
         part = min(rest_bytes, free_bytes // max(sharers, 1 + len(others)))
         if allowed_bytes is not None:

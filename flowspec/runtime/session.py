@@ -20,7 +20,7 @@ from flowspec.core.head.prompt_chunks import SlotTime
 from flowspec.core.methods import make_method
 from flowspec.core.protocol.limits import TOP_LOGPROBS_MAX
 from flowspec.core.protocol.messages import Sampling
-from flowspec.core.protocol.precision import FILED
+from flowspec.core.protocol.precision import CACHE_AUTO, FILED
 from flowspec.draft.kinds import NONE, WITHOUT_TENSORS
 from flowspec.errors import InputError
 from flowspec.model.families import check_family
@@ -64,6 +64,7 @@ class ClusterOptions:
 
     model: str
     dtype: str | None = None
+    cache: str = CACHE_AUTO
     cluster: Path | None = None
     local: int = 4
     layers: tuple[int, ...] | None = None
@@ -450,6 +451,7 @@ def _unplaced(options: ClusterOptions, files: ModelFiles, config: Any) -> Cluste
         model=canonical_name(options.model),
         fingerprint=files.fingerprint(),
         dtype=pick_dtype(options.dtype, files, config),
+        cache=options.cache,
         context=pick_context(options.context, context_max(config)),
         stages=(),
         vocabulary=config.vocab_size,
@@ -495,6 +497,7 @@ def choose_for(
         typical_context=typical_context(plan.context),
         head=found.head,
         all_devices=options.all_devices,
+        cache=plan.cache,
     )
     chosen = compare(request, found, plan.stages) if plan.stages else choose(request, found)
     for line in chosen.lines():

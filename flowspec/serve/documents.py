@@ -19,7 +19,7 @@ from flowspec.version import __version__
 def fingerprint_of(plan: ClusterPlan, arithmetic: str) -> str:
     """`system_fingerprint`: of all that an answer depends on beside the request, so never of how many devices
     there are."""
-    text = f"{plan.fingerprint} {plan.dtype} {arithmetic} {plan.context} {__version__}"
+    text = f"{plan.fingerprint} {plan.dtype} {plan.cache} {arithmetic} {plan.context} {__version__}"
     return f"fp_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 

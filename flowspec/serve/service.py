@@ -208,6 +208,7 @@ class Service:
             "model": self.model,
             "fingerprint": self.fingerprint,
             "dtype": plan.dtype,
+            "cache": plan.cache,
             "arithmetic": session.head.arithmetic,
             "context": plan.context,
             "layers": plan.layer_count,

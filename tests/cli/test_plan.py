@@ -10,6 +10,7 @@ import pytest
 
 from flowspec.bench import planned
 from flowspec.cli.main import main
+from flowspec.core.protocol.precision import CACHES
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.slice import Span
 from flowspec.plan.memory import stage_memory
@@ -210,16 +211,22 @@ def test_a_plan_of_a_cluster_file_says_what_a_head_does_without_each_device(
     assert json.loads(plan(capsys, *FIVE, "--quick", "--json")[1])["absent"] is None, "boards are not devices"
 
 
+@pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("first", "end"), [(0, 8), (0, 3), (3, 6), (6, 8)])
-def test_memory_of_a_checkpoint_is_what_a_daemon_counts(dtype: str, first: int, end: int) -> None:
+def test_memory_of_a_checkpoint_is_what_a_daemon_counts(dtype: str, first: int, end: int, cache: str) -> None:
     files = ModelFiles(BUNDLED)
     shape = shape_of(files.config(), BUNDLED)
     weights = counted_weights(files, shape)
     ours = stage_memory(
-        shape, weights, dtype, end - first, first=first == 0, last=end == 8, context=512, users=1
+        *(shape, weights, dtype, end - first),
+        first=first == 0,
+        last=end == 8,
+        context=512,
+        users=1,
+        cache=cache,
     )
-    assert ours == slice_memory(files, Span(first=first, end=end, count=8), dtype, 512)
+    assert ours == slice_memory(files, Span(first=first, end=end, count=8), dtype, 512, cache=cache)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])

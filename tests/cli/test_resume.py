@@ -17,6 +17,7 @@ from flowspec.bench.checkpoints import make_variant
 from flowspec.cli.main import main
 from flowspec.core.protocol.messages import Sampling
 from flowspec.model.files import BUNDLED, ModelFiles
+from flowspec.model.step_by_step import StepByStep
 from flowspec.runtime.journal.file import Journal
 from flowspec.runtime.journal.lines import Entry, Setting
 from tests import warm
@@ -214,6 +215,26 @@ def test_what_was_computed_elsewhere_is_refused_or_goes_on_from_a_token_that_is_
     }
 
 
+def test_keys_and_values_are_held_as_they_were(tmp_path: Path) -> None:
+    path, files = tmp_path / "answer", ModelFiles(BUNDLED)
+    prompt, sampling = (1, 5, 9), Sampling(temperature=1.0, seed=5)
+    plain = StepByStep.load(files, "float32", cache="q8_0")
+    expected = plain.generate(prompt, sampling, 12, frozenset([2]))
+    setting = Setting(
+        command="generate",
+        model=BUNDLED,
+        fingerprint=files.fingerprint(),
+        dtype="float32",
+        context=100,
+        cache="q8_0",
+    )
+    with Journal.start(path, setting, print) as begun:
+        begun.ask(Entry(prompt=prompt, sampling=sampling, new_tokens_max=12, stop_ids=frozenset([2])))
+        begun.tokens(expected[:4])
+    found = generate("--resume", str(path), "--local", "2")
+    assert (found["cache"], found["token_ids"]) == ("q8_0", list(expected))
+
+
 def test_another_model_is_refused_before_it_is_loaded(
     journal: Path, tmp_path: Path, refusal: Callable[..., str]
 ) -> None:
@@ -229,6 +250,7 @@ def test_another_model_is_refused_before_it_is_loaded(
         (["--temperature", "0"], "--resume goes on as the journal says; leave out --temperature"),
         (["--seed", "0"], "--resume goes on as the journal says; leave out --seed"),
         (["--dtype", "float32"], "--resume goes on as the journal says; leave out --dtype"),
+        (["--cache", "q8_0"], "--resume goes on as the journal says; leave out --cache"),
         (["--max-new-tokens", "256"], "--resume goes on as the journal says; leave out --max-new-tokens"),
         (["What?"], "--resume goes on as the journal says; leave out a prompt"),
         (["--parallel", "2"], "--resume goes on as the journal says; leave out --parallel"),

@@ -13,10 +13,11 @@ from flowspec.model.pieces import Span
 from flowspec.model.slice import Slice
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
 @pytest.mark.parametrize("slots", [1, BLOCK_SLOTS, BLOCK_SLOTS + 1, 600])
-def test_growth_is_foretold_to_the_byte(slots: int) -> None:
+def test_growth_is_foretold_to_the_byte(slots: int, dtype: torch.dtype) -> None:
     cache = TreeCache(
-        layers=2, kv_heads=3, head_dim=4, slots_max=600, dtype=torch.float32, device=torch.device("cpu")
+        layers=2, kv_heads=3, head_dim=40, slots_max=600, dtype=dtype, device=torch.device("cpu")
     )
     cache.reserve(5)
     foretold = cache.bytes + cache.growth_bytes(slots)

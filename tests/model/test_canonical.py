@@ -18,7 +18,7 @@ import torch
 
 from flowspec.bench.checkpoints import VARIANTS, VOCABULARY_SIZE, make_variant
 from flowspec.core.protocol.messages import Sampling
-from flowspec.core.protocol.precision import FILED
+from flowspec.core.protocol.precision import CACHE_AUTO, FILED
 from flowspec.core.stage.events import JobPart, RunLayers
 from flowspec.core.stage.slots import SlotMap
 from flowspec.model.files import ModelFiles
@@ -65,10 +65,10 @@ class Node:
 class Stages:
     """A model in consecutive slices, each with slots of its own, as `StageCore` gives them."""
 
-    def __init__(self, files: ModelFiles, dtype: str, cuts: Sequence[int]) -> None:
+    def __init__(self, files: ModelFiles, dtype: str, cuts: Sequence[int], cache: str) -> None:
         layers = cuts[-1]
         self.slices = [
-            Slice.load(files, Span(first=first, end=end, count=layers), dtype, CPU)
+            Slice.load(files, Span(first=first, end=end, count=layers), dtype, CPU, cache=cache)
             for first, end in itertools.pairwise(cuts)
         ]
         self.maps: dict[int, list[SlotMap]] = {}
@@ -141,8 +141,8 @@ class StepByStep:
     Each path goes on from where it leaves the one before it, whose end is given up.
     """
 
-    def __init__(self, files: ModelFiles, dtype: str, layers: int) -> None:
-        self._stages = Stages(files, dtype, (0, layers))
+    def __init__(self, files: ModelFiles, dtype: str, layers: int, cache: str) -> None:
+        self._stages = Stages(files, dtype, (0, layers), cache)
         self._stages.open(1)
         self._known: dict[Path_, bytes] = {}
         self._line: list[Node] = []
@@ -272,15 +272,16 @@ def check(
     requests: int,
     sizes: Sizes,
     compare: int,
+    cache: str = CACHE_AUTO,
 ) -> int:
     """Plays, and compares some rows of each job with step-by-step decoding; the rows of the largest job."""
     layers = files.config().get_text_config().num_hidden_layers
-    alone = StepByStep(files, dtype, layers)
+    alone = StepByStep(files, dtype, layers, cache)
     cuts = (0, *sorted(rng.sample(range(1, layers), stages - 1)), layers)
     torch.set_num_threads(threads)
     try:
         compared = largest = 0
-        for found in play(rng, Stages(files, dtype, cuts), requests, steps=4, sizes=sizes):
+        for found in play(rng, Stages(files, dtype, cuts, cache), requests, steps=4, sizes=sizes):
             largest = max(largest, len(found))
             for path, logits in rng.sample(sorted(found.items()), min(compare, len(found))):
                 assert logits == alone.logits(path), f"{len(path)} tokens, {stages} stages, {threads} threads"
@@ -307,6 +308,23 @@ def test_every_logit_is_that_of_step_by_step_decoding(
         sizes=Sizes(),
         compare=8,
     )
+
+
+@pytest.mark.parametrize(
+    ("variant", "dtype", "cache"),
+    [
+        ("llama-grouped", "float32", "q8_0"),
+        ("gemma2", "bfloat16", "q8_0"),
+        ("qwen3-moe", "int4", "q8_0"),
+        ("phi3", "int8", "float16"),
+    ],
+)
+def test_keys_and_values_in_fewer_bits(
+    variant: str, dtype: str, cache: str, checkpoint: Callable[[str], ModelFiles]
+) -> None:
+    files, rng = checkpoint(variant), random.Random(f"{variant} {dtype} {cache}")
+    layers = files.config().get_text_config().num_hidden_layers
+    check(files, dtype, rng, stages=layers, threads=2, requests=3, sizes=Sizes(), compare=8, cache=cache)
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,14 @@ def test_keys_and_values_are_read_and_multiplied_with() -> None:
     assert curve.seconds(200, 1000) - curve.seconds(200) == pytest.approx(multiplied_s)
 
 
-def test_keys_and_values_are_not_quantised() -> None:
+def test_keys_and_values_of_8_bits_are_read_sooner() -> None:
+    width, rest = divmod(SHAPE.head_dim, 32)
+    share = (SHAPE.head_dim + 2 * (width + (rest > 0))) / (2 * SHAPE.head_dim)
+    usual, q8_0 = (layers_curve(BOARD, SHAPE, "int8", 1, cache).context_s for cache in ("auto", "q8_0"))
+    assert q8_0 / usual == pytest.approx(share)
+
+
+def test_keys_and_values_are_not_quantised_with_the_weights() -> None:
     assert (
         layers_curve(BOARD, SHAPE, "int8", 1).context_s == layers_curve(BOARD, SHAPE, "float16", 1).context_s
     )

@@ -76,7 +76,7 @@ def test_a_split_by_hand_is_taken_as_it_is_or_refused() -> None:
 
 
 def test_memory_is_keys_and_values_of_context_and_tree() -> None:
-    found = cache_bytes(layers=3, kv_heads=5, head_dim=64, context=1000, element_bytes=2)
+    found = cache_bytes(layers=3, kv_heads=5, head_dim=64, context=1000, held="bfloat16")
     assert found == 2 * 3 * 5 * 64 * (1000 + limits.TREE_NODES_MAX) * 2
     assert SliceMemory(weight_bytes=7, cache_bytes=found).total_bytes == 7 + found + WORK_BYTES
 

@@ -54,7 +54,7 @@ from flowspec.core.protocol.messages import (
     Verified,
     VerifiedPart,
 )
-from flowspec.core.protocol.precision import ACTIVATIONS
+from flowspec.core.protocol.precision import ACTIVATIONS, CACHES
 from flowspec.core.protocol.weight_messages import (
     AskBytes,
     AskNames,
@@ -96,6 +96,7 @@ def assigns(draw: st.DrawFn, cls: type) -> Any:
         "next_hop": st.just("") if last else st.just("10.0.0.2:7700"),
         "next_ip": st.sampled_from(["", "10.0.0.2", "fe80::1"]),
         "dtype": st.sampled_from(sorted(DTYPE_BYTES)),
+        "cache": st.sampled_from(CACHES),
         "context": st.integers(1, limits.CONTEXT_MAX),
         "drafting": st.none(),
         "captures": st.lists(st.integers(0, layers), max_size=limits.CAPTURES_MAX, unique=True)

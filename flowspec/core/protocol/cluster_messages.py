@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.checks import check, check_all, check_range, check_text, is_numeric
-from flowspec.core.protocol.precision import ACTIVATIONS
+from flowspec.core.protocol.precision import ACTIVATIONS, CACHE_AUTO, CACHES
 
 ROLES = ("head-control", "head-data", "head-weights", "stage", "measure")
 LOADING_STEPS = ("trying kernels", "asking", "checking", "receiving", "loading")
@@ -114,6 +114,7 @@ class Assign:
     next_ip: str = ""
     is_beside: bool = False
     arithmetic: str = ""
+    cache: str = CACHE_AUTO
 
     def __post_init__(self) -> None:
         check_text("model", self.model, limits.TEXT_CHARS_MAX)
@@ -138,6 +139,7 @@ class Assign:
             "none on the last stage only",
         )
         check(self.dtype in ACTIVATIONS, "dtype", self.dtype, f"one of {', '.join(ACTIVATIONS)}")
+        check(self.cache in CACHES, "cache", self.cache, f"one of {', '.join(CACHES)}")
         check_range("context", self.context, 1, limits.CONTEXT_MAX)
         check_all("captures", self.captures, 0, self.layer_count, limits.CAPTURES_MAX)
         check(

@@ -1,4 +1,5 @@
-"""The precisions that a model runs in, by name: what its weights take, and what its activations are then."""
+"""The precisions that a model runs in, by name: what its weights take, and what its activations are then; and
+how keys and values are held."""
 
 from __future__ import annotations
 
@@ -46,6 +47,25 @@ OF_ANY_MODEL = tuple(name for name in PRECISIONS if name != FILED)
 ACTIVATIONS = {name: each.activations for name, each in PRECISIONS.items()}
 PRECISION_BYTES = {name: each.weight_bytes for name, each in PRECISIONS.items()}
 """Of a weight."""
+
+
+CACHE_AUTO, Q8_0 = "auto", "q8_0"
+CACHES = (CACHE_AUTO, "float16", Q8_0)
+"""How keys and values may be held: as the precision's activations, in float16, or as levels of 8 bits, where
+each 32 numbers of a key or a value are rounded alone (ggml's q8_0)."""
+Q8_0_NUMBERS, Q8_0_STEP_BYTES = 32, 2
+
+
+def cached_as(cache: str, precision: str) -> str:
+    """The dtype of keys and values, or `q8_0`."""
+    return ACTIVATIONS[precision] if cache == CACHE_AUTO else cache
+
+
+def cached_bytes(head_dim: int, held: str) -> int:
+    """Of a key or a value of one head, held as `cached_as` says."""
+    if held == Q8_0:
+        return head_dim + Q8_0_STEP_BYTES * -(-head_dim // Q8_0_NUMBERS)
+    return head_dim * int(PRECISION_BYTES[held])
 
 
 def is_packed(precision: str) -> bool:

@@ -48,7 +48,7 @@ typedef float vector __attribute__((vector_size(VECTOR_BYTES)));
 typedef float loose __attribute__((vector_size(VECTOR_BYTES), aligned(4)));
 typedef int32_t integers __attribute__((vector_size(VECTOR_BYTES)));
 
-enum { FLOAT32, BFLOAT16, FLOAT16 };
+enum { FLOAT32, BFLOAT16, FLOAT16, LEVELS8 }; /* the last of a cache alone, with steps between levels */
 
 INLINE vector all(float value) { return value - (vector){0}; } /* x - 0 is x, whatever x is */
 
@@ -73,6 +73,13 @@ INLINE vector fused(vector a, vector b, vector c) {
 }
 
 INLINE float from_half(uint16_t bits) {
+#if defined(__F16C__)
+    return _cvtsh_ss(bits);
+#elif defined(__aarch64__)
+    __fp16 half;
+    memcpy(&half, &bits, 2);
+    return half;
+#else
     uint32_t sign = (uint32_t)(bits & 0x8000) << 16, exponent = bits >> 10 & 31, fraction = bits & 1023;
     if (exponent == 0) { /* zero, or a number below the smallest normal one: a whole number of 2^-24 */
         float small = (float)fraction * 0x1p-24f;
@@ -82,6 +89,7 @@ INLINE float from_half(uint16_t bits) {
     float value;
     memcpy(&value, &wide, 4);
     return value;
+#endif
 }
 
 /* WIDTH numbers of that kind, beginning with the one at `at`. */
@@ -115,6 +123,25 @@ INLINE vector widened(const void *from, int64_t at, int kind) {
     vector value;
     for (int i = 0; i < WIDTH; i++)
         value[i] = from_half(short_ones[i]);
+    return value;
+#endif
+}
+
+/* WIDTH levels. */
+INLINE vector widened_levels(const int8_t *from) {
+#if defined(__AVX512F__)
+    return (vector)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from)));
+#elif VECTOR_BYTES == 32
+    return (vector)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)from)));
+#elif defined(__aarch64__)
+    int32_t four;
+    memcpy(&four, from, 4);
+    int8x8_t levels = vreinterpret_s8_s32(vdup_n_s32(four));
+    return (vector)vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(levels))));
+#else
+    vector value;
+    for (int i = 0; i < WIDTH; i++)
+        value[i] = from[i];
     return value;
 #endif
 }
@@ -679,31 +706,36 @@ INLINE int64_t portion_of(int64_t r, int64_t rows, int *count) {
     return first;
 }
 
-/* Rounds a row, group by group, each `stride` after the one before. A group that has what is no number, or is
- * infinite, gets a step that is no number. */
+/* Rounds up to GROUP numbers to levels, 0 for those that are not there; returns the step between levels. A
+ * group that has what is no number, or is infinite, gets a step that is no number. */
+INLINE float round_group(const float *x, int64_t count, int8_t *levels) {
+    float numbers[GROUP] = {0}, peak;
+    memcpy(numbers, x, sizeof(float) * count);
+    int32_t sizes[GROUP], most = 0;
+    memcpy(sizes, numbers, sizeof sizes);
+    for (int i = 0; i < GROUP; i++) /* sizes are ordered as their bits are, and what is no number above all */
+        most = (sizes[i] & 0x7fffffff) > most ? sizes[i] & 0x7fffffff : most;
+    memcpy(&peak, &most, 4);
+    int is_number = peak > PEAK_LEAST && peak < INFINITY;
+    float factor = is_number ? LEVEL_MOST / peak : 0.0f;
+    for (int i = 0; i < GROUP; i++) { /* to even, as `exponential` does */
+        float level = is_number ? (numbers[i] * factor + 12582912.0f) - 12582912.0f : 0.0f;
+        levels[i] = (int8_t)level;
+    }
+    return is_number ? peak / LEVEL_MOST : peak <= PEAK_LEAST ? 0.0f : NAN;
+}
+
+/* Rounds a row, group by group, each `stride` after the one before. */
 static void round_groups(const float *x, int64_t in, int64_t groups, int32_t offset, int has_halves, Rounded *to,
                          int stride) {
     for (int64_t g = 0; g < groups; g++, to += stride) {
-        float numbers[GROUP] = {0}, peak;
-        int64_t count = in - g * GROUP < GROUP ? in - g * GROUP : GROUP;
-        memcpy(numbers, x + g * GROUP, sizeof(float) * count);
-        int32_t sizes[GROUP], most = 0, sums[2] = {0};
-        memcpy(sizes, numbers, sizeof sizes);
-        for (int i = 0; i < GROUP; i++) /* sizes are ordered as their bits are, and what is no number above all */
-            most = (sizes[i] & 0x7fffffff) > most ? sizes[i] & 0x7fffffff : most;
-        memcpy(&peak, &most, 4);
-        int is_number = peak > PEAK_LEAST && peak < INFINITY;
-        float factor = is_number ? LEVEL_MOST / peak : 0.0f;
-        for (int i = 0; i < GROUP; i++) { /* to even, as `exponential` does */
-            float level = is_number ? (numbers[i] * factor + 12582912.0f) - 12582912.0f : 0.0f;
-            to->levels[i] = (int8_t)level;
-        }
+        int32_t sums[2] = {0};
+        to->step = round_group(x + g * GROUP, in - g * GROUP < GROUP ? in - g * GROUP : GROUP, to->levels);
         for (int half = 0; half < 2; half++)
             for (int i = 0; i < GROUP / 2; i++)
                 sums[half] += to->levels[half * (GROUP / 2) + i];
         to->starts[0] = -offset * (has_halves ? sums[0] : sums[0] + sums[1]);
         to->starts[1] = -offset * sums[1];
-        to->step = is_number ? peak / LEVEL_MOST : peak <= PEAK_LEAST ? 0.0f : NAN;
         to->moment = to->step * (float)(sums[0] + sums[1]);
     }
 }
@@ -911,10 +943,23 @@ void flowspec_normal(const float *x, int64_t rows, int64_t width, float share, f
 /* ---------------------------------------------------------------------------------------------------------
  * attention */
 
+/* Rows as a cache of levels holds them: levels [rows, width], and steps [rows, groups]. */
+void flowspec_levels(const float *x, int64_t rows, int64_t width, int8_t *levels, float *steps) {
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t from = 0; from < width; from += GROUP) {
+            int64_t at = r * width + from, count = width - from < GROUP ? width - from : GROUP;
+            int8_t found[GROUP];
+            *steps++ = round_group(x + at, count, found);
+            memcpy(levels + at, found, count);
+        }
+}
+
 typedef struct {
     const float *queries; /* [rows, heads, width] */
     const void *keys;     /* [kv_heads, slots / 16, width, 16] of `kind` */
     const void *values;   /* [kv_heads, slots, value_width] of `kind` */
+    const uint16_t *key_steps;   /* of levels, in float16: [kv_heads, slots / 16, groups, 16] */
+    const uint16_t *value_steps; /* [kv_heads, slots, groups] */
     const uint8_t *seen;  /* [rows, high]: whether a row sees a slot */
     const int32_t *order; /* slots by position; those that nobody sees are left out */
     const int32_t *ends;  /* [blocks]: in `order`, where each block of positions ends */
@@ -924,6 +969,39 @@ typedef struct {
     float scale, cap, cap_inverse; /* scores are bounded by `cap`; 0: they are not */
     int32_t kind, threads;
 } Attention;
+
+/* Of a key or a value: numbers that share a step, the last of them fewer. */
+INLINE int64_t groups_of(const Attention *a) {
+    return (a->width + GROUP - 1) / GROUP;
+}
+
+/* Sixteen slots' keys, as numbers. */
+INLINE const float *keys_of(const Attention *a, int kind, int64_t block, float *room) {
+    int64_t at = block * a->width * LANES;
+    if (kind == FLOAT32)
+        return (const float *)a->keys + at;
+    for (int64_t d = 0; d < a->width; d++)
+        for (int64_t i = 0; i < LANES; i += WIDTH) {
+            int64_t place = at + d * LANES + i;
+            vector key;
+            if (kind == LEVELS8)
+                key = widened_levels((const int8_t *)a->keys + place) *
+                      widened(a->key_steps, (block * groups_of(a) + d / GROUP) * LANES + i, FLOAT16);
+            else
+                key = widened(a->keys, place, kind);
+            store(room + d * LANES + i, key);
+        }
+    return room;
+}
+
+/* WIDTH numbers of a slot's value, of a head whose slots begin at `first`; they lie in one group. */
+INLINE vector value_of(const Attention *a, int kind, int64_t slot, int64_t from) {
+    int64_t at = slot * a->value_width + from;
+    if (kind != LEVELS8)
+        return widened(a->values, at, kind);
+    float step = from_half(a->value_steps[slot * groups_of(a) + from / GROUP]);
+    return widened_levels((const int8_t *)a->values + at) * all(step);
+}
 
 #if VECTOR_BYTES == 32
 #define VALUES_MAX 2 /* vectors of a value that are summed at once, for each of QUERIES queries */
@@ -975,10 +1053,10 @@ INLINE void shares_of(const Attention *a, const uint8_t *seen, const uint8_t *bl
     }
 }
 
-/* Adds the values of one block of positions to `totals`, `vectors` (a constant, at most VALUES_MAX) of them
+/* Adds the values of one block of positions, of a head whose slots begin at `first`, to `totals`, `vectors` (a constant, at most VALUES_MAX) of them
  * from number `from` on, and where `weights` is given what they weigh. A slot that a query does not see is
  * left out, whatever lies there. */
-INLINE void values_of(const Attention *a, const void *values, int kind, int vectors, int64_t from, int count,
+INLINE void values_of(const Attention *a, int64_t first, int kind, int vectors, int64_t from, int count,
                       float *const *shares, const uint8_t *const *seen, int64_t begin, int64_t end,
                       float *totals, float *weights) {
     vector sums[QUERIES][VALUES_MAX];
@@ -997,7 +1075,7 @@ INLINE void values_of(const Attention *a, const void *values, int kind, int vect
         vector value[VALUES_MAX];
 #pragma GCC unroll 16
         for (int v = 0; v < vectors; v++)
-            value[v] = widened(values, slot * a->value_width + from + v * WIDTH, kind);
+            value[v] = value_of(a, kind, first + slot, from + v * WIDTH);
 #pragma GCC unroll 4
         for (int q = 0; q < QUERIES; q++)
             if (who >> q & 1) {
@@ -1039,13 +1117,7 @@ INLINE void attend(const Attention *a, int kind, int64_t kv_head, int64_t row_fi
     for (int64_t b = 0; b < blocks; b++) {
         if (!any[b])
             continue;
-        int64_t at = (kv_head * (a->slots / LANES) + b) * a->width * LANES;
-        const float *block = keys;
-        if (kind == FLOAT32)
-            block = (const float *)a->keys + at;
-        else
-            for (int64_t i = 0; i < a->width * LANES; i += WIDTH)
-                store(keys + i, widened(a->keys, at + i, kind));
+        const float *block = keys_of(a, kind, kv_head * (a->slots / LANES) + b, keys);
         int count = 0;
         for (int64_t n = 0; n < many; n++) {
             int64_t r = n / group, head = kv_head * group + n % group;
@@ -1066,8 +1138,6 @@ INLINE void attend(const Attention *a, int kind, int64_t kv_head, int64_t row_fi
         shares_of(a, a->seen + (row_first + r) * a->high, blocks_seen + r * blocks, blocks,
                   scores + n * blocks * LANES);
     }
-    const char *values =
-        (const char *)a->values + kv_head * a->slots * a->value_width * (kind == FLOAT32 ? 4 : 2);
     for (int64_t n = 0; n < many; n += QUERIES) {
         int count = many - n < QUERIES ? (int)(many - n) : QUERIES;
         const uint8_t *seen[QUERIES];
@@ -1081,10 +1151,10 @@ INLINE void attend(const Attention *a, int kind, int64_t kv_head, int64_t row_fi
         for (int64_t b = 0; b < a->blocks; begin = a->ends[b++]) {
             int64_t from = 0;
             for (; from + VALUES_MAX * WIDTH <= a->value_width; from += VALUES_MAX * WIDTH)
-                values_of(a, values, kind, VALUES_MAX, from, count, own, seen, begin, a->ends[b], totals,
+                values_of(a, kv_head * a->slots, kind, VALUES_MAX, from, count, own, seen, begin, a->ends[b], totals,
                           from ? NULL : weights);
             for (; from < a->value_width; from += WIDTH)
-                values_of(a, values, kind, 1, from, count, own, seen, begin, a->ends[b], totals,
+                values_of(a, kv_head * a->slots, kind, 1, from, count, own, seen, begin, a->ends[b], totals,
                           from ? NULL : weights);
         }
         for (int q = 0; q < count; q++) {
@@ -1122,8 +1192,10 @@ int flowspec_attention(const Attention *a) {
             attend(a, FLOAT32, unit % a->kv_heads, first, end, room);
         else if (a->kind == BFLOAT16)
             attend(a, BFLOAT16, unit % a->kv_heads, first, end, room);
-        else
+        else if (a->kind == FLOAT16)
             attend(a, FLOAT16, unit % a->kv_heads, first, end, room);
+        else
+            attend(a, LEVELS8, unit % a->kv_heads, first, end, room);
         free(room);
     }
     return is_done;

@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 
 from flowspec.model.arithmetic import build
-from flowspec.model.arithmetic.packed import Form
+from flowspec.model.arithmetic.packed import GROUP, Form
 
-KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""Of numbers, as the source counts them."""
+KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
+"""Of numbers, as the source counts them; int8 are levels, of a cache alone."""
 FUNCTIONS = ("silu", "gelu_tanh", "tanh")
 """In the source's order."""
 
@@ -22,7 +22,9 @@ class _Attention(ctypes.Structure):
     _fields_ = [
         *(
             (name, ctypes.c_void_p)
-            for name in ("queries", "keys", "values", "seen", "order", "ends", "found")
+            for name in (
+                *("queries", "keys", "values", "key_steps", "value_steps", "seen", "order", "ends", "found"),
+            )
         ),
         *(
             (name, ctypes.c_int64)
@@ -64,7 +66,10 @@ class Library:
         self._function.argtypes = (pointer, number, small, pointer)
         self._normal.argtypes = (pointer, number, number, real, real, pointer, pointer)
         self._attention.argtypes = (ctypes.POINTER(_Attention),)
-        self._function.restype = self._normal.restype = self._packed_rows.restype = None
+        self._levels = library.flowspec_levels
+        self._levels.argtypes = (pointer, number, number, pointer, pointer)
+        for each in (self._function, self._normal, self._packed_rows, self._levels):
+            each.restype = None
 
     def linear(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """`[rows, out]` from float32 `[rows, in]` and `[out, in]` in float32, bfloat16 or float16."""
@@ -117,11 +122,20 @@ class Library:
         )
         return found
 
+    def levels(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Float32 rows `[rows, width]` as levels, int8, and the steps between them `[rows, width / 32]`."""
+        rows, width = x.shape
+        levels = torch.empty((rows, width), dtype=torch.int8)
+        steps = x.new_empty((rows, -(-width // GROUP)))
+        self._levels(x.data_ptr(), rows, width, levels.data_ptr(), steps.data_ptr())
+        return levels, steps
+
     def attention(
         self,
         queries: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
+        steps: tuple[torch.Tensor, torch.Tensor] | None,
         seen: torch.Tensor,
         order: torch.Tensor,
         ends: torch.Tensor,
@@ -136,6 +150,8 @@ class Library:
             queries=queries.data_ptr(),
             keys=keys.data_ptr(),
             values=values.data_ptr(),
+            key_steps=None if steps is None else steps[0].data_ptr(),
+            value_steps=None if steps is None else steps[1].data_ptr(),
             seen=seen.data_ptr(),
             order=order.data_ptr(),
             ends=ends.data_ptr(),

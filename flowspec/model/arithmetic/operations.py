@@ -47,6 +47,14 @@ def packed_rows(form: Form, panels: torch.Tensor, ids: torch.Tensor) -> torch.Te
     return (plain.packed_rows if library is None else library.packed_rows)(form, panels, ids)
 
 
+def levels(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows `[rows, width]` as levels, int8, and the step between them for each 32 numbers, float32 `[rows,
+    width / 32]`, rounded up."""
+    library = _library(x)
+    wide = x.float().contiguous()
+    return plain.levels(wide) if library is None else library.levels(wide)
+
+
 @dataclass(slots=True)
 class Sight:
     """What each row of a job sees of a cache: `seen` `[rows, high]` bool, `key_positions` `[high]` int32 of
@@ -92,15 +100,22 @@ def attention(
     sight: Sight,
     scale: float,
     cap: float | None = None,
+    steps: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """`[rows, heads, width]` from queries of that shape, `keys` `[kv_heads, slots / 16, width, 16]` and
-    `values` `[kv_heads, slots, width, filled up to a multiple of 16]`."""
+    `values` `[kv_heads, slots, width filled up to a multiple of 16]`.
+
+    Keys and values in int8 are levels; `steps` has the step between them for each 32 numbers of a slot, in
+    float16: `[kv_heads, slots / 16, width / 32, 16]` and `[kv_heads, slots, width / 32]`, rounded up.
+    """
     library = _library(queries)
     wide = queries.float().contiguous()
     if library is None:
+        if steps is not None:
+            keys, values = plain.of_levels(keys, steps[0], 2), plain.of_levels(values, steps[1], 2)
         found = plain.attention(wide, keys, values[..., : queries.shape[2]], sight.paths(), scale, cap)
     else:
-        found = library.attention(wide, keys, values, sight.seen, *sight.order(), scale, cap)
+        found = library.attention(wide, keys, values, steps, sight.seen, *sight.order(), scale, cap)
     return found.to(queries.dtype)
 
 

@@ -182,6 +182,19 @@ def rounded_groups(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return levels, steps
 
 
+def levels(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Float32 rows `[rows, width]` as levels of `rounded_groups`, int8 `[rows, width]`, and their steps."""
+    found, steps = rounded_groups(x)
+    return found.flatten(1)[:, : x.shape[1]].to(torch.int8), steps
+
+
+def of_levels(found: torch.Tensor, steps: torch.Tensor, dimension: int) -> torch.Tensor:
+    """Numbers, float32, from int8 levels and the float16 step of each 32 along a dimension: no product is
+    rounded."""
+    each = steps.float().repeat_interleave(GROUP, dim=dimension)
+    return found.float() * each.narrow(dimension, 0, found.shape[dimension])
+
+
 def softmax(x: torch.Tensor) -> torch.Tensor:
     """By the last dimension, of float32."""
     shares = exp(x - x.amax(dim=-1, keepdim=True))

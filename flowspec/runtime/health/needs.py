@@ -72,7 +72,9 @@ def find_needs(options: ClusterOptions, devices: Sequence[Device], keys: Keyring
     dtype = pick_dtype(options.dtype, files, config)
     context = pick_context(options.context, context_max(config))
     if is_planned:
-        wanted = ClusterPlan(model=files.model, fingerprint="", dtype=dtype, context=context, stages=())
+        wanted = ClusterPlan(
+            model=files.model, fingerprint="", dtype=dtype, cache=options.cache, context=context, stages=()
+        )
         with contextlib.suppress(ClusterError):  # a device that does not answer is told of by itself
             stages = _planned(options, files, devices, wanted, keys) or stages
     from flowspec.model.pieces import (
@@ -81,7 +83,9 @@ def find_needs(options: ClusterOptions, devices: Sequence[Device], keys: Keyring
     from flowspec.runtime.loading import slice_memory
 
     def memory(first: int, end: int) -> SliceMemory:
-        return slice_memory(files, Span(first=first, end=end, count=count), dtype, context)
+        return slice_memory(
+            files, Span(first=first, end=end, count=count), dtype, context, cache=options.cache
+        )
 
     return ModelNeeds(
         model=canonical_name(options.model),

@@ -24,13 +24,13 @@ from flowspec.core.head.request import common_prefix
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.checks import check, check_all, check_range, check_text
 from flowspec.core.protocol.messages import SAMPLING_FIELDS, Sampling
-from flowspec.core.protocol.precision import ACTIVATIONS
+from flowspec.core.protocol.precision import ACTIVATIONS, CACHE_AUTO, CACHES
 from flowspec.errors import InputError, first_line
 
-FORMAT = 3
+FORMAT = 4
 """Also raised when another version would draw other tokens from the same seed.
 
-Lines of format 1 had no checksums; format 2 had no arithmetic.
+Lines of format 1 had no checksums; format 2 had no arithmetic, format 3 no `cache`.
 """
 COMMANDS = ("generate", "chat")
 ENDS = ("stop", "length", "cancelled")
@@ -50,6 +50,7 @@ class Setting:
     dtype: str
     context: int
     arithmetic: str = ""
+    cache: str = CACHE_AUTO
 
     def __post_init__(self) -> None:
         check(self.command in COMMANDS, "command", self.command, ", ".join(COMMANDS))
@@ -57,6 +58,7 @@ class Setting:
         check_text("fingerprint", self.fingerprint)
         check_text("arithmetic", self.arithmetic)
         check(self.dtype in ACTIVATIONS, "dtype", self.dtype, ", ".join(ACTIVATIONS))
+        check(self.cache in CACHES, "cache", self.cache, ", ".join(CACHES))
         check_range("context", self.context, 1, limits.CONTEXT_MAX)
 
 
@@ -296,7 +298,8 @@ def _row(line: bytes) -> dict[str, Any]:
 
 
 def _setting(row: dict[str, Any]) -> Setting:
-    texts = {name: _text(row, name) for name in ("command", "model", "fingerprint", "dtype", "arithmetic")}
+    names = ("command", "model", "fingerprint", "dtype", "arithmetic", "cache")
+    texts = {name: _text(row, name) for name in names}
     return Setting(**texts, context=_field(row, "context", int))
 
 

@@ -81,6 +81,7 @@ def enough_bytes(request: PlanRequest) -> int:
             last=True,
             context=request.context,
             users=request.users,
+            cache=request.cache,
         )
         size = whole.total_bytes + process_bytes(2)
         if request.drafter is not None and request.drafter.shape is not None:

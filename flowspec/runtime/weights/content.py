@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from flowspec.core.protocol.cluster_messages import Assign
+from flowspec.core.protocol.precision import CACHE_AUTO
 from flowspec.core.protocol.weight_messages import ModelOffer, TensorEntry
 from flowspec.model.pieces import Span
 
@@ -44,13 +45,14 @@ class SliceContent:
     span: Span
     dtype: str
     arithmetic: str = ""
+    cache: str = CACHE_AUTO
     tensors: tuple[TensorEntry, ...] = ()
     called: tuple[str, str] = field(default=("", ""), compare=False)
 
     def is_of(self, model: str, span: Span, assign: Assign) -> bool:
         """Whether only the tensors remain to be compared."""
-        own = (self.model, self.span, self.dtype, self.arithmetic)
-        return own == (model, span, assign.dtype, assign.arithmetic)
+        own = (self.model, self.span, self.dtype, self.arithmetic, self.cache)
+        return own == (model, span, assign.dtype, assign.arithmetic, assign.cache)
 
     def agrees_with(self, other: SliceContent) -> bool:
         """Whether layers that both slices have are the same, tensor by tensor."""
@@ -76,6 +78,7 @@ def content_of(
         span=span,
         dtype=assign.dtype,
         arithmetic=assign.arithmetic,
+        cache=assign.cache,
         tensors=tensors,
         called=called,
     )
@@ -85,4 +88,6 @@ def hub_content(assign: Assign, span: Span) -> SliceContent:
     """The content of a slice that this device has from the hub itself: the fingerprint, as found here, names
     the revision."""
     model = f"hub {assign.model} {assign.fingerprint}"
-    return SliceContent(model=model, span=span, dtype=assign.dtype, arithmetic=assign.arithmetic)
+    return SliceContent(
+        model=model, span=span, dtype=assign.dtype, arithmetic=assign.arithmetic, cache=assign.cache
+    )

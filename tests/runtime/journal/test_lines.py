@@ -180,9 +180,10 @@ EARLIER = b'{"journal":1,"command":"chat","model":"m","fingerprint":"f","dtype":
         (b"{", "it: expected a journal, got nothing that is whole; ask again"),
         (b"[]\n", "it line 1: expected a journal of flowspec: expected an object"),
         (b"\xff\n", "it line 1: expected a journal of flowspec: 'utf-8' codec"),
-        (EARLIER, "it is a journal of format 1, expected 3: another version of flowspec wrote it; resume"),
+        (EARLIER, "it is a journal of format 1, expected 4: another version of flowspec wrote it; resume"),
         (seal(HEAD).replace(b"chat", b"chit"), "it line 1 is damaged: its checksum does not fit; nothing"),
         (seal({**HEAD, "dtype": "float33"}), "it line 1: expected a journal of flowspec: dtype: expected"),
+        (seal({**HEAD, "cache": "q4_0"}), "it line 1: expected a journal of flowspec: cache: expected auto"),
         (seal({**HEAD, "context": True}), "it line 1: expected a journal of flowspec: context: expected int"),
         (seal(HEAD, tokens_row([1])), "it line 2: expected a journal of flowspec: expected a question"),
         (
@@ -226,7 +227,7 @@ EARLIER = b'{"journal":1,"command":"chat","model":"m","fingerprint":"f","dtype":
             "it line 6: expected a journal of flowspec: ask: expected one in a journal of generate",
         ),
     ],
-    ids=range(19),
+    ids=range(20),
 )
 def test_anything_else_is_refused_in_one_line(data: bytes, expected: str) -> None:
     with pytest.raises(InputError) as caught:

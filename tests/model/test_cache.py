@@ -1,0 +1,124 @@
+"""Keys and values in fewer bits (`--cache`): ggml's levels, attention to them, and their memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize, quantize
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowspec.core.protocol.precision import CACHES, cached_as
+from flowspec.model.arithmetic import build, compiled
+from flowspec.model.arithmetic.operations import LANES, Sight, attention
+from flowspec.model.attention import TreeCache
+from flowspec.model.files import BUNDLED, ModelFiles
+from flowspec.model.kernels import CACHE_DTYPES
+from flowspec.model.pieces import Span
+from flowspec.model.slice import Slice
+from flowspec.plan.memory import cache_bytes
+from flowspec.runtime.loading import slice_memory
+
+CPU = torch.device("cpu")
+KV_HEADS = 2
+
+
+def cache_of(width: int, slots: int, dtype: torch.dtype) -> TreeCache:
+    cache = TreeCache(layers=2, kv_heads=KV_HEADS, head_dim=width, slots_max=slots, dtype=dtype, device=CPU)
+    cache.reserve(slots)
+    return cache
+
+
+def held(cache: TreeCache, layer: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The keys and values `[kv_heads, slots, width]` that lie in a cache of levels, in float64."""
+    steps = cache.steps(layer)
+    assert steps is not None
+    keys = cache.keys[layer].permute(0, 1, 3, 2).flatten(1, 2).double()
+    of_keys = steps[0].permute(0, 1, 3, 2).flatten(1, 2).double()
+    each = [(keys, of_keys), (cache.values[layer, :, :, :width].double(), steps[1].double())]
+    found = [levels * by.repeat_interleave(32, dim=2)[..., :width] for levels, by in each]
+    return found[0], found[1]
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    width=st.sampled_from([32, 64, 96, 128]),
+    size=st.sampled_from([1e-3, 1.0, 300.0]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_levels_are_ggmls(width: int, size: float, seed: int) -> None:
+    rows = np.random.default_rng(seed).normal(size=(KV_HEADS, 3, width)).astype(np.float32) * size
+    cache, slots = cache_of(width, 5, torch.int8), torch.tensor([4, 0, 2])
+    cache.write(1, slots, torch.from_numpy(rows), torch.from_numpy(rows[:, ::-1].copy()))
+    theirs = dequantize(quantize(rows, GGMLQuantizationType.Q8_0), GGMLQuantizationType.Q8_0)
+    keys, values = (part[:, slots].numpy() for part in held(cache, 1, width))
+    # ggml multiplies by a rounded reciprocal, so a number halfway between two levels may take the other one
+    one_level = np.abs(rows).reshape(KV_HEADS, 3, -1, 32).max(axis=3).repeat(32, axis=2) / 127 * 1.001
+    for ours, expected, allowed in ((keys, theirs, one_level), (values, theirs[:, ::-1], one_level[:, ::-1])):
+        off = np.abs(ours - expected)
+        assert (off <= allowed).all()
+        assert (off > 0).mean() < 0.01
+    assert not cache.keys[0].any(), "the other layer's"
+
+
+@pytest.mark.parametrize("library", ["built", "plain"])
+@pytest.mark.parametrize("width", [8, 40, 64, 80, 128])
+def test_attention_is_that_of_the_numbers_held(
+    width: int, library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "_allowed", build.build() if library == "built" else None)
+    assert (compiled.library() is None) == (library == "plain"), "the suite needs a compiler"
+    generator = torch.Generator().manual_seed(width)
+    slots, rows, heads = 50, 4, 3 * KV_HEADS
+    cache = cache_of(width, slots, torch.int8)
+    numbers = torch.randn((2, KV_HEADS, slots, width), generator=generator)
+    cache.write(0, torch.arange(slots), numbers[0], numbers[1])
+    queries = torch.randn((rows, heads, width), generator=generator)
+    seen = torch.rand((rows, slots), generator=generator) < 0.6
+    seen[:, 0] = True
+    sight = Sight(seen, torch.arange(slots, dtype=torch.int32))
+    found = attention(queries, cache.keys[0], cache.values[0], sight, width**-0.5, None, cache.steps(0))
+    keys, values = (part[:, :slots].repeat_interleave(3, dim=0) for part in held(cache, 0, width))
+    scores = torch.einsum("rhd,hsd->rhs", queries.double(), keys) * width**-0.5
+    shares = scores.masked_fill(~seen[:, None], float("-inf")).softmax(dim=2)
+    expected = torch.einsum("rhs,hsd->rhd", shares, values)
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-5)
+
+
+def test_what_is_no_number_shows() -> None:
+    cache = cache_of(40, 4, torch.int8)
+    rows = torch.ones((KV_HEADS, 1, 40))
+    rows[1, 0, 35] = float("nan")
+    cache.write(0, torch.tensor([2]), rows, rows)
+    keys, values = held(cache, 0, 40)
+    for part in (keys, values):
+        assert part[1, 2, 32:].isnan().all(), "the group that it is in"
+        assert not part[0].isnan().any()
+    cache.clear((2,))
+    assert not any(part.any() for part in held(cache, 0, 40)), "a slot that was freed holds nothing"
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_cache_takes_what_is_foretold(dtype: str, cache: str) -> None:
+    files = ModelFiles(BUNDLED)
+    count = files.raw_config()["num_hidden_layers"]
+    part = Slice.load(files, Span(first=0, end=2, count=count), dtype, CPU, cache=cache)
+    foretold = slice_memory(files, Span(first=0, end=2, count=count), dtype, 256, cache=cache, nodes_max=256)
+    part.open_cache(1, 512)
+    part._caches[1].reserve(512)
+    width = part._caches[1].keys.shape[3]
+    filled = -(-width // LANES) * LANES - width
+    beyond = 2 * part.config.num_key_value_heads * 512 * filled * CACHE_DTYPES[part.cache].itemsize
+    assert part.cache_bytes - beyond == part.opened_bytes == foretold.cache_bytes
+    assert part.cache == cached_as(cache, dtype)
+
+
+def test_q8_0_takes_little_more_than_half_of_16_bits() -> None:
+    sizes = [
+        cache_bytes(layers=32, kv_heads=8, head_dim=128, context=4096, held=each)
+        for each in ("q8_0", "bfloat16")
+    ]
+    assert sizes[0] / sizes[1] == 34 / 64
