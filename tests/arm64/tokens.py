@@ -80,7 +80,7 @@ def ask(texts: Sequence[str], precisions: Sequence[str], new_tokens_max: int, st
                 found.failures[precision] = str(error)
                 continue
             found.kernels[precision] = trial.kernel + (f" ({trial.faults})" if trial.faults else "")
-            words = ["generate", *flags, "--dtype", precision, "--prompts", file]
+            words = ["generate", *flags, "--dtype", precision, "--prompts", str(file)]
             command = [sys.executable, "-m", "flowspec.cli.main", *words]
             done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
             if done.returncode:

@@ -25,7 +25,7 @@ from flowspec.core.protocol.precision import ACTIVATIONS, FILED
 from flowspec.model.arithmetic.packed import FORMS, PANEL
 from flowspec.model.gguf_layers import GgufLinear, Part, stay_packed
 from flowspec.model.kernels import DTYPES, kernel_of
-from flowspec.model.quantised import quantise
+from flowspec.model.quantised import QuantisedLinear, quantise
 from flowspec.model.trials import run_trial
 
 MATRIX_BYTES = 256 << 20
@@ -81,6 +81,7 @@ def _ours(dtype: str, shape: tuple[int, int], count: int) -> Product:
         if kernel.linear is None:
             layer.weight = nn.Parameter(weight, requires_grad=False)
         else:
+            assert issubclass(kernel.linear, QuantisedLinear), "others are not made of numbers"
             quantise(layer, weight, kernel.linear)
         layers.append(layer)
 

@@ -180,7 +180,7 @@ def memory_of(testbed: Testbed, users: int) -> SliceMemory:
         kv_heads=shape.kv_heads,
         head_dim=shape.head_dim,
         context=CONTEXT_HELD,
-        element_bytes=2,
+        held="float16",
     )
     return SliceMemory(weight_bytes=int(max(weights) * size), cache_bytes=held)
 

@@ -4,6 +4,7 @@ nodes and tokens that may exist."""
 from __future__ import annotations
 
 import random
+from typing import Any
 
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import (
@@ -115,11 +116,9 @@ def _verified(chance: random.Random) -> Verified:
 
 def _hops(chance: random.Random) -> tuple[Hop, ...]:
     seconds = (0.0, 1e-300, 0.01, 1e6)
-    return tuple(
-        Hop(
-            received_s=chance.choice((*seconds, 1e12)),
-            **{name: chance.choice(seconds) for name in HOP_SECONDS},
-            rows=chance.randint(0, 9),
-        )
-        for _ in range(chance.randint(0, 4))
-    )
+    found = []
+    for _ in range(chance.randint(0, 4)):
+        received_s = chance.choice((*seconds, 1e12))
+        times: dict[str, Any] = {name: chance.choice(seconds) for name in HOP_SECONDS}
+        found.append(Hop(received_s=received_s, **times, rows=chance.randint(0, 9)))
+    return tuple(found)
