@@ -30,7 +30,7 @@ from flowspec.model.families import FAMILIES, Family
 from flowspec.model.files import ModelFiles
 from flowspec.model.kernels import DTYPES, kernel_of
 from flowspec.model.pieces import angles_of, call_directly, head_dim, slice_config
-from flowspec.model.support import check_quantised, check_rotary, family_of
+from flowspec.model.support import check_rotary, family_of
 from flowspec.model.tensors import Tensors
 from flowspec.model.weights import embedding_name, lm_head_name
 
@@ -299,7 +299,8 @@ def _head_config(files: ModelFiles, raw: dict[str, Any], tensors: HeadTensors, k
             f"cannot read the config.json of EAGLE head {files.model!r}: {' '.join(str(error).split()):.200}"
         ) from None
     check_rotary(config, FAMILIES["llama"], files.model)
-    check_quantised(config, files.model)
+    if files.scheme is not None:
+        raise InputError(f"EAGLE head {files.model!r} is quantised; expected float32, bfloat16 or float16")
     config.attention_bias = f"{LAYER[kind]}.self_attn.q_proj.bias" in tensors
     config.mlp_bias = f"{LAYER[kind]}.mlp.gate_proj.bias" in tensors
     return slice_config(config)

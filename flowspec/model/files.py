@@ -10,6 +10,7 @@ import functools
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ from flowspec.model.gguf.file import GgufFile
 from flowspec.model.gguf.names import is_gguf, parts_of
 from flowspec.model.hub import hub_file
 from flowspec.model.json_files import read_json
-from flowspec.model.safetensors_file import SafetensorsTensors, read_header
+from flowspec.model.prequantised.scheme import Scheme, scheme_of
+from flowspec.model.safetensors_file import ELEMENT_BYTES, LEVEL_BYTES, SafetensorsTensors, read_header
 from flowspec.model.tensors import Extents, Tensors
 
 BUNDLED = "bundled"
@@ -119,13 +121,21 @@ class ModelFiles:
         assert self.gguf is not None
         return GgufFile.read(self.gguf)
 
+    @functools.cached_property
+    def scheme(self) -> Scheme | None:
+        """How another tool quantised a checkpoint of safetensors; None where none did. Raises `InputError`
+        for what is not computed with."""
+        return None if self.gguf is not None else scheme_of(self.raw_config(), self.model)
+
     @property
     def is_packed(self) -> bool:
-        """Whether layers can compute with the model as its file packs it."""
-        return self.gguf is not None and not self.gguf_file.loose_matrix
+        """Whether layers can compute with the model as its files pack it."""
+        if self.gguf is None:
+            return self.scheme is not None
+        return not self.gguf_file.loose_matrix
 
     def filed_sizes(self) -> dict[str, int]:
-        """What tensors take in memory as a GGUF file packs them; others are of 16 bits."""
+        """What tensors take in memory as the files pack them; others are of 16 bits."""
         tensors = self.tensors()
         sizes = {}
         for name in tensors:
@@ -136,7 +146,7 @@ class ModelFiles:
 
     @property
     def filed_bytes(self) -> float:
-        """What a weight takes on average as a GGUF file packs it; 0 where it does not."""
+        """What a weight takes on average as the files pack it; 0 where they do not."""
         if not self.is_packed:
             return 0.0
         tensors, sizes = self.tensors(), self.filed_sizes()
@@ -200,7 +210,7 @@ class ModelFiles:
         if self.gguf is not None:
             _ = self.gguf_file
         elif self.folder is not None:
-            for name in sorted(set(self.weight_map().values())):
+            for name in sorted(set(self.file_map().values())):
                 read_header(self.path(name))
 
     def config(self) -> Any:
@@ -229,9 +239,18 @@ class ModelFiles:
             raise InputError(f"cannot read the {name} of {self.model!r}: {text:.200}") from None
 
     def weight_map(self) -> dict[str, str]:
-        """Tensor name -> file name, for one safetensors file or sharded ones, or a GGUF file."""
+        """Tensor name -> file name, for one safetensors file or sharded ones, or a GGUF file; names are those
+        of `tensors`."""
         if self.gguf is not None:
             return dict.fromkeys(self.tensors(), self.gguf.name)
+        found = self.file_map()
+        if self.scheme is None:
+            return found
+        tensors = self.tensors()
+        return {name: found[tensors.files_of(name)[0]] for name in tensors}
+
+    def file_map(self) -> dict[str, str]:
+        """Tensor name -> file name, by the names that safetensors files have."""
         index = self.find("model.safetensors.index.json")
         if index is not None:
             shards = read_json(index).get("weight_map")
@@ -256,14 +275,27 @@ class ModelFiles:
             from flowspec.model.gguf.tensors import GgufTensors
 
             return GgufTensors.of_file(self.gguf_file, self.config())
-        return self._safetensors()
+        return self.under_scheme(self._safetensors())
+
+    def under_scheme(self, raw: Tensors) -> Tensors:
+        """The tensors that a checkpoint's `raw` ones stand for."""
+        if self.scheme is None:
+            return raw
+        from flowspec.model.prequantised.tensors import PrequantisedTensors
+
+        return PrequantisedTensors(self.model, self.scheme, raw)
 
     def extents(self) -> Extents:
         """The tensors under the names that they have in the files, and where each lies."""
         return self._safetensors() if self.gguf is None else self.gguf_file
 
     def _safetensors(self) -> SafetensorsTensors:
-        return SafetensorsTensors(self.model, self.weight_map(), self.path)
+        return SafetensorsTensors(self.model, self.file_map(), self.path, self.element_bytes)
+
+    @property
+    def element_bytes(self) -> Mapping[str, int]:
+        """Of the dtypes that the tensors of safetensors files may have."""
+        return ELEMENT_BYTES if self.scheme is None else {**ELEMENT_BYTES, **LEVEL_BYTES}
 
     def config_text(self) -> str:
         """config.json, or what stands for it."""
@@ -291,7 +323,7 @@ class ModelFiles:
         if self.folder is None:
             digest.update(config.resolve().parent.name.encode() + config.parent.name.encode())
             return digest.hexdigest()[:32]
-        for name in sorted(set(self.weight_map().values())):
+        for name in sorted(set(self.file_map().values())):
             path = self.path(name)
             digest.update(f"{name} {path.stat().st_size}".encode())
             _add_samples(digest, path)

@@ -18,11 +18,13 @@ import torch.nn.functional as F
 
 from flowspec.core.protocol.messages import Sampling
 from flowspec.core.protocol.precision import ACTIVATIONS, CACHE_AUTO, FILED, Q8_0, Q8_0_NUMBERS, cached_as
+from flowspec.model.arithmetic.packed import FORMS, numbers_of
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.config import MODEL_TYPES
 from flowspec.model.gguf.file import tell_gguf_version
 from flowspec.model.gguf.names import parts_of
 from flowspec.model.kernels import CACHE_DTYPES, DTYPES
+from flowspec.model.prequantised.scheme import QUANTISED
 from flowspec.model.quantised import LINEARS, QuantisedLinear
 from flowspec.model.sampler import F32, Sampler
 
@@ -45,8 +47,8 @@ class Reference:
             options["attn_implementation"] = (
                 "eager"  # older transformers take SDPA for Gemma 2, which has no cap
             )
-        if files.gguf is not None:
-            self._model: Any = _gguf_model(files, **options).eval()
+        if files.is_packed or files.gguf is not None:
+            self._model: Any = _unpacked_model(files, **options).eval()
         else:
             folder = files.path("config.json").parent
             for name in sorted(set(files.weight_map().values())):
@@ -61,6 +63,7 @@ class Reference:
             ).eval()
         self._answers: dict[tuple[Any, ...], list[int]] = {}
         self._packed = _packed_parameters(self._model, files) if files.is_packed else frozenset()
+        self._tensors = files.tensors()
         self.round_to(dtype)
 
     @property
@@ -89,6 +92,20 @@ class Reference:
                 parameter.copy_(parameter.to(held))
         if dtype in LINEARS:
             self._round_matrices(LINEARS[dtype], held)
+        if dtype == FILED:
+            self._round_loose()
+
+    def _round_loose(self) -> None:
+        """What a quantised checkpoint has in other numbers than layers compute with is rounded to those."""
+        for name, parameter in self._model.named_parameters():
+            if (
+                id(parameter) in self._packed
+                and name in self._tensors
+                and self._tensors.is_rounded_anew(name)
+            ):
+                panels = self._tensors.panels(name, tuple(parameter.shape))
+                rounded = numbers_of(FORMS[self._tensors.form(name)], panels)
+                parameter.copy_(rounded[: len(parameter), : parameter.shape[1]])
 
     def _round_matrices(self, kind: type[QuantisedLinear], held: torch.dtype) -> None:
         """What slices pack: the linear layers of the decoder and `lm_head`, and experts; not the towers of a
@@ -199,19 +216,26 @@ def _packed_parameters(model: Any, files: ModelFiles) -> frozenset[int]:
     return frozenset(found)
 
 
-def _gguf_model(files: ModelFiles, **options: Any) -> Any:
-    """A GGUF model as transformers itself reads it, all of it unpacked; as we read it where it cannot:
-    parts, Llama with a window, architectures that it does not know."""
+def _unpacked_model(files: ModelFiles, **options: Any) -> Any:
+    """A model whose files are packed, all of it unpacked: a GGUF file as transformers itself reads it; as we
+    read it where it cannot (parts, Llama with a window, architectures that it does not know), and so a
+    checkpoint that another tool quantised, for which transformers needs that tool."""
     from transformers import AutoModelForCausalLM
     from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES, load_gguf_checkpoint
 
     path, config = files.gguf, files.config()
-    assert path is not None
+    for name in QUANTISED:
+        if hasattr(config, name):
+            delattr(config, name)
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(config)
-    is_known = config.model_type.removesuffix("_text") in GGUF_SUPPORTED_ARCHITECTURES
-    is_alike = config.model_type == MODEL_TYPES[files.gguf_architecture]
-    if len(parts_of(path.name)) == 1 and is_known and is_alike:
+    is_known = path is not None and config.model_type.removesuffix("_text") in GGUF_SUPPORTED_ARCHITECTURES
+    if (
+        path is not None
+        and is_known
+        and len(parts_of(path.name)) == 1
+        and config.model_type == MODEL_TYPES[files.gguf_architecture]
+    ):
         with contextlib.redirect_stderr(io.StringIO()):  # its progress bar has no switch
             tell_gguf_version()
             weights = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=empty)["tensors"]

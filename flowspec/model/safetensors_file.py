@@ -15,6 +15,8 @@ from flowspec.model.tensors import Extent, Tensors, check_shape
 
 ELEMENT_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
 """Of the dtypes that are loaded, by the names that these files have for them."""
+LEVEL_BYTES = {"I64": 8, "I32": 4, "I8": 1, "U8": 1, "F8_E4M3": 1}
+"""Of those that quantised checkpoints have beside them."""
 MAPPED_BYTES_MAX = 32 << 20
 
 
@@ -63,9 +65,16 @@ def _is_shape(value: Any) -> bool:
 class SafetensorsTensors(Tensors):
     """The tensors of a model's safetensors files, which are found by `path` when they are read."""
 
-    def __init__(self, model: str, file_of: Mapping[str, str], path: Callable[[str], Path]) -> None:
-        """`file_of` says which file holds which tensor."""
+    def __init__(
+        self,
+        model: str,
+        file_of: Mapping[str, str],
+        path: Callable[[str], Path],
+        element_bytes: Mapping[str, int] = ELEMENT_BYTES,
+    ) -> None:
+        """`file_of` says which file holds which tensor; `element_bytes` of each dtype that one may have."""
         self._model = model
+        self._element_bytes = element_bytes
         self._file_of = file_of
         self._path = path
         self._headers: dict[str, dict[str, Any]] = {}
@@ -89,7 +98,7 @@ class SafetensorsTensors(Tensors):
         path = self._path(file)
         ends = [other["data_offsets"][1] for other in self._headers[file].values()]
         begin, end = entry["data_offsets"][:2]
-        size_bytes = self.element_count(name) * ELEMENT_BYTES[entry["dtype"]]
+        size_bytes = self.element_count(name) * self._element_bytes[entry["dtype"]]
         if type(begin) is not int or begin < 0 or end - begin != size_bytes:
             raise InputError(
                 f"{path}: {name}: expected {size_bytes} bytes by its shape, got the offsets "
@@ -117,7 +126,7 @@ class SafetensorsTensors(Tensors):
         try:
             if self._mapped_bytes > MAPPED_BYTES_MAX:
                 self.close()
-            self._mapped_bytes += self.element_count(name) * ELEMENT_BYTES[entry["dtype"]]
+            self._mapped_bytes += self.element_count(name) * self._element_bytes[entry["dtype"]]
             if file not in self._open:
                 self._open[file] = safe_open(self._path(file), framework="pt")
             return self._open[file].get_tensor(name)
@@ -142,9 +151,9 @@ class SafetensorsTensors(Tensors):
             raise InputError(
                 f"{file} of {self._model!r} should hold {name} by its index, but does not; copy it again"
             )
-        if entry["dtype"] not in ELEMENT_BYTES:
+        if entry["dtype"] not in self._element_bytes:
             raise InputError(
                 f"tensor {name} of {self._model!r} is {entry['dtype']}; expected one of "
-                f"{', '.join(ELEMENT_BYTES)}"
+                f"{', '.join(self._element_bytes)}"
             )
         return dict(entry)

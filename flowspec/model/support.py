@@ -14,6 +14,7 @@ from typing import Any
 
 from flowspec.errors import InputError
 from flowspec.model.families import Family, check_family
+from flowspec.model.prequantised.scheme import QUANTISED, scheme_of
 
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
 """Position embeddings that depend on the position alone, longrope up to `context_max`; others look at the
@@ -59,20 +60,12 @@ def family_of(config: Any, model: str) -> Family:
             f"model {model!r} is a {named[0]}, which is more or other than a {family.prefix} that generates "
             f"text; expected {family.prefix}ForCausalLM"
         )
-    check_quantised(config, model)
+    scheme_of({name: getattr(config, name, None) for name in QUANTISED}, model)
     check_rotary(config, family, model)
     _check_fields(config, model)
     _check_heads(config, model)
     _check_layer_types(config, model)
     return family
-
-
-def check_quantised(config: Any, model: str) -> None:
-    """Raises `InputError` for a checkpoint whose tensors are not plain numbers."""
-    if getattr(config, "quantization_config", None) or getattr(config, "compression_config", None):
-        raise InputError(
-            f"model {model!r} is quantised, but FlowSpec loads float32, bfloat16 or float16 checkpoints"
-        )
 
 
 def check_rotary(config: Any, family: Family, model: str) -> None:

@@ -50,8 +50,9 @@ class Tensors(ABC):
     def element_count(self, name: str) -> int:
         return math.prod(self.shape(name))
 
-    def in_file(self, name: str) -> str:
-        return name
+    def files_of(self, name: str) -> tuple[str, ...]:
+        """The tensors that it is read from, by the names that files have for them."""
+        return (name,)
 
     @abstractmethod
     def load(self, name: str, shape: tuple[int, ...]) -> Any:
@@ -66,6 +67,10 @@ class Tensors(ABC):
         """ggml's name of the form in which a file packs a tensor, one of `arithmetic.packed.FORMS`; empty for
         one of numbers, or packed in another way."""
         return ""
+
+    def is_rounded_anew(self, name: str) -> bool:
+        """Whether `panels` are but the nearest that its form has to what `load` gives."""
+        return False
 
     def packed_bytes(self, name: str) -> int:
         """What a matrix that has a `form` takes so packed."""

@@ -247,7 +247,7 @@ def _is_packed(weight: Weight, packing: Packing, tensors: Tensors, *, is_tied: b
         is_multiplied = weight.is_linear or weight.is_experts
         if loose and is_multiplied:
             raise InputError(
-                f"{tensors.in_file(loose[0])} is not packed in a form that layers compute with; "
+                f"{tensors.files_of(loose[0])[0]} is not packed in a form that layers compute with; "
                 "use --dtype bfloat16, int8 or int4"
             )
         return is_multiplied or (not loose and isinstance(weight.module, nn.Embedding))

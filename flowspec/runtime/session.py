@@ -518,8 +518,8 @@ def pick_dtype(wanted: str | None, files: ModelFiles, config: Any) -> str:
     """The wanted dtype, else the checkpoint's; a GGUF file stays as it is packed where it can."""
     if wanted == FILED and not files.is_packed:
         raise InputError(
-            f"--dtype {FILED}: expected a GGUF file of packed matrices, but {files.model!r} is none; leave "
-            "--dtype out, or use bfloat16, int8 or int4"
+            f"--dtype {FILED}: expected a GGUF file or a checkpoint of packed matrices, but "
+            f"{files.model!r} is none; leave --dtype out, or use bfloat16, int8 or int4"
         )
     if wanted is None and files.is_packed:
         return FILED

@@ -336,7 +336,7 @@ REFUSED = {
         {"architectures": ["LlamaForSequenceClassification"]},
         "is a LlamaForSequenceClassification",
     ),
-    "quantised": ("phi3", {"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantised"),
+    "quantised": ("phi3", {"quantization_config": {"quant_method": "bitsandbytes", "bits": 4}}, "quantised"),
     "chunked": (
         "qwen3",
         {"layer_types": ["chunked_attention"] * 4},
@@ -551,7 +551,7 @@ def test_the_part_of_a_multimodal_model_ties_and_is_quantised_as_the_whole(tmp_p
     path = folder / "config.json"
     raw = json.loads(path.read_text())
     for change, expected in (
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantised"),
+        ({"quantization_config": {"quant_method": "bitsandbytes", "bits": 4}}, "quantised"),
         (
             {"text_config": {**raw["text_config"], "final_logit_softcapping": 30.0}},
             "final_logit_softcapping, which transformers' gemma3 does not",

@@ -224,7 +224,7 @@ def test_only_families_with_a_parity_test_are_run(single: Path) -> None:
             {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
             "'dynamic' position embeddings",
         ),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantised"),
+        ({"quantization_config": {"quant_method": "bitsandbytes", "bits": 4}}, "quantised"),
     ):
         (single / "config.json").write_text(json.dumps({**CONFIG, **change}))
         with pytest.raises(InputError, match=expected):

@@ -84,9 +84,9 @@ class GgufTensors(Tensors):
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
 
-    def in_file(self, name: str) -> str:
+    def files_of(self, name: str) -> tuple[str, ...]:
         place = self._places.get(name)
-        return name if place is None else place.tensor
+        return (name if place is None else place.tensor,)
 
     def shape(self, name: str) -> tuple[int, ...]:
         place = self._places.get(name)

@@ -121,7 +121,7 @@ class HubModel(CheckedFiles):
 
     def missing(self, names: Iterable[str]) -> list[str]:
         """The files of weights that hold these tensors and are not here."""
-        file_of = self.weight_map() if self.has_index else {}
+        file_of = self.file_map() if self.has_index else {}
         files = {file_of.get(name, WHOLE) for name in names} if file_of else {WHOLE}
         return sorted(file for file in files if self.find(file) is None)
 
@@ -148,7 +148,7 @@ class HubModel(CheckedFiles):
 
     @functools.cached_property
     def _file_of(self) -> dict[str, str]:
-        return self.weight_map()
+        return self.file_map()
 
 
 class _CheckedTensors(Tensors):
@@ -167,26 +167,33 @@ class _CheckedTensors(Tensors):
     def shape(self, name: str) -> tuple[int, ...]:
         return self._tensors.shape(name)
 
-    def in_file(self, name: str) -> str:
-        return self._tensors.in_file(name)
+    def files_of(self, name: str) -> tuple[str, ...]:
+        return self._tensors.files_of(name)
 
     def load(self, name: str, shape: tuple[int, ...]) -> Any:
-        self._check(self.in_file(name))
+        self._check_all(name)
         return self._tensors.load(name, shape)
 
     def copy_into(self, name: str, part: torch.Tensor) -> None:
-        self._check(self.in_file(name))
+        self._check_all(name)
         self._tensors.copy_into(name, part)
 
     def form(self, name: str) -> str:
         return self._tensors.form(name)
 
+    def is_rounded_anew(self, name: str) -> bool:
+        return self._tensors.is_rounded_anew(name)
+
     def packed_bytes(self, name: str) -> int:
         return self._tensors.packed_bytes(name)
 
     def panels(self, name: str, shape: tuple[int, ...]) -> Any:
-        self._check(self.in_file(name))
+        self._check_all(name)
         return self._tensors.panels(name, shape)
 
     def close(self) -> None:
         self._tensors.close()
+
+    def _check_all(self, name: str) -> None:
+        for each in self.files_of(name):
+            self._check(each)

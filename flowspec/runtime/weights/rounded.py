@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -148,8 +149,13 @@ class StoredRounded:
 
     def _by_the_head(self, model: StoredModel | LocalModel, names: Sequence[str]) -> dict[str, Identity]:
         tensors, entries = model.tensors(), model.entries
-        known = {name: entries[found] for name in names if (found := tensors.in_file(name)) in entries}
-        return {name: (entry.digest, entry.dtype, *_how(model, name)) for name, entry in known.items()}
+        found: dict[str, Identity] = {}
+        for name in names:
+            parts = tensors.files_of(name)
+            if all(part in entries for part in parts):
+                of_parts = [(entries[part].digest, entries[part].dtype) for part in parts]
+                found[name] = (*itertools.chain(*of_parts), *_how(model, name))
+        return found
 
     def _identify(self, files: ModelFiles, names: Sequence[str]) -> dict[str, Identity]:
         """Of tensors in files here; hashed, unless that was done before and the file has not changed."""
@@ -158,8 +164,9 @@ class StoredRounded:
         try:
             for number, name in enumerate(names):
                 self._tell("checking", number / len(names))
-                extent = extents.extent(tensors.in_file(name))
-                found[name] = (self._opened.digest(extent), extent.dtype, *_how(files, name))
+                parts = [extents.extent(part) for part in tensors.files_of(name)]
+                of_parts = [(self._opened.digest(part), part.dtype) for part in parts]
+                found[name] = (*itertools.chain(*of_parts), *_how(files, name))
         except OSError as error:
             raise InputError(f"model {files.model!r} cannot be read: {error}") from None
         self._opened.save()
@@ -177,12 +184,10 @@ class StoredRounded:
 
 def _how(files: ModelFiles, name: str) -> Identity:
     """What the values of a tensor follow from beside its bytes: in GGUF files what was done to it, which its
-    name and the config tell."""
-    return (
-        (files.gguf_architecture, json.dumps(files.raw_config(), sort_keys=True), name)
-        if files.gguf_architecture
-        else ()
-    )
+    name and the config tell, and in quantised checkpoints how."""
+    if files.gguf_architecture:
+        return (files.gguf_architecture, json.dumps(files.raw_config(), sort_keys=True), name)
+    return () if files.scheme is None else (repr(files.scheme),)
 
 
 @contextlib.contextmanager
@@ -215,4 +220,4 @@ def ready_weights(
 def in_files(files: ModelFiles, weights: Iterable[Weight]) -> set[str]:
     """The tensors that parameters are made of, by their names in the files."""
     tensors = files.tensors()
-    return {tensors.in_file(name) for weight in weights for name in weight.tensors}
+    return {part for weight in weights for name in weight.tensors for part in tensors.files_of(name)}

@@ -14,7 +14,6 @@ from flowspec.errors import InputError, PeerError
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.config import MODEL_TYPES
 from flowspec.model.gguf.file import GgufTensor
-from flowspec.model.safetensors_file import ELEMENT_BYTES
 from flowspec.model.tensors import Tensors, check_shape
 from flowspec.runtime.weights.store import WeightStore
 
@@ -55,7 +54,7 @@ class StoredModel(ModelFiles):
 
     def tensors(self) -> Tensors:
         if not self._architecture:
-            return StoredTensors(self)
+            return self.under_scheme(StoredTensors(self))
         from flowspec.model.gguf.tensors import GgufTensors
 
         return GgufTensors(self.model, self._architecture, self.names, self._packed, self._config)
@@ -63,7 +62,7 @@ class StoredModel(ModelFiles):
     def add(self, entry: TensorEntry) -> None:
         """Learns what a tensor is; raises `PeerError` for one that no file could hold, or that FlowSpec does
         not load."""
-        if entry.size_bytes != (self._packed_bytes(entry) if self._architecture else _plain_bytes(entry)):
+        if entry.size_bytes != (self._packed_bytes(entry) if self._architecture else self._bytes(entry)):
             raise PeerError(
                 f"the head offers {entry.name} as {entry.dtype:.20} {list(entry.shape)} of "
                 f"{entry.size_bytes} bytes"
@@ -80,6 +79,12 @@ class StoredModel(ModelFiles):
             )
         return found
 
+    def _bytes(self, entry: TensorEntry) -> int | None:
+        """The bytes that a tensor of this dtype and shape has in a safetensors file; None for dtypes that are
+        not loaded."""
+        each = self.element_bytes.get(entry.dtype)
+        return None if each is None else math.prod(entry.shape) * each
+
     def _packed(self, name: str) -> GgufTensor:
         return self._packed_of(self.entry(name))
 
@@ -93,10 +98,10 @@ class StoredModel(ModelFiles):
             return None
 
 
-def _plain_bytes(entry: TensorEntry) -> int | None:
-    """The bytes that a tensor of this dtype and shape has in a safetensors file; None for dtypes that are not
-    loaded."""
-    return math.prod(entry.shape) * ELEMENT_BYTES[entry.dtype] if entry.dtype in ELEMENT_BYTES else None
+_TORCH_NAMES = {
+    **{"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"},
+    **{"I64": "int64", "I32": "int32", "I8": "int8", "U8": "uint8", "F8_E4M3": "float8_e4m3fn"},
+}
 
 
 class StoredTensors(Tensors):
@@ -121,9 +126,7 @@ class StoredTensors(Tensors):
 
         entry = self._model.entry(name)
         check_shape(name, self._model.model, shape, entry.shape)
-        dtype = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}[
-            entry.dtype
-        ]
+        dtype = getattr(torch, _TORCH_NAMES[entry.dtype])
         count = math.prod(shape)
         if count == 0:
             return torch.empty(shape, dtype=dtype)

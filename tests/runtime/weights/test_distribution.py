@@ -49,6 +49,7 @@ from flowspec.wire.codec import BYTES, Tensor
 from tests import warm
 from tests.caches import make_cache
 from tests.ggufs import convert
+from tests.prequantised import convert as prequantised
 from tests.runtime.clusters import PROMPT, Peer, plan_for, submit, tokens_of, whole_model
 
 Model = Callable[..., Path]
@@ -182,6 +183,32 @@ def test_a_gguf_file_is_sent_packed(
         (plan_for, FILED, [0, 0], packed_tokens),
     ):
         with Head(replace(plan_of(path, cluster.wait()[:2]), dtype=dtype)) as head:
+            assert received(head) == sent
+            assert tokens_of(submit(head, count=12)) == expected
+        hold_another(cluster, model)
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_a_quantised_checkpoint_is_sent_as_it_is(
+    cluster: LocalCluster, model: Model, tmp_path: Path, method: str
+) -> None:
+    folder = prequantised(
+        model({"gptq": 41, "awq": 42}[method], num_key_value_heads=2), tmp_path / method, method
+    )
+    files, daemons = ModelFiles(str(folder)), cluster.wait()[:2]
+    expected = list(StepByStep.load(files, FILED).generate(PROMPT, Sampling(), 12, frozenset()))
+    tensors = {
+        name: values.contiguous().view(torch.uint8).numpy().tobytes()
+        for name, values in load_file(folder / "model.safetensors").items()
+    }
+    outside = [("model.embed_tokens.",), ("model.norm.", "lm_head.")]
+    halves = []
+    for half, others in zip((range(4), range(4, 8)), outside, strict=True):
+        own = (*others, *(f"model.layers.{layer}." for layer in half))
+        found = {data for name, data in tensors.items() if name.startswith(own)}
+        halves.append(sum(map(len, found)))  # what is the same comes once, as the groups of inputs
+    for plan_of, sent in ((hidden_plan, halves), (plan_for, [0, 0])):
+        with Head(replace(plan_of(folder, daemons), dtype=FILED)) as head:
             assert received(head) == sent
             assert tokens_of(submit(head, count=12)) == expected
         hold_another(cluster, model)

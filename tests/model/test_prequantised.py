@@ -1,0 +1,264 @@
+"""Checkpoints that other tools quantised: read as those tools read them, computed with as they are packed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from flowspec.bench.checkpoints import make_variant
+from flowspec.bench.faithfulness import check
+from flowspec.core.protocol.messages import Sampling
+from flowspec.core.protocol.precision import FILED
+from flowspec.errors import InputError
+from flowspec.model.arithmetic.packed import FORMS, GROUP, numbers_of
+from flowspec.model.files import ModelFiles
+from flowspec.model.pieces import Span
+from flowspec.model.prequantised import scheme
+from flowspec.model.prequantised.scheme import scheme_of
+from flowspec.model.prequantised.tensors import PrequantisedTensors
+from flowspec.model.safetensors_file import ELEMENT_BYTES, LEVEL_BYTES, SafetensorsTensors
+from flowspec.model.slice import Slice
+from flowspec.model.step_by_step import StepByStep
+from flowspec.model.support import family_of
+from flowspec.runtime.loading import slice_memory
+from flowspec.runtime.session import pick_dtype
+from tests.prequantised import convert
+
+PUBLISHED = sorted((Path(__file__).parent / "prequantised").glob("*.safetensors"))
+NAME = "model.layers.0.self_attn.k_proj.weight"
+FORMS_OF = {
+    **dict.fromkeys(
+        ("ct-w4a16-sym-g32", "ct-w4a16-sym-g128", "gptq-4bit-g32-sym", "gptq-4bit-g128-sym"), "Q4_0"
+    ),
+    **dict.fromkeys(("ct-w4a16-asym-g32", "gptq-4bit-g32-asym", "gptq_v2-4bit-g32-asym"), "Q5_0"),
+    **dict.fromkeys(("awq-4bit-g32", "awq-4bit-g128", "ct-mxfp4"), "Q5_0"),
+    **dict.fromkeys(("ct-w8a16-channel", "ct-w8a8", "gptq-8bit-g32"), "Q8_0"),
+    **dict.fromkeys(("ct-fp8-block", "ct-fp8-dynamic", "fp8-block128"), "Q8_0"),
+    **dict.fromkeys(("ct-w4a16-actorder", "gptq-4bit-desc-act"), "Q8_0"),
+}
+CPU = torch.device("cpu")
+
+
+def published(path: Path) -> tuple[PrequantisedTensors, dict[str, str]]:
+    with safe_open(path, framework="pt") as file:
+        names, said = list(file.keys()), file.metadata()
+    found = scheme_of({"quantization_config": json.loads(said["quantization_config"])}, path.name)
+    assert found is not None
+    known = {**ELEMENT_BYTES, **LEVEL_BYTES}
+    raw = SafetensorsTensors(path.name, dict.fromkeys(names, path.name), path.with_name, known)
+    return PrequantisedTensors(path.name, found, raw), said
+
+
+@pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.stem)
+def test_a_matrix_is_what_the_tool_that_wrote_it_makes_of_it(path: Path) -> None:
+    tensors, said = published(path)
+    shape = tuple(json.loads(said["shape"]))
+    assert list(tensors) == [NAME]
+    assert tensors.shape(NAME) == shape
+    numbers = tensors.load(NAME, shape)
+    assert hashlib.sha256((numbers + 0.0).numpy().tobytes()).hexdigest() == said["sha256"]
+    form = tensors.form(NAME)
+    assert form == FORMS_OF[path.stem]
+    panels = tensors.panels(NAME, shape)
+    assert panels.nbytes == tensors.packed_bytes(NAME)
+    held = numbers_of(FORMS[form], panels)
+    if not tensors.is_rounded_anew(NAME):
+        assert torch.equal(held, numbers)
+        return
+    groups, off = numbers.view(shape[0], -1, GROUP), (held - numbers).view(shape[0], -1, GROUP)
+    assert (off.abs().amax(dim=2) <= groups.abs().amax(dim=2) / 254 * 1.1).all()
+
+
+def test_all_published_layouts_are_there() -> None:
+    assert {path.stem for path in PUBLISHED} == set(FORMS_OF)
+    assert scheme.GROUP == GROUP
+
+
+WEIGHTS = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128}
+
+
+def compressed(weights: Any = WEIGHTS, *, group: Any = None, **fields: Any) -> dict[str, Any]:
+    groups = {"group_0": {"weights": weights, **(group or {})}}
+    given = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}
+    return {**given, **fields}
+
+
+def gptq(**fields: Any) -> dict[str, Any]:
+    return {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False, **fields}
+
+
+def awq(**fields: Any) -> dict[str, Any]:
+    return {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, **fields}
+
+
+STATIC = {"input_activations": {"num_bits": 8, "dynamic": False}}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("gptq", "quantization_config: expected a table, got 'gptq'"),
+        ({"quant_method": "bitsandbytes"}, "is quantised by 'bitsandbytes', which FlowSpec does not read"),
+        ({"bits": 4}, "is quantised by 'None', which"),
+        (gptq(bits=3), "by gptq, but with 3 bits; expected 2, 4, 8"),
+        (gptq(bits="4"), "by gptq, but with '4' bits"),
+        (gptq(bits=True), "by gptq, but with True bits"),
+        (gptq(bits=8, sym=False), "8 bits and a zero of its own for each group"),
+        (gptq(group_size=16), "in groups of 16 inputs; expected a multiple of 32, or -1"),
+        (gptq(group_size=48), "in groups of 48 inputs"),
+        (gptq(sym="yes"), "sym is 'yes'; expected true or false"),
+        (gptq(checkpoint_format="marlin"), "as 'marlin'; expected the checkpoint_format gptq or gptq_v2"),
+        (gptq(dynamic={"x": {}}), "its layers are of several kinds (dynamic)"),
+        (awq(version="gemv"), "as version 'gemv'; expected gemm"),
+        (awq(bits=3), "with 3 bits; expected 4"),
+        (compressed(format="nvfp4-pack-quantized"), "in the format 'nvfp4-pack-quantized' of 'int'"),
+        (compressed(quantization_status="frozen?"), "its quantization_status is 'frozen?'"),
+        (compressed(kv_cache_scheme={"num_bits": 8}), "it asks for a kv_cache_scheme"),
+        (compressed(transform_config={"a": 1}), "it asks for a transform_config"),
+        (compressed(sparsity_config={"format": "sparse-24-bitmask"}), "its matrices are sparse"),
+        (compressed(config_groups={}), "its config_groups say nothing"),
+        (compressed(None), "a group of its layers has no weights that are quantised"),
+        (compressed(group=STATIC), "its inputs are rounded by scales that were measured before"),
+        (compressed(group={"output_activations": {"num_bits": 8}}), "its outputs are rounded, too"),
+        (compressed({**WEIGHTS, "dynamic": True}), "its weights are rounded anew each time"),
+        (compressed({**WEIGHTS, "strategy": "token"}), "by 'token'; expected tensor, channel or group"),
+        (compressed({**WEIGHTS, "type": "float"}), "in the format 'pack-quantized' of 'float'"),
+        (
+            compressed(
+                config_groups={"a": {"weights": WEIGHTS}, "b": {"weights": {**WEIGHTS, "num_bits": 8}}}
+            ),
+            "its layers are of several kinds (config_groups)",
+        ),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, "in the floats 'e5m2'; expected e4m3"),
+        ({"quant_method": "fp8", "activation_scheme": "static"}, "scales that were measured before"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, "in blocks of [128]; expected two numbers"),
+        ({"quant_method": "fp8", "weight_block_size": [0, 128]}, "in blocks of [0, 128]"),
+    ],
+)
+def test_what_is_not_computed_with_is_refused_by_name(given: Any, expected: str) -> None:
+    with pytest.raises(InputError) as caught:
+        scheme_of({"quantization_config": given}, "m")
+    text = str(caught.value)
+    assert text.startswith("model 'm'")
+    assert expected in text
+    assert "\n" not in text
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    folder = tmp_path_factory.mktemp("prequantised")
+
+    def get(method: str) -> Path:
+        if not (folder / method).exists():
+            make_variant(folder / "plain", "llama-grouped")
+            for name in ("gptq", "awq"):
+                convert(folder / "plain", folder / name, name)
+        return folder / method
+
+    return get
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_a_model_runs_as_it_is_packed_and_is_faithful(method: str, made: Callable[[str], Path]) -> None:
+    files = ModelFiles(str(made(method)))
+    config = files.config()
+    family_of(config, files.model)
+    assert pick_dtype(None, files, config) == FILED
+    count = config.num_hidden_layers
+    for span in (Span(first=0, end=1, count=count), Span(first=1, end=count, count=count)):
+        part = Slice.load(files, span, FILED, CPU)
+        assert part.weight_bytes == slice_memory(files, span, FILED, 100).weight_bytes
+    assert check(files, FILED, StepByStep.load(files, FILED)).faults == []
+    for dtype in ("bfloat16", "int4"):
+        assert len(StepByStep.load(files, dtype).generate((5, 6, 7), Sampling(), 4, frozenset())) == 4
+
+
+def damaged(folder: Path, to: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> ModelFiles:
+    to.mkdir()
+    (to / "config.json").write_bytes((folder / "config.json").read_bytes())
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, to / "model.safetensors", {"format": "pt"})
+    return ModelFiles(str(to))
+
+
+STEM = "model.layers.0.mlp.up_proj."
+
+
+def shorten(tensors: dict[str, torch.Tensor], leaf: str) -> None:
+    tensors[STEM + leaf] = tensors[STEM + leaf][:-1].clone()
+
+
+def scale(tensors: dict[str, torch.Tensor], value: float) -> None:
+    tensors[STEM + "scales"][0, 0] = value
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda tensors: tensors.pop(STEM + "qzeros"), f"has no {STEM}qzeros"),
+        (lambda tensors: tensors.pop(STEM + "qweight"), f"has no tensor {STEM}weight"),
+        (lambda tensors: shorten(tensors, "scales"), f"tensor {STEM}scales of"),
+        (lambda tensors: shorten(tensors, "qweight"), f"tensor {STEM}weight of"),
+        (lambda tensors: tensors[STEM + "qzeros"].zero_(), "has levels from 0 to 14, of which its config"),
+        (lambda tensors: tensors[STEM + "g_idx"].fill_(9), "g_idx of"),
+        (lambda tensors: tensors[STEM + "g_idx"].fill_(1), "g_idx of"),
+        (lambda tensors: scale(tensors, math.inf), "has a scale that no weight has"),
+        (
+            lambda tensors: tensors.update({STEM + "qweight": tensors[STEM + "qweight"][None].clone()}),
+            f"{STEM}qweight of",
+        ),
+        (
+            lambda tensors: tensors.update({STEM + "qweight": tensors[STEM + "qweight"].to(torch.int16)}),
+            f"tensor {STEM}qweight of",
+        ),
+        (lambda tensors: tensors.update({STEM + "bias": torch.ones(2)}), f"the checkpoint holds {STEM}bias"),
+    ],
+    ids=range(11),
+)
+def test_a_damaged_matrix_is_refused_in_one_line(
+    change: Callable[[dict[str, torch.Tensor]], object],
+    expected: str,
+    made: Callable[[str], Path],
+    tmp_path: Path,
+) -> None:
+    files = damaged(made("gptq"), tmp_path / "damaged", change)
+    with pytest.raises(InputError) as caught:
+        Slice.load(files, Span(first=0, end=1, count=4), FILED, CPU)
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_levels_are_no_weights_of_a_plain_model(made: Callable[[str], Path], tmp_path: Path) -> None:
+    damaged(made("gptq"), tmp_path / "other", lambda tensors: None)
+    path = tmp_path / "other" / "config.json"
+    config = json.loads(path.read_text())
+    del config["quantization_config"]
+    path.write_text(json.dumps(config))
+    files = ModelFiles(str(tmp_path / "other"))
+    with pytest.raises(InputError, match=r"has no tensor|holds"):
+        Slice.load(files, Span(first=0, end=1, count=4), "float32", CPU)
+
+
+def test_logits_are_those_of_the_unpacked_weights(made: Callable[[str], Path]) -> None:
+    """In float32, beside a plain checkpoint of what the writer of these tests wrote."""
+    files = ModelFiles(str(made("gptq")))
+    tensors = files.tensors()
+    plain = {name: tensors.load(name, tensors.shape(name)).float() for name in tensors}
+    original = load_file(made("gptq").parent / "plain" / "model.safetensors")
+    assert set(plain) == set(original)
+    for name, values in plain.items():
+        wide = original[name].float()
+        off = (values - wide).abs().max() / wide.abs().max()
+        assert off < (0.08 if name.endswith("proj.weight") else 0.01), name
+    assert np.isfinite(next(StepByStep.load(files, "float32").logits((5, 6, 7), [3]))).all()
