@@ -172,7 +172,7 @@ def rounded_groups(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
     A group with what is no number, or infinite, has a step that is no number, so that it shows.
     """
-    groups = F.pad(x, (0, -x.shape[1] % GROUP)).view(len(x), -1, GROUP)
+    groups = F.pad(x, (0, -x.shape[1] % GROUP)).view(len(x), -(-x.shape[1] // GROUP), GROUP)
     peak = groups.abs().amax(dim=2)
     is_number = (peak > PEAK_LEAST) & (peak < math.inf)
     most = torch.full_like(peak, LEVEL)
