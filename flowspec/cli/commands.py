@@ -36,6 +36,7 @@ COMMANDS = (
     "bench",
     "top",
     "plan",
+    "fetch",
     "profile",
     "devices",
     "doctor",

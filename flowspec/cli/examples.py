@@ -61,6 +61,11 @@ OF_COMMAND: dict[str, Examples] = {
         ),
         ("flowspec plan --cluster my-cluster.toml --model Qwen/Qwen3-4B", "asks the devices of that file"),
     ),
+    "fetch": (
+        ("flowspec fetch Qwen/Qwen3-4B-GGUF --list --devices 2x raspberry-pi-5", "what there is, what fits"),
+        ("flowspec fetch Qwen/Qwen3-4B-GGUF --quant Q4_K_M", "one file; a download that broke off goes on"),
+        ("flowspec fetch Qwen/Qwen3-0.6B", "a checkpoint"),
+    ),
     "profile": (
         ("flowspec profile --keep", "measure this machine for the daemons of this user"),
         ("flowspec profile --quick --cluster my-cluster.toml", "in seconds, with the links to the daemons"),

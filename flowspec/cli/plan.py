@@ -12,7 +12,6 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from flowspec.bench import planned
@@ -21,7 +20,7 @@ from flowspec.cli.console import working
 from flowspec.cli.options import add_cache_argument, drafter_names, number_list, positive
 from flowspec.cli.parser import Rare
 from flowspec.cli.plan_beside import Alone, alone, with_eagle
-from flowspec.cli.plan_request import Wanted, read_plan_request
+from flowspec.cli.plan_request import Wanted, add_device_arguments, read_plan_request
 from flowspec.core.methods import DEFAULT, WITHOUT_GUESSES
 from flowspec.core.protocol.limits import REQUESTS_MAX
 from flowspec.draft.kinds import ALL as KINDS
@@ -79,24 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--users", type=positive, default=1, metavar="N", help="who ask at once (default: %(default)s)"
     )
     group = parser.add_argument_group("devices")
-    group.add_argument(
-        "--devices",
-        nargs="+",
-        metavar="[Nx] BOARD,",
-        help="devices that need not be there, by their boards (kinds of devices, by name or profile file): "
-        "4x jetson-orin-nano, raspberry-pi-5",
-    )
-    group.add_argument(
-        "--cluster",
-        type=Path,
-        metavar="FILE.toml",
-        help="the devices of this cluster file, which are asked how fast they are, as chat asks them",
-    )
-    group.add_argument(
-        "--offline",
-        action="store_true",
-        help=Rare("with --cluster: ask no device, and take its board from its profile key"),
-    )
+    add_device_arguments(group)
     group.add_argument(
         "--all-devices",
         action="store_true",
@@ -106,12 +88,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--head",
         metavar="NAME",
         help=Rare("where the head and the drafter run: a device, or one board more (default: chosen)"),
-    )
-    group.add_argument(
-        "--link",
-        action="append",
-        metavar="[A:B=]MBIT/MS",
-        help="of all links (default: 1000/0.5), or of one; may be repeated",
     )
     group.add_argument(
         "--layers",

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flowspec.cli.options import joined
+from flowspec.cli.parser import Rare
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.precision import PRECISION_BYTES
 from flowspec.errors import InputError
@@ -48,11 +49,38 @@ class Wanted:
     is_toy: bool = False
 
 
+def add_device_arguments(group: argparse._ActionsContainer) -> None:
+    """What names the devices of a plan, and the links between them."""
+    group.add_argument(
+        "--devices",
+        nargs="+",
+        metavar="[Nx] BOARD,",
+        help="devices that need not be there, by their boards (kinds of devices, by name or profile file): "
+        "4x jetson-orin-nano, raspberry-pi-5",
+    )
+    group.add_argument(
+        "--cluster",
+        type=Path,
+        metavar="FILE.toml",
+        help="the devices of this cluster file, which are asked how fast they are, as chat asks them",
+    )
+    group.add_argument(
+        "--offline",
+        action="store_true",
+        help=Rare("with --cluster: ask no device, and take its board from its profile key"),
+    )
+    group.add_argument(
+        "--link",
+        action="append",
+        metavar="[A:B=]MBIT/MS",
+        help="of all links (default: 1000/0.5), or of one; may be repeated",
+    )
+
+
 def read_plan_request(args: argparse.Namespace) -> Wanted:
     """What the flags ask for; raises `InputError`, and `ClusterError` where no device of a cluster file
     answers."""
-    is_asked = args.cluster is not None and args.devices is None and not args.offline
-    if is_asked:
+    if _is_asked(args):
         every = read_cluster(args.cluster)
         refuse_silent(stage_devices(every), cluster_keys(args.cluster, every), needs_all=False)
     shape, weights, precisions, context = _model(args)
@@ -61,6 +89,17 @@ def read_plan_request(args: argparse.Namespace) -> Wanted:
         raise InputError(f"--precision: expected {', '.join(PRECISION_BYTES)}, got {wrong[0]!r:.80}")
     if args.acceptance is not None and not 0 < args.acceptance < 1:
         raise InputError(f"--acceptance: expected a share above 0 and below 1, got {args.acceptance:g}")
+    return wanted_of(args, shape, weights, precisions, context)
+
+
+def wanted_of(
+    args: argparse.Namespace,
+    shape: ModelShape,
+    weights: ModelWeights,
+    precisions: tuple[str, ...],
+    context: int,
+) -> Wanted:
+    """What the flags ask for of a model that is known; raises as `read_plan_request`."""
     placed = {} if args.cluster is None else read_drafters(args.cluster)
     model = args.model if args.shape is None else args.shape
     drafters = Decoding(drafters=joined(args.drafter)).drafters_for(model, tuple(placed))
@@ -69,7 +108,7 @@ def read_plan_request(args: argparse.Namespace) -> Wanted:
     if planned is not None and args.acceptance is not None:
         planned = replace(planned, acceptance=args.acceptance)
     found = None
-    if is_asked:
+    if _is_asked(args):
         found = _survey(args, precisions, head_drafts=drafter.head_drafts)
         sites = [_complete(each, precisions) for each in found.sites]
     else:
@@ -104,6 +143,11 @@ def read_plan_request(args: argparse.Namespace) -> Wanted:
         is_acceptance_given=args.acceptance is not None,
         is_toy=args.shape is None and args.model == BUNDLED,
     )
+
+
+def _is_asked(args: argparse.Namespace) -> bool:
+    """Whether daemons are asked what they are."""
+    return args.cluster is not None and args.devices is None and not args.offline
 
 
 def _survey(args: argparse.Namespace, precisions: Sequence[str], *, head_drafts: bool) -> Survey:

@@ -1,0 +1,211 @@
+"""`flowspec fetch`: what a repository has, what of it fits, and the download, from a hub on this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gguf import GGMLQuantizationType
+
+from flowspec.bench.checkpoints import make_variant
+from flowspec.errors import InputError
+from flowspec.model.files import ModelFiles
+from flowspec.model.hub_choices import CHECKPOINT, choices_of, chosen
+from tests.cli.test_commands import FLOWSPEC
+from tests.ggufs import convert, make
+
+MODEL = "owner/name"
+PI = ("--devices", "2x", "raspberry-pi-5")
+Fetch = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def test_choices_are_named_as_people_name_them() -> None:
+    sizes = {
+        **dict.fromkeys(
+            ("m-Q4_K_M.gguf", "m.q8_0.gguf", "M-IQ4_NL.gguf", "x/m-BF16.gguf", "mmproj-F16.gguf"), 5
+        ),
+        **dict.fromkeys(("m-Q6_K-00001-of-00002.gguf", "m-Q6_K-00002-of-00002.gguf"), 4),
+        "m-Q5_K_M-00001-of-00002.gguf": 9,
+        **{"odd.gguf": 1, "config.json": 1, "model.safetensors": 50, "original/model.safetensors": 50},
+        **{"tokenizer.json": 2, "README.md": 7, "consolidated.safetensors": 60, "huge.json": 1 << 40},
+    }
+    found = choices_of(MODEL, sizes)
+    assert [choice.name for choice in found] == [
+        *("odd", "IQ4_NL", "Q4_K_M", "Q8_0", "BF16", "Q6_K"),
+        CHECKPOINT,
+    ]
+    assert found[-1].model == MODEL
+    assert found[-1].sizes == {"config.json": 1, "tokenizer.json": 2, "model.safetensors": 50}
+    assert found[5].model == f"{MODEL}/m-Q6_K-00001-of-00002.gguf"
+    assert (found[5].size_bytes, found[4].model) == (8, f"{MODEL}/x/m-BF16.gguf")
+    assert chosen(found, None, MODEL).name == "Q4_K_M"
+    assert chosen(found, "q6_k", MODEL) is found[5]
+    assert chosen(found, "checkpoint", MODEL) is found[-1]
+    for quant, given, expected in (
+        ("Q2_K", found, "has no Q2_K; expected --quant with one of odd, IQ4_NL, Q4_K_M"),
+        (None, found[3:5], "expected --quant with one of Q8_0, BF16"),
+        ("Q8_0", [found[3], found[3]], "several files of Q8_0: give one of m.q8_0.gguf"),
+        (None, [], "has no safetensors and no GGUF files"),
+    ):
+        with pytest.raises(InputError) as caught:
+            chosen(given, quant, MODEL)
+        assert expected in str(caught.value)
+    assert chosen(found[3:4], None, MODEL) is found[3]
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[tuple[Path, str, list[str]]]:
+    """A folder that a hub has as `owner/name`, the hub's address, and the files that were read from it."""
+    folder = tmp_path / "served"
+    folder.mkdir()
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.give(has_body=False)
+
+        def do_GET(self) -> None:
+            self.give(has_body=True)
+
+        def give(self, *, has_body: bool) -> None:
+            path = self.path.partition("?")[0]
+            if path == f"/api/models/{MODEL}":
+                siblings = [
+                    {"rfilename": each.name, "size": each.stat().st_size} for each in folder.iterdir()
+                ]
+                self.answer(200, json.dumps({"id": MODEL, "siblings": siblings}).encode(), has_body=has_body)
+                return
+            file = folder / path.rpartition("/")[2]
+            if f"/{MODEL}/resolve/" not in path or not file.is_file():
+                code = "EntryNotFound" if MODEL in path else "RepoNotFound"
+                self.answer(404, b"", {"X-Error-Code": code}, has_body=has_body)
+                return
+            content = file.read_bytes()
+            tag = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": "c" * 40}
+            wanted = self.headers.get("Range")
+            if wanted is None:
+                self.answer(200, content, tag, has_body=has_body)
+            else:
+                first, _, last = wanted.removeprefix("bytes=").partition("-")
+                part = content[int(first) : int(last) + 1 if last else None]
+                end = int(first) + len(part) - 1
+                self.answer(206, part, {**tag, "Content-Range": f"bytes {first}-{end}/{len(content)}"})
+            if has_body:
+                asked.append(file.name)
+
+        def answer(self, status: int, body: bytes, headers: Any = None, *, has_body: bool = True) -> None:
+            self.send_response(status)
+            for name, value in (headers or {}).items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if has_body:
+                self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Quiet."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield folder, f"http://127.0.0.1:{server.server_address[1]}", asked
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def fetch(served: tuple[Path, str, list[str]], tmp_path: Path) -> Fetch:
+    def run(*words: str, offline: bool = False) -> subprocess.CompletedProcess[str]:
+        environment = {
+            **os.environ,
+            "HF_ENDPOINT": served[1],
+            "HF_HOME": str(tmp_path / "home"),
+            "HF_HUB_CACHE": str(tmp_path / "home" / "hub"),
+            "HF_HUB_OFFLINE": str(int(offline)),
+            "HF_HUB_DISABLE_XET": "1",
+            "COLUMNS": "80",
+        }
+        command = [*FLOWSPEC, "fetch", *words]
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=170, check=False, env=environment
+        )
+
+    return run
+
+
+def test_a_gguf_file_is_looked_at_chosen_and_fetched(
+    served: tuple[Path, str, list[str]], fetch: Fetch, tmp_path: Path
+) -> None:
+    folder, _, asked = served
+    checkpoint = make(tmp_path / "checkpoint", "llama-tied")
+    for kind in (GGMLQuantizationType.Q8_0, GGMLQuantizationType.Q4_0):
+        convert(checkpoint, folder / f"small-{kind.name}.gguf", kind)
+    listed = fetch(MODEL, "--list", *PI)
+    assert (listed.returncode, listed.stderr) == (0, "")
+    rows = [line.split() for line in listed.stdout.splitlines()[3:]]
+    assert [(row[0], row[1], row[4]) for row in rows] == [("Q4_0", "1", "yes"), ("Q8_0", "1", "yes")]
+    assert all(float(row[5]) > 0 for row in rows)
+    done = fetch(MODEL, "--json", *PI)
+    assert (done.returncode, done.stderr) == (0, "")
+    found = json.loads(done.stdout)
+    assert (found["chosen"], found["model"]) == ("Q4_0", f"{MODEL}/small-Q4_0.gguf")
+    assert [choice["fits"] for choice in found["choices"]] == [True, True]
+    cached = list((tmp_path / "home" / "hub").glob("models--owner--name/snapshots/*/*.gguf"))
+    assert [path.name for path in cached] == ["small-Q4_0.gguf"]
+    assert cached[0].read_bytes() == (folder / "small-Q4_0.gguf").read_bytes()
+    before = len(asked)
+    again = fetch(f"{MODEL}/small-Q4_0.gguf")
+    assert again.stdout.endswith(f"here; use it with --model {MODEL}/small-Q4_0.gguf\n")
+    assert asked[before:] == [], "it was here"
+    assert fetch(f"{MODEL}/small-Q4_0.gguf", offline=True).returncode == 0
+    lacking = fetch(f"{MODEL}/small-Q8_0.gguf", offline=True)
+    assert (lacking.returncode, lacking.stdout) == (1, "")
+    assert "offline mode is on" in lacking.stderr
+    assert "there is no small-Q8_0.gguf in" in lacking.stderr
+
+
+def test_a_checkpoint_is_fetched_and_what_does_not_fit_is_not(
+    served: tuple[Path, str, list[str]], fetch: Fetch, tmp_path: Path
+) -> None:
+    folder, _, asked = served
+    make_variant(folder, "llama-grouped")
+    (folder / "README.md").write_text("no")
+    tight = tmp_path / "cluster.toml"
+    tight.write_text(
+        'device = [{ address = "10.0.0.1:7700", profile = "raspberry-pi-5", memory = "300MiB" }]\n'
+    )
+    refused = fetch(MODEL, "--cluster", str(tight), "--offline")
+    assert (refused.returncode, "model.safetensors" in asked) == (2, False)
+    assert f"checkpoint of '{MODEL}' does not fit these devices" in refused.stderr
+    done = fetch(MODEL)
+    assert done.returncode == 0, done.stderr
+    assert "README.md" not in asked
+    (snapshot,) = (tmp_path / "home" / "hub").glob("models--owner--name/snapshots/*")
+    assert len(set(ModelFiles(str(snapshot)).tensors())) > 10
+    assert fetch(MODEL, offline=True).stdout == f"here; use it with --model {MODEL}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("owner",), "expected owner/name, or owner/name/file.gguf, got 'owner': that is no name on the hub"),
+        (("./owner/name",), "that is no name on the hub"),
+        (("owner/name/file.bin",), "expected owner/name, or a GGUF file in it"),
+        (("owner/other",), "there is no model 'owner/other' on the hub"),
+        ((f"{MODEL}/x.gguf",), f"'{MODEL}' on the hub has no x.gguf, or not all parts of it"),
+        ((MODEL, "--quant", "Q4_0"), "has no safetensors and no GGUF files"),
+    ],
+)
+def test_what_is_not_there_is_told_in_one_line(words: tuple[str, ...], expected: str, fetch: Fetch) -> None:
+    done = fetch(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert expected in line
