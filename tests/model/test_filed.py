@@ -191,7 +191,7 @@ def test_what_is_not_packed_throughout_runs_in_another_precision(tmp_path: Path)
         assert not files.is_packed
         assert pick_dtype(None, files, files.config()) == (why or "bfloat16")
         assert files.precision_beside(FILED) == "bfloat16"
-        with pytest.raises(InputError, match="--dtype gguf: expected a GGUF file or a checkpoint of packed matrices"):
+        with pytest.raises(InputError, match="--dtype gguf: expected a GGUF file or a checkpoint"):
             pick_dtype(FILED, files, files.config())
     mixed = ModelFiles(str(tmp_path / "2.gguf"))
     with pytest.raises(InputError, match=r"^blk\.0\..*weight is not packed in a form that layers "):
