@@ -21,6 +21,7 @@ from flowspec.model.slice import Slice
 from flowspec.plan.memory import cache_bytes
 from flowspec.runtime.loading import slice_memory
 
+pytestmark = pytest.mark.arm
 CPU = torch.device("cpu")
 KV_HEADS = 2
 
