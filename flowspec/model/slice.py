@@ -188,8 +188,6 @@ class Slice:
                 hidden,
                 attention_mask=None,
                 position_ids=positions,
-                past_key_values=None,
-                use_cache=False,
                 position_embeddings=angles[index - self.span.first],
                 tree=batch,
             )
