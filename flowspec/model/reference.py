@@ -9,6 +9,7 @@ or in an attention is on one side only.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 from collections.abc import Iterator
 from typing import Any
@@ -171,12 +172,12 @@ class Reference:
             return self._answers[key]
         sampler = Sampler(sampling, self.vocabulary_size)
         tokens: list[int] = []
-        fed, cache = list(prompt), None
+        fed, cache, cache_called = list(prompt), None, cache_name(self._model)
         while len(tokens) < new_tokens_max and not (tokens and tokens[-1] in stop_ids):
             out = self._model(
-                input_ids=torch.tensor([fed]), past_key_values=cache, use_cache=True, logits_to_keep=1
+                input_ids=torch.tensor([fed]), use_cache=True, logits_to_keep=1, **{cache_called: cache}
             )
-            cache = out.past_key_values
+            cache = out[cache_called]
             tokens.append(sampler.draw(out.logits[0, -1].numpy(), len(prompt) + len(tokens)))
             fed = tokens[-1:]
         self._answers[key] = tokens
@@ -189,6 +190,11 @@ class Reference:
             input_ids=torch.tensor([[*prompt, *answer]]), use_cache=False, logits_to_keep=len(answer) + 1
         )
         return list(out.logits[0].numpy())
+
+
+def cache_name(model: Any) -> str:
+    """What a model of transformers calls its cache; another word from 5.24 on."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 def _as_levels(numbers: torch.Tensor) -> torch.Tensor:

@@ -25,6 +25,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.cache_utils import Cache, DynamicLayer
 
 from flowspec.model.files import bundled_folder
+from flowspec.model.reference import cache_name
 from tests.recipe.corpus import DOMAINS, documents, parse_mix, split
 
 BEST = 128
@@ -92,10 +93,10 @@ def answer_all(
     chances = np.zeros((len(prompts), new_tokens_max, BEST), np.float16)
     lengths = np.full(len(prompts), new_tokens_max)
     rows = np.arange(len(prompts))
-    cache = Cache(layer_class_to_replicate=RoomyLayer)
+    cache, called = Cache(layer_class_to_replicate=RoomyLayer), cache_name(target)
     for step in range(new_tokens_max):
         logits = target(
-            input_ids=fed, attention_mask=seen, past_key_values=cache, use_cache=True, logits_to_keep=1
+            input_ids=fed, attention_mask=seen, use_cache=True, logits_to_keep=1, **{called: cache}
         ).logits[:, -1]
         likeliest = logits.softmax(dim=-1).topk(BEST)
         noise = -torch.empty_like(logits).exponential_(generator=random).log()
