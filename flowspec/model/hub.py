@@ -56,7 +56,7 @@ def hub_size(repository: str, name: str) -> int | None:
     Raises `InputError` when the hub cannot tell.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, is_offline_mode
-    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, OfflineModeIsEnabled
+    from huggingface_hub.errors import EntryNotFoundError, OfflineModeIsEnabled
 
     if is_offline_mode():
         raise InputError(
@@ -67,11 +67,19 @@ def hub_size(repository: str, name: str) -> int | None:
         size: int | None = get_hf_file_metadata(hf_hub_url(repository, name)).size
     except EntryNotFoundError:
         return None
-    except (HfHubHTTPError, OfflineModeIsEnabled, OSError, ValueError) as error:
+    except (*unreachable(), OfflineModeIsEnabled) as error:
         raise InputError(f"cannot ask the hub for {name} of {repository!r}: {first_line(error)}") from None
     if size is None:
         raise InputError(f"the hub does not tell how large {name} of {repository!r} is")
     return size
+
+
+def unreachable() -> tuple[type[BaseException], ...]:
+    """What is raised where the hub says no or nonsense, or cannot be reached: errors of the system's and of
+    the HTTP library that it uses, whose name changes with its versions."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return (OSError, ValueError, *HfHubHTTPError.__bases__)
 
 
 def hub_cache() -> Path:

@@ -10,6 +10,7 @@ from pathlib import Path
 from flowspec.core.protocol.limits import JSON_BYTES_MAX
 from flowspec.errors import InputError, first_line
 from flowspec.model.gguf.names import is_gguf, parts_of
+from flowspec.model.hub import hub_file, unreachable
 
 CHECKPOINT = "checkpoint"
 """The choice that is no GGUF file."""
@@ -99,7 +100,7 @@ def chosen(choices: list[Choice], quant: str | None, repository: str) -> Choice:
 def hub_sizes(repository: str) -> dict[str, int]:
     """The files of `owner/name` on the hub and their bytes. Raises `InputError` where it cannot tell."""
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
     try:
         told = HfApi().model_info(repository, files_metadata=True).siblings or []
@@ -111,7 +112,7 @@ def hub_sizes(repository: str) -> dict[str, int]:
         raise InputError(
             f"there is no model {repository!r} on the hub, or it is for those with a token: set HF_TOKEN"
         ) from None
-    except (HfHubHTTPError, OSError, ValueError) as error:
+    except unreachable() as error:
         raise InputError(f"cannot ask the hub for {repository!r}: {first_line(error)}") from None
     return {each.rfilename: int(each.size or 0) for each in told}
 
@@ -127,8 +128,6 @@ def cached(repository: str, name: str) -> Path | None:
 def download(repository: str, name: str) -> Path:
     """Fetches a file of `owner/name`, on from where an earlier try broke off; raises `InputError` where it
     cannot be had."""
-    from flowspec.model.hub import hub_file
-
     found = hub_file(repository, name, may_fetch=True)
     if found is None:
         raise InputError(f"{repository!r} on the hub has no {name} any more; start again")
@@ -148,7 +147,7 @@ def write_headers(repository: str, choice: Choice, folder: Path, attempt: int) -
         try:
             answer = get_session().get(hf_hub_url(repository, name), headers=headers)
             answer.raise_for_status()
-        except Exception as error:  # noqa: BLE001 - of whichever HTTP library the hub's has
+        except unreachable() as error:
             text = f"cannot read {name} of {repository!r} on the hub: {first_line(error)}"
             raise InputError(text) from None
         path = folder / name.rpartition("/")[2]

@@ -193,6 +193,15 @@ def test_a_checkpoint_is_fetched_and_what_does_not_fit_is_not(
     assert fetch(MODEL, offline=True).stdout == f"here; use it with --model {MODEL}\n"
 
 
+def test_a_hub_that_is_not_reached_is_told_in_one_line() -> None:
+    environment = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"}
+    command = [*FLOWSPEC, "fetch", MODEL]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=environment)
+    (line,) = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert line.startswith(f"flowspec fetch: cannot ask the hub for '{MODEL}': ")
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
