@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from flowspec.core.stage.slots import cache_size
-from flowspec.model.arithmetic.operations import LANES, Sight, attention, levels
+from flowspec.model.arithmetic.operations import LANES, Sight, attention, store
 from flowspec.model.arithmetic.packed import GROUP
 
 
@@ -81,15 +81,7 @@ class TreeCache:
 
     def write(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Keys and values `[kv_heads, rows, head_dim]` of a layer to `slots` `[rows]`."""
-        width = keys.shape[2]
-        if self._steps is not None:
-            of_keys, of_values = (steps[layer] for steps in self._steps)
-            (keys, key_steps), (values, value_steps) = _levels(keys), _levels(values)
-            of_keys.permute(1, 3, 0, 2)[slots // LANES, slots % LANES] = key_steps.transpose(0, 1)
-            of_values.index_copy_(1, slots, value_steps)
-        keys, values = keys.to(self.keys.dtype), values.to(self.values.dtype)
-        self.keys[layer].permute(1, 3, 0, 2)[slots // LANES, slots % LANES] = keys.transpose(0, 1)
-        self.values[layer, :, :, :width].index_copy_(1, slots, values)
+        store(slots, keys, values, self.keys[layer], self.values[layer], self.steps(layer))
 
     @torch.inference_mode()
     def clear(self, slots: tuple[int, ...]) -> None:
@@ -102,14 +94,6 @@ class TreeCache:
                 of_keys, of_values = self._steps
                 of_keys.permute(2, 4, 0, 1, 3)[index // LANES, index % LANES] = 0
                 of_values.index_fill_(2, index, 0)
-
-
-def _levels(numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Levels `[kv_heads, rows, head_dim]` of numbers of that shape, and the steps between them `[kv_heads,
-    rows, head_dim / 32]`."""
-    heads, rows, width = numbers.shape
-    found, steps = levels(numbers.reshape(heads * rows, width))
-    return found.view(heads, rows, width), steps.view(heads, rows, -1).half()
 
 
 def _filled(count: int) -> int:

@@ -12,13 +12,10 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 from flowspec.errors import InputError
-
-Norm = Literal["cast, scale", "scale, cast", "scale by 1 + w, cast"]
-"""After the rows are normalised in float32: how the weight is applied, and when the result takes the model's
-dtype."""
+from flowspec.model.arithmetic.norms import Norm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

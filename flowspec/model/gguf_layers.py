@@ -55,22 +55,23 @@ class GgufEmbedding(GgufModule, nn.Embedding):
 
 
 class GgufLinear(GgufModule, nn.Linear):
-    """`y = x W^T + b`, `[..., in]` -> `[..., out]` in the dtype of x; results are float32 until the bias is
-    added."""
+    """`y = x W^T + b`, `[..., in]` -> `[..., out]` in the dtype of x, rounded once."""
 
     input_step = 1 / LEVEL
     """Of a row that is rounded: the distance of its levels, for a largest value of 1."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         rows = input.reshape(-1, self.in_features)
+        if self.bias is not None:
+            rows = rows.float()  # so that results are
         made = [self._product(rows, part) for part in self.parts]
         found = made[0] if len(made) == 1 else torch.cat(made, dim=1)
         if self.bias is not None:
-            found = found + self.bias
-        return found.to(input.dtype).view(*input.shape[:-1], self.out_features)
+            found = (found + self.bias).to(input.dtype)
+        return found.view(*input.shape[:-1], self.out_features)
 
     def _product(self, rows: torch.Tensor, part: Part) -> torch.Tensor:
-        """`[rows, outputs]` float32."""
+        """`[rows, outputs]` in the dtype of rows."""
         return packed_product(rows, FORMS[part.kind], part.panels, part.outputs)
 
 
@@ -82,7 +83,7 @@ class PlainGgufLinear(GgufLinear):
         made = []
         for panels in torch.split(part.panels, BLOCK_PANELS):
             made.append(float_product(wide, numbers_of(form, panels)))
-        return torch.cat(made, dim=1)[:, : part.outputs]
+        return torch.cat(made, dim=1)[:, : part.outputs].to(rows.dtype)
 
 
 def stay_packed(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import os
 import signal
@@ -29,6 +30,7 @@ from flowspec.core.protocol.precision import ACTIVATIONS, FILED
 from flowspec.errors import InputError, first_line
 from flowspec.model.accelerator import compute_precisely
 from flowspec.model.arithmetic import build, compiled, plain
+from flowspec.model.arithmetic.norms import NORMS
 from flowspec.model.arithmetic.operations import LANES, Sight
 from flowspec.model.arithmetic.packed import FORMS, GROUP, Q4_0, Form, Levels, groups_of, packed
 from flowspec.model.attention import TreeBatch, TreeCache, TreeRows, tree_attention
@@ -133,16 +135,16 @@ def compiled_fault(progress: Callable[[], None] = lambda: None) -> str:
         [0.0, -0.0, 1e-40, -86.0, -86.1, 88.0, 89.0, 1e30, -1e30, float("inf"), -float("inf"), float("nan")]
     )
     numbers = torch.cat([20 * torch.randn(10007, generator=generator), special])
-    for name in compiled.FUNCTIONS:
-        if not torch.equal(_bits(library.function(numbers, name)), _bits(plain.FUNCTIONS[name](numbers))):
-            return f"differs from the definition of {name}"
-    for width in (1, 5, 64, 100, 896):
-        rows = torch.randn((7, width), generator=generator)
-        if not torch.equal(library.normal(rows, 1e-6), plain.normal(rows, 1e-6)):
-            return f"differs from the definition of a norm of {width}"
-        for found, expected in zip(library.levels(rows), plain.levels(rows), strict=True):
-            if not torch.equal(found, expected):
-                return f"differs from the definition of levels of {width}"
+    for dtype in DTYPES.values():
+        given = numbers.to(dtype)
+        for name in compiled.FUNCTIONS:
+            expected = plain.FUNCTIONS[name](given.float()).to(dtype)
+            if not torch.equal(_bits(library.function(given, name)), _bits(expected)):
+                return f"differs from the definition of {name} in {str(dtype)[6:]}"
+        for width in (1, 5, 64, 100, 896):
+            fault = _rows_fault(library, torch.randn((7, width), generator=generator).to(dtype), generator)
+            if fault:
+                return f"differs from the definition of {fault} of {width} in {str(dtype)[6:]}"
     for form_name, form, inputs, outputs in _packed_cases():
         progress()
         rows, panels = _packed_numbers(form, inputs, outputs, generator)
@@ -156,10 +158,19 @@ def compiled_fault(progress: Callable[[], None] = lambda: None) -> str:
                         f"differs from the definition of a product in {form_name} of {count} rows of "
                         f"{inputs} x {outputs} with {threads} threads"
                     )
+        short = rows.bfloat16()
+        if not torch.equal(
+            library.packed(short, form, panels, outputs),
+            plain.packed_product(short.float(), form, panels, outputs).bfloat16(),
+        ):
+            return f"differs from the definition of a product in {form_name} of rows in bfloat16"
         if inputs % form.unit == 0:
             ids = torch.randint(0, outputs, (7,), generator=generator)
             if not torch.equal(library.packed_rows(form, panels, ids), plain.packed_rows(form, panels, ids)):
                 return f"differs from the definition of rows in {form_name}"
+    fault = _store_fault(library, generator)
+    if fault:
+        return fault
     for threads in _thread_counts(torch.device("cpu")):
         torch.set_num_threads(threads)
         for kind in compiled.KINDS:
@@ -171,12 +182,14 @@ def compiled_fault(progress: Callable[[], None] = lambda: None) -> str:
             ):
                 progress()
                 queries, keys, values, steps, sight = _tree(heads, width, kind, window, generator)
+                queries = queries.to(torch.bfloat16 if steps is not None else kind)
                 scale, seen = width**-0.5, (sight.seen, *sight.order())
                 found = library.attention(queries, keys, values, steps, *seen, scale, cap)
                 if steps is not None:
                     keys, values = plain.of_levels(keys, steps[0], 2), plain.of_levels(values, steps[1], 2)
                 values = values[..., :width]
-                if not torch.equal(found, plain.attention(queries, keys, values, sight.paths(), scale, cap)):
+                expected = plain.attention(queries.float(), keys, values, sight.paths(), scale, cap)
+                if not torch.equal(found, expected.to(queries.dtype)):
                     return (
                         f"differs from the definition of attention, of heads of {width} in {str(kind)[6:]} "
                         f"with {threads} threads"
@@ -184,9 +197,47 @@ def compiled_fault(progress: Callable[[], None] = lambda: None) -> str:
     return ""
 
 
+def _rows_fault(library: compiled.Library, rows: torch.Tensor, generator: torch.Generator) -> str:
+    """What of norms, turns and levels differs from its definition for rows `[rows, width]`, or nothing."""
+    count, width = rows.shape
+    weights = torch.randn(width, generator=generator).to(rows.dtype)
+    for how in NORMS:
+        if not torch.equal(library.norm(rows, weights, 1e-6, how), plain.norm(rows, weights, 1e-6, how)):
+            return "a norm"
+    heads = torch.randn((1, count, 3, width), generator=generator).to(rows.dtype).transpose(1, 2)
+    for part in {width // 2 * 2, width // 4 * 2}:
+        angles = [torch.randn((1, count, part), generator=generator).to(rows.dtype) for _ in range(2)]
+        if part and not torch.equal(library.turned(heads, *angles), plain.turned(heads, *angles)):
+            return "turns"
+    wide = rows.float()
+    if not all(map(torch.equal, library.levels(wide), plain.levels(wide))):
+        return "levels"
+    return ""
+
+
+def _store_fault(library: compiled.Library, generator: torch.Generator) -> str:
+    """Where keys and values come to lie otherwise in a cache than they should, or nothing."""
+    places = torch.tensor([17, 0, 5, 31])
+    for width, given, held in itertools.product((8, 64, 80), DTYPES.values(), compiled.KINDS):
+        new_keys, new_values = (
+            torch.randn((4, 3, width), generator=generator).to(given).transpose(0, 1) for _ in range(2)
+        )
+        caches = []
+        for store in (library.store, plain.store):
+            keys, values = torch.zeros((3, 2, width, LANES), dtype=held), torch.zeros((3, 32, 80), dtype=held)
+            of_keys = torch.zeros((3, 2, -(-width // GROUP), LANES), dtype=torch.float16)
+            of_values = torch.zeros((3, 32, -(-width // GROUP)), dtype=torch.float16)
+            steps = (of_keys, of_values) if held == torch.int8 else None
+            store(places, new_keys, new_values, keys, values, steps)
+            caches.append((keys, values, of_keys, of_values))
+        if not all(map(torch.equal, *caches)):
+            return f"stores keys or values of {width} in {str(given)[6:]} otherwise in {str(held)[6:]}"
+    return ""
+
+
 def _bits(numbers: torch.Tensor) -> torch.Tensor:
-    """Of float32; what is no number has one sign: torch's versions give it either."""
-    return torch.where(numbers.isnan(), torch.nan, numbers).view(torch.int32)
+    """What is no number has one sign: torch's versions give it either."""
+    return torch.where(numbers.isnan(), torch.nan, numbers.float()).view(torch.int32)
 
 
 def _packed_cases() -> Iterator[tuple[str, Form, int, int]]:

@@ -8,9 +8,11 @@ their matrices is computed by `arithmetic/`, so that a row's bits follow from th
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -20,10 +22,10 @@ from transformers import AttentionInterface
 
 from flowspec.errors import InputError
 from flowspec.model.arithmetic import plain
-from flowspec.model.arithmetic.operations import function, normal
+from flowspec.model.arithmetic.operations import function, norm, turned
 from flowspec.model.attention import tree_attention
 from flowspec.model.experts import EXPERTS_NAME
-from flowspec.model.families import Family, Norm
+from flowspec.model.families import Family
 from flowspec.model.products import Product
 from flowspec.model.quantised import packed_bytes
 
@@ -226,12 +228,14 @@ def call_directly(module: nn.Module, family: Family, product: Product | None = N
     packed by `product` (None: by torch). Nothing here uses hooks, and with one row these detours are a tenth
     of a small model's time.
     """
-    norm_class, norm_call = family.piece("RMSNorm"), _NORMS[family.norm]
+    norm_class = family.piece("RMSNorm")
     for part in list(module.modules()):
         kind = type(part)
-        call = kind.forward
+        call = _with_own_turns(kind.forward, family.rotary_is_partial)
         if isinstance(part, norm_class):
-            call = norm_call
+            call = _normed
+            part.__dict__["how"] = family.norm
+            part.__dict__.setdefault("eps", getattr(part, "variance_epsilon", None))
         elif kind is nn.Linear and product is not None:
             call = _linear
             part.__dict__["product"] = product
@@ -276,26 +280,38 @@ def _routed(router: Any, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
     return logits, shares.to(rows.dtype), experts
 
 
-def _cast_then_scale(norm: Any, hidden: torch.Tensor) -> torch.Tensor:
-    scaled: torch.Tensor = norm.weight * normal(hidden, norm.variance_epsilon).to(hidden.dtype)
-    return scaled
+def _normed(module: Any, hidden: torch.Tensor) -> torch.Tensor:
+    return norm(hidden, module.weight, module.eps, module.how)
 
 
-def _scale_then_cast(norm: Any, hidden: torch.Tensor) -> torch.Tensor:
-    scaled: torch.Tensor = normal(hidden, norm.variance_epsilon) * norm.weight.float()
-    return scaled.to(hidden.dtype)
+@functools.cache
+def _with_own_turns(forward: Any, is_partial: bool) -> Any:
+    """A layer's function, calling ours to turn queries and keys; as it is where it does that in another way,
+    or not at all."""
+    names = forward.__globals__
+    own = names.get("apply_rotary_pos_emb")
+    if "apply_rotary_pos_emb" not in forward.__code__.co_names or not _turns_halves(own, is_partial):
+        return forward
+    made = FunctionType(
+        forward.__code__,
+        {**names, "apply_rotary_pos_emb": turned},
+        forward.__name__,
+        forward.__defaults__,
+        forward.__closure__,
+    )
+    made.__kwdefaults__ = forward.__kwdefaults__
+    return made
 
 
-def _scale_by_one_plus(norm: Any, hidden: torch.Tensor) -> torch.Tensor:
-    scaled: torch.Tensor = normal(hidden, norm.eps) * (1.0 + norm.weight.float())
-    return scaled.to(hidden.dtype)
+def _turns_halves(function: Any, is_partial: bool) -> bool:
+    """Whether a family turns as `turned` does: tried, since its code may change with transformers."""
+    generator = torch.Generator().manual_seed(1)
+    given = [torch.randn((1, heads, 3, 8), generator=generator) for heads in (4, 2)]
+    angles = [torch.randn((1, 3, 4 if is_partial else 8), generator=generator) for _ in range(2)]
+    expected = (plain.turned(each, *angles) for each in given)
+    return all(map(torch.equal, function(*given, *angles), expected))
 
 
-_NORMS: dict[Norm, Callable[[Any, torch.Tensor], torch.Tensor]] = {
-    "cast, scale": _cast_then_scale,
-    "scale, cast": _scale_then_cast,
-    "scale by 1 + w, cast": _scale_by_one_plus,
-}
 _FUNCTION_NAMES = {"act_fn", "activation_fn"}
 _FUNCTIONS = {
     **dict.fromkeys(("SiLUActivation", "SiLU"), "silu"),

@@ -285,7 +285,10 @@ class Int4Linear(QuantisedLinear):
         return Q4_0.panel_bytes(inputs, outputs)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        found = self._products(input.reshape(-1, self.in_features))[:, : self.out_features]
+        rows = input.reshape(-1, self.in_features)
+        if self.bias is not None:
+            rows = rows.float()  # so that results are
+        found = self._products(rows)[:, : self.out_features]
         if self.bias is not None:
             found = found + self.bias
         return found.to(input.dtype).reshape(*input.shape[:-1], self.out_features)
@@ -296,7 +299,7 @@ class Int4Linear(QuantisedLinear):
 
 
 class PanelInt4Linear(Int4Linear):
-    """On CPUs; results are float32 until the bias is added."""
+    """On CPUs."""
 
     def pack(self, rounded: Rounded) -> None:
         pairs = rounded["levels"]

@@ -33,7 +33,7 @@ from flowspec.model.arithmetic import build
 CODE = (
     *("trials", "kernel_checks", "kernels", "quantised", "quantised_cuda", "half"),
     *("attention", "accelerator", "products", "gguf_layers"),
-    *("arithmetic/plain", "arithmetic/packed", "arithmetic/operations"),
+    *("arithmetic/plain", "arithmetic/packed", "arithmetic/norms", "arithmetic/operations"),
     *("arithmetic/compiled", "arithmetic/build"),
 )
 """The modules that are tried, or that try: what was found holds for them as they are."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+from transformers.models.glm import modeling_glm
 
 from flowspec.bench.checkpoints import SMALL, VARIANTS, VOCABULARY_SIZE, make_checkpoint, make_variant
 from flowspec.core.protocol.messages import Sampling
 from flowspec.core.stage.events import JobPart, RunLayers
 from flowspec.errors import InputError
+from flowspec.model.arithmetic.operations import turned
 from flowspec.model.experts import row_experts
 from flowspec.model.families import FAMILIES, check_family
 from flowspec.model.files import ModelFiles
@@ -45,6 +48,24 @@ RARELY = 3
 def config_of(family: str, **fields: Any) -> Any:
     shape = {**SMALL, "num_hidden_layers": 4, "pad_token_id": 0, **fields}
     return AutoConfig.for_model(family, **shape)
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_queries_and_keys_are_turned_by_our_own_function(name: str) -> None:
+    config = config_of(name)
+    module = FAMILIES[name].piece("Attention")(getattr(config, FAMILIES[name].part or "", config), 0)
+    own = type(module).forward
+    call_directly(module, FAMILIES[name])
+    assert type(module).__call__ is not own
+    assert type(module).__call__.__globals__["apply_rotary_pos_emb"] is turned
+
+
+def test_a_family_that_turns_otherwise_keeps_its_own_function() -> None:
+    config = AutoConfig.for_model("glm", **SMALL, head_dim=16)  # turns neighbours
+    module = modeling_glm.GlmAttention(config, 0)
+    own = type(module).forward
+    call_directly(module, replace(FAMILIES["llama"], module="glm", prefix="Glm"))
+    assert type(module).__call__ is own
 
 
 def test_every_family_has_a_variant_that_is_tested() -> None:

@@ -47,6 +47,7 @@
 typedef float vector __attribute__((vector_size(VECTOR_BYTES)));
 typedef float loose __attribute__((vector_size(VECTOR_BYTES), aligned(4)));
 typedef int32_t integers __attribute__((vector_size(VECTOR_BYTES)));
+typedef uint16_t shorts __attribute__((vector_size(VECTOR_BYTES / 2)));
 
 enum { FLOAT32, BFLOAT16, FLOAT16, LEVELS8 }; /* the last of a cache alone, with steps between levels */
 
@@ -157,6 +158,107 @@ INLINE float widened_one(const void *from, int64_t at, int kind) {
     memcpy(&value, &wide, 4);
     return value;
 }
+
+/* The nearest number of a kind, of two the even one. What is no number gets one form. */
+INLINE void narrow_one(void *to, int64_t at, int kind, float value) {
+    uint32_t bits, sign;
+    if (kind == FLOAT32) {
+        ((float *)to)[at] = value;
+        return;
+    }
+    memcpy(&bits, &value, 4);
+    sign = bits >> 16 & 0x8000;
+    bits &= 0x7fffffff;
+    uint16_t *found = (uint16_t *)to + at;
+    if (kind == BFLOAT16)
+        *found = (uint16_t)(sign | (bits > 0x7f800000 ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16));
+    else if (bits > 0x7f800000)
+        *found = (uint16_t)(sign | 0x7e00);
+    else if (bits >= 0x477ff000) /* nearer to 2^16 than to the largest number, or as near */
+        *found = (uint16_t)(sign | 0x7c00);
+    else if (bits >= 0x38800000)
+        *found = (uint16_t)(sign | (bits + 0xfff + (bits >> 13 & 1) - 0x38000000) >> 13);
+    else { /* a whole number of 2^-24: the last digit of a sum with a half */
+        float sum = fabsf(value) + 0.5f;
+        memcpy(&bits, &sum, 4);
+        *found = (uint16_t)(sign | (bits - 0x3f000000));
+    }
+}
+
+/* WIDTH numbers, each as `narrow_one` does it. */
+INLINE void narrow(void *to, int64_t at, int kind, vector value) {
+    if (kind == FLOAT32) {
+        store((float *)to + at, value);
+        return;
+    }
+    uint16_t *found = (uint16_t *)to + at;
+    if (kind == BFLOAT16) {
+        integers bits = (integers)value, size = bits & 0x7fffffff;
+        integers near = (bits + 0x7fff + (bits >> 16 & 1)) >> 16, none = (bits >> 16 & 0x8000) | 0x7fc0;
+        integers where = size > 0x7f800000;
+        shorts narrowed = __builtin_convertvector((near & ~where) | (none & where), shorts);
+        memcpy(found, &narrowed, sizeof narrowed);
+        return;
+    }
+#if defined(__AVX512F__)
+    _mm256_storeu_si256((__m256i *)found, _mm512_cvtps_ph((__m512)value, _MM_FROUND_TO_NEAREST_INT));
+#elif VECTOR_BYTES == 32
+    _mm_storeu_si128((__m128i *)found, _mm256_cvtps_ph((__m256)value, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__aarch64__)
+    vst1_f16((__fp16 *)found, vcvt_f16_f32((float32x4_t)value));
+#else
+    for (int i = 0; i < WIDTH; i++)
+        narrow_one(found, i, FLOAT16, value[i]);
+#endif
+}
+
+/* All of `count` numbers as float32, and back. */
+INLINE void widen_all(const void *from, int64_t at, int kind, int64_t count, float *to) {
+    int64_t i = 0;
+    for (; i + WIDTH <= count; i += WIDTH)
+        store(to + i, widened(from, at + i, kind));
+    for (; i < count; i++)
+        to[i] = widened_one(from, at + i, kind);
+}
+
+INLINE void narrow_all(const float *from, int64_t count, void *to, int64_t at, int kind) {
+    int64_t i = 0;
+    for (; i + WIDTH <= count; i += WIDTH)
+        narrow(to, at + i, kind, load(from + i));
+    for (; i < count; i++)
+        narrow_one(to, at + i, kind, from[i]);
+}
+
+#define WIDEN_ALL(kind, from, at, count, to) widen_all(from, at, kind, count, to)
+#define NARROW_ALL(kind, from, count, to, at) narrow_all(from, count, to, at, kind)
+
+/* The number as it is in a kind. */
+INLINE vector rounded(vector value, int kind) {
+    if (kind == FLOAT32)
+        return value;
+    uint16_t room[WIDTH];
+    narrow(room, 0, kind, value);
+    return widened(room, 0, kind);
+}
+
+INLINE float rounded_one(float value, int kind) {
+    if (kind == FLOAT32)
+        return value;
+    uint16_t room;
+    narrow_one(&room, 0, kind, value);
+    return widened_one(&room, 0, kind);
+}
+
+/* The function that `name(kind, ...)` is for each kind, in which that is a constant. */
+#define FOR_KIND(kind, name, ...)                                                                            \
+    do {                                                                                                     \
+        if ((kind) == FLOAT32)                                                                               \
+            name(FLOAT32, __VA_ARGS__);                                                                      \
+        else if ((kind) == BFLOAT16)                                                                         \
+            name(BFLOAT16, __VA_ARGS__);                                                                     \
+        else                                                                                                 \
+            name(FLOAT16, __VA_ARGS__);                                                                      \
+    } while (0)
 
 /* The sixteen lanes in halves: lane i and lane i + 8, then i and i + 4, ... */
 INLINE float lanes_sum(const vector *lanes) {
@@ -338,40 +440,44 @@ INLINE void outputs_from(const float *x, const float *divided, int64_t rows, int
         many_rows(divided, rows, in, w, kind, begin, end, y, out, at);
 }
 
-/* y [rows, out] from x [rows, in] and w [out, in] of a kind; returns 0 where memory lacks. */
-int flowspec_linear(const float *x, int64_t rows, int64_t in, const void *w, int kind, int64_t out, float *y,
-                    int threads) {
+/* y [rows, out] from x [rows, in], both of `kind`, and w [out, in] of another; returns 0 where memory lacks. */
+int flowspec_linear(const void *x, int kind, int64_t rows, int64_t in, const void *w, int w_kind, int64_t out,
+                    void *y, int threads) {
     threads = worthwhile(threads, rows * in * out);
     int64_t share = (out + threads - 1) / threads, blocks = (in + INPUTS_AT_ONCE - 1) / INPUTS_AT_ONCE;
     share = (share + OUTPUTS_AT_ONCE - 1) / OUTPUTS_AT_ONCE * OUTPUTS_AT_ONCE;
-    float *divided = NULL;
-    Blocks *room = NULL;
-    if (rows > ROWS_FEW) {
-        divided = aligned_alloc(64, sizeof(float) * rows * blocks * INPUTS_AT_ONCE);
-        room = aligned_alloc(64, sizeof(Blocks) * threads);
-        if (divided == NULL || room == NULL) {
-            free(divided);
-            free(room);
-            return 0;
-        }
-        divide_inputs(x, rows, in, divided);
-    }
+    const int is_wide = kind == FLOAT32, are_many = rows > ROWS_FEW;
+    float *wide = is_wide ? NULL : malloc(sizeof(float) * rows * (in + out) + 64);
+    float *divided = are_many ? aligned_alloc(64, sizeof(float) * rows * blocks * INPUTS_AT_ONCE) : NULL;
+    Blocks *room = are_many ? aligned_alloc(64, sizeof(Blocks) * threads) : NULL;
+    const int is_done = (is_wide || wide != NULL) && (!are_many || (divided != NULL && room != NULL));
+    if (is_done) {
+        const float *inputs = is_wide ? x : wide;
+        float *outputs = is_wide ? y : wide + rows * in;
+        if (!is_wide)
+            FOR_KIND(kind, WIDEN_ALL, x, 0, rows * in, wide);
+        if (are_many)
+            divide_inputs(inputs, rows, in, divided);
 #ifdef _OPENMP
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
 #endif
-    for (int thread = 0; thread < threads; thread++) {
-        int64_t begin = thread * share, end = begin + share < out ? begin + share : out;
-        Blocks *at = room == NULL ? NULL : room + thread;
-        if (kind == FLOAT32)
-            outputs_from(x, divided, rows, in, w, FLOAT32, begin, end, y, out, at);
-        else if (kind == BFLOAT16)
-            outputs_from(x, divided, rows, in, w, BFLOAT16, begin, end, y, out, at);
-        else
-            outputs_from(x, divided, rows, in, w, FLOAT16, begin, end, y, out, at);
+        for (int thread = 0; thread < threads; thread++) {
+            int64_t begin = thread * share, end = begin + share < out ? begin + share : out;
+            Blocks *at = room == NULL ? NULL : room + thread;
+            if (w_kind == FLOAT32)
+                outputs_from(inputs, divided, rows, in, w, FLOAT32, begin, end, outputs, out, at);
+            else if (w_kind == BFLOAT16)
+                outputs_from(inputs, divided, rows, in, w, BFLOAT16, begin, end, outputs, out, at);
+            else
+                outputs_from(inputs, divided, rows, in, w, FLOAT16, begin, end, outputs, out, at);
+            for (int64_t r = 0; r < rows && !is_wide; r++)
+                FOR_KIND(kind, NARROW_ALL, outputs + r * out + begin, end - begin, y, r * out + begin);
+        }
     }
+    free(wide);
     free(divided);
     free(room);
-    return 1;
+    return is_done;
 }
 
 /* ------------------------------------------------------------------------------------------------------
@@ -725,12 +831,15 @@ INLINE float round_group(const float *x, int64_t count, int8_t *levels) {
     return is_number ? peak / LEVEL_MOST : peak <= PEAK_LEAST ? 0.0f : NAN;
 }
 
-/* Rounds a row, group by group, each `stride` after the one before. */
-static void round_groups(const float *x, int64_t in, int64_t groups, int32_t offset, int has_halves, Rounded *to,
-                         int stride) {
+/* Rounds a row that begins with number `first`, group by group, each `stride` after the one before. */
+static void round_groups(const void *x, int kind, int64_t first, int64_t in, int64_t groups, int32_t offset,
+                         int has_halves, Rounded *to, int stride) {
+    float numbers[GROUP];
     for (int64_t g = 0; g < groups; g++, to += stride) {
         int32_t sums[2] = {0};
-        to->step = round_group(x + g * GROUP, in - g * GROUP < GROUP ? in - g * GROUP : GROUP, to->levels);
+        int64_t count = in - g * GROUP < GROUP ? in - g * GROUP : GROUP;
+        FOR_KIND(kind, WIDEN_ALL, x, first + g * GROUP, count, numbers);
+        to->step = round_group(numbers, count, to->levels);
         for (int half = 0; half < 2; half++)
             for (int i = 0; i < GROUP / 2; i++)
                 sums[half] += to->levels[half * (GROUP / 2) + i];
@@ -741,15 +850,15 @@ static void round_groups(const float *x, int64_t in, int64_t groups, int32_t off
 }
 
 typedef struct {
-    const float *x;        /* [rows, in] */
+    const void *x;         /* [rows, in] of `kind` */
     const uint8_t *panels; /* of `form` */
-    float *y;              /* [rows, out] */
+    void *y;               /* [rows, out] of `kind` */
     int64_t rows, in, out;
-    int32_t form, threads;
+    int32_t kind, form, threads;
 } Packed;
 
-/* One panel with all rows. */
-INLINE void panel_product(int form, const Packed *a, const Rounded *x, int64_t p) {
+/* One panel with all rows, to `found` `[rows, out]`. */
+INLINE void panel_product(int form, const Packed *a, const Rounded *x, int64_t p, float *found) {
     int64_t groups = (a->in + GROUP - 1) / GROUP;
     const uint8_t *panel = a->panels + p * (groups / groups_in_unit(form) * unit_bytes(form));
     const int64_t outputs = a->out - p * PANEL < PANEL ? a->out - p * PANEL : PANEL;
@@ -757,7 +866,7 @@ INLINE void panel_product(int form, const Packed *a, const Rounded *x, int64_t p
     for (int64_t r = 0; r < a->rows; r += count) {
         portion_of(r, a->rows, &count);
         const Rounded *from = x + r * groups;
-        float *y = a->y + r * a->out + p * PANEL;
+        float *y = found + r * a->out + p * PANEL;
         if (count == 1) {
             packed_tile(form, 1, PANEL / SUB, panel, from, groups, 0, outputs, y, a->out);
             continue;
@@ -775,10 +884,12 @@ INLINE void panel_product(int form, const Packed *a, const Rounded *x, int64_t p
 /* A function for each form, in which that is a constant: what OpenMP divides is compiled by itself, where it
  * would be none. */
 #define FORM(form)                                                                                           \
-    static void panel_##form(const Packed *a, const Rounded *x, int64_t p) { panel_product(form, a, x, p); }
+    static void panel_##form(const Packed *a, const Rounded *x, int64_t p, float *found) {                   \
+        panel_product(form, a, x, p, found);                                                                 \
+    }
 FORM(Q4_0) FORM(Q4_1) FORM(Q5_0) FORM(Q5_1) FORM(Q8_0) FORM(Q4_K) FORM(Q5_K) FORM(Q6_K) FORM(IQ4_NL)
 #undef FORM
-static void (*const PANEL_PRODUCTS[FORMS])(const Packed *, const Rounded *, int64_t) = {
+static void (*const PANEL_PRODUCTS[FORMS])(const Packed *, const Rounded *, int64_t, float *) = {
     panel_Q4_0, panel_Q4_1, panel_Q5_0, panel_Q5_1, panel_Q8_0, panel_Q4_K, panel_Q5_K, panel_Q6_K, panel_IQ4_NL};
 
 /* y [rows, out] from x [rows, in] and packed weights; returns 0 where memory lacks. */
@@ -786,25 +897,34 @@ int flowspec_packed(const Packed *a) {
     int threads = worthwhile(a->threads, a->rows * a->in * a->out);
     (void)threads; /* where OpenMP is not used */
     int64_t rows = a->rows, groups = (a->in + GROUP - 1) / GROUP, panels = (a->out + PANEL - 1) / PANEL;
+    const int is_wide = a->kind == FLOAT32;
     Rounded *x = malloc(sizeof(Rounded) * (size_t)(rows * groups) + 64);
-    if (x == NULL)
-        return 0;
+    float *found = is_wide ? a->y : malloc(sizeof(float) * (size_t)(rows * a->out) + 64);
+    const int is_done = x != NULL && (is_wide || found != NULL);
+    if (!is_done)
+        rows = panels = 0;
 #ifdef _OPENMP
-#pragma omp parallel for num_threads(rows < threads ? rows : threads) schedule(static)
+#pragma omp parallel for num_threads(rows < threads && rows ? rows : threads) schedule(static)
 #endif
     for (int64_t r = 0; r < rows; r++) {
         int count;
         int64_t first = portion_of(r, rows, &count); /* whose rows lie beside each other, group by group */
-        round_groups(a->x + r * a->in, a->in, groups, offset_of(a->form), has_halves(a->form),
+        round_groups(a->x, a->kind, r * a->in, a->in, groups, offset_of(a->form), has_halves(a->form),
                      x + first * groups + r - first, count);
     }
 #ifdef _OPENMP
 #pragma omp parallel for num_threads(threads) schedule(static)
 #endif
-    for (int64_t p = 0; p < panels; p++)
-        PANEL_PRODUCTS[a->form](a, x, p);
+    for (int64_t p = 0; p < panels; p++) {
+        int64_t count = a->out - p * PANEL < PANEL ? a->out - p * PANEL : PANEL;
+        PANEL_PRODUCTS[a->form](a, x, p, found);
+        for (int64_t r = 0; r < rows && !is_wide; r++)
+            FOR_KIND(a->kind, NARROW_ALL, found + r * a->out + p * PANEL, count, a->y, r * a->out + p * PANEL);
+    }
     free(x);
-    return 1;
+    if (!is_wide)
+        free(found);
+    return is_done;
 }
 
 /* Of output `o` of a panel the level of input `i` of a group, in which a level with a sign has one. */
@@ -903,42 +1023,132 @@ INLINE vector function_of(vector x, int function) {
     return all(0.5f) * x * (all(1.0f) + hyperbolic(inner));
 }
 
-/* y [count] from x [count]. */
-void flowspec_function(const float *x, int64_t count, int function, float *y) {
+INLINE void function_of_all(int kind, const void *x, int64_t count, int function, void *y) {
     int64_t i = 0;
     for (; i + WIDTH <= count; i += WIDTH)
-        store(y + i, function_of(load(x + i), function));
+        narrow(y, i, kind, function_of(widened(x, i, kind), function));
     if (i < count) {
         float rest[WIDTH] = {0};
-        memcpy(rest, x + i, sizeof(float) * (count - i));
+        widen_all(x, i, kind, count - i, rest);
         store(rest, function_of(load(rest), function));
-        memcpy(y + i, rest, sizeof(float) * (count - i));
+        narrow_all(rest, count - i, y, i, kind);
     }
+}
+
+/* y [count] from x [count], both of a kind. */
+void flowspec_function(const void *x, int kind, int64_t count, int function, void *y) {
+    if (function == SILU)
+        FOR_KIND(kind, function_of_all, x, count, SILU, y);
+    else if (function == GELU_TANH)
+        FOR_KIND(kind, function_of_all, x, count, GELU_TANH, y);
+    else
+        FOR_KIND(kind, function_of_all, x, count, TANH, y);
 }
 
 /* -------------------------------------------------------------------------------------------------------------
  * norms */
 
-/* y [rows, width]: rows of x over the root of their mean square and `eps`. `share` is 1 / width; `squares`
- * has room for the next power of two. */
-void flowspec_normal(const float *x, int64_t rows, int64_t width, float share, float eps, float *squares,
-                     float *y) {
-    int64_t room = 1;
-    while (room < width)
-        room *= 2;
-    for (int64_t r = 0; r < rows; r++) {
-        const float *row = x + r * width;
-        for (int64_t i = 0; i < width; i++)
+enum { CAST_THEN_SCALE, SCALE_THEN_CAST, SCALE_BY_ONE_PLUS };
+
+typedef struct {
+    const void *x, *weights; /* [rows, width] and [width] of `kind` */
+    void *y;                 /* as x */
+    int64_t rows, width;
+    float share, eps; /* share: 1 / width */
+    int32_t kind, how;
+} Norm;
+
+/* A normalised number with its weight. */
+INLINE vector scaled(vector number, vector weight, int kind, int how) {
+    if (how == CAST_THEN_SCALE)
+        return rounded(number, kind) * weight;
+    return number * (how == SCALE_BY_ONE_PLUS ? all(1.0f) + weight : weight);
+}
+
+/* `squares` and `row` have room for `room` numbers, the next power of two above a row's. */
+INLINE void normalise(int kind, const Norm *a, int how, int64_t room, float *squares, float *row) {
+    for (int64_t r = 0; r < a->rows; r++) {
+        widen_all(a->x, r * a->width, kind, a->width, row);
+        for (int64_t i = 0; i < a->width; i++)
             squares[i] = row[i] * row[i];
-        memset(squares + width, 0, sizeof(float) * (room - width));
+        memset(squares + a->width, 0, sizeof(float) * (room - a->width));
         for (int64_t half = room / 2; half; half /= 2)
             for (int64_t i = 0; i < half; i++)
                 squares[i] += squares[i + half];
-        float factor = 1.0f / sqrtf(squares[0] * share + eps);
-        for (int64_t i = 0; i < width; i++)
-            y[r * width + i] = row[i] * factor;
+        float factor = 1.0f / sqrtf(squares[0] * a->share + a->eps);
+        int64_t i = 0;
+        for (; i + WIDTH <= a->width; i += WIDTH) {
+            vector number = load(row + i) * all(factor);
+            narrow(a->y, r * a->width + i, kind, scaled(number, widened(a->weights, i, kind), kind, how));
+        }
+        if (i < a->width) {
+            float weights[WIDTH] = {0}, numbers[WIDTH] = {0};
+            memcpy(numbers, row + i, sizeof(float) * (a->width - i));
+            widen_all(a->weights, i, kind, a->width - i, weights);
+            store(numbers, scaled(load(numbers) * all(factor), load(weights), kind, how));
+            narrow_all(numbers, a->width - i, a->y, r * a->width + i, kind);
+        }
     }
 }
+
+/* Rows over the root of their mean square and `eps`, times their weights; returns 0 where memory lacks. */
+int flowspec_norm(const Norm *a) {
+    int64_t room = WIDTH;
+    while (room < a->width)
+        room *= 2;
+    float *squares = malloc(sizeof(float) * 2 * room);
+    if (squares == NULL)
+        return 0;
+    if (a->how == CAST_THEN_SCALE)
+        FOR_KIND(a->kind, normalise, a, CAST_THEN_SCALE, room, squares, squares + room);
+    else if (a->how == SCALE_THEN_CAST)
+        FOR_KIND(a->kind, normalise, a, SCALE_THEN_CAST, room, squares, squares + room);
+    else
+        FOR_KIND(a->kind, normalise, a, SCALE_BY_ONE_PLUS, room, squares, squares + room);
+    free(squares);
+    return 1;
+}
+
+/* ---------------------------------------------------------------------------------------------------------
+ * position embeddings */
+
+typedef struct {
+    const void *x;             /* [rows, heads, width] of `kind`, rows and heads as far apart as is said */
+    const void *cosine, *sine; /* [rows, turned] of `kind` */
+    void *y;                   /* [rows, heads, width] of `kind` */
+    int64_t rows, heads, width, turned, between_rows, between_heads;
+    int32_t kind;
+} Turn;
+
+/* Number i of a head with number i + turned / 2, which is `other`: each step is rounded, as in layers that are
+ * computed one operation at a time. */
+INLINE void turn_all(int kind, const Turn *a) {
+    int64_t half = a->turned / 2;
+    for (int64_t r = 0; r < a->rows; r++)
+        for (int64_t h = 0; h < a->heads; h++) {
+            int64_t from = r * a->between_rows + h * a->between_heads, to = (r * a->heads + h) * a->width;
+            for (int side = 0; side < 2; side++) {
+                int64_t own = side * half, other = half - own, angle = r * a->turned + own, i = 0;
+                for (; i + WIDTH <= half; i += WIDTH) {
+                    vector turned = widened(a->x, from + other + i, kind);
+                    vector near = widened(a->x, from + own + i, kind) * widened(a->cosine, angle + i, kind);
+                    vector far = (side ? turned : -turned) * widened(a->sine, angle + i, kind);
+                    narrow(a->y, to + own + i, kind, rounded(near, kind) + rounded(far, kind));
+                }
+                for (; i < half; i++) {
+                    float turned = widened_one(a->x, from + other + i, kind);
+                    float near = widened_one(a->x, from + own + i, kind) * widened_one(a->cosine, angle + i, kind);
+                    float far = (side ? turned : -turned) * widened_one(a->sine, angle + i, kind);
+                    narrow_one(a->y, to + own + i, kind, rounded_one(near, kind) + rounded_one(far, kind));
+                }
+            }
+            int64_t size = kind == FLOAT32 ? 4 : 2;
+            memcpy((char *)a->y + (to + a->turned) * size, (const char *)a->x + (from + a->turned) * size,
+                   size * (a->width - a->turned));
+        }
+}
+
+void flowspec_turn(const Turn *a) { FOR_KIND(a->kind, turn_all, a); }
 
 /* ---------------------------------------------------------------------------------------------------------
  * attention */
@@ -955,25 +1165,74 @@ void flowspec_levels(const float *x, int64_t rows, int64_t width, int8_t *levels
 }
 
 typedef struct {
-    const float *queries; /* [rows, heads, width] */
-    const void *keys;     /* [kv_heads, slots / 16, width, 16] of `kind` */
-    const void *values;   /* [kv_heads, slots, value_width] of `kind` */
+    const void *keys, *values; /* [rows, kv_heads, width] of `kind`, rows and heads as far apart as is said */
+    const int64_t *places;     /* [rows]: slots */
+    void *to_keys, *to_values; /* a cache, as below */
+    uint16_t *key_steps, *value_steps;
+    int64_t rows, kv_heads, width, value_width, slots, between_keys, between_key_heads, between_values,
+        between_value_heads;
+    int32_t kind, cache_kind;
+} Stored;
+
+/* Of a key or a value of so many numbers: those that share a step, the last of them fewer. */
+INLINE int64_t groups_in(int64_t width) { return (width + GROUP - 1) / GROUP; }
+
+/* GROUP numbers of a key or a value, or fewer. */
+INLINE void store_group(const Stored *a, const float *numbers, int64_t count, int64_t head, int64_t slot,
+                        int64_t d, int is_key) {
+    int8_t levels[GROUP];
+    int64_t groups = groups_in(a->width), block = head * (a->slots / LANES) + slot / LANES;
+    int64_t key = (block * a->width + d) * LANES + slot % LANES;
+    int64_t value = (head * a->slots + slot) * a->value_width + d;
+    if (a->cache_kind == LEVELS8) {
+        float step = round_group(numbers, count, levels);
+        if (is_key)
+            narrow_one(a->key_steps, (block * groups + d / GROUP) * LANES + slot % LANES, FLOAT16, step);
+        else
+            narrow_one(a->value_steps, (head * a->slots + slot) * groups + d / GROUP, FLOAT16, step);
+        if (!is_key)
+            memcpy((int8_t *)a->to_values + value, levels, count);
+        for (int64_t i = 0; i < count && is_key; i++)
+            ((int8_t *)a->to_keys)[key + i * LANES] = levels[i];
+        return;
+    }
+    if (!is_key)
+        FOR_KIND(a->cache_kind, NARROW_ALL, numbers, count, a->to_values, value);
+    for (int64_t i = 0; i < count && is_key; i++)
+        narrow_one(a->to_keys, key + i * LANES, a->cache_kind, numbers[i]);
+}
+
+/* Keys and values of rows to their slots. */
+void flowspec_store(const Stored *a) {
+    float numbers[GROUP];
+    for (int64_t r = 0; r < a->rows; r++)
+        for (int64_t head = 0; head < a->kv_heads; head++)
+            for (int64_t d = 0; d < a->width; d += GROUP) {
+                int64_t count = a->width - d < GROUP ? a->width - d : GROUP;
+                int64_t key = r * a->between_keys + head * a->between_key_heads + d;
+                int64_t value = r * a->between_values + head * a->between_value_heads + d;
+                FOR_KIND(a->kind, WIDEN_ALL, a->keys, key, count, numbers);
+                store_group(a, numbers, count, head, a->places[r], d, 1);
+                FOR_KIND(a->kind, WIDEN_ALL, a->values, value, count, numbers);
+                store_group(a, numbers, count, head, a->places[r], d, 0);
+            }
+}
+
+typedef struct {
+    const void *queries; /* [rows, heads, width] of `kind` */
+    const void *keys;    /* [kv_heads, slots / 16, width, 16] of `cache_kind` */
+    const void *values;  /* [kv_heads, slots, value_width] of `cache_kind` */
     const uint16_t *key_steps;   /* of levels, in float16: [kv_heads, slots / 16, groups, 16] */
     const uint16_t *value_steps; /* [kv_heads, slots, groups] */
     const uint8_t *seen;  /* [rows, high]: whether a row sees a slot */
     const int32_t *order; /* slots by position; those that nobody sees are left out */
     const int32_t *ends;  /* [blocks]: in `order`, where each block of positions ends */
-    float *found;         /* [rows, heads, width] */
+    void *found;          /* as queries */
     int64_t rows, heads, kv_heads, width, value_width, slots, high,
         blocks;                    /* value_width: the next multiple of 16 */
     float scale, cap, cap_inverse; /* scores are bounded by `cap`; 0: they are not */
-    int32_t kind, threads;
+    int32_t kind, cache_kind, threads;
 } Attention;
-
-/* Of a key or a value: numbers that share a step, the last of them fewer. */
-INLINE int64_t groups_of(const Attention *a) {
-    return (a->width + GROUP - 1) / GROUP;
-}
 
 /* Sixteen slots' keys, as numbers. */
 INLINE const float *keys_of(const Attention *a, int kind, int64_t block, float *room) {
@@ -986,7 +1245,7 @@ INLINE const float *keys_of(const Attention *a, int kind, int64_t block, float *
             vector key;
             if (kind == LEVELS8)
                 key = widened_levels((const int8_t *)a->keys + place) *
-                      widened(a->key_steps, (block * groups_of(a) + d / GROUP) * LANES + i, FLOAT16);
+                      widened(a->key_steps, (block * groups_in(a->width) + d / GROUP) * LANES + i, FLOAT16);
             else
                 key = widened(a->keys, place, kind);
             store(room + d * LANES + i, key);
@@ -999,7 +1258,7 @@ INLINE vector value_of(const Attention *a, int kind, int64_t slot, int64_t from)
     int64_t at = slot * a->value_width + from;
     if (kind != LEVELS8)
         return widened(a->values, at, kind);
-    float step = from_half(a->value_steps[slot * groups_of(a) + from / GROUP]);
+    float step = from_half(a->value_steps[slot * groups_in(a->width) + from / GROUP]);
     return widened_levels((const int8_t *)a->values + at) * all(step);
 }
 
@@ -1031,33 +1290,43 @@ INLINE void scores_of(const Attention *a, const float *const *queries, int count
         }
 }
 
-/* From scores to e^(score - greatest), and 0 for slots that the row does not see. */
-INLINE void shares_of(const Attention *a, const uint8_t *seen, const uint8_t *blocks_seen, int64_t blocks,
-                      float *scores) {
-    float highest = -INFINITY;
-    for (int64_t b = 0; b < blocks; b++)
-        if (blocks_seen[b])
-            for (int64_t s = b * LANES; s < (b + 1) * LANES && s < a->high; s++) {
-                float score = seen[s] ? scores[s] : -INFINITY;
-                highest = score > highest || score != score ? score : highest;
-            }
-    for (int64_t b = 0; b < blocks; b++) {
-        if (!blocks_seen[b])
-            continue;
-        for (int p = 0; p < PARTS; p++) {
-            float *at = scores + b * LANES + p * WIDTH;
-            store(at, exponential(load(at) - all(highest)));
-        }
-        for (int64_t s = b * LANES; s < (b + 1) * LANES && s < a->high; s++)
-            scores[s] = seen[s] ? scores[s] : 0.0f;
-    }
+/* Which of the WIDTH slots of a block from number `from` on are seen; `seen` has a bit for each of LANES. */
+INLINE integers lanes_seen(uint16_t seen, int from) {
+    integers bits;
+    for (int i = 0; i < WIDTH; i++)
+        bits[i] = 1 << (from + i);
+    return ((int32_t)seen & bits) != 0;
 }
 
-/* Adds the values of one block of positions, of a head whose slots begin at `first`, to `totals`, `vectors` (a constant, at most VALUES_MAX) of them
- * from number `from` on, and where `weights` is given what they weigh. A slot that a query does not see is
- * left out, whatever lies there. */
-INLINE void values_of(const Attention *a, int64_t first, int kind, int vectors, int64_t from, int count,
-                      float *const *shares, const uint8_t *const *seen, int64_t begin, int64_t end,
+/* From scores to e^(score - greatest), and 0 for slots that the row does not see; no number if one of the
+ * scores that it sees is none. */
+INLINE void shares_of(const uint16_t *seen, int64_t blocks, float *scores) {
+    vector highest = all(-INFINITY);
+    integers is_odd = highest != highest;
+    for (int64_t b = 0; b < blocks; b++)
+        for (int p = 0; p < PARTS && seen[b]; p++) {
+            vector score = load(scores + b * LANES + p * WIDTH);
+            score = chosen(lanes_seen(seen[b], p * WIDTH), score, all(-INFINITY));
+            is_odd |= score != score;
+            highest = greatest(score, highest);
+        }
+    float most = -INFINITY;
+    for (int i = 0; i < WIDTH; i++)
+        most = is_odd[i] || most != most ? NAN : highest[i] > most ? highest[i] : most;
+    for (int64_t b = 0; b < blocks; b++)
+        for (int p = 0; p < PARTS && seen[b]; p++) {
+            float *at = scores + b * LANES + p * WIDTH;
+            vector share = exponential(load(at) - all(most));
+            store(at, chosen(lanes_seen(seen[b], p * WIDTH), share, all(0.0f)));
+        }
+}
+
+/* Adds the values of one block of positions, of a head whose slots begin at `first`, to `totals`: `vectors` (a
+ * constant, at most VALUES_MAX) of them from number `from` on, and where `weights` is given what they weigh. A
+ * slot that a query does not see is left out, whatever lies there. With `is_whole`, a constant, there are QUERIES,
+ * and all of them see all slots. */
+INLINE void values_of(const Attention *a, int64_t first, int kind, int vectors, int is_whole, int64_t from,
+                      int count, float *const *shares, const uint8_t *const *seen, int64_t begin, int64_t end,
                       float *totals, float *weights) {
     vector sums[QUERIES][VALUES_MAX];
     float weight[QUERIES] = {0};
@@ -1067,8 +1336,8 @@ INLINE void values_of(const Attention *a, int64_t first, int kind, int vectors, 
             sums[q][v] = all(0);
     for (int64_t j = begin; j < end; j++) {
         int64_t slot = a->order[j];
-        int who = 0;
-        for (int q = 0; q < count; q++)
+        int who = is_whole ? (1 << QUERIES) - 1 : 0;
+        for (int q = 0; q < count && !is_whole; q++)
             who |= (seen[q][slot] != 0) << q;
         if (!who)
             continue;
@@ -1099,19 +1368,32 @@ INLINE void attend(const Attention *a, int kind, int64_t kv_head, int64_t row_fi
                    float *room) {
     int64_t group = a->heads / a->kv_heads, blocks = (a->high + LANES - 1) / LANES,
             many = (row_end - row_first) * group;
-    float *keys = room, *totals = keys + a->width * LANES, *scores = totals + QUERIES * a->value_width;
-    uint8_t *blocks_seen =
-        (uint8_t *)(scores + many * blocks * LANES); /* [row_end - row_first + 1, blocks], the last: by any */
-    memset(blocks_seen, 0, (size_t)((row_end - row_first + 1) * blocks));
-    uint8_t *any = blocks_seen + (row_end - row_first) * blocks;
-    for (int64_t r = row_first; r < row_end; r++)
-        for (int64_t b = 0; b < blocks; b++) {
-            uint8_t is_seen = 0;
-            for (int64_t s = b * LANES; s < (b + 1) * LANES && s < a->high; s++)
-                is_seen |= a->seen[r * a->high + s];
-            blocks_seen[(r - row_first) * blocks + b] = is_seen;
-            any[b] |= is_seen;
+    float *keys = room, *totals = keys + a->width * LANES, *wide = totals + QUERIES * a->value_width,
+          *scores = wide + many * a->width; /* wide: queries [row_end - row_first, group, width] */
+    uint16_t *slots_seen = (uint16_t *)(scores + many * blocks * LANES); /* [row_end - row_first + 1, blocks], a
+                                                                             bit for each slot; the last: by any */
+    uint8_t *is_whole = (uint8_t *)(slots_seen + (row_end - row_first + 1) * blocks); /* [row_end - row_first,
+                            a->blocks]: whether a row sees all slots of a block of positions */
+    memset(slots_seen, 0, sizeof(uint16_t) * (size_t)((row_end - row_first + 1) * blocks));
+    uint16_t *any = slots_seen + (row_end - row_first) * blocks;
+    for (int64_t r = 0; r < row_end - row_first; r++) {
+        const uint8_t *seen = a->seen + (row_first + r) * a->high;
+        for (int64_t s = 0; s < a->high; s++)
+            slots_seen[r * blocks + s / LANES] |= (uint16_t)((seen[s] != 0) << s % LANES);
+        for (int64_t b = 0; b < blocks; b++)
+            any[b] |= slots_seen[r * blocks + b];
+        int64_t j = 0;
+        for (int64_t b = 0; b < a->blocks; b++) {
+            uint8_t sees_all = 1;
+            for (; j < a->ends[b]; j++)
+                sees_all &= seen[a->order[j]] != 0;
+            is_whole[r * a->blocks + b] = sees_all;
         }
+    }
+    for (int64_t r = 0; r < row_end - row_first; r++) {
+        int64_t from = ((row_first + r) * a->heads + kv_head * group) * a->width;
+        FOR_KIND(a->kind, WIDEN_ALL, a->queries, from, group * a->width, wide + r * group * a->width);
+    }
     const float *queries[QUERIES];
     float *own[QUERIES];
     for (int64_t b = 0; b < blocks; b++) {
@@ -1120,9 +1402,8 @@ INLINE void attend(const Attention *a, int kind, int64_t kv_head, int64_t row_fi
         const float *block = keys_of(a, kind, kv_head * (a->slots / LANES) + b, keys);
         int count = 0;
         for (int64_t n = 0; n < many; n++) {
-            int64_t r = n / group, head = kv_head * group + n % group;
-            if (blocks_seen[r * blocks + b]) {
-                queries[count] = a->queries + ((row_first + r) * a->heads + head) * a->width;
+            if (slots_seen[n / group * blocks + b]) {
+                queries[count] = wide + n * a->width;
                 own[count++] = scores + n * blocks * LANES;
             }
             if (count == QUERIES) {
@@ -1133,11 +1414,8 @@ INLINE void attend(const Attention *a, int kind, int64_t kv_head, int64_t row_fi
         for (int q = 0; q < count; q++)
             scores_of(a, queries + q, 1, block, b, own + q);
     }
-    for (int64_t n = 0; n < many; n++) {
-        int64_t r = n / group;
-        shares_of(a, a->seen + (row_first + r) * a->high, blocks_seen + r * blocks, blocks,
-                  scores + n * blocks * LANES);
-    }
+    for (int64_t n = 0; n < many; n++)
+        shares_of(slots_seen + n / group * blocks, blocks, scores + n * blocks * LANES);
     for (int64_t n = 0; n < many; n += QUERIES) {
         int count = many - n < QUERIES ? (int)(many - n) : QUERIES;
         const uint8_t *seen[QUERIES];
@@ -1150,18 +1428,26 @@ INLINE void attend(const Attention *a, int kind, int64_t kv_head, int64_t row_fi
         int64_t begin = 0;
         for (int64_t b = 0; b < a->blocks; begin = a->ends[b++]) {
             int64_t from = 0;
+            int all_see_all = count == QUERIES;
+            for (int q = 0; q < count; q++)
+                all_see_all &= is_whole[(n + q) / group * a->blocks + b];
             for (; from + VALUES_MAX * WIDTH <= a->value_width; from += VALUES_MAX * WIDTH)
-                values_of(a, kv_head * a->slots, kind, VALUES_MAX, from, count, own, seen, begin, a->ends[b], totals,
-                          from ? NULL : weights);
+                if (all_see_all)
+                    values_of(a, kv_head * a->slots, kind, VALUES_MAX, 1, from, count, own, seen, begin,
+                              a->ends[b], totals, from ? NULL : weights);
+                else
+                    values_of(a, kv_head * a->slots, kind, VALUES_MAX, 0, from, count, own, seen, begin,
+                              a->ends[b], totals, from ? NULL : weights);
             for (; from < a->value_width; from += WIDTH)
-                values_of(a, kv_head * a->slots, kind, 1, from, count, own, seen, begin, a->ends[b], totals,
+                values_of(a, kv_head * a->slots, kind, 1, 0, from, count, own, seen, begin, a->ends[b], totals,
                           from ? NULL : weights);
         }
         for (int q = 0; q < count; q++) {
             int64_t row = row_first + (n + q) / group, head = kv_head * group + (n + q) % group;
+            float *total = totals + q * a->value_width, weight = weights[q];
             for (int64_t d = 0; d < a->width; d++)
-                a->found[(row * a->heads + head) * a->width + d] =
-                    totals[q * a->value_width + d] / weights[q];
+                total[d] /= weight;
+            FOR_KIND(a->kind, NARROW_ALL, total, a->width, a->found, (row * a->heads + head) * a->width);
         }
     }
 }
@@ -1173,8 +1459,8 @@ int flowspec_attention(const Attention *a) {
     int64_t chunks = (a->rows + ROWS_SHARED - 1) / ROWS_SHARED, units = chunks * a->kv_heads;
     int64_t blocks = (a->high + LANES - 1) / LANES, shared = a->rows < ROWS_SHARED ? a->rows : ROWS_SHARED;
     int64_t numbers =
-        a->width * LANES + a->value_width * QUERIES + shared * (a->heads / a->kv_heads) * blocks * LANES;
-    size_t bytes = sizeof(float) * numbers + (size_t)((shared + 1) * blocks) + 64;
+        a->width * LANES + a->value_width * QUERIES + shared * (a->heads / a->kv_heads) * (a->width + blocks * LANES);
+    size_t bytes = sizeof(float) * numbers + sizeof(uint16_t) * (shared + 1) * blocks + shared * a->blocks + 64;
     int is_done = 1, threads = worthwhile(a->threads, 2 * a->rows * a->heads * a->high * a->width);
     (void)threads; /* where OpenMP is not used */
 #ifdef _OPENMP
@@ -1188,11 +1474,11 @@ int flowspec_attention(const Attention *a) {
             is_done = 0;
             continue;
         }
-        if (a->kind == FLOAT32)
+        if (a->cache_kind == FLOAT32)
             attend(a, FLOAT32, unit % a->kv_heads, first, end, room);
-        else if (a->kind == BFLOAT16)
+        else if (a->cache_kind == BFLOAT16)
             attend(a, BFLOAT16, unit % a->kv_heads, first, end, room);
-        else if (a->kind == FLOAT16)
+        else if (a->cache_kind == FLOAT16)
             attend(a, FLOAT16, unit % a->kv_heads, first, end, room);
         else
             attend(a, LEVELS8, unit % a->kv_heads, first, end, room);

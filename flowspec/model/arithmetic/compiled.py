@@ -8,46 +8,68 @@ from pathlib import Path
 import torch
 
 from flowspec.model.arithmetic import build
+from flowspec.model.arithmetic.norms import NORMS, Norm
 from flowspec.model.arithmetic.packed import GROUP, Form
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
 """Of numbers, as the source counts them; int8 are levels, of a cache alone."""
 FUNCTIONS = ("silu", "gelu_tanh", "tanh")
 """In the source's order."""
+_Fields = tuple[tuple[str, type], ...]
+
+
+def _fields(kind: type, names: str) -> _Fields:
+    return tuple((name, kind) for name in names.split())
 
 
 class _Attention(ctypes.Structure):
-    """As in the source."""
+    """As in the source, as the other structures are."""
 
-    _fields_ = [
-        *(
-            (name, ctypes.c_void_p)
-            for name in (
-                *("queries", "keys", "values", "key_steps", "value_steps", "seen", "order", "ends", "found"),
-            )
-        ),
-        *(
-            (name, ctypes.c_int64)
-            for name in ("rows", "heads", "kv_heads", "width", "value_width", "slots", "high", "blocks")
-        ),
-        *((name, ctypes.c_float) for name in ("scale", "cap", "cap_inverse")),
-        *((name, ctypes.c_int32) for name in ("kind", "threads")),
-    ]
+    _fields_ = (
+        *_fields(ctypes.c_void_p, "queries keys values key_steps value_steps seen order ends found"),
+        *_fields(ctypes.c_int64, "rows heads kv_heads width value_width slots high blocks"),
+        *_fields(ctypes.c_float, "scale cap cap_inverse"),
+        *_fields(ctypes.c_int32, "kind cache_kind threads"),
+    )
+
+
+class _Stored(ctypes.Structure):
+    _fields_ = (
+        *_fields(ctypes.c_void_p, "keys values places to_keys to_values key_steps value_steps"),
+        *_fields(ctypes.c_int64, "rows kv_heads width value_width slots"),
+        *_fields(ctypes.c_int64, "between_keys between_key_heads between_values between_value_heads"),
+        *_fields(ctypes.c_int32, "kind cache_kind"),
+    )
 
 
 class _Packed(ctypes.Structure):
-    """As in the source."""
+    _fields_ = (
+        *_fields(ctypes.c_void_p, "x panels y"),
+        *_fields(ctypes.c_int64, "rows inputs outputs"),
+        *_fields(ctypes.c_int32, "kind form threads"),
+    )
 
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("x", "panels", "y")),
-        *((name, ctypes.c_int64) for name in ("rows", "inputs", "outputs")),
-        *((name, ctypes.c_int32) for name in ("form", "threads")),
-    ]
+
+class _Norm(ctypes.Structure):
+    _fields_ = (
+        *_fields(ctypes.c_void_p, "x weights y"),
+        *_fields(ctypes.c_int64, "rows width"),
+        *_fields(ctypes.c_float, "share eps"),
+        *_fields(ctypes.c_int32, "kind how"),
+    )
+
+
+class _Turn(ctypes.Structure):
+    _fields_ = (
+        *_fields(ctypes.c_void_p, "x cosine sine y"),
+        *_fields(ctypes.c_int64, "rows heads width turned between_rows between_heads"),
+        *_fields(ctypes.c_int32, "kind"),
+    )
 
 
 class Library:
-    """The functions of the source; tensors are on the CPU and contiguous. Results are new tensors in
-    float32."""
+    """The functions of the source. Tensors are on the CPU, contiguous unless said otherwise, and in float32,
+    bfloat16 or float16; results are new tensors of the dtype that is given."""
 
     def __init__(self, path: Path) -> None:
         # What was compiled calls the pool of threads that torch has, rather than one of its own beside it.
@@ -55,36 +77,30 @@ class Library:
         if pool:
             ctypes.CDLL(pool, ctypes.RTLD_GLOBAL)
         library = ctypes.CDLL(str(path))
-        number, pointer, real, small = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float, ctypes.c_int
-        self._linear, self._function = library.flowspec_linear, library.flowspec_function
-        self._packed = library.flowspec_packed
-        self._normal, self._attention = library.flowspec_normal, library.flowspec_attention
-        self._linear.argtypes = (pointer, number, number, pointer, small, number, pointer, small)
-        self._packed.argtypes = (ctypes.POINTER(_Packed),)
+        number, pointer, small = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int
+        self._linear, self._packed = library.flowspec_linear, library.flowspec_packed
+        self._norm, self._attention = library.flowspec_norm, library.flowspec_attention
+        self._function, self._levels = library.flowspec_function, library.flowspec_levels
         self._packed_rows = library.flowspec_packed_rows
+        self._turn, self._store = library.flowspec_turn, library.flowspec_store
+        self._linear.argtypes = (pointer, small, number, number, pointer, small, number, pointer, small)
+        self._packed.argtypes = (ctypes.POINTER(_Packed),)
         self._packed_rows.argtypes = (pointer, small, number, pointer, number, pointer)
-        self._function.argtypes = (pointer, number, small, pointer)
-        self._normal.argtypes = (pointer, number, number, real, real, pointer, pointer)
+        self._function.argtypes = (pointer, small, number, small, pointer)
+        self._norm.argtypes = (ctypes.POINTER(_Norm),)
+        self._turn.argtypes = (ctypes.POINTER(_Turn),)
+        self._store.argtypes = (ctypes.POINTER(_Stored),)
         self._attention.argtypes = (ctypes.POINTER(_Attention),)
-        self._levels = library.flowspec_levels
         self._levels.argtypes = (pointer, number, number, pointer, pointer)
-        for each in (self._function, self._normal, self._packed_rows, self._levels):
+        for each in (self._function, self._turn, self._store, self._packed_rows, self._levels):
             each.restype = None
 
     def linear(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """`[rows, out]` from float32 `[rows, in]` and `[out, in]` in float32, bfloat16 or float16."""
+        """`[rows, out]` from `[rows, in]` and `[out, in]`, which may have another dtype."""
         (rows, inputs), outputs = x.shape, len(weights)
         found = x.new_empty((rows, outputs))
-        where = (
-            x.data_ptr(),
-            rows,
-            inputs,
-            weights.data_ptr(),
-            KINDS[weights.dtype],
-            outputs,
-            found.data_ptr(),
-        )
-        if not self._linear(*where, torch.get_num_threads()):
+        given = x.data_ptr(), KINDS[x.dtype], rows, inputs, weights.data_ptr(), KINDS[weights.dtype], outputs
+        if not self._linear(*given, found.data_ptr(), torch.get_num_threads()):
             raise MemoryError("no memory for a linear layer")
         return found
 
@@ -93,13 +109,13 @@ class Library:
         rows, inputs = x.shape
         assert panels.numel() == form.panel_bytes(inputs, outputs), "the source reads so much"
         found = x.new_empty((rows, outputs))
-        where = x.data_ptr(), panels.data_ptr(), found.data_ptr()
-        if not self._packed(_Packed(*where, rows, inputs, outputs, form.number, torch.get_num_threads())):
+        where, shape = (x.data_ptr(), panels.data_ptr(), found.data_ptr()), (rows, inputs, outputs)
+        if not self._packed(_Packed(*where, *shape, KINDS[x.dtype], form.number, torch.get_num_threads())):
             raise MemoryError("no memory for a packed layer")
         return found
 
     def packed_rows(self, form: Form, panels: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """As `plain.packed_rows`."""
+        """As `plain.packed_rows`, in float32."""
         inputs = panels.shape[1] * form.unit
         found = torch.empty((len(ids), inputs))
         self._packed_rows(
@@ -108,19 +124,49 @@ class Library:
         return found
 
     def function(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        """One of `FUNCTIONS`, number by number, of float32."""
+        """One of `FUNCTIONS`, number by number."""
         found = torch.empty_like(x)
-        self._function(x.data_ptr(), x.numel(), FUNCTIONS.index(name), found.data_ptr())
+        self._function(x.data_ptr(), KINDS[x.dtype], x.numel(), FUNCTIONS.index(name), found.data_ptr())
         return found
 
-    def normal(self, x: torch.Tensor, eps: float) -> torch.Tensor:
-        """Float32 rows `[..., width]` over the root of their mean square."""
+    def norm(self, x: torch.Tensor, weights: torch.Tensor, eps: float, how: Norm) -> torch.Tensor:
+        """As `plain.norm`."""
+        assert weights.dtype == x.dtype, "the source reads both alike"
         width = x.shape[-1]
-        found, room = torch.empty_like(x), x.new_empty(1 << (width - 1).bit_length())
-        self._normal(
-            x.data_ptr(), x.numel() // width, width, 1 / width, eps, room.data_ptr(), found.data_ptr()
-        )
+        found = torch.empty_like(x)
+        where, shape = (x.data_ptr(), weights.data_ptr(), found.data_ptr()), (x.numel() // width, width)
+        if not self._norm(_Norm(*where, *shape, 1 / width, eps, KINDS[x.dtype], NORMS.index(how))):
+            raise MemoryError("no memory for a norm")
         return found
+
+    def turned(self, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+        """As `plain.turned`, of rows and heads however far apart; the result lies row by row."""
+        _, heads, rows, width = x.shape
+        found = x.new_empty((1, rows, heads, width))
+        where = x.data_ptr(), cosine.data_ptr(), sine.data_ptr(), found.data_ptr()
+        _, between_heads, between_rows, _ = x.stride()
+        shape = rows, heads, width, cosine.shape[-1]
+        self._turn(_Turn(*where, *shape, between_rows, between_heads, KINDS[x.dtype]))
+        return found.transpose(1, 2)
+
+    def store(
+        self,
+        places: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        to_keys: torch.Tensor,
+        to_values: torch.Tensor,
+        steps: tuple[torch.Tensor, torch.Tensor] | None,
+    ) -> None:
+        """As `plain.store`; rows and heads of `keys` and `values` may be however far apart."""
+        kv_heads, rows, width = keys.shape
+        _, slots, value_width = to_values.shape
+        (key_heads, key_rows, _), (value_heads, value_rows, _) = keys.stride(), values.stride()
+        where = (each.data_ptr() for each in (keys, values, places, to_keys, to_values))
+        of_steps = (None, None) if steps is None else (steps[0].data_ptr(), steps[1].data_ptr())
+        shape = rows, kv_heads, width, value_width, slots
+        between = key_rows, key_heads, value_rows, value_heads
+        self._store(_Stored(*where, *of_steps, *shape, *between, KINDS[keys.dtype], KINDS[to_keys.dtype]))
 
     def levels(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Float32 rows `[rows, width]` as levels, int8, and the steps between them `[rows, width / 32]`."""
@@ -167,7 +213,8 @@ class Library:
             scale=scale,
             cap=cap or 0.0,
             cap_inverse=1 / cap if cap else 0.0,
-            kind=KINDS[keys.dtype],
+            kind=KINDS[queries.dtype],
+            cache_kind=KINDS[keys.dtype],
             threads=torch.get_num_threads(),
         )
         if not self._attention(given):

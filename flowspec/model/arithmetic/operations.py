@@ -1,7 +1,7 @@
 """The canonical arithmetic's operations, each by `canonical.c` where that may be used, else as `plain.py`
 defines it.
 
-Tensors may have any dtype that a layer computes in; results have it, too, rounded once.
+Tensors may have any dtype that a layer computes in, and results have it, too.
 """
 
 from __future__ import annotations
@@ -12,33 +12,45 @@ import numpy as np
 import torch
 
 from flowspec.model.arithmetic import compiled, plain
+from flowspec.model.arithmetic.norms import Norm
 from flowspec.model.arithmetic.packed import Form
 
 LANES = 16
 """Slots whose keys lie side by side in a cache."""
 
 
-def normal(x: torch.Tensor, eps: float) -> torch.Tensor:
-    """Rows over the root of their mean square, in float32: `[..., width]`."""
+def norm(x: torch.Tensor, weights: torch.Tensor, eps: float, how: Norm) -> torch.Tensor:
+    """Rows `[..., width]` over the root of their mean square, times `weights` `[width]` in the way `how`."""
     library = _library(x)
-    wide = x.float().contiguous()
-    return plain.normal(wide, eps) if library is None else library.normal(wide, eps)
+    if library is None:
+        return plain.norm(x, weights, eps, how)
+    return library.norm(x.contiguous(), weights, eps, how)
 
 
 def function(x: torch.Tensor, name: str) -> torch.Tensor:
     """`silu`, `gelu_tanh` or `tanh`, number by number."""
     library = _library(x)
-    wide = x.float().contiguous()
-    found = plain.FUNCTIONS[name](wide) if library is None else library.function(wide, name)
-    return found.to(x.dtype)
+    if library is None:
+        return plain.FUNCTIONS[name](x.float()).to(x.dtype)
+    return library.function(x.contiguous(), name)
+
+
+def turned(
+    queries: torch.Tensor, keys: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Queries and keys, each `[1, heads, rows, width]`, turned by their positions (`plain.turned`)."""
+    library = _library(queries)
+    if library is None or queries.stride(3) != 1 or keys.stride(3) != 1:
+        return plain.turned(queries, cosine, sine), plain.turned(keys, cosine, sine)
+    return library.turned(queries, cosine, sine), library.turned(keys, cosine, sine)
 
 
 def packed_product(x: torch.Tensor, form: Form, panels: torch.Tensor, outputs: int) -> torch.Tensor:
-    """`x W^T`, `[rows, outputs]` float32, from rows `[rows, in]` and the panels of W (`packed.py`)."""
+    """`x W^T`, `[rows, outputs]`, from rows `[rows, in]` and the panels of W (`packed.py`)."""
     library = _library(x)
-    wide = x.float().contiguous()
-    product = plain.packed_product if library is None else library.packed
-    return product(wide, form, panels, outputs)
+    if library is None:
+        return plain.packed_product(x.float(), form, panels, outputs).to(x.dtype)
+    return library.packed(x.contiguous(), form, panels, outputs)
 
 
 def packed_rows(form: Form, panels: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -53,6 +65,22 @@ def levels(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     library = _library(x)
     wide = x.float().contiguous()
     return plain.levels(wide) if library is None else library.levels(wide)
+
+
+def store(
+    places: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    to_keys: torch.Tensor,
+    to_values: torch.Tensor,
+    steps: tuple[torch.Tensor, torch.Tensor] | None,
+) -> None:
+    """Keys and values `[kv_heads, rows, width]` to slots `places` `[rows]` of a cache (`plain.store`)."""
+    library = _library(keys)
+    if library is None or keys.stride(2) != 1 or values.stride(2) != 1:
+        plain.store(places, keys, values, to_keys, to_values, steps)
+    else:
+        library.store(places, keys, values, to_keys, to_values, steps)
 
 
 @dataclass(slots=True)
@@ -109,14 +137,13 @@ def attention(
     float16: `[kv_heads, slots / 16, width / 32, 16]` and `[kv_heads, slots, width / 32]`, rounded up.
     """
     library = _library(queries)
-    wide = queries.float().contiguous()
-    if library is None:
-        if steps is not None:
-            keys, values = plain.of_levels(keys, steps[0], 2), plain.of_levels(values, steps[1], 2)
-        found = plain.attention(wide, keys, values[..., : queries.shape[2]], sight.paths(), scale, cap)
-    else:
-        found = library.attention(wide, keys, values, steps, sight.seen, *sight.order(), scale, cap)
-    return found.to(queries.dtype)
+    if library is not None:
+        seen = sight.seen, *sight.order()
+        return library.attention(queries.contiguous(), keys, values, steps, *seen, scale, cap)
+    if steps is not None:
+        keys, values = plain.of_levels(keys, steps[0], 2), plain.of_levels(values, steps[1], 2)
+    values = values[..., : queries.shape[2]]
+    return plain.attention(queries.float(), keys, values, sight.paths(), scale, cap).to(queries.dtype)
 
 
 def _library(x: torch.Tensor) -> compiled.Library | None:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
+from flowspec.model.arithmetic.norms import Norm
 from flowspec.model.arithmetic.packed import GROUP, PANEL, Form, groups_of, numbers_of
 
 BLOCK = 64
@@ -127,6 +128,26 @@ def normal(x: torch.Tensor, eps: float) -> torch.Tensor:
     return x * root.reciprocal()[..., None]
 
 
+def norm(x: torch.Tensor, weights: torch.Tensor, eps: float, how: Norm) -> torch.Tensor:
+    """Rows `[..., width]` over the root of their mean square, times weights `[width]`, in the dtype of x."""
+    found = normal(x.float(), eps)
+    if how == "cast, scale":
+        return weights * found.to(x.dtype)
+    wide = weights.float()
+    return (found * (wide if how == "scale, cast" else 1.0 + wide)).to(x.dtype)
+
+
+def turned(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+    """`[1, heads, rows, width]` of that shape, each number turned with the one that is half of `turned` away,
+    from `cosine` and `sine` `[1, rows, turned]`; what is wider than that stays. Each step is rounded to the
+    dtype."""
+    width = cosine.shape[-1]
+    own, rest = x[..., :width], x[..., width:]
+    first, second = own.chunk(2, dim=-1)
+    found = (own * cosine[:, None]) + (torch.cat([-second, first], dim=-1) * sine[:, None])
+    return torch.cat([found, rest], dim=-1)
+
+
 def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """`x W^T`, `[rows, out]`, of float32 `[rows, in]` and `[out, in]`: for small matrices, such as a
     router's."""
@@ -193,6 +214,37 @@ def of_levels(found: torch.Tensor, steps: torch.Tensor, dimension: int) -> torch
     rounded."""
     each = steps.float().repeat_interleave(GROUP, dim=dimension)
     return found.float() * each.narrow(dimension, 0, found.shape[dimension])
+
+
+def store(
+    places: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    to_keys: torch.Tensor,
+    to_values: torch.Tensor,
+    steps: tuple[torch.Tensor, torch.Tensor] | None,
+) -> None:
+    """Keys and values `[kv_heads, rows, width]` of whatever dtype to slots `places` `[rows]`.
+
+    `to_keys` `[kv_heads, slots / 16, width, 16]`, `to_values` `[kv_heads, slots, width or more]`. In int8
+    they are levels, and `steps` has those between them, in float16: `[kv_heads, slots / 16, width / 32, 16]`
+    and `[kv_heads, slots, width / 32]`.
+    """
+    width = keys.shape[2]
+    if steps is not None:
+        (keys, of_keys), (values, of_values) = _cached_levels(keys), _cached_levels(values)
+        steps[0].permute(1, 3, 0, 2)[places // 16, places % 16] = of_keys.transpose(0, 1)
+        steps[1].index_copy_(1, places, of_values)
+    keys, values = keys.to(to_keys.dtype), values.to(to_values.dtype)
+    to_keys.permute(1, 3, 0, 2)[places // 16, places % 16] = keys.transpose(0, 1)
+    to_values[:, :, :width].index_copy_(1, places, values)
+
+
+def _cached_levels(numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Levels `[kv_heads, rows, width]`, and steps `[kv_heads, rows, width / 32]` in float16."""
+    heads, rows, width = numbers.shape
+    found, steps = levels(numbers.reshape(heads * rows, width).float())
+    return found.view(heads, rows, width), steps.view(heads, rows, -1).half()
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
