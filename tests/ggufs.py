@@ -114,6 +114,23 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_experts_per_tok": 2,
         },
     ),
+    "mixtral": ("mixtral", {**WIDE, "num_local_experts": 3, "num_experts_per_tok": 2}),
+    "glm4-moe": (
+        "glm4_moe",
+        {
+            **WIDE,
+            "head_dim": 64,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 256,
+            "n_group": 3,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.4,
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "rope_parameters": {**_THETA, "partial_rotary_factor": 0.5},
+        },
+    ),
 }
 RANDOM = {
     GGMLQuantizationType.Q4_K: ((0, 5e-4), (2, 3.75e-3)),
@@ -125,7 +142,13 @@ RANDOM = {
 about as large as small checkpoints'."""
 KEPT = tuple(map(GGMLQuantizationType.__getitem__, KEPT_TYPES))
 """Types with which layers compute as they are."""
-ARCHITECTURES = {"mistral": "llama", "qwen3_moe": "qwen3moe", "gemma3_text": "gemma3"}
+ARCHITECTURES = {
+    "mistral": "llama",
+    "mixtral": "llama",
+    "qwen3_moe": "qwen3moe",
+    "gemma3_text": "gemma3",
+    "glm4_moe": "glm4moe",
+}
 
 
 def make(folder: Path, name: str) -> Path:
@@ -215,7 +238,7 @@ def _metadata(config: Any, architecture: str) -> dict[str, Any]:
         "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
         "rope.freq_base": float(full["rope_theta"]),
     }
-    if architecture in ("llama", "phi3", "smollm3", "granite"):
+    if architecture in ("llama", "phi3", "smollm3", "granite", "glm4moe"):
         found["rope.dimension_count"] = int(head_dim * full.get("partial_rotary_factor", 1.0))
         found["vocab_size"] = config.vocab_size
     if architecture not in ("phi3", "granite", "olmo2", "olmoe", "smollm3"):
@@ -236,8 +259,19 @@ def _metadata(config: Any, architecture: str) -> dict[str, Any]:
         found["rope.scaling.attn_factor"] = float(
             np.sqrt(1 + np.log(scale) / np.log(config.original_max_position_embeddings))
         )
-    if architecture in ("qwen3moe", "olmoe"):
-        found |= {"expert_count": config.num_experts, "expert_used_count": config.num_experts_per_tok}
+    if getattr(config, "num_local_experts", 0):
+        found |= {"expert_count": config.num_local_experts, "expert_used_count": config.num_experts_per_tok}
+    if architecture == "glm4moe":
+        found |= {
+            "expert_shared_count": config.n_shared_experts,
+            "expert_feed_forward_length": config.moe_intermediate_size,
+            "leading_dense_block_count": config.first_k_dense_replace,
+            "expert_group_count": config.n_group,
+            "expert_group_used_count": config.topk_group,
+            "expert_gating_func": 2,
+            "expert_weights_scale": config.routed_scaling_factor,
+            "expert_weights_norm": config.norm_topk_prob,
+        }
     if architecture == "qwen3moe":
         found["expert_feed_forward_length"] = config.moe_intermediate_size
     if architecture == "granite":
@@ -267,7 +301,7 @@ def _tensors(checkpoint: Tensors, config: Any, architecture: str) -> Tensors:
             expert, _, leaf = after.partition(".")
             stack = experts.setdefault(
                 f"{names.get_name(f'{before}.experts.{leaf}'.removesuffix('.weight'))}.weight",
-                [None] * config.num_experts,
+                [None] * config.num_local_experts,
             )
             stack[int(expert)] = values
             continue
@@ -278,7 +312,7 @@ def _tensors(checkpoint: Tensors, config: Any, architecture: str) -> Tensors:
             values = values.reshape(heads, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
         if architecture.startswith("gemma") and name.endswith("norm.weight"):
             values = values + 1
-        stem, _, suffix = name.rpartition(".")
+        stem, _, suffix = name.replace("_correction_bias", "_correction.bias").rpartition(".")
         found[f"{names.get_name(stem)}.{suffix}"] = values.astype(np.float32)
     found |= {name: np.stack(stack).astype(np.float32) for name, stack in experts.items()}
     rope = config.rope_parameters

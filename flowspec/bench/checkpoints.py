@@ -134,6 +134,28 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3_moe",
         {**_FOUR, **_EXPERTS, "norm_topk_prob": True, "use_sliding_window": True, "sliding_window": 14},
     ),
+    "mixtral": (
+        "mixtral",
+        {**_FOUR, "num_key_value_heads": 2, "num_local_experts": 4, "sliding_window": 14},
+    ),
+    "glm4-moe": (
+        "glm4_moe",
+        {
+            **_FOUR,
+            "num_key_value_heads": 2,
+            "head_dim": 24,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.4,
+            "first_k_dense_replace": 1,
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "rope_parameters": {**_ROPE, "partial_rotary_factor": 0.5},
+        },
+    ),
 }
 GIGABYTE: dict[str, Any] = {
     "vocab_size": 32000,
@@ -168,9 +190,9 @@ def make_checkpoint(
     generator_state = torch.get_rng_state()
     torch.manual_seed(seed)
     model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    for name, parameter in model.named_parameters():
-        if name.endswith(".bias") or "norm" in name:  # initialised to constants, which would hide a mix-up
-            parameter.data += 0.1 * torch.randn_like(parameter)
+    for name, value in model.state_dict().items():
+        if name.endswith("bias") or "norm" in name:  # initialised to constants, which would hide a mix-up
+            value += 0.1 * torch.randn_like(value)
     torch.set_rng_state(generator_state)
     model.save_pretrained(folder, max_shard_size=shard, save_original_format=not fused)
     return folder

@@ -23,6 +23,8 @@ _MOST = {
     "num_key_value_heads": 1 << 12,
     "num_experts": 1 << 12,
     "num_local_experts": 1 << 12,
+    "n_routed_experts": 1 << 12,
+    "n_shared_experts": 1 << 8,
     "num_experts_per_tok": 1 << 12,
     "num_labels": 1 << 16,
     "num_hidden_layers": limits.LAYERS_MAX,
@@ -66,7 +68,7 @@ def check_built(config: Any, model: str) -> None:
         value = getattr(config, name, None)
         if value is not None and not (type(value) is int and 0 <= value <= most):
             raise InputError(f"model {model!r}: {name}: expected a number up to {most}, got {value!r:.80}")
-    experts = config.num_hidden_layers * (getattr(config, "num_experts", None) or 0)
+    experts = config.num_hidden_layers * (getattr(config, "num_local_experts", None) or 0)
     if experts > EXPERTS_MAX:
         raise InputError(
             f"model {model!r}: num_hidden_layers times num_experts: expected at most {EXPERTS_MAX}, got "

@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from flowspec.errors import InputError
 from flowspec.model.arithmetic.norms import Norm
@@ -26,6 +26,8 @@ class Root:
     lm_head: str
 
 
+Router = Literal["softmax", "softmax to 1", "sigmoid"]
+"""How a mixture's rows choose experts (`routers.py`)."""
 PLAIN_ROOT = Root(prefix="model.", lm_head="lm_head.weight")
 
 
@@ -51,7 +53,8 @@ class Family:
     is whose function is used. `rotary_by_layer_type`: each type of layers has position embeddings of its own.
     `rotary_is_partial`: the layers take position embeddings narrower than a head. `stacked`: parameters of a
     layer that checkpoints hold expert by expert, each with the tensors that are joined, output rows on output
-    rows, to expert `{}`. `ignored`: fields of the family's config that transformers' code does not act on.
+    rows, to expert `{}`; `renamed`: those that they only call otherwise. `router`: how a mixture's rows
+    choose experts. `ignored`: fields of the family's config that transformers' code does not act on.
     `part`: where a multimodal model's config keeps that of the decoder, the part that is run here.
     `architectures`: classes that generate text, besides `{prefix}ForCausalLM`.
     """
@@ -63,8 +66,10 @@ class Family:
     finish: Callable[[Any, Any, Function], Any] = _untouched
     rotary_by_layer_type: bool = False
     rotary_is_partial: bool = False
+    router: Router = "softmax"
     roots: tuple[Root, ...] = (PLAIN_ROOT,)
     stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    renamed: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     architectures: tuple[str, ...] = ()
     part: str = ""
@@ -102,6 +107,7 @@ _EXPERTS = {
     "mlp.experts.gate_up_proj": ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight"),
     "mlp.experts.down_proj": ("mlp.experts.{}.down_proj.weight",),
 }
+_MIXTRAL = "block_sparse_moe."
 _GEMMA3 = Family(
     module="gemma3",
     prefix="Gemma3",
@@ -141,6 +147,22 @@ FAMILIES = {
     "olmo2": Family(module="olmo2", prefix="Olmo2", norm="scale, cast"),
     "olmoe": Family(module="olmoe", prefix="Olmoe", stacked=_EXPERTS),
     "qwen3_moe": Family(module="qwen3_moe", prefix="Qwen3Moe", stacked=_EXPERTS),
+    "mixtral": Family(
+        module="mixtral",
+        prefix="Mixtral",
+        router="softmax to 1",
+        stacked={
+            "mlp.experts.gate_up_proj": (
+                _MIXTRAL + "experts.{}.w1.weight",
+                _MIXTRAL + "experts.{}.w3.weight",
+            ),
+            "mlp.experts.down_proj": (_MIXTRAL + "experts.{}.w2.weight",),
+        },
+        renamed={"mlp.gate.weight": _MIXTRAL + "gate.weight"},
+    ),
+    "glm4_moe": Family(
+        module="glm4_moe", prefix="Glm4Moe", rotary_is_partial=True, router="sigmoid", stacked=_EXPERTS
+    ),
 }
 
 

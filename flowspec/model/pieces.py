@@ -28,6 +28,7 @@ from flowspec.model.experts import EXPERTS_NAME
 from flowspec.model.families import Family
 from flowspec.model.products import Product
 from flowspec.model.quantised import packed_bytes
+from flowspec.model.routers import ROUTERS
 
 ATTENTION_NAME = "flowspec_tree"
 AttentionInterface.register(ATTENTION_NAME, tree_attention)
@@ -239,8 +240,8 @@ def call_directly(module: nn.Module, family: Family, product: Product | None = N
         elif kind is nn.Linear and product is not None:
             call = _linear
             part.__dict__["product"] = product
-        elif kind.__name__.endswith("TopKRouter"):
-            call = _routed
+        elif kind.__name__.lower().endswith("topkrouter"):
+            call = ROUTERS[family.router]
         if isinstance(getattr(part, "gate_up_proj", None), nn.Parameter) and kind.__name__.endswith(
             "Experts"
         ):
@@ -266,18 +267,6 @@ def _functions(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
             "gelu_pytorch_tanh and relu"
         )
     return torch.relu if name == "relu" else partial(function, name=name)
-
-
-def _routed(router: Any, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What the families' TopKRouters compute: logits, and each row's shares and experts; of two alike the
-    lower number goes first."""
-    rows = hidden.reshape(-1, hidden.shape[-1])
-    logits = plain.product(rows.float(), router.weight.float()).to(rows.dtype)
-    shares, experts = plain.softmax(logits.float()).sort(dim=-1, descending=True, stable=True)
-    shares, experts = shares[:, : router.top_k], experts[:, : router.top_k]
-    if router.norm_topk_prob:
-        shares = shares / plain.halves_sum(shares)[:, None]
-    return logits, shares.to(rows.dtype), experts
 
 
 def _normed(module: Any, hidden: torch.Tensor) -> torch.Tensor:

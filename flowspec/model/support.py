@@ -64,6 +64,7 @@ def family_of(config: Any, model: str) -> Family:
     check_rotary(config, family, model)
     _check_fields(config, model)
     _check_heads(config, model)
+    _check_experts(config, model)
     _check_layer_types(config, model)
     return family
 
@@ -146,6 +147,28 @@ def _check_heads(config: Any, model: str) -> None:
         raise InputError(
             f"model {model!r}: expected num_attention_heads to be a multiple of num_key_value_heads, got "
             f"{heads} and {kv_heads}"
+        )
+
+
+def _check_experts(config: Any, model: str) -> None:
+    experts = getattr(config, "num_local_experts", None)
+    if not experts:
+        return
+    chosen = getattr(config, "num_experts_per_tok", None)
+    if type(chosen) is not int or not 1 <= chosen <= experts:
+        raise InputError(
+            f"model {model!r}: num_experts_per_tok: expected a number from 1 to {experts}, got {chosen!r:.40}"
+        )
+    groups, open_groups = getattr(config, "n_group", 1), getattr(config, "topk_group", 1)
+    if (
+        not (type(groups) is type(open_groups) is int and 1 <= open_groups <= groups)
+        or experts % groups
+        or experts // groups * open_groups < chosen
+        or (groups > 1 and experts // groups < 2)
+    ):
+        raise InputError(
+            f"model {model!r}: n_group and topk_group: expected equal groups of its {experts} experts, as "
+            f"many as have {chosen}, got {groups!r:.40} and {open_groups!r:.40}"
         )
 
 

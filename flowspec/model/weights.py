@@ -49,10 +49,19 @@ class Weight:
         return self.module.get_submodule(path), leaf
 
     @property
-    def shape(self) -> torch.Size:
+    def value(self) -> torch.Tensor:
         """Before it is packed."""
         owner, leaf = self.owner
-        return owner.get_parameter(leaf).shape  # type: ignore[no-any-return]
+        return getattr(owner, leaf)  # type: ignore[no-any-return]
+
+    @property
+    def shape(self) -> torch.Size:
+        """Before it is packed."""
+        return self.value.shape
+
+    def dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """In which it is held by a slice of that dtype: a buffer, such as a router's bias, in its own."""
+        return dtype if isinstance(self.value, nn.Parameter) else self.value.dtype
 
     @property
     def is_linear(self) -> bool:
@@ -107,9 +116,9 @@ def weights_of(pieces: Pieces, tensors: Tensors) -> Iterator[Weight]:
             pieces.embedding, "weight", (TensorSource(embedding_name(pieces.config, pieces.family, tensors)),)
         )
     for index, layer in zip(range(pieces.span.first, pieces.span.end), pieces.layers, strict=True):
-        for name, parameter in layer.named_parameters():
+        for name, value in layer.state_dict(keep_vars=True).items():
             yield Weight(
-                layer, name, _sources(pieces.family, tensors, f"{prefix}layers.{index}.", name, parameter)
+                layer, name, _sources(pieces.family, tensors, f"{prefix}layers.{index}.", name, value)
             )
     if pieces.norm is not None and pieces.lm_head is not None:
         yield Weight(pieces.norm, "weight", (TensorSource(f"{prefix}norm.weight"),))
@@ -163,7 +172,9 @@ def fill(
     done = 0
 
     def read(weight: Weight) -> torch.Tensor:
-        values = torch.empty(weight.shape, dtype=dtype, device=device)  # aligned, unlike the file's
+        values = torch.empty(
+            weight.shape, dtype=weight.dtype(dtype), device=device
+        )  # aligned, unlike the file's
         for number, source in enumerate(weight.sources, done + 1):
             tensors.copy_into(source.tensor, values[source.part])
             progress(number / count)
@@ -262,7 +273,7 @@ def weight_bytes(pieces: Pieces, tensors: Tensors, dtype: torch.dtype, packing: 
     """What the parameters will take once they are filled; tied ones count once, unless one of them is
     packed."""
     weights = sorted_weights(pieces, tensors, packing)
-    plain = {weight.tensors: weight.shape.numel() * dtype.itemsize for weight in weights.plain}
+    plain = {weight.tensors: weight.shape.numel() * weight.dtype(dtype).itemsize for weight in weights.plain}
     if packing is None:
         return sum(plain.values())
     if issubclass(packing, GgufLinear):
@@ -301,16 +312,18 @@ def _root(family: Family, tensors: Tensors) -> Root:
 
 
 def _sources(
-    family: Family, tensors: Tensors, prefix: str, name: str, parameter: nn.Parameter
+    family: Family, tensors: Tensors, prefix: str, name: str, value: torch.Tensor
 ) -> tuple[TensorSource, ...]:
     """The tensors of a layer's parameter: itself, or expert by expert those that are stacked in it `[experts,
     rows, columns]`."""
     joined = family.stacked.get(name)
-    if joined is None or prefix + name in tensors:
+    if prefix + name in tensors:
         return (TensorSource(prefix + name),)
-    rows = parameter.shape[1] // len(joined)
+    if joined is None:
+        return (TensorSource(prefix + family.renamed.get(name, name)),)
+    rows = value.shape[1] // len(joined)
     return tuple(
         TensorSource(prefix + each.format(expert), (expert, slice(place * rows, (place + 1) * rows)))
-        for expert in range(parameter.shape[0])
+        for expert in range(value.shape[0])
         for place, each in enumerate(joined)
     )

@@ -78,8 +78,8 @@ def shape_of(config: Any, name: str, filed_bytes: float = 0.0) -> ModelShape:
         head_dim=head_dim,
         vocabulary=config.vocab_size,
         is_tied=bool(getattr(config, "tie_word_embeddings", False)),
-        experts=getattr(config, "num_experts", None) or 1,
-        experts_per_row=getattr(config, "num_experts_per_tok", None) or 1,
+        experts=(getattr(config, "num_local_experts", None) or 1) + _shared_experts(config),
+        experts_per_row=_experts_per_row(config),
         filed_bytes=filed_bytes or USUAL_FILED_BYTES,
     )
 
@@ -87,7 +87,16 @@ def shape_of(config: Any, name: str, filed_bytes: float = 0.0) -> ModelShape:
 def _feed_forward_width(config: Any) -> int:
     """Neurons that a row runs through in a layer; of a mixture those of the row's experts."""
     width = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
-    return int(width * (getattr(config, "num_experts_per_tok", None) or 1))
+    return int(width * _experts_per_row(config))
+
+
+def _experts_per_row(config: Any) -> int:
+    return int(getattr(config, "num_experts_per_tok", None) or 1) + _shared_experts(config)
+
+
+def _shared_experts(config: Any) -> int:
+    """Experts that every row runs through, beside those that it chooses."""
+    return int(getattr(config, "n_shared_experts", None) or 0)
 
 
 def eagle_shape(target: ModelShape) -> ModelShape:

@@ -57,6 +57,8 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "OLMo 2": ("olmo2",),
     "OLMoE": ("olmoe",),
     "Qwen3-MoE": ("qwen3-moe", "qwen3-moe-fused"),
+    "Mixtral": ("mixtral",),
+    "GLM-4.5": ("glm4-moe",),
 }
 """The checkpoints of `VARIANTS` that stand for a family."""
 LONG_PROMPT = 70

@@ -296,7 +296,7 @@ def test_context_of_longrope_ends_where_its_angles_change(tmp_path: Path) -> Non
             {"general.architecture": "gpt-oss"},
             "is of the architecture 'gpt-oss', but FlowSpec runs GGUF files of llama, qwen2",
         ),
-        ({"llama.expert_count": 8}, "sets llama.expert_count to 8, which FlowSpec does not apply"),
+        ({"llama.expert_count": 8}, "has no llama.expert_used_count; convert the model again"),
         ({"llama.rope.scaling.type": "longrope"}, "llama.rope.scaling.type: expected linear, yarn or none"),
         ({"llama.rope.scaling.attn_factor": 1.2}, "sets llama.rope.scaling.attn_factor to 1.2"),
         (

@@ -9,7 +9,7 @@ refused.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from flowspec.errors import InputError
 from flowspec.model.gguf.file import GgufFile
@@ -26,8 +26,13 @@ MODEL_TYPES = {
     "granite": "granite",
     "olmo2": "olmo2",
     "olmoe": "olmoe",
+    "glm4moe": "glm4_moe",
 }
-"""Architectures that our families know; Mistral's models call themselves llama."""
+"""Architectures that our families know; Mistral's models call themselves llama, mixtures too."""
+_PARTLY_TURNED = ("phi3", "glm4moe")
+"""Architectures whose heads may turn with the position in a part."""
+_SIGMOID = 2
+"""How llama.cpp numbers what a router makes of its logits."""
 SMOLLM3_WITHOUT_ROTARY = 4
 """Each such layer of SmolLM3 has no positions, as llama.cpp has it; no file states it."""
 FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
@@ -41,6 +46,8 @@ _NEUTRAL = {
     "expert_count": 0,
     "expert_shared_count": 0,
     "expert_used_count": 0,
+    "expert_weights_norm": False,
+    "nextn_predict_layers": 0,
     "rope.scaling.factor": 0.0,
 }
 """Keys with the value that says no more than without them."""
@@ -50,7 +57,8 @@ _UNPACKED_DTYPE = "bfloat16"
 _GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
 NUMBER: tuple[type, ...] = (int, float)
 TEXT: tuple[type, ...] = (str,)
-_KINDS = {NUMBER: "a number other than 0", TEXT: "a text"}
+TRUTH: tuple[type, ...] = (bool,)
+_KINDS = {NUMBER: "a number other than 0", TEXT: "a text", TRUTH: "true or false"}
 
 
 class _Stated:
@@ -72,15 +80,19 @@ class _Stated:
         """An entry's value, a number if nothing else is said, or the default where it has none."""
         value = self._left.pop(key, default)
         if value is not default and (type(value) not in kinds or value == 0 or value != value):
-            raise InputError(
-                f"{self._file.path}: {self._prefix}{key}: expected {_KINDS[kinds]}, got {value!r:.80}"
-            )
+            self.refuse(key, value, _KINDS[kinds])
         return value
 
     def need(self, key: str) -> Any:
         if key not in self._left:
             raise InputError(f"{self._file.path} has no {self._prefix}{key}; convert the model again")
         return self.take(key)
+
+    def has_tensor(self, name: str) -> bool:
+        return name in self._file.tensors
+
+    def refuse(self, key: str, value: Any, expected: Any) -> NoReturn:
+        raise InputError(f"{self._file.path}: {self._prefix}{key}: expected {expected}, got {value!r:.80}")
 
     def check_all_taken(self) -> None:
         for key, value in self._left.items():
@@ -160,12 +172,12 @@ def _heads(file: GgufFile, stated: _Stated, raw: dict[str, Any], architecture: s
             f"{file.path}: expected {architecture}.attention.value_length to be that of keys, {width}"
         )
     part = 1.0 if rotated is None else rotated / width
-    if part != 1.0 and architecture != "phi3":
+    if part != 1.0 and architecture not in _PARTLY_TURNED:
         raise InputError(
             f"{file.path}: expected {architecture}.rope.dimension_count to be the width of a head, {width}, "
             f"got {rotated}"
         )
-    return {"head_dim": width} | ({"partial_rotary_factor": part} if architecture == "phi3" else {})
+    return {"head_dim": width} | ({"partial_rotary_factor": part} if architecture in _PARTLY_TURNED else {})
 
 
 def _rotary(file: GgufFile, stated: _Stated, raw: dict[str, Any], architecture: str) -> dict[str, Any]:
@@ -218,7 +230,7 @@ def _rotary(file: GgufFile, stated: _Stated, raw: dict[str, Any], architecture: 
     if architecture == "gemma3":
         near = {"rope_type": "default", "rope_theta": float(stated.take("rope.freq_base_swa", 10000.0))}
         return {"rope_parameters": {"full_attention": rope, "sliding_attention": near}}
-    if architecture == "phi3":
+    if architecture in _PARTLY_TURNED:
         rope["partial_rotary_factor"] = raw["partial_rotary_factor"]
     return {"rope_parameters": rope, **own}
 
@@ -273,9 +285,41 @@ def _phi3(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def _llama(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
-    """Llama with a window is Mistral."""
+    """Llama with a window is Mistral, and with experts Mixtral."""
     window = stated.take("attention.sliding_window")
+    experts = stated.take("expert_count")
+    if experts is not None:
+        used = stated.need("expert_used_count")
+        return {
+            "model_type": "mixtral",
+            "num_local_experts": experts,
+            "num_experts_per_tok": used,
+            "sliding_window": window,
+        }
     return {} if window is None else {"model_type": "mistral", "sliding_window": window}
+
+
+def _glm4_moe(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
+    """Blocks that guess the tokens after the next one are counted in the file, and are left out here."""
+    guessing = stated.take("nextn_predict_layers", 0)
+    gate = stated.take("expert_gating_func", _SIGMOID)
+    if gate != _SIGMOID:
+        stated.refuse("expert_gating_func", gate, f"{_SIGMOID} (sigmoid)")
+    return {
+        "num_hidden_layers": raw["num_hidden_layers"] - guessing,
+        "num_nextn_predict_layers": guessing,
+        "n_routed_experts": stated.need("expert_count"),
+        "num_experts_per_tok": stated.need("expert_used_count"),
+        "n_shared_experts": stated.need("expert_shared_count"),
+        "moe_intermediate_size": stated.need("expert_feed_forward_length"),
+        "first_k_dense_replace": stated.take("leading_dense_block_count", 0),
+        "n_group": stated.take("expert_group_count", 1),
+        "topk_group": stated.take("expert_group_used_count", 1),
+        "routed_scaling_factor": float(stated.take("expert_weights_scale", 1.0)),
+        "norm_topk_prob": stated.take("expert_weights_norm", False, TRUTH),
+        "use_qk_norm": stated.has_tensor("blk.0.attn_q_norm.weight"),
+        "attention_bias": stated.has_tensor("blk.0.attn_q.bias"),
+    }
 
 
 def _qwen3_moe(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
@@ -311,6 +355,7 @@ def _granite(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
 _OTHERS: dict[str, Callable[[_Stated, dict[str, Any]], dict[str, Any]]] = {
     "gemma2": _gemma2,
     "gemma3": _gemma3,
+    "glm4moe": _glm4_moe,
     "granite": _granite,
     "llama": _llama,
     "olmoe": _olmoe,

@@ -21,7 +21,7 @@ from flowspec.errors import InputError
 from flowspec.model.arithmetic.packed import FORMS, PANEL
 from flowspec.model.families import PLAIN_ROOT, Family, check_family
 from flowspec.model.gguf.blocks import panels_of
-from flowspec.model.gguf.config import FACTORS, MODEL_TYPES
+from flowspec.model.gguf.config import FACTORS
 from flowspec.model.gguf.file import GgufFile, GgufTensor, tell_gguf_version
 from flowspec.model.tensors import Tensors, check_shape
 
@@ -39,6 +39,17 @@ class _Place:
 
     tensor: str
     expert: int | None = None
+
+
+def _converted_name(name: str) -> str:
+    """As llama.cpp's converter looks it up: experts are joined, and a router's bias is one."""
+    return name.replace(".experts.{}.", ".experts.").replace("_correction_bias", "_correction.bias")
+
+
+def _guessing_blocks(config: Any) -> tuple[str, ...]:
+    """How tensors begin of layers behind the last one, which guess tokens that follow: not read."""
+    count = getattr(config, "num_nextn_predict_layers", 0) or 0
+    return tuple(f"blk.{config.num_hidden_layers + place}." for place in range(count))
 
 
 class GgufTensors(Tensors):
@@ -60,11 +71,12 @@ class GgufTensors(Tensors):
         family = check_family(config.to_dict(), model)
         self._model = model
         self._tensor = tensor
-        self._expert_count = getattr(config, "num_experts", 0)
+        self._expert_count = getattr(config, "num_local_experts", 0)
         converted_as = _CONVERTED_AS.get(architecture, architecture)
         self._processor: Any = TENSOR_PROCESSORS.get(converted_as, TensorProcessor)(config=config.to_dict())
-        self._places = self._find(config, family, MODEL_TYPES[architecture], names)
+        self._places = self._find(config, family, architecture, names)
         left = set(names) - {place.tensor for place in self._places.values()} - set(FACTORS)
+        left -= {name for name in left if name.startswith(_guessing_blocks(config))}
         if left:
             raise InputError(
                 f"{model} holds {min(left)}, for which transformers' {family.prefix} has no place: it is of "
@@ -159,38 +171,33 @@ class GgufTensors(Tensors):
         return found
 
     def _find(
-        self, config: Any, family: Family, model_type: str, names: Collection[str]
+        self, config: Any, family: Family, architecture: str, names: Collection[str]
     ) -> dict[str, _Place]:
         """Place by name, of those that are in the file; of experts one by one, as checkpoints hold them."""
         from transformers.modeling_gguf_pytorch_utils import get_gguf_hf_weights_map
 
         tell_gguf_version()
-        with torch.device("meta"):
-            layer = family.piece("DecoderLayer")(config, 0)  # all are built alike
-        own = [each for name, _ in layer.named_parameters() for each in family.stacked.get(name, (name,))]
-        layers = [
-            f"{PLAIN_ROOT.prefix}layers.{index}.{each}"
-            for index in range(config.num_hidden_layers)
-            for each in own
-        ]
+        layers = []
+        for index in range(config.num_hidden_layers):
+            with torch.device("meta"):
+                layer = family.piece("DecoderLayer")(config, index)
+            for name in layer.state_dict():
+                own = family.stacked.get(name, (family.renamed.get(name, name),))
+                layers += [f"{PLAIN_ROOT.prefix}layers.{index}.{each}" for each in own]
         outside = [f"{PLAIN_ROOT.prefix}{each}.weight" for each in ("embed_tokens", "norm")]
         named = {
-            self._processor.preprocess_name(name.format(0)): name
+            self._processor.preprocess_name(_converted_name(name)): name
             for name in (*outside, *layers, PLAIN_ROOT.lm_head)
         }
         # transformers looks through a whole model's modules for names; these are all there are
-        model = SimpleNamespace(
-            config=config,
-            state_dict=lambda: [name.format(0) for name in named.values()],
-            named_children=tuple,
-        )
-        found = get_gguf_hf_weights_map(model, self._processor, model_type, config.num_hidden_layers)
+        model = SimpleNamespace(config=config, state_dict=lambda: list(named), named_children=tuple)
+        found = get_gguf_hf_weights_map(model, self._processor, architecture, config.num_hidden_layers)
         places = {}
         for tensor, renamed in found.items():
             name = named[renamed]
             if tensor not in names:
                 continue
-            if name == name.format(0):
+            if "{}" not in name:
                 places[name] = _Place(tensor)
             else:
                 for expert in range(self._expert_count):
