@@ -221,7 +221,7 @@ class EagleHead:
     def new_cache(self, slots_max: int) -> TreeCache:
         """An empty cache for one request; a `TreeBatch` over it begins at layer 0."""
         return TreeCache(
-            layers=1,
+            layers=range(1),
             kv_heads=self.config.num_key_value_heads,
             head_dim=head_dim(self.config),
             slots_max=slots_max,

@@ -4,10 +4,13 @@ A node's keys and values sit in a slot; RoPE is baked in by position and the mas
 pruning frees slots without copying anything. Rows of several requests go through the linear layers together
 and attend each to their own cache. A row's sums go by the positions of what it sees (`arithmetic/`), so which
 slots its path happens to lie in changes no bit.
+
+Layers with a sliding window may have a cache of their own, with fewer slots (`core.protocol.window`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +23,7 @@ from flowspec.model.arithmetic.packed import GROUP
 
 
 class TreeCache:
-    """Keys and values of one request at one stage, grown in blocks.
+    """Keys and values of one request in some `layers` of a slice, counted from its first; grown in blocks.
 
     `keys` `[layers, kv_heads, slots / LANES, head_dim, LANES]`: a number of sixteen slots' keys lies side by
     side, as scores are summed. `values` `[layers, kv_heads, slots, head_dim filled up to LANES]`. In int8
@@ -30,7 +33,7 @@ class TreeCache:
     def __init__(
         self,
         *,
-        layers: int,
+        layers: Sequence[int],
         kv_heads: int,
         head_dim: int,
         slots_max: int,
@@ -38,14 +41,16 @@ class TreeCache:
         device: torch.device,
     ) -> None:
         self.slots_max = slots_max
-        self.keys = torch.zeros((layers, kv_heads, 0, head_dim, LANES), dtype=dtype, device=device)
-        self.values = torch.zeros((layers, kv_heads, 0, _filled(head_dim)), dtype=dtype, device=device)
+        self.places = {layer: place for place, layer in enumerate(layers)}
+        count = len(layers)
+        self.keys = torch.zeros((count, kv_heads, 0, head_dim, LANES), dtype=dtype, device=device)
+        self.values = torch.zeros((count, kv_heads, 0, _filled(head_dim)), dtype=dtype, device=device)
         self._steps: tuple[torch.Tensor, torch.Tensor] | None = None
         if dtype == torch.int8:
             groups = -(-head_dim // GROUP)
             self._steps = (
-                torch.zeros((layers, kv_heads, 0, groups, LANES), dtype=torch.float16, device=device),
-                torch.zeros((layers, kv_heads, 0, groups), dtype=torch.float16, device=device),
+                torch.zeros((count, kv_heads, 0, groups, LANES), dtype=torch.float16, device=device),
+                torch.zeros((count, kv_heads, 0, groups), dtype=torch.float16, device=device),
             )
 
     @property
@@ -55,7 +60,8 @@ class TreeCache:
 
     def steps(self, layer: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Between levels of a layer's keys and values, where they are levels."""
-        return None if self._steps is None else (self._steps[0][layer], self._steps[1][layer])
+        place = self.places[layer]
+        return None if self._steps is None else (self._steps[0][place], self._steps[1][place])
 
     def growth_bytes(self, slots: int) -> int:
         """What `reserve` would add."""
@@ -81,7 +87,8 @@ class TreeCache:
 
     def write(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Keys and values `[kv_heads, rows, head_dim]` of a layer to `slots` `[rows]`."""
-        store(slots, keys, values, self.keys[layer], self.values[layer], self.steps(layer))
+        place = self.places[layer]
+        store(slots, keys, values, self.keys[place], self.values[place], self.steps(layer))
 
     @torch.inference_mode()
     def clear(self, slots: tuple[int, ...]) -> None:
@@ -103,7 +110,8 @@ def _filled(count: int) -> int:
 
 @dataclass(slots=True)
 class TreeRows:
-    """Rows `[first, first + len(slots))` of the batch: one request's."""
+    """Rows `[first, first + len(slots))` of the batch: one request's; `windowed` are the same ones in the
+    cache of layers with a window, if these have their own."""
 
     cache: TreeCache
     first: int
@@ -111,7 +119,12 @@ class TreeRows:
     positions: torch.Tensor  # [rows] int64
     key_positions: torch.Tensor  # [high] int32
     visible: torch.Tensor  # [rows, high] bool
+    windowed: TreeRows | None = None
     sights: dict[int | None, Sight] = field(default_factory=dict)
+
+    def of(self, layer: int) -> TreeRows:
+        """These rows in the cache that holds a layer."""
+        return self if self.windowed is None or layer in self.cache.places else self.windowed
 
     def sight(self, window: int | None) -> Sight:
         """What each row sees through a sliding window (None: no window)."""
@@ -124,9 +137,9 @@ class TreeRows:
 
     def select(self, kept: torch.Tensor, first: int) -> TreeRows:
         """The same request's rows with only `kept` (indices into these rows)."""
-        return TreeRows(
-            self.cache, first, self.slots[kept], self.positions[kept], self.key_positions, self.visible[kept]
-        )
+        windowed = None if self.windowed is None else self.windowed.select(kept, first)
+        slots, positions, visible = self.slots[kept], self.positions[kept], self.visible[kept]
+        return TreeRows(self.cache, first, slots, positions, self.key_positions, visible, windowed)
 
 
 @dataclass(slots=True)
@@ -154,11 +167,12 @@ def tree_attention(
     heads, head_dim]`."""
     layer = module.layer_idx - tree.first_layer
     outputs = []
-    for rows in tree.requests:
+    for rows in (request.of(layer) for request in tree.requests):
         span = slice(rows.first, rows.first + len(rows.slots))
         rows.cache.write(layer, rows.slots, key[0, :, span], value[0, :, span])
         own = query[0, :, span].transpose(0, 1)  # [rows, heads, head_dim]
-        keys, values = rows.cache.keys[layer], rows.cache.values[layer]
+        place = rows.cache.places[layer]
+        keys, values = rows.cache.keys[place], rows.cache.values[place]
         sight, steps = rows.sight(sliding_window), rows.cache.steps(layer)
         outputs.append(attention(own, keys, values, sight, scaling, softcap, steps))
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)  # [rows, heads, head_dim]

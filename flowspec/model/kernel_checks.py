@@ -525,7 +525,9 @@ def _attended(
     visible[np.arange(count), keys - count + np.arange(count)] = True  # a node sees itself
     given = [torch.from_numpy(part).to(kind).to(device)[None] for part in (query[:, -count:], key, value)]
     exact = [part[0].double().cpu().numpy() for part in given]
-    cache = TreeCache(layers=1, kv_heads=KV_HEADS, head_dim=WIDTH, slots_max=keys, dtype=kind, device=device)
+    cache = TreeCache(
+        layers=range(1), kv_heads=KV_HEADS, head_dim=WIDTH, slots_max=keys, dtype=kind, device=device
+    )
     cache.reserve(keys)
     cache.write(0, torch.arange(keys, device=device), given[1][0], given[2][0])
     slots = torch.arange(keys - count, keys, device=device)

@@ -12,13 +12,15 @@ captured so far)]`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from flowspec.core.protocol.messages import Logprobs
 from flowspec.core.protocol.precision import ACTIVATIONS, CACHE_AUTO, cached_as, cached_bytes
-from flowspec.core.stage.events import JobPart, RunLayers
+from flowspec.core.protocol.window import windows_of
+from flowspec.core.stage.events import JobPart, RunLayers, WindowPart
 from flowspec.errors import ClusterError
 from flowspec.model.attention import TreeBatch, TreeCache, TreeRows
 from flowspec.model.files import ModelFiles
@@ -27,6 +29,24 @@ from flowspec.model.pieces import KeptModules, Pieces, Span, head_dim
 from flowspec.model.sampler import F32, Sampler, logprobs
 from flowspec.model.support import family_of
 from flowspec.model.weights import RoundedStore, fill
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCaches:
+    """Keys and values of a request: of layers with a window in a cache of its own where that has fewer slots,
+    and of all others."""
+
+    whole: TreeCache
+    windowed: TreeCache | None
+
+    @property
+    def bytes(self) -> int:
+        return self.whole.bytes + (0 if self.windowed is None else self.windowed.bytes)
+
+    def growth_bytes(self, slots: int, window_slots: int = 0) -> int:
+        """What room for so many slots would add."""
+        windowed = 0 if self.windowed is None else self.windowed.growth_bytes(window_slots)
+        return self.whole.growth_bytes(slots) + windowed
 
 
 class Slice:
@@ -47,7 +67,9 @@ class Slice:
         self.captures: tuple[int, ...] = ()
         self.cache_bytes_max: int | None = None
         self.weight_bytes = pieces.weight_bytes
-        self._caches: dict[int, TreeCache] = {}
+        windows = windows_of(pieces.config)[pieces.span.first : pieces.span.end]
+        self._windowed = [place for place, window in enumerate(windows) if window]
+        self._caches: dict[int, RequestCaches] = {}
         self._samplers: dict[int, Sampler] = {}
 
     @staticmethod
@@ -84,10 +106,19 @@ class Slice:
 
     @property
     def slot_bytes(self) -> int:
-        """Keys and values of one node."""
-        layers = self.span.end - self.span.first
+        """Keys and values of one node in all layers."""
+        return (self.span.end - self.span.first) * self._layer_slot_bytes
+
+    @property
+    def _layer_slot_bytes(self) -> int:
         heads: int = self.config.num_key_value_heads
-        return 2 * layers * heads * cached_bytes(head_dim(self.config), self.cache)
+        return 2 * heads * cached_bytes(head_dim(self.config), self.cache)
+
+    def request_bytes(self, slots: int, window_slots: int = 0) -> int:
+        """What the caches of a request may take that is opened with so many slots (as `OpenCache` says)."""
+        windowed = len(self._windowed) if window_slots else 0
+        whole = self.span.end - self.span.first - windowed
+        return (whole * slots + windowed * window_slots) * self._layer_slot_bytes
 
     @property
     def cache_bytes(self) -> int:
@@ -97,11 +128,24 @@ class Slice:
     @property
     def opened_bytes(self) -> int:
         """What all caches may take."""
-        return sum(cache.slots_max for cache in tuple(self._caches.values())) * self.slot_bytes
+        return sum(
+            self.request_bytes(
+                caches.whole.slots_max, 0 if caches.windowed is None else caches.windowed.slots_max
+            )
+            for caches in tuple(self._caches.values())
+        )
 
-    def open_cache(self, request: int, slots: int) -> None:
-        self._caches[request] = TreeCache(
-            layers=self.span.end - self.span.first,
+    def open_cache(self, request: int, slots: int, window_slots: int = 0) -> None:
+        """Layers with a window get `window_slots` (0: `slots`, as all others)."""
+        windowed = self._windowed if window_slots else []
+        whole = [place for place in range(self.span.end - self.span.first) if place not in windowed]
+        self._caches[request] = RequestCaches(
+            self._new_cache(whole, slots), self._new_cache(windowed, window_slots) if windowed else None
+        )
+
+    def _new_cache(self, layers: list[int], slots: int) -> TreeCache:
+        return TreeCache(
+            layers=layers,
             kv_heads=self.config.num_key_value_heads,
             head_dim=head_dim(self.config),
             slots_max=slots,
@@ -109,9 +153,11 @@ class Slice:
             device=self.device,
         )
 
-    def clear_slots(self, request: int, slots: tuple[int, ...]) -> None:
-        if request in self._caches:
-            self._caches[request].clear(slots)
+    def clear_slots(self, request: int, slots: tuple[int, ...], window_slots: tuple[int, ...] = ()) -> None:
+        if (caches := self._caches.get(request)) is not None:
+            caches.whole.clear(slots)
+            if caches.windowed is not None:
+                caches.windowed.clear(window_slots)
 
     def close_cache(self, request: int) -> None:
         self._caches.pop(request, None)
@@ -212,26 +258,29 @@ class Slice:
     def _batch(self, parts: tuple[JobPart, ...]) -> tuple[TreeBatch, torch.Tensor]:
         requests, first = [], 0
         for part in parts:
-            cache = self._caches[part.request]
-            self._reserve(cache, len(part.key_positions))
-            requests.append(
-                TreeRows(
-                    cache,
-                    first,
-                    torch.from_numpy(part.slots).to(self.device),
-                    torch.from_numpy(part.positions).to(self.device),
-                    torch.from_numpy(part.key_positions).to(self.device),
-                    torch.from_numpy(part.visible).to(self.device),
-                )
+            caches = self._caches[part.request]
+            window_slots = 0 if part.window is None else len(part.window.held)
+            self._reserve(caches, len(part.key_positions), window_slots)
+            rows = TreeRows(
+                caches.whole,
+                first,
+                torch.from_numpy(part.slots).to(self.device),
+                torch.from_numpy(part.positions).to(self.device),
+                torch.from_numpy(part.key_positions).to(self.device),
+                torch.from_numpy(part.visible).to(self.device),
             )
+            if caches.windowed is not None:
+                assert part.window is not None, "layers with a window have slots of their own"
+                rows.windowed = _through_window(rows, part.window, caches.windowed)
+            requests.append(rows)
             first += len(part.slots)
         positions = torch.cat([rows.positions for rows in requests])[None]  # [1, rows]
         return TreeBatch(requests, self.span.first), positions
 
-    def _reserve(self, cache: TreeCache, slots: int) -> None:
-        """Room in a cache; raises `ClusterError` before all of them together take more than was free when the
-        slice was loaded."""
-        growth = cache.growth_bytes(slots)
+    def _reserve(self, caches: RequestCaches, slots: int, window_slots: int) -> None:
+        """Room in the caches of a request; raises `ClusterError` before all of them together take more than
+        was free when the slice was loaded."""
+        growth = caches.growth_bytes(slots, window_slots)
         if growth and self.cache_bytes_max is not None:
             needed = growth + self.cache_bytes
             if needed > self.cache_bytes_max:
@@ -240,7 +289,9 @@ class Slice:
                     f"{self.cache_bytes_max >> 20} MiB are free "
                     "for them here; ask for fewer at once, or use a smaller --context"
                 )
-        cache.reserve(slots)
+        caches.whole.reserve(slots)
+        if caches.windowed is not None:
+            caches.windowed.reserve(window_slots)
 
     def _sample(
         self, job: RunLayers, rows: tuple[int, ...], hidden: torch.Tensor
@@ -268,6 +319,20 @@ class Slice:
         if sampler is None or sampler.sampling != part.sampling:
             sampler = self._samplers[part.request] = Sampler(part.sampling, self.config.vocab_size)
         return sampler
+
+
+def _through_window(rows: TreeRows, window: WindowPart, cache: TreeCache) -> TreeRows:
+    """The rows of a request in the cache of layers with a window; what that gave back nobody sees."""
+    held = torch.from_numpy(window.held).to(rows.visible.device)  # [window high]
+    is_held, of = held >= 0, held.clamp(min=0)
+    return TreeRows(
+        cache,
+        rows.first,
+        torch.from_numpy(window.slots).to(rows.visible.device),
+        rows.positions,
+        torch.where(is_held, rows.key_positions[of], -1),
+        rows.visible[:, of] & is_held,
+    )
 
 
 def _select(

@@ -94,11 +94,11 @@ class BackgroundLoader:
         self._taken_bytes = 0
         return spare
 
-    def make_room(self, part: Slice, slots: int) -> None:
-        """A cache of so many slots is opened: if caches might need its memory, what is ready is given up."""
+    def make_room(self, part: Slice, request_bytes: int) -> None:
+        """Caches of so many bytes are opened: if caches might need its memory, what is ready is given up."""
         if not self._taken_bytes or part.cache_bytes_max is None:
             return
-        caches_bytes = part.opened_bytes + slots * part.slot_bytes
+        caches_bytes = part.opened_bytes + request_bytes
         if caches_bytes + self._taken_bytes > part.cache_bytes_max:
             log.info("conversations need the %s in which layers were made ready", mib(self._taken_bytes))
             self._is_crowded, self._taken_bytes = True, 0

@@ -197,10 +197,10 @@ class ComputeThread:
             assert self._drafter is not None, "a drafter's work for a stage"
             self._draft(self._drafter, work)
         elif isinstance(work, OpenCache):
-            self._beside.make_room(part, work.slots)
-            part.open_cache(work.request, work.slots)
+            self._beside.make_room(part, part.request_bytes(work.slots, work.window_slots))
+            part.open_cache(work.request, work.slots, work.window_slots)
         elif isinstance(work, ClearSlots):
-            part.clear_slots(work.request, work.slots)
+            part.clear_slots(work.request, work.slots, work.window_slots)
         else:
             part.close_cache(work.request)
             give_back()

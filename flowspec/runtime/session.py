@@ -18,9 +18,10 @@ from flowspec.core.cluster.forming import Start
 from flowspec.core.head.events import Submit
 from flowspec.core.head.prompt_chunks import SlotTime
 from flowspec.core.methods import make_method
-from flowspec.core.protocol.limits import TOP_LOGPROBS_MAX
+from flowspec.core.protocol.limits import TOP_LOGPROBS_MAX, TREE_NODES_MAX
 from flowspec.core.protocol.messages import Sampling
 from flowspec.core.protocol.precision import CACHE_AUTO, FILED
+from flowspec.core.protocol.window import window_for, windows_of
 from flowspec.draft.kinds import NONE, WITHOUT_TENSORS
 from flowspec.errors import InputError
 from flowspec.model.families import check_family
@@ -447,15 +448,17 @@ def _check_context(options: ClusterOptions, raw: dict[str, Any]) -> None:
 def _unplaced(options: ClusterOptions, files: ModelFiles, config: Any) -> ClusterPlan:
     """What is to be run, by no device yet. Raises `InputError` for a model that is not supported."""
     family_of(config, files.model)
+    context = pick_context(options.context, context_max(config))
     return ClusterPlan(
         model=canonical_name(options.model),
         fingerprint=files.fingerprint(),
         dtype=pick_dtype(options.dtype, files, config),
         cache=options.cache,
-        context=pick_context(options.context, context_max(config)),
+        context=context,
         stages=(),
         vocabulary=config.vocab_size,
         hidden_size=config.hidden_size,
+        window=window_for(max(windows_of(config)), context + TREE_NODES_MAX),
     )
 
 

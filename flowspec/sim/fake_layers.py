@@ -7,12 +7,14 @@ cleared, or cleared twice.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from flowspec.core.protocol.messages import Logprobs
+from flowspec.core.protocol.window import Window
 from flowspec.core.stage.events import (
     ClearSlots,
     CloseCache,
@@ -26,25 +28,48 @@ from flowspec.sim.language import Language, Prefix
 from flowspec.wire.codec import Tensor
 
 I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True)
 class FakeCache:
-    """Per slot the token it holds and its position (-1: nothing)."""
+    """Per slot the token it holds and its position (-1: nothing). `windowed` is that of layers with a window,
+    where they have slots of their own."""
 
     tokens: I32
     positions: I32
+    windowed: FakeCache | None = None
+
+    @staticmethod
+    def of(slots: int) -> FakeCache:
+        empty = np.full(slots, -1, dtype=np.int32)
+        return FakeCache(tokens=empty, positions=empty.copy())
+
+    def clear(self, slots: Sequence[int]) -> None:
+        places = list(slots)
+        assert (self.positions[places] >= 0).all(), "slots are cleared that hold nothing"
+        self.positions[places] = -1
+
+    def write(self, slots: I64, tokens: I64, at: I64) -> None:
+        assert (self.positions[slots] < 0).all(), "slots are overwritten"
+        assert len(set(slots.tolist())) == len(slots), "one slot is given to two rows"
+        self.positions[slots] = at
+        self.tokens[slots] = tokens
 
 
 class FakeLayers:
     """The layers of all `stages`; `caches[stage][request]` is open to tests.
 
-    Where the head or another stage may not be honest, rows may see anything, and payloads hold anything.
+    Where the head or another stage may not be honest, rows may see anything, and payloads hold anything. With
+    a `window` some of the layers look no further back.
     """
 
-    def __init__(self, stages: int, language: Language, *, is_honest: bool = True) -> None:
+    def __init__(
+        self, stages: int, language: Language, *, window: Window | None = None, is_honest: bool = True
+    ) -> None:
         self.caches: list[dict[int, FakeCache]] = [{} for _ in range(stages)]
         self._language = language
+        self._window = window
         self._is_honest = is_honest
 
     def validate(self, stage: int, core: StageCore) -> None:
@@ -67,17 +92,15 @@ class FakeLayers:
         caches = self.caches[stage]
         if isinstance(command, OpenCache):
             assert command.request not in caches, f"stage {stage} opens request {command.request} twice"
-            empty = np.full(command.slots, -1, dtype=np.int32)
-            caches[command.request] = FakeCache(tokens=empty, positions=empty.copy())
+            cache = caches[command.request] = FakeCache.of(command.slots)
+            cache.windowed = FakeCache.of(command.window_slots) if command.window_slots else None
             return
         cache = caches.get(command.request)
         assert cache is not None, f"stage {stage} has no cache for request {command.request}"
         if isinstance(command, ClearSlots):
-            slots = list(command.slots)
-            assert (cache.positions[slots] >= 0).all(), (
-                f"stage {stage} clears slots of request {command.request} that hold nothing"
-            )
-            cache.positions[slots] = -1
+            cache.clear(command.slots)
+            if cache.windowed is not None:
+                cache.windowed.clear(command.window_slots)
         else:
             del caches[command.request]
 
@@ -118,14 +141,9 @@ class FakeLayers:
     ) -> list[tuple[int, Prefix]]:
         """Put a part's rows into the cache; what each living one then sees, in order of position."""
         cache = self.caches[stage][part.request]
-        assert (cache.positions[part.slots] < 0).all(), (
-            f"stage {stage} overwrites slots of request {part.request}"
-        )
-        assert len(set(part.slots.tolist())) == len(part.slots), (
-            f"stage {stage} gives one slot of request {part.request} to two rows"
-        )
-        cache.positions[part.slots] = part.positions
-        cache.tokens[part.slots] = part.tokens
+        cache.write(part.slots, part.tokens, part.positions)
+        if cache.windowed is not None:
+            self._write_and_read_windowed(stage, part, cache, cache.windowed)
         wanted = np.flatnonzero(alive)
         row, slot = np.nonzero(part.visible[wanted])
         at = cache.positions[slot]
@@ -159,3 +177,24 @@ class FakeLayers:
             (int(index), seen[end - count : end])
             for index, end, count in zip(wanted, ends, counts, strict=True)
         ]
+
+    def _write_and_read_windowed(self, stage: int, part: JobPart, whole: FakeCache, cache: FakeCache) -> None:
+        """Put a part's rows into the cache of layers with a window, where each must find the end of what it
+        sees in the whole one."""
+        assert part.window is not None, f"stage {stage}: rows come without slots for layers with a window"
+        assert self._window is not None, f"stage {stage}: there are slots for layers with a window"
+        cache.write(part.window.slots, part.tokens, part.positions)
+        if not self._is_honest:
+            return
+        of = part.window.held  # [window high]
+        for position, visible in zip(part.positions.tolist(), part.visible, strict=True):
+            first = max(0, position + 1 - self._window.tokens)
+            (places,) = np.nonzero((of >= 0) & visible[of] & (part.key_positions[of] >= first))
+            places = places[np.argsort(cache.positions[places])]
+            found = list(zip(cache.positions[places].tolist(), cache.tokens[places].tolist(), strict=True))
+            (slots,) = np.nonzero(visible & (part.key_positions >= first))
+            slots = slots[np.argsort(part.key_positions[slots])]
+            expected = list(zip(range(first, position + 1), whole.tokens[slots].tolist(), strict=True))
+            assert found == expected, (
+                f"stage {stage}: a row of request {part.request} does not see what it saw within its window"
+            )

@@ -12,6 +12,7 @@ from torch import nn
 
 from flowspec.bench.faithfulness import check
 from flowspec.core.head.head import HeadCore
+from flowspec.core.protocol.precision import CACHE_AUTO
 from flowspec.core.stage.events import (
     ClearSlots,
     CloseCache,
@@ -33,17 +34,17 @@ PLAIN_LINEARS: dict[str, type[QuantisedLinear]] = {"int8": PlainInt8Linear, "int
 """Those for CPUs that need no kernel but float32's."""
 
 
-def load(folder: Path, cuts: list[int], dtype: str = "float32") -> list[Slice]:
+def load(folder: Path, cuts: list[int], dtype: str = "float32", cache: str = CACHE_AUTO) -> list[Slice]:
     """A slice from each cut to the next."""
     files = ModelFiles(str(folder))
     spans = [Span(first=a, end=b, count=cuts[-1]) for a, b in itertools.pairwise(cuts)]
-    return [Slice.load(files, span, dtype, CPU) for span in spans]
+    return [Slice.load(files, span, dtype, CPU, cache=cache) for span in spans]
 
 
-def load_stages(folder: Path, stages: int, dtype: str = "float32") -> list[Slice]:
+def load_stages(folder: Path, stages: int, dtype: str = "float32", cache: str = CACHE_AUTO) -> list[Slice]:
     """The whole model in so many slices, the last ones larger where they cannot be equal."""
     count = ModelFiles(str(folder)).raw_config()["num_hidden_layers"]
-    return load(folder, [stage * count // stages for stage in range(stages + 1)], dtype)
+    return load(folder, [stage * count // stages for stage in range(stages + 1)], dtype, cache)
 
 
 def assert_faithful(folder: Path, dtype: str) -> None:
@@ -55,9 +56,9 @@ def assert_faithful(folder: Path, dtype: str) -> None:
 def pipeline(slices: list[Slice], head: HeadCore, drafters: Sequence[Drafter] = ()) -> Pipeline:
     def on_cache(stage: int, command: OpenCache | ClearSlots | CloseCache) -> None:
         if isinstance(command, OpenCache):
-            slices[stage].open_cache(command.request, command.slots)
+            slices[stage].open_cache(command.request, command.slots, command.window_slots)
         elif isinstance(command, ClearSlots):
-            slices[stage].clear_slots(command.request, command.slots)
+            slices[stage].clear_slots(command.request, command.slots, command.window_slots)
         else:
             slices[stage].close_cache(command.request)
 

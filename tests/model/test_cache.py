@@ -27,7 +27,9 @@ KV_HEADS = 2
 
 
 def cache_of(width: int, slots: int, dtype: torch.dtype) -> TreeCache:
-    cache = TreeCache(layers=2, kv_heads=KV_HEADS, head_dim=width, slots_max=slots, dtype=dtype, device=CPU)
+    cache = TreeCache(
+        layers=range(2), kv_heads=KV_HEADS, head_dim=width, slots_max=slots, dtype=dtype, device=CPU
+    )
     cache.reserve(slots)
     return cache
 
@@ -109,8 +111,8 @@ def test_a_cache_takes_what_is_foretold(dtype: str, cache: str) -> None:
     part = Slice.load(files, Span(first=0, end=2, count=count), dtype, CPU, cache=cache)
     foretold = slice_memory(files, Span(first=0, end=2, count=count), dtype, 256, cache=cache, nodes_max=256)
     part.open_cache(1, 512)
-    part._caches[1].reserve(512)
-    width = part._caches[1].keys.shape[3]
+    part._caches[1].whole.reserve(512)
+    width = part._caches[1].whole.keys.shape[3]
     filled = -(-width // LANES) * LANES - width
     beyond = 2 * part.config.num_key_value_heads * 512 * filled * CACHE_DTYPES[part.cache].itemsize
     assert part.cache_bytes - beyond == part.opened_bytes == foretold.cache_bytes

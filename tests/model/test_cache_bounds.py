@@ -17,7 +17,7 @@ from flowspec.model.slice import Slice
 @pytest.mark.parametrize("slots", [1, BLOCK_SLOTS, BLOCK_SLOTS + 1, 600])
 def test_growth_is_foretold_to_the_byte(slots: int, dtype: torch.dtype) -> None:
     cache = TreeCache(
-        layers=2, kv_heads=3, head_dim=40, slots_max=600, dtype=dtype, device=torch.device("cpu")
+        layers=range(2), kv_heads=3, head_dim=40, slots_max=600, dtype=dtype, device=torch.device("cpu")
     )
     cache.reserve(5)
     foretold = cache.bytes + cache.growth_bytes(slots)
@@ -37,10 +37,10 @@ def test_a_conversation_more_than_memory_holds_is_refused_before_it_is_taken() -
     for request in (1, 2):
         part.open_cache(request, 2 * BLOCK_SLOTS)
     part.cache_bytes_max = part._caches[1].growth_bytes(2 * BLOCK_SLOTS)
-    part._reserve(part._caches[1], BLOCK_SLOTS)
-    part._reserve(part._caches[2], BLOCK_SLOTS)
+    part._reserve(part._caches[1], BLOCK_SLOTS, 0)
+    part._reserve(part._caches[2], BLOCK_SLOTS, 0)
     with pytest.raises(ClusterError, match=r"the caches of 2 conversations need .* ask for fewer at once"):
-        part._reserve(part._caches[1], BLOCK_SLOTS + 1)
+        part._reserve(part._caches[1], BLOCK_SLOTS + 1, 0)
     assert part._caches[1].bytes == part._caches[2].bytes, "nothing was taken"
     part.close_cache(2)
-    part._reserve(part._caches[1], BLOCK_SLOTS + 1)
+    part._reserve(part._caches[1], BLOCK_SLOTS + 1, 0)

@@ -65,6 +65,7 @@ from flowspec.core.protocol.weight_messages import (
     TensorEntry,
     TensorList,
 )
+from flowspec.core.protocol.window import Window
 from flowspec.errors import PeerError
 from flowspec.wire.codec import BYTES, DTYPE_BYTES, KINDS, Envelope, Tensor, decode, encode
 
@@ -80,6 +81,10 @@ def build(cls: type, **special: Any) -> st.SearchStrategy[Any]:
     return st.builds(
         cls, **{field.name: special.get(field.name, BY_TYPE.get(hints[field.name])) for field in fields(cls)}
     )
+
+
+_POSITIONS = st.integers(1, limits.CONTEXT_MAX)
+WINDOWS = build(Window, tokens=_POSITIONS, back=_POSITIONS, step=_POSITIONS)
 
 
 @st.composite
@@ -99,6 +104,7 @@ def assigns(draw: st.DrawFn, cls: type) -> Any:
         "cache": st.sampled_from(CACHES),
         "context": st.integers(1, limits.CONTEXT_MAX),
         "drafting": st.none(),
+        "window": st.none() | WINDOWS,
         "captures": st.lists(st.integers(0, layers), max_size=limits.CAPTURES_MAX, unique=True)
         .map(sorted)
         .map(tuple),
@@ -107,7 +113,14 @@ def assigns(draw: st.DrawFn, cls: type) -> Any:
         drafting = build(Drafting, vocabulary=st.integers(1, limits.VOCABULARY_MAX))
         return draw(
             build(
-                cls, **{**special, "first_layer": st.just(0), "captures": st.just(()), "drafting": drafting}
+                cls,
+                **{
+                    **special,
+                    "first_layer": st.just(0),
+                    "captures": st.just(()),
+                    "drafting": drafting,
+                    "window": st.none(),
+                },
             )
         )
     return draw(build(cls, **special))

@@ -53,12 +53,14 @@ from flowspec.core.methods import WITHOUT_GUESSES, make_method
 from flowspec.core.methods.base import Method, View
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Commit, Logprobs, Open, Release, Verified, VerifiedPart
+from flowspec.core.protocol.window import Window
 from flowspec.errors import InputError, PeerError
 from flowspec.tree import NodeState
 
 RULES = {
     "taken over": "an answer goes on where another head's ended",
     "kept": "a prompt begins with what the stages have cached",
+    "read anew": "a prompt goes back behind what layers with a window hold, and is read from its beginning",
     "cancelled": "an answer ends because nobody wants it any more",
     "end told": "the stages are told of an end, for guesses of it are in flight",
     "forgotten": "a conversation is over, and its caches are released",
@@ -110,9 +112,12 @@ class HeadCore:
         drafters: Sequence[DrafterTraits] = (),
         bounds: Bounds | None = None,
         slot_s: SlotTime | None = None,
+        window: Window | None = None,
     ) -> None:
-        """`slot_s` is foretold of the stages (None: nothing is), and prompts are cut into chunks by it."""
+        """`slot_s` is foretold of the stages (None: nothing is), and prompts are cut into chunks by it. The
+        stages' layers with a sliding window hold what `window` says (None: all layers hold all)."""
         self.context = context
+        self.window = window
         self.stage_count = stage_count
         self.bounds = bounds or Bounds()
         self._slot_s = slot_s
@@ -258,7 +263,15 @@ class HeadCore:
             f"request {submit.request} is over; its id is not used again"
         )
         self.admission.ask(submit)
-        request = begin(old, submit, context=self.context, stage_count=self.stage_count, now_s=now_s)
+        request = begin(
+            old,
+            submit,
+            context=self.context,
+            stage_count=self.stage_count,
+            window=self.window,
+            now_s=now_s,
+        )
+        self.fired["read anew"] += request.is_read_anew
         self.drafters.begin(request, request.computed, self.admission)
         self._requests[submit.request] = request
         self.fired["taken over"] += bool(submit.answered)
@@ -369,7 +382,7 @@ class HeadCore:
         of it as its prompt."""
         self.drafters.forget(request.number)
         self._rest = [each for each in self._rest if each[0] is not request]
-        request.computed = request.in_flight = 0
+        request.computed = request.in_flight = request.given_back = 0
         if request.submit is not None:
             self.fired["begins again"] += 1
             request.reopen()

@@ -17,6 +17,7 @@ from flowspec.core.head.events import Submit
 from flowspec.core.head.statistics import Statistics
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Commit, Logprobs, Open, SegmentPart
+from flowspec.core.protocol.window import Window
 from flowspec.tree import TokenTree
 
 Ids = NDArray[np.int64]
@@ -33,6 +34,8 @@ class Request:
     `plan` is the method's own note. `reused` prompt tokens were cached when the answer began.
     `drafter_states` and `weights` are by drafter: what it has, and how much its word counts among its like;
     `candidates` is what they propose. `is_end_told` says that the stages have heard that the answer is over.
+    Of positions below `given_back` some stage may have given back what its layers with a window held, before
+    this epoch; `is_read_anew` where nothing was kept because of that.
     """
 
     tree: TokenTree
@@ -47,6 +50,8 @@ class Request:
     weights: list[float] = field(default_factory=list)
     candidates: Candidates = field(default_factory=Candidates)
     reused: int = 0
+    given_back: int = 0
+    is_read_anew: bool = False
     opened: bool = False
     new_tokens: list[int] = field(default_factory=list)
     next_tokens: dict[int, int] = field(default_factory=dict)
@@ -148,6 +153,11 @@ class Request:
         self.held.clear()
 
     @property
+    def run_length(self) -> int:
+        """Positions of the path that some stage may have run, at most."""
+        return self.tree.committed_length if self.is_prefilled else self.unsent
+
+    @property
     def kept_everywhere(self) -> int:
         """Path nodes that an Open may keep: every stage has run them, and been told that they are committed
         (else they die there)."""
@@ -185,9 +195,17 @@ class Request:
         )
 
 
-def begin(old: Request | None, submit: Submit, *, context: int, stage_count: int, now_s: float) -> Request:
+def begin(
+    old: Request | None,
+    submit: Submit,
+    *,
+    context: int,
+    stage_count: int,
+    window: Window | None,
+    now_s: float,
+) -> Request:
     """A new answer, in the conversation `old` if there is one, of which everything is kept that the stages
-    hold of the prompt.
+    hold of the prompt: nothing, where layers with a `window` have given back what goes before the rest.
 
     What is known of the answer goes to the stages as a part of the prompt, as it does in `Request.reopen`.
     """
@@ -199,6 +217,11 @@ def begin(old: Request | None, submit: Submit, *, context: int, stage_count: int
         if old is None
         else min(common_prefix(tree.committed_tokens(), known), old.kept_everywhere, count - 1)
     )
+    given_back, is_read_anew = 0, False
+    if old is not None and window is not None and keep:
+        given_back = max(old.given_back, window.given_back(old.run_length))
+        if is_read_anew := not window.may_keep(keep, given_back):
+            keep = given_back = 0
     drafter_states = [] if old is None else old.drafter_states
     for drafter_state in drafter_states:
         drafter_state.advance(tree)
@@ -222,6 +245,8 @@ def begin(old: Request | None, submit: Submit, *, context: int, stage_count: int
         computed=keep,
         known_length=count,
         reused=min(keep, len(submit.prompt)),
+        given_back=given_back,
+        is_read_anew=is_read_anew,
         drafter_states=drafter_states,
         new_tokens=list(submit.answered),
         statistics=Statistics(stage_count=stage_count, submitted_s=now_s),

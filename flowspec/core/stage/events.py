@@ -67,8 +67,17 @@ StageEvent = SegmentArrived | ControlArrived | LayerEnded | LayersDone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class WindowPart:
+    """The same rows in the caches of layers with a sliding window, which have slots of their own."""
+
+    slots: npt.NDArray[np.int64]  # [rows]
+    held: npt.NDArray[np.int32]  # [window high]: whose node of the part's slots each holds, -1: none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JobPart:
-    """The rows of one request in a job: where they go in its cache and what they may see."""
+    """The rows of one request in a job: where they go in its cache and what they may see. Without a `window`
+    all layers hold all."""
 
     request: int
     slots: npt.NDArray[np.int64]  # [rows]
@@ -79,6 +88,7 @@ class JobPart:
     sampled: npt.NDArray[np.bool_]  # [rows]: whose next token is asked for (on the last stage)
     sampling: Sampling
     top_logprobs: int = -1
+    window: WindowPart | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -112,16 +122,21 @@ class Trim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenCache:
+    """Layers with a sliding window get `window_slots` of their own (0: `slots`, as all others)."""
+
     request: int
     slots: int
+    window_slots: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClearSlots:
-    """Zero these slots before the next job: what a masked slot holds must be finite."""
+    """Zero these slots before the next job: what a masked slot holds must be finite. `window_slots` are those
+    of layers with a window."""
 
     request: int
     slots: tuple[int, ...]
+    window_slots: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

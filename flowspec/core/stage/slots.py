@@ -31,8 +31,8 @@ def cache_size(used: int, capacity: int) -> int:
     return min(capacity, -(-used // limits.CACHE_BLOCK_SLOTS) * limits.CACHE_BLOCK_SLOTS)
 
 
-class SlotMap:
-    """Slots `0..capacity-1` with the position of the node each holds (-1: free) and whether it is committed.
+class SlotTable:
+    """Slots `0..capacity-1` with a number that each holds (-1: free).
 
     Takes memory for those that were used, not for all that are reserved: a head may reserve far more than it
     uses.
@@ -40,8 +40,7 @@ class SlotMap:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self.position = np.full(0, -1, dtype=np.int32)
-        self.committed = np.zeros(0, dtype=bool)
+        self.held = np.full(0, -1, dtype=np.int32)
         self._freed: list[int] = []
         self._high = 0
 
@@ -50,8 +49,9 @@ class SlotMap:
         """One above the highest slot in use; attention reads no further."""
         return self._high
 
-    def allocate(self, position: int, *, committed: bool) -> int:
-        """Takes a slot for a node; raises `PeerError` when the head sends more than it reserved."""
+    def take(self, number: int) -> int:
+        """The lowest free slot, which holds this from now on; raises `PeerError` when the head sends more
+        than it reserved."""
         if self._freed:
             slot = heapq.heappop(self._freed)
         elif self._high < self.capacity:
@@ -60,36 +60,66 @@ class SlotMap:
             raise PeerError(
                 f"expected at most {self.capacity} nodes at once, as reserved by the head; one more came"
             )
-        if slot == len(self.position):
-            more = min(self.capacity, max(limits.CACHE_BLOCK_SLOTS, 2 * slot)) - slot
-            self.position = np.concatenate([self.position, np.full(more, -1, dtype=np.int32)])
-            self.committed = np.concatenate([self.committed, np.zeros(more, dtype=bool)])
-        self.position[slot] = position
-        self.committed[slot] = committed
+        if slot == len(self.held):
+            self._grow(min(self.capacity, max(limits.CACHE_BLOCK_SLOTS, 2 * slot)) - slot)
+        self.held[slot] = number
         return slot
+
+    def _grow(self, more: int) -> None:
+        self.held = np.concatenate([self.held, np.full(more, -1, dtype=np.int32)])
 
     def free(self, slots: Sequence[int]) -> None:
         for slot in slots:
-            assert self.position[slot] >= 0, f"slot {slot} is free already"
-            self.position[slot] = -1
-            self.committed[slot] = False
+            assert self.held[slot] >= 0, f"slot {slot} is free already"
+            self.held[slot] = -1
             heapq.heappush(self._freed, slot)
-        held = np.flatnonzero(self.position[: self._high] >= 0)
-        high = int(held[-1]) + 1 if len(held) else 0
+        used = np.flatnonzero(self.held[: self._high] >= 0)
+        high = int(used[-1]) + 1 if len(used) else 0
         if high < self._high:
             self._high = high
             self._freed = [slot for slot in self._freed if slot < high]
             heapq.heapify(self._freed)
 
     def validate(self) -> None:
-        assert self._high <= min(self.capacity, len(self.position)), (
+        assert self._high <= min(self.capacity, len(self.held)), (
             f"slot {self._high} is in use of {self.capacity}"
         )
-        assert self.position[self._high :].max(initial=-1) < 0, "slots above the highest are in use"
-        free = np.flatnonzero(self.position[: self._high] < 0)
+        assert self.held[self._high :].max(initial=-1) < 0, "slots above the highest are in use"
+        free = np.flatnonzero(self.held[: self._high] < 0)
         assert sorted(self._freed) == free.tolist(), (
             "the slots that are free and those that may be taken differ"
         )
+
+
+class SlotMap(SlotTable):
+    """The slots of a request: of each the position of the node that it holds, and whether it is committed."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self.committed = np.zeros(0, dtype=bool)
+
+    @property
+    def position(self) -> npt.NDArray[np.int32]:
+        """Of the node in each slot, -1 where it is free."""
+        return self.held
+
+    def allocate(self, position: int, *, committed: bool) -> int:
+        """Takes a slot for a node; raises `PeerError` when the head sends more than it reserved."""
+        slot = self.take(position)
+        self.committed[slot] = committed
+        return slot
+
+    def _grow(self, more: int) -> None:
+        super()._grow(more)
+        self.committed = np.concatenate([self.committed, np.zeros(more, dtype=bool)])
+
+    def free(self, slots: Sequence[int]) -> None:
+        super().free(slots)
+        self.committed[list(slots)] = False
+
+    def validate(self) -> None:
+        super().validate()
+        free = self.held[: self._high] < 0
         assert not self.committed[: self._high][free].any(), "a free slot is committed"
 
     def from_position(self, position: int) -> list[int]:
@@ -108,3 +138,35 @@ class SlotMap:
         for row, branch in enumerate(branches):
             mask[row, list(branch)] = True
         return mask
+
+
+class WindowSlots(SlotTable):
+    """The slots of layers with a window: `held` `[slots]` is the slot of the request's `SlotMap` whose node
+    each holds."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self._places: dict[int, int] = {}
+
+    def give(self, slots: Sequence[int]) -> list[int]:
+        """Takes a slot for the node of each slot of the whole map; raises `PeerError` when too many come."""
+        for slot in slots:
+            self._places[slot] = self.take(slot)
+        return [self._places[slot] for slot in slots]
+
+    def free_of(self, slots: Sequence[int]) -> list[int]:
+        """Frees those that hold nodes of these slots of the whole map, as far as there are any."""
+        freed = [place for slot in slots if (place := self._places.pop(slot, -1)) >= 0]
+        self.free(freed)
+        return freed
+
+    def free_below(self, position: int, positions: npt.NDArray[np.int32]) -> list[int]:
+        """Frees what stands before a position; `positions` are those of the whole map's slots."""
+        held = self.held[: self.high]
+        old = held[(held >= 0) & (positions[held] < position)]
+        return self.free_of(old.tolist())
+
+    def validate(self) -> None:
+        super().validate()
+        held = {slot: place for place, slot in enumerate(self.held[: self.high].tolist()) if slot >= 0}
+        assert held == self._places, "a window's slots and where they are differ"

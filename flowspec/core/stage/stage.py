@@ -17,6 +17,8 @@ computing is a command. The rules (docs/architecture.md):
   says counts as ever, and repeats change nothing.
 - Messages of an older epoch are dropped, an Open of one that was released, too; an Open of a newer one
   rewinds.
+- Layers with a sliding window hold what rows to come may see, and how far a request may go back (`window`).
+  The rest is given back before a segment runs.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ import numpy as np
 
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Commit, Open, Release, SegmentPart
+from flowspec.core.protocol.window import Window
 from flowspec.core.stage.events import (
     ClearSlots,
     CloseCache,
@@ -43,10 +46,11 @@ from flowspec.core.stage.events import (
     StageCommand,
     StageEvent,
     Trim,
+    WindowPart,
 )
 from flowspec.core.stage.job import Job, hop_of, onward, verified
 from flowspec.core.stage.path import living_below, newly_committed
-from flowspec.core.stage.slots import SlotMap
+from flowspec.core.stage.slots import SlotMap, WindowSlots
 from flowspec.errors import PeerError
 
 RULES = {
@@ -65,6 +69,7 @@ RULES = {
     "drawn otherwise": "the last stage drew another token than a guess holds",
     "passed on": "a segment of which nothing lives passes on at once",
     "dead late": "rows that ran are dropped before they are sent on",
+    "given back": "layers with a sliding window give back what no row to come sees",
 }
 """What is decided here, by name; `StageCore.fired` counts."""
 
@@ -84,12 +89,19 @@ class _Node:
 @dataclass(slots=True)
 class _Request:
     """One request's state at this stage. `nodes` holds the root and the living nodes below it, no others;
-    once `is_over`, the root at most."""
+    once `is_over`, the root at most.
+
+    `run_length` positions of the output's path are in its slots. Those below `given_back` are no more in
+    `window`, the slots of layers with a sliding window.
+    """
 
     opening: Open
     slots: SlotMap
+    window: WindowSlots | None
     committed_length: int
     root: int
+    run_length: int
+    given_back: int = 0
     nodes: dict[int, _Node] = field(default_factory=dict)
     early: set[int] = field(default_factory=set)
     is_over: bool = False
@@ -115,8 +127,11 @@ class StageCore:
         slots_max: int,
         returns_features: bool = False,
         queued_max: int = limits.QUEUED_SEGMENTS_MAX,
+        window: Window | None = None,
     ) -> None:
+        """`window` is that of the layers that have one (None: all hold all)."""
         self.is_last = is_last
+        self.window = window
         self.queued_max = queued_max
         self.returns_features = returns_features
         self.slots_max = slots_max
@@ -193,6 +208,8 @@ class StageCore:
         for number, request in self._requests.items():
             slots = request.slots
             slots.validate()
+            if request.window is not None:
+                request.window.validate()
             position, is_committed = slots.position[: slots.high], slots.committed[: slots.high]
             living = sorted(node.slot for node in request.nodes.values() if not node.committed)
             assert not (request.is_over and living), (
@@ -209,6 +226,12 @@ class StageCore:
             assert path.max(initial=-1) < request.committed_length, (
                 f"request {number} is committed past its path"
             )
+            if request.window is not None:
+                held = request.window.held[: request.window.high]
+                assert sorted(held[held >= 0].tolist()) == slots.from_position(request.given_back), (
+                    f"layers with a window hold other slots of request {number} than those from position "
+                    f"{request.given_back} on"
+                )
 
     # ------------------------------------------------------------------------------------------- control
 
@@ -248,22 +271,42 @@ class StageCore:
                 raise PeerError(
                     f"expected at most {self.slots_max} slots for a request, as assigned, got {opening.slots}"
                 )
-            slots = SlotMap(opening.slots)
-            self._requests[opening.request] = _Request(opening, slots, opening.length, opening.root)
-            commands.append(OpenCache(request=opening.request, slots=opening.slots))
+            slots, window = SlotMap(opening.slots), None
+            if self.window is not None:
+                window = WindowSlots(min(opening.slots, self.window.slots))
+            self._requests[opening.request] = _Request(
+                opening, slots, window, opening.length, opening.root, run_length=0
+            )
+            commands.append(
+                OpenCache(
+                    request=opening.request,
+                    slots=opening.slots,
+                    window_slots=0 if window is None else window.capacity,
+                )
+            )
         elif opening.epoch > known.opening.epoch:
             if opening.slots != known.slots.capacity:
                 raise PeerError(
                     f"expected {known.slots.capacity} slots as when request {opening.request} was opened, "
                     f"got {opening.slots}"
                 )
+            if self.window is not None and not self.window.may_keep(opening.keep, known.given_back):
+                raise PeerError(
+                    f"request {opening.request} keeps {opening.keep} tokens, but layers with a window of "
+                    f"{self.window.tokens} hold nothing before {known.given_back} here"
+                )
             self.fired["rewound"] += 1
             self._kill(known, opening.request, set(known.nodes), commands)
-            gone = known.slots.from_position(opening.keep)
-            known.slots.free(gone)
-            if gone:
-                commands.append(ClearSlots(request=opening.request, slots=tuple(gone)))
-            self._requests[opening.request] = _Request(opening, known.slots, opening.length, opening.root)
+            _free(known, known.slots.from_position(opening.keep), commands)
+            self._requests[opening.request] = _Request(
+                opening,
+                known.slots,
+                known.window,
+                opening.length,
+                opening.root,
+                run_length=opening.keep,
+                given_back=known.given_back if opening.keep else 0,
+            )
 
     def _commit(self, commit: Commit, commands: list[StageCommand]) -> None:
         request = self._requests.get(commit.request)
@@ -297,6 +340,7 @@ class StageCore:
             else:
                 known.committed = True
                 request.slots.committed[known.slot] = True
+                request.run_length = max(request.run_length, int(request.slots.position[known.slot]) + 1)
         request.committed_length = commit.length
         request.root = fresh[-1]
         self._prune(request, commit.request, commands)
@@ -315,9 +359,7 @@ class StageCore:
         gone = [request.nodes[n].slot for n in sorted(nodes) if not request.nodes[n].committed]
         for node in nodes:
             del request.nodes[node]
-        if gone:
-            request.slots.free(gone)
-            commands.append(ClearSlots(request=number, slots=tuple(gone)))
+        _free(request, gone, commands)
         job = self._job
         if job is None:
             return
@@ -348,6 +390,7 @@ class StageCore:
         for number, part in enumerate(segment.parts):
             request = self._requests.get(part.commit.request)
             if request is not None and part.commit.epoch == request.opening.epoch:
+                self._give_back(request, commands)
                 admitted = [
                     (row, slot)
                     for row in range(len(part.ids))
@@ -373,6 +416,18 @@ class StageCore:
             )
             commands.append(self._pass_on(job, done, now_s))
 
+    def _give_back(self, request: _Request, commands: list[StageCommand]) -> None:
+        """Rows to come follow what was run of the output's path: layers with a window keep what these see,
+        and how far the request may go back."""
+        if self.window is None or request.window is None:
+            return
+        below = self.window.given_back(request.run_length)
+        if below > request.given_back:
+            self.fired["given back"] += 1
+            request.given_back = below
+            gone = request.window.free_below(below, request.slots.position)
+            commands.append(ClearSlots(request=request.opening.request, slots=(), window_slots=tuple(gone)))
+
     def _admit(self, request: _Request, part: SegmentPart, row: int) -> int | None:
         """The slot of a row that lives, or None."""
         node, parent = part.ids[row], part.parents[row]
@@ -391,6 +446,8 @@ class StageCore:
                 f"{request.slots.capacity} slots"
             )
         slot = request.slots.allocate(part.positions[row], committed=committed)
+        if committed:
+            request.run_length = max(request.run_length, part.positions[row] + 1)
         if node == request.root or not committed:
             request.nodes[node] = _Node(parent, part.tokens[row], slot, committed)
         return slot
@@ -453,6 +510,16 @@ class StageCore:
         return request is not None and request.opening.epoch == part.commit.epoch
 
 
+def _free(request: _Request, slots: list[int], commands: list[StageCommand]) -> None:
+    """Frees slots of a request, in layers with a window, too."""
+    if slots:
+        request.slots.free(slots)
+        window_slots = [] if request.window is None else request.window.free_of(slots)
+        commands.append(
+            ClearSlots(request=request.opening.request, slots=tuple(slots), window_slots=tuple(window_slots))
+        )
+
+
 def _job_part(request: _Request, part: SegmentPart, admitted: list[tuple[int, int]]) -> JobPart:
     """The rows of one request as the executor needs them; called once all of them have their slots."""
     rows = [row for row, _ in admitted]
@@ -465,6 +532,10 @@ def _job_part(request: _Request, part: SegmentPart, admitted: list[tuple[int, in
         node == request.root or (entry is not None and not entry.committed)
         for node, entry in zip(nodes, known, strict=True)
     ]
+    window = None
+    if request.window is not None:
+        own = np.array(request.window.give(slots), dtype=np.int64)
+        window = WindowPart(slots=own, held=request.window.held[: request.window.high].copy())
     return JobPart(
         request=part.commit.request,
         slots=np.array(slots, dtype=np.int64),
@@ -475,4 +546,5 @@ def _job_part(request: _Request, part: SegmentPart, admitted: list[tuple[int, in
         sampled=np.array(sampled, dtype=bool),
         sampling=request.opening.sampling,
         top_logprobs=request.opening.top_logprobs,
+        window=window,
     )

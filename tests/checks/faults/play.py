@@ -121,6 +121,7 @@ class Play:
                 for each, level in zip(drafters, schedule.levels, strict=True)
             ],
             bounds=schedule.bounds,
+            window=schedule.window,
         )
         head.vocabulary = schedule.language.vocabulary_size
         self.cluster = Cluster(

@@ -17,6 +17,7 @@ from flowspec.core.methods import METHODS, make_method, options_of
 from flowspec.core.methods.base import Method
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Sampling
+from flowspec.core.protocol.window import Window
 from flowspec.plan.timing import Curve, LinkSpec
 from flowspec.sim.device import DeviceSpec
 from flowspec.sim.language import HashLanguage
@@ -25,6 +26,7 @@ from tests.checks.faults.dialects import PLAIN
 from tests.checks.faults.drafters import Place
 from tests.checks.faults.pipelines import HEAD
 from tests.plain import plain_answer
+from tests.sim.swarm import draw_window
 
 SAMPLINGS = (
     Sampling(),
@@ -142,6 +144,7 @@ class Schedule:
     faults: tuple[Fault, ...]
     arithmetics: Mapping[str, tuple[str, ...]]
     may_change: bool
+    window: Window | None
 
 
 def draw(seed: int) -> Schedule:
@@ -262,6 +265,7 @@ def draw(seed: int) -> Schedule:
         ),
         arithmetics=arithmetics,
         may_change=may_change,
+        window=draw_window(random.Random(f"window {seed}")),
     )
     first = narrow.choice([1, 2] if narrows else [1, 2, None])
     if narrows:  # where four rows wait for each other a word takes nearly a second

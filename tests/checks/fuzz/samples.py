@@ -48,6 +48,7 @@ from flowspec.core.protocol.weight_messages import (
     TensorEntry,
     TensorList,
 )
+from flowspec.core.protocol.window import Window
 from flowspec.plan.profile import find_profile
 from flowspec.plan.speed import speed_of
 from flowspec.wire.codec import BYTES, DTYPE_BYTES, Envelope, Tensor, encode
@@ -115,7 +116,16 @@ MESSAGES: tuple[Message, ...] = (
         next_name="board",
         next_ip="127.0.0.1",
     ),
-    Assign(**_ASSIGN, stage=1, first_layer=4, end_layer=8, next_hop="", next_name="", captures=(2, 4, 8)),
+    Assign(
+        **_ASSIGN,
+        stage=1,
+        first_layer=4,
+        end_layer=8,
+        next_hop="",
+        next_name="",
+        captures=(2, 4, 8),
+        window=Window(tokens=512),
+    ),
     Assign(
         **{**_ASSIGN, "stages": 1},
         stage=0,

@@ -1,0 +1,139 @@
+"""Layers with a sliding window give back what no row to come can see, and nothing else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.window import Window, window_for, windows_of
+from flowspec.core.stage.events import ClearSlots, ControlArrived, OpenCache
+from flowspec.core.stage.slots import SlotMap, WindowSlots
+from flowspec.core.stage.stage import StageCore
+from flowspec.errors import PeerError
+from tests.core.stages import arrive, finish, opening, run_of, segment
+
+WINDOWS = st.builds(Window, tokens=st.integers(1, 9), back=st.integers(0, 9), step=st.integers(1, 5))
+
+
+@given(WINDOWS, st.lists(st.tuples(st.integers(1, 12), st.integers(0, 40)), max_size=12))
+def test_whoever_goes_back_finds_all_that_is_seen(window: Window, turns: list[tuple[int, int]]) -> None:
+    """Turns of so many tokens, each behind a place that is gone back to."""
+    held: set[int] = set()
+    length = given_back = 0
+    for tokens, place in turns:
+        keep = min(place, length)
+        if not window.may_keep(keep, given_back):
+            keep = 0
+        given_back = given_back if keep else 0
+        held = {position for position in held if position < keep}
+        for position in range(keep, keep + tokens):
+            held.add(position)
+            seen = set(range(max(0, position + 1 - window.tokens), position + 1))
+            assert seen <= held
+            given_back = max(given_back, window.given_back(position + 1))
+            held = {each for each in held if each >= given_back}
+            assert len(held) <= window.tokens + window.back + window.step
+        length = keep + tokens
+        back = max(0, length - window.back)
+        assert window.may_keep(back, window.given_back(length)), "so far back at least"
+
+
+@given(st.data())
+def test_a_window_has_slots_of_its_own_for_what_it_holds(data: st.DataObject) -> None:
+    whole, window = SlotMap(40), WindowSlots(12)
+    held: dict[int, int] = {}
+    for position in range(data.draw(st.integers(1, 40))):
+        slot = whole.allocate(position, committed=True)
+        if len(held) == 12:
+            with pytest.raises(PeerError, match="at most 12 nodes"):
+                window.give([slot])
+            held |= {slot: -1}
+            break
+        (held[slot],) = window.give([slot])
+        if data.draw(st.booleans()):
+            below = data.draw(st.integers(0, position))
+            old = [each for each in held if whole.position[each] < below]
+            assert sorted(window.free_below(below, whole.position)) == sorted(held.pop(each) for each in old)
+        if held and data.draw(st.booleans()):
+            gone = data.draw(st.sampled_from(sorted(held)))
+            assert window.free_of([gone]) == [held.pop(gone)]
+            assert window.free_of([gone]) == []
+            whole.free([gone])
+        expected = {place: slot for slot, place in held.items()}
+        assert window.held[: window.high].tolist() == [expected.get(at, -1) for at in range(window.high)]
+        window.validate()
+
+
+def test_what_saves_nothing_is_left_out() -> None:
+    window = window_for(512, 32768 + limits.TREE_NODES_MAX)
+    assert window == Window(tokens=512)
+    assert window.slots == 512 + 1024 + 256 + 256 + 512
+    assert window_for(512, window.slots) is None
+    assert window_for(0, 1 << 20) is None
+
+
+def test_a_config_says_which_layers_have_a_window() -> None:
+    class Config:
+        num_hidden_layers = 2
+        sliding_window: int | None = 9
+        layer_types: tuple[str, ...] | None = None
+
+    config = Config()
+    assert windows_of(config) == (9, 9)
+    config.layer_types = ("full_attention", "sliding_attention")
+    assert windows_of(config) == (0, 9)
+    config.sliding_window = None
+    assert windows_of(config) == (0, 0)
+
+
+def _stage() -> StageCore:
+    """One that has run eight positions of a prompt, whose layers with a window of 2 hold those from 5 on."""
+    core = StageCore(is_last=True, slots_max=64, window=Window(tokens=2, back=1, step=1))
+    for first in range(0, 8, 2):
+        rows = [(node, node - 1, node) for node in (first, first + 1)]
+        opens = opening(length=8, root=7)
+        commands = arrive(core, segment(first, rows, prompt=True, opens=opens))
+        finish(core, run_of(commands))
+    arrive(core, segment(8, [(8, 7, 8)]))
+    core.validate()
+    return core
+
+
+def test_a_stage_gives_back_before_a_segment_runs() -> None:
+    core = StageCore(is_last=True, slots_max=64, window=Window(tokens=2, back=1, step=1))
+    rows = [(node, node - 1, node) for node in range(5)]
+    commands = arrive(core, segment(0, rows, prompt=True, opens=opening(length=6, root=5)))
+    assert commands[0] == OpenCache(request=1, slots=64, window_slots=64)
+    finish(core, run_of(commands))
+    commands = arrive(core, segment(1, [(5, 4, 5)], prompt=True))
+    assert commands[0] == ClearSlots(request=1, slots=(), window_slots=(0, 1))
+    (part,) = run_of(commands).parts
+    assert part.window is not None
+    assert part.slots.tolist() == [5]
+    assert part.window.slots.tolist() == [0], "a slot that was given back"
+    assert part.window.held.tolist() == [5, -1, 2, 3, 4]
+    assert np.flatnonzero(part.visible[0]).tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_stage_refuses_to_keep_what_it_gave_back() -> None:
+    core = _stage()
+    with pytest.raises(
+        PeerError, match="keeps 5 tokens, but layers with a window of 2 hold nothing before 5"
+    ):
+        core.handle(ControlArrived(message=opening(epoch=1, keep=5, length=9, root=9)), 0.0)
+
+
+@pytest.mark.parametrize("keep", [0, 6])
+def test_a_stage_goes_back_as_far_as_its_windows_reach(keep: int) -> None:
+    core = _stage()
+    (cleared,) = [
+        each
+        for each in core.handle(ControlArrived(message=opening(epoch=1, keep=keep, length=9, root=9)), 0.0)
+        if isinstance(each, ClearSlots) and len(each.slots) > 1
+    ]
+    assert cleared.slots == tuple(range(keep, 8))
+    assert len(cleared.window_slots) == len(range(max(keep, 5), 8))
+    core.validate()

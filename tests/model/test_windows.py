@@ -1,0 +1,125 @@
+"""Layers with a sliding window hold what can be seen and no more, and no bit of any logit changes by that.
+
+Real slices behind the stages of a pipeline, dialogues that go on and back at random, trees of guesses: each
+logit is compared with that of one slice that holds all and is given one token at a time.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flowspec.bench.checkpoints import VOCABULARY_SIZE, make_variant
+from flowspec.core.head.drafter_traits import DrafterTraits
+from flowspec.core.head.head import HeadCore
+from flowspec.core.methods import make_method
+from flowspec.core.protocol.messages import Sampling
+from flowspec.core.protocol.window import Window, windows_of
+from flowspec.core.stage.events import JobPart, RunLayers
+from flowspec.draft.language import LanguageModelDrafter
+from flowspec.model.files import ModelFiles
+from flowspec.model.slice import Slice
+from flowspec.model.step_by_step import StepByStep
+from tests.model.slices import CPU, load_stages, pipeline
+from tests.pipeline import ask
+
+CASES = [
+    ("gemma3-text", "float32", "auto"),
+    ("gemma2", "bfloat16", "q8_0"),
+    ("mistral-sliding", "int8", "auto"),
+    ("phi3", "float32", "q8_0"),
+    ("qwen2-sliding", "float16", "auto"),
+]
+
+TURNS = ((0, 30), (0, 20), (3, 5), (8, 0), (50, 20), (0, 15))
+"""How many tokens the next question goes back, and how many are new."""
+
+
+class Spy:
+    """Keeps the logits of all rows that the last stage ran, by the path that each stands for."""
+
+    def __init__(self, slices: Sequence[Slice]) -> None:
+        self.slices = slices
+        self.logits: dict[tuple[int, ...], bytes] = {}
+        self.most_bytes = 0
+        self._tokens: dict[tuple[int, int], int] = {}
+
+    def run(self, stage: int, job: RunLayers, payload: Any) -> tuple[Any, ...]:
+        part = self.slices[stage]
+        if stage < len(self.slices) - 1:
+            return part.run(job, payload)
+        rows, states = part.forward(job, payload)
+        logits = part.logits(states)
+        paths = [path for each in job.parts for path in self._paths(each)]
+        self.logits |= {paths[row]: found.tobytes() for row, found in zip(rows, logits, strict=True)}
+        requests = [each for each in job.parts for _ in each.slots]
+        drawn = [
+            part._sampler(requests[row]).draw(logits[place], len(paths[row])) if job.sampled[row] else -1
+            for place, row in enumerate(rows)
+        ]
+        return rows, states[:, :0], tuple(drawn)
+
+    def _paths(self, part: JobPart) -> list[tuple[int, ...]]:
+        self._tokens |= {
+            (part.request, slot): token
+            for slot, token in zip(part.slots.tolist(), part.tokens.tolist(), strict=True)
+        }
+        paths = []
+        for visible in part.visible:
+            slots = np.flatnonzero(visible)
+            slots = slots[np.argsort(part.key_positions[slots])]
+            paths.append(tuple(self._tokens[part.request, slot] for slot in slots.tolist()))
+        return paths
+
+
+@pytest.mark.parametrize(("variant", "dtype", "cache"), CASES)
+def test_no_bit_depends_on_what_was_given_back(
+    variant: str, dtype: str, cache: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = make_variant(tmp_path_factory.mktemp(variant), variant)
+    files, rng = ModelFiles(str(folder)), random.Random(variant)
+    tokens = max(windows_of(files.config()))
+    drafter = LanguageModelDrafter.load(files, "bfloat16", CPU, context=100, coupled=False)
+    method = make_method("continuous", segment_nodes=6, width=3)
+    traits = [DrafterTraits(context=drafter.context)]
+    head = HeadCore(
+        context=130,
+        stage_count=3,
+        method=method,
+        drafters=traits,
+        window=Window(tokens=tokens, back=9, step=4),
+    )
+    slices = load_stages(folder, 3, dtype, cache)
+    run, spy = pipeline(slices, head, [drafter]), Spy(slices)
+    run.run_layers = spy.run
+    run.rng = rng
+    texts: dict[int, list[int]] = {}
+    for turn, (back, more) in enumerate(TURNS):
+        for request in (1, 2):
+            text = texts.get(request, [])
+            kept = text[: max(0, len(text) - back)]
+            prompt = [*kept, *(rng.randrange(3, VOCABULARY_SIZE) for _ in range(more + request))]
+            sampling = Sampling(temperature=rng.choice([0.0, 0.9]), seed=turn)
+            run.give(ask(request, prompt, rng.randrange(2, 9), sampling=sampling))
+            texts[request] = prompt
+        run.settle()
+        for stage in run.stages:
+            stage.validate()
+        for request in texts:
+            texts[request] += run.answers.pop(request)
+    assert head.fired["read anew"], "somebody went back too far"
+    assert head.fired["kept"], "somebody did not"
+    assert all(stage.fired["given back"] for stage in run.stages)
+    alone = StepByStep.load(files, dtype, cache=cache)
+    compared = 0
+    longest = sorted(spy.logits, key=len, reverse=True)
+    for path in (longest[0], *rng.sample(sorted(spy.logits), 2)):
+        for length, expected in enumerate(alone.logits(path), 1):
+            if (found := spy.logits.get(path[:length])) is not None:
+                assert found == expected.tobytes(), f"{length} tokens"
+                compared += 1
+    assert compared > 50
