@@ -174,7 +174,9 @@ class LLM:
         self.tokenizer = loaded[0] if loaded else None
         self.recommended = recommended(self.session.files, self.session.config)
         head = self.session.head
-        self._conversations = Conversations(CONVERSATIONS_KEPT, head.new_request, partial(_forget, head))
+        self._conversations = Conversations(
+            CONVERSATIONS_KEPT, head.new_request, partial(_forget, head), head.plan.window
+        )
         self._over: deque[tuple[int, Question, tuple[int, ...] | None]] = deque()
         self._taking = threading.Lock()
         self._closing = weakref.finalize(self, stack.pop_all().close)

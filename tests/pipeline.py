@@ -215,7 +215,9 @@ def validate_at_rest(world: World) -> None:
     assert world.head.in_flight == 0, f"{world.head.in_flight} segments never came back"
     assert not world.is_drafting, "a drafter never answered"
     holding = world.head.admission.holding
-    known = {request.number: request for request in world.head.requests() if holding(request.number).stages}
+    known = {
+        request.number: request for request in world.head.requests() if any(holding(request.number).stages)
+    }
     for index, stage in enumerate(world.stages):
         assert world.devices[index].is_idle, f"stage {index} still computes"
         assert stage.queued == 0, f"{stage.queued} segments wait at stage {index}"

@@ -110,6 +110,11 @@ class Slice:
         return (self.span.end - self.span.first) * self._layer_slot_bytes
 
     @property
+    def windowed_layers(self) -> int:
+        """How many of its layers have a sliding window."""
+        return len(self._windowed)
+
+    @property
     def _layer_slot_bytes(self) -> int:
         heads: int = self.config.num_key_value_heads
         return 2 * heads * cached_bytes(head_dim(self.config), self.cache)

@@ -13,6 +13,7 @@ from flowspec.core.protocol.precision import (
     cached_as,
     cached_bytes,
 )
+from flowspec.core.protocol.window import Window, window_for
 from flowspec.core.stage.slots import WORK_BYTES
 from flowspec.plan.shape import ModelShape
 
@@ -45,10 +46,16 @@ def cache_bytes(
     context: int,
     held: str,
     nodes_max: int = limits.TREE_NODES_MAX,
+    window: Window | None = None,
+    windowed: int = 0,
 ) -> int:
     """Keys and values of one request, `held` as `precision.cached_as` says, with a full context and a full
-    tree, which has more nodes at a drafter."""
-    return 2 * layers * kv_heads * cached_bytes(head_dim, held) * (context + nodes_max)
+    tree, which has more nodes at a drafter. So many of the layers are `windowed`: they hold what `window`
+    says (None: all)."""
+    slots = context + nodes_max
+    window_slots = slots if window is None else min(slots, window.slots)
+    layer_slots = (layers - windowed) * slots + windowed * window_slots
+    return 2 * kv_heads * cached_bytes(head_dim, held) * layer_slots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,9 +132,14 @@ def stage_memory(
     context: int,
     users: int,
     cache: str = CACHE_AUTO,
+    begin: int | None = None,
 ) -> SliceMemory:
     """A slice of so many layers with the caches of all users; a tied embedding counts once where both ends
-    are and none is quantised, or both are as a file packs them."""
+    are and none is quantised, or both are as a file packs them.
+
+    The layers are those from `begin` on (None: the most that so many in a row take, where some have a
+    window).
+    """
     kept = kept_bytes(precision)
     is_shared = first and last and weights.is_tied
     if precision == FILED:
@@ -145,6 +157,8 @@ def stage_memory(
         head_dim=shape.head_dim,
         context=context,
         held=cached_as(cache, precision),
+        window=window_for(max(shape.windows, default=0), context),
+        windowed=shape.fewest_windowed(layers) if begin is None else shape.windowed(begin, layers),
     )
     return SliceMemory(weight_bytes=round(size), cache_bytes=users * held)
 

@@ -107,8 +107,10 @@ class Partition:
 
     # ------------------------------------------------------------------------------------------------ memory
 
-    def stage_need(self, arrangement: Arrangement, index: int, layers: int) -> SliceMemory:
-        """What a slice of so many layers takes at a place of the order."""
+    def stage_need(
+        self, arrangement: Arrangement, index: int, layers: int, begin: int | None = None
+    ) -> SliceMemory:
+        """What a slice of so many layers takes at a place of the order, from `begin` on (None: any)."""
         last = len(arrangement.order) - 1
         request = self.request
         return stage_memory(
@@ -121,6 +123,7 @@ class Partition:
             context=request.context,
             users=request.users,
             cache=request.cache,
+            begin=begin,
         )
 
     def drafter_need(self, arrangement: Arrangement) -> SliceMemory | None:
@@ -149,6 +152,10 @@ class Partition:
             count = max(0, free - none) // max(two - one, 1)
             while count > 0 and self.stage_need(arrangement, index, count).total_bytes > free:
                 count -= 1  # bytes are rounded
+            while count < self.request.shape.layers and (
+                self.stage_need(arrangement, index, count + 1).total_bytes <= free
+            ):
+                count += 1  # layers with a window take less
             found.append(count)
         return found
 

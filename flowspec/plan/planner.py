@@ -161,7 +161,7 @@ def described(partition: Partition, split: Split, plain: Split | None) -> Plan:
                 site=place,
                 first=end - layers,
                 end=end,
-                need=partition.stage_need(arrangement, index, layers),
+                need=partition.stage_need(arrangement, index, layers, end - layers),
                 other_bytes=partition.other_bytes(arrangement, place),
                 slot_s=float(times.fixed_s[row, index] + layers * times.layer_s[row, index]),
             )

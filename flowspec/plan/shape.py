@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flowspec.core.protocol.precision import FILED, PRECISIONS
+from flowspec.core.protocol.window import windows_of
 from flowspec.errors import InputError, meant
 
 USUAL_FILED_BYTES = PRECISIONS[FILED].weight_bytes + PRECISIONS[FILED].group_bytes
@@ -22,7 +23,8 @@ class ModelShape:
 
     `is_tied`: `lm_head` has the embedding's weights. A mixture of experts counts those that one row runs
     through: what a pass of one row reads, and less than what is in memory: `experts` are there, of which a
-    row runs through `experts_per_row`. `filed_bytes` is what a weight takes on average as the model's GGUF
+    row runs through `experts_per_row`. `windows` are how many positions each layer sees (0: all; none given:
+    all see all). `filed_bytes` is what a weight takes on average as the model's GGUF
     file packs it.
     """
 
@@ -38,7 +40,17 @@ class ModelShape:
     is_tied: bool = False
     experts: int = 1
     experts_per_row: int = 1
+    windows: tuple[int, ...] = ()
     filed_bytes: float = USUAL_FILED_BYTES
+
+    def windowed(self, begin: int, layers: int) -> int:
+        """How many of so many layers have a window."""
+        return sum(window > 0 for window in self.windows[begin : begin + layers])
+
+    def fewest_windowed(self, layers: int) -> int:
+        """Of so many layers in a row, wherever they are."""
+        places = max(1, len(self.windows) - layers + 1)
+        return min(self.windowed(begin, layers) for begin in range(places))
 
     @property
     def layer_params(self) -> int:
@@ -80,6 +92,7 @@ def shape_of(config: Any, name: str, filed_bytes: float = 0.0) -> ModelShape:
         is_tied=bool(getattr(config, "tie_word_embeddings", False)),
         experts=(getattr(config, "num_local_experts", None) or 1) + _shared_experts(config),
         experts_per_row=_experts_per_row(config),
+        windows=windows_of(config),
         filed_bytes=filed_bytes or USUAL_FILED_BYTES,
     )
 

@@ -12,14 +12,22 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from flowspec.core.head.request import Ids, common_prefix
+from flowspec.core.protocol.window import Window
 
 
 class Conversations:
     """At most `bound` conversations, those in use and the idle ones; `new` begins one at the head, `forget`
-    ends one there."""
+    ends one there. Layers with a sliding window hold what `window` says of each (None: all)."""
 
-    def __init__(self, bound: int, new: Callable[[], int], forget: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        bound: int,
+        new: Callable[[], int],
+        forget: Callable[[int], None],
+        window: Window | None = None,
+    ) -> None:
         self._bound = bound
+        self._window = window
         self._new = new
         self._forget = forget
         self._idle: dict[int, Ids] = {}
@@ -35,13 +43,17 @@ class Conversations:
         one.
 
         One that would lose more than the prompt gains is left alone: it is somebody else's, of whom only the
-        system text is the same.
+        system text is the same. So is one that would have to be read from its beginning again, since the
+        prompt goes back too far: others may go on from where it stands.
         """
         wanted = np.asarray(prompt, np.int64)
         best, most = None, 0
         for number, held in self._idle.items():
             shared = common_prefix(held, wanted)
-            if shared > most and 2 * shared >= len(held):
+            can_keep = self._window is None or self._window.may_keep(
+                shared, self._window.given_back(len(held))
+            )
+            if shared > most and 2 * shared >= len(held) and can_keep:
                 best, most = number, shared
         if best is not None:
             del self._idle[best]

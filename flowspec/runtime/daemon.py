@@ -404,6 +404,7 @@ class Daemon:
                 weight_bytes=loaded.weight_bytes,
                 memory_bytes=resident,
                 cache_slots=loaded.cache_slots,
+                windowed_layers=loaded.windowed_layers,
                 received_bytes=loaded.received_bytes,
                 load_s=loaded.load_s,
             )

@@ -172,7 +172,7 @@ class Head:
             self._begin_drafters(drafters, pace)
             self._pipelines.connect()
             assert self._pipelines.connections is not None
-            self._core.admission.move_to(self._pipelines.connections.cache_slots)
+            self._core.admission.move_to(self._pipelines.connections.rooms)
             self._begun_with = self._arithmetic or self._pipelines.arithmetic
             self._arithmetic = self._pipelines.arithmetic
             self._show_stages()

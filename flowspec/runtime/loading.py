@@ -18,6 +18,7 @@ from flowspec.core.cluster.daemon import SliceRoom, room_for
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import Assign
 from flowspec.core.protocol.precision import ACTIVATIONS, CACHE_AUTO, cached_as
+from flowspec.core.protocol.window import Window, windows_of
 from flowspec.errors import ClusterError, FlowSpecError, InputError, NoRoomError
 from flowspec.memory_claims import MemoryClaims
 from flowspec.model.accelerator import accelerator_of
@@ -129,6 +130,7 @@ class SliceLoad:
             assign.arithmetic,
             assign.nodes_max,
             assign.cache,
+            assign.window,
         )
         return need if kept is None else replace(need, weight_bytes=need.weight_bytes - kept.weight_bytes)
 
@@ -376,15 +378,20 @@ def slice_memory(
     arithmetic: str = "",
     nodes_max: int = limits.TREE_NODES_MAX,
     cache: str = CACHE_AUTO,
+    window: Window | None = None,
 ) -> SliceMemory:
     """The memory of a slice on a device (None: on most), from file headers; nothing is loaded. A tied
-    embedding counts once per slice; caches have room for `context` tokens and `nodes_max` guesses."""
+    embedding counts once per slice; caches have room for `context` tokens and `nodes_max` guesses, those of
+    layers with a sliding window as far as `window` says (None: for all).
+
+    Raises `InputError` for another window than the model's.
+    """
     pieces = _pieces(files, span)
     activations = DTYPES[ACTIVATIONS[dtype]]
     packing = PACKINGS.get(dtype) if device is None else packing_of(dtype, device, arithmetic)
     return SliceMemory(
         weight_bytes=weight_bytes(pieces, files.tensors(), activations, packing),
-        cache_bytes=_cache_bytes(pieces.config, span, dtype, context, nodes_max, cache),
+        cache_bytes=_cache_bytes(pieces.config, span, dtype, context, nodes_max, cache, window),
     )
 
 
@@ -405,11 +412,21 @@ def room_beside(need: SliceMemory, kept: KeptModules | None, serving: Slice, mac
 
 def kept_memory(config: Any, span: Span, assign: Assign) -> SliceMemory:
     """What a slice that is loaded takes in addition."""
-    held = _cache_bytes(config, span, assign.dtype, assign.context, assign.nodes_max, assign.cache)
+    held = _cache_bytes(
+        config, span, assign.dtype, assign.context, assign.nodes_max, assign.cache, assign.window
+    )
     return SliceMemory(weight_bytes=0, cache_bytes=held)
 
 
-def _cache_bytes(config: Any, span: Span, dtype: str, context: int, nodes_max: int, cache: str) -> int:
+def _cache_bytes(
+    config: Any, span: Span, dtype: str, context: int, nodes_max: int, cache: str, window: Window | None
+) -> int:
+    windows = windows_of(config)
+    if window is not None and window.tokens != max(windows):
+        raise InputError(
+            f"expected a window of {max(windows)} positions, as the model's config.json has it, got "
+            f"{window.tokens} from the head; run the same FlowSpec version everywhere"
+        )
     return cache_bytes(
         layers=span.end - span.first,
         kv_heads=config.num_key_value_heads,
@@ -417,6 +434,8 @@ def _cache_bytes(config: Any, span: Span, dtype: str, context: int, nodes_max: i
         context=context,
         held=cached_as(cache, dtype),
         nodes_max=nodes_max,
+        window=window,
+        windowed=sum(each > 0 for each in windows[span.first : span.end]),
     )
 
 

@@ -42,6 +42,7 @@ from flowspec.core.protocol.messages import (
     Verified,
 )
 from flowspec.core.protocol.precision import ACTIVATIONS
+from flowspec.core.stage.slots import CacheRoom
 from flowspec.errors import InputError, PeerError
 from flowspec.plan.placement import ClusterPlan, StagePlan
 from flowspec.runtime.emulation import Emulation
@@ -110,8 +111,8 @@ class PipelineConnections:
     """The devices of pipeline `number`, which have `incarnation` for it; one thread at a time uses it.
 
     With `keys` every connection is encrypted, and each device must have the key that they list for its name.
-    Where the plan is a drafter's, its answers are gathered in `proposed`. `cache_slots` is what all have room
-    for, once they are ready.
+    Where the plan is a drafter's, its answers are gathered in `proposed`. `rooms` is what each has for
+    caches, once they are ready.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class PipelineConnections:
         self.number = number
         self.all = [StageStatus(stage) for stage in plan.stages]
         self.proposed: deque[Proposed] = deque()
-        self.cache_slots = 0
+        self.rooms: tuple[CacheRoom, ...] = ()
         self.weights: WeightServer | None = None
         self._by_name = {stage.plan.name: stage for stage in self.all}
         self._incarnation = incarnation
@@ -193,10 +194,10 @@ class PipelineConnections:
             )
         self.weights.serve(self._by_name[device].plan)
 
-    def begin(self, cache_slots: int, emulation: Emulation | None) -> None:
+    def begin(self, rooms: tuple[CacheRoom, ...], emulation: Emulation | None) -> None:
         """The pipeline is there: nobody needs weights any more. An `emulation` shapes what is sent from now
         on."""
-        self.cache_slots = cache_slots
+        self.rooms = rooms
         self._stop_serving()
         if emulation is None:
             return

@@ -412,9 +412,7 @@ class Pipelines:
     def _use(self, connections: PipelineConnections, command: StartPipeline) -> None:
         is_first = not self._was_formed
         self._loading.clear()
-        connections.begin(command.cache_slots, self._emulation)
+        connections.begin(command.rooms, self._emulation)
         self.connections, self.plan, self._was_formed = connections, connections.plan, True
         if not is_first:
-            self._on_change(
-                PipelineReformed(stage_count=command.stage_count, cache_slots=command.cache_slots)
-            )
+            self._on_change(PipelineReformed(stage_count=command.stage_count, rooms=command.rooms))

@@ -160,9 +160,7 @@ class RemoteDrafter:
         try:
             self._pipelines.connect()
             assert self._pipelines.connections is not None
-            self._changed(
-                PipelineReformed(stage_count=1, cache_slots=self._pipelines.connections.cache_slots)
-            )
+            self._changed(PipelineReformed(stage_count=1, rooms=self._pipelines.connections.rooms))
             while not self._stopping:
                 for _ in self._pipelines.listen(
                     poll_timeout_ms(self._pipelines.due_s, time.monotonic(), POLL_MS)

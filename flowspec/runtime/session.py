@@ -18,7 +18,7 @@ from flowspec.core.cluster.forming import Start
 from flowspec.core.head.events import Submit
 from flowspec.core.head.prompt_chunks import SlotTime
 from flowspec.core.methods import make_method
-from flowspec.core.protocol.limits import TOP_LOGPROBS_MAX, TREE_NODES_MAX
+from flowspec.core.protocol.limits import TOP_LOGPROBS_MAX
 from flowspec.core.protocol.messages import Sampling
 from flowspec.core.protocol.precision import CACHE_AUTO, FILED
 from flowspec.core.protocol.window import window_for, windows_of
@@ -458,7 +458,7 @@ def _unplaced(options: ClusterOptions, files: ModelFiles, config: Any) -> Cluste
         stages=(),
         vocabulary=config.vocab_size,
         hidden_size=config.hidden_size,
-        window=window_for(max(windows_of(config)), context + TREE_NODES_MAX),
+        window=window_for(max(windows_of(config)), context),
     )
 
 

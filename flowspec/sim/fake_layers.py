@@ -92,8 +92,8 @@ class FakeLayers:
         caches = self.caches[stage]
         if isinstance(command, OpenCache):
             assert command.request not in caches, f"stage {stage} opens request {command.request} twice"
-            cache = caches[command.request] = FakeCache.of(command.slots)
-            cache.windowed = FakeCache.of(command.window_slots) if command.window_slots else None
+            opened = caches[command.request] = FakeCache.of(command.slots)
+            opened.windowed = FakeCache.of(command.window_slots) if command.window_slots else None
             return
         cache = caches.get(command.request)
         assert cache is not None, f"stage {stage} has no cache for request {command.request}"

@@ -20,12 +20,24 @@ from flowspec.core.head.events import (
 )
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Release, Sampling
+from flowspec.core.protocol.window import Window
+from flowspec.core.stage.slots import CacheRoom
 from flowspec.errors import InputError
 from tests.core.scripted_head import Said, ScriptedHead, ends, kinds, opens, sends
 
 CONTEXT = 1000
 ONE = CONTEXT + limits.TREE_NODES_MAX
 """Slots of an answer that may fill the context."""
+
+WINDOW = Window(tokens=8, back=100, step=10)
+"""Layers with it hold 886 slots of a request."""
+
+
+def rooms(answers: int) -> list[CacheRoom]:
+    """Of stages with memory for so many answers of full length: one of a layer, and one of six, of which five
+    have a window."""
+    need = CacheRoom(slots=0, layers=6, windowed=5).need(ONE, WINDOW.slots)
+    return [CacheRoom(slots=answers * ONE), CacheRoom(slots=-(-answers * need // 6), layers=6, windowed=5)]
 
 
 def submit(request: int, tokens: int = CONTEXT, prompt: int = 3) -> Submit:
@@ -42,7 +54,7 @@ def submit(request: int, tokens: int = CONTEXT, prompt: int = 3) -> Submit:
 def head_for(answers: int, *, drafter: DrafterTraits | None = None) -> ScriptedHead:
     """A head whose stages have memory for so many answers of full length."""
     head = ScriptedHead("ar", stages=2, context=CONTEXT, drafter=drafter)
-    head.core.admission.move_to(answers * ONE)
+    head.core.admission.move_to([CacheRoom(slots=answers * ONE)])
     return head
 
 
@@ -54,12 +66,32 @@ def step(head: ScriptedHead) -> list[Said]:
 def test_what_an_answer_needs_is_its_tokens_and_guesses_in_whole_blocks() -> None:
     admission = Admission(CONTEXT, [DrafterTraits(context=2000)])
     small = admission.need_of(submit(1, tokens=20))
-    assert (small.stages, small.drafters) == (2 * limits.CACHE_BLOCK_SLOTS, (5 * limits.CACHE_BLOCK_SLOTS,))
+    assert (small.stages, small.drafters) == (
+        (2 * limits.CACHE_BLOCK_SLOTS,),
+        (5 * limits.CACHE_BLOCK_SLOTS,),
+    )
     whole = admission.need_of(submit(1, tokens=5000))
-    assert (whole.stages, whole.drafters) == (ONE, (2000 + limits.DRAFT_NODES_MAX,)), (
+    assert (whole.stages, whole.drafters) == ((ONE,), (2000 + limits.DRAFT_NODES_MAX,)), (
         "no more than is reserved"
     )
     assert Admission(CONTEXT, []).need_of(submit(1)).drafters == ()
+
+
+def test_layers_with_a_window_take_no_more_than_they_hold() -> None:
+    admission = Admission(CONTEXT, [], WINDOW)
+    admission.move_to([CacheRoom(slots=ONE), CacheRoom(slots=1, layers=6, windowed=5)])
+    assert admission.need_of(submit(1, tokens=20)).stages == (512, 6 * 512)
+    assert admission.need_of(submit(1)).stages == (ONE, ONE + 5 * WINDOW.slots)
+    with pytest.raises(InputError, match=f"take {-(-(ONE + 5 * WINDOW.slots) // 6)} cache slots .* for 1; "):
+        admission.ask(submit(1))
+    admission.move_to(rooms(2))
+    admission.ask(submit(1))
+    assert admission.admit([]) == (1, [])
+    for answers, is_admitted in ((1, False), (2, True)):
+        admission.move_to(rooms(answers))
+        admission.ask(submit(1 + answers))
+        assert admission.admit([]) == (1, [])
+        assert (admission.admit([]) is not None) == is_admitted
 
 
 def test_a_drafter_that_has_no_memory_for_an_answer_is_not_asked() -> None:
@@ -71,7 +103,7 @@ def test_a_drafter_that_has_no_memory_for_an_answer_is_not_asked() -> None:
 
 def test_one_that_never_fits_is_refused_and_changes_nothing() -> None:
     head = head_for(1)
-    head.core.admission.move_to(ONE - 1)
+    head.core.admission.move_to([CacheRoom(slots=ONE - 1)])
     with pytest.raises(
         InputError,
         match=r"^3 tokens of prompt and 997 of answer take 1256 cache slots .* have memory for 1255; ask for",
@@ -108,7 +140,7 @@ def test_a_release_rides_until_a_segment_that_did_is_back() -> None:
 
 def test_the_cache_of_a_conversation_that_rests_is_given_up_the_oldest_first() -> None:
     head = head_for(1)
-    head.core.admission.move_to(ONE + 512)
+    head.core.admission.move_to([CacheRoom(slots=ONE + 512)])
     for number in (1, 2):
         head.give(submit(number, tokens=4))
         step(head)
@@ -141,12 +173,12 @@ def test_after_a_loss_those_who_fit_no_longer_wait_their_turn_and_go_on_where_th
     head.give(PipelineLost())
     head.give(submit(3))
     head.segments.clear()
-    assert head.give(PipelineReformed(stage_count=1, cache_slots=ONE)) == [
+    assert head.give(PipelineReformed(stage_count=1, rooms=(CacheRoom(slots=ONE),))) == [
         opens(1, epoch=1),
         sends(0, 1, 2, 3),
     ]
     assert head.core.admission.waiting == [2, 3], "who came first goes first"
-    assert head.core.admission.held.stages == ONE
+    assert head.core.admission.held.stages == (ONE,)
     head.give(Cancel(request=1))
     said = step(head)
     assert said == [("release", 1), opens(2, epoch=1), sends(0, 1, 2, 3, request=2)], (
@@ -167,8 +199,8 @@ def test_never_over_budget_in_order_and_nobody_starves(
     drafter = DrafterTraits(
         context=CONTEXT, cache_slots=data.draw(st.integers(0, 4)) * (CONTEXT + limits.DRAFT_NODES_MAX)
     )
-    admission = Admission(CONTEXT, [drafter])
-    admission.move_to(room * ONE)
+    admission = Admission(CONTEXT, [drafter], WINDOW)
+    admission.move_to(rooms(room))
     unborn, active, resting = deque(range(len(tokens))), [], []  # type: ignore[var-annotated]
     began: list[int] = []
 
@@ -204,7 +236,7 @@ def test_never_over_budget_in_order_and_nobody_starves(
         elif step == "forget" and resting:
             admission.release(resting.pop())
         elif step == "lost":
-            admission.move_to(data.draw(st.integers(1, 6)) * ONE)
+            admission.move_to(rooms(data.draw(st.integers(1, 6))))
             running.clear()
         admit()
     while active:

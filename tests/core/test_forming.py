@@ -69,6 +69,7 @@ from flowspec.core.protocol.cluster_messages import (
 )
 from flowspec.core.protocol.messages import Hop, Message
 from flowspec.core.protocol.weight_messages import AskModel
+from flowspec.core.stage.slots import CacheRoom
 from flowspec.plan.placement import ClusterPlan, StagePlan, assigns_of
 from tests.core.membership_timeouts import MEMBERSHIP_TIMEOUTS
 
@@ -78,6 +79,11 @@ FORMING_TIMEOUTS = FormingTimeouts(
 WELCOME = Welcome(name="x", version=__version__, device="cpu", pid=1, memory_bytes=1, count=0)
 ASK = AskArithmetics(dtype="float32")
 READY = Ready(weight_bytes=1, memory_bytes=1, cache_slots=100 + limits.TREE_NODES_MAX)
+
+
+def rooms_of(stages: int, slots: int = READY.cache_slots) -> tuple[CacheRoom, ...]:
+    """Of stages with a layer each."""
+    return (CacheRoom(slots=slots),) * stages
 
 
 def parts_of(*devices: str) -> tuple[Assignment, ...]:
@@ -204,7 +210,7 @@ def test_a_pipeline_is_dialled_assigned_and_there_when_all_are_ready_and_both_en
         ]
     assert bench.says("a", WELCOME, DATA) == []
     assert bench.says("c", WELCOME, DATA) == [
-        StartPipeline(pipeline=1, stage_count=3, cache_slots=500, arithmetic="x")
+        StartPipeline(pipeline=1, stage_count=3, rooms=rooms_of(3, 500), arithmetic="x")
     ]
 
 
@@ -241,9 +247,7 @@ def test_a_closed_connection_leads_to_another_pipeline_of_the_rest() -> None:
         *begins(2, "a", "c")[1:],
     ]
     assert bench.give(ConnectionClosed(pipeline=1, device="c")) == [], "that pipeline is over"
-    assert bench.form() == [
-        StartPipeline(pipeline=2, stage_count=2, cache_slots=READY.cache_slots, arithmetic="x")
-    ]
+    assert bench.form() == [StartPipeline(pipeline=2, stage_count=2, rooms=rooms_of(2), arithmetic="x")]
 
 
 def test_what_a_device_says_went_wrong_is_believed_after_a_moment() -> None:
@@ -317,9 +321,7 @@ def test_a_head_that_may_begin_without_some_says_so_and_does() -> None:
     told = bench.pass_time(6.2)
     assert told[0] == Note(text="device b is lost (no answer within 6 s)")
     assert Note(text="going on with 2 devices") in told
-    assert bench.form() == [
-        StartPipeline(pipeline=2, stage_count=2, cache_slots=READY.cache_slots, arithmetic="x")
-    ]
+    assert bench.form() == [StartPipeline(pipeline=2, stage_count=2, rooms=rooms_of(2), arithmetic="x")]
 
 
 def test_a_head_that_may_begin_without_some_cannot_without_all() -> None:
@@ -514,7 +516,7 @@ def test_a_drafter_has_no_data_connections() -> None:
     bench.core.handle(PlanMade(parts=(replace(part, assign=drafting),)), 0.0)
     assert bench.welcomes("a") == [SendControl(pipeline=1, device="a", message=drafting)]
     assert bench.says("a", replace(READY, cache_slots=0))[-1] == StartPipeline(
-        pipeline=1, stage_count=1, cache_slots=0
+        pipeline=1, stage_count=1, rooms=rooms_of(1, 0)
     )
 
 

@@ -27,6 +27,7 @@ from flowspec.core.head.head import HeadCore
 from flowspec.core.methods import make_method
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Sampling
+from flowspec.core.stage.slots import CacheRoom
 from tests.core.membership_timeouts import MEMBERSHIP_TIMEOUTS
 
 CONTEXT = 1000
@@ -84,7 +85,7 @@ def test_conversations_whose_caches_were_given_up_are_no_concern_of_it() -> None
     head.handle(PipelineLost(), 1.0)
     head.handle(Cancel(request=1), 1.0)
     assert not head.handle(DrafterLost(drafter=0), 2.0)
-    head.handle(PipelineReformed(stage_count=2, cache_slots=limits.ID_MAX), 3.0)
+    head.handle(PipelineReformed(stage_count=2, rooms=(CacheRoom(slots=limits.ID_MAX),)), 3.0)
     assert [request.number for request in head.requests() if not request.drafter_states] == [1], (
         "its caches went to the other"
     )
@@ -94,7 +95,7 @@ def test_conversations_whose_caches_were_given_up_are_no_concern_of_it() -> None
 
 def test_who_waits_needs_nothing_of_a_drafter_that_cannot_hold_it() -> None:
     admission = Admission(CONTEXT, [TRAITS])
-    admission.move_to(CONTEXT + limits.TREE_NODES_MAX)
+    admission.move_to([CacheRoom(slots=CONTEXT + limits.TREE_NODES_MAX)])
     for number in (1, 2):
         admission.ask(submit(number))
     assert admission.admit([]) == (1, [])

@@ -25,9 +25,10 @@ from flowspec.core.head.remote_drafter import (
     RemoteDrafterEvent,
 )
 from flowspec.core.protocol.messages import Expand, Proposal, Proposed, Release, Segment
+from flowspec.core.stage.slots import CacheRoom
 
 VOCABULARY = 9
-FORMED = PipelineReformed(stage_count=1, cache_slots=500)
+FORMED = PipelineReformed(stage_count=1, rooms=(CacheRoom(slots=500),))
 BACK = DrafterRecovered(drafter=3, cache_slots=500)
 LOST = DrafterLost(drafter=3)
 RELEASE = SendToDrafter(drafter=3, message=Release(request=2))

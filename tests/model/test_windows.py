@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,13 +18,20 @@ from flowspec.bench.checkpoints import VOCABULARY_SIZE, make_variant
 from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.head import HeadCore
 from flowspec.core.methods import make_method
+from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Sampling
-from flowspec.core.protocol.window import Window, windows_of
+from flowspec.core.protocol.window import Window, window_for, windows_of
 from flowspec.core.stage.events import JobPart, RunLayers
 from flowspec.draft.language import LanguageModelDrafter
+from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
+from flowspec.model.pieces import Span
 from flowspec.model.slice import Slice
 from flowspec.model.step_by_step import StepByStep
+from flowspec.plan.memory import stage_memory
+from flowspec.plan.shape import shape_of
+from flowspec.runtime.loading import slice_memory
+from flowspec.runtime.planning.plan_inputs import counted_weights
 from tests.model.slices import CPU, load_stages, pipeline
 from tests.pipeline import ask
 
@@ -123,3 +131,39 @@ def test_no_bit_depends_on_what_was_given_back(
                 assert found == expected.tobytes(), f"{length} tokens"
                 compared += 1
     assert compared > 50
+
+
+@pytest.mark.parametrize("cache", ["auto", "q8_0"])
+@pytest.mark.parametrize(("variant", "first", "end"), [("gemma3-text", 0, 3), ("phi3", 2, 4)])
+def test_memory_is_foretold_to_the_byte(
+    variant: str, first: int, end: int, cache: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    files = ModelFiles(str(make_variant(tmp_path_factory.mktemp(variant), variant)))
+    config, context = files.config(), 3072
+    span, slots = Span(first=first, end=end, count=4), context + limits.TREE_NODES_MAX
+    window = window_for(max(windows_of(config)), context)
+    assert window is not None
+    part = Slice.load(files, span, "bfloat16", CPU, cache=cache)
+    part.open_cache(1, slots, window.slots)
+    whole = (end - first) * slots
+    assert part.opened_bytes == part.request_bytes(slots, window.slots) < whole * part.slot_bytes
+    foretold = slice_memory(files, span, "bfloat16", context, cache=cache, window=window)
+    assert part.opened_bytes == foretold.cache_bytes
+    shape = shape_of(config, variant)
+    ends = {"first": first == 0, "last": end == 4}
+    planned = partial(
+        stage_memory, shape, counted_weights(files, shape), "bfloat16", end - first, **ends, context=context
+    )
+    assert planned(users=1, cache=cache, begin=first).cache_bytes == foretold.cache_bytes
+    assert planned(users=1, cache=cache).cache_bytes >= foretold.cache_bytes, "wherever they are"
+    with pytest.raises(InputError, match=f"a window of {window.tokens} positions, .*got 7 from the head"):
+        slice_memory(files, span, "bfloat16", context, window=Window(tokens=7))
+    part._reserve(part._caches[1], slots, window.slots)
+    whole_cache, windowed = part._caches[1].whole, part._caches[1].windowed
+    assert windowed is not None
+    width, filled = whole_cache.keys.shape[3], whole_cache.values.shape[3]
+    held = [len(each.places) * each.values.shape[2] for each in (whole_cache, windowed)]
+    beyond = sum(held) * config.num_key_value_heads * (filled - width) * whole_cache.values.element_size()
+    filled_slots = windowed.values.shape[2] - window.slots  # up to a whole vector of slots
+    beyond += len(windowed.places) * filled_slots * part.slot_bytes // (end - first)
+    assert part.cache_bytes - beyond == foretold.cache_bytes

@@ -22,6 +22,7 @@ from flowspec.core.head.events import (
     SendToDrafter,
 )
 from flowspec.core.protocol.messages import Expand, Proposal, Proposed, Release, Segment
+from flowspec.core.stage.slots import CacheRoom
 from flowspec.errors import BrokenError, ClusterError
 from flowspec.model.files import bundled_folder
 from flowspec.runtime import remote_drafter
@@ -37,7 +38,7 @@ SLOTS = 1500
 class FakeConnections:
     """A connection on which all that is told is written down."""
 
-    cache_slots = SLOTS
+    rooms = (CacheRoom(slots=SLOTS),)
 
     def __init__(self) -> None:
         self.all = [object()]
@@ -83,7 +84,7 @@ class FakePipelines:
 
     def form(self) -> None:
         self.connections = FakeConnections()
-        self._on_change(PipelineReformed(stage_count=1, cache_slots=SLOTS))
+        self._on_change(PipelineReformed(stage_count=1, rooms=(CacheRoom(slots=SLOTS),)))
 
     def watch(self, stand: Callable[[float], Any]) -> None:
         stand(0.0)

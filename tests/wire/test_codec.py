@@ -23,6 +23,7 @@ from flowspec.core.protocol.cluster_messages import (
     Drafting,
     Error,
     Pong,
+    Ready,
 )
 from flowspec.core.protocol.facts import (
     INTERFACE_KINDS,
@@ -251,6 +252,7 @@ FACTS = build(
     kernel=st.none() | build(KernelFacts, dtype=DTYPES, arithmetics=ARITHMETICS),
 )
 SPECIAL: dict[str, st.SearchStrategy[Any]] = {
+    "Ready": build(Ready, windowed_layers=st.integers(0, limits.LAYERS_MAX)),
     "AskFacts": build(AskFacts, dtype=st.just("") | DTYPES),
     "AskArithmetics": build(AskArithmetics, dtype=DTYPES),
     "Arithmetics": build(Arithmetics, dtype=DTYPES, names=ARITHMETICS, trouble=st.just(""))

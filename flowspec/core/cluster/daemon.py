@@ -121,7 +121,8 @@ class Loaded:
     """A slice is in memory; `reused` says that it was there already, `received_bytes` how much of it the head
     sent just now.
 
-    There is room for `cache_slots` beside it. One that was made ready and had no room takes `load_s` to load.
+    There is room for `cache_slots` beside it; `windowed_layers` of its layers have a sliding window. One that
+    was made ready and had no room takes `load_s` to load.
     """
 
     weight_bytes: int
@@ -131,6 +132,7 @@ class Loaded:
     vocabulary_size: int
     reused: bool
     load_s: float = 0.0
+    windowed_layers: int = 0
 
 
 class SliceRoom(Enum):

@@ -83,6 +83,7 @@ from flowspec.core.protocol.cluster_messages import (
 )
 from flowspec.core.protocol.messages import Hop, Message, Proposed, Verified
 from flowspec.core.protocol.weight_messages import AskModel
+from flowspec.core.stage.slots import CacheRoom
 
 CONTROL, DATA = "head-control", "head-data"
 RETRY_S_MAX = 1.0
@@ -339,14 +340,14 @@ class ServeWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartPipeline:
-    """The pipeline is there, with room for so many cache slots: nobody needs weights any more.
+    """The pipeline is there, with this room for caches at each stage: nobody needs weights any more.
 
     All its stages compute with this `arithmetic` (empty: it is a drafter's).
     """
 
     pipeline: int
     stage_count: int
-    cache_slots: int
+    rooms: tuple[CacheRoom, ...]
     arithmetic: str = ""
 
 
@@ -849,12 +850,15 @@ class PipelineCore:
     def _ready(self, pipeline: _Pipeline, device: str, ready: Ready, now_s: float) -> None:
         part = pipeline.part(device)
         # A drafter is not asked about what it has no room for.
-        needed = part.assign.context + limits.TREE_NODES_MAX if part.assign.drafting is None else 0
-        if ready.cache_slots < needed:
+        slots = part.assign.context + limits.TREE_NODES_MAX if part.assign.drafting is None else 0
+        window = part.assign.window
+        room = _room_of(part.assign, ready)
+        needed = room.need(slots, slots if window is None else min(slots, window.slots))
+        if room.layer_slots < needed:
             self.fired["no room"] += 1
             why = (
-                f"expected room for {needed} cache slots, got {ready.cache_slots}; give it fewer layers, or "
-                "use a smaller --context"
+                f"expected room for {room.in_slots(needed)} cache slots, got {room.slots}; give it fewer "
+                "layers, or use a smaller --context"
             )
             self._break(_Fault(text=f"{part.place}: {why}", why=why, device=device, is_refusal=True), now_s)
             return
@@ -876,12 +880,12 @@ class PipelineCore:
         before, self._layers = self._layers, layers_of(pipeline.parts)
         moved = tuple(device for device, span in self._layers.items() if before.get(device, span) != span)
         self._decide(PipelineFormed(moved=moved), now_s)
-        slots = min(ready.cache_slots for ready in pipeline.ready.values())
+        rooms = tuple(_room_of(part.assign, pipeline.ready[part.device]) for part in pipeline.parts)
         self._commands.append(
             StartPipeline(
                 pipeline=pipeline.number,
                 stage_count=len(pipeline.parts),
-                cache_slots=slots,
+                rooms=rooms,
                 arithmetic=pipeline.arithmetic,
             )
         )
@@ -1143,3 +1147,10 @@ def fault_of(parts: Sequence[Assignment], device: str, error: Error) -> _Fault:
         return _Fault(text=text, why=f"lost by {device}", device=device, other=parts[index + 1].device)
     blamed = device if error.cause in ("part", "gone") else ""
     return _Fault(text=text, why=error.text, device=blamed, is_refusal=error.cause == "part")
+
+
+def _room_of(assign: Assign, ready: Ready) -> CacheRoom:
+    """What a stage that is ready has for caches."""
+    layers = assign.end_layer - assign.first_layer
+    windowed = 0 if assign.window is None else min(ready.windowed_layers, layers)
+    return CacheRoom(slots=ready.cache_slots, layers=layers, windowed=windowed)

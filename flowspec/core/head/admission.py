@@ -16,43 +16,50 @@ from operator import add, le
 from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.events import Submit
 from flowspec.core.protocol import limits
-from flowspec.core.stage.slots import cache_size
+from flowspec.core.protocol.window import Window
+from flowspec.core.stage.slots import UNBOUNDED, CacheRoom, cache_size
 from flowspec.errors import InputError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """Cache slots at every stage (where there are several, at the one with the least), and at each
-    drafter."""
+    """Cache slots of single layers at each stage, and of all layers at each drafter."""
 
-    stages: int
+    stages: tuple[int, ...]
     drafters: tuple[int, ...]
 
     def __add__(self, other: Room) -> Room:
         return Room(
-            stages=self.stages + other.stages, drafters=tuple(map(add, self.drafters, other.drafters))
+            stages=tuple(map(add, self.stages, other.stages)),
+            drafters=tuple(map(add, self.drafters, other.drafters)),
         )
 
     def has(self, need: Room) -> bool:
         """Whether as much as `need` is in here."""
-        return need.stages <= self.stages and all(map(le, need.drafters, self.drafters))
+        return all(map(le, need.stages, self.stages)) and all(map(le, need.drafters, self.drafters))
 
     def at_least(self, other: Room) -> Room:
         """The larger of each."""
         return Room(
-            stages=max(self.stages, other.stages), drafters=tuple(map(max, self.drafters, other.drafters))
+            stages=tuple(map(max, self.stages, other.stages)),
+            drafters=tuple(map(max, self.drafters, other.drafters)),
         )
 
 
 class Admission:
-    """What is held of the `room`, and who waits for some, at stages of this `context` and at the drafters."""
+    """What is held of the `room`, and who waits for some, at stages of this `context` and `window` and at the
+    drafters."""
 
-    def __init__(self, context: int, drafters: Sequence[DrafterTraits]) -> None:
-        self.room = Room(stages=limits.ID_MAX, drafters=tuple(drafter.cache_slots for drafter in drafters))
+    def __init__(self, context: int, drafters: Sequence[DrafterTraits], window: Window | None = None) -> None:
         self._context = context
+        self._window = window
         self._draft_contexts = [drafter.context for drafter in drafters]
-        self._nothing = Room(stages=0, drafters=(0,) * len(drafters))
+        self._rooms: tuple[CacheRoom, ...] = (UNBOUNDED,)
+        self.room = Room(
+            stages=(UNBOUNDED.layer_slots,), drafters=tuple(drafter.cache_slots for drafter in drafters)
+        )
         self._held: dict[int, Room] = {}
+        self._tokens: dict[int, int] = {}
         self._needs: dict[int, Room] = {}
         self._admitted: set[int] = set()
 
@@ -63,6 +70,10 @@ class Admission:
     @property
     def waiting(self) -> list[int]:
         return [number for number in self._needs if number not in self._admitted]
+
+    @property
+    def _nothing(self) -> Room:
+        return Room(stages=(0,) * len(self._rooms), drafters=(0,) * len(self._draft_contexts))
 
     @property
     def held(self) -> Room:
@@ -81,27 +92,33 @@ class Admission:
     def need_of(self, submit: Submit) -> Room:
         """What an answer's caches may come to take, with its guesses; nothing of a drafter that has no memory
         for it even alone."""
-        tokens = len(submit.prompt) + submit.new_tokens_max
-        stages = cache_size(
-            min(tokens, self._context) + limits.TREE_NODES_MAX, self._context + limits.TREE_NODES_MAX
-        )
+        tokens = _tokens(submit)
         drafters = []
         for context, room in zip(self._draft_contexts, self.room.drafters, strict=True):
             need = cache_size(min(tokens, context) + limits.DRAFT_NODES_MAX, context + limits.DRAFT_NODES_MAX)
             drafters.append(need if need <= room else 0)
-        return Room(stages=stages, drafters=tuple(drafters))
+        return Room(stages=self._need_of_stages(tokens), drafters=tuple(drafters))
+
+    def _need_of_stages(self, tokens: int) -> tuple[int, ...]:
+        most = self._context + limits.TREE_NODES_MAX
+        used = min(tokens, self._context) + limits.TREE_NODES_MAX
+        window_most = most if self._window is None else min(most, self._window.slots)
+        slots, window_slots = cache_size(used, most), cache_size(min(used, window_most), window_most)
+        return tuple(room.need(slots, window_slots) for room in self._rooms)
 
     def ask(self, submit: Submit) -> None:
         """An answer is wanted; raises `InputError` for one that there is no room for even alone."""
         assert submit.request not in self._needs, f"request {submit.request} is being answered"
         need = self.need_of(submit)
-        if not self.room.has(need):
-            raise InputError(
-                f"{len(submit.prompt)} tokens of prompt and {submit.new_tokens_max} of answer take "
-                f"{need.stages} cache slots with their guesses, "
-                f"but the devices have memory for {self.room.stages}; ask for fewer new tokens, shorten the "
-                "prompt, or use more devices"
-            )
+        for room, of_stage in zip(self._rooms, need.stages, strict=True):
+            if of_stage > room.layer_slots:
+                raise InputError(
+                    f"{len(submit.prompt)} tokens of prompt and {submit.new_tokens_max} of answer take "
+                    f"{room.in_slots(of_stage)} cache slots with their guesses, "
+                    f"but the devices have memory for {room.slots}; ask for fewer new tokens, shorten the "
+                    "prompt, or use more devices"
+                )
+        self._tokens[submit.request] = _tokens(submit)
         self._needs[submit.request] = need
 
     def may_draft(self, number: int, drafter: int) -> bool:
@@ -159,15 +176,26 @@ class Admission:
 
     def end(self, number: int) -> None:
         """An answer is over, or nobody waits for it any more; what it holds stays."""
-        del self._needs[number]
+        del self._needs[number], self._tokens[number]
         self._admitted.discard(number)
 
     def release(self, number: int) -> None:
         self._held.pop(number, None)
 
-    def move_to(self, cache_slots: int) -> None:
-        """Other stages with so many slots hold nothing yet: everybody waits again, whoever came first before
-        all others."""
-        self.room = replace(self.room, stages=cache_slots)
+    def move_to(self, rooms: Sequence[CacheRoom]) -> None:
+        """Other stages with this room hold nothing yet: everybody waits again, whoever came first before all
+        others."""
+        self._rooms = tuple(rooms)
+        self.room = replace(self.room, stages=tuple(room.layer_slots for room in rooms))
         self._admitted.clear()
-        self._held = {number: Room(stages=0, drafters=held.drafters) for number, held in self._held.items()}
+        nothing = self._nothing.stages
+        self._held = {number: replace(held, stages=nothing) for number, held in self._held.items()}
+        self._needs = {
+            number: replace(need, stages=self._need_of_stages(self._tokens[number]))
+            for number, need in self._needs.items()
+        }
+
+
+def _tokens(submit: Submit) -> int:
+    """Of the prompt and a whole answer."""
+    return len(submit.prompt) + submit.new_tokens_max

@@ -19,6 +19,7 @@ from flowspec.core.protocol.messages import (
     Segment,
     Verified,
 )
+from flowspec.core.stage.slots import UNBOUNDED, CacheRoom
 
 
 class StopRule(Protocol):
@@ -120,11 +121,11 @@ class PipelineLost:
 class PipelineReformed:
     """A new pipeline of `stage_count` stages, which hold nothing, takes the place of the lost one.
 
-    Each has memory for `cache_slots` at least.
+    They have this room for caches.
     """
 
     stage_count: int
-    cache_slots: int = limits.ID_MAX
+    rooms: tuple[CacheRoom, ...] = (UNBOUNDED,)
 
 
 HeadEvent = (

@@ -132,7 +132,7 @@ class HeadCore:
         self.fired: Counter[str] = Counter()
         self._requests: dict[int, Request] = {}
         self.flights = SegmentsInFlight(self._requests)
-        self.admission = Admission(context, drafters)
+        self.admission = Admission(context, drafters, window)
         self._leaving: set[int] = set()
         self._turns: list[int] = []
         self._is_prompts_turn = True
@@ -409,7 +409,7 @@ class HeadCore:
         self.costs = Costs(event.stage_count)
         self.portions = self.bounds.portions()
         self._turns.clear()
-        self.admission.move_to(event.cache_slots)
+        self.admission.move_to(event.rooms)
 
     # ------------------------------------------------------------------------------------------- learning
 

@@ -96,7 +96,7 @@ class RemoteDrafterCore:
             self.fired["there"] += 1
             self.is_there = True
             self._behind += 1
-            return [DrafterRecovered(drafter=self.number, cache_slots=event.cache_slots)]
+            return [DrafterRecovered(drafter=self.number, cache_slots=event.rooms[0].slots)]
         elif isinstance(event, PipelineLost | GivenUp):
             if isinstance(event, GivenUp):
                 self.fired["given up"] += 1

@@ -51,11 +51,11 @@ class Window:
         return keep == 0 or given_back == 0 or keep + 1 - self.tokens >= given_back
 
 
-def window_for(tokens: int, slots: int) -> Window | None:
-    """The window of a model's layers (0 tokens: none has one) for requests of so many slots; None where
-    holding less would save nothing."""
+def window_for(tokens: int, context: int) -> Window | None:
+    """What layers with a window of so many tokens (0: there are none) hold of requests with such a context at
+    a stage; None where holding less would save nothing."""
     window = Window(tokens=tokens) if tokens else None
-    return window if window is not None and window.slots < slots else None
+    return window if window is not None and window.slots < context + limits.TREE_NODES_MAX else None
 
 
 def windows_of(config: Any) -> tuple[int, ...]:

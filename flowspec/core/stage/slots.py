@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,33 @@ def cache_size(used: int, capacity: int) -> int:
     """Slots that a cache takes memory for where `used` are in use: whole blocks, but no more than were
     reserved."""
     return min(capacity, -(-used // limits.CACHE_BLOCK_SLOTS) * limits.CACHE_BLOCK_SLOTS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheRoom:
+    """A stage has memory for so many `slots` of all its `layers`, of which `windowed` hold no more of a
+    request than their window."""
+
+    slots: int
+    layers: int = 1
+    windowed: int = 0
+
+    @property
+    def layer_slots(self) -> int:
+        """Slots of single layers."""
+        return self.slots * self.layers
+
+    def need(self, slots: int, window_slots: int) -> int:
+        """The slots of single layers that a request takes with so many, and so many in layers with a
+        window."""
+        return (self.layers - self.windowed) * slots + self.windowed * window_slots
+
+    def in_slots(self, layer_slots: int) -> int:
+        """As many slots of all layers, rounded up."""
+        return -(-layer_slots // self.layers)
+
+
+UNBOUNDED = CacheRoom(slots=limits.ID_MAX)
 
 
 class SlotTable:

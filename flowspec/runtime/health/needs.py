@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flowspec.core.protocol.precision import ACTIVATIONS
+from flowspec.core.protocol.window import window_for, windows_of
 from flowspec.errors import ClusterError
 from flowspec.model.families import check_family
 from flowspec.model.files import ModelFiles, canonical_name
@@ -84,7 +85,12 @@ def find_needs(options: ClusterOptions, devices: Sequence[Device], keys: Keyring
 
     def memory(first: int, end: int) -> SliceMemory:
         return slice_memory(
-            files, Span(first=first, end=end, count=count), dtype, context, cache=options.cache
+            files,
+            Span(first=first, end=end, count=count),
+            dtype,
+            context,
+            cache=options.cache,
+            window=window_for(max(windows_of(config)), context),
         )
 
     return ModelNeeds(

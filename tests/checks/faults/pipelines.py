@@ -154,9 +154,7 @@ class SimPipelines:
             self._lines[command.pipeline].dialled[command.device, CONTROL].send(HEAD, command.message)
         elif isinstance(command, StartPipeline):
             self._tell(HEAD, "the pipeline is formed")
-            self._on_change(
-                PipelineReformed(stage_count=command.stage_count, cache_slots=command.cache_slots)
-            )
+            self._on_change(PipelineReformed(stage_count=command.stage_count, rooms=command.rooms))
         elif isinstance(command, StopPipeline):
             self._on_change(PipelineLost(silent_s=command.silent_s))
         elif isinstance(command, HangUp):
