@@ -175,7 +175,7 @@ class LLM:
         self.recommended = recommended(self.session.files, self.session.config)
         head = self.session.head
         self._conversations = Conversations(
-            CONVERSATIONS_KEPT, head.new_request, partial(_forget, head), head.plan.window
+            CONVERSATIONS_KEPT, head.new_request, partial(_forget, head), head.plan.sliding_window
         )
         self._over: deque[tuple[int, Question, tuple[int, ...] | None]] = deque()
         self._taking = threading.Lock()

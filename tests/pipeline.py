@@ -76,7 +76,11 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         self.stages = [
-            StageCore(is_last=index == self.stage_count - 1, slots_max=SLOTS_MAX, window=self.head.window)
+            StageCore(
+                is_last=index == self.stage_count - 1,
+                slots_max=SLOTS_MAX,
+                sliding_window=self.head.sliding_window,
+            )
             for index in range(self.stage_count)
         ]
         self._links: dict[tuple[str, int], deque[HeadEvent | StageEvent]] = {}

@@ -5,7 +5,7 @@ pruning frees slots without copying anything. Rows of several requests go throug
 and attend each to their own cache. A row's sums go by the positions of what it sees (`arithmetic/`), so which
 slots its path happens to lie in changes no bit.
 
-Layers with a sliding window may have a cache of their own, with fewer slots (`core.protocol.window`).
+Layers with a sliding window may have a cache of their own, with fewer slots (`core.protocol.sliding_window`).
 """
 
 from __future__ import annotations
@@ -167,7 +167,9 @@ def tree_attention(
     heads, head_dim]`."""
     layer = module.layer_idx - tree.first_layer
     outputs = []
-    for rows in (request.of(layer) for request in tree.requests):
+    for request in tree.requests:
+        rows = request.of(layer)
+        assert rows is request or sliding_window is not None, "a layer without a window holds all"
         span = slice(rows.first, rows.first + len(rows.slots))
         rows.cache.write(layer, rows.slots, key[0, :, span], value[0, :, span])
         own = query[0, :, span].transpose(0, 1)  # [rows, heads, head_dim]

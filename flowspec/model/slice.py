@@ -19,7 +19,7 @@ import torch
 
 from flowspec.core.protocol.messages import Logprobs
 from flowspec.core.protocol.precision import ACTIVATIONS, CACHE_AUTO, cached_as, cached_bytes
-from flowspec.core.protocol.window import windows_of
+from flowspec.core.protocol.sliding_window import windows_of
 from flowspec.core.stage.events import JobPart, RunLayers, WindowPart
 from flowspec.errors import ClusterError
 from flowspec.model.attention import TreeBatch, TreeCache, TreeRows

@@ -13,7 +13,7 @@ from flowspec.core.protocol.precision import (
     cached_as,
     cached_bytes,
 )
-from flowspec.core.protocol.window import Window, window_for
+from flowspec.core.protocol.sliding_window import SlidingWindow, window_for
 from flowspec.core.stage.slots import WORK_BYTES
 from flowspec.plan.shape import ModelShape
 
@@ -46,7 +46,7 @@ def cache_bytes(
     context: int,
     held: str,
     nodes_max: int = limits.TREE_NODES_MAX,
-    window: Window | None = None,
+    window: SlidingWindow | None = None,
     windowed: int = 0,
 ) -> int:
     """Keys and values of one request, `held` as `precision.cached_as` says, with a full context and a full

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import Assign, Drafting
 from flowspec.core.protocol.precision import CACHE_AUTO
-from flowspec.core.protocol.window import Window
+from flowspec.core.protocol.sliding_window import SlidingWindow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class ClusterPlan:
     hidden_size: int = 0
     drafting: Drafting | None = None
     cache: str = CACHE_AUTO
-    window: Window | None = None
+    sliding_window: SlidingWindow | None = None
 
     @property
     def layer_count(self) -> int:
@@ -67,7 +67,7 @@ def assigns_of(plan: ClusterPlan) -> list[Assign]:
                 captures=plan.captures,
                 drafting=plan.drafting,
                 cache=plan.cache,
-                window=plan.window,
+                sliding_window=plan.sliding_window,
             )
         )
     return found

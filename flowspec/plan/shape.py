@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flowspec.core.protocol.precision import FILED, PRECISIONS
-from flowspec.core.protocol.window import windows_of
+from flowspec.core.protocol.sliding_window import windows_of
 from flowspec.errors import InputError, meant
 
 USUAL_FILED_BYTES = PRECISIONS[FILED].weight_bytes + PRECISIONS[FILED].group_bytes

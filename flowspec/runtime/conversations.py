@@ -12,22 +12,22 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from flowspec.core.head.request import Ids, common_prefix
-from flowspec.core.protocol.window import Window
+from flowspec.core.protocol.sliding_window import SlidingWindow
 
 
 class Conversations:
     """At most `bound` conversations, those in use and the idle ones; `new` begins one at the head, `forget`
-    ends one there. Layers with a sliding window hold what `window` says of each (None: all)."""
+    ends one there. Layers with a sliding window hold what `sliding_window` says of each (None: all)."""
 
     def __init__(
         self,
         bound: int,
         new: Callable[[], int],
         forget: Callable[[int], None],
-        window: Window | None = None,
+        sliding_window: SlidingWindow | None = None,
     ) -> None:
         self._bound = bound
-        self._window = window
+        self._window = sliding_window
         self._new = new
         self._forget = forget
         self._idle: dict[int, Ids] = {}

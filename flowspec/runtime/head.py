@@ -131,7 +131,7 @@ class Head:
             drafters=traits,
             bounds=Bounds(prefill_first=max(1, FIRST_BYTES // max(1, self._row_bytes))),
             slot_s=slot_s,
-            window=plan.window,
+            sliding_window=plan.sliding_window,
         )
         self._core.vocabulary = plan.vocabulary
         self._has_told_link = recovery is None  # then links are declared, or nobody is to be told

@@ -18,7 +18,7 @@ from flowspec.core.cluster.daemon import SliceRoom, room_for
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import Assign
 from flowspec.core.protocol.precision import ACTIVATIONS, CACHE_AUTO, cached_as
-from flowspec.core.protocol.window import Window, windows_of
+from flowspec.core.protocol.sliding_window import SlidingWindow, windows_of
 from flowspec.errors import ClusterError, FlowSpecError, InputError, NoRoomError
 from flowspec.memory_claims import MemoryClaims
 from flowspec.model.accelerator import accelerator_of
@@ -130,7 +130,7 @@ class SliceLoad:
             assign.arithmetic,
             assign.nodes_max,
             assign.cache,
-            assign.window,
+            assign.sliding_window,
         )
         return need if kept is None else replace(need, weight_bytes=need.weight_bytes - kept.weight_bytes)
 
@@ -378,7 +378,7 @@ def slice_memory(
     arithmetic: str = "",
     nodes_max: int = limits.TREE_NODES_MAX,
     cache: str = CACHE_AUTO,
-    window: Window | None = None,
+    window: SlidingWindow | None = None,
 ) -> SliceMemory:
     """The memory of a slice on a device (None: on most), from file headers; nothing is loaded. A tied
     embedding counts once per slice; caches have room for `context` tokens and `nodes_max` guesses, those of
@@ -413,13 +413,19 @@ def room_beside(need: SliceMemory, kept: KeptModules | None, serving: Slice, mac
 def kept_memory(config: Any, span: Span, assign: Assign) -> SliceMemory:
     """What a slice that is loaded takes in addition."""
     held = _cache_bytes(
-        config, span, assign.dtype, assign.context, assign.nodes_max, assign.cache, assign.window
+        config, span, assign.dtype, assign.context, assign.nodes_max, assign.cache, assign.sliding_window
     )
     return SliceMemory(weight_bytes=0, cache_bytes=held)
 
 
 def _cache_bytes(
-    config: Any, span: Span, dtype: str, context: int, nodes_max: int, cache: str, window: Window | None
+    config: Any,
+    span: Span,
+    dtype: str,
+    context: int,
+    nodes_max: int,
+    cache: str,
+    window: SlidingWindow | None,
 ) -> int:
     windows = windows_of(config)
     if window is not None and window.tokens != max(windows):

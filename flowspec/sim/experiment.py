@@ -13,7 +13,7 @@ from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.head import HeadCore
 from flowspec.core.methods import WITHOUT_GUESSES, make_method
 from flowspec.core.methods.base import Method
-from flowspec.core.protocol.window import Window
+from flowspec.core.protocol.sliding_window import SlidingWindow
 from flowspec.draft.protocol import Drafter
 from flowspec.plan.placement import ClusterPlan, StagePlan
 from flowspec.plan.timing import DIRECT, INSTANT, Curve, LinkSpec, slowest
@@ -43,7 +43,7 @@ class Experiment:
     method: str | Callable[[], Method] = WITHOUT_GUESSES
     options: Mapping[str, Any] = field(default_factory=dict)
     context: int = 4096
-    window: Window | None = None
+    sliding_window: SlidingWindow | None = None
     drafting: Curve | tuple[Curve, ...] = INSTANT
     boards: tuple[DrafterDeviceSpec, ...] = ()
     levels: tuple[int, ...] = ()
@@ -67,7 +67,7 @@ class Experiment:
                 for at, name in enumerate(names)
             ),
             captures=(0,) if has_features else (),
-            window=self.window,
+            sliding_window=self.sliding_window,
         )
 
     def build(
@@ -93,14 +93,14 @@ class Experiment:
             method=method,
             drafters=traits,
             slot_s=slot_s,
-            window=self.window,
+            sliding_window=self.sliding_window,
         )
         return World(
             head,
             FormedPipeline(self.plan(has_features=any(each.needs_features for each in traits))).stages,
             devices=self.devices,
             links=self.links or Links(control=(self.control,) * count, data=(self.data,) * (count + 1)),
-            layers=FakeLayers(count, language, window=self.window),
+            layers=FakeLayers(count, language, sliding_window=self.sliding_window),
             drafters=drafters,
             drafting=self.drafting if isinstance(self.drafting, tuple) else (self.drafting,) * len(drafters),
             boards=self.boards,

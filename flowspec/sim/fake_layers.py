@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flowspec.core.protocol.messages import Logprobs
-from flowspec.core.protocol.window import Window
+from flowspec.core.protocol.sliding_window import SlidingWindow
 from flowspec.core.stage.events import (
     ClearSlots,
     CloseCache,
@@ -61,15 +61,20 @@ class FakeLayers:
     """The layers of all `stages`; `caches[stage][request]` is open to tests.
 
     Where the head or another stage may not be honest, rows may see anything, and payloads hold anything. With
-    a `window` some of the layers look no further back.
+    a `sliding_window` some of the layers look no further back.
     """
 
     def __init__(
-        self, stages: int, language: Language, *, window: Window | None = None, is_honest: bool = True
+        self,
+        stages: int,
+        language: Language,
+        *,
+        sliding_window: SlidingWindow | None = None,
+        is_honest: bool = True,
     ) -> None:
         self.caches: list[dict[int, FakeCache]] = [{} for _ in range(stages)]
         self._language = language
-        self._window = window
+        self._window = sliding_window
         self._is_honest = is_honest
 
     def validate(self, stage: int, core: StageCore) -> None:

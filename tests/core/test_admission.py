@@ -20,7 +20,7 @@ from flowspec.core.head.events import (
 )
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Release, Sampling
-from flowspec.core.protocol.window import Window
+from flowspec.core.protocol.sliding_window import SlidingWindow
 from flowspec.core.stage.slots import CacheRoom
 from flowspec.errors import InputError
 from tests.core.scripted_head import Said, ScriptedHead, ends, kinds, opens, sends
@@ -29,7 +29,7 @@ CONTEXT = 1000
 ONE = CONTEXT + limits.TREE_NODES_MAX
 """Slots of an answer that may fill the context."""
 
-WINDOW = Window(tokens=8, back=100, step=10)
+WINDOW = SlidingWindow(tokens=8, back=100, step=10)
 """Layers with it hold 886 slots of a request."""
 
 

@@ -7,14 +7,14 @@ from itertools import count
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.core.protocol.window import Window
+from flowspec.core.protocol.sliding_window import SlidingWindow
 from flowspec.runtime.conversations import Conversations
 
 
 class Pool:
     """A pool, and what the head was told to forget."""
 
-    def __init__(self, bound: int, window: Window | None = None) -> None:
+    def __init__(self, bound: int, window: SlidingWindow | None = None) -> None:
         self.forgotten: list[int] = []
         numbers = count(1)
         self.pool = Conversations(bound, lambda: next(numbers), self.forgotten.append, window)
@@ -56,7 +56,7 @@ def test_a_dialogue_with_the_same_system_text_is_left_alone() -> None:
 
 def test_one_that_the_prompt_goes_back_too_far_in_is_left_alone() -> None:
     """Its layers with a window have given back what the prompt would need; where it stands others go on."""
-    made = Pool(4, Window(tokens=3, back=2, step=1))
+    made = Pool(4, SlidingWindow(tokens=3, back=2, step=1))
     first = made.turn([1, 2, 3, 4, 5, 6, 7], [8])
     assert made.turn([1, 2, 3, 4, 5, 9], []) != first
     assert made.turn([1, 2, 3, 4, 5, 6, 9], []) == first

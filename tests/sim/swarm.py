@@ -17,7 +17,7 @@ from flowspec.core.methods import METHODS, make_method
 from flowspec.core.methods.continuous import Continuous
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Sampling
-from flowspec.core.protocol.window import Window
+from flowspec.core.protocol.sliding_window import SlidingWindow
 from flowspec.plan.timing import Curve, LinkSpec
 from flowspec.sim.device import DeviceSpec
 from flowspec.sim.drafter import FakeDrafter
@@ -95,7 +95,9 @@ def draw(seed: int) -> Schedule:
     for dialogue in schedule.dialogues:
         if chances.random() < 0.2:
             dialogue.first = _taken_over(chances, dialogue.first, language, context)
-    schedule.experiment = replace(schedule.experiment, window=draw_window(random.Random(f"window {seed}")))
+    schedule.experiment = replace(
+        schedule.experiment, sliding_window=draw_window(random.Random(f"window {seed}"))
+    )
     wanted = random.Random(seed)
     for dialogue in schedule.dialogues:
         dialogue.first = replace(dialogue.first, top_logprobs=wanted.choice([-1, -1, 0, 3, 20]))
@@ -104,12 +106,12 @@ def draw(seed: int) -> Schedule:
     return schedule
 
 
-def draw_window(rng: random.Random) -> Window | None:
+def draw_window(rng: random.Random) -> SlidingWindow | None:
     """Of some layers: often a short one, from which much is given back."""
     if rng.random() < 0.4:
         return None
     tokens, back = rng.choice([1, 3, 9, 30]), rng.choice([0, 2, 10, 40])
-    return Window(tokens=tokens, back=back, step=rng.choice([1, 1, 4, 16]))
+    return SlidingWindow(tokens=tokens, back=back, step=rng.choice([1, 1, 4, 16]))
 
 
 def _add_drafters(rng: random.Random, schedule: Schedule) -> None:

@@ -56,6 +56,7 @@ from flowspec.core.protocol.messages import (
     VerifiedPart,
 )
 from flowspec.core.protocol.precision import ACTIVATIONS, CACHES
+from flowspec.core.protocol.sliding_window import SlidingWindow
 from flowspec.core.protocol.weight_messages import (
     AskBytes,
     AskNames,
@@ -66,7 +67,6 @@ from flowspec.core.protocol.weight_messages import (
     TensorEntry,
     TensorList,
 )
-from flowspec.core.protocol.window import Window
 from flowspec.errors import PeerError
 from flowspec.wire.codec import BYTES, DTYPE_BYTES, KINDS, Envelope, Tensor, decode, encode
 
@@ -85,7 +85,7 @@ def build(cls: type, **special: Any) -> st.SearchStrategy[Any]:
 
 
 _POSITIONS = st.integers(1, limits.CONTEXT_MAX)
-WINDOWS = build(Window, tokens=_POSITIONS, back=_POSITIONS, step=_POSITIONS)
+WINDOWS = build(SlidingWindow, tokens=_POSITIONS, back=_POSITIONS, step=_POSITIONS)
 
 
 @st.composite
@@ -105,7 +105,7 @@ def assigns(draw: st.DrawFn, cls: type) -> Any:
         "cache": st.sampled_from(CACHES),
         "context": st.integers(1, limits.CONTEXT_MAX),
         "drafting": st.none(),
-        "window": st.none() | WINDOWS,
+        "sliding_window": st.none() | WINDOWS,
         "captures": st.lists(st.integers(0, layers), max_size=limits.CAPTURES_MAX, unique=True)
         .map(sorted)
         .map(tuple),
@@ -120,7 +120,7 @@ def assigns(draw: st.DrawFn, cls: type) -> Any:
                     "first_layer": st.just(0),
                     "captures": st.just(()),
                     "drafting": drafting,
-                    "window": st.none(),
+                    "sliding_window": st.none(),
                 },
             )
         )

@@ -869,7 +869,7 @@ def core_of(assign: Assign, queued_max: int = limits.QUEUED_SEGMENTS_MAX) -> Sta
         slots_max=slots_max,
         returns_features=bool(assign.captures) and is_last,
         queued_max=queued_max,
-        window=assign.window,
+        sliding_window=assign.sliding_window,
     )
 
 

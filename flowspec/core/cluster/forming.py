@@ -851,7 +851,7 @@ class PipelineCore:
         part = pipeline.part(device)
         # A drafter is not asked about what it has no room for.
         slots = part.assign.context + limits.TREE_NODES_MAX if part.assign.drafting is None else 0
-        window = part.assign.window
+        window = part.assign.sliding_window
         room = _room_of(part.assign, ready)
         needed = room.need(slots, slots if window is None else min(slots, window.slots))
         if room.layer_slots < needed:
@@ -1152,5 +1152,5 @@ def fault_of(parts: Sequence[Assignment], device: str, error: Error) -> _Fault:
 def _room_of(assign: Assign, ready: Ready) -> CacheRoom:
     """What a stage that is ready has for caches."""
     layers = assign.end_layer - assign.first_layer
-    windowed = 0 if assign.window is None else min(ready.windowed_layers, layers)
+    windowed = 0 if assign.sliding_window is None else min(ready.windowed_layers, layers)
     return CacheRoom(slots=ready.cache_slots, layers=layers, windowed=windowed)

@@ -16,7 +16,7 @@ from operator import add, le
 from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.events import Submit
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.window import Window
+from flowspec.core.protocol.sliding_window import SlidingWindow
 from flowspec.core.stage.slots import UNBOUNDED, CacheRoom, cache_size
 from flowspec.errors import InputError
 
@@ -47,12 +47,14 @@ class Room:
 
 
 class Admission:
-    """What is held of the `room`, and who waits for some, at stages of this `context` and `window` and at the
-    drafters."""
+    """What is held of the `room`, and who waits for some, at stages of this `context` and `sliding_window`
+    and at the drafters."""
 
-    def __init__(self, context: int, drafters: Sequence[DrafterTraits], window: Window | None = None) -> None:
+    def __init__(
+        self, context: int, drafters: Sequence[DrafterTraits], sliding_window: SlidingWindow | None = None
+    ) -> None:
         self._context = context
-        self._window = window
+        self._window = sliding_window
         self._draft_contexts = [drafter.context for drafter in drafters]
         self._rooms: tuple[CacheRoom, ...] = (UNBOUNDED,)
         self.room = Room(

@@ -53,7 +53,7 @@ from flowspec.core.methods import WITHOUT_GUESSES, make_method
 from flowspec.core.methods.base import Method, View
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Commit, Logprobs, Open, Release, Verified, VerifiedPart
-from flowspec.core.protocol.window import Window
+from flowspec.core.protocol.sliding_window import SlidingWindow
 from flowspec.errors import InputError, PeerError
 from flowspec.tree import NodeState
 
@@ -112,12 +112,12 @@ class HeadCore:
         drafters: Sequence[DrafterTraits] = (),
         bounds: Bounds | None = None,
         slot_s: SlotTime | None = None,
-        window: Window | None = None,
+        sliding_window: SlidingWindow | None = None,
     ) -> None:
         """`slot_s` is foretold of the stages (None: nothing is), and prompts are cut into chunks by it. The
-        stages' layers with a sliding window hold what `window` says (None: all layers hold all)."""
+        stages' layers with a sliding window hold what `sliding_window` says (None: all layers hold all)."""
         self.context = context
-        self.window = window
+        self.sliding_window = sliding_window
         self.stage_count = stage_count
         self.bounds = bounds or Bounds()
         self._slot_s = slot_s
@@ -132,7 +132,7 @@ class HeadCore:
         self.fired: Counter[str] = Counter()
         self._requests: dict[int, Request] = {}
         self.flights = SegmentsInFlight(self._requests)
-        self.admission = Admission(context, drafters, window)
+        self.admission = Admission(context, drafters, sliding_window)
         self._leaving: set[int] = set()
         self._turns: list[int] = []
         self._is_prompts_turn = True
@@ -268,7 +268,7 @@ class HeadCore:
             submit,
             context=self.context,
             stage_count=self.stage_count,
-            window=self.window,
+            sliding_window=self.sliding_window,
             now_s=now_s,
         )
         self.fired["read anew"] += request.is_read_anew

@@ -17,7 +17,7 @@ from flowspec.core.head.events import Submit
 from flowspec.core.head.statistics import Statistics
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Commit, Logprobs, Open, SegmentPart
-from flowspec.core.protocol.window import Window
+from flowspec.core.protocol.sliding_window import SlidingWindow
 from flowspec.tree import TokenTree
 
 Ids = NDArray[np.int64]
@@ -201,11 +201,12 @@ def begin(
     *,
     context: int,
     stage_count: int,
-    window: Window | None,
+    sliding_window: SlidingWindow | None,
     now_s: float,
 ) -> Request:
     """A new answer, in the conversation `old` if there is one, of which everything is kept that the stages
-    hold of the prompt: nothing, where layers with a `window` have given back what goes before the rest.
+    hold of the prompt: nothing, where layers with a `sliding_window` have given back what goes before the
+    rest.
 
     What is known of the answer goes to the stages as a part of the prompt, as it does in `Request.reopen`.
     """
@@ -218,9 +219,9 @@ def begin(
         else min(common_prefix(tree.committed_tokens(), known), old.kept_everywhere, count - 1)
     )
     given_back, is_read_anew = 0, False
-    if old is not None and window is not None and keep:
-        given_back = max(old.given_back, window.given_back(old.run_length))
-        if is_read_anew := not window.may_keep(keep, given_back):
+    if old is not None and sliding_window is not None and keep:
+        given_back = max(old.given_back, sliding_window.given_back(old.run_length))
+        if is_read_anew := not sliding_window.may_keep(keep, given_back):
             keep = given_back = 0
     drafter_states = [] if old is None else old.drafter_states
     for drafter_state in drafter_states:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.checks import check, check_all, check_range, check_text, is_numeric
 from flowspec.core.protocol.precision import ACTIVATIONS, CACHE_AUTO, CACHES
-from flowspec.core.protocol.window import Window
+from flowspec.core.protocol.sliding_window import SlidingWindow
 
 ROLES = ("head-control", "head-data", "head-weights", "stage", "measure")
 LOADING_STEPS = ("trying kernels", "asking", "checking", "receiving", "loading")
@@ -92,7 +92,7 @@ class Assign:
     `arithmetic` names the bits that its layers are to be computed with (`core.cluster.agreement`); empty: the
     best that the device has, as for drafters, which decide no token.
 
-    Layers with a sliding window hold what `window` says (None: all layers hold all).
+    Layers with a sliding window hold what `sliding_window` says (None: all layers hold all).
 
     With `drafting` the daemon becomes a drafter instead: all layers of a small model, which answers `Expand`
     with `Proposed`.
@@ -118,7 +118,7 @@ class Assign:
     is_beside: bool = False
     arithmetic: str = ""
     cache: str = CACHE_AUTO
-    window: Window | None = None
+    sliding_window: SlidingWindow | None = None
 
     def __post_init__(self) -> None:
         check_text("model", self.model, limits.TEXT_CHARS_MAX)
@@ -162,7 +162,7 @@ class Assign:
             )
             check(not self.captures, "captures", self.captures, "none of a drafter")
             check(not self.is_beside, "is_beside", self.is_beside, "false of a drafter")
-            check(self.window is None, "window", self.window, "none of a drafter")
+            check(self.sliding_window is None, "sliding_window", self.sliding_window, "none of a drafter")
 
     @property
     def nodes_max(self) -> int:

@@ -17,8 +17,8 @@ computing is a command. The rules (docs/architecture.md):
   says counts as ever, and repeats change nothing.
 - Messages of an older epoch are dropped, an Open of one that was released, too; an Open of a newer one
   rewinds.
-- Layers with a sliding window hold what rows to come may see, and how far a request may go back (`window`).
-  The rest is given back before a segment runs.
+- Layers with a sliding window hold what rows to come may see, and how far a request may go back
+  (`sliding_window`). The rest is given back before a segment runs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import numpy as np
 
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Commit, Open, Release, SegmentPart
-from flowspec.core.protocol.window import Window
+from flowspec.core.protocol.sliding_window import SlidingWindow
 from flowspec.core.stage.events import (
     ClearSlots,
     CloseCache,
@@ -127,11 +127,11 @@ class StageCore:
         slots_max: int,
         returns_features: bool = False,
         queued_max: int = limits.QUEUED_SEGMENTS_MAX,
-        window: Window | None = None,
+        sliding_window: SlidingWindow | None = None,
     ) -> None:
-        """`window` is that of the layers that have one (None: all hold all)."""
+        """`sliding_window` is that of the layers that have one (None: all hold all)."""
         self.is_last = is_last
-        self.window = window
+        self.sliding_window = sliding_window
         self.queued_max = queued_max
         self.returns_features = returns_features
         self.slots_max = slots_max
@@ -272,8 +272,8 @@ class StageCore:
                     f"expected at most {self.slots_max} slots for a request, as assigned, got {opening.slots}"
                 )
             slots, window = SlotMap(opening.slots), None
-            if self.window is not None:
-                window = WindowSlots(min(opening.slots, self.window.slots))
+            if self.sliding_window is not None:
+                window = WindowSlots(min(opening.slots, self.sliding_window.slots))
             self._requests[opening.request] = _Request(
                 opening, slots, window, opening.length, opening.root, run_length=0
             )
@@ -290,10 +290,12 @@ class StageCore:
                     f"expected {known.slots.capacity} slots as when request {opening.request} was opened, "
                     f"got {opening.slots}"
                 )
-            if self.window is not None and not self.window.may_keep(opening.keep, known.given_back):
+            if self.sliding_window is not None and not self.sliding_window.may_keep(
+                opening.keep, known.given_back
+            ):
                 raise PeerError(
                     f"request {opening.request} keeps {opening.keep} tokens, but layers with a window of "
-                    f"{self.window.tokens} hold nothing before {known.given_back} here"
+                    f"{self.sliding_window.tokens} hold nothing before {known.given_back} here"
                 )
             self.fired["rewound"] += 1
             self._kill(known, opening.request, set(known.nodes), commands)
@@ -419,9 +421,9 @@ class StageCore:
     def _give_back(self, request: _Request, commands: list[StageCommand]) -> None:
         """Rows to come follow what was run of the output's path: layers with a window keep what these see,
         and how far the request may go back."""
-        if self.window is None or request.window is None:
+        if self.sliding_window is None or request.window is None:
             return
-        below = self.window.given_back(request.run_length)
+        below = self.sliding_window.given_back(request.run_length)
         if below > request.given_back:
             self.fired["given back"] += 1
             request.given_back = below

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flowspec.core.protocol.precision import ACTIVATIONS
-from flowspec.core.protocol.window import window_for, windows_of
+from flowspec.core.protocol.sliding_window import window_for, windows_of
 from flowspec.errors import ClusterError
 from flowspec.model.families import check_family
 from flowspec.model.files import ModelFiles, canonical_name

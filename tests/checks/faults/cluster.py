@@ -323,7 +323,7 @@ class Cluster:
                 for index, device in enumerate(devices)
             ),
             captures=tuple(sorted({layer for drafter in self._drafters for layer in drafter.captures})),
-            window=self.head.window,
+            sliding_window=self.head.sliding_window,
         )
         parts = [
             Assignment(device=device, place=device, assign=assign)

@@ -531,7 +531,9 @@ class SimDaemon:
         core = None if taken is None else taken.core
         is_able, is_last = assign.arithmetic in ("", *self.offers), not assign.next_hop
         language = spoken(self._language, assign.arithmetic if is_able else "")
-        layers = FakeLayers(assign.stages, language, window=assign.window, is_honest=self._is_honest)
+        layers = FakeLayers(
+            assign.stages, language, sliding_window=assign.sliding_window, is_honest=self._is_honest
+        )
         device = SimulatedDevice(
             self._clock,
             self._spec_at(assign, self.heat),

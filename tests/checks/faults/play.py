@@ -121,7 +121,7 @@ class Play:
                 for each, level in zip(drafters, schedule.levels, strict=True)
             ],
             bounds=schedule.bounds,
-            window=schedule.window,
+            sliding_window=schedule.sliding_window,
         )
         head.vocabulary = schedule.language.vocabulary_size
         self.cluster = Cluster(

@@ -17,7 +17,7 @@ from flowspec.core.methods import METHODS, make_method, options_of
 from flowspec.core.methods.base import Method
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Sampling
-from flowspec.core.protocol.window import Window
+from flowspec.core.protocol.sliding_window import SlidingWindow
 from flowspec.plan.timing import Curve, LinkSpec
 from flowspec.sim.device import DeviceSpec
 from flowspec.sim.language import HashLanguage
@@ -144,7 +144,7 @@ class Schedule:
     faults: tuple[Fault, ...]
     arithmetics: Mapping[str, tuple[str, ...]]
     may_change: bool
-    window: Window | None
+    sliding_window: SlidingWindow | None
 
 
 def draw(seed: int) -> Schedule:
@@ -265,7 +265,7 @@ def draw(seed: int) -> Schedule:
         ),
         arithmetics=arithmetics,
         may_change=may_change,
-        window=draw_window(random.Random(f"window {seed}")),
+        sliding_window=draw_window(random.Random(f"window {seed}")),
     )
     first = narrow.choice([1, 2] if narrows else [1, 2, None])
     if narrows:  # where four rows wait for each other a word takes nearly a second

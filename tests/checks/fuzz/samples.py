@@ -37,6 +37,7 @@ from flowspec.core.protocol.messages import (
     Verified,
     VerifiedPart,
 )
+from flowspec.core.protocol.sliding_window import SlidingWindow
 from flowspec.core.protocol.weight_messages import (
     AskBytes,
     AskModel,
@@ -48,7 +49,6 @@ from flowspec.core.protocol.weight_messages import (
     TensorEntry,
     TensorList,
 )
-from flowspec.core.protocol.window import Window
 from flowspec.plan.profile import find_profile
 from flowspec.plan.speed import speed_of
 from flowspec.wire.codec import BYTES, DTYPE_BYTES, Envelope, Tensor, encode
@@ -124,7 +124,7 @@ MESSAGES: tuple[Message, ...] = (
         next_hop="",
         next_name="",
         captures=(2, 4, 8),
-        window=Window(tokens=512),
+        sliding_window=SlidingWindow(tokens=512),
     ),
     Assign(
         **{**_ASSIGN, "stages": 1},

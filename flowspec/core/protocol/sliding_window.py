@@ -23,7 +23,7 @@ BACK_TOKENS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class SlidingWindow:
     """A row at position p sees those above p - `tokens`. What lies more than `back` before that is given
     back, `step` positions at a time."""
 
@@ -51,10 +51,10 @@ class Window:
         return keep == 0 or given_back == 0 or keep + 1 - self.tokens >= given_back
 
 
-def window_for(tokens: int, context: int) -> Window | None:
+def window_for(tokens: int, context: int) -> SlidingWindow | None:
     """What layers with a window of so many tokens (0: there are none) hold of requests with such a context at
     a stage; None where holding less would save nothing."""
-    window = Window(tokens=tokens) if tokens else None
+    window = SlidingWindow(tokens=tokens) if tokens else None
     return window if window is not None and window.slots < context + limits.TREE_NODES_MAX else None
 
 

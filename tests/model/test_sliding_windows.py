@@ -20,7 +20,7 @@ from flowspec.core.head.head import HeadCore
 from flowspec.core.methods import make_method
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Sampling
-from flowspec.core.protocol.window import Window, window_for, windows_of
+from flowspec.core.protocol.sliding_window import SlidingWindow, window_for, windows_of
 from flowspec.core.stage.events import JobPart, RunLayers
 from flowspec.draft.language import LanguageModelDrafter
 from flowspec.errors import InputError
@@ -99,7 +99,7 @@ def test_no_bit_depends_on_what_was_given_back(
         stage_count=3,
         method=method,
         drafters=traits,
-        window=Window(tokens=tokens, back=9, step=4),
+        sliding_window=SlidingWindow(tokens=tokens, back=9, step=4),
     )
     slices = load_stages(folder, 3, dtype, cache)
     run, spy = pipeline(slices, head, [drafter]), Spy(slices)
@@ -157,7 +157,7 @@ def test_memory_is_foretold_to_the_byte(
     assert planned(users=1, cache=cache, begin=first).cache_bytes == foretold.cache_bytes
     assert planned(users=1, cache=cache).cache_bytes >= foretold.cache_bytes, "wherever they are"
     with pytest.raises(InputError, match=f"a window of {window.tokens} positions, .*got 7 from the head"):
-        slice_memory(files, span, "bfloat16", context, window=Window(tokens=7))
+        slice_memory(files, span, "bfloat16", context, window=SlidingWindow(tokens=7))
     part._reserve(part._caches[1], slots, window.slots)
     whole_cache, windowed = part._caches[1].whole, part._caches[1].windowed
     assert windowed is not None

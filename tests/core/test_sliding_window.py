@@ -8,18 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.window import Window, window_for, windows_of
+from flowspec.core.protocol.sliding_window import SlidingWindow, window_for, windows_of
 from flowspec.core.stage.events import ClearSlots, ControlArrived, OpenCache
 from flowspec.core.stage.slots import SlotMap, WindowSlots
 from flowspec.core.stage.stage import StageCore
 from flowspec.errors import PeerError
 from tests.core.stages import arrive, finish, opening, run_of, segment
 
-WINDOWS = st.builds(Window, tokens=st.integers(1, 9), back=st.integers(0, 9), step=st.integers(1, 5))
+WINDOWS = st.builds(SlidingWindow, tokens=st.integers(1, 9), back=st.integers(0, 9), step=st.integers(1, 5))
 
 
 @given(WINDOWS, st.lists(st.tuples(st.integers(1, 12), st.integers(0, 40)), max_size=12))
-def test_whoever_goes_back_finds_all_that_is_seen(window: Window, turns: list[tuple[int, int]]) -> None:
+def test_whoever_goes_back_finds_all_that_is_seen(
+    window: SlidingWindow, turns: list[tuple[int, int]]
+) -> None:
     """Turns of so many tokens, each behind a place that is gone back to."""
     held: set[int] = set()
     length = given_back = 0
@@ -69,7 +71,7 @@ def test_a_window_has_slots_of_its_own_for_what_it_holds(data: st.DataObject) ->
 
 def test_what_saves_nothing_is_left_out() -> None:
     window = window_for(512, 32768)
-    assert window == Window(tokens=512)
+    assert window == SlidingWindow(tokens=512)
     assert window.slots == 512 + 1024 + 256 + 256 + 512
     assert window_for(512, window.slots - limits.TREE_NODES_MAX) is None
     assert window_for(0, 32768) is None
@@ -91,7 +93,7 @@ def test_a_config_says_which_layers_have_a_window() -> None:
 
 def _stage() -> StageCore:
     """One that has run eight positions of a prompt, whose layers with a window of 2 hold those from 5 on."""
-    core = StageCore(is_last=True, slots_max=64, window=Window(tokens=2, back=1, step=1))
+    core = StageCore(is_last=True, slots_max=64, sliding_window=SlidingWindow(tokens=2, back=1, step=1))
     for first in range(0, 8, 2):
         rows = [(node, node - 1, node) for node in (first, first + 1)]
         opens = opening(length=8, root=7)
@@ -103,7 +105,7 @@ def _stage() -> StageCore:
 
 
 def test_a_stage_gives_back_before_a_segment_runs() -> None:
-    core = StageCore(is_last=True, slots_max=64, window=Window(tokens=2, back=1, step=1))
+    core = StageCore(is_last=True, slots_max=64, sliding_window=SlidingWindow(tokens=2, back=1, step=1))
     rows = [(node, node - 1, node) for node in range(5)]
     commands = arrive(core, segment(0, rows, prompt=True, opens=opening(length=6, root=5)))
     assert commands[0] == OpenCache(request=1, slots=64, window_slots=64)

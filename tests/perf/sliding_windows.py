@@ -1,5 +1,5 @@
 """What layers with a sliding window save of a long text's keys and values, and how long a pass takes:
-`python -m tests.perf.windows`.
+`python -m tests.perf.sliding_windows`.
 
 A random model with Gemma 3 1B's layers but for their feed-forward network, in bfloat16. The text's keys and
 values are written as a prompt's are, chunk by chunk, by what a stage's core says; passes over them are real.
@@ -21,7 +21,7 @@ from flowspec.bench.checkpoints import make_checkpoint
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Commit, Open, Sampling, Segment, SegmentPart
 from flowspec.core.protocol.precision import cached_as
-from flowspec.core.protocol.window import Window, window_for, windows_of
+from flowspec.core.protocol.sliding_window import SlidingWindow, window_for, windows_of
 from flowspec.core.stage.events import ClearSlots, LayersDone, OpenCache, RunLayers, SegmentArrived
 from flowspec.core.stage.stage import StageCore
 from flowspec.model.files import ModelFiles
@@ -48,9 +48,9 @@ MIB = 1 << 20
 class Text:
     """One request at one stage with all layers."""
 
-    def __init__(self, part: Slice, request: int, context: int, window: Window | None) -> None:
+    def __init__(self, part: Slice, request: int, context: int, window: SlidingWindow | None) -> None:
         self.part, self.request, self.context = part, request, context
-        self.core = StageCore(is_last=True, slots_max=context + limits.TREE_NODES_MAX, window=window)
+        self.core = StageCore(is_last=True, slots_max=context + limits.TREE_NODES_MAX, sliding_window=window)
         self.length = context - max(ROWS)
         self.epoch = 0
 
@@ -114,7 +114,7 @@ class Text:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.perf.windows", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.perf.sliding_windows", description=__doc__)
     parser.add_argument("--context", type=int, default=32768)
     context = parser.parse_args().context
     torch.set_num_threads(1)
@@ -126,7 +126,7 @@ def main() -> None:
     window = window_for(max(windows), context)
     windowed = sum(each > 0 for each in windows)
     print(f"{layers} layers, {windowed} with a window of {max(windows)}; {context} tokens; {window}")
-    texts = {}
+    texts: dict[str, Text] = {}
     for name, own in (("all", None), ("windows", window)):
         before = part.cache_bytes, psutil.Process().memory_info().rss
         text = texts[name] = Text(part, len(texts), context, own)
