@@ -279,7 +279,7 @@ def _testbed(table: Table, experiment: Path, drafters: Sequence[str]) -> Testbed
             experiment, "testbed: drafters: models", [name for board in found.boards for name in board.models]
         )
     table.found("devices", lambda: found.layers)
-    table.found("precision", lambda: [device.flops(found.precision) for device in (*devices, found.head)])
+    table.found("precision", lambda: [device.rates(found.precision) for device in (*devices, found.head)])
     return found
 
 
@@ -314,7 +314,7 @@ def _board(table: Table, experiment: Path, testbed: Testbed, drafters: Sequence[
         device=device,
         link=None if device is None else _link(table) if has_link else testbed.link,
     )
-    table.found("precision", lambda: (device or testbed.head).flops(found.precision))
+    table.found("precision", lambda: (device or testbed.head).rates(found.precision))
     return found
 
 

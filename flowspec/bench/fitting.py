@@ -3,7 +3,7 @@
 
 A least-squares fit of relative errors. The overheads come first, from the tiny models. Then the two rates are
 searched on a grid that closes in, for each share of the computing that reading may fail to hide: the model
-has corners, so gradients would mislead.
+has corners, so gradients would mislead. The rates of packed precisions are searched with the same overheads.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from flowspec.bench.measure import LayerPoint, MachineTimes, MeasuredMachine
 from flowspec.model.accelerator import accelerator_of
-from flowspec.plan.cost import layers_curve
-from flowspec.plan.profile import DeviceProfile
+from flowspec.plan.cost import OPERATIONS, layers_curve, read_bytes
+from flowspec.plan.profile import DeviceProfile, KernelRates
 
 F64 = npt.NDArray[np.float64]
 SERIAL = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -27,31 +27,26 @@ ROUNDS = 5
 LEAST_US = 0.1
 
 
-def fit(measured: MachineTimes, machine: MeasuredMachine, name: str) -> DeviceProfile:
-    """The profile under which the cost model comes closest to what was measured."""
+def fit(measured: MachineTimes, machine: MeasuredMachine, name: str, basis: str) -> DeviceProfile:
+    """The profile under which the cost model comes closest to what was measured; `basis` as in
+    `KernelRates`."""
     layer_s, pass_s = _overheads(measured.tiny)
-    points = measured.layers
-    weight_bytes = np.array(
-        [point.layers * point.shape.layer_params * machine.element_bytes for point in points],
-        dtype=np.float64,
-    )
-    work = np.array([2.0 * point.layers * point.shape.layer_params * point.rows for point in points])
-    spent = np.array([point.s for point in points])
-    layers = np.array([point.layers for point in points])
-    best = (float("inf"), 1.0, 1.0, 0.0, 0.0)
-    for share in HIDDEN if accelerator_of(machine.device).launches_ahead else HIDDEN[:1]:
-        fixed = share * layers * layer_s + pass_s
-        for serial in SERIAL:
-            best = min(best, (*_rates(weight_bytes, work, spent, fixed, serial), serial, share))
-    _, byte_s, work_s, serial, share = best
+    shares = HIDDEN if accelerator_of(machine.device).launches_ahead else HIDDEN[:1]
+    points = measured.layers[machine.dtype]
+    fits = [(_rates(machine.dtype, points, share * layer_s, pass_s, basis), share) for share in shares]
+    (_, own), share = min(fits, key=lambda each: each[0][0])
     return DeviceProfile(
         name=name,
         memory_gb=machine.total_bytes() / 1e9,
-        memory_gb_per_s=1e-9 / byte_s,
+        memory_gb_per_s=own.gb_per_s,
         memory_efficiency=1.0,
-        tflops={machine.dtype: 1e-12 / work_s},
+        tflops={machine.dtype: own.tflops},
         compute_efficiency=1.0,
-        serial=serial,
+        serial=own.serial,
+        packed={
+            dtype: _rates(dtype, measured.layers[dtype], share * layer_s, pass_s, basis)[1]
+            for dtype in machine.packed
+        },
         layer_us=max(LEAST_US, 1e6 * share * layer_s),
         pass_us=max(LEAST_US, 1e6 * pass_s),
     )
@@ -74,7 +69,23 @@ def _overheads(tiny: Sequence[LayerPoint]) -> tuple[float, float]:
     return layer_s, max(0.0, few.s - few.layers * layer_s)
 
 
-def _rates(weight_bytes: F64, work: F64, spent: F64, fixed: F64, serial: float) -> tuple[float, float, float]:
+def _rates(
+    dtype: str, points: Sequence[LayerPoint], layer_s: float, pass_s: float, basis: str
+) -> tuple[float, KernelRates]:
+    """The rates with the least error, and that."""
+    params = np.array([point.layers * point.shape.layer_params for point in points], dtype=np.float64)
+    weight_bytes = params * [read_bytes(dtype, point.shape.filed_bytes) for point in points]
+    work = OPERATIONS * params * [point.rows for point in points]
+    spent = np.array([point.s for point in points])
+    fixed = layer_s * np.array([point.layers for point in points]) + pass_s
+    fits = [(*_seconds(weight_bytes, work, spent, fixed, serial), serial) for serial in SERIAL]
+    off, byte_s, work_s, serial = min(fits)
+    return off, KernelRates(gb_per_s=1e-9 / byte_s, tflops=1e-12 / work_s, serial=serial, basis=basis)
+
+
+def _seconds(
+    weight_bytes: F64, work: F64, spent: F64, fixed: F64, serial: float
+) -> tuple[float, float, float]:
     """(error, seconds for a byte, seconds for an operation) where the error is least."""
     byte_s, work_s = float((spent / weight_bytes).min()), float((spent / work).min())
     found, width = float("inf"), 8.0

@@ -2,7 +2,8 @@
 (`bench.fitting`).
 
 Measured are real slices of models made for it: wide ones that fit no cache, whose time is reading weights and
-computing, and tiny ones, whose time is everything else. The tasks take turns, round after round, and of each
+computing, and tiny ones, whose time is everything else. Wide ones are also measured in packed precisions, by
+the kernels that a stage would use here. The tasks take turns, round after round, and of each
 the second fastest run counts: what else runs on a machine only ever adds time.
 """
 
@@ -12,7 +13,7 @@ import itertools
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,18 @@ import torch
 
 from flowspec.bench.checkpoints import make_checkpoint
 from flowspec.bench.console import Step
+from flowspec.bench.random_panels import PanelFiles, layer_bytes
 from flowspec.core.protocol.messages import Commit, Open, Release, Sampling, Segment, SegmentPart
+from flowspec.core.protocol.precision import FILED
 from flowspec.core.stage.events import JobPart, RunLayers
 from flowspec.draft.kinds import open_drafter
 from flowspec.draft.protocol import Drafter
 from flowspec.errors import ClusterError
 from flowspec.model.accelerator import accelerator_of
 from flowspec.model.files import BUNDLED, ModelFiles
-from flowspec.model.kernels import DTYPES
 from flowspec.model.pieces import Span
 from flowspec.model.slice import Slice
+from flowspec.plan.cost import read_bytes
 from flowspec.plan.memory import mib
 from flowspec.plan.shape import ModelShape
 
@@ -55,14 +58,16 @@ WIDTH = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredMachine:
-    """Where and how layers run."""
+    """Where and how layers run: in `dtype`, and in `packed` precisions beside it."""
 
     device: torch.device
     dtype: str
+    packed: tuple[str, ...] = ()
 
     @property
-    def element_bytes(self) -> int:
-        return torch.finfo(DTYPES[self.dtype]).bits // 8
+    def weight_bytes(self) -> float:
+        """Of a weight in all precisions together."""
+        return sum(map(read_bytes, (self.dtype, *self.packed)))
 
     def free_bytes(self) -> int:
         return accelerator_of(self.device).free_bytes()
@@ -87,7 +92,7 @@ class Effort:
         next to none."""
         for halved in range(4):
             widths = tuple((hidden >> halved, layers) for hidden, layers in self.widths)
-            need = sum(made_shape(hidden, layers).params for hidden, layers in widths) * machine.element_bytes
+            need = sum(made_shape(hidden, layers).params for hidden, layers in widths) * machine.weight_bytes
             if need < MEMORY_SHARE_MAX * machine.free_bytes():
                 return Effort(rows=self.rows, widths=widths, tiny=self.tiny, rounds=self.rounds)
         raise ClusterError(
@@ -111,9 +116,10 @@ class LayerPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineTimes:
-    """All of a machine; times of `lm_head` and of a pass of the bundled drafter by rows."""
+    """All of a machine: `layers` by precision, times of `lm_head` and of a pass of the bundled drafter by
+    rows."""
 
-    layers: tuple[LayerPoint, ...]
+    layers: Mapping[str, tuple[LayerPoint, ...]]
     tiny: tuple[LayerPoint, ...]
     lm_head_s: Mapping[int, float]
     lm_head_shape: ModelShape
@@ -123,17 +129,19 @@ class MachineTimes:
 def fast_times(
     tasks: Mapping[Any, Task], rounds: int, step: Step, names: Callable[[Any], str]
 ) -> dict[Any, float]:
-    """The second fastest run of each task, in seconds; the tasks take turns, short ones with several runs,
-    after a first round."""
+    """The second fastest run of each task, in seconds; the tasks take turns, short ones with several runs in
+    each round after the first. No task runs twice in a row: a cache may hold packed weights."""
     spent: dict[Any, list[float]] = {key: [] for key in tasks}
     runs = dict.fromkeys(tasks, 1)
     for number in range(rounds + 1):
-        for key, task in tasks.items():
-            for _ in range(runs[key]):
-                started_s = time.perf_counter()
-                task()
-                spent[key].append(time.perf_counter() - started_s)
-            step(names(key))
+        for turn in range(max(runs.values())):
+            for key, task in tasks.items():
+                if turn < runs[key]:
+                    started_s = time.perf_counter()
+                    task()
+                    spent[key].append(time.perf_counter() - started_s)
+                if not turn:
+                    step(names(key))
         if not number:
             runs = {key: min(RUNS_MAX, 1 + int(SHORT_S / found.pop())) for key, found in spent.items()}
     return {key: sorted(found)[min(1, len(found) - 1)] for key, found in spent.items()}
@@ -171,13 +179,21 @@ def made_model(folder: Path, shape: ModelShape) -> ModelFiles:
     return ModelFiles(str(make_checkpoint(folder, "llama", config, dtype=torch.bfloat16)))
 
 
-def made_slice(machine: MeasuredMachine, shape: ModelShape) -> Slice:
-    """A whole model of random weights, loaded as any stage loads its slice."""
+def made_slices(
+    machine: MeasuredMachine, shape: ModelShape, dtypes: Sequence[str]
+) -> dict[str, tuple[ModelShape, Slice]]:
+    """A whole model of random weights in these precisions, loaded as any stage loads its slice; each with its
+    shape, which says what its weights take."""
+    whole, found = Span(first=0, end=shape.layers, count=shape.layers), {}
     with tempfile.TemporaryDirectory() as folder:
         files = made_model(Path(folder), shape)
-        return Slice.load(
-            files, Span(first=0, end=shape.layers, count=shape.layers), machine.dtype, machine.device
-        )
+        for dtype in dtypes:
+            own_files, own = files, shape
+            if dtype == FILED:
+                own_files = PanelFiles(files.model)
+                own = replace(shape, filed_bytes=layer_bytes(own_files.tensors()))
+            found[dtype] = own, Slice.load(own_files, whole, dtype, machine.device)
+    return found
 
 
 def pass_task(machine: MeasuredMachine, part: Slice, rows: int) -> Task:
@@ -249,8 +265,8 @@ def drafter_task(drafter: Drafter, rows: int) -> Task:
     return run
 
 
-def step_count(effort: Effort, beside: int = 0) -> int:
-    count = len(effort.rows) * (len(effort.widths) + 2) + len(effort.tiny)
+def step_count(machine: MeasuredMachine, effort: Effort, beside: int = 0) -> int:
+    count = len(effort.rows) * (len(effort.widths) * (1 + len(machine.packed)) + 2) + len(effort.tiny)
     return (effort.rounds + 1) * (count + beside)
 
 
@@ -265,26 +281,37 @@ def measure_beside(
         hidden: made_shape(hidden, layers, VOCABULARY if hidden == narrowest else VOCABULARY_TINY)
         for hidden, layers in effort.widths
     }
-    slices = {hidden: made_slice(machine, shape) for hidden, shape in shapes.items()}
+    dtypes = (machine.dtype, *machine.packed)
+    slices = {hidden: made_slices(machine, shape, dtypes) for hidden, shape in shapes.items()}
     drafter = open_drafter(BUNDLED, ModelFiles(BUNDLED), machine.dtype, machine.device, context=CONTEXT)
     assert drafter is not None
     tasks: dict[Any, Task] = {}
     for rows in effort.rows:
-        for hidden, part in slices.items():
-            tasks["layers", hidden, rows] = pass_task(machine, part, rows)
-        tasks["lm_head", narrowest, rows] = head_task(machine, slices[narrowest], rows)
+        for hidden, by_dtype in slices.items():
+            for dtype, (_, part) in by_dtype.items():
+                tasks["layers", (dtype, hidden), rows] = pass_task(machine, part, rows)
+        tasks["lm_head", narrowest, rows] = head_task(machine, slices[narrowest][machine.dtype][1], rows)
         tasks["drafter", 0, rows] = drafter_task(drafter, rows)
     tiny = {layers: made_shape(WIDTH_TINY, layers, VOCABULARY_TINY) for layers in effort.tiny}
     for layers, shape in tiny.items():
-        tasks["tiny", layers, 1] = pass_task(machine, made_slice(machine, shape), 1)
+        ((_, part),) = made_slices(machine, shape, [machine.dtype]).values()
+        tasks["tiny", layers, 1] = pass_task(machine, part, 1)
     tasks.update({("beside", key, 0): task for key, task in beside.items()})
     spent = fast_times(tasks, effort.rounds, step, _name)
     measured = MachineTimes(
-        layers=tuple(
-            LayerPoint(shape=shape, layers=shape.layers, rows=rows, s=spent["layers", hidden, rows])
-            for hidden, shape in shapes.items()
-            for rows in effort.rows
-        ),
+        layers={
+            dtype: tuple(
+                LayerPoint(
+                    shape=by_dtype[dtype][0],
+                    layers=by_dtype[dtype][0].layers,
+                    rows=rows,
+                    s=spent["layers", (dtype, hidden), rows],
+                )
+                for hidden, by_dtype in slices.items()
+                for rows in effort.rows
+            )
+            for dtype in dtypes
+        },
         tiny=tuple(
             LayerPoint(shape=shape, layers=layers, rows=1, s=spent["tiny", layers, 1])
             for layers, shape in tiny.items()
@@ -298,8 +325,10 @@ def measure_beside(
 
 def _name(key: tuple[str, Any, int]) -> str:
     kind, what, rows = key
+    if kind == "layers":
+        dtype, hidden = what
+        return f"layers {hidden} wide in {dtype}, {rows} rows"
     return {
-        "layers": f"layers {what} wide, {rows} rows",
         "lm_head": f"lm_head, {rows} rows",
         "drafter": f"drafter, {rows} rows",
         "tiny": f"{what} tiny layers",

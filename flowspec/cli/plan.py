@@ -357,7 +357,7 @@ def plan_lines(
         yield f"  {rounded(by_hand.tokens_per_s)} tokens/s, {share:.0%} of the plan's{_lacks(by_hand.plan)}"
     yield "\nassumed"
     for line in assumptions(wanted, plan):
-        yield from (f"  {part}" for part in _filled(line))
+        yield from (f"  {part}" for part in _filled(line, WIDTH - 2))
 
 
 def _is_shared(best: Rated) -> bool:
@@ -396,8 +396,8 @@ def _boards(places: Sequence[Site]) -> str:
     return ", ".join(name if count == 1 else f"{count}x {name}" for name, count in counts.items())
 
 
-def _filled(text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
+def _filled(text: str, width: int = WIDTH) -> list[str]:
+    return textwrap.wrap(text, width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
 
 
 def absent_report(without: Sequence[Without] | None, asked: Survey | None) -> dict[str, Any] | None:
@@ -488,6 +488,7 @@ def assumptions(wanted: Wanted, plan: Plan) -> list[str]:
         place.profile.name: place.profile.caution for place in (*plan.split.arrangement.order, plan.head)
     }
     found += [f"{board}: {caution}" for board, caution in cautions.items() if caution]
+    found += plan.bases
     if plan.guesses and request.drafter is not None:
         source = "as you say" if wanted.is_acceptance_given else "else give --acceptance"
         found.append(f"{request.drafter.acceptance:.1%} of the drafter's best guesses are right; {source}")

@@ -120,7 +120,7 @@ def wanted_of(
         raise InputError(f"--devices: expected at most {limits.STAGES_MAX} devices, got {len(sites)}")
     for each in sites:
         for precision in precisions:
-            each.profile.flops(precision)  # raises for one that it says nothing about
+            each.profile.rates(precision)  # raises for one that it says nothing about
     chosen = found.head if head is None and found is not None else None if head is None else head.name
     request = PlanRequest(
         sites=tuple(sites),

@@ -2,7 +2,8 @@
 simulating.
 
 The file is of the kind of devices/*.toml. What is measured is effective, so that its efficiencies are 1; the
-raw times are kept in it, too. A cluster's daemons should be idle meanwhile.
+raw times are kept in it, too. Packed precisions are measured with the kernels that a stage would use here. A
+cluster's daemons should be idle meanwhile.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from typing import TYPE_CHECKING, Any
 from flowspec.cli.options import positive
 from flowspec.cli.parser import Rare
 from flowspec.cli.terminal import note
+from flowspec.core.protocol.precision import PACKED, PRECISIONS, UNPACKED
 from flowspec.errors import InputError
 from flowspec.plan.tables import toml_text
 from flowspec.runtime.health.own_speed import kept_profile
 
 if TYPE_CHECKING:
     from flowspec.bench.measure import MachineTimes, MeasuredMachine
+    from flowspec.model.accelerator import Accelerator
     from flowspec.plan.profile import DeviceProfile
     from flowspec.runtime.links import MeasuredPeer
 
@@ -46,8 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--dtype",
-        choices=("float32", "bfloat16", "float16"),
-        help=Rare("precision (default: float32, on CUDA float16)"),
+        type=precisions,
+        metavar="NAME[,NAME...]",
+        help=Rare(
+            f"precisions: one of {', '.join(UNPACKED)} (default: float32, on CUDA float16), and any of "
+            f"{', '.join(PACKED)} (default: all)"
+        ),
     )
     parser.add_argument(
         "--device",
@@ -62,6 +69,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--quick", action="store_true", help="fewer and smaller measurements: seconds instead of minutes"
     )
     parser.add_argument("--json", action="store_true", help="print what was measured as one JSON object")
+
+
+def precisions(text: str) -> tuple[str, ...]:
+    """For argparse: names with commas, of which one at most is not packed."""
+    names = tuple(dict.fromkeys(text.split(",")))
+    if not set(names) <= PRECISIONS.keys() or len(set(names) & set(UNPACKED)) > 1:
+        raise argparse.ArgumentTypeError(
+            f"expected names among {', '.join(PRECISIONS)}, and one of {', '.join(UNPACKED)} at most, got "
+            f"{text!r:.80}"
+        )
+    return names
 
 
 def run(args: argparse.Namespace) -> int:
@@ -85,23 +103,23 @@ def run(args: argparse.Namespace) -> int:
 
     from flowspec.bench.console import progress
     from flowspec.bench.fitting import error, fit
-    from flowspec.bench.measure import QUICK, Effort, MeasuredMachine, measure_beside, step_count
+    from flowspec.bench.measure import QUICK, Effort, measure_beside, step_count
     from flowspec.model.accelerator import find, use_threads
     from flowspec.runtime.links import measure_links
 
     here = find(args.device)
     use_threads(args.threads)
-    machine = MeasuredMachine(device=here.device, dtype=args.dtype or here.usual_dtype)
+    machine = measured_machine(here, args.dtype)
     effort = (QUICK if args.quick else Effort()).fitting(machine)
     with progress(
-        "links to other devices" if devices else "measuring", step_count(effort) + 2 * len(devices)
+        "links to other devices" if devices else "measuring", step_count(machine, effort) + 2 * len(devices)
     ) as step:
         peers = measure_links(devices, step, keys=keys)
         measured, _ = measure_beside(machine, effort, {}, step)
-    profile = fit(measured, machine, out.stem)
-    text = (
-        "\n".join(profile_lines(profile, machine, measured, peers, host, f"torch {torch.__version__}")) + "\n"
-    )
+    basis = f"measured by flowspec profile on {datetime.date.today().isoformat()}"
+    profile = fit(measured, machine, out.stem, basis)
+    source = f"{basis}, torch {torch.__version__}"
+    text = "\n".join(profile_lines(profile, machine, measured, peers, host, source)) + "\n"
     _check_out(out, args.force or args.keep)
     try:
         out.write_text(text, "utf-8")
@@ -109,6 +127,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(
             f"--out: expected a file that can be written, got {out} ({problem.strerror})"
         ) from None
+    off = {dtype: error(profile, points, dtype) for dtype, points in measured.layers.items()}
     if args.json:
         print(
             json.dumps(
@@ -116,17 +135,38 @@ def run(args: argparse.Namespace) -> int:
             )
         )
     else:
-        dtype = machine.dtype
-        print(
-            f"{profile.memory_gb_per_s:.1f} GB/s, {1000 * profile.tflops[dtype]:.1f} GFLOP/s in {dtype}, "
-            f"{profile.layer_us:.0f} us a layer"
-        )
+        for dtype in off:
+            rates = profile.rates(dtype)
+            print(f"{dtype}: {rates.gb_per_s:.1f} GB/s, {1000 * rates.tflops:.1f} GFLOP/s")
+        print(f"{profile.layer_us:.0f} us a layer")
         for peer in peers:
             print(f"{peer.name}: {1000 * peer.latency_s:.2f} ms, {peer.bandwidth_mbps:.0f} Mbit/s")
         print(f"written to {out}")
-    off = error(profile, measured.layers, machine.dtype)
-    note(f"the cost model is off by {100 * off:.0f}% (root mean square) from the times it was fitted to")
+    far = ", ".join(f"{dtype} {100 * share:.0f}%" for dtype, share in off.items())
+    note(f"the cost model is off by so much (root mean square) from the times it was fitted to: {far}")
+    if not here.is_cpu:
+        note("FlowSpec's makers never ran it on a GPU: docs/devices.md tells how to send in what you see")
     return 0
+
+
+def measured_machine(here: Accelerator, asked: Sequence[str] | None) -> MeasuredMachine:
+    """What is measured where these precisions are asked for; with None the usual one and the packed ones that
+    have a right kernel here. Raises `InputError` for one that was asked for and has none."""
+    from flowspec.bench.measure import MeasuredMachine
+    from flowspec.model.kernels import kernel_of
+
+    packed = []
+    for dtype in PACKED if asked is None else filter(PACKED.__contains__, asked):
+        try:
+            kernel_of(dtype, here.device)
+        except InputError as problem:
+            if asked is not None:
+                raise
+            note(f"{dtype} is not measured: {problem}")
+        else:
+            packed.append(dtype)
+    own = next(filter(UNPACKED.__contains__, asked or ()), here.usual_dtype)
+    return MeasuredMachine(device=here.device, dtype=own, packed=tuple(packed))
 
 
 def _check_out(out: Path, force: bool) -> None:
@@ -138,7 +178,7 @@ def _check_out(out: Path, force: bool) -> None:
         raise InputError(f"{out} exists; give --force to overwrite it, or another file with --out")
 
 
-def numbers(profile: DeviceProfile) -> dict[str, dict[str, float]]:
+def numbers(profile: DeviceProfile) -> dict[str, dict[str, Any]]:
     """The tables of the file, power left out: nothing here can measure it."""
     rounded = {key: float(f"{value:.4g}") for key, value in profile.tflops.items()}
     return {
@@ -148,20 +188,33 @@ def numbers(profile: DeviceProfile) -> dict[str, dict[str, float]]:
             "efficiency": 1.0,
         },
         "compute": {**rounded, "efficiency": 1.0, "serial": profile.serial},
+        **{
+            f"packed.{dtype}": {
+                "gb_per_s": float(f"{rates.gb_per_s:.4g}"),
+                "tflops": float(f"{rates.tflops:.4g}"),
+                "serial": rates.serial,
+                "basis": rates.basis,
+            }
+            for dtype, rates in profile.packed.items()
+        },
         "overhead": {"layer_us": round(profile.layer_us, 1), "pass_us": round(profile.pass_us, 1)},
     }
 
 
 def raw(machine: MeasuredMachine, measured: MachineTimes, peers: Sequence[MeasuredPeer]) -> dict[str, Any]:
-    """What was measured: milliseconds by rows, links by device name."""
-    layers: dict[str, dict[str, float]] = {}
-    for point in measured.layers:
-        layers.setdefault(str(point.shape.hidden), {})[str(point.rows)] = round(
-            1e3 * point.s / point.layers, 4
-        )
+    """What was measured: milliseconds by rows (of a layer by precision and width, too), links by device name,
+    and which kernels those of packed precisions are."""
+    from flowspec.model.kernels import kernel_of
+
+    layers: dict[str, dict[str, dict[str, float]]] = {}
+    for dtype, points in measured.layers.items():
+        for point in points:
+            by_rows = layers.setdefault(dtype, {}).setdefault(str(point.shape.hidden), {})
+            by_rows[str(point.rows)] = round(1e3 * point.s / point.layers, 4)
     return {
         "dtype": machine.dtype,
         "device": str(machine.device),
+        "kernels": {dtype: kernel_of(dtype, machine.device).name for dtype in machine.packed},
         "layer_ms": layers,
         "tiny_pass_ms": {str(point.layers): round(1e3 * point.s, 4) for point in measured.tiny},
         "lm_head_ms": {str(rows): round(1e3 * spent, 4) for rows, spent in measured.lm_head_s.items()},
@@ -182,16 +235,17 @@ def profile_lines(
     measured: MachineTimes,
     peers: Sequence[MeasuredPeer],
     host: str,
-    version: str,
+    source: str,
 ) -> Iterator[str]:
     """The file, every number with where it is from."""
-    source = f"measured by flowspec profile on {datetime.date.today().isoformat()}, {version}"
     comments = {
         "gb": "all of the device's memory",
         "gb_per_s": f"{source}: fitted to layers of few rows",
         "efficiency": "what is measured is what is reached",
         profile_dtype(profile): f"{source}: fitted to layers of many rows",
+        "tflops": f"{source}: fitted to layers of many rows",
         "serial": f"{source}: the share of computing that reading does not hide",
+        "basis": "for people",
         "layer_us": f"{source}: tiny layers",
         "pass_us": f"{source}: tiny layers",
     }
@@ -205,19 +259,20 @@ def profile_lines(
     for title, table in numbers(profile).items():
         yield f"\n[{title}]"
         for key, value in table.items():
-            yield f"{key} = {value!r}  # {comments[key]}"
+            yield f"{key} = {_value(value)}  # {comments[key]}"
     found = raw(machine, measured, peers)
     yield f"\n# {source}; milliseconds by rows"
     yield "[measured]"
     yield f"dtype = {toml_text(found['dtype'])}"
     yield f"device = {toml_text(found['device'])}"
     yield f"lm_head_size = {[measured.lm_head_shape.hidden, measured.lm_head_shape.vocabulary]}"
-    for key in ("tiny_pass_ms", "lm_head_ms", "drafter_ms"):
+    for key in ("kernels", "tiny_pass_ms", "lm_head_ms", "drafter_ms"):
         yield f"{key} = {_inline(found[key])}"
-    for kind in ("layer_ms", "links"):
-        if found[kind]:
-            yield f"\n[measured.{kind}]"
-        for key, values in found[kind].items():
+    by_title = {f"layer_ms.{dtype}": by_width for dtype, by_width in found["layer_ms"].items()}
+    for title, tables in {**by_title, "links": found["links"]}.items():
+        if tables:
+            yield f"\n[measured.{title}]"
+        for key, values in tables.items():
             yield f"{toml_text(key)} = {_inline(values)}"
 
 
@@ -226,11 +281,15 @@ def profile_dtype(profile: DeviceProfile) -> str:
     return dtype
 
 
-def _inline(values: Mapping[str, float]) -> str:
+def _value(value: float | str) -> str:
+    return toml_text(value) if isinstance(value, str) else repr(value)
+
+
+def _inline(values: Mapping[str, float | str]) -> str:
     return (
         "{ "
         + ", ".join(
-            f"{toml_text(key) if not key.isidentifier() else key} = {value!r}"
+            f"{toml_text(key) if not key.isidentifier() else key} = {_value(value)}"
             for key, value in values.items()
         )
         + " }"

@@ -106,7 +106,7 @@ def _changes(request: PlanRequest, plan: Plan) -> Iterator[tuple[str, PlanReques
         )
     slowest = max(plan.stages, key=lambda stage: stage.slot_s).site
     quick = tuple(
-        replace(each, profile=_twice(each.profile)) if each.name == slowest.name else each
+        replace(each, profile=each.profile.slowed(0.5)) if each.name == slowest.name else each
         for each in request.sites
     )
     yield f"a board twice as fast instead of {slowest.name}", replace(request, sites=quick)
@@ -138,16 +138,6 @@ def _faster(link: LinkSpec) -> LinkSpec:
         delay_s=min(link.delay_s, GIGABIT.delay_s),
         bandwidth_mbps=max(link.bandwidth_mbps, GIGABIT.bandwidth_mbps),
         jitter_s=0.0,
-    )
-
-
-def _twice(profile: DeviceProfile) -> DeviceProfile:
-    return replace(
-        profile,
-        memory_gb_per_s=2 * profile.memory_gb_per_s,
-        tflops={name: 2 * value for name, value in profile.tflops.items()},
-        layer_us=profile.layer_us / 2,
-        pass_us=profile.pass_us / 2,
     )
 
 

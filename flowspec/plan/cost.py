@@ -3,12 +3,19 @@
 A roofline: a pass reads its weights once, and the keys and values of its context, at the device's memory
 bandwidth, or computes for longer than that; kernels have to be started whatever they do. So a device runs as
 many nodes as its knee in the time of one. Where the same cores read and compute, a share of the computing
-(`DeviceProfile.serial`) comes on top of the reading instead.
+(`KernelRates.serial`) comes on top of the reading instead.
 """
 
 from __future__ import annotations
 
-from flowspec.core.protocol.precision import CACHE_AUTO, FILED, PRECISION_BYTES, cached_as, cached_bytes
+from flowspec.core.protocol.precision import (
+    CACHE_AUTO,
+    FILED,
+    PRECISION_BYTES,
+    PRECISIONS,
+    cached_as,
+    cached_bytes,
+)
 from flowspec.plan.profile import DeviceProfile
 from flowspec.plan.shape import USUAL_FILED_BYTES, ModelShape
 from flowspec.plan.timing import Curve
@@ -22,27 +29,34 @@ def weights_curve(
 ) -> Curve:
     """A product with so many weights, which take `filed_bytes` each where they stay as a GGUF file packs
     them."""
-    row_s = OPERATIONS * params / device.flops(precision)
-    each_bytes = filed_bytes if precision == FILED else PRECISION_BYTES[precision]
+    rates = device.rates(precision)
+    row_s = 1e-12 * OPERATIONS * params / rates.tflops
     return Curve(
-        base_s=params * each_bytes / device.bytes_per_s(),
-        row_s=(1 - device.serial) * row_s,
-        extra_row_s=device.serial * row_s,
+        base_s=1e-9 * params * read_bytes(precision, filed_bytes) / rates.gb_per_s,
+        row_s=(1 - rates.serial) * row_s,
+        extra_row_s=rates.serial * row_s,
     )
+
+
+def read_bytes(precision: str, filed_bytes: float = USUAL_FILED_BYTES) -> float:
+    """Of a weight, with its part of a group's scale."""
+    own = PRECISIONS[precision]
+    return filed_bytes if precision == FILED else own.weight_bytes + own.group_bytes
 
 
 def layers_curve(
     device: DeviceProfile, shape: ModelShape, precision: str, layers: int, cache: str = CACHE_AUTO
 ) -> Curve:
     weights = weights_curve(device, layers * shape.layer_params, precision, shape.filed_bytes)
+    attention = device.number_rates(precision)
     cache_bytes = 2 * layers * shape.kv_heads * cached_bytes(shape.head_dim, cached_as(cache, precision))
     return Curve(
         base_s=weights.base_s,
         row_s=weights.row_s,
         extra_row_s=weights.extra_row_s,
         fixed_s=1e-6 * (layers * device.layer_us + device.pass_us),
-        context_s=cache_bytes / device.bytes_per_s(),
-        row_context_s=2 * OPERATIONS * layers * shape.heads * shape.head_dim / device.flops(precision),
+        context_s=1e-9 * cache_bytes / attention.gb_per_s,
+        row_context_s=2e-12 * OPERATIONS * layers * shape.heads * shape.head_dim / attention.tflops,
     )
 
 

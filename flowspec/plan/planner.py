@@ -92,6 +92,16 @@ class Plan:
         )
 
     @property
+    def bases(self) -> list[str]:
+        """What the times of packed weights stand on, for people; boards of which the same is known
+        together."""
+        boards: dict[str, list[str]] = {}
+        for profile in (stage.site.profile for stage in self.stages):
+            if (text := profile.basis(self.precision)) and profile.name not in boards.setdefault(text, []):
+                boards[text].append(profile.name)
+        return [f"{self.precision} on {', '.join(names)}: {text}" for text, names in boards.items()]
+
+    @property
     def is_head_free(self) -> bool:
         """Whether the head's device runs no stage."""
         return all(stage.site.name != self.head.name for stage in self.stages)

@@ -1,19 +1,20 @@
 """Device profiles: what a board can do, read from `devices/*.toml`.
 
 A profile states peak figures as the maker publishes them and, apart from these, the shares of them that
-inference reaches. `flowspec profile` measures both together and writes the same kind of file.
+inference reaches. What the kernels of packed precisions reach follows from neither: they have rates of their
+own. `flowspec profile` measures all of it and writes the same kind of file.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from flowspec.core.protocol.precision import PRECISIONS
+from flowspec.core.protocol.precision import PACKED, UNPACKED
 from flowspec.errors import InputError, meant
-from flowspec.plan.tables import read_toml
+from flowspec.plan.tables import Table, read_toml
 
 RATES = {
     "memory_gb_per_s": (1e-3, 1e6),
@@ -27,14 +28,31 @@ TFLOPS = (1e-6, 1e6)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KernelRates:
+    """What the kernels of one precision reach: GB/s of its weights as they lie in memory, TFLOP/s, and the
+    share of the computing that reading does not hide: 0 is a roofline (GPUs), 1 the sum of both (small CPUs,
+    whose cores do one after the other).
+
+    `basis` says where that is known from, where a profile has it apart; for people.
+    """
+
+    gb_per_s: float
+    tflops: float
+    serial: float
+    basis: str = ""
+
+    def slowed(self, factor: float) -> KernelRates:
+        return replace(self, gb_per_s=self.gb_per_s / factor, tflops=self.tflops / factor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceProfile:
     """One kind of device.
 
-    `memory_gb_per_s` and `tflops` (by precision, dense) are peaks; `memory_efficiency` and
-    `compute_efficiency` the shares of these that a pass over layers reaches. `serial` is the share of the
-    computing that reading does not hide: 0 is a roofline (GPUs), 1 the sum of both (small CPUs, whose cores
-    do one after the other). `layer_us` is spent on each layer whatever its size (launching kernels, Python),
-    `pass_us` on each pass. `idle_w` and `busy_w` are for the whole board. A
+    `memory_gb_per_s` and `tflops` (by precision that is not packed, dense) are peaks; `memory_efficiency` and
+    `compute_efficiency` the shares of these that a pass over layers reaches, `serial` as in `KernelRates`.
+    `packed` has the rates of packed precisions. `layer_us` is spent on each layer whatever its size
+    (launching kernels, Python), `pass_us` on each pass. `idle_w` and `busy_w` are for the whole board. A
     `caution` is why FlowSpec does not run there as the profile says: such a board is not advised.
     """
 
@@ -45,6 +63,7 @@ class DeviceProfile:
     tflops: Mapping[str, float]
     compute_efficiency: float
     serial: float = 0.0
+    packed: Mapping[str, KernelRates] = field(default_factory=dict)
     layer_us: float = 0.0
     pass_us: float = 0.0
     idle_w: float = 0.0
@@ -64,19 +83,44 @@ class DeviceProfile:
             self,
             memory_gb_per_s=self.memory_gb_per_s / factor,
             tflops={precision: rate / factor for precision, rate in self.tflops.items()},
+            packed={precision: rates.slowed(factor) for precision, rates in self.packed.items()},
             layer_us=self.layer_us * factor,
             pass_us=self.pass_us * factor,
         )
 
-    def flops(self, precision: str) -> float:
-        """Operations per second; raises `InputError` for a precision that the profile says nothing about."""
-        is_unpacked = PRECISIONS[precision].is_unpacked
-        found = self.tflops.get(precision) or (max(self.tflops.values()) if is_unpacked else None)
-        if found is None:
-            raise InputError(
-                f"device {self.name}: expected a precision among {', '.join(self.tflops)}, got {precision}"
-            )
-        return found * 1e12 * self.compute_efficiency
+    def rates(self, precision: str) -> KernelRates:
+        """Of the kernels that multiply a precision's weights; raises `InputError` for one that the profile
+        says nothing about."""
+        return self.packed.get(precision) or self.number_rates(precision)
+
+    def number_rates(self, precision: str) -> KernelRates:
+        """As `rates`, of what is not packed: keys and values, too.
+
+        A packed precision computes so as the fastest of the others; its weights do where the profile has no
+        rates for them.
+        """
+        tflops = max(self.tflops.values()) if precision in PACKED else self.tflops.get(precision)
+        if tflops is None:
+            known = ", ".join((*self.tflops, *PACKED))
+            raise InputError(f"device {self.name}: expected a precision among {known}, got {precision}")
+        return KernelRates(
+            gb_per_s=self.memory_gb_per_s * self.memory_efficiency,
+            tflops=tflops * self.compute_efficiency,
+            serial=self.serial,
+        )
+
+    def basis(self, precision: str) -> str:
+        """Where the rates of a packed precision are from, or what is taken in their place, for people; empty
+        for others."""
+        if precision in self.packed:
+            return self.packed[precision].basis
+        if precision not in PACKED:
+            return ""
+        fastest = max(self.tflops, key=lambda each: self.tflops[each])
+        return (
+            f"not measured; taken to be read as fast as memory is, and computed as {fastest} is (flowspec "
+            "profile measures it)"
+        )
 
 
 def implausible(profile: DeviceProfile) -> str:
@@ -85,8 +129,13 @@ def implausible(profile: DeviceProfile) -> str:
     for name, (least, most) in RATES.items():
         if not least <= (value := getattr(profile, name)) <= most:
             return f"a speed of {value:g} ({name})"
-    for name, value in profile.tflops.items():
-        if not TFLOPS[0] <= value <= TFLOPS[1]:
+    reading, computing = RATES["memory_gb_per_s"], TFLOPS
+    for name, rates in profile.packed.items():
+        if not reading[0] <= rates.gb_per_s <= reading[1]:
+            return f"a speed of {rates.gb_per_s:g} (gb_per_s in {name})"
+    rated = {name: rates.tflops for name, rates in profile.packed.items()}
+    for name, value in {**profile.tflops, **rated}.items():
+        if not computing[0] <= value <= computing[1]:
             return f"{value:g} TFLOP/s in {name}"
     return ""
 
@@ -123,10 +172,10 @@ def read_profile(path: Path) -> DeviceProfile:
     table = read_toml(path, "a device profile")
     memory, compute = table.table("memory"), table.table("compute")
     overhead, power = table.table("overhead", needed=False), table.table("power", needed=False)
-    compute_keys = {"efficiency", "serial", *PRECISIONS}
-    tflops = {name: compute.number(name) for name in PRECISIONS if name in compute.data}
+    packed = table.table("packed", needed=False)
+    tflops = {name: compute.number(name) for name in UNPACKED if name in compute.data}
     if not tflops:
-        raise InputError(f"{path}: compute: expected TFLOP/s for at least one of {', '.join(PRECISIONS)}")
+        raise InputError(f"{path}: compute: expected TFLOP/s for at least one of {', '.join(UNPACKED)}")
     found = DeviceProfile(
         name=path.stem,
         memory_gb=memory.number("gb"),
@@ -135,15 +184,17 @@ def read_profile(path: Path) -> DeviceProfile:
         tflops=tflops,
         compute_efficiency=compute.number("efficiency", most=1.0),
         serial=compute.number("serial", 0.0, least=0.0, most=1.0),
+        packed={name: _read_rates(packed.table(name)) for name in PACKED if name in packed.data},
         layer_us=overhead.number("layer_us", 0.0, least=0.0),
         pass_us=overhead.number("pass_us", 0.0, least=0.0),
         idle_w=power.number("idle_w", 0.0, least=0.0),
         busy_w=power.number("busy_w", 0.0, least=0.0),
         caution=table.text("caution") if "caution" in table.data else "",
     )
-    table.check({"description", "caution", "memory", "compute", "overhead", "power", "measured"})
+    table.check({"description", "caution", "memory", "compute", "packed", "overhead", "power", "measured"})
     memory.check({"gb", "gb_per_s", "efficiency"})
-    compute.check(compute_keys)
+    compute.check({"efficiency", "serial", *UNPACKED})
+    packed.check(PACKED)
     overhead.check({"layer_us", "pass_us"})
     power.check({"idle_w", "busy_w"})
     if wrong := implausible(found):
@@ -152,4 +203,15 @@ def read_profile(path: Path) -> DeviceProfile:
         raise InputError(
             f"{path}: power: expected busy_w of at least idle_w, got {found.busy_w:g} and {found.idle_w:g}"
         )
+    return found
+
+
+def _read_rates(table: Table) -> KernelRates:
+    found = KernelRates(
+        gb_per_s=table.number("gb_per_s"),
+        tflops=table.number("tflops"),
+        serial=table.number("serial", 0.0, least=0.0, most=1.0),
+        basis=table.text("basis"),
+    )
+    table.check({"gb_per_s", "tflops", "serial", "basis"})
     return found

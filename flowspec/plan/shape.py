@@ -159,6 +159,7 @@ _KNOWN = (  # from each model's published config.json
     _shape("llama-3-8b", 32, 4096, 14336, 32, 8, 128, 128256),
     _shape("llama-3-70b", 80, 8192, 28672, 64, 8, 128, 128256),
     _shape("llama-3.2-1b", 16, 2048, 8192, 32, 8, 64, 128256, True),
+    _shape("llama-3.2-3b", 28, 3072, 8192, 24, 8, 128, 128256, True),
     _shape("tinyllama-1.1b", 22, 2048, 5632, 32, 4, 64, 32000),
     _shape("llama-68m", 2, 768, 3072, 12, 12, 64, 32000),
     _shape("qwen3-0.6b", 28, 1024, 3072, 16, 8, 128, 151936, True),

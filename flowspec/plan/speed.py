@@ -5,26 +5,31 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flowspec.core.protocol.facts import RATED, Facts, Speed
+from flowspec.core.protocol.facts import Facts, PackedSpeed, Speed
 from flowspec.core.protocol.limits import NAME_CHARS_MAX
-from flowspec.core.protocol.precision import PRECISIONS
+from flowspec.core.protocol.precision import PACKED, UNPACKED
 from flowspec.plan.memory import mib
-from flowspec.plan.profile import DeviceProfile, implausible
+from flowspec.plan.profile import DeviceProfile, KernelRates, implausible
 
 MEMORY_BYTES = (16 << 20, 1 << 50)
 """What a device may have of it."""
 
 
 def speed_of(profile: DeviceProfile, source: str) -> Speed:
-    """A profile on its way; memory and power stay behind, for a daemon tells what memory is free."""
+    """A profile on its way; memory and power stay behind, for a daemon tells what memory is free, and so do
+    words."""
     return Speed(
         name="".join(letter for letter in profile.name[:NAME_CHARS_MAX] if letter.isprintable()),
         source=source,
         gb_per_s=profile.memory_gb_per_s,
         memory_efficiency=profile.memory_efficiency,
-        **{precision: profile.tflops.get(precision, 0.0) for precision in RATED},
+        **{precision: profile.tflops.get(precision, 0.0) for precision in UNPACKED},
         compute_efficiency=profile.compute_efficiency,
         serial=profile.serial,
+        packed=tuple(
+            PackedSpeed(dtype=dtype, gb_per_s=rates.gb_per_s, tflops=rates.tflops, serial=rates.serial)
+            for dtype, rates in profile.packed.items()
+        ),
         layer_us=profile.layer_us,
         pass_us=profile.pass_us,
     )
@@ -37,9 +42,13 @@ def profile_of(speed: Speed, memory_bytes: int) -> DeviceProfile:
         memory_gb=memory_bytes / 1e9,
         memory_gb_per_s=speed.gb_per_s,
         memory_efficiency=speed.memory_efficiency,
-        tflops={precision: getattr(speed, precision) for precision in RATED if getattr(speed, precision)},
+        tflops={name: rate for name in UNPACKED if (rate := getattr(speed, name))},
         compute_efficiency=speed.compute_efficiency,
         serial=speed.serial,
+        packed={
+            each.dtype: KernelRates(gb_per_s=each.gb_per_s, tflops=each.tflops, serial=each.serial)
+            for each in speed.packed
+        },
         layer_us=speed.layer_us,
         pass_us=speed.pass_us,
     )
@@ -59,7 +68,7 @@ def why_insane(facts: Facts) -> str:
 
 def completed(profile: DeviceProfile, precision: str) -> DeviceProfile:
     """The profile with TFLOP/s for `precision`: where it says none, the least that it says of any, for what a
-    device lacks it widens."""
-    if precision in profile.tflops or PRECISIONS[precision].is_unpacked:
+    device lacks it widens. For packed ones every profile has some (`DeviceProfile.rates`)."""
+    if precision in profile.tflops or precision in PACKED:
         return profile
     return replace(profile, tflops={**profile.tflops, precision: min(profile.tflops.values())})

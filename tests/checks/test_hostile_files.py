@@ -147,7 +147,7 @@ def test_any_profile_is_read_and_told_or_refused(folder: Path, tables: Any) -> N
         profile = read_profile(path)
         told = profile_of(speed_of(profile, "given"), 1 << 30)
         for precision in ("float32", "int4"):
-            assert completed(told, precision).flops(precision) > 0
+            assert completed(told, precision).rates(precision).tflops > 0
 
 
 @given(

@@ -107,6 +107,21 @@ def test_a_plan_tells_of_a_board_that_flowspec_may_not_run_on(capsys: pytest.Cap
     assert "no torch" not in plan(capsys, *args, "jetson-orin-nx")[1]
 
 
+def test_a_plan_tells_what_the_times_of_packed_weights_stand_on(capsys: pytest.CaptureFixture[str]) -> None:
+    args = ("--shape", "tinyllama-1.1b", "--quick", "--precision", "int4", "--json", "--devices")
+    (told,) = [
+        each
+        for each in json.loads(plan(capsys, *args, "jetson-orin-nano, old-laptop", "--all-devices")[1])[
+            "assumptions"
+        ]
+        if each.startswith("int4 on jetson-orin-nano: ")
+    ]
+    assert "never run on CUDA" in told
+    assumed = json.loads(plan(capsys, *args, "2x old-laptop", "--all-devices")[1])["assumptions"]
+    assert any(each.startswith("int4 on old-laptop: not measured; ") for each in assumed)
+    assert not any("on old-laptop:" in each for each in assumed if not each.startswith("int4"))
+
+
 def test_a_model_that_does_not_fit_is_refused_with_what_would(capsys: pytest.CaptureFixture[str]) -> None:
     args = ("--shape", "llama-2-13b", "--devices", "jetson-orin-nano,raspberry-pi-5")
     status, text, _ = plan(capsys, *args)

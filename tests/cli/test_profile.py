@@ -32,7 +32,13 @@ def test_a_quick_profile_reads_back_with_its_links(tmp_path: Path, daemon: Local
         f'[[device]]\nname = "desk \\"1\\""\naddress = "{daemon.address}"\n'
     )
     done = profile(
-        "--quick", "--json", "--threads=1", "--out=mine.toml", "--cluster=cluster.toml", folder=tmp_path
+        "--quick",
+        "--json",
+        "--threads=1",
+        "--dtype=float32,gguf",
+        "--out=mine.toml",
+        "--cluster=cluster.toml",
+        folder=tmp_path,
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -40,12 +46,19 @@ def test_a_quick_profile_reads_back_with_its_links(tmp_path: Path, daemon: Local
     assert found["file"] == "mine.toml"
     assert read.memory_gb_per_s == found["profile"]["memory"]["gb_per_s"] > 0
     assert read.tflops == {"float32": found["profile"]["compute"]["float32"]}
+    assert read.packed.keys() == {"gguf"}
+    assert read.rates("gguf").tflops == found["profile"]["packed.gguf"]["tflops"]
+    assert "measured by flowspec profile" in read.basis("gguf")
     assert (read.memory_efficiency, read.compute_efficiency) == (1.0, 1.0)
     assert read.layer_us > 0
     assert read.busy_w == 0, "nothing here measures power"
     measured = found["measured"]
     assert set(measured["lm_head_ms"]) == set(measured["drafter_ms"]) == {"1", "8", "32", "64"}
-    assert len(measured["layer_ms"]) == 2
+    assert {dtype: len(by_width) for dtype, by_width in measured["layer_ms"].items()} == {
+        "float32": 2,
+        "gguf": 2,
+    }
+    assert measured["kernels"] == {"gguf": "panels"}
     link = measured["links"]['desk "1"']
     assert link["latency_ms"] > 0
     assert link["mbit_per_s"] > 0
@@ -68,6 +81,12 @@ def test_a_quick_profile_reads_back_with_its_links(tmp_path: Path, daemon: Local
         (["--cluster=none.toml"], "none.toml: expected a cluster file, but it cannot be read", 2),
         (["--cluster=bad.toml"], "bad.toml: device: expected at least one table [[device]]", 2),
         (["--threads=0"], "argument --threads: expected a whole number from 1, got '0'", 2),
+        (
+            ["--dtype=float32,float16"],
+            "argument --dtype: expected names among float32, bfloat16, float16, int8, int4, gguf, and one of",
+            2,
+        ),
+        (["--dtype=int5"], "got 'int5'", 2),
         (["--device=tpu"], "argument --device: expected one of auto, cpu, cuda, got 'tpu'", 2),
     ],
 )

@@ -69,9 +69,9 @@ def check(machine: MeasuredMachine, effort: Effort, rows: Sequence[int]) -> dict
     tasks: dict[tuple[str, int], Task] = {
         (name, count): pass_task(machine, part, count) for name, (_, part) in stages.items() for count in rows
     }
-    with progress("measuring", step_count(effort, len(tasks))) as step:
+    with progress("measuring", step_count(machine, effort, len(tasks))) as step:
         measured, spent = measure_beside(machine, effort, tasks, step)
-    profile = fit(measured, machine, "this machine")
+    profile = fit(measured, machine, "this machine", "measured")
     table = []
     for (name, count), measured_s in spent.items():
         shape, part = stages[name]
@@ -97,7 +97,7 @@ def check(machine: MeasuredMachine, effort: Effort, rows: Sequence[int]) -> dict
         "serial": profile.serial,
         "layer_us": round(profile.layer_us, 1),
         "pass_us": round(profile.pass_us, 1),
-        "fit_error": round(error(profile, measured.layers, machine.dtype), 3),
+        "fit_error": round(error(profile, measured.layers[machine.dtype], machine.dtype), 3),
         "stages": table,
     }
 

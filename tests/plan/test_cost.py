@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from flowspec.core.protocol.precision import PRECISION_BYTES
 from flowspec.plan.cost import OPERATIONS, drafter_curve, head_curve, layers_curve, row_bytes, weights_curve
-from flowspec.plan.profile import DeviceProfile, find_profile, profile_names
+from flowspec.plan.profile import DeviceProfile, KernelRates, find_profile, profile_names
 from flowspec.plan.shape import ModelShape, eagle_shape, find_shape
 
 BOARD = DeviceProfile(
@@ -18,8 +18,9 @@ BOARD = DeviceProfile(
     memory_gb=8.0,
     memory_gb_per_s=20.0,
     memory_efficiency=0.5,
-    tflops={"float32": 0.5, "float16": 1.0, "int8": 2.0},
+    tflops={"float32": 0.5, "float16": 1.0},
     compute_efficiency=0.5,
+    packed={"int8": KernelRates(gb_per_s=5.0, tflops=2.0, serial=0.25)},
     layer_us=100.0,
     pass_us=500.0,
 )
@@ -43,7 +44,8 @@ SERIAL = st.sampled_from((0.0, 0.25, 1.0))
 
 def knee(device: DeviceProfile, precision: str) -> float:
     """Nodes that a pass over weights runs in the time of one: where computing takes as long as reading."""
-    return PRECISION_BYTES[precision] * device.flops(precision) / (OPERATIONS * device.bytes_per_s())
+    rates = device.rates(precision)
+    return PRECISION_BYTES[precision] * rates.tflops / (OPERATIONS * rates.gb_per_s) * 1e3
 
 
 def test_reading_weights_is_what_few_rows_take_and_computing_what_many_do() -> None:
@@ -88,16 +90,31 @@ def test_keys_and_values_are_not_quantised_with_the_weights() -> None:
 
 def test_the_knee_is_where_computing_takes_as_long_as_reading() -> None:
     assert knee(BOARD, "float16") == pytest.approx(50)
-    assert knee(BOARD, "int8") == pytest.approx(50)
     assert knee(BOARD, "float32") == pytest.approx(50)
     curve = weights_curve(BOARD, 1e9, "float16")
     assert curve.seconds(49) == curve.seconds(1) < curve.seconds(51)
 
 
-def test_four_bit_weights_are_multiplied_in_the_fastest_precision() -> None:
+def test_packed_weights_without_rates_are_read_as_others_and_multiplied_in_the_fastest_precision() -> None:
     curve = weights_curve(BOARD, 1e9, "int4")
-    assert curve.base_s == pytest.approx(0.5e9 / 10e9)
-    assert curve.row_s == pytest.approx(2e9 / 1e12)
+    assert curve.base_s == pytest.approx((0.5 + 2 / 32) * 1e9 / 10e9)
+    assert (curve.row_s, curve.extra_row_s) == (pytest.approx(2e9 / 0.5e12), 0)
+    assert "not measured" in BOARD.basis("int4")
+    assert "as float16" in BOARD.basis("int4")
+    assert BOARD.basis("float32") == ""
+
+
+def test_packed_weights_take_what_their_own_kernels_take() -> None:
+    curve = weights_curve(BOARD, 1e9, "int8")
+    assert curve.base_s == pytest.approx(1e9 / 5e9)
+    assert (curve.row_s, curve.extra_row_s) == (
+        pytest.approx(0.75 * 2e9 / 2e12),
+        pytest.approx(0.25 * 2e9 / 2e12),
+    )
+    slow = weights_curve(BOARD.slowed(3), 1e9, "int8")
+    assert slow.seconds(7) == pytest.approx(3 * curve.seconds(7))
+    twice = weights_curve(BOARD, 1e9, "gguf", filed_bytes=1.2).base_s
+    assert twice == pytest.approx(2 * weights_curve(BOARD, 1e9, "gguf", filed_bytes=0.6).base_s)
 
 
 def test_what_reading_does_not_hide_comes_on_top() -> None:
@@ -158,4 +175,4 @@ def test_shipped_boards_run_a_layer_of_7b_in_plausible_time(name: str) -> None:
     one_s = layers_curve(device, find_shape("llama-2-7b"), "float16", 1).seconds(1)
     assert 1e-3 < one_s < 0.2
     assert 1 < knee(device, "float16") < 200
-    assert device.tflops.keys() <= PRECISION_BYTES.keys()
+    assert device.tflops.keys() | device.packed.keys() <= PRECISION_BYTES.keys()

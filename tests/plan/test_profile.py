@@ -21,6 +21,10 @@ efficiency = 0.75
 [compute]
 float16 = 10.0
 efficiency = 0.5
+[packed.int4]
+gb_per_s = 40.0
+tflops = 3.0
+basis = "a guess"
 [overhead]
 layer_us = 200.0
 [power]
@@ -73,9 +77,9 @@ def test_energy_counts_idle_and_busy_time() -> None:
 def test_a_precision_that_a_board_lacks_is_named() -> None:
     with pytest.raises(
         InputError,
-        match=r"device jetson-agx-xavier: expected a precision among float32, float16, int8, got bfloat16",
+        match=r"agx-xavier: expected a precision among float32, float16, int8, int4, gguf, got bfloat16",
     ):
-        find_profile("jetson-agx-xavier").flops("bfloat16")
+        find_profile("jetson-agx-xavier").rates("bfloat16")
 
 
 def test_a_profile_of_no_device_is_refused(tmp_path: Path) -> None:
@@ -99,8 +103,10 @@ def test_a_profile_of_ones_own_is_found_by_its_file(tmp_path: Path) -> None:
         0.0,
     )
     assert profile.bytes_per_s() == pytest.approx(51e9)
-    assert profile.flops("float16") == pytest.approx(5e12)
-    assert profile.flops("int4") == profile.flops("float16")
+    assert profile.rates("float16").tflops == pytest.approx(5)
+    assert profile.rates("int4") == profile.packed["int4"]
+    assert profile.rates("int8") == profile.rates("float16")
+    assert profile.basis("int4") == "a guess"
 
 
 def test_an_unknown_board_is_refused_with_those_that_are_known() -> None:
@@ -144,6 +150,11 @@ def test_a_board_is_no_path(name: str) -> None:
             r"overhead: unknown key 'layer_ms'; expected layer_us, pass_us",
         ),
         ("layer_us = 200.0", "layer_us = -1", r"overhead: layer_us: expected a number from 0, got -1"),
+        ("[packed.int4]", "[packed.fp8]", r"packed: unknown key 'fp8'; expected .*int4"),
+        ("[packed.int4]", "[packed.float16]", r"packed: unknown key 'float16'; expected .*int4"),
+        ("tflops = 3.0", "tflops = 0", r"packed: int4: tflops: expected a number above 0, got 0"),
+        ('basis = "a guess"\n', "", r"packed: int4: basis: expected a printable text, got nothing"),
+        ("float16 = 10.0", "float16 = 1\nint8 = 3.0", r"compute: unknown key 'int8'; expected .*float16"),
         ("busy_w = 15.0", "busy_w = 3", r"power: expected busy_w of at least idle_w, got 3 and 4"),
         ("[power]", "[energy]", r"unknown key 'energy'; expected .*power"),
         ("[memory]\n", "", r"memory: expected a table \[memory\], got nothing"),

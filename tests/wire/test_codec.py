@@ -35,6 +35,7 @@ from flowspec.core.protocol.facts import (
     Interface,
     KernelFacts,
     LinkFacts,
+    PackedSpeed,
     Software,
     Speed,
 )
@@ -55,7 +56,7 @@ from flowspec.core.protocol.messages import (
     Verified,
     VerifiedPart,
 )
-from flowspec.core.protocol.precision import ACTIVATIONS, CACHES
+from flowspec.core.protocol.precision import ACTIVATIONS, CACHES, PACKED
 from flowspec.core.protocol.sliding_window import SlidingWindow
 from flowspec.core.protocol.weight_messages import (
     AskBytes,
@@ -236,6 +237,14 @@ BOARDS = build(
     cpu_max_mhz=CLOCKS,
 )
 RATES = ("gb_per_s", "memory_efficiency", "float32", "compute_efficiency")
+PACKED_SPEEDS = st.lists(
+    build(
+        PackedSpeed,
+        dtype=st.sampled_from(PACKED),
+        **dict.fromkeys(("gb_per_s", "tflops"), st.floats(0.01, 1)),
+    ),
+    unique_by=lambda each: each.dtype,
+).map(tuple)
 DTYPES = st.sampled_from(tuple(ACTIVATIONS))
 ARITHMETIC = st.text(PRINTABLE, min_size=1, max_size=20)
 ARITHMETICS = st.lists(ARITHMETIC, min_size=1, max_size=3).map(tuple)
@@ -248,7 +257,12 @@ FACTS = build(
     model=st.sampled_from(MODEL_STATES),
     link=st.none() | build(LinkFacts),
     speed=st.none()
-    | build(Speed, source=st.sampled_from(SPEED_SOURCES), **dict.fromkeys(RATES, st.floats(0.01, 1))),
+    | build(
+        Speed,
+        source=st.sampled_from(SPEED_SOURCES),
+        packed=PACKED_SPEEDS,
+        **dict.fromkeys(RATES, st.floats(0.01, 1)),
+    ),
     kernel=st.none() | build(KernelFacts, dtype=DTYPES, arithmetics=ARITHMETICS),
 )
 SPECIAL: dict[str, st.SearchStrategy[Any]] = {

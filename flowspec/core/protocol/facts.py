@@ -6,11 +6,11 @@ judges (`flowspec doctor`); a daemon only reports.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.checks import check, check_most, check_range, check_text
-from flowspec.core.protocol.precision import ACTIVATIONS, PRECISIONS
+from flowspec.core.protocol.precision import ACTIVATIONS, PACKED, UNPACKED
 
 INTERFACE_KINDS = ("loopback", "wired", "wi-fi", "bridge", "tunnel", "virtual", "unknown")
 MODEL_STATES = ("", "same", "other", "part", "none")
@@ -155,12 +155,28 @@ daemon's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PackedSpeed:
+    """What a device's kernels of one packed precision reach (`plan.profile.KernelRates`)."""
+
+    dtype: str
+    gb_per_s: float
+    tflops: float
+    serial: float
+
+    def __post_init__(self) -> None:
+        check(self.dtype in PACKED, "dtype", self.dtype, ", ".join(PACKED))
+        for field in ("gb_per_s", "tflops"):
+            check(0 < getattr(self, field) <= _RATE_MAX, field, getattr(self, field), "a rate above 0")
+        check_range("serial", self.serial, 0, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
     """How fast a device is: the numbers of a device profile (docs/devices.md), and where its daemon has them
     from.
 
     Rates are peaks, efficiencies the shares of them that are reached; TFLOP/s are 0 for a precision that
-    nothing is known of.
+    nothing is known of. `packed` has each packed precision once at most.
     """
 
     name: str
@@ -170,10 +186,9 @@ class Speed:
     float32: float
     float16: float
     bfloat16: float
-    int8: float
-    int4: float
     compute_efficiency: float
     serial: float
+    packed: tuple[PackedSpeed, ...]
     layer_us: float
     pass_us: float
 
@@ -184,18 +199,16 @@ class Speed:
         for field in ("memory_efficiency", "compute_efficiency"):
             check(0 < getattr(self, field) <= 1, field, getattr(self, field), "a share above 0")
         check_range("serial", self.serial, 0, 1)
-        for field in (*RATED, "layer_us", "pass_us"):
+        for field in (*UNPACKED, "layer_us", "pass_us"):
             check_range(field, getattr(self, field), 0, _RATE_MAX)
         check(
-            any(getattr(self, field) for field in RATED),
+            any(getattr(self, field) for field in UNPACKED),
             "float32",
             self.float32,
             "TFLOP/s for at least one precision",
         )
-
-
-RATED = tuple(field.name for field in fields(Speed) if field.name in PRECISIONS)
-"""The precisions that a device has TFLOP/s of its own for."""
+        names = [each.dtype for each in self.packed]
+        check(len(set(names)) == len(names), "packed", names, "each precision once")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,6 @@ class Precision:
     weight_bytes: float
     group_bytes: float = 0.0
     output_bytes: int = 0
-    is_unpacked: bool = False
     logits_off: float
 
 
@@ -34,13 +33,9 @@ PRECISIONS = {
     # for each output two columns, a scale and a sum
     "int8": Precision(activations="bfloat16", weight_bytes=1.0, output_bytes=10, logits_off=0.6),
     # a scale for 32 inputs
-    "int4": Precision(
-        activations="bfloat16", weight_bytes=0.5, group_bytes=2.0 / 32, is_unpacked=True, logits_off=4.0
-    ),
+    "int4": Precision(activations="bfloat16", weight_bytes=0.5, group_bytes=2.0 / 32, logits_off=4.0),
     # where no file is known, as in the usual mix Q4_K_M
-    FILED: Precision(
-        activations="bfloat16", weight_bytes=0.5, group_bytes=0.106, is_unpacked=True, logits_off=0.6
-    ),
+    FILED: Precision(activations="bfloat16", weight_bytes=0.5, group_bytes=0.106, logits_off=0.6),
 }
 OF_ANY_MODEL = tuple(name for name in PRECISIONS if name != FILED)
 """Those in which a model runs whatever files it has."""
@@ -71,3 +66,7 @@ def cached_bytes(head_dim: int, held: str) -> int:
 def is_packed(precision: str) -> bool:
     """Whether the matrices of linear layers are packed, and nothing else is."""
     return ACTIVATIONS[precision] != precision
+
+
+PACKED = tuple(filter(is_packed, PRECISIONS))
+UNPACKED = tuple(name for name in PRECISIONS if name not in PACKED)

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from flowspec.core.protocol.facts import Speed
+from flowspec.core.protocol.facts import PackedSpeed, Speed
 from flowspec.errors import InputError
 from flowspec.folders import cache_folder, locked, write_whole
 from flowspec.model.trials import check_torch
@@ -96,6 +96,10 @@ def _remembered(path: Path) -> dict[str, Speed]:
     """What can be used of the file; a broken one is written anew."""
     try:
         data: Any = json.loads(path.read_text("utf-8"))
-        return {str(key): Speed(**value) for key, value in data.items()}
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return {str(key): _speed(value) for key, value in data.items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return {}
+
+
+def _speed(value: Any) -> Speed:
+    return Speed(**{**value, "packed": tuple(PackedSpeed(**each) for each in value["packed"])})

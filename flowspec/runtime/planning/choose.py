@@ -92,7 +92,7 @@ class Chosen:
         assumed = [name for name, source in self.survey.sources.items() if source == ASSUMED]
         if assumed:
             found.append(f"speed not known, taken for that of the slowest: {', '.join(assumed)}")
-        return found
+        return found + self.plan.bases
 
     def report(self) -> dict[str, Any]:
         return {
