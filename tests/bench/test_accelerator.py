@@ -217,6 +217,8 @@ def test_judgements() -> None:
     assert one("verify", wrong=0, answers=6) == []
     assert one("slice", logits_off=float("nan"), logits_allowed=1.0, dtype="int4")[0][0] == "problem"
     jetson = replace(BOARD, board=Board(model="NVIDIA Jetson Orin Nano", is_jetson=True, power_mode="15W"))
+    gpu = Outcome(step="torch", dtype="", state=RIGHT, s=1.0, found={"is_cpu": False})
+    assert ("note", "cuda") in [found[:2] for found in findings([gpu], jetson)]
     outcome = Outcome(step="torch", dtype="", state=RIGHT, s=1.0, found={"is_cpu": True})
     assert findings([outcome], jetson) == [
         ("problem", "device", "a Jetson, but torch can use its CPU only"),

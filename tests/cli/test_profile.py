@@ -9,7 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
+from flowspec.cli.profile import measured_machine
+from flowspec.errors import InputError
+from flowspec.model import kernels
+from flowspec.model.accelerator import CpuAccelerator
 from flowspec.plan.profile import read_profile
 from flowspec.runtime.local import LocalCluster, LocalDaemon
 from tests import warm
@@ -69,7 +74,24 @@ def test_a_quick_profile_reads_back_with_its_links(tmp_path: Path, daemon: Local
         for line in text.split("[measured]")[0].splitlines()
         if " = " in line and "description" not in line
     )
-    assert len(done.stderr.splitlines()) == 1, "what the fit is off by; the bar is for terminals"
+    assert "gguf" in done.stderr.splitlines()[-1], "what the fit is off by"
+
+
+def test_a_packed_precision_without_a_right_kernel_is_left_out_unless_it_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def kernel_of(dtype: str, device: torch.device) -> None:
+        if dtype == "int8":
+            raise InputError("int8 has none")
+
+    monkeypatch.setattr(kernels, "kernel_of", kernel_of)
+    machine = measured_machine(CpuAccelerator(), None)
+    assert (machine.dtype, machine.packed) == ("float32", ("int4", "gguf"))
+    assert "int8 is not measured: int8 has none" in capsys.readouterr().err
+    asked = measured_machine(CpuAccelerator(), ("gguf", "bfloat16"))
+    assert (asked.dtype, asked.packed) == ("bfloat16", ("gguf",))
+    with pytest.raises(InputError, match="int8 has none"):
+        measured_machine(CpuAccelerator(), ("int8",))
 
 
 @pytest.mark.parametrize(

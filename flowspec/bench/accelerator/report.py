@@ -21,7 +21,7 @@ from typing import Any
 from flowspec.bench.accelerator.check import LEFT_OUT, RIGHT, Outcome
 from flowspec.core.protocol.facts import Board
 from flowspec.errors import InputError
-from flowspec.runtime.health.finding import NOTE, PROBLEM, WARNING, Finding
+from flowspec.runtime.health.finding import NOTE, PROBLEM, WARNING, Finding, untried_gpu
 from flowspec.runtime.health.gather import read_software
 from flowspec.runtime.health.heat import heat_findings
 from flowspec.version import __version__
@@ -128,11 +128,13 @@ _OF_STEPS = {"kernels": _of_kernels, "slice": _of_slice, "verify": _of_verify}
 
 
 def _of_choice(outcomes: Sequence[Outcome], board: Board, device: str) -> Iterator[Finding]:
-    """A Jetson whose GPU idles."""
+    """A Jetson whose GPU idles; one that does not is new to the makers."""
     used = [outcome.found for outcome in outcomes if outcome.step == "torch" and outcome.state == RIGHT]
     if board.is_jetson and used and used[0]["is_cpu"] and device == "auto":
         text = "a Jetson, but torch can use its CPU only"
         yield _finding(PROBLEM, "device", text, "install JetPack's torch (docs/devices.md, Jetson)")
+    elif used and not used[0]["is_cpu"]:
+        yield untried_gpu("this machine")
 
 
 def _finding(severity: str, check: str, text: str, advice: str) -> Finding:

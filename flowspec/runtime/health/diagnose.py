@@ -19,7 +19,7 @@ from flowspec.plan.memory import PROCESS_BYTES, mib
 from flowspec.plan.speed import why_insane
 from flowspec.rounding import rounded
 from flowspec.runtime.health.examine import Examined
-from flowspec.runtime.health.finding import NOTE, PROBLEM, WARNING, Finding
+from flowspec.runtime.health.finding import NOTE, PROBLEM, WARNING, Finding, untried_gpu
 from flowspec.runtime.health.heat import heat_findings
 from flowspec.runtime.health.needs import ModelNeeds
 
@@ -121,6 +121,8 @@ def _of_software(name: str, facts: Facts, here: Software) -> Iterator[Finding]:
             "(docs/devices.md, Jetson)"
         )
         yield Finding(WARNING, name, "cuda", text, advice)
+    elif facts.accelerator:
+        yield untried_gpu(name)
 
 
 def _of_kernel(name: str, kernel: KernelFacts) -> Iterator[Finding]:

@@ -17,3 +17,15 @@ class Finding:
     check: str
     text: str
     advice: str
+
+
+def untried_gpu(device: str) -> Finding:
+    """Of a device that computes with CUDA."""
+    return Finding(
+        NOTE,
+        device,
+        "cuda",
+        "FlowSpec's makers never ran it on CUDA: its kernels are tried before they are used, but how fast "
+        "they are is an estimate",
+        "measure it with flowspec profile, and send in what flowspec doctor --accelerator writes",
+    )
