@@ -1,0 +1,79 @@
+"""What `flowspec profile` measures, with models of no size: every precision, a file that reads back. No time
+is asserted."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+
+from flowspec.bench.fitting import fit
+from flowspec.bench.measure import (
+    Effort,
+    MeasuredMachine,
+    fast_times,
+    made_model,
+    made_shape,
+    measure_beside,
+    step_count,
+)
+from flowspec.bench.random_panels import PanelFiles, random_panels
+from flowspec.cli.profile import profile_lines
+from flowspec.model.arithmetic.packed import FORMS, numbers_of
+from flowspec.plan.profile import read_profile
+
+EFFORT = Effort(rows=(1, 3), widths=((256, 2),), tiny=(1, 2), rounds=1)
+
+
+def test_packed_precisions_are_measured_beside_the_machines_own(tmp_path: Path) -> None:
+    machine = MeasuredMachine(device=torch.device("cpu"), dtype="float32", packed=("int4", "gguf"))
+    steps: list[str] = []
+    measured, _ = measure_beside(machine, EFFORT, {}, steps.append)
+    assert len(steps) == step_count(machine, EFFORT)
+    assert {dtype: [point.rows for point in points] for dtype, points in measured.layers.items()} == {
+        dtype: [1, 3] for dtype in ("float32", "int4", "gguf")
+    }
+    (point, _) = measured.layers["gguf"]
+    assert 4.5 / 8 < point.shape.filed_bytes < 8.5 / 8, "between Q4_K and Q8_0"
+    profile = fit(measured, machine, "here", "measured here")
+    assert profile.packed.keys() == {"int4", "gguf"}
+    (tmp_path / "here.toml").write_text("\n".join(profile_lines(profile, machine, measured, [], "h", "s")))
+    read = read_profile(tmp_path / "here.toml")
+    for dtype in machine.packed:
+        assert read.basis(dtype) == "measured here"
+        assert read.rates(dtype).gb_per_s == pytest.approx(profile.rates(dtype).gb_per_s, rel=1e-3)
+        assert read.rates(dtype).tflops == pytest.approx(profile.rates(dtype).tflops, rel=1e-3)
+        assert read.rates(dtype).serial == profile.rates(dtype).serial
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_random_panels_are_finite_and_of_the_size_that_files_have(form: str) -> None:
+    panels = random_panels(FORMS[form], 20, 512)
+    assert panels.nbytes == FORMS[form].panel_bytes(512, 20)
+    numbers = numbers_of(FORMS[form], panels)
+    assert numbers.shape == (32, 512)
+    assert numbers.isfinite().all()
+    assert numbers.abs().max() < 20
+    assert numbers.std() > 0
+
+
+def test_no_task_runs_twice_in_a_row() -> None:
+    ran: list[str] = []
+    names = ("a", "b")
+    fast_times({name: lambda name=name: ran.append(name) for name in names}, 2, lambda text: None, str)
+    assert len(ran) > 2 * 3, "short tasks have several runs"
+    assert all(one != other for one, other in itertools.pairwise(ran))
+
+
+def test_the_mix_is_q4_k_with_finer_values_in_every_second_layer(tmp_path: Path) -> None:
+    made_model(tmp_path, made_shape(256, 2, 256))
+    tensors = PanelFiles(str(tmp_path)).tensors()
+    forms = {name.removeprefix("model.").removesuffix(".weight"): tensors.form(name) for name in tensors}
+    assert forms["layers.0.self_attn.v_proj"] == "Q4_K"
+    assert forms["layers.1.self_attn.v_proj"] == "Q6_K"
+    assert forms["layers.0.mlp.down_proj"] == "Q5_0", "704 inputs are no whole blocks of 256"
+    assert forms["layers.1.mlp.down_proj"] == "Q8_0"
+    assert forms["embed_tokens"] == "Q6_K"
+    assert forms["norm"] == forms["layers.0.input_layernorm"] == ""
