@@ -101,6 +101,8 @@ class ComputeThread:
         self._held: Held | None = None
         self._drafter: Drafter | None = None
         self._has_imports = False
+        self._detours: set[str] = set()
+        """What was told of kernels that are not the best ones."""
         self._dead: tuple[tuple[int, int], frozenset[int]] = ((0, 0), frozenset())
         self.further: tuple[int, int, float] = (0, 0, 0.0)
         """Of which assignment which job last began or ended a layer, and when: another object each time."""
@@ -307,7 +309,8 @@ class ComputeThread:
     def _try_kernels(self, dtype: str, device: str) -> None:
         """Makes sure that a precision runs right here; raises `InputError` where it does not."""
         found = run_trial(dtype, device, partial(self.channel.tell, "trying kernels"))
-        if found.detour:
+        if found.detour and found.detour not in self._detours:
+            self._detours.add(found.detour)
             log.warning("%s", found.detour)
 
     def _take_on(self, part: Slice, assign: Assign, cache_bytes_max: int) -> None:

@@ -4,6 +4,7 @@ place."""
 from __future__ import annotations
 
 import ast
+import ctypes
 import hashlib
 import json
 import re
@@ -488,16 +489,65 @@ def test_what_is_built_of_another_definition_is_found(
     assert kernel_checks.compiled_fault().startswith("differs from the definition of")
 
 
-def test_what_cannot_be_loaded_is_left_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+ILLEGAL = """
+#if defined(__x86_64__)
+__attribute__((constructor)) static void f(void) { __asm__("ud2"); }
+#else
+__attribute__((constructor)) static void f(void) { __asm__(".inst 0"); }
+#endif
+"""
+"""An instruction that no processor has."""
+
+
+@pytest.mark.parametrize(
+    ("source", "fault"),
+    [("", "cannot be loaded"), (ILLEGAL, "ran an instruction that this processor does not have")],
+)
+def test_what_does_not_run_here_is_left_and_told(
+    source: str, fault: str, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     broken = tmp_path / "canonical-0.so"
     broken.write_text("no library")
+    if source:
+        broken = small_build(source, tmp_path, monkeypatch)
     monkeypatch.setattr(build, "build", lambda: broken)
     monkeypatch.setattr(build, "_allowed", None)
     found = run_trial("int8", "cpu", folder=tmp_path)
     assert found.verdicts[0].kernel == COMPILED
-    assert found.verdicts[0].fault.startswith("cannot be loaded")
+    assert found.verdicts[0].fault.startswith(fault)
     assert found.detour
     assert build.allowed() is None
+
+
+def small_build(source: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Builds this source instead, in an empty cache."""
+    monkeypatch.setattr(build, "SOURCE", folder / "small.c")
+    build.SOURCE.write_text(source)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    found = build.build()
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("kept", [0, 0.5, 1])
+def test_what_was_damaged_in_the_cache_is_built_again(
+    kept: float, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a power cut: nothing, a part, or as many bytes as before, of which one is another."""
+    whole = small_build("int seven(void) { return 7; }", tmp_path, monkeypatch)
+    written = whole.stat()
+    assert build.build() == whole, "what is whole stays"
+    assert whole.stat().st_mtime_ns == written.st_mtime_ns
+    content = whole.read_bytes()
+    damaged = bytearray(content[: int(len(content) * kept)])
+    damaged[-1:] = b"" if not damaged else bytes([damaged[-1] ^ 1])
+    whole.write_bytes(damaged)
+    again = build.build()
+    assert again is not None
+    assert again.read_bytes() != bytes(damaged)
+    assert again.stat().st_size == written.st_size, "before it is loaded: a part of a library ends a process"
+    assert ctypes.CDLL(str(again)).seven() == 7
+    assert len(list(again.parent.glob("*.so"))) == 1
 
 
 def test_without_what_is_built_answers_are_right_and_a_line_says_what_is_missing(

@@ -1,12 +1,14 @@
 """Builds the canonical arithmetic's C file by the system's compiler, once for a processor. Imports no torch.
 
 Nothing needs it: without a compiler `plain.py`, which says what is computed, computes it, too. What was built
-is kept in the user's cache folder, by source, compiler and what the compiler knows of the processor. It is
-tried before it is used, as kernels are (`trials.py`); `allow` is said by who has done that.
+is kept in the user's cache folder, by source, compiler and what the compiler knows of the processor; a file
+that is damaged, as after a power cut, is built again. It is tried before it is used, as kernels are
+(`trials.py`); `allow` is said by who has done that.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.util
@@ -46,28 +48,47 @@ def build() -> Path | None:
     command, native, description = compiler
     flags = [*FLAGS, *native, *(["-fopenmp"] if openmp() else [])]
     content = repr((description, flags)).encode() + SOURCE.read_bytes()
-    path = cache_folder() / "arithmetic" / f"canonical-{hashlib.sha256(content).hexdigest()[:24]}.so"
-    if path.exists():
-        return path
+    folder = cache_folder() / "arithmetic"
+    name = f"canonical-{hashlib.sha256(content).hexdigest()[:24]}"
+    found = _whole(folder, name)
+    if found is not None:
+        return found
     try:
-        with locked(path):
-            return path if path.exists() or _compile(command, flags, path) else None
+        with locked(folder / name):
+            return _whole(folder, name) or _compile(command, flags, folder, name)
     except OSError:
         return None
 
 
-def _compile(command: str, flags: list[str], path: Path) -> bool:
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        object_file, made = f"{folder}/canonical.o", f"{folder}/canonical.so"
+def _whole(folder: Path, name: str) -> Path | None:
+    """What was built under this name, if it has the bytes that it had then."""
+    for path in folder.glob(f"{name}-*.so"):
+        with contextlib.suppress(OSError):
+            if path.name == f"{name}-{_hash(path)}.so":
+                return path
+    return None
+
+
+def _hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:24]
+
+
+def _compile(command: str, flags: list[str], folder: Path, name: str) -> Path | None:
+    """Builds it in place of what is there under this name."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for damaged in folder.glob(f"{name}-*.so"):
+        damaged.unlink()
+    with tempfile.TemporaryDirectory(dir=folder) as room:
+        object_file, made = Path(room, "canonical.o"), Path(room, "canonical.so")
         for words in (
-            [*flags, "-c", str(SOURCE), "-o", object_file],
-            ["-shared", object_file, "-lm", "-o", made],
+            [*flags, "-c", str(SOURCE), "-o", str(object_file)],
+            ["-shared", str(object_file), "-lm", "-o", str(made)],
         ):
             if not _run(command, *words):
-                return False
+                return None
+        path = folder / f"{name}-{_hash(made)}.so"
         os.replace(made, path)
-    return True
+    return path
 
 
 @functools.cache
