@@ -10,7 +10,9 @@ from typing import Any
 
 from gguf import GGUFWriter, TokenType
 
+from flowspec.model.files import bundled_folder
 from flowspec.model.gguf.file import GgufFile
+from flowspec.model.json_files import read_json
 from tests.ggufs import add_entry
 
 PUBLISHED = Path(__file__).parent / "model" / "vocabularies"
@@ -85,3 +87,23 @@ def byte_level(
         **stated,
     }
     return {f"tokenizer.ggml.{key}": value for key, value in entries.items() if value is not None}
+
+
+def bundled() -> dict[str, Any]:
+    """The metadata of the bundled models' tokenizer and chat template."""
+    model = read_json(bundled_folder("target") / "tokenizer.json")["model"]
+    tokens = sorted(model["vocab"], key=model["vocab"].get)
+    entries = {
+        "model": "gpt2",
+        "pre": "smollm",  # digits are tokens, as there
+        "tokens": tokens,
+        "token_type": [
+            int(TokenType.CONTROL if token.startswith("<|") else TokenType.NORMAL) for token in tokens
+        ],
+        "merges": [" ".join(merge) for merge in model["merges"]],
+        "add_bos_token": False,
+    }
+    template = (bundled_folder("target") / "chat_template.jinja").read_text("utf-8")
+    return {f"tokenizer.ggml.{key}": value for key, value in entries.items()} | {
+        "tokenizer.chat_template": template
+    }

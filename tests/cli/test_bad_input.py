@@ -14,6 +14,7 @@ import os
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from gguf import GGMLQuantizationType
 
 from flowspec.cli.main import main
 from flowspec.errors import InputError
@@ -29,6 +31,7 @@ from flowspec.model.text import Recommended
 from flowspec.runtime import local
 from flowspec.runtime.sampling_params import SamplingParams
 from tests import warm
+from tests.ggufs import convert
 
 NO_MODEL = "expected a model folder, a GGUF file or a hub id such as Qwen/Qwen3-0.6B, but the file"
 COMMAND = [sys.executable, "-m", "flowspec.cli.main"]
@@ -292,12 +295,20 @@ def test_a_model_that_cannot_be_used_is_refused_before_anything_is_started(tmp_p
         (bundled_folder("target") / "model.safetensors").read_bytes()[:-100]
     )
     strange = make_model(tmp_path / "strange", model_type="gpt2")
+    file = convert(bundled_folder("draft"), tmp_path / "file.gguf", GGMLQuantizationType.Q8_0)
+    content = bytearray(file.read_bytes())
+    (tmp_path / "cut.gguf").write_bytes(content[:-100])
+    name = b"blk.0.ffn_up.weight"
+    struct.pack_into("<I", content, content.index(name) + len(name) + struct.calcsize("<IQQ"), 99)
+    (tmp_path / "new.gguf").write_bytes(content)
     for model, expected in (
         (str(tmp_path / "absent"), "expected a model folder, a GGUF file or a hub id"),
         (str(empty), "has no config.json"),
         (str(half), "has no model.safetensors"),
         (str(cut), "is incomplete: expected"),
         (str(strange), "is of the family 'gpt2', but FlowSpec runs gemma2"),
+        (str(tmp_path / "cut.gguf"), "is incomplete: expected"),
+        (str(tmp_path / "new.gguf"), "tensor blk.0.ffn_up.weight is of type 99, which the gguf package"),
         (
             "owner/absent",
             "config.json of 'owner/absent' is not in the Hugging Face cache, and offline mode is on",

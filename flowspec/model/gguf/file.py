@@ -331,6 +331,8 @@ class _Reader:
     def _texts(self, count: int) -> GgufTexts:
         start = at = self._at
         for _ in range(count):
+            if at + _LENGTH.size > len(self._data):
+                raise ValueError("it ends early")
             at += _LENGTH.size + _LENGTH.unpack_from(self._data, at)[0]
         if at > len(self._data):
             raise ValueError("it ends early")
