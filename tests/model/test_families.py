@@ -610,26 +610,6 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
         },
         16384,
     ),
-    "Phi-4-mini-instruct": (
-        {
-            "architectures": ["Phi3ForCausalLM"],
-            "model_type": "phi3",
-            "full_attn_mod": 1,
-            "hidden_size": 3072,
-            "interpolate_factor": 1,
-            "lm_head_bias": False,
-            "num_attention_heads": 24,
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 131072,
-            "original_max_position_embeddings": 4096,
-            "partial_rotary_factor": 0.75,
-            "rope_scaling": {"long_factor": [2.0] * 48, "short_factor": [1.0] * 48, "type": "longrope"},
-            "rope_theta": 10000.0,
-            "sliding_window": 262144,
-            "tie_word_embeddings": True,
-        },
-        4096,
-    ),
 }
 """What published config.json files hold, as far as it could matter here, and the context that they can be run
 with."""
