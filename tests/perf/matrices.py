@@ -21,8 +21,9 @@ import torch
 from gguf import GGMLQuantizationType
 from torch import nn
 
+from flowspec.bench.random_panels import random_panels
 from flowspec.core.protocol.precision import ACTIVATIONS, FILED
-from flowspec.model.arithmetic.packed import FORMS, PANEL
+from flowspec.model.arithmetic.packed import FORMS
 from flowspec.model.gguf_layers import GgufLinear, Part, stay_packed
 from flowspec.model.kernels import DTYPES, kernel_of
 from flowspec.model.quantised import QuantisedLinear, quantise
@@ -101,11 +102,7 @@ def _packed(name: str, shape: tuple[int, int], count: int) -> Product:
     form, (outputs, inputs) = FORMS[name], shape
     layers = []
     for _ in range(count):
-        size = outputs // PANEL, inputs // form.unit, form.unit_bytes
-        panels = torch.randint(0, 256, size, dtype=torch.uint8)
-        panels[..., -2 * PANEL * (1 + form.has_minimum) :] = (
-            torch.tensor([0.01], dtype=torch.float16).view(torch.uint8).repeat(PANEL * (1 + form.has_minimum))
-        )
+        panels = random_panels(form, outputs, inputs)
         layer = nn.Linear(inputs, outputs, bias=False, device="meta")
         stay_packed(layer, (Part(name, panels, outputs),), GgufLinear, torch.bfloat16)
         layers.append(layer)
