@@ -199,6 +199,10 @@ class FakeLayers:
             found = list(zip(cache.positions[places].tolist(), cache.tokens[places].tolist(), strict=True))
             (slots,) = np.nonzero(visible & (part.key_positions >= first))
             slots = slots[np.argsort(part.key_positions[slots])]
+            assert part.key_positions[slots].tolist() == list(range(first, position + 1)), (
+                f"stage {stage}: a row of request {part.request} does not see one node at each position of "
+                "its window"
+            )
             expected = list(zip(range(first, position + 1), whole.tokens[slots].tolist(), strict=True))
             assert found == expected, (
                 f"stage {stage}: a row of request {part.request} does not see what it saw within its window"

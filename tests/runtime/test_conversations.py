@@ -58,8 +58,8 @@ def test_one_that_the_prompt_goes_back_too_far_in_is_left_alone() -> None:
     """Its layers with a window have given back what the prompt would need; where it stands others go on."""
     made = Pool(4, SlidingWindow(tokens=3, back=2, step=1))
     first = made.turn([1, 2, 3, 4, 5, 6, 7], [8])
-    assert made.turn([1, 2, 3, 4, 5, 9], []) != first
-    assert made.turn([1, 2, 3, 4, 5, 6, 9], []) == first
+    assert made.turn([1, 2, 3, 4, 9], []) != first, "its fifth token sees the third, which is held no more"
+    assert made.turn([1, 2, 3, 4, 5, 9], []) == first, "its sixth sees the fourth, which is held"
 
 
 def test_two_requests_do_not_share_one() -> None:
