@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--shape", metavar="NAME", help="a well-known model by name, such as llama-3-8b; needs no files"
     )
     group.add_argument(
-        "--precision",
+        "--dtype",
         metavar="NAME[,NAME]",
         help="allowed precisions (default: the checkpoint's, of a shape float16)",
     )

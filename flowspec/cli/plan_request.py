@@ -86,7 +86,7 @@ def read_plan_request(args: argparse.Namespace) -> Wanted:
     shape, weights, precisions, context = _model(args)
     wrong = [each for each in precisions if each not in PRECISION_BYTES]
     if wrong:
-        raise InputError(f"--precision: expected {', '.join(PRECISION_BYTES)}, got {wrong[0]!r:.80}")
+        raise InputError(f"--dtype: expected {', '.join(PRECISION_BYTES)}, got {wrong[0]!r:.80}")
     if args.acceptance is not None and not 0 < args.acceptance < 1:
         raise InputError(f"--acceptance: expected a share above 0 and below 1, got {args.acceptance:g}")
     return wanted_of(args, shape, weights, precisions, context)
@@ -168,7 +168,7 @@ def _complete(place: Site, precisions: Sequence[str]) -> Site:
 
 def _model(args: argparse.Namespace) -> tuple[ModelShape, ModelWeights, tuple[str, ...], int]:
     """Shape, weights, precisions and context; of a folder the weights are counted in its files."""
-    asked = None if args.precision is None else tuple(dict.fromkeys(args.precision.split(",")))
+    asked = None if args.dtype is None else tuple(dict.fromkeys(args.dtype.split(",")))
     if args.shape is not None:
         shape = find_shape(args.shape)
         return shape, weights_of(shape), asked or ("float16",), pick_context(args.context, limits.CONTEXT_MAX)

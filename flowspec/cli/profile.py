@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from flowspec.plan.profile import DeviceProfile
     from flowspec.runtime.links import MeasuredPeer
 
+FIT_POOR = 0.3
+"""A cost model that is farther off was fitted to times that something else disturbed: on idle machines .05 to
+.2 were seen."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     where = parser.add_mutually_exclusive_group()
@@ -144,6 +148,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"written to {out}")
     far = ", ".join(f"{dtype} {100 * share:.0f}%" for dtype, share in off.items())
     note(f"the cost model is off by so much (root mean square) from the times it was fitted to: {far}")
+    if max(off.values(), default=0.0) > FIT_POOR:
+        note("that is too much to plan with: something else used the machine; measure again when it is idle")
     if not here.is_cpu:
         note("FlowSpec's makers never ran it on a GPU: docs/devices.md tells how to send in what you see")
     return 0

@@ -113,7 +113,10 @@ def hub_sizes(repository: str) -> dict[str, int]:
             f"there is no model {repository!r} on the hub, or it is for those with a token: set HF_TOKEN"
         ) from None
     except unreachable() as error:
-        raise InputError(f"cannot ask the hub for {repository!r}: {first_line(error)}") from None
+        raise InputError(
+            f"cannot ask the hub for {repository!r}: {first_line(error)}; is this machine online? "
+            "(HF_HUB_OFFLINE=1: fetch says what is here)"
+        ) from None
     return {each.rfilename: int(each.size or 0) for each in told}
 
 

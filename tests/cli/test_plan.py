@@ -75,7 +75,7 @@ def test_a_plan_stands_beside_one_of_its_devices_alone_and_an_eagle_head(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(planned, "FORETOLD_TOKENS", 24)
-    args = ("--shape", "llama-3-8b", "--precision", "int4", "--drafter", "ngram")
+    args = ("--shape", "llama-3-8b", "--dtype", "int4", "--drafter", "ngram")
     for how in ((), ("--quick",)):
         found = json.loads(plan(capsys, *args, "--devices", "3x raspberry-pi-5", *how, "--json")[1])
         one = json.loads(plan(capsys, *args, "--devices", "raspberry-pi-5", *how, "--json")[1])
@@ -108,7 +108,7 @@ def test_a_plan_tells_of_a_board_that_flowspec_may_not_run_on(capsys: pytest.Cap
 
 
 def test_a_plan_tells_what_the_times_of_packed_weights_stand_on(capsys: pytest.CaptureFixture[str]) -> None:
-    args = ("--shape", "tinyllama-1.1b", "--quick", "--precision", "int4", "--json", "--devices")
+    args = ("--shape", "tinyllama-1.1b", "--quick", "--dtype", "int4", "--json", "--devices")
     (told,) = [
         each
         for each in json.loads(plan(capsys, *args, "jetson-orin-nano, old-laptop", "--all-devices")[1])[
@@ -134,7 +134,7 @@ def test_a_model_that_does_not_fit_is_refused_with_what_would(capsys: pytest.Cap
     changes = [each["change"] for each in found["would_fit"]]
     assert "int4" in changes
     assert all(change in text for change in changes)
-    assert plan(capsys, *args, "--precision", "int4", "--quick")[0] == 0
+    assert plan(capsys, *args, "--dtype", "int4", "--quick")[0] == 0
 
 
 def test_a_cluster_file_names_boards_memory_and_layers(
@@ -274,8 +274,8 @@ def test_memory_of_packed_weights_is_what_a_daemon_counts(dtype: str, first: int
         (["--devices", "raspberry-pi-5", "--shape", "llama2-7b"], "; did you mean llama-2-7b?"),
         (["--devices", "toaster"], "device: expected a .toml file or one of"),
         (["--devices", "raspberry-pi-5", "--shape", "gpt-5"], "shape: expected one of"),
-        (["--devices", "raspberry-pi-5", "--precision", "int3"], "--precision: expected float32"),
-        (["--devices", "jetson-orin-nano", "--precision", "float64"], "--precision: expected float32"),
+        (["--devices", "raspberry-pi-5", "--dtype", "int3"], "--dtype: expected float32"),
+        (["--devices", "jetson-orin-nano", "--dtype", "float64"], "--dtype: expected float32"),
         (["--devices", "raspberry-pi-5", "--link", "fast"], "--link: expected Mbit/s and ms"),
         (["--devices", "raspberry-pi-5", "--link", "0/1"], "--link: expected Mbit/s and ms"),
         (
@@ -397,7 +397,7 @@ def test_that_the_model_is_a_toy_and_what_is_assumed_of_the_drafter_is_told(
     text = plan(capsys, "--devices", "2x raspberry-pi-5", "--quick")[1]
     assert toy in text.splitlines()
     assert len(toy) <= 80
-    named = ("--shape", "llama-2-7b", "--devices", "3x jetson-orin-nano", "--precision", "int4", "--quick")
+    named = ("--shape", "llama-2-7b", "--devices", "3x jetson-orin-nano", "--dtype", "int4", "--quick")
     text = plan(capsys, *named, "--drafter", "eagle")[1]
     assert "toy" not in text
     assumed = text.partition("assumed\n")[2]
@@ -408,7 +408,7 @@ def test_that_the_model_is_a_toy_and_what_is_assumed_of_the_drafter_is_told(
 
 
 def test_slow_boards_are_told_without_exponents(capsys: pytest.CaptureFixture[str]) -> None:
-    slow = ["--shape", "llama-2-70b", "--devices", "24x old-laptop", "--precision", "int4", "--link", "10/20"]
+    slow = ["--shape", "llama-2-70b", "--devices", "24x old-laptop", "--dtype", "int4", "--link", "10/20"]
     status, text, _ = plan(capsys, *slow, "--quick")
     assert status == 0
     assert re.search(r"\de[+-]\d", text) is None

@@ -82,7 +82,7 @@ def test_generate_and_the_doctor_use_the_plan_that_a_quick_plan_prints(
     boards: Path, daemons: list[DaemonProcess], capsys: pytest.CaptureFixture[str]
 ) -> None:
     planned = run(
-        capsys, "plan", cluster_file(boards, daemons, tells=False), "--precision=float32", "--quick", *WANTED
+        capsys, "plan", cluster_file(boards, daemons, tells=False), "--dtype=float32", "--quick", *WANTED
     )
     used = [(stage["device"], stage["layers"]) for stage in planned["stages"]]
     assert {name for name, _ in used} == {"fast", "mid"}
@@ -115,7 +115,7 @@ def test_a_plan_asks_the_devices_and_is_the_one_that_chat_runs(
 ) -> None:
     """The slow device's board is in no file: it tells it itself."""
     file = cluster_file(boards, daemons)
-    planned = run(capsys, "plan", file, "--precision=float32", "--quick", *WANTED)
+    planned = run(capsys, "plan", file, "--dtype=float32", "--quick", *WANTED)
     found = generate(capsys, file)
     used = [(stage["name"], stage["layers"]) for stage in found["stages"]]
     assert [(stage["device"], stage["layers"]) for stage in planned["stages"]] == used

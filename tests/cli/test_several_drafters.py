@@ -135,7 +135,7 @@ def test_a_plan_has_no_layers_for_a_drafters_device(
                 "--quick",
                 f"--cluster={cluster}",
                 "--devices=2x raspberry-pi-4",
-                "--precision=float32",
+                "--dtype=float32",
             ]
         )
         == 0

@@ -191,7 +191,7 @@ def test_a_plan_beside_its_head_is_simulated_on_slower_devices() -> None:
 def test_a_prompts_first_token_comes_when_the_simulator_says_so(devices: str, more: float) -> None:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    words = ["--shape", "tinyllama-1.1b", "--precision", "int8", "--devices", *devices.split()]
+    words = ["--shape", "tinyllama-1.1b", "--dtype", "int8", "--devices", *devices.split()]
     request = read_plan_request(parser.parse_args(words)).request
     plan = make_plan(request)
     for size in (1, 128, 129, 700):
