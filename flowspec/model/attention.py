@@ -18,8 +18,9 @@ import torch
 import torch.nn.functional as F
 
 from flowspec.core.stage.slots import cache_size
-from flowspec.model.arithmetic.operations import LANES, Sight, attention, store
+from flowspec.model.arithmetic.operations import Sight, attention, store
 from flowspec.model.arithmetic.packed import GROUP
+from flowspec.model.arithmetic.plain import LANES
 
 
 class TreeCache:

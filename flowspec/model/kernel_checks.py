@@ -31,8 +31,9 @@ from flowspec.errors import InputError, first_line
 from flowspec.model.accelerator import compute_precisely
 from flowspec.model.arithmetic import build, compiled, plain
 from flowspec.model.arithmetic.norms import NORMS
-from flowspec.model.arithmetic.operations import LANES, Sight
+from flowspec.model.arithmetic.operations import Sight
 from flowspec.model.arithmetic.packed import FORMS, GROUP, Q4_0, Form, Levels, groups_of, packed
+from flowspec.model.arithmetic.plain import LANES
 from flowspec.model.attention import TreeBatch, TreeCache, TreeRows, tree_attention
 from flowspec.model.device_errors import is_out_of_memory
 from flowspec.model.gguf_layers import GgufLinear, Part, stay_packed

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from flowspec.core.protocol.precision import CACHES, cached_as
 from flowspec.model.arithmetic import build, compiled
-from flowspec.model.arithmetic.operations import LANES, Sight, attention
+from flowspec.model.arithmetic.operations import Sight, attention
+from flowspec.model.arithmetic.plain import LANES
 from flowspec.model.attention import TreeCache
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.kernels import CACHE_DTYPES

@@ -15,9 +15,6 @@ from flowspec.model.arithmetic import compiled, plain
 from flowspec.model.arithmetic.norms import Norm
 from flowspec.model.arithmetic.packed import Form
 
-LANES = 16
-"""Slots whose keys lie side by side in a cache."""
-
 
 def norm(x: torch.Tensor, weights: torch.Tensor, eps: float, how: Norm) -> torch.Tensor:
     """Rows `[..., width]` over the root of their mean square, times `weights` `[width]` in the way `how`."""

@@ -20,6 +20,8 @@ import torch.nn.functional as F
 from flowspec.model.arithmetic.norms import Norm
 from flowspec.model.arithmetic.packed import GROUP, PANEL, Form, groups_of, numbers_of
 
+LANES = 16
+"""Slots whose keys lie side by side in a cache."""
 BLOCK = 64
 """Positions whose values are summed one after another, before their sum is added to those of the blocks
 before."""
@@ -233,10 +235,10 @@ def store(
     width = keys.shape[2]
     if steps is not None:
         (keys, of_keys), (values, of_values) = _cached_levels(keys), _cached_levels(values)
-        steps[0].permute(1, 3, 0, 2)[places // 16, places % 16] = of_keys.transpose(0, 1)
+        steps[0].permute(1, 3, 0, 2)[places // LANES, places % LANES] = of_keys.transpose(0, 1)
         steps[1].index_copy_(1, places, of_values)
     keys, values = keys.to(to_keys.dtype), values.to(to_values.dtype)
-    to_keys.permute(1, 3, 0, 2)[places // 16, places % 16] = keys.transpose(0, 1)
+    to_keys.permute(1, 3, 0, 2)[places // LANES, places % LANES] = keys.transpose(0, 1)
     to_values[:, :, :width].index_copy_(1, places, values)
 
 
