@@ -55,12 +55,14 @@ def expected(large: Path) -> list[list[int]]:
 
 
 @pytest.fixture
-def scarce(expected: list[list[int]]) -> Iterator[list[LocalDaemon]]:
-    """Daemons in this process that may use what it takes by now, and two and a half conversations."""
+def scarce(large: Path, expected: list[list[int]]) -> Iterator[list[LocalDaemon]]:
+    """Daemons in this process that may use what it takes by now, the weights, and two and a half
+    conversations."""
     del expected  # what it imports counts before
     gc.collect()
     give_back()  # as the daemons do when they load: what earlier tests left free is not theirs
-    memory_bytes = psutil.Process().memory_info().rss + WORK_BYTES + 5 * CACHE_BYTES // 2
+    weight_bytes = sum(file.stat().st_size for file in large.glob("*.safetensors"))  # 34 MB, of both slices
+    memory_bytes = psutil.Process().memory_info().rss + WORK_BYTES + weight_bytes + 5 * CACHE_BYTES // 2
     machine = Machine(device="cpu", threads=1, memory_bytes=memory_bytes, cache_bytes=0)
     daemons = [
         Daemon(host="127.0.0.1", port=0, name=f"scarce-{index}", machine=machine) for index in range(STAGES)
