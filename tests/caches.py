@@ -1,5 +1,5 @@
-"""Cache folders of tests, which are not the user's: all but what is known of kernels, which takes seconds to
-find out."""
+"""Cache folders of tests, which are not the user's: all but what is built for this processor and known of
+its kernels, which takes long to find out."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from pathlib import Path
 
 from flowspec.folders import cache_folder
 
-KERNELS = cache_folder() / "kernels"
-"""As it was when this was imported: the user's, or one that links to it."""
+BUILT, KNOWN = "arithmetic", "kernels"
+SHARED = {name: cache_folder() / name for name in (BUILT, KNOWN)}
+"""As they were when this was imported: the user's, or ones that link to them."""
 
 
-def make_cache(home: Path) -> str:
-    """A cache home under which nothing is known but kernels: what `XDG_CACHE_HOME` is to be."""
-    KERNELS.mkdir(parents=True, exist_ok=True, mode=0o700)
+def make_cache(home: Path, *names: str) -> str:
+    """A cache home under which nothing else is there than what is shared, or these names of it: what
+    `XDG_CACHE_HOME` is to be."""
     folder = home / "flowspec"
     folder.mkdir(parents=True)
-    (folder / "kernels").symlink_to(KERNELS)
+    for name in names or SHARED:
+        SHARED[name].mkdir(parents=True, exist_ok=True, mode=0o700)
+        (folder / name).symlink_to(SHARED[name])
     return str(home)

@@ -26,6 +26,7 @@ from flowspec.runtime.local import LocalDaemon
 from flowspec.runtime.pipelines import Recovery
 from flowspec.runtime.replanning import replan
 from flowspec.runtime.token_stream import ArithmeticChanged
+from tests.caches import BUILT, make_cache
 from tests.daemons import DaemonProcess, daemon_process
 from tests.runtime.clusters import PROMPT, Peer, plan_for, submit, tokens_of, whole_model
 
@@ -36,7 +37,7 @@ DRAWN = Sampling(temperature=1.0, seed=9)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(folder))
+        patch.setenv("XDG_CACHE_HOME", make_cache(folder, BUILT))
         yield folder
 
 

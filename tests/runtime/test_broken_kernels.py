@@ -14,6 +14,7 @@ from flowspec.model.files import ModelFiles
 from flowspec.model.step_by_step import StepByStep
 from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalDaemon
+from tests.caches import BUILT, make_cache
 from tests.daemons import DaemonProcess, daemon_process
 from tests.runtime.clusters import PROMPT, plan_for, submit, tokens_of
 
@@ -46,7 +47,7 @@ def asked(folder: Path, daemon: DaemonProcess) -> list[int]:
 def test_answers_are_right_where_kernels_are_broken(
     how: str, answers: int, told: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", make_cache(tmp_path / "cache", BUILT))
     expected = StepByStep.load(ModelFiles(str(folder)), "int8").generate(
         PROMPT, Sampling(temperature=1.0, seed=9), 20, frozenset()
     )
@@ -62,7 +63,7 @@ def test_answers_are_right_where_kernels_are_broken(
 def test_where_none_is_right_the_head_says_so_and_the_daemon_serves_on(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", make_cache(tmp_path / "cache", BUILT))
     with daemon_process("broken", run=("-m", "tests.model.broken_kernels", "wrong,only")) as daemon:
         for _ in range(2):
             with pytest.raises(
