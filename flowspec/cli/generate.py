@@ -272,7 +272,7 @@ def check_length(args: argparse.Namespace) -> None:
             return
         ids = encode_prompt(Tokenizer(files), args, args.prompt)
     if len(ids) >= context:
-        raise InputError(too_long(len(ids), context))
+        raise InputError(too_long(len(ids), context, most))
 
 
 def encode_prompt(tokenizer: Tokenizer | None, args: argparse.Namespace, prompt: str) -> list[int]:

@@ -385,13 +385,20 @@ def test_a_prompt_or_context_that_does_not_fit_the_model() -> None:
 
 
 @pytest.mark.parametrize(
-    "flags", [["a " * 3000], ["word " * 12, "--context=5"], ["--prompt-token-ids=1,5,6", "--context=3"]]
+    ("flags", "more"),
+    [
+        (["a " * 3000], ": the model has no more"),
+        (["word " * 12, "--context=5"], ", or raise --context, to 1024 at most"),
+        (["--prompt-token-ids=1,5,6", "--context=3"], ", or raise --context, to 1024 at most"),
+    ],
+    ids=range(3),
 )
 def test_a_prompt_that_is_too_long_is_refused_before_anything_starts(
-    refused: Callable[..., str], flags: list[str]
+    refused: Callable[..., str], flags: list[str], more: str
 ) -> None:
     told = refused("generate", *flags)
-    assert re.match(r"the prompt has \d+ tokens, but the context holds \d+ with the answer; shorten", told)
+    expected = r"the prompt has \d+ tokens, but the context holds \d+ with the answer; shorten the prompt"
+    assert re.fullmatch(expected + re.escape(more), told)
 
 
 def test_a_daemon_that_is_not_there_is_a_cluster_failure(tmp_path: Path) -> None:

@@ -596,9 +596,13 @@ class HeadCore:
         return chunk_rows(length, most, self.stage_count, self._slot_s)
 
 
-def too_long(count: int, context: int) -> str:
-    """Why a prompt of so many tokens is refused."""
+def too_long(count: int, context: int, most: int | None = None) -> str:
+    """Why a prompt of so many tokens is refused; `most` tokens are the model's limit, where that is known."""
+    if most is None:
+        more = ", or raise --context if the model allows more"
+    else:
+        more = f", or raise --context, to {most} at most" if most > context else ": the model has no more"
     return (
         f"the prompt has {count} tokens, but the context holds {context} with the answer; shorten the "
-        "prompt, or raise --context if the model allows more"
+        f"prompt{more}"
     )

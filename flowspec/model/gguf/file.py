@@ -268,8 +268,9 @@ class _Reader:
         self._at = 0
 
     def file(self) -> GgufFile:
-        if self._take(4) != _MAGIC:
+        if self._data[: len(_MAGIC)] != _MAGIC:
             raise ValueError("it does not begin with GGUF")
+        self._at = len(_MAGIC)
         version, tensor_count, entry_count = self._numbers("IQQ")
         if version not in _VERSIONS:
             raise ValueError(f"version {version}, expected 2 or 3")
@@ -294,9 +295,15 @@ class _Reader:
 
     def _take(self, count: int) -> bytes:
         if count > len(self._data) - self._at:
-            raise ValueError("it ends early")
+            raise self._ends_early()
         self._at += count
         return self._data[self._at - count : self._at]
+
+    def _ends_early(self) -> InputError:
+        return InputError(
+            f"{self._path} ends within its header, after {len(self._data)} bytes: it is incomplete or "
+            "damaged; copy it again"
+        )
 
     def _numbers(self, layout: str) -> tuple[Any, ...]:
         return struct.unpack(f"<{layout}", self._take(struct.calcsize(f"<{layout}")))
@@ -332,10 +339,10 @@ class _Reader:
         start = at = self._at
         for _ in range(count):
             if at + _LENGTH.size > len(self._data):
-                raise ValueError("it ends early")
+                raise self._ends_early()
             at += _LENGTH.size + _LENGTH.unpack_from(self._data, at)[0]
         if at > len(self._data):
-            raise ValueError("it ends early")
+            raise self._ends_early()
         self._at = at
         return GgufTexts(path=self._path, start=start, end=at, count=count)
 
