@@ -35,7 +35,7 @@ class Refusal(enum.Enum):
     def told(self, keys: Keyring | None) -> str:
         """What to tell somebody who dialled with these keys: what is wrong there, and what to do."""
         if keys is None:
-            text = "it takes" if self is Refusal.MECHANISM else "it hung up at once, perhaps as it takes"
+            text = "it takes" if self is Refusal.MECHANISM else "it hung up; if nobody ended it, it takes"
             return (
                 f"{text} encrypted connections only, and there are no keys here: put its cluster's keys "
                 "beside the cluster file (flowspec keygen)"
