@@ -13,6 +13,7 @@ from gguf.quants import quantize
 from safetensors.torch import load_file
 
 from flowspec.bench.checkpoints import SMALL, make_checkpoint
+from flowspec.model.families import FAMILIES
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.file import KEPT_TYPES
 
@@ -114,6 +115,16 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_experts_per_tok": 2,
         },
     ),
+    "lfm2": (
+        "lfm2",
+        {
+            **WIDE,
+            "num_hidden_layers": 6,
+            "intermediate_size": 700,
+            "full_attn_idxs": [1, 4],
+            "norm_eps": 1e-4,
+        },
+    ),
     "mixtral": ("mixtral", {**WIDE, "num_local_experts": 3, "num_experts_per_tok": 2}),
     "glm4-moe": (
         "glm4_moe",
@@ -185,7 +196,7 @@ def convert(
     kinds = [kind] if isinstance(kind, GGMLQuantizationType) else list(kind)
     for number, (name, values) in enumerate(tensors.items()):
         own = kinds[number % len(kinds)]
-        if values.ndim == 1 or ".ffn_gate_inp." in name:
+        if values.ndim == 1 or ".ffn_gate_inp." in name or ".shortconv.conv." in name:
             own = GGMLQuantizationType.F32
         elif len(kinds) > 1 and values.shape[-1] % GGML_QUANT_SIZES[own][0]:
             own = GGMLQuantizationType.Q8_0
@@ -235,7 +246,7 @@ def _metadata(config: Any, architecture: str) -> dict[str, Any]:
         "feed_forward_length": config.intermediate_size,
         "attention.head_count": config.num_attention_heads,
         "attention.head_count_kv": config.num_key_value_heads,
-        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "attention.layer_norm_rms_epsilon": getattr(config, FAMILIES[config.model_type].norm_eps),
         "rope.freq_base": float(full["rope_theta"]),
     }
     if architecture in ("llama", "phi3", "smollm3", "granite", "glm4moe"):
@@ -274,6 +285,14 @@ def _metadata(config: Any, architecture: str) -> dict[str, Any]:
         }
     if architecture == "qwen3moe":
         found["expert_feed_forward_length"] = config.moe_intermediate_size
+    if architecture == "lfm2":
+        found |= {
+            "feed_forward_length": -(-int(2 * config.intermediate_size / 3) // 256) * 256,
+            "shortconv.l_cache": config.conv_L_cache,
+            "attention.head_count_kv": [
+                0 if kind == "conv" else config.num_key_value_heads for kind in config.layer_types
+            ],
+        }
     if architecture == "granite":
         found |= {
             "attention.scale": config.attention_multiplier,
@@ -312,6 +331,8 @@ def _tensors(checkpoint: Tensors, config: Any, architecture: str) -> Tensors:
             values = values.reshape(heads, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
         if architecture.startswith("gemma") and name.endswith("norm.weight"):
             values = values + 1
+        if name.endswith(".conv.conv.weight"):
+            values = values.squeeze(1)
         stem, _, suffix = name.replace("_correction_bias", "_correction.bias").rpartition(".")
         found[f"{names.get_name(stem)}.{suffix}"] = values.astype(np.float32)
     found |= {name: np.stack(stack).astype(np.float32) for name, stack in experts.items()}

@@ -138,6 +138,19 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "mixtral",
         {**_FOUR, "num_key_value_heads": 2, "num_local_experts": 4, "sliding_window": 14},
     ),
+    "lfm2": (
+        "lfm2",
+        {
+            **_FOUR,
+            "num_hidden_layers": 6,
+            "num_key_value_heads": 2,
+            "intermediate_size": 150,
+            "block_ffn_dim_multiplier": 1.1,
+            "block_multiple_of": 16,
+            "conv_bias": True,
+            "full_attn_idxs": [2, 5],
+        },
+    ),
     "glm4-moe": (
         "glm4_moe",
         {

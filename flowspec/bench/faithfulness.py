@@ -288,7 +288,7 @@ def _matrices(part: Slice, reference: Reference) -> Iterator[Matrix]:
                 full = f"layers.{index}.{path}.{name}"
                 if type(module) is nn.Linear and name == "weight":
                     yield full, own[path], weight, module.bias
-                elif weight.dim() == 3:  # a mixture's experts
+                elif weight.dim() == 3 and not isinstance(module, nn.Conv1d):  # a mixture's experts
                     mine = getattr(own[path], name)
                     for expert, values in enumerate(weight):
                         packed = isinstance(mine, nn.ModuleList)

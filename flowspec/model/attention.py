@@ -5,6 +5,8 @@ pruning frees slots without copying anything. Rows of several requests go throug
 and attend each to their own cache. A row's sums go by the positions of what it sees (`arithmetic/`), so which
 slots its path happens to lie in changes no bit.
 
+Layers that are short convolutions hold an input in each slot instead (`convolution.py`).
+
 Layers with a sliding window may have a cache of their own, with fewer slots (`core.protocol.sliding_window`).
 """
 
@@ -24,11 +26,13 @@ from flowspec.model.arithmetic.plain import LANES
 
 
 class TreeCache:
-    """Keys and values of one request in some `layers` of a slice, counted from its first; grown in blocks.
+    """What one request holds in some layers of a slice, counted from its first; grown in blocks: keys and
+    values in `layers`, and in those that are short `convolutions` inputs of `width`, in `input_dtype`.
 
     `keys` `[layers, kv_heads, slots / LANES, head_dim, LANES]`: a number of sixteen slots' keys lies side by
     side, as scores are summed. `values` `[layers, kv_heads, slots, head_dim filled up to LANES]`. In int8
     they are levels (`q8_0`): each 32 numbers of a key or a value, rounded alone, with a step in float16.
+    `inputs` `[convolutions, slots, width]`.
     """
 
     def __init__(
@@ -40,10 +44,14 @@ class TreeCache:
         slots_max: int,
         dtype: torch.dtype,
         device: torch.device,
+        convolutions: Sequence[int] = (),
+        width: int = 0,
+        input_dtype: torch.dtype | None = None,
     ) -> None:
         self.slots_max = slots_max
-        self.places = {layer: place for place, layer in enumerate(layers)}
+        self.places = {layer: place for kind in (layers, convolutions) for place, layer in enumerate(kind)}
         count = len(layers)
+        self.inputs = torch.zeros((len(convolutions), 0, width), dtype=input_dtype, device=device)
         self.keys = torch.zeros((count, kv_heads, 0, head_dim, LANES), dtype=dtype, device=device)
         self.values = torch.zeros((count, kv_heads, 0, _filled(head_dim)), dtype=dtype, device=device)
         self._steps: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -56,8 +64,8 @@ class TreeCache:
 
     @property
     def bytes(self) -> int:
-        """Of keys and values as they are now."""
-        return sum(each.nbytes for each in (self.keys, self.values, *(self._steps or ())))
+        """Of all that is held now."""
+        return sum(each.nbytes for each in (self.keys, self.values, self.inputs, *(self._steps or ())))
 
     def steps(self, layer: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Between levels of a layer's keys and values, where they are levels."""
@@ -71,7 +79,8 @@ class TreeCache:
         slot = (width + self.keys.shape[3]) * self.keys.element_size()
         if self._steps is not None:
             slot += sum(steps.shape[3] * steps.element_size() for steps in self._steps)
-        return layers * heads * added * slot
+        inputs = self.inputs.shape[0] * self.inputs.shape[2] * self.inputs.element_size()
+        return added * (layers * heads * slot + inputs)
 
     def reserve(self, slots: int) -> None:
         """Makes room for slots `0..slots-1`; new ones are zero."""
@@ -82,6 +91,7 @@ class TreeCache:
         more = _filled(cache_size(slots, self.slots_max)) - have
         self.keys = F.pad(self.keys, (0, 0, 0, 0, 0, more // LANES))
         self.values = F.pad(self.values, (0, 0, 0, more))
+        self.inputs = F.pad(self.inputs, (0, 0, 0, more))
         if self._steps is not None:
             of_keys, of_values = self._steps
             self._steps = F.pad(of_keys, (0, 0, 0, 0, 0, more // LANES)), F.pad(of_values, (0, 0, 0, more))
@@ -98,6 +108,7 @@ class TreeCache:
         if len(index):
             self.keys.permute(2, 4, 0, 1, 3)[index // LANES, index % LANES] = 0
             self.values.index_fill_(2, index, 0)
+            self.inputs.index_fill_(1, index, 0)
             if self._steps is not None:
                 of_keys, of_values = self._steps
                 of_keys.permute(2, 4, 0, 1, 3)[index // LANES, index % LANES] = 0
@@ -122,6 +133,7 @@ class TreeRows:
     visible: torch.Tensor  # [rows, high] bool
     windowed: TreeRows | None = None
     sights: dict[int | None, Sight] = field(default_factory=dict)
+    lines: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def of(self, layer: int) -> TreeRows:
         """These rows in the cache that holds a layer."""
@@ -135,6 +147,18 @@ class TreeRows:
                 seen = seen & (self.key_positions[None, :] > self.positions[:, None] - window)
             self.sights[window] = Sight(seen.contiguous(), self.key_positions)
         return self.sights[window]
+
+    def line(self, length: int) -> torch.Tensor:
+        """Slots of the last so many nodes of each row's path, the row's own last, -1 where the text has not
+        begun: `[rows, length]` int64."""
+        if length not in self.lines:
+            back = torch.arange(length - 1, -1, -1, device=self.positions.device)
+            wanted = self.positions[:, None] - back  # [rows, length]
+            is_it = self.visible[:, None] & (self.key_positions == wanted[..., None])  # [rows, length, high]
+            found, slots = is_it.max(dim=2)
+            assert torch.equal(found, wanted >= 0), "a row does not see the nodes right before it"
+            self.lines[length] = torch.where(found, slots, -1)
+        return self.lines[length]
 
     def select(self, kept: torch.Tensor, first: int) -> TreeRows:
         """The same request's rows with only `kept` (indices into these rows)."""

@@ -54,7 +54,10 @@ class Family:
     `rotary_is_partial`: the layers take position embeddings narrower than a head. `stacked`: parameters of a
     layer that checkpoints hold expert by expert, each with the tensors that are joined, output rows on output
     rows, to expert `{}`; `renamed`: those that they only call otherwise. `router`: how a mixture's rows
-    choose experts. `ignored`: fields of the family's config that transformers' code does not act on.
+    choose experts. `norm_eps` and `last_norm`: what the config calls the constant of norms, and a checkpoint
+    the norm behind the last layer. `has_convolutions`: layers may be short convolutions (`convolution.py`).
+    `ignored`: fields of the family's config that transformers' code does not act on; `repeated`: those that
+    say once more what the field says that it acts on.
     `part`: where a multimodal model's config keeps that of the decoder, the part that is run here.
     `architectures`: classes that generate text, besides `{prefix}ForCausalLM`.
     """
@@ -62,6 +65,9 @@ class Family:
     module: str
     prefix: str
     norm: Norm = "cast, scale"
+    norm_eps: str = "rms_norm_eps"
+    last_norm: str = "norm"
+    has_convolutions: bool = False
     embedding_scale: Callable[[Any, Callable[[float], float]], float] = _as_it_is
     finish: Callable[[Any, Any, Function], Any] = _untouched
     rotary_by_layer_type: bool = False
@@ -71,6 +77,7 @@ class Family:
     stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
+    repeated: Mapping[str, str] = field(default_factory=dict)
     architectures: tuple[str, ...] = ()
     part: str = ""
 
@@ -159,6 +166,20 @@ FAMILIES = {
             "mlp.experts.down_proj": (_MIXTRAL + "experts.{}.w2.weight",),
         },
         renamed={"mlp.gate.weight": _MIXTRAL + "gate.weight"},
+    ),
+    "lfm2": Family(
+        module="lfm2",
+        prefix="Lfm2",
+        norm_eps="norm_eps",
+        last_norm="embedding_norm",
+        has_convolutions=True,
+        repeated={
+            "block_dim": "hidden_size",
+            "block_norm_eps": "norm_eps",
+            "conv_dim": "hidden_size",
+            "conv_dim_out": "hidden_size",
+            "num_heads": "num_attention_heads",
+        },
     ),
     "glm4_moe": Family(
         module="glm4_moe", prefix="Glm4Moe", rotary_is_partial=True, router="sigmoid", stacked=_EXPERTS

@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from types import FunctionType
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from flowspec.errors import InputError
 from flowspec.model.arithmetic import plain
 from flowspec.model.arithmetic.operations import function, norm, turned
 from flowspec.model.attention import tree_attention
+from flowspec.model.convolution import tree_convolution
 from flowspec.model.experts import EXPERTS_NAME
 from flowspec.model.families import Family
 from flowspec.model.products import Product
@@ -96,7 +97,7 @@ class Pieces:
                 ]
                 embedding = nn.Embedding(config.vocab_size, config.hidden_size) if span.is_first else None
                 norm = (
-                    family.piece("RMSNorm")(config.hidden_size, eps=config.rms_norm_eps)
+                    family.piece("RMSNorm")(config.hidden_size, eps=getattr(config, family.norm_eps))
                     if span.is_last
                     else None
                 )
@@ -232,7 +233,7 @@ def call_directly(module: nn.Module, family: Family, product: Product | None = N
     norm_class = family.piece("RMSNorm")
     for part in list(module.modules()):
         kind = type(part)
-        call = _with_own_turns(kind.forward, family.rotary_is_partial)
+        call = _with_own_functions(kind.forward, family.rotary_is_partial)
         if isinstance(part, norm_class):
             call = _normed
             part.__dict__["how"] = family.norm
@@ -240,6 +241,8 @@ def call_directly(module: nn.Module, family: Family, product: Product | None = N
         elif kind is nn.Linear and product is not None:
             call = _linear
             part.__dict__["product"] = product
+        elif kind.__name__.endswith("ShortConv"):
+            call = tree_convolution
         elif kind.__name__.lower().endswith("topkrouter"):
             call = ROUTERS[family.router]
         if isinstance(getattr(part, "gate_up_proj", None), nn.Parameter) and kind.__name__.endswith(
@@ -274,19 +277,19 @@ def _normed(module: Any, hidden: torch.Tensor) -> torch.Tensor:
 
 
 @functools.cache
-def _with_own_turns(forward: Any, is_partial: bool) -> Any:
-    """A layer's function, calling ours to turn queries and keys; as it is where it does that in another way,
-    or not at all."""
-    names = forward.__globals__
-    own = names.get("apply_rotary_pos_emb")
-    if "apply_rotary_pos_emb" not in forward.__code__.co_names or not _turns_halves(own, is_partial):
+def _with_own_functions(forward: Any, is_partial: bool) -> Any:
+    """A layer's function, calling ours to turn queries and keys, and in the place of torch's silu; as it is
+    where it turns in another way, and where it does neither."""
+    names, used = forward.__globals__, forward.__code__.co_names
+    own: dict[str, Any] = {}
+    if "apply_rotary_pos_emb" in used and _turns_halves(names["apply_rotary_pos_emb"], is_partial):
+        own["apply_rotary_pos_emb"] = turned
+    if {"F", "silu"} <= set(used) and names.get("F") is F:
+        own["F"] = _FUNCTIONAL
+    if not own:
         return forward
     made = FunctionType(
-        forward.__code__,
-        {**names, "apply_rotary_pos_emb": turned},
-        forward.__name__,
-        forward.__defaults__,
-        forward.__closure__,
+        forward.__code__, {**names, **own}, forward.__name__, forward.__defaults__, forward.__closure__
     )
     made.__kwdefaults__ = forward.__kwdefaults__
     return made
@@ -302,6 +305,8 @@ def _turns_halves(function: Any, is_partial: bool) -> bool:
 
 
 _FUNCTION_NAMES = {"act_fn", "activation_fn"}
+_FUNCTIONAL = SimpleNamespace(silu=partial(function, name="silu"))
+"""In the place of torch.nn.functional for a layer's function that calls its silu; it lacks all else."""
 _FUNCTIONS = {
     **dict.fromkeys(("SiLUActivation", "SiLU"), "silu"),
     **dict.fromkeys(("GELUTanh", "NewGELUActivation"), "gelu_tanh"),

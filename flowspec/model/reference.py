@@ -118,7 +118,8 @@ class Reference:
         for module in [*self._model.get_decoder().modules(), head]:
             is_linear = type(module) is torch.nn.Linear
             for name, weight in module.named_parameters(recurse=False):
-                if (is_linear and name == "weight") or weight.dim() == 3:
+                is_expert = weight.dim() == 3 and not isinstance(module, torch.nn.Conv1d)
+                if (is_linear and name == "weight") or is_expert:
                     rounded = kind.rounded(weight.to(held).flatten(0, -2))
                     weight.copy_(kind.widened(rounded, weight.shape[-1]).view_as(weight))
 

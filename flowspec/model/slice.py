@@ -11,7 +11,7 @@ captured so far)]`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,7 @@ import torch
 
 from flowspec.core.protocol.messages import Logprobs
 from flowspec.core.protocol.precision import ACTIVATIONS, CACHE_AUTO, cached_as, cached_bytes
-from flowspec.core.protocol.sliding_window import windows_of
+from flowspec.core.protocol.sliding_window import convolutions_of, windows_of
 from flowspec.core.stage.events import JobPart, RunLayers, WindowPart
 from flowspec.errors import ClusterError
 from flowspec.model.attention import TreeBatch, TreeCache, TreeRows
@@ -33,8 +33,8 @@ from flowspec.model.weights import RoundedStore, fill
 
 @dataclass(frozen=True, slots=True)
 class RequestCaches:
-    """Keys and values of a request: of layers with a window in a cache of its own where that has fewer slots,
-    and of all others."""
+    """What is held of a request: by layers with a window in a cache of its own where that has fewer slots,
+    and by all others."""
 
     whole: TreeCache
     windowed: TreeCache | None
@@ -69,6 +69,8 @@ class Slice:
         self.weight_bytes = pieces.weight_bytes
         windows = windows_of(pieces.config)[pieces.span.first : pieces.span.end]
         self._windowed = [place for place, window in enumerate(windows) if window]
+        is_convolution = convolutions_of(pieces.config)[pieces.span.first : pieces.span.end]
+        self._convolutions = [place for place, is_one in enumerate(is_convolution) if is_one]
         self._caches: dict[int, RequestCaches] = {}
         self._samplers: dict[int, Sampler] = {}
 
@@ -106,24 +108,25 @@ class Slice:
 
     @property
     def slot_bytes(self) -> int:
-        """Keys and values of one node in all layers."""
-        return (self.span.end - self.span.first) * self._layer_slot_bytes
+        """What is held of one node in all layers."""
+        return self._slot_bytes(range(self.span.end - self.span.first))
 
     @property
-    def windowed_layers(self) -> int:
-        """How many of its layers have a sliding window."""
-        return len(self._windowed)
+    def windowed_slot_bytes(self) -> int:
+        """What is held of one node in layers with a window."""
+        return self._slot_bytes(self._windowed)
 
-    @property
-    def _layer_slot_bytes(self) -> int:
+    def _slot_bytes(self, layers: Sequence[int]) -> int:
+        attending = sum(place not in self._convolutions for place in layers)
         heads: int = self.config.num_key_value_heads
-        return 2 * heads * cached_bytes(head_dim(self.config), self.cache)
+        of_attention = 2 * heads * cached_bytes(head_dim(self.config), self.cache)
+        of_convolution: int = self.config.hidden_size * self.dtype.itemsize
+        return attending * of_attention + (len(layers) - attending) * of_convolution
 
     def request_bytes(self, slots: int, window_slots: int = 0) -> int:
         """What the caches of a request may take that is opened with so many slots (as `OpenCache` says)."""
-        windowed = len(self._windowed) if window_slots else 0
-        whole = self.span.end - self.span.first - windowed
-        return (whole * slots + windowed * window_slots) * self._layer_slot_bytes
+        windowed_bytes = self.windowed_slot_bytes if window_slots else 0
+        return (self.slot_bytes - windowed_bytes) * slots + windowed_bytes * window_slots
 
     @property
     def cache_bytes(self) -> int:
@@ -150,7 +153,10 @@ class Slice:
 
     def _new_cache(self, layers: list[int], slots: int) -> TreeCache:
         return TreeCache(
-            layers=layers,
+            layers=[place for place in layers if place not in self._convolutions],
+            convolutions=[place for place in layers if place in self._convolutions],
+            width=self.config.hidden_size,
+            input_dtype=self.dtype,
             kv_heads=self.config.num_key_value_heads,
             head_dim=head_dim(self.config),
             slots_max=slots,

@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+from flowspec.core.protocol.sliding_window import CONVOLUTION, convolutions_of
 from flowspec.errors import InputError
 from flowspec.model.families import Family, check_family
 from flowspec.model.prequantised.scheme import QUANTISED, scheme_of
@@ -19,6 +20,8 @@ from flowspec.model.prequantised.scheme import QUANTISED, scheme_of
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
 """Position embeddings that depend on the position alone, longrope up to `context_max`; others look at the
 whole batch."""
+CONVOLUTION_MAX = 64
+"""Positions that a short convolution sees at most; of published models 3."""
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "alibi": (None, False),
@@ -26,6 +29,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attention_multiplier": (None,),
     "attn_logit_softcapping": (None,),
     "attn_temperature_tuning": (None, False, 0),
+    "block_use_swiglu": (None, True),
     "clip_qkv": (None,),
     "embedding_multiplier": (None, 1),
     "final_logit_softcapping": (None,),
@@ -45,6 +49,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "scale_emb": (None, 1),
     "sliding_window": (None,),
     "use_bidirectional_attention": (None, False),
+    "use_pos_enc": (None, True),
     "use_qk_norm": (None, False),
 }
 """Fields by which a config changes the arithmetic, each with its values that change nothing."""
@@ -63,9 +68,12 @@ def family_of(config: Any, model: str) -> Family:
     scheme_of({name: getattr(config, name, None) for name in QUANTISED}, model)
     check_rotary(config, family, model)
     _check_fields(config, model)
+    _check_repeated(config, family, model)
     _check_heads(config, model)
     _check_experts(config, model)
-    _check_layer_types(config, model)
+    _check_layer_types(config, family, model)
+    if family.has_convolutions:
+        _check_convolutions(config, model)
     return family
 
 
@@ -134,6 +142,16 @@ def _check_fields(config: Any, model: str) -> None:
         )
 
 
+def _check_repeated(config: Any, family: Family, model: str) -> None:
+    for name, same in family.repeated.items():
+        value, expected = getattr(config, name, None), getattr(config, same)
+        if value not in (None, expected):
+            raise InputError(
+                f"model {model!r} sets {name} to {value!r:.40} and {same} to {expected!r:.40}; expected one "
+                "value"
+            )
+
+
 def _is_idle(config: Any, name: str, value: Any) -> bool:
     """Whether a window is too wide, or types of layers too plain, to change anything."""
     if name == "sliding_window":
@@ -172,7 +190,23 @@ def _check_experts(config: Any, model: str) -> None:
         )
 
 
-def _check_layer_types(config: Any, model: str) -> None:
+def _check_convolutions(config: Any, model: str) -> None:
+    length = config.conv_L_cache
+    if type(length) is not int or not 1 <= length <= CONVOLUTION_MAX:
+        raise InputError(
+            f"model {model!r}: conv_L_cache: expected a number from 1 to {CONVOLUTION_MAX}, got "
+            f"{length!r:.40}"
+        )
+    stated = config.full_attn_idxs
+    attending = [place for place, is_one in enumerate(convolutions_of(config)) if not is_one]
+    if stated is not None and set(stated) != set(attending):
+        raise InputError(
+            f"model {model!r}: full_attn_idxs: expected the layers that layer_types has as {_FULL}, "
+            f"{attending!r:.80}, got {stated!r:.80}"
+        )
+
+
+def _check_layer_types(config: Any, family: Family, model: str) -> None:
     """Masks go by a layer's type and attention by its window: they must mean the same."""
     window = getattr(config, "sliding_window", None)
     if window is not None and (type(window) is not int or window < 1):
@@ -180,9 +214,10 @@ def _check_layer_types(config: Any, model: str) -> None:
     types = getattr(config, "layer_types", None)
     if types is None:
         return
-    if len(types) != config.num_hidden_layers or not set(types) <= {_FULL, _SLIDING}:
+    expected = (_FULL, CONVOLUTION) if family.has_convolutions else (_FULL, _SLIDING)
+    if len(types) != config.num_hidden_layers or not set(types) <= set(expected):
         raise InputError(
-            f"model {model!r}: layer_types: expected {config.num_hidden_layers} of {_FULL} and {_SLIDING}, "
+            f"model {model!r}: layer_types: expected {config.num_hidden_layers} of {' and '.join(expected)}, "
             f"got {types!r:.80}"
         )
     if _SLIDING in types and (window is None or not getattr(config, "use_sliding_window", True)):

@@ -76,7 +76,7 @@ class Weight:
     @property
     def is_experts(self) -> bool:
         """Whether it is the matrices of a mixture's experts, `[experts, out, in]`."""
-        return len(self.shape) == 3
+        return len(self.shape) == 3 and not isinstance(self.owner[0], nn.Conv1d)
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -121,7 +121,7 @@ def weights_of(pieces: Pieces, tensors: Tensors) -> Iterator[Weight]:
                 layer, name, _sources(pieces.family, tensors, f"{prefix}layers.{index}.", name, value)
             )
     if pieces.norm is not None and pieces.lm_head is not None:
-        yield Weight(pieces.norm, "weight", (TensorSource(f"{prefix}norm.weight"),))
+        yield Weight(pieces.norm, "weight", (TensorSource(f"{prefix}{pieces.family.last_norm}.weight"),))
         yield Weight(
             pieces.lm_head, "weight", (TensorSource(lm_head_name(pieces.config, pieces.family, tensors)),)
         )
@@ -294,7 +294,7 @@ def _check_all_used(pieces: Pieces, weights: tuple[Weight, ...], tensors: Tensor
     root = _root(pieces.family, tensors)
     own = [f"{root.prefix}layers.{index}." for index in range(pieces.span.first, pieces.span.end)]
     if pieces.span.is_last:
-        own += [f"{root.prefix}norm.", root.lm_head.removesuffix("weight")]
+        own += [f"{root.prefix}{pieces.family.last_norm}.", root.lm_head.removesuffix("weight")]
     unused = set(tensors) - {tensor for weight in weights for tensor in weight.tensors}
     strange = sorted(
         name for name in unused if name.startswith(tuple(own)) and not name.endswith("rotary_emb.inv_freq")
@@ -308,7 +308,8 @@ def _check_all_used(pieces: Pieces, weights: tuple[Weight, ...], tensors: Tensor
 
 def _root(family: Family, tensors: Tensors) -> Root:
     """Where this checkpoint keeps its decoder; the family's first place when it is in none."""
-    return next((root for root in family.roots if root.prefix + "norm.weight" in tensors), family.roots[0])
+    norm = f"{family.last_norm}.weight"
+    return next((root for root in family.roots if root.prefix + norm in tensors), family.roots[0])
 
 
 def _sources(

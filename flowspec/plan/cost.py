@@ -49,14 +49,15 @@ def layers_curve(
 ) -> Curve:
     weights = weights_curve(device, layers * shape.layer_params, precision, shape.filed_bytes)
     attention = device.number_rates(precision)
-    cache_bytes = 2 * layers * shape.kv_heads * cached_bytes(shape.head_dim, cached_as(cache, precision))
+    attending = layers * shape.attention_share
+    cache_bytes = 2 * attending * shape.kv_heads * cached_bytes(shape.head_dim, cached_as(cache, precision))
     return Curve(
         base_s=weights.base_s,
         row_s=weights.row_s,
         extra_row_s=weights.extra_row_s,
         fixed_s=1e-6 * (layers * device.layer_us + device.pass_us),
         context_s=1e-9 * cache_bytes / attention.gb_per_s,
-        row_context_s=2e-12 * OPERATIONS * layers * shape.heads * shape.head_dim / attention.tflops,
+        row_context_s=2e-12 * OPERATIONS * attending * shape.heads * shape.head_dim / attention.tflops,
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.precision import (
+    ACTIVATIONS,
     CACHE_AUTO,
     FILED,
     PRECISION_BYTES,
@@ -48,14 +49,22 @@ def cache_bytes(
     nodes_max: int = limits.TREE_NODES_MAX,
     window: SlidingWindow | None = None,
     windowed: int = 0,
+    convolutions: int = 0,
+    input_bytes: int = 0,
 ) -> int:
     """Keys and values of one request, `held` as `precision.cached_as` says, with a full context and a full
     tree, which has more nodes at a drafter. So many of the layers are `windowed`: they hold what `window`
-    says (None: all)."""
+    says (None: all). So many of these are short `convolutions`: instead they hold inputs of `input_bytes`."""
     slots = context + nodes_max
     window_slots = slots if window is None else min(slots, window.slots)
-    layer_slots = (layers - windowed) * slots + windowed * window_slots
-    return 2 * kv_heads * cached_bytes(head_dim, held) * layer_slots
+    layer_slots = (layers - windowed) * slots + (windowed - convolutions) * window_slots
+    inputs = convolutions * window_slots * input_bytes
+    return 2 * kv_heads * cached_bytes(head_dim, held) * layer_slots + inputs
+
+
+def input_bytes(hidden: int, precision: str) -> int:
+    """What a short convolution holds in a slot: one input as wide as a hidden state, as activations are."""
+    return hidden * int(PRECISION_BYTES[ACTIVATIONS[precision]])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,13 +116,11 @@ def filed_bytes(shape: ModelShape, weights: ModelWeights) -> FiledBytes:
 
 
 def layer_outputs(shape: ModelShape) -> int:
-    """Outputs of a layer's matrices: queries, keys, values, what attention gives, and the three of each
-    feed-forward network."""
-    return (
-        (shape.heads + 2 * shape.kv_heads) * shape.head_dim
-        + (1 + shape.experts) * shape.hidden
-        + 2 * shape.held_intermediate
-    )
+    """Outputs of a layer's matrices: queries, keys, values (or the three of a short convolution, where that
+    is more), what attention gives, and the three of each feed-forward network."""
+    attention = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+    mixed = max(attention, 3 * shape.hidden * any(shape.convolutions))
+    return mixed + (1 + shape.experts) * shape.hidden + 2 * shape.held_intermediate
 
 
 def kept_bytes(precision: str) -> float:
@@ -151,14 +158,21 @@ def stage_memory(
         size = layers * weight_bytes(weights.layer, layer_outputs(shape), precision)
         size += weights.embedding * kept * (first and not is_shared)
         size += (weight_bytes(weights.head, shape.vocabulary, precision) + weights.norm * kept) * last
-    held = cache_bytes(
-        layers=layers,
-        kv_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        context=context,
-        held=cached_as(cache, precision),
-        window=window_for(max(shape.windows, default=0), context),
-        windowed=shape.fewest_windowed(layers) if begin is None else shape.windowed(begin, layers),
+    held = max(
+        cache_bytes(
+            layers=layers,
+            kv_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            context=context,
+            held=cached_as(cache, precision),
+            window=window_for(max(shape.windows, default=0), context),
+            windowed=windowed,
+            convolutions=convolutions,
+            input_bytes=input_bytes(shape.hidden, precision),
+        )
+        for windowed, convolutions in (
+            shape.held_anywhere(layers) if begin is None else {shape.held(begin, layers)}
+        )
     )
     return SliceMemory(weight_bytes=round(size), cache_bytes=users * held)
 
@@ -184,6 +198,9 @@ def drafter_memory(shape: ModelShape, precision: str, *, context: int, users: in
         context=context,
         held=cached_as(CACHE_AUTO, precision),
         nodes_max=limits.DRAFT_NODES_MAX,
+        windowed=sum(shape.convolutions),
+        convolutions=sum(shape.convolutions),
+        input_bytes=input_bytes(shape.hidden, precision),
     )
     return SliceMemory(weight_bytes=round(size), cache_bytes=users * held)
 

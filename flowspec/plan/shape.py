@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flowspec.core.protocol.precision import FILED, PRECISIONS
-from flowspec.core.protocol.sliding_window import windows_of
+from flowspec.core.protocol.sliding_window import convolutions_of, windows_of
 from flowspec.errors import InputError, meant
 
 USUAL_FILED_BYTES = PRECISIONS[FILED].weight_bytes + PRECISIONS[FILED].group_bytes
@@ -24,8 +24,8 @@ class ModelShape:
     `is_tied`: `lm_head` has the embedding's weights. A mixture of experts counts those that one row runs
     through: what a pass of one row reads, and less than what is in memory: `experts` are there, of which a
     row runs through `experts_per_row`. `windows` are how many positions each layer sees (0: all; none given:
-    all see all). `filed_bytes` is what a weight takes on average as the model's GGUF
-    file packs it.
+    all see all), `convolutions` which layers are short convolutions in the place of attention (none given:
+    none). `filed_bytes` is what a weight takes on average as the model's GGUF file packs it.
     """
 
     name: str
@@ -41,22 +41,33 @@ class ModelShape:
     experts: int = 1
     experts_per_row: int = 1
     windows: tuple[int, ...] = ()
+    convolutions: tuple[bool, ...] = ()
     filed_bytes: float = USUAL_FILED_BYTES
 
-    def windowed(self, begin: int, layers: int) -> int:
-        """How many of so many layers have a window."""
-        return sum(window > 0 for window in self.windows[begin : begin + layers])
+    def held(self, begin: int, layers: int) -> tuple[int, int]:
+        """How many of so many layers have a window, and how many of these are short convolutions."""
+        end = begin + layers
+        return sum(window > 0 for window in self.windows[begin:end]), sum(self.convolutions[begin:end])
 
-    def fewest_windowed(self, layers: int) -> int:
-        """Of so many layers in a row, wherever they are."""
+    def held_anywhere(self, layers: int) -> set[tuple[int, int]]:
+        """`held` of so many layers in a row, wherever they are."""
         places = max(1, len(self.windows) - layers + 1)
-        return min(self.windowed(begin, layers) for begin in range(places))
+        return {self.held(begin, layers) for begin in range(places)}
+
+    @property
+    def attention_share(self) -> float:
+        """Of the layers, those that attend."""
+        return 1 - sum(self.convolutions) / self.layers
 
     @property
     def layer_params(self) -> int:
-        """Weights of one layer; norms are too small to count."""
+        """Weights of one layer, the average of both kinds where some are convolutions; norms are too small to
+        count."""
         attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
-        return attention + 3 * self.hidden * self.intermediate
+        convolution = 4 * self.hidden * self.hidden
+        share = self.attention_share
+        mixer = attention if share == 1 else round(share * attention + (1 - share) * convolution)
+        return mixer + 3 * self.hidden * self.intermediate
 
     @property
     def held_intermediate(self) -> int:
@@ -93,6 +104,7 @@ def shape_of(config: Any, name: str, filed_bytes: float = 0.0) -> ModelShape:
         experts=(getattr(config, "num_local_experts", None) or 1) + _shared_experts(config),
         experts_per_row=_experts_per_row(config),
         windows=windows_of(config),
+        convolutions=convolutions_of(config),
         filed_bytes=filed_bytes or USUAL_FILED_BYTES,
     )
 
@@ -100,7 +112,16 @@ def shape_of(config: Any, name: str, filed_bytes: float = 0.0) -> ModelShape:
 def _feed_forward_width(config: Any) -> int:
     """Neurons that a row runs through in a layer; of a mixture those of the row's experts."""
     width = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
+    if getattr(config, "block_auto_adjust_ff_dim", False):
+        width = _adjusted(width, config.block_ffn_dim_multiplier, config.block_multiple_of)
     return int(width * _experts_per_row(config))
+
+
+def _adjusted(width: int, factor: float | None, multiple: int) -> int:
+    """What transformers' Lfm2MLP makes of a width: two thirds of it, times a factor, filled up to a
+    multiple."""
+    width = int(2 * width / 3)
+    return width if factor is None else -(-int(factor * width) // multiple) * multiple
 
 
 def _experts_per_row(config: Any) -> int:

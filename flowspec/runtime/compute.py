@@ -329,7 +329,8 @@ def _loaded(part: Slice, *, reused: bool, received_bytes: int = 0) -> Loaded:
     return Loaded(
         weight_bytes=part.weight_bytes,
         cache_slots=slots_in(part.cache_bytes_max, part.slot_bytes),
-        windowed_layers=part.windowed_layers,
+        slot_bytes=part.slot_bytes,
+        windowed_bytes=part.windowed_slot_bytes,
         received_bytes=received_bytes,
         hidden_size=part.config.hidden_size,
         vocabulary_size=part.config.vocab_size,

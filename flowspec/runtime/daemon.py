@@ -404,7 +404,8 @@ class Daemon:
                 weight_bytes=loaded.weight_bytes,
                 memory_bytes=resident,
                 cache_slots=loaded.cache_slots,
-                windowed_layers=loaded.windowed_layers,
+                slot_bytes=loaded.slot_bytes,
+                windowed_bytes=loaded.windowed_bytes,
                 received_bytes=loaded.received_bytes,
                 load_s=loaded.load_s,
             )

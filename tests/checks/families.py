@@ -59,6 +59,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "Qwen3-MoE": ("qwen3-moe", "qwen3-moe-fused"),
     "Mixtral": ("mixtral",),
     "GLM-4.5": ("glm4-moe",),
+    "LFM2": ("lfm2",),
 }
 """The checkpoints of `VARIANTS` that stand for a family."""
 LONG_PROMPT = 70

@@ -34,10 +34,11 @@ WINDOW = SlidingWindow(tokens=8, back=100, step=10)
 
 
 def rooms(answers: int) -> list[CacheRoom]:
-    """Of stages with memory for so many answers of full length: one of a layer, and one of six, of which five
-    have a window."""
-    need = CacheRoom(slots=0, layers=6, windowed=5).need(ONE, WINDOW.slots)
-    return [CacheRoom(slots=answers * ONE), CacheRoom(slots=-(-answers * need // 6), layers=6, windowed=5)]
+    """Of stages with memory for so many answers of full length: one where a slot takes a byte, and one where
+    it takes six, five of them in layers with a window."""
+    need = CacheRoom(slots=0, slot_bytes=6, windowed_bytes=5).need(ONE, WINDOW.slots)
+    of_six = CacheRoom(slots=-(-answers * need // 6), slot_bytes=6, windowed_bytes=5)
+    return [CacheRoom(slots=answers * ONE), of_six]
 
 
 def submit(request: int, tokens: int = CONTEXT, prompt: int = 3) -> Submit:
@@ -79,7 +80,7 @@ def test_what_an_answer_needs_is_its_tokens_and_guesses_in_whole_blocks() -> Non
 
 def test_layers_with_a_window_take_no_more_than_they_hold() -> None:
     admission = Admission(CONTEXT, [], WINDOW)
-    admission.move_to([CacheRoom(slots=ONE), CacheRoom(slots=1, layers=6, windowed=5)])
+    admission.move_to([CacheRoom(slots=ONE), CacheRoom(slots=1, slot_bytes=6, windowed_bytes=5)])
     assert admission.need_of(submit(1, tokens=20)).stages == (512, 6 * 512)
     assert admission.need_of(submit(1)).stages == (ONE, ONE + 5 * WINDOW.slots)
     with pytest.raises(InputError, match=f"take {-(-(ONE + 5 * WINDOW.slots) // 6)} cache slots .* for 1; "):

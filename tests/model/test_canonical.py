@@ -33,11 +33,11 @@ NAMES = sorted(VARIANTS)
 FILE = "GGUF of"
 CASES = sorted(
     {(name, DTYPES[(place + shift) % 5]) for place, name in enumerate(NAMES) for shift in (0, 2)}
-    | {("llama-grouped", dtype) for dtype in DTYPES}
-    | {(f"{FILE} {name}", FILED) for name in ("llama-tied", "qwen3-moe", "gemma2")}
+    | {(name, dtype) for name in ("llama-grouped", "lfm2") for dtype in DTYPES}
+    | {(f"{FILE} {name}", FILED) for name in ("llama-tied", "qwen3-moe", "gemma2", "lfm2")}
 )
-"""Two precisions of each family, all of one: `families_check` has the rest. And files whose matrices stay as
-they are packed, in all forms."""
+"""Two precisions of each family, all of one that attends and of one with short convolutions:
+`families_check` has the rest. And files whose matrices stay as they are packed, in all forms."""
 Path_ = tuple[int, ...]
 NONE: frozenset[int] = frozenset()
 NOBODY: Mapping[int, frozenset[tuple[int, Path_]]] = {}
@@ -317,6 +317,7 @@ def test_every_logit_is_that_of_step_by_step_decoding(
         ("gemma2", "bfloat16", "q8_0"),
         ("qwen3-moe", "int4", "q8_0"),
         ("phi3", "int8", "float16"),
+        ("lfm2", "bfloat16", "q8_0"),
     ],
 )
 def test_keys_and_values_in_fewer_bits(
@@ -335,6 +336,7 @@ def test_keys_and_values_in_fewer_bits(
         ("gemma2", "float16", 60),
         ("phi3", "int8", 60),
         ("llama-grouped", "int4", 60),
+        ("lfm2", "float32", 60),
         (f"{FILE} llama-tied", FILED, 60),
     ],
 )

@@ -330,6 +330,32 @@ def test_what_is_not_supported_is_refused_before_a_weight_is_read(
         ModelFiles(str(path)).raw_config()
 
 
+@pytest.fixture(scope="module")
+def lfm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("lfm2"), "lfm2")
+
+
+def test_short_convolutions_are_the_layers_without_heads_of_keys(lfm2: Path, tmp_path: Path) -> None:
+    files = ModelFiles(str(convert(lfm2, tmp_path / "m.gguf", Kind.Q8_0)))
+    config = files.config()
+    assert config.layer_types == ["conv", "full_attention", "conv", "conv", "full_attention", "conv"]
+    assert (config.num_key_value_heads, config.conv_L_cache, config.norm_eps) == (2, 3, pytest.approx(1e-4))
+    assert (config.intermediate_size, config.block_auto_adjust_ff_dim) == (512, False)
+    assert files.gguf_file.loose_matrix == "", "weights of convolutions are no matrices"
+    longer = files.tensors().shape("model.layers.0.conv.conv.weight")
+    assert longer == (256, 1, 3)
+
+
+@pytest.mark.parametrize("counts", [2, None, [0, 2], [0] * 6, [0, 2, 0, 0, 4, 0]])
+def test_numbers_of_heads_that_are_no_layers_of_two_kinds_are_refused(
+    counts: Any, lfm2: Path, tmp_path: Path
+) -> None:
+    path = convert(lfm2, tmp_path / "m.gguf", metadata={"lfm2.attention.head_count_kv": counts})
+    with pytest.raises(InputError, match=r"lfm2.attention.head_count_kv: expected .*, got ") as caught:
+        ModelFiles(str(path)).raw_config()
+    assert len(str(caught.value).splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     ("extra", "drop", "message"),
     [

@@ -234,7 +234,8 @@ _GPT2 = "I|'|LL| it|'s| | 12345| ½|x| | GrößeNeu|.|\r\n\n | <=>/|a|-|b| 中�
 _DIGITS_GPT2 = _GPT2.replace(" | 12345| ½", "  |1|2|3|4|5| |½")
 PIECES = {
     **dict.fromkeys(
-        ("llama-bpe", "llama3", "llama-v3", "falcon3", "midm-2.0", "pixtral", "dbrx", "smaug-bpe"), _LLAMA3
+        ("llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2", "midm-2.0", "pixtral", "dbrx", "smaug-bpe"),
+        _LLAMA3,
     ),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _LLAMA3.replace("123|45", "1|2|3|4|5")),
     "tekken": _LLAMA3.replace("123|45", "1|2|3|4|5").replace("Neu", "|Neu"),
@@ -293,7 +294,7 @@ def test_words_that_no_merge_makes_are_tokens_where_merges_are_ignored(name: str
     file = write_vocabulary(folder / "ignore.gguf", metadata)
     tokens = [metadata["tokenizer.ggml.tokens"][token] for token in load(file)("bar")["input_ids"]]
     is_llama3_or_tekken = name in (
-        *("llama-bpe", "llama3", "llama-v3", "falcon3", "midm-2.0", "pixtral", "tekken"),
+        *("llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2", "midm-2.0", "pixtral", "tekken"),
     )
     assert tokens == (["<b>", "bar"] if is_llama3_or_tekken else ["ba", "r"])
 

@@ -22,6 +22,7 @@ from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Sampling
 from flowspec.core.protocol.sliding_window import SlidingWindow, window_for, windows_of
 from flowspec.core.stage.events import JobPart, RunLayers
+from flowspec.core.stage.slots import CacheRoom
 from flowspec.draft.language import LanguageModelDrafter
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
@@ -41,6 +42,8 @@ CASES = [
     ("mistral-sliding", "int8", "auto"),
     ("phi3", "float32", "q8_0"),
     ("qwen2-sliding", "float16", "auto"),
+    ("lfm2", "float32", "auto"),
+    ("lfm2", "bfloat16", "q8_0"),
 ]
 
 TURNS = ((0, 30), (0, 20), (3, 5), (8, 0), (50, 20), (0, 15))
@@ -134,13 +137,14 @@ def test_no_bit_depends_on_what_was_given_back(
 
 
 @pytest.mark.parametrize("cache", ["auto", "q8_0"])
-@pytest.mark.parametrize(("variant", "first", "end"), [("gemma3-text", 0, 3), ("phi3", 2, 4)])
+@pytest.mark.parametrize(("variant", "first", "end"), [("gemma3-text", 0, 3), ("phi3", 2, 4), ("lfm2", 1, 6)])
 def test_memory_is_foretold_to_the_byte(
     variant: str, first: int, end: int, cache: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     files = ModelFiles(str(make_variant(tmp_path_factory.mktemp(variant), variant)))
     config, context = files.config(), 3072
-    span, slots = Span(first=first, end=end, count=4), context + limits.TREE_NODES_MAX
+    count = config.num_hidden_layers
+    span, slots = Span(first=first, end=end, count=count), context + limits.TREE_NODES_MAX
     window = window_for(max(windows_of(config)), context)
     assert window is not None
     part = Slice.load(files, span, "bfloat16", CPU, cache=cache)
@@ -149,8 +153,10 @@ def test_memory_is_foretold_to_the_byte(
     assert part.opened_bytes == part.request_bytes(slots, window.slots) < whole * part.slot_bytes
     foretold = slice_memory(files, span, "bfloat16", context, cache=cache, window=window)
     assert part.opened_bytes == foretold.cache_bytes
+    room = CacheRoom(slots=1, slot_bytes=part.slot_bytes, windowed_bytes=part.windowed_slot_bytes)
+    assert room.need(slots, window.slots) == foretold.cache_bytes, "as the head reckons"
     shape = shape_of(config, variant)
-    ends = {"first": first == 0, "last": end == 4}
+    ends = {"first": first == 0, "last": end == count}
     planned = partial(
         stage_memory, shape, counted_weights(files, shape), "bfloat16", end - first, **ends, context=context
     )
@@ -162,8 +168,8 @@ def test_memory_is_foretold_to_the_byte(
     whole_cache, windowed = part._caches[1].whole, part._caches[1].windowed
     assert windowed is not None
     width, filled = whole_cache.keys.shape[3], whole_cache.values.shape[3]
-    held = [len(each.places) * each.values.shape[2] for each in (whole_cache, windowed)]
+    held = [each.values.shape[0] * each.values.shape[2] for each in (whole_cache, windowed)]
     beyond = sum(held) * config.num_key_value_heads * (filled - width) * whole_cache.values.element_size()
     filled_slots = windowed.values.shape[2] - window.slots  # up to a whole vector of slots
-    beyond += len(windowed.places) * filled_slots * part.slot_bytes // (end - first)
+    beyond += filled_slots * part.windowed_slot_bytes
     assert part.cache_bytes - beyond == foretold.cache_bytes

@@ -43,6 +43,23 @@ def counted(modules: list[torch.nn.Module]) -> int:
     )
 
 
+def test_layers_of_two_kinds_count_as_their_average() -> None:
+    """LFM2-1.2B, as published: 1,170,340,608 parameters."""
+    config = AutoConfig.for_model(
+        "lfm2",
+        hidden_size=2048,
+        block_ff_dim=12288,
+        num_hidden_layers=16,
+        full_attn_idxs=[2, 5, 8, 10, 12, 14],
+    )
+    shape = shape_of(config, "LFM2-1.2B")
+    pieces = Pieces.build(config, family_of(config, "m"), Span(first=0, end=16, count=16))
+    assert shape.intermediate == 8192
+    assert shape.layers * shape.layer_params == pytest.approx(counted(pieces.layers), rel=1e-3)
+    assert shape.params == pytest.approx(1_170_340_608, rel=1e-3)
+    assert shape.attention_share == 6 / 16
+
+
 @pytest.mark.parametrize("name", ["target", "draft"])
 def test_the_shape_of_a_config_has_the_weights_of_its_layers(name: str) -> None:
     files = ModelFiles(str(bundled_folder(name)))

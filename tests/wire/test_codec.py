@@ -266,7 +266,7 @@ FACTS = build(
     kernel=st.none() | build(KernelFacts, dtype=DTYPES, arithmetics=ARITHMETICS),
 )
 SPECIAL: dict[str, st.SearchStrategy[Any]] = {
-    "Ready": build(Ready, windowed_layers=st.integers(0, limits.LAYERS_MAX)),
+    "Ready": build(Ready, slot_bytes=st.integers(9, limits.ID_MAX), windowed_bytes=st.integers(0, 9)),
     "AskFacts": build(AskFacts, dtype=st.just("") | DTYPES),
     "AskArithmetics": build(AskArithmetics, dtype=DTYPES),
     "Arithmetics": build(Arithmetics, dtype=DTYPES, names=ARITHMETICS, trouble=st.just(""))

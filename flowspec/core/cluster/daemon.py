@@ -121,8 +121,8 @@ class Loaded:
     """A slice is in memory; `reused` says that it was there already, `received_bytes` how much of it the head
     sent just now.
 
-    There is room for `cache_slots` beside it; `windowed_layers` of its layers have a sliding window. One that
-    was made ready and had no room takes `load_s` to load.
+    There is room for `cache_slots` beside it. One takes `slot_bytes` in all its layers, `windowed_bytes` of
+    these in layers with a sliding window. A slice that was made ready and had no room takes `load_s` to load.
     """
 
     weight_bytes: int
@@ -132,7 +132,8 @@ class Loaded:
     vocabulary_size: int
     reused: bool
     load_s: float = 0.0
-    windowed_layers: int = 0
+    slot_bytes: int = 1
+    windowed_bytes: int = 0
 
 
 class SliceRoom(Enum):

@@ -857,7 +857,7 @@ class PipelineCore:
         window = part.assign.sliding_window
         room = _room_of(part.assign, ready)
         needed = room.need(slots, slots if window is None else min(slots, window.slots))
-        if room.layer_slots < needed:
+        if room.bytes < needed:
             self.fired["no room"] += 1
             why = (
                 f"expected room for {room.in_slots(needed)} cache slots, got {room.slots}; give it fewer "
@@ -1154,6 +1154,5 @@ def fault_of(parts: Sequence[Assignment], device: str, error: Error) -> _Fault:
 
 def _room_of(assign: Assign, ready: Ready) -> CacheRoom:
     """What a stage that is ready has for caches."""
-    layers = assign.end_layer - assign.first_layer
-    windowed = 0 if assign.sliding_window is None else min(ready.windowed_layers, layers)
-    return CacheRoom(slots=ready.cache_slots, layers=layers, windowed=windowed)
+    windowed_bytes = 0 if assign.sliding_window is None else ready.windowed_bytes
+    return CacheRoom(slots=ready.cache_slots, slot_bytes=ready.slot_bytes, windowed_bytes=windowed_bytes)

@@ -23,7 +23,7 @@ from flowspec.errors import InputError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """Cache slots of single layers at each stage, and of all layers at each drafter."""
+    """Bytes of caches at each stage, and cache slots at each drafter."""
 
     stages: tuple[int, ...]
     drafters: tuple[int, ...]
@@ -58,7 +58,7 @@ class Admission:
         self._draft_contexts = [drafter.context for drafter in drafters]
         self._rooms: tuple[CacheRoom, ...] = (UNBOUNDED,)
         self.room = Room(
-            stages=(UNBOUNDED.layer_slots,), drafters=tuple(drafter.cache_slots for drafter in drafters)
+            stages=(UNBOUNDED.bytes,), drafters=tuple(drafter.cache_slots for drafter in drafters)
         )
         self._held: dict[int, Room] = {}
         self._tokens: dict[int, int] = {}
@@ -113,7 +113,7 @@ class Admission:
         assert submit.request not in self._needs, f"request {submit.request} is being answered"
         need = self.need_of(submit)
         for room, of_stage in zip(self._rooms, need.stages, strict=True):
-            if of_stage > room.layer_slots:
+            if of_stage > room.bytes:
                 raise InputError(
                     f"{len(submit.prompt)} tokens of prompt and {submit.new_tokens_max} of answer take "
                     f"{room.in_slots(of_stage)} cache slots with their guesses, "
@@ -188,7 +188,7 @@ class Admission:
         """Other stages with this room hold nothing yet: everybody waits again, whoever came first before all
         others."""
         self._rooms = tuple(rooms)
-        self.room = replace(self.room, stages=tuple(room.layer_slots for room in rooms))
+        self.room = replace(self.room, stages=tuple(room.bytes for room in rooms))
         self._admitted.clear()
         nothing = self._nothing.stages
         self._held = {number: replace(held, stages=nothing) for number, held in self._held.items()}

@@ -245,8 +245,8 @@ class Ready:
     """A daemon's slice is loaded and its next hop reached; `memory_bytes` is its resident memory.
 
     The head sent `received_bytes` of weights for it: 0 where they were there already. It has memory for
-    `cache_slots` of all its layers, of all conversations together; `windowed_layers` of these layers have a
-    sliding window.
+    `cache_slots` of all conversations together. One takes `slot_bytes` in all its layers, `windowed_bytes` of
+    these in layers with a sliding window.
 
     Where it made ready beside a pipeline and had no memory for both slices, loading takes about `load_s` more
     once that one is over.
@@ -255,14 +255,16 @@ class Ready:
     weight_bytes: int
     memory_bytes: int
     cache_slots: int
-    windowed_layers: int = 0
+    slot_bytes: int = 1
+    windowed_bytes: int = 0
     received_bytes: int = 0
     load_s: float = 0.0
 
     def __post_init__(self) -> None:
         for field in ("weight_bytes", "memory_bytes", "cache_slots", "received_bytes"):
             check_range(field, getattr(self, field), 0, limits.ID_MAX)
-        check_range("windowed_layers", self.windowed_layers, 0, limits.LAYERS_MAX)
+        check_range("slot_bytes", self.slot_bytes, 1, limits.ID_MAX)
+        check_range("windowed_bytes", self.windowed_bytes, 0, self.slot_bytes)
         check_range("load_s", self.load_s, 0, limits.ID_MAX)
 
 

@@ -6,6 +6,8 @@ window before that place. So such layers hold `BACK_TOKENS` more than their wind
 go: there the text is read again from its beginning, since a key in the window depends, layer by layer, on all
 that is before it.
 
+A short convolution sees as many positions as it is long, and holds its inputs in the same way.
+
 A stage decides by what it has run, the head by the most that any stage can have run: it never keeps what a
 stage has given back.
 """
@@ -18,6 +20,8 @@ from typing import Any
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.checks import check_range
 
+CONVOLUTION = "conv"
+"""What transformers' configs call layers that are short convolutions, of the length `conv_L_cache`."""
 BACK_TOKENS = 1024
 """How far a request can go back at least without being read again: about one turn with its answer."""
 
@@ -62,4 +66,12 @@ def windows_of(config: Any) -> tuple[int, ...]:
     """How many positions each layer of a transformers config sees, itself counted; 0: all."""
     window = getattr(config, "sliding_window", None) or 0
     types = getattr(config, "layer_types", None) or ("sliding_attention",) * config.num_hidden_layers
-    return tuple(window if kind == "sliding_attention" else 0 for kind in types)
+    seen = {"sliding_attention": window, CONVOLUTION: getattr(config, "conv_L_cache", 0)}
+    return tuple(seen.get(kind, 0) for kind in types)
+
+
+def convolutions_of(config: Any) -> tuple[bool, ...]:
+    """Which layers of a transformers config are short convolutions: they hold an input in each slot, and no
+    keys and values."""
+    types = getattr(config, "layer_types", None) or ("",) * config.num_hidden_layers
+    return tuple(kind == CONVOLUTION for kind in types)

@@ -34,26 +34,24 @@ def cache_size(used: int, capacity: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheRoom:
-    """A stage has memory for so many `slots` of all its `layers`, of which `windowed` hold no more of a
-    request than their window."""
+    """A stage has memory for so many `slots`. One takes `slot_bytes` in all its layers, `windowed_bytes` of
+    these in layers that hold no more of a request than their window."""
 
     slots: int
-    layers: int = 1
-    windowed: int = 0
+    slot_bytes: int = 1
+    windowed_bytes: int = 0
 
     @property
-    def layer_slots(self) -> int:
-        """Slots of single layers."""
-        return self.slots * self.layers
+    def bytes(self) -> int:
+        return self.slots * self.slot_bytes
 
     def need(self, slots: int, window_slots: int) -> int:
-        """The slots of single layers that a request takes with so many, and so many in layers with a
-        window."""
-        return (self.layers - self.windowed) * slots + self.windowed * window_slots
+        """Bytes that a request takes with so many slots, and so many in layers with a window."""
+        return (self.slot_bytes - self.windowed_bytes) * slots + self.windowed_bytes * window_slots
 
-    def in_slots(self, layer_slots: int) -> int:
+    def in_slots(self, size_bytes: int) -> int:
         """As many slots of all layers, rounded up."""
-        return -(-layer_slots // self.layers)
+        return -(-size_bytes // self.slot_bytes)
 
 
 UNBOUNDED = CacheRoom(slots=limits.ID_MAX)

@@ -150,6 +150,16 @@ def turned(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.T
     return torch.cat([found, rest], dim=-1)
 
 
+def convolution(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """A causal convolution of each channel alone: `[rows, width]` from a row's inputs, the oldest first,
+    `[rows, length, width]`, and `weight` `[width, length]`; all float32. Products are added one after
+    another, from the oldest to the row's own, and then the `bias` `[width]`."""
+    total = inputs[:, 0] * weight[:, 0]
+    for place in range(1, inputs.shape[1]):
+        total = total + inputs[:, place] * weight[:, place]
+    return total if bias is None else total + bias
+
+
 def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """`x W^T`, `[rows, out]`, of float32 `[rows, in]` and `[out, in]`: for small matrices, such as a
     router's."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from flowspec.core.protocol.sliding_window import CONVOLUTION
 from flowspec.errors import InputError
 from flowspec.model.gguf.file import GgufFile
 
@@ -27,8 +28,12 @@ MODEL_TYPES = {
     "olmo2": "olmo2",
     "olmoe": "olmoe",
     "glm4moe": "glm4_moe",
+    "lfm2": "lfm2",
 }
 """Architectures that our families know; Mistral's models call themselves llama, mixtures too."""
+_HEADS_BY_LAYER = ("lfm2",)
+"""Architectures whose files say of each layer how many heads of keys and values it has, 0 for one that is a
+short convolution."""
 _PARTLY_TURNED = ("phi3", "glm4moe")
 """Architectures whose heads may turn with the position in a part."""
 _SIGMOID = 2
@@ -58,7 +63,8 @@ _GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
 NUMBER: tuple[type, ...] = (int, float)
 TEXT: tuple[type, ...] = (str,)
 TRUTH: tuple[type, ...] = (bool,)
-_KINDS = {NUMBER: "a number other than 0", TEXT: "a text", TRUTH: "true or false"}
+LIST: tuple[type, ...] = (list,)
+_KINDS = {NUMBER: "a number other than 0", TEXT: "a text", TRUTH: "true or false", LIST: "a list of numbers"}
 
 
 class _Stated:
@@ -133,7 +139,10 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         if key not in _OWN and name not in (None, "vocab_size")
     }
     raw |= {name: stated.need(key) for key, name in needed.items() if key != "attention.head_count_kv"}
-    raw["num_key_value_heads"] = stated.take("attention.head_count_kv", raw["num_attention_heads"])
+    if architecture in _HEADS_BY_LAYER:
+        raw |= _heads_by_layer(stated, raw["num_hidden_layers"])
+    else:
+        raw["num_key_value_heads"] = stated.take("attention.head_count_kv", raw["num_attention_heads"])
     raw |= _heads(file, stated, raw, architecture)
     if architecture in _OTHERS:
         raw |= _OTHERS[architecture](stated, raw)
@@ -161,6 +170,15 @@ def _special_tokens(metadata: dict[str, Any]) -> dict[str, Any]:
         "eos_token_id": list(stops) if len(stops) > 1 else next(iter(stops), None),
         "pad_token_id": None,  # no answer is padded
     }
+
+
+def _heads_by_layer(stated: _Stated, layers: int) -> dict[str, Any]:
+    counts = stated.take("attention.head_count_kv", None, LIST)
+    some = set(counts or ()) - {0}
+    if not counts or len(counts) != layers or len(some) != 1:
+        stated.refuse("attention.head_count_kv", counts, f"one number of heads for {layers} layers, or 0")
+    types = [CONVOLUTION if count == 0 else "full_attention" for count in counts]
+    return {"num_key_value_heads": some.pop(), "layer_types": types}
 
 
 def _heads(file: GgufFile, stated: _Stated, raw: dict[str, Any], architecture: str) -> dict[str, Any]:
@@ -322,6 +340,12 @@ def _glm4_moe(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _lfm2(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
+    """The width of the feed-forward networks is what they have, and the constant of norms has another name
+    than transformers' table gives it."""
+    return {"norm_eps": raw.pop("rms_norm_eps"), "block_auto_adjust_ff_dim": False}
+
+
 def _qwen3_moe(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
     return {"moe_intermediate_size": stated.need("expert_feed_forward_length")}
 
@@ -357,6 +381,7 @@ _OTHERS: dict[str, Callable[[_Stated, dict[str, Any]], dict[str, Any]]] = {
     "gemma3": _gemma3,
     "glm4moe": _glm4_moe,
     "granite": _granite,
+    "lfm2": _lfm2,
     "llama": _llama,
     "olmoe": _olmoe,
     "phi3": _phi3,

@@ -80,7 +80,7 @@ _VIKING = (" ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+", _DIGIT)
 
 SPLITS = {
     **dict.fromkeys(
-        ("llama-bpe", "llama3", "llama-v3", "falcon3", "midm-2.0", "pixtral"),
+        ("llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2", "midm-2.0", "pixtral"),
         Split((_LLAMA3,), ignores_merges=True, adds_bos=True),
     ),
     **dict.fromkeys(("dbrx", "smaug-bpe"), Split((_LLAMA3,))),

@@ -28,6 +28,9 @@ from flowspec.model.tensors import Tensors, check_shape
 _CONVERTED_AS = {"smollm3": "llama", "granite": "llama", "olmoe": "qwen3moe"}
 """Architectures that transformers' processors do not know, by one whose tensors llama.cpp's converter treats
 alike."""
+CONVOLUTION = ".shortconv.conv.weight"
+"""How names end of a convolution's weights: `[width, length]` in a file, `[width, 1, length]` in
+transformers."""
 BLOCK_NUMBERS = 1 << 20
 """So many are unpacked at once."""
 
@@ -107,6 +110,8 @@ class GgufTensors(Tensors):
                 f"model {self._model!r} has no tensor {name}; the file may be incomplete or of another family"
             )
         shape = self._tensor(place.tensor).shape
+        if place.tensor.endswith(CONVOLUTION):
+            return (shape[0], 1, *shape[1:])
         if place.expert is None:
             return shape
         if shape[0] != self._expert_count:
@@ -126,7 +131,7 @@ class GgufTensors(Tensors):
         check_shape(name, self._model, part.shape, self.shape(name), "the metadata")
         place = self._places[name]
         tensor = self._tensor(place.tensor)
-        if part.dim() == 1:
+        if part.dim() == 1 or place.tensor.endswith(CONVOLUTION):
             found = self._processor.process(weights=tensor.numbers(), name=place.tensor).weights
             part.copy_(torch.from_numpy(found))
             return
@@ -184,7 +189,7 @@ class GgufTensors(Tensors):
             for name in layer.state_dict():
                 own = family.stacked.get(name, (family.renamed.get(name, name),))
                 layers += [f"{PLAIN_ROOT.prefix}layers.{index}.{each}" for each in own]
-        outside = [f"{PLAIN_ROOT.prefix}{each}.weight" for each in ("embed_tokens", "norm")]
+        outside = [f"{PLAIN_ROOT.prefix}{each}.weight" for each in ("embed_tokens", family.last_norm)]
         named = {
             self._processor.preprocess_name(_converted_name(name)): name
             for name in (*outside, *layers, PLAIN_ROOT.lm_head)
