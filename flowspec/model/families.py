@@ -179,6 +179,7 @@ FAMILIES = {
             "conv_dim": "hidden_size",
             "conv_dim_out": "hidden_size",
             "num_heads": "num_attention_heads",
+            "theta": "rope_theta",
         },
     ),
     "glm4_moe": Family(

@@ -144,7 +144,8 @@ def _check_fields(config: Any, model: str) -> None:
 
 def _check_repeated(config: Any, family: Family, model: str) -> None:
     for name, same in family.repeated.items():
-        value, expected = getattr(config, name, None), getattr(config, same)
+        value = getattr(config, name, None)
+        expected = getattr(config, same, None) or (config.rope_parameters or {}).get(same)
         if value not in (None, expected):
             raise InputError(
                 f"model {model!r} sets {name} to {value!r:.40} and {same} to {expected!r:.40}; expected one "
@@ -197,6 +198,12 @@ def _check_convolutions(config: Any, model: str) -> None:
             f"model {model!r}: conv_L_cache: expected a number from 1 to {CONVOLUTION_MAX}, got "
             f"{length!r:.40}"
         )
+    for name, least, most in (("block_multiple_of", 1, 1 << 20), ("block_ffn_dim_multiplier", 1e-3, 1e3)):
+        value = getattr(config, name)
+        if type(value) not in (int, float) or not least <= value <= most:
+            raise InputError(
+                f"model {model!r}: {name}: expected a number from {least} to {most}, got {value!r:.40}"
+            )
     stated = config.full_attn_idxs
     attending = [place for place, is_one in enumerate(convolutions_of(config)) if not is_one]
     if stated is not None and set(stated) != set(attending):

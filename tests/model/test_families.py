@@ -24,6 +24,7 @@ from flowspec.bench.checkpoints import SMALL, VARIANTS, VOCABULARY_SIZE, make_ch
 from flowspec.core.protocol.messages import Sampling
 from flowspec.core.stage.events import JobPart, RunLayers
 from flowspec.errors import InputError
+from flowspec.model.arithmetic import plain
 from flowspec.model.arithmetic.operations import turned
 from flowspec.model.experts import row_experts
 from flowspec.model.families import FAMILIES, check_family
@@ -66,6 +67,17 @@ def test_a_family_that_turns_otherwise_keeps_its_own_function() -> None:
     own = type(module).forward
     call_directly(module, replace(FAMILIES["llama"], module="glm", prefix="Glm"))
     assert type(module).__call__ is own
+
+
+def test_silu_is_our_own_where_a_layer_calls_torchs() -> None:
+    family = FAMILIES["lfm2"]
+    module = family.piece("MLP")(config_of("lfm2"))
+    call_directly(module, family)
+    x = 3 * torch.randn((5, 64), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        expected = module.w2(plain.silu(module.w1(x)) * module.w3(x))
+        assert torch.equal(module(x), expected)
+    assert type(module).__call__.__globals__["F"] is not torch.nn.functional
 
 
 def test_every_family_has_a_variant_that_is_tested() -> None:
@@ -407,6 +419,12 @@ REFUSED = {
         "lfm2",
         {"block_norm_eps": 1e-3},
         "sets block_norm_eps to 0.001 and norm_eps to 1e-05; expected one value",
+    ),
+    "two bases": ("lfm2", {"theta": 1e4}, "sets theta to 10000.0 and rope_theta to 1000000.0; expected one"),
+    "no multiple": (
+        "lfm2",
+        {"block_multiple_of": 0},
+        "block_multiple_of: expected a number from 1 to 1048576",
     ),
     "longrope": (
         "llama",

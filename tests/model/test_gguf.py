@@ -141,7 +141,7 @@ def test_a_slice_reads_its_own_tensors_only_and_is_as_large_as_foretold(
         read.clear()
 
 
-@pytest.mark.parametrize("name", ["llama-tied", "qwen3-moe", "phi3"])
+@pytest.mark.parametrize("name", ["llama-tied", "qwen3-moe", "phi3", "lfm2"])
 def test_the_plan_counts_weights_as_of_the_checkpoint(name: str, tmp_path: Path) -> None:
     folder = make(tmp_path / "checkpoint", name)
     path = convert(folder, tmp_path / "model.gguf", Kind.Q8_0)

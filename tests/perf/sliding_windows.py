@@ -1,9 +1,9 @@
-"""What layers with a sliding window save of a long text's keys and values, and how long a pass takes:
-`python -m tests.perf.sliding_windows`.
+"""What layers with a sliding window save of what a long text leaves in caches, and how long a pass takes:
+`python -m tests.perf.sliding_windows [--family lfm2]`.
 
-A random model with Gemma 3 1B's layers but for their feed-forward network, in bfloat16. The text's keys and
-values are written as a prompt's are, chunk by chunk, by what a stage's core says; passes over them are real.
-One request holds all and one what its windows see; they take turns.
+A random model with the layers of Gemma 3 1B or LFM2-1.2B but for their feed-forward network, in bfloat16.
+What the text leaves is written as a prompt's is, chunk by chunk, by what a stage's core says; passes over it
+are real. One request holds all and one what its windows see; they take turns.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -20,25 +21,36 @@ import torch
 from flowspec.bench.checkpoints import make_checkpoint
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Commit, Open, Sampling, Segment, SegmentPart
-from flowspec.core.protocol.precision import cached_as
-from flowspec.core.protocol.sliding_window import SlidingWindow, window_for, windows_of
+from flowspec.core.protocol.sliding_window import SlidingWindow, convolutions_of, window_for, windows_of
 from flowspec.core.stage.events import ClearSlots, LayersDone, OpenCache, RunLayers, SegmentArrived
 from flowspec.core.stage.stage import StageCore
 from flowspec.model.files import ModelFiles
-from flowspec.model.pieces import Span
+from flowspec.model.pieces import Span, head_dim
 from flowspec.model.slice import Slice
-from flowspec.plan.memory import cache_bytes
+from flowspec.runtime.loading import slice_memory
 
-SHAPE = {
-    "vocab_size": 512,
-    "hidden_size": 1152,
-    "intermediate_size": 1152,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 1,
-    "head_dim": 256,
-    "sliding_window": 512,
-    "max_position_embeddings": 32768,
+SHAPES: dict[str, dict[str, Any]] = {
+    "gemma3_text": {
+        "vocab_size": 512,
+        "hidden_size": 1152,
+        "intermediate_size": 1152,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 256,
+        "sliding_window": 512,
+        "max_position_embeddings": 32768,
+    },
+    "lfm2": {
+        "vocab_size": 512,
+        "hidden_size": 2048,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+        "max_position_embeddings": 32768,
+    },
 }
 ROWS = (1, 4, 16, 64)
 PASSES = 5
@@ -55,14 +67,19 @@ class Text:
         self.epoch = 0
 
     def fill(self) -> None:
-        """Writes the keys and values of the text; what they are does not matter."""
+        """Writes what the text leaves in each layer; which numbers does not matter."""
         for first in range(0, self.length, limits.PREFILL_CHUNK):
             job = self._job(range(first, min(first + limits.PREFILL_CHUNK, self.length)), keep=0)
             batch, _ = self.part._batch(job.parts)
-            heads, width = self.part.config.num_key_value_heads, self.part.config.head_dim
+            config = self.part.config
+            is_convolution = convolutions_of(config)
             for layer in range(self.part.span.end):
                 rows = batch.requests[0].of(layer)
-                noise = torch.randn(2, heads, len(rows.slots), width)
+                if is_convolution[layer]:
+                    inputs = torch.randn(len(rows.slots), config.hidden_size).to(self.part.dtype)
+                    rows.cache.inputs[rows.cache.places[layer]].index_copy_(0, rows.slots, inputs)
+                    continue
+                noise = torch.randn(2, config.num_key_value_heads, len(rows.slots), head_dim(config))
                 rows.cache.write(layer, rows.slots, *noise.to(self.part.dtype))
             self._end(job)
 
@@ -116,35 +133,31 @@ class Text:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.perf.sliding_windows", description=__doc__)
     parser.add_argument("--context", type=int, default=32768)
-    context = parser.parse_args().context
+    parser.add_argument("--family", choices=tuple(SHAPES), default="gemma3_text")
+    args = parser.parse_args()
+    context, shape = args.context, SHAPES[args.family]
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        files = ModelFiles(str(make_checkpoint(Path(folder), "gemma3_text", SHAPE, dtype=torch.bfloat16)))
-        layers = SHAPE["num_hidden_layers"]
-        part = Slice.load(files, Span(first=0, end=layers, count=layers), "bfloat16", torch.device("cpu"))
+        files = ModelFiles(str(make_checkpoint(Path(folder), args.family, shape, dtype=torch.bfloat16)))
+        layers = shape["num_hidden_layers"]
+        span = Span(first=0, end=layers, count=layers)
+        part = Slice.load(files, span, "bfloat16", torch.device("cpu"))
+        foretold = [
+            slice_memory(files, span, "bfloat16", context, window=each).cache_bytes
+            for each in (None, window_for(max(windows_of(part.config)), context))
+        ]
     windows = windows_of(part.config)
     window = window_for(max(windows), context)
     windowed = sum(each > 0 for each in windows)
     print(f"{layers} layers, {windowed} with a window of {max(windows)}; {context} tokens; {window}")
     texts: dict[str, Text] = {}
-    for name, own in (("all", None), ("windows", window)):
+    for name, own, size in (("all", None, foretold[0]), ("windows", window, foretold[1])):
         before = part.cache_bytes, psutil.Process().memory_info().rss
         text = texts[name] = Text(part, len(texts), context, own)
         text.fill()
-        foretold = cache_bytes(
-            layers=layers,
-            kv_heads=SHAPE["num_key_value_heads"],
-            head_dim=SHAPE["head_dim"],
-            context=context,
-            held=cached_as("auto", "bfloat16"),
-            window=own,
-            windowed=windowed,
-        )
         held = part.cache_bytes - before[0]
         grown = psutil.Process().memory_info().rss - before[1]
-        print(
-            f"{name:8} foretold {foretold / MIB:6.1f} MiB, held {held / MIB:6.1f}, process {grown / MIB:+.1f}"
-        )
+        print(f"{name:8} foretold {size / MIB:6.1f} MiB, held {held / MIB:6.1f}, process {grown / MIB:+.1f}")
     for rows in ROWS:
         times: dict[str, list[float]] = {name: [] for name in texts}
         for _ in range(PASSES):
