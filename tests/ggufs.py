@@ -142,6 +142,26 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {**_THETA, "partial_rotary_factor": 0.5},
         },
     ),
+    "gpt-oss": (
+        "gpt_oss",
+        {
+            **WIDE,
+            "head_dim": 64,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "intermediate_size": 256,
+            "sliding_window": 16,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 8.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 64,
+            },
+        },
+    ),
 }
 RANDOM = {
     GGMLQuantizationType.Q4_K: ((0, 5e-4), (2, 3.75e-3)),
@@ -159,6 +179,7 @@ ARCHITECTURES = {
     "qwen3_moe": "qwen3moe",
     "gemma3_text": "gemma3",
     "glm4_moe": "glm4moe",
+    "gpt_oss": "gpt-oss",
 }
 
 
@@ -196,7 +217,11 @@ def convert(
     kinds = [kind] if isinstance(kind, GGMLQuantizationType) else list(kind)
     for number, (name, values) in enumerate(tensors.items()):
         own = kinds[number % len(kinds)]
-        if values.ndim == 1 or ".ffn_gate_inp." in name or ".shortconv.conv." in name:
+        if (
+            values.ndim == 1
+            or name.endswith(".bias")
+            or any(part in name for part in (".ffn_gate_inp.", ".shortconv.conv."))
+        ):
             own = GGMLQuantizationType.F32
         elif len(kinds) > 1 and values.shape[-1] % GGML_QUANT_SIZES[own][0]:
             own = GGMLQuantizationType.Q8_0
@@ -256,7 +281,13 @@ def _metadata(config: Any, architecture: str) -> dict[str, Any]:
         found |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
     if full["rope_type"] == "linear":
         found |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(full["factor"])}
-    if architecture in ("gemma2", "gemma3", "phi3"):
+    if full["rope_type"] == "yarn":
+        found |= {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": float(full["factor"]),
+            "rope.scaling.original_context_length": full["original_max_position_embeddings"],
+        }
+    if architecture in ("gemma2", "gemma3", "phi3", "gpt-oss"):
         found["attention.sliding_window"] = config.sliding_window or 0
     if architecture == "gemma2":
         found |= {
@@ -293,6 +324,8 @@ def _metadata(config: Any, architecture: str) -> dict[str, Any]:
                 0 if kind == "conv" else config.num_key_value_heads for kind in config.layer_types
             ],
         }
+    if architecture == "gpt-oss":
+        found["expert_feed_forward_length"] = config.intermediate_size
     if architecture == "granite":
         found |= {
             "attention.scale": config.attention_multiplier,
@@ -315,6 +348,15 @@ def _tensors(checkpoint: Tensors, config: Any, architecture: str) -> Tensors:
     found: Tensors = {}
     experts: dict[str, list[Any]] = {}
     for name, values in checkpoint.items():
+        if ".experts." in name and architecture == "gpt-oss":
+            before, _, leaf = name.partition(".experts.")
+            suffix = "bias" if leaf.endswith("_bias") else "weight"
+            rows = values.swapaxes(1, 2) if suffix == "weight" else values
+            parts = {"down": rows} if leaf.startswith("down") else {"gate": rows[:, ::2], "up": rows[:, 1::2]}
+            for part, some in parts.items():
+                joined = names.get_name(f"{before}.experts.{part}_proj")
+                found[f"{joined}.{suffix}"] = np.ascontiguousarray(some, np.float32)
+            continue
         if ".experts." in name:
             before, _, after = name.partition(".experts.")
             expert, _, leaf = after.partition(".")
@@ -333,6 +375,8 @@ def _tensors(checkpoint: Tensors, config: Any, architecture: str) -> Tensors:
             values = values + 1
         if name.endswith(".conv.conv.weight"):
             values = values.squeeze(1)
+        if name.endswith(".sinks"):
+            name += ".weight"
         stem, _, suffix = name.replace("_correction_bias", "_correction.bias").rpartition(".")
         found[f"{names.get_name(stem)}.{suffix}"] = values.astype(np.float32)
     found |= {name: np.stack(stack).astype(np.float32) for name, stack in experts.items()}

@@ -1,4 +1,4 @@
-"""Checkpoints in the layouts of GPTQ and AWQ, written by numpy alone: nothing of it reads one."""
+"""Checkpoints in the layouts of GPTQ, AWQ and GPT-OSS, written by numpy alone: nothing of it reads one."""
 
 from __future__ import annotations
 
@@ -11,20 +11,34 @@ import torch
 from safetensors.torch import load_file, save_file
 
 GROUP = 32
+FLOATS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+"""Those of 4 bits that are not below zero."""
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def convert(source: Path, to: Path, method: str, **settings: Any) -> Path:
-    """A checkpoint whose decoder's matrices are of 4 bits; `method` is `gptq` (symmetric) or `awq`."""
+    """A checkpoint whose decoder's matrices are of 4 bits; `method` is `gptq` (symmetric), `awq`, or `mxfp4`
+    of GPT-OSS, whose experts alone are."""
     to.mkdir()
     config = json.loads((source / "config.json").read_text())
     config["quantization_config"] = {
         "gptq": {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": True, "desc_act": False},
         "awq": {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True},
+        "mxfp4": {
+            "quant_method": "mxfp4",
+            "modules_to_not_convert": [
+                *("model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"),
+            ],
+        },
     }[method] | settings
     (to / "config.json").write_text(json.dumps(config))
     tensors: dict[str, torch.Tensor] = {}
     for name, values in load_file(source / "model.safetensors").items():
+        if method == "mxfp4":
+            is_expert = name.endswith(("experts.gate_up_proj", "experts.down_proj"))
+            made = _mxfp4(values.float().numpy()) if is_expert else {"": values.bfloat16()}
+            tensors.update({name + leaf: torch.as_tensor(found) for leaf, found in made.items()})
+            continue
         is_matrix = values.dim() == 2 and ".layers." in name and not name.endswith("gate.weight")
         if not is_matrix:
             tensors[name] = values.bfloat16()
@@ -34,6 +48,18 @@ def convert(source: Path, to: Path, method: str, **settings: Any) -> Path:
         tensors.update({stem + leaf: torch.from_numpy(found.copy()) for leaf, found in made.items()})
     save_file(tensors, to / "model.safetensors", {"format": "pt"})
     return to
+
+
+def _mxfp4(weight: np.ndarray[Any, Any]) -> dict[str, Any]:
+    """From `[experts, in, out]`."""
+    rows = weight.swapaxes(1, 2)
+    groups = rows.reshape(*rows.shape[:2], -1, GROUP)
+    exponents = np.floor(np.log2(np.abs(groups).max(axis=3))) - 2
+    scaled = groups / 2.0 ** exponents[..., None]
+    codes = np.abs(np.abs(scaled)[..., None] - FLOATS).argmin(axis=-1) + 8 * (scaled < 0)
+    pairs = codes[..., ::2] | codes[..., 1::2] << 4
+    made = {"_blocks": pairs, "_scales": exponents + 127}
+    return {name: np.ascontiguousarray(found, np.uint8) for name, found in made.items()}
 
 
 def _gptq(weight: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:

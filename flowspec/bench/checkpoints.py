@@ -169,6 +169,27 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {**_ROPE, "partial_rotary_factor": 0.5},
         },
     ),
+    "gpt-oss": (
+        "gpt_oss",
+        {
+            **_FOUR,
+            "num_key_value_heads": 2,
+            "head_dim": 24,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "intermediate_size": 96,
+            "sliding_window": 14,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 8.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 64,
+            },
+        },
+    ),
 }
 GIGABYTE: dict[str, Any] = {
     "vocab_size": 32000,
@@ -204,7 +225,9 @@ def make_checkpoint(
     torch.manual_seed(seed)
     model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
     for name, value in model.state_dict().items():
-        if name.endswith("bias") or "norm" in name:  # initialised to constants, which would hide a mix-up
+        if (
+            name.endswith(("bias", "sinks")) or "norm" in name
+        ):  # initialised to constants, which would hide a mix-up
             value += 0.1 * torch.randn_like(value)
     torch.set_rng_state(generator_state)
     model.save_pretrained(folder, max_shard_size=shard, save_original_format=not fused)

@@ -28,7 +28,7 @@ from torch import nn
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles, bundled_folder
 from flowspec.model.quantised import LINEARS
-from flowspec.model.reference import Reference
+from flowspec.model.reference import Reference, is_inputs_first
 from flowspec.model.sampler import F32
 from flowspec.model.slice import Slice
 from flowspec.model.step_by_step import StepByStep
@@ -293,6 +293,10 @@ def _matrices(part: Slice, reference: Reference) -> Iterator[Matrix]:
                     for expert, values in enumerate(weight):
                         packed = isinstance(mine, nn.ModuleList)
                         product = mine[expert] if packed else partial(F.linear, weight=mine[expert])
+                        if is_inputs_first(module):
+                            values = values.T
+                            if name == "gate_up_proj":
+                                values = torch.cat([values[::2], values[1::2]])
                         yield f"{full}[{expert}]", product, values, None
     assert part.pieces.lm_head is not None, "a whole model"
     yield "lm_head.weight", part.pieces.lm_head, reference.head.weight, None

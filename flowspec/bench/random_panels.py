@@ -12,8 +12,9 @@ from flowspec.model.arithmetic.packed import FORMS, PANEL, Form
 from flowspec.model.files import ModelFiles
 from flowspec.model.tensors import Tensors
 
-SCALE = 1e-3
-"""Of all weights, so that nothing overflows; what numbers they are changes no time."""
+SCALE, EXPONENT = 1e-3, 118
+"""Of all weights, as a number or as the byte of a power of two, so that nothing overflows; what numbers they
+are changes no time."""
 ROUNDER, FINER = ("Q4_K", "Q5_0"), ("Q6_K", "Q8_0")
 """Forms of the usual mix Q4_K_M, each with what llama.cpp takes where rows are no whole blocks of it."""
 
@@ -22,6 +23,9 @@ def random_panels(form: Form, outputs: int, inputs: int) -> torch.Tensor:
     """Panels `[panels, units, unit_bytes]` of a matrix, with random levels and whole scales."""
     size = -(-outputs // PANEL), inputs // form.unit, form.unit_bytes
     panels = torch.randint(0, 256, size, dtype=torch.uint8)
+    if form.has_exponents:
+        panels[..., -PANEL:] = EXPONENT
+        return panels
     ends = PANEL * (1 + form.has_minimum)
     panels[..., -2 * ends :] = torch.tensor([SCALE], dtype=torch.float16).view(torch.uint8).repeat(ends)
     return panels

@@ -186,10 +186,11 @@ def tree_attention(
     scaling: float,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **_unused: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Writes the rows' keys and values to their slots, then attends to what each row sees; returns `[1, rows,
-    heads, head_dim]`."""
+    """Writes the rows' keys and values to their slots, then attends to what each row sees, and to sinks
+    `s_aux` `[heads]`; returns `[1, rows, heads, head_dim]`."""
     layer = module.layer_idx - tree.first_layer
     outputs = []
     for request in tree.requests:
@@ -201,6 +202,6 @@ def tree_attention(
         place = rows.cache.places[layer]
         keys, values = rows.cache.keys[place], rows.cache.values[place]
         sight, steps = rows.sight(sliding_window), rows.cache.steps(layer)
-        outputs.append(attention(own, keys, values, sight, scaling, softcap, steps))
+        outputs.append(attention(own, keys, values, sight, scaling, softcap, steps, s_aux))
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)  # [rows, heads, head_dim]
     return output[None], None

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+from flowspec.model.arithmetic.operations import clamped_swiglu
 from flowspec.model.gguf_layers import GgufLinear, Part, stay_packed
 from flowspec.model.quantised import QuantisedLinear, Rounded, pack
 
@@ -28,22 +29,43 @@ def row_experts(
     output = torch.zeros_like(hidden)
     for expert in sorted(set(chosen.flatten().tolist())):
         rows, places = (chosen == expert).nonzero(as_tuple=True)
-        gate, up = _product(experts, experts.gate_up_proj[expert], hidden[rows]).chunk(2, dim=-1)
+        gate, up = _product(experts, "gate_up_proj", expert, hidden[rows]).chunk(2, dim=-1)
         found = (
-            _product(experts, experts.down_proj[expert], experts.act_fn(gate) * up)
-            * weights[rows, places, None]
+            _product(experts, "down_proj", expert, _gated(experts, gate, up)) * weights[rows, places, None]
         )
         output.index_add_(0, rows, found.to(output.dtype))  # no row is in `rows` twice
     return output
 
 
-def _product(experts: Any, matrix: Any, rows: torch.Tensor) -> torch.Tensor:
-    """With a packed layer, or with one expert's part of a parameter by the product that `call_directly`
-    gave it."""
-    found: torch.Tensor = (
-        matrix(rows) if isinstance(matrix, nn.Module) else experts.product(rows, matrix, None)
-    )
+def _gated(experts: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    limit = getattr(experts, "limit", None)
+    if limit is not None:
+        return clamped_swiglu(gate, up, experts.alpha, limit)
+    found: torch.Tensor = experts.act_fn(gate) * up
     return found
+
+
+def _product(experts: Any, name: str, expert: int, rows: torch.Tensor) -> torch.Tensor:
+    """With an expert's packed layer, or with its part of a parameter by the product that `call_directly`
+    gave; its bias, if there is one, is added before the result is rounded."""
+    matrix, biases = getattr(experts, name)[expert], getattr(experts, f"{name}_bias", None)
+    bias = None if biases is None else biases[expert]
+    if not isinstance(matrix, nn.Module):
+        found: torch.Tensor = experts.product(rows, matrix, bias)
+    elif bias is None:
+        found = matrix(rows)
+    else:
+        found = (matrix(rows.float()) + bias).to(rows.dtype)
+    return found
+
+
+def outputs_first(layer: nn.Module) -> None:
+    """Has matrices of experts that a family multiplies from the right, `[experts, in, out]`, be `[experts,
+    out, in]` as everywhere else; of gate and up one is below the other. Before they have values."""
+    for module in layer.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.dim() == 3:
+                setattr(module, name, nn.Parameter(parameter.transpose(1, 2), requires_grad=False))
 
 
 def stay_packed_experts(

@@ -10,6 +10,7 @@ parity test (`tests/model/test_parity.py`); everything else is refused by name b
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -26,7 +27,7 @@ class Root:
     lm_head: str
 
 
-Router = Literal["softmax", "softmax to 1", "sigmoid"]
+Router = Literal["softmax", "softmax to 1", "softmax of chosen", "sigmoid"]
 """How a mixture's rows choose experts (`routers.py`)."""
 PLAIN_ROOT = Root(prefix="model.", lm_head="lm_head.weight")
 
@@ -51,13 +52,16 @@ class Family:
     `embedding_scale(config, rounded)`: embeddings are multiplied by it; `rounded` rounds to the model's
     dtype. `finish(config, logits, tanh)`: from what `lm_head` gives to logits, in the model's dtype; `tanh`
     is whose function is used. `rotary_by_layer_type`: each type of layers has position embeddings of its own.
-    `rotary_is_partial`: the layers take position embeddings narrower than a head. `stacked`: parameters of a
+    `rotary_is_partial`: the layers take position embeddings narrower than a head, `rotary_is_half` each angle
+    once instead of twice. `stacked`: parameters of a
     layer that checkpoints hold expert by expert, each with the tensors that are joined, output rows on output
-    rows, to expert `{}`; `renamed`: those that they only call otherwise. `router`: how a mixture's rows
-    choose experts. `norm_eps` and `last_norm`: what the config calls the constant of norms, and a checkpoint
-    the norm behind the last layer. `has_convolutions`: layers may be short convolutions (`convolution.py`).
-    `ignored`: fields of the family's config that transformers' code does not act on; `repeated`: those that
-    say once more what the field says that it acts on.
+    rows, to expert `{}`; `renamed`: those that they only call otherwise; `joins_experts`: those of all
+    experts are one, as `joined_experts.py` says. `router`: how a mixture's rows choose experts. `norm_eps`
+    and `last_norm`: what the config calls the constant of norms, and a checkpoint the norm behind the last
+    layer. `has_convolutions`: layers may be short convolutions (`convolution.py`). `ignored`: fields of the
+    family's config that transformers' code does not act on, with their only value; `repeated`: those that
+    say once more what the field says that it acts on; `built_in`: those that older versions of it do not
+    know, with what is in their code.
     `part`: where a multimodal model's config keeps that of the decoder, the part that is run here.
     `architectures`: classes that generate text, besides `{prefix}ForCausalLM`.
     """
@@ -72,12 +76,15 @@ class Family:
     finish: Callable[[Any, Any, Function], Any] = _untouched
     rotary_by_layer_type: bool = False
     rotary_is_partial: bool = False
+    rotary_is_half: bool = False
     router: Router = "softmax"
     roots: tuple[Root, ...] = (PLAIN_ROOT,)
     stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
-    ignored: tuple[str, ...] = ()
+    joins_experts: bool = False
+    ignored: Mapping[str, Any] = field(default_factory=dict)
     repeated: Mapping[str, str] = field(default_factory=dict)
+    built_in: Mapping[str, float] = field(default_factory=dict)
     architectures: tuple[str, ...] = ()
     part: str = ""
 
@@ -128,7 +135,7 @@ _GEMMA3 = Family(
         Root(prefix="model.language_model.", lm_head="lm_head.weight"),
     ),
     architectures=("Gemma3ForConditionalGeneration",),
-    ignored=("attn_logit_softcapping",),
+    ignored={"attn_logit_softcapping": None},
 )
 FAMILIES = {
     "llama": Family(module="llama", prefix="Llama"),
@@ -143,7 +150,9 @@ FAMILIES = {
         finish=_softcapped,
     ),
     "gemma3": replace(
-        _GEMMA3, part="text_config", ignored=("attn_logit_softcapping", "final_logit_softcapping")
+        _GEMMA3,
+        part="text_config",
+        ignored={"attn_logit_softcapping": None, "final_logit_softcapping": None},
     ),
     "gemma3_text": _GEMMA3,
     "phi3": Family(module="phi3", prefix="Phi3", rotary_is_partial=True),
@@ -184,6 +193,21 @@ FAMILIES = {
     ),
     "glm4_moe": Family(
         module="glm4_moe", prefix="Glm4Moe", rotary_is_partial=True, router="sigmoid", stacked=_EXPERTS
+    ),
+    "gpt_oss": Family(
+        module="gpt_oss",
+        prefix="GptOss",
+        norm="scale, cast",
+        rotary_is_half=True,
+        router="softmax of chosen",
+        stacked={
+            **_EXPERTS,
+            "mlp.experts.gate_up_proj_bias": ("mlp.experts.{}.gate_proj.bias", "mlp.experts.{}.up_proj.bias"),
+            "mlp.experts.down_proj_bias": ("mlp.experts.{}.down_proj.bias",),
+        },
+        joins_experts=True,
+        ignored={"hidden_act": "silu"},
+        built_in={"swiglu_alpha": 1.702, "swiglu_limit": 7.0},
     ),
 }
 
@@ -242,11 +266,11 @@ def decoder_config(config: Any, model: str) -> Any:
     if family is None:
         return config
     decoder = getattr(config, family.part) if family.part else config
-    for name in family.ignored:
-        if getattr(decoder, name, None) is not None:
+    for name, only in family.ignored.items():
+        if getattr(decoder, name, None) != only:
             raise InputError(
                 f"model {model!r} sets {name}, which transformers' {config.model_type} does not apply; "
-                "expected null"
+                f"expected {json.dumps(only)}"
             )
     for name in ("architectures", "quantization_config", "tie_word_embeddings"):  # the whole's word counts
         if hasattr(config, name):

@@ -18,11 +18,12 @@ from flowspec.core.protocol import limits
 from flowspec.core.protocol.precision import ACTIVATIONS, FILED
 from flowspec.errors import InputError
 from flowspec.model.config_bounds import check_built, check_config
-from flowspec.model.families import check_family, decoder_config, raw_decoder_config
+from flowspec.model.families import FAMILIES, check_family, decoder_config, raw_decoder_config
 from flowspec.model.gguf.config import config_of
 from flowspec.model.gguf.file import GgufFile
 from flowspec.model.gguf.names import is_gguf, parts_of
 from flowspec.model.hub import hub_file
+from flowspec.model.joined_experts import JoinedExperts
 from flowspec.model.json_files import read_json
 from flowspec.model.prequantised.scheme import Scheme, scheme_of
 from flowspec.model.safetensors_file import ELEMENT_BYTES, LEVEL_BYTES, SafetensorsTensors, read_header
@@ -244,7 +245,7 @@ class ModelFiles:
         if self.gguf is not None:
             return dict.fromkeys(self.tensors(), self.gguf.name)
         found = self.file_map()
-        if self.scheme is None:
+        if self.scheme is None and not self.joins_experts:
             return found
         tensors = self.tensors()
         return {name: found[tensors.files_of(name)[0]] for name in tensors}
@@ -279,11 +280,19 @@ class ModelFiles:
 
     def under_scheme(self, raw: Tensors) -> Tensors:
         """The tensors that a checkpoint's `raw` ones stand for."""
+        if self.joins_experts:
+            raw = JoinedExperts(self.model, raw, self.config().num_local_experts)
         if self.scheme is None:
             return raw
         from flowspec.model.prequantised.tensors import PrequantisedTensors
 
         return PrequantisedTensors(self.model, self.scheme, raw)
+
+    @property
+    def joins_experts(self) -> bool:
+        """Whether its safetensors hold all experts of a layer in one tensor (`joined_experts.py`)."""
+        family = FAMILIES.get(str(self.raw_config().get("model_type")))
+        return self.gguf is None and family is not None and family.joins_experts
 
     def extents(self) -> Extents:
         """The tensors under the names that they have in the files, and where each lies."""

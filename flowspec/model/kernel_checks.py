@@ -175,21 +175,22 @@ def compiled_fault(progress: Callable[[], None] = lambda: None) -> str:
     for threads in _thread_counts(torch.device("cpu")):
         torch.set_num_threads(threads)
         for kind in compiled.KINDS:
-            for heads, width, cap, window in (
-                (1, 8, None, None),
-                (2, 64, None, 30),
-                (4, 80, 30.0, None),
-                (3, 24, None, None),
+            for heads, width, cap, window, has_sinks in (
+                (1, 8, None, None, False),
+                (2, 64, None, 30, True),
+                (4, 80, 30.0, None, False),
+                (3, 24, None, None, True),
             ):
                 progress()
+                sinks = 3 * torch.randn(2 * heads, generator=generator) if has_sinks else None
                 queries, keys, values, steps, sight = _tree(heads, width, kind, window, generator)
                 queries = queries.to(torch.bfloat16 if steps is not None else kind)
                 scale, seen = width**-0.5, (sight.seen, *sight.order())
-                found = library.attention(queries, keys, values, steps, *seen, scale, cap)
+                found = library.attention(queries, keys, values, steps, *seen, scale, cap, sinks)
                 if steps is not None:
                     keys, values = plain.of_levels(keys, steps[0], 2), plain.of_levels(values, steps[1], 2)
                 values = values[..., :width]
-                expected = plain.attention(queries.float(), keys, values, sight.paths(), scale, cap)
+                expected = plain.attention(queries.float(), keys, values, sight.paths(), scale, cap, sinks)
                 if not torch.equal(found, expected.to(queries.dtype)):
                     return (
                         f"differs from the definition of attention, of heads of {width} in {str(kind)[6:]} "
@@ -266,7 +267,7 @@ def _packed_numbers(
 
 def _panels(form: Form, inputs: int, outputs: int, generator: torch.Generator) -> torch.Tensor:
     """A random matrix; of its outputs the first two have the least and the largest levels only, and the third
-    scales that are below float16's smallest normal number."""
+    scales that are below the smallest normal number, or about it."""
     units = -(-inputs // form.unit)
     groups = units * form.groups
 
@@ -278,6 +279,9 @@ def _panels(form: Form, inputs: int, outputs: int, generator: torch.Generator) -
     levels[0], levels[1] = 0, (1 << form.bits) - 1
     scales, minimums = (torch.randn((outputs, units), generator=generator).half() for _ in range(2))
     scales[2] *= 2.0**-20
+    if form.has_exponents:
+        scales = 118 + below(20, units)
+        scales[2] = below(3, units)[2]
     whole = below(256, groups, 2).view(torch.int8) if form.halves == 2 else below(64, groups, 1)
     given = Levels(
         levels=levels,
@@ -486,9 +490,9 @@ def attention_fault(dtype: str, device: torch.device, progress: Callable[[], Non
         torch.set_num_threads(threads)
         for keys in KEYS:
             progress()
-            for softcap in (None, 20.0):
+            for softcap, has_sinks in ((None, False), (20.0, False), (None, True)):
                 for count in ROW_COUNTS[:8]:
-                    found, expected = _attended(keys, min(count, keys), softcap, kind, device)
+                    found, expected = _attended(keys, min(count, keys), softcap, has_sinks, kind, device)
                     off = np.abs(found - expected).max()
                     if not off <= allowed:
                         return f"is wrong for {count} rows of {keys} keys: off by {off:.3g}"
@@ -513,6 +517,7 @@ def _attended(
     keys: int,
     count: int,
     softcap: float | None,
+    has_sinks: bool,
     kind: torch.dtype,
     device: torch.device,
 ) -> tuple[F64, F64]:
@@ -525,6 +530,7 @@ def _attended(
     visible = generator.random((count, keys)) < 0.7
     visible[np.arange(count), keys - count + np.arange(count)] = True  # a node sees itself
     given = [torch.from_numpy(part).to(kind).to(device)[None] for part in (query[:, -count:], key, value)]
+    sinks = torch.linspace(-1.0, 4.0, HEADS).to(kind)
     exact = [part[0].double().cpu().numpy() for part in given]
     cache = TreeCache(
         layers=range(1), kv_heads=KV_HEADS, head_dim=WIDTH, slots_max=keys, dtype=kind, device=device
@@ -544,11 +550,15 @@ def _attended(
         tree=TreeBatch([rows], 0),
         scaling=WIDTH**-0.5,
         softcap=softcap,
+        s_aux=sinks.to(device) if has_sinks else None,
     )
     scores = np.einsum("hrd,hkd->hrk", exact[0], np.repeat(exact[1], HEADS // KV_HEADS, axis=0)) * WIDTH**-0.5
     if softcap is not None:
         scores = np.tanh(scores / softcap) * softcap
-    shares = _softmax(np.where(visible[None], scores, -np.inf))
+    columns = [np.where(visible[None], scores, -np.inf)]
+    if has_sinks:
+        columns.append(np.broadcast_to(sinks.double().numpy()[:, None, None], (HEADS, count, 1)))
+    shares = _softmax(np.concatenate(columns, axis=2))[..., :keys]
     expected = np.einsum("hrk,hkd->rhd", shares, np.repeat(exact[2], HEADS // KV_HEADS, axis=0))
     return found[0].double().cpu().numpy(), expected
 

@@ -25,7 +25,7 @@ from flowspec.model.arithmetic import plain
 from flowspec.model.arithmetic.operations import function, norm, turned
 from flowspec.model.attention import tree_attention
 from flowspec.model.convolution import tree_convolution
-from flowspec.model.experts import EXPERTS_NAME
+from flowspec.model.experts import EXPERTS_NAME, outputs_first
 from flowspec.model.families import Family
 from flowspec.model.products import Product
 from flowspec.model.quantised import packed_bytes
@@ -95,6 +95,9 @@ class Pieces:
                 layers = [
                     family.piece("DecoderLayer")(config, index) for index in range(span.first, span.end)
                 ]
+                if family.joins_experts:
+                    for layer in layers:
+                        outputs_first(layer)
                 embedding = nn.Embedding(config.vocab_size, config.hidden_size) if span.is_first else None
                 norm = (
                     family.piece("RMSNorm")(config.hidden_size, eps=getattr(config, family.norm_eps))
@@ -233,7 +236,7 @@ def call_directly(module: nn.Module, family: Family, product: Product | None = N
     norm_class = family.piece("RMSNorm")
     for part in list(module.modules()):
         kind = type(part)
-        call = _with_own_functions(kind.forward, family.rotary_is_partial)
+        call = _with_own_functions(kind.forward, family.rotary_is_partial, family.rotary_is_half)
         if isinstance(part, norm_class):
             call = _normed
             part.__dict__["how"] = family.norm
@@ -277,12 +280,12 @@ def _normed(module: Any, hidden: torch.Tensor) -> torch.Tensor:
 
 
 @functools.cache
-def _with_own_functions(forward: Any, is_partial: bool) -> Any:
+def _with_own_functions(forward: Any, is_partial: bool, is_half: bool) -> Any:
     """A layer's function, calling ours to turn queries and keys, and in the place of torch's silu; as it is
     where it turns in another way, and where it does neither."""
     names, used = forward.__globals__, forward.__code__.co_names
     own: dict[str, Any] = {}
-    if "apply_rotary_pos_emb" in used and _turns_halves(names["apply_rotary_pos_emb"], is_partial):
+    if "apply_rotary_pos_emb" in used and _turns_halves(names["apply_rotary_pos_emb"], is_partial, is_half):
         own["apply_rotary_pos_emb"] = turned
     if {"F", "silu"} <= set(used) and names.get("F") is F:
         own["F"] = _FUNCTIONAL
@@ -295,12 +298,14 @@ def _with_own_functions(forward: Any, is_partial: bool) -> Any:
     return made
 
 
-def _turns_halves(function: Any, is_partial: bool) -> bool:
-    """Whether a family turns as `turned` does: tried, since its code may change with transformers."""
+def _turns_halves(function: Any, is_partial: bool, is_half: bool) -> bool:
+    """Whether a family turns as `turned` does: tried, since its code may change with transformers. One that
+    takes angles once is given `turned`'s, of which each is there twice."""
     generator = torch.Generator().manual_seed(1)
     given = [torch.randn((1, heads, 3, 8), generator=generator) for heads in (4, 2)]
-    angles = [torch.randn((1, 3, 4 if is_partial else 8), generator=generator) for _ in range(2)]
-    expected = (plain.turned(each, *angles) for each in given)
+    angles = [torch.randn((1, 3, 4 if is_partial or is_half else 8), generator=generator) for _ in range(2)]
+    twice = [torch.cat([angle, angle], dim=-1) for angle in angles] if is_half else angles
+    expected = (plain.turned(each, *twice) for each in given)
     return all(map(torch.equal, function(*given, *angles), expected))
 
 

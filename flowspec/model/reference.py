@@ -31,6 +31,8 @@ from flowspec.model.sampler import F32, Sampler
 
 ROUTER_BITS = 4
 """Of each input of a router, to swap experts: then about every eighth token has others in some layer."""
+MISREAD = ("gpt-oss",)
+"""Architectures of GGUF files whose experts transformers does not find there."""
 KEYS_AND_VALUES = ("k_proj", "v_proj", "qkv_proj")
 """Modules of transformers' that make them. One that makes queries, too, has these rounded as well."""
 
@@ -120,6 +122,8 @@ class Reference:
             for name, weight in module.named_parameters(recurse=False):
                 is_expert = weight.dim() == 3 and not isinstance(module, torch.nn.Conv1d)
                 if (is_linear and name == "weight") or is_expert:
+                    if is_inputs_first(module):
+                        weight = weight.transpose(1, 2)
                     rounded = kind.rounded(weight.to(held).flatten(0, -2))
                     weight.copy_(kind.widened(rounded, weight.shape[-1]).view_as(weight))
 
@@ -155,7 +159,8 @@ class Reference:
             for name, module in self._model.get_decoder().named_modules()
             if name.rpartition(".")[2] in KEYS_AND_VALUES
         ]
-        routers = [module.gate for module in modules if hasattr(module, "experts")]
+        mixtures = [module for module in modules if hasattr(module, "experts")]
+        routers = [module.gate if hasattr(module, "gate") else module.router for module in mixtures]
         hooks += [router.register_forward_pre_hook(blurred) for router in routers]
         try:
             yield
@@ -208,6 +213,30 @@ def _as_levels(numbers: torch.Tensor) -> torch.Tensor:
     return rounded.view_as(filled)[..., :width]
 
 
+def is_inputs_first(module: torch.nn.Module) -> bool:
+    """Whether a module holds its experts as `[experts, in, out]`, the outputs of gate and up in turns."""
+    return bool(getattr(module, "is_transposed", False))
+
+
+def joined(model: Any, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """With one tensor for all experts of a layer where transformers has no more names, instead of single
+    ones."""
+    found = dict(weights)
+    for path, module in model.named_modules():
+        if not is_inputs_first(module):
+            continue
+        for leaf, suffix in (("weight", ""), ("bias", "_bias")):
+            parts = {}
+            for part in ("gate", "up", "down"):
+                names = [f"{path}.{expert}.{part}_proj.{leaf}" for expert in range(module.num_experts)]
+                parts[part] = torch.stack([found.pop(name) for name in names])
+            in_turns = torch.stack([parts["gate"], parts["up"]], dim=2).flatten(1, 2)
+            for name, values in (("gate_up_proj", in_turns), ("down_proj", parts["down"])):
+                values = values.transpose(1, 2).contiguous() if leaf == "weight" else values
+                found[f"{path}.{name}{suffix}"] = values
+    return found
+
+
 def _packed_parameters(model: Any, files: ModelFiles) -> frozenset[int]:
     """The parameters, by identity, whose numbers are those of packed tensors: slices hold these as they
     are."""
@@ -242,13 +271,14 @@ def _unpacked_model(files: ModelFiles, **options: Any) -> Any:
         and is_known
         and len(parts_of(path.name)) == 1
         and config.model_type == MODEL_TYPES[files.gguf_architecture]
+        and files.gguf_architecture not in MISREAD
     ):
         with contextlib.redirect_stderr(io.StringIO()):  # its progress bar has no switch
             tell_gguf_version()
             weights = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=empty)["tensors"]
     else:
         own = files.tensors()
-        weights = {name: own.load(name, own.shape(name)) for name in own}
+        weights = joined(empty, {name: own.load(name, own.shape(name)) for name in own})
     # Not `gguf_file=`, which wants the accelerate package, does the same, and takes a config with less in it.
     return type(empty).from_pretrained(
         None, config=config, state_dict=weights, dtype=torch.float32, **options

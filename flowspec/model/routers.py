@@ -32,6 +32,15 @@ def _by_softmax_to_one(router: Any, hidden: torch.Tensor) -> Routed:
     return logits, shares / plain.halves_sum(shares)[:, None], experts
 
 
+def _by_softmax_of_chosen(router: Any, hidden: torch.Tensor) -> Routed:
+    """Logits have a bias. Those of the experts that are chosen are brought to a sum of 1, in the rows'
+    dtype."""
+    rows = hidden.reshape(-1, hidden.shape[-1])
+    logits = (plain.product(rows.float(), router.weight.float()) + router.bias.float()).to(rows.dtype)
+    chosen, experts = _first(logits.float(), router.top_k)
+    return logits, plain.softmax(chosen).to(rows.dtype), experts
+
+
 def _likeliest(router: Any, rows: torch.Tensor) -> Routed:
     logits = plain.product(rows.float(), router.weight.float()).to(rows.dtype)
     return logits, *_first(plain.softmax(logits.float()), router.top_k)
@@ -67,5 +76,6 @@ def _first(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor
 ROUTERS: Mapping[Router, Callable[[Any, torch.Tensor], Routed]] = {
     "softmax": _by_softmax,
     "softmax to 1": _by_softmax_to_one,
+    "softmax of chosen": _by_softmax_of_chosen,
     "sigmoid": _by_sigmoid,
 }

@@ -9,6 +9,7 @@ depend on the batch, quantised weights, and fields at odds with each other.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -48,6 +49,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "scale_depth": (None,),
     "scale_emb": (None, 1),
     "sliding_window": (None,),
+    "swiglu_alpha": (None,),
+    "swiglu_limit": (None,),
     "use_bidirectional_attention": (None, False),
     "use_pos_enc": (None, True),
     "use_qk_norm": (None, False),
@@ -67,7 +70,7 @@ def family_of(config: Any, model: str) -> Family:
         )
     scheme_of({name: getattr(config, name, None) for name in QUANTISED}, model)
     check_rotary(config, family, model)
-    _check_fields(config, model)
+    _check_fields(config, family, model)
     _check_repeated(config, family, model)
     _check_heads(config, model)
     _check_experts(config, model)
@@ -121,15 +124,17 @@ def _rope_parameters(config: Any) -> Iterator[dict[str, Any]]:
     yield from by_type or [parameters]
 
 
-def _check_fields(config: Any, model: str) -> None:
+def _check_fields(config: Any, family: Family, model: str) -> None:
     """Refuses fields that would change the arithmetic of another class, but that this one does not know."""
     kind = type(config)
     known = {field.name for field in dataclasses.fields(kind)} | {
         *kind.attribute_map,
         *kind.attribute_map.values(),
     }
+    built_in = family.built_in
     for name, neutral in _NEUTRAL.items():
         value = getattr(config, name, None)
+        neutral = (*neutral, built_in[name]) if name in built_in else neutral
         if name not in known and value not in neutral and not _is_idle(config, name, value):
             raise InputError(
                 f"model {model!r} sets {name} to {value!r:.40}, which transformers' {config.model_type} does "
@@ -173,6 +178,10 @@ def _check_experts(config: Any, model: str) -> None:
     experts = getattr(config, "num_local_experts", None)
     if not experts:
         return
+    for name in ("swiglu_alpha", "swiglu_limit"):
+        value = getattr(config, name, None)
+        if value is not None and not (type(value) in (int, float) and 0 < value < math.inf):
+            raise InputError(f"model {model!r}: {name}: expected a number above 0, got {value!r:.40}")
     chosen = getattr(config, "num_experts_per_tok", None)
     if type(chosen) is not int or not 1 <= chosen <= experts:
         raise InputError(

@@ -14,6 +14,7 @@ from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import SAMPLING_FIELDS
 from flowspec.errors import InputError, first_line
 from flowspec.model.files import ModelFiles
+from flowspec.model.harmony import MARKS, FinalChannel
 from flowspec.model.json_files import read_json
 from flowspec.model.template import bounded_time
 
@@ -232,6 +233,12 @@ class Tokenizer:
             )
         return self._longest_bytes
 
+    def final_channel(self) -> FinalChannel | None:
+        """What tells, of a new answer, which tokens are its text; None for a model without channels."""
+        added = {str(token): number for number, token in self._tokenizer.added_tokens_decoder.items()}
+        marks = {mark: added[mark] for mark in MARKS if mark in added}
+        return FinalChannel(marks, self.decode) if len(marks) == len(MARKS) else None
+
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of new tokens, special ones left out."""
         with self._used():
@@ -311,13 +318,15 @@ def check_utf8(text: str) -> None:
 
 
 class TextStream:
-    """Turns tokens into text as they come: never half a character, never the beginning of a stop string."""
+    """Turns tokens into text as they come: never half a character, never the beginning of a stop string. Of
+    an answer in channels only the final one is text."""
 
     WINDOW = 24
 
     def __init__(self, tokenizer: Tokenizer, stop_strings: Sequence[str] = ()) -> None:
         self._tokenizer = tokenizer
         self._stops = tuple(stop_strings)
+        self._channel = tokenizer.final_channel()
         self._pending: list[int] = []
         self._context: list[int] = []
         self._text = ""
@@ -332,6 +341,8 @@ class TextStream:
     def push(self, tokens: Sequence[int]) -> str:
         """Takes new tokens, returns the text that can be shown now."""
         for token in tokens:
+            if self._channel is not None and not self._channel.shows(token):
+                continue
             self._pending.append(token)
             fresh = self._fresh()
             if not fresh.endswith(UNFINISHED):

@@ -60,6 +60,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "Mixtral": ("mixtral",),
     "GLM-4.5": ("glm4-moe",),
     "LFM2": ("lfm2",),
+    "GPT-OSS": ("gpt-oss",),
 }
 """The checkpoints of `VARIANTS` that stand for a family."""
 LONG_PROMPT = 70

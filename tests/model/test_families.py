@@ -6,6 +6,7 @@ Over 400 lines, for a good part are excerpts of published models' configs.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from dataclasses import replace
@@ -228,6 +229,51 @@ def test_experts_load_from_either_layout_and_count_the_same(tmp_path: Path) -> N
             )
 
 
+def test_experts_in_one_tensor_have_the_names_of_single_ones_and_their_values(tmp_path: Path) -> None:
+    folder = make_variant(tmp_path, "gpt-oss")
+    tensors, files = load_file(folder / "model.safetensors"), ModelFiles(str(folder))
+    stem, found = "model.layers.2.mlp.experts.", files.tensors()
+    assert set(tensors) - set(found) == {name for name in tensors if ".experts." in name}
+    both, biases = tensors[stem + "gate_up_proj"], tensors[stem + "gate_up_proj_bias"]
+    for name, expected, joined in (
+        ("gate_proj.weight", both[4, :, ::2].T, "gate_up_proj"),
+        ("up_proj.weight", both[4, :, 1::2].T, "gate_up_proj"),
+        ("down_proj.weight", tensors[stem + "down_proj"][4].T, "down_proj"),
+        ("gate_proj.bias", biases[4, ::2], "gate_up_proj_bias"),
+        ("up_proj.bias", biases[4, 1::2], "gate_up_proj_bias"),
+        ("down_proj.bias", tensors[stem + "down_proj_bias"][4], "down_proj_bias"),
+    ):
+        assert torch.equal(found.load(f"{stem}4.{name}", tuple(expected.shape)), expected)
+        assert found.files_of(f"{stem}4.{name}") == (stem + joined,)
+        assert files.weight_map()[f"{stem}4.{name}"] == "model.safetensors"
+    for span in (Span(first=0, end=2, count=4), Span(first=2, end=4, count=4)):
+        part = Slice.load(files, span, "float32", CPU)
+        assert slice_memory(files, span, "float32", 100).weight_bytes == part.weight_bytes
+    tensors[stem + "gate_up_proj"] = both[:5].clone()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(
+        InputError, match=r"layers\.2\.mlp\.experts\.gate_up_proj of .* expected 6 experts and 3 "
+    ):
+        load(folder, [0, 4])
+
+
+@pytest.mark.parametrize("limit", [0.3, 7.0])
+def test_a_limit_of_experts_is_obeyed_or_refused(limit: float, tmp_path: Path) -> None:
+    shape = {**SMALL, **VARIANTS["gpt-oss"][1], "swiglu_limit": limit}
+    folder = make_checkpoint(tmp_path, "gpt_oss", shape)
+    config = ModelFiles(str(folder)).config()
+    if limit != 7 and "swiglu_limit" not in {field.name for field in dataclasses.fields(config)}:
+        with pytest.raises(InputError, match=r"sets swiglu_limit to 0\.3"):  # an older transformers
+            family_of(config, "m")
+        return
+    plain: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    part, tokens = load_stages(folder, 1)[0], torch.arange(60)
+    _, states = part.forward(chain(part, 1, tokens), None)
+    with torch.inference_mode():
+        expected = plain(input_ids=tokens[None], use_cache=False).logits[0]
+    np.testing.assert_allclose(part.logits(states), expected.numpy(), atol=1e-4)
+
+
 def test_a_missing_expert_is_named(tmp_path: Path) -> None:
     folder = make_variant(tmp_path, "qwen3-moe")
     path = folder / "model.safetensors"
@@ -381,6 +427,13 @@ REFUSED = {
         "but no sliding_window that is in use",
     ),
     "zero window": ("mistral", {"sliding_window": 0}, "sliding_window: expected a number from 1, got 0"),
+    "activation": (
+        "gpt_oss",
+        {"hidden_act": "gelu"},
+        'hidden_act, which transformers\' gpt_oss does not apply; expected "silu"',
+    ),
+    "limit": ("llama", {"swiglu_limit": 7.0}, "sets swiglu_limit to 7.0, which transformers' llama does not"),
+    "no limit": ("gpt_oss", {"swiglu_limit": 0.0}, "swiglu_limit: expected a number above 0, got 0.0"),
     "heads": ("olmo2", {"num_key_value_heads": 3}, "multiple of num_key_value_heads, got 4 and 3"),
     "slides": (
         "lfm2",
@@ -684,6 +737,57 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
         },
         128000,
     ),
+    "gpt-oss-20b": (
+        {
+            "architectures": ["GptOssForCausalLM"],
+            "attention_bias": True,
+            "attention_dropout": 0.0,
+            "eos_token_id": 200002,
+            "experts_per_token": 4,
+            "head_dim": 64,
+            "hidden_act": "silu",
+            "hidden_size": 2880,
+            "initial_context_length": 4096,
+            "initializer_range": 0.02,
+            "intermediate_size": 2880,
+            "layer_types": ["sliding_attention", "full_attention"] * 12,
+            "max_position_embeddings": 131072,
+            "model_type": "gpt_oss",
+            "num_attention_heads": 64,
+            "num_experts_per_tok": 4,
+            "num_hidden_layers": 24,
+            "num_key_value_heads": 8,
+            "num_local_experts": 32,
+            "output_router_logits": False,
+            "pad_token_id": 199999,
+            "quantization_config": {
+                "modules_to_not_convert": [
+                    "model.layers.*.self_attn",
+                    "model.layers.*.mlp.router",
+                    "model.embed_tokens",
+                    "lm_head",
+                ],
+                "quant_method": "mxfp4",
+            },
+            "rms_norm_eps": 1e-05,
+            "rope_scaling": {
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "factor": 32.0,
+                "original_max_position_embeddings": 4096,
+                "rope_type": "yarn",
+                "truncate": False,
+            },
+            "rope_theta": 150000,
+            "router_aux_loss_coef": 0.9,
+            "sliding_window": 128,
+            "swiglu_limit": 7.0,
+            "tie_word_embeddings": False,
+            "use_cache": True,
+            "vocab_size": 201088,
+        },
+        131072,
+    ),
     "phi-4": (
         {
             "architectures": ["Phi3ForCausalLM"],
@@ -765,7 +869,6 @@ OF_OTHER_FAMILIES: dict[str, tuple[dict[str, Any], str]] = {
         ", with other parts beside a decoder of 'qwen3_5_text', some of whose layers keep a state instead of "
         "keys and values",
     ),
-    "gpt_oss": ({"architectures": ["GptOssForCausalLM"], "num_hidden_layers": 24}, ""),
     "gemma4": (
         {
             "architectures": ["Gemma4ForConditionalGeneration"],

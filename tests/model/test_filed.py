@@ -37,7 +37,7 @@ from tests.ggufs import KEPT, convert, make
 from tests.model.slices import CPU, assert_faithful
 
 HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
-"""Where float16 lie in a block; in other types at its beginning."""
+"""Where float16 lie in a block; in other types at its beginning, but MXFP4, which has an exponent there."""
 
 
 def rows_of(kind: str, outputs: int, units: int, seed: int) -> np.ndarray:
@@ -45,6 +45,9 @@ def rows_of(kind: str, outputs: int, units: int, seed: int) -> np.ndarray:
     generator = np.random.default_rng(seed)
     size = GGML_QUANT_SIZES[Kind[kind]][1]
     found = generator.integers(0, 256, (outputs, units, size), np.uint8)
+    if kind == "MXFP4":
+        found[..., 0] = generator.integers(118, 138, (outputs, units), np.uint8)
+        return found.reshape(outputs, -1)
     for at in HALVES.get(kind, (0,)):
         scales = generator.normal(size=(outputs, units, 1)).astype(np.float16)
         found[..., at : at + 2] = scales.view(np.uint8)

@@ -293,8 +293,8 @@ def test_context_of_longrope_ends_where_its_angles_change(tmp_path: Path) -> Non
     ("metadata", "message"),
     [
         (
-            {"general.architecture": "gpt-oss"},
-            "is of the architecture 'gpt-oss', but FlowSpec runs GGUF files of llama, qwen2",
+            {"general.architecture": "gpt2"},
+            "is of the architecture 'gpt2', but FlowSpec runs GGUF files of llama, qwen2",
         ),
         ({"llama.expert_count": 8}, "has no llama.expert_used_count; convert the model again"),
         ({"llama.rope.scaling.type": "longrope"}, "llama.rope.scaling.type: expected linear, yarn or none"),

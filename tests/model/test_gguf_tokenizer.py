@@ -383,6 +383,16 @@ def test_tokens_that_end_an_answer_are_found_by_name(folder: Path) -> None:
     assert stop_ids(write_vocabulary(folder / "none.gguf", {})) == frozenset()
 
 
+def test_where_answers_are_messages_the_end_of_one_is_not_that_of_the_answer(folder: Path) -> None:
+    special = dict.fromkeys(("<|end|>", "<|return|>", "<|call|>"), CONTROL)
+    first = FIRST + len(WORDS)
+    file = write_vocabulary(folder / "messages.gguf", sentencepiece(WORDS, special))
+    assert stop_ids(file) == {first + 1, first + 2}
+    del special["<|call|>"]
+    file = write_vocabulary(folder / "one.gguf", sentencepiece(WORDS, special))
+    assert stop_ids(file) == {first, first + 1}
+
+
 def test_plain_tokens_are_those_that_texts_are_made_of(folder: Path) -> None:
     special = {"<ctl>": CONTROL, "[PAD7]": int(TokenType.UNUSED)}
     plain, others = plain_tokens(write_vocabulary(folder / "plain.gguf", sentencepiece(WORDS, special)))

@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from flowspec.bench.checkpoints import make_variant
 from flowspec.bench.faithfulness import check
@@ -26,6 +27,7 @@ from flowspec.model.pieces import Span
 from flowspec.model.prequantised import scheme
 from flowspec.model.prequantised.scheme import scheme_of
 from flowspec.model.prequantised.tensors import PrequantisedTensors
+from flowspec.model.reference import Reference
 from flowspec.model.safetensors_file import ELEMENT_BYTES, LEVEL_BYTES, SafetensorsTensors
 from flowspec.model.slice import Slice
 from flowspec.model.step_by_step import StepByStep
@@ -41,7 +43,8 @@ FORMS_OF = {
         ("ct-w4a16-sym-g32", "ct-w4a16-sym-g128", "gptq-4bit-g32-sym", "gptq-4bit-g128-sym"), "Q4_0"
     ),
     **dict.fromkeys(("ct-w4a16-asym-g32", "gptq-4bit-g32-asym", "gptq_v2-4bit-g32-asym"), "Q5_0"),
-    **dict.fromkeys(("awq-4bit-g32", "awq-4bit-g128", "ct-mxfp4"), "Q5_0"),
+    **dict.fromkeys(("awq-4bit-g32", "awq-4bit-g128"), "Q5_0"),
+    "ct-mxfp4": "MXFP4",
     **dict.fromkeys(("ct-w8a16-channel", "ct-w8a8", "gptq-8bit-g32"), "Q8_0"),
     **dict.fromkeys(("ct-fp8-block", "ct-fp8-dynamic", "fp8-block128"), "Q8_0"),
     **dict.fromkeys(("ct-w4a16-actorder", "gptq-4bit-desc-act"), "Q8_0"),
@@ -163,12 +166,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
             make_variant(folder / "plain", "llama-grouped")
             for name in ("gptq", "awq"):
                 convert(folder / "plain", folder / name, name)
+            convert(make_variant(folder / "experts", "gpt-oss"), folder / "mxfp4", "mxfp4")
         return folder / method
 
     return get
 
 
-@pytest.mark.parametrize("method", ["gptq", "awq"])
+@pytest.mark.parametrize("method", ["gptq", "awq", "mxfp4"])
 def test_a_model_runs_as_it_is_packed_and_is_faithful(method: str, made: Callable[[str], Path]) -> None:
     files = ModelFiles(str(made(method)))
     config = files.config()
@@ -181,6 +185,24 @@ def test_a_model_runs_as_it_is_packed_and_is_faithful(method: str, made: Callabl
     assert check(files, FILED, StepByStep.load(files, FILED)).faults == []
     for dtype in ("bfloat16", "int4"):
         assert len(StepByStep.load(files, dtype).generate((5, 6, 7), Sampling(), 4, frozenset())) == 4
+
+
+def test_floats_of_4_bits_are_those_of_transformers_and_stay_as_they_are(made: Callable[[str], Path]) -> None:
+    files, raw = ModelFiles(str(made("mxfp4"))), load_file(made("mxfp4") / "model.safetensors")
+    tensors, weights = files.tensors(), Reference(files, "float32")._model.state_dict()
+    for joined in ("gate_up_proj", "down_proj"):
+        name = f"model.layers.1.mlp.experts.{joined}"
+        expected = convert_moe_packed_tensors(
+            raw[f"{name}_blocks"], raw[f"{name}_scales"], dtype=torch.float32
+        )
+        assert torch.equal(weights[name], expected)
+    for part in ("gate_proj", "up_proj", "down_proj"):
+        name = f"model.layers.1.mlp.experts.3.{part}.weight"
+        shape = tensors.shape(name)
+        assert (tensors.form(name), tensors.is_rounded_anew(name)) == ("MXFP4", False)
+        panels = tensors.panels(name, shape)
+        assert panels.nbytes == tensors.packed_bytes(name) == math.prod(shape) * 17 // 32
+        assert torch.equal(numbers_of(FORMS["MXFP4"], panels), tensors.load(name, shape))
 
 
 def damaged(folder: Path, to: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> ModelFiles:

@@ -493,7 +493,7 @@ int flowspec_linear(const void *x, int kind, int64_t rows, int64_t in, const voi
 #define LEVEL_MOST 127.0f
 #define PEAK_LEAST 1e-30f /* below, a group counts as zeros */
 
-enum { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL, FORMS };
+enum { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL, MXFP4, FORMS };
 
 /* What is true of a form; `form` is a constant wherever these are called. */
 INLINE int bits_of(int form) {
@@ -502,17 +502,21 @@ INLINE int bits_of(int form) {
 INLINE int groups_in_unit(int form) { return form >= Q4_K && form <= Q6_K ? 8 : 1; }
 INLINE int has_halves(int form) { return form == Q6_K; }
 INLINE int has_minimum(int form) { return form == Q4_1 || form == Q5_1 || form == Q4_K || form == Q5_K; }
-INLINE int is_signed(int form) { return form == Q8_0 || form == IQ4_NL; } /* all eight bits are used */
+INLINE int has_table(int form) { return form == IQ4_NL || form == MXFP4; } /* levels stand for other numbers */
+INLINE int is_signed(int form) { return form == Q8_0 || has_table(form); }
 INLINE int level_bytes(int form) { return PANEL * GROUP * bits_of(form) / 8; }
 INLINE int scale_bytes(int form) {
     return groups_in_unit(form) == 1 ? 0 : has_halves(form) ? 2 * PANEL : PANEL * 3 / 2;
 }
 INLINE int unit_bytes(int form) {
-    return groups_in_unit(form) * (level_bytes(form) + scale_bytes(form)) + 2 * PANEL * (1 + has_minimum(form));
+    const int ends = form == MXFP4 ? PANEL : 2 * PANEL * (1 + has_minimum(form));
+    return groups_in_unit(form) * (level_bytes(form) + scale_bytes(form)) + ends;
 }
 
 static const int8_t LEVELS_4NL[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
                                       1,    13,   25,  38,  53,  69,  89,  113};
+static const int8_t LEVELS_FLOAT[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+INLINE const int8_t *table_of(int form) { return form == MXFP4 ? LEVELS_FLOAT : LEVELS_4NL; }
 
 /* SUB outputs at once: `Levels` are their weights of four inputs, `Sums` their integers, `Reals` float32. */
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
@@ -556,18 +560,18 @@ INLINE int32_t four_inputs(const int8_t *x) {
 INLINE Reals all_reals(float value) { return value - (Reals){0}; }
 
 /* What levels of four bits stand for, SIGN added. */
-INLINE Levels looked_up(Levels at) {
+INLINE Levels looked_up(int form, Levels at) {
 #if SUB == 16
-    __m512i table = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)LEVELS_4NL));
+    __m512i table = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table_of(form)));
     return (Levels)_mm512_shuffle_epi8(table, (__m512i)at) ^ SIGN;
 #elif SUB == 8
-    __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)LEVELS_4NL));
+    __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table_of(form)));
     return (Levels)_mm256_shuffle_epi8(table, (__m256i)at);
 #elif defined(__aarch64__)
-    return (Levels)vqtbl1q_s8(vld1q_s8(LEVELS_4NL), (uint8x16_t)at);
+    return (Levels)vqtbl1q_s8(vld1q_s8(table_of(form)), (uint8x16_t)at);
 #else
     for (int i = 0; i < 4 * SUB; i++)
-        at[i] = (uint8_t)LEVELS_4NL[at[i]];
+        at[i] = (uint8_t)table_of(form)[at[i]];
     return at;
 #endif
 }
@@ -587,10 +591,10 @@ INLINE void unpack(int form, const uint8_t *from, int64_t sub, Levels *weights) 
         weights[v] = both & 15;
         weights[v + 4] = both >> 4;
     }
-    if (form == IQ4_NL)
+    if (has_table(form))
 #pragma GCC unroll 8
         for (int v = 0; v < 8; v++)
-            weights[v] = looked_up(weights[v]);
+            weights[v] = looked_up(form, weights[v]);
     if (bits_of(form) == 5) {
         Levels above = levels_at(from + 256);
 #pragma GCC unroll 8
@@ -732,10 +736,16 @@ INLINE Reals from_bytes(Bytes bytes) {
 /* Of bytes with a sign. */
 INLINE Reals from_signed_bytes(Bytes bytes) { return from_bytes(bytes ^ 128) - all_reals(128); }
 
+/* 2^(byte - 128); the two smallest are no normal numbers. */
+INLINE Reals from_exponents(Bytes bytes) {
+    Sums at = __builtin_convertvector(from_bytes(bytes), Sums), is_normal = at > 1;
+    return (Reals)((is_normal & (at - 1) << 23) | (~is_normal & ((at & 1) + 1) << 21));
+}
+
 /* Of SUB outputs from `sub` on: a group's scales, of both halves where it has two, and its minimums. */
 INLINE void scales_of(int form, const uint8_t *from, const uint8_t *ends, int64_t sub, Reals *scales,
                       Reals *minimums) {
-    scales[0] = half_reals(ends + 2 * sub);
+    scales[0] = form == MXFP4 ? from_exponents(bytes_at(ends + sub)) : half_reals(ends + 2 * sub);
     if (has_minimum(form))
         *minimums = half_reals(ends + 2 * PANEL + 2 * sub);
     if (has_halves(form)) {
@@ -888,9 +898,11 @@ INLINE void panel_product(int form, const Packed *a, const Rounded *x, int64_t p
         panel_product(form, a, x, p, found);                                                                 \
     }
 FORM(Q4_0) FORM(Q4_1) FORM(Q5_0) FORM(Q5_1) FORM(Q8_0) FORM(Q4_K) FORM(Q5_K) FORM(Q6_K) FORM(IQ4_NL)
+    FORM(MXFP4)
 #undef FORM
 static void (*const PANEL_PRODUCTS[FORMS])(const Packed *, const Rounded *, int64_t, float *) = {
-    panel_Q4_0, panel_Q4_1, panel_Q5_0, panel_Q5_1, panel_Q8_0, panel_Q4_K, panel_Q5_K, panel_Q6_K, panel_IQ4_NL};
+    panel_Q4_0, panel_Q4_1, panel_Q5_0, panel_Q5_1,   panel_Q8_0,
+    panel_Q4_K, panel_Q5_K, panel_Q6_K, panel_IQ4_NL, panel_MXFP4};
 
 /* y [rows, out] from x [rows, in] and packed weights; returns 0 where memory lacks. */
 int flowspec_packed(const Packed *a) {
@@ -933,8 +945,8 @@ INLINE int level_of(int form, const uint8_t *from, int o, int i) {
     if (form == Q8_0)
         return from[64 * v + at] - 128;
     int low = v < 4 ? from[64 * v + at] & 15 : from[64 * (v - 4) + at] >> 4;
-    if (form == IQ4_NL)
-        return LEVELS_4NL[low];
+    if (has_table(form))
+        return table_of(form)[low];
     if (bits_of(form) == 5)
         low |= (from[256 + at] >> v & 1) << 4;
     if (bits_of(form) == 6)
@@ -968,7 +980,7 @@ void flowspec_packed_rows(const uint8_t *panels, int form, int64_t in, const int
                    in, o, to);                                                                               \
         break;
         switch (form) { FORM(Q4_0) FORM(Q4_1) FORM(Q5_0) FORM(Q5_1) FORM(Q8_0) FORM(Q4_K) FORM(Q5_K) FORM(Q6_K)
-                        FORM(IQ4_NL) }
+                        FORM(IQ4_NL) FORM(MXFP4) }
 #undef FORM
     }
 }
@@ -1227,6 +1239,7 @@ typedef struct {
     const uint8_t *seen;  /* [rows, high]: whether a row sees a slot */
     const int32_t *order; /* slots by position; those that nobody sees are left out */
     const int32_t *ends;  /* [blocks]: in `order`, where each block of positions ends */
+    const float *sinks;   /* [heads], or none: a score that has a share, and no value */
     void *found;          /* as queries */
     int64_t rows, heads, kv_heads, width, value_width, slots, high,
         blocks;                    /* value_width: the next multiple of 16 */
@@ -1299,8 +1312,8 @@ INLINE integers lanes_seen(uint16_t seen, int from) {
 }
 
 /* From scores to e^(score - greatest), and 0 for slots that the row does not see; no number if one of the
- * scores that it sees is none. */
-INLINE void shares_of(const uint16_t *seen, int64_t blocks, float *scores) {
+ * scores that it sees is none. Returns the greatest, which is no less than `sink`. */
+INLINE float shares_of(const uint16_t *seen, int64_t blocks, float sink, float *scores) {
     vector highest = all(-INFINITY);
     integers is_odd = highest != highest;
     for (int64_t b = 0; b < blocks; b++)
@@ -1310,7 +1323,7 @@ INLINE void shares_of(const uint16_t *seen, int64_t blocks, float *scores) {
             is_odd |= score != score;
             highest = greatest(score, highest);
         }
-    float most = -INFINITY;
+    float most = sink;
     for (int i = 0; i < WIDTH; i++)
         most = is_odd[i] || most != most ? NAN : highest[i] > most ? highest[i] : most;
     for (int64_t b = 0; b < blocks; b++)
@@ -1319,6 +1332,7 @@ INLINE void shares_of(const uint16_t *seen, int64_t blocks, float *scores) {
             vector share = exponential(load(at) - all(most));
             store(at, chosen(lanes_seen(seen[b], p * WIDTH), share, all(0.0f)));
         }
+    return most;
 }
 
 /* Adds the values of one block of positions, of a head whose slots begin at `first`, to `totals`: `vectors` (a
@@ -1369,7 +1383,8 @@ INLINE void attend(const Attention *a, int kind, int64_t kv_head, int64_t row_fi
     int64_t group = a->heads / a->kv_heads, blocks = (a->high + LANES - 1) / LANES,
             many = (row_end - row_first) * group;
     float *keys = room, *totals = keys + a->width * LANES, *wide = totals + QUERIES * a->value_width,
-          *scores = wide + many * a->width; /* wide: queries [row_end - row_first, group, width] */
+          *sinks = wide + many * a->width, *scores = sinks + many; /* wide: queries [row_end - row_first, group,
+                                                                      width]; sinks: shares */
     uint16_t *slots_seen = (uint16_t *)(scores + many * blocks * LANES); /* [row_end - row_first + 1, blocks], a
                                                                              bit for each slot; the last: by any */
     uint8_t *is_whole = (uint8_t *)(slots_seen + (row_end - row_first + 1) * blocks); /* [row_end - row_first,
@@ -1414,8 +1429,11 @@ INLINE void attend(const Attention *a, int kind, int64_t kv_head, int64_t row_fi
         for (int q = 0; q < count; q++)
             scores_of(a, queries + q, 1, block, b, own + q);
     }
-    for (int64_t n = 0; n < many; n++)
-        shares_of(slots_seen + n / group * blocks, blocks, scores + n * blocks * LANES);
+    for (int64_t n = 0; n < many; n++) {
+        float sink = a->sinks ? a->sinks[kv_head * group + n % group] : -INFINITY;
+        float most = shares_of(slots_seen + n / group * blocks, blocks, sink, scores + n * blocks * LANES);
+        sinks[n] = a->sinks ? exponential(all(sink - most))[0] : 0;
+    }
     for (int64_t n = 0; n < many; n += QUERIES) {
         int count = many - n < QUERIES ? (int)(many - n) : QUERIES;
         const uint8_t *seen[QUERIES];
@@ -1444,7 +1462,7 @@ INLINE void attend(const Attention *a, int kind, int64_t kv_head, int64_t row_fi
         }
         for (int q = 0; q < count; q++) {
             int64_t row = row_first + (n + q) / group, head = kv_head * group + (n + q) % group;
-            float *total = totals + q * a->value_width, weight = weights[q];
+            float *total = totals + q * a->value_width, weight = weights[q] + sinks[n + q];
             for (int64_t d = 0; d < a->width; d++)
                 total[d] /= weight;
             FOR_KIND(a->kind, NARROW_ALL, total, a->width, a->found, (row * a->heads + head) * a->width);
@@ -1459,7 +1477,7 @@ int flowspec_attention(const Attention *a) {
     int64_t chunks = (a->rows + ROWS_SHARED - 1) / ROWS_SHARED, units = chunks * a->kv_heads;
     int64_t blocks = (a->high + LANES - 1) / LANES, shared = a->rows < ROWS_SHARED ? a->rows : ROWS_SHARED;
     int64_t numbers =
-        a->width * LANES + a->value_width * QUERIES + shared * (a->heads / a->kv_heads) * (a->width + blocks * LANES);
+        a->width * LANES + a->value_width * QUERIES + shared * (a->heads / a->kv_heads) * (a->width + 1 + blocks * LANES);
     size_t bytes = sizeof(float) * numbers + sizeof(uint16_t) * (shared + 1) * blocks + shared * a->blocks + 64;
     int is_done = 1, threads = worthwhile(a->threads, 2 * a->rows * a->heads * a->high * a->width);
     (void)threads; /* where OpenMP is not used */

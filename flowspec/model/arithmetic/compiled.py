@@ -26,7 +26,7 @@ class _Attention(ctypes.Structure):
     """As in the source, as the other structures are."""
 
     _fields_ = (
-        *_fields(ctypes.c_void_p, "queries keys values key_steps value_steps seen order ends found"),
+        *_fields(ctypes.c_void_p, "queries keys values key_steps value_steps seen order ends sinks found"),
         *_fields(ctypes.c_int64, "rows heads kv_heads width value_width slots high blocks"),
         *_fields(ctypes.c_float, "scale cap cap_inverse"),
         *_fields(ctypes.c_int32, "kind cache_kind threads"),
@@ -187,6 +187,7 @@ class Library:
         ends: torch.Tensor,
         scale: float,
         cap: float | None,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         """As `plain.attention`, but for what rows see: `seen` `[rows, high]` bool, `order` int32 the slots
         that any row sees by position, `ends` int32 where in `order` each block of positions ends."""
@@ -201,6 +202,7 @@ class Library:
             seen=seen.data_ptr(),
             order=order.data_ptr(),
             ends=ends.data_ptr(),
+            sinks=None if sinks is None else sinks.data_ptr(),
             found=found.data_ptr(),
             rows=rows,
             heads=heads,

@@ -32,6 +32,13 @@ def function(x: torch.Tensor, name: str) -> torch.Tensor:
     return library.function(x.contiguous(), name)
 
 
+def clamped_swiglu(gate: torch.Tensor, up: torch.Tensor, slope: float, limit: float) -> torch.Tensor:
+    """`gate * sigmoid(slope * gate) * (up + 1)`, number by number and rounded once; `gate` counts as `limit`
+    where it is above, `up` where it is farther from 0 (GPT-OSS)."""
+    wide_gate, wide_up = gate.float().clamp(max=limit), up.float().clamp(-limit, limit)
+    return (function(wide_gate * slope, "silu") / slope * (wide_up + 1)).to(gate.dtype)
+
+
 def turned(
     queries: torch.Tensor, keys: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -126,21 +133,24 @@ def attention(
     scale: float,
     cap: float | None = None,
     steps: tuple[torch.Tensor, torch.Tensor] | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`[rows, heads, width]` from queries of that shape, `keys` `[kv_heads, slots / 16, width, 16]` and
     `values` `[kv_heads, slots, width filled up to a multiple of 16]`.
 
     Keys and values in int8 are levels; `steps` has the step between them for each 32 numbers of a slot, in
     float16: `[kv_heads, slots / 16, width / 32, 16]` and `[kv_heads, slots, width / 32]`, rounded up.
+    `sinks` `[heads]` are scores beside those of keys, which have a share and no value.
     """
     library = _library(queries)
+    sinks = None if sinks is None else sinks.float().contiguous()
     if library is not None:
         seen = sight.seen, *sight.order()
-        return library.attention(queries.contiguous(), keys, values, steps, *seen, scale, cap)
+        return library.attention(queries.contiguous(), keys, values, steps, *seen, scale, cap, sinks)
     if steps is not None:
         keys, values = plain.of_levels(keys, steps[0], 2), plain.of_levels(values, steps[1], 2)
     values = values[..., : queries.shape[2]]
-    return plain.attention(queries.float(), keys, values, sight.paths(), scale, cap).to(queries.dtype)
+    return plain.attention(queries.float(), keys, values, sight.paths(), scale, cap, sinks).to(queries.dtype)
 
 
 def _library(x: torch.Tensor) -> compiled.Library | None:

@@ -13,7 +13,8 @@ it from its beginning to its end. Of each unit (the inputs of one of ggml's bloc
 - where a unit has 256 inputs, for each group its scale and minimum as whole numbers: of six bits in 24 bytes
   (the low halves of both in byte o; above it two bits of each, of outputs o and o + 8 in the halves of byte
   16 + o), or two scales of sixteen inputs each, byte o and byte 16 + o;
-- at its end sixteen float16: scales, or what the whole numbers are multiplied by; then those of minimums.
+- at its end sixteen float16: scales, or what the whole numbers are multiplied by; then those of minimums. Of
+  MXFP4 sixteen bytes: byte b stands for the scale 2^(b - 128).
 
 What is no output or input of the matrix has a scale of 0.
 """
@@ -32,6 +33,8 @@ GROUP = 32
 """Inputs that are rounded together, where rows are."""
 LEVELS_4NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """What the sixteen levels of IQ4_NL stand for."""
+LEVELS_FLOAT = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""What the floats of 4 bits (E2M1) are, in halves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +42,10 @@ class Form:
     """One of ggml's types: `number` as `canonical.c` counts them; `bits` of a level, from which `offset` is
     taken; `unit` inputs in a block.
 
-    `halves`: how many scales a group has, each of a part of its inputs. `has_minimum`: whether it has a
-    minimum. In a unit of several groups scales are whole numbers times the unit's own.
+    `table`: what levels stand for, where it is not themselves. `halves`: how many scales a group has, each of
+    a part of its inputs. `has_exponents`: whether scales are powers of two, of which a byte has the exponent.
+    `has_minimum`: whether it has a minimum. In a unit of several groups scales are whole numbers times the
+    unit's own.
     """
 
     number: int
@@ -49,6 +54,8 @@ class Form:
     unit: int = GROUP
     halves: int = 1
     has_minimum: bool = False
+    table: tuple[int, ...] = ()
+    has_exponents: bool = False
 
     @property
     def groups(self) -> int:
@@ -68,7 +75,8 @@ class Form:
     @property
     def unit_bytes(self) -> int:
         """Of a panel, for each unit."""
-        return self.groups * (self.level_bytes + self.scale_bytes) + 2 * PANEL * (1 + self.has_minimum)
+        ends = PANEL if self.has_exponents else 2 * PANEL * (1 + self.has_minimum)
+        return self.groups * (self.level_bytes + self.scale_bytes) + ends
 
     def panel_bytes(self, inputs: int, outputs: int) -> int:
         """Of a matrix."""
@@ -84,7 +92,8 @@ FORMS: Mapping[str, Form] = {
     "Q4_K": Form(number=5, bits=4, offset=0, unit=256, has_minimum=True),
     "Q5_K": Form(number=6, bits=5, offset=0, unit=256, has_minimum=True),
     "Q6_K": Form(number=7, bits=6, offset=32, unit=256, halves=2),
-    "IQ4_NL": Form(number=8, bits=4, offset=0),
+    "IQ4_NL": Form(number=8, bits=4, offset=0, table=LEVELS_4NL),
+    "MXFP4": Form(number=9, bits=4, offset=0, table=LEVELS_FLOAT, has_exponents=True),
 }
 """By the names of ggml's types."""
 Q4_0 = FORMS["Q4_0"]
@@ -94,9 +103,9 @@ Q4_0 = FORMS["Q4_0"]
 class Levels:
     """A packed matrix, spread out: `levels` from 0 on, uint8 `[out, groups, 32]`.
 
-    `scales` and `minimums` are float16 `[out, units]`; `whole_scales` `[out, groups, halves]` and
-    `whole_minimums` `[out, groups]`, both uint8 (scales of two halves int8), are there in units of several
-    groups.
+    `scales` and `minimums` are float16 `[out, units]`, or scales exponents in uint8; `whole_scales` `[out,
+    groups, halves]` and `whole_minimums` `[out, groups]`, both uint8 (scales of two halves int8), are there
+    in units of several groups.
     """
 
     levels: torch.Tensor
@@ -164,7 +173,8 @@ def unpacked(form: Form, panels: torch.Tensor) -> Levels:
     body = panels[..., : form.groups * size].reshape(count, units * form.groups, size)
     vectors = _vectors(form, body[..., : form.level_bytes])  # [panels, groups, 8, 64]
     levels = vectors.view(count, -1, 8, PANEL, 4).permute(0, 3, 1, 2, 4).reshape(count * PANEL, -1, GROUP)
-    ends = panels[..., form.groups * size :].contiguous().view(torch.float16).view(count, units, -1, PANEL)
+    ends = panels[..., form.groups * size :].contiguous()
+    ends = ends.view(torch.uint8 if form.has_exponents else torch.float16).view(count, units, -1, PANEL)
     scales = _by_output(ends[:, :, 0])
     minimums = _by_output(ends[:, :, 1]) if form.has_minimum else None
     if form.groups == 1:
@@ -211,9 +221,12 @@ def groups_of(form: Form, panels: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
     minimums `[out, groups]`, both exact; of whole panels."""
     found = unpacked(form, panels)
     weights = found.levels.short() - form.offset
-    if form is FORMS["IQ4_NL"]:
-        weights = torch.tensor(LEVELS_4NL, dtype=torch.int16, device=panels.device)[found.levels.long()]
-    scales = found.scales.float()[..., None]
+    if form.table:
+        weights = torch.tensor(form.table, dtype=torch.int16, device=panels.device)[found.levels.long()]
+    scales = found.scales.float()
+    if form.has_exponents:
+        scales = torch.ldexp(torch.ones_like(scales), found.scales.int() - 128)
+    scales = scales[..., None]
     minimums = None if found.minimums is None else found.minimums.float()
     if found.whole_scales is not None:
         scales = scales.repeat_interleave(form.groups, dim=1) * found.whole_scales.float()

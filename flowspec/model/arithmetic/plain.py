@@ -272,16 +272,20 @@ def attention(
     paths: torch.Tensor,
     scale: float,
     cap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`[rows, heads, width]` float32 from queries of that shape and dtype.
 
     `keys` `[kv_heads, slots / 16, width, 16]`, `values` `[kv_heads, slots, width]`. `paths` `[rows,
     positions]` int64: the slot of the key that a row sees at a position, -1 where it sees none. Scores are
-    bounded by `cap`.
+    bounded by `cap`. `sinks` `[heads]` float32: a score of each head that takes part in the greatest and in
+    what is divided by, where its share is added last; it has no value.
     """
     rows = max(1, _SHARES_MAX // max(1, paths.shape[1] * values.shape[2]))
     found = [
-        _attention(queries[first : first + rows], keys, values, paths[first : first + rows], scale, cap)
+        _attention(
+            queries[first : first + rows], keys, values, paths[first : first + rows], scale, cap, sinks
+        )
         for first in range(0, len(queries), rows)
     ]
     return torch.cat(found)
@@ -294,6 +298,7 @@ def _attention(
     paths: torch.Tensor,
     scale: float,
     cap: float | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     rows, heads, width = queries.shape
     kv_heads, group = len(keys), heads // len(keys)
@@ -309,6 +314,9 @@ def _attention(
     if cap is not None:
         scores = tanh(scores * (1 / cap)) * cap
     highest = scores.masked_fill(~is_seen, float("-inf")).amax(dim=-1, keepdim=True)
+    if sinks is not None:
+        sinks = sinks.view(kv_heads, group, 1, 1)
+        highest = torch.maximum(highest, sinks)
     shares = exp(scores - highest).masked_fill(~is_seen, 0.0).view(*scores.shape[:-1], -1, BLOCK)
     seen_values = (
         values[:, slots].masked_fill(~is_seen[None, ..., None], 0.0).view(kv_heads, rows, -1, BLOCK, width)
@@ -322,4 +330,6 @@ def _attention(
     for block in range(sums.shape[3]):
         total += sums[:, :, :, block]
         weight += weights[..., block]
+    if sinks is not None:
+        weight += exp(sinks - highest)[..., 0]
     return (total / weight[..., None]).flatten(0, 1).transpose(0, 1).contiguous()

@@ -111,6 +111,10 @@ def _q6_k(blocks: Blocks) -> Levels:
     )
 
 
+def _mxfp4(blocks: Blocks) -> Levels:
+    return Levels(scales=blocks[..., 0], levels=_nibbles(blocks[..., 1:]))
+
+
 _READ: dict[str, Callable[[Blocks], Levels]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
@@ -121,4 +125,5 @@ _READ: dict[str, Callable[[Blocks], Levels]] = {
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
     "IQ4_NL": _q4_0,
+    "MXFP4": _mxfp4,
 }

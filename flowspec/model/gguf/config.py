@@ -29,6 +29,7 @@ MODEL_TYPES = {
     "olmoe": "olmoe",
     "glm4moe": "glm4_moe",
     "lfm2": "lfm2",
+    "gpt-oss": "gpt_oss",
 }
 """Architectures that our families know; Mistral's models call themselves llama, mixtures too."""
 _HEADS_BY_LAYER = ("lfm2",)
@@ -40,9 +41,14 @@ _SIGMOID = 2
 """How llama.cpp numbers what a router makes of its logits."""
 SMOLLM3_WITHOUT_ROTARY = 4
 """Each such layer of SmolLM3 has no positions, as llama.cpp has it; no file states it."""
+_YARN_WITHOUT_ROUNDING = ("gpt-oss",)
+"""Whose frequencies begin and end to be scaled between whole numbers of them; no file states it."""
 FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 """Tensors that belong to the config: divisors of the position embeddings' frequencies."""
-_OWN = ("attention.key_length", "attention.sliding_window", "rope.dimension_count", "rope.freq_base")
+_OWN = (
+    *("attention.key_length", "attention.sliding_window", "sliding_window"),
+    *("rope.dimension_count", "rope.freq_base"),
+)
 """Entries of transformers' table that are read here, by what else the file states."""
 _HARMLESS = ("vocab_size", "tensor_data_layout", "rope.scaling.finetuned")
 _NEUTRAL = {
@@ -233,6 +239,11 @@ def _rotary(file: GgufFile, stated: _Stated, raw: dict[str, Any], architecture: 
             "factor": float(factor),
             "original_max_position_embeddings": int(original),
         }
+        for name in ("beta_fast", "beta_slow"):
+            if (beta := stated.take(f"rope.scaling.yarn_{name}")) is not None:
+                rope[name] = float(beta)
+        if architecture in _YARN_WITHOUT_ROUNDING:
+            rope["truncate"] = False
     elif kind == "linear" and factor != 1:
         rope |= {"rope_type": "linear", "factor": float(factor)}
     elif kind not in ("linear", "none"):
@@ -346,6 +357,15 @@ def _lfm2(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
     return {"norm_eps": raw.pop("rms_norm_eps"), "block_auto_adjust_ff_dim": False}
 
 
+def _gpt_oss(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
+    """Every second layer has a window, the first one, too; no file states it."""
+    return {
+        "sliding_window": stated.need("attention.sliding_window"),
+        "intermediate_size": stated.take("expert_feed_forward_length", raw["intermediate_size"]),
+        "attention_bias": stated.has_tensor("blk.0.attn_q.bias"),
+    }
+
+
 def _qwen3_moe(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
     return {"moe_intermediate_size": stated.need("expert_feed_forward_length")}
 
@@ -380,6 +400,7 @@ _OTHERS: dict[str, Callable[[_Stated, dict[str, Any]], dict[str, Any]]] = {
     "gemma2": _gemma2,
     "gemma3": _gemma3,
     "glm4moe": _glm4_moe,
+    "gpt-oss": _gpt_oss,
     "granite": _granite,
     "lfm2": _lfm2,
     "llama": _llama,

@@ -33,10 +33,10 @@ _DIMENSIONS_MAX = 4
 _ALIGNMENT = 32
 _LENGTH = struct.Struct("<Q")
 _PART_COUNT, _PART_NUMBER, _TENSOR_COUNT = "split.count", "split.no", "split.tensors.count"
-_EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
+_EMBEDDING, _OUTPUT, _BIAS = "token_embd.weight", "output.weight", ".bias"
 _LOOSE = (".ffn_gate_inp.", ".shortconv.conv.")
 """Of names of matrices that are never packed: routers, and weights of short convolutions."""
-KEPT_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL")
+KEPT_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "MXFP4")
 """ggml's types that layers compute with as they are (`arithmetic.packed.FORMS`)."""
 Rows = npt.NDArray[np.uint8]
 F32 = npt.NDArray[np.float32]
@@ -219,16 +219,12 @@ class GgufFile:
         """A matrix that is not packed, or not in one of `KEPT_TYPES`; empty where there is none.
 
         Those that are `_LOOSE`, and an embedding that is no output, are multiplied by nothing that packs
-        them.
+        them; biases of experts are no matrices.
         """
         for name, tensor in self.tensors.items():
             is_output = name != _EMBEDDING or _OUTPUT not in self.tensors
-            if (
-                len(tensor.shape) > 1
-                and is_output
-                and not tensor.form
-                and not any(map(name.__contains__, _LOOSE))
-            ):
+            is_loose = any(map(name.__contains__, _LOOSE)) or name.endswith(_BIAS)
+            if len(tensor.shape) > 1 and is_output and not is_loose and not tensor.form:
                 return name
         return ""
 

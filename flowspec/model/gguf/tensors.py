@@ -45,8 +45,10 @@ class _Place:
 
 
 def _converted_name(name: str) -> str:
-    """As llama.cpp's converter looks it up: experts are joined, and a router's bias is one."""
-    return name.replace(".experts.{}.", ".experts.").replace("_correction_bias", "_correction.bias")
+    """As llama.cpp's converter looks it up: experts are joined, a router's bias is one, and sinks are
+    weights."""
+    name = name.replace(".experts.{}.", ".experts.").replace("_correction_bias", "_correction.bias")
+    return f"{name}.weight" if name.endswith(".sinks") else name
 
 
 def _guessing_blocks(config: Any) -> tuple[str, ...]:
@@ -132,7 +134,8 @@ class GgufTensors(Tensors):
         place = self._places[name]
         tensor = self._tensor(place.tensor)
         if part.dim() == 1 or place.tensor.endswith(CONVOLUTION):
-            found = self._processor.process(weights=tensor.numbers(), name=place.tensor).weights
+            numbers = tensor.numbers() if place.expert is None else tensor.numbers()[place.expert]
+            found = self._processor.process(weights=numbers, name=place.tensor).weights
             part.copy_(torch.from_numpy(found))
             return
         rows, columns = part.shape

@@ -28,10 +28,13 @@ _STOPS = frozenset(
     (
         *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>"),
         *("<end_of_turn>", "<turn|>", "<EOT>", "<\uff5cend\u2581of\u2581sentence\uff5c>"),
+        *("<|return|>", "<|call|>"),
     )
 )
 """Tokens that end an answer wherever a vocabulary has them, of those that llama.cpp looks for by name. It
 takes them for control tokens, too, whatever a file says."""
+_ENDS_MESSAGE, _HARMONY = "<|end|>", {"<|return|>", "<|call|>"}
+"""Where a vocabulary has the latter, the first ends a message of an answer that goes on."""
 _PHI3_KEEPS_SPACES = ("<unk>", "<s>", "<|endoftext|>")
 """Behind its other special tokens, Phi-3 drops spaces."""
 
@@ -250,7 +253,9 @@ def stop_ids(file: GgufFile) -> frozenset[int]:
     """Tokens of the vocabulary that by their names end an answer, whether or not the file says so."""
     if not isinstance(file.metadata.get(f"{_PREFIX}tokens"), GgufTexts):
         return frozenset()
-    return frozenset(token for token, text in enumerate(_texts(file, "tokens")) if text in _STOPS)
+    texts = _texts(file, "tokens")
+    stops = _STOPS - {_ENDS_MESSAGE} if set(texts) >= _HARMONY else _STOPS
+    return frozenset(token for token, text in enumerate(texts) if text in stops)
 
 
 def plain_tokens(file: GgufFile) -> tuple[dict[int, str], frozenset[int]]:

@@ -2,7 +2,7 @@
 refusal by name. Imports no torch.
 
 The fields are those that the tools write: gptqmodel and AutoGPTQ (`gptq`), AutoAWQ (`awq`), llm-compressor
-(`compressed-tensors`), and transformers' and DeepSeek's `fp8`.
+(`compressed-tensors`), transformers' and DeepSeek's `fp8`, and GPT-OSS's `mxfp4`.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ class Scheme:
         rounded; else `ROUNDED_ANEW`."""
         if self.layout == FLOATS or self.has_order:
             return ROUNDED_ANEW
+        if self.layout == FOURS:
+            return "MXFP4"
         least, most = self.range
         for name, bits in (("Q4_0", 4), ("Q5_0", 5), ("Q8_0", 8)):
             if -(1 << bits - 1) <= least and most < 1 << bits - 1:
@@ -66,10 +68,7 @@ class Scheme:
 
     @property
     def range(self) -> tuple[int, int]:
-        """The least and the largest of all levels less those that stand for zero; floats of 4 bits are whole
-        numbers of halves."""
-        if self.layout == FOURS:
-            return -12, 12
+        """The least and the largest of all levels less those that stand for zero."""
         if self.is_symmetric:
             return -(1 << self.bits - 1), (1 << self.bits - 1) - 1
         return (-(1 << self.bits) if self.zeros_less_one else 1 - (1 << self.bits)), (1 << self.bits) - 1
@@ -211,11 +210,17 @@ def _fp8(given: Mapping[str, Any]) -> Scheme:
     return Scheme(layout=FLOATS, block=None if block is None else _block(block))
 
 
+def _mxfp4(given: Mapping[str, Any]) -> Scheme:
+    """Which matrices are not quantised (`modules_to_not_convert`), their tensors tell."""
+    return Scheme(layout=FOURS, bits=4, group=32)
+
+
 _READ: dict[str, Callable[[Mapping[str, Any]], Scheme]] = {
     "gptq": _gptq,
     "awq": _awq,
     "compressed-tensors": _compressed,
     "fp8": _fp8,
+    "mxfp4": _mxfp4,
 }
 
 

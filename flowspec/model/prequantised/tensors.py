@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from flowspec.errors import InputError
 from flowspec.model.arithmetic.operations import levels
-from flowspec.model.arithmetic.packed import FORMS, GROUP, PANEL, Levels, packed
+from flowspec.model.arithmetic.packed import FORMS, GROUP, LEVELS_FLOAT, PANEL, Levels, packed
 from flowspec.model.prequantised.scheme import AWQ, FLOATS, FOURS, GPTQ, PACKED, ROUNDED_ANEW, TENSORS, Scheme
 from flowspec.model.tensors import Tensors, check_shape
 
@@ -26,8 +26,6 @@ BLOCK_NUMBERS = 1 << 20
 WORD_BITS = 32
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of eight outputs each four bits of a word are of, the lowest bits first."""
-HALVES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""What the floats of 4 bits are, in halves."""
 Tensor = Callable[[str, tuple[int, ...]], torch.Tensor]
 """One of a matrix's tensors by the end of its name, of an expected shape."""
 Portion = tuple[torch.Tensor, torch.Tensor]
@@ -60,7 +58,7 @@ class PrequantisedTensors(Tensors):
         return iter(self._files)
 
     def files_of(self, name: str) -> tuple[str, ...]:
-        return self._files.get(name, (name,))
+        return tuple(file for each in self._files.get(name, (name,)) for file in self._raw.files_of(each))
 
     def shape(self, name: str) -> tuple[int, ...]:
         if not self._is_quantised(name):
@@ -151,6 +149,8 @@ class PrequantisedTensors(Tensors):
         """Levels and scales for panels; raises `InputError` for a level that the config does not tell of."""
         whole, scales = portion
         form, groups = FORMS[self._scheme.form], -(-whole.shape[1] // GROUP)
+        if form.has_exponents:
+            return _as_floats(whole, scales)
         least, most = whole.aminmax()
         if least < -form.offset or most >= (1 << form.bits) - form.offset:
             raise InputError(
@@ -296,7 +296,7 @@ def _fours(tensor: Tensor, shape: tuple[int, ...], groups: int) -> Callable[[int
     outputs, inputs = shape
     pairs = tensor("weight_packed", (outputs, inputs // 2))
     exponents = tensor("weight_scale", (outputs, groups)).int() - 127
-    halves = torch.tensor(HALVES, dtype=torch.int16)
+    halves = torch.tensor(LEVELS_FLOAT, dtype=torch.int16)
 
     def read(first: int, end: int) -> Portion:
         four = torch.stack([pairs[first:end] & 15, pairs[first:end] >> 4], dim=2).flatten(1).long()
@@ -304,6 +304,16 @@ def _fours(tensor: Tensor, shape: tuple[int, ...], groups: int) -> Callable[[int
         return halves[four], torch.ldexp(torch.full(some.shape, 0.5), some)
 
     return read
+
+
+def _as_floats(halves: torch.Tensor, scales: torch.Tensor) -> Levels:
+    """Floats of 4 bits, in halves `[outputs, in]`, and powers of two `[outputs, groups]`, back in the bits
+    that stand for them."""
+    codes = torch.zeros(2 * max(LEVELS_FLOAT) + 1, dtype=torch.uint8)
+    for code, level in enumerate(LEVELS_FLOAT):
+        codes[level] = code if level else 0  # those below zero count from the end
+    levels = codes[halves.long()].view(len(halves), -1, GROUP)
+    return Levels(levels=levels, scales=(torch.frexp(scales).exponent + 127).to(torch.uint8))
 
 
 def _of_words(words: torch.Tensor, bits: int, order: tuple[int, ...] = ()) -> torch.Tensor:

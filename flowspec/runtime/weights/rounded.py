@@ -184,10 +184,11 @@ class StoredRounded:
 
 def _how(files: ModelFiles, name: str) -> Identity:
     """What the values of a tensor follow from beside its bytes: in GGUF files what was done to it, which its
-    name and the config tell, and in quantised checkpoints how."""
+    name and the config tell, in quantised checkpoints how, and of experts that are one tensor which it is."""
     if files.gguf_architecture:
         return (files.gguf_architecture, json.dumps(files.raw_config(), sort_keys=True), name)
-    return () if files.scheme is None else (repr(files.scheme),)
+    how = () if files.scheme is None else (repr(files.scheme),)
+    return (*how, name) if files.joins_experts else how
 
 
 @contextlib.contextmanager

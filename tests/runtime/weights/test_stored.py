@@ -114,8 +114,8 @@ def test_what_no_gguf_file_could_hold_is_refused(tmp_path: Path) -> None:
         with pytest.raises(PeerError, match=r"the head offers token_embd\.weight as"):
             offered(files).add(TensorEntry(**{**right, **change}))
     with pytest.raises(
-        InputError, match="'m' is a GGUF file of the architecture 'gpt-oss', which this FlowSpec does not run"
+        InputError, match="'m' is a GGUF file of the architecture 'gpt2', which this FlowSpec does not run"
     ):
-        offered(files, gguf="gpt-oss")
+        offered(files, gguf="gpt2")
     with pytest.raises(InputError, match="the head's folder may be incomplete"):
         offered(files).tensors().shape("model.embed_tokens.weight")

@@ -1,0 +1,97 @@
+"""A layer's experts that a checkpoint holds in one tensor for each matrix (GPT-OSS), under the names that
+they would have one by one.
+
+As transformers saves them: inputs first, and the outputs of gate and up in turns. As they are published:
+outputs first, also in turns, as MXFP4, of which these are compressed-tensors' names. So they are read, sent
+and packed as those of any mixture.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from flowspec.errors import InputError
+from flowspec.model.tensors import Tensors, check_shape
+
+_JOINED = re.compile(r"(.+\.experts\.)(gate_up|down)_proj(|_bias|_blocks|_scales)")
+_NUMBERS, _BLOCKS = "", "_blocks"
+_LEAVES = {_NUMBERS: "weight", "_bias": "bias", _BLOCKS: "weight_packed", "_scales": "weight_scale"}
+_AXES = {_NUMBERS: 3, "_bias": 2, _BLOCKS: 4, "_scales": 3}
+_PARTS = {"gate_up": ("gate", "up"), "down": ("down",)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """One expert's part of a tensor that ends with `suffix`: of its outputs every `step`-th from `first`."""
+
+    tensor: str
+    suffix: str
+    expert: int
+    first: int
+    step: int
+
+
+class JoinedExperts(Tensors):
+    """Over the `raw` tensors of a checkpoint whose layers have so many `experts`; all others as they are."""
+
+    def __init__(self, model: str, raw: Tensors, experts: int) -> None:
+        self._model = model
+        self._raw = raw
+        self._experts = experts
+        self._places: dict[str, _Place | None] = {}
+        for tensor in raw:
+            found = _JOINED.fullmatch(tensor)
+            if found is None:
+                self._places[tensor] = None
+                continue
+            stem, kind, suffix = found.groups()
+            parts = _PARTS[kind]
+            for expert in range(experts):
+                for first, part in enumerate(parts):
+                    name = f"{stem}{expert}.{part}_proj.{_LEAVES[suffix]}"
+                    self._places[name] = _Place(tensor, suffix, expert, first, len(parts))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def files_of(self, name: str) -> tuple[str, ...]:
+        place = self._places.get(name)
+        return (name if place is None else place.tensor,)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        place = self._places.get(name)
+        if place is None:
+            return self._raw.shape(name)
+        whole = self._raw.shape(place.tensor)
+        outputs = whole[-1 if place.suffix == _NUMBERS else 1] if len(whole) > 1 else 0
+        if len(whole) != _AXES[place.suffix] or whole[0] != self._experts or outputs % place.step:
+            raise InputError(
+                f"tensor {place.tensor} of {self._model!r}: expected {self._experts} experts and "
+                f"{_AXES[place.suffix]} axes by config.json, got the shape {list(whole)}"
+            )
+        outputs //= place.step
+        if place.suffix == _NUMBERS:
+            return outputs, whole[1]
+        if place.suffix == _BLOCKS:
+            return outputs, whole[2] * whole[3]
+        return outputs, *whole[2:]
+
+    def load(self, name: str, shape: tuple[int, ...]) -> Any:
+        check_shape(name, self._model, shape, self.shape(name))
+        place = self._places.get(name)
+        if place is None:
+            return self._raw.load(name, shape)
+        part = self._raw.load(place.tensor, self._raw.shape(place.tensor))[place.expert]
+        if place.suffix == _NUMBERS:
+            part = part.T
+        part = part[place.first :: place.step]
+        return part.flatten(1) if place.suffix == _BLOCKS else part
+
+    def close(self) -> None:
+        self._raw.close()
