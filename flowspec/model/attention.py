@@ -91,7 +91,8 @@ class TreeCache:
         more = _filled(cache_size(slots, self.slots_max)) - have
         self.keys = F.pad(self.keys, (0, 0, 0, 0, 0, more // LANES))
         self.values = F.pad(self.values, (0, 0, 0, more))
-        self.inputs = F.pad(self.inputs, (0, 0, 0, more))
+        layers, _, width = self.inputs.shape  # before torch 2.10 padding took nothing that is empty
+        self.inputs = torch.cat([self.inputs, self.inputs.new_zeros((layers, more, width))], dim=1)
         if self._steps is not None:
             of_keys, of_values = self._steps
             self._steps = F.pad(of_keys, (0, 0, 0, 0, 0, more // LANES)), F.pad(of_values, (0, 0, 0, more))
