@@ -34,10 +34,12 @@ FILE = "GGUF of"
 CASES = sorted(
     {(name, DTYPES[(place + shift) % 5]) for place, name in enumerate(NAMES) for shift in (0, 2)}
     | {(name, dtype) for name in ("llama-grouped", "lfm2") for dtype in DTYPES}
+    | {("gpt-oss", "float32")}
     | {(f"{FILE} {name}", FILED) for name in ("llama-tied", "qwen3-moe", "gemma2", "lfm2", "gpt-oss")}
 )
-"""Two precisions of each family, all of one that attends and of one with short convolutions:
-`families_check` has the rest. And files whose matrices stay as they are packed, in all forms."""
+"""Two precisions of each family (three where attention has sinks), all of one that attends and of one with
+short convolutions: `families_check` has the rest. And files whose matrices stay as they are packed, in all
+forms."""
 Path_ = tuple[int, ...]
 NONE: frozenset[int] = frozenset()
 NOBODY: Mapping[int, frozenset[tuple[int, Path_]]] = {}

@@ -164,7 +164,7 @@ def test_slices_take_the_files_bytes_as_foretold_and_planned(name: str, tmp_path
         own += sizes["token_embd.weight"] * span.is_first + sizes.get("output.weight", 0) * span.is_last
         if "output.weight" not in sizes and span.is_last and not span.is_first:
             own += sizes["token_embd.weight"]  # it is tied
-        assert foretold == pytest.approx(own, rel=0.25 if end - first < count else 0.02)
+        assert foretold == pytest.approx(own, rel=0.3 if end - first < count else 0.02)
         planned = stage_memory(
             shape,
             counted_weights(files, shape),

@@ -13,11 +13,13 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 from flowspec.bench.checkpoints import VARIANTS, make_variant
+from flowspec.core.protocol.precision import FILED
 from flowspec.core.protocol.weight_messages import TensorEntry
 from flowspec.errors import InputError, PeerError
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.config import FACTORS
 from flowspec.model.gguf.file import GgufFile
+from flowspec.model.gguf_layers import GgufModule
 from flowspec.model.pieces import Span
 from flowspec.model.slice import Slice
 from flowspec.runtime.loading import CPU, offered_model, slice_memory, slice_weights
@@ -27,6 +29,7 @@ from flowspec.runtime.weights.rounded import in_files
 from flowspec.runtime.weights.store import WeightStore
 from flowspec.runtime.weights.stored import StoredModel
 from tests.ggufs import SHAPES, convert, make
+from tests.prequantised import convert as prequantised
 from tests.runtime.weights.served import Direct
 from tests.runtime.weights.test_receive import ASSIGN
 
@@ -37,7 +40,13 @@ def parameters(part: Slice) -> list[torch.Tensor]:
         each
         for module in (pieces.embedding, *pieces.layers, pieces.norm, pieces.lm_head)
         if module is not None
-        for each in module.parameters()
+        for each in (*module.parameters(), *_panels(module))
+    ]
+
+
+def _panels(module: torch.nn.Module) -> list[torch.Tensor]:
+    return [
+        part.panels for each in module.modules() if isinstance(each, GgufModule) for part in each.parts
     ]
 
 
@@ -87,6 +96,11 @@ def test_a_slice_of_a_gguf_file_is_received_as_it_lies_there(shape: str, tmp_pat
         if tensor.name not in FACTORS
     }
     assert {each.name for each in (tmp_path / "store" / "tensors").iterdir()} == packed
+
+
+def test_experts_in_one_tensor_are_received_as_they_lie_there(tmp_path: Path) -> None:
+    folder = prequantised(make_variant(tmp_path / "plain", "gpt-oss"), tmp_path / "model", "mxfp4")
+    check_received(ModelFiles(str(folder)), tmp_path, FILED)
 
 
 def offered(files: ModelFiles, **changes: Any) -> StoredModel:
