@@ -45,9 +45,7 @@ def parameters(part: Slice) -> list[torch.Tensor]:
 
 
 def _panels(module: torch.nn.Module) -> list[torch.Tensor]:
-    return [
-        part.panels for each in module.modules() if isinstance(each, GgufModule) for part in each.parts
-    ]
+    return [part.panels for each in module.modules() if isinstance(each, GgufModule) for part in each.parts]
 
 
 def check_received(files: ModelFiles, folder: Path, dtype: str) -> None:
