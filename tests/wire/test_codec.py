@@ -121,6 +121,7 @@ def assigns(draw: st.DrawFn, cls: type) -> Any:
                     "first_layer": st.just(0),
                     "captures": st.just(()),
                     "drafting": drafting,
+                    "is_beside": st.just(False),
                     "sliding_window": st.none(),
                 },
             )
