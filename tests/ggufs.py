@@ -12,7 +12,7 @@ from gguf import GGML_QUANT_SIZES, MODEL_ARCH_NAMES, GGMLQuantizationType, GGUFW
 from gguf.quants import quantize
 from safetensors.torch import load_file
 
-from flowspec.bench.checkpoints import SMALL, make_checkpoint
+from flowspec.bench.checkpoints import SMALL, YARN, make_checkpoint
 from flowspec.model.families import FAMILIES
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.file import KEPT_TYPES
@@ -151,15 +151,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_experts_per_tok": 2,
             "intermediate_size": 256,
             "sliding_window": 16,
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 10000.0,
-                "factor": 8.0,
-                "beta_fast": 32.0,
-                "beta_slow": 1.0,
-                "truncate": False,
-                "original_max_position_embeddings": 64,
-            },
+            "rope_parameters": YARN,
         },
     ),
 }

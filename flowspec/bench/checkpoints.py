@@ -62,6 +62,16 @@ _VISION: dict[str, Any] = {
     "image_size": 28,
     "patch_size": 14,
 }
+YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 64,
+}
+"""Position embeddings of small checkpoints of GPT-OSS, whose published ones do not round YaRN's range."""
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-grouped": ("llama", {"num_key_value_heads": 2}),
     "llama-tied": ("llama", {"tie_word_embeddings": True}),
@@ -179,15 +189,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_experts_per_tok": 3,
             "intermediate_size": 96,
             "sliding_window": 14,
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 10000.0,
-                "factor": 8.0,
-                "beta_fast": 32.0,
-                "beta_slow": 1.0,
-                "truncate": False,
-                "original_max_position_embeddings": 64,
-            },
+            "rope_parameters": YARN,
         },
     ),
 }

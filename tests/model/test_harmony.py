@@ -78,5 +78,6 @@ def test_a_model_without_channels_is_shown_as_it_is(tmp_path: Path) -> None:
 def test_a_final_channel_is_known_by_its_first_word() -> None:
     names = {1: "final", 2: "finally"}
     for token, name in names.items():
-        channel = FinalChannel(dict(zip(MARKS, (10, 11, 12, 13), strict=True)), lambda _, name=name: name)  # type: ignore[misc]
+        marks = dict(zip(MARKS, (10, 11, 12, 13), strict=True))
+        channel = FinalChannel(marks, lambda _, name=name: name)  # type: ignore[misc]
         assert [channel.shows(each) for each in (11, token, 12, 7)] == [False, False, False, name == "final"]
