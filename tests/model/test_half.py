@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import platform
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -33,7 +34,7 @@ WIDE = {
     "vocab_size": 320,
     "initializer_range": 0.05,
 }
-"""The narrowest layers that are packed."""
+"""The narrowest layers that FBGEMM packs."""
 fbgemm = pytest.mark.skipif(platform.machine() != "x86_64", reason="FBGEMM is a library for x86")
 
 
@@ -108,17 +109,22 @@ def test_sums_are_those_of_float32(dtype: torch.dtype) -> None:
 @pytest.mark.arm
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize(
-    ("kernel", "linear"),
+    ("kernel", "linear", "sizes"),
     [
-        pytest.param("fbgemm", FbgemmHalfLinear, marks=fbgemm),
-        ("plain", PlainHalfLinear),
+        pytest.param("fbgemm", FbgemmHalfLinear, WIDE, marks=fbgemm),
+        ("plain", PlainHalfLinear, {**SMALL, "num_hidden_layers": 2}),  # it takes any, and takes its time
     ],
 )
 def test_slices_are_faithful_to_the_plain_model(
-    kernel: str, linear: type[QuantisedLinear], dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kernel: str,
+    linear: type[QuantisedLinear],
+    sizes: dict[str, Any],
+    dtype: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     use(kernel, monkeypatch)
-    folder = make_checkpoint(tmp_path, "llama", WIDE)
+    folder = make_checkpoint(tmp_path, "llama", sizes)
     assert isinstance(load(folder, [0, 1, 2], dtype)[0].pieces.layers[0].mlp.up_proj, linear)
     assert_faithful(folder, dtype)
 
