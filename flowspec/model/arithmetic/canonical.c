@@ -1024,13 +1024,15 @@ INLINE vector hyperbolic(vector x) {
     return (vector)((integers)found | ((integers)x & (integers)all(-0.0f)));
 }
 
-enum { SILU, GELU_TANH, TANH };
+enum { SILU, GELU_TANH, TANH, SIGMOID };
 
 INLINE vector function_of(vector x, int function) {
     if (function == SILU)
         return x * logistic(x);
     if (function == TANH)
         return hyperbolic(x);
+    if (function == SIGMOID)
+        return logistic(x);
     vector inner = (x + all(0.044715f) * (x * x * x)) * all(0.79788456080286536f);
     return all(0.5f) * x * (all(1.0f) + hyperbolic(inner));
 }
@@ -1053,8 +1055,10 @@ void flowspec_function(const void *x, int kind, int64_t count, int function, voi
         FOR_KIND(kind, function_of_all, x, count, SILU, y);
     else if (function == GELU_TANH)
         FOR_KIND(kind, function_of_all, x, count, GELU_TANH, y);
-    else
+    else if (function == TANH)
         FOR_KIND(kind, function_of_all, x, count, TANH, y);
+    else
+        FOR_KIND(kind, function_of_all, x, count, SIGMOID, y);
 }
 
 /* -------------------------------------------------------------------------------------------------------------
@@ -1503,4 +1507,127 @@ int flowspec_attention(const Attention *a) {
         free(room);
     }
     return is_done;
+}
+
+/* -------------------------------------------------------------------------------------------------------------
+ * linear attention */
+
+typedef struct {
+    const float *queries, *keys;  /* [rows, key_heads, key_width] */
+    const float *values;          /* [rows, heads, value_width] */
+    const float *decays, *shares; /* [rows, heads] */
+    float *states;                /* [places, heads, key_width, value_width] */
+    const int32_t *steps;         /* [count, 4]: row, source, target, output (below 0: none) */
+    float *found;                 /* [outputs, heads, value_width] */
+    int64_t count, key_heads, heads, key_width, value_width; /* key_width: at most KEY_WIDTH_MAX */
+    int32_t threads;
+} Delta;
+
+/* A column of a state depends on no other one. So all steps are done with COLUMNS of a head's, a strip, before the
+ * next: a strip stays in the nearest cache, where a head's whole state would not. */
+#define COLUMNS 32
+#define STRIPES (COLUMNS / WIDTH)
+#define KEY_WIDTH_MAX 256
+#define FOLD 8 /* parts of a strip, of which numbers are summed in registers: three halvings */
+#define GAP 64 /* numbers between parts: addresses that are whole 4 KB apart would get in each other's way */
+
+typedef struct {
+    float strip[KEY_WIDTH_MAX * COLUMNS + FOLD * GAP] __attribute__((aligned(64)));
+    vector sums[KEY_WIDTH_MAX][STRIPES], change[STRIPES];
+} DeltaRoom;
+
+/* The first `columns` of COLUMNS numbers of each row; rows are `between` apart. */
+INLINE void copy_rows(const float *from, int64_t between_from, float *to, int64_t between_to, int64_t rows,
+                      int64_t columns) {
+    for (int64_t i = 0; i < rows; i++, from += between_from, to += between_to)
+        if (columns == COLUMNS)
+            for (int s = 0; s < COLUMNS; s += WIDTH)
+                store(to + s, load(from + s));
+        else
+            memcpy(to, from, sizeof(float) * (size_t)columns);
+}
+
+enum { DECAY, LEARN };
+
+/* One half of a step, a constant, with WIDTH numbers of a strip; what they add to its sum. */
+INLINE vector term_of(int half, float *at, float decay, float key, vector change, float query) {
+    vector state = half == DECAY ? load(at) * all(decay) : load(at) + all(key) * change;
+    store(at, state);
+    return state * all(half == DECAY ? key : query);
+}
+
+/* Half of a step with a strip; its sum is `sums[0]` then. `fold`, a constant, is FOLD where the width is a power of
+ * two and no less, else 1: the strip lacks the rows that would fill it up, which add zeros. */
+INLINE void half_of(int half, int fold, int64_t width, float decay, const float *key, const float *query,
+                    DeltaRoom *room) {
+    int64_t count = 1;
+    while (count * fold < width)
+        count *= 2;
+#define TERM(part)                                                                                           \
+    term_of(half, room->strip + (part) * (count * COLUMNS + GAP) + i * COLUMNS + s * WIDTH, decay,           \
+            key[(part) * count + i], room->change[s], query[(part) * count + i])
+    for (int64_t i = 0; i < count; i++)
+#pragma GCC unroll 8
+        for (int s = 0; s < STRIPES; s++)
+            if (fold == FOLD) {
+                vector even = (TERM(0) + TERM(4)) + (TERM(2) + TERM(6));
+                room->sums[i][s] = even + ((TERM(1) + TERM(5)) + (TERM(3) + TERM(7)));
+            } else
+                room->sums[i][s] = i < width ? TERM(0) : all(0.0f);
+#undef TERM
+    while (count /= 2)
+        for (int64_t i = 0; i < count; i++)
+            for (int s = 0; s < STRIPES; s++)
+                room->sums[i][s] += room->sums[i + count][s];
+}
+
+/* All steps with the strip of a head that begins at `column`. */
+INLINE void strip_steps(const Delta *a, int fold, int64_t head, int64_t column, DeltaRoom *room) {
+    int64_t columns = a->value_width - column < COLUMNS ? a->value_width - column : COLUMNS;
+    int64_t key_head = head / (a->heads / a->key_heads), width = a->key_width, rows = width / fold;
+    int64_t between = a->value_width, of_place = a->heads * width * between;
+    size_t bytes = sizeof(float) * (size_t)columns;
+    float *states = a->states + head * width * between + column;
+    const int32_t *step = a->steps, *end = step + 4 * a->count;
+    if (columns < COLUMNS)
+        memset(room, 0, sizeof *room); /* columns that are not there are zeros */
+    for (int32_t held = -1; step < end; held = step[2], step += 4) {
+        int64_t at = step[0] * a->heads + head, key_at = (step[0] * a->key_heads + key_head) * width;
+        const float *key = a->keys + key_at, *query = a->queries + key_at;
+        const float *from = states + step[1] * of_place;
+        float *to = states + step[2] * of_place;
+        for (int part = 0; part < fold && step[1] != held; part++)
+            copy_rows(from + part * rows * between, between, room->strip + part * (rows * COLUMNS + GAP), COLUMNS,
+                      rows, columns);
+        half_of(DECAY, fold, width, a->decays[at], key, query, room);
+        memcpy(room->change, a->values + at * between + column, bytes);
+        for (int s = 0; s < STRIPES; s++)
+            room->change[s] = (room->change[s] - room->sums[0][s]) * all(a->shares[at]);
+        half_of(LEARN, fold, width, a->decays[at], key, query, room);
+        if (step[3] >= 0)
+            memcpy(a->found + (step[3] * a->heads + head) * between + column, room->sums[0], bytes);
+        if (step + 4 < end && step[5] == step[2] && step[6] == step[2])
+            continue; /* the next step begins with this state, and puts another in its place */
+        for (int part = 0; part < fold; part++)
+            copy_rows(room->strip + part * (rows * COLUMNS + GAP), COLUMNS, to + part * rows * between, between, rows,
+                      columns);
+    }
+}
+
+/* Steps of the gated delta rule. */
+void flowspec_delta(const Delta *a) {
+    int is_folded = a->key_width >= FOLD && (a->key_width & (a->key_width - 1)) == 0;
+    int threads = worthwhile(a->threads, 4 * a->count * a->heads * a->key_width * a->value_width);
+    (void)threads; /* where OpenMP is not used */
+#ifdef _OPENMP
+#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
+#endif
+    for (int64_t head = 0; head < a->heads; head++) {
+        DeltaRoom room;
+        for (int64_t column = 0; column < a->value_width; column += COLUMNS)
+            if (is_folded)
+                strip_steps(a, FOLD, head, column, &room);
+            else
+                strip_steps(a, 1, head, column, &room);
+    }
 }

@@ -13,8 +13,10 @@ from flowspec.model.arithmetic.packed import GROUP, Form
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
 """Of numbers, as the source counts them; int8 are levels, of a cache alone."""
-FUNCTIONS = ("silu", "gelu_tanh", "tanh")
+FUNCTIONS = ("silu", "gelu_tanh", "tanh", "sigmoid")
 """In the source's order."""
+KEY_WIDTH_MAX = 256
+"""Numbers of a key of linear attention for which the source has room."""
 _Fields = tuple[tuple[str, type], ...]
 
 
@@ -47,6 +49,14 @@ class _Packed(ctypes.Structure):
         *_fields(ctypes.c_void_p, "x panels y"),
         *_fields(ctypes.c_int64, "rows inputs outputs"),
         *_fields(ctypes.c_int32, "kind form threads"),
+    )
+
+
+class _Delta(ctypes.Structure):
+    _fields_ = (
+        *_fields(ctypes.c_void_p, "queries keys values decays shares states steps found"),
+        *_fields(ctypes.c_int64, "count key_heads heads key_width value_width"),
+        *_fields(ctypes.c_int32, "threads"),
     )
 
 
@@ -83,6 +93,7 @@ class Library:
         self._function, self._levels = library.flowspec_function, library.flowspec_levels
         self._packed_rows = library.flowspec_packed_rows
         self._turn, self._store = library.flowspec_turn, library.flowspec_store
+        self._delta = library.flowspec_delta
         self._linear.argtypes = (pointer, small, number, number, pointer, small, number, pointer, small)
         self._packed.argtypes = (ctypes.POINTER(_Packed),)
         self._packed_rows.argtypes = (pointer, small, number, pointer, number, pointer)
@@ -91,8 +102,12 @@ class Library:
         self._turn.argtypes = (ctypes.POINTER(_Turn),)
         self._store.argtypes = (ctypes.POINTER(_Stored),)
         self._attention.argtypes = (ctypes.POINTER(_Attention),)
+        self._delta.argtypes = (ctypes.POINTER(_Delta),)
         self._levels.argtypes = (pointer, number, number, pointer, pointer)
-        for each in (self._function, self._turn, self._store, self._packed_rows, self._levels):
+        for each in (
+            *(self._function, self._turn, self._store, self._packed_rows, self._levels),
+            self._delta,
+        ):
             each.restype = None
 
     def linear(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -137,6 +152,33 @@ class Library:
         where, shape = (x.data_ptr(), weights.data_ptr(), found.data_ptr()), (x.numel() // width, width)
         if not self._norm(_Norm(*where, *shape, 1 / width, eps, KINDS[x.dtype], NORMS.index(how))):
             raise MemoryError("no memory for a norm")
+        return found
+
+    def delta_rule(
+        self,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        decays: torch.Tensor,
+        shares: torch.Tensor,
+        states: torch.Tensor,
+        steps: torch.Tensor,
+    ) -> torch.Tensor:
+        """As `plain.delta_rule`, of keys of at most `KEY_WIDTH_MAX`; there is a step at least."""
+        rows, heads, value_width = values.shape
+        key_heads, key_width = keys.shape[1:]
+        where = queries, keys, values, decays, shares, states
+        assert all(each.dtype == torch.float32 and each.is_contiguous() for each in where), "the source reads so"
+        assert queries.shape == keys.shape and len(keys) == rows and heads % key_heads == 0
+        assert decays.shape == shares.shape == (rows, heads) and key_width <= KEY_WIDTH_MAX
+        assert states.shape[1:] == (heads, key_width, value_width), "the source reads and writes so much"
+        assert steps.dtype == torch.int32 and steps.shape[1] == 4 and steps.is_contiguous()
+        most = steps.amax(dim=0).tolist()
+        assert int(steps[:, :3].min()) >= 0 and most[0] < rows and max(most[1:3]) < len(states)
+        found = values.new_zeros((max(most[3], -1) + 1, heads, value_width))
+        places = (each.data_ptr() for each in (*where, steps, found))
+        shape = len(steps), key_heads, heads, key_width, value_width
+        self._delta(_Delta(*places, *shape, torch.get_num_threads()))
         return found
 
     def turned(self, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:

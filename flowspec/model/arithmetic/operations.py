@@ -25,7 +25,7 @@ def norm(x: torch.Tensor, weights: torch.Tensor, eps: float, how: Norm) -> torch
 
 
 def function(x: torch.Tensor, name: str) -> torch.Tensor:
-    """`silu`, `gelu_tanh` or `tanh`, number by number."""
+    """`silu`, `gelu_tanh`, `tanh` or `sigmoid`, number by number."""
     library = _library(x)
     if library is None:
         return plain.FUNCTIONS[name](x.float()).to(x.dtype)
@@ -47,6 +47,23 @@ def turned(
     if library is None or queries.stride(3) != 1 or keys.stride(3) != 1:
         return plain.turned(queries, cosine, sine), plain.turned(keys, cosine, sine)
     return library.turned(queries, cosine, sine), library.turned(keys, cosine, sine)
+
+
+def delta_rule(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    decays: torch.Tensor,
+    shares: torch.Tensor,
+    states: torch.Tensor,
+    steps: torch.Tensor,
+) -> torch.Tensor:
+    """Steps of linear attention (`plain.delta_rule`); `states`, contiguous, change. `steps` lie on the CPU."""
+    library = _library(states)
+    if library is None or keys.shape[2] > compiled.KEY_WIDTH_MAX or not len(steps):
+        return plain.delta_rule(queries, keys, values, decays, shares, states, steps)
+    given = (each.contiguous() for each in (queries, keys, values, decays, shares))
+    return library.delta_rule(*given, states, steps.contiguous())
 
 
 def packed_product(x: torch.Tensor, form: Form, panels: torch.Tensor, outputs: int) -> torch.Tensor:

@@ -42,6 +42,8 @@ _COS = (
     *(2.48015872894767294178e-05, -1.38888888888741095749e-03, 4.16666666666666019037e-02),
 )
 """Coefficients of fdlibm's sine and cosine between -pi/4 and pi/4, the highest power first."""
+_SOFTPLUS = (15, 13, 11, 9, 7, 5, 3, 1)
+"""By what the powers of a series are divided, the highest first; the next would be below 2^-27 of the sum."""
 LEVEL = 127
 """The largest level of a row that is rounded, group by group."""
 PEAK_LEAST = 1e-30
@@ -85,8 +87,24 @@ def tanh(x: torch.Tensor) -> torch.Tensor:
     return (1.0 - 2.0 * (1.0 + exp(size + size)).reciprocal()).copysign(x)
 
 
+def sigmoid(x: torch.Tensor) -> torch.Tensor:
+    return (1.0 + exp(-x)).reciprocal()
+
+
 def silu(x: torch.Tensor) -> torch.Tensor:
-    return x * (1.0 + exp(-x)).reciprocal()
+    return x * sigmoid(x)
+
+
+def softplus(x: torch.Tensor) -> torch.Tensor:
+    """log(1 + e^x) of float32: the larger of x and 0, and log(1 + y) of y = e^-|x|, by the series of 2
+    artanh(y / (2 + y))."""
+    small = exp(-x.abs())
+    ratio = small / (2.0 + small)  # at most a third
+    square = ratio * ratio
+    series = torch.full_like(x, 1 / _SOFTPLUS[0])
+    for odd in _SOFTPLUS[1:]:
+        series = series * square + 1 / odd
+    return x.clamp(min=0.0) + 2.0 * (ratio * series)
 
 
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
@@ -117,17 +135,25 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": silu,
     "gelu_tanh": gelu_tanh,
     "tanh": tanh,
+    "sigmoid": sigmoid,
 }
 """Each of float32, number by number."""
 
 
 def normal(x: torch.Tensor, eps: float) -> torch.Tensor:
     """Float32 rows over the root of their mean square; any shape, by the last dimension."""
-    mean = halves_sum(x * x) * (1 / x.shape[-1])
+    return _over_root(x, halves_sum(x * x) * (1 / x.shape[-1]) + eps)
+
+
+def unit(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """Float32 rows over the root of the sum of their squares; any shape, by the last dimension."""
+    return _over_root(x, halves_sum(x * x) + eps)
+
+
+def _over_root(x: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
     # Libraries that torch calls round roots of float32 in more than one way. A root in float64, right but for
     # its last place, rounds right.
-    root = (mean + eps).double().sqrt().float()
-    return x * root.reciprocal()[..., None]
+    return x * squares.double().sqrt().float().reciprocal()[..., None]
 
 
 def norm(x: torch.Tensor, weights: torch.Tensor, eps: float, how: Norm) -> torch.Tensor:
@@ -158,6 +184,43 @@ def convolution(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor |
     for place in range(1, inputs.shape[1]):
         total = total + inputs[:, place] * weight[:, place]
     return total if bias is None else total + bias
+
+
+def delta_rule(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    decays: torch.Tensor,
+    shares: torch.Tensor,
+    states: torch.Tensor,
+    steps: torch.Tensor,
+) -> torch.Tensor:
+    """Steps of linear attention by the gated delta rule (arXiv 2412.06464), and what is read after them:
+    float32 `[1 + the largest output, heads, value_width]`, zeros where no step has that output.
+
+    `queries`, `keys` `[rows, key_heads, key_width]`, `values` `[rows, heads, value_width]`, `decays`, `shares`
+    `[rows, heads]`, all float32; each key head is that of `heads / key_heads` heads in a row. `states`
+    `[places, heads, key_width, value_width]` float32 are changed in place. `steps` `[count, 4]` int32, on the
+    CPU, are done one after another, each a row, the place of the state before, the place of the state after
+    (which may be the same), and the output; -1: none.
+
+    A step lets the state decay and looks up its key there. What it finds is taken from the value, and that
+    difference's share is added where the key points. Then the query is looked up. To look up is to sum over
+    the key's width, in halves.
+    """
+    heads = values.shape[1]
+    queries, keys = (each.repeat_interleave(heads // each.shape[1], dim=1) for each in (queries, keys))
+    outputs = 1 + max(steps[:, 3].tolist(), default=-1)
+    found = values.new_zeros((outputs, *values.shape[1:]))
+    for row, source, target, output in steps.tolist():
+        decayed = states[source] * decays[row][:, None, None]
+        key, query = keys[row][:, :, None], queries[row][:, :, None]
+        recalled = halves_sum((decayed * key).transpose(1, 2))
+        change = (values[row] - recalled) * shares[row][:, None]
+        states[target] = state = decayed + key * change[:, None]
+        if output >= 0:
+            found[output] = halves_sum((state * query).transpose(1, 2))
+    return found
 
 
 def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
