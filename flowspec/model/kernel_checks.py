@@ -174,17 +174,10 @@ def compiled_fault(progress: Callable[[], None] = lambda: None) -> str:
         return fault
     for threads in _thread_counts(torch.device("cpu")):
         torch.set_num_threads(threads)
-        for key_heads, width, value_width in ((1, 1, 5), (3, 20, 33), (2, 128, 96)):
-            progress()
-            *given, states, steps = _delta_steps(key_heads, width, value_width, generator)
-            expected_states = states.clone()
-            expected = plain.delta_rule(*given, expected_states, steps)
-            found = library.delta_rule(*given, states, steps)
-            if not (torch.equal(found, expected) and torch.equal(states, expected_states)):
-                return (
-                    f"differs from the definition of linear attention, of heads of {width} x {value_width} "
-                    f"with {threads} threads"
-                )
+        progress()
+        fault = _delta_fault(library, generator)
+        if fault:
+            return f"{fault} with {threads} threads"
         for kind in compiled.KINDS:
             for heads, width, cap, window, has_sinks in (
                 (1, 8, None, None, False),
@@ -210,18 +203,23 @@ def compiled_fault(progress: Callable[[], None] = lambda: None) -> str:
     return ""
 
 
-def _delta_steps(
-    key_heads: int, width: int, value_width: int, generator: torch.Generator
-) -> tuple[torch.Tensor, ...]:
-    """What `plain.delta_rule` takes: along a path, to two branches of it, and one that nothing is read
-    from."""
-    rows, heads = 5, 2 * key_heads
-    queries, keys = (torch.randn((rows, key_heads, width), generator=generator) for _ in range(2))
-    values = torch.randn((rows, heads, value_width), generator=generator)
-    decays, shares = (torch.rand((rows, heads), generator=generator) for _ in range(2))
-    states = torch.randn((3, heads, width, value_width), generator=generator)
-    steps = torch.tensor([[0, 0, 0, 1], [1, 0, 0, -1], [2, 0, 1, 0], [3, 1, 1, 2], [4, 0, 2, 3]])
-    return queries, plain.unit(keys, 1e-6), values, decays, shares, states, steps.int()
+def _delta_fault(library: compiled.Library, generator: torch.Generator) -> str:
+    """Where steps of linear attention differ from their definition, or nothing: along a path, to two branches
+    of it, and one that nothing is read from."""
+    steps = torch.tensor([[0, 0, 0, 1], [1, 0, 0, -1], [2, 0, 1, 0], [3, 1, 1, 2], [4, 0, 2, 3]]).int()
+    for key_heads, width, value_width in ((1, 1, 5), (3, 20, 33), (2, 128, 96)):
+        heads = 2 * key_heads
+        queries, keys = (torch.randn((5, key_heads, width), generator=generator) for _ in range(2))
+        values = torch.randn((5, heads, value_width), generator=generator)
+        decays, shares = (torch.rand((5, heads), generator=generator) for _ in range(2))
+        given = queries, plain.unit(keys, 1e-6), values, decays, shares
+        states = torch.randn((3, heads, width, value_width), generator=generator)
+        expected_states = states.clone()
+        expected = plain.delta_rule(*given, expected_states, steps)
+        found = library.delta_rule(*given, states, steps)
+        if not (torch.equal(found, expected) and torch.equal(states, expected_states)):
+            return f"differs from the definition of linear attention, of heads of {width} x {value_width}"
+    return ""
 
 
 def _rows_fault(library: compiled.Library, rows: torch.Tensor, generator: torch.Generator) -> str:

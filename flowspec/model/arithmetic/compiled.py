@@ -168,13 +168,19 @@ class Library:
         rows, heads, value_width = values.shape
         key_heads, key_width = keys.shape[1:]
         where = queries, keys, values, decays, shares, states
-        assert all(each.dtype == torch.float32 and each.is_contiguous() for each in where), "the source reads so"
-        assert queries.shape == keys.shape and len(keys) == rows and heads % key_heads == 0
-        assert decays.shape == shares.shape == (rows, heads) and key_width <= KEY_WIDTH_MAX
-        assert states.shape[1:] == (heads, key_width, value_width), "the source reads and writes so much"
-        assert steps.dtype == torch.int32 and steps.shape[1] == 4 and steps.is_contiguous()
-        most = steps.amax(dim=0).tolist()
-        assert int(steps[:, :3].min()) >= 0 and most[0] < rows and max(most[1:3]) < len(states)
+        assert all(each.dtype == torch.float32 and each.is_contiguous() for each in where)
+        assert (queries.shape, keys.shape) == ((rows, key_heads, key_width),) * 2
+        assert decays.shape == shares.shape == (rows, heads)
+        assert states.shape[1:] == (heads, key_width, value_width)
+        assert heads % key_heads == 0
+        assert key_width <= KEY_WIDTH_MAX, "the source has no more room"
+        assert steps.dtype == torch.int32, "the source reads so"
+        assert steps.is_contiguous()
+        (_, columns), most = steps.shape, steps.amax(dim=0).tolist()
+        assert columns == 4
+        assert int(steps[:, :3].min()) >= 0, "the source reads and writes there"
+        assert most[0] < rows
+        assert max(most[1:3]) < len(states)
         found = values.new_zeros((max(most[3], -1) + 1, heads, value_width))
         places = (each.data_ptr() for each in (*where, steps, found))
         shape = len(steps), key_heads, heads, key_width, value_width

@@ -58,12 +58,14 @@ def delta_rule(
     states: torch.Tensor,
     steps: torch.Tensor,
 ) -> torch.Tensor:
-    """Steps of linear attention (`plain.delta_rule`); `states`, contiguous, change. `steps` lie on the CPU."""
+    """Steps of linear attention (`plain.delta_rule`); `states` are contiguous, `steps` on the CPU."""
     library = _library(states)
     if library is None or keys.shape[2] > compiled.KEY_WIDTH_MAX or not len(steps):
         return plain.delta_rule(queries, keys, values, decays, shares, states, steps)
-    given = (each.contiguous() for each in (queries, keys, values, decays, shares))
-    return library.delta_rule(*given, states, steps.contiguous())
+    queries, keys, values, decays, shares = (
+        each.contiguous() for each in (queries, keys, values, decays, shares)
+    )
+    return library.delta_rule(queries, keys, values, decays, shares, states, steps.contiguous())
 
 
 def packed_product(x: torch.Tensor, form: Form, panels: torch.Tensor, outputs: int) -> torch.Tensor:

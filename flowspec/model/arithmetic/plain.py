@@ -42,8 +42,9 @@ _COS = (
     *(2.48015872894767294178e-05, -1.38888888888741095749e-03, 4.16666666666666019037e-02),
 )
 """Coefficients of fdlibm's sine and cosine between -pi/4 and pi/4, the highest power first."""
-_SOFTPLUS = (15, 13, 11, 9, 7, 5, 3, 1)
-"""By what the powers of a series are divided, the highest first; the next would be below 2^-27 of the sum."""
+_SOFTPLUS = (15, 13, 11, 9, 7, 5, 3)
+"""By what the powers of a series are divided, the highest first. One more would add less than 2^-28 of the
+sum."""
 LEVEL = 127
 """The largest level of a row that is rounded, group by group."""
 PEAK_LEAST = 1e-30
@@ -97,14 +98,14 @@ def silu(x: torch.Tensor) -> torch.Tensor:
 
 def softplus(x: torch.Tensor) -> torch.Tensor:
     """log(1 + e^x) of float32: the larger of x and 0, and log(1 + y) of y = e^-|x|, by the series of 2
-    artanh(y / (2 + y))."""
+    artanh(y / (2 + y)). Within 3 units in the last place."""
     small = exp(-x.abs())
     ratio = small / (2.0 + small)  # at most a third
     square = ratio * ratio
     series = torch.full_like(x, 1 / _SOFTPLUS[0])
     for odd in _SOFTPLUS[1:]:
         series = series * square + 1 / odd
-    return x.clamp(min=0.0) + 2.0 * (ratio * series)
+    return x.clamp(min=0.0) + 2.0 * (ratio + ratio * (square * series))
 
 
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
@@ -198,11 +199,11 @@ def delta_rule(
     """Steps of linear attention by the gated delta rule (arXiv 2412.06464), and what is read after them:
     float32 `[1 + the largest output, heads, value_width]`, zeros where no step has that output.
 
-    `queries`, `keys` `[rows, key_heads, key_width]`, `values` `[rows, heads, value_width]`, `decays`, `shares`
-    `[rows, heads]`, all float32; each key head is that of `heads / key_heads` heads in a row. `states`
-    `[places, heads, key_width, value_width]` float32 are changed in place. `steps` `[count, 4]` int32, on the
-    CPU, are done one after another, each a row, the place of the state before, the place of the state after
-    (which may be the same), and the output; -1: none.
+    `queries`, `keys` `[rows, key_heads, key_width]`, `values` `[rows, heads, value_width]`, `decays` and
+    `shares` `[rows, heads]`, all float32; a key head is that of `heads / key_heads` heads in a row. `states`
+    `[places, heads, key_width, value_width]` float32 are changed in place. `steps` `[count, 4]` int32, on
+    the CPU, are done one after another: a row, the place of the state before, the place of the state after
+    (which may be the same), and the output, -1 for none.
 
     A step lets the state decay and looks up its key there. What it finds is taken from the value, and that
     difference's share is added where the key points. Then the query is looked up. To look up is to sum over
