@@ -54,6 +54,18 @@ _EXPERTS: dict[str, Any] = {
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 32,
 }
+_QWEN3_5: dict[str, Any] = {
+    **_FOUR,
+    "num_hidden_layers": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 24,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 20,
+    "linear_value_head_dim": 12,
+    "full_attention_interval": 3,
+    "rope_parameters": {**_ROPE, "partial_rotary_factor": 0.5, "mrope_section": [2, 2, 2]},
+}
 _VISION: dict[str, Any] = {
     "hidden_size": 16,
     "intermediate_size": 16,
@@ -62,6 +74,20 @@ _VISION: dict[str, Any] = {
     "image_size": 28,
     "patch_size": 14,
 }
+_OTHER_PARTS: dict[str, dict[str, Any]] = {
+    "gemma3": {"vision_config": _VISION, "mm_tokens_per_image": 4},
+    "qwen3_5": {
+        "vision_config": {
+            "depth": 1,
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_heads": 1,
+            "out_hidden_size": SMALL["hidden_size"],
+            "num_position_embeddings": 4,
+        }
+    },
+}
+"""What a multimodal model's config has beside the decoder."""
 YARN: dict[str, Any] = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
@@ -161,6 +187,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "full_attn_idxs": [2, 5],
         },
     ),
+    "qwen3.5": ("qwen3_5", _QWEN3_5),
+    "qwen3.5-text": ("qwen3_5_text", {**_QWEN3_5, "linear_num_key_heads": 4, "attention_bias": True}),
     "glm4-moe": (
         "glm4_moe",
         {
@@ -218,14 +246,15 @@ def make_checkpoint(
 ) -> Path:
     """A folder with config and safetensors of a random model, in the hub's layout, or `fused` with a layer's
     experts in one tensor."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     config = AutoConfig.for_model(family, **shape)
     generator_state = torch.get_rng_state()
     torch.manual_seed(seed)
-    model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    kind: Any = AutoModelForImageTextToText if FAMILIES[family].part else AutoModelForCausalLM
+    model = kind.from_config(config, dtype=dtype)
     for name, value in model.state_dict().items():
         if (
             name.endswith(("bias", "sinks")) or "norm" in name
@@ -243,8 +272,7 @@ def make_variant(folder: Path, name: str) -> Path:
     if part:
         shape = {
             part: shape,
-            "vision_config": _VISION,
-            "mm_tokens_per_image": 4,
+            **_OTHER_PARTS[family],
             "tie_word_embeddings": shape["tie_word_embeddings"],
         }
     return make_checkpoint(folder, family, shape, seed=sum(map(ord, name)), fused=name.endswith("-fused"))

@@ -53,13 +53,22 @@ class TreeCachedDrafter(ABC):
     """A `Drafter` over a model with a tree cache; `context_max` is the largest of any request it will be
     opened for.
 
-    Its model is loaded on `device` by then, where each cache slot takes `slot_bytes`.
+    Its model is loaded on `device` by then, where each cache slot takes `slot_bytes`, and the states of a
+    conversation `state_bytes`.
     """
 
     captures: tuple[int, ...] = ()
 
-    def __init__(self, ranker: Ranker, *, context_max: int, device: torch.device, slot_bytes: int) -> None:
-        self.cache_slots = slots_in(accelerator_of(device).free_bytes(), slot_bytes)
+    def __init__(
+        self,
+        ranker: Ranker,
+        *,
+        context_max: int,
+        device: torch.device,
+        slot_bytes: int,
+        state_bytes: int = 0,
+    ) -> None:
+        self.cache_slots = slots_in(accelerator_of(device).free_bytes() - state_bytes, slot_bytes)
         self._ranker = ranker
         self._core = StageCore(is_last=True, slots_max=context_max + limits.DRAFT_NODES_MAX)
 

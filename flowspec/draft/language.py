@@ -43,6 +43,7 @@ class LanguageModelDrafter(TreeCachedDrafter):
             context_max=max(self.context, context or 0),
             device=model.device,
             slot_bytes=model.slot_bytes,
+            state_bytes=model.state_bytes,
         )
 
     @classmethod

@@ -5,7 +5,8 @@ pruning frees slots without copying anything. Rows of several requests go throug
 and attend each to their own cache. A row's sums go by the positions of what it sees (`arithmetic/`), so which
 slots its path happens to lie in changes no bit.
 
-Layers that are short convolutions hold an input in each slot instead (`convolution.py`).
+Layers that are short convolutions hold an input in each slot instead (`convolution.py`), and so do those
+with linear attention, which have states beside (`linear_attention.py`).
 
 Layers with a sliding window may have a cache of their own, with fewer slots (`core.protocol.sliding_window`).
 """
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from flowspec.core.protocol.sliding_window import STATES_HELD
 from flowspec.core.stage.slots import cache_size
 from flowspec.model.arithmetic.operations import Sight, attention, store
 from flowspec.model.arithmetic.packed import GROUP
@@ -27,12 +29,14 @@ from flowspec.model.arithmetic.plain import LANES
 
 class TreeCache:
     """What one request holds in some layers of a slice, counted from its first; grown in blocks: keys and
-    values in `layers`, and in those that are short `convolutions` inputs of `width`, in `input_dtype`.
+    values in `layers`, and in those `with_inputs` inputs of `width`, in `input_dtype`, and states of the
+    shape `state` where they have any.
 
     `keys` `[layers, kv_heads, slots / LANES, head_dim, LANES]`: a number of sixteen slots' keys lies side by
     side, as scores are summed. `values` `[layers, kv_heads, slots, head_dim filled up to LANES]`. In int8
     they are levels (`q8_0`): each 32 numbers of a key or a value, rounded alone, with a step in float16.
-    `inputs` `[convolutions, slots, width]`.
+    `inputs` `[layers with inputs, slots, width]`. `states` `[layers with inputs, STATES_HELD, *state]`
+    float32 (`linear_attention.py`); of each layer `lengths` says how many positions either sums up.
     """
 
     def __init__(
@@ -44,14 +48,18 @@ class TreeCache:
         slots_max: int,
         dtype: torch.dtype,
         device: torch.device,
-        convolutions: Sequence[int] = (),
+        with_inputs: Sequence[int] = (),
         width: int = 0,
         input_dtype: torch.dtype | None = None,
+        state: tuple[int, ...] = (),
     ) -> None:
         self.slots_max = slots_max
-        self.places = {layer: place for kind in (layers, convolutions) for place, layer in enumerate(kind)}
+        self.places = {layer: place for kind in (layers, with_inputs) for place, layer in enumerate(kind)}
         count = len(layers)
-        self.inputs = torch.zeros((len(convolutions), 0, width), dtype=input_dtype, device=device)
+        self.inputs = torch.zeros((len(with_inputs), 0, width), dtype=input_dtype, device=device)
+        held = len(with_inputs) if state else 0
+        self.states = torch.zeros((held, STATES_HELD, *state), device=device)
+        self.lengths = [[0] * STATES_HELD for _ in range(held)]
         self.keys = torch.zeros((count, kv_heads, 0, head_dim, LANES), dtype=dtype, device=device)
         self.values = torch.zeros((count, kv_heads, 0, _filled(head_dim)), dtype=dtype, device=device)
         self._steps: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -65,7 +73,8 @@ class TreeCache:
     @property
     def bytes(self) -> int:
         """Of all that is held now."""
-        return sum(each.nbytes for each in (self.keys, self.values, self.inputs, *(self._steps or ())))
+        held = (self.keys, self.values, self.inputs, self.states, *(self._steps or ()))
+        return sum(each.nbytes for each in held)
 
     def steps(self, layer: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Between levels of a layer's keys and values, where they are levels."""
@@ -124,7 +133,8 @@ def _filled(count: int) -> int:
 @dataclass(slots=True)
 class TreeRows:
     """Rows `[first, first + len(slots))` of the batch: one request's; `windowed` are the same ones in the
-    cache of layers with a window, if these have their own."""
+    cache of layers with a window, if these have their own. `committed` as in `JobPart`; `walks` are
+    `linear_attention`'s, by the place where they begin."""
 
     cache: TreeCache
     first: int
@@ -135,6 +145,8 @@ class TreeRows:
     windowed: TreeRows | None = None
     sights: dict[int | None, Sight] = field(default_factory=dict)
     lines: dict[int, torch.Tensor] = field(default_factory=dict)
+    committed: int = 0
+    walks: dict[int, Any] = field(default_factory=dict)
 
     def of(self, layer: int) -> TreeRows:
         """These rows in the cache that holds a layer."""
@@ -165,7 +177,16 @@ class TreeRows:
         """The same request's rows with only `kept` (indices into these rows)."""
         windowed = None if self.windowed is None else self.windowed.select(kept, first)
         slots, positions, visible = self.slots[kept], self.positions[kept], self.visible[kept]
-        return TreeRows(self.cache, first, slots, positions, self.key_positions, visible, windowed)
+        return TreeRows(
+            self.cache,
+            first,
+            slots,
+            positions,
+            self.key_positions,
+            visible,
+            windowed,
+            committed=self.committed,
+        )
 
 
 @dataclass(slots=True)

@@ -32,9 +32,13 @@ def tree_convolution(
         rows = request.of(layer)
         held = rows.cache.inputs[rows.cache.places[layer]]  # [slots, hidden]
         held.index_copy_(0, rows.slots, inputs[rows.first : rows.first + len(rows.slots)])
-        line = rows.line(weight.shape[1])
-        seen = held[line.clamp(min=0)].float().masked_fill(line[..., None] < 0, 0.0)  # [rows, length, hidden]
-        outputs.append(plain.convolution(seen, weight, bias))
+        outputs.append(plain.convolution(seen_inputs(held, rows.line(weight.shape[1])), weight, bias))
     mixed = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     found: torch.Tensor = module.out_proj(after * mixed.to(inputs.dtype))
     return found
+
+
+def seen_inputs(held: torch.Tensor, lines: torch.Tensor) -> torch.Tensor:
+    """Inputs `[rows, length, width]` float32 that lie in slots `lines` `[rows, length]` of those that are
+    `held` `[slots, width]`; zeros for -1, where the text has not begun."""
+    return held[lines.clamp(min=0)].float().masked_fill(lines[..., None] < 0, 0.0)

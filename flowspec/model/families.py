@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from flowspec.core.protocol.sliding_window import CONVOLUTION, LINEAR
 from flowspec.errors import InputError
 from flowspec.model.arithmetic.norms import Norm
 
@@ -58,7 +59,9 @@ class Family:
     rows, to expert `{}`; `renamed`: those that they only call otherwise; `joins_experts`: those of all
     experts are one, as `joined_experts.py` says. `router`: how a mixture's rows choose experts. `norm_eps`
     and `last_norm`: what the config calls the constant of norms, and a checkpoint the norm behind the last
-    layer. `has_convolutions`: layers may be short convolutions (`convolution.py`). `ignored`: fields of the
+    layer. `other_layers`: what the config's `layer_types` calls layers that do not attend: short convolutions
+    (`convolution.py`) or linear attention (`linear_attention.py`). `rotary`: the class of position
+    embeddings, where it is called otherwise. `ignored`: fields of the
     family's config that transformers' code does not act on, with their only value; `repeated`: those that
     say once more what the field says that it acts on; `built_in`: those that older versions of it do not
     know, with what is in their code.
@@ -71,7 +74,8 @@ class Family:
     norm: Norm = "cast, scale"
     norm_eps: str = "rms_norm_eps"
     last_norm: str = "norm"
-    has_convolutions: bool = False
+    other_layers: str = ""
+    rotary: str = "RotaryEmbedding"
     embedding_scale: Callable[[Any, Callable[[float], float]], float] = _as_it_is
     finish: Callable[[Any, Any, Function], Any] = _untouched
     rotary_by_layer_type: bool = False
@@ -137,6 +141,17 @@ _GEMMA3 = Family(
     architectures=("Gemma3ForConditionalGeneration",),
     ignored={"attn_logit_softcapping": None},
 )
+_QWEN3_5 = Family(
+    module="qwen3_5",
+    prefix="Qwen3_5",
+    norm="scale by 1 + w, cast",
+    other_layers=LINEAR,
+    rotary="TextRotaryEmbedding",
+    rotary_is_partial=True,
+    roots=(PLAIN_ROOT, Root(prefix="model.language_model.", lm_head="lm_head.weight")),
+    architectures=("Qwen3_5ForConditionalGeneration",),
+    built_in={"attn_output_gate": True},
+)
 FAMILIES = {
     "llama": Family(module="llama", prefix="Llama"),
     "mistral": Family(module="mistral", prefix="Mistral"),
@@ -181,7 +196,7 @@ FAMILIES = {
         prefix="Lfm2",
         norm_eps="norm_eps",
         last_norm="embedding_norm",
-        has_convolutions=True,
+        other_layers=CONVOLUTION,
         repeated={
             "block_dim": "hidden_size",
             "block_norm_eps": "norm_eps",
@@ -191,6 +206,8 @@ FAMILIES = {
             "theta": "rope_theta",
         },
     ),
+    "qwen3_5": replace(_QWEN3_5, part="text_config"),
+    "qwen3_5_text": _QWEN3_5,
     "glm4_moe": Family(
         module="glm4_moe", prefix="Glm4Moe", rotary_is_partial=True, router="sigmoid", stacked=_EXPERTS
     ),

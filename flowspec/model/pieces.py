@@ -27,6 +27,7 @@ from flowspec.model.attention import tree_attention
 from flowspec.model.convolution import tree_convolution
 from flowspec.model.experts import EXPERTS_NAME, outputs_first
 from flowspec.model.families import Family
+from flowspec.model.linear_attention import tree_delta_rule
 from flowspec.model.products import Product
 from flowspec.model.quantised import packed_bytes
 from flowspec.model.routers import ROUTERS
@@ -107,7 +108,7 @@ class Pieces:
                 lm_head = (
                     nn.Linear(config.hidden_size, config.vocab_size, bias=False) if span.is_last else None
                 )
-            rotary = family.piece("RotaryEmbedding")(config=config)
+            rotary = family.piece(family.rotary)(config=config)
         except Exception as error:  # noqa: BLE001 - transformers raises whatever it meets in an odd config
             text = " ".join(str(error).split())
             raise InputError(
@@ -246,6 +247,8 @@ def call_directly(module: nn.Module, family: Family, product: Product | None = N
             part.__dict__["product"] = product
         elif kind.__name__.endswith("ShortConv"):
             call = tree_convolution
+        elif kind.__name__.endswith("GatedDeltaNet"):
+            call = tree_delta_rule
         elif kind.__name__.lower().endswith("topkrouter"):
             call = ROUTERS[family.router]
         if isinstance(getattr(part, "gate_up_proj", None), nn.Parameter) and kind.__name__.endswith(
@@ -281,14 +284,16 @@ def _normed(module: Any, hidden: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def _with_own_functions(forward: Any, is_partial: bool, is_half: bool) -> Any:
-    """A layer's function, calling ours to turn queries and keys, and in the place of torch's silu; as it is
-    where it turns in another way, and where it does neither."""
+    """A layer's function, calling ours to turn queries and keys, and in the place of torch's silu and
+    sigmoid; as it is where it turns in another way, and where it does none of it."""
     names, used = forward.__globals__, forward.__code__.co_names
     own: dict[str, Any] = {}
     if "apply_rotary_pos_emb" in used and _turns_halves(names["apply_rotary_pos_emb"], is_partial, is_half):
         own["apply_rotary_pos_emb"] = turned
     if {"F", "silu"} <= set(used) and names.get("F") is F:
         own["F"] = _FUNCTIONAL
+    if {"torch", "sigmoid"} <= set(used) and names.get("torch") is torch:
+        own["torch"] = _TORCH
     if not own:
         return forward
     made = FunctionType(
@@ -312,6 +317,8 @@ def _turns_halves(function: Any, is_partial: bool, is_half: bool) -> bool:
 _FUNCTION_NAMES = {"act_fn", "activation_fn"}
 _FUNCTIONAL = SimpleNamespace(silu=partial(function, name="silu"))
 """In the place of torch.nn.functional for a layer's function that calls its silu; it lacks all else."""
+_TORCH = SimpleNamespace(chunk=torch.chunk, sigmoid=partial(function, name="sigmoid"))
+"""As that, of torch's sigmoid."""
 _FUNCTIONS = {
     **dict.fromkeys(("SiLUActivation", "SiLU"), "silu"),
     **dict.fromkeys(("GELUTanh", "NewGELUActivation"), "gelu_tanh"),

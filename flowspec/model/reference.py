@@ -45,6 +45,7 @@ class Reference:
         from transformers.utils import logging as transformers_logging
 
         transformers_logging.disable_progress_bar()
+        transformers_logging.set_verbosity_error()  # it advises faster libraries; the plain one is wanted
         options = {"experts_implementation": "eager"}
         if getattr(files.config().get_text_config(), "attn_logit_softcapping", None) is not None:
             options["attn_implementation"] = (

@@ -19,12 +19,13 @@ import torch
 
 from flowspec.core.protocol.messages import Logprobs
 from flowspec.core.protocol.precision import ACTIVATIONS, CACHE_AUTO, cached_as, cached_bytes
-from flowspec.core.protocol.sliding_window import convolutions_of, windows_of
+from flowspec.core.protocol.sliding_window import STATE_BYTES, STATES_HELD, inputs_of, states_of, windows_of
 from flowspec.core.stage.events import JobPart, RunLayers, WindowPart
 from flowspec.errors import ClusterError
 from flowspec.model.attention import TreeBatch, TreeCache, TreeRows
 from flowspec.model.files import ModelFiles
 from flowspec.model.kernels import CACHE_DTYPES, DTYPES, kernel_of
+from flowspec.model.linear_attention import pass_by, state_shape
 from flowspec.model.pieces import KeptModules, Pieces, Span, head_dim
 from flowspec.model.sampler import F32, Sampler, logprobs
 from flowspec.model.support import family_of
@@ -69,8 +70,12 @@ class Slice:
         self.weight_bytes = pieces.weight_bytes
         windows = windows_of(pieces.config)[pieces.span.first : pieces.span.end]
         self._windowed = [place for place, window in enumerate(windows) if window]
-        is_convolution = convolutions_of(pieces.config)[pieces.span.first : pieces.span.end]
-        self._convolutions = [place for place, is_one in enumerate(is_convolution) if is_one]
+        widths = inputs_of(pieces.config)[pieces.span.first : pieces.span.end]
+        self._with_inputs = [place for place, width in enumerate(widths) if width]
+        self._input_width = max(widths, default=0)
+        states = states_of(pieces.config)[pieces.span.first : pieces.span.end]
+        self._with_states = [place for place, size in enumerate(states) if size]
+        self.state_bytes = STATES_HELD * STATE_BYTES * sum(states)
         self._caches: dict[int, RequestCaches] = {}
         self._samplers: dict[int, Sampler] = {}
 
@@ -117,16 +122,17 @@ class Slice:
         return self._slot_bytes(self._windowed)
 
     def _slot_bytes(self, layers: Sequence[int]) -> int:
-        attending = sum(place not in self._convolutions for place in layers)
+        attending = sum(place not in self._with_inputs for place in layers)
         heads: int = self.config.num_key_value_heads
         of_attention = 2 * heads * cached_bytes(head_dim(self.config), self.cache)
-        of_convolution: int = self.config.hidden_size * self.dtype.itemsize
-        return attending * of_attention + (len(layers) - attending) * of_convolution
+        of_input = self._input_width * self.dtype.itemsize
+        return attending * of_attention + (len(layers) - attending) * of_input
 
     def request_bytes(self, slots: int, window_slots: int = 0) -> int:
         """What the caches of a request may take that is opened with so many slots (as `OpenCache` says)."""
         windowed_bytes = self.windowed_slot_bytes if window_slots else 0
-        return (self.slot_bytes - windowed_bytes) * slots + windowed_bytes * window_slots
+        of_slots = (self.slot_bytes - windowed_bytes) * slots + windowed_bytes * window_slots
+        return of_slots + self.state_bytes
 
     @property
     def cache_bytes(self) -> int:
@@ -153,10 +159,11 @@ class Slice:
 
     def _new_cache(self, layers: list[int], slots: int) -> TreeCache:
         return TreeCache(
-            layers=[place for place in layers if place not in self._convolutions],
-            convolutions=[place for place in layers if place in self._convolutions],
-            width=self.config.hidden_size,
+            layers=[place for place in layers if place not in self._with_inputs],
+            with_inputs=[place for place in layers if place in self._with_inputs],
+            width=self._input_width,
             input_dtype=self.dtype,
+            state=state_shape(self.config) if self._with_states else (),
             kv_heads=self.config.num_key_value_heads,
             head_dim=head_dim(self.config),
             slots_max=slots,
@@ -164,10 +171,21 @@ class Slice:
             device=self.device,
         )
 
-    def clear_slots(self, request: int, slots: tuple[int, ...], window_slots: tuple[int, ...] = ()) -> None:
+    @torch.inference_mode()
+    def clear_slots(
+        self,
+        request: int,
+        slots: tuple[int, ...],
+        window_slots: tuple[int, ...] = (),
+        passed: tuple[int, ...] = (),
+    ) -> None:
+        """As `ClearSlots` says."""
         if (caches := self._caches.get(request)) is not None:
             caches.whole.clear(slots)
             if caches.windowed is not None:
+                if passed:
+                    for place in self._with_states:
+                        pass_by(self.pieces.layers[place].linear_attn, place, caches.windowed, passed)
                 caches.windowed.clear(window_slots)
 
     def close_cache(self, request: int) -> None:
@@ -279,6 +297,7 @@ class Slice:
                 torch.from_numpy(part.positions).to(self.device),
                 torch.from_numpy(part.key_positions).to(self.device),
                 torch.from_numpy(part.visible).to(self.device),
+                committed=part.committed,
             )
             if caches.windowed is not None:
                 assert part.window is not None, "layers with a window have slots of their own"
@@ -343,6 +362,7 @@ def _through_window(rows: TreeRows, window: WindowPart, cache: TreeCache) -> Tre
         rows.positions,
         torch.where(is_held, rows.key_positions[of], -1),
         rows.visible[:, of] & is_held,
+        committed=rows.committed,
     )
 
 

@@ -9,11 +9,12 @@ depend on the batch, quantised weights, and fields at odds with each other.
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Iterator
 from typing import Any
 
-from flowspec.core.protocol.sliding_window import CONVOLUTION, convolutions_of
+from flowspec.core.protocol.sliding_window import CONVOLUTION, LINEAR, inputs_of
 from flowspec.errors import InputError
 from flowspec.model.families import Family, check_family
 from flowspec.model.prequantised.scheme import QUANTISED, scheme_of
@@ -22,13 +23,16 @@ _ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
 """Position embeddings that depend on the position alone, longrope up to `context_max`; others look at the
 whole batch."""
 CONVOLUTION_MAX = 64
-"""Positions that a short convolution sees at most; of published models 3."""
+"""Positions that a short convolution sees at most; of published models 3 and 4."""
+STATE_WIDTH_MAX = 1024
+"""Of a head's key or value in linear attention; of published models 128."""
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "alibi": (None, False),
     "attention_chunk_size": (None,),
     "attention_multiplier": (None,),
     "attn_logit_softcapping": (None,),
+    "attn_output_gate": (None, False),
     "attn_temperature_tuning": (None, False, 0),
     "block_use_swiglu": (None, True),
     "clip_qkv": (None,),
@@ -75,8 +79,10 @@ def family_of(config: Any, model: str) -> Family:
     _check_heads(config, model)
     _check_experts(config, model)
     _check_layer_types(config, family, model)
-    if family.has_convolutions:
+    if family.other_layers == CONVOLUTION:
         _check_convolutions(config, model)
+    elif family.other_layers == LINEAR:
+        _check_linear_attention(config, model)
     return family
 
 
@@ -214,11 +220,51 @@ def _check_convolutions(config: Any, model: str) -> None:
                 f"model {model!r}: {name}: expected a number from {least} to {most}, got {value!r:.40}"
             )
     stated = config.full_attn_idxs
-    attending = [place for place, is_one in enumerate(convolutions_of(config)) if not is_one]
+    attending = [place for place, width in enumerate(inputs_of(config)) if not width]
     if stated is not None and set(stated) != set(attending):
         raise InputError(
             f"model {model!r}: full_attn_idxs: expected the layers that layer_types has as {_FULL}, "
             f"{attending!r:.80}, got {stated!r:.80}"
+        )
+
+
+def _check_linear_attention(config: Any, model: str) -> None:
+    fields = {
+        "linear_conv_kernel_dim": CONVOLUTION_MAX,
+        "linear_num_key_heads": 1 << 12,
+        "linear_num_value_heads": 1 << 12,
+        "linear_key_head_dim": STATE_WIDTH_MAX,
+        "linear_value_head_dim": STATE_WIDTH_MAX,
+    }
+    for name, most in fields.items():
+        value = getattr(config, name)
+        if type(value) is not int or not 1 <= value <= most:
+            raise InputError(
+                f"model {model!r}: {name}: expected a number from 1 to {most}, got {value!r:.40}"
+            )
+    keys, values = config.linear_num_key_heads, config.linear_num_value_heads
+    if values % keys:
+        raise InputError(
+            f"model {model!r}: expected linear_num_value_heads to be a multiple of linear_num_key_heads, got "
+            f"{values} and {keys}"
+        )
+    built_in = {"attn_output_gate": True, "mamba_ssm_dtype": "float32"}
+    for name, only in built_in.items():
+        if getattr(config, name, only) != only:
+            raise InputError(
+                f"model {model!r} sets {name} to {getattr(config, name)!r:.40}, but FlowSpec runs "
+                f"{config.model_type} with {json.dumps(only)} alone"
+            )
+    interval = getattr(config, "full_attention_interval", None)
+    if interval is None:
+        return
+    places = range(1, len(config.layer_types) + 1)
+    is_number = type(interval) is int and interval >= 1
+    stated = [LINEAR if place % interval else _FULL for place in places] if is_number else None
+    if stated != list(config.layer_types):
+        raise InputError(
+            f"model {model!r}: full_attention_interval: expected what layer_types says, "
+            f"{config.layer_types!r:.80}, got {interval!r:.40}"
         )
 
 
@@ -230,7 +276,7 @@ def _check_layer_types(config: Any, family: Family, model: str) -> None:
     types = getattr(config, "layer_types", None)
     if types is None:
         return
-    expected = (_FULL, CONVOLUTION) if family.has_convolutions else (_FULL, _SLIDING)
+    expected = (_FULL, family.other_layers or _SLIDING)
     if len(types) != config.num_hidden_layers or not set(types) <= set(expected):
         raise InputError(
             f"model {model!r}: layer_types: expected {config.num_hidden_layers} of {' and '.join(expected)}, "

@@ -14,9 +14,9 @@ from flowspec.core.protocol.precision import (
     cached_as,
     cached_bytes,
 )
-from flowspec.core.protocol.sliding_window import SlidingWindow, window_for
+from flowspec.core.protocol.sliding_window import STATE_BYTES, STATES_HELD, SlidingWindow, window_for
 from flowspec.core.stage.slots import WORK_BYTES
-from flowspec.plan.shape import ModelShape
+from flowspec.plan.shape import NOTHING_ELSE, LayersHeld, ModelShape
 
 PROCESS_BYTES = 512 << 20
 """A daemon's or a head's process before anything is loaded: Python, torch and what they map."""
@@ -48,23 +48,20 @@ def cache_bytes(
     held: str,
     nodes_max: int = limits.TREE_NODES_MAX,
     window: SlidingWindow | None = None,
-    windowed: int = 0,
-    convolutions: int = 0,
-    input_bytes: int = 0,
+    of_layers: LayersHeld = NOTHING_ELSE,
+    precision: str = "float32",
 ) -> int:
-    """Keys and values of one request, `held` as `precision.cached_as` says, with a full context and a full
-    tree, which has more nodes at a drafter. So many of the layers are `windowed`: they hold what `window`
-    says (None: all). So many of these are short `convolutions`: instead they hold inputs of `input_bytes`."""
+    """What is held of one request, keys and values as `precision.cached_as` says (`held`), with a full
+    context and a full tree, which has more nodes at a drafter. Layers with a window hold what `window` says
+    (None: all); inputs have the width of activations in this `precision`."""
     slots = context + nodes_max
     window_slots = slots if window is None else min(slots, window.slots)
-    layer_slots = (layers - windowed) * slots + (windowed - convolutions) * window_slots
-    inputs = convolutions * window_slots * input_bytes
-    return 2 * kv_heads * cached_bytes(head_dim, held) * layer_slots + inputs
-
-
-def input_bytes(hidden: int, precision: str) -> int:
-    """What a short convolution holds in a slot: one input as wide as a hidden state, as activations are."""
-    return hidden * int(PRECISION_BYTES[ACTIVATIONS[precision]])
+    attending = of_layers.windowed - of_layers.with_inputs
+    layer_slots = (layers - of_layers.windowed) * slots + attending * window_slots
+    input_bytes = of_layers.input_width * int(PRECISION_BYTES[ACTIVATIONS[precision]])
+    inputs = of_layers.with_inputs * window_slots * input_bytes
+    states = STATES_HELD * STATE_BYTES * of_layers.state_numbers
+    return 2 * kv_heads * cached_bytes(head_dim, held) * layer_slots + inputs + states
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +116,7 @@ def layer_outputs(shape: ModelShape) -> int:
     """Outputs of a layer's matrices: queries, keys, values (or the three of a short convolution, where that
     is more), what attention gives, and the three of each feed-forward network."""
     attention = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
-    mixed = max(attention, 3 * shape.hidden * any(shape.convolutions))
+    mixed = max(attention, 3 * shape.hidden * any(shape.inputs))
     return mixed + (1 + shape.experts) * shape.hidden + 2 * shape.held_intermediate
 
 
@@ -165,14 +162,11 @@ def stage_memory(
             head_dim=shape.head_dim,
             context=context,
             held=cached_as(cache, precision),
-            window=window_for(max(shape.windows, default=0), context),
-            windowed=windowed,
-            convolutions=convolutions,
-            input_bytes=input_bytes(shape.hidden, precision),
+            window=window_for(shape.windows, context, has_states=any(shape.states)),
+            of_layers=of_layers,
+            precision=precision,
         )
-        for windowed, convolutions in (
-            shape.held_anywhere(layers) if begin is None else {shape.held(begin, layers)}
-        )
+        for of_layers in (shape.held_anywhere(layers) if begin is None else {shape.held(begin, layers)})
     )
     return SliceMemory(weight_bytes=round(size), cache_bytes=users * held)
 
@@ -198,9 +192,8 @@ def drafter_memory(shape: ModelShape, precision: str, *, context: int, users: in
         context=context,
         held=cached_as(CACHE_AUTO, precision),
         nodes_max=limits.DRAFT_NODES_MAX,
-        windowed=sum(shape.convolutions),
-        convolutions=sum(shape.convolutions),
-        input_bytes=input_bytes(shape.hidden, precision),
+        of_layers=shape.held(0, shape.layers),
+        precision=precision,
     )
     return SliceMemory(weight_bytes=round(size), cache_bytes=users * held)
 

@@ -6,15 +6,44 @@ A shape needs no weights, so the tokens of a small model can be timed as those o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from flowspec.core.protocol.precision import FILED, PRECISIONS
-from flowspec.core.protocol.sliding_window import convolutions_of, windows_of
+from flowspec.core.protocol.sliding_window import LINEAR, inputs_of, states_of, windows_of
 from flowspec.errors import InputError, meant
 
 USUAL_FILED_BYTES = PRECISIONS[FILED].weight_bytes + PRECISIONS[FILED].group_bytes
 """Of a weight in a GGUF file, where nothing else is known of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayersHeld:
+    """How some layers hold a request: so many are `windowed`; of these `with_inputs` hold no keys and values
+    but inputs of `input_width` numbers, and those with states have `state_numbers` in all."""
+
+    windowed: int = 0
+    with_inputs: int = 0
+    input_width: int = 0
+    state_numbers: int = 0
+
+
+NOTHING_ELSE = LayersHeld()
+"""Keys and values of all positions, in all layers."""
+
+
+def layers_held(
+    windows: Sequence[int], inputs: Sequence[int], states: Sequence[int], begin: int, end: int
+) -> LayersHeld:
+    """Of the layers `[begin, end)` of a model, from what `core.protocol.sliding_window` says of its
+    config."""
+    return LayersHeld(
+        windowed=sum(window > 0 for window in windows[begin:end]),
+        with_inputs=sum(width > 0 for width in inputs[begin:end]),
+        input_width=max(inputs, default=0),
+        state_numbers=sum(states[begin:end]),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,8 +53,10 @@ class ModelShape:
     `is_tied`: `lm_head` has the embedding's weights. A mixture of experts counts those that one row runs
     through: what a pass of one row reads, and less than what is in memory: `experts` are there, of which a
     row runs through `experts_per_row`. `windows` are how many positions each layer sees (0: all; none given:
-    all see all), `convolutions` which layers are short convolutions in the place of attention (none given:
-    none). `filed_bytes` is what a weight takes on average as the model's GGUF file packs it.
+    all see all). `inputs` are how many numbers a layer holds of a token where it does not hold keys and
+    values (0: it does; none given: all do), of `mixer_params` weights each in the place of attention's, and
+    `states` how many numbers its state has. `has_gates`: attention has as many outputs again for gates as for
+    queries. `filed_bytes` is what a weight takes on average as the model's GGUF file packs it.
     """
 
     name: str
@@ -41,32 +72,33 @@ class ModelShape:
     experts: int = 1
     experts_per_row: int = 1
     windows: tuple[int, ...] = ()
-    convolutions: tuple[bool, ...] = ()
+    inputs: tuple[int, ...] = ()
+    mixer_params: int = 0
+    states: tuple[int, ...] = ()
+    has_gates: bool = False
     filed_bytes: float = USUAL_FILED_BYTES
 
-    def held(self, begin: int, layers: int) -> tuple[int, int]:
-        """How many of so many layers have a window, and how many of these are short convolutions."""
-        end = begin + layers
-        return sum(window > 0 for window in self.windows[begin:end]), sum(self.convolutions[begin:end])
+    def held(self, begin: int, layers: int) -> LayersHeld:
+        return layers_held(self.windows, self.inputs, self.states, begin, begin + layers)
 
-    def held_anywhere(self, layers: int) -> set[tuple[int, int]]:
+    def held_anywhere(self, layers: int) -> set[LayersHeld]:
         """`held` of so many layers in a row, wherever they are."""
         places = max(1, len(self.windows) - layers + 1)
         return {self.held(begin, layers) for begin in range(places)}
 
     @property
     def attention_share(self) -> float:
-        """Of the layers, those that attend."""
-        return 1 - sum(self.convolutions) / self.layers
+        """Of the layers, those that hold keys and values."""
+        return 1 - sum(width > 0 for width in self.inputs) / self.layers
 
     @property
     def layer_params(self) -> int:
-        """Weights of one layer, the average of both kinds where some are convolutions; norms are too small to
-        count."""
+        """Weights of one layer, the average of both kinds where some hold no keys and values; norms are too
+        small to count."""
         attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
-        convolution = 4 * self.hidden * self.hidden
+        attention += self.hidden * self.head_dim * self.heads * self.has_gates
         share = self.attention_share
-        mixer = attention if share == 1 else round(share * attention + (1 - share) * convolution)
+        mixer = attention if share == 1 else round(share * attention + (1 - share) * self.mixer_params)
         return mixer + 3 * self.hidden * self.intermediate
 
     @property
@@ -104,9 +136,22 @@ def shape_of(config: Any, name: str, filed_bytes: float = 0.0) -> ModelShape:
         experts=(getattr(config, "num_local_experts", None) or 1) + _shared_experts(config),
         experts_per_row=_experts_per_row(config),
         windows=windows_of(config),
-        convolutions=convolutions_of(config),
+        inputs=inputs_of(config),
+        mixer_params=_mixer_params(config),
+        states=states_of(config),
+        has_gates=any(states_of(config)),  # as all families with states have
         filed_bytes=filed_bytes or USUAL_FILED_BYTES,
     )
+
+
+def _mixer_params(config: Any) -> int:
+    """Weights of what a layer without keys and values has in the place of attention."""
+    if LINEAR not in (getattr(config, "layer_types", None) or ()):
+        return 4 * int(config.hidden_size) ** 2  # a short convolution's three inputs and its output
+    heads = config.linear_num_value_heads
+    keys = config.linear_num_key_heads * config.linear_key_head_dim
+    values = heads * config.linear_value_head_dim
+    return int(config.hidden_size * (2 * keys + 3 * values + 2 * heads))
 
 
 def _feed_forward_width(config: Any) -> int:

@@ -202,7 +202,7 @@ class ComputeThread:
             self._beside.make_room(part, part.request_bytes(work.slots, work.window_slots))
             part.open_cache(work.request, work.slots, work.window_slots)
         elif isinstance(work, ClearSlots):
-            part.clear_slots(work.request, work.slots, work.window_slots)
+            part.clear_slots(work.request, work.slots, work.window_slots, work.passed)
         else:
             part.close_cache(work.request)
             give_back()
@@ -331,6 +331,7 @@ def _loaded(part: Slice, *, reused: bool, received_bytes: int = 0) -> Loaded:
         cache_slots=slots_in(part.cache_bytes_max, part.slot_bytes),
         slot_bytes=part.slot_bytes,
         windowed_bytes=part.windowed_slot_bytes,
+        state_bytes=part.state_bytes,
         received_bytes=received_bytes,
         hidden_size=part.config.hidden_size,
         vocabulary_size=part.config.vocab_size,

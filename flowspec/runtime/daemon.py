@@ -406,6 +406,7 @@ class Daemon:
                 cache_slots=loaded.cache_slots,
                 slot_bytes=loaded.slot_bytes,
                 windowed_bytes=loaded.windowed_bytes,
+                state_bytes=loaded.state_bytes,
                 received_bytes=loaded.received_bytes,
                 load_s=loaded.load_s,
             )

@@ -18,7 +18,7 @@ from flowspec.core.cluster.daemon import SliceRoom, room_for
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import Assign
 from flowspec.core.protocol.precision import ACTIVATIONS, CACHE_AUTO, cached_as
-from flowspec.core.protocol.sliding_window import SlidingWindow, convolutions_of, windows_of
+from flowspec.core.protocol.sliding_window import SlidingWindow, inputs_of, states_of, windows_of
 from flowspec.errors import ClusterError, FlowSpecError, InputError, NoRoomError
 from flowspec.memory_claims import MemoryClaims
 from flowspec.model.accelerator import accelerator_of
@@ -29,7 +29,8 @@ from flowspec.model.pieces import KeptModules, Pieces, Span, head_dim
 from flowspec.model.slice import Slice
 from flowspec.model.support import family_of
 from flowspec.model.weights import SliceWeights, Weight, sorted_weights, weight_bytes, weights_of
-from flowspec.plan.memory import SliceMemory, cache_bytes, input_bytes, mib
+from flowspec.plan.memory import SliceMemory, cache_bytes, mib
+from flowspec.plan.shape import layers_held
 from flowspec.runtime.machine import Machine
 from flowspec.runtime.weights.checked import INDEX, CheckedFiles, HubModel, LocalModel
 from flowspec.runtime.weights.content import ModelDescription, SliceContent, content_of, hub_content
@@ -441,9 +442,8 @@ def _cache_bytes(
         held=cached_as(cache, dtype),
         nodes_max=nodes_max,
         window=window,
-        windowed=sum(each > 0 for each in windows[span.first : span.end]),
-        convolutions=sum(convolutions_of(config)[span.first : span.end]),
-        input_bytes=input_bytes(config.hidden_size, dtype),
+        of_layers=layers_held(windows, inputs_of(config), states_of(config), span.first, span.end),
+        precision=dtype,
     )
 
 

@@ -21,7 +21,7 @@ from flowspec.core.methods import make_method
 from flowspec.core.protocol.limits import TOP_LOGPROBS_MAX
 from flowspec.core.protocol.messages import Sampling
 from flowspec.core.protocol.precision import CACHE_AUTO, FILED
-from flowspec.core.protocol.sliding_window import window_for, windows_of
+from flowspec.core.protocol.sliding_window import states_of, window_for, windows_of
 from flowspec.draft.kinds import NONE, WITHOUT_TENSORS
 from flowspec.errors import InputError
 from flowspec.model.families import check_family
@@ -458,7 +458,7 @@ def _unplaced(options: ClusterOptions, files: ModelFiles, config: Any) -> Cluste
         stages=(),
         vocabulary=config.vocab_size,
         hidden_size=config.hidden_size,
-        sliding_window=window_for(max(windows_of(config)), context),
+        sliding_window=window_for(windows_of(config), context, has_states=any(states_of(config))),
     )
 
 

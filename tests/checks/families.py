@@ -61,6 +61,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "GLM-4.5": ("glm4-moe",),
     "LFM2": ("lfm2",),
     "GPT-OSS": ("gpt-oss",),
+    "Qwen3.5": ("qwen3.5", "qwen3.5-text"),
 }
 """The checkpoints of `VARIANTS` that stand for a family."""
 LONG_PROMPT = 70

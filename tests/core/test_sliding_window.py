@@ -8,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.sliding_window import SlidingWindow, window_for, windows_of
+from flowspec.core.protocol.sliding_window import (
+    SlidingWindow,
+    inputs_of,
+    states_of,
+    window_for,
+    windows_of,
+)
 from flowspec.core.stage.events import ClearSlots, ControlArrived, OpenCache
 from flowspec.core.stage.slots import SlotMap, WindowSlots
 from flowspec.core.stage.stage import StageCore
@@ -70,11 +76,13 @@ def test_a_window_has_slots_of_its_own_for_what_it_holds(data: st.DataObject) ->
 
 
 def test_what_saves_nothing_is_left_out() -> None:
-    window = window_for(512, 32768)
+    window = window_for([0, 512], 32768)
     assert window == SlidingWindow(tokens=512)
     assert window.slots == 512 + 1024 + 256 + 256 + 512
-    assert window_for(512, window.slots - limits.TREE_NODES_MAX) is None
-    assert window_for(0, 32768) is None
+    assert window_for([512], window.slots - limits.TREE_NODES_MAX) is None
+    assert window_for([0], 32768) is None
+    assert window_for([], 32768) is None
+    assert window_for([4, 0], 32768, has_states=True) == SlidingWindow(tokens=4, back=64, step=64)
 
 
 def test_a_config_says_which_layers_have_a_window() -> None:
@@ -89,6 +97,23 @@ def test_a_config_says_which_layers_have_a_window() -> None:
     assert windows_of(config) == (0, 9)
     config.sliding_window = None
     assert windows_of(config) == (0, 0)
+    assert states_of(config) == (0, 0)
+
+
+def test_a_config_says_what_layers_with_linear_attention_hold() -> None:
+    class Config:
+        hidden_size = 64
+        num_hidden_layers = 3
+        layer_types = ("linear_attention", "full_attention", "linear_attention")
+        linear_conv_kernel_dim = 4
+        linear_num_key_heads = 2
+        linear_num_value_heads = 6
+        linear_key_head_dim = 8
+        linear_value_head_dim = 5
+
+    assert windows_of(Config()) == (4, 0, 4)
+    assert inputs_of(Config()) == (2 * 16 + 30 + 12, 0, 2 * 16 + 30 + 12)
+    assert states_of(Config()) == (240, 0, 240)
 
 
 def _stage() -> StageCore:
@@ -111,10 +136,11 @@ def test_a_stage_gives_back_before_a_segment_runs() -> None:
     assert commands[0] == OpenCache(request=1, slots=64, window_slots=64)
     finish(core, run_of(commands))
     commands = arrive(core, segment(1, [(5, 4, 5)], prompt=True))
-    assert commands[0] == ClearSlots(request=1, slots=(), window_slots=(0, 1))
+    assert commands[0] == ClearSlots(request=1, slots=(), window_slots=(0, 1), passed=(0, 1, 2))
     (part,) = run_of(commands).parts
     assert part.window is not None
     assert part.slots.tolist() == [5]
+    assert part.committed == 6, "the row, too, is of the output's path"
     assert part.window.slots.tolist() == [0], "a slot that was given back"
     assert part.window.held.tolist() == [5, -1, 2, 3, 4]
     assert np.flatnonzero(part.visible[0]).tolist() == [0, 1, 2, 3, 4, 5]

@@ -33,13 +33,13 @@ NAMES = sorted(VARIANTS)
 FILE = "GGUF of"
 CASES = sorted(
     {(name, DTYPES[(place + shift) % 5]) for place, name in enumerate(NAMES) for shift in (0, 2)}
-    | {(name, dtype) for name in ("llama-grouped", "lfm2") for dtype in DTYPES}
+    | {(name, dtype) for name in ("llama-grouped", "lfm2", "qwen3.5") for dtype in DTYPES}
     | {("gpt-oss", "float32")}
     | {(f"{FILE} {name}", FILED) for name in ("llama-tied", "qwen3-moe", "gemma2", "lfm2", "gpt-oss")}
 )
-"""Two precisions of each family (three where attention has sinks), all of one that attends and of one with
-short convolutions: `families_check` has the rest. And files whose matrices stay as they are packed, in all
-forms."""
+"""Two precisions of each family (three where attention has sinks), all of one that attends and of those with
+short convolutions and with states: `families_check` has the rest. And files whose matrices stay as they are
+packed, in all forms."""
 Path_ = tuple[int, ...]
 NONE: frozenset[int] = frozenset()
 NOBODY: Mapping[int, frozenset[tuple[int, Path_]]] = {}
@@ -132,6 +132,7 @@ class Stages:
                     visible=slots.visible(positions, [node.branch(stage) for node in nodes]),
                     sampled=np.ones(len(nodes), dtype=bool),
                     sampling=Sampling(),
+                    committed=int(slots.position[slots.committed].max(initial=-1)) + 1,
                 )
             )
         return RunLayers(job=1, parts=tuple(parts), payload=None, rows=tuple(range(len(rows))))
@@ -339,6 +340,7 @@ def test_keys_and_values_in_fewer_bits(
         ("phi3", "int8", 60),
         ("llama-grouped", "int4", 60),
         ("lfm2", "float32", 60),
+        ("qwen3.5-text", "float32", 60),
         (f"{FILE} llama-tied", FILED, 60),
     ],
 )

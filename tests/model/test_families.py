@@ -479,6 +479,46 @@ REFUSED = {
         {"block_multiple_of": 0},
         "block_multiple_of: expected a number from 1 to 1048576",
     ),
+    "no gates": (
+        "qwen3_5_text",
+        {"attn_output_gate": False},
+        "sets attn_output_gate to False, but FlowSpec runs qwen3_5_text with true alone",
+    ),
+    "gates": (
+        "qwen3",
+        {"attn_output_gate": True},
+        "sets attn_output_gate to True, which transformers' qwen3",
+    ),
+    "narrow states": (
+        "qwen3_5_text",
+        {"mamba_ssm_dtype": "bfloat16"},
+        "sets mamba_ssm_dtype to 'bfloat16', but FlowSpec runs qwen3_5_text with \"float32\" alone",
+    ),
+    "interval": (
+        "qwen3_5_text",
+        {"full_attention_interval": 2, "layer_types": ["linear_attention"] * 3 + ["full_attention"]},
+        "full_attention_interval: expected what layer_types says, .*, got 2",
+    ),
+    "no interval": (
+        "qwen3_5_text",
+        {"full_attention_interval": "2", "layer_types": ["linear_attention"] * 3 + ["full_attention"]},
+        "full_attention_interval: expected what layer_types says, .*, got '2'",
+    ),
+    "heads of keys": (
+        "qwen3_5_text",
+        {"linear_num_key_heads": 3, "linear_num_value_heads": 4},
+        "expected linear_num_value_heads to be a multiple of linear_num_key_heads, got 4 and 3",
+    ),
+    "no input": (
+        "qwen3_5_text",
+        {"linear_conv_kernel_dim": 0},
+        "linear_conv_kernel_dim: expected a number from 1 to 64, got 0",
+    ),
+    "a window beside states": (
+        "qwen3_5_text",
+        {"layer_types": ["linear_attention", "sliding_attention"] * 2},
+        "layer_types: expected 4 of full_attention and linear_attention",
+    ),
     "longrope": (
         "llama",
         {"rope_parameters": {**LONGROPE, "original_max_position_embeddings": 64.5}},
@@ -737,6 +777,55 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
         },
         128000,
     ),
+    "Qwen3.5-4B": (
+        {
+            "architectures": ["Qwen3_5ForConditionalGeneration"],
+            "image_token_id": 248056,
+            "model_type": "qwen3_5",
+            "text_config": {
+                "attention_bias": False,
+                "attention_dropout": 0.0,
+                "attn_output_gate": True,
+                "dtype": "bfloat16",
+                "eos_token_id": 248044,
+                "full_attention_interval": 4,
+                "head_dim": 256,
+                "hidden_act": "silu",
+                "hidden_size": 2560,
+                "initializer_range": 0.02,
+                "intermediate_size": 9216,
+                "layer_types": [*["linear_attention"] * 3, "full_attention"] * 8,
+                "linear_conv_kernel_dim": 4,
+                "linear_key_head_dim": 128,
+                "linear_num_key_heads": 16,
+                "linear_num_value_heads": 32,
+                "linear_value_head_dim": 128,
+                "mamba_ssm_dtype": "float32",
+                "max_position_embeddings": 262144,
+                "mlp_only_layers": [],
+                "model_type": "qwen3_5_text",
+                "mtp_num_hidden_layers": 1,
+                "mtp_use_dedicated_embeddings": False,
+                "num_attention_heads": 16,
+                "num_hidden_layers": 32,
+                "num_key_value_heads": 4,
+                "rms_norm_eps": 1e-06,
+                "rope_parameters": {
+                    "mrope_interleaved": True,
+                    "mrope_section": [11, 11, 10],
+                    "partial_rotary_factor": 0.25,
+                    "rope_theta": 10000000,
+                    "rope_type": "default",
+                },
+                "tie_word_embeddings": True,
+                "use_cache": True,
+                "vocab_size": 248320,
+            },
+            "tie_word_embeddings": True,
+            "vision_config": {"depth": 24, "hidden_size": 1024, "model_type": "qwen3_5", "num_heads": 16},
+        },
+        262144,
+    ),
     "gpt-oss-20b": (
         {
             "architectures": ["GptOssForCausalLM"],
@@ -856,18 +945,18 @@ def test_longrope_is_run_where_it_depends_on_the_position_alone(tmp_path: Path) 
 
 OF_OTHER_FAMILIES: dict[str, tuple[dict[str, Any], str]] = {
     # excerpts of published config.json
-    "qwen3_5": (
+    "qwen3_5_moe": (
         {
-            "architectures": ["Qwen3_5ForConditionalGeneration"],
+            "architectures": ["Qwen3_5MoeForConditionalGeneration"],
             "text_config": {
-                "model_type": "qwen3_5_text",
+                "model_type": "qwen3_5_moe_text",
                 "num_hidden_layers": 24,
                 "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"],
             },
-            "vision_config": {"model_type": "qwen3_5", "depth": 12},
+            "vision_config": {"model_type": "qwen3_5_moe", "depth": 12},
         },
-        ", with other parts beside a decoder of 'qwen3_5_text', some of whose layers keep a state instead of "
-        "keys and values",
+        ", with other parts beside a decoder of 'qwen3_5_moe_text', some of whose layers keep a state "
+        "instead of keys and values",
     ),
     "gemma4": (
         {

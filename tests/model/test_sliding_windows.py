@@ -20,7 +20,7 @@ from flowspec.core.head.head import HeadCore
 from flowspec.core.methods import make_method
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Sampling
-from flowspec.core.protocol.sliding_window import SlidingWindow, window_for, windows_of
+from flowspec.core.protocol.sliding_window import SlidingWindow, states_of, window_for, windows_of
 from flowspec.core.stage.events import JobPart, RunLayers
 from flowspec.core.stage.slots import CacheRoom
 from flowspec.draft.language import LanguageModelDrafter
@@ -44,6 +44,8 @@ CASES = [
     ("qwen2-sliding", "float16", "auto"),
     ("lfm2", "float32", "auto"),
     ("lfm2", "bfloat16", "q8_0"),
+    ("qwen3.5", "float32", "auto"),
+    ("qwen3.5-text", "bfloat16", "q8_0"),
 ]
 
 TURNS = ((0, 30), (0, 20), (3, 5), (8, 0), (50, 20), (0, 15))
@@ -137,7 +139,10 @@ def test_no_bit_depends_on_what_was_given_back(
 
 
 @pytest.mark.parametrize("cache", ["auto", "q8_0"])
-@pytest.mark.parametrize(("variant", "first", "end"), [("gemma3-text", 0, 3), ("phi3", 2, 4), ("lfm2", 1, 6)])
+@pytest.mark.parametrize(
+    ("variant", "first", "end"),
+    [("gemma3-text", 0, 3), ("phi3", 2, 4), ("lfm2", 1, 6), ("qwen3.5", 1, 5)],
+)
 def test_memory_is_foretold_to_the_byte(
     variant: str, first: int, end: int, cache: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -145,7 +150,7 @@ def test_memory_is_foretold_to_the_byte(
     config, context = files.config(), 3072
     count = config.num_hidden_layers
     span, slots = Span(first=first, end=end, count=count), context + limits.TREE_NODES_MAX
-    window = window_for(max(windows_of(config)), context)
+    window = window_for(windows_of(config), context, has_states=any(states_of(config)))
     assert window is not None
     part = Slice.load(files, span, "bfloat16", CPU, cache=cache)
     part.open_cache(1, slots, window.slots)
@@ -153,7 +158,12 @@ def test_memory_is_foretold_to_the_byte(
     assert part.opened_bytes == part.request_bytes(slots, window.slots) < whole * part.slot_bytes
     foretold = slice_memory(files, span, "bfloat16", context, cache=cache, window=window)
     assert part.opened_bytes == foretold.cache_bytes
-    room = CacheRoom(slots=1, slot_bytes=part.slot_bytes, windowed_bytes=part.windowed_slot_bytes)
+    room = CacheRoom(
+        slots=1,
+        slot_bytes=part.slot_bytes,
+        windowed_bytes=part.windowed_slot_bytes,
+        state_bytes=part.state_bytes,
+    )
     assert room.need(slots, window.slots) == foretold.cache_bytes, "as the head reckons"
     shape = shape_of(config, variant)
     ends = {"first": first == 0, "last": end == count}

@@ -21,7 +21,7 @@ import torch
 from flowspec.bench.checkpoints import make_checkpoint
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Commit, Open, Sampling, Segment, SegmentPart
-from flowspec.core.protocol.sliding_window import SlidingWindow, convolutions_of, window_for, windows_of
+from flowspec.core.protocol.sliding_window import SlidingWindow, inputs_of, window_for, windows_of
 from flowspec.core.stage.events import ClearSlots, LayersDone, OpenCache, RunLayers, SegmentArrived
 from flowspec.core.stage.stage import StageCore
 from flowspec.model.files import ModelFiles
@@ -72,12 +72,13 @@ class Text:
             job = self._job(range(first, min(first + limits.PREFILL_CHUNK, self.length)), keep=0)
             batch, _ = self.part._batch(job.parts)
             config = self.part.config
-            is_convolution = convolutions_of(config)
             for layer in range(self.part.span.end):
                 rows = batch.requests[0].of(layer)
-                if is_convolution[layer]:
-                    inputs = torch.randn(len(rows.slots), config.hidden_size).to(self.part.dtype)
-                    rows.cache.inputs[rows.cache.places[layer]].index_copy_(0, rows.slots, inputs)
+                if inputs_of(config)[layer]:
+                    inputs = rows.cache.inputs[rows.cache.places[layer]]
+                    inputs.index_copy_(
+                        0, rows.slots, torch.randn(len(rows.slots), inputs.shape[1]).to(inputs.dtype)
+                    )
                     continue
                 noise = torch.randn(2, config.num_key_value_heads, len(rows.slots), head_dim(config))
                 rows.cache.write(layer, rows.slots, *noise.to(self.part.dtype))
@@ -117,7 +118,7 @@ class Text:
             if isinstance(command, OpenCache):
                 self.part.open_cache(command.request, command.slots, command.window_slots)
             elif isinstance(command, ClearSlots):
-                self.part.clear_slots(command.request, command.slots, command.window_slots)
+                self.part.clear_slots(command.request, command.slots, command.window_slots, command.passed)
             elif isinstance(command, RunLayers):
                 return command
         raise AssertionError("a segment that nothing runs of")
@@ -142,12 +143,11 @@ def main() -> None:
         layers = shape["num_hidden_layers"]
         span = Span(first=0, end=layers, count=layers)
         part = Slice.load(files, span, "bfloat16", torch.device("cpu"))
+        windows = windows_of(part.config)
+        window = window_for(windows, context)
         foretold = [
-            slice_memory(files, span, "bfloat16", context, window=each).cache_bytes
-            for each in (None, window_for(max(windows_of(part.config)), context))
+            slice_memory(files, span, "bfloat16", context, window=each).cache_bytes for each in (None, window)
         ]
-    windows = windows_of(part.config)
-    window = window_for(max(windows), context)
     windowed = sum(each > 0 for each in windows)
     print(f"{layers} layers, {windowed} with a window of {max(windows)}; {context} tokens; {window}")
     texts: dict[str, Text] = {}

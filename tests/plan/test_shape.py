@@ -60,6 +60,18 @@ def test_layers_of_two_kinds_count_as_their_average() -> None:
     assert shape.attention_share == 6 / 16
 
 
+def test_layers_with_states_count_as_what_they_are() -> None:
+    """As Qwen3.5-4B is published."""
+    config = AutoConfig.for_model(
+        "qwen3_5_text", hidden_size=2560, intermediate_size=9216, tie_word_embeddings=True
+    )
+    shape = shape_of(config, "Qwen3.5-4B")
+    pieces = Pieces.build(config, family_of(config, "m"), Span(first=0, end=32, count=32))
+    assert shape.layers * shape.layer_params == pytest.approx(counted(pieces.layers), rel=1e-3)
+    assert shape.attention_share == 8 / 32
+    assert shape.held(0, 4).state_numbers == 3 * 32 * 128 * 128, "2 MiB in each of three"
+
+
 @pytest.mark.parametrize("name", ["target", "draft"])
 def test_the_shape_of_a_config_has_the_weights_of_its_layers(name: str) -> None:
     files = ModelFiles(str(bundled_folder(name)))

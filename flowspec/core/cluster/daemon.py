@@ -122,7 +122,8 @@ class Loaded:
     sent just now.
 
     There is room for `cache_slots` beside it. One takes `slot_bytes` in all its layers, `windowed_bytes` of
-    these in layers with a sliding window. A slice that was made ready and had no room takes `load_s` to load.
+    these in layers with a sliding window; the states of a conversation take `state_bytes`. A slice that was
+    made ready and had no room takes `load_s` to load.
     """
 
     weight_bytes: int
@@ -134,6 +135,7 @@ class Loaded:
     load_s: float = 0.0
     slot_bytes: int = 1
     windowed_bytes: int = 0
+    state_bytes: int = 0
 
 
 class SliceRoom(Enum):

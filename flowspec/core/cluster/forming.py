@@ -1155,4 +1155,9 @@ def fault_of(parts: Sequence[Assignment], device: str, error: Error) -> _Fault:
 def _room_of(assign: Assign, ready: Ready) -> CacheRoom:
     """What a stage that is ready has for caches."""
     windowed_bytes = 0 if assign.sliding_window is None else ready.windowed_bytes
-    return CacheRoom(slots=ready.cache_slots, slot_bytes=ready.slot_bytes, windowed_bytes=windowed_bytes)
+    return CacheRoom(
+        slots=ready.cache_slots,
+        slot_bytes=ready.slot_bytes,
+        windowed_bytes=windowed_bytes,
+        state_bytes=ready.state_bytes,
+    )

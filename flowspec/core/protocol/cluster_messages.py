@@ -246,7 +246,7 @@ class Ready:
 
     The head sent `received_bytes` of weights for it: 0 where they were there already. It has memory for
     `cache_slots` of all conversations together. One takes `slot_bytes` in all its layers, `windowed_bytes` of
-    these in layers with a sliding window.
+    these in layers with a sliding window; the states of a conversation take `state_bytes`.
 
     Where it made ready beside a pipeline and had no memory for both slices, loading takes about `load_s` more
     once that one is over.
@@ -257,11 +257,12 @@ class Ready:
     cache_slots: int
     slot_bytes: int = 1
     windowed_bytes: int = 0
+    state_bytes: int = 0
     received_bytes: int = 0
     load_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for field in ("weight_bytes", "memory_bytes", "cache_slots", "received_bytes"):
+        for field in ("weight_bytes", "memory_bytes", "cache_slots", "state_bytes", "received_bytes"):
             check_range(field, getattr(self, field), 0, limits.ID_MAX)
         check_range("slot_bytes", self.slot_bytes, 1, limits.ID_MAX)
         check_range("windowed_bytes", self.windowed_bytes, 0, self.slot_bytes)

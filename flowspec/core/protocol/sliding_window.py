@@ -6,7 +6,10 @@ window before that place. So such layers hold `BACK_TOKENS` more than their wind
 go: there the text is read again from its beginning, since a key in the window depends, layer by layer, on all
 that is before it.
 
-A short convolution sees as many positions as it is long, and holds its inputs in the same way.
+A short convolution sees as many positions as it is long, and holds its inputs in the same way. So does
+linear attention, which sums up all before them in a *state*. A state cannot be taken back, so one is kept of
+the place behind what was given back; from there the inputs that are held lead to any later one. They are far
+larger than keys and values: such layers hold `STATE_BACK_TOKENS` of them.
 
 A stage decides by what it has run, the head by the most that any stage can have run: it never keeps what a
 stage has given back.
@@ -14,6 +17,7 @@ stage has given back.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +26,17 @@ from flowspec.core.protocol.checks import check_range
 
 CONVOLUTION = "conv"
 """What transformers' configs call layers that are short convolutions, of the length `conv_L_cache`."""
+LINEAR = "linear_attention"
+"""What they call layers that attend by a state, with a convolution of the length `linear_conv_kernel_dim`
+before it."""
 BACK_TOKENS = 1024
 """How far a request can go back at least without being read again: about one turn with its answer."""
+STATES_HELD = 2
+"""Of each layer with states: the one behind what was given back, and that of the output's path."""
+STATE_BYTES = 4
+"""Of each number of a state: float32 in every precision, since sums over a whole text are held in it."""
+STATE_BACK_TOKENS = 64
+"""As `BACK_TOKENS`, and as a `step`, where layers have states."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,23 +68,47 @@ class SlidingWindow:
         return keep == 0 or given_back == 0 or keep + 1 - self.tokens >= given_back
 
 
-def window_for(tokens: int, context: int) -> SlidingWindow | None:
-    """What layers with a window of so many tokens (0: there are none) hold of requests with such a context at
-    a stage; None where holding less would save nothing."""
-    window = SlidingWindow(tokens=tokens) if tokens else None
-    return window if window is not None and window.slots < context + limits.TREE_NODES_MAX else None
+def window_for(windows: Sequence[int], context: int, *, has_states: bool = False) -> SlidingWindow | None:
+    """What layers with windows (`windows_of`) hold of requests with such a context at a stage; None where
+    there are none, and where holding less would save nothing."""
+    tokens = max(windows, default=0)
+    if not tokens:
+        return None
+    back = {"back": STATE_BACK_TOKENS, "step": STATE_BACK_TOKENS} if has_states else {}
+    window = SlidingWindow(tokens=tokens, **back)
+    return window if window.slots < context + limits.TREE_NODES_MAX else None
 
 
 def windows_of(config: Any) -> tuple[int, ...]:
     """How many positions each layer of a transformers config sees, itself counted; 0: all."""
-    window = getattr(config, "sliding_window", None) or 0
-    types = getattr(config, "layer_types", None) or ("sliding_attention",) * config.num_hidden_layers
-    seen = {"sliding_attention": window, CONVOLUTION: getattr(config, "conv_L_cache", 0)}
-    return tuple(seen.get(kind, 0) for kind in types)
+    seen = {
+        "sliding_attention": getattr(config, "sliding_window", None) or 0,
+        CONVOLUTION: getattr(config, "conv_L_cache", 0),
+        LINEAR: getattr(config, "linear_conv_kernel_dim", 0),
+    }
+    return tuple(seen.get(kind, 0) for kind in _types(config, "sliding_attention"))
 
 
-def convolutions_of(config: Any) -> tuple[bool, ...]:
-    """Which layers of a transformers config are short convolutions: they hold an input in each slot, and no
-    keys and values."""
-    types = getattr(config, "layer_types", None) or ("",) * config.num_hidden_layers
-    return tuple(kind == CONVOLUTION for kind in types)
+def inputs_of(config: Any) -> tuple[int, ...]:
+    """How many numbers each layer of a transformers config holds of a token in the place of keys and values;
+    0: it holds keys and values."""
+    kinds = {CONVOLUTION: config.hidden_size}
+    if getattr(config, "linear_num_value_heads", None):
+        keys = config.linear_num_key_heads * config.linear_key_head_dim
+        heads = config.linear_num_value_heads
+        kinds[LINEAR] = 2 * keys + heads * config.linear_value_head_dim + 2 * heads
+    return tuple(kinds.get(kind, 0) for kind in _types(config, ""))
+
+
+def states_of(config: Any) -> tuple[int, ...]:
+    """How many numbers the state of each layer of a transformers config has; 0: it has none."""
+    types = _types(config, "")
+    if LINEAR not in types:
+        return (0,) * len(types)
+    heads, width = config.linear_num_value_heads, config.linear_key_head_dim
+    size = heads * width * config.linear_value_head_dim
+    return tuple(size * (kind == LINEAR) for kind in types)
+
+
+def _types(config: Any, usual: str) -> tuple[str, ...]:
+    return tuple(getattr(config, "layer_types", None) or (usual,) * config.num_hidden_layers)

@@ -77,7 +77,8 @@ class WindowPart:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JobPart:
     """The rows of one request in a job: where they go in its cache and what they may see. Without a `window`
-    all layers hold all."""
+    all layers hold all. At positions below `committed` stand nodes of the output's path alone, these rows
+    among them; 0 where that is not known."""
 
     request: int
     slots: npt.NDArray[np.int64]  # [rows]
@@ -89,6 +90,7 @@ class JobPart:
     sampling: Sampling
     top_logprobs: int = -1
     window: WindowPart | None = None
+    committed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -132,11 +134,16 @@ class OpenCache:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClearSlots:
     """Zero these slots before the next job: what a masked slot holds must be finite. `window_slots` are those
-    of layers with a window."""
+    of layers with a window.
+
+    Where these were given back, `passed` are the window slots of the output's path from the first position
+    that was held on, as far as a row sees back from the first that it may still follow.
+    """
 
     request: int
     slots: tuple[int, ...]
     window_slots: tuple[int, ...] = ()
+    passed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,11 +35,13 @@ def cache_size(used: int, capacity: int) -> int:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheRoom:
     """A stage has memory for so many `slots`. One takes `slot_bytes` in all its layers, `windowed_bytes` of
-    these in layers that hold no more of a request than their window."""
+    these in layers that hold no more of a request than their window. The states of a request take
+    `state_bytes`."""
 
     slots: int
     slot_bytes: int = 1
     windowed_bytes: int = 0
+    state_bytes: int = 0
 
     @property
     def bytes(self) -> int:
@@ -47,7 +49,8 @@ class CacheRoom:
 
     def need(self, slots: int, window_slots: int) -> int:
         """Bytes that a request takes with so many slots, and so many in layers with a window."""
-        return (self.slot_bytes - self.windowed_bytes) * slots + self.windowed_bytes * window_slots
+        of_slots = (self.slot_bytes - self.windowed_bytes) * slots + self.windowed_bytes * window_slots
+        return of_slots + self.state_bytes
 
     def in_slots(self, size_bytes: int) -> int:
         """As many slots of all layers, rounded up."""
@@ -185,6 +188,13 @@ class WindowSlots(SlotTable):
         freed = [place for slot in slots if (place := self._places.pop(slot, -1)) >= 0]
         self.free(freed)
         return freed
+
+    def path_below(self, position: int, slots: SlotMap) -> list[int]:
+        """Where the committed nodes before a position are, in their order."""
+        held = np.flatnonzero(self.held[: self.high] >= 0)
+        of = self.held[held]
+        on_path = held[slots.committed[of] & (slots.position[of] < position)]
+        return [int(place) for place in on_path[np.argsort(slots.position[self.held[on_path]])]]
 
     def free_below(self, position: int, positions: npt.NDArray[np.int32]) -> list[int]:
         """Frees what stands before a position; `positions` are those of the whole map's slots."""

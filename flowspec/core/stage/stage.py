@@ -427,8 +427,16 @@ class StageCore:
         if below > request.given_back:
             self.fired["given back"] += 1
             request.given_back = below
+            passed = request.window.path_below(below + self.sliding_window.tokens - 1, request.slots)
             gone = request.window.free_below(below, request.slots.position)
-            commands.append(ClearSlots(request=request.opening.request, slots=(), window_slots=tuple(gone)))
+            commands.append(
+                ClearSlots(
+                    request=request.opening.request,
+                    slots=(),
+                    window_slots=tuple(gone),
+                    passed=tuple(passed),
+                )
+            )
 
     def _admit(self, request: _Request, part: SegmentPart, row: int) -> int | None:
         """The slot of a row that lives, or None."""
@@ -549,4 +557,5 @@ def _job_part(request: _Request, part: SegmentPart, admitted: list[tuple[int, in
         sampling=request.opening.sampling,
         top_logprobs=request.opening.top_logprobs,
         window=window,
+        committed=request.run_length,
     )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flowspec.core.protocol.precision import ACTIVATIONS
-from flowspec.core.protocol.sliding_window import window_for, windows_of
+from flowspec.core.protocol.sliding_window import states_of, window_for, windows_of
 from flowspec.errors import ClusterError
 from flowspec.model.families import check_family
 from flowspec.model.files import ModelFiles, canonical_name
@@ -90,7 +90,7 @@ def find_needs(options: ClusterOptions, devices: Sequence[Device], keys: Keyring
             dtype,
             context,
             cache=options.cache,
-            window=window_for(max(windows_of(config)), context),
+            window=window_for(windows_of(config), context, has_states=any(states_of(config))),
         )
 
     return ModelNeeds(

@@ -1,0 +1,207 @@
+"""Linear attention under trees: what a layer does that sums up all before a row in a *state* (the gated delta
+rule, arXiv 2412.06464; Qwen3.5).
+
+A row changes its parent's state by one step, which follows from the row's own input and those of the few
+before it: its key, its value, and by how much old sums fade. So the layer keeps inputs, one in the slot of
+each node, as a short convolution does, and two states: `BASE`, behind what was given back, and `NEAR`, of the
+output's path as far as it was run. The state of any other node is made anew from `NEAR`, step by step along
+its path. That is the same series of roundings wherever it begins, so what lies beside a row, what was dropped
+and what was computed before change no bit. (transformers' code sums up in another order where several tokens
+come at once.)
+
+Nothing is taken back from a state. A request that went back, whose rows stand before the end of `NEAR`, goes
+on from `BASE`, or from the beginning; `core.protocol.sliding_window` says how far back it may go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from flowspec.model.arithmetic import plain
+from flowspec.model.arithmetic.operations import delta_rule, function, norm
+from flowspec.model.attention import TreeBatch, TreeCache, TreeRows
+from flowspec.model.convolution import seen_inputs
+
+BASE, NEAR = 0, 1
+UNIT_EPS = 1e-6
+"""Of queries and keys that are made one long, as transformers' code has it."""
+AT_ONCE = 64
+"""Nodes whose inputs are widened at once."""
+Steps = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+"""Queries, keys, values, decays and shares, as `plain.delta_rule` takes them."""
+
+
+def state_shape(config: Any) -> tuple[int, int, int]:
+    """Of one layer's state: heads, and the widths of a key and of a value."""
+    return config.linear_num_value_heads, config.linear_key_head_dim, config.linear_value_head_dim
+
+
+def tree_delta_rule(
+    module: Any, hidden_states: torch.Tensor, *, tree: TreeBatch, **_unused: Any
+) -> torch.Tensor:
+    """What transformers' GatedDeltaNet computes: `[1, rows, hidden]` from that shape. Writes the rows' inputs
+    to their slots."""
+    layer = module.layer_idx - tree.first_layer
+    of_gates = (module.in_proj_b(hidden_states), module.in_proj_a(hidden_states))
+    inputs = torch.cat([module.in_proj_qkv(hidden_states), *of_gates], dim=2)[0]
+    outputs = []
+    for request in tree.requests:
+        rows = request.of(layer)
+        held = rows.cache.inputs[rows.cache.places[layer]]  # [slots, width]
+        held.index_copy_(0, rows.slots, inputs[rows.first : rows.first + len(rows.slots)])
+        outputs.append(_summed_up(module, rows, layer))
+    found = (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).to(inputs.dtype)
+    normal = norm(found, module.norm.weight, module.norm.variance_epsilon, "cast, scale")
+    gates = module.in_proj_z(hidden_states).float().view(normal.shape)
+    gated = (normal.float() * function(gates, "silu")).to(inputs.dtype)
+    result: torch.Tensor = module.out_proj(gated.flatten(1)[None])
+    return result
+
+
+def pass_by(module: Any, layer: int, cache: TreeCache, passed: Sequence[int]) -> None:
+    """Brings `BASE` to the end of these slots, which `ClearSlots` names: the first of them hold what its next
+    step looks back at."""
+    place = cache.places[layer]
+    before, lengths = module.conv_kernel_size - 1, cache.lengths[place]
+    beginning = [-1] * before if lengths[BASE] == 0 else []
+    slots = torch.tensor([*beginning, *passed], device=cache.inputs.device)
+    lines = slots.unfold(0, before + 1, 1)
+    steps = torch.tensor([(row, 0, 0, -1) for row in range(len(lines))], dtype=torch.int32)
+    delta_rule(*_steps(module, cache.inputs[place], lines), cache.states[place, BASE][None], steps)
+    lengths[BASE] += len(lines)
+
+
+def _summed_up(module: Any, rows: TreeRows, layer: int) -> torch.Tensor:
+    """What each of the rows reads from its state, `[rows, heads, value width]`; brings `NEAR` to the end of
+    the output's path."""
+    cache = rows.cache
+    place = cache.places[layer]
+    lengths, states = cache.lengths[place], cache.states[place]
+    lowest = int(rows.positions.min())
+    if lowest < lengths[BASE]:  # the text is read again from its beginning
+        states.zero_()
+        lengths[:] = (0, 0)
+    elif lowest < lengths[NEAR] or lengths[NEAR] < lengths[BASE]:
+        states[NEAR] = states[BASE]
+        lengths[NEAR] = lengths[BASE]
+    start = lengths[NEAR]
+    if start not in rows.walks:
+        rows.walks[start] = walk_from(rows, start, module.conv_kernel_size)
+    walk: Walk = rows.walks[start]
+    places = states.new_empty((walk.places, *states.shape[1:]))
+    places[0] = states[NEAR]
+    found = delta_rule(*_steps(module, cache.inputs[place], walk.lines), places, walk.steps)
+    if walk.length > start:
+        states[NEAR] = places[0]
+        lengths[NEAR] = walk.length
+    return found
+
+
+def _steps(module: Any, held: torch.Tensor, lines: torch.Tensor) -> Steps:
+    """Of nodes whose inputs, and those before them, are `held` `[slots, width]` in `lines` `[nodes,
+    length]`."""
+    width, dtype = module.conv_dim, held.dtype
+    weight = module.conv1d.weight[:, 0].float()  # [width, length]
+    mixed = torch.cat(
+        [
+            plain.convolution(seen_inputs(held[:, :width], some), weight, None).to(dtype)
+            for some in torch.split(lines, AT_ONCE)
+        ]
+    )
+    widths = [module.key_dim, module.key_dim, module.value_dim]
+    parts = torch.split(function(mixed, "silu").float(), widths, dim=1)
+    queries, keys = (part.view(len(lines), -1, module.head_k_dim) for part in parts[:2])
+    shares, rates = held[lines[:, -1], width:].float().chunk(2, dim=1)  # [nodes, heads] each
+    fading = plain.exp(module.A_log.float()) * plain.softplus(rates + module.dt_bias.float())
+    return (
+        plain.unit(queries, UNIT_EPS) * module.head_k_dim**-0.5,
+        plain.unit(keys, UNIT_EPS),
+        parts[2].reshape(len(lines), -1, module.head_v_dim),
+        plain.exp(-fading),
+        plain.sigmoid(shares),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """From the state of a path's first so many positions to those of a request's rows.
+
+    `lines` `[nodes, length]` int64 are the slots of each node's input and of those before it, its own last,
+    -1 where the text has not begun. `steps` are `plain.delta_rule`'s, over so many `places`. At the first
+    place the walk begins, and in the end the state of `length` positions is there, all of the output's path.
+    """
+
+    lines: torch.Tensor
+    steps: torch.Tensor
+    places: int
+    length: int
+
+
+def walk_from(rows: TreeRows, start: int, length: int) -> Walk:
+    """The steps from the state of the first `start` positions to each row's own; a step looks at `length`
+    positions."""
+    before = length - 1
+    paths = _paths(rows, start - before)  # columns: positions from there on
+    _, firsts = np.unique(np.where(paths[:, before:] < 0, -1, paths[:, before:]), return_index=True)
+    places = np.stack(np.unravel_index(firsts, paths[:, before:].shape), axis=1)
+    places = places[paths[places[:, 0], places[:, 1] + before] >= 0]
+    places = places[np.argsort(places[:, 1], kind="stable")]  # of each node a row that sees it, by position
+    lines = np.stack([paths[row, column : column + length] for row, column in places])
+    nodes = lines[:, -1].tolist()
+    index = {slot: number for number, slot in enumerate(nodes)}
+    children: dict[int, list[int]] = {}
+    for number, (line, column) in enumerate(zip(lines.tolist(), places[:, 1].tolist(), strict=True)):
+        children.setdefault(index[line[-2]] if column else -1, []).append(number)
+    outputs = {slot: row for row, slot in enumerate(rows.slots.tolist())}
+    steps: list[tuple[int, int, int, int]] = []
+
+    def step(node: int, source: int, target: int) -> None:
+        steps.append((node, source, target, outputs.get(nodes[node], -1)))
+
+    end, committed = -1, max(0, rows.committed - start)
+    while len(below := children.get(end, [])) == 1 and places[below[0], 1] < committed:
+        end = below[0]
+        step(end, 0, 0)
+    reached = start + len(steps)
+    count, free, waiting = (
+        1,
+        list[int](),
+        {0: len(children.get(end, [])) + 1},
+    )  # the first place stays as it is
+    todo = [(child, 0) for child in children.get(end, [])]
+    while todo:
+        node, source = todo.pop()
+        waiting[source] -= 1
+        if not waiting[source]:
+            target = source
+        elif free:
+            target = free.pop()
+        else:
+            target, count = count, count + 1
+        step(node, source, target)
+        if node in children:
+            waiting[target] = len(children[node])
+            leaves_last = sorted(children[node], key=lambda child: child not in children)
+            todo += [(child, target) for child in leaves_last]  # and so they are taken first
+        else:
+            free.append(target)
+    device = rows.cache.inputs.device
+    return Walk(torch.from_numpy(lines).to(device), torch.tensor(steps, dtype=torch.int32), count, reached)
+
+
+def _paths(rows: TreeRows, first: int) -> npt.NDArray[np.int64]:
+    """The slots of each row's path by position from `first` on, `[rows, positions]`; -1 where there is
+    none."""
+    positions, of_slots = rows.positions.cpu().numpy(), rows.key_positions.cpu().numpy()
+    row, slot = np.nonzero(rows.visible.cpu().numpy() & (of_slots >= max(first, 0)))
+    paths = np.full((len(positions), int(positions.max()) + 1 - first), -1, dtype=np.int64)
+    paths[row, of_slots[slot] - first] = slot
+    expected = positions + 1 - max(first, 0)
+    assert np.array_equal((paths >= 0).sum(axis=1), expected), "a row does not see the nodes right before it"
+    return paths
