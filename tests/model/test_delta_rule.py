@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.model.arithmetic import build, compiled, operations, plain
+from flowspec.model.arithmetic import compiled, operations, plain
 from flowspec.model.arithmetic.compiled import Library
 
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-
-
-@pytest.fixture(scope="module")
-def library() -> Iterator[Library]:
-    before = build.allowed()
-    build.allow(build.build())
-    found = compiled.library()
-    if found is None:
-        pytest.skip("no compiler")
-    yield found
-    build.allow(before)
 
 
 def inputs(rows: int, key_heads: int, group: int, key_width: int, value_width: int) -> Inputs:

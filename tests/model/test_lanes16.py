@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import ctypes.util
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -12,22 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.model.arithmetic import build, compiled
 from flowspec.model.arithmetic.compiled import Library
 
 LANES = 16
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-
-@pytest.fixture(scope="module")
-def library() -> Iterator[Library]:
-    before = build.allowed()
-    build.allow(build.build())
-    found = compiled.library()
-    if found is None:
-        pytest.skip("no compiler")
-    yield found
-    build.allow(before)
 
 
 def numbers(shape: tuple[int, int], dtype: torch.dtype, seed: int) -> torch.Tensor:
