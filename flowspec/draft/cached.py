@@ -118,7 +118,7 @@ class TreeCachedDrafter(ABC):
     def open_cache(self, request: int, slots: int) -> None: ...
 
     @abstractmethod
-    def clear_slots(self, request: int, slots: tuple[int, ...]) -> None: ...
+    def clear_slots(self, command: ClearSlots) -> None: ...
 
     @abstractmethod
     def close_cache(self, request: int) -> None: ...
@@ -127,7 +127,7 @@ class TreeCachedDrafter(ABC):
         if isinstance(command, OpenCache):
             self.open_cache(command.request, command.slots)
         elif isinstance(command, ClearSlots):
-            self.clear_slots(command.request, command.slots)
+            self.clear_slots(command)
         elif isinstance(command, CloseCache):
             self.close_cache(command.request)
 

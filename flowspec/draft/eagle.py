@@ -23,7 +23,7 @@ import torch
 
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Open, Proposal, Release, Segment, SegmentPart
-from flowspec.core.stage.events import JobPart, RunLayers
+from flowspec.core.stage.events import ClearSlots, JobPart, RunLayers
 from flowspec.draft.cached import Row, TreeCachedDrafter
 from flowspec.draft.eagle_head import EagleHead
 from flowspec.draft.ranking import F32, Ranker
@@ -197,8 +197,8 @@ class EagleDrafter(TreeCachedDrafter):
         self._requests[request].committed = np.zeros(slots, dtype=bool)
         self._requests[request].has_keys = np.zeros(slots, dtype=bool)
 
-    def clear_slots(self, request: int, slots: tuple[int, ...]) -> None:
-        known = self._requests[request]
+    def clear_slots(self, command: ClearSlots) -> None:
+        known, slots = self._requests[command.request], command.slots
         assert known.cache is not None
         known.cache.clear(slots)
         known.committed[list(slots)] = known.has_keys[list(slots)] = False

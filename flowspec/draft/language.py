@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from flowspec.core.protocol import limits
-from flowspec.core.stage.events import RunLayers
+from flowspec.core.stage.events import ClearSlots, RunLayers
 from flowspec.draft.cached import Row, TreeCachedDrafter
 from flowspec.draft.ranking import F32, Ranker
 from flowspec.model.files import ModelFiles
@@ -71,8 +71,8 @@ class LanguageModelDrafter(TreeCachedDrafter):
     def open_cache(self, request: int, slots: int) -> None:
         self._model.open_cache(request, slots)
 
-    def clear_slots(self, request: int, slots: tuple[int, ...]) -> None:
-        self._model.clear_slots(request, slots)
+    def clear_slots(self, command: ClearSlots) -> None:
+        self._model.clear_slots(command)
 
     def close_cache(self, request: int) -> None:
         self._model.close_cache(request)

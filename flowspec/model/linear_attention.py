@@ -3,14 +3,15 @@ rule, arXiv 2412.06464; Qwen3.5).
 
 A row changes its parent's state by one step, which follows from the row's own input and those of the few
 before it: its key, its value, and by how much old sums fade. So the layer keeps inputs, one in the slot of
-each node, as a short convolution does, and two states: `BASE`, behind what was given back, and `NEAR`, of the
-output's path as far as it was run. The state of any other node is made anew from `NEAR`, step by step along
-its path. That is the same series of roundings wherever it begins, so what lies beside a row, what was dropped
-and what was computed before change no bit. (transformers' code sums up in another order where several tokens
-come at once.)
+each node, as a short convolution does, and three states: `BASE`, behind what was given back, `NEAR`, of the
+output's path as far as it was run, and `SNAPSHOT`, what `BASE` once was. The state of any other node is made
+anew from `NEAR`, step by step along its path. That is the same series of roundings wherever it begins, so
+what lies beside a row, what was dropped and what was computed before change no bit. (transformers' code sums
+up in another order where several tokens come at once.)
 
 Nothing is taken back from a state. A request that went back, whose rows stand before the end of `NEAR`, goes
-on from `BASE`, or from the beginning; `core.protocol.sliding_window` says how far back it may go.
+on from `BASE`, which may be the snapshot again, or from the beginning; `core.protocol.sliding_window` says
+which, and how far back it may go.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from flowspec.model.arithmetic.operations import delta_rule, function, norm
 from flowspec.model.attention import TreeBatch, TreeCache, TreeRows
 from flowspec.model.convolution import seen_inputs
 
-BASE, NEAR = 0, 1
+BASE, NEAR, SNAPSHOT = 0, 1, 2
 UNIT_EPS = 1e-6
 """Of queries and keys that are made one long, as transformers' code has it."""
 AT_ONCE = 64
@@ -64,6 +65,13 @@ def tree_delta_rule(
     return result
 
 
+def copy_state(layer: int, cache: TreeCache, source: int, target: int) -> None:
+    """Of a layer with states: that of `source` is that of `target`, too."""
+    place = cache.places[layer]
+    cache.states[place, target] = cache.states[place, source]
+    cache.lengths[place][target] = cache.lengths[place][source]
+
+
 def pass_by(module: Any, layer: int, cache: TreeCache, passed: Sequence[int]) -> None:
     """Brings `BASE` to the end of these slots, which `ClearSlots` names: the first of them hold what its next
     step looks back at."""
@@ -86,10 +94,9 @@ def _summed_up(module: Any, rows: TreeRows, layer: int) -> torch.Tensor:
     lowest = int(rows.positions.min())
     if lowest < lengths[BASE]:  # the text is read again from its beginning
         states.zero_()
-        lengths[:] = (0, 0)
+        lengths[:] = [0] * len(lengths)
     elif lowest < lengths[NEAR] or lengths[NEAR] < lengths[BASE]:
-        states[NEAR] = states[BASE]
-        lengths[NEAR] = lengths[BASE]
+        copy_state(layer, cache, BASE, NEAR)
     start = lengths[NEAR]
     if start not in rows.walks:
         rows.walks[start] = walk_from(rows, start, module.conv_kernel_size)

@@ -20,12 +20,12 @@ import torch
 from flowspec.core.protocol.messages import Logprobs
 from flowspec.core.protocol.precision import ACTIVATIONS, CACHE_AUTO, cached_as, cached_bytes
 from flowspec.core.protocol.sliding_window import STATE_BYTES, STATES_HELD, inputs_of, states_of, windows_of
-from flowspec.core.stage.events import JobPart, RunLayers, WindowPart
+from flowspec.core.stage.events import ClearSlots, JobPart, RunLayers, WindowPart
 from flowspec.errors import ClusterError
 from flowspec.model.attention import TreeBatch, TreeCache, TreeRows
 from flowspec.model.files import ModelFiles
 from flowspec.model.kernels import CACHE_DTYPES, DTYPES, kernel_of
-from flowspec.model.linear_attention import pass_by, state_shape
+from flowspec.model.linear_attention import BASE, SNAPSHOT, copy_state, pass_by, state_shape
 from flowspec.model.pieces import KeptModules, Pieces, Span, head_dim
 from flowspec.model.sampler import F32, Sampler, logprobs
 from flowspec.model.support import family_of
@@ -172,21 +172,20 @@ class Slice:
         )
 
     @torch.inference_mode()
-    def clear_slots(
-        self,
-        request: int,
-        slots: tuple[int, ...],
-        window_slots: tuple[int, ...] = (),
-        passed: tuple[int, ...] = (),
-    ) -> None:
-        """As `ClearSlots` says."""
-        if (caches := self._caches.get(request)) is not None:
-            caches.whole.clear(slots)
-            if caches.windowed is not None:
-                if passed:
-                    for place in self._with_states:
-                        pass_by(self.pieces.layers[place].linear_attn, place, caches.windowed, passed)
-                caches.windowed.clear(window_slots)
+    def clear_slots(self, command: ClearSlots) -> None:
+        if (caches := self._caches.get(command.request)) is None:
+            return
+        caches.whole.clear(command.slots)
+        if caches.windowed is None:
+            return
+        for place in self._with_states:
+            if command.snapshot == "take":
+                copy_state(place, caches.windowed, BASE, SNAPSHOT)
+            elif command.snapshot == "restore":
+                copy_state(place, caches.windowed, SNAPSHOT, BASE)
+            if command.passed:
+                pass_by(self.pieces.layers[place].linear_attn, place, caches.windowed, command.passed)
+        caches.windowed.clear(command.window_slots)
 
     def close_cache(self, request: int) -> None:
         self._caches.pop(request, None)

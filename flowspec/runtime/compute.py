@@ -202,7 +202,7 @@ class ComputeThread:
             self._beside.make_room(part, part.request_bytes(work.slots, work.window_slots))
             part.open_cache(work.request, work.slots, work.window_slots)
         elif isinstance(work, ClearSlots):
-            part.clear_slots(work.request, work.slots, work.window_slots, work.passed)
+            part.clear_slots(work)
         else:
             part.close_cache(work.request)
             give_back()

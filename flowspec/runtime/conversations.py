@@ -8,11 +8,30 @@ answers are over, with the tokens they hold, and a prompt that goes on where one
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from flowspec.core.head.request import Ids, common_prefix
-from flowspec.core.protocol.sliding_window import SlidingWindow
+from flowspec.core.protocol.sliding_window import PROMPT_END_TOKENS, HeldPositions, SlidingWindow
+
+
+@dataclass(slots=True)
+class _Conversation:
+    """The tokens that it holds (none yet while it is used), how many of them were its last prompt, and what
+    layers with a window hold."""
+
+    prompt: int
+    windowed: HeldPositions | None
+    tokens: Ids = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    def may_answer(self, shared: int) -> bool:
+        """A prompt that begins with so many of its tokens gains more than this loses, or asks what was asked
+        last, or goes on from there: then a template has left out the answer's thoughts, and whatever follows
+        them is read again anyway."""
+        is_own = self.prompt - shared <= min(PROMPT_END_TOKENS, self.prompt // 4)
+        can_keep = self.windowed is None or self.windowed.keepable(shared) > 0
+        return can_keep and (is_own or 2 * shared >= len(self.tokens))
 
 
 class Conversations:
@@ -30,8 +49,8 @@ class Conversations:
         self._window = sliding_window
         self._new = new
         self._forget = forget
-        self._idle: dict[int, Ids] = {}
-        self._used: set[int] = set()
+        self._idle: dict[int, _Conversation] = {}
+        self._used: dict[int, _Conversation] = {}
 
     @property
     def idle(self) -> list[int]:
@@ -49,29 +68,29 @@ class Conversations:
         wanted = np.asarray(prompt, np.int64)
         best, most = None, 0
         for number, held in self._idle.items():
-            shared = common_prefix(held, wanted)
-            can_keep = self._window is None or self._window.may_keep(
-                shared, self._window.given_back(len(held))
-            )
-            if shared > most and 2 * shared >= len(held) and can_keep:
+            shared = common_prefix(held.tokens, wanted)
+            if shared > most and held.may_answer(shared):
                 best, most = number, shared
-        if best is not None:
-            del self._idle[best]
-        else:
+        windowed = None if self._window is None else self._window.nothing_run(len(wanted))
+        if best is None:
             self._make_room(self._bound - 1)
             best = self._new()
-        self._used.add(best)
+        elif (old := self._idle.pop(best).windowed) is not None:
+            windowed = old.keep(old.keepable(most), len(wanted))
+        self._used[best] = _Conversation(len(wanted), windowed)
         return best
 
     def give_back(self, number: int, held: Sequence[int]) -> None:
         """The answer is over; the conversation holds these tokens now."""
-        self._used.remove(number)
-        self._idle[number] = np.asarray(held, np.int64)
+        found = self._idle[number] = self._used.pop(number)
+        found.tokens = np.asarray(held, np.int64)
+        if found.windowed is not None:
+            found.windowed = found.windowed.run(len(held))
         self._make_room(self._bound)
 
     def drop(self, number: int) -> None:
         self._idle.pop(number, None)
-        self._used.discard(number)
+        self._used.pop(number, None)
         self._forget(number)
 
     def _make_room(self, most: int) -> None:

@@ -8,7 +8,7 @@ cleared, or cleared twice.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -34,11 +34,14 @@ I64 = npt.NDArray[np.int64]
 @dataclass(slots=True)
 class FakeCache:
     """Per slot the token it holds and its position (-1: nothing). `windowed` is that of layers with a window,
-    where they have slots of their own."""
+    where they have slots of their own; of those `base` are the tokens that a state behind what was given back
+    sums up, `snapshot` those of its snapshot."""
 
     tokens: I32
     positions: I32
     windowed: FakeCache | None = None
+    base: I32 = field(default_factory=lambda: np.zeros(0, np.int32))
+    snapshot: I32 = field(default_factory=lambda: np.zeros(0, np.int32))
 
     @staticmethod
     def of(slots: int) -> FakeCache:
@@ -105,9 +108,24 @@ class FakeLayers:
         if isinstance(command, ClearSlots):
             cache.clear(command.slots)
             if cache.windowed is not None:
+                self._keep_states(cache.windowed, command)
                 cache.windowed.clear(command.window_slots)
         else:
             del caches[command.request]
+
+    def _keep_states(self, cache: FakeCache, command: ClearSlots) -> None:
+        assert self._window is not None, "there are slots for layers with a window"
+        if command.snapshot == "take":
+            cache.snapshot = cache.base
+        elif command.snapshot == "restore":
+            cache.base = cache.snapshot
+        if command.passed:
+            places, seen_again = list(command.passed), self._window.tokens - 1 if len(cache.base) else 0
+            first = len(cache.base) - seen_again
+            assert cache.positions[places].tolist() == list(range(first, first + len(places))), (
+                f"what layers with a window sum up of request {command.request} does not go on"
+            )
+            cache.base = np.concatenate([cache.base, cache.tokens[places[seen_again:]]])
 
     def run(
         self, stage: int, job: RunLayers, payload: Tensor | None, rows: tuple[int, ...]
@@ -192,6 +210,8 @@ class FakeLayers:
         if not self._is_honest:
             return
         of = part.window.held  # [window high]
+        if part.positions.min() == 0:  # the text is read from its beginning
+            cache.base = cache.snapshot = np.zeros(0, np.int32)
         for position, visible in zip(part.positions.tolist(), part.visible, strict=True):
             first = max(0, position + 1 - self._window.tokens)
             (places,) = np.nonzero((of >= 0) & visible[of] & (part.key_positions[of] >= first))
@@ -202,6 +222,11 @@ class FakeLayers:
             assert part.key_positions[slots].tolist() == list(range(first, position + 1)), (
                 f"stage {stage}: a row of request {part.request} does not see one node at each position of "
                 "its window"
+            )
+            (path,) = np.nonzero(visible & (part.key_positions < len(cache.base)))
+            path = path[np.argsort(part.key_positions[path])]
+            assert np.array_equal(whole.tokens[path], cache.base), (
+                f"stage {stage}: a row of request {part.request} does not follow what was summed up"
             )
             expected = list(zip(range(first, position + 1), whole.tokens[slots].tolist(), strict=True))
             assert found == expected, (

@@ -19,34 +19,60 @@ from flowspec.core.stage.events import ClearSlots, ControlArrived, OpenCache
 from flowspec.core.stage.slots import SlotMap, WindowSlots
 from flowspec.core.stage.stage import StageCore
 from flowspec.errors import PeerError
-from tests.core.stages import arrive, finish, opening, run_of, segment
+from tests.core.stages import arrive, commit, finish, opening, run_of, segment
 
-WINDOWS = st.builds(SlidingWindow, tokens=st.integers(1, 9), back=st.integers(0, 9), step=st.integers(1, 5))
+WINDOWS = st.builds(
+    SlidingWindow,
+    tokens=st.integers(1, 9),
+    back=st.integers(0, 9),
+    step=st.integers(1, 5),
+    snapshot=st.integers(0, 9),
+)
 
 
-@given(WINDOWS, st.lists(st.tuples(st.integers(1, 12), st.integers(0, 40)), max_size=12))
+@given(WINDOWS, st.lists(st.tuples(st.integers(1, 12), st.integers(0, 30), st.integers(0, 40)), max_size=12))
 def test_whoever_goes_back_finds_all_that_is_seen(
-    window: SlidingWindow, turns: list[tuple[int, int]]
+    window: SlidingWindow, turns: list[tuple[int, int, int]]
 ) -> None:
-    """Turns of so many tokens, each behind a place that is gone back to."""
-    held: set[int] = set()
-    length = given_back = 0
-    for tokens, place in turns:
-        keep = min(place, length)
-        if not window.may_keep(keep, given_back):
-            keep = 0
-        given_back = given_back if keep else 0
-        held = {position for position in held if position < keep}
-        for position in range(keep, keep + tokens):
-            held.add(position)
+    """Turns of a prompt and an answer of so many tokens, each behind a place that is gone back to."""
+    held, there = window.nothing_run(0), set[int]()
+    length = 0
+    for more, answer, place in turns:
+        keep = held.keepable(min(place, length))
+        assert keep in (0, min(place, length), min(place, held.prompt_end))
+        prompt = keep + more
+        held = held.keep(keep, prompt)
+        there = {position for position in there if position < keep}
+        for position in range(keep, prompt + answer):
+            there.add(position)
             seen = set(range(max(0, position + 1 - window.tokens), position + 1))
-            assert seen <= held
-            given_back = max(given_back, window.given_back(position + 1))
-            held = {each for each in held if each >= given_back}
-            assert len(held) <= window.tokens + window.back + window.step
-        length = keep + tokens
+            assert seen <= there
+            held = held.run(position + 1)
+            there = {each for each in there if each >= held.given_back or each in held.prompt}
+            assert len(there) <= window.slots - limits.TREE_NODES_MAX - limits.NODES_PER_SEGMENT_MAX
+        length = prompt + answer
         back = max(0, length - window.back)
-        assert window.may_keep(back, window.given_back(length)), "so far back at least"
+        assert held.keepable(back) == back, "so far back at least"
+        if keep == 0 and window.snapshot >= window.tokens:
+            end = max(0, prompt - 1 - window.snapshot + window.tokens)
+            assert held.keepable(end) == end, "the next prompt may leave the answer out"
+
+
+@given(WINDOWS, st.lists(st.tuples(st.integers(1, 12), st.integers(0, 9), st.integers(0, 40)), max_size=12))
+def test_whoever_has_run_more_never_holds_more(
+    window: SlidingWindow, turns: list[tuple[int, int, int]]
+) -> None:
+    """So the head, which reckons with the most that any stage can have run, keeps what every stage holds."""
+    head = stage = window.nothing_run(0)
+    length = 0
+    for more, behind, place in turns:
+        keep = head.keepable(min(place, length))
+        assert stage.keepable(keep) == keep
+        length = keep + more
+        head, stage = head.keep(keep, length), stage.keep(keep, length)
+        head, stage = head.run(length + behind), stage.run(length)
+        assert (stage.given_back, stage.snapshot) <= (head.given_back, head.snapshot)
+        length += behind
 
 
 @given(st.data())
@@ -82,7 +108,9 @@ def test_what_saves_nothing_is_left_out() -> None:
     assert window_for([512], window.slots - limits.TREE_NODES_MAX) is None
     assert window_for([0], 32768) is None
     assert window_for([], 32768) is None
-    assert window_for([4, 0], 32768, has_states=True) == SlidingWindow(tokens=4, back=64, step=64)
+    assert window_for([4, 0], 32768, has_states=True) == SlidingWindow(
+        tokens=4, back=64, step=64, snapshot=32
+    )
 
 
 def test_a_config_says_which_layers_have_a_window() -> None:
@@ -165,3 +193,24 @@ def test_a_stage_goes_back_as_far_as_its_windows_reach(keep: int) -> None:
     assert cleared.slots == tuple(range(keep, 8))
     assert len(cleared.window_slots) == len(range(max(keep, 5), 8))
     core.validate()
+
+
+def test_a_stage_keeps_the_end_of_a_prompt_from_a_snapshot_on() -> None:
+    window = SlidingWindow(tokens=2, back=1, step=1, snapshot=2)
+    core = StageCore(is_last=True, slots_max=64, sliding_window=window)
+    states = []
+    for first in range(0, 12, 2):  # six positions of a prompt, and six of its answer
+        rows = [(node, node - 1, node) for node in (first, first + 1)]
+        newest = commit(*range(6, first + 2), base=6) if first >= 6 else commit(5, base=5)
+        sent = segment(first, rows, newest=newest, prompt=first < 6, opens=opening(length=6, root=5))
+        commands = arrive(core, sent)
+        cleared = [each for each in commands if isinstance(each, ClearSlots)]
+        states += [(each.snapshot, len(each.passed), len(each.window_slots)) for each in cleared]
+        finish(core, run_of(commands))
+        core.validate()
+    assert states == [("", 2, 1), ("", 3, 2), ("", 2, 1), ("take", 2, 0), ("", 3, 1)]
+    kept = core.handle(ControlArrived(message=opening(epoch=1, keep=6, length=9, root=9)), 0.0)
+    assert [each.snapshot for each in kept if isinstance(each, ClearSlots)] == ["", "restore"]
+    core.validate()
+    with pytest.raises(PeerError, match="keeps 4 tokens"):
+        core.handle(ControlArrived(message=opening(epoch=2, keep=4, length=9, root=9)), 0.0)

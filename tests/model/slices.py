@@ -58,7 +58,7 @@ def pipeline(slices: list[Slice], head: HeadCore, drafters: Sequence[Drafter] = 
         if isinstance(command, OpenCache):
             slices[stage].open_cache(command.request, command.slots, command.window_slots)
         elif isinstance(command, ClearSlots):
-            slices[stage].clear_slots(command.request, command.slots, command.window_slots, command.passed)
+            slices[stage].clear_slots(command)
         else:
             slices[stage].close_cache(command.request)
 

@@ -19,7 +19,7 @@ import torch
 from flowspec.bench.checkpoints import VARIANTS, VOCABULARY_SIZE, make_variant
 from flowspec.core.protocol.messages import Sampling
 from flowspec.core.protocol.precision import CACHE_AUTO, FILED
-from flowspec.core.stage.events import JobPart, RunLayers
+from flowspec.core.stage.events import ClearSlots, JobPart, RunLayers
 from flowspec.core.stage.slots import SlotMap
 from flowspec.model.files import ModelFiles
 from flowspec.model.pieces import Span
@@ -95,7 +95,7 @@ class Stages:
         for stage, (part, slots) in enumerate(zip(self.slices, self.maps[request], strict=True)):
             gone = [node.slots[stage] for node in nodes]
             slots.free(gone)
-            part.clear_slots(request, tuple(gone))
+            part.clear_slots(ClearSlots(request=request, slots=tuple(gone)))
 
     def run(
         self, rows: Sequence[tuple[int, Node]], dying: Mapping[int, frozenset[tuple[int, Path_]]] = NOBODY

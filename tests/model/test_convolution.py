@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from flowspec.bench.checkpoints import make_variant
 from flowspec.core.protocol.messages import Sampling
-from flowspec.core.stage.events import JobPart, RunLayers
+from flowspec.core.stage.events import ClearSlots, JobPart, RunLayers
 from flowspec.model.arithmetic import plain
 from flowspec.model.files import ModelFiles
 from flowspec.model.pieces import Span
@@ -91,7 +91,7 @@ def test_a_slot_that_nobody_sees_may_hold_anything(convolutions: Slice) -> None:
     with torch.inference_mode():
         cache.inputs[:, 2:] = torch.nan
     assert torch.equal(run(convolutions, rows), expected)
-    convolutions.clear_slots(1, (2, 3))
+    convolutions.clear_slots(ClearSlots(request=1, slots=(2, 3)))
     assert not cache.inputs[:, 2:4].any()
     assert cache.inputs[:, 4:].isnan().all()
 

@@ -50,6 +50,8 @@ CASES = [
 
 TURNS = ((0, 30), (0, 20), (3, 5), (8, 0), (50, 20), (0, 15))
 """How many tokens the next question goes back, and how many are new."""
+WITHOUT_THOUGHTS = ((2, 6), (1, 5), (0, 9))
+"""The same of questions that go on where the answer before them began, or a little before."""
 
 
 class Spy:
@@ -95,7 +97,8 @@ def test_no_bit_depends_on_what_was_given_back(
 ) -> None:
     folder = make_variant(tmp_path_factory.mktemp(variant), variant)
     files, rng = ModelFiles(str(folder)), random.Random(variant)
-    tokens = max(windows_of(files.config()))
+    config = files.config()
+    tokens, has_states = max(windows_of(config)), any(states_of(config))
     drafter = LanguageModelDrafter.load(files, "bfloat16", CPU, context=100, coupled=False)
     method = make_method("continuous", segment_nodes=6, width=3)
     traits = [DrafterTraits(context=drafter.context)]
@@ -104,21 +107,24 @@ def test_no_bit_depends_on_what_was_given_back(
         stage_count=3,
         method=method,
         drafters=traits,
-        sliding_window=SlidingWindow(tokens=tokens, back=9, step=4),
+        sliding_window=SlidingWindow(tokens=tokens, back=9, step=4, snapshot=6 if has_states else 0),
     )
     slices = load_stages(folder, 3, dtype, cache)
     run, spy = pipeline(slices, head, [drafter]), Spy(slices)
     run.run_layers = spy.run
     run.rng = rng
     texts: dict[int, list[int]] = {}
-    for turn, (back, more) in enumerate(TURNS):
+    prompts: dict[int, list[int]] = {}
+    turns = [(False, *turn) for turn in TURNS] + [(True, *turn) for turn in WITHOUT_THOUGHTS if has_states]
+    for number, (is_without, back, more) in enumerate(turns):
         for request in (1, 2):
-            text = texts.get(request, [])
+            text = prompts[request] if is_without else texts.get(request, [])
             kept = text[: max(0, len(text) - back)]
             prompt = [*kept, *(rng.randrange(3, VOCABULARY_SIZE) for _ in range(more + request))]
-            sampling = Sampling(temperature=rng.choice([0.0, 0.9]), seed=turn)
-            run.give(ask(request, prompt, rng.randrange(2, 9), sampling=sampling))
-            texts[request] = prompt
+            sampling = Sampling(temperature=rng.choice([0.0, 0.9]), seed=number)
+            count = 25 if has_states and number + 1 >= len(TURNS) else rng.randrange(2, 9)
+            run.give(ask(request, prompt, count, sampling=sampling))
+            texts[request], prompts[request] = list(prompt), list(prompt)
         run.settle()
         for stage in run.stages:
             stage.validate()
@@ -127,6 +133,7 @@ def test_no_bit_depends_on_what_was_given_back(
     assert head.fired["read anew"], "somebody went back too far"
     assert head.fired["kept"], "somebody did not"
     assert all(stage.fired["given back"] for stage in run.stages)
+    assert all((stage.fired["restored"] > 0) == has_states for stage in run.stages)
     alone = StepByStep.load(files, dtype, cache=cache)
     compared = 0
     longest = sorted(spy.logits, key=len, reverse=True)

@@ -118,7 +118,7 @@ class Text:
             if isinstance(command, OpenCache):
                 self.part.open_cache(command.request, command.slots, command.window_slots)
             elif isinstance(command, ClearSlots):
-                self.part.clear_slots(command.request, command.slots, command.window_slots, command.passed)
+                self.part.clear_slots(command)
             elif isinstance(command, RunLayers):
                 return command
         raise AssertionError("a segment that nothing runs of")

@@ -49,9 +49,17 @@ def test_the_longest_beginning_wins() -> None:
 def test_a_dialogue_with_the_same_system_text_is_left_alone() -> None:
     """It would lose its own turns for the few tokens that both begin with."""
     made = Pool(4)
-    first = made.turn([1, 2], [3, 4, 5, 6, 7])
+    first = made.turn([1, 2, 3, 4], [5, 6, 7])
     assert made.turn([1, 2, 9, 9, 9], [9]) != first
     assert made.turn([1, 2, 3, 4, 5, 6, 7, 8], []) == first
+
+
+def test_a_dialogue_goes_on_without_the_thoughts_of_its_answer() -> None:
+    """Templates leave them out, and the end of a prompt that calls for them."""
+    made = Pool(4, SlidingWindow(tokens=2, back=2, step=2, snapshot=4))
+    first = made.turn([1, 2, 3, 4, 5, 6, 7, 8, 100], list(range(101, 150)))
+    assert made.turn([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 100], [101]) == first
+    assert made.turn([1, 2, 3, 4, 12], []) != first
 
 
 def test_one_that_the_prompt_goes_back_too_far_in_is_left_alone() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -111,7 +112,21 @@ def draw_window(rng: random.Random) -> SlidingWindow | None:
     if rng.random() < 0.4:
         return None
     tokens, back = rng.choice([1, 3, 9, 30]), rng.choice([0, 2, 10, 40])
-    return SlidingWindow(tokens=tokens, back=back, step=rng.choice([1, 1, 4, 16]))
+    step, snapshot = rng.choice([1, 1, 4, 16]), rng.choice([0, 1, 5])
+    return SlidingWindow(tokens=tokens, back=back, step=step, snapshot=snapshot)
+
+
+def next_prompt(
+    rng: random.Random, prompt: Sequence[int], answer: Sequence[int], vocabulary: int, context: int
+) -> tuple[int, ...]:
+    """Of a dialogue's next turn, which repeats some or all of it; some leave the answer out, and the end of
+    its prompt, as templates do that drop thoughts."""
+    text = [*prompt, *answer]
+    kept = text if rng.random() < 0.6 else text[: rng.randint(0, len(text))]
+    more = rng.randint(0 if kept else 1, 6)
+    if random.Random(len(text)).random() < 0.5:
+        kept, more = list(prompt[: max(0, len(prompt) - len(text) % 3)]), max(1, more)
+    return tuple([*kept, *(rng.randrange(vocabulary) for _ in range(more))][: context - 1])
 
 
 def _add_drafters(rng: random.Random, schedule: Schedule) -> None:
@@ -318,13 +333,9 @@ class Play:
                 self.world.at(later_s, Forget(request=request))
             return
         self._turns[request] -= 1
-        text = [*answer.submit.prompt, *answer.submit.answered, *answer.tokens]
-        kept = text if rng.random() < 0.6 else text[: rng.randint(0, len(text))]
-        added = [
-            rng.randrange(self.schedule.language.vocabulary_size)
-            for _ in range(rng.randint(0 if kept else 1, 6))
-        ]
-        prompt = tuple([*kept, *added][: self.schedule.experiment.context - 1])
+        said = (*answer.submit.answered, *answer.tokens)
+        vocabulary, context = self.schedule.language.vocabulary_size, self.schedule.experiment.context
+        prompt = next_prompt(rng, answer.submit.prompt, said, vocabulary, context)
         new = {"prompt": prompt, "answered": (), "new_tokens_max": rng.randint(1, 6)}
         self.world.at(later_s, replace(answer.submit, stop_ids=frozenset(), stop_rule=None, **new))
 

@@ -69,6 +69,7 @@ def test_the_swarm_sees_the_troubles_that_it_is_for() -> None:
         seen["timers"] += run.world.timers
         seen["drafts"] += run.world.drafts
         seen["window slots given back"] += sum(stage.fired["given back"] for stage in run.world.stages)
+        seen["window slots restored"] += sum(stage.fired["restored"] for stage in run.world.stages)
         seen["read anew"] += run.world.head.fired["read anew"]
         for hop in (hop for timed in run.world.timings for hop in timed.hops):
             seen["dead in queue"] += hop.dead_in_queue
@@ -95,7 +96,7 @@ def test_the_swarm_sees_the_troubles_that_it_is_for() -> None:
             "length",
             "cancelled",
         ),
-        *("window slots given back", "read anew"),
+        *("window slots given back", "window slots restored", "read anew"),
         *("cancelled in mid-answer", "reused", "several tokens at once", "the context is full"),
         *("trims", "early commits", "shared segments", "forgotten", "stops behind a drafted node"),
     ]

@@ -86,7 +86,7 @@ def build(cls: type, **special: Any) -> st.SearchStrategy[Any]:
 
 
 _POSITIONS = st.integers(1, limits.CONTEXT_MAX)
-WINDOWS = build(SlidingWindow, tokens=_POSITIONS, back=_POSITIONS, step=_POSITIONS)
+WINDOWS = build(SlidingWindow, tokens=_POSITIONS, back=_POSITIONS, step=_POSITIONS, snapshot=_POSITIONS)
 
 
 @st.composite

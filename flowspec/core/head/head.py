@@ -382,7 +382,7 @@ class HeadCore:
         of it as its prompt."""
         self.drafters.forget(request.number)
         self._rest = [each for each in self._rest if each[0] is not request]
-        request.computed = request.in_flight = request.given_back = 0
+        request.computed = request.in_flight = 0
         if request.submit is not None:
             self.fired["begins again"] += 1
             request.reopen()

@@ -17,7 +17,7 @@ from flowspec.core.head.events import Submit
 from flowspec.core.head.statistics import Statistics
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Commit, Logprobs, Open, SegmentPart
-from flowspec.core.protocol.sliding_window import SlidingWindow
+from flowspec.core.protocol.sliding_window import HeldPositions, SlidingWindow
 from flowspec.tree import TokenTree
 
 Ids = NDArray[np.int64]
@@ -34,8 +34,8 @@ class Request:
     `plan` is the method's own note. `reused` prompt tokens were cached when the answer began.
     `drafter_states` and `weights` are by drafter: what it has, and how much its word counts among its like;
     `candidates` is what they propose. `is_end_told` says that the stages have heard that the answer is over.
-    Of positions below `given_back` some stage may have given back what its layers with a window held, before
-    this epoch; `is_read_anew` where nothing was kept because of that.
+    `windowed` is the least that any stage's layers with a window hold when the answer begins; `is_read_anew`
+    where nothing was kept because of that.
     """
 
     tree: TokenTree
@@ -50,7 +50,7 @@ class Request:
     weights: list[float] = field(default_factory=list)
     candidates: Candidates = field(default_factory=Candidates)
     reused: int = 0
-    given_back: int = 0
+    windowed: HeldPositions | None = None
     is_read_anew: bool = False
     opened: bool = False
     new_tokens: list[int] = field(default_factory=list)
@@ -147,6 +147,8 @@ class Request:
         )
         self.unsent = self.computed = self.in_flight = 0
         self.known_length = length
+        if self.windowed is not None:
+            self.windowed = self.windowed.keep(0, length)
         self.opened = self.root_sent = self.is_end_told = False
         self.next_tokens.clear()
         self.logprobs.clear()
@@ -218,11 +220,12 @@ def begin(
         if old is None
         else min(common_prefix(tree.committed_tokens(), known), old.kept_everywhere, count - 1)
     )
-    given_back, is_read_anew = 0, False
-    if old is not None and sliding_window is not None and keep:
-        given_back = max(old.given_back, sliding_window.given_back(old.run_length))
-        if is_read_anew := not sliding_window.may_keep(keep, given_back):
-            keep = given_back = 0
+    windowed = None if sliding_window is None else sliding_window.nothing_run(count)
+    is_read_anew = False
+    if old is not None and old.windowed is not None and keep:
+        held = old.windowed.run(old.run_length)
+        is_read_anew = (keep := held.keepable(keep)) == 0
+        windowed = held.keep(keep, count)
     drafter_states = [] if old is None else old.drafter_states
     for drafter_state in drafter_states:
         drafter_state.advance(tree)
@@ -246,7 +249,7 @@ def begin(
         computed=keep,
         known_length=count,
         reused=min(keep, len(submit.prompt)),
-        given_back=given_back,
+        windowed=windowed,
         is_read_anew=is_read_anew,
         drafter_states=drafter_states,
         new_tokens=list(submit.answered),

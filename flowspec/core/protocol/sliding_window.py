@@ -9,16 +9,18 @@ that is before it.
 A short convolution sees as many positions as it is long, and holds its inputs in the same way. So does
 linear attention, which sums up all before them in a *state*. A state cannot be taken back, so one is kept of
 the place behind what was given back; from there the inputs that are held lead to any later one. They are far
-larger than keys and values: such layers hold `STATE_BACK_TOKENS` of them.
+larger than keys and values: such layers hold `STATE_BACK_TOKENS` of them. But a next turn often goes on where
+the answer began: its template leaves the answer's thoughts out. So the end of each prompt stays held during
+its answer, from a *snapshot* of the states on.
 
-A stage decides by what it has run, the head by the most that any stage can have run: it never keeps what a
-stage has given back.
+A stage decides by what it has run, the head by the most that any stage can have run (`HeldPositions`, whose
+places never come to lie further ahead for having run less): it never keeps what a stage has given back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flowspec.core.protocol import limits
@@ -31,41 +33,94 @@ LINEAR = "linear_attention"
 before it."""
 BACK_TOKENS = 1024
 """How far a request can go back at least without being read again: about one turn with its answer."""
-STATES_HELD = 2
-"""Of each layer with states: the one behind what was given back, and that of the output's path."""
+STATES_HELD = 3
+"""Of each layer with states: that behind what was given back, that of the output's path, and a snapshot."""
 STATE_BYTES = 4
 """Of each number of a state: float32 in every precision, since sums over a whole text are held in it."""
 STATE_BACK_TOKENS = 64
 """As `BACK_TOKENS`, and as a `step`, where layers have states."""
+PROMPT_END_TOKENS = 32
+"""Templates end a prompt with fewer tokens that the next prompt of the dialogue may not have there, such as
+the beginning of the answer's thoughts. A snapshot is of so many before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlidingWindow:
     """A row at position p sees those above p - `tokens`. What lies more than `back` before that is given
-    back, `step` positions at a time."""
+    back, `step` positions at a time; but not the end of the prompt, from at least `snapshot` positions before
+    it on (0: that, too)."""
 
     tokens: int
     back: int = BACK_TOKENS
     step: int = limits.CACHE_BLOCK_SLOTS
+    snapshot: int = 0
 
     def __post_init__(self) -> None:
         for name in ("tokens", "step"):
             check_range(name, getattr(self, name), 1, limits.CONTEXT_MAX)
-        check_range("back", self.back, 0, limits.CONTEXT_MAX)
+        for name in ("back", "snapshot"):
+            check_range(name, getattr(self, name), 0, limits.CONTEXT_MAX)
 
     @property
     def slots(self) -> int:
         """The most that a layer holds of a request: what may be seen, how far one can go back, what is not
-        given back yet, a tree, and the segment that runs."""
-        return self.tokens + self.back + self.step + limits.TREE_NODES_MAX + limits.NODES_PER_SEGMENT_MAX
+        given back yet, the end of a prompt, a tree, and the segment that runs."""
+        prompt_end = self.snapshot + self.step if self.snapshot else 0
+        path = self.tokens + self.back + self.step + prompt_end
+        return path + limits.TREE_NODES_MAX + limits.NODES_PER_SEGMENT_MAX
 
-    def given_back(self, length: int) -> int:
-        """Positions below this are held no more once `length` positions of the output's path were run."""
-        return max(0, length - self.tokens - self.back) // self.step * self.step
+    def nothing_run(self, prompt: int) -> HeldPositions:
+        """Of a request whose prompt of so many tokens is read from its beginning."""
+        return HeldPositions(window=self)._with_prompt(prompt)
 
-    def may_keep(self, keep: int, given_back: int) -> bool:
-        """Whether the rows behind the first `keep` positions find all that they see."""
-        return keep == 0 or given_back == 0 or keep + 1 - self.tokens >= given_back
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldPositions:
+    """What layers with a window hold of a request: of the output's path all from `given_back` on, and before
+    that what lies from `snapshot` on and before `prompt_end`."""
+
+    window: SlidingWindow
+    given_back: int = 0
+    snapshot: int = 0
+    prompt_end: int = 0
+
+    @property
+    def prompt(self) -> range:
+        """Positions that stay held during the answer."""
+        return range(self.snapshot, self.prompt_end)
+
+    def run(self, length: int) -> HeldPositions:
+        """Once `length` positions of the output's path were run."""
+        window = self.window
+        given_back = (length - window.tokens - window.back) // window.step * window.step
+        return replace(self, given_back=max(self.given_back, given_back))
+
+    def keepable(self, count: int) -> int:
+        """How many of the first `count` positions, at most, may be kept, so that the rows behind them find
+        all that they see."""
+        return next((most for most in (count, min(count, self.prompt_end)) if self._finds_all(most)), 0)
+
+    def keep(self, count: int, prompt: int) -> HeldPositions:
+        """With the first `count` positions kept, which must be `keepable`, and a prompt of so many tokens to
+        go on with."""
+        if count == 0:
+            return self.window.nothing_run(prompt)
+        return replace(self, given_back=self._first(count))._with_prompt(prompt)
+
+    def _first(self, count: int) -> int:
+        """Of the positions that lead to those behind the first `count`."""
+        return min(self.given_back, self.snapshot) if count <= self.prompt_end else self.given_back
+
+    def _finds_all(self, count: int) -> bool:
+        first = self._first(count)
+        return first == 0 or count + 1 - self.window.tokens >= first
+
+    def _with_prompt(self, prompt: int) -> HeldPositions:
+        window = self.window
+        if not window.snapshot:
+            return self
+        place = (prompt - window.snapshot) // window.step * window.step
+        return replace(self, snapshot=max(self.given_back, place), prompt_end=prompt)
 
 
 def window_for(windows: Sequence[int], context: int, *, has_states: bool = False) -> SlidingWindow | None:
@@ -74,8 +129,10 @@ def window_for(windows: Sequence[int], context: int, *, has_states: bool = False
     tokens = max(windows, default=0)
     if not tokens:
         return None
-    back = {"back": STATE_BACK_TOKENS, "step": STATE_BACK_TOKENS} if has_states else {}
-    window = SlidingWindow(tokens=tokens, **back)
+    window = SlidingWindow(tokens=tokens)
+    if has_states:
+        back = STATE_BACK_TOKENS
+        window = SlidingWindow(tokens=tokens, back=back, step=back, snapshot=PROMPT_END_TOKENS)
     return window if window.slots < context + limits.TREE_NODES_MAX else None
 
 

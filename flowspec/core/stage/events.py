@@ -4,7 +4,7 @@ type."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -137,13 +137,15 @@ class ClearSlots:
     of layers with a window.
 
     Where these were given back, `passed` are the window slots of the output's path from the first position
-    that was held on, as far as a row sees back from the first that it may still follow.
+    that was held on, as far as a row sees back from the first that it may still follow. Before that, states
+    of what was given back are kept as a snapshot ("take"), or are again what they were then ("restore").
     """
 
     request: int
     slots: tuple[int, ...]
     window_slots: tuple[int, ...] = ()
     passed: tuple[int, ...] = ()
+    snapshot: Literal["", "take", "restore"] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -189,18 +189,22 @@ class WindowSlots(SlotTable):
         self.free(freed)
         return freed
 
-    def path_below(self, position: int, slots: SlotMap) -> list[int]:
-        """Where the committed nodes before a position are, in their order."""
+    def path_in(self, positions: range, slots: SlotMap) -> list[int]:
+        """Where the committed nodes at these positions are, in their order."""
         held = np.flatnonzero(self.held[: self.high] >= 0)
         of = self.held[held]
-        on_path = held[slots.committed[of] & (slots.position[of] < position)]
+        at = slots.position[of]
+        on_path = held[slots.committed[of] & (at >= positions.start) & (at < positions.stop)]
         return [int(place) for place in on_path[np.argsort(slots.position[self.held[on_path]])]]
 
-    def free_below(self, position: int, positions: npt.NDArray[np.int32]) -> list[int]:
-        """Frees what stands before a position; `positions` are those of the whole map's slots."""
+    def free_below(
+        self, position: int, positions: npt.NDArray[np.int32], spared: range = range(0)
+    ) -> list[int]:
+        """Frees what stands before a position and is not `spared`; `positions` are those of the whole map's
+        slots."""
         held = self.held[: self.high]
         old = held[(held >= 0) & (positions[held] < position)]
-        return self.free_of(old.tolist())
+        return self.free_of([slot for slot in old.tolist() if positions[slot] not in spared])
 
     def validate(self) -> None:
         super().validate()

@@ -25,12 +25,13 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Commit, Open, Release, SegmentPart
-from flowspec.core.protocol.sliding_window import SlidingWindow
+from flowspec.core.protocol.sliding_window import HeldPositions, SlidingWindow
 from flowspec.core.stage.events import (
     ClearSlots,
     CloseCache,
@@ -70,6 +71,7 @@ RULES = {
     "passed on": "a segment of which nothing lives passes on at once",
     "dead late": "rows that ran are dropped before they are sent on",
     "given back": "layers with a sliding window give back what no row to come sees",
+    "restored": "a prompt goes on within the one before, whose end layers with a sliding window kept",
 }
 """What is decided here, by name; `StageCore.fired` counts."""
 
@@ -87,21 +89,27 @@ class _Node:
 
 
 @dataclass(slots=True)
+class _Windowed:
+    """The slots of layers with a sliding window, and which positions of the output's path they hold."""
+
+    slots: WindowSlots
+    held: HeldPositions
+
+
+@dataclass(slots=True)
 class _Request:
     """One request's state at this stage. `nodes` holds the root and the living nodes below it, no others;
     once `is_over`, the root at most.
 
-    `run_length` positions of the output's path are in its slots. Those below `given_back` are no more in
-    `window`, the slots of layers with a sliding window.
+    `run_length` positions of the output's path are in its slots.
     """
 
     opening: Open
     slots: SlotMap
-    window: WindowSlots | None
+    windowed: _Windowed | None
     committed_length: int
     root: int
     run_length: int
-    given_back: int = 0
     nodes: dict[int, _Node] = field(default_factory=dict)
     early: set[int] = field(default_factory=set)
     is_over: bool = False
@@ -208,8 +216,8 @@ class StageCore:
         for number, request in self._requests.items():
             slots = request.slots
             slots.validate()
-            if request.window is not None:
-                request.window.validate()
+            if request.windowed is not None:
+                request.windowed.slots.validate()
             position, is_committed = slots.position[: slots.high], slots.committed[: slots.high]
             living = sorted(node.slot for node in request.nodes.values() if not node.committed)
             assert not (request.is_over and living), (
@@ -226,11 +234,16 @@ class StageCore:
             assert path.max(initial=-1) < request.committed_length, (
                 f"request {number} is committed past its path"
             )
-            if request.window is not None:
-                held = request.window.held[: request.window.high]
-                assert sorted(held[held >= 0].tolist()) == slots.from_position(request.given_back), (
+            if (windowed := request.windowed) is not None:
+                held, of = windowed.held, windowed.slots.held[: windowed.slots.high]
+                expected = [
+                    slot
+                    for slot in slots.from_position(min(held.given_back, held.snapshot))
+                    if position[slot] >= held.given_back or position[slot] in held.prompt
+                ]
+                assert sorted(of[of >= 0].tolist()) == expected, (
                     f"layers with a window hold other slots of request {number} than those from position "
-                    f"{request.given_back} on"
+                    f"{held.given_back} on, and of the prompt from {held.snapshot} on"
                 )
 
     # ------------------------------------------------------------------------------------------- control
@@ -271,17 +284,18 @@ class StageCore:
                 raise PeerError(
                     f"expected at most {self.slots_max} slots for a request, as assigned, got {opening.slots}"
                 )
-            slots, window = SlotMap(opening.slots), None
-            if self.sliding_window is not None:
-                window = WindowSlots(min(opening.slots, self.sliding_window.slots))
+            slots, windowed = SlotMap(opening.slots), None
+            if (window := self.sliding_window) is not None:
+                window_slots = WindowSlots(min(opening.slots, window.slots))
+                windowed = _Windowed(window_slots, window.nothing_run(opening.length))
             self._requests[opening.request] = _Request(
-                opening, slots, window, opening.length, opening.root, run_length=0
+                opening, slots, windowed, opening.length, opening.root, run_length=0
             )
             commands.append(
                 OpenCache(
                     request=opening.request,
                     slots=opening.slots,
-                    window_slots=0 if window is None else window.capacity,
+                    window_slots=0 if windowed is None else windowed.slots.capacity,
                 )
             )
         elif opening.epoch > known.opening.epoch:
@@ -290,24 +304,44 @@ class StageCore:
                     f"expected {known.slots.capacity} slots as when request {opening.request} was opened, "
                     f"got {opening.slots}"
                 )
-            if self.sliding_window is not None and not self.sliding_window.may_keep(
-                opening.keep, known.given_back
-            ):
-                raise PeerError(
-                    f"request {opening.request} keeps {opening.keep} tokens, but layers with a window of "
-                    f"{self.sliding_window.tokens} hold nothing before {known.given_back} here"
-                )
+            if (windowed := known.windowed) is not None:
+                held = windowed.held
+                if held.keepable(opening.keep) < opening.keep:
+                    raise PeerError(
+                        f"request {opening.request} keeps {opening.keep} tokens, but layers with a window of "
+                        f"{held.window.tokens} hold nothing before {held.given_back} here"
+                    )
             self.fired["rewound"] += 1
             self._kill(known, opening.request, set(known.nodes), commands)
             _free(known, known.slots.from_position(opening.keep), commands)
-            self._requests[opening.request] = _Request(
+            request = self._requests[opening.request] = _Request(
                 opening,
                 known.slots,
-                known.window,
+                known.windowed,
                 opening.length,
                 opening.root,
                 run_length=opening.keep,
-                given_back=known.given_back if opening.keep else 0,
+            )
+            if windowed is not None:
+                first = windowed.held.given_back
+                windowed.held = windowed.held.keep(opening.keep, opening.length)
+                self._go_back(request, windowed, first, commands)
+
+    def _go_back(
+        self, request: _Request, windowed: _Windowed, first: int, commands: list[StageCommand]
+    ) -> None:
+        """An answer begins; until now positions before `first` had been given back."""
+        is_restored = request.opening.keep > 0 and windowed.held.given_back < first
+        self.fired["restored"] += is_restored
+        gone = _free_below(request, windowed, windowed.held.given_back)
+        if gone or is_restored:
+            commands.append(
+                ClearSlots(
+                    request=request.opening.request,
+                    slots=(),
+                    window_slots=gone,
+                    snapshot="restore" if is_restored else "",
+                )
             )
 
     def _commit(self, commit: Commit, commands: list[StageCommand]) -> None:
@@ -421,22 +455,18 @@ class StageCore:
     def _give_back(self, request: _Request, commands: list[StageCommand]) -> None:
         """Rows to come follow what was run of the output's path: layers with a window keep what these see,
         and how far the request may go back."""
-        if self.sliding_window is None or request.window is None:
+        if (windowed := request.windowed) is None:
             return
-        below = self.sliding_window.given_back(request.run_length)
-        if below > request.given_back:
-            self.fired["given back"] += 1
-            request.given_back = below
-            passed = request.window.path_below(below + self.sliding_window.tokens - 1, request.slots)
-            gone = request.window.free_below(below, request.slots.position)
-            commands.append(
-                ClearSlots(
-                    request=request.opening.request,
-                    slots=(),
-                    window_slots=tuple(gone),
-                    passed=tuple(passed),
-                )
-            )
+        first, held = windowed.held.given_back, windowed.held.run(request.run_length)
+        windowed.held = held
+        if held.given_back == first:
+            return
+        self.fired["given back"] += 1
+        is_at_snapshot = bool(held.prompt) and first <= held.snapshot < held.given_back
+        if is_at_snapshot and first < held.snapshot:
+            commands.append(_pass_by(request, windowed, first, held.snapshot, ""))
+            first = held.snapshot
+        commands.append(_pass_by(request, windowed, first, held.given_back, "take" if is_at_snapshot else ""))
 
     def _admit(self, request: _Request, part: SegmentPart, row: int) -> int | None:
         """The slot of a row that lives, or None."""
@@ -524,10 +554,30 @@ def _free(request: _Request, slots: list[int], commands: list[StageCommand]) -> 
     """Frees slots of a request, in layers with a window, too."""
     if slots:
         request.slots.free(slots)
-        window_slots = [] if request.window is None else request.window.free_of(slots)
+        window_slots = [] if request.windowed is None else request.windowed.slots.free_of(slots)
         commands.append(
             ClearSlots(request=request.opening.request, slots=tuple(slots), window_slots=tuple(window_slots))
         )
+
+
+def _free_below(request: _Request, windowed: _Windowed, position: int) -> tuple[int, ...]:
+    """The slots that layers with a window held of earlier positions, but for the prompt's end; they are
+    free."""
+    return tuple(windowed.slots.free_below(position, request.slots.position, windowed.held.prompt))
+
+
+def _pass_by(
+    request: _Request, windowed: _Windowed, first: int, below: int, snapshot: Literal["", "take"]
+) -> ClearSlots:
+    """Positions from `first` on and before `below` are given back."""
+    seen = range(first, below + windowed.held.window.tokens - 1)
+    return ClearSlots(
+        request=request.opening.request,
+        slots=(),
+        passed=tuple(windowed.slots.path_in(seen, request.slots)),
+        window_slots=_free_below(request, windowed, below),
+        snapshot=snapshot,
+    )
 
 
 def _job_part(request: _Request, part: SegmentPart, admitted: list[tuple[int, int]]) -> JobPart:
@@ -543,9 +593,10 @@ def _job_part(request: _Request, part: SegmentPart, admitted: list[tuple[int, in
         for node, entry in zip(nodes, known, strict=True)
     ]
     window = None
-    if request.window is not None:
-        own = np.array(request.window.give(slots), dtype=np.int64)
-        window = WindowPart(slots=own, held=request.window.held[: request.window.high].copy())
+    if request.windowed is not None:
+        of = request.windowed.slots
+        own = np.array(of.give(slots), dtype=np.int64)
+        window = WindowPart(slots=own, held=of.held[: of.high].copy())
     return JobPart(
         request=part.commit.request,
         slots=np.array(slots, dtype=np.int64),

@@ -26,6 +26,7 @@ from tests.checks.faults.oracle import LOOK_S, Oracle
 from tests.checks.faults.other_head import OtherHead
 from tests.checks.faults.pipelines import HEAD
 from tests.checks.faults.schedule import HEAL_S, Fault, Schedule
+from tests.sim.swarm import next_prompt
 
 Tamper = Callable[[Connection, str, Frames], Sequence[Frames]]
 Change = Callable[[Network, str, str], None]
@@ -322,13 +323,8 @@ class Play:
             self._waiting -= 1
             return
         self._turns[request] -= 1
-        text = [*answer.submit.prompt, *answer.text]
-        kept = text if rng.random() < 0.6 else text[: rng.randint(0, len(text))]
-        added = [
-            rng.randrange(self.schedule.language.vocabulary_size)
-            for _ in range(rng.randint(0 if kept else 1, 6))
-        ]
-        prompt = tuple([*kept, *added][: self.schedule.context - 1])
+        vocabulary, context = self.schedule.language.vocabulary_size, self.schedule.context
+        prompt = next_prompt(rng, answer.submit.prompt, answer.text, vocabulary, context)
         self.cluster.at(
             self.clock.now_s + rng.choice([0.0, 1.0, 4.0]),
             replace(answer.submit, prompt=prompt, stop_ids=frozenset(), new_tokens_max=6, answered=()),
