@@ -63,6 +63,13 @@ def test_a_jetson_without_torch_is_refused() -> None:
         packages.choose(JETSON, "", "", "2.6", False)
 
 
+def test_versions_without_torch_are_refused() -> None:
+    with pytest.raises(
+        packages.Refusal, match="expected a line in the file of versions that says which torch"
+    ):
+        packages.choose(["numpy==2.4.6", "torchvision==0.28.0"], "", "", "2.6", True)
+
+
 @pytest.mark.parametrize(
     "found", ["2.5.1", "2.5.0a0+872d972e41.nv24.08", "2.6.0a0", "1.13.1", "2.6.0rc1", "nightly"]
 )
