@@ -30,6 +30,7 @@ from flowspec.core.protocol.precision import ACTIVATIONS, FILED
 from flowspec.errors import InputError, first_line
 from flowspec.model.accelerator import compute_precisely
 from flowspec.model.arithmetic import build, compiled, plain
+from flowspec.model.arithmetic.delta import DeltaRows
 from flowspec.model.arithmetic.norms import NORMS
 from flowspec.model.arithmetic.operations import Sight
 from flowspec.model.arithmetic.packed import FORMS, GROUP, Q4_0, Form, Levels, groups_of, packed
@@ -212,11 +213,11 @@ def _delta_fault(library: compiled.Library, generator: torch.Generator) -> str:
         queries, keys = (torch.randn((5, key_heads, width), generator=generator) for _ in range(2))
         values = torch.randn((5, heads, value_width), generator=generator)
         decays, shares = (torch.rand((5, heads), generator=generator) for _ in range(2))
-        given = queries, plain.unit(keys, 1e-6), values, decays, shares
+        given = DeltaRows(queries, plain.unit(keys, 1e-6), values, decays, shares)
         states = torch.randn((3, heads, width, value_width), generator=generator)
         expected_states = states.clone()
-        expected = plain.delta_rule(*given, expected_states, steps)
-        found = library.delta_rule(*given, states, steps)
+        expected = plain.delta_rule(given, expected_states, steps)
+        found = library.delta_rule(given, states, steps)
         if not (torch.equal(found, expected) and torch.equal(states, expected_states)):
             return f"differs from the definition of linear attention, of heads of {width} x {value_width}"
     return ""

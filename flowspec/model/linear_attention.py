@@ -25,6 +25,7 @@ import numpy.typing as npt
 import torch
 
 from flowspec.model.arithmetic import plain
+from flowspec.model.arithmetic.delta import DeltaRows
 from flowspec.model.arithmetic.operations import delta_rule, function, norm
 from flowspec.model.attention import TreeBatch, TreeCache, TreeRows
 from flowspec.model.convolution import seen_inputs
@@ -34,8 +35,6 @@ UNIT_EPS = 1e-6
 """Of queries and keys that are made one long, as transformers' code has it."""
 AT_ONCE = 64
 """Nodes whose inputs are widened at once."""
-Steps = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-"""Queries, keys, values, decays and shares, as `plain.delta_rule` takes them."""
 
 
 def state_shape(config: Any) -> tuple[int, int, int]:
@@ -81,7 +80,7 @@ def pass_by(module: Any, layer: int, cache: TreeCache, passed: Sequence[int]) ->
     slots = torch.tensor([*beginning, *passed], device=cache.inputs.device)
     lines = slots.unfold(0, before + 1, 1)
     steps = torch.tensor([(row, 0, 0, -1) for row in range(len(lines))], dtype=torch.int32)
-    delta_rule(*_steps(module, cache.inputs[place], lines), cache.states[place, BASE][None], steps)
+    delta_rule(_rows(module, cache.inputs[place], lines), cache.states[place, BASE][None], steps)
     lengths[BASE] += len(lines)
 
 
@@ -103,14 +102,14 @@ def _summed_up(module: Any, rows: TreeRows, layer: int) -> torch.Tensor:
     walk: Walk = rows.walks[start]
     places = states.new_empty((walk.places, *states.shape[1:]))
     places[0] = states[NEAR]
-    found = delta_rule(*_steps(module, cache.inputs[place], walk.lines), places, walk.steps)
+    found = delta_rule(_rows(module, cache.inputs[place], walk.lines), places, walk.steps)
     if walk.length > start:
         states[NEAR] = places[0]
         lengths[NEAR] = walk.length
     return found
 
 
-def _steps(module: Any, held: torch.Tensor, lines: torch.Tensor) -> Steps:
+def _rows(module: Any, held: torch.Tensor, lines: torch.Tensor) -> DeltaRows:
     """Of nodes whose inputs, and those before them, are `held` `[slots, width]` in `lines` `[nodes,
     length]`."""
     width, dtype = module.conv_dim, held.dtype
@@ -126,12 +125,12 @@ def _steps(module: Any, held: torch.Tensor, lines: torch.Tensor) -> Steps:
     queries, keys = (part.view(len(lines), -1, module.head_k_dim) for part in parts[:2])
     shares, rates = held[lines[:, -1], width:].float().chunk(2, dim=1)  # [nodes, heads] each
     fading = plain.exp(module.A_log.float()) * plain.softplus(rates + module.dt_bias.float())
-    return (
-        plain.unit(queries, UNIT_EPS) * module.head_k_dim**-0.5,
-        plain.unit(keys, UNIT_EPS),
-        parts[2].reshape(len(lines), -1, module.head_v_dim),
-        plain.exp(-fading),
-        plain.sigmoid(shares),
+    return DeltaRows(
+        queries=plain.unit(queries, UNIT_EPS) * module.head_k_dim**-0.5,
+        keys=plain.unit(keys, UNIT_EPS),
+        values=parts[2].reshape(len(lines), -1, module.head_v_dim),
+        decays=plain.exp(-fading),
+        shares=plain.sigmoid(shares),
     )
 
 

@@ -10,20 +10,19 @@ from hypothesis import strategies as st
 
 from flowspec.model.arithmetic import compiled, operations, plain
 from flowspec.model.arithmetic.compiled import Library
+from flowspec.model.arithmetic.delta import DeltaRows
 
-Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
-
-def inputs(rows: int, key_heads: int, group: int, key_width: int, value_width: int) -> Inputs:
+def inputs(rows: int, key_heads: int, group: int, key_width: int, value_width: int) -> DeltaRows:
     generator = torch.Generator().manual_seed(rows * key_width + value_width)
     queries, keys = (torch.randn((rows, key_heads, key_width), generator=generator) for _ in range(2))
     values = torch.randn((rows, key_heads * group, value_width), generator=generator)
     decays, shares = (torch.rand((rows, key_heads * group), generator=generator) for _ in range(2))
-    return queries, plain.unit(keys, 1e-6), values, decays, shares
+    return DeltaRows(queries, plain.unit(keys, 1e-6), values, decays, shares)
 
 
-def first_states(places: int, given: Inputs) -> torch.Tensor:
-    shape = places, given[2].shape[1], given[1].shape[2], given[2].shape[2]
+def first_states(places: int, given: DeltaRows) -> torch.Tensor:
+    shape = places, given.values.shape[1], given.keys.shape[2], given.values.shape[2]
     return torch.randn(shape, generator=torch.Generator().manual_seed(places))
 
 
@@ -56,11 +55,11 @@ def test_c_gives_the_bits_of_the_definition(
     given = inputs(4, key_heads, group, key_width, value_width)
     listed = torch.tensor(steps, dtype=torch.int32)
     expected_states, states = first_states(3, given), first_states(3, given)
-    expected = plain.delta_rule(*given, expected_states, listed)
+    expected = plain.delta_rule(given, expected_states, listed)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        found = library.delta_rule(*given, states, listed)
+        found = library.delta_rule(given, states, listed)
     finally:
         torch.set_num_threads(before)
     assert bits(found).equal(bits(expected))
@@ -75,13 +74,13 @@ def test_many_heads_on_many_threads_change_no_bits(library: Library) -> None:
         dtype=torch.int32,
     )
     expected_states = first_states(3, given)
-    expected = plain.delta_rule(*given, expected_states, steps)
+    expected = plain.delta_rule(given, expected_states, steps)
     before = torch.get_num_threads()
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
             states = first_states(3, given)
-            found = library.delta_rule(*given, states, steps)
+            found = library.delta_rule(given, states, steps)
             assert bits(found).equal(bits(expected))
             assert bits(states).equal(bits(expected_states))
     finally:
@@ -104,7 +103,7 @@ def test_a_step_is_its_formula(key_width: int, value_width: int) -> None:
             exact[target, head] = kept
             if output >= 0:
                 expected[output, head] = query @ kept
-    found = plain.delta_rule(*given, states, torch.tensor(steps, dtype=torch.int32))
+    found = plain.delta_rule(given, states, torch.tensor(steps, dtype=torch.int32))
     np.testing.assert_allclose(found.numpy(), expected, rtol=2e-5, atol=2e-5)
     np.testing.assert_allclose(states.numpy(), exact, rtol=2e-5, atol=2e-5)
     assert not found[3].any(), "no step has this output"
@@ -115,17 +114,18 @@ def test_what_is_looked_up_is_summed_in_halves() -> None:
     state = torch.tensor([1e8, 1.0, -1e8, 1.0]).view(1, 1, 4, 1)
     ones, one = torch.ones(1, 1, 4), torch.ones(1, 1)
     steps = torch.tensor([[0, 0, 0, 0]], dtype=torch.int32)
-    found = plain.delta_rule(ones, ones, torch.zeros(1, 1, 1), one, torch.zeros(1, 1), state, steps)
+    rows = DeltaRows(ones, ones, torch.zeros(1, 1, 1), one, torch.zeros(1, 1))
+    found = plain.delta_rule(rows, state, steps)
     assert found.item() == 2.0
     state = torch.tensor([1e8, 1.0, -1e8, 1.0]).view(1, 1, 4, 1)
-    plain.delta_rule(ones, ones, torch.zeros(1, 1, 1), one, one, state, steps)
+    plain.delta_rule(rows._replace(shares=one), state, steps)
     assert state.flatten().tolist() == [1e8, -1.0, -1e8, -1.0]
 
 
 def test_no_steps_have_no_outputs(library: Library) -> None:
     given = inputs(2, 1, 2, 8, 8)
     states = first_states(1, given)
-    found = operations.delta_rule(*given, states, torch.zeros((0, 4), dtype=torch.int32))
+    found = operations.delta_rule(given, states, torch.zeros((0, 4), dtype=torch.int32))
     assert found.shape == (0, 2, 8)
     assert states.equal(first_states(1, given))
 
@@ -133,33 +133,31 @@ def test_no_steps_have_no_outputs(library: Library) -> None:
 def test_keys_for_which_c_has_no_room_are_computed_by_the_definition(library: Library) -> None:
     given = inputs(1, 1, 1, compiled.KEY_WIDTH_MAX + 1, 4)
     steps = torch.tensor([[0, 0, 0, 0]], dtype=torch.int32)
-    found, expected = (each.delta_rule(*given, first_states(1, given), steps) for each in (operations, plain))
+    found, expected = (each.delta_rule(given, first_states(1, given), steps) for each in (operations, plain))
     assert bits(found).equal(bits(expected))
     with pytest.raises(AssertionError):
-        library.delta_rule(*given, first_states(1, given), steps)
+        library.delta_rule(given, first_states(1, given), steps)
 
 
 @pytest.mark.parametrize("step", [(2, 0, 0, 0), (0, 3, 0, 0), (0, 0, 3, 0), (-1, 0, 0, 0), (0, -1, 0, 0)])
 def test_c_is_given_no_step_outside_what_is_there(library: Library, step: tuple[int, int, int, int]) -> None:
     given = inputs(2, 1, 2, 8, 8)
     with pytest.raises(AssertionError):
-        library.delta_rule(*given, first_states(3, given), torch.tensor([step], dtype=torch.int32))
+        library.delta_rule(given, first_states(3, given), torch.tensor([step], dtype=torch.int32))
 
 
 def test_c_is_given_no_tensor_of_another_shape_or_dtype(library: Library) -> None:
     given = inputs(2, 1, 2, 8, 8)
     states, steps = first_states(3, given), torch.zeros((1, 4), dtype=torch.int32)
     for place in range(len(given)):
-        queries, keys, values, decays, shares = (
-            each[:1] if place == other else each for other, each in enumerate(given)
-        )
+        odd = DeltaRows(*(each[:1] if place == other else each for other, each in enumerate(given)))
         with pytest.raises(AssertionError):
-            library.delta_rule(queries, keys, values, decays, shares, states, steps)
+            library.delta_rule(odd, states, steps)
     for odd_states in (states[:, :1], states.double(), states.transpose(2, 3)):
         with pytest.raises(AssertionError):
-            library.delta_rule(*given, odd_states, steps)
+            library.delta_rule(given, odd_states, steps)
     with pytest.raises(AssertionError):
-        library.delta_rule(*given, states, steps.long())
+        library.delta_rule(given, states, steps.long())
 
 
 # ------------------------------------------------------------------------------ functions beside it

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from flowspec.model.arithmetic import build
+from flowspec.model.arithmetic.delta import DeltaRows
 from flowspec.model.arithmetic.norms import NORMS, Norm
 from flowspec.model.arithmetic.packed import GROUP, Form
 
@@ -154,23 +155,14 @@ class Library:
             raise MemoryError("no memory for a norm")
         return found
 
-    def delta_rule(
-        self,
-        queries: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        decays: torch.Tensor,
-        shares: torch.Tensor,
-        states: torch.Tensor,
-        steps: torch.Tensor,
-    ) -> torch.Tensor:
+    def delta_rule(self, given: DeltaRows, states: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
         """As `plain.delta_rule`, of keys of at most `KEY_WIDTH_MAX`; there is a step at least."""
-        rows, heads, value_width = values.shape
-        key_heads, key_width = keys.shape[1:]
-        where = queries, keys, values, decays, shares, states
+        rows, heads, value_width = given.values.shape
+        key_heads, key_width = given.keys.shape[1:]
+        where = *given, states
         assert all(each.dtype == torch.float32 and each.is_contiguous() for each in where)
-        assert (queries.shape, keys.shape) == ((rows, key_heads, key_width),) * 2
-        assert decays.shape == shares.shape == (rows, heads)
+        assert (given.queries.shape, given.keys.shape) == ((rows, key_heads, key_width),) * 2
+        assert given.decays.shape == given.shares.shape == (rows, heads)
         assert states.shape[1:] == (heads, key_width, value_width)
         assert heads % key_heads == 0
         assert key_width <= KEY_WIDTH_MAX, "the source has no more room"
@@ -181,7 +173,7 @@ class Library:
         assert int(steps[:, :3].min()) >= 0, "the source reads and writes there"
         assert most[0] < rows
         assert max(most[1:3]) < len(states)
-        found = values.new_zeros((max(most[3], -1) + 1, heads, value_width))
+        found = given.values.new_zeros((max(most[3], -1) + 1, heads, value_width))
         places = (each.data_ptr() for each in (*where, steps, found))
         shape = len(steps), key_heads, heads, key_width, value_width
         self._delta(_Delta(*places, *shape, torch.get_num_threads()))

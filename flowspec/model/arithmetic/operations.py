@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from flowspec.model.arithmetic import compiled, plain
+from flowspec.model.arithmetic.delta import DeltaRows
 from flowspec.model.arithmetic.norms import Norm
 from flowspec.model.arithmetic.packed import Form
 
@@ -49,23 +50,13 @@ def turned(
     return library.turned(queries, cosine, sine), library.turned(keys, cosine, sine)
 
 
-def delta_rule(
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    decays: torch.Tensor,
-    shares: torch.Tensor,
-    states: torch.Tensor,
-    steps: torch.Tensor,
-) -> torch.Tensor:
+def delta_rule(rows: DeltaRows, states: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
     """Steps of linear attention (`plain.delta_rule`); `states` are contiguous, `steps` on the CPU."""
     library = _library(states)
-    if library is None or keys.shape[2] > compiled.KEY_WIDTH_MAX or not len(steps):
-        return plain.delta_rule(queries, keys, values, decays, shares, states, steps)
-    queries, keys, values, decays, shares = (
-        each.contiguous() for each in (queries, keys, values, decays, shares)
-    )
-    return library.delta_rule(queries, keys, values, decays, shares, states, steps.contiguous())
+    if library is None or rows.keys.shape[2] > compiled.KEY_WIDTH_MAX or not len(steps):
+        return plain.delta_rule(rows, states, steps)
+    rows = DeltaRows(*(each.contiguous() for each in rows))
+    return library.delta_rule(rows, states, steps.contiguous())
 
 
 def packed_product(x: torch.Tensor, form: Form, panels: torch.Tensor, outputs: int) -> torch.Tensor:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
+from flowspec.model.arithmetic.delta import DeltaRows
 from flowspec.model.arithmetic.norms import Norm
 from flowspec.model.arithmetic.packed import GROUP, PANEL, Form, groups_of, numbers_of
 
@@ -187,37 +188,29 @@ def convolution(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor |
     return total if bias is None else total + bias
 
 
-def delta_rule(
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    decays: torch.Tensor,
-    shares: torch.Tensor,
-    states: torch.Tensor,
-    steps: torch.Tensor,
-) -> torch.Tensor:
+def delta_rule(rows: DeltaRows, states: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
     """Steps of linear attention by the gated delta rule (arXiv 2412.06464), and what is read after them:
     float32 `[1 + the largest output, heads, value_width]`, zeros where no step has that output.
 
-    `queries`, `keys` `[rows, key_heads, key_width]`, `values` `[rows, heads, value_width]`, `decays` and
-    `shares` `[rows, heads]`, all float32; a key head is that of `heads / key_heads` heads in a row. `states`
-    `[places, heads, key_width, value_width]` float32 are changed in place. `steps` `[count, 4]` int32, on
-    the CPU, are done one after another: a row, the place of the state before, the place of the state after
-    (which may be the same), and the output, -1 for none.
+    `states` `[places, heads, key_width, value_width]` float32 are changed in place. `steps` `[count, 4]`
+    int32, on the CPU, are done one after another: a row, the place of the state before, the place of the
+    state after (which may be the same), and the output, -1 for none.
 
     A step lets the state decay and looks up its key there. What it finds is taken from the value, and that
     difference's share is added where the key points. Then the query is looked up. To look up is to sum over
     the key's width, in halves.
     """
-    heads = values.shape[1]
-    queries, keys = (each.repeat_interleave(heads // each.shape[1], dim=1) for each in (queries, keys))
+    values, heads = rows.values, rows.values.shape[1]
+    queries, keys = (
+        each.repeat_interleave(heads // each.shape[1], dim=1) for each in (rows.queries, rows.keys)
+    )
     outputs = 1 + max(steps[:, 3].tolist(), default=-1)
     found = values.new_zeros((outputs, *values.shape[1:]))
     for row, source, target, output in steps.tolist():
-        decayed = states[source] * decays[row][:, None, None]
+        decayed = states[source] * rows.decays[row][:, None, None]
         key, query = keys[row][:, :, None], queries[row][:, :, None]
         recalled = halves_sum((decayed * key).transpose(1, 2))
-        change = (values[row] - recalled) * shares[row][:, None]
+        change = (values[row] - recalled) * rows.shares[row][:, None]
         states[target] = state = decayed + key * change[:, None]
         if output >= 0:
             found[output] = halves_sum((state * query).transpose(1, 2))
