@@ -23,8 +23,8 @@ from flowspec.cli.terminal import note
 from flowspec.core.protocol.precision import FILED
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
-from flowspec.model.gguf.names import is_gguf
-from flowspec.model.hub import hub_cache, hub_file
+from flowspec.model.gguf.names import is_gguf, parts_of
+from flowspec.model.hub import cached_sizes, hub_cache, hub_file
 from flowspec.model.hub_choices import (
     CHECKPOINT,
     Choice,
@@ -135,21 +135,41 @@ def _split(model: str) -> tuple[str, str]:
 
 def _offline(args: argparse.Namespace, repository: str, file: str) -> int:
     """What of a model is here and what is missing, where the hub may not be asked."""
-    names = [file] if file else ["config.json", "model.safetensors"]
-    if not file and (index := cached(repository, "model.safetensors.index.json")) is not None:
-        shards = json.loads(index.read_text("utf-8")).get("weight_map", {})
-        names = ["config.json", *sorted(set(shards.values()))]
-    missing = [name for name in names if cached(repository, name) is None]
+    if file:
+        missing = [part for part in parts_of(file) if cached(repository, part) is None]
+        models = [] if missing else [args.model]
+    else:
+        models, missing = _found(repository, args.quant)
     if args.json:
-        print(json.dumps({"repository": repository, "is_offline": True, "missing": missing}))
+        told = {"repository": repository, "is_offline": True, "models": models, "missing": missing}
+        print(json.dumps(told))
     elif missing:
         note(
             f"offline mode is on (HF_HUB_OFFLINE), and of {repository!r} there is no {', '.join(missing)} in "
             f"{hub_cache()}"
         )
     else:
-        print(f"here; use it with --model {args.model}")
+        for model in models:
+            print(f"here; use it with --model {model}")
     return 1 if missing else 0
+
+
+def _found(repository: str, quant: str | None) -> tuple[list[str], list[str]]:
+    """What `--model` takes of what the cache has of a repository; else what is missing."""
+    filed = [
+        choice for choice in choices_of(repository, cached_sizes(repository)) if choice.name != CHECKPOINT
+    ]
+    if quant and quant.lower() != CHECKPOINT:
+        filed = [choice for choice in filed if choice.name == quant.upper()]
+        return [choice.model for choice in filed], [] if filed else [f"GGUF file of {quant}"]
+    if filed and not quant and cached(repository, "config.json") is None:
+        return [choice.model for choice in filed], []
+    names = ["config.json", "model.safetensors"]
+    if (index := cached(repository, "model.safetensors.index.json")) is not None:
+        shards = json.loads(index.read_text("utf-8")).get("weight_map", {})
+        names = ["config.json", *sorted(set(shards.values()))]
+    missing = [name for name in names if cached(repository, name) is None]
+    return ([] if missing else [repository]), missing
 
 
 def _outlooks(args: argparse.Namespace, repository: str, choices: Sequence[Choice]) -> list[Outlook]:

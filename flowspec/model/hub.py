@@ -47,7 +47,22 @@ def is_fetched(repository: str) -> bool:
     """Whether the cache has something of `owner/name`, or all there is to use is what it has."""
     from huggingface_hub import is_offline_mode
 
-    return is_offline_mode() or (hub_cache() / f"models--{repository.replace('/', '--')}").is_dir()
+    return is_offline_mode() or _folder(repository).is_dir()
+
+
+def cached_sizes(repository: str) -> dict[str, int]:
+    """The files of `owner/name` in the cache, of the revision that is used, and their bytes."""
+    folder = _folder(repository)
+    try:
+        snapshot = folder / "snapshots" / (folder / "refs" / "main").read_text("utf-8").strip()
+    except FileNotFoundError:
+        return {}
+    files = (path for path in snapshot.rglob("*") if path.is_file())
+    return {path.relative_to(snapshot).as_posix(): path.stat().st_size for path in files}
+
+
+def _folder(repository: str) -> Path:
+    return hub_cache() / f"models--{repository.replace('/', '--')}"
 
 
 def hub_size(repository: str, name: str) -> int | None:

@@ -170,6 +170,9 @@ def test_a_gguf_file_is_looked_at_chosen_and_fetched(
     assert (lacking.returncode, lacking.stdout) == (1, "")
     assert "offline mode is on" in lacking.stderr
     assert "there is no small-Q8_0.gguf in" in lacking.stderr
+    assert fetch(MODEL, offline=True).stdout == f"here; use it with --model {MODEL}/small-Q4_0.gguf\n"
+    told = json.loads(fetch(MODEL, "--quant", "Q8_0", "--json", offline=True).stdout)
+    assert (told["models"], told["missing"]) == ([], ["GGUF file of Q8_0"])
 
 
 def test_a_checkpoint_is_fetched_and_what_does_not_fit_is_not(
