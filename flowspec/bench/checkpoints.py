@@ -66,6 +66,36 @@ _QWEN3_5: dict[str, Any] = {
     "full_attention_interval": 3,
     "rope_parameters": {**_ROPE, "partial_rotary_factor": 0.5, "mrope_section": [2, 2, 2]},
 }
+_GEMMA4: dict[str, Any] = {
+    **_FOUR,
+    "num_hidden_layers": 7,
+    "num_key_value_heads": 2,
+    "head_dim": 24,
+    "global_head_dim": 40,
+    "sliding_window": 16,
+    "layer_types": [
+        f"{each}_attention" for each in ("sliding", "full", "sliding", "full", *["sliding"] * 2, "full")
+    ],
+    "num_kv_shared_layers": 3,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 12,
+    "vocab_size_per_layer_input": VOCABULARY_SIZE + 4,
+    "final_logit_softcapping": 6.0,
+    "tie_word_embeddings": True,
+    "rope_parameters": {
+        "sliding_attention": _ROPE,
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+    },
+}
+_GEMMA4_LARGE: dict[str, Any] = {
+    "num_kv_shared_layers": 0,
+    "use_double_wide_mlp": False,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "use_bidirectional_attention": "vision",
+    "hidden_size_per_layer_input": 0,
+}
+_GEMMA4_UNIFIED = {name: value for name, value in _GEMMA4.items() if not name.endswith("_per_layer_input")}
 _VISION: dict[str, Any] = {
     "hidden_size": 16,
     "intermediate_size": 16,
@@ -76,6 +106,8 @@ _VISION: dict[str, Any] = {
 }
 _OTHER_PARTS: dict[str, dict[str, Any]] = {
     "gemma3": {"vision_config": _VISION, "mm_tokens_per_image": 4},
+    "gemma4": {},
+    "gemma4_unified": {},
     "qwen3_5": {
         "vision_config": {
             "depth": 1,
@@ -123,6 +155,23 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": ("gemma2", {**_GEMMA, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 6.0}),
     "gemma3-text": ("gemma3_text", {**_GEMMA, "rope_parameters": _GEMMA3_ROPE}),
     "gemma3": ("gemma3", {**_GEMMA, "rope_parameters": _GEMMA3_ROPE}),
+    "gemma4": ("gemma4", _GEMMA4),
+    "gemma4-text": ("gemma4_text", {**_GEMMA4, "use_double_wide_mlp": False, "num_key_value_heads": 1}),
+    "gemma4-mixture": (
+        "gemma4",
+        {
+            **_GEMMA4,
+            **_GEMMA4_LARGE,
+            "num_hidden_layers": 4,
+            "layer_types": _GEMMA4["layer_types"][:4],
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 32,
+        },
+    ),
+    "gemma4-unified": ("gemma4_unified", {**_GEMMA4_UNIFIED, **_GEMMA4_LARGE}),
+    "gemma4-unified-text": ("gemma4_unified_text", _GEMMA4_UNIFIED),
     "phi3": (
         "phi3",
         {
@@ -257,9 +306,11 @@ def make_checkpoint(
     model = kind.from_config(config, dtype=dtype)
     for name, value in model.state_dict().items():
         if (
-            name.endswith(("bias", "sinks")) or "norm" in name
+            name.endswith(("bias", "sinks", "scalar", ".scale", "expert_scale")) or "norm" in name
         ):  # initialised to constants, which would hide a mix-up
             value += 0.1 * torch.randn_like(value)
+        if name.endswith("router.scale"):  # of rows that are divided by the root of their width
+            value *= len(value) ** 0.5  # so that shares are apart, as a trained model's are
     torch.set_rng_state(generator_state)
     model.save_pretrained(folder, max_shard_size=shard, save_original_format=not fused)
     return folder

@@ -27,6 +27,7 @@ from torch import nn
 
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles, bundled_folder
+from flowspec.model.layer_by_layer import LAYER_INPUT
 from flowspec.model.quantised import LINEARS
 from flowspec.model.reference import Reference, is_inputs_first
 from flowspec.model.sampler import F32
@@ -283,6 +284,9 @@ def _matrices(part: Slice, reference: Reference) -> Iterator[Matrix]:
     for index, layer in enumerate(part.pieces.layers):
         plain = reference.layer(index)
         own = dict(layer.named_modules())
+        if (given := own.get(LAYER_INPUT)) is not None:
+            matrix = reference.layer_projection(index, given.table.embedding_dim)
+            yield f"layers.{index}.{LAYER_INPUT}.projection.weight", given.projection, matrix, None
         for path, module in plain.named_modules():
             for name, weight in module.named_parameters(recurse=False):
                 full = f"layers.{index}.{path}.{name}"

@@ -23,13 +23,14 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from flowspec.core.protocol.precision import ACTIVATIONS
+from flowspec.core.protocol.shared_keys import heads_of
 from flowspec.draft.eagle_files import LAYER, kind_of
 from flowspec.errors import InputError
 from flowspec.model.attention import TreeBatch, TreeCache
 from flowspec.model.families import FAMILIES, Family
 from flowspec.model.files import ModelFiles
 from flowspec.model.kernels import DTYPES, kernel_of
-from flowspec.model.pieces import angles_of, call_directly, head_dim, slice_config
+from flowspec.model.pieces import angles_of, call_directly, slice_config
 from flowspec.model.support import check_rotary, family_of
 from flowspec.model.tensors import Tensors
 from flowspec.model.weights import embedding_name, lm_head_name
@@ -215,15 +216,12 @@ class EagleHead:
     @property
     def slot_bytes(self) -> int:
         """What a node takes: keys and values, and the target's feature as it is run."""
-        heads: int = self.config.num_key_value_heads
-        return (2 * heads * head_dim(self.config) + self.hidden_size) * self.dtype.itemsize
+        return (heads_of(self.config)[0].numbers + self.hidden_size) * self.dtype.itemsize
 
     def new_cache(self, slots_max: int) -> TreeCache:
         """An empty cache for one request; a `TreeBatch` over it begins at layer 0."""
         return TreeCache(
-            layers=range(1),
-            kv_heads=self.config.num_key_value_heads,
-            head_dim=head_dim(self.config),
+            heads={0: heads_of(self.config)[0]},
             slots_max=slots_max,
             dtype=self.dtype,
             device=self.device,

@@ -6,20 +6,22 @@ and attend each to their own cache. A row's sums go by the positions of what it 
 slots its path happens to lie in changes no bit.
 
 Layers that are short convolutions hold an input in each slot instead (`convolution.py`), and so do those
-with linear attention, which have states beside (`linear_attention.py`).
+with linear attention, which have states beside (`linear_attention.py`). Some attend to what a layer before
+them holds (`core.protocol.shared_keys`).
 
 Layers with a sliding window may have a cache of their own, with fewer slots (`core.protocol.sliding_window`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from flowspec.core.protocol.shared_keys import Heads
 from flowspec.core.protocol.sliding_window import STATES_HELD
 from flowspec.core.stage.slots import cache_size
 from flowspec.model.arithmetic.operations import Sight, attention, store
@@ -29,12 +31,10 @@ from flowspec.model.arithmetic.plain import LANES
 
 class TreeCache:
     """What one request holds in some layers of a slice, counted from its first; grown in blocks: keys and
-    values in `layers`, and in those `with_inputs` inputs of `width`, in `input_dtype`, and states of the
-    shape `state` where they have any.
+    values of layers in `heads`, and in those `with_inputs` inputs of `width`, in `input_dtype`, and states of
+    the shape `state` where they have any. A layer before the slice's first, below 0, is one to whose keys
+    and values layers of the slice attend.
 
-    `keys` `[layers, kv_heads, slots / LANES, head_dim, LANES]`: a number of sixteen slots' keys lies side by
-    side, as scores are summed. `values` `[layers, kv_heads, slots, head_dim filled up to LANES]`. In int8
-    they are levels (`q8_0`): each 32 numbers of a key or a value, rounded alone, with a step in float16.
     `inputs` `[layers with inputs, slots, width]`. `states` `[layers with inputs, STATES_HELD, *state]`
     float32 (`linear_attention.py`); of each layer `lengths` says how many positions either sums up.
     """
@@ -42,9 +42,7 @@ class TreeCache:
     def __init__(
         self,
         *,
-        layers: Sequence[int],
-        kv_heads: int,
-        head_dim: int,
+        heads: Mapping[int, Heads],
         slots_max: int,
         dtype: torch.dtype,
         device: torch.device,
@@ -54,75 +52,120 @@ class TreeCache:
         state: tuple[int, ...] = (),
     ) -> None:
         self.slots_max = slots_max
-        self.places = {layer: place for kind in (layers, with_inputs) for place, layer in enumerate(kind)}
-        count = len(layers)
+        self.places = {layer: place for place, layer in enumerate(with_inputs)}
         self.inputs = torch.zeros((len(with_inputs), 0, width), dtype=input_dtype, device=device)
         held = len(with_inputs) if state else 0
         self.states = torch.zeros((held, STATES_HELD, *state), device=device)
         self.lengths = [[0] * STATES_HELD for _ in range(held)]
-        self.keys = torch.zeros((count, kv_heads, 0, head_dim, LANES), dtype=dtype, device=device)
-        self.values = torch.zeros((count, kv_heads, 0, _filled(head_dim)), dtype=dtype, device=device)
-        self._steps: tuple[torch.Tensor, torch.Tensor] | None = None
-        if dtype == torch.int8:
-            groups = -(-head_dim // GROUP)
-            self._steps = (
-                torch.zeros((count, kv_heads, 0, groups, LANES), dtype=torch.float16, device=device),
-                torch.zeros((count, kv_heads, 0, groups), dtype=torch.float16, device=device),
-            )
+        self._device = device
+        self._slots = 0
+        self._kinds: list[_KeysAndValues] = []
+        self._kind_of: dict[int, tuple[_KeysAndValues, int]] = {}
+        for kind in dict.fromkeys(heads.values()):
+            layers = [layer for layer, own in heads.items() if own == kind]
+            self._kinds.append(_KeysAndValues(len(layers), kind, dtype, device))
+            self._kind_of |= {layer: (self._kinds[-1], place) for place, layer in enumerate(layers)}
+
+    def __contains__(self, layer: int) -> bool:
+        return layer in self._kind_of or layer in self.places
+
+    @property
+    def slots(self) -> int:
+        """How many there is room for."""
+        return self._slots
 
     @property
     def bytes(self) -> int:
         """Of all that is held now."""
-        held = (self.keys, self.values, self.inputs, self.states, *(self._steps or ()))
-        return sum(each.nbytes for each in held)
+        own = self.inputs.nbytes + self.states.nbytes
+        return own + sum(each.nbytes for kind in self._kinds for each in kind.tensors)
 
-    def steps(self, layer: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Between levels of a layer's keys and values, where they are levels."""
-        place = self.places[layer]
-        return None if self._steps is None else (self._steps[0][place], self._steps[1][place])
+    def of(self, layer: int) -> tuple[torch.Tensor, torch.Tensor, Steps]:
+        """A layer's keys, values, and between levels the steps of both, where they are levels."""
+        kind, place = self._kind_of[layer]
+        steps = None if kind.steps is None else (kind.steps[0][place], kind.steps[1][place])
+        return kind.keys[place], kind.values[place], steps
 
     def growth_bytes(self, slots: int) -> int:
         """What `reserve` would add."""
-        layers, heads, have, width = self.values.shape
-        added = max(0, _filled(cache_size(slots, self.slots_max)) - have)
-        slot = (width + self.keys.shape[3]) * self.keys.element_size()
-        if self._steps is not None:
-            slot += sum(steps.shape[3] * steps.element_size() for steps in self._steps)
+        added = max(0, _filled(cache_size(slots, self.slots_max)) - self._slots)
         inputs = self.inputs.shape[0] * self.inputs.shape[2] * self.inputs.element_size()
-        return added * (layers * heads * slot + inputs)
+        return added * (sum(kind.slot_bytes for kind in self._kinds) + inputs)
 
     def reserve(self, slots: int) -> None:
         """Makes room for slots `0..slots-1`; new ones are zero."""
-        have = self.values.shape[2]
-        if slots <= have:
+        if slots <= self._slots:
             return
         assert slots <= self.slots_max, f"{slots} slots asked for, {self.slots_max} reserved"
-        more = _filled(cache_size(slots, self.slots_max)) - have
-        self.keys = F.pad(self.keys, (0, 0, 0, 0, 0, more // LANES))
-        self.values = F.pad(self.values, (0, 0, 0, more))
+        more = _filled(cache_size(slots, self.slots_max)) - self._slots
+        for kind in self._kinds:
+            kind.grow(more)
         layers, _, width = self.inputs.shape  # before torch 2.10 padding took nothing that is empty
         self.inputs = torch.cat([self.inputs, self.inputs.new_zeros((layers, more, width))], dim=1)
-        if self._steps is not None:
-            of_keys, of_values = self._steps
-            self._steps = F.pad(of_keys, (0, 0, 0, 0, 0, more // LANES)), F.pad(of_values, (0, 0, 0, more))
+        self._slots += more
 
     def write(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Keys and values `[kv_heads, rows, head_dim]` of a layer to `slots` `[rows]`."""
-        place = self.places[layer]
-        store(slots, keys, values, self.keys[place], self.values[place], self.steps(layer))
+        store(slots, keys, values, *self.of(layer))
 
     @torch.inference_mode()
     def clear(self, slots: tuple[int, ...]) -> None:
         """Zeroes slots that were freed."""
-        index = torch.tensor([slot for slot in slots if slot < self.values.shape[2]], device=self.keys.device)
+        index = torch.tensor([slot for slot in slots if slot < self._slots], device=self._device)
         if len(index):
-            self.keys.permute(2, 4, 0, 1, 3)[index // LANES, index % LANES] = 0
-            self.values.index_fill_(2, index, 0)
+            for kind in self._kinds:
+                kind.clear(index)
             self.inputs.index_fill_(1, index, 0)
-            if self._steps is not None:
-                of_keys, of_values = self._steps
-                of_keys.permute(2, 4, 0, 1, 3)[index // LANES, index % LANES] = 0
-                of_values.index_fill_(2, index, 0)
+
+
+Steps = tuple[torch.Tensor, torch.Tensor] | None
+
+
+class _KeysAndValues:
+    """Those of so many layers whose heads are alike.
+
+    `keys` `[layers, kv_heads, slots / LANES, head_dim, LANES]`: a number of sixteen slots' keys lies side by
+    side, as scores are summed. `values` `[layers, kv_heads, slots, head_dim filled up to LANES]`. In int8
+    they are levels (`q8_0`): each 32 numbers of a key or a value, rounded alone, with a step in float16.
+    """
+
+    def __init__(self, layers: int, heads: Heads, dtype: torch.dtype, device: torch.device) -> None:
+        count, width = heads.count, heads.width
+        self.keys = torch.zeros((layers, count, 0, width, LANES), dtype=dtype, device=device)
+        self.values = torch.zeros((layers, count, 0, _filled(width)), dtype=dtype, device=device)
+        self.steps: Steps = None
+        if dtype == torch.int8:
+            groups = -(-width // GROUP)
+            self.steps = (
+                torch.zeros((layers, count, 0, groups, LANES), dtype=torch.float16, device=device),
+                torch.zeros((layers, count, 0, groups), dtype=torch.float16, device=device),
+            )
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        return (self.keys, self.values, *(self.steps or ()))
+
+    @property
+    def slot_bytes(self) -> int:
+        layers, heads, _, width = self.values.shape
+        slot = (width + self.keys.shape[3]) * self.keys.element_size()
+        slot += sum(steps.shape[3] * steps.element_size() for steps in self.steps or ())
+        return layers * heads * slot
+
+    def grow(self, more: int) -> None:
+        self.keys = F.pad(self.keys, (0, 0, 0, 0, 0, more // LANES))
+        self.values = F.pad(self.values, (0, 0, 0, more))
+        if self.steps is not None:
+            of_keys, of_values = self.steps
+            self.steps = F.pad(of_keys, (0, 0, 0, 0, 0, more // LANES)), F.pad(of_values, (0, 0, 0, more))
+
+    def clear(self, index: torch.Tensor) -> None:
+        self.keys.permute(2, 4, 0, 1, 3)[index // LANES, index % LANES] = 0
+        self.values.index_fill_(2, index, 0)
+        if self.steps is not None:
+            of_keys, of_values = self.steps
+            of_keys.permute(2, 4, 0, 1, 3)[index // LANES, index % LANES] = 0
+            of_values.index_fill_(2, index, 0)
 
 
 def _filled(count: int) -> int:
@@ -150,7 +193,7 @@ class TreeRows:
 
     def of(self, layer: int) -> TreeRows:
         """These rows in the cache that holds a layer."""
-        return self if self.windowed is None or layer in self.cache.places else self.windowed
+        return self if self.windowed is None or layer in self.cache else self.windowed
 
     def sight(self, window: int | None) -> Sight:
         """What each row sees through a sliding window (None: no window)."""
@@ -191,10 +234,19 @@ class TreeRows:
 
 @dataclass(slots=True)
 class TreeBatch:
-    """What the attention needs to know of a job; handed to every layer as the keyword `tree`."""
+    """What the attention needs to know of a job; handed to every layer as the keyword `tree`. `sources`: of
+    layers that attend to another's keys and values, that one (`core.protocol.shared_keys`)."""
 
     requests: list[TreeRows]
     first_layer: int
+    sources: Mapping[int, int] = field(default_factory=dict)
+
+    def write(self, source: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """The rows' keys and values `[1, kv_heads, rows, head_dim]` of a layer before the slice."""
+        for request in self.requests:
+            rows = request.of(source - self.first_layer)
+            span = slice(rows.first, rows.first + len(rows.slots))
+            rows.cache.write(source - self.first_layer, rows.slots, keys[0, :, span], values[0, :, span])
 
 
 def tree_attention(
@@ -211,19 +263,20 @@ def tree_attention(
     s_aux: torch.Tensor | None = None,
     **_unused: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Writes the rows' keys and values to their slots, then attends to what each row sees, and to sinks
-    `s_aux` `[heads]`; returns `[1, rows, heads, head_dim]`."""
-    layer = module.layer_idx - tree.first_layer
+    """Writes the rows' keys and values to their slots, unless the layer attends to another's, then attends to
+    what each row sees, and to sinks `s_aux` `[heads]`; returns `[1, rows, heads, head_dim]`."""
+    source = tree.sources.get(module.layer_idx, module.layer_idx)
+    layer = source - tree.first_layer
     outputs = []
     for request in tree.requests:
         rows = request.of(layer)
         assert rows is request or sliding_window is not None, "a layer without a window holds all"
         span = slice(rows.first, rows.first + len(rows.slots))
-        rows.cache.write(layer, rows.slots, key[0, :, span], value[0, :, span])
+        if source == module.layer_idx:
+            rows.cache.write(layer, rows.slots, key[0, :, span], value[0, :, span])
         own = query[0, :, span].transpose(0, 1)  # [rows, heads, head_dim]
-        place = rows.cache.places[layer]
-        keys, values = rows.cache.keys[place], rows.cache.values[place]
-        sight, steps = rows.sight(sliding_window), rows.cache.steps(layer)
+        keys, values, steps = rows.cache.of(layer)
+        sight = rows.sight(sliding_window)
         outputs.append(attention(own, keys, values, sight, scaling, softcap, steps, s_aux))
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)  # [rows, heads, head_dim]
     return output[None], None

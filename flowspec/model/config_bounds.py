@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from flowspec.core.protocol import limits
+from flowspec.core.protocol.shared_keys import varying_of
 from flowspec.errors import InputError
 
 _MOST = {
@@ -19,8 +20,12 @@ _MOST = {
     "intermediate_size": 1 << 20,
     "moe_intermediate_size": 1 << 20,
     "head_dim": 1 << 13,
+    "global_head_dim": 1 << 13,
+    "hidden_size_per_layer_input": 1 << 14,
     "num_attention_heads": 1 << 12,
     "num_key_value_heads": 1 << 12,
+    "num_global_key_value_heads": 1 << 12,
+    "num_kv_shared_layers": limits.LAYERS_MAX,
     "linear_num_key_heads": 1 << 12,
     "linear_num_value_heads": 1 << 12,
     "linear_key_head_dim": 1 << 10,
@@ -30,9 +35,11 @@ _MOST = {
     "n_routed_experts": 1 << 12,
     "n_shared_experts": 1 << 8,
     "num_experts_per_tok": 1 << 12,
+    "top_k_experts": 1 << 12,
     "num_labels": 1 << 16,
     "num_hidden_layers": limits.LAYERS_MAX,
     "vocab_size": limits.VOCABULARY_MAX,
+    "vocab_size_per_layer_input": limits.VOCABULARY_MAX,
 }
 """The largest values of what is multiplied into memory, ten times and more above any model known."""
 EXPERTS_MAX = limits.TENSORS_MAX // 3
@@ -69,10 +76,13 @@ def check_built(config: Any, model: str) -> None:
     `check_config` cannot know all aliases that a class has for a field; the class itself resolves them.
     """
     for name, most in _MOST.items():
+        if name in varying_of(config):  # `check_config` has seen what single layers have
+            continue
         value = getattr(config, name, None)
         if value is not None and not (type(value) is int and 0 <= value <= most):
             raise InputError(f"model {model!r}: {name}: expected a number up to {most}, got {value!r:.80}")
-    experts = config.num_hidden_layers * (getattr(config, "num_local_experts", None) or 0)
+    each = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None) or 0
+    experts = config.num_hidden_layers * each
     if experts > EXPERTS_MAX:
         raise InputError(
             f"model {model!r}: num_hidden_layers times num_experts: expected at most {EXPERTS_MAX}, got "

@@ -13,7 +13,7 @@ import importlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from flowspec.core.protocol.sliding_window import CONVOLUTION, LINEAR
 from flowspec.errors import InputError
@@ -28,9 +28,15 @@ class Root:
     lm_head: str
 
 
-Router = Literal["softmax", "softmax to 1", "softmax of chosen", "sigmoid"]
+Router = Literal["softmax", "softmax to 1", "scaled softmax to 1", "softmax of chosen", "sigmoid"]
 """How a mixture's rows choose experts (`routers.py`)."""
 PLAIN_ROOT = Root(prefix="model.", lm_head="lm_head.weight")
+
+
+class Names(Protocol):
+    """Those of a checkpoint's tensors."""
+
+    def __contains__(self, name: str, /) -> bool: ...
 
 
 Function = Callable[[Any], Any]
@@ -48,25 +54,24 @@ def _untouched(config: Any, logits: Any, tanh: Function) -> Any:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """Class names `{prefix}DecoderLayer`, `{prefix}RMSNorm`, `{prefix}RotaryEmbedding` in
-    `transformers.models.{module}`.
+    `transformers.models.{module}`; `{prefix}Text...` where other parts of the model have such, too.
 
     `embedding_scale(config, rounded)`: embeddings are multiplied by it; `rounded` rounds to the model's
     dtype. `finish(config, logits, tanh)`: from what `lm_head` gives to logits, in the model's dtype; `tanh`
     is whose function is used. `rotary_by_layer_type`: each type of layers has position embeddings of its own.
     `rotary_is_partial`: the layers take position embeddings narrower than a head, `rotary_is_half` each angle
-    once instead of twice. `stacked`: parameters of a
-    layer that checkpoints hold expert by expert, each with the tensors that are joined, output rows on output
-    rows, to expert `{}`; `renamed`: those that they only call otherwise; `joins_experts`: those of all
-    experts are one, as `joined_experts.py` says. `router`: how a mixture's rows choose experts. `norm_eps`
-    and `last_norm`: what the config calls the constant of norms, and a checkpoint the norm behind the last
-    layer. `other_layers`: what the config's `layer_types` calls layers that do not attend: short convolutions
-    (`convolution.py`) or linear attention (`linear_attention.py`). `rotary`: the class of position
-    embeddings, where it is called otherwise. `ignored`: fields of the
-    family's config that transformers' code does not act on, with their only value; `repeated`: those that
-    say once more what the field says that it acts on; `built_in`: those that older versions of it do not
-    know, with what is in their code.
-    `part`: where a multimodal model's config keeps that of the decoder, the part that is run here.
-    `architectures`: classes that generate text, besides `{prefix}ForCausalLM`.
+    once instead of twice. `stacked`: parameters of a layer that checkpoints hold expert by expert, each with
+    the tensors that are joined, output rows on output rows, to expert `{}`; `renamed`: those that they only
+    call otherwise; `joins_experts`: those of all experts are one, as `joined_experts.py` says;
+    `has_layer_inputs`: layers may take of a token what `layer_inputs.py` says. `is_read_quantised`: so are
+    checkpoints that other tools quantised. `router`: how a mixture's rows choose experts. `norm_eps` and
+    `last_norm`: what the config calls the constant of norms, and a checkpoint the norm behind the last layer.
+    `other_layers`: what the config's `layer_types` calls layers that do not attend: short convolutions
+    (`convolution.py`) or linear attention (`linear_attention.py`). `ignored`: fields of the family's config
+    that transformers' code does not act on, with their only value; `repeated`: those that say once more what
+    the field says that it acts on; `built_in`: those that older versions of it do not know, with what is in
+    their code. `part`: where a multimodal model's config keeps that of the decoder, the part that is run
+    here. `architectures`: classes that generate text, besides `{prefix}ForCausalLM`.
     """
 
     module: str
@@ -75,7 +80,6 @@ class Family:
     norm_eps: str = "rms_norm_eps"
     last_norm: str = "norm"
     other_layers: str = ""
-    rotary: str = "RotaryEmbedding"
     embedding_scale: Callable[[Any, Callable[[float], float]], float] = _as_it_is
     finish: Callable[[Any, Any, Function], Any] = _untouched
     rotary_by_layer_type: bool = False
@@ -86,6 +90,8 @@ class Family:
     stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
     joins_experts: bool = False
+    has_layer_inputs: bool = False
+    is_read_quantised: bool = True
     ignored: Mapping[str, Any] = field(default_factory=dict)
     repeated: Mapping[str, str] = field(default_factory=dict)
     built_in: Mapping[str, float] = field(default_factory=dict)
@@ -95,7 +101,13 @@ class Family:
     def piece(self, name: str) -> Any:
         """One of the family's classes, for example `piece("DecoderLayer")`."""
         modeling = importlib.import_module(f"transformers.models.{self.module}.modeling_{self.module}")
-        return getattr(modeling, self.prefix + name)
+        return getattr(modeling, f"{self.prefix}Text{name}", None) or getattr(modeling, self.prefix + name)
+
+    def root(self, names: Names) -> Root:
+        """Where a checkpoint with these tensors keeps its decoder; the family's first place where it is in
+        none."""
+        norm = f"{self.last_norm}.weight"
+        return next((root for root in self.roots if root.prefix + norm in names), self.roots[0])
 
     def accepts(self, architecture: str) -> bool:
         """Whether `architecture` is the class of this family that generates text, old spellings included."""
@@ -146,11 +158,30 @@ _QWEN3_5 = Family(
     prefix="Qwen3_5",
     norm="scale by 1 + w, cast",
     other_layers=LINEAR,
-    rotary="TextRotaryEmbedding",
     rotary_is_partial=True,
     roots=(PLAIN_ROOT, Root(prefix="model.language_model.", lm_head="lm_head.weight")),
     architectures=("Qwen3_5ForConditionalGeneration",),
     built_in={"attn_output_gate": True},
+)
+_GEMMA4 = Family(
+    module="gemma4",
+    prefix="Gemma4",
+    norm="scale, cast",
+    embedding_scale=_gemma_scale,
+    finish=_softcapped,
+    rotary_by_layer_type=True,
+    router="scaled softmax to 1",
+    has_layer_inputs=True,
+    is_read_quantised=False,
+    roots=(PLAIN_ROOT, Root(prefix="model.language_model.", lm_head="lm_head.weight")),
+    architectures=("Gemma4ForConditionalGeneration",),
+)
+_GEMMA4_UNIFIED = replace(
+    _GEMMA4,
+    module="gemma4_unified",
+    prefix="Gemma4Unified",
+    has_layer_inputs=False,
+    architectures=("Gemma4UnifiedForConditionalGeneration",),
 )
 FAMILIES = {
     "llama": Family(module="llama", prefix="Llama"),
@@ -170,6 +201,10 @@ FAMILIES = {
         ignored={"attn_logit_softcapping": None, "final_logit_softcapping": None},
     ),
     "gemma3_text": _GEMMA3,
+    "gemma4": replace(_GEMMA4, part="text_config"),
+    "gemma4_text": _GEMMA4,
+    "gemma4_unified": replace(_GEMMA4_UNIFIED, part="text_config"),
+    "gemma4_unified_text": _GEMMA4_UNIFIED,
     "phi3": Family(module="phi3", prefix="Phi3", rotary_is_partial=True),
     "smollm3": Family(module="smollm3", prefix="SmolLM3"),
     "granite": Family(
@@ -254,6 +289,8 @@ def _obstacle(raw: Mapping[str, Any]) -> str:
     so."""
     parts = {name: part for name, part in raw.items() if isinstance(part, Mapping) and part.get("model_type")}
     decoder = next((part for name, part in parts.items() if "text" in name or "llm" in name), None)
+    if str(raw.get("model_type")).endswith("_assistant"):
+        return ", which guesses for another model, whose keys and values it reads"
     if decoder is None and parts:
         return f", whose parts are of {', '.join(str(part['model_type']) for part in parts.values()):.80}"
     fields = raw if decoder is None else decoder

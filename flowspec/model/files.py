@@ -25,6 +25,7 @@ from flowspec.model.gguf.names import is_gguf, parts_of
 from flowspec.model.hub import hub_file
 from flowspec.model.joined_experts import JoinedExperts
 from flowspec.model.json_files import read_json
+from flowspec.model.layer_by_layer import LayerByLayer
 from flowspec.model.prequantised.scheme import Scheme, scheme_of
 from flowspec.model.safetensors_file import ELEMENT_BYTES, LEVEL_BYTES, SafetensorsTensors, read_header
 from flowspec.model.tensors import Extents, Tensors
@@ -245,7 +246,7 @@ class ModelFiles:
         if self.gguf is not None:
             return dict.fromkeys(self.tensors(), self.gguf.name)
         found = self.file_map()
-        if self.scheme is None and not self.joins_experts:
+        if self.scheme is None and not self.joins_experts and not self.has_layer_inputs:
             return found
         tensors = self.tensors()
         return {name: found[tensors.files_of(name)[0]] for name in tensors}
@@ -282,6 +283,8 @@ class ModelFiles:
         """The tensors that a checkpoint's `raw` ones stand for."""
         if self.joins_experts:
             raw = JoinedExperts(self.model, raw, self.config().num_local_experts)
+        if self.has_layer_inputs:
+            raw = LayerByLayer(self.model, raw, self.raw_config()["num_hidden_layers"])
         if self.scheme is None:
             return raw
         from flowspec.model.prequantised.tensors import PrequantisedTensors
@@ -293,6 +296,12 @@ class ModelFiles:
         """Whether its safetensors hold all experts of a layer in one tensor (`joined_experts.py`)."""
         family = FAMILIES.get(str(self.raw_config().get("model_type")))
         return self.gguf is None and family is not None and family.joins_experts
+
+    @property
+    def has_layer_inputs(self) -> bool:
+        """Whether its safetensors may hold parts of all layers in one tensor (`layer_by_layer.py`)."""
+        family = FAMILIES.get(str(self.raw_config().get("model_type")))
+        return self.gguf is None and family is not None and family.has_layer_inputs
 
     def extents(self) -> Extents:
         """The tensors under the names that they have in the files, and where each lies."""

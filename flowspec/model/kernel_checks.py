@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from flowspec.core.protocol.precision import ACTIVATIONS, FILED
+from flowspec.core.protocol.shared_keys import Heads
 from flowspec.errors import InputError, first_line
 from flowspec.model.accelerator import compute_precisely
 from flowspec.model.arithmetic import build, compiled, plain
@@ -557,7 +558,7 @@ def _attended(
     sinks = torch.linspace(-1.0, 4.0, HEADS).to(kind)
     exact = [part[0].double().cpu().numpy() for part in given]
     cache = TreeCache(
-        layers=range(1), kv_heads=KV_HEADS, head_dim=WIDTH, slots_max=keys, dtype=kind, device=device
+        heads={0: Heads(count=KV_HEADS, width=WIDTH)}, slots_max=keys, dtype=kind, device=device
     )
     cache.reserve(keys)
     cache.write(0, torch.arange(keys, device=device), given[1][0], given[2][0])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -22,11 +23,13 @@ from transformers import AttentionInterface
 
 from flowspec.errors import InputError
 from flowspec.model.arithmetic import plain
-from flowspec.model.arithmetic.operations import function, norm, turned
+from flowspec.model.arithmetic.operations import function, norm, turned, turned_alone
 from flowspec.model.attention import tree_attention
 from flowspec.model.convolution import tree_convolution
 from flowspec.model.experts import EXPERTS_NAME, outputs_first
 from flowspec.model.families import Family
+from flowspec.model.layer_by_layer import LAYER_INPUT
+from flowspec.model.layer_inputs import LayerInput
 from flowspec.model.linear_attention import tree_delta_rule
 from flowspec.model.products import Product
 from flowspec.model.quantised import packed_bytes
@@ -96,9 +99,11 @@ class Pieces:
                 layers = [
                     family.piece("DecoderLayer")(config, index) for index in range(span.first, span.end)
                 ]
-                if family.joins_experts:
-                    for layer in layers:
+                for layer in layers:
+                    if family.joins_experts:
                         outputs_first(layer)
+                    if getattr(config, "hidden_size_per_layer_input", None):
+                        layer.add_module(LAYER_INPUT, LayerInput(config, family.piece("RMSNorm")))
                 embedding = nn.Embedding(config.vocab_size, config.hidden_size) if span.is_first else None
                 norm = (
                     family.piece("RMSNorm")(config.hidden_size, eps=getattr(config, family.norm_eps))
@@ -108,7 +113,7 @@ class Pieces:
                 lm_head = (
                     nn.Linear(config.hidden_size, config.vocab_size, bias=False) if span.is_last else None
                 )
-            rotary = family.piece(family.rotary)(config=config)
+            rotary = family.piece("RotaryEmbedding")(config=config)
         except Exception as error:  # noqa: BLE001 - transformers raises whatever it meets in an odd config
             text = " ".join(str(error).split())
             raise InputError(
@@ -222,10 +227,6 @@ def slice_config(config: Any) -> Any:
     return config
 
 
-def head_dim(config: Any) -> int:
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-
-
 def call_directly(module: nn.Module, family: Family, product: Product | None = None) -> None:
     """Has a module compute canonically, and spares each call its search for hooks, and each submodule its
     look-up by name.
@@ -239,7 +240,7 @@ def call_directly(module: nn.Module, family: Family, product: Product | None = N
         kind = type(part)
         call = _with_own_functions(kind.forward, family.rotary_is_partial, family.rotary_is_half)
         if isinstance(part, norm_class):
-            call = _normed
+            call = _normed if "weight" in part._parameters else _normed_alone
             part.__dict__["how"] = family.norm
             part.__dict__.setdefault("eps", getattr(part, "variance_epsilon", None))
         elif kind is nn.Linear and product is not None:
@@ -249,7 +250,7 @@ def call_directly(module: nn.Module, family: Family, product: Product | None = N
             call = tree_convolution
         elif kind.__name__.endswith("GatedDeltaNet"):
             call = tree_delta_rule
-        elif kind.__name__.lower().endswith("topkrouter"):
+        elif kind.__name__.endswith("Router"):
             call = ROUTERS[family.router]
         if isinstance(getattr(part, "gate_up_proj", None), nn.Parameter) and kind.__name__.endswith(
             "Experts"
@@ -282,14 +283,28 @@ def _normed(module: Any, hidden: torch.Tensor) -> torch.Tensor:
     return norm(hidden, module.weight, module.eps, module.how)
 
 
+def _normed_alone(module: Any, hidden: torch.Tensor) -> torch.Tensor:
+    """By a norm without weights."""
+    return norm(hidden, _ones(hidden.shape[-1], hidden.dtype, hidden.device), module.eps, module.how)
+
+
+@functools.cache
+def _ones(width: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.ones(width, dtype=dtype, device=device)
+
+
 @functools.cache
 def _with_own_functions(forward: Any, is_partial: bool, is_half: bool) -> Any:
     """A layer's function, calling ours to turn queries and keys, and in the place of torch's silu and
     sigmoid; as it is where it turns in another way, and where it does none of it."""
     names, used = forward.__globals__, forward.__code__.co_names
     own: dict[str, Any] = {}
-    if "apply_rotary_pos_emb" in used and _turns_halves(names["apply_rotary_pos_emb"], is_partial, is_half):
-        own["apply_rotary_pos_emb"] = turned
+    if "apply_rotary_pos_emb" in used:
+        turns = names["apply_rotary_pos_emb"]
+        if _is_of_one(turns):
+            own |= {"apply_rotary_pos_emb": turned_alone} if _turns_one(turns) else {}
+        elif _turns_halves(turns, is_partial, is_half):
+            own["apply_rotary_pos_emb"] = turned
     if {"F", "silu"} <= set(used) and names.get("F") is F:
         own["F"] = _FUNCTIONAL
     if {"torch", "sigmoid"} <= set(used) and names.get("torch") is torch:
@@ -312,6 +327,20 @@ def _turns_halves(function: Any, is_partial: bool, is_half: bool) -> bool:
     twice = [torch.cat([angle, angle], dim=-1) for angle in angles] if is_half else angles
     expected = (plain.turned(each, *twice) for each in given)
     return all(map(torch.equal, function(*given, *angles), expected))
+
+
+def _is_of_one(function: Any) -> bool:
+    """Whether a family turns queries and keys in a call each (Gemma 4)."""
+    return "k" not in inspect.signature(function).parameters
+
+
+def _turns_one(function: Any) -> bool:
+    """As `_turns_halves`, of one that turns `[1, rows, heads, width]` alone."""
+    generator = torch.Generator().manual_seed(1)
+    given = torch.randn((1, 3, 4, 8), generator=generator)
+    angles = [torch.randn((1, 3, 8), generator=generator) for _ in range(2)]
+    expected = plain.turned(given.transpose(1, 2), *angles).transpose(1, 2)
+    return torch.equal(function(given, *angles, unsqueeze_dim=2), expected)
 
 
 _FUNCTION_NAMES = {"act_fn", "activation_fn"}

@@ -28,6 +28,7 @@ from flowspec.model.kernels import CACHE_DTYPES, DTYPES
 from flowspec.model.prequantised.scheme import QUANTISED
 from flowspec.model.quantised import LINEARS, QuantisedLinear
 from flowspec.model.sampler import F32, Sampler
+from flowspec.model.weights import is_of_router
 
 ROUTER_BITS = 4
 """Of each input of a router, to swap experts: then about every eighth token has others in some layer."""
@@ -85,6 +86,11 @@ class Reference:
         layer: torch.nn.Module = self._model.get_decoder().layers[index]
         return layer
 
+    def layer_projection(self, index: int, width: int) -> torch.Tensor:
+        """Of what all layers take of a token's embedding the part of one, `[width, hidden]` (Gemma 4)."""
+        matrix: torch.Tensor = self._model.get_decoder().per_layer_model_projection.weight
+        return matrix[index * width : (index + 1) * width]
+
     @torch.inference_mode()
     def round_to(self, dtype: str) -> None:
         """Rounds all weights as slices of that precision hold them; they stay float32 numbers."""
@@ -118,8 +124,8 @@ class Reference:
         head = self.head
         values = head.weight.clone()  # a tied embedding keeps its own
         head.weight = torch.nn.Parameter(values, requires_grad=False)
-        for module in [*self._model.get_decoder().modules(), head]:
-            is_linear = type(module) is torch.nn.Linear
+        for path, module in [*self._model.get_decoder().named_modules(), ("lm_head", head)]:
+            is_linear = type(module) is torch.nn.Linear and not is_of_router(path)
             for name, weight in module.named_parameters(recurse=False):
                 is_expert = weight.dim() == 3 and not isinstance(module, torch.nn.Conv1d)
                 if (is_linear and name == "weight") or is_expert:

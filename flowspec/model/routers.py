@@ -32,6 +32,16 @@ def _by_softmax_to_one(router: Any, hidden: torch.Tensor) -> Routed:
     return logits, shares / plain.halves_sum(shares)[:, None], experts
 
 
+def _by_scaled_softmax_to_one(router: Any, rows: torch.Tensor) -> Routed:
+    """Of rows that are normalised and scaled; shares in float32, brought to a sum of 1, times a scale of each
+    expert (Gemma 4)."""
+    scaled = router.norm(rows) * router.scale * router.scalar_root_size
+    logits = plain.product(scaled.float(), router.proj.weight.float()).to(rows.dtype)
+    shares, experts = _first(plain.softmax(logits.float()), router.config.top_k_experts)
+    shares = shares / plain.halves_sum(shares)[:, None]
+    return logits, shares * router.per_expert_scale[experts], experts
+
+
 def _by_softmax_of_chosen(router: Any, hidden: torch.Tensor) -> Routed:
     """Logits have a bias. Those of the experts that are chosen are brought to a sum of 1, in the rows'
     dtype."""
@@ -76,6 +86,7 @@ def _first(scores: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor
 ROUTERS: Mapping[Router, Callable[[Any, torch.Tensor], Routed]] = {
     "softmax": _by_softmax,
     "softmax to 1": _by_softmax_to_one,
+    "scaled softmax to 1": _by_scaled_softmax_to_one,
     "softmax of chosen": _by_softmax_of_chosen,
     "sigmoid": _by_sigmoid,
 }

@@ -6,7 +6,7 @@ holds the embedding, the last the final norm, `lm_head` (the embedding again whe
 
 *Captures* are hidden states on the way that a drafter wants: capture c is the input of layer c, or with c the
 number of layers the output after the final norm. They travel behind the hidden states, `[rows, hidden * (1 +
-captured so far)]`.
+captured so far)]`. What layers need beside hidden states (`beside.py`) travels between the two.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ import torch
 
 from flowspec.core.protocol.messages import Logprobs
 from flowspec.core.protocol.precision import ACTIVATIONS, CACHE_AUTO, cached_as, cached_bytes
+from flowspec.core.protocol.shared_keys import carried_width, heads_of, holders, sources_of
 from flowspec.core.protocol.sliding_window import STATE_BYTES, STATES_HELD, inputs_of, states_of, windows_of
 from flowspec.core.stage.events import ClearSlots, JobPart, RunLayers, WindowPart
 from flowspec.errors import ClusterError
 from flowspec.model.attention import TreeBatch, TreeCache, TreeRows
+from flowspec.model.beside import Beside
 from flowspec.model.files import ModelFiles
 from flowspec.model.kernels import CACHE_DTYPES, DTYPES, kernel_of
 from flowspec.model.linear_attention import BASE, SNAPSHOT, copy_state, pass_by, state_shape
-from flowspec.model.pieces import KeptModules, Pieces, Span, head_dim
+from flowspec.model.pieces import KeptModules, Pieces, Span
 from flowspec.model.sampler import F32, Sampler, logprobs
 from flowspec.model.support import family_of
 from flowspec.model.weights import RoundedStore, fill
@@ -68,12 +70,17 @@ class Slice:
         self.captures: tuple[int, ...] = ()
         self.cache_bytes_max: int | None = None
         self.weight_bytes = pieces.weight_bytes
-        windows = windows_of(pieces.config)[pieces.span.first : pieces.span.end]
-        self._windowed = [place for place, window in enumerate(windows) if window]
-        widths = inputs_of(pieces.config)[pieces.span.first : pieces.span.end]
+        first, end = pieces.span.first, pieces.span.end
+        windows, sources = windows_of(pieces.config), sources_of(pieces.config)
+        self._heads = heads_of(pieces.config)
+        self._sources = {layer: source for layer, source in enumerate(sources) if source != layer}
+        self._held = [layer - first for layer in holders(sources, first, end)]
+        self._windowed = [place for place in self._held if windows[place + first]]
+        widths = inputs_of(pieces.config)[first:end]
         self._with_inputs = [place for place, width in enumerate(widths) if width]
         self._input_width = max(widths, default=0)
-        states = states_of(pieces.config)[pieces.span.first : pieces.span.end]
+        self.carried_width = carried_width(pieces.config, first)
+        states = states_of(pieces.config)[first:end]
         self._with_states = [place for place, size in enumerate(states) if size]
         self.state_bytes = STATES_HELD * STATE_BYTES * sum(states)
         self._caches: dict[int, RequestCaches] = {}
@@ -114,7 +121,7 @@ class Slice:
     @property
     def slot_bytes(self) -> int:
         """What is held of one node in all layers."""
-        return self._slot_bytes(range(self.span.end - self.span.first))
+        return self._slot_bytes(self._held)
 
     @property
     def windowed_slot_bytes(self) -> int:
@@ -122,11 +129,10 @@ class Slice:
         return self._slot_bytes(self._windowed)
 
     def _slot_bytes(self, layers: Sequence[int]) -> int:
-        attending = sum(place not in self._with_inputs for place in layers)
-        heads: int = self.config.num_key_value_heads
-        of_attention = 2 * heads * cached_bytes(head_dim(self.config), self.cache)
+        heads = [self._heads[self.span.first + place] for place in layers if place not in self._with_inputs]
+        of_attention = sum(2 * each.count * cached_bytes(each.width, self.cache) for each in heads)
         of_input = self._input_width * self.dtype.itemsize
-        return attending * of_attention + (len(layers) - attending) * of_input
+        return of_attention + (len(layers) - len(heads)) * of_input
 
     def request_bytes(self, slots: int, window_slots: int = 0) -> int:
         """What the caches of a request may take that is opened with so many slots (as `OpenCache` says)."""
@@ -152,20 +158,22 @@ class Slice:
     def open_cache(self, request: int, slots: int, window_slots: int = 0) -> None:
         """Layers with a window get `window_slots` (0: `slots`, as all others)."""
         windowed = self._windowed if window_slots else []
-        whole = [place for place in range(self.span.end - self.span.first) if place not in windowed]
+        whole = [place for place in self._held if place not in windowed]
         self._caches[request] = RequestCaches(
             self._new_cache(whole, slots), self._new_cache(windowed, window_slots) if windowed else None
         )
 
     def _new_cache(self, layers: list[int], slots: int) -> TreeCache:
         return TreeCache(
-            layers=[place for place in layers if place not in self._with_inputs],
+            heads={
+                place: self._heads[self.span.first + place]
+                for place in layers
+                if place not in self._with_inputs
+            },
             with_inputs=[place for place in layers if place in self._with_inputs],
             width=self._input_width,
             input_dtype=self.dtype,
             state=state_shape(self.config) if self._with_states else (),
-            kv_heads=self.config.num_key_value_heads,
-            head_dim=head_dim(self.config),
             slots_max=slots,
             dtype=CACHE_DTYPES[self.cache],
             device=self.device,
@@ -204,7 +212,8 @@ class Slice:
         payload: torch.Tensor | None,
         dead_rows: Callable[[], frozenset[int]] = frozenset,
     ) -> tuple[tuple[int, ...], torch.Tensor, tuple[int, ...], tuple[Logprobs | None, ...]]:
-        """Runs a job's rows; `payload` is `[rows, hidden * (1 + captured so far)]` (None on the first slice).
+        """Runs a job's rows; `payload` is `[rows, hidden * (1 + captured so far) + carried_width]` (None on
+        the first slice).
 
         Between layers rows that `dead_rows` names by then are dropped. Returns the surviving rows, the
         payload of the next slice or on the last one their features `[rows, hidden * captures]` (of no width
@@ -231,20 +240,24 @@ class Slice:
         them.
 
         That is `[rows, hidden * (1 + captured so far)]`: hidden states before the final norm, then captures
-        by layer.
+        by layer; in between what the next slice needs beside them.
         """
         rows = tuple(range(sum(len(part.slots) for part in job.parts)))
         batch, positions = self._batch(job.parts)
         captured: list[torch.Tensor] = []  # each [1, rows, hidden * captures]
+        tokens = torch.from_numpy(np.concatenate([part.tokens for part in job.parts])).to(self.device)
         if self.pieces.embedding is not None:
-            tokens = torch.from_numpy(np.concatenate([part.tokens for part in job.parts])).to(self.device)
             hidden = self.pieces.embed(tokens)[None]  # [1, rows, hidden]
+            beside = Beside(self.config, self.span, tokens, hidden)
         else:
             assert payload is not None, "only the first slice does without a payload"
-            hidden = payload.to(self.device)[None]  # [1, rows, hidden * (1 + captured)]
-            if hidden.shape[2] > self.config.hidden_size:
-                captured.append(hidden[:, :, self.config.hidden_size :])
-                hidden = hidden[:, :, : self.config.hidden_size]
+            states = payload.to(self.device)[None]  # [1, rows, hidden * (1 + captured) + carried]
+            hidden = states[:, :, : self.config.hidden_size]
+            rest = states[:, :, self.config.hidden_size :]
+            beside = Beside(self.config, self.span, tokens, rest[:, :, : self.carried_width])
+            if rest.shape[2] > self.carried_width:
+                captured.append(rest[:, :, self.carried_width :])
+        beside.write(batch)
         angles = self.pieces.angles(hidden, positions)
         for index, layer in enumerate(self.pieces.layers, self.span.first):
             dead = dead_rows()
@@ -253,6 +266,7 @@ class Slice:
                 rows = tuple(rows[place] for place in kept)
                 batch, hidden, positions = _select(batch, hidden, positions, kept)
                 captured = [states[:, kept] for states in captured]
+                beside.select(kept)
                 if not rows:
                     break
                 angles = self.pieces.angles(hidden, positions)
@@ -264,8 +278,10 @@ class Slice:
                 position_ids=positions,
                 position_embeddings=angles[index - self.span.first],
                 tree=batch,
+                **beside.of(layer),
             )
-        return rows, torch.cat([hidden, *captured], dim=2)[0] if captured else hidden[0]
+        others = [*(beside.carried if rows else ()), *captured]
+        return rows, torch.cat([hidden, *others], dim=2)[0] if others else hidden[0]
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> F32:
@@ -304,7 +320,7 @@ class Slice:
             requests.append(rows)
             first += len(part.slots)
         positions = torch.cat([rows.positions for rows in requests])[None]  # [1, rows]
-        return TreeBatch(requests, self.span.first), positions
+        return TreeBatch(requests, self.span.first, self._sources), positions
 
     def _reserve(self, caches: RequestCaches, slots: int, window_slots: int) -> None:
         """Room in the caches of a request; raises `ClusterError` before all of them together take more than
@@ -376,4 +392,4 @@ def _select(
             requests.append(rows.select(torch.tensor(own, device=hidden.device), first))
             first += len(own)
     index = torch.tensor(kept, dtype=torch.int64, device=hidden.device)
-    return TreeBatch(requests, batch.first_layer), hidden[:, index], positions[:, index]
+    return TreeBatch(requests, batch.first_layer, batch.sources), hidden[:, index], positions[:, index]

@@ -14,22 +14,26 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from flowspec.core.protocol.shared_keys import heads_of, varying_of
 from flowspec.core.protocol.sliding_window import CONVOLUTION, LINEAR, inputs_of
 from flowspec.errors import InputError
 from flowspec.model.families import Family, check_family
 from flowspec.model.prequantised.scheme import QUANTISED, scheme_of
 
-_ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 """Position embeddings that depend on the position alone, longrope up to `context_max`; others look at the
 whole batch."""
 CONVOLUTION_MAX = 64
 """Positions that a short convolution sees at most; of published models 3 and 4."""
 STATE_WIDTH_MAX = 1024
 """Of a head's key or value in linear attention; of published models 128."""
+_PICTURES = "vision"
+"""Only what stands for pictures looks both ways, and text has none (Gemma 4)."""
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "alibi": (None, False),
     "attention_chunk_size": (None,),
+    "attention_k_eq_v": (None, False),
     "attention_multiplier": (None,),
     "attn_logit_softcapping": (None,),
     "attn_output_gate": (None, False),
@@ -37,7 +41,10 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "block_use_swiglu": (None, True),
     "clip_qkv": (None,),
     "embedding_multiplier": (None, 1),
+    "enable_moe_block": (None, False),
     "final_logit_softcapping": (None,),
+    "global_head_dim": (None,),
+    "hidden_size_per_layer_input": (None, 0),
     "is_causal": (None, True),
     "kv_lora_rank": (None,),
     "layer_types": (None,),
@@ -46,6 +53,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n_routed_experts": (None, 0),
     "no_rope_layers": (None, []),
     "num_experts": (None, 0),
+    "num_global_key_value_heads": (None,),
+    "num_kv_shared_layers": (None, 0),
     "num_local_experts": (None, 0),
     "qk_layernorm": (None, False),
     "query_pre_attn_scalar": (None,),
@@ -56,6 +65,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "swiglu_alpha": (None,),
     "swiglu_limit": (None,),
     "use_bidirectional_attention": (None, False),
+    "use_double_wide_mlp": (None, False),
     "use_pos_enc": (None, True),
     "use_qk_norm": (None, False),
 }
@@ -72,13 +82,22 @@ def family_of(config: Any, model: str) -> Family:
             f"model {model!r} is a {named[0]}, which is more or other than a {family.prefix} that generates "
             f"text; expected {family.prefix}ForCausalLM"
         )
-    scheme_of({name: getattr(config, name, None) for name in QUANTISED}, model)
+    scheme = scheme_of({name: getattr(config, name, None) for name in QUANTISED}, model)
     check_rotary(config, family, model)
     _check_fields(config, family, model)
     _check_repeated(config, family, model)
     _check_heads(config, model)
     _check_experts(config, model)
     _check_layer_types(config, family, model)
+    _check_layer_inputs(config, model)
+    if scheme is not None and not family.is_read_quantised:
+        raise InputError(
+            f"model {model!r} is quantised, which FlowSpec does not read of {config.model_type}; expected "
+            "the checkpoint it was made of, with --dtype int4"
+        )
+    _check_shared_keys(config, model)
+    if getattr(config, "enable_moe_block", None):
+        _check_experts_beside(config, model)
     if family.other_layers == CONVOLUTION:
         _check_convolutions(config, model)
     elif family.other_layers == LINEAR:
@@ -89,6 +108,12 @@ def family_of(config: Any, model: str) -> Family:
 def check_rotary(config: Any, family: Family, model: str) -> None:
     """Raises `InputError` for position embeddings that depend on more than the position, or do not fit the
     family's layers."""
+    if family.rotary_by_layer_type:
+        for layer_type in dict.fromkeys(config.layer_types):
+            if not isinstance((config.rope_parameters or {}).get(layer_type), dict):
+                raise InputError(
+                    f"model {model!r}: rope_parameters: expected those of {layer_type}, got none"
+                )
     for rope in _rope_parameters(config):
         kind = rope.get("rope_type", "default")
         if kind not in _ROPE_TYPES:
@@ -102,7 +127,7 @@ def check_rotary(config: Any, family: Family, model: str) -> None:
                 "original_max_position_embeddings"
             )
         own = rope.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", None))
-        if not family.rotary_is_partial and own not in (None, 1):
+        if not family.rotary_is_partial and kind != "proportional" and own not in (None, 1):
             raise InputError(
                 f"model {model!r} sets partial_rotary_factor, which transformers' {config.model_type} does "
                 "not apply; expected 1"
@@ -138,6 +163,16 @@ def _check_fields(config: Any, family: Family, model: str) -> None:
         *kind.attribute_map.values(),
     }
     built_in = family.built_in
+    if getattr(config, "use_bidirectional_attention", None) not in (None, False, _PICTURES):
+        raise InputError(
+            f"model {model!r} attends to later tokens (use_bidirectional_attention), so it does not generate "
+            "text one by one"
+        )
+    if isinstance(getattr(config, "per_layer_config", None), dict):
+        raise InputError(
+            f"model {model!r} sets per_layer_config, which this version of transformers does not know; "
+            "expected none, or transformers 5.20 or later"
+        )
     for name, neutral in _NEUTRAL.items():
         value = getattr(config, name, None)
         neutral = (*neutral, built_in[name]) if name in built_in else neutral
@@ -146,11 +181,6 @@ def _check_fields(config: Any, family: Family, model: str) -> None:
                 f"model {model!r} sets {name} to {value!r:.40}, which transformers' {config.model_type} does "
                 "not know; expected none"
             )
-    if getattr(config, "use_bidirectional_attention", None):
-        raise InputError(
-            f"model {model!r} attends to later tokens (use_bidirectional_attention), so it does not generate "
-            "text one by one"
-        )
 
 
 def _check_repeated(config: Any, family: Family, model: str) -> None:
@@ -172,12 +202,57 @@ def _is_idle(config: Any, name: str, value: Any) -> bool:
 
 
 def _check_heads(config: Any, model: str) -> None:
-    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-    if kv_heads < 1 or heads % kv_heads:
+    varying = varying_of(config) - {"head_dim", "num_key_value_heads"}
+    if varying:
         raise InputError(
-            f"model {model!r}: expected num_attention_heads to be a multiple of num_key_value_heads, got "
-            f"{heads} and {kv_heads}"
+            f"model {model!r} sets {min(varying)} for single layers (per_layer_config); expected one for all"
         )
+    heads = config.num_attention_heads
+    for own in heads_of(config):
+        if own.count < 1 or own.width < 1 or heads % own.count:
+            raise InputError(
+                f"model {model!r}: expected num_attention_heads to be a multiple of num_key_value_heads, got "
+                f"{heads} and {own.count} of the width {own.width}"
+            )
+
+
+def _check_shared_keys(config: Any, model: str) -> None:
+    count, shared = config.num_hidden_layers, getattr(config, "num_kv_shared_layers", None) or 0
+    if type(shared) is not int or not 0 <= shared < count:
+        raise InputError(
+            f"model {model!r}: num_kv_shared_layers: expected a number from 0 to {count - 1}, got "
+            f"{shared!r:.40}"
+        )
+    if not shared:
+        return
+    own, sharing = set(config.layer_types[: count - shared]), set(config.layer_types[count - shared :])
+    if not sharing <= own:
+        raise InputError(
+            f"model {model!r}: num_kv_shared_layers: expected a layer of the type {min(sharing - own)} "
+            f"before the last {shared}, whose keys and values these share"
+        )
+
+
+def _check_layer_inputs(config: Any, model: str) -> None:
+    rows = getattr(config, "vocab_size_per_layer_input", None)
+    if getattr(config, "hidden_size_per_layer_input", None) and rows < config.vocab_size:
+        raise InputError(
+            f"model {model!r}: vocab_size_per_layer_input: expected a number from vocab_size, "
+            f"{config.vocab_size}, got {rows}"
+        )
+
+
+def _check_experts_beside(config: Any, model: str) -> None:
+    for name, most in (
+        ("num_experts", 1 << 12),
+        ("top_k_experts", config.num_experts),
+        ("moe_intermediate_size", 1 << 20),
+    ):
+        value = getattr(config, name)
+        if type(value) is not int or not 1 <= value <= most:
+            raise InputError(
+                f"model {model!r}: {name}: expected a number from 1 to {most}, got {value!r:.40}"
+            )
 
 
 def _check_experts(config: Any, model: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -62,6 +62,11 @@ class Tensors(ABC):
     def copy_into(self, name: str, part: torch.Tensor) -> None:
         """Copies a tensor into `part`, in its dtype. Checks the shape."""
         part.copy_(self.load(name, tuple(part.shape)))
+
+    def copy_together(self, parts: Mapping[str, torch.Tensor]) -> None:
+        """`copy_into` of several, by name; what the files have of them in turns is read once."""
+        for name, part in parts.items():
+            self.copy_into(name, part)
 
     def form(self, name: str) -> str:
         """ggml's name of the form in which a file packs a tensor, one of `arithmetic.packed.FORMS`; empty for

@@ -16,11 +16,13 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from flowspec.core.protocol.shared_keys import sources_of
 from flowspec.errors import InputError
 from flowspec.model.experts import pack_experts, stay_packed_experts
-from flowspec.model.families import Family, Root
+from flowspec.model.families import Family
 from flowspec.model.gguf_layers import GgufLinear, Part, stay_packed
 from flowspec.model.kernels import Packing
+from flowspec.model.layer_by_layer import TABLE
 from flowspec.model.pieces import KeptModules, Pieces
 from flowspec.model.quantised import QuantisedLinear, Rounded, pack
 from flowspec.model.tensors import Tensors
@@ -65,9 +67,9 @@ class Weight:
 
     @property
     def is_linear(self) -> bool:
-        """Whether it is the matrix of a linear layer."""
+        """Whether it is the matrix of a linear layer, and not a router's."""
         owner, leaf = self.owner
-        return isinstance(owner, nn.Linear) and leaf == "weight"
+        return isinstance(owner, nn.Linear) and leaf == "weight" and not is_of_router(self.name)
 
     def part_shape(self, source: TensorSource) -> torch.Size:
         """Of what one source fills."""
@@ -82,6 +84,11 @@ class Weight:
     def tensors(self) -> tuple[str, ...]:
         """The names of the tensors it is made of; two parameters that are tied have the same."""
         return tuple(source.tensor for source in self.sources)
+
+
+def is_of_router(name: str) -> bool:
+    """Whether a parameter or a module, by its name, belongs to a router: these are never packed."""
+    return ".router." in f".{name}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +117,7 @@ class RoundedStore(Protocol):
 
 def weights_of(pieces: Pieces, tensors: Tensors) -> Iterator[Weight]:
     """Every parameter of a slice; two that are tied have the same sources."""
-    prefix = _root(pieces.family, tensors).prefix
+    prefix = pieces.family.root(tensors).prefix
     if pieces.embedding is not None:
         yield Weight(
             pieces.embedding, "weight", (TensorSource(embedding_name(pieces.config, pieces.family, tensors)),)
@@ -130,7 +137,7 @@ def weights_of(pieces: Pieces, tensors: Tensors) -> Iterator[Weight]:
 def embedding_name(config: Any, family: Family, tensors: Tensors) -> str:
     """The tensor that embeds tokens: `lm_head`'s where the two are tied and the checkpoint has that one
     only."""
-    root = _root(family, tensors)
+    root = family.root(tensors)
     own = root.prefix + "embed_tokens.weight"
     return (
         root.lm_head if config.tie_word_embeddings and own not in tensors and root.lm_head in tensors else own
@@ -140,7 +147,7 @@ def embedding_name(config: Any, family: Family, tensors: Tensors) -> str:
 def lm_head_name(config: Any, family: Family, tensors: Tensors) -> str:
     """The tensor of `lm_head`: its own if there is one, as transformers does even where the config says that
     it is tied."""
-    root = _root(family, tensors)
+    root = family.root(tensors)
     return (
         embedding_name(config, family, tensors)
         if config.tie_word_embeddings and root.lm_head not in tensors
@@ -181,6 +188,13 @@ def fill(
         return values
 
     loaded: dict[tuple[str, ...], nn.Parameter] = {}
+    tables = [weight for weight in weights.plain if weight.tensors[0].endswith(TABLE)]
+    values = {
+        weight.tensors[0]: torch.empty(weight.shape, dtype=weight.dtype(dtype), device=device)
+        for weight in tables
+    }
+    tensors.copy_together(values)
+    loaded |= {(name,): nn.Parameter(value, requires_grad=False) for name, value in values.items()}
     for weight in weights.plain:
         if weight.tensors not in loaded:
             loaded[weight.tensors] = nn.Parameter(read(weight), requires_grad=False)
@@ -291,13 +305,23 @@ def stack_bytes(shape: torch.Size, packing: type[QuantisedLinear]) -> int:
 def _check_all_used(pieces: Pieces, weights: tuple[Weight, ...], tensors: Tensors) -> None:
     """Refuses tensors among a slice's own that its modules have no place for (biases, sinks, scales): they
     belong to another model."""
-    root = _root(pieces.family, tensors)
+    root = pieces.family.root(tensors)
     own = [f"{root.prefix}layers.{index}." for index in range(pieces.span.first, pieces.span.end)]
     if pieces.span.is_last:
         own += [f"{root.prefix}{pieces.family.last_norm}.", root.lm_head.removesuffix("weight")]
+    idle = [
+        f"{root.prefix}layers.{layer}.self_attn.{part}"
+        for layer, source in enumerate(sources_of(pieces.config))
+        for part in _OF_KEYS_AND_VALUES
+        if source != layer  # published with them all the same
+    ]
     unused = set(tensors) - {tensor for weight in weights for tensor in weight.tensors}
     strange = sorted(
-        name for name in unused if name.startswith(tuple(own)) and not name.endswith("rotary_emb.inv_freq")
+        name
+        for name in unused
+        if name.startswith(tuple(own))
+        and not name.endswith("rotary_emb.inv_freq")
+        and not name.startswith(tuple(idle))
     )
     if strange:
         raise InputError(
@@ -306,10 +330,7 @@ def _check_all_used(pieces: Pieces, weights: tuple[Weight, ...], tensors: Tensor
         )
 
 
-def _root(family: Family, tensors: Tensors) -> Root:
-    """Where this checkpoint keeps its decoder; the family's first place when it is in none."""
-    norm = f"{family.last_norm}.weight"
-    return next((root for root in family.roots if root.prefix + norm in tensors), family.roots[0])
+_OF_KEYS_AND_VALUES = ("k_proj.", "v_proj.", "k_norm.", "v_norm.")
 
 
 def _sources(

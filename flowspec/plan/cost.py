@@ -14,8 +14,8 @@ from flowspec.core.protocol.precision import (
     PRECISION_BYTES,
     PRECISIONS,
     cached_as,
-    cached_bytes,
 )
+from flowspec.plan.memory import keys_bytes
 from flowspec.plan.profile import DeviceProfile
 from flowspec.plan.shape import USUAL_FILED_BYTES, ModelShape
 from flowspec.plan.timing import Curve
@@ -50,14 +50,16 @@ def layers_curve(
     weights = weights_curve(device, layers * shape.layer_params, precision, shape.filed_bytes)
     attention = device.number_rates(precision)
     attending = layers * shape.attention_share
-    cache_bytes = 2 * attending * shape.kv_heads * cached_bytes(shape.head_dim, cached_as(cache, precision))
+    read = shape.layer_heads
+    cache_bytes = attending * sum(keys_bytes(each, cached_as(cache, precision)) for each in read) / len(read)
+    width = sum(each.width for each in read) / len(read)
     return Curve(
         base_s=weights.base_s,
         row_s=weights.row_s,
         extra_row_s=weights.extra_row_s,
         fixed_s=1e-6 * (layers * device.layer_us + device.pass_us),
         context_s=1e-9 * cache_bytes / attention.gb_per_s,
-        row_context_s=2e-12 * OPERATIONS * attending * shape.heads * shape.head_dim / attention.tflops,
+        row_context_s=2e-12 * OPERATIONS * attending * shape.heads * width / attention.tflops,
     )
 
 
@@ -82,5 +84,5 @@ def drafter_curve(device: DeviceProfile, shape: ModelShape, precision: str) -> C
 
 
 def row_bytes(shape: ModelShape, precision: str) -> int:
-    """A hidden state between two stages; quantised models send float16."""
-    return int(shape.hidden * max(PRECISION_BYTES[precision], 2.0))
+    """A hidden state between two stages, with the most that goes with one; quantised models send float16."""
+    return int((shape.hidden + shape.carried) * max(PRECISION_BYTES[precision], 2.0))

@@ -14,9 +14,10 @@ from flowspec.core.protocol.precision import (
     cached_as,
     cached_bytes,
 )
+from flowspec.core.protocol.shared_keys import Heads
 from flowspec.core.protocol.sliding_window import STATE_BYTES, STATES_HELD, SlidingWindow, window_for
 from flowspec.core.stage.slots import WORK_BYTES
-from flowspec.plan.shape import NOTHING_ELSE, LayersHeld, ModelShape
+from flowspec.plan.shape import LayersHeld, ModelShape
 
 PROCESS_BYTES = 512 << 20
 """A daemon's or a head's process before anything is loaded: Python, torch and what they map."""
@@ -40,15 +41,12 @@ class SliceMemory:
 
 
 def cache_bytes(
+    of_layers: LayersHeld,
     *,
-    layers: int,
-    kv_heads: int,
-    head_dim: int,
     context: int,
     held: str,
     nodes_max: int = limits.TREE_NODES_MAX,
     window: SlidingWindow | None = None,
-    of_layers: LayersHeld = NOTHING_ELSE,
     precision: str = "float32",
 ) -> int:
     """What is held of one request, keys and values as `precision.cached_as` says (`held`), with a full
@@ -56,12 +54,17 @@ def cache_bytes(
     (None: all); inputs have the width of activations in this `precision`."""
     slots = context + nodes_max
     window_slots = slots if window is None else min(slots, window.slots)
-    attending = of_layers.windowed - of_layers.with_inputs
-    layer_slots = (layers - of_layers.windowed) * slots + attending * window_slots
+    kept = sum(layers * keys_bytes(heads, held) for heads, layers in of_layers.whole) * slots
+    kept += sum(layers * keys_bytes(heads, held) for heads, layers in of_layers.windowed) * window_slots
     input_bytes = of_layers.input_width * int(PRECISION_BYTES[ACTIVATIONS[precision]])
     inputs = of_layers.with_inputs * window_slots * input_bytes
     states = STATES_HELD * STATE_BYTES * of_layers.state_numbers
-    return 2 * kv_heads * cached_bytes(head_dim, held) * layer_slots + inputs + states
+    return kept + inputs + states
+
+
+def keys_bytes(heads: Heads, held: str) -> int:
+    """A token's keys and values in one layer."""
+    return 2 * heads.count * cached_bytes(heads.width, held)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,12 +79,14 @@ class FiledBytes:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelWeights:
     """Weights of a model's parts: of each layer, the embedding, `lm_head`, and the last norm. Tied ones are
-    counted in both. `filed` is there where a GGUF file tells it."""
+    counted in both. `table` is a layer's own embedding of tokens, beside `layer`. `filed` is there where a
+    GGUF file tells it."""
 
     layer: int
     embedding: int
     head: int
     norm: int
+    table: int = 0
     is_tied: bool = False
     filed: FiledBytes | None = None
 
@@ -94,6 +99,7 @@ def weights_of(shape: ModelShape) -> ModelWeights:
         embedding=shape.head_params,
         head=shape.head_params,
         norm=shape.hidden,
+        table=shape.table,
         is_tied=shape.is_tied,
     )
 
@@ -109,7 +115,8 @@ def filed_bytes(shape: ModelShape, weights: ModelWeights) -> FiledBytes:
     """What parts take as a GGUF file packs them: as it tells, else on average."""
     parts = (weights.layer, weights.embedding, weights.head)
     layer, embedding, head = (round(each * shape.filed_bytes) for each in parts)
-    return weights.filed or FiledBytes(layer=layer, embedding=embedding, head=head)
+    table = round(weights.table * ACTIVATION_BYTES_MIN)
+    return weights.filed or FiledBytes(layer=layer + table, embedding=embedding, head=head)
 
 
 def layer_outputs(shape: ModelShape) -> int:
@@ -153,17 +160,15 @@ def stage_memory(
     else:
         is_shared = is_shared and PRECISION_BYTES[precision] == kept
         size = layers * weight_bytes(weights.layer, layer_outputs(shape), precision)
+        size += layers * weights.table * kept
         size += weights.embedding * kept * (first and not is_shared)
         size += (weight_bytes(weights.head, shape.vocabulary, precision) + weights.norm * kept) * last
     held = max(
         cache_bytes(
-            layers=layers,
-            kv_heads=shape.kv_heads,
-            head_dim=shape.head_dim,
+            of_layers,
             context=context,
             held=cached_as(cache, precision),
             window=window_for(shape.windows, context, has_states=any(shape.states)),
-            of_layers=of_layers,
             precision=precision,
         )
         for of_layers in (shape.held_anywhere(layers) if begin is None else {shape.held(begin, layers)})
@@ -180,19 +185,17 @@ def drafter_memory(shape: ModelShape, precision: str, *, context: int, users: in
     )
     if precision == FILED:
         size = (matrices + weights.embedding * (not shape.is_tied)) * shape.filed_bytes + weights.norm * kept
+        size += shape.layers * weights.table * kept
     else:
         size = weight_bytes(matrices, outputs, precision)
-        size += weights.norm * kept + weights.embedding * kept * (
+        size += (weights.norm + shape.layers * weights.table) * kept + weights.embedding * kept * (
             not (shape.is_tied and PRECISION_BYTES[precision] == kept)
         )
     held = cache_bytes(
-        layers=shape.layers,
-        kv_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
+        shape.held(0, shape.layers),
         context=context,
         held=cached_as(CACHE_AUTO, precision),
         nodes_max=limits.DRAFT_NODES_MAX,
-        of_layers=shape.held(0, shape.layers),
         precision=precision,
     )
     return SliceMemory(weight_bytes=round(size), cache_bytes=users * held)

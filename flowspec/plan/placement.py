@@ -26,7 +26,8 @@ class ClusterPlan:
     (`Assign`).
 
     `vocabulary` and `hidden_size` are the model's: what comes back from the stages is held to them
-    (`hidden_size` 0: not known). With `drafting` its one stage is a drafter, and `vocabulary` the target's.
+    (`hidden_size` 0: not known); `carried` is the most numbers that go with a hidden state. With `drafting`
+    its one stage is a drafter, and `vocabulary` the target's.
     """
 
     model: str
@@ -37,6 +38,7 @@ class ClusterPlan:
     captures: tuple[int, ...] = ()
     vocabulary: int = limits.VOCABULARY_MAX
     hidden_size: int = 0
+    carried: int = 0
     drafting: Drafting | None = None
     cache: str = CACHE_AUTO
     sliding_window: SlidingWindow | None = None

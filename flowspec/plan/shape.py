@@ -6,11 +6,19 @@ A shape needs no weights, so the tokens of a small model can be timed as those o
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from flowspec.core.protocol.precision import FILED, PRECISIONS
+from flowspec.core.protocol.shared_keys import (
+    Heads,
+    carried_most,
+    heads_of,
+    holders,
+    sources_of,
+)
 from flowspec.core.protocol.sliding_window import LINEAR, inputs_of, states_of, windows_of
 from flowspec.errors import InputError, meant
 
@@ -18,28 +26,42 @@ USUAL_FILED_BYTES = PRECISIONS[FILED].weight_bytes + PRECISIONS[FILED].group_byt
 """Of a weight in a GGUF file, where nothing else is known of it."""
 
 
+HeadsOfLayers = tuple[tuple[Heads, int], ...]
+"""Heads of keys and values, and how many layers have such."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayersHeld:
-    """How some layers hold a request: so many are `windowed`; of these `with_inputs` hold no keys and values
-    but inputs of `input_width` numbers, and those with states have `state_numbers` in all."""
+    """How some layers hold a request: keys and values `whole`, or in a window; so many `with_inputs` hold
+    `input_width` numbers instead, in a window, too, and those with states have `state_numbers` in all."""
 
-    windowed: int = 0
+    whole: HeadsOfLayers = ()
+    windowed: HeadsOfLayers = ()
     with_inputs: int = 0
     input_width: int = 0
     state_numbers: int = 0
 
 
-NOTHING_ELSE = LayersHeld()
-"""Keys and values of all positions, in all layers."""
-
-
 def layers_held(
-    windows: Sequence[int], inputs: Sequence[int], states: Sequence[int], begin: int, end: int
+    heads: Sequence[Heads],
+    windows: Sequence[int] = (),
+    inputs: Sequence[int] = (),
+    states: Sequence[int] = (),
+    sources: Sequence[int] = (),
+    begin: int = 0,
+    end: int | None = None,
 ) -> LayersHeld:
-    """Of the layers `[begin, end)` of a model, from what `core.protocol.sliding_window` says of its
-    config."""
+    """Of the layers `[begin, end)` of a model, from what `core.protocol` says of its config; what is not
+    given is as in most models."""
+    end = len(heads) if end is None else min(end, len(heads))  # a plan asks how many fit, more than there are
+    whole: Counter[Heads] = Counter()
+    windowed: Counter[Heads] = Counter()
+    for layer in holders(tuple(sources) or tuple(range(len(heads))), begin, end):
+        if not any(inputs[layer : layer + 1]):
+            (windowed if any(windows[layer : layer + 1]) else whole)[heads[layer]] += 1
     return LayersHeld(
-        windowed=sum(window > 0 for window in windows[begin:end]),
+        whole=tuple(whole.items()),
+        windowed=tuple(windowed.items()),
         with_inputs=sum(width > 0 for width in inputs[begin:end]),
         input_width=max(inputs, default=0),
         state_numbers=sum(states[begin:end]),
@@ -56,7 +78,10 @@ class ModelShape:
     all see all). `inputs` are how many numbers a layer holds of a token where it does not hold keys and
     values (0: it does; none given: all do), of `mixer_params` weights each in the place of attention's, and
     `states` how many numbers its state has. `has_gates`: attention has as many outputs again for gates as for
-    queries. `filed_bytes` is what a weight takes on average as the model's GGUF file packs it.
+    queries. Where layers are unlike, `unlike` are the heads of each, `sources` to whose keys and values it
+    attends, and `mean_params` the weights of one on average. `table` are the weights of a layer's own
+    embedding of tokens, `carried` the most numbers that go with a hidden state. `filed_bytes` is what a
+    weight takes on average as the model's GGUF file packs it.
     """
 
     name: str
@@ -76,10 +101,22 @@ class ModelShape:
     mixer_params: int = 0
     states: tuple[int, ...] = ()
     has_gates: bool = False
+    unlike: tuple[Heads, ...] = ()
+    sources: tuple[int, ...] = ()
+    mean_params: int = 0
+    table: int = 0
+    carried: int = 0
     filed_bytes: float = USUAL_FILED_BYTES
 
+    @property
+    def layer_heads(self) -> tuple[Heads, ...]:
+        """Of what each layer attends to."""
+        own = self.unlike or (Heads(count=self.kv_heads, width=self.head_dim),) * self.layers
+        return tuple(own[source] for source in self.sources) or own
+
     def held(self, begin: int, layers: int) -> LayersHeld:
-        return layers_held(self.windows, self.inputs, self.states, begin, begin + layers)
+        kinds = self.windows, self.inputs, self.states, self.sources
+        return layers_held(self.layer_heads, *kinds, begin, begin + layers)
 
     def held_anywhere(self, layers: int) -> set[LayersHeld]:
         """`held` of so many layers in a row, wherever they are."""
@@ -93,8 +130,9 @@ class ModelShape:
 
     @property
     def layer_params(self) -> int:
-        """Weights of one layer, the average of both kinds where some hold no keys and values; norms are too
-        small to count."""
+        """Weights of one layer, the average where they are unlike; norms are too small to count."""
+        if self.mean_params:
+            return self.mean_params
         attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
         attention += self.hidden * self.head_dim * self.heads * self.has_gates
         share = self.attention_share
@@ -122,24 +160,32 @@ class ModelShape:
 
 def shape_of(config: Any, name: str, filed_bytes: float = 0.0) -> ModelShape:
     """What a transformers config says; `filed_bytes` as in `ModelShape`, 0 where there is no such file."""
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    heads, sources = heads_of(config), sources_of(config)
+    experts, experts_per_row, _ = _mixture(config)
+    is_unlike = len({*heads}) > 1 or len({*sources}) < len(sources)
+    table = getattr(config, "hidden_size_per_layer_input", None) or 0
     return ModelShape(
         name=name,
         layers=config.num_hidden_layers,
         hidden=config.hidden_size,
         intermediate=_feed_forward_width(config),
         heads=config.num_attention_heads,
-        kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
-        head_dim=head_dim,
+        kv_heads=heads[0].count,
+        head_dim=heads[0].width,
         vocabulary=config.vocab_size,
         is_tied=bool(getattr(config, "tie_word_embeddings", False)),
-        experts=(getattr(config, "num_local_experts", None) or 1) + _shared_experts(config),
-        experts_per_row=_experts_per_row(config),
+        experts=experts,
+        experts_per_row=experts_per_row,
         windows=windows_of(config),
         inputs=inputs_of(config),
         mixer_params=_mixer_params(config),
         states=states_of(config),
         has_gates=any(states_of(config)),  # as all families with states have
+        unlike=heads if is_unlike else (),
+        sources=sources if is_unlike else (),
+        mean_params=_mean_params(config) if is_unlike or table else 0,
+        table=table * (config.vocab_size_per_layer_input if table else 0),
+        carried=carried_most(config),
         filed_bytes=filed_bytes or USUAL_FILED_BYTES,
     )
 
@@ -154,12 +200,27 @@ def _mixer_params(config: Any) -> int:
     return int(config.hidden_size * (2 * keys + 3 * values + 2 * heads))
 
 
+def _mean_params(config: Any) -> int:
+    """Weights of a layer of Gemma 4 that a row runs through, on average."""
+    heads, sources = heads_of(config), sources_of(config)
+    hidden, inputs = config.hidden_size, getattr(config, "hidden_size_per_layer_input", None) or 0
+    total = 0
+    for layer, source in enumerate(sources):
+        is_own, sees_all = source == layer, config.layer_types[layer] == "full_attention"
+        matrices = is_own * (1 if config.attention_k_eq_v and sees_all else 2)  # of keys and of values
+        own = 2 * config.num_attention_heads + matrices * heads[layer].count
+        width = _feed_forward_width(config)
+        width += config.intermediate_size * (config.use_double_wide_mlp and not is_own)
+        total += hidden * (own * heads[layer].width + 3 * width + 3 * inputs)
+    return total // len(sources)
+
+
 def _feed_forward_width(config: Any) -> int:
     """Neurons that a row runs through in a layer; of a mixture those of the row's experts."""
-    width = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
+    _, per_row, width = _mixture(config)
     if getattr(config, "block_auto_adjust_ff_dim", False):
         width = _adjusted(width, config.block_ffn_dim_multiplier, config.block_multiple_of)
-    return int(width * _experts_per_row(config))
+    return width * per_row
 
 
 def _adjusted(width: int, factor: float | None, multiple: int) -> int:
@@ -169,13 +230,18 @@ def _adjusted(width: int, factor: float | None, multiple: int) -> int:
     return width if factor is None else -(-int(factor * width) // multiple) * multiple
 
 
-def _experts_per_row(config: Any) -> int:
-    return int(getattr(config, "num_experts_per_tok", None) or 1) + _shared_experts(config)
-
-
-def _shared_experts(config: Any) -> int:
-    """Experts that every row runs through, beside those that it chooses."""
-    return int(getattr(config, "n_shared_experts", None) or 0)
+def _mixture(config: Any) -> tuple[int, int, int]:
+    """How many experts a layer has and a row runs through, with those that all rows do, and the neurons of
+    one; one that is the whole network where there are none."""
+    width = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
+    if not hasattr(config, "enable_moe_block"):
+        shared = getattr(config, "n_shared_experts", None) or 0
+        experts = getattr(config, "num_local_experts", None) or 1
+        return experts + shared, (getattr(config, "num_experts_per_tok", None) or 1) + shared, width
+    if not config.enable_moe_block:
+        return 1, 1, config.intermediate_size
+    beside = -(-config.intermediate_size // width)  # Gemma 4's own network counts as so many
+    return config.num_experts + beside, config.top_k_experts + beside, width
 
 
 def eagle_shape(target: ModelShape) -> ModelShape:

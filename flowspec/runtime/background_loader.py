@@ -178,6 +178,7 @@ def _made(part: Slice, *, received_bytes: int = 0, load_s: float = 0.0) -> Loade
         cache_slots=0,
         received_bytes=received_bytes,
         hidden_size=part.config.hidden_size,
+        carried=part.carried_width,
         vocabulary_size=part.config.vocab_size,
         reused=False,
         load_s=load_s,

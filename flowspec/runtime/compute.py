@@ -334,6 +334,7 @@ def _loaded(part: Slice, *, reused: bool, received_bytes: int = 0) -> Loaded:
         state_bytes=part.state_bytes,
         received_bytes=received_bytes,
         hidden_size=part.config.hidden_size,
+        carried=part.carried_width,
         vocabulary_size=part.config.vocab_size,
         reused=reused,
     )

@@ -123,7 +123,8 @@ class Head:
             traits_of(drafter, level)
             for drafter, level in zip(drafters, levels or [0] * len(drafters), strict=True)
         ]
-        self._row_bytes = plan.hidden_size * DTYPE_BYTES[ACTIVATIONS[plan.dtype]] * (1 + len(plan.captures))
+        width = plan.carried + plan.hidden_size * (1 + len(plan.captures))
+        self._row_bytes = width * DTYPE_BYTES[ACTIVATIONS[plan.dtype]]
         self._core = HeadCore(
             context=plan.context,
             stage_count=len(plan.stages),

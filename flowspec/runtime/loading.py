@@ -18,6 +18,7 @@ from flowspec.core.cluster.daemon import SliceRoom, room_for
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import Assign
 from flowspec.core.protocol.precision import ACTIVATIONS, CACHE_AUTO, cached_as
+from flowspec.core.protocol.shared_keys import heads_of, sources_of
 from flowspec.core.protocol.sliding_window import SlidingWindow, inputs_of, states_of, windows_of
 from flowspec.errors import ClusterError, FlowSpecError, InputError, NoRoomError
 from flowspec.memory_claims import MemoryClaims
@@ -25,7 +26,7 @@ from flowspec.model.accelerator import accelerator_of
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.names import is_gguf
 from flowspec.model.kernels import DTYPES, PACKINGS, packing_of
-from flowspec.model.pieces import KeptModules, Pieces, Span, head_dim
+from flowspec.model.pieces import KeptModules, Pieces, Span
 from flowspec.model.slice import Slice
 from flowspec.model.support import family_of
 from flowspec.model.weights import SliceWeights, Weight, sorted_weights, weight_bytes, weights_of
@@ -434,15 +435,13 @@ def _cache_bytes(
             f"expected a window of {max(windows)} positions, as the model's config.json has it, got "
             f"{window.tokens} from the head; run the same FlowSpec version everywhere"
         )
+    inputs, states, sources = inputs_of(config), states_of(config), sources_of(config)
     return cache_bytes(
-        layers=span.end - span.first,
-        kv_heads=config.num_key_value_heads,
-        head_dim=head_dim(config),
+        layers_held(heads_of(config), windows, inputs, states, sources, span.first, span.end),
         context=context,
         held=cached_as(cache, dtype),
         nodes_max=nodes_max,
         window=window,
-        of_layers=layers_held(windows, inputs_of(config), states_of(config), span.first, span.end),
         precision=dtype,
     )
 

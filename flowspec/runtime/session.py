@@ -21,6 +21,7 @@ from flowspec.core.methods import make_method
 from flowspec.core.protocol.limits import TOP_LOGPROBS_MAX
 from flowspec.core.protocol.messages import Sampling
 from flowspec.core.protocol.precision import CACHE_AUTO, FILED
+from flowspec.core.protocol.shared_keys import carried_most
 from flowspec.core.protocol.sliding_window import states_of, window_for, windows_of
 from flowspec.draft.kinds import NONE, WITHOUT_TENSORS
 from flowspec.errors import InputError
@@ -458,6 +459,7 @@ def _unplaced(options: ClusterOptions, files: ModelFiles, config: Any) -> Cluste
         stages=(),
         vocabulary=config.vocab_size,
         hidden_size=config.hidden_size,
+        carried=carried_most(config),
         sliding_window=window_for(windows_of(config), context, has_states=any(states_of(config))),
     )
 

@@ -51,6 +51,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "Qwen3": ("qwen3",),
     "Gemma 2": ("gemma2",),
     "Gemma 3": ("gemma3-text", "gemma3"),
+    "Gemma 4": ("gemma4", "gemma4-text", "gemma4-mixture", "gemma4-unified", "gemma4-unified-text"),
     "Phi-3": ("phi3", "phi3-longrope"),
     "SmolLM3": ("smollm3",),
     "Granite": ("granite",),

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowspec.core.protocol.precision import CACHES, cached_as
+from flowspec.core.protocol.shared_keys import Heads
 from flowspec.model.arithmetic import build, compiled
 from flowspec.model.arithmetic.operations import Sight, attention
 from flowspec.model.arithmetic.plain import LANES
@@ -20,6 +21,7 @@ from flowspec.model.kernels import CACHE_DTYPES
 from flowspec.model.pieces import Span
 from flowspec.model.slice import Slice
 from flowspec.plan.memory import cache_bytes
+from flowspec.plan.shape import layers_held
 from flowspec.runtime.loading import slice_memory
 
 pytestmark = pytest.mark.arm
@@ -29,7 +31,10 @@ KV_HEADS = 2
 
 def cache_of(width: int, slots: int, dtype: torch.dtype) -> TreeCache:
     cache = TreeCache(
-        layers=range(2), kv_heads=KV_HEADS, head_dim=width, slots_max=slots, dtype=dtype, device=CPU
+        heads=dict.fromkeys(range(2), Heads(count=KV_HEADS, width=width)),
+        slots_max=slots,
+        dtype=dtype,
+        device=CPU,
     )
     cache.reserve(slots)
     return cache
@@ -37,11 +42,11 @@ def cache_of(width: int, slots: int, dtype: torch.dtype) -> TreeCache:
 
 def held(cache: TreeCache, layer: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The keys and values `[kv_heads, slots, width]` that lie in a cache of levels, in float64."""
-    steps = cache.steps(layer)
+    levels_of_keys, levels_of_values, steps = cache.of(layer)
     assert steps is not None
-    keys = cache.keys[layer].permute(0, 1, 3, 2).flatten(1, 2).double()
+    keys = levels_of_keys.permute(0, 1, 3, 2).flatten(1, 2).double()
     of_keys = steps[0].permute(0, 1, 3, 2).flatten(1, 2).double()
-    each = [(keys, of_keys), (cache.values[layer, :, :, :width].double(), steps[1].double())]
+    each = [(keys, of_keys), (levels_of_values[:, :, :width].double(), steps[1].double())]
     found = [levels * by.repeat_interleave(32, dim=2)[..., :width] for levels, by in each]
     return found[0], found[1]
 
@@ -64,7 +69,7 @@ def test_levels_are_ggmls(width: int, size: float, seed: int) -> None:
         off = np.abs(ours - expected)
         assert (off <= allowed).all()
         assert (off > 0).mean() < 0.01
-    assert not cache.keys[0].any(), "the other layer's"
+    assert not cache.of(0)[0].any(), "the other layer's"
 
 
 @pytest.mark.parametrize("library", ["built", "plain"])
@@ -83,7 +88,8 @@ def test_attention_is_that_of_the_numbers_held(
     seen = torch.rand((rows, slots), generator=generator) < 0.6
     seen[:, 0] = True
     sight = Sight(seen, torch.arange(slots, dtype=torch.int32))
-    found = attention(queries, cache.keys[0], cache.values[0], sight, width**-0.5, None, cache.steps(0))
+    keys, values, steps = cache.of(0)
+    found = attention(queries, keys, values, sight, width**-0.5, None, steps)
     keys, values = (part[:, :slots].repeat_interleave(3, dim=0) for part in held(cache, 0, width))
     scores = torch.einsum("rhd,hsd->rhs", queries.double(), keys) * width**-0.5
     shares = scores.masked_fill(~seen[:, None], float("-inf")).softmax(dim=2)
@@ -113,7 +119,7 @@ def test_a_cache_takes_what_is_foretold(dtype: str, cache: str) -> None:
     foretold = slice_memory(files, Span(first=0, end=2, count=count), dtype, 256, cache=cache, nodes_max=256)
     part.open_cache(1, 512)
     part._caches[1].whole.reserve(512)
-    width = part._caches[1].whole.keys.shape[3]
+    width = part._caches[1].whole.of(0)[0].shape[2]
     filled = -(-width // LANES) * LANES - width
     beyond = 2 * part.config.num_key_value_heads * 512 * filled * CACHE_DTYPES[part.cache].itemsize
     assert part.cache_bytes - beyond == part.opened_bytes == foretold.cache_bytes
@@ -122,7 +128,7 @@ def test_a_cache_takes_what_is_foretold(dtype: str, cache: str) -> None:
 
 def test_q8_0_takes_little_more_than_half_of_16_bits() -> None:
     sizes = [
-        cache_bytes(layers=32, kv_heads=8, head_dim=128, context=4096, held=each)
+        cache_bytes(layers_held([Heads(count=8, width=128)] * 32), context=4096, held=each)
         for each in ("q8_0", "bfloat16")
     ]
     assert sizes[0] / sizes[1] == 34 / 64

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from flowspec.core.protocol.limits import CACHE_BLOCK_SLOTS as BLOCK_SLOTS
+from flowspec.core.protocol.shared_keys import Heads
 from flowspec.errors import ClusterError
 from flowspec.model.attention import TreeCache
 from flowspec.model.files import BUNDLED, ModelFiles
@@ -17,7 +18,10 @@ from flowspec.model.slice import Slice
 @pytest.mark.parametrize("slots", [1, BLOCK_SLOTS, BLOCK_SLOTS + 1, 600])
 def test_growth_is_foretold_to_the_byte(slots: int, dtype: torch.dtype) -> None:
     cache = TreeCache(
-        layers=range(2), kv_heads=3, head_dim=40, slots_max=600, dtype=dtype, device=torch.device("cpu")
+        heads={0: Heads(count=3, width=40), 1: Heads(count=3, width=40), -2: Heads(count=1, width=56)},
+        slots_max=600,
+        dtype=dtype,
+        device=torch.device("cpu"),
     )
     cache.reserve(5)
     foretold = cache.bytes + cache.growth_bytes(slots)

@@ -33,7 +33,7 @@ NAMES = sorted(VARIANTS)
 FILE = "GGUF of"
 CASES = sorted(
     {(name, DTYPES[(place + shift) % 5]) for place, name in enumerate(NAMES) for shift in (0, 2)}
-    | {(name, dtype) for name in ("llama-grouped", "lfm2", "qwen3.5") for dtype in DTYPES}
+    | {(name, dtype) for name in ("llama-grouped", "lfm2", "qwen3.5", "gemma4") for dtype in DTYPES}
     | {("gpt-oss", "float32")}
     | {(f"{FILE} {name}", FILED) for name in ("llama-tied", "qwen3-moe", "gemma2", "lfm2", "gpt-oss")}
 )

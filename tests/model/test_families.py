@@ -26,7 +26,7 @@ from flowspec.core.protocol.messages import Sampling
 from flowspec.core.stage.events import JobPart, RunLayers
 from flowspec.errors import InputError
 from flowspec.model.arithmetic import plain
-from flowspec.model.arithmetic.operations import turned
+from flowspec.model.arithmetic.operations import turned, turned_alone
 from flowspec.model.experts import row_experts
 from flowspec.model.families import FAMILIES, check_family
 from flowspec.model.files import ModelFiles
@@ -42,6 +42,11 @@ from tests.model.slices import CPU, assert_faithful, load, load_stages
 
 ROPE = {"rope_type": "default", "rope_theta": 1e4}
 LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+GEMMA4_ROPE = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+}
+GEMMA4: dict[str, Any] = {"layer_types": ["sliding_attention", "full_attention"] * 2}
 HALF = [torch.bfloat16, torch.float16]
 RARELY = 3
 """Numbers of a test's thousands that the order of a sum may move by a last place."""
@@ -59,7 +64,7 @@ def test_queries_and_keys_are_turned_by_our_own_function(name: str) -> None:
     own = type(module).forward
     call_directly(module, FAMILIES[name])
     assert type(module).__call__ is not own
-    assert type(module).__call__.__globals__["apply_rotary_pos_emb"] is turned
+    assert type(module).__call__.__globals__["apply_rotary_pos_emb"] in (turned, turned_alone)
 
 
 def test_a_family_that_turns_otherwise_keeps_its_own_function() -> None:
@@ -120,12 +125,12 @@ def test_a_norm_of_another_familys_arithmetic_would_be_seen() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("name", ["gemma2", "gemma3-text", "granite", "llama-tied"])
+@pytest.mark.parametrize("name", ["gemma2", "gemma3-text", "gemma4-text", "granite", "llama-tied"])
 def test_embeddings_and_logits_are_the_plain_models(name: str, dtype: str, tmp_path: Path) -> None:
     """Scales round where transformers rounds them: hidden 72, whose root is no number of bfloat16."""
     family, overrides = VARIANTS[name]
     folder = make_checkpoint(
-        tmp_path, family, {**SMALL, **overrides, "hidden_size": 72, "num_hidden_layers": 4}
+        tmp_path, family, {**SMALL, "num_hidden_layers": 4, **overrides, "hidden_size": 72}
     )
     part = load_stages(folder, 1, dtype)[0]
     plain: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
@@ -519,6 +524,76 @@ REFUSED = {
         {"layer_types": ["linear_attention", "sliding_attention"] * 2},
         "layer_types: expected 4 of full_attention and linear_attention",
     ),
+    "shares all": (
+        "gemma4_text",
+        {"num_kv_shared_layers": 4, **GEMMA4},
+        "num_kv_shared_layers: expected a number from 0 to 3, got 4",
+    ),
+    "shares with nobody": (
+        "gemma4_text",
+        {"num_kv_shared_layers": 1, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]},
+        "num_kv_shared_layers: expected a layer of the type full_attention before the last 1",
+    ),
+    "quantised, of a family that is not read so": (
+        "gemma4_text",
+        {
+            **GEMMA4,
+            "quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True},
+        },
+        "is quantised, which FlowSpec does not read of gemma4_text",
+    ),
+    "small table": (
+        "gemma4_text",
+        {"vocab_size_per_layer_input": 299, **GEMMA4},
+        "vocab_size_per_layer_input: expected a number from vocab_size, 300, got 299",
+    ),
+    "no inputs of layers": (
+        "gemma4_unified_text",
+        {"hidden_size_per_layer_input": 16, **GEMMA4},
+        "sets hidden_size_per_layer_input to 16, which transformers' gemma4_unified_text does not know",
+    ),
+    "both ways everywhere": (
+        "gemma4_text",
+        {"use_bidirectional_attention": "all", **GEMMA4},
+        "attends to later tokens",
+    ),
+    "partial in a type": (
+        "gemma4_text",
+        {
+            **GEMMA4,
+            "rope_parameters": {
+                "sliding_attention": {**ROPE, "partial_rotary_factor": 0.5},
+                "full_attention": ROPE,
+            },
+        },
+        "partial_rotary_factor, which transformers' gemma4_text",
+    ),
+    "no positions of a type": (
+        "gemma4_text",
+        {**GEMMA4, "rope_parameters": {"sliding_attention": ROPE}},
+        "rope_parameters: expected those of full_attention, got none",
+    ),
+    "no experts": (
+        "gemma4_text",
+        {**GEMMA4, "enable_moe_block": True, "top_k_experts": 2, "moe_intermediate_size": 8},
+        "num_experts: expected a number from 1 to 4096, got None",
+    ),
+    "more experts than there are": (
+        "gemma4_text",
+        {
+            **GEMMA4,
+            "enable_moe_block": True,
+            "num_experts": 3,
+            "top_k_experts": 4,
+            "moe_intermediate_size": 8,
+        },
+        "top_k_experts: expected a number from 1 to 3, got 4",
+    ),
+    "shared keys": (
+        "llama",
+        {"num_kv_shared_layers": 2},
+        "sets num_kv_shared_layers to 2, which transformers' llama does not know",
+    ),
     "longrope": (
         "llama",
         {"rope_parameters": {**LONGROPE, "original_max_position_embeddings": 64.5}},
@@ -546,6 +621,7 @@ def test_what_would_change_the_arithmetic_is_refused_with_its_reason(name: str, 
         ("qwen2", {"use_sliding_window": False, "sliding_window": 64}),
         ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
         ("gemma3_text", {"architectures": ["Gemma3ForCausalLM"]}),
+        ("gemma4_text", {"architectures": ["Gemma4ForCausalLM"], "use_bidirectional_attention": "vision"}),
     ],
 )
 def test_what_changes_nothing_is_let_pass(family: str, fields: dict[str, Any]) -> None:
@@ -877,6 +953,101 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
         },
         131072,
     ),
+    # of Gemma 4 from memory: the hub was out of reach
+    "gemma-4-E2B-it": (
+        {
+            "architectures": ["Gemma4ForConditionalGeneration"],
+            "model_type": "gemma4",
+            "text_config": {
+                "model_type": "gemma4_text",
+                "attention_k_eq_v": False,
+                "enable_moe_block": False,
+                "final_logit_softcapping": 30.0,
+                "global_head_dim": 512,
+                "head_dim": 256,
+                "hidden_size": 1536,
+                "hidden_size_per_layer_input": 256,
+                "intermediate_size": 6144,
+                "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 7,
+                "max_position_embeddings": 131072,
+                "num_attention_heads": 8,
+                "num_global_key_value_heads": None,
+                "num_hidden_layers": 35,
+                "num_key_value_heads": 1,
+                "num_kv_shared_layers": 20,
+                "rope_parameters": GEMMA4_ROPE,
+                "sliding_window": 512,
+                "tie_word_embeddings": True,
+                "use_bidirectional_attention": None,
+                "use_double_wide_mlp": True,
+                "vocab_size": 262144,
+                "vocab_size_per_layer_input": 262144,
+            },
+            "tie_word_embeddings": True,
+        },
+        131072,
+    ),
+    "gemma-4-26B-A4B-it": (
+        {
+            "architectures": ["Gemma4ForConditionalGeneration"],
+            "model_type": "gemma4",
+            "text_config": {
+                "model_type": "gemma4_text",
+                "attention_k_eq_v": True,
+                "enable_moe_block": True,
+                "final_logit_softcapping": 30.0,
+                "global_head_dim": 512,
+                "head_dim": 256,
+                "hidden_size": 2816,
+                "hidden_size_per_layer_input": 0,
+                "intermediate_size": 2112,
+                "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 5,
+                "max_position_embeddings": 262144,
+                "moe_intermediate_size": 704,
+                "num_attention_heads": 16,
+                "num_experts": 128,
+                "num_global_key_value_heads": 2,
+                "num_hidden_layers": 30,
+                "num_key_value_heads": 8,
+                "num_kv_shared_layers": 0,
+                "rope_parameters": GEMMA4_ROPE,
+                "sliding_window": 1024,
+                "top_k_experts": 8,
+                "use_bidirectional_attention": "vision",
+                "use_double_wide_mlp": False,
+                "vocab_size": 262144,
+                "vocab_size_per_layer_input": 262144,
+            },
+        },
+        262144,
+    ),
+    "gemma-4-12B-it": (
+        {
+            "architectures": ["Gemma4UnifiedForConditionalGeneration"],
+            "model_type": "gemma4_unified",
+            "text_config": {
+                "model_type": "gemma4_unified_text",
+                "attention_k_eq_v": True,
+                "final_logit_softcapping": 30.0,
+                "global_head_dim": 512,
+                "head_dim": 256,
+                "hidden_size": 3840,
+                "intermediate_size": 15360,
+                "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 8,
+                "max_position_embeddings": 262144,
+                "num_attention_heads": 16,
+                "num_global_key_value_heads": 1,
+                "num_hidden_layers": 48,
+                "num_key_value_heads": 8,
+                "num_kv_shared_layers": 0,
+                "rope_parameters": GEMMA4_ROPE,
+                "sliding_window": 1024,
+                "use_bidirectional_attention": "vision",
+                "vocab_size": 262144,
+            },
+        },
+        262144,
+    ),
     "phi-4": (
         {
             "architectures": ["Phi3ForCausalLM"],
@@ -958,13 +1129,20 @@ OF_OTHER_FAMILIES: dict[str, tuple[dict[str, Any], str]] = {
         ", with other parts beside a decoder of 'qwen3_5_moe_text', some of whose layers keep a state "
         "instead of keys and values",
     ),
-    "gemma4": (
+    "gemma3n": (
         {
-            "architectures": ["Gemma4ForConditionalGeneration"],
-            "text_config": {"model_type": "gemma4_text", "num_hidden_layers": 35},
-            "audio_config": {"model_type": "gemma4_audio"},
+            "architectures": ["Gemma3nForConditionalGeneration"],
+            "text_config": {"model_type": "gemma3n_text", "num_hidden_layers": 35},
+            "audio_config": {"model_type": "gemma3n_audio"},
         },
-        ", with other parts beside a decoder of 'gemma4_text'",
+        ", with other parts beside a decoder of 'gemma3n_text'",
+    ),
+    "gemma4_assistant": (
+        {
+            "architectures": ["Gemma4AssistantForCausalLM"],
+            "text_config": {"model_type": "gemma4_text", "num_hidden_layers": 4},
+        },
+        ", which guesses for another model, whose keys and values it reads",
     ),
     "llava": (
         {

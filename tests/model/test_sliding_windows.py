@@ -46,6 +46,8 @@ CASES = [
     ("lfm2", "bfloat16", "q8_0"),
     ("qwen3.5", "float32", "auto"),
     ("qwen3.5-text", "bfloat16", "q8_0"),
+    ("gemma4", "float32", "auto"),
+    ("gemma4", "bfloat16", "q8_0"),
 ]
 
 TURNS = ((0, 30), (0, 20), (3, 5), (8, 0), (50, 20), (0, 15))
@@ -148,7 +150,15 @@ def test_no_bit_depends_on_what_was_given_back(
 @pytest.mark.parametrize("cache", ["auto", "q8_0"])
 @pytest.mark.parametrize(
     ("variant", "first", "end"),
-    [("gemma3-text", 0, 3), ("phi3", 2, 4), ("lfm2", 1, 6), ("qwen3.5", 1, 5)],
+    [
+        ("gemma3-text", 0, 3),
+        ("phi3", 2, 4),
+        ("lfm2", 1, 6),
+        ("qwen3.5", 1, 5),
+        ("gemma4", 0, 4),
+        ("gemma4", 3, 6),
+        ("gemma4", 4, 7),
+    ],
 )
 def test_memory_is_foretold_to_the_byte(
     variant: str, first: int, end: int, cache: str, tmp_path_factory: pytest.TempPathFactory
@@ -161,8 +171,7 @@ def test_memory_is_foretold_to_the_byte(
     assert window is not None
     part = Slice.load(files, span, "bfloat16", CPU, cache=cache)
     part.open_cache(1, slots, window.slots)
-    whole = (end - first) * slots
-    assert part.opened_bytes == part.request_bytes(slots, window.slots) < whole * part.slot_bytes
+    assert part.opened_bytes == part.request_bytes(slots, window.slots) < slots * part.slot_bytes
     foretold = slice_memory(files, span, "bfloat16", context, cache=cache, window=window)
     assert part.opened_bytes == foretold.cache_bytes
     room = CacheRoom(
@@ -184,9 +193,8 @@ def test_memory_is_foretold_to_the_byte(
     part._reserve(part._caches[1], slots, window.slots)
     whole_cache, windowed = part._caches[1].whole, part._caches[1].windowed
     assert windowed is not None
-    width, filled = whole_cache.keys.shape[3], whole_cache.values.shape[3]
-    held = [each.values.shape[0] * each.values.shape[2] for each in (whole_cache, windowed)]
-    beyond = sum(held) * config.num_key_value_heads * (filled - width) * whole_cache.values.element_size()
-    filled_slots = windowed.values.shape[2] - window.slots  # up to a whole vector of slots
-    beyond += filled_slots * part.windowed_slot_bytes
+    beyond = (windowed.slots - window.slots) * part.windowed_slot_bytes  # up to a whole vector of slots
+    for layer in set(part._held) - set(part._with_inputs):  # and of a value's numbers
+        keys, values, _ = (whole_cache if layer in whole_cache else windowed).of(layer)
+        beyond += values[..., keys.shape[2] :].nbytes
     assert part.cache_bytes - beyond == foretold.cache_bytes

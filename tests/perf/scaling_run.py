@@ -176,9 +176,7 @@ def memory_of(testbed: Testbed, users: int) -> SliceMemory:
     weights[0] += shape.head_params
     weights[-1] += shape.head_params
     held = users * cache_bytes(
-        layers=max(layers),
-        kv_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
+        shape.held(0, max(layers)),
         context=CONTEXT_HELD,
         held="float16",
     )

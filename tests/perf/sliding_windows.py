@@ -21,11 +21,12 @@ import torch
 from flowspec.bench.checkpoints import make_checkpoint
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Commit, Open, Sampling, Segment, SegmentPart
+from flowspec.core.protocol.shared_keys import heads_of
 from flowspec.core.protocol.sliding_window import SlidingWindow, inputs_of, window_for, windows_of
 from flowspec.core.stage.events import ClearSlots, LayersDone, OpenCache, RunLayers, SegmentArrived
 from flowspec.core.stage.stage import StageCore
 from flowspec.model.files import ModelFiles
-from flowspec.model.pieces import Span, head_dim
+from flowspec.model.pieces import Span
 from flowspec.model.slice import Slice
 from flowspec.runtime.loading import slice_memory
 
@@ -80,7 +81,8 @@ class Text:
                         0, rows.slots, torch.randn(len(rows.slots), inputs.shape[1]).to(inputs.dtype)
                     )
                     continue
-                noise = torch.randn(2, config.num_key_value_heads, len(rows.slots), head_dim(config))
+                heads = heads_of(config)[layer]
+                noise = torch.randn(2, heads.count, len(rows.slots), heads.width)
                 rows.cache.write(layer, rows.slots, *noise.to(self.part.dtype))
             self._end(job)
 

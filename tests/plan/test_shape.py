@@ -72,6 +72,48 @@ def test_layers_with_states_count_as_what_they_are() -> None:
     assert shape.held(0, 4).state_numbers == 3 * 32 * 128 * 128, "2 MiB in each of three"
 
 
+def test_layers_that_share_keys_count_as_what_they_are() -> None:
+    """As Gemma 4 E2B is published: its shared layers have no keys and wider networks."""
+    config = AutoConfig.for_model(
+        "gemma4_text",
+        hidden_size=1536,
+        intermediate_size=6144,
+        num_hidden_layers=35,
+        num_key_value_heads=1,
+        num_kv_shared_layers=20,
+        layer_types=(["sliding_attention"] * 4 + ["full_attention"]) * 7,
+        use_double_wide_mlp=True,
+    )
+    shape = shape_of(config, "Gemma-4-E2B")
+    pieces = Pieces.build(config, family_of(config, "m"), Span(first=0, end=35, count=35))
+    assert shape.layers * (shape.layer_params + shape.table) == pytest.approx(
+        counted(pieces.layers), rel=1e-6
+    )
+    assert shape.carried == 1536 + 2 * 256 + 2 * 512
+    assert weights_of(shape).table == 262144 * 256
+
+
+def test_a_mixture_beside_a_network_holds_both_in_memory() -> None:
+    """As Gemma 4 26B-A4B is published, with fewer experts: its network is as wide as three of them."""
+    config = AutoConfig.for_model(
+        "gemma4_text",
+        hidden_size=96,
+        intermediate_size=72,
+        num_hidden_layers=1,
+        layer_types=["full_attention"],
+        hidden_size_per_layer_input=0,
+        enable_moe_block=True,
+        num_experts=10,
+        top_k_experts=4,
+        moe_intermediate_size=24,
+    )
+    shape = shape_of(config, "mixture")
+    layer = Pieces.build(config, family_of(config, "mixture"), Span(first=0, end=1, count=1)).layers[0]
+    matrices = [each for name, each in layer.named_parameters() if each.dim() > 1 and "router" not in name]
+    assert (shape.experts, shape.experts_per_row, shape.intermediate) == (13, 7, 7 * 24)
+    assert weights_of(shape).layer == sum(each.numel() for each in matrices) + 2 * shape.hidden
+
+
 @pytest.mark.parametrize("name", ["target", "draft"])
 def test_the_shape_of_a_config_has_the_weights_of_its_layers(name: str) -> None:
     files = ModelFiles(str(bundled_folder(name)))
@@ -134,3 +176,9 @@ def test_grouped_heads_and_wide_heads_count() -> None:
     assert shape.layer_params == 10 * 12 + 2 * 10 * 6 + 12 * 10 + 3 * 10 * 20
     assert shape.cache_values() == 12
     assert shape.params == 2 * shape.layer_params + 70
+
+
+def test_more_layers_than_there_are_hold_as_much_as_all() -> None:
+    shape = find_shape("llama-3.2-1b")
+    assert shape.held(0, 99) == shape.held(0, 16)
+    assert shape.held_anywhere(99) == {shape.held(0, 16)}

@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowspec.core.protocol import limits
+from flowspec.core.protocol.shared_keys import Heads
 from flowspec.core.stage.slots import WORK_BYTES
 from flowspec.errors import InputError
 from flowspec.plan.memory import SliceMemory, cache_bytes, mib
+from flowspec.plan.shape import layers_held
 from flowspec.plan.split import checked_split, even_split, weighted_split
 
 WEIGHTS = st.lists(st.one_of(st.integers(1, 16).map(float), st.floats(1, 2.0**62)), min_size=1, max_size=12)
@@ -76,7 +78,7 @@ def test_a_split_by_hand_is_taken_as_it_is_or_refused() -> None:
 
 
 def test_memory_is_keys_and_values_of_context_and_tree() -> None:
-    found = cache_bytes(layers=3, kv_heads=5, head_dim=64, context=1000, held="bfloat16")
+    found = cache_bytes(layers_held([Heads(count=5, width=64)] * 3), context=1000, held="bfloat16")
     assert found == 2 * 3 * 5 * 64 * (1000 + limits.TREE_NODES_MAX) * 2
     assert SliceMemory(weight_bytes=7, cache_bytes=found).total_bytes == 7 + found + WORK_BYTES
 

@@ -122,8 +122,9 @@ class Loaded:
     sent just now.
 
     There is room for `cache_slots` beside it. One takes `slot_bytes` in all its layers, `windowed_bytes` of
-    these in layers with a sliding window; the states of a conversation take `state_bytes`. A slice that was
-    made ready and had no room takes `load_s` to load.
+    these in layers with a sliding window; the states of a conversation take `state_bytes`. So many `carried`
+    numbers come with each hidden state (`shared_keys`). A slice that was made ready and had no room takes
+    `load_s` to load.
     """
 
     weight_bytes: int
@@ -136,6 +137,7 @@ class Loaded:
     slot_bytes: int = 1
     windowed_bytes: int = 0
     state_bytes: int = 0
+    carried: int = 0
 
 
 class SliceRoom(Enum):
@@ -886,12 +888,13 @@ def check_segment(assign: Assign, loaded: Loaded | None, segment: Segment, paylo
         )
     if len(segment.hops) != assign.stage:
         raise PeerError(f"expected a segment after {assign.stage} hops, got {len(segment.hops)}")
+    _check_tokens(segment, loaded)
     if assign.stage == 0:
         if payload is not None:
             raise PeerError("the first stage takes tokens, but a payload came")
-        _check_tokens(segment, loaded)
     elif segment.row_count:
-        expected = (segment.row_count, assign.payload_width(loaded.hidden_size), assign.payload_dtype)
+        width = assign.payload_width(loaded.hidden_size, loaded.carried)
+        expected = (segment.row_count, width, assign.payload_dtype)
         found = None if payload is None else (payload.rows, payload.width, payload.dtype)
         if found != expected:
             raise PeerError(f"expected a payload of {expected}, got {found}")

@@ -182,9 +182,10 @@ class Assign:
         layers = f"layers {self.first_layer} to {self.end_layer - 1} of {self.model}"
         return f"{layers} (stage {self.stage + 1} of {self.stages}, {self.arithmetic or self.dtype})"
 
-    def payload_width(self, hidden_size: int) -> int:
-        """Width of the rows that this stage receives: the hidden state and what earlier stages captured."""
-        return hidden_size * (1 + sum(layer < self.first_layer for layer in self.captures))
+    def payload_width(self, hidden_size: int, carried: int = 0) -> int:
+        """Width of the rows that this stage receives: the hidden state, what the slice needs beside it (so
+        many `carried` numbers), and what earlier stages captured."""
+        return carried + hidden_size * (1 + sum(layer < self.first_layer for layer in self.captures))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

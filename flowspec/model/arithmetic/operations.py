@@ -50,6 +50,18 @@ def turned(
     return library.turned(queries, cosine, sine), library.turned(keys, cosine, sine)
 
 
+def turned_alone(
+    x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, unsqueeze_dim: int
+) -> torch.Tensor:
+    """As `turned`, of `[1, rows, heads, width]`, heads being the dimension `unsqueeze_dim`."""
+    assert unsqueeze_dim == 2, (
+        "of transformers' families those that turn one alone do so before heads are first"
+    )
+    x, library = x.transpose(1, 2), _library(x)
+    turn = plain.turned if library is None or x.stride(3) != 1 else library.turned
+    return turn(x, cosine, sine).transpose(1, 2)
+
+
 def delta_rule(rows: DeltaRows, states: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
     """Steps of linear attention (`plain.delta_rule`); `states` are contiguous, `steps` on the CPU."""
     library = _library(states)

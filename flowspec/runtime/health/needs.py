@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flowspec.core.protocol.precision import ACTIVATIONS
+from flowspec.core.protocol.shared_keys import carried_most
 from flowspec.core.protocol.sliding_window import states_of, window_for, windows_of
 from flowspec.errors import ClusterError
 from flowspec.model.families import check_family
@@ -35,7 +36,8 @@ class StageNeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelNeeds:
-    """A model on a cluster; `row_bytes` is a node's hidden state on its way to the next device.
+    """A model on a cluster; `row_bytes` is a node's hidden state on its way to the next device,
+    with the most that goes with it.
 
     Stages are in pipeline order; devices that `chat` would leave out have none. `layer` is the memory of one
     layer alone.
@@ -98,7 +100,7 @@ def find_needs(options: ClusterOptions, devices: Sequence[Device], keys: Keyring
         fingerprint=files.fingerprint(),
         dtype=dtype,
         context=context,
-        row_bytes=config.hidden_size * DTYPE_BYTES[ACTIVATIONS[dtype]],
+        row_bytes=(config.hidden_size + carried_most(config)) * DTYPE_BYTES[ACTIVATIONS[dtype]],
         layer=memory(count // 2, count // 2 + 1),
         stages=tuple(
             StageNeed(

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from flowspec.draft.kinds import WITHOUT_TENSORS, find_drafter, is_sketch, sketched
+from flowspec.model.families import check_family
 from flowspec.model.files import ModelFiles
+from flowspec.model.layer_by_layer import TABLE
 from flowspec.plan.memory import FiledBytes, ModelWeights, drafter_memory, stage_memory, weights_of
 from flowspec.plan.shape import ModelShape
 from flowspec.plan.sites import PlannedDrafter, PlanRequest, process_bytes
@@ -33,12 +35,14 @@ def counted_weights(files: ModelFiles, shape: ModelShape) -> ModelWeights:
     tensors = files.tensors()
     layers: Counter[int] = Counter()
     others: Counter[str] = Counter()
-    for name in files.weight_map():
-        found = re.search(r"(?:^|\.)layers\.(\d+)\.", name)
-        if found:
-            layers[int(found[1])] += tensors.element_count(name)
-        else:
+    table = 0
+    for name, layer in _decoders(files):
+        if layer is None:
             others[name.removesuffix(".weight").rpartition(".")[2]] += tensors.element_count(name)
+        elif name.endswith(TABLE):
+            table = tensors.element_count(name)
+        else:
+            layers[layer] += tensors.element_count(name)
     known = weights_of(shape)
     embedding = others["embed_tokens"] or known.embedding
     return ModelWeights(
@@ -47,18 +51,30 @@ def counted_weights(files: ModelFiles, shape: ModelShape) -> ModelWeights:
         embedding=embedding,
         head=embedding if shape.is_tied else others["lm_head"] or embedding,
         norm=others["norm"] or known.norm,
+        table=table,
         is_tied=shape.is_tied,
     )
 
 
+def _decoders(files: ModelFiles) -> Iterator[tuple[str, int | None]]:
+    """The tensors of a decoder, with the layer that each belongs to; not those of other parts beside it."""
+    names = files.weight_map()
+    root = check_family(files.raw_config(), files.model).root(names)
+    for name in names:
+        found = re.match(rf"{re.escape(root.prefix)}layers\.(\d+)\.", name)
+        if found or name == root.lm_head or name.startswith(root.prefix):
+            yield name, int(found[1]) if found else None
+
+
 def _filed(files: ModelFiles, is_tied: bool) -> FiledBytes:
-    layers: Counter[str] = Counter()
+    layers: Counter[int] = Counter()
     others: Counter[str] = Counter()
-    for name, size in files.filed_sizes().items():
-        found = re.search(r"(?:^|\.)layers\.(\d+)\.", name)
-        (layers if found else others)[
-            found[1] if found else name.removesuffix(".weight").rpartition(".")[2]
-        ] += size
+    sizes = files.filed_sizes()
+    for name, layer in _decoders(files):
+        if layer is None:
+            others[name.removesuffix(".weight").rpartition(".")[2]] += sizes[name]
+        else:
+            layers[layer] += sizes[name]
     embedding = others["embed_tokens"]
     return FiledBytes(
         layer=max(layers.values(), default=0),

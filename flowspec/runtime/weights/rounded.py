@@ -184,11 +184,11 @@ class StoredRounded:
 
 def _how(files: ModelFiles, name: str) -> Identity:
     """What the values of a tensor follow from beside its bytes: in GGUF files what was done to it, which its
-    name and the config tell, in quantised checkpoints how, and of experts that are one tensor which it is."""
+    name and the config tell, in quantised checkpoints how, and of several that are one tensor which it is."""
     if files.gguf_architecture:
         return (files.gguf_architecture, json.dumps(files.raw_config(), sort_keys=True), name)
     how = () if files.scheme is None else (repr(files.scheme),)
-    return (*how, name) if files.joins_experts else how
+    return (*how, name) if files.joins_experts or files.has_layer_inputs else how
 
 
 @contextlib.contextmanager

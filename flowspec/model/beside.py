@@ -1,0 +1,74 @@
+"""What layers need of a job's rows beside their hidden states: inputs of their own that follow from tokens,
+and keys and values that an earlier layer made (Gemma 4).
+
+What of it a later slice needs travels with the hidden states (`core.protocol.shared_keys.carried_at`): the
+embedding of each token, of which each layer's input is made, and keys and values of layers to which later
+ones attend. A slice writes those that come to its caches, as if it had made them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from flowspec.core.protocol.shared_keys import Heads, carried_at, heads_of, holders, sources_of
+from flowspec.model.attention import TreeBatch
+from flowspec.model.layer_by_layer import LAYER_INPUT
+from flowspec.model.layer_inputs import LayerInput
+from flowspec.model.pieces import Span
+
+KeysAndValues = tuple[torch.Tensor, torch.Tensor]
+"""Each `[1, kv_heads, rows, head_dim]`."""
+
+
+class Beside:
+    """Of one job; `came` is what came with its rows, `[1, rows, numbers]`, at the first slice embeddings."""
+
+    def __init__(self, config: Any, span: Span, tokens: torch.Tensor, came: torch.Tensor) -> None:
+        self._types: Sequence[str] = getattr(config, "layer_types", None) or ()
+        self._after = carried_at(config, span.end)
+        self._tokens = tokens
+        self._is_needed = hasattr(config, "num_kv_shared_layers")
+        before, heads = carried_at(config, span.first), heads_of(config)
+        sizes = [came.shape[2]] if span.is_first else [before.embedding]
+        sizes += [heads[source].numbers // 2 for source in before.sources for _ in range(2)]
+        self._embedding, *parts = torch.split(came, sizes, dim=2)
+        held = holders(sources_of(config), span.first, span.end)
+        self._came = [source for source in before.sources if source in held]
+        self._shared: dict[str, KeysAndValues] = {}
+        for source, keys, values in zip(before.sources, parts[::2], parts[1::2], strict=True):
+            own = heads[source]
+            self._shared[self._types[source]] = _in_heads(keys, own), _in_heads(values, own)
+
+    def write(self, batch: TreeBatch) -> None:
+        """Keys and values that came and are attended to here, to their slots."""
+        for source in self._came:
+            batch.write(source, *self._shared[self._types[source]])
+
+    def select(self, kept: Sequence[int]) -> None:
+        """Leaves these rows."""
+        self._tokens, self._embedding = self._tokens[kept], self._embedding[:, kept]
+        for kind, (keys, values) in self._shared.items():
+            self._shared[kind] = keys[:, :, kept], values[:, :, kept]
+
+    def of(self, layer: Any) -> dict[str, Any]:
+        """What a layer is called with in addition."""
+        if not self._is_needed:
+            return {}
+        own: LayerInput | None = getattr(layer, LAYER_INPUT, None)
+        inputs = {} if own is None else {"per_layer_input": own(self._tokens, self._embedding)}
+        return {"shared_kv_states": self._shared, **inputs}
+
+    @property
+    def carried(self) -> list[torch.Tensor]:
+        """What goes with the rows to the next slice: each `[1, rows, numbers]`."""
+        parts = [self._embedding] if self._after.embedding else []
+        for source in self._after.sources:
+            parts += [each.transpose(1, 2).flatten(2) for each in self._shared[self._types[source]]]
+        return parts
+
+
+def _in_heads(numbers: torch.Tensor, heads: Heads) -> torch.Tensor:
+    return numbers.reshape(*numbers.shape[:2], heads.count, heads.width).transpose(1, 2)
