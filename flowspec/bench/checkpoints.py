@@ -96,6 +96,7 @@ _GEMMA4_LARGE: dict[str, Any] = {
     "hidden_size_per_layer_input": 0,
 }
 _GEMMA4_UNIFIED = {name: value for name, value in _GEMMA4.items() if not name.endswith("_per_layer_input")}
+_QWEN3_5_MOE = {**_QWEN3_5, **_EXPERTS, "shared_expert_intermediate_size": 48}
 _VISION: dict[str, Any] = {
     "hidden_size": 16,
     "intermediate_size": 16,
@@ -104,20 +105,22 @@ _VISION: dict[str, Any] = {
     "image_size": 28,
     "patch_size": 14,
 }
+_QWEN3_5_VISION: dict[str, Any] = {
+    "vision_config": {
+        "depth": 1,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_heads": 1,
+        "out_hidden_size": SMALL["hidden_size"],
+        "num_position_embeddings": 4,
+    }
+}
 _OTHER_PARTS: dict[str, dict[str, Any]] = {
     "gemma3": {"vision_config": _VISION, "mm_tokens_per_image": 4},
     "gemma4": {},
     "gemma4_unified": {},
-    "qwen3_5": {
-        "vision_config": {
-            "depth": 1,
-            "hidden_size": 16,
-            "intermediate_size": 16,
-            "num_heads": 1,
-            "out_hidden_size": SMALL["hidden_size"],
-            "num_position_embeddings": 4,
-        }
-    },
+    "qwen3_5": _QWEN3_5_VISION,
+    "qwen3_5_moe": _QWEN3_5_VISION,
 }
 """What a multimodal model's config has beside the decoder."""
 YARN: dict[str, Any] = {
@@ -238,6 +241,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3.5": ("qwen3_5", _QWEN3_5),
     "qwen3.5-text": ("qwen3_5_text", {**_QWEN3_5, "linear_num_key_heads": 4, "attention_bias": True}),
+    "qwen3.5-moe": ("qwen3_5_moe_text", _QWEN3_5_MOE),
+    "qwen3.5-moe-fused": ("qwen3_5_moe", {**_QWEN3_5_MOE, "linear_num_key_heads": 1}),
     "glm4-moe": (
         "glm4_moe",
         {

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from flowspec.core.protocol import limits
+from flowspec.core.protocol.experts import experts_of
 from flowspec.core.protocol.shared_keys import varying_of
 from flowspec.errors import InputError
 
@@ -19,6 +20,7 @@ _MOST = {
     "hidden_size": 1 << 17,
     "intermediate_size": 1 << 20,
     "moe_intermediate_size": 1 << 20,
+    "shared_expert_intermediate_size": 1 << 20,
     "head_dim": 1 << 13,
     "global_head_dim": 1 << 13,
     "hidden_size_per_layer_input": 1 << 14,
@@ -81,8 +83,7 @@ def check_built(config: Any, model: str) -> None:
         value = getattr(config, name, None)
         if value is not None and not (type(value) is int and 0 <= value <= most):
             raise InputError(f"model {model!r}: {name}: expected a number up to {most}, got {value!r:.80}")
-    each = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None) or 0
-    experts = config.num_hidden_layers * each
+    experts = config.num_hidden_layers * experts_of(config)
     if experts > EXPERTS_MAX:
         raise InputError(
             f"model {model!r}: num_hidden_layers times num_experts: expected at most {EXPERTS_MAX}, got "

@@ -183,6 +183,13 @@ _GEMMA4_UNIFIED = replace(
     has_layer_inputs=False,
     architectures=("Gemma4UnifiedForConditionalGeneration",),
 )
+_QWEN3_5_MOE = replace(
+    _QWEN3_5,
+    module="qwen3_5_moe",
+    prefix="Qwen3_5Moe",
+    architectures=("Qwen3_5MoeForConditionalGeneration",),
+    stacked=_EXPERTS,
+)
 FAMILIES = {
     "llama": Family(module="llama", prefix="Llama"),
     "mistral": Family(module="mistral", prefix="Mistral"),
@@ -243,6 +250,8 @@ FAMILIES = {
     ),
     "qwen3_5": replace(_QWEN3_5, part="text_config"),
     "qwen3_5_text": _QWEN3_5,
+    "qwen3_5_moe": replace(_QWEN3_5_MOE, part="text_config"),
+    "qwen3_5_moe_text": _QWEN3_5_MOE,
     "glm4_moe": Family(
         module="glm4_moe", prefix="Glm4Moe", rotary_is_partial=True, router="sigmoid", stacked=_EXPERTS
     ),

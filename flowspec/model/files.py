@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from flowspec.core.protocol import limits
+from flowspec.core.protocol.experts import experts_of
 from flowspec.core.protocol.precision import ACTIVATIONS, FILED
 from flowspec.errors import InputError
 from flowspec.model.config_bounds import check_built, check_config
@@ -282,7 +283,7 @@ class ModelFiles:
     def under_scheme(self, raw: Tensors) -> Tensors:
         """The tensors that a checkpoint's `raw` ones stand for."""
         if self.joins_experts:
-            raw = JoinedExperts(self.model, raw, self.config().num_local_experts)
+            raw = JoinedExperts(self.model, raw, experts_of(self.config()))
         if self.has_layer_inputs:
             raw = LayerByLayer(self.model, raw, self.raw_config()["num_hidden_layers"])
         if self.scheme is None:

@@ -305,7 +305,7 @@ def _with_own_functions(forward: Any, is_partial: bool, is_half: bool) -> Any:
             own |= {"apply_rotary_pos_emb": turned_alone} if _turns_one(turns) else {}
         elif _turns_halves(turns, is_partial, is_half):
             own["apply_rotary_pos_emb"] = turned
-    if {"F", "silu"} <= set(used) and names.get("F") is F:
+    if "F" in used and not _OF_F.isdisjoint(used) and names.get("F") is F:
         own["F"] = _FUNCTIONAL
     if {"torch", "sigmoid"} <= set(used) and names.get("torch") is torch:
         own["torch"] = _TORCH
@@ -344,8 +344,9 @@ def _turns_one(function: Any) -> bool:
 
 
 _FUNCTION_NAMES = {"act_fn", "activation_fn"}
-_FUNCTIONAL = SimpleNamespace(silu=partial(function, name="silu"))
-"""In the place of torch.nn.functional for a layer's function that calls its silu; it lacks all else."""
+_OF_F = {"silu", "sigmoid"}
+_FUNCTIONAL = SimpleNamespace(**{name: partial(function, name=name) for name in _OF_F})
+"""In the place of torch.nn.functional for a layer's function that calls one of these; it lacks all else."""
 _TORCH = SimpleNamespace(chunk=torch.chunk, sigmoid=partial(function, name="sigmoid"))
 """As that, of torch's sigmoid."""
 _FUNCTIONS = {

@@ -18,10 +18,10 @@ Routed = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def _by_softmax(router: Any, hidden: torch.Tensor) -> Routed:
-    """Shares in the rows' dtype, brought to a sum of 1 where the config says so."""
+    """Shares in the rows' dtype, brought to a sum of 1 unless the config says otherwise."""
     rows = hidden.reshape(-1, hidden.shape[-1])
     logits, shares, experts = _likeliest(router, rows)
-    if router.norm_topk_prob:
+    if getattr(router, "norm_topk_prob", True):
         shares = shares / plain.halves_sum(shares)[:, None]
     return logits, shares.to(rows.dtype), experts
 

@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from flowspec.core.protocol.experts import experts_of
 from flowspec.core.protocol.shared_keys import heads_of, varying_of
 from flowspec.core.protocol.sliding_window import CONVOLUTION, LINEAR, inputs_of
 from flowspec.errors import InputError
@@ -256,8 +257,8 @@ def _check_experts_beside(config: Any, model: str) -> None:
 
 
 def _check_experts(config: Any, model: str) -> None:
-    experts = getattr(config, "num_local_experts", None)
-    if not experts:
+    experts = experts_of(config)
+    if not experts or getattr(config, "enable_moe_block", None):  # Gemma 4 calls its fields otherwise
         return
     for name in ("swiglu_alpha", "swiglu_limit"):
         value = getattr(config, name, None)
@@ -323,7 +324,13 @@ def _check_linear_attention(config: Any, model: str) -> None:
             f"model {model!r}: expected linear_num_value_heads to be a multiple of linear_num_key_heads, got "
             f"{values} and {keys}"
         )
-    built_in = {"attn_output_gate": True, "mamba_ssm_dtype": "float32"}
+    built_in = {
+        "attn_output_gate": True,
+        "mamba_ssm_dtype": "float32",
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "norm_topk_prob": True,
+    }
     for name, only in built_in.items():
         if getattr(config, name, only) != only:
             raise InputError(

@@ -124,7 +124,8 @@ def layer_outputs(shape: ModelShape) -> int:
     is more), what attention gives, and the three of each feed-forward network."""
     attention = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     mixed = max(attention, 3 * shape.hidden * any(shape.inputs))
-    return mixed + (1 + shape.experts) * shape.hidden + 2 * shape.held_intermediate
+    networks = shape.experts + (shape.shared_intermediate > 0)
+    return mixed + (1 + networks) * shape.hidden + 2 * shape.held_intermediate
 
 
 def kept_bytes(precision: str) -> float:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flowspec.core.protocol.experts import experts_of
 from flowspec.core.protocol.precision import FILED, PRECISIONS
 from flowspec.core.protocol.shared_keys import (
     Heads,
@@ -74,14 +75,15 @@ class ModelShape:
 
     `is_tied`: `lm_head` has the embedding's weights. A mixture of experts counts those that one row runs
     through: what a pass of one row reads, and less than what is in memory: `experts` are there, of which a
-    row runs through `experts_per_row`. `windows` are how many positions each layer sees (0: all; none given:
-    all see all). `inputs` are how many numbers a layer holds of a token where it does not hold keys and
-    values (0: it does; none given: all do), of `mixer_params` weights each in the place of attention's, and
-    `states` how many numbers its state has. `has_gates`: attention has as many outputs again for gates as for
-    queries. Where layers are unlike, `unlike` are the heads of each, `sources` to whose keys and values it
-    attends, and `mean_params` the weights of one on average. `table` are the weights of a layer's own
-    embedding of tokens, `carried` the most numbers that go with a hidden state. `filed_bytes` is what a
-    weight takes on average as the model's GGUF file packs it.
+    row runs through `experts_per_row`, and each through `shared_intermediate` neurons besides. `windows` are
+    how many positions each layer sees (0: all; none given: all see all). `inputs` are how many numbers a
+    layer holds of a token where it does not hold keys and values (0: it does; none given: all do), of
+    `mixer_params` weights each in the place of attention's, and `states` how many numbers its state has.
+    `has_gates`: attention has as many outputs again for gates as for queries. Where layers are unlike,
+    `unlike` are the heads of each, `sources` to whose keys and values it attends, and `mean_params` the
+    weights of one on average. `table` are the weights of a layer's own embedding of tokens, `carried` the
+    most numbers that go with a hidden state. `filed_bytes` is what a weight takes on average as the model's
+    GGUF file packs it.
     """
 
     name: str
@@ -96,6 +98,7 @@ class ModelShape:
     is_tied: bool = False
     experts: int = 1
     experts_per_row: int = 1
+    shared_intermediate: int = 0
     windows: tuple[int, ...] = ()
     inputs: tuple[int, ...] = ()
     mixer_params: int = 0
@@ -142,7 +145,8 @@ class ModelShape:
     @property
     def held_intermediate(self) -> int:
         """Neurons of a layer that are in memory, those of all experts."""
-        return self.intermediate // self.experts_per_row * self.experts
+        of_experts = (self.intermediate - self.shared_intermediate) // self.experts_per_row * self.experts
+        return of_experts + self.shared_intermediate
 
     @property
     def head_params(self) -> int:
@@ -161,7 +165,6 @@ class ModelShape:
 def shape_of(config: Any, name: str, filed_bytes: float = 0.0) -> ModelShape:
     """What a transformers config says; `filed_bytes` as in `ModelShape`, 0 where there is no such file."""
     heads, sources = heads_of(config), sources_of(config)
-    experts, experts_per_row, _ = _mixture(config)
     is_unlike = len({*heads}) > 1 or len({*sources}) < len(sources)
     table = getattr(config, "hidden_size_per_layer_input", None) or 0
     return ModelShape(
@@ -174,8 +177,9 @@ def shape_of(config: Any, name: str, filed_bytes: float = 0.0) -> ModelShape:
         head_dim=heads[0].width,
         vocabulary=config.vocab_size,
         is_tied=bool(getattr(config, "tie_word_embeddings", False)),
-        experts=experts,
-        experts_per_row=experts_per_row,
+        experts=experts_of(config) or 1,
+        experts_per_row=_experts_per_row(config),
+        shared_intermediate=_shared_width(config),
         windows=windows_of(config),
         inputs=inputs_of(config),
         mixer_params=_mixer_params(config),
@@ -217,10 +221,10 @@ def _mean_params(config: Any) -> int:
 
 def _feed_forward_width(config: Any) -> int:
     """Neurons that a row runs through in a layer; of a mixture those of the row's experts."""
-    _, per_row, width = _mixture(config)
+    width = _expert_width(config) or config.intermediate_size
     if getattr(config, "block_auto_adjust_ff_dim", False):
         width = _adjusted(width, config.block_ffn_dim_multiplier, config.block_multiple_of)
-    return width * per_row
+    return int(width * _experts_per_row(config)) + _shared_width(config)
 
 
 def _adjusted(width: int, factor: float | None, multiple: int) -> int:
@@ -230,18 +234,22 @@ def _adjusted(width: int, factor: float | None, multiple: int) -> int:
     return width if factor is None else -(-int(factor * width) // multiple) * multiple
 
 
-def _mixture(config: Any) -> tuple[int, int, int]:
-    """How many experts a layer has and a row runs through, with those that all rows do, and the neurons of
-    one; one that is the whole network where there are none."""
-    width = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
-    if not hasattr(config, "enable_moe_block"):
-        shared = getattr(config, "n_shared_experts", None) or 0
-        experts = getattr(config, "num_local_experts", None) or 1
-        return experts + shared, (getattr(config, "num_experts_per_tok", None) or 1) + shared, width
-    if not config.enable_moe_block:
-        return 1, 1, config.intermediate_size
-    beside = -(-config.intermediate_size // width)  # Gemma 4's own network counts as so many
-    return config.num_experts + beside, config.top_k_experts + beside, width
+def _experts_per_row(config: Any) -> int:
+    named = (getattr(config, name, None) for name in ("num_experts_per_tok", "top_k_experts"))
+    return next(filter(None, named), 1) if experts_of(config) else 1
+
+
+def _shared_width(config: Any) -> int:
+    """Neurons of what every row of a mixture runs through, beside the experts that it chooses."""
+    if getattr(config, "enable_moe_block", None):
+        return int(config.intermediate_size)  # Gemma 4's own network
+    count = getattr(config, "n_shared_experts", None) or 0
+    return count * _expert_width(config) + (getattr(config, "shared_expert_intermediate_size", None) or 0)
+
+
+def _expert_width(config: Any) -> int:
+    """Neurons of one expert, where a field says it."""
+    return (getattr(config, "moe_intermediate_size", None) or 0) if experts_of(config) else 0
 
 
 def eagle_shape(target: ModelShape) -> ModelShape:

@@ -63,6 +63,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "LFM2": ("lfm2",),
     "GPT-OSS": ("gpt-oss",),
     "Qwen3.5": ("qwen3.5", "qwen3.5-text"),
+    "Qwen3.5-MoE": ("qwen3.5-moe", "qwen3.5-moe-fused"),
 }
 """The checkpoints of `VARIANTS` that stand for a family."""
 LONG_PROMPT = 70

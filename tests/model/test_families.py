@@ -519,6 +519,26 @@ REFUSED = {
         {"linear_conv_kernel_dim": 0},
         "linear_conv_kernel_dim: expected a number from 1 to 64, got 0",
     ),
+    "shares as they are": (
+        "qwen3_5_moe_text",
+        {"norm_topk_prob": False},
+        "sets norm_topk_prob to False, but FlowSpec runs qwen3_5_moe_text with true alone",
+    ),
+    "layers without experts": (
+        "qwen3_5_moe_text",
+        {"mlp_only_layers": [0]},
+        r"sets mlp_only_layers to \[0\], but FlowSpec runs qwen3_5_moe_text with \[\] alone",
+    ),
+    "every second layer without experts": (
+        "qwen3_5_moe_text",
+        {"decoder_sparse_step": 2},
+        "sets decoder_sparse_step to 2, but FlowSpec runs qwen3_5_moe_text with 1 alone",
+    ),
+    "more experts than there are": (
+        "qwen3_5_moe_text",
+        {"num_experts": 4, "num_experts_per_tok": 5},
+        "num_experts_per_tok: expected a number from 1 to 4, got 5",
+    ),
     "a window beside states": (
         "qwen3_5_text",
         {"layer_types": ["linear_attention", "sliding_attention"] * 2},
@@ -578,7 +598,7 @@ REFUSED = {
         {**GEMMA4, "enable_moe_block": True, "top_k_experts": 2, "moe_intermediate_size": 8},
         "num_experts: expected a number from 1 to 4096, got None",
     ),
-    "more experts than there are": (
+    "more experts than Gemma has": (
         "gemma4_text",
         {
             **GEMMA4,
@@ -902,6 +922,58 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
         },
         262144,
     ),
+    "Qwen3.5-35B-A3B": (
+        {
+            "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+            "image_token_id": 248056,
+            "model_type": "qwen3_5_moe",
+            "text_config": {
+                "attention_bias": False,
+                "attention_dropout": 0.0,
+                "attn_output_gate": True,
+                "dtype": "bfloat16",
+                "eos_token_id": 248044,
+                "full_attention_interval": 4,
+                "head_dim": 256,
+                "hidden_act": "silu",
+                "hidden_size": 2048,
+                "initializer_range": 0.02,
+                "layer_types": [*["linear_attention"] * 3, "full_attention"] * 10,
+                "linear_conv_kernel_dim": 4,
+                "linear_key_head_dim": 128,
+                "linear_num_key_heads": 16,
+                "linear_num_value_heads": 32,
+                "linear_value_head_dim": 128,
+                "mamba_ssm_dtype": "float32",
+                "max_position_embeddings": 262144,
+                "mlp_only_layers": [],
+                "model_type": "qwen3_5_moe_text",
+                "moe_intermediate_size": 512,
+                "mtp_num_hidden_layers": 1,
+                "mtp_use_dedicated_embeddings": False,
+                "num_attention_heads": 16,
+                "num_experts": 256,
+                "num_experts_per_tok": 8,
+                "num_hidden_layers": 40,
+                "num_key_value_heads": 2,
+                "rms_norm_eps": 1e-06,
+                "rope_parameters": {
+                    "mrope_interleaved": True,
+                    "mrope_section": [11, 11, 10],
+                    "partial_rotary_factor": 0.25,
+                    "rope_theta": 10000000,
+                    "rope_type": "default",
+                },
+                "router_aux_loss_coef": 0.001,
+                "shared_expert_intermediate_size": 512,
+                "use_cache": True,
+                "vocab_size": 248320,
+            },
+            "tie_word_embeddings": False,
+            "vision_config": {"depth": 27, "hidden_size": 1152, "model_type": "qwen3_5_moe", "num_heads": 16},
+        },
+        262144,
+    ),
     "gpt-oss-20b": (
         {
             "architectures": ["GptOssForCausalLM"],
@@ -1116,18 +1188,18 @@ def test_longrope_is_run_where_it_depends_on_the_position_alone(tmp_path: Path) 
 
 OF_OTHER_FAMILIES: dict[str, tuple[dict[str, Any], str]] = {
     # excerpts of published config.json
-    "qwen3_5_moe": (
+    "qwen3_next": (
+        {"architectures": ["Qwen3NextForCausalLM"], "num_hidden_layers": 48, "linear_num_value_heads": 32},
+        ", some of whose layers keep a state instead of keys and values",
+    ),
+    "lfm2_vl": (
         {
-            "architectures": ["Qwen3_5MoeForConditionalGeneration"],
-            "text_config": {
-                "model_type": "qwen3_5_moe_text",
-                "num_hidden_layers": 24,
-                "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"],
-            },
-            "vision_config": {"model_type": "qwen3_5_moe", "depth": 12},
+            "architectures": ["Lfm2VlForConditionalGeneration"],
+            "text_config": {"model_type": "lfm2", "num_hidden_layers": 16, "conv_L_cache": 3},
+            "vision_config": {"model_type": "siglip2_vision_model"},
         },
-        ", with other parts beside a decoder of 'qwen3_5_moe_text', some of whose layers keep a state "
-        "instead of keys and values",
+        ", with other parts beside a decoder of 'lfm2', some of whose layers keep a state instead of keys "
+        "and values",
     ),
     "gemma3n": (
         {

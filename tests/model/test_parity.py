@@ -116,7 +116,7 @@ def test_each_node_of_a_random_tree_gets_the_logits_of_its_path(folder: Path, se
     rng = random.Random(seed)
     slices = load_stages(folder, 3)
     options = {"attn_implementation": "eager", "experts_implementation": "eager"}
-    plain: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options).eval()
+    plain: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, **options).eval()
     seen: dict[tuple[int, int], F32] = {}
     run = pipeline(slices, HeadCore(context=400, stage_count=3))
 

@@ -155,6 +155,7 @@ def test_no_bit_depends_on_what_was_given_back(
         ("phi3", 2, 4),
         ("lfm2", 1, 6),
         ("qwen3.5", 1, 5),
+        ("qwen3.5-moe", 1, 5),
         ("gemma4", 0, 4),
         ("gemma4", 3, 6),
         ("gemma4", 4, 7),

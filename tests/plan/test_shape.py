@@ -155,6 +155,30 @@ def test_a_mixture_holds_all_of_its_experts_in_memory() -> None:
     assert layer_outputs(shape) == sum(each.numel() // each.shape[-1] for each in matrices)
 
 
+def test_an_expert_that_every_row_runs_through_counts_beside_those_it_chooses() -> None:
+    """As Qwen3.5's, which may be of another width than the others, and GLM-4.5's."""
+    for family, shared in (
+        (
+            "qwen3_5_moe_text",
+            {"num_experts": 10, "shared_expert_intermediate_size": 160, "layer_types": ["full_attention"]},
+        ),
+        ("glm4_moe", {"n_shared_experts": 2, "first_k_dense_replace": 0, "n_routed_experts": 10}),
+    ):
+        config = AutoConfig.for_model(
+            family,
+            moe_intermediate_size=96,
+            num_experts_per_tok=4,
+            num_hidden_layers=1,
+            **shared,
+        )
+        shape = shape_of(config, "mixture")
+        layer = Pieces.build(config, family_of(config, "mixture"), Span(first=0, end=1, count=1)).layers[0]
+        held = sum(each.numel() for name, each in layer.mlp.named_parameters() if "gate." not in name)
+        assert 3 * shape.hidden * shape.held_intermediate == held
+        width = 4 * 96 + (160 if "qwen" in family else 2 * 96)
+        assert shape.intermediate == width
+
+
 def test_an_eagle_head_is_one_layer_and_a_projection() -> None:
     target = find_shape("llama-2-7b")
     eagle = SHAPES["eagle-llama-2-7b"]

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from flowspec.core.protocol.experts import experts_of
 from flowspec.errors import InputError
 from flowspec.model.arithmetic.packed import FORMS, PANEL
 from flowspec.model.families import PLAIN_ROOT, Family, check_family
@@ -76,7 +77,7 @@ class GgufTensors(Tensors):
         family = check_family(config.to_dict(), model)
         self._model = model
         self._tensor = tensor
-        self._expert_count = getattr(config, "num_local_experts", 0)
+        self._expert_count = experts_of(config)
         converted_as = _CONVERTED_AS.get(architecture, architecture)
         self._processor: Any = TENSOR_PROCESSORS.get(converted_as, TensorProcessor)(config=config.to_dict())
         self._places = self._find(config, family, architecture, names)
