@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from gguf import GGML_QUANT_SIZES, MODEL_ARCH_NAMES, GGMLQuantizationType, GGUFWriter, get_tensor_name_map
 from gguf.quants import quantize
 from safetensors.torch import load_file
 
 from flowspec.bench.checkpoints import SMALL, YARN, make_checkpoint
+from flowspec.core.protocol.experts import experts_of
 from flowspec.model.families import FAMILIES
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.file import KEPT_TYPES
@@ -46,6 +48,16 @@ _ROPE3: dict[str, Any] = {
     "original_max_position_embeddings": 64,
 }
 _THETA: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
+_QWEN3_5: dict[str, Any] = {
+    **WIDE,
+    "head_dim": 64,
+    "full_attention_interval": 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "rope_parameters": {**_THETA, "partial_rotary_factor": 0.25, "mrope_section": [3, 3, 2]},
+}
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", WIDE),
     "llama-tied": ("llama", {**WIDE, "tie_word_embeddings": True, "head_dim": 32}),
@@ -125,6 +137,19 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "norm_eps": 1e-4,
         },
     ),
+    "qwen3.5": ("qwen3_5_text", _QWEN3_5),
+    "qwen3.5-moe": (
+        "qwen3_5_moe_text",
+        {
+            **_QWEN3_5,
+            "linear_num_key_heads": 3,
+            "initializer_range": 0.04,  # wider, and rounding alone moves perplexity by more than is allowed
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 256,
+            "shared_expert_intermediate_size": 512,
+        },
+    ),
     "mixtral": ("mixtral", {**WIDE, "num_local_experts": 3, "num_experts_per_tok": 2}),
     "glm4-moe": (
         "glm4_moe",
@@ -172,7 +197,12 @@ ARCHITECTURES = {
     "gemma3_text": "gemma3",
     "glm4_moe": "glm4moe",
     "gpt_oss": "gpt-oss",
+    "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
 }
+LINEAR = ("qwen35", "qwen35moe")
+PLAIN = (".ffn_gate_inp.", ".ffn_gate_inp_shexp.", ".shortconv.conv.", ".ssm_conv1d.")
+"""Of names of matrices that are in float32 in every file."""
 
 
 def make(folder: Path, name: str) -> Path:
@@ -189,9 +219,11 @@ def convert(
     drop: tuple[str, ...] = (),
     extra: Tensors | None = None,
     part_tensors: int = 0,
+    plain: tuple[str, ...] = PLAIN,
 ) -> Path:
     """A GGUF file of a checkpoint with matrices in `kind`, or in several in turns (Q8_0 where rows are no
-    whole blocks); `metadata` is set, or with None left out, after the converter's own.
+    whole blocks), but in float32 where a name has a part of `plain`; `metadata` is set, or with None left
+    out, after the converter's own.
 
     With `part_tensors` it is written in parts of so many tensors, behind a first one that has none; the
     first's path is returned.
@@ -209,11 +241,7 @@ def convert(
     kinds = [kind] if isinstance(kind, GGMLQuantizationType) else list(kind)
     for number, (name, values) in enumerate(tensors.items()):
         own = kinds[number % len(kinds)]
-        if (
-            values.ndim == 1
-            or name.endswith(".bias")
-            or any(part in name for part in (".ffn_gate_inp.", ".shortconv.conv."))
-        ):
+        if values.ndim == 1 or name.endswith(".bias") or any(part in name for part in plain):
             own = GGMLQuantizationType.F32
         elif len(kinds) > 1 and values.shape[-1] % GGML_QUANT_SIZES[own][0]:
             own = GGMLQuantizationType.Q8_0
@@ -266,7 +294,7 @@ def _metadata(config: Any, architecture: str) -> dict[str, Any]:
         "attention.layer_norm_rms_epsilon": getattr(config, FAMILIES[config.model_type].norm_eps),
         "rope.freq_base": float(full["rope_theta"]),
     }
-    if architecture in ("llama", "phi3", "smollm3", "granite", "glm4moe"):
+    if architecture in ("llama", "phi3", "smollm3", "granite", "glm4moe", *LINEAR):
         found["rope.dimension_count"] = int(head_dim * full.get("partial_rotary_factor", 1.0))
         found["vocab_size"] = config.vocab_size
     if architecture not in ("phi3", "granite", "olmo2", "olmoe", "smollm3"):
@@ -293,8 +321,8 @@ def _metadata(config: Any, architecture: str) -> dict[str, Any]:
         found["rope.scaling.attn_factor"] = float(
             np.sqrt(1 + np.log(scale) / np.log(config.original_max_position_embeddings))
         )
-    if getattr(config, "num_local_experts", 0):
-        found |= {"expert_count": config.num_local_experts, "expert_used_count": config.num_experts_per_tok}
+    if experts_of(config):
+        found |= {"expert_count": experts_of(config), "expert_used_count": config.num_experts_per_tok}
     if architecture == "glm4moe":
         found |= {
             "expert_shared_count": config.n_shared_experts,
@@ -308,6 +336,22 @@ def _metadata(config: Any, architecture: str) -> dict[str, Any]:
         }
     if architecture == "qwen3moe":
         found["expert_feed_forward_length"] = config.moe_intermediate_size
+    if architecture in LINEAR:
+        found |= {
+            "ssm.conv_kernel": config.linear_conv_kernel_dim,
+            "ssm.state_size": config.linear_key_head_dim,
+            "ssm.group_count": config.linear_num_key_heads,
+            "ssm.time_step_rank": config.linear_num_value_heads,
+            "ssm.inner_size": config.linear_num_value_heads * config.linear_value_head_dim,
+            "full_attention_interval": 2,
+            "rope.dimension_sections": [*rope["mrope_section"], 0],
+        }
+        del found["vocab_size"]
+    if architecture == "qwen35moe":
+        found |= {
+            "expert_feed_forward_length": config.moe_intermediate_size,
+            "expert_shared_feed_forward_length": config.shared_expert_intermediate_size,
+        }
     if architecture == "lfm2":
         found |= {
             "feed_forward_length": -(-int(2 * config.intermediate_size / 3) // 256) * 256,
@@ -354,7 +398,7 @@ def _tensors(checkpoint: Tensors, config: Any, architecture: str) -> Tensors:
             expert, _, leaf = after.partition(".")
             stack = experts.setdefault(
                 f"{names.get_name(f'{before}.experts.{leaf}'.removesuffix('.weight'))}.weight",
-                [None] * config.num_local_experts,
+                [None] * experts_of(config),
             )
             stack[int(expert)] = values
             continue
@@ -365,6 +409,11 @@ def _tensors(checkpoint: Tensors, config: Any, architecture: str) -> Tensors:
             values = values.reshape(heads, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
         if architecture.startswith("gemma") and name.endswith("norm.weight"):
             values = values + 1
+        if architecture in LINEAR:
+            name, values = _linear_attention(name, values, config)
+        if name.endswith(".ssm_a"):
+            found[name] = values
+            continue
         if name.endswith(".conv.conv.weight"):
             values = values.squeeze(1)
         if name.endswith(".sinks"):
@@ -381,6 +430,34 @@ def _tensors(checkpoint: Tensors, config: Any, architecture: str) -> Tensors:
             for kind in ("short", "long")
         }
     return found
+
+
+def _linear_attention(name: str, values: Any, config: Any) -> tuple[str, Any]:
+    """What the converter makes of a tensor of Qwen3.5, head by head; how fast a state fades has its name in
+    the file."""
+    leaf = name.rpartition(".linear_attn.")[2]
+    if leaf.endswith("norm.weight") and leaf != "norm.weight":
+        return name, values + 1
+    if leaf in (name, "norm.weight"):
+        return name, values
+    keys, heads = config.linear_num_key_heads, config.linear_num_value_heads
+    is_of_heads = leaf in ("in_proj_a.weight", "in_proj_b.weight", "A_log", "dt_bias")
+    width = 1 if is_of_heads else config.linear_value_head_dim
+    if leaf == "out_proj.weight":
+        return name, np.ascontiguousarray(_tiled(values.T, keys, heads, width).T)
+    before = 2 * keys * config.linear_key_head_dim if leaf.startswith(("in_proj_qkv", "conv1d")) else 0
+    values = values.reshape(len(values), -1) if values.ndim > 1 else values
+    values = np.concatenate([values[:before], _tiled(values[before:], keys, heads, width)])
+    if leaf == "A_log":
+        return f"blk.{name.split('.')[2]}.ssm_a", -torch.exp(torch.from_numpy(values)).numpy()
+    return name.replace("dt_bias", "dt_proj.bias"), values
+
+
+def _tiled(rows: Any, keys: int, heads: int, width: int) -> Any:
+    """Of each head of keys the first head of values, then of each the second, ..."""
+    each = heads // keys
+    order = [key * each + place for place in range(each) for key in range(keys)]
+    return np.concatenate([rows[head * width : (head + 1) * width] for head in order])
 
 
 def _llama3_divisors(config: Any, rope: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.float32]]:

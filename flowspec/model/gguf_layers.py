@@ -59,9 +59,13 @@ class GgufLinear(GgufModule, nn.Linear):
 
     input_step = 1 / LEVEL
     """Of a row that is rounded: the distance of its levels, for a largest value of 1."""
+    order: torch.Tensor | None = None
+    """Which of the layer's inputs each of the parts' is; None: they are the same."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         rows = input.reshape(-1, self.in_features)
+        if self.order is not None:
+            rows = rows[:, self.order]
         if self.bias is not None:
             rows = rows.float()  # so that results are
         made = [self._product(rows, part) for part in self.parts]
@@ -87,13 +91,19 @@ class PlainGgufLinear(GgufLinear):
 
 
 def stay_packed(
-    module: nn.Linear | nn.Embedding, parts: tuple[Part, ...], kind: type[GgufLinear], dtype: torch.dtype
+    module: nn.Linear | nn.Embedding,
+    parts: tuple[Part, ...],
+    kind: type[GgufLinear],
+    dtype: torch.dtype,
+    order: torch.Tensor | None = None,
 ) -> None:
-    """Has a layer compute with packed parts, whose outputs are together its own; a bias stays. What an
-    embedding gives has this `dtype`."""
+    """Has a layer compute with packed parts, whose outputs are together its own, and whose inputs are its own
+    in this `order`; a bias stays. What an embedding gives has this `dtype`."""
     made: Any = module
     made.weight = None
     made.parts = parts
+    if order is not None:
+        made.order = order.to(parts[0].panels.device)
     if isinstance(module, nn.Embedding):
         module.__class__ = GgufEmbedding
         made.dtype = dtype

@@ -35,11 +35,25 @@ UNIT_EPS = 1e-6
 """Of queries and keys that are made one long, as transformers' code has it."""
 AT_ONCE = 64
 """Nodes whose inputs are widened at once."""
+STORED_FADING = "linear_attn.A"
+"""What a checkpoint's tensor of a layer is called here that holds -e^A_log in the place of A_log."""
 
 
 def state_shape(config: Any) -> tuple[int, int, int]:
     """Of one layer's state: heads, and the widths of a key and of a value."""
     return config.linear_num_value_heads, config.linear_key_head_dim, config.linear_value_head_dim
+
+
+def take_stored_fading(layer: Any) -> None:
+    """Has a layer without values hold -e^A_log, as a checkpoint stores it, in float32 in every precision."""
+    module = layer.linear_attn
+    module.register_buffer("A", torch.empty_like(module.A_log, dtype=torch.float32))
+    del module.A_log
+
+
+def _fading(module: Any) -> torch.Tensor:
+    """How fast each head's state fades, float32 `[heads]`."""
+    return -module.A if hasattr(module, "A") else plain.exp(module.A_log.float())
 
 
 def tree_delta_rule(
@@ -124,7 +138,7 @@ def _rows(module: Any, held: torch.Tensor, lines: torch.Tensor) -> DeltaRows:
     parts = torch.split(function(mixed, "silu").float(), widths, dim=1)
     queries, keys = (part.view(len(lines), -1, module.head_k_dim) for part in parts[:2])
     shares, rates = held[lines[:, -1], width:].float().chunk(2, dim=1)  # [nodes, heads] each
-    fading = plain.exp(module.A_log.float()) * plain.softplus(rates + module.dt_bias.float())
+    fading = _fading(module) * plain.softplus(rates + module.dt_bias.float())
     return DeltaRows(
         queries=plain.unit(queries, UNIT_EPS) * module.head_k_dim**-0.5,
         keys=plain.unit(keys, UNIT_EPS),

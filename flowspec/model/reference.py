@@ -25,6 +25,7 @@ from flowspec.model.gguf.config import MODEL_TYPES
 from flowspec.model.gguf.file import tell_gguf_version
 from flowspec.model.gguf.names import parts_of
 from flowspec.model.kernels import CACHE_DTYPES, DTYPES
+from flowspec.model.linear_attention import STORED_FADING
 from flowspec.model.prequantised.scheme import QUANTISED
 from flowspec.model.quantised import LINEARS, QuantisedLinear
 from flowspec.model.sampler import F32, Sampler
@@ -69,6 +70,7 @@ class Reference:
         self._answers: dict[tuple[Any, ...], list[int]] = {}
         self._packed = _packed_parameters(self._model, files) if files.is_packed else frozenset()
         self._tensors = files.tensors()
+        self._wide = _wide_parameters(self._model, files)
         self.round_to(dtype)
 
     @property
@@ -96,7 +98,7 @@ class Reference:
         """Rounds all weights as slices of that precision hold them; they stay float32 numbers."""
         self._answers.clear()
         held = DTYPES[ACTIVATIONS[dtype]]
-        kept = self._packed if dtype == FILED else frozenset()
+        kept = self._wide | (self._packed if dtype == FILED else frozenset())
         for parameter in self._model.parameters():
             if id(parameter) not in kept:
                 parameter.copy_(parameter.to(held))
@@ -244,6 +246,16 @@ def joined(model: Any, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tens
     return found
 
 
+def _wide_parameters(model: Any, files: ModelFiles) -> frozenset[int]:
+    """Those, by identity, that slices hold in float32 in every precision: how fast states fade, where a file
+    has more than its logarithm."""
+    tensors = files.tensors()
+    named = model.named_parameters()
+    return frozenset(
+        id(each) for name, each in named if name.endswith("_log") and name.removesuffix("_log") in tensors
+    )
+
+
 def _packed_parameters(model: Any, files: ModelFiles) -> frozenset[int]:
     """The parameters, by identity, whose numbers are those of packed tensors: slices hold these as they
     are."""
@@ -286,6 +298,8 @@ def _unpacked_model(files: ModelFiles, **options: Any) -> Any:
     else:
         own = files.tensors()
         weights = joined(empty, {name: own.load(name, own.shape(name)) for name in own})
+        for name in [name for name in weights if name.endswith(STORED_FADING)]:
+            weights[f"{name}_log"] = (-weights.pop(name)).double().log().float()
     # Not `gguf_file=`, which wants the accelerate package, does the same, and takes a config with less in it.
     return type(empty).from_pretrained(
         None, config=config, state_dict=weights, dtype=torch.float32, **options

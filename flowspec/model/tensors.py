@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     import torch
 
 
+ROUNDED_ANEW = "Q8_0"
+"""The form of a matrix that has none of its own, among others that are packed: numbers in 16 bits or more,
+floats of 8 bits, groups in no order."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
     """Where a tensor lies: `size_bytes` of `path` from `offset` on."""
@@ -85,6 +90,10 @@ class Tensors(ABC):
         """A matrix that has a `form`, as it is packed: a torch tensor of panels. Raises `InputError` where it
         has another shape."""
         raise NotImplementedError
+
+    def input_order(self, name: str) -> torch.Tensor | None:
+        """Which of a matrix's inputs each one of its `panels` is, int64 `[in]`; None: they are the same."""
+        return None
 
     @abstractmethod
     def close(self) -> None:

@@ -23,6 +23,7 @@ from flowspec.model.families import Family
 from flowspec.model.gguf_layers import GgufLinear, Part, stay_packed
 from flowspec.model.kernels import Packing
 from flowspec.model.layer_by_layer import TABLE
+from flowspec.model.linear_attention import STORED_FADING, take_stored_fading
 from flowspec.model.pieces import KeptModules, Pieces
 from flowspec.model.quantised import QuantisedLinear, Rounded, pack
 from flowspec.model.tensors import Tensors
@@ -123,6 +124,8 @@ def weights_of(pieces: Pieces, tensors: Tensors) -> Iterator[Weight]:
             pieces.embedding, "weight", (TensorSource(embedding_name(pieces.config, pieces.family, tensors)),)
         )
     for index, layer in zip(range(pieces.span.first, pieces.span.end), pieces.layers, strict=True):
+        if f"{prefix}layers.{index}.{STORED_FADING}" in tensors and hasattr(layer.linear_attn, "A_log"):
+            take_stored_fading(layer)
         for name, value in layer.state_dict(keep_vars=True).items():
             yield Weight(
                 layer, name, _sources(pieces.family, tensors, f"{prefix}layers.{index}.", name, value)
@@ -207,7 +210,8 @@ def fill(
         if issubclass(packing, GgufLinear):
             if weight.tensors not in parts:  # two that are tied share theirs
                 parts[weight.tensors] = _parts(weight, tensors, device)
-            _give_parts(weight, parts[weight.tensors], packing, dtype)
+            order = tensors.input_order(weight.tensors[0])
+            _give_parts(weight, parts[weight.tensors], packing, dtype, order)
         else:
             rounded = None if store is None else store.find(weight)
             if rounded is None:
@@ -229,10 +233,16 @@ def _parts(weight: Weight, tensors: Tensors, device: torch.device) -> tuple[Part
     return tuple(found)
 
 
-def _give_parts(weight: Weight, parts: tuple[Part, ...], kind: type[GgufLinear], dtype: torch.dtype) -> None:
+def _give_parts(
+    weight: Weight,
+    parts: tuple[Part, ...],
+    kind: type[GgufLinear],
+    dtype: torch.dtype,
+    order: torch.Tensor | None,
+) -> None:
     owner, leaf = weight.owner
     if not weight.is_experts:
-        stay_packed(owner, parts, kind, dtype)
+        stay_packed(owner, parts, kind, dtype, order)
         return
     each = len(parts) // weight.shape[0]
     by_expert = [parts[first : first + each] for first in range(0, len(parts), each)]

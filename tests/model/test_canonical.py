@@ -35,7 +35,10 @@ CASES = sorted(
     {(name, DTYPES[(place + shift) % 5]) for place, name in enumerate(NAMES) for shift in (0, 2)}
     | {(name, dtype) for name in ("llama-grouped", "lfm2", "qwen3.5", "gemma4") for dtype in DTYPES}
     | {("gpt-oss", "float32")}
-    | {(f"{FILE} {name}", FILED) for name in ("llama-tied", "qwen3-moe", "gemma2", "lfm2", "gpt-oss")}
+    | {
+        (f"{FILE} {name}", FILED)
+        for name in ("llama-tied", "qwen3-moe", "gemma2", "lfm2", "gpt-oss", "qwen3.5-moe")
+    }
 )
 """Two precisions of each family (three where attention has sinks), all of one that attends and of those with
 short convolutions and with states: `families_check` has the rest. And files whose matrices stay as they are

@@ -33,7 +33,7 @@ from flowspec.plan.shape import shape_of
 from flowspec.runtime.loading import slice_memory
 from flowspec.runtime.planning.plan_inputs import counted_weights
 from flowspec.runtime.session import pick_dtype
-from tests.ggufs import KEPT, convert, make
+from tests.ggufs import KEPT, PLAIN, convert, make
 from tests.model.slices import CPU, assert_faithful
 
 HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
@@ -144,6 +144,25 @@ def test_a_model_is_faithful_in_every_form(kind: Kind, folder: Path) -> None:
         make(checkpoint, "llama")
     path = convert(checkpoint, folder / f"{kind.name}.gguf", kind)
     assert pick_dtype(None, ModelFiles(str(path)), ModelFiles(str(path)).config()) == FILED
+    assert_faithful(path, FILED)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "plain"),
+    [
+        ("qwen3.5", Kind.Q8_0, ()),
+        ("qwen3.5-moe", Kind.Q4_0, (".ssm_alpha.", ".ssm_beta.")),
+        ("qwen3.5-moe", Kind.Q4_K, ()),
+    ],
+)
+def test_linear_attention_is_faithful(name: str, kind: Kind, plain: tuple[str, ...], folder: Path) -> None:
+    """A block of Q4_K has numbers of two heads, whose inputs are in another order in the file; a file may
+    have small matrices in float32."""
+    if not (folder / name).exists():
+        make(folder / name, name)
+    path = convert(folder / name, folder / f"{name}-{kind.name}.gguf", kind, plain=(*PLAIN, *plain))
+    files = ModelFiles(str(path))
+    assert pick_dtype(None, files, files.config()) == FILED
     assert_faithful(path, FILED)
 
 

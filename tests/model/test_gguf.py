@@ -3,6 +3,7 @@ makes of the file."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import struct
 import sys
@@ -17,6 +18,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from flowspec.bench.checkpoints import make_checkpoint
@@ -24,6 +26,7 @@ from flowspec.core.head.events import Submit
 from flowspec.core.head.head import HeadCore
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import InputError
+from flowspec.model.arithmetic import plain
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder, canonical_name
 from flowspec.model.gguf.file import GgufFile, GgufTensor, tell_gguf_version
 from flowspec.model.pieces import Span
@@ -36,6 +39,7 @@ from flowspec.runtime.loading import slice_memory
 from flowspec.runtime.planning.plan_inputs import counted_weights
 from tests.ggufs import SHAPES, WIDE, convert, make
 from tests.model.slices import CPU, assert_faithful, load_stages, pipeline
+from tests.model.test_families import chain
 from tests.vocabularies import bundled
 
 PROMPT = tuple(range(3, 60))
@@ -141,7 +145,7 @@ def test_a_slice_reads_its_own_tensors_only_and_is_as_large_as_foretold(
         read.clear()
 
 
-@pytest.mark.parametrize("name", ["llama-tied", "qwen3-moe", "phi3", "lfm2"])
+@pytest.mark.parametrize("name", ["llama-tied", "qwen3-moe", "phi3", "lfm2", "qwen3.5-moe"])
 def test_the_plan_counts_weights_as_of_the_checkpoint(name: str, tmp_path: Path) -> None:
     folder = make(tmp_path / "checkpoint", name)
     path = convert(folder, tmp_path / "model.gguf", Kind.Q8_0)
@@ -344,6 +348,86 @@ def test_short_convolutions_are_the_layers_without_heads_of_keys(lfm2: Path, tmp
     assert files.gguf_file.loose_matrix == "", "weights of convolutions are no matrices"
     longer = files.tensors().shape("model.layers.0.conv.conv.weight")
     assert longer == (256, 1, 3)
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """How fast its states fade is a number whose power is the same by torch, as the converter computes it,
+    and by our definition."""
+    folder = make(tmp_path_factory.mktemp("qwen"), "qwen3.5")
+    numbers = torch.linspace(-2, 2.5, 400)
+    numbers = numbers[torch.exp(numbers) == plain.exp(numbers)]
+    tensors = load_file(folder / "model.safetensors")
+    for place, name in enumerate(name for name in tensors if name.endswith("A_log")):
+        tensors[name] = numbers[torch.arange(6) * 37 + place].clone()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def test_linear_attention_has_the_checkpoints_bits(qwen: Path, tmp_path: Path) -> None:
+    found = []
+    for path in (qwen, convert(qwen, tmp_path / "m.gguf")):
+        part = load_stages(path, 1)[0]
+        _, states = part.forward(chain(part, 1, torch.arange(40) * 7 % 300), None)
+        found.append(part.logits(states))
+    assert np.array_equal(*found)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_how_fast_states_fade_is_computed_with_as_it_is_stored(
+    dtype: str, qwen: Path, tmp_path: Path
+) -> None:
+    """Heads 0 to 2 share one of keys, 3 to 5 the other."""
+    files = ModelFiles(str(convert(qwen, tmp_path / "m.gguf")))
+    stored = torch.from_numpy(files.gguf_file.tensors["blk.0.ssm_a"].numbers())
+    module = Slice.load(files, Span(first=0, end=1, count=4), dtype, CPU).pieces.layers[0].linear_attn
+    assert torch.equal(module.A, stored[[0, 2, 4, 1, 3, 5]])
+
+
+def test_which_layers_have_states(qwen: Path, tmp_path: Path) -> None:
+    key, linear, full = "qwen35.attention.recurrent_layers", "linear_attention", "full_attention"
+    for stated, expected in (
+        ({}, [linear, full, linear, full]),
+        (
+            {key: [True, True, False, True], "qwen35.full_attention_interval": 4},
+            [linear, linear, full, linear],
+        ),
+        ({"qwen35.full_attention_interval": None}, [linear, linear, linear, full]),
+        ({"qwen35.nextn_predict_layers": 1}, [linear, full, linear]),
+    ):
+        files = ModelFiles(str(convert(qwen, tmp_path / "m.gguf", metadata=stated)))
+        config = files.config()
+        assert config.layer_types == expected
+        assert config.num_hidden_layers == len(expected)
+        family_of(config, "m")
+    assert not any(".layers.3." in name for name in files.tensors()), "it guesses a token further"
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        (
+            {"attention.recurrent_layers": [True] * 3},
+            "attention.recurrent_layers: expected true or false for each of 4 layers",
+        ),
+        (
+            {"attention.recurrent_layers": [1, 0, 1, 0]},
+            "attention.recurrent_layers: expected true or false for each of 4 layers",
+        ),
+        ({"ssm.inner_size": 767}, "ssm.inner_size: expected a multiple of ssm.time_step_rank, 6, got 767"),
+        ({"rope.dimension_sections": [2, 2, 2, 2]}, "rope.dimension_sections: expected no fourth section"),
+        ({"ssm.conv_kernel": None}, "has no qwen35.ssm.conv_kernel; convert the model again"),
+        ({"expert_gating_func": 2}, "sets qwen35.expert_gating_func to 2, which FlowSpec does not apply"),
+    ],
+)
+def test_what_linear_attention_cannot_be_is_refused(
+    metadata: dict[str, Any], message: str, qwen: Path, tmp_path: Path
+) -> None:
+    stated = {f"qwen35.{key}": value for key, value in metadata.items()}
+    path = convert(qwen, tmp_path / "m.gguf", metadata=stated)
+    with pytest.raises(InputError, match=re.escape(message)) as caught:
+        ModelFiles(str(path)).raw_config()
+    assert len(str(caught.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize("counts", [2, None, [0, 2], [0] * 6, [0, 2, 0, 0, 4, 0]])

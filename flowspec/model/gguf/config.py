@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from flowspec.core.protocol.sliding_window import CONVOLUTION
+from flowspec.core.protocol.sliding_window import CONVOLUTION, LINEAR
 from flowspec.errors import InputError
 from flowspec.model.gguf.file import GgufFile
 
@@ -30,12 +30,16 @@ MODEL_TYPES = {
     "glm4moe": "glm4_moe",
     "lfm2": "lfm2",
     "gpt-oss": "gpt_oss",
+    "qwen35": "qwen3_5_text",
+    "qwen35moe": "qwen3_5_moe_text",
 }
 """Architectures that our families know; Mistral's models call themselves llama, mixtures too."""
 _HEADS_BY_LAYER = ("lfm2",)
 """Architectures whose files say of each layer how many heads of keys and values it has, 0 for one that is a
 short convolution."""
-_PARTLY_TURNED = ("phi3", "glm4moe")
+_WITHOUT_PLAIN_NETWORKS = ("qwen35moe",)
+"""Mixtures all of whose layers have experts, so that nothing is as wide as the file says of others."""
+_PARTLY_TURNED = ("phi3", "glm4moe", "qwen35", "qwen35moe")
 """Architectures whose heads may turn with the position in a part."""
 _SIGMOID = 2
 """How llama.cpp numbers what a router makes of its logits."""
@@ -144,6 +148,9 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         for key, name in GGUF_CONFIG_MAPPING.get(table, GGUF_CONFIG_MAPPING["llama"]).items()
         if key not in _OWN and name not in (None, "vocab_size")
     }
+    if architecture in _WITHOUT_PLAIN_NETWORKS:
+        del needed["feed_forward_length"]
+        stated.take("feed_forward_length")
     raw |= {name: stated.need(key) for key, name in needed.items() if key != "attention.head_count_kv"}
     if architecture in _HEADS_BY_LAYER:
         raw |= _heads_by_layer(stated, raw["num_hidden_layers"])
@@ -351,6 +358,45 @@ def _glm4_moe(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _qwen35(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
+    """Which layers attend follows from an interval, or is said of each. Blocks that guess the tokens after
+    the next one are counted in the file, and are left out here."""
+    blocks, guessing = raw["num_hidden_layers"], stated.take("nextn_predict_layers", 0)
+    layers = blocks - guessing
+    interval = stated.take("full_attention_interval", 4)
+    by_interval = [place % interval != 0 for place in range(1, layers + 1)]
+    has_state = stated.take("attention.recurrent_layers", [*by_interval, *[False] * guessing], LIST)
+    if len(has_state) != blocks or not {*map(type, has_state)} <= {bool} or any(has_state[layers:]):
+        stated.refuse("attention.recurrent_layers", has_state, f"true or false for each of {layers} layers")
+    sections = stated.take("rope.dimension_sections", [0], LIST)
+    if len(sections) == 4 and sections[3]:
+        stated.refuse("rope.dimension_sections", sections, "no fourth section")
+    heads, inner = stated.need("ssm.time_step_rank"), stated.need("ssm.inner_size")
+    if inner % heads:
+        stated.refuse("ssm.inner_size", inner, f"a multiple of ssm.time_step_rank, {heads}")
+    attends = has_state[:layers].index(False) if False in has_state[:layers] else 0
+    return {
+        "num_hidden_layers": layers,
+        "num_nextn_predict_layers": guessing,
+        "layer_types": [LINEAR if each else "full_attention" for each in has_state[:layers]],
+        "linear_conv_kernel_dim": stated.need("ssm.conv_kernel"),
+        "linear_key_head_dim": stated.need("ssm.state_size"),
+        "linear_num_key_heads": stated.need("ssm.group_count"),
+        "linear_num_value_heads": heads,
+        "linear_value_head_dim": inner // heads,
+        "attention_bias": stated.has_tensor(f"blk.{attends}.attn_q.bias"),
+    }
+
+
+def _qwen35_moe(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
+    return _qwen35(stated, raw) | {
+        "num_experts": stated.need("expert_count"),
+        "num_experts_per_tok": stated.need("expert_used_count"),
+        "moe_intermediate_size": stated.need("expert_feed_forward_length"),
+        "shared_expert_intermediate_size": stated.need("expert_shared_feed_forward_length"),
+    }
+
+
 def _lfm2(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
     """The width of the feed-forward networks is what they have, and the constant of norms has another name
     than transformers' table gives it."""
@@ -406,6 +452,8 @@ _OTHERS: dict[str, Callable[[_Stated, dict[str, Any]], dict[str, Any]]] = {
     "llama": _llama,
     "olmoe": _olmoe,
     "phi3": _phi3,
+    "qwen35": _qwen35,
+    "qwen35moe": _qwen35_moe,
     "qwen3moe": _qwen3_moe,
     "smollm3": _smollm3,
 }

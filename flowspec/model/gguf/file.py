@@ -34,8 +34,11 @@ _ALIGNMENT = 32
 _LENGTH = struct.Struct("<Q")
 _PART_COUNT, _PART_NUMBER, _TENSOR_COUNT = "split.count", "split.no", "split.tensors.count"
 _EMBEDDING, _OUTPUT, _BIAS = "token_embd.weight", "output.weight", ".bias"
-_LOOSE = (".ffn_gate_inp.", ".shortconv.conv.")
-"""Of names of matrices that are never packed: routers, and weights of short convolutions."""
+GATES = (".ssm_alpha.", ".ssm_beta.", ".ffn_gate_inp_shexp.")
+"""Of names of small matrices that are rounded where a file does not pack them: how a state fades, what it
+takes, and the share of the expert that every row runs through."""
+_LOOSE = (".ffn_gate_inp.", ".shortconv.conv.", ".ssm_conv1d.", *GATES)
+"""Of names of matrices that need not be packed: routers and weights of convolutions, too."""
 KEPT_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "MXFP4")
 """ggml's types that layers compute with as they are (`arithmetic.packed.FORMS`)."""
 Rows = npt.NDArray[np.uint8]

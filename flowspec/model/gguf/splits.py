@@ -32,6 +32,10 @@ _DIGIT = r"\p{N}"
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_SYMBOLS}|{_SPACES}"
 _QWEN2 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_SYMBOLS}|{_SPACES}"
+_QWEN3_5 = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*"
+    rf"|{_SPACES}"
+)
 _SEED_CODER = (
     rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}"
 )
@@ -85,6 +89,7 @@ SPLITS = {
     ),
     **dict.fromkeys(("dbrx", "smaug-bpe"), Split((_LLAMA3,))),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), Split((_QWEN2,), is_composed=True)),
+    "qwen35": Split((_QWEN3_5,), is_composed=True),
     "tekken": Split((_TEKKEN,), ignores_merges=True, adds_bos=True),
     "gpt-4o": Split((_GPT4O,)),
     "seed-coder": Split((_SEED_CODER,)),

@@ -19,19 +19,24 @@ import torch
 
 from flowspec.core.protocol.experts import experts_of
 from flowspec.errors import InputError
-from flowspec.model.arithmetic.packed import FORMS, PANEL
+from flowspec.model.arithmetic.operations import as_q8_0
+from flowspec.model.arithmetic.packed import FORMS, PANEL, packed
 from flowspec.model.families import PLAIN_ROOT, Family, check_family
+from flowspec.model.gguf import linear_attention
 from flowspec.model.gguf.blocks import panels_of
 from flowspec.model.gguf.config import FACTORS
-from flowspec.model.gguf.file import GgufFile, GgufTensor, tell_gguf_version
-from flowspec.model.tensors import Tensors, check_shape
+from flowspec.model.gguf.file import GATES, GgufFile, GgufTensor, tell_gguf_version
+from flowspec.model.linear_attention import take_stored_fading
+from flowspec.model.tensors import ROUNDED_ANEW, Tensors, check_shape
 
 _CONVERTED_AS = {"smollm3": "llama", "granite": "llama", "olmoe": "qwen3moe"}
 """Architectures that transformers' processors do not know, by one whose tensors llama.cpp's converter treats
 alike."""
-CONVOLUTION = ".shortconv.conv.weight"
+CONVOLUTIONS = (".shortconv.conv.weight", linear_attention.CONVOLUTION)
 """How names end of a convolution's weights: `[width, length]` in a file, `[width, 1, length]` in
 transformers."""
+_SHARED_GATE = ".ffn_gate_inp_shexp.weight"
+"""A matrix of one row, which some files hold as a vector."""
 BLOCK_NUMBERS = 1 << 20
 """So many are unpacked at once."""
 
@@ -50,6 +55,11 @@ def _converted_name(name: str) -> str:
     weights."""
     name = name.replace(".experts.{}.", ".experts.").replace("_correction_bias", "_correction.bias")
     return f"{name}.weight" if name.endswith(".sinks") else name
+
+
+def _is_gate(tensor: GgufTensor) -> bool:
+    """Whether layers multiply by it in packed form even where the file does not pack it."""
+    return any(map(tensor.name.__contains__, GATES))
 
 
 def _guessing_blocks(config: Any) -> tuple[str, ...]:
@@ -79,7 +89,10 @@ class GgufTensors(Tensors):
         self._tensor = tensor
         self._expert_count = experts_of(config)
         converted_as = _CONVERTED_AS.get(architecture, architecture)
-        self._processor: Any = TENSOR_PROCESSORS.get(converted_as, TensorProcessor)(config=config.to_dict())
+        processor: Any = TENSOR_PROCESSORS.get(converted_as, TensorProcessor)
+        if architecture in linear_attention.ARCHITECTURES:
+            processor = linear_attention.LinearAttention
+        self._processor: Any = processor(config=config.to_dict())
         self._places = self._find(config, family, architecture, names)
         left = set(names) - {place.tensor for place in self._places.values()} - set(FACTORS)
         left -= {name for name in left if name.startswith(_guessing_blocks(config))}
@@ -113,8 +126,10 @@ class GgufTensors(Tensors):
                 f"model {self._model!r} has no tensor {name}; the file may be incomplete or of another family"
             )
         shape = self._tensor(place.tensor).shape
-        if place.tensor.endswith(CONVOLUTION):
+        if place.tensor.endswith(CONVOLUTIONS):
             return (shape[0], 1, *shape[1:])
+        if place.tensor.endswith(_SHARED_GATE):
+            return (1, *shape[-1:])
         if place.expert is None:
             return shape
         if shape[0] != self._expert_count:
@@ -134,23 +149,30 @@ class GgufTensors(Tensors):
         check_shape(name, self._model, part.shape, self.shape(name), "the metadata")
         place = self._places[name]
         tensor = self._tensor(place.tensor)
-        if part.dim() == 1 or place.tensor.endswith(CONVOLUTION):
+        if part.dim() == 1 or place.tensor.endswith(CONVOLUTIONS):
             numbers = tensor.numbers() if place.expert is None else tensor.numbers()[place.expert]
             found = self._processor.process(weights=numbers, name=place.tensor).weights
-            part.copy_(torch.from_numpy(found))
+            part.copy_(torch.from_numpy(found).view(part.shape))
             return
         rows, columns = part.shape
-        order = self._order(place, rows)
+        order, inputs = self._order(place, rows), self._inputs(place)
         step = max(1, BLOCK_NUMBERS // columns)
         for first in range(0, rows, step):
-            packed = (
+            in_file = (
                 tensor.packed()
             )  # anew: pages that were read count as this process's until the map is dropped
-            block = tensor.unpack(packed[order[first : first + step]])
+            block = tensor.unpack(in_file[order[first : first + step]])
+            if inputs is not None:
+                block = block[:, inputs]
             part[first : first + step].copy_(torch.from_numpy(block))
 
     def form(self, name: str) -> str:
-        return self._tensor(self._places[name].tensor).form
+        tensor = self._tensor(self._places[name].tensor)
+        return ROUNDED_ANEW if not tensor.form and _is_gate(tensor) else tensor.form
+
+    def is_rounded_anew(self, name: str) -> bool:
+        tensor = self._tensor(self._places[name].tensor)
+        return not tensor.form and _is_gate(tensor)
 
     def packed_bytes(self, name: str) -> int:
         outputs, inputs = self.shape(name)
@@ -160,6 +182,8 @@ class GgufTensors(Tensors):
         check_shape(name, self._model, shape, self.shape(name), "the metadata")
         place, (rows, columns) = self._places[name], shape
         tensor, order = self._tensor(place.tensor), self._order(place, rows)
+        if self.is_rounded_anew(name):
+            return packed(FORMS[ROUNDED_ANEW], as_q8_0(self.load(name, shape)))
         step = max(PANEL, BLOCK_NUMBERS // columns // PANEL * PANEL)
         found = torch.empty(0, dtype=torch.uint8)
         for first in range(0, rows, step):
@@ -170,6 +194,10 @@ class GgufTensors(Tensors):
             found[first // PANEL : first // PANEL + len(panels)] = panels
         return found
 
+    def input_order(self, name: str) -> torch.Tensor | None:
+        inputs = None if self.is_rounded_anew(name) else self._inputs(self._places[name])
+        return None if inputs is None else torch.from_numpy(inputs.argsort())
+
     def close(self) -> None:
         """Nothing to do: maps live as long as a tensor is read."""
 
@@ -177,6 +205,12 @@ class GgufTensors(Tensors):
         """What was done to a matrix is an order of its rows, for which it need not be unpacked."""
         order = self._processor.process(weights=np.arange(rows)[:, None], name=place.tensor).weights[:, 0]
         found: npt.NDArray[np.int64] = order + (place.expert or 0) * rows
+        return found
+
+    def _inputs(self, place: _Place) -> npt.NDArray[np.int64] | None:
+        """Where in a row of the file each input is, if not in its place."""
+        asked = getattr(self._processor, "input_order", None)
+        found: npt.NDArray[np.int64] | None = None if asked is None else asked(place.tensor)
         return found
 
     def _find(
@@ -190,6 +224,8 @@ class GgufTensors(Tensors):
         for index in range(config.num_hidden_layers):
             with torch.device("meta"):
                 layer = family.piece("DecoderLayer")(config, index)
+            if architecture in linear_attention.ARCHITECTURES and hasattr(layer, "linear_attn"):
+                take_stored_fading(layer)
             for name in layer.state_dict():
                 own = family.stacked.get(name, (family.renamed.get(name, name),))
                 layers += [f"{PLAIN_ROOT.prefix}layers.{index}.{each}" for each in own]

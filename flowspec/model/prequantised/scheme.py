@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flowspec.errors import InputError
+from flowspec.model.tensors import ROUNDED_ANEW
 
 GROUP = 32
 """Inputs of a row that must share a scale: as `arithmetic.packed`, which imports torch."""
@@ -28,8 +29,6 @@ TENSORS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     FOURS: ("weight_packed", ("weight_scale",)),
 }
 """Of each layout: the tensor that holds the levels, and those that may stand beside it."""
-ROUNDED_ANEW = "Q8_0"
-"""The form of what has none of its own: numbers in 16 bits, floats of 8 bits, groups in no order."""
 _BITS = (2, 4, 8)
 STATIC = "its inputs are rounded by scales that were measured before, which are not computed with"
 

@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 
 from flowspec.errors import InputError
-from flowspec.model.arithmetic.operations import levels
+from flowspec.model.arithmetic.operations import as_q8_0
 from flowspec.model.arithmetic.packed import FORMS, GROUP, LEVELS_FLOAT, PANEL, Levels, packed
-from flowspec.model.prequantised.scheme import AWQ, FLOATS, FOURS, GPTQ, PACKED, ROUNDED_ANEW, TENSORS, Scheme
-from flowspec.model.tensors import Tensors, check_shape
+from flowspec.model.prequantised.scheme import AWQ, FLOATS, FOURS, GPTQ, PACKED, TENSORS, Scheme
+from flowspec.model.tensors import ROUNDED_ANEW, Tensors, check_shape
 
 WEIGHT = ".weight"
 BLOCK_NUMBERS = 1 << 20
@@ -122,7 +122,7 @@ class PrequantisedTensors(Tensors):
         for first, end in self._blocks(name):
             portion = read(first, end)
             if self.is_rounded_anew(name):
-                given = _rounded(_numbers(*portion))
+                given = as_q8_0(_numbers(*portion))
             else:
                 given = self._as_they_are(name, portion)
             panels = packed(form, given)
@@ -329,13 +329,3 @@ def _of_words(words: torch.Tensor, bits: int, order: tuple[int, ...] = ()) -> to
 def _numbers(whole: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """Float32 `[outputs, in]`."""
     return whole.float() * scales.repeat_interleave(whole.shape[1] // scales.shape[1], dim=1)
-
-
-def _rounded(numbers: torch.Tensor) -> Levels:
-    """To `ROUNDED_ANEW`, group by group."""
-    found, steps = levels(numbers)
-    filled = F.pad(found, (0, -found.shape[1] % GROUP))
-    offset = FORMS[ROUNDED_ANEW].offset
-    return Levels(
-        levels=(filled.short() + offset).to(torch.uint8).view(len(found), -1, GROUP), scales=steps.half()
-    )

@@ -191,6 +191,9 @@ class _CheckedTensors(Tensors):
         self._check_all(name)
         return self._tensors.panels(name, shape)
 
+    def input_order(self, name: str) -> torch.Tensor | None:
+        return self._tensors.input_order(name)
+
     def close(self) -> None:
         self._tensors.close()
 
