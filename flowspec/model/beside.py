@@ -23,29 +23,39 @@ KeysAndValues = tuple[torch.Tensor, torch.Tensor]
 """Each `[1, kv_heads, rows, head_dim]`."""
 
 
+class Needs:
+    """Of a slice's layers: what comes with hidden states, and what goes on."""
+
+    def __init__(self, config: Any, span: Span) -> None:
+        self.is_any = hasattr(config, "num_kv_shared_layers")
+        self.types: Sequence[str] = getattr(config, "layer_types", None) or ()
+        self.heads = heads_of(config)
+        self.before, self.after = carried_at(config, span.first), carried_at(config, span.end)
+        held = holders(sources_of(config), span.first, span.end)
+        self.held = [source for source in self.before.sources if source in held]
+
+    def sizes(self) -> list[int]:
+        """Of what comes behind an embedding: keys and values of each source."""
+        return [self.heads[source].numbers // 2 for source in self.before.sources for _ in range(2)]
+
+
 class Beside:
     """Of one job; `came` is what came with its rows, `[1, rows, numbers]`, at the first slice embeddings."""
 
-    def __init__(self, config: Any, span: Span, tokens: torch.Tensor, came: torch.Tensor) -> None:
-        self._types: Sequence[str] = getattr(config, "layer_types", None) or ()
-        self._after = carried_at(config, span.end)
+    def __init__(self, needs: Needs, tokens: torch.Tensor, came: torch.Tensor) -> None:
+        self._needs = needs
         self._tokens = tokens
-        self._is_needed = hasattr(config, "num_kv_shared_layers")
-        before, heads = carried_at(config, span.first), heads_of(config)
-        sizes = [came.shape[2]] if span.is_first else [before.embedding]
-        sizes += [heads[source].numbers // 2 for source in before.sources for _ in range(2)]
-        self._embedding, *parts = torch.split(came, sizes, dim=2)
-        held = holders(sources_of(config), span.first, span.end)
-        self._came = [source for source in before.sources if source in held]
+        of_keys = needs.sizes()
+        self._embedding, *parts = torch.split(came, [came.shape[2] - sum(of_keys), *of_keys], dim=2)
         self._shared: dict[str, KeysAndValues] = {}
-        for source, keys, values in zip(before.sources, parts[::2], parts[1::2], strict=True):
-            own = heads[source]
-            self._shared[self._types[source]] = _in_heads(keys, own), _in_heads(values, own)
+        for source, keys, values in zip(needs.before.sources, parts[::2], parts[1::2], strict=True):
+            own = needs.heads[source]
+            self._shared[needs.types[source]] = _in_heads(keys, own), _in_heads(values, own)
 
     def write(self, batch: TreeBatch) -> None:
         """Keys and values that came and are attended to here, to their slots."""
-        for source in self._came:
-            batch.write(source, *self._shared[self._types[source]])
+        for source in self._needs.held:
+            batch.write(source, *self._shared[self._needs.types[source]])
 
     def select(self, kept: Sequence[int]) -> None:
         """Leaves these rows."""
@@ -55,7 +65,7 @@ class Beside:
 
     def of(self, layer: Any) -> dict[str, Any]:
         """What a layer is called with in addition."""
-        if not self._is_needed:
+        if not self._needs.is_any:
             return {}
         own: LayerInput | None = getattr(layer, LAYER_INPUT, None)
         inputs = {} if own is None else {"per_layer_input": own(self._tokens, self._embedding)}
@@ -64,9 +74,10 @@ class Beside:
     @property
     def carried(self) -> list[torch.Tensor]:
         """What goes with the rows to the next slice: each `[1, rows, numbers]`."""
-        parts = [self._embedding] if self._after.embedding else []
-        for source in self._after.sources:
-            parts += [each.transpose(1, 2).flatten(2) for each in self._shared[self._types[source]]]
+        after = self._needs.after
+        parts = [self._embedding] if after.embedding else []
+        for source in after.sources:
+            parts += [each.transpose(1, 2).flatten(2) for each in self._shared[self._needs.types[source]]]
         return parts
 
 

@@ -24,7 +24,7 @@ from flowspec.core.protocol.sliding_window import STATE_BYTES, STATES_HELD, inpu
 from flowspec.core.stage.events import ClearSlots, JobPart, RunLayers, WindowPart
 from flowspec.errors import ClusterError
 from flowspec.model.attention import TreeBatch, TreeCache, TreeRows
-from flowspec.model.beside import Beside
+from flowspec.model.beside import Beside, Needs
 from flowspec.model.files import ModelFiles
 from flowspec.model.kernels import CACHE_DTYPES, DTYPES, kernel_of
 from flowspec.model.linear_attention import BASE, SNAPSHOT, copy_state, pass_by, state_shape
@@ -73,6 +73,7 @@ class Slice:
         first, end = pieces.span.first, pieces.span.end
         windows, sources = windows_of(pieces.config), sources_of(pieces.config)
         self._heads = heads_of(pieces.config)
+        self._needs = Needs(pieces.config, pieces.span)
         self._sources = {layer: source for layer, source in enumerate(sources) if source != layer}
         self._held = [layer - first for layer in holders(sources, first, end)]
         self._windowed = [place for place in self._held if windows[place + first]]
@@ -248,13 +249,13 @@ class Slice:
         tokens = torch.from_numpy(np.concatenate([part.tokens for part in job.parts])).to(self.device)
         if self.pieces.embedding is not None:
             hidden = self.pieces.embed(tokens)[None]  # [1, rows, hidden]
-            beside = Beside(self.config, self.span, tokens, hidden)
+            beside = Beside(self._needs, tokens, hidden)
         else:
             assert payload is not None, "only the first slice does without a payload"
             states = payload.to(self.device)[None]  # [1, rows, hidden * (1 + captured) + carried]
             hidden = states[:, :, : self.config.hidden_size]
             rest = states[:, :, self.config.hidden_size :]
-            beside = Beside(self.config, self.span, tokens, rest[:, :, : self.carried_width])
+            beside = Beside(self._needs, tokens, rest[:, :, : self.carried_width])
             if rest.shape[2] > self.carried_width:
                 captured.append(rest[:, :, self.carried_width :])
         beside.write(batch)

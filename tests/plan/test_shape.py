@@ -110,7 +110,8 @@ def test_a_mixture_beside_a_network_holds_both_in_memory() -> None:
     shape = shape_of(config, "mixture")
     layer = Pieces.build(config, family_of(config, "mixture"), Span(first=0, end=1, count=1)).layers[0]
     matrices = [each for name, each in layer.named_parameters() if each.dim() > 1 and "router" not in name]
-    assert (shape.experts, shape.experts_per_row, shape.intermediate) == (13, 7, 7 * 24)
+    assert (shape.experts, shape.experts_per_row, shape.shared_intermediate) == (10, 4, 72)
+    assert shape.intermediate == 4 * 24 + 72
     assert weights_of(shape).layer == sum(each.numel() for each in matrices) + 2 * shape.hidden
 
 
