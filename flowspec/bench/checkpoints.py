@@ -96,7 +96,12 @@ _GEMMA4_LARGE: dict[str, Any] = {
     "hidden_size_per_layer_input": 0,
 }
 _GEMMA4_UNIFIED = {name: value for name, value in _GEMMA4.items() if not name.endswith("_per_layer_input")}
-_QWEN3_5_MOE = {**_QWEN3_5, **_EXPERTS, "shared_expert_intermediate_size": 48}
+_QWEN3_5_MOE = {
+    **_QWEN3_5,
+    **_EXPERTS,
+    "shared_expert_intermediate_size": 48,
+    "initializer_range": 0.05,  # states remember each expert that rounding swaps: wider, and it moves all
+}
 _VISION: dict[str, Any] = {
     "hidden_size": 16,
     "intermediate_size": 16,
