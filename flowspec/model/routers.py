@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from flowspec.model.arithmetic import plain
+from flowspec.model.arithmetic.operations import product
 from flowspec.model.families import Router
 
 Routed = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -36,7 +37,7 @@ def _by_scaled_softmax_to_one(router: Any, rows: torch.Tensor) -> Routed:
     """Of rows that are normalised and scaled; shares in float32, brought to a sum of 1, times a scale of each
     expert (Gemma 4)."""
     scaled = router.norm(rows) * router.scale * router.scalar_root_size
-    logits = plain.product(scaled.float(), router.proj.weight.float()).to(rows.dtype)
+    logits = product(scaled.float(), router.proj.weight.float()).to(rows.dtype)
     shares, experts = _first(plain.softmax(logits.float()), router.config.top_k_experts)
     shares = shares / plain.halves_sum(shares)[:, None]
     return logits, shares * router.per_expert_scale[experts], experts
@@ -46,13 +47,13 @@ def _by_softmax_of_chosen(router: Any, hidden: torch.Tensor) -> Routed:
     """Logits have a bias. Those of the experts that are chosen are brought to a sum of 1, in the rows'
     dtype."""
     rows = hidden.reshape(-1, hidden.shape[-1])
-    logits = (plain.product(rows.float(), router.weight.float()) + router.bias.float()).to(rows.dtype)
+    logits = (product(rows.float(), router.weight.float()) + router.bias.float()).to(rows.dtype)
     chosen, experts = _first(logits.float(), router.top_k)
     return logits, plain.softmax(chosen).to(rows.dtype), experts
 
 
 def _likeliest(router: Any, rows: torch.Tensor) -> Routed:
-    logits = plain.product(rows.float(), router.weight.float()).to(rows.dtype)
+    logits = product(rows.float(), router.weight.float()).to(rows.dtype)
     return logits, *_first(plain.softmax(logits.float()), router.top_k)
 
 
@@ -60,7 +61,7 @@ def _by_sigmoid(router: Any, hidden: torch.Tensor) -> Routed:
     """Each expert has a share of its own. A bias counts in choosing only, among the experts of the groups
     whose two best are best."""
     rows = hidden.reshape(-1, hidden.shape[-1]).float()
-    logits = plain.product(rows, router.weight.float())
+    logits = product(rows, router.weight.float())
     scores = (1.0 + plain.exp(-logits)).reciprocal()
     choice = scores + router.e_score_correction_bias
     if router.num_group > 1:

@@ -1126,6 +1126,53 @@ int flowspec_norm(const Norm *a) {
 }
 
 /* ---------------------------------------------------------------------------------------------------------
+ * products with small matrices, such as a router's, summed in halves */
+
+typedef struct {
+    const float *x, *w; /* [rows, in] and [out, in] */
+    float *y;           /* [rows, out] */
+    int64_t rows, in, out;
+    int32_t threads;
+} Halves;
+
+/* The terms are filled up to a power of two, twice `half`, for so many of which `terms` has room. */
+INLINE float halves_product(const float *x, const float *w, int64_t in, int64_t half, float *terms) {
+    if (half == 0)
+        return x[0] * w[0];
+    for (int64_t i = 0; i < in - half; i++)
+        terms[i] = x[i] * w[i] + x[i + half] * w[i + half];
+    for (int64_t i = in - half; i < half; i++)
+        terms[i] = x[i] * w[i] + 0.0f; /* which is another zero than -0 */
+    for (half /= 2; half; half /= 2)
+        for (int64_t i = 0; i < half; i++)
+            terms[i] += terms[i + half];
+    return terms[0];
+}
+
+/* Returns 0 where memory lacks. */
+int flowspec_halves(const Halves *a) {
+    int threads = worthwhile(a->threads, a->rows * a->in * a->out);
+    int64_t share = (a->out + threads - 1) / threads, half = 0;
+    while (2 * half < a->in && a->in > 1)
+        half = half ? 2 * half : 1;
+    float *room = malloc(sizeof(float) * (threads * half + 1));
+    if (room == NULL)
+        return 0;
+#ifdef _OPENMP
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+#endif
+    for (int thread = 0; thread < threads; thread++) {
+        int64_t begin = thread * share, end = begin + share < a->out ? begin + share : a->out;
+        for (int64_t o = begin; o < end; o++)
+            for (int64_t r = 0; r < a->rows; r++)
+                a->y[r * a->out + o] =
+                    halves_product(a->x + r * a->in, a->w + o * a->in, a->in, half, room + thread * half);
+    }
+    free(room);
+    return 1;
+}
+
+/* ---------------------------------------------------------------------------------------------------------
  * position embeddings */
 
 typedef struct {

@@ -61,6 +61,14 @@ class _Delta(ctypes.Structure):
     )
 
 
+class _Halves(ctypes.Structure):
+    _fields_ = (
+        *_fields(ctypes.c_void_p, "x weights y"),
+        *_fields(ctypes.c_int64, "rows inputs outputs"),
+        *_fields(ctypes.c_int32, "threads"),
+    )
+
+
 class _Norm(ctypes.Structure):
     _fields_ = (
         *_fields(ctypes.c_void_p, "x weights y"),
@@ -94,12 +102,13 @@ class Library:
         self._function, self._levels = library.flowspec_function, library.flowspec_levels
         self._packed_rows = library.flowspec_packed_rows
         self._turn, self._store = library.flowspec_turn, library.flowspec_store
-        self._delta = library.flowspec_delta
+        self._delta, self._halves = library.flowspec_delta, library.flowspec_halves
         self._linear.argtypes = (pointer, small, number, number, pointer, small, number, pointer, small)
         self._packed.argtypes = (ctypes.POINTER(_Packed),)
         self._packed_rows.argtypes = (pointer, small, number, pointer, number, pointer)
         self._function.argtypes = (pointer, small, number, small, pointer)
         self._norm.argtypes = (ctypes.POINTER(_Norm),)
+        self._halves.argtypes = (ctypes.POINTER(_Halves),)
         self._turn.argtypes = (ctypes.POINTER(_Turn),)
         self._store.argtypes = (ctypes.POINTER(_Stored),)
         self._attention.argtypes = (ctypes.POINTER(_Attention),)
@@ -118,6 +127,18 @@ class Library:
         given = x.data_ptr(), KINDS[x.dtype], rows, inputs, weights.data_ptr(), KINDS[weights.dtype], outputs
         if not self._linear(*given, found.data_ptr(), torch.get_num_threads()):
             raise MemoryError("no memory for a linear layer")
+        return found
+
+    def halves(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """As `plain.product`, of at least one input."""
+        (rows, inputs), outputs = x.shape, len(weights)
+        assert all(each.dtype == torch.float32 and each.is_contiguous() for each in (x, weights))
+        assert weights.shape == (outputs, inputs)
+        assert inputs, "the source reads the first"
+        found = x.new_empty((rows, outputs))
+        where = x.data_ptr(), weights.data_ptr(), found.data_ptr()
+        if not self._halves(_Halves(*where, rows, inputs, outputs, torch.get_num_threads())):
+            raise MemoryError("no memory for a small product")
         return found
 
     def packed(self, x: torch.Tensor, form: Form, panels: torch.Tensor, outputs: int) -> torch.Tensor:

@@ -72,6 +72,15 @@ def delta_rule(rows: DeltaRows, states: torch.Tensor, steps: torch.Tensor) -> to
     return library.delta_rule(rows, states, steps.contiguous())
 
 
+def product(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """`x W^T`, `[rows, out]`, of float32 `[rows, in]` and `[out, in]`: for small matrices, such as a
+    router's."""
+    library = _library(x)
+    if library is None:
+        return plain.product(x, weights)
+    return library.halves(x.contiguous(), weights.contiguous())
+
+
 def packed_product(x: torch.Tensor, form: Form, panels: torch.Tensor, outputs: int) -> torch.Tensor:
     """`x W^T`, `[rows, outputs]`, from rows `[rows, in]` and the panels of W (`packed.py`)."""
     library = _library(x)
