@@ -34,7 +34,7 @@ CODE = (
     *("trials", "kernel_checks", "kernels", "quantised", "quantised_cuda", "half"),
     *("attention", "accelerator", "products", "gguf_layers"),
     *("arithmetic/plain", "arithmetic/packed", "arithmetic/norms", "arithmetic/operations"),
-    *("arithmetic/compiled", "arithmetic/build"),
+    *("arithmetic/compiled", "arithmetic/build", "arithmetic/delta"),
 )
 """The modules that are tried, or that try: what was found holds for them as they are."""
 IMPORT_S = 170.0

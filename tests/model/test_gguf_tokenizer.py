@@ -237,7 +237,7 @@ PIECES = {
         ("llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2", "midm-2.0", "pixtral", "dbrx", "smaug-bpe"),
         _LLAMA3,
     ),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _LLAMA3.replace("123|45", "1|2|3|4|5")),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "qwen35"), _LLAMA3.replace("123|45", "1|2|3|4|5")),
     "tekken": _LLAMA3.replace("123|45", "1|2|3|4|5").replace("Neu", "|Neu"),
     "gpt-4o": _LLAMA3.replace("|'", "'").replace("Neu", "|Neu"),
     "seed-coder": _LLAMA3.replace("123|45", "1|2|3|4|5").replace(".\r", ".|\r"),
@@ -306,7 +306,8 @@ def test_phi4_keeps_spaces_although_its_architecture_is_phi3(folder: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "is_composed"), [("qwen2", True), ("deepseek-r1-qwen", True), ("llama3", False)]
+    ("name", "is_composed"),
+    [("qwen2", True), ("deepseek-r1-qwen", True), ("qwen35", True), ("llama3", False)],
 )
 def test_qwen_composes_characters_as_its_tokenizer_json_says(
     name: str, is_composed: bool, folder: Path
@@ -314,6 +315,14 @@ def test_qwen_composes_characters_as_its_tokenizer_json_says(
     metadata = byte_level("".join(LETTERS), ["a b"], pre=name, bos_token_id=0)
     tokenizer = load(write_vocabulary(folder / "nfc.gguf", metadata))
     assert (tokenizer.decode(tokenizer("e\u0301")["input_ids"][-3:]) == "\u00e9") is is_composed
+
+
+@pytest.mark.parametrize(("name", "count"), [("qwen2", 3), ("qwen35", 1)])
+def test_qwen_3_5_leaves_marks_with_their_letters(name: str, count: int, folder: Path) -> None:
+    letter, mark = "x", "\u0301"
+    metadata = byte_level("".join(LETTERS), merges_of(letter + mark), pre=name)
+    file = write_vocabulary(folder / "marks.gguf", metadata | {"tokenizer.ggml.add_bos_token": False})
+    assert len(ids_of(file, letter + mark)) == count
 
 
 def test_gemma_4_merges_characters_by_a_list(folder: Path) -> None:
