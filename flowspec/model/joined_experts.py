@@ -9,12 +9,11 @@ and packed as those of any mixture.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from flowspec.errors import InputError
-from flowspec.model.tensors import Tensors, check_shape
+from flowspec.model.tensors import PartsOfTensors, Tensors
 
 _JOINED = re.compile(r"(.+\.experts\.)(gate_up|down)_proj(|_bias|_blocks|_scales)")
 _NUMBERS, _BLOCKS = "", "_blocks"
@@ -34,14 +33,12 @@ class _Place:
     step: int
 
 
-class JoinedExperts(Tensors):
+class JoinedExperts(PartsOfTensors[_Place]):
     """Over the `raw` tensors of a checkpoint whose layers have so many `experts`; all others as they are."""
 
     def __init__(self, model: str, raw: Tensors, experts: int) -> None:
-        self._model = model
-        self._raw = raw
+        super().__init__(model, raw)
         self._experts = experts
-        self._places: dict[str, _Place | None] = {}
         for tensor in raw:
             found = _JOINED.fullmatch(tensor)
             if found is None:
@@ -54,20 +51,7 @@ class JoinedExperts(Tensors):
                     name = f"{stem}{expert}.{part}_proj.{_LEAVES[suffix]}"
                     self._places[name] = _Place(tensor, suffix, expert, first, len(parts))
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._places
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
-    def files_of(self, name: str) -> tuple[str, ...]:
-        place = self._places.get(name)
-        return (name if place is None else place.tensor,)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        place = self._places.get(name)
-        if place is None:
-            return self._raw.shape(name)
+    def _shape_of(self, place: _Place) -> tuple[int, ...]:
         whole = self._raw.shape(place.tensor)
         outputs = whole[-1 if place.suffix == _NUMBERS else 1] if len(whole) > 1 else 0
         if len(whole) != _AXES[place.suffix] or whole[0] != self._experts or outputs % place.step:
@@ -82,16 +66,9 @@ class JoinedExperts(Tensors):
             return outputs, whole[2] * whole[3]
         return outputs, *whole[2:]
 
-    def load(self, name: str, shape: tuple[int, ...]) -> Any:
-        check_shape(name, self._model, shape, self.shape(name))
-        place = self._places.get(name)
-        if place is None:
-            return self._raw.load(name, shape)
-        part = self._raw.load(place.tensor, self._raw.shape(place.tensor))[place.expert]
+    def _part(self, place: _Place, whole: Any) -> Any:
+        part = whole[place.expert]
         if place.suffix == _NUMBERS:
             part = part.T
         part = part[place.first :: place.step]
         return part.flatten(1) if place.suffix == _BLOCKS else part
-
-    def close(self) -> None:
-        self._raw.close()

@@ -7,11 +7,12 @@ There is one table for all layers, `[vocabulary, layers * width]`, and one proje
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flowspec.errors import InputError
-from flowspec.model.tensors import Tensors, check_shape
+from flowspec.model.tensors import PartsOfTensors, Tensors, check_shape
 
 if TYPE_CHECKING:
     import torch
@@ -24,18 +25,22 @@ TABLE = f".{LAYER_INPUT}.table.weight"
 """How the name of a layer's own table ends: never packed."""
 TABLE_ROWS = 1 << 13
 """Of a table that are read at once: 150 to 180 MB of published ones."""
-Place = tuple[str, int]
-"""A tensor of the checkpoint, and the layer whose part of it is meant."""
 
 
-class LayerByLayer(Tensors):
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A tensor of the checkpoint, and the layer whose part of it is meant."""
+
+    tensor: str
+    layer: int
+
+
+class LayerByLayer(PartsOfTensors[_Place]):
     """Over the `raw` tensors of a checkpoint of so many `layers`: the parts of each for what they share."""
 
     def __init__(self, model: str, raw: Tensors, layers: int) -> None:
-        self._model = model
-        self._raw = raw
+        super().__init__(model, raw)
         self._layers = layers
-        self._places: dict[str, Place | None] = {}
         for tensor in raw:
             stem, _, leaf = tensor.rpartition(".")
             root, _, kind = stem.rpartition(".")
@@ -44,42 +49,23 @@ class LayerByLayer(Tensors):
                 continue
             for layer in range(layers):
                 name = f"{root}.layers.{layer}.{LAYER_INPUT}.{_NAMES[kind]}.weight"
-                self._places[name] = tensor, layer
+                self._places[name] = _Place(tensor, layer)
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._places
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
-    def files_of(self, name: str) -> tuple[str, ...]:
-        place = self._places.get(name)
-        return self._raw.files_of(name) if place is None else (place[0],)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        place = self._places.get(name)
-        if place is None:
-            return self._raw.shape(name)
-        shape = list(self._raw.shape(place[0]))
-        axis = self._axis(place[0])
+    def _shape_of(self, place: _Place) -> tuple[int, ...]:
+        shape = list(self._raw.shape(place.tensor))
+        axis = self._axis(place.tensor)
         if axis is not None:
             if shape[axis] % self._layers:
                 raise InputError(
-                    f"tensor {place[0]} of {self._model!r}: expected equal parts for {self._layers} layers, "
-                    f"got the shape {shape}"
+                    f"tensor {place.tensor} of {self._model!r}: expected equal parts for {self._layers} "
+                    f"layers, got the shape {shape}"
                 )
             shape[axis] //= self._layers
         return tuple(shape)
 
-    def load(self, name: str, shape: tuple[int, ...]) -> Any:
-        check_shape(name, self._model, shape, self.shape(name))
-        place = self._places.get(name)
-        if place is None:
-            return self._raw.load(name, shape)
-        tensor, layer = place
-        whole = self._raw.load(tensor, self._raw.shape(tensor))
-        axis = self._axis(tensor)
-        return whole if axis is None else whole.chunk(self._layers, dim=axis)[layer]
+    def _part(self, place: _Place, whole: Any) -> Any:
+        axis = self._axis(place.tensor)
+        return whole if axis is None else whole.chunk(self._layers, dim=axis)[place.layer]
 
     def copy_together(self, parts: Mapping[str, torch.Tensor]) -> None:
         """Of tables a block of rows after another: layers lie side by side in each row, and a whole table may
@@ -92,7 +78,7 @@ class LayerByLayer(Tensors):
         for name, part in tables.items():
             place = self._places[name]
             assert place is not None, "a table's name is one of ours"
-            by_tensor.setdefault(place[0], []).append((place[1], part))
+            by_tensor.setdefault(place.tensor, []).append((place.layer, part))
         for tensor, columns in by_tensor.items():
             shape = self._raw.shape(tensor)
             for first in range(0, shape[0], TABLE_ROWS):
@@ -102,12 +88,6 @@ class LayerByLayer(Tensors):
                     part[rows].copy_(block[layer])
                 del block
                 self._raw.close()
-
-    def form(self, name: str) -> str:
-        return self._raw.form(name) if self._places.get(name) is None else ""
-
-    def close(self) -> None:
-        self._raw.close()
 
     def _axis(self, tensor: str) -> int | None:
         """The one along which layers lie one after another; None for what all have alike."""

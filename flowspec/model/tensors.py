@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from flowspec.errors import InputError
 
@@ -98,6 +98,72 @@ class Tensors(ABC):
     @abstractmethod
     def close(self) -> None:
         """Lets go of what was opened to read; what is read later is opened again."""
+
+
+class Place(Protocol):
+    """Where a tensor is found that has another name than files have for it."""
+
+    @property
+    def tensor(self) -> str:
+        """The tensor that it is read from, or is a part of."""
+
+
+PlaceT = TypeVar("PlaceT", bound=Place)
+
+
+class PlacedTensors(Tensors, Generic[PlaceT]):
+    """Tensors with names of their own; None is the place of one that keeps its name."""
+
+    _places: Mapping[str, PlaceT | None]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def files_of(self, name: str) -> tuple[str, ...]:
+        place = self._places.get(name)
+        return (name if place is None else place.tensor,)
+
+
+class PartsOfTensors(PlacedTensors[PlaceT]):
+    """Over the `raw` tensors of a checkpoint: parts of some, under the names of their places, and the others
+    as they are."""
+
+    def __init__(self, model: str, raw: Tensors) -> None:
+        self._model = model
+        self._raw = raw
+        self._places: dict[str, PlaceT | None] = {}
+
+    def files_of(self, name: str) -> tuple[str, ...]:
+        (tensor,) = super().files_of(name)
+        return self._raw.files_of(tensor)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        place = self._places.get(name)
+        return self._raw.shape(name) if place is None else self._shape_of(place)
+
+    def load(self, name: str, shape: tuple[int, ...]) -> Any:
+        check_shape(name, self._model, shape, self.shape(name))
+        place = self._places.get(name)
+        if place is None:
+            return self._raw.load(name, shape)
+        return self._part(place, self._raw.load(place.tensor, self._raw.shape(place.tensor)))
+
+    @abstractmethod
+    def _shape_of(self, place: PlaceT) -> tuple[int, ...]:
+        """Of a part; raises `InputError` where the whole cannot have it."""
+
+    @abstractmethod
+    def _part(self, place: PlaceT, whole: Any) -> Any:
+        """Of the whole tensor, as a torch tensor."""
+
+    def form(self, name: str) -> str:
+        return self._raw.form(name) if self._places.get(name) is None else ""
+
+    def close(self) -> None:
+        self._raw.close()
 
 
 def check_shape(

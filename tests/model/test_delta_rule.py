@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from flowspec.model.arithmetic import compiled, operations, plain
 from flowspec.model.arithmetic.compiled import Library
 from flowspec.model.arithmetic.delta import DeltaRows
+from tests.model.threads import threads_of
 
 
 def inputs(rows: int, key_heads: int, group: int, key_width: int, value_width: int) -> DeltaRows:
@@ -56,12 +57,8 @@ def test_c_gives_the_bits_of_the_definition(
     listed = torch.tensor(steps, dtype=torch.int32)
     expected_states, states = first_states(3, given), first_states(3, given)
     expected = plain.delta_rule(given, expected_states, listed)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with threads_of(threads):
         found = library.delta_rule(given, states, listed)
-    finally:
-        torch.set_num_threads(before)
     assert bits(found).equal(bits(expected))
     assert bits(states).equal(bits(expected_states))
 
@@ -75,16 +72,12 @@ def test_many_heads_on_many_threads_change_no_bits(library: Library) -> None:
     )
     expected_states = first_states(3, given)
     expected = plain.delta_rule(given, expected_states, steps)
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            states = first_states(3, given)
+    for threads in (1, 2, 3):
+        states = first_states(3, given)
+        with threads_of(threads):
             found = library.delta_rule(given, states, steps)
-            assert bits(found).equal(bits(expected))
-            assert bits(states).equal(bits(expected_states))
-    finally:
-        torch.set_num_threads(before)
+        assert bits(found).equal(bits(expected))
+        assert bits(states).equal(bits(expected_states))
 
 
 @pytest.mark.parametrize(("key_width", "value_width"), [(1, 3), (20, 16), (128, 40)])

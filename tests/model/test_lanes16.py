@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowspec.model.arithmetic.compiled import Library
+from tests.model.threads import threads_of
 
 LANES = 16
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -54,11 +55,7 @@ def test_a_row_has_the_same_bits_in_any_number_of_rows(
     library: Library, rows: int, inputs: int, outputs: int, threads: int, dtype: torch.dtype
 ) -> None:
     x, weights = numbers((rows, inputs), torch.float32, rows), numbers((outputs, inputs), dtype, outputs)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with threads_of(threads):
         together = library.linear(x, weights)
-    finally:
-        torch.set_num_threads(before)
     alone = torch.cat([library.linear(row[None], weights) for row in x])
     assert together.equal(alone)

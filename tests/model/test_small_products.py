@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from flowspec.model.arithmetic import operations, plain
 from flowspec.model.arithmetic.compiled import Library
+from tests.model.threads import threads_of
 
 
 @pytest.mark.arm
@@ -26,12 +27,8 @@ def test_c_gives_the_bits_of_the_definition(
     x = torch.randn((rows, inputs), generator=generator)
     x[:, :zeros] = 0.0  # times less than nothing that is -0
     weights = torch.randn((outputs, inputs), generator=generator)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with threads_of(threads):
         found = operations.product(x, weights)
-    finally:
-        torch.set_num_threads(before)
     assert found.view(torch.int32).equal(plain.product(x, weights).view(torch.int32))
 
 

@@ -8,7 +8,7 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +27,7 @@ from flowspec.model.gguf.blocks import panels_of
 from flowspec.model.gguf.config import FACTORS
 from flowspec.model.gguf.file import GATES, GgufFile, GgufTensor, tell_gguf_version
 from flowspec.model.linear_attention import take_stored_fading
-from flowspec.model.tensors import ROUNDED_ANEW, Tensors, check_shape
+from flowspec.model.tensors import ROUNDED_ANEW, PlacedTensors, check_shape
 
 _CONVERTED_AS = {"smollm3": "llama", "granite": "llama", "olmoe": "qwen3moe"}
 """Architectures that transformers' processors do not know, by one whose tensors llama.cpp's converter treats
@@ -68,9 +68,11 @@ def _guessing_blocks(config: Any) -> tuple[str, ...]:
     return tuple(f"blk.{config.num_hidden_layers + place}." for place in range(count))
 
 
-class GgufTensors(Tensors):
+class GgufTensors(PlacedTensors[_Place]):
     """As over safetensors. Raises `InputError` for a file with tensors that the family's modules have no
     place for."""
+
+    _places: dict[str, _Place]
 
     def __init__(
         self,
@@ -108,16 +110,6 @@ class GgufTensors(Tensors):
         return GgufTensors(
             str(file.path), architecture, file.tensors.keys(), file.tensors.__getitem__, config
         )
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._places
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
-    def files_of(self, name: str) -> tuple[str, ...]:
-        place = self._places.get(name)
-        return (name if place is None else place.tensor,)
 
     def shape(self, name: str) -> tuple[int, ...]:
         place = self._places.get(name)
