@@ -207,11 +207,11 @@ class FakeLayers:
         assert part.window is not None, f"stage {stage}: rows come without slots for layers with a window"
         assert self._window is not None, f"stage {stage}: there are slots for layers with a window"
         cache.write(part.window.slots, part.tokens, part.positions)
+        if part.positions.min() == 0:  # the text is read from its beginning
+            cache.base = cache.snapshot = np.zeros(0, np.int32)
         if not self._is_honest:
             return
         of = part.window.held  # [window high]
-        if part.positions.min() == 0:  # the text is read from its beginning
-            cache.base = cache.snapshot = np.zeros(0, np.int32)
         for position, visible in zip(part.positions.tolist(), part.visible, strict=True):
             first = max(0, position + 1 - self._window.tokens)
             (places,) = np.nonzero((of >= 0) & visible[of] & (part.key_positions[of] >= first))

@@ -182,6 +182,14 @@ def test_a_stage_refuses_to_keep_what_it_gave_back() -> None:
         core.handle(ControlArrived(message=opening(epoch=1, keep=5, length=9, root=9)), 0.0)
 
 
+def test_a_stage_refuses_to_go_on_where_the_output_s_path_has_gaps() -> None:
+    core = StageCore(is_last=True, slots_max=64, sliding_window=SlidingWindow(tokens=2, back=1, step=1))
+    rows = [(node, node - 1, node) for node in (0, 1, 3, 4)]
+    finish(core, run_of(arrive(core, segment(0, rows, prompt=True, opens=opening(length=6, root=5)))))
+    with pytest.raises(PeerError, match="committed node at each position from 0 to 2; 2 are here"):
+        arrive(core, segment(1, [(5, 4, 5)], prompt=True))
+
+
 @pytest.mark.parametrize("keep", [0, 6])
 def test_a_stage_goes_back_as_far_as_its_windows_reach(keep: int) -> None:
     core = _stage()

@@ -190,12 +190,20 @@ class WindowSlots(SlotTable):
         return freed
 
     def path_in(self, positions: range, slots: SlotMap) -> list[int]:
-        """Where the committed nodes at these positions are, in their order."""
+        """Where the committed nodes at these positions are, in their order; raises `PeerError` where the head
+        did not send one for each of them."""
         held = np.flatnonzero(self.held[: self.high] >= 0)
         of = self.held[held]
         at = slots.position[of]
-        on_path = held[slots.committed[of] & (at >= positions.start) & (at < positions.stop)]
-        return [int(place) for place in on_path[np.argsort(slots.position[self.held[on_path]])]]
+        on_path = slots.committed[of] & (at >= positions.start) & (at < positions.stop)
+        held, at = held[on_path], at[on_path]
+        order = np.argsort(at)
+        if not np.array_equal(at[order], positions):
+            raise PeerError(
+                f"expected one committed node at each position from {positions.start} to "
+                f"{positions.stop - 1}; {len(at)} are here"
+            )
+        return [int(place) for place in held[order]]
 
     def free_below(
         self, position: int, positions: npt.NDArray[np.int32], spared: range = range(0)
