@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from flowspec.bench.checkpoints import SMALL, YARN, make_checkpoint
 from flowspec.core.protocol.experts import experts_of
+from flowspec.core.protocol.shared_keys import heads_of
 from flowspec.model.families import FAMILIES
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.file import KEPT_TYPES
@@ -57,6 +58,31 @@ _QWEN3_5: dict[str, Any] = {
     "linear_key_head_dim": 128,
     "linear_value_head_dim": 128,
     "rope_parameters": {**_THETA, "partial_rotary_factor": 0.25, "mrope_section": [3, 3, 2]},
+}
+_GEMMA4: dict[str, Any] = {
+    **WIDE,
+    "num_hidden_layers": 6,
+    "layer_types": [
+        *("sliding_attention", "full_attention", "sliding_attention"),
+        *("full_attention", "sliding_attention", "full_attention"),
+    ],
+    # Wider heads and larger weights, and rounding alone would move perplexity by more than is allowed:
+    # scores are not scaled by the width of heads.
+    "initializer_range": 0.03,
+    "num_attention_heads": 8,
+    "head_dim": 32,
+    "global_head_dim": 64,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 256,
+    "vocab_size_per_layer_input": WIDE["vocab_size"],
+    "sliding_window": 16,
+    "final_logit_softcapping": 6.0,
+    "tie_word_embeddings": True,
+    "rope_parameters": {
+        "sliding_attention": _THETA,
+        "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+    },
 }
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", WIDE),
@@ -150,6 +176,23 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "shared_expert_intermediate_size": 512,
         },
     ),
+    "gemma4": ("gemma4_text", _GEMMA4),
+    "gemma4-mixture": (
+        "gemma4_text",
+        {
+            **_GEMMA4,
+            "num_hidden_layers": 4,
+            "layer_types": _GEMMA4["layer_types"][:4],
+            "num_kv_shared_layers": 0,
+            "hidden_size_per_layer_input": 0,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 256,
+        },
+    ),
     "mixtral": ("mixtral", {**WIDE, "num_local_experts": 3, "num_experts_per_tok": 2}),
     "glm4-moe": (
         "glm4_moe",
@@ -195,13 +238,20 @@ ARCHITECTURES = {
     "mixtral": "llama",
     "qwen3_moe": "qwen3moe",
     "gemma3_text": "gemma3",
+    "gemma4_text": "gemma4",
     "glm4_moe": "glm4moe",
     "gpt_oss": "gpt-oss",
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
 }
 LINEAR = ("qwen35", "qwen35moe")
-PLAIN = (".ffn_gate_inp.", ".ffn_gate_inp_shexp.", ".shortconv.conv.", ".ssm_conv1d.")
+PLAIN = (
+    "per_layer_model_proj.",
+    ".ffn_gate_inp.",
+    ".ffn_gate_inp_shexp.",
+    ".shortconv.conv.",
+    ".ssm_conv1d.",
+)
 """Of names of matrices that are in float32 in every file."""
 
 
@@ -281,7 +331,8 @@ def add_entry(writer: GGUFWriter, key: str, value: Any) -> None:
 
 
 def _metadata(config: Any, architecture: str) -> dict[str, Any]:
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    heads = heads_of(config)[0]
+    head_dim = heads.width
     rope = config.rope_parameters
     full = rope.get("full_attention", rope)
     found = {
@@ -290,7 +341,7 @@ def _metadata(config: Any, architecture: str) -> dict[str, Any]:
         "embedding_length": config.hidden_size,
         "feed_forward_length": config.intermediate_size,
         "attention.head_count": config.num_attention_heads,
-        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.head_count_kv": heads.count,
         "attention.layer_norm_rms_epsilon": getattr(config, FAMILIES[config.model_type].norm_eps),
         "rope.freq_base": float(full["rope_theta"]),
     }
@@ -307,6 +358,8 @@ def _metadata(config: Any, architecture: str) -> dict[str, Any]:
             "rope.scaling.factor": float(full["factor"]),
             "rope.scaling.original_context_length": full["original_max_position_embeddings"],
         }
+    if architecture == "gemma4":
+        found |= _gemma4_metadata(config)
     if architecture in ("gemma2", "gemma3", "phi3", "gpt-oss"):
         found["attention.sliding_window"] = config.sliding_window or 0
     if architecture == "gemma2":
@@ -321,7 +374,7 @@ def _metadata(config: Any, architecture: str) -> dict[str, Any]:
         found["rope.scaling.attn_factor"] = float(
             np.sqrt(1 + np.log(scale) / np.log(config.original_max_position_embeddings))
         )
-    if experts_of(config):
+    if experts_of(config) and architecture != "gemma4":
         found |= {"expert_count": experts_of(config), "expert_used_count": config.num_experts_per_tok}
     if architecture == "glm4moe":
         found |= {
@@ -378,12 +431,59 @@ def _metadata(config: Any, architecture: str) -> dict[str, Any]:
     }
 
 
+def _gemma4_metadata(config: Any) -> dict[str, Any]:
+    """As `Gemma4Model` of llama.cpp's converter writes them."""
+    windows = [kind == "sliding_attention" for kind in config.layer_types]
+    heads, shared = heads_of(config), config.num_kv_shared_layers
+    near, wide = heads[windows.index(True)], heads[windows.index(False)]
+    found = {
+        "attention.shared_kv_layers": shared,
+        "embedding_length_per_layer_input": config.hidden_size_per_layer_input,
+        "attention.sliding_window": config.sliding_window,
+        "attention.sliding_window_pattern": windows,
+        "attention.key_length": wide.width,
+        "attention.value_length": wide.width,
+        "attention.key_length_swa": near.width,
+        "attention.value_length_swa": near.width,
+        "attention.head_count_kv": near.count,
+        "rope.dimension_count": wide.width,
+        "rope.dimension_count_swa": near.width,
+        "rope.freq_base_swa": float(config.rope_parameters["sliding_attention"]["rope_theta"]),
+        "final_logit_softcapping": config.final_logit_softcapping,
+    }
+    if config.use_double_wide_mlp:
+        count, width = config.num_hidden_layers, config.intermediate_size
+        found["feed_forward_length"] = [width] * (count - shared) + [2 * width] * shared
+    if near.count != wide.count:
+        found["attention.head_count_kv"] = [each.count for each in heads]
+    if config.enable_moe_block:
+        found |= {
+            "expert_count": config.num_experts,
+            "expert_used_count": config.top_k_experts,
+            "expert_feed_forward_length": config.moe_intermediate_size,
+        }
+    return found
+
+
+_GEMMA4_NAMES = {
+    "experts.gate_up_proj": "ffn_gate_up_exps.weight",
+    "experts.down_proj": "ffn_down_exps.weight",
+    "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
+    "layer_scalar": "layer_output_scale.weight",
+}
+
+
 def _tensors(checkpoint: Tensors, config: Any, architecture: str) -> Tensors:
     (arch,) = [key for key, value in MODEL_ARCH_NAMES.items() if value == architecture]
     names = get_tensor_name_map(arch, config.num_hidden_layers)
     found: Tensors = {}
     experts: dict[str, list[Any]] = {}
     for name, values in checkpoint.items():
+        if architecture == "gemma4" and name.endswith((*_GEMMA4_NAMES,)):
+            layer, _, leaf = name.partition("layers.")[2].partition(".")
+            found[f"blk.{layer}.{_GEMMA4_NAMES[leaf]}"] = values.astype(np.float32)
+            continue
         if ".experts." in name and architecture == "gpt-oss":
             before, _, leaf = name.partition(".experts.")
             suffix = "bias" if leaf.endswith("_bias") else "weight"
@@ -407,7 +507,7 @@ def _tensors(checkpoint: Tensors, config: Any, architecture: str) -> Tensors:
         ):
             heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
             values = values.reshape(heads, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
-        if architecture.startswith("gemma") and name.endswith("norm.weight"):
+        if architecture in ("gemma2", "gemma3") and name.endswith("norm.weight"):
             values = values + 1
         if architecture in LINEAR:
             name, values = _linear_attention(name, values, config)
@@ -424,6 +524,11 @@ def _tensors(checkpoint: Tensors, config: Any, architecture: str) -> Tensors:
     rope = config.rope_parameters
     if rope.get("rope_type") == "llama3":
         found["rope_freqs.weight"] = _llama3_divisors(config, rope)
+    if architecture == "gemma4":
+        own = rope["full_attention"]
+        width = max(each.width for each in heads_of(config))
+        turning = int(width * own["partial_rotary_factor"] / 2)
+        found["rope_freqs.weight"] = np.array([1.0] * turning + [1e30] * (width // 2 - turning), np.float32)
     if rope.get("rope_type") == "longrope":
         found |= {
             f"rope_factors_{kind}.weight": np.array(rope[f"{kind}_factor"], np.float32)

@@ -38,6 +38,16 @@ def tree_convolution(
     return found
 
 
+def convolving_layer(
+    layer: Any, hidden_states: torch.Tensor, *, tree: TreeBatch, **_unused: Any
+) -> torch.Tensor:
+    """What transformers' Lfm2DecoderLayer computes where it does not attend. Before 5.21 that keeps from its
+    convolution what rows see."""
+    mixed = layer.conv(layer.operator_norm(hidden_states), tree=tree) + hidden_states
+    found: torch.Tensor = mixed + layer.feed_forward(layer.ffn_norm(mixed))
+    return found
+
+
 def seen_inputs(held: torch.Tensor, lines: torch.Tensor) -> torch.Tensor:
     """Inputs `[rows, length, width]` float32 that lie in slots `lines` `[rows, length]` of those that are
     `held` `[slots, width]`; zeros for -1, where the text has not begun."""

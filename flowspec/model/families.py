@@ -171,6 +171,10 @@ _GEMMA4 = Family(
     finish=_softcapped,
     rotary_by_layer_type=True,
     router="scaled softmax to 1",
+    stacked={
+        "experts.gate_up_proj": ("experts.{}.gate_up_proj.weight",),
+        "experts.down_proj": ("experts.{}.down_proj.weight",),
+    },
     has_layer_inputs=True,
     is_read_quantised=False,
     roots=(PLAIN_ROOT, Root(prefix="model.language_model.", lm_head="lm_head.weight")),

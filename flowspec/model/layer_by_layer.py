@@ -7,6 +7,7 @@ There is one table for all layers, `[vocabulary, layers * width]`, and one proje
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,12 @@ if TYPE_CHECKING:
 LAYER_INPUT = "layer_input"
 """The submodule of a layer."""
 _TABLE, _PROJECTION = "embed_tokens_per_layer", "per_layer_model_projection"
-_NAMES = {_TABLE: "table", _PROJECTION: "projection", "per_layer_projection_norm": "norm"}
+_AXES = {_TABLE: 1, _PROJECTION: 0}
+"""Along which layers lie one after another; the norm is the same for all."""
+_SHARED = {_TABLE: "table", _PROJECTION: "projection", "per_layer_projection_norm": "norm"}
+"""What is one tensor for all layers, and what each layer's part of it is called."""
+_WHOLE = {part: tensor for tensor, part in _SHARED.items()}
+_PART = re.compile(rf"(?P<root>.*)layers\.\d+\.{LAYER_INPUT}\.(?P<part>{'|'.join(_WHOLE)})\.weight")
 TABLE = f".{LAYER_INPUT}.table.weight"
 """How the name of a layer's own table ends: never packed."""
 TABLE_ROWS = 1 << 13
@@ -35,6 +41,26 @@ class _Place:
     layer: int
 
 
+def whole_name(name: str) -> str:
+    """The tensor that a checkpoint has of all layers where `name` is one layer's part; else the name."""
+    found = _PART.fullmatch(name)
+    return name if found is None else f"{found['root']}{_WHOLE[found['part']]}.weight"
+
+
+def together(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A checkpoint's tensors where `weights` has parts of some, layer after layer; what is no part stays."""
+    import torch
+
+    parts: dict[str, list[torch.Tensor]] = {}
+    for name, part in weights.items():
+        parts.setdefault(whole_name(name), []).append(part)
+    found = {}
+    for name, own in parts.items():
+        axis = _AXES.get(name.removesuffix(".weight").rpartition(".")[2])
+        found[name] = own[0] if axis is None else torch.cat(own, dim=axis)
+    return found
+
+
 class LayerByLayer(PartsOfTensors[_Place]):
     """Over the `raw` tensors of a checkpoint of so many `layers`: the parts of each for what they share."""
 
@@ -44,11 +70,11 @@ class LayerByLayer(PartsOfTensors[_Place]):
         for tensor in raw:
             stem, _, leaf = tensor.rpartition(".")
             root, _, kind = stem.rpartition(".")
-            if leaf != "weight" or kind not in _NAMES:
+            if leaf != "weight" or kind not in _SHARED:
                 self._places[tensor] = None
                 continue
             for layer in range(layers):
-                name = f"{root}.layers.{layer}.{LAYER_INPUT}.{_NAMES[kind]}.weight"
+                name = f"{root}.layers.{layer}.{LAYER_INPUT}.{_SHARED[kind]}.weight"
                 self._places[name] = _Place(tensor, layer)
 
     def _shape_of(self, place: _Place) -> tuple[int, ...]:
@@ -90,6 +116,6 @@ class LayerByLayer(PartsOfTensors[_Place]):
                 self._raw.close()
 
     def _axis(self, tensor: str) -> int | None:
-        """The one along which layers lie one after another; None for what all have alike."""
+        """As in `_AXES`."""
         kind = tensor.removesuffix(".weight").rpartition(".")[2]
-        return {_TABLE: 1, _PROJECTION: 0}.get(kind) if len(self._raw.shape(tensor)) == 2 else None
+        return _AXES.get(kind) if len(self._raw.shape(tensor)) == 2 else None

@@ -25,7 +25,7 @@ from flowspec.errors import InputError
 from flowspec.model.arithmetic import plain
 from flowspec.model.arithmetic.operations import function, norm, turned, turned_alone
 from flowspec.model.attention import tree_attention
-from flowspec.model.convolution import tree_convolution
+from flowspec.model.convolution import convolving_layer, tree_convolution
 from flowspec.model.experts import EXPERTS_NAME, outputs_first
 from flowspec.model.families import Family
 from flowspec.model.layer_by_layer import LAYER_INPUT
@@ -248,6 +248,8 @@ def call_directly(module: nn.Module, family: Family, product: Product | None = N
             part.__dict__["product"] = product
         elif kind.__name__.endswith("ShortConv"):
             call = tree_convolution
+        elif kind.__name__.endswith("DecoderLayer") and hasattr(part, "conv"):
+            call = convolving_layer
         elif kind.__name__.endswith("GatedDeltaNet"):
             call = tree_delta_rule
         elif kind.__name__.endswith("Router"):

@@ -21,10 +21,12 @@ from flowspec.core.protocol.messages import Sampling
 from flowspec.core.protocol.precision import ACTIVATIONS, CACHE_AUTO, FILED, Q8_0, Q8_0_NUMBERS, cached_as
 from flowspec.model.arithmetic.packed import FORMS, numbers_of
 from flowspec.model.files import ModelFiles
+from flowspec.model.gguf import gemma4
 from flowspec.model.gguf.config import MODEL_TYPES
 from flowspec.model.gguf.file import tell_gguf_version
 from flowspec.model.gguf.names import parts_of
 from flowspec.model.kernels import CACHE_DTYPES, DTYPES
+from flowspec.model.layer_by_layer import together, whole_name
 from flowspec.model.linear_attention import STORED_FADING
 from flowspec.model.prequantised.scheme import QUANTISED
 from flowspec.model.quantised import LINEARS, QuantisedLinear
@@ -33,8 +35,8 @@ from flowspec.model.weights import is_of_router
 
 ROUTER_BITS = 4
 """Of each input of a router, to swap experts: then about every eighth token has others in some layer."""
-MISREAD = ("gpt-oss",)
-"""Architectures of GGUF files whose experts transformers does not find there."""
+MISREAD = ("gpt-oss", gemma4.ARCHITECTURE)
+"""Architectures of GGUF files of which transformers does not find all: experts, scales of layers."""
 KEYS_AND_VALUES = ("k_proj", "v_proj", "qkv_proj")
 """Modules of transformers' that make them. One that makes queries, too, has these rounded as well."""
 
@@ -109,15 +111,20 @@ class Reference:
 
     def _round_loose(self) -> None:
         """What a quantised checkpoint has in other numbers than layers compute with is rounded to those."""
-        for name, parameter in self._model.named_parameters():
-            if (
-                id(parameter) in self._packed
-                and name in self._tensors
-                and self._tensors.is_rounded_anew(name)
-            ):
-                panels = self._tensors.panels(name, tuple(parameter.shape))
-                rounded = numbers_of(FORMS[self._tensors.form(name)], panels)
-                parameter.copy_(rounded[: len(parameter), : parameter.shape[1]])
+        parameters = dict(self._model.named_parameters())
+        rounded = {
+            name: self._rounded_anew(name)
+            for name in self._tensors
+            if whole_name(name) in parameters and self._tensors.is_rounded_anew(name)
+        }
+        for name, values in together(rounded).items():
+            if id(parameters[name]) in self._packed:
+                parameters[name].copy_(values)
+
+    def _rounded_anew(self, name: str) -> torch.Tensor:
+        rows, columns = shape = self._tensors.shape(name)
+        panels = self._tensors.panels(name, shape)
+        return numbers_of(FORMS[self._tensors.form(name)], panels)[:rows, :columns]
 
     def _round_matrices(self, kind: type[QuantisedLinear], held: torch.dtype) -> None:
         """What slices pack: the linear layers of the decoder and `lm_head`, and experts; not the towers of a
@@ -228,10 +235,14 @@ def is_inputs_first(module: torch.nn.Module) -> bool:
 
 
 def joined(model: Any, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """With one tensor for all experts of a layer where transformers has no more names, instead of single
-    ones."""
-    found = dict(weights)
+    """With one tensor for all experts of a layer, and for all layers, where transformers has no more names,
+    instead of single ones."""
+    found = together(weights)
     for path, module in model.named_modules():
+        if f"{path}.0.gate_up_proj.weight" in found:
+            for name in ("gate_up_proj", "down_proj"):
+                names = [f"{path}.{expert}.{name}.weight" for expert in range(module.num_experts)]
+                found[f"{path}.{name}"] = torch.stack([found.pop(each) for each in names])
         if not is_inputs_first(module):
             continue
         for leaf, suffix in (("weight", ""), ("bias", "_bias")):
@@ -260,7 +271,7 @@ def _packed_parameters(model: Any, files: ModelFiles) -> frozenset[int]:
     """The parameters, by identity, whose numbers are those of packed tensors: slices hold these as they
     are."""
     tensors = files.tensors()
-    packed = {name for name in tensors if tensors.form(name)}
+    packed = {whole_name(name) for name in tensors if tensors.form(name)}
     experts = {name.partition(".experts.")[0] for name in packed if ".experts." in name}
     found = []
     for path, module in model.named_modules():

@@ -421,6 +421,8 @@ def recommended(files: ModelFiles, config: Any) -> Recommended:
         from flowspec.model.gguf import tokenizer
 
         stop_ids |= tokenizer.stop_ids(files.gguf_file)
+        forbidden = files.gguf_file.metadata.get("tokenizer.ggml.suppress_tokens")
+        raw |= {} if forbidden is None else {"suppress_tokens": forbidden}
     unsupported = tuple(
         name for name, off in _UNSUPPORTED.items() if raw.get(name) is not None and raw[name] != off
     )

@@ -285,7 +285,7 @@ def _is_packed(weight: Weight, packing: Packing, tensors: Tensors, *, is_tied: b
                 f"{tensors.files_of(loose[0])[0]} is not packed in a form that layers compute with; "
                 "use --dtype bfloat16, int8 or int4"
             )
-        return is_multiplied or (not loose and isinstance(weight.module, nn.Embedding))
+        return is_multiplied or (not loose and isinstance(weight.owner[0], nn.Embedding))
     return (
         (weight.is_linear or weight.is_experts)
         and packing.takes(weight.shape)

@@ -438,7 +438,11 @@ REFUSED = {
         'hidden_act, which transformers\' gpt_oss does not apply; expected "silu"',
     ),
     "limit": ("llama", {"swiglu_limit": 7.0}, "sets swiglu_limit to 7.0, which transformers' llama does not"),
-    "no limit": ("gpt_oss", {"swiglu_limit": 0.0}, "swiglu_limit: expected a number above 0, got 0.0"),
+    "no limit": (
+        "gpt_oss",
+        {"swiglu_limit": 0.0},
+        r"swiglu_limit(: expected a number above 0, got 0.0| to 0.0, which transformers' gpt_oss does not)",
+    ),
     "heads": ("olmo2", {"num_key_value_heads": 3}, "multiple of num_key_value_heads, got 4 and 3"),
     "slides": (
         "lfm2",

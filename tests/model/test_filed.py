@@ -153,11 +153,15 @@ def test_a_model_is_faithful_in_every_form(kind: Kind, folder: Path) -> None:
         ("qwen3.5", Kind.Q8_0, ()),
         ("qwen3.5-moe", Kind.Q4_0, (".ssm_alpha.", ".ssm_beta.")),
         ("qwen3.5-moe", Kind.Q4_K, ()),
+        ("gemma4", Kind.Q8_0, ()),
+        ("gemma4", Kind.Q4_K, ()),
+        ("gemma4-mixture", Kind.Q4_0, ()),
+        ("gemma4-mixture", Kind.Q6_K, ()),
     ],
 )
-def test_linear_attention_is_faithful(name: str, kind: Kind, plain: tuple[str, ...], folder: Path) -> None:
-    """A block of Q4_K has numbers of two heads, whose inputs are in another order in the file; a file may
-    have small matrices in float32."""
+def test_uneven_layers_are_faithful(name: str, kind: Kind, plain: tuple[str, ...], folder: Path) -> None:
+    """A block of Q4_K has numbers of two heads of Qwen3.5, whose inputs are in another order in the file; a
+    file may have small matrices in float32."""
     if not (folder / name).exists():
         make(folder / name, name)
     path = convert(folder / name, folder / f"{name}-{kind.name}.gguf", kind, plain=(*PLAIN, *plain))
@@ -166,7 +170,7 @@ def test_linear_attention_is_faithful(name: str, kind: Kind, plain: tuple[str, .
     assert_faithful(path, FILED)
 
 
-@pytest.mark.parametrize("name", ["llama", "llama-tied", "qwen3-moe", "phi3"])
+@pytest.mark.parametrize("name", ["llama", "llama-tied", "qwen3-moe", "phi3", "gemma4", "gemma4-mixture"])
 def test_slices_take_the_files_bytes_as_foretold_and_planned(name: str, tmp_path: Path) -> None:
     path = convert(make(tmp_path / "checkpoint", name), tmp_path / "m.gguf", KEPT)
     files = ModelFiles(str(path))
@@ -178,7 +182,8 @@ def test_slices_take_the_files_bytes_as_foretold_and_planned(name: str, tmp_path
         span = Span(first=first, end=end, count=count)
         foretold = slice_memory(files, span, FILED, 100).weight_bytes
         assert Slice.load(files, span, FILED, CPU).weight_bytes == foretold
-        own = sum(size for tensor, size in sizes.items() if tensor.startswith("blk."))
+        own = sum(size for tensor, size in sizes.items() if tensor.startswith(("blk.", "per_layer_token")))
+        own += sizes.get("per_layer_model_proj.weight", 0) // 4 * 34 // 32  # of float32 rounded to Q8_0
         own = own * (end - first) // count  # each has another mix
         own += sizes["token_embd.weight"] * span.is_first + sizes.get("output.weight", 0) * span.is_last
         if "output.weight" not in sizes and span.is_last and not span.is_first:
@@ -195,7 +200,9 @@ def test_slices_take_the_files_bytes_as_foretold_and_planned(name: str, tmp_path
             users=1,
         )
         assert foretold <= planned.weight_bytes * 1.01, "a plan that is too small is refused by its devices"
-        assert planned.weight_bytes < 1.4 * foretold
+        assert planned.weight_bytes < (1.6 if name == "gemma4" else 1.4) * foretold, (
+            "all as its largest layer"
+        )
 
 
 def test_a_tied_embedding_is_there_once(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from flowspec.bench.checkpoints import make_checkpoint
 from flowspec.core.head.events import Submit
 from flowspec.core.head.head import HeadCore
 from flowspec.core.protocol.messages import Sampling
+from flowspec.core.protocol.shared_keys import heads_of, sources_of
 from flowspec.errors import InputError
 from flowspec.model.arithmetic import plain
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder, canonical_name
@@ -37,7 +38,7 @@ from flowspec.model.text import Tokenizer, recommended
 from flowspec.plan.shape import shape_of
 from flowspec.runtime.loading import slice_memory
 from flowspec.runtime.planning.plan_inputs import counted_weights
-from tests.ggufs import SHAPES, WIDE, convert, make
+from tests.ggufs import PLAIN, SHAPES, WIDE, convert, make
 from tests.model.slices import CPU, assert_faithful, load_stages, pipeline
 from tests.model.test_families import chain
 from tests.vocabularies import bundled
@@ -428,6 +429,94 @@ def test_what_linear_attention_cannot_be_is_refused(
     with pytest.raises(InputError, match=re.escape(message)) as caught:
         ModelFiles(str(path)).raw_config()
     assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.fixture(scope="module")
+def gemma4(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("gemma4"), "gemma4")
+
+
+def test_what_a_file_of_gemma_4_states(gemma4: Path, tmp_path: Path) -> None:
+    """As the checkpoint's own config; and it may hold keys and values that no layer makes."""
+    expected = ModelFiles(str(gemma4)).config()
+    width = {"blk.5.attn_k.weight": np.zeros((128, 256), np.float32)}
+    files = ModelFiles(str(convert(gemma4, tmp_path / "m.gguf", extra=width)))
+    config = files.config()
+    for name in ("layer_types", "num_kv_shared_layers", "use_double_wide_mlp", "rope_parameters"):
+        assert getattr(config, name) == getattr(expected, name), name
+    assert heads_of(config) == heads_of(expected)
+    assert sources_of(config) == sources_of(expected) == (0, 1, 2, 3, 2, 3)
+    assert not config.attention_k_eq_v
+    assert not config.enable_moe_block
+    assert "model.layers.5.self_attn.k_proj.weight" not in files.tensors()
+
+
+def test_values_that_are_keys_show_by_the_tensors(tmp_path: Path) -> None:
+    path = convert(make(tmp_path / "checkpoint", "gemma4-mixture"), tmp_path / "m.gguf")
+    config = ModelFiles(str(path)).config()
+    assert config.attention_k_eq_v
+    assert [each.count for each in heads_of(config)] == [2, 1, 2, 1]
+    assert (config.num_experts, config.top_k_experts, config.moe_intermediate_size) == (6, 3, 256)
+
+
+_WINDOWS = "attention.sliding_window_pattern"
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({_WINDOWS: None}, f"{_WINDOWS}: expected true or false for 6 layers, at last false, got None"),
+        ({_WINDOWS: [True] * 6}, f"{_WINDOWS}: expected true or false for 6 layers"),
+        ({_WINDOWS: [1, 0] * 3}, f"{_WINDOWS}: expected true or false for 6 layers"),
+        ({"attention.head_count_kv": [2] * 5}, "head_count_kv: expected a number for each of 6 layers"),
+        (
+            {"attention.head_count_kv": [2, 2, 1, 2, 2, 2]},
+            "head_count_kv: expected one number for layers with",
+        ),
+        ({"feed_forward_length": [512] * 5 + [1024]}, "expected 512 for all layers, or 1024 for the last 2"),
+        ({"attention.value_length": 32}, "attention.value_length: expected the width of a head, 64, got 32"),
+        (
+            {"rope.dimension_count_swa": 16},
+            "rope.dimension_count_swa: expected the width of a head, 32, got 16",
+        ),
+        ({"attention.shared_kv_layers": 1.5}, "attention.shared_kv_layers: expected a whole number, got 1.5"),
+        ({"rope.freq_base_swa": None}, "has no gemma4.rope.freq_base_swa; convert the model again"),
+        ({"attention.scale": 0.5}, "sets gemma4.attention.scale to 0.5, which FlowSpec does not apply"),
+    ],
+)
+def test_what_gemma_4_cannot_be_is_refused(
+    metadata: dict[str, Any], message: str, gemma4: Path, tmp_path: Path
+) -> None:
+    stated = {f"gemma4.{key}": value for key, value in metadata.items()}
+    path = convert(gemma4, tmp_path / "m.gguf", metadata=stated)
+    with pytest.raises(InputError, match=re.escape(message)) as caught:
+        ModelFiles(str(path)).raw_config()
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("divisors", [None, [1.0] * 8, [1.0] * 8 + [2.0] * 24, [1e30] * 8 + [1.0] * 24])
+def test_frequencies_turn_or_stand_still(divisors: Any, gemma4: Path, tmp_path: Path) -> None:
+    name = "rope_freqs.weight"
+    extra = None if divisors is None else {name: np.array(divisors, np.float32)}
+    path = convert(gemma4, tmp_path / "m.gguf", extra=extra, drop=(name,) if divisors is None else ())
+    with pytest.raises(InputError, match=r"has no tensor rope_freqs|expected 32 divisors, 1 and then from"):
+        ModelFiles(str(path)).raw_config()
+
+
+def test_numbers_of_two_layers_that_are_packed_together_are_refused(tmp_path: Path) -> None:
+    family, shape = SHAPES["gemma4"]
+    folder = make_checkpoint(tmp_path / "checkpoint", family, {**shape, "hidden_size_per_layer_input": 128})
+    path = convert(folder, tmp_path / "m.gguf", Kind.Q6_K, plain=(*PLAIN, ".proj."))
+    tensors = ModelFiles(str(path)).tensors()
+    with pytest.raises(InputError, match="to be a multiple of a block's, got 128"):
+        tensors.panels("model.layers.0.layer_input.table.weight", (300, 128))
+
+
+def test_tokens_that_a_file_forbids_are_not_ignored(llama: Path, tmp_path: Path) -> None:
+    key = "tokenizer.ggml.suppress_tokens"
+    for forbidden, expected in (([5, 6], ("suppress_tokens",)), (None, ())):
+        files = ModelFiles(str(convert(llama, tmp_path / "m.gguf", metadata={key: forbidden})))
+        assert recommended(files, files.config()).unsupported == expected
 
 
 @pytest.mark.parametrize("counts", [2, None, [0, 2], [0] * 6, [0, 2, 0, 0, 4, 0]])

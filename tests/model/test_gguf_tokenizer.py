@@ -340,6 +340,7 @@ def test_gemma_4_merges_characters_by_a_list(folder: Path) -> None:
     tokenizer = load(file)
     assert tokenizer("a a\n\n\u00e9<eos>")["input_ids"] == [2, 260, 264, 265, 4 + 0xC3, 4 + 0xA9, 1]
     assert tokenizer.decode([264, 4 + 0xC3, 4 + 0xA9]) == " a\u00e9"
+    assert stop_ids(file) == {1}, "by its name: files need not say so"
 
 
 # ---------------------------------------------------------------------------------------- both formats

@@ -9,11 +9,13 @@ refused.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 from flowspec.core.protocol.sliding_window import CONVOLUTION, LINEAR
 from flowspec.errors import InputError
+from flowspec.model.gguf import gemma4
 from flowspec.model.gguf.file import GgufFile
+from flowspec.model.gguf.stated import LIST, TEXT, TRUTH, Stated
 
 MODEL_TYPES = {
     "llama": "llama",
@@ -22,6 +24,7 @@ MODEL_TYPES = {
     "qwen3moe": "qwen3_moe",
     "gemma2": "gemma2",
     "gemma3": "gemma3_text",
+    gemma4.ARCHITECTURE: "gemma4_text",
     "phi3": "phi3",
     "smollm3": "smollm3",
     "granite": "granite",
@@ -47,76 +50,17 @@ SMOLLM3_WITHOUT_ROTARY = 4
 """Each such layer of SmolLM3 has no positions, as llama.cpp has it; no file states it."""
 _YARN_WITHOUT_ROUNDING = ("gpt-oss",)
 """Whose frequencies begin and end to be scaled between whole numbers of them; no file states it."""
-FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
+FACTORS = (gemma4.FREQUENCIES, "rope_factors_short.weight", "rope_factors_long.weight")
 """Tensors that belong to the config: divisors of the position embeddings' frequencies."""
 _OWN = (
     *("attention.key_length", "attention.sliding_window", "sliding_window"),
     *("rope.dimension_count", "rope.freq_base"),
 )
 """Entries of transformers' table that are read here, by what else the file states."""
-_HARMLESS = ("vocab_size", "tensor_data_layout", "rope.scaling.finetuned")
-_NEUTRAL = {
-    "attention.causal": True,
-    "attention.sliding_window": 0,
-    "expert_count": 0,
-    "expert_shared_count": 0,
-    "expert_used_count": 0,
-    "expert_weights_norm": False,
-    "nextn_predict_layers": 0,
-    "rope.scaling.factor": 0.0,
-}
-"""Keys with the value that says no more than without them."""
 _STOPS = ("eos_token_id", "eot_token_id", "eom_token_id")
 """Tokens that llama.cpp, too, takes for the end of an answer."""
 _UNPACKED_DTYPE = "bfloat16"
 _GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
-NUMBER: tuple[type, ...] = (int, float)
-TEXT: tuple[type, ...] = (str,)
-TRUTH: tuple[type, ...] = (bool,)
-LIST: tuple[type, ...] = (list,)
-_KINDS = {NUMBER: "a number other than 0", TEXT: "a text", TRUTH: "true or false", LIST: "a list of numbers"}
-
-
-class _Stated:
-    """What a file states about its model, entry by entry until nothing is left."""
-
-    def __init__(self, file: GgufFile, architecture: str) -> None:
-        self._file = file
-        self._prefix = architecture + "."
-        stated = {
-            key.removeprefix(self._prefix): value
-            for key, value in file.metadata.items()
-            if key.startswith(self._prefix)
-        }
-        self._left = {
-            key: value for key, value in stated.items() if key not in _NEUTRAL or value != _NEUTRAL[key]
-        }
-
-    def take(self, key: str, default: Any = None, kinds: tuple[type, ...] = NUMBER) -> Any:
-        """An entry's value, a number if nothing else is said, or the default where it has none."""
-        value = self._left.pop(key, default)
-        if value is not default and (type(value) not in kinds or value == 0 or value != value):
-            self.refuse(key, value, _KINDS[kinds])
-        return value
-
-    def need(self, key: str) -> Any:
-        if key not in self._left:
-            raise InputError(f"{self._file.path} has no {self._prefix}{key}; convert the model again")
-        return self.take(key)
-
-    def has_tensor(self, name: str) -> bool:
-        return name in self._file.tensors
-
-    def refuse(self, key: str, value: Any, expected: Any) -> NoReturn:
-        raise InputError(f"{self._file.path}: {self._prefix}{key}: expected {expected}, got {value!r:.80}")
-
-    def check_all_taken(self) -> None:
-        for key, value in self._left.items():
-            if key not in _HARMLESS:
-                raise InputError(
-                    f"{self._file.path} sets {self._prefix}{key} to {value!r:.40}, which FlowSpec does not "
-                    "apply; expected none"
-                )
 
 
 def config_of(file: GgufFile) -> dict[str, Any]:
@@ -132,7 +76,7 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         )
     if "token_embd.weight" not in file.tensors:
         raise InputError(f"{file.path} has no tensor token_embd.weight; convert the model again")
-    stated = _Stated(file, architecture)
+    stated = Stated(file, architecture)
     model_type = MODEL_TYPES[architecture]
     table = model_type.removesuffix("_text")
     raw: dict[str, Any] = {
@@ -151,17 +95,24 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     if architecture in _WITHOUT_PLAIN_NETWORKS:
         del needed["feed_forward_length"]
         stated.take("feed_forward_length")
-    raw |= {name: stated.need(key) for key, name in needed.items() if key != "attention.head_count_kv"}
-    if architecture in _HEADS_BY_LAYER:
-        raw |= _heads_by_layer(stated, raw["num_hidden_layers"])
-    else:
-        raw["num_key_value_heads"] = stated.take("attention.head_count_kv", raw["num_attention_heads"])
-    raw |= _heads(file, stated, raw, architecture)
-    if architecture in _OTHERS:
-        raw |= _OTHERS[architecture](stated, raw)
-    raw |= _rotary(file, stated, raw, architecture)
+    is_uneven = architecture == gemma4.ARCHITECTURE
+    by_layer = gemma4.BY_LAYER if is_uneven else ("attention.head_count_kv",)
+    raw |= {name: stated.need(key) for key, name in needed.items() if key not in by_layer}
+    raw |= gemma4.layers_of(stated, raw) if is_uneven else _layers_of(file, stated, raw, architecture)
     stated.check_all_taken()
     return raw
+
+
+def _layers_of(file: GgufFile, stated: Stated, raw: dict[str, Any], architecture: str) -> dict[str, Any]:
+    """Of all architectures whose layers have heads of one kind, if they have any."""
+    if architecture in _HEADS_BY_LAYER:
+        found = _heads_by_layer(stated, raw["num_hidden_layers"])
+    else:
+        found = {"num_key_value_heads": stated.take("attention.head_count_kv", raw["num_attention_heads"])}
+    found |= _heads(file, stated, raw, architecture)
+    if architecture in _OTHERS:
+        found |= _OTHERS[architecture](stated, raw | found)
+    return found | _rotary(file, stated, raw | found, architecture)
 
 
 def _dtype(file: GgufFile) -> str:
@@ -185,7 +136,7 @@ def _special_tokens(metadata: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _heads_by_layer(stated: _Stated, layers: int) -> dict[str, Any]:
+def _heads_by_layer(stated: Stated, layers: int) -> dict[str, Any]:
     counts = stated.take("attention.head_count_kv", None, LIST)
     some = set(counts or ()) - {0}
     if not counts or len(counts) != layers or len(some) != 1:
@@ -194,7 +145,7 @@ def _heads_by_layer(stated: _Stated, layers: int) -> dict[str, Any]:
     return {"num_key_value_heads": some.pop(), "layer_types": types}
 
 
-def _heads(file: GgufFile, stated: _Stated, raw: dict[str, Any], architecture: str) -> dict[str, Any]:
+def _heads(file: GgufFile, stated: Stated, raw: dict[str, Any], architecture: str) -> dict[str, Any]:
     """Width of a head, and in `partial_rotary_factor` the part of it that turns with the position."""
     rotated = stated.take("rope.dimension_count")
     width = stated.take("attention.key_length", raw["hidden_size"] // raw["num_attention_heads"])
@@ -211,7 +162,7 @@ def _heads(file: GgufFile, stated: _Stated, raw: dict[str, Any], architecture: s
     return {"head_dim": width} | ({"partial_rotary_factor": part} if architecture in _PARTLY_TURNED else {})
 
 
-def _rotary(file: GgufFile, stated: _Stated, raw: dict[str, Any], architecture: str) -> dict[str, Any]:
+def _rotary(file: GgufFile, stated: Stated, raw: dict[str, Any], architecture: str) -> dict[str, Any]:
     """`rope_parameters`: with divisors of single frequencies, they are those of longrope, for Llama 3's
     scaling, too."""
     kind = stated.take("rope.scaling.type", "linear", TEXT)
@@ -283,11 +234,11 @@ def _divisors(file: GgufFile, name: str, count: int) -> list[float] | None:
     return [float(value) for value in file.tensors[name].numbers()]
 
 
-def _gemma(architecture: str, every: int) -> Callable[[_Stated, dict[str, Any]], dict[str, Any]]:
+def _gemma(architecture: str, every: int) -> Callable[[Stated, dict[str, Any]], dict[str, Any]]:
     """Windows on all layers but each `every`-th, and scores scaled by the width of heads, which the largest
     models do otherwise."""
 
-    def read(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
+    def read(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
         layers, head_dim = raw["num_hidden_layers"], raw["head_dim"]
         is_27b = layers == _GEMMA_27B_LAYERS[architecture]
         pattern = stated.take("attention.sliding_window_pattern", every)
@@ -302,7 +253,7 @@ def _gemma(architecture: str, every: int) -> Callable[[_Stated, dict[str, Any]],
     return read
 
 
-def _gemma2(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
+def _gemma2(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
     caps = {
         name: float(stated.take(name, default))
         for name, default in (("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0))
@@ -310,17 +261,17 @@ def _gemma2(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
     return _gemma("gemma2", 2)(stated, raw) | caps
 
 
-def _gemma3(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
+def _gemma3(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
     return _gemma("gemma3", 6)(stated, raw) | {
         "final_logit_softcapping": stated.take("final_logit_softcapping")
     }
 
 
-def _phi3(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
+def _phi3(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
     return {"sliding_window": stated.take("attention.sliding_window", None)}
 
 
-def _llama(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
+def _llama(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
     """Llama with a window is Mistral, and with experts Mixtral."""
     window = stated.take("attention.sliding_window")
     experts = stated.take("expert_count")
@@ -335,7 +286,7 @@ def _llama(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
     return {} if window is None else {"model_type": "mistral", "sliding_window": window}
 
 
-def _glm4_moe(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
+def _glm4_moe(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
     """Blocks that guess the tokens after the next one are counted in the file, and are left out here."""
     guessing = stated.take("nextn_predict_layers", 0)
     gate = stated.take("expert_gating_func", _SIGMOID)
@@ -358,7 +309,7 @@ def _glm4_moe(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _qwen35(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
+def _qwen35(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
     """Which layers attend follows from an interval, or is said of each. Blocks that guess the tokens after
     the next one are counted in the file, and are left out here."""
     blocks, guessing = raw["num_hidden_layers"], stated.take("nextn_predict_layers", 0)
@@ -388,7 +339,7 @@ def _qwen35(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _qwen35_moe(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
+def _qwen35_moe(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
     return _qwen35(stated, raw) | {
         "num_experts": stated.need("expert_count"),
         "num_experts_per_tok": stated.need("expert_used_count"),
@@ -397,13 +348,13 @@ def _qwen35_moe(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _lfm2(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
+def _lfm2(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
     """The width of the feed-forward networks is what they have, and the constant of norms has another name
     than transformers' table gives it."""
-    return {"norm_eps": raw.pop("rms_norm_eps"), "block_auto_adjust_ff_dim": False}
+    return {"norm_eps": raw["rms_norm_eps"], "block_auto_adjust_ff_dim": False}
 
 
-def _gpt_oss(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
+def _gpt_oss(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
     """Every second layer has a window, the first one, too; no file states it."""
     return {
         "sliding_window": stated.need("attention.sliding_window"),
@@ -412,11 +363,11 @@ def _gpt_oss(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _qwen3_moe(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
+def _qwen3_moe(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
     return {"moe_intermediate_size": stated.need("expert_feed_forward_length")}
 
 
-def _olmoe(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
+def _olmoe(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
     return {
         "num_experts": stated.need("expert_count"),
         "num_experts_per_tok": stated.need("expert_used_count"),
@@ -424,7 +375,7 @@ def _olmoe(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _smollm3(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
+def _smollm3(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
     layers = range(1, raw["num_hidden_layers"] + 1)
     return {
         "no_rope_layers": [int(layer % SMOLLM3_WITHOUT_ROTARY != 0) for layer in layers],
@@ -433,7 +384,7 @@ def _smollm3(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _granite(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
+def _granite(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
     return {
         "attention_multiplier": stated.take("attention.scale", raw["head_dim"] ** -0.5),
         "embedding_multiplier": stated.take("embedding_scale", 1.0),
@@ -442,7 +393,7 @@ def _granite(stated: _Stated, raw: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-_OTHERS: dict[str, Callable[[_Stated, dict[str, Any]], dict[str, Any]]] = {
+_OTHERS: dict[str, Callable[[Stated, dict[str, Any]], dict[str, Any]]] = {
     "gemma2": _gemma2,
     "gemma3": _gemma3,
     "glm4moe": _glm4_moe,

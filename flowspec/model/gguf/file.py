@@ -34,10 +34,10 @@ _ALIGNMENT = 32
 _LENGTH = struct.Struct("<Q")
 _PART_COUNT, _PART_NUMBER, _TENSOR_COUNT = "split.count", "split.no", "split.tensors.count"
 _EMBEDDING, _OUTPUT, _BIAS = "token_embd.weight", "output.weight", ".bias"
-GATES = (".ssm_alpha.", ".ssm_beta.", ".ffn_gate_inp_shexp.")
+SMALL = (".ssm_alpha.", ".ssm_beta.", ".ffn_gate_inp_shexp.", "per_layer_model_proj.")
 """Of names of small matrices that are rounded where a file does not pack them: how a state fades, what it
-takes, and the share of the expert that every row runs through."""
-_LOOSE = (".ffn_gate_inp.", ".shortconv.conv.", ".ssm_conv1d.", *GATES)
+takes, the share of the expert that every row runs through, and what layers take of a token's embedding."""
+_LOOSE = (".ffn_gate_inp.", ".shortconv.conv.", ".ssm_conv1d.", *SMALL)
 """Of names of matrices that need not be packed: routers and weights of convolutions, too."""
 KEPT_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "MXFP4")
 """ggml's types that layers compute with as they are (`arithmetic.packed.FORMS`)."""
@@ -135,6 +135,13 @@ class GgufTensor:
     @property
     def size_bytes(self) -> int:
         return self.rows * self.row_bytes
+
+    @property
+    def block_bytes(self) -> int:
+        """What numbers that are packed together take, one where none are."""
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+        return GGML_QUANT_SIZES[GGMLQuantizationType(self.kind)][1]
 
     @property
     def form(self) -> str:

@@ -18,14 +18,16 @@ import numpy.typing as npt
 import torch
 
 from flowspec.core.protocol.experts import experts_of
+from flowspec.core.protocol.shared_keys import sources_of
 from flowspec.errors import InputError
 from flowspec.model.arithmetic.operations import as_q8_0
 from flowspec.model.arithmetic.packed import FORMS, PANEL, packed
 from flowspec.model.families import PLAIN_ROOT, Family, check_family
-from flowspec.model.gguf import linear_attention
+from flowspec.model.gguf import gemma4, linear_attention
 from flowspec.model.gguf.blocks import panels_of
 from flowspec.model.gguf.config import FACTORS
-from flowspec.model.gguf.file import GATES, GgufFile, GgufTensor, tell_gguf_version
+from flowspec.model.gguf.file import SMALL, GgufFile, GgufTensor, Rows, tell_gguf_version
+from flowspec.model.layer_by_layer import LAYER_INPUT
 from flowspec.model.linear_attention import take_stored_fading
 from flowspec.model.tensors import ROUNDED_ANEW, PlacedTensors, check_shape
 
@@ -44,10 +46,11 @@ BLOCK_NUMBERS = 1 << 20
 @dataclass(frozen=True, slots=True)
 class _Place:
     """Where a tensor of transformers is in the file: a tensor there, or of a mixture's tensor one expert's
-    part."""
+    part, or one layer's of a tensor that is for all layers."""
 
     tensor: str
     expert: int | None = None
+    layer: int | None = None
 
 
 def _converted_name(name: str) -> str:
@@ -57,15 +60,21 @@ def _converted_name(name: str) -> str:
     return f"{name}.weight" if name.endswith(".sinks") else name
 
 
-def _is_gate(tensor: GgufTensor) -> bool:
+def _is_small(tensor: GgufTensor) -> bool:
     """Whether layers multiply by it in packed form even where the file does not pack it."""
-    return any(map(tensor.name.__contains__, GATES))
+    return any(map(tensor.name.__contains__, SMALL))
 
 
 def _guessing_blocks(config: Any) -> tuple[str, ...]:
     """How tensors begin of layers behind the last one, which guess tokens that follow: not read."""
     count = getattr(config, "num_nextn_predict_layers", 0) or 0
     return tuple(f"blk.{config.num_hidden_layers + place}." for place in range(count))
+
+
+def _idle(config: Any) -> set[str]:
+    """Tensors of keys and values in layers that attend to another's: they may be there all the same."""
+    sharing = [layer for layer, source in enumerate(sources_of(config)) if source != layer]
+    return {f"blk.{layer}.{part}" for layer in sharing for part in gemma4.OF_KEYS_AND_VALUES}
 
 
 class GgufTensors(PlacedTensors[_Place]):
@@ -89,15 +98,18 @@ class GgufTensors(PlacedTensors[_Place]):
         family = check_family(config.to_dict(), model)
         self._model = model
         self._tensor = tensor
-        self._expert_count = experts_of(config)
+        self._expert_count, self._layers = experts_of(config), config.num_hidden_layers
         converted_as = _CONVERTED_AS.get(architecture, architecture)
         processor: Any = TENSOR_PROCESSORS.get(converted_as, TensorProcessor)
         if architecture in linear_attention.ARCHITECTURES:
             processor = linear_attention.LinearAttention
+        elif architecture == gemma4.ARCHITECTURE:
+            processor = gemma4.Gemma4
         self._processor: Any = processor(config=config.to_dict())
         self._places = self._find(config, family, architecture, names)
         left = set(names) - {place.tensor for place in self._places.values()} - set(FACTORS)
         left -= {name for name in left if name.startswith(_guessing_blocks(config))}
+        left -= _idle(config)
         if left:
             raise InputError(
                 f"{model} holds {min(left)}, for which transformers' {family.prefix} has no place: it is of "
@@ -122,6 +134,14 @@ class GgufTensors(PlacedTensors[_Place]):
             return (shape[0], 1, *shape[1:])
         if place.tensor.endswith(_SHARED_GATE):
             return (1, *shape[-1:])
+        if place.layer is not None:
+            axis = self._axis(place)
+            if len(shape) != 2 or shape[axis] % self._layers:
+                raise InputError(
+                    f"tensor {place.tensor} of {self._model!r}: expected equal parts for {self._layers} "
+                    f"layers, got the shape {list(shape)}"
+                )
+            return tuple(size // (self._layers if each == axis else 1) for each, size in enumerate(shape))
         if place.expert is None:
             return shape
         if shape[0] != self._expert_count:
@@ -150,21 +170,19 @@ class GgufTensors(PlacedTensors[_Place]):
         order, inputs = self._order(place, rows), self._inputs(place)
         step = max(1, BLOCK_NUMBERS // columns)
         for first in range(0, rows, step):
-            in_file = (
-                tensor.packed()
-            )  # anew: pages that were read count as this process's until the map is dropped
-            block = tensor.unpack(in_file[order[first : first + step]])
+            # anew: pages that were read count as this process's until the map is dropped
+            block = tensor.unpack(self._packed(place)[order[first : first + step]])
             if inputs is not None:
                 block = block[:, inputs]
             part[first : first + step].copy_(torch.from_numpy(block))
 
     def form(self, name: str) -> str:
         tensor = self._tensor(self._places[name].tensor)
-        return ROUNDED_ANEW if not tensor.form and _is_gate(tensor) else tensor.form
+        return ROUNDED_ANEW if not tensor.form and _is_small(tensor) else tensor.form
 
     def is_rounded_anew(self, name: str) -> bool:
         tensor = self._tensor(self._places[name].tensor)
-        return not tensor.form and _is_gate(tensor)
+        return not tensor.form and _is_small(tensor)
 
     def packed_bytes(self, name: str) -> int:
         outputs, inputs = self.shape(name)
@@ -179,7 +197,7 @@ class GgufTensors(PlacedTensors[_Place]):
         step = max(PANEL, BLOCK_NUMBERS // columns // PANEL * PANEL)
         found = torch.empty(0, dtype=torch.uint8)
         for first in range(0, rows, step):
-            block = torch.from_numpy(tensor.packed()[order[first : first + step]])
+            block = torch.from_numpy(self._packed(place)[order[first : first + step]])
             panels = panels_of(tensor.form, block, columns)
             if first == 0:
                 found = panels.new_empty((-(-rows // PANEL), *panels.shape[1:]))
@@ -196,8 +214,28 @@ class GgufTensors(PlacedTensors[_Place]):
     def _order(self, place: _Place, rows: int) -> npt.NDArray[np.int64]:
         """What was done to a matrix is an order of its rows, for which it need not be unpacked."""
         order = self._processor.process(weights=np.arange(rows)[:, None], name=place.tensor).weights[:, 0]
-        found: npt.NDArray[np.int64] = order + (place.expert or 0) * rows
+        is_below = place.layer is not None and self._axis(place) == 0
+        found: npt.NDArray[np.int64] = order + (place.expert or (is_below and place.layer) or 0) * rows
         return found
+
+    def _packed(self, place: _Place) -> Rows:
+        """The bytes of all rows, or of one layer's part of each."""
+        tensor = self._tensor(place.tensor)
+        if place.layer is None or self._axis(place) == 0:
+            return tensor.packed()
+        size, rest = divmod(tensor.row_bytes, self._layers)
+        if rest or size % tensor.block_bytes:
+            raise InputError(
+                f"tensor {place.tensor} of {self._model!r} packs several layers' numbers together; expected "
+                "the width of a layer's part to be a multiple of a block's, got "
+                f"{tensor.shape[1] // self._layers}"
+            )
+        return tensor.packed()[:, place.layer * size : (place.layer + 1) * size]
+
+    @staticmethod
+    def _axis(place: _Place) -> int:
+        """Along which layers' parts lie one after another."""
+        return 1 if place.tensor == gemma4.TABLE else 0
 
     def _inputs(self, place: _Place) -> npt.NDArray[np.int64] | None:
         """Where in a row of the file each input is, if not in its place."""
@@ -239,4 +277,9 @@ class GgufTensors(PlacedTensors[_Place]):
             else:
                 for expert in range(self._expert_count):
                     places[name.format(expert)] = _Place(tensor, expert)
+        for kind, tensor in gemma4.OF_ALL_LAYERS.items():
+            if tensor in names:
+                for layer in range(config.num_hidden_layers):
+                    name = f"{PLAIN_ROOT.prefix}layers.{layer}.{LAYER_INPUT}.{kind}.weight"
+                    places[name] = _Place(tensor, layer=None if tensor == gemma4.NORM else layer)
         return places

@@ -27,8 +27,8 @@ _PIECE_CHARS_MAX = 512
 _STOPS = frozenset(
     (
         *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>"),
-        *("<end_of_turn>", "<turn|>", "<EOT>", "<\uff5cend\u2581of\u2581sentence\uff5c>"),
-        *("<|return|>", "<|call|>"),
+        *("<end_of_turn>", "<turn|>", "<|tool_response>", "<EOT>", "<eos>"),
+        *("<\uff5cend\u2581of\u2581sentence\uff5c>", "<|return|>", "<|call|>"),
     )
 )
 """Tokens that end an answer wherever a vocabulary has them, of those that llama.cpp looks for by name. It
