@@ -2,11 +2,13 @@
 
 python -m tests.checks.families FOLDER
 python -m tests.checks.families FOLDER --families gemma2,olmo2 --dtypes int8,int4 --stages 3
+python -m tests.checks.families FOLDER --dtypes gguf
 
 Makes a small checkpoint of random weights for each family and variant in FOLDER (those that are there are
-used), runs it on local daemons, and makes the two statements of `flowspec verify`: answers are those of
-decoding step by step, and logits are transformers'. One prompt is longer than any window. What is done is
-kept in FOLDER/families.jsonl, and the same command goes on from there.
+used), in `gguf` a file with matrices in Q4_0 and Q8_0, runs it on local daemons, and makes the two statements
+of `flowspec verify`: answers are those of decoding step by step, and logits are transformers'. One prompt is
+longer than any window. What is done is kept in FOLDER/families.jsonl, and the same command goes on from
+there.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gguf import GGMLQuantizationType
+
 from flowspec.bench import faithfulness
 from flowspec.bench.checkpoints import VARIANTS, VOCABULARY_SIZE, make_variant
 from flowspec.bench.console import progress, show
@@ -32,7 +36,7 @@ from flowspec.bench.outcome import EXACT, WRONG
 from flowspec.cli.options import positives, reals
 from flowspec.core.methods import METHODS
 from flowspec.core.protocol.messages import Sampling
-from flowspec.core.protocol.precision import ACTIVATIONS, OF_ANY_MODEL
+from flowspec.core.protocol.precision import ACTIVATIONS, FILED, PRECISIONS
 from flowspec.errors import FlowSpecError, InputError
 from flowspec.model.accelerator import use_threads
 from flowspec.model.files import ModelFiles
@@ -42,6 +46,7 @@ from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.local import LocalCluster, LocalDaemon
 from flowspec.runtime.session import ClusterOptions, Limits, OpenCluster, open_cluster
 from tests.command import Parser, chosen, run_command
+from tests.ggufs import SHAPES, convert, make
 
 FAMILIES: dict[str, tuple[str, ...]] = {
     "Llama 2": ("llama-grouped", "llama-tied"),
@@ -66,6 +71,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "Qwen3.5-MoE": ("qwen3.5-moe", "qwen3.5-moe-fused"),
 }
 """The checkpoints of `VARIANTS` that stand for a family."""
+IN_FILES = (GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q8_0)
 LONG_PROMPT = 70
 """Tokens; more than any window of a variant, and than Llama 3's and Phi-3's scaled positions begin at."""
 CONTEXT = 300
@@ -116,7 +122,19 @@ def jobs(args: argparse.Namespace) -> list[Job]:
         )
         for dtype in args.dtypes
         for variant in args.families
+        if dtype != FILED or variant in SHAPES
     ]
+
+
+def checkpoint(job: Job, folder: Path) -> Path:
+    """The job's model in this folder, made if it is not there."""
+    path = folder / f"{job.variant}.gguf" if job.dtype == FILED else folder / job.variant
+    if job.dtype == FILED:
+        if not path.is_file():
+            convert(make(folder / f"{job.variant}-of-gguf", job.variant), path, IN_FILES)
+    elif not (path / "model.safetensors").is_file():
+        make_variant(path, job.variant)
+    return path
 
 
 def cases(temperatures: Sequence[float]) -> list[Case]:
@@ -134,14 +152,14 @@ def cases(temperatures: Sequence[float]) -> list[Case]:
     ]
 
 
-def checked(job: Job, folder: Path, daemons: Sequence[LocalDaemon]) -> Outcome:
+def checked(job: Job, model: Path, daemons: Sequence[LocalDaemon]) -> Outcome:
     """Runs a job and compares; refused is what fails before the first answer."""
     started_s = time.monotonic()
-    files = ModelFiles(str(folder))
+    files = ModelFiles(str(model))
     limits = Limits(new_tokens_max=job.new_tokens, stop_ids=recommended(files, files.config()).stop_ids)
     found: list[ClusterAnswer] = []
     try:
-        for each in answers(job, folder, daemons, limits):
+        for each in answers(job, model, daemons, limits):
             found.append(each)
     except FlowSpecError as error:
         if found:
@@ -159,29 +177,27 @@ def checked(job: Job, folder: Path, daemons: Sequence[LocalDaemon]) -> Outcome:
     )
 
 
-def answers(
-    job: Job, folder: Path, daemons: Sequence[LocalDaemon], limits: Limits
-) -> Iterator[ClusterAnswer]:
+def answers(job: Job, model: Path, daemons: Sequence[LocalDaemon], limits: Limits) -> Iterator[ClusterAnswer]:
     """All answers, on the first one, three, ... of the daemons. The model drafts for itself."""
     for count in job.stages:
-        with running(job, folder, daemons[:count]) as cluster:
+        with running(job, model, daemons[:count]) as cluster:
             for method in job.methods:
                 with cluster.session(
-                    Decoding(method=method, drafters=(str(folder),)), lambda text, share: None
+                    Decoding(method=method, drafters=(str(model),)), lambda text, share: None
                 ) as session:
                     for case in cases(job.temperatures):
                         yield answer(session, case, limits)
 
 
 @contextlib.contextmanager
-def running(job: Job, folder: Path, daemons: Sequence[LocalDaemon]) -> Iterator[OpenCluster]:
+def running(job: Job, model: Path, daemons: Sequence[LocalDaemon]) -> Iterator[OpenCluster]:
     """A cluster of these daemons, from a cluster file as a person writes it."""
     lines = [f'[[device]]\nname = "{daemon.name}"\naddress = "{daemon.address}"\n' for daemon in daemons]
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
         file.write("\n".join(lines))
         file.flush()
         with open_cluster(
-            ClusterOptions(model=str(folder), dtype=job.dtype, cluster=Path(file.name), context=CONTEXT)
+            ClusterOptions(model=str(model), dtype=job.dtype, cluster=Path(file.name), context=CONTEXT)
         ) as cluster:
             yield cluster
 
@@ -222,10 +238,7 @@ def command(args: argparse.Namespace) -> int:
             step(f"{job.variant} in {job.dtype}")
             outcome = earlier.get(job)
             if outcome is None:
-                folder = args.folder / job.variant
-                if not (folder / "model.safetensors").is_file():
-                    make_variant(folder, job.variant)
-                outcome = checked(job, folder, local.wait())
+                outcome = checked(job, checkpoint(job, args.folder), local.wait())
                 with results.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(asdict(outcome)) + "\n")
             done.append(outcome)
@@ -292,7 +305,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument(
         "--dtypes",
-        type=chosen(OF_ANY_MODEL),
+        type=chosen(tuple(PRECISIONS)),
         default=("float32",),
         metavar="float32,int8",
         help="precisions (default: float32)",
@@ -308,7 +321,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--methods",
         type=chosen(METHODS),
         metavar="NAME[,NAME...]",
-        help="default: all; for int8 and int4 ar,continuous",
+        help="default: all; with packed weights ar,continuous",
     )
     parser.add_argument("--temperatures", type=reals, default=(0.0, 1.0), metavar="0,1", help="default: 0,1")
     parser.whole("--new-tokens", 16, "of each answer")
