@@ -299,7 +299,8 @@ def _ones(width: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
 def _with_own_functions(forward: Any, is_partial: bool, is_half: bool) -> Any:
     """A layer's function, calling ours to turn queries and keys, and in the place of torch's silu and
     sigmoid; as it is where it turns in another way, and where it does none of it."""
-    names, used = forward.__globals__, forward.__code__.co_names
+    inner = inspect.unwrap(forward)  # in some versions it stands in one that renames arguments
+    names, used = inner.__globals__, inner.__code__.co_names
     own: dict[str, Any] = {}
     if "apply_rotary_pos_emb" in used:
         turns = names["apply_rotary_pos_emb"]
@@ -314,9 +315,9 @@ def _with_own_functions(forward: Any, is_partial: bool, is_half: bool) -> Any:
     if not own:
         return forward
     made = FunctionType(
-        forward.__code__, {**names, **own}, forward.__name__, forward.__defaults__, forward.__closure__
+        inner.__code__, {**names, **own}, inner.__name__, inner.__defaults__, inner.__closure__
     )
-    made.__kwdefaults__ = forward.__kwdefaults__
+    made.__kwdefaults__ = inner.__kwdefaults__
     return made
 
 

@@ -7,6 +7,8 @@ Over 400 lines, for a good part are excerpts of published models' configs.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 import json
 import re
 from dataclasses import replace
@@ -65,6 +67,21 @@ def test_queries_and_keys_are_turned_by_our_own_function(name: str) -> None:
     call_directly(module, FAMILIES[name])
     assert type(module).__call__ is not own
     assert type(module).__call__.__globals__["apply_rotary_pos_emb"] in (turned, turned_alone)
+
+
+def test_a_function_that_stands_in_another_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As from 5.24 on, where one that renames an argument is around each."""
+    kind = FAMILIES["llama"].piece("Attention")
+    inner = inspect.unwrap(kind.forward)
+
+    @functools.wraps(inner)
+    def renaming(*given: Any, **named: Any) -> Any:
+        return inner(*given, **named)
+
+    monkeypatch.setattr(kind, "forward", renaming)
+    module = kind(config_of("llama"), 0)
+    call_directly(module, FAMILIES["llama"])
+    assert type(module).__call__.__globals__["apply_rotary_pos_emb"] is turned
 
 
 def test_a_family_that_turns_otherwise_keeps_its_own_function() -> None:
