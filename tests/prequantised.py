@@ -16,9 +16,9 @@ FLOATS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
-def convert(source: Path, to: Path, method: str, **settings: Any) -> Path:
-    """A checkpoint whose decoder's matrices are of 4 bits; `method` is `gptq` (symmetric), `awq`, or `mxfp4`
-    of GPT-OSS, whose experts alone are."""
+def convert(source: Path, to: Path, method: str, *, is_whole: bool = True, **settings: Any) -> Path:
+    """A checkpoint whose decoder's matrices are of 4 bits, or those of its layers alone; `method` is `gptq`
+    (symmetric), `awq`, or `mxfp4` of GPT-OSS, whose experts alone are."""
     to.mkdir()
     config = json.loads((source / "config.json").read_text())
     config["quantization_config"] = {
@@ -40,6 +40,7 @@ def convert(source: Path, to: Path, method: str, **settings: Any) -> Path:
             tensors.update({name + leaf: torch.as_tensor(found) for leaf, found in made.items()})
             continue
         is_matrix = values.dim() == 2 and ".layers." in name and not name.endswith("gate.weight")
+        is_matrix |= is_whole and "per_layer_model_projection" in name
         if not is_matrix:
             tensors[name] = values.bfloat16()
             continue

@@ -63,9 +63,9 @@ class Family:
     once instead of twice. `stacked`: parameters of a layer that checkpoints hold expert by expert, each with
     the tensors that are joined, output rows on output rows, to expert `{}`; `renamed`: those that they only
     call otherwise; `joins_experts`: those of all experts are one, as `joined_experts.py` says;
-    `has_layer_inputs`: layers may take of a token what `layer_inputs.py` says. `is_read_quantised`: so are
-    checkpoints that other tools quantised. `router`: how a mixture's rows choose experts. `norm_eps` and
-    `last_norm`: what the config calls the constant of norms, and a checkpoint the norm behind the last layer.
+    `has_layer_inputs`: layers may take of a token what `layer_inputs.py` says. `router`: how a mixture's rows
+    choose experts. `norm_eps` and `last_norm`: what the config calls the constant of norms, and a checkpoint
+    the norm behind the last layer.
     `other_layers`: what the config's `layer_types` calls layers that do not attend: short convolutions
     (`convolution.py`) or linear attention (`linear_attention.py`). `ignored`: fields of the family's config
     that transformers' code does not act on, with their only value; `repeated`: those that say once more what
@@ -91,7 +91,6 @@ class Family:
     renamed: Mapping[str, str] = field(default_factory=dict)
     joins_experts: bool = False
     has_layer_inputs: bool = False
-    is_read_quantised: bool = True
     ignored: Mapping[str, Any] = field(default_factory=dict)
     repeated: Mapping[str, str] = field(default_factory=dict)
     built_in: Mapping[str, float] = field(default_factory=dict)
@@ -176,7 +175,6 @@ _GEMMA4 = Family(
         "experts.down_proj": ("experts.{}.down_proj.weight",),
     },
     has_layer_inputs=True,
-    is_read_quantised=False,
     roots=(PLAIN_ROOT, Root(prefix="model.language_model.", lm_head="lm_head.weight")),
     architectures=("Gemma4ForConditionalGeneration",),
 )

@@ -284,13 +284,13 @@ class ModelFiles:
         """The tensors that a checkpoint's `raw` ones stand for."""
         if self.joins_experts:
             raw = JoinedExperts(self.model, raw, experts_of(self.config()))
+        if self.scheme is not None:
+            from flowspec.model.prequantised.tensors import PrequantisedTensors
+
+            raw = PrequantisedTensors(self.model, self.scheme, raw)
         if self.has_layer_inputs:
             raw = LayerByLayer(self.model, raw, self.raw_config()["num_hidden_layers"])
-        if self.scheme is None:
-            return raw
-        from flowspec.model.prequantised.tensors import PrequantisedTensors
-
-        return PrequantisedTensors(self.model, self.scheme, raw)
+        return raw
 
     @property
     def joins_experts(self) -> bool:

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flowspec.errors import InputError
-from flowspec.model.tensors import PartsOfTensors, Tensors, check_shape
+from flowspec.model.arithmetic.operations import as_q8_0
+from flowspec.model.arithmetic.packed import FORMS, packed
+from flowspec.model.tensors import ROUNDED_ANEW, PartsOfTensors, Tensors, check_shape
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +30,7 @@ _SHARED = {_TABLE: "table", _PROJECTION: "projection", "per_layer_projection_nor
 _WHOLE = {part: tensor for tensor, part in _SHARED.items()}
 _PART = re.compile(rf"(?P<root>.*)layers\.\d+\.{LAYER_INPUT}\.(?P<part>{'|'.join(_WHOLE)})\.weight")
 TABLE = f".{LAYER_INPUT}.table.weight"
-"""How the name of a layer's own table ends: never packed."""
+"""How the name of a layer's own table ends: packed only as files have it."""
 TABLE_ROWS = 1 << 13
 """Of a table that are read at once: 150 to 180 MB of published ones."""
 
@@ -92,6 +94,29 @@ class LayerByLayer(PartsOfTensors[_Place]):
     def _part(self, place: _Place, whole: Any) -> Any:
         axis = self._axis(place.tensor)
         return whole if axis is None else whole.chunk(self._layers, dim=axis)[place.layer]
+
+    def form(self, name: str) -> str:
+        """Of a layer's projection where the checkpoint is quantised: it is rounded anew, whatever is there. A
+        table stays as it is."""
+        place = self._places.get(name)
+        if place is None:
+            return super().form(name)
+        is_rounded = self._axis(place.tensor) == 0 and self._raw.form(place.tensor)
+        return ROUNDED_ANEW if is_rounded else ""
+
+    def is_rounded_anew(self, name: str) -> bool:
+        return super().is_rounded_anew(name) if self._places.get(name) is None else bool(self.form(name))
+
+    def packed_bytes(self, name: str) -> int:
+        if self._places.get(name) is None:
+            return super().packed_bytes(name)
+        outputs, inputs = self.shape(name)
+        return FORMS[ROUNDED_ANEW].panel_bytes(inputs, outputs)
+
+    def panels(self, name: str, shape: tuple[int, ...]) -> Any:
+        if self._places.get(name) is None:
+            return super().panels(name, shape)
+        return packed(FORMS[ROUNDED_ANEW], as_q8_0(self.load(name, shape).float()))
 
     def copy_together(self, parts: Mapping[str, torch.Tensor]) -> None:
         """Of tables a block of rows after another: layers lie side by side in each row, and a whole table may

@@ -115,11 +115,10 @@ class Reference:
         rounded = {
             name: self._rounded_anew(name)
             for name in self._tensors
-            if whole_name(name) in parameters and self._tensors.is_rounded_anew(name)
+            if id(parameters.get(whole_name(name))) in self._packed and self._tensors.is_rounded_anew(name)
         }
         for name, values in together(rounded).items():
-            if id(parameters[name]) in self._packed:
-                parameters[name].copy_(values)
+            parameters[name].copy_(values)
 
     def _rounded_anew(self, name: str) -> torch.Tensor:
         rows, columns = shape = self._tensors.shape(name)

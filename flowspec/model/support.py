@@ -91,10 +91,10 @@ def family_of(config: Any, model: str) -> Family:
     _check_experts(config, model)
     _check_layer_types(config, family, model)
     _check_layer_inputs(config, model)
-    if scheme is not None and not family.is_read_quantised:
+    if scheme is not None and getattr(config, "enable_moe_block", None):
         raise InputError(
-            f"model {model!r} is quantised, which FlowSpec does not read of {config.model_type}; expected "
-            "the checkpoint it was made of, with --dtype int4"
+            f"model {model!r} is quantised, which FlowSpec does not read of {config.model_type} with "
+            "experts; expected the checkpoint it was made of, with --dtype int4, or a GGUF file"
         )
     _check_shared_keys(config, model)
     if getattr(config, "enable_moe_block", None):

@@ -159,8 +159,26 @@ class PartsOfTensors(PlacedTensors[PlaceT]):
     def _part(self, place: PlaceT, whole: Any) -> Any:
         """Of the whole tensor, as a torch tensor."""
 
+    def copy_into(self, name: str, part: torch.Tensor) -> None:
+        if self._places.get(name) is None:
+            self._raw.copy_into(name, part)
+        else:
+            super().copy_into(name, part)
+
     def form(self, name: str) -> str:
         return self._raw.form(name) if self._places.get(name) is None else ""
+
+    def is_rounded_anew(self, name: str) -> bool:
+        return self._places.get(name) is None and self._raw.is_rounded_anew(name)
+
+    def packed_bytes(self, name: str) -> int:
+        return self._raw.packed_bytes(name)
+
+    def panels(self, name: str, shape: tuple[int, ...]) -> Any:
+        return self._raw.panels(name, shape)
+
+    def input_order(self, name: str) -> torch.Tensor | None:
+        return self._raw.input_order(name)
 
     def close(self) -> None:
         self._raw.close()

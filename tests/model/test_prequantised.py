@@ -16,7 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from flowspec.bench.checkpoints import make_variant
+from flowspec.bench.checkpoints import SMALL, VARIANTS, make_checkpoint, make_variant
 from flowspec.bench.faithfulness import check
 from flowspec.core.protocol.messages import Sampling
 from flowspec.core.protocol.precision import FILED
@@ -167,12 +167,17 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
             for name in ("gptq", "awq"):
                 convert(folder / "plain", folder / name, name)
             convert(make_variant(folder / "experts", "gpt-oss"), folder / "mxfp4", "mxfp4")
+            family, shape = VARIANTS["gemma4-text"]
+            shape = {**SMALL, **shape, "hidden_size_per_layer_input": GROUP, "initializer_range": 0.03}
+            make_checkpoint(folder / "inputs", family, shape)
+            convert(folder / "inputs", folder / "gptq of gemma4", "gptq")
+            convert(folder / "inputs", folder / "awq of gemma4", "awq", is_whole=False)
         return folder / method
 
     return get
 
 
-@pytest.mark.parametrize("method", ["gptq", "awq", "mxfp4"])
+@pytest.mark.parametrize("method", ["gptq", "awq", "mxfp4", "gptq of gemma4", "awq of gemma4"])
 def test_a_model_runs_as_it_is_packed_and_is_faithful(method: str, made: Callable[[str], Path]) -> None:
     files = ModelFiles(str(made(method)))
     config = files.config()

@@ -336,8 +336,15 @@ class Play:
         said = (*answer.submit.answered, *answer.tokens)
         vocabulary, context = self.schedule.language.vocabulary_size, self.schedule.experiment.context
         prompt = next_prompt(rng, answer.submit.prompt, said, vocabulary, context)
-        new = {"prompt": prompt, "answered": (), "new_tokens_max": rng.randint(1, 6)}
-        self.world.at(later_s, replace(answer.submit, stop_ids=frozenset(), stop_rule=None, **new))
+        submit = replace(
+            answer.submit,
+            prompt=prompt,
+            answered=(),
+            new_tokens_max=rng.randint(1, 6),
+            stop_ids=frozenset(),
+            stop_rule=None,
+        )
+        self.world.at(later_s, submit)
 
     def _check_events(self) -> None:
         """Work is in proportion to what is asked for: nothing polls, and nothing is tried for ever."""
