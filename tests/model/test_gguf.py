@@ -385,6 +385,16 @@ def test_how_fast_states_fade_is_computed_with_as_it_is_stored(
     assert torch.equal(module.A, stored[[0, 2, 4, 1, 3, 5]])
 
 
+def of(architecture: str, metadata: dict[str, Any]) -> dict[str, Any]:
+    return {f"{architecture}.{key}": value for key, value in metadata.items()}
+
+
+def check_refused(path: Path, message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)) as caught:
+        ModelFiles(str(path)).raw_config()
+    assert len(str(caught.value).splitlines()) == 1
+
+
 def test_which_layers_have_states(qwen: Path, tmp_path: Path) -> None:
     key, linear, full = "qwen35.attention.recurrent_layers", "linear_attention", "full_attention"
     for stated, expected in (
@@ -424,11 +434,7 @@ def test_which_layers_have_states(qwen: Path, tmp_path: Path) -> None:
 def test_what_linear_attention_cannot_be_is_refused(
     metadata: dict[str, Any], message: str, qwen: Path, tmp_path: Path
 ) -> None:
-    stated = {f"qwen35.{key}": value for key, value in metadata.items()}
-    path = convert(qwen, tmp_path / "m.gguf", metadata=stated)
-    with pytest.raises(InputError, match=re.escape(message)) as caught:
-        ModelFiles(str(path)).raw_config()
-    assert len(str(caught.value).splitlines()) == 1
+    check_refused(convert(qwen, tmp_path / "m.gguf", metadata=of("qwen35", metadata)), message)
 
 
 @pytest.fixture(scope="module")
@@ -487,11 +493,7 @@ _WINDOWS = "attention.sliding_window_pattern"
 def test_what_gemma_4_cannot_be_is_refused(
     metadata: dict[str, Any], message: str, gemma4: Path, tmp_path: Path
 ) -> None:
-    stated = {f"gemma4.{key}": value for key, value in metadata.items()}
-    path = convert(gemma4, tmp_path / "m.gguf", metadata=stated)
-    with pytest.raises(InputError, match=re.escape(message)) as caught:
-        ModelFiles(str(path)).raw_config()
-    assert len(str(caught.value).splitlines()) == 1
+    check_refused(convert(gemma4, tmp_path / "m.gguf", metadata=of("gemma4", metadata)), message)
 
 
 @pytest.mark.parametrize("divisors", [None, [1.0] * 8, [1.0] * 8 + [2.0] * 24, [1e30] * 8 + [1.0] * 24])
