@@ -55,7 +55,7 @@ COMMANDS = {
     "/reset": ("", "forget the dialogue and begin again"),
     "/system": ("[TEXT]", "set the system text; without TEXT, remove it"),
     "/stats": ("", "figures of the last answer and of the stages"),
-    "/watch": ("", "show a live line of the stages under answers; again: no more"),
+    "/watch": ("", "show a live line of the stages under answers; again: off"),
     "/record": ("FILE", "save a recording of the next answer, for flowspec top --replay"),
     "/save": ("FILE", "write the dialogue to FILE as JSON"),
     "/quit": ("", "leave (Ctrl-D does, too)"),
@@ -338,7 +338,10 @@ class Chat:
         if self.is_json or not self.console.is_terminal:
             self.console.print("(/watch draws in a terminal, which this output is not; nothing is shown)")
             return
-        self.is_watching = not self.is_watching
+        if text not in ("", "on", "off"):
+            self.console.message(f"expected /watch, /watch on or /watch off, got {text:.40}", "red")
+            return
+        self.is_watching = text == "on" if text else not self.is_watching
         state = f"on; {LEGEND}" if self.is_watching else "off"
         self.console.message(f"(a live line under answers: {state})")
 

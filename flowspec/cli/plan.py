@@ -317,11 +317,11 @@ def plan_lines(
     plan, request = best.plan, wanted.request
     users = "one user" if request.users == 1 else f"{request.users} users"
     yield (
-        f"{request.shape.name} in {plan.precision}, {users}, context {request.context}: {len(plan.stages)} "
-        f"of {len(request.sites)} devices"
+        f"{request.shape.name} in {plan.precision}, {users}, context {request.context}: layers "
+        f"on {len(plan.stages)} of {len(request.sites)} devices"
     )
     if wanted.is_toy:
-        yield f"of the {TOY}; name another: --model or --shape"
+        yield f"the {TOY}; name another: --model or --shape"
     yield from _filled(f"devices: {_boards(request.sites)}\n" if wanted.survey is None else "")
     yield ""
     heads = f"{'layers':>9}{'weights':>10}{'cache':>10}{'in use':>10}{'of':>9}{'a slot':>8}"

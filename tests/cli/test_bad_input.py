@@ -329,7 +329,10 @@ def test_a_broken_cluster_file_is_named(refused: Callable[..., str], tmp_path: P
     path = tmp_path / "cluster.toml"
     for content, expected in (
         ("[[device]", "expected TOML, got "),
-        ('[[device]]\naddress = "host"', "device 1: address: expected an address host:port, got 'host'"),
+        (
+            '[[device]]\naddress = "host"',
+            "device 1: address: expected an address host:port with a port from 1 to 65535, got 'host'",
+        ),
         (
             '[[device]]\naddress = "a:1"\nlayers = [0, 7]',
             "the devices hold 7 layers together, but the model has 8",

@@ -393,7 +393,7 @@ def test_the_drafter_is_chats_and_is_told(
 def test_that_the_model_is_a_toy_and_what_is_assumed_of_the_drafter_is_told(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    toy = "of the bundled toy of 11 million parameters; name another: --model or --shape"
+    toy = "the bundled toy of 11 million parameters; name another: --model or --shape"
     text = plan(capsys, "--devices", "2x raspberry-pi-5", "--quick")[1]
     assert toy in text.splitlines()
     assert len(toy) <= 80
