@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flowspec.errors import InputError
-from flowspec.model.arithmetic.operations import as_q8_0
-from flowspec.model.arithmetic.packed import FORMS, packed
 from flowspec.model.tensors import ROUNDED_ANEW, PartsOfTensors, Tensors, check_shape
 
 if TYPE_CHECKING:
@@ -110,12 +108,17 @@ class LayerByLayer(PartsOfTensors[_Place]):
     def packed_bytes(self, name: str) -> int:
         if self._places.get(name) is None:
             return super().packed_bytes(name)
+        from flowspec.model.arithmetic.packed import FORMS
+
         outputs, inputs = self.shape(name)
         return FORMS[ROUNDED_ANEW].panel_bytes(inputs, outputs)
 
     def panels(self, name: str, shape: tuple[int, ...]) -> Any:
         if self._places.get(name) is None:
             return super().panels(name, shape)
+        from flowspec.model.arithmetic.operations import as_q8_0
+        from flowspec.model.arithmetic.packed import FORMS, packed
+
         return packed(FORMS[ROUNDED_ANEW], as_q8_0(self.load(name, shape).float()))
 
     def copy_together(self, parts: Mapping[str, torch.Tensor]) -> None:
