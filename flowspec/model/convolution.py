@@ -41,7 +41,7 @@ def tree_convolution(
 def convolving_layer(
     layer: Any, hidden_states: torch.Tensor, *, tree: TreeBatch, **_unused: Any
 ) -> torch.Tensor:
-    """What transformers' Lfm2DecoderLayer computes where it does not attend. Before 5.21 that keeps from its
+    """What transformers' Lfm2DecoderLayer computes where it does not attend. Before 5.22 that keeps from its
     convolution what rows see."""
     mixed = layer.conv(layer.operator_norm(hidden_states), tree=tree) + hidden_states
     found: torch.Tensor = mixed + layer.feed_forward(layer.ffn_norm(mixed))

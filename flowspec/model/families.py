@@ -65,13 +65,13 @@ class Family:
     call otherwise; `joins_experts`: those of all experts are one, as `joined_experts.py` says;
     `has_layer_inputs`: layers may take of a token what `layer_inputs.py` says. `router`: how a mixture's rows
     choose experts. `norm_eps` and `last_norm`: what the config calls the constant of norms, and a checkpoint
-    the norm behind the last layer.
-    `other_layers`: what the config's `layer_types` calls layers that do not attend: short convolutions
-    (`convolution.py`) or linear attention (`linear_attention.py`). `ignored`: fields of the family's config
-    that transformers' code does not act on, with their only value; `repeated`: those that say once more what
-    the field says that it acts on; `built_in`: those that older versions of it do not know, with what is in
-    their code. `part`: where a multimodal model's config keeps that of the decoder, the part that is run
-    here. `architectures`: classes that generate text, besides `{prefix}ForCausalLM`.
+    the norm behind the last layer. `other_layers`: what the config's `layer_types` calls layers that do not
+    attend: short convolutions (`convolution.py`) or linear attention (`linear_attention.py`). `ignored`:
+    fields of the family's config that transformers' code does not act on, with their only value; `repeated`:
+    those that say once more what the field says that it acts on; `built_in`: those that older versions of it
+    do not know, with what is in their code. `part`: where a multimodal model's config keeps that of the
+    decoder, the part that is run here. `architectures`: classes that generate text, besides
+    `{prefix}ForCausalLM`.
     """
 
     module: str

@@ -214,8 +214,8 @@ class GgufTensors(PlacedTensors[_Place]):
     def _order(self, place: _Place, rows: int) -> npt.NDArray[np.int64]:
         """What was done to a matrix is an order of its rows, for which it need not be unpacked."""
         order = self._processor.process(weights=np.arange(rows)[:, None], name=place.tensor).weights[:, 0]
-        is_below = place.layer is not None and self._axis(place) == 0
-        found: npt.NDArray[np.int64] = order + (place.expert or (is_below and place.layer) or 0) * rows
+        part = place.expert if place.layer is None or self._axis(place) else place.layer
+        found: npt.NDArray[np.int64] = order + (part or 0) * rows
         return found
 
     def _packed(self, place: _Place) -> Rows:
