@@ -31,7 +31,7 @@ from flowspec.model.families import FAMILIES, Family
 from flowspec.model.files import ModelFiles
 from flowspec.model.kernels import DTYPES, kernel_of
 from flowspec.model.pieces import angles_of, call_directly, slice_config
-from flowspec.model.support import check_rotary, family_of
+from flowspec.model.support import check_rotary, context_max, family_of
 from flowspec.model.tensors import Tensors
 from flowspec.model.weights import embedding_name, lm_head_name
 
@@ -212,6 +212,10 @@ class EagleHead:
         target_ids = _target_ids(kind, tensors, draft_vocabulary, vocabulary, device)
         finish = partial(family.finish, target_config) if kind == "eagle" else None
         return EagleHead(kind, config, capture, network, rotary, target_ids, finish)
+
+    @property
+    def context_max(self) -> int:
+        return context_max(self.config)
 
     @property
     def slot_bytes(self) -> int:
