@@ -301,7 +301,7 @@ def _obstacle(raw: Mapping[str, Any]) -> str:
     parts = {name: part for name, part in raw.items() if isinstance(part, Mapping) and part.get("model_type")}
     decoder = next((part for name, part in parts.items() if "text" in name or "llm" in name), None)
     if str(raw.get("model_type")).endswith("_assistant"):
-        return ", which guesses for another model, whose keys and values it reads"
+        return ", which guesses for another model: name that one, and this as --drafter"
     if decoder is None and parts:
         return f", whose parts are of {', '.join(str(part['model_type']) for part in parts.values()):.80}"
     fields = raw if decoder is None else decoder

@@ -31,6 +31,7 @@ from flowspec.draft.language import LanguageModelDrafter
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder
 from flowspec.plan.shape import eagle_shape, shape_of
+from tests.draft.assistants import make_assistant
 from tests.draft.heads import make_head
 from tests.draft.trees import Teller, segment
 from tests.ggufs import convert
@@ -214,7 +215,8 @@ def test_what_has_no_tensors_needs_no_torch() -> None:
 
 
 def test_every_kind_is_found_by_its_word_or_its_files(tmp_path: Path) -> None:
-    names = [*(kind.word for kind in BY_WORD), "eagle", BUNDLED]
+    assistant = str(make_assistant(tmp_path))
+    names = [*(kind.word for kind in BY_WORD), assistant, "eagle", BUNDLED]
     assert [type(find_drafter(name)) for name in names] == list(ALL)
     placed = [find_drafter(name).model_for_device(ModelFiles(BUNDLED)) is not None for name in names]
     assert [kind for kind, is_placed in zip(ALL, placed, strict=True) if is_placed] == [LanguageKind], (

@@ -1211,7 +1211,7 @@ OF_OTHER_FAMILIES: dict[str, tuple[dict[str, Any], str]] = {
             "architectures": ["Gemma4AssistantForCausalLM"],
             "text_config": {"model_type": "gemma4_text", "num_hidden_layers": 4},
         },
-        ", which guesses for another model, whose keys and values it reads",
+        ", which guesses for another model: name that one, and this as --drafter",
     ),
     "llava": (
         {

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from flowspec.core.protocol.cluster_messages import Drafting
+from flowspec.draft.kinds.assistant import Assistant
 from flowspec.draft.kinds.base import FileKind, Kind, WordKind
 from flowspec.draft.kinds.eagle import SKETCH, Eagle
 from flowspec.draft.kinds.language import LanguageKind
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from flowspec.model.slice import Slice
 
 BY_WORD: Sequence[type[WordKind]] = (Ngram, Nothing)
-BY_FILES: Sequence[type[FileKind]] = (Eagle, LanguageKind)
+BY_FILES: Sequence[type[FileKind]] = (Assistant, Eagle, LanguageKind)
 """The first that files are of; the last takes whatever is left."""
 ALL: Sequence[type[Kind]] = (*BY_WORD, *BY_FILES)
 WORDS = tuple(kind.word for kind in BY_WORD)
@@ -48,8 +49,8 @@ def find_drafter(name: str) -> Kind:
 def check_drafter(name: str) -> None:
     """Raises `InputError` for a name that means nothing, before anything is started; `Kind.open` checks the
     rest."""
-    if name not in WORDS:
-        _files(name).raw_config()
+    if name not in WORDS and not Assistant.is_in(files := _files(name)):
+        files.raw_config()
 
 
 def open_drafter(

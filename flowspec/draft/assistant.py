@@ -1,0 +1,125 @@
+"""An assistant of Gemma 4 as a drafter (`draft.featured`): it has no cache of its rows, but the target's keys
+and values of the committed text (`draft.assistant_head`).
+
+All guesses below a committed node stand at that node's place, and see what it sees, as the publisher's own
+code has it. That node is the last one on a row's path whose parent's feature the target has given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from flowspec.core.protocol.messages import Open
+from flowspec.core.stage.events import RunLayers
+from flowspec.draft.assistant_head import AssistantHead
+from flowspec.draft.cached import Row
+from flowspec.draft.featured import Entry, FeatureDrafter, Request
+from flowspec.model.attention import TreeCache, TreeRows
+from flowspec.model.files import ModelFiles
+
+
+@dataclass(slots=True)
+class _Request(Request):
+    """Also its cache, by position, and how many positions from the first have their keys and values there."""
+
+    cache: TreeCache | None = None
+    written: int = 0
+
+    def begin(self, opening: Open) -> None:
+        self.written = min(self.written, opening.keep)
+        super(_Request, self).begin(opening)  # the class is made anew for its slots
+
+
+class AssistantDrafter(FeatureDrafter[_Request, Entry]):
+    """A `Drafter`; see the module."""
+
+    _head: AssistantHead
+
+    def __init__(
+        self,
+        files: ModelFiles,
+        target: ModelFiles,
+        dtype: str,
+        device: torch.device,
+        *,
+        context: int | None = None,
+        coupled: bool = True,
+    ) -> None:
+        """Loads the assistant for this target; raises `InputError` when that cannot be. `context` is the
+        target's."""
+        head = AssistantHead.load(files, target, dtype, device)
+        super().__init__(head, target, context=context, coupled=coupled)
+
+    def new_request(self, opening: Open) -> _Request:
+        return _Request(opening, opening.root)
+
+    def open_cache(self, request: int, slots: int) -> None:
+        self._requests[request].cache = self._head.new_cache(slots)
+        self._requests[request].written = 0
+
+    def waiting(self, job: RunLayers, rows: Sequence[Row]) -> list[Entry]:
+        """All but committed rows that nobody asks for: nothing is remembered of these but their keys."""
+        found: list[Entry] = []
+        slots = (int(slot) for part in job.parts for slot in part.slots)
+        for row, slot in zip(rows, slots, strict=True):
+            request = self._requests[row.request]
+            if row.asked or not request.is_committed(row):
+                found.append(Entry(row, slot))
+        for part in job.parts:
+            self._write(part.request)
+            request, truths = self._requests[part.request], self._truths[part.request]
+            run = request.runs.get(request.root)
+            if run is not None and run.is_guess and run.row.parent in truths:
+                found.append(Entry(replace(run.row, asked=True), run.slot))
+        return [entry for entry in found if self._requests[entry.row.request].written]
+
+    def run_pass(
+        self, job: RunLayers, entries: Sequence[Entry], features: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        device = self._head.device
+        tokens = torch.tensor([entry.row.token for entry in entries])
+        places = [self._place(entry.row) for entry in entries]
+        positions = torch.tensor(places, device=device)
+        batch, first = [], 0
+        for number in sorted({entry.row.request for entry in entries}):
+            request = self._requests[number]
+            count = sum(entry.row.request == number for entry in entries)
+            own = positions[first : first + count]
+            keys = torch.arange(request.written, dtype=torch.int32, device=device)
+            assert request.cache is not None
+            batch.append(TreeRows(request.cache, first, own, own, keys, keys[None] < own[:, None]))
+            first += count
+        return self._head.run(
+            tokens, features[:, -self._head.feature_width :], positions, self._head.batch(batch)
+        )
+
+    def _place(self, row: Row) -> int:
+        """The position of the last row on a path, this one included, whose parent's feature is the
+        target's."""
+        request, truths = self._requests[row.request], self._truths[row.request]
+        while row.parent not in truths and row.parent in request.runs:
+            row = request.runs[row.parent].row
+        return row.position
+
+    def _write(self, number: int) -> None:
+        """Keys and values of committed nodes whose features have come, from the first position that lacks
+        them on; what they were made of goes."""
+        request, truths = self._requests[number], self._truths[number]
+        width, begin = self._head.feature_width, request.written
+        found: list[torch.Tensor] = []
+        while (truth := truths.get(request.path.get(begin + len(found), -1))) is not None:
+            if len(truth) == width:
+                break
+            found.append(truth)
+        if not found:
+            return
+        assert request.cache is not None
+        request.written = begin + len(found)
+        request.cache.reserve(request.written)
+        positions = torch.arange(begin, request.written, device=self._head.device)
+        self._head.write(torch.stack(found)[:, :-width], positions, request.cache)
+        for position, truth in enumerate(found, begin):
+            truths[request.path[position]] = truth[-width:].clone()

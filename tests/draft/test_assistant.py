@@ -1,0 +1,316 @@
+"""An assistant of Gemma 4 guesses as its publisher's code does, and as a drafter draws on the target's keys
+of the committed text alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, Gemma4TextConfig, Gemma4UnifiedTextConfig
+
+from flowspec.bench.checkpoints import SMALL, VOCABULARY_SIZE, make_variant
+from flowspec.core.protocol.messages import Proposal, Release, Sampling
+from flowspec.draft.assistant import AssistantDrafter
+from flowspec.draft.assistant_head import AssistantHead
+from flowspec.draft.kinds import check_drafter, find_drafter, open_drafter
+from flowspec.draft.kinds.assistant import Assistant
+from flowspec.draft.ranking import Ranker
+from flowspec.errors import InputError
+from flowspec.model.attention import TreeRows
+from flowspec.model.files import ModelFiles
+from flowspec.plan.shape import shape_of
+from tests.draft.assistants import make_assistant
+from tests.draft.trees import Teller, segment
+
+CPU = torch.device("cpu")
+HIDDEN = SMALL["hidden_size"]
+WIDTH = 5
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    return ModelFiles(str(make_variant(tmp_path_factory.mktemp("target"), "gemma4")))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    return ModelFiles(str(make_assistant(tmp_path_factory.mktemp("assistant"))))
+
+
+# ------------------------------------------------------------------------- beside the publisher's own code
+
+
+def sharing_modes(config: Any) -> list[str | None]:
+    """As of transformers 5.24; those before, from 5.20 on, can neither build an assistant nor have a target
+    without shared layers store what one reads."""
+    count, shared = config.num_hidden_layers, config.num_kv_shared_layers
+    if shared == count:
+        return ["reuse"] * count
+    own = config.layer_types[: count - shared]
+    last = {kind: layer for layer, kind in enumerate(own)}
+    modes = ["store" if last[kind] == layer else None for layer, kind in enumerate(own)]
+    return [*modes, *["reuse"] * shared]
+
+
+@pytest.fixture
+def published(monkeypatch: pytest.MonkeyPatch) -> None:
+    for config in (Gemma4TextConfig, Gemma4UnifiedTextConfig):
+        if hasattr(config, "kv_sharing_modes"):
+            monkeypatch.setattr(config, "kv_sharing_modes", property(sharing_modes))
+
+
+def guesses_of_transformers(folder: str, target: ModelFiles, text: torch.Tensor, count: int) -> torch.Tensor:
+    """Logits `[count, vocabulary]` of the guesses behind a text, each guess the best of the last."""
+    config = AutoConfig.from_pretrained(folder)
+    assistant = AutoModelForCausalLM.from_pretrained(folder, config=config).eval()
+    model = AutoModelForCausalLM.from_pretrained(target.model, dtype=torch.float32).eval()
+    decoder = model.model.language_model if hasattr(model.model, "language_model") else model.model
+    with torch.inference_mode():
+        seen = decoder(text[None, :-1], output_hidden_states=True, return_shared_kv_states=True)
+        hidden, token, found = seen.hidden_states[-1][:, -1:], text[None, -1:], []
+        for _ in range(count):
+            given = torch.cat([decoder.embed_tokens(token), hidden], dim=-1)
+            output = assistant(
+                inputs_embeds=given,
+                position_ids=torch.tensor([[len(text) - 1]]),
+                shared_kv_states=dict(seen.shared_kv_states),
+            )
+            hidden, token = output.last_hidden_state, output.logits.argmax(dim=-1)
+            found.append(output.logits[0, 0])
+    return torch.stack(found)
+
+
+def features_of(target: ModelFiles, captures: tuple[int, ...], text: torch.Tensor) -> torch.Tensor:
+    """`[len(text), hidden * len(captures)]` by transformers."""
+    model = AutoModelForCausalLM.from_pretrained(target.model, dtype=torch.float32).eval()
+    decoder = model.model.language_model if hasattr(model.model, "language_model") else model.model
+    with torch.inference_mode():
+        states = decoder(text[None], output_hidden_states=True).hidden_states
+    return torch.cat([states[layer][0] for layer in captures], dim=-1)
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("name", ["gemma4", "gemma4-unified"])
+@pytest.mark.usefixtures("published")
+def test_guesses_are_those_of_the_publishers_code(name: str, ordered: bool, tmp_path: Path) -> None:
+    """Behind a text longer than the window; also where a target's layers share nothing, and its keys are its
+    values."""
+    target = ModelFiles(str(make_variant(tmp_path / "target", name)))
+    folder = make_assistant(tmp_path / "assistant", target=name.replace("-", "_"), ordered=ordered)
+    text = torch.randint(0, VOCABULARY_SIZE, (37,), generator=torch.Generator().manual_seed(3))
+    expected = guesses_of_transformers(str(folder), target, text, 4)
+    head = AssistantHead.load(ModelFiles(str(folder)), target, "float32", CPU)
+    truths = features_of(target, head.capture, text[:-1])
+    cache = head.new_cache(64)
+    cache.reserve(len(truths))
+    head.write(truths[:, : 2 * HIDDEN], torch.arange(len(truths)), cache)
+    token, feature, place = text[-1:], truths[-1:, 2 * HIDDEN :], torch.tensor([len(text) - 1])
+    keys = torch.arange(len(truths), dtype=torch.int32)
+    for logits in expected:
+        rows = TreeRows(cache, 0, place, place, keys, keys[None] < place[:, None])
+        hidden, feature = head.run(token, feature, place, head.batch([rows]))
+        found = head.logits(hidden)[0]
+        is_scored = found > torch.finfo(torch.float32).min
+        assert int(is_scored.sum()) == (VOCABULARY_SIZE * 3 // 20 if ordered else VOCABULARY_SIZE)
+        torch.testing.assert_close(found[is_scored], logits[is_scored], rtol=1e-4, atol=1e-4)
+        token = logits.argmax()[None]
+
+
+# ------------------------------------------------------------------------------------------- as a drafter
+
+
+class Mirror:
+    """What the drafter should propose for one request, by its head alone. Features are made up, but always
+    the same."""
+
+    def __init__(self, head: AssistantHead, teller: Teller) -> None:
+        self.teller = teller
+        self.known: set[int] = set()
+        self._head = head
+        self._predicted: dict[int, torch.Tensor] = {}
+
+    def feature(self, node: int) -> torch.Tensor:
+        return torch.randn(3 * HIDDEN, generator=torch.Generator().manual_seed(node))
+
+    def tell(self, drafter: AssistantDrafter, nodes: list[int]) -> None:
+        """The target's features of these nodes arrive."""
+        features = torch.stack([self.feature(node) for node in nodes])
+        drafter.take_features(self.teller.request, self.teller.epoch, nodes, features)
+        self.known.update(nodes)
+
+    def proposal(self, node: int) -> Proposal:
+        """Runs a node behind the last one above it whose feature is known, with the features that were
+        predicted last."""
+        line = self.teller.line(node)
+        place = max(at for at in range(1, len(line)) if line[at - 1] in self.known)
+        known = self.teller.path[:place]
+        assert set(known) <= self.known
+        inputs = torch.stack([self.feature(each) for each in known])
+        cache = self._head.new_cache(len(known))
+        cache.reserve(len(known))
+        self._head.write(inputs[:, : 2 * HIDDEN], torch.arange(len(known)), cache)
+        keys, at = torch.arange(len(known), dtype=torch.int32), torch.tensor([place])
+        rows = TreeRows(cache, 0, at, at, keys, torch.ones(1, len(known), dtype=torch.bool))
+        parent = line[-2]
+        feature = self.feature(parent)[2 * HIDDEN :] if parent in self.known else self._predicted[parent]
+        token = torch.tensor([self.teller.tokens[node]])
+        hidden, predicted = self._head.run(token, feature[None], at, self._head.batch([rows]))
+        self._predicted[node] = predicted[0]
+        (children,) = Ranker(VOCABULARY_SIZE).best(
+            self._head.logits(hidden).numpy(), [(self.teller.sampling, len(line))], WIDTH
+        )
+        return Proposal(
+            request=self.teller.request,
+            epoch=self.teller.epoch,
+            node=node,
+            tokens=children.tokens,
+            confidences=children.confidences,
+        )
+
+
+def check(found: tuple[Proposal, ...], expected: list[Proposal]) -> None:
+    assert sorted(each.node for each in found) == sorted(each.node for each in expected)
+    wanted = {each.node: each for each in expected}
+    for each in found:
+        assert each.tokens == wanted[each.node].tokens, f"node {each.node}"
+        np.testing.assert_allclose(each.confidences, wanted[each.node].confidences, rtol=2e-3, atol=1e-6)
+
+
+def start(
+    files: ModelFiles, target: ModelFiles, sampling: Sampling | None = None, number: int = 1
+) -> tuple[AssistantDrafter, Mirror]:
+    drafter = AssistantDrafter(files, target, "float32", CPU, context=300)
+    teller = Teller(number, sampling or Sampling())
+    return drafter, Mirror(AssistantHead.load(files, target, "float32", CPU), teller)
+
+
+def grow(teller: Teller, parent: int, count: int) -> list[int]:
+    return [teller.add(parent, (7 * parent + 31 * nth) % VOCABULARY_SIZE) for nth in range(1, count + 1)]
+
+
+def test_guesses_stand_behind_what_is_known_and_the_root_is_ranked_again(
+    files: ModelFiles, target: ModelFiles
+) -> None:
+    drafter, mirror = start(files, target, Sampling(temperature=0.8, seed=5))
+    teller = mirror.teller
+    teller.begin([3, 5, 8, 13, 21])
+    mirror.tell(drafter, teller.path[:-1])
+    found = drafter.draft(segment(teller.part([teller.root], committed=teller.missing())), WIDTH)
+    check(found, [mirror.proposal(teller.root)])
+    first = grow(teller, teller.root, 2)
+    check(drafter.draft(segment(teller.part(first)), WIDTH), [mirror.proposal(node) for node in first])
+    second = grow(teller, first[0], 2)
+    check(drafter.draft(segment(teller.part(second)), WIDTH), [mirror.proposal(node) for node in second])
+    mirror.tell(drafter, [teller.root])  # the target has run the root: its child is drawn
+    teller.commit(first[0])
+    third = grow(teller, second[1], 1)
+    expected = [mirror.proposal(third[0])]  # of what was predicted before the root was known
+    expected.append(mirror.proposal(first[0]))
+    found = drafter.draft(segment(teller.part(third)), WIDTH)
+    check(found, expected)
+
+
+def test_what_comes_after_going_back_is_that_of_a_new_text(files: ModelFiles, target: ModelFiles) -> None:
+    drafter, mirror = start(files, target)
+    teller = mirror.teller
+    teller.begin(list(range(20, 40)))
+    mirror.tell(drafter, teller.path[:-1])
+    drafter.draft(segment(teller.part([teller.root], committed=teller.missing())), WIDTH)
+    teller.begin([*range(20, 28), 7, 9], keep=8)
+    mirror.tell(drafter, [node for node in teller.path[:-1] if node not in mirror.known])
+    found = drafter.draft(segment(teller.part([teller.root], committed=teller.missing())), WIDTH)
+    check(found, [mirror.proposal(teller.root)])
+    fresh, other = start(files, target)
+    other.teller.begin([*range(20, 28), 7, 9])
+    for old, new in zip(teller.path, other.teller.path, strict=True):
+        feature = mirror.feature(old)[None]
+        if old != teller.root:
+            fresh.take_features(1, 0, [new], feature)
+    again = fresh.draft(
+        segment(other.teller.part([other.teller.root], committed=other.teller.missing())), WIDTH
+    )
+    assert [each.tokens for each in again] == [each.tokens for each in found]
+
+
+def test_requests_do_not_touch_each_other(files: ModelFiles, target: ModelFiles) -> None:
+    drafter, first = start(files, target)
+    mirrors = [first, Mirror(first._head, Teller(2, Sampling(temperature=1.0, seed=9)))]
+    for mirror, text in zip(mirrors, ([4, 9, 16, 25], [2, 3, 5, 7, 11, 13]), strict=True):
+        mirror.teller.begin(text)
+        mirror.tell(drafter, mirror.teller.path[:-1])
+    tellers = [mirror.teller for mirror in mirrors]
+    parts = [teller.part([teller.root], committed=teller.missing()) for teller in tellers]
+    found = drafter.draft(segment(*parts), WIDTH)
+    check(found, [mirror.proposal(mirror.teller.root) for mirror in mirrors])
+    drafter.release(Release(request=1, epoch=0))
+    children = grow(tellers[1], tellers[1].root, 3)
+    found = drafter.draft(segment(tellers[1].part(children)), WIDTH)
+    check(found, [mirrors[1].proposal(node) for node in children])
+
+
+def test_nothing_is_proposed_before_features_come(files: ModelFiles, target: ModelFiles) -> None:
+    drafter, mirror = start(files, target)
+    teller = mirror.teller
+    teller.begin([1])
+    assert drafter.draft(segment(teller.part([teller.root])), WIDTH) == ()
+
+
+# ------------------------------------------------------------------------------------------- what it takes
+
+
+def test_it_is_found_reckoned_and_opened(files: ModelFiles, target: ModelFiles) -> None:
+    kind = find_drafter(files.model)
+    assert isinstance(kind, Assistant)
+    check_drafter(files.model)
+    reckoned = kind.reckoned(shape_of(target.config(), "target"))
+    assert reckoned.shape is not None
+    assert (reckoned.shape.layers, reckoned.shape.hidden) == (3, 32)
+    drafter = open_drafter(files.model, target, "bfloat16", CPU, context=100)
+    assert isinstance(drafter, AssistantDrafter)
+    assert drafter.captures == (2, 3, 7)
+    head = drafter._head
+    assert head.slot_bytes == 2 * (HIDDEN + 2 * 2 * 24 + 2 * 2 * 40)
+    own = sum(each.numel() for each in head._network.parameters())
+    read = sum(each.numel() for source in head._sources for each in source.parameters())
+    assert drafter.weight_bytes == 2 * (own + read)
+
+
+CONFIGS: list[tuple[dict[str, Any], str]] = [
+    ({"backbone_hidden_size": 80}, "expected backbone_hidden_size 64 as of"),
+    ({"text_config": None}, "text_config: expected a decoder of gemma4_text, got None"),
+    ({"decoder": {"vocab_size": 280}}, "expected vocab_size 300 as of"),
+    ({"decoder": {"head_dim": 32}}, "expected heads in sliding_attention that read 2 of 24"),
+    ({"decoder": {"num_kv_shared_layers": 1}}, "num_kv_shared_layers: expected all of its 3 layers, got 1"),
+    ({"decoder": {"enable_moe_block": True}}, "enable_moe_block: expected False, got True"),
+    ({"decoder": {"hidden_size": "wide"}}, "hidden_size: expected a number up to"),
+    ({"decoder": {"rope_parameters": {"full_attention": {"rope_type": "dynamic"}}}}, "rope_parameters"),
+    ({"num_centroids": 7}, "expected num_centroids that divide its vocabulary of 300"),
+    ({"centroid_intermediate_top_k": 21}, "at most as many as centroid_intermediate_top_k, got 20 and 21"),
+    ({"drop": ("post_projection.weight",)}, "has no tensor post_projection.weight"),
+    ({"extra": {"model.layers.0.sinks": torch.ones(4)}}, "has tensors that no published one has, model.l"),
+    (
+        {"extra": {"masked_embedding.token_ordering": torch.zeros(300, dtype=torch.int64)}},
+        "token_ordering: expected each token once",
+    ),
+    ({"extra": {"model.norm.weight": torch.ones(31)}}, "expected shape [32] by config.json, got [31]"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), CONFIGS, ids=[message[:30] for _, message in CONFIGS])
+def test_what_does_not_fit_is_refused_in_a_line(
+    changes: dict[str, Any], message: str, target: ModelFiles, tmp_path: Path
+) -> None:
+    folder = make_assistant(tmp_path / "assistant", **changes)
+    with pytest.raises(InputError) as refusal:
+        open_drafter(str(folder), target, "float32", CPU, context=100)
+    assert message in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_another_familys_target_is_refused(files: ModelFiles, tmp_path: Path) -> None:
+    llama = ModelFiles(str(make_variant(tmp_path, "llama-grouped")))
+    with pytest.raises(InputError, match="expected --model to be one, got a model of llama"):
+        open_drafter(files.model, llama, "float32", CPU, context=100)
