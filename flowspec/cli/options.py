@@ -161,7 +161,7 @@ def add_decoding_arguments(parser: argparse.ArgumentParser, *, several: bool = F
         metavar="NAME[,NAME...]",
         help=(
             f"what guesses ahead: bundled, {', '.join(bundled_models())}, a folder or hub id of a small "
-            "model, EAGLE head or Gemma 4 assistant, "
+            "model, EAGLE head, block drafter or Gemma 4 assistant, "
             f"{', '.join(WORDS[:-1])}, or {WORDS[-1]}; "
         )
         + (

@@ -1,4 +1,4 @@
-"""An assistant of Gemma 4 as a drafter (`draft.featured`): it has no cache of its rows, but the target's keys
+"""An assistant of Gemma 4 as a drafter (`draft.chained`): it has no cache of its rows, but the target's keys
 and values of the committed text (`draft.assistant_head`).
 
 All guesses below a committed node stand at that node's place, and see what it sees, as the publisher's own
@@ -8,7 +8,7 @@ code has it. That node is the last one on a row's path whose parent's feature th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -16,24 +16,12 @@ from flowspec.core.protocol.messages import Open
 from flowspec.core.stage.events import RunLayers
 from flowspec.draft.assistant_head import AssistantHead
 from flowspec.draft.cached import Row
-from flowspec.draft.featured import Entry, FeatureDrafter, Request
-from flowspec.model.attention import TreeCache, TreeRows
+from flowspec.draft.chained import ChainDrafter, ChainRequest, Entry
+from flowspec.model.attention import TreeRows
 from flowspec.model.files import ModelFiles
 
 
-@dataclass(slots=True)
-class _Request(Request):
-    """Also its cache, by position, and how many positions from the first have their keys and values there."""
-
-    cache: TreeCache | None = None
-    written: int = 0
-
-    def begin(self, opening: Open) -> None:
-        self.written = min(self.written, opening.keep)
-        super(_Request, self).begin(opening)  # the class is made anew for its slots
-
-
-class AssistantDrafter(FeatureDrafter[_Request, Entry]):
+class AssistantDrafter(ChainDrafter[ChainRequest, Entry]):
     """A `Drafter`; see the module."""
 
     _head: AssistantHead
@@ -53,8 +41,8 @@ class AssistantDrafter(FeatureDrafter[_Request, Entry]):
         head = AssistantHead.load(files, target, dtype, device)
         super().__init__(head, target, context=context, coupled=coupled)
 
-    def new_request(self, opening: Open) -> _Request:
-        return _Request(opening, opening.root)
+    def new_request(self, opening: Open) -> ChainRequest:
+        return ChainRequest(opening, opening.root)
 
     def open_cache(self, request: int, slots: int) -> None:
         self._requests[request].cache = self._head.new_cache(slots)
@@ -105,21 +93,16 @@ class AssistantDrafter(FeatureDrafter[_Request, Entry]):
         return row.position
 
     def _write(self, number: int) -> None:
-        """Keys and values of committed nodes whose features have come, from the first position that lacks
-        them on; what they were made of goes."""
-        request, truths = self._requests[number], self._truths[number]
-        width, begin = self._head.feature_width, request.written
-        found: list[torch.Tensor] = []
-        while (truth := truths.get(request.path.get(begin + len(found), -1))) is not None:
-            if len(truth) == width:
-                break
-            found.append(truth)
-        if not found:
+        """Keys and values of committed nodes whose features have come; what they were made of goes."""
+        request, truths, width = self._requests[number], self._truths[number], self._head.feature_width
+        nodes = self._arrived(number, len(self.captures) * width)
+        if not nodes:
             return
         assert request.cache is not None
-        request.written = begin + len(found)
+        positions = torch.arange(request.written, request.written + len(nodes), device=self._head.device)
+        request.written += len(nodes)
         request.cache.reserve(request.written)
-        positions = torch.arange(begin, request.written, device=self._head.device)
-        self._head.write(torch.stack(found)[:, :-width], positions, request.cache)
-        for position, truth in enumerate(found, begin):
-            truths[request.path[position]] = truth[-width:].clone()
+        inputs = torch.stack([truths[node] for node in nodes])[:, :-width]
+        self._head.write(inputs, positions, request.cache)
+        for node in nodes:
+            truths[node] = truths[node][-width:].clone()

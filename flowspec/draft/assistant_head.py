@@ -22,6 +22,7 @@ from torch import nn
 from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.core.protocol.shared_keys import Heads, heads_of, sources_of
 from flowspec.draft.assistant_files import assistant_config
+from flowspec.draft.filling import embedding_rows, fill
 from flowspec.errors import InputError
 from flowspec.model.arithmetic.operations import turned_alone
 from flowspec.model.attention import TreeBatch, TreeCache
@@ -32,7 +33,6 @@ from flowspec.model.pieces import angles_of, call_directly, slice_config
 from flowspec.model.safetensors_file import ELEMENT_BYTES, LEVEL_BYTES, SafetensorsTensors
 from flowspec.model.support import context_max, family_of
 from flowspec.model.tensors import Tensors
-from flowspec.model.weights import embedding_name
 
 TYPES = ("sliding_attention", "full_attention")
 PLACE = {kind: place - len(TYPES) for place, kind in enumerate(TYPES)}
@@ -196,16 +196,13 @@ class AssistantHead:
         own = SafetensorsTensors(files.model, files.file_map(), files.path, {**ELEMENT_BYTES, **LEVEL_BYTES})
         _check_known(own, network, config, files.model)
         embedded = "model.embed_tokens.weight"
-        _fill(network, own, "", compute, device, {"lm_head.weight": embedded} if embedded in own else {})
+        fill(network, own, "", compute, device, {"lm_head.weight": embedded} if embedded in own else {})
         _check_ordering(network, files.model)
         tensors = target.tensors()
         prefix = target_family.root(tensors).prefix
         for source, layer in zip(sources, layers, strict=True):
-            _fill(source, tensors, f"{prefix}layers.{layer}.", compute, device, {})
-        name = embedding_name(target_config, target_family, tensors)
-        table = tensors.load(name, (target_config.vocab_size, target_config.hidden_size))
-        if table.element_size() > compute.itemsize:
-            table = table.to(compute)  # else rows are taken from the mapped file, which needs no memory
+            fill(source, tensors, f"{prefix}layers.{layer}.", compute, device, {})
+        table = embedding_rows(target, tensors, compute)
         tensors.close()
         return AssistantHead(
             config, target_config, family, network, (sources[0], sources[1]), table, layers, device
@@ -366,26 +363,3 @@ def _check_ordering(network: _Network, model: str) -> None:
     ordering: torch.Tensor = network.masked_embedding.token_ordering
     if not torch.equal(ordering.sort().values.cpu(), torch.arange(len(ordering))):
         raise InputError(f"assistant {model!r}: token_ordering: expected each token once; copy it again")
-
-
-def _fill(
-    module: nn.Module,
-    tensors: Tensors,
-    prefix: str,
-    dtype: torch.dtype,
-    device: torch.device,
-    renamed: Mapping[str, str],
-) -> None:
-    """Gives every parameter and buffer its values, floating ones in `dtype`."""
-    for name, value in module.state_dict(keep_vars=True).items():
-        own = dtype if value.dtype.is_floating_point else value.dtype
-        values = torch.empty(value.shape, dtype=own, device=device)
-        tensors.copy_into(prefix + renamed.get(name, name), values)
-        path, _, leaf = name.rpartition(".")
-        is_weight = isinstance(value, nn.Parameter)
-        setattr(
-            module.get_submodule(path),
-            leaf,
-            nn.Parameter(values, requires_grad=False) if is_weight else values,
-        )
-    tensors.close()

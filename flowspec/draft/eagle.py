@@ -1,4 +1,4 @@
-"""An EAGLE head as a drafter (`draft.featured`), with a tree cache of its own.
+"""An EAGLE head as a drafter (`draft.chained`), with a tree cache of its own.
 
 Once the target's feature is known and a guess below it is committed, the guess's keys and values are made
 again from the truth, beside the new rows of the next pass.
@@ -16,9 +16,9 @@ import torch
 from flowspec.core.protocol.messages import Open, SegmentPart
 from flowspec.core.stage.events import ClearSlots, JobPart, RunLayers
 from flowspec.draft.cached import Row
+from flowspec.draft.chained import ChainDrafter, ChainRequest, Entry
 from flowspec.draft.eagle_head import EagleHead
-from flowspec.draft.featured import Entry, FeatureDrafter, Request
-from flowspec.model.attention import TreeBatch, TreeCache, TreeRows
+from flowspec.model.attention import TreeBatch, TreeRows
 from flowspec.model.files import ModelFiles
 
 
@@ -30,10 +30,9 @@ class _Entry(Entry):
 
 
 @dataclass(slots=True)
-class _Request(Request):
-    """Also its cache, and of each slot whether its node is known to be committed, and has keys."""
+class _Request(ChainRequest):
+    """Also of each slot whether its node is known to be committed, and has keys."""
 
-    cache: TreeCache | None = None
     committed: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=bool))  # [slots]
     has_keys: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=bool))  # [slots]
 
@@ -44,7 +43,7 @@ class _Request(Request):
         return super(_Request, self).learn(part)  # the class is made anew for its slots
 
 
-class EagleDrafter(FeatureDrafter[_Request, _Entry]):
+class EagleDrafter(ChainDrafter[_Request, _Entry]):
     """A `Drafter`; see the module."""
 
     _head: EagleHead

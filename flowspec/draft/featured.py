@@ -1,12 +1,7 @@
-"""What drafters share whose nodes are rows that read their token and the feature of their parent.
+"""What drafters share that read features of committed nodes, which the target gives (`take_features`).
 
-Features of committed nodes come from the target (`take_features`) and are kept by node, for a later turn may
-go on below any of them. A guess's feature is the drafter's own prediction. Once the target's is known below a
-guess that is committed by then, and the guess is the root, it is ranked again, for what comes after it is now
-known better (the papers call this the catch-up pass).
-
-A row whose parent has no feature cannot run: nothing attends to it, and nothing is proposed below it. That is
-the first token of every text, and no other if features come before the rows that read them.
+Features are kept by node, for a later turn may go on below any of them. They may come before the rows that
+they belong to.
 """
 
 from __future__ import annotations
@@ -22,10 +17,10 @@ import torch
 
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Open, Proposal, Release, Segment, SegmentPart
-from flowspec.core.stage.events import ClearSlots, RunLayers
 from flowspec.draft.cached import Row, TreeCachedDrafter
 from flowspec.draft.ranking import F32, Ranker
 from flowspec.errors import ClusterError
+from flowspec.model.attention import TreeCache
 from flowspec.model.files import ModelFiles
 
 
@@ -69,27 +64,9 @@ class Head(Protocol):
 
 
 @dataclass(slots=True)
-class Entry:
-    """A row that is to run, and its slot."""
-
-    row: Row
-    slot: int
-
-
-@dataclass(slots=True)
-class Run:
-    """A row that has run, as long as its own prediction may be needed or what it stems from is one
-    (`is_guess`)."""
-
-    row: Row
-    slot: int
-    predicted: torch.Tensor  # [width]
-    is_guess: bool
-
-
-@dataclass(slots=True)
 class Request:
-    """What the drafter has of a request.
+    """What the drafter has of a request: its cache, and of drafters whose keys are made of the target's
+    features how many positions from the first have theirs there (`written`).
 
     `path` holds the committed nodes by position as far as they were named; after a rewind it may hold dead
     ones until others take their places, which is before the new root is run.
@@ -98,8 +75,8 @@ class Request:
     opening: Open
     root: int
     path: dict[int, int] = field(default_factory=dict)
-    runs: dict[int, Run] = field(default_factory=dict)
-    node_at: dict[int, int] = field(default_factory=dict)
+    cache: TreeCache | None = None
+    written: int = 0
 
     def learn(self, part: SegmentPart) -> bool:
         """Takes what a part says of the path; True when with it the path is known from the first node to the
@@ -118,21 +95,15 @@ class Request:
 
     def begin(self, opening: Open) -> None:
         self.opening, self.root = opening, opening.root
+        self.written = min(self.written, opening.keep)
         self.path = {position: node for position, node in self.path.items() if position < opening.length}
         self.path[opening.length - 1] = opening.root
 
-    def forget(self, node: int) -> None:
-        """Drops a node's run."""
-        run = self.runs.pop(node, None)
-        if run is not None:
-            del self.node_at[run.slot]
-
 
 RequestT = TypeVar("RequestT", bound=Request)
-EntryT = TypeVar("EntryT", bound=Entry)
 
 
-class FeatureDrafter(TreeCachedDrafter, Generic[RequestT, EntryT]):
+class FeatureDrafter(TreeCachedDrafter, Generic[RequestT]):
     """A `Drafter`; see the module."""
 
     def __init__(
@@ -220,77 +191,19 @@ class FeatureDrafter(TreeCachedDrafter, Generic[RequestT, EntryT]):
     @abstractmethod
     def new_request(self, opening: Open) -> RequestT: ...
 
-    # ----------------------------------------------------------------------------------------------- caches
-
-    def clear_slots(self, command: ClearSlots) -> None:
-        known = self._requests[command.request]
-        for slot in command.slots:
-            if slot in known.node_at:
-                known.forget(known.node_at[slot])
+    def _arrived(self, number: int, width: int) -> list[int]:
+        """The committed nodes from the first on that has no keys, as far as their features are there, and as
+        wide as they came."""
+        request, truths = self._requests[number], self._truths[number]
+        nodes: list[int] = []
+        while True:
+            node = request.path.get(request.written + len(nodes), -1)
+            if node not in truths or len(truths[node]) != width:
+                return nodes
+            nodes.append(node)
 
     def close_cache(self, request: int) -> None:
         self._requests.pop(request, None)
-
-    # ---------------------------------------------------------------------------------------------- running
-
-    @torch.inference_mode()
-    def run(self, job: RunLayers, rows: Sequence[Row]) -> tuple[Sequence[Row], torch.Tensor]:
-        """Runs rows whose parent's feature is known, and those to be run again, then the rows below them, as
-        far as it goes."""
-        waiting = self.waiting(job, rows)
-        asked: list[Row] = []
-        head = self._head
-        predicted = [torch.empty((0, head.hidden_size), dtype=head.dtype, device=head.device)]
-        while waiting:
-            features = [self._feature(entry.row) for entry in waiting]
-            ready = [
-                (entry, feature)
-                for entry, feature in zip(waiting, features, strict=True)
-                if feature is not None
-            ]
-            if not ready:
-                break
-            waiting = [entry for entry, feature in zip(waiting, features, strict=True) if feature is None]
-            ready.sort(key=lambda pair: pair[0].row.request)
-            hidden, found = self.run_pass(
-                job, [entry for entry, _ in ready], torch.stack([feature for _, feature in ready])
-            )
-            for (entry, _), feature in zip(ready, found, strict=True):
-                self._note(entry, feature)
-            asked += [entry.row for entry, _ in ready if entry.row.asked]
-            predicted.append(hidden[[index for index, (entry, _) in enumerate(ready) if entry.row.asked]])
-        return asked, torch.cat(predicted)
-
-    @abstractmethod
-    def waiting(self, job: RunLayers, rows: Sequence[Row]) -> list[EntryT]:
-        """Of a job's rows those that are to run, and those of earlier ones that are to run again."""
-
-    @abstractmethod
-    def run_pass(
-        self, job: RunLayers, entries: Sequence[EntryT], features: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """One run of the head over entries, sorted by request, with their parents' features: what `logits`
-        takes `[entries, hidden_size]`, and the features predicted `[entries, width]`."""
-
-    def _feature(self, row: Row) -> torch.Tensor | None:
-        """The parent's feature `[width]`: the target's where it is known, else the drafter's own; None where
-        neither is."""
-        run = self._requests[row.request].runs.get(row.parent)
-        return self._truths[row.request].get(row.parent, None if run is None else run.predicted)
-
-    def _note(self, entry: Entry, predicted: torch.Tensor) -> None:
-        """Remembers a row that has run, and drops what is now known for good."""
-        row, request, truths = entry.row, self._requests[entry.row.request], self._truths[entry.row.request]
-        is_guess = row.parent not in truths
-        request.forget(row.node)
-        if is_guess or row.node not in truths:
-            request.runs[row.node] = Run(
-                row, entry.slot, predicted.clone(), is_guess
-            )  # a view would keep all rows in memory
-            request.node_at[entry.slot] = row.node
-        above = request.runs.get(row.parent)
-        if above is not None and not is_guess and not above.is_guess:
-            request.forget(row.parent)
 
     def logits(self, hidden: torch.Tensor) -> F32:
         logits: F32 = self._head.logits(hidden).cpu().numpy()

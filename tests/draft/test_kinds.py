@@ -32,6 +32,7 @@ from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder
 from flowspec.plan.shape import eagle_shape, shape_of
 from tests.draft.assistants import make_assistant
+from tests.draft.blocks import make_block_drafter
 from tests.draft.heads import make_head
 from tests.draft.trees import Teller, segment
 from tests.ggufs import convert
@@ -215,8 +216,8 @@ def test_what_has_no_tensors_needs_no_torch() -> None:
 
 
 def test_every_kind_is_found_by_its_word_or_its_files(tmp_path: Path) -> None:
-    assistant = str(make_assistant(tmp_path))
-    names = [*(kind.word for kind in BY_WORD), assistant, "eagle", BUNDLED]
+    assistant, block = make_assistant(tmp_path / "assistant"), make_block_drafter(tmp_path / "block")
+    names = [*(kind.word for kind in BY_WORD), str(assistant), str(block), "eagle", BUNDLED]
     assert [type(find_drafter(name)) for name in names] == list(ALL)
     placed = [find_drafter(name).model_for_device(ModelFiles(BUNDLED)) is not None for name in names]
     assert [kind for kind, is_placed in zip(ALL, placed, strict=True) if is_placed] == [LanguageKind], (

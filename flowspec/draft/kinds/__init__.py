@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from flowspec.core.protocol.cluster_messages import Drafting
 from flowspec.draft.kinds.assistant import Assistant
 from flowspec.draft.kinds.base import FileKind, Kind, WordKind
+from flowspec.draft.kinds.block import Block
 from flowspec.draft.kinds.eagle import SKETCH, Eagle
 from flowspec.draft.kinds.language import LanguageKind
 from flowspec.draft.kinds.ngram import Ngram
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from flowspec.model.slice import Slice
 
 BY_WORD: Sequence[type[WordKind]] = (Ngram, Nothing)
-BY_FILES: Sequence[type[FileKind]] = (Assistant, Eagle, LanguageKind)
+BY_FILES: Sequence[type[FileKind]] = (Assistant, Block, Eagle, LanguageKind)
 """The first that files are of; the last takes whatever is left."""
 ALL: Sequence[type[Kind]] = (*BY_WORD, *BY_FILES)
 WORDS = tuple(kind.word for kind in BY_WORD)

@@ -1,8 +1,9 @@
-"""Real processes, Gemma 4 and its assistant: the target's features come from whichever device has the layers,
-and answers are those of decoding step by step."""
+"""Real processes, and drafters that read the target's features, which come from whichever device has the
+layers: answers are those of decoding step by step."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,20 +17,24 @@ from flowspec.model.step_by_step import StepByStep
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.session import ClusterOptions, Limits, open_cluster
 from tests.draft.assistants import make_assistant
+from tests.draft.blocks import make_block_drafter
 
+DTYPE = "bfloat16"
 NEW_TOKENS = 24
 METHODS = ("continuous", "tree-sd")
 PROMPTS = {"short": (5, 6, 7), "long": tuple((17 * each) % VOCABULARY_SIZE for each in range(3, 50))}
 
 
-@pytest.mark.parametrize(("dtype", "stages"), [("float32", 3), ("bfloat16", 2)])
-def test_answers_with_an_assistant_are_exact(dtype: str, stages: int, tmp_path: Path) -> None:
-    model = str(make_variant(tmp_path / "target", "gemma4"))
-    drafter = str(make_assistant(tmp_path / "assistant"))
+@pytest.mark.parametrize(
+    ("target", "make", "stages"), [("gemma4", make_assistant, 3), ("llama-grouped", make_block_drafter, 2)]
+)
+def test_answers_are_exact(target: str, make: Callable[[Path], Path], stages: int, tmp_path: Path) -> None:
+    model = str(make_variant(tmp_path / "target", target))
+    drafter = str(make(tmp_path / "drafter"))
     limits = Limits(new_tokens_max=NEW_TOKENS, stop_ids=frozenset())
     found: list[ClusterAnswer] = []
     guessed = 0
-    with open_cluster(ClusterOptions(model=model, dtype=dtype, local=stages, context=200)) as cluster:
+    with open_cluster(ClusterOptions(model=model, dtype=DTYPE, local=stages, context=200)) as cluster:
         for method in METHODS:
             decoding = Decoding(method=method, drafters=(drafter,))
             with cluster.session(decoding, lambda text, share: None) as session:
@@ -44,12 +49,12 @@ def test_answers_with_an_assistant_are_exact(dtype: str, stages: int, tmp_path: 
                             ClusterAnswer(
                                 case=Case(prompt_id=name, prompt=prompt, sampling=sampling),
                                 method=method,
-                                drafter="assistant",
+                                drafter=make.__name__,
                                 stages=stages,
                                 new_tokens_max=NEW_TOKENS,
                                 tokens=tokens,
                             )
                         )
-    plain = StepByStep.load(ModelFiles(model), dtype)
+    plain = StepByStep.load(ModelFiles(model), DTYPE)
     assert [verdict for one in found if (verdict := judge(plain, one, limits.stop_ids)).kind != EXACT] == []
     assert guessed > NEW_TOKENS, f"guesses took part: {guessed}"

@@ -1,0 +1,228 @@
+"""The network of a block drafter, from its published files (DFlash, arXiv 2602.06036).
+
+A pass runs a block: the token whose successors are wanted, and masks in the places of these. In each layer
+its rows attend to each other, and to keys and values that the layer makes of the features of all tokens
+before the block. A feature is several hidden states of the target, projected; so nothing of a text runs
+through the layers but blocks. The layers are pieces of Qwen3, so transformers' own run here, with the tree
+attention; embedding and `lm_head` are the target's.
+
+After `DFlashDraftModel` of the authors' code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import Qwen3Config
+
+from flowspec.core.protocol.precision import ACTIVATIONS
+from flowspec.core.protocol.shared_keys import heads_of
+from flowspec.draft.block_files import ARCHITECTURE, FIELDS, BlockConfig
+from flowspec.draft.filling import embedding_rows, fill
+from flowspec.errors import InputError
+from flowspec.model.arithmetic.operations import turned_alone
+from flowspec.model.attention import TreeBatch, TreeCache, TreeRows
+from flowspec.model.families import FAMILIES
+from flowspec.model.files import ModelFiles
+from flowspec.model.kernels import DTYPES, kernel_of
+from flowspec.model.pieces import angles_of, call_directly, slice_config
+from flowspec.model.safetensors_file import SafetensorsTensors
+from flowspec.model.support import context_max, family_of
+from flowspec.model.weights import lm_head_name
+
+_FAMILY = FAMILIES["qwen3"]
+_SLIDING = "sliding_attention"
+_OF_BLOCKS = ("architectures", "auto_map", "is_causal", "model_type", FIELDS)
+"""Fields of a config that are not of its layers."""
+
+
+class _Network(nn.Module):
+    """Every weight of a block drafter; its parameter names are the published files'."""
+
+    def __init__(self, config: Any, features: int) -> None:
+        super().__init__()
+        hidden = config.hidden_size
+        norm, layer = _FAMILY.piece("RMSNorm"), _FAMILY.piece("DecoderLayer")
+        self.layers = nn.ModuleList([layer(config, index) for index in range(config.num_hidden_layers)])
+        self.norm: Any = norm(hidden, eps=config.rms_norm_eps)
+        self.fc: Any = nn.Linear(features * hidden, hidden, bias=False)
+        self.hidden_norm: Any = norm(hidden, eps=config.rms_norm_eps)
+
+
+class BlockHead:
+    """A block drafter on one device; the caches belong to the caller. Not thread-safe: one thread runs it.
+
+    See `featured.Head`.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        block: BlockConfig,
+        network: _Network,
+        lm_head: nn.Linear,
+        table: torch.Tensor,
+        device: torch.device,
+    ) -> None:
+        self.capture = tuple(layer + 1 for layer in block.layers)  # an output is the next layer's input
+        self.context_max = context_max(config)
+        self.hidden_size: int = config.hidden_size
+        self.block = block
+        self.dtype: torch.dtype = network.fc.weight.dtype
+        self.device = device
+        weights = [*network.parameters(), *lm_head.parameters()]
+        self.weight_bytes = sum(each.numel() * each.element_size() for each in weights)
+        self._config, self._network, self._lm_head, self._table = config, network, lm_head, table
+        self._heads = heads_of(config)
+        self._rotary = _FAMILY.piece("RotaryEmbedding")(config=config).to(device)
+        call_directly(network, _FAMILY)
+        call_directly(lm_head, _FAMILY)
+        causal = block.is_causal
+        self._causal = [
+            kind == _SLIDING if causal is None else causal for kind in config.layer_types
+        ]  # by layer
+
+    @staticmethod
+    def load(files: ModelFiles, target: ModelFiles, dtype: str, device: torch.device) -> BlockHead:
+        """The block drafter of `files` for the model of `target`, whose embedding and `lm_head` it uses.
+
+        Raises `InputError` for files that are none, are incomplete, or belong to another target.
+        """
+        raw, target_config = files.raw_config(), target.config()
+        target_family = family_of(target_config, target.model)
+        if files.scheme is not None:
+            raise InputError(
+                f"block drafter {files.model!r} is quantised; expected float32, bfloat16 or float16"
+            )
+        block = BlockConfig.read(raw, files.model, target_config.num_hidden_layers, target_config.vocab_size)
+        config = _layers_config(raw, files.model)
+        for name in ("hidden_size", "vocab_size"):
+            expected, got = getattr(target_config, name), getattr(config, name)
+            if got != expected:
+                raise InputError(
+                    f"block drafter {files.model!r} is for another model: expected {name} {expected} as of "
+                    f"{target.model!r}, got {got}; give the one that was trained for this model"
+                )
+        with torch.device("meta"):
+            network = _Network(slice_config(config), len(block.layers)).eval()
+            lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False).eval()
+        compute = DTYPES[ACTIVATIONS[dtype]]
+        kernel_of(ACTIVATIONS[dtype], device)  # tried before it is used
+        own = SafetensorsTensors(files.model, files.file_map(), files.path)
+        unknown = sorted(set(own) - set(network.state_dict()))
+        if unknown:
+            raise InputError(
+                f"block drafter {files.model!r} has tensors that no {ARCHITECTURE} has, "
+                f"{', '.join(unknown[:3])}: not supported"
+            )
+        fill(network, own, "", compute, device, {})
+        tensors = target.tensors()
+        name = lm_head_name(target_config, target_family, tensors)
+        fill(lm_head, tensors, "", compute, device, {"weight": name})
+        table = embedding_rows(target, tensors, compute)
+        tensors.close()
+        return BlockHead(config, block, network, lm_head, table, device)
+
+    @property
+    def slot_bytes(self) -> int:
+        """What a node takes: keys and values of all layers."""
+        return sum(heads.numbers for heads in self._heads) * self.dtype.itemsize
+
+    def new_cache(self, positions: int) -> TreeCache:
+        """An empty cache of one request, in which each position has its slot; a block needs its own."""
+        return TreeCache(
+            heads=dict(enumerate(self._heads)),
+            slots_max=positions + self.block.size,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+    @torch.inference_mode()
+    def project(self, target_features: torch.Tensor) -> torch.Tensor:
+        """The target's features `[rows, hidden * len(capture)]` as layers read them, `[rows, hidden]`."""
+        network = self._network
+        features = target_features.to(self.device, self.dtype)
+        projected: torch.Tensor = network.hidden_norm(network.fc(features)[None])[0]
+        return projected
+
+    @torch.inference_mode()
+    def write(self, features: torch.Tensor, positions: torch.Tensor, cache: TreeCache) -> None:
+        """Keys and values of committed nodes at `positions` `[rows]` int64, of `project`'s `[rows,
+        hidden]`."""
+        angles = angles_of(self._rotary, features, positions[None])
+        for index, layer in enumerate(self._network.layers):
+            own: Any = layer.self_attn
+            shape = (1, len(features), self._heads[index].count, self._heads[index].width)
+            keys = turned_alone(own.k_norm(own.k_proj(features).view(shape)), *angles, unsqueeze_dim=2)
+            values = own.v_proj(features).view(shape)
+            cache.write(index, positions, keys[0].transpose(0, 1), values[0].transpose(0, 1))
+
+    @torch.inference_mode()
+    def run(self, tokens: Sequence[int], begins: Sequence[int], caches: Sequence[TreeCache]) -> torch.Tensor:
+        """What `logits` takes, `[blocks, size - 1, hidden]`: of each block the tokens after its first.
+
+        Each block begins at a position of its own with a token that is known; its cache holds keys of all
+        positions before. What it writes from there on is the next writer's.
+        """
+        size, device = self.block.size, self.device
+        ids = torch.full((len(tokens), size), self.block.mask)
+        ids[:, 0] = torch.tensor(tokens)
+        hidden = self._table[ids.flatten()].to(device, self.dtype)[None] * self.block.embedding_scale
+        everywhere, causal, places = [], [], []
+        for first, (begin, cache) in enumerate(zip(begins, caches, strict=True)):
+            cache.reserve(begin + size)
+            own = torch.arange(begin, begin + size, device=device)
+            keys = torch.arange(begin + size, dtype=torch.int32, device=device)
+            before = keys[None] <= own[:, None]
+            everywhere.append(TreeRows(cache, first * size, own, own, keys, torch.ones_like(before)))
+            causal.append(TreeRows(cache, first * size, own, own, keys, before))
+            places.append(own)
+        positions = torch.cat(places)[None]
+        angles = angles_of(self._rotary, hidden, positions)
+        for layer, is_causal in zip(self._network.layers, self._causal, strict=True):
+            hidden = layer(
+                hidden,
+                attention_mask=None,
+                position_ids=positions,
+                position_embeddings=angles,
+                tree=TreeBatch(causal if is_causal else everywhere, 0),
+            )
+        found: torch.Tensor = self._network.norm(hidden)[0].view(len(tokens), size, -1)[:, 1:]
+        return found
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """`[rows, vocabulary]` in float32 from `[rows, hidden]`."""
+        logits = self._lm_head(hidden) * self.block.logits_scale
+        cap = self.block.logits_cap
+        if cap is not None:
+            logits = torch.tanh(logits / cap) * cap
+        found: torch.Tensor = logits.float()
+        return found
+
+    def target_ids(self) -> None:
+        """A block drafter has its target's vocabulary."""
+
+
+def _layers_config(raw: dict[str, Any], model: str) -> Any:
+    """As of a Qwen3, whose layers these are."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    try:
+        config = Qwen3Config.from_dict({name: value for name, value in raw.items() if name not in _OF_BLOCKS})
+    except (
+        StrictDataclassError,
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise InputError(
+            f"cannot read the config.json of block drafter {model!r}: {' '.join(str(error).split()):.200}"
+        ) from None
+    family_of(config, model)
+    return config

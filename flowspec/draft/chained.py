@@ -1,0 +1,130 @@
+"""What drafters share whose nodes are rows that read their token and the feature of their parent, in chains.
+
+A guess's feature is the drafter's own prediction. Once the target's is known below a guess that is committed
+by then, and the guess is the root, it is ranked again, for what comes after it is now known better (the
+papers call this the catch-up pass).
+
+A row whose parent has no feature cannot run: nothing attends to it, and nothing is proposed below it. That is
+the first token of every text, and no other if features come before the rows that read them.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import torch
+
+from flowspec.core.stage.events import ClearSlots, RunLayers
+from flowspec.draft.cached import Row
+from flowspec.draft.featured import FeatureDrafter, Request
+
+
+@dataclass(slots=True)
+class Entry:
+    """A row that is to run, and its slot."""
+
+    row: Row
+    slot: int
+
+
+@dataclass(slots=True)
+class Run:
+    """A row that has run, as long as its own prediction may be needed or what it stems from is one
+    (`is_guess`)."""
+
+    row: Row
+    slot: int
+    predicted: torch.Tensor  # [width]
+    is_guess: bool
+
+
+@dataclass(slots=True)
+class ChainRequest(Request):
+    """Also the rows that have run, by node and by slot."""
+
+    runs: dict[int, Run] = field(default_factory=dict)
+    node_at: dict[int, int] = field(default_factory=dict)
+
+    def forget(self, node: int) -> None:
+        """Drops a node's run."""
+        run = self.runs.pop(node, None)
+        if run is not None:
+            del self.node_at[run.slot]
+
+
+ChainT = TypeVar("ChainT", bound=ChainRequest)
+EntryT = TypeVar("EntryT", bound=Entry)
+
+
+class ChainDrafter(FeatureDrafter[ChainT], Generic[ChainT, EntryT]):
+    """A `Drafter`; see the module."""
+
+    def clear_slots(self, command: ClearSlots) -> None:
+        known = self._requests[command.request]
+        for slot in command.slots:
+            if slot in known.node_at:
+                known.forget(known.node_at[slot])
+
+    # ---------------------------------------------------------------------------------------------- running
+
+    @torch.inference_mode()
+    def run(self, job: RunLayers, rows: Sequence[Row]) -> tuple[Sequence[Row], torch.Tensor]:
+        """Runs rows whose parent's feature is known, and those to be run again, then the rows below them, as
+        far as it goes."""
+        waiting = self.waiting(job, rows)
+        asked: list[Row] = []
+        head = self._head
+        predicted = [torch.empty((0, head.hidden_size), dtype=head.dtype, device=head.device)]
+        while waiting:
+            features = [self._feature(entry.row) for entry in waiting]
+            ready = [
+                (entry, feature)
+                for entry, feature in zip(waiting, features, strict=True)
+                if feature is not None
+            ]
+            if not ready:
+                break
+            waiting = [entry for entry, feature in zip(waiting, features, strict=True) if feature is None]
+            ready.sort(key=lambda pair: pair[0].row.request)
+            hidden, found = self.run_pass(
+                job, [entry for entry, _ in ready], torch.stack([feature for _, feature in ready])
+            )
+            for (entry, _), feature in zip(ready, found, strict=True):
+                self._note(entry, feature)
+            asked += [entry.row for entry, _ in ready if entry.row.asked]
+            predicted.append(hidden[[index for index, (entry, _) in enumerate(ready) if entry.row.asked]])
+        return asked, torch.cat(predicted)
+
+    @abstractmethod
+    def waiting(self, job: RunLayers, rows: Sequence[Row]) -> list[EntryT]:
+        """Of a job's rows those that are to run, and those of earlier ones that are to run again."""
+
+    @abstractmethod
+    def run_pass(
+        self, job: RunLayers, entries: Sequence[EntryT], features: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """One run of the head over entries, sorted by request, with their parents' features: what `logits`
+        takes `[entries, hidden_size]`, and the features predicted `[entries, width]`."""
+
+    def _feature(self, row: Row) -> torch.Tensor | None:
+        """The parent's feature `[width]`: the target's where it is known, else the drafter's own; None where
+        neither is."""
+        run = self._requests[row.request].runs.get(row.parent)
+        return self._truths[row.request].get(row.parent, None if run is None else run.predicted)
+
+    def _note(self, entry: Entry, predicted: torch.Tensor) -> None:
+        """Remembers a row that has run, and drops what is now known for good."""
+        row, request, truths = entry.row, self._requests[entry.row.request], self._truths[entry.row.request]
+        is_guess = row.parent not in truths
+        request.forget(row.node)
+        if is_guess or row.node not in truths:
+            request.runs[row.node] = Run(
+                row, entry.slot, predicted.clone(), is_guess
+            )  # a view would keep all rows in memory
+            request.node_at[entry.slot] = row.node
+        above = request.runs.get(row.parent)
+        if above is not None and not is_guess and not above.is_guess:
+            request.forget(row.parent)
