@@ -196,12 +196,13 @@ class AssistantHead:
         own = SafetensorsTensors(files.model, files.file_map(), files.path, {**ELEMENT_BYTES, **LEVEL_BYTES})
         _check_known(own, network, config, files.model)
         embedded = "model.embed_tokens.weight"
-        fill(network, own, "", compute, device, {"lm_head.weight": embedded} if embedded in own else {})
+        fill(network, own, compute, device, renamed={"lm_head.weight": embedded} if embedded in own else {})
+        own.close()
         _check_ordering(network, files.model)
         tensors = target.tensors()
         prefix = target_family.root(tensors).prefix
         for source, layer in zip(sources, layers, strict=True):
-            fill(source, tensors, f"{prefix}layers.{layer}.", compute, device, {})
+            fill(source, tensors, compute, device, prefix=f"{prefix}layers.{layer}.")
         table = embedding_rows(target, tensors, compute)
         tensors.close()
         return AssistantHead(

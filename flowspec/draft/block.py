@@ -1,9 +1,9 @@
 """A block drafter (`draft.block_head`): one pass guesses all places of a block, each alone.
 
-A block begins with the newest committed node whose feature the target has not given yet. As what it guesses
-for a place does not depend on the tokens before, it goes for all nodes at the place before: whoever builds
-the tree takes the best pairs of node and token first (as arXiv 2604.12989 has it). Once more features come,
-the next block begins further on, and all nodes that live are proposed children anew.
+A block begins with the newest committed node whose feature the target has not given yet. What it guesses for
+a place goes for all nodes at the place before, but for what their own tokens add: whoever builds the tree
+takes the best pairs of node and token first (as arXiv 2604.12989 has it). Once more features come, the next
+block begins further on, and all nodes that live are proposed children anew.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from flowspec.model.files import ModelFiles
 
 @dataclass(slots=True)
 class _Block:
-    """It begins at a position with a node; `guesses` `[size - 1, hidden]` are of the places after."""
+    """It begins at a position with a node; `guesses` `[places, width]` are of the places after."""
 
     node: int
     begin: int
@@ -112,12 +112,15 @@ class BlockDrafter(FeatureDrafter[_Request]):
             if block is not None and place is not None:
                 found.append(row)
                 guesses.append(block.guesses[place])
-        empty = torch.empty((0, self._head.hidden_size), dtype=self._head.dtype, device=self._head.device)
-        return found, torch.stack(guesses) if guesses else empty
+        if not found:
+            return found, torch.empty((0, self._head.hidden_size))
+        return found, self._head.after(torch.stack(guesses), [row.token for row in found])
 
     def _propose(self, rows: Sequence[Row], hidden: torch.Tensor, width: int) -> list[Proposal]:
-        """Ranks once for all nodes of a request at one place, which have the same guesses."""
-        places = [(row.request, row.position) for row in rows]
+        """Ranks once for all nodes of a request that have the same guesses: those at one place, of a drafter
+        that looks at the token before, those with one token there."""
+        is_of_token = self._head.block.rank > 0
+        places = [(row.request, row.position, row.token if is_of_token else 0) for row in rows]
         first = {place: index for index, place in reversed([*enumerate(places)])}
         chosen = sorted(first.values())
         ranked = super()._propose([rows[index] for index in chosen], hidden[chosen], width)
@@ -144,7 +147,7 @@ class BlockDrafter(FeatureDrafter[_Request]):
     def _write(self, number: int) -> None:
         """Keys and values of committed nodes whose features have come; these go."""
         request, truths = self._requests[number], self._truths[number]
-        nodes = self._arrived(number, self._head.hidden_size)
+        nodes = self._arrived(number, self._head.width)
         if not nodes:
             return
         assert request.cache is not None

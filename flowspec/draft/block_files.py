@@ -1,5 +1,5 @@
-"""Which published files are a block drafter: one that guesses a block of tokens in a pass, from features of
-the target (DFlash, arXiv 2602.06036)."""
+"""Which published files are a block drafter, and what their configs say of blocks: DFlash (arXiv 2602.06036)
+and DSpark (DeepSpec)."""
 
 from __future__ import annotations
 
@@ -10,19 +10,14 @@ from typing import Any
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
 
-ARCHITECTURE = "DFlashDraftModel"
+DFLASH, DSPARK = "DFlashDraftModel", "Qwen3DSparkModel"
+FIELDS = "dflash_config"
 _KINDS = ("dflash", "dspark")
 """What architectures of block drafters have in their names."""
-FIELDS = "dflash_config"
-_KNOWN = (
-    "block_size",
-    "final_logit_softcapping",
-    "input_embedding_scale",
-    "mask_token_id",
-    "output_multiplier",
-    "target_layer_ids",
-)
+_SCALES = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping")
+_OF_DFLASH = ("block_size", "mask_token_id", "target_layer_ids", *_SCALES)
 _BLOCK_MAX = 64
+_RANK_MAX = 1 << 14
 
 
 def is_block_drafter(files: ModelFiles) -> bool:
@@ -38,83 +33,117 @@ def is_block_drafter(files: ModelFiles) -> bool:
 class BlockConfig:
     """What a config says of blocks.
 
-    `size` of a block, its first token, which is known, included; the others read `mask`. `layers` of the
-    target whose outputs a feature is made of. `is_causal`: whether rows of a block see those before them
-    only; None: in layers with a window.
+    `size` of a block: its first row reads a token that is known, the others `mask`. `guesses_first`: whether
+    that row guesses, too, each row then the token after its place; else a row guesses that of its place.
+    `captures` make up a feature. `is_causal`: whether rows of a block see those before them only; None: in
+    layers with a window. `rank` of what the token before adds to the logits (0: nothing), by way of a gate
+    where it `is_gated`.
     """
 
     size: int
     mask: int
-    layers: tuple[int, ...]
-    is_causal: bool | None
-    embedding_scale: float
-    logits_scale: float
-    logits_cap: float | None
+    captures: tuple[int, ...]
+    guesses_first: bool = False
+    is_causal: bool | None = None
+    embedding_scale: float = 1.0
+    logits_scale: float = 1.0
+    logits_cap: float | None = None
+    rank: int = 0
+    is_gated: bool = False
+
+    @property
+    def guesses(self) -> int:
+        """Places that a block guesses."""
+        return self.size if self.guesses_first else self.size - 1
 
     @staticmethod
     def read(raw: Mapping[str, Any], model: str, layer_count: int, vocabulary: int) -> BlockConfig:
         """For a target of so many layers. Raises `InputError` for what cannot be, and for another kind."""
-        names = raw.get("architectures") or [ARCHITECTURE]
-        if names != [ARCHITECTURE]:
+        names = raw.get("architectures") or [DFLASH]
+        if names not in ([DFLASH], [DSPARK]):
             raise InputError(
                 f"drafter {model!r} is a {names[0]}, which guesses blocks in another way; expected a "
-                f"{ARCHITECTURE}"
+                f"{DFLASH} or a {DSPARK}"
             )
-        own = raw.get(FIELDS)
+        reader = _Reader(raw, model)
+        read = reader.dflash if names == [DFLASH] else reader.dspark
+        return read(layer_count, vocabulary)
+
+
+class _Reader:
+    def __init__(self, raw: Mapping[str, Any], model: str) -> None:
+        self._raw, self._model = raw, model
+        self._fields = raw
+
+    def dflash(self, layer_count: int, vocabulary: int) -> BlockConfig:
+        own = self._raw.get(FIELDS)
         if not isinstance(own, dict):
-            raise InputError(f"block drafter {model!r}: {FIELDS}: expected its fields, got {own!r:.80}")
-        strange = sorted(set(own) - set(_KNOWN))
+            raise self._refused(FIELDS, "its fields", own)
+        strange = sorted(set(own) - set(_OF_DFLASH))
         if strange:
             raise InputError(
-                f"block drafter {model!r}: {FIELDS}: {', '.join(map(str, strange))[:80]} is not supported; "
-                f"expected {', '.join(_KNOWN)}"
+                f"block drafter {self._model!r}: {FIELDS}: {', '.join(map(str, strange))[:80]} is not "
+                f"supported; expected {', '.join(_OF_DFLASH)}"
             )
-        found = {name: own.get(name, raw.get(name)) for name in _KNOWN}
-        layers = found["target_layer_ids"]
+        self._fields = {"block_size": 16, **self._raw, **own}  # 16 as in the published code
+        scales = {name: self._fields.get(name) for name in _SCALES}
+        for name, value in scales.items():
+            if value is not None and (type(value) not in (int, float) or not 0 <= value < 1e6):
+                raise self._refused(name, "a number", value)
+        embedding, logits, cap = (None if value is None else float(value) for value in scales.values())
+        is_causal = self._raw.get("is_causal")
+        if is_causal not in (None, False, True):
+            raise self._refused("is_causal", "true or false", is_causal)
+        return BlockConfig(
+            size=self._whole("block_size", 2, _BLOCK_MAX),
+            mask=self._whole("mask_token_id", 0, vocabulary - 1),
+            captures=self._captures(0, layer_count),
+            is_causal=is_causal,
+            embedding_scale=1.0 if embedding is None else embedding,
+            logits_scale=1.0 if logits is None else logits,
+            logits_cap=cap or None,  # 0 caps nothing in the published code, too
+        )
+
+    def dspark(self, layer_count: int, vocabulary: int) -> BlockConfig:
+        rank = self._whole("markov_rank", 0, _RANK_MAX)
+        kind = self._raw.get("markov_head_type")
+        if rank and kind not in ("vanilla", "gated"):
+            raise self._refused("markov_head_type", "vanilla or gated", kind)
+        return BlockConfig(
+            size=self._whole("block_size", 1, _BLOCK_MAX),
+            mask=self._whole("mask_token_id", 0, vocabulary - 1),
+            captures=self._captures(-1, layer_count),
+            guesses_first=True,
+            is_causal=False,
+            rank=rank,
+            is_gated=bool(rank) and kind == "gated",
+        )
+
+    def _captures(self, least: int, layer_count: int) -> tuple[int, ...]:
+        """An output is the next layer's input; -1 is the embedding's."""
+        layers = self._fields.get("target_layer_ids")
         if (
             not isinstance(layers, list)
             or not layers
-            or not all(type(layer) is int and 0 <= layer < layer_count for layer in layers)
+            or not all(type(layer) is int and least <= layer < layer_count for layer in layers)
             or layers != sorted(set(layers))
         ):
-            raise InputError(
-                f"block drafter {model!r}: target_layer_ids: expected layers of the target's {layer_count} "
-                f"in growing order, got {layers!r:.80}"
+            raise self._refused(
+                "target_layer_ids", f"layers of the target's {layer_count} in growing order", layers
             )
-        if raw.get("num_target_layers") not in (None, layer_count):
+        stated = self._raw.get("num_target_layers")
+        if stated not in (None, layer_count):
             raise InputError(
-                f"block drafter {model!r} is for another model: expected num_target_layers {layer_count}, "
-                f"got {raw['num_target_layers']!r:.40}; give the one that was trained for this model"
+                f"block drafter {self._model!r} is for another model: expected num_target_layers "
+                f"{layer_count}, got {stated!r:.40}; give the one that was trained for this model"
             )
-        size: Any = 16 if found["block_size"] is None else found["block_size"]  # as the published code
-        mask: Any = found["mask_token_id"]
-        for name, value, least, most in (
-            ("block_size", size, 2, _BLOCK_MAX),
-            ("mask_token_id", mask, 0, vocabulary - 1),
-        ):
-            if type(value) is not int or not least <= value <= most:
-                raise InputError(
-                    f"block drafter {model!r}: {name}: expected {least} to {most}, got {value!r:.40}"
-                )
-        cap = found["final_logit_softcapping"]
-        for name in ("input_embedding_scale", "output_multiplier", "final_logit_softcapping"):
-            value = found[name]
-            if value is not None and (type(value) not in (int, float) or not 0 <= value < 1e6):
-                raise InputError(f"block drafter {model!r}: {name}: expected a number, got {value!r:.40}")
-        if raw.get("is_causal") not in (None, False, True):
-            raise InputError(
-                f"block drafter {model!r}: is_causal: expected true or false, got {raw['is_causal']!r:.40}"
-            )
-        return BlockConfig(
-            size=size,
-            mask=mask,
-            layers=tuple(layers),
-            is_causal=raw.get("is_causal"),
-            embedding_scale=_or_one(found["input_embedding_scale"]),
-            logits_scale=_or_one(found["output_multiplier"]),
-            logits_cap=float(cap) if cap else None,  # 0 caps nothing in the published code, too
-        )
+        return tuple(layer + 1 for layer in layers)
 
+    def _whole(self, name: str, least: int, most: int) -> int:
+        value = self._fields.get(name)
+        if type(value) is not int or not least <= value <= most:
+            raise self._refused(name, f"{least} to {most}", value)
+        return value
 
-def _or_one(value: float | None) -> float:
-    return 1.0 if value is None else float(value)
+    def _refused(self, name: str, expected: str, got: Any) -> InputError:
+        return InputError(f"block drafter {self._model!r}: {name}: expected {expected}, got {got!r:.80}")

@@ -1,12 +1,14 @@
-"""The network of a block drafter, from its published files (DFlash, arXiv 2602.06036).
+"""The network of a block drafter, from its published files: DFlash (arXiv 2602.06036) and DSpark.
 
-A pass runs a block: the token whose successors are wanted, and masks in the places of these. In each layer
-its rows attend to each other, and to keys and values that the layer makes of the features of all tokens
-before the block. A feature is several hidden states of the target, projected; so nothing of a text runs
-through the layers but blocks. The layers are pieces of Qwen3, so transformers' own run here, with the tree
-attention; embedding and `lm_head` are the target's.
+A pass runs a block: the token whose successors are wanted, and masks behind it. In each layer its rows
+attend to each other, and to keys and values that the layer makes of the features of all tokens before the
+block. A feature is several hidden states of the target, projected; so nothing of a text runs through the
+layers but blocks. The layers are pieces of Qwen3, so transformers' own run here, with the tree attention;
+embedding and `lm_head` are the target's where the files have none. DSpark's logits depend on the token right
+before, too: a product of low rank (its "Markov head") is added, so guesses are a node's and not a place's.
 
-After `DFlashDraftModel` of the authors' code.
+After `DFlashDraftModel` and `Qwen3DSparkModel` of the authors' code. DSpark's other head, which foretells how
+often a guess is right, is not read: here that is learnt from what comes true.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from transformers import Qwen3Config
 
 from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.core.protocol.shared_keys import heads_of
-from flowspec.draft.block_files import ARCHITECTURE, FIELDS, BlockConfig
-from flowspec.draft.filling import embedding_rows, fill
+from flowspec.draft.block_files import FIELDS, BlockConfig
+from flowspec.draft.filling import embedding_rows, fill, rows_of
 from flowspec.errors import InputError
 from flowspec.model.arithmetic.operations import turned_alone
 from flowspec.model.attention import TreeBatch, TreeCache, TreeRows
@@ -37,19 +39,42 @@ _FAMILY = FAMILIES["qwen3"]
 _SLIDING = "sliding_attention"
 _OF_BLOCKS = ("architectures", "auto_map", "is_causal", "model_type", FIELDS)
 """Fields of a config that are not of its layers."""
+_EMBEDDING, _LM_HEAD = "embed_tokens.weight", "lm_head.weight"
+_UNUSED = ("confidence_head.proj.weight", "confidence_head.proj.bias")
+
+
+class _MarkovHead(nn.Module):
+    """What the token before adds to the logits."""
+
+    def __init__(self, block: BlockConfig, hidden: int, vocabulary: int) -> None:
+        super().__init__()
+        self.markov_w1: Any = nn.Embedding(vocabulary, block.rank)
+        self.markov_w2: Any = nn.Linear(block.rank, vocabulary, bias=False)
+        if block.is_gated:
+            self.gate_proj: Any = nn.Linear(hidden + block.rank, block.rank)
+
+    def latent(self, tokens: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """`[rows, rank]` of tokens `[rows]` before guesses `[rows, hidden]`; `markov_w2` makes it logits."""
+        embedded: torch.Tensor = self.markov_w1(tokens)
+        if not hasattr(self, "gate_proj"):
+            return embedded
+        return torch.sigmoid(self.gate_proj(torch.cat([hidden, embedded], dim=-1))) * embedded
 
 
 class _Network(nn.Module):
     """Every weight of a block drafter; its parameter names are the published files'."""
 
-    def __init__(self, config: Any, features: int) -> None:
+    def __init__(self, config: Any, block: BlockConfig) -> None:
         super().__init__()
         hidden = config.hidden_size
         norm, layer = _FAMILY.piece("RMSNorm"), _FAMILY.piece("DecoderLayer")
         self.layers = nn.ModuleList([layer(config, index) for index in range(config.num_hidden_layers)])
         self.norm: Any = norm(hidden, eps=config.rms_norm_eps)
-        self.fc: Any = nn.Linear(features * hidden, hidden, bias=False)
+        self.fc: Any = nn.Linear(len(block.captures) * hidden, hidden, bias=False)
         self.hidden_norm: Any = norm(hidden, eps=config.rms_norm_eps)
+        self.lm_head: Any = nn.Linear(hidden, config.vocab_size, bias=False)
+        if block.rank:
+            self.markov_head: Any = _MarkovHead(block, hidden, config.vocab_size)
 
 
 class BlockHead:
@@ -63,23 +88,21 @@ class BlockHead:
         config: Any,
         block: BlockConfig,
         network: _Network,
-        lm_head: nn.Linear,
         table: torch.Tensor,
         device: torch.device,
     ) -> None:
-        self.capture = tuple(layer + 1 for layer in block.layers)  # an output is the next layer's input
+        self.capture = block.captures
         self.context_max = context_max(config)
-        self.hidden_size: int = config.hidden_size
+        self.width: int = config.hidden_size
+        self.hidden_size = self.width + block.rank
         self.block = block
         self.dtype: torch.dtype = network.fc.weight.dtype
         self.device = device
-        weights = [*network.parameters(), *lm_head.parameters()]
-        self.weight_bytes = sum(each.numel() * each.element_size() for each in weights)
-        self._config, self._network, self._lm_head, self._table = config, network, lm_head, table
+        self.weight_bytes = sum(each.numel() * each.element_size() for each in network.parameters())
+        self._network, self._table = network, table
         self._heads = heads_of(config)
         self._rotary = _FAMILY.piece("RotaryEmbedding")(config=config).to(device)
         call_directly(network, _FAMILY)
-        call_directly(lm_head, _FAMILY)
         causal = block.is_causal
         self._causal = [
             kind == _SLIDING if causal is None else causal for kind in config.layer_types
@@ -107,24 +130,27 @@ class BlockHead:
                     f"{target.model!r}, got {got}; give the one that was trained for this model"
                 )
         with torch.device("meta"):
-            network = _Network(slice_config(config), len(block.layers)).eval()
-            lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False).eval()
+            network = _Network(slice_config(config), block).eval()
         compute = DTYPES[ACTIVATIONS[dtype]]
         kernel_of(ACTIVATIONS[dtype], device)  # tried before it is used
         own = SafetensorsTensors(files.model, files.file_map(), files.path)
-        unknown = sorted(set(own) - set(network.state_dict()))
+        known = {*network.state_dict(), _EMBEDDING, *_UNUSED}
+        unknown = sorted(name for name in own if name not in known)
         if unknown:
             raise InputError(
-                f"block drafter {files.model!r} has tensors that no {ARCHITECTURE} has, "
+                f"block drafter {files.model!r} has tensors that no published one has, "
                 f"{', '.join(unknown[:3])}: not supported"
             )
-        fill(network, own, "", compute, device, {})
         tensors = target.tensors()
-        name = lm_head_name(target_config, target_family, tensors)
-        fill(lm_head, tensors, "", compute, device, {"weight": name})
-        table = embedding_rows(target, tensors, compute)
+        shared = {} if _LM_HEAD in own else {_LM_HEAD: lm_head_name(target_config, target_family, tensors)}
+        fill(network, own, compute, device, others=tensors, shared=shared)
+        if _EMBEDDING in own:
+            table = rows_of(own, _EMBEDDING, (config.vocab_size, config.hidden_size), compute)
+        else:
+            table = embedding_rows(target, tensors, compute)
+        own.close()
         tensors.close()
-        return BlockHead(config, block, network, lm_head, table, device)
+        return BlockHead(config, block, network, table, device)
 
     @property
     def slot_bytes(self) -> int:
@@ -162,7 +188,7 @@ class BlockHead:
 
     @torch.inference_mode()
     def run(self, tokens: Sequence[int], begins: Sequence[int], caches: Sequence[TreeCache]) -> torch.Tensor:
-        """What `logits` takes, `[blocks, size - 1, hidden]`: of each block the tokens after its first.
+        """Of each block what is guessed of the places after its first, `[blocks, guesses, width]`.
 
         Each block begins at a position of its own with a token that is known; its cache holds keys of all
         positions before. What it writes from there on is the next writer's.
@@ -190,16 +216,27 @@ class BlockHead:
                 position_embeddings=angles,
                 tree=TreeBatch(causal if is_causal else everywhere, 0),
             )
-        found: torch.Tensor = self._network.norm(hidden)[0].view(len(tokens), size, -1)[:, 1:]
-        return found
+        found: torch.Tensor = self._network.norm(hidden)[0].view(len(tokens), size, -1)
+        return found[:, size - self.block.guesses :]
+
+    @torch.inference_mode()
+    def after(self, guesses: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
+        """What `logits` takes, `[rows, hidden_size]`: guesses `[rows, width]`, and the tokens that stand
+        before them."""
+        if not self.block.rank:
+            return guesses
+        ids = torch.tensor(tokens, device=self.device)
+        return torch.cat([guesses, self._network.markov_head.latent(ids, guesses)], dim=-1)
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """`[rows, vocabulary]` in float32 from `[rows, hidden]`."""
-        logits = self._lm_head(hidden) * self.block.logits_scale
+        """`[rows, vocabulary]` in float32 from `[rows, hidden_size]`."""
+        logits = self._network.lm_head(hidden[:, : self.width]) * self.block.logits_scale
         cap = self.block.logits_cap
         if cap is not None:
             logits = torch.tanh(logits / cap) * cap
+        if self.block.rank:
+            logits = logits + self._network.markov_head.markov_w2(hidden[:, self.width :])
         found: torch.Tensor = logits.float()
         return found
 

@@ -15,18 +15,28 @@ from flowspec.model.weights import embedding_name
 
 def fill(
     module: nn.Module,
-    tensors: Tensors,
-    prefix: str,
+    own: Tensors,
     dtype: torch.dtype,
     device: torch.device,
-    renamed: Mapping[str, str],
+    *,
+    prefix: str = "",
+    renamed: Mapping[str, str] | None = None,
+    others: Tensors | None = None,
+    shared: Mapping[str, str] | None = None,
 ) -> None:
-    """Gives every parameter and buffer its values, floating ones in `dtype`; `renamed` says which have other
-    names in the files. Raises `InputError` for one that is missing or of another shape."""
+    """Gives every parameter and buffer its values, floating ones in `dtype`.
+
+    They have the module's names behind a `prefix`, or `renamed` ones; those that are `shared` are `others`,
+    by the names there. Raises `InputError` for one that is missing or of another shape.
+    """
+    renamed, shared = renamed or {}, shared or {}
     for name, value in module.state_dict(keep_vars=True).items():
-        own = dtype if value.dtype.is_floating_point else value.dtype
-        values = torch.empty(value.shape, dtype=own, device=device)
-        tensors.copy_into(prefix + renamed.get(name, name), values)
+        kind = dtype if value.dtype.is_floating_point else value.dtype
+        values = torch.empty(value.shape, dtype=kind, device=device)
+        if others is not None and name in shared:
+            others.copy_into(shared[name], values)
+        else:
+            own.copy_into(prefix + renamed.get(name, name), values)
         path, _, leaf = name.rpartition(".")
         is_weight = isinstance(value, nn.Parameter)
         setattr(
@@ -34,13 +44,17 @@ def fill(
             leaf,
             nn.Parameter(values, requires_grad=False) if is_weight else values,
         )
-    tensors.close()
 
 
 def embedding_rows(target: ModelFiles, tensors: Tensors, dtype: torch.dtype) -> torch.Tensor:
-    """The target's embedding `[vocabulary, hidden]`, of which rows are to be taken: over the mapped file,
-    which needs no memory, or where the file's numbers are wider, in `dtype`."""
+    """`rows_of` the target's embedding."""
     config = target.config()
     name = embedding_name(config, family_of(config, target.model), tensors)
-    table: torch.Tensor = tensors.load(name, (config.vocab_size, config.hidden_size))
+    return rows_of(tensors, name, (config.vocab_size, config.hidden_size), dtype)
+
+
+def rows_of(tensors: Tensors, name: str, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
+    """A table of which rows are to be taken: over the mapped file, which needs no memory, or where the file's
+    numbers are wider, in `dtype`."""
+    table: torch.Tensor = tensors.load(name, shape)
     return table.to(dtype) if table.element_size() > dtype.itemsize else table

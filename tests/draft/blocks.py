@@ -13,6 +13,41 @@ from flowspec.bench.checkpoints import SMALL, VOCABULARY_SIZE
 
 LAYERS, INNER, HEADS, KEY_HEADS, HEAD = 3, 96, 4, 2, 24
 SIZE, MASK, IDS = 6, 299, (1, 4, 6)
+RANK = 10
+
+
+def make_dspark(folder: Path, *, is_gated: bool = False, **changes: Any) -> Path:
+    """As `make_block_drafter`, a DSpark with an embedding and an `lm_head` of its own."""
+    generator = torch.Generator().manual_seed(17)
+    width = SMALL["hidden_size"]
+
+    def weight(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator) * 0.3
+
+    tensors = {
+        "embed_tokens.weight": weight(VOCABULARY_SIZE, width),
+        "lm_head.weight": weight(VOCABULARY_SIZE, width),
+        "markov_head.markov_w1.weight": weight(VOCABULARY_SIZE, RANK),
+        "markov_head.markov_w2.weight": 4 * weight(VOCABULARY_SIZE, RANK),
+        "confidence_head.proj.weight": weight(1, width + RANK),
+        "confidence_head.proj.bias": weight(1),
+    }
+    if is_gated:
+        tensors["markov_head.gate_proj.weight"] = weight(RANK, width + RANK)
+        tensors["markov_head.gate_proj.bias"] = weight(RANK)
+    fields: dict[str, Any] = {
+        "architectures": ["Qwen3DSparkModel"],
+        "auto_map": None,
+        "dflash_config": None,
+        "mask_token_id": MASK,
+        "target_layer_ids": [-1, 3, 7],
+        "num_anchors": 512,
+        "enable_confidence_head": True,
+        "confidence_head_with_markov": True,
+        "markov_rank": RANK,
+        "markov_head_type": "gated" if is_gated else "vanilla",
+    }
+    return make_block_drafter(folder, extra=tensors, **{**fields, **changes})
 
 
 def make_block_drafter(
@@ -73,6 +108,7 @@ def make_block_drafter(
         "dflash_config": {"mask_token_id": MASK, "target_layer_ids": list(IDS), **(own or {})},
         **changes,
     }
+    config = {name: value for name, value in config.items() if value is not None}
     folder.mkdir(parents=True, exist_ok=True)
     save_file({**tensors, **(extra or {})}, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")

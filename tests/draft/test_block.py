@@ -22,7 +22,7 @@ from flowspec.draft.ranking import Ranker
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
 from flowspec.plan.shape import shape_of
-from tests.draft.blocks import IDS, SIZE, make_block_drafter
+from tests.draft.blocks import IDS, SIZE, make_block_drafter, make_dspark
 from tests.draft.trees import Teller, segment
 
 CPU = torch.device("cpu")
@@ -43,6 +43,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "own": {"output_multiplier": 0.4, "final_logit_softcapping": 2.0, "input_embedding_scale": 3.0},
     },
     "one way": {"is_causal": True, "own": {"block_size": 4}},
+    "DSpark": {"make": make_dspark},
+    "DSpark, gated": {"make": make_dspark, "is_gated": True, "block_size": 3},
 }
 
 
@@ -51,21 +53,23 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
     return ModelFiles(str(make_variant(tmp_path_factory.mktemp("target"), "llama-grouped")))
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
-    return ModelFiles(str(make_block_drafter(tmp_path_factory.mktemp("block"))))
+@pytest.fixture(scope="module", params=[make_block_drafter, make_dspark])
+def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    return ModelFiles(str(request.param(tmp_path_factory.mktemp("block"))))
 
 
 class Published:
-    """What the published definition computes, written down anew, without caches: one block behind a text."""
+    """What the published definitions compute, written down anew, without caches: one block behind a text."""
 
     def __init__(self, folder: Path, target: Path) -> None:
         self.config = json.loads((folder / "config.json").read_text())
-        own = self.config["dflash_config"]
-        self.own = {**own, "block_size": own.get("block_size", self.config["block_size"])}
+        self.is_dspark = self.config["architectures"] == ["Qwen3DSparkModel"]
+        self.own = {**self.config, **self.config.get("dflash_config", {})}
         self.weights = load_file(folder / "model.safetensors")
         of_target = load_file(target / "model.safetensors")
-        self.embedding, self.lm_head = of_target["model.embed_tokens.weight"], of_target["lm_head.weight"]
+        shared = {name: of_target[f"model.{name}"] for name in ("embed_tokens.weight",)}
+        shared["lm_head.weight"] = of_target["lm_head.weight"]
+        self.embedding, self.lm_head = ({**shared, **self.weights}[name] for name in shared)
 
     def norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
         return x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * self.weights[name]
@@ -78,9 +82,23 @@ class Published:
         found = torch.complex(x[..., :half].double(), x[..., half:].double()) * turn
         return torch.cat([found.real, found.imag], dim=-1).float()
 
-    def logits(self, features: torch.Tensor, token: int) -> torch.Tensor:
-        """`[size - 1, vocabulary]` from the target's features `[length, hidden * layers]` and the token
-        behind them."""
+    def logits(self, features: torch.Tensor, token: int, before: list[int]) -> torch.Tensor:
+        """`[guesses, vocabulary]` from the target's features `[length, hidden * layers]` and the token
+        behind them; `before` each guess stands a token."""
+        hidden = self.hidden(features, token)
+        found = hidden @ self.lm_head.T * self.own.get("output_multiplier", 1.0)
+        cap = self.own.get("final_logit_softcapping")
+        found = torch.tanh(found / cap) * cap if cap else found
+        if self.is_dspark:
+            latent = self.weights["markov_head.markov_w1.weight"][before]
+            if self.config["markov_head_type"] == "gated":
+                gate = torch.cat([hidden, latent], -1) @ self.weights["markov_head.gate_proj.weight"].T
+                latent = latent / (1 + (-gate - self.weights["markov_head.gate_proj.bias"]).exp())
+            found = found + latent @ self.weights["markov_head.markov_w2.weight"].T
+        return found
+
+    def hidden(self, features: torch.Tensor, token: int) -> torch.Tensor:
+        """Of the places that are guessed, in a DSpark also by the first row."""
         before, size = len(features), self.own["block_size"]
         context = self.norm(features @ self.weights["fc.weight"].T, "hidden_norm.weight")
         ids = torch.tensor([token, *[self.own["mask_token_id"]] * (size - 1)])
@@ -101,7 +119,7 @@ class Published:
             v = torch.cat([heads(context, "v_proj"), heads(h, "v_proj")])
             is_window = kind == "sliding_attention"
             seen = torch.ones(size, before + size, dtype=torch.bool)
-            if self.config.get("is_causal", is_window):
+            if self.config.get("is_causal", is_window and not self.is_dspark):
                 seen &= keys <= own
             if is_window:
                 seen &= (own - keys).abs() < self.config["sliding_window"]
@@ -115,9 +133,7 @@ class Published:
             gate = torch.nn.functional.silu(h @ self.weights[f"{mlp}gate_proj.weight"].T)
             h = gate * (h @ self.weights[f"{mlp}up_proj.weight"].T)
             x = x + h @ self.weights[f"{mlp}down_proj.weight"].T
-        found = self.norm(x, "norm.weight")[1:] @ self.lm_head.T * self.own.get("output_multiplier", 1.0)
-        cap = self.own.get("final_logit_softcapping")
-        return found if not cap else torch.tanh(found / cap) * cap
+        return self.norm(x, "norm.weight")[0 if self.is_dspark else 1 :]
 
 
 def features_of(count: int, seed: int = 1) -> torch.Tensor:
@@ -128,9 +144,10 @@ def features_of(count: int, seed: int = 1) -> torch.Tensor:
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_block_is_guessed_as_published(name: str, target: ModelFiles, tmp_path: Path) -> None:
     """Also where its context came in several parts, and where another block was tried there before."""
-    folder = make_block_drafter(tmp_path, **VARIANTS[name])
+    changes = dict(VARIANTS[name])
+    folder = changes.pop("make", make_block_drafter)(tmp_path, **changes)
     head = BlockHead.load(ModelFiles(str(folder)), target, "float32", CPU)
-    assert head.capture == tuple(layer + 1 for layer in IDS)
+    assert head.capture == ((0, 4, 8) if name.startswith("DSpark") else (2, 5, 7))
     features = features_of(23)
     published = Published(folder, Path(target.model))
     cache = head.new_cache(60)
@@ -138,8 +155,10 @@ def test_a_block_is_guessed_as_published(name: str, target: ModelFiles, tmp_path
     projected = head.project(features)
     head.write(projected[:9], torch.arange(9), cache)
     for length, first, token in ((9, 9, 17), (23, 23, 40)):
-        found = head.logits(head.run([token], [length], [cache])[0])
-        torch.testing.assert_close(found, published.logits(features[:length], token), rtol=1e-3, atol=1e-4)
+        guesses = head.run([token], [length], [cache])[0]
+        before = [(53 * place + token) % VOCABULARY_SIZE for place in range(len(guesses))]
+        expected = published.logits(features[:length], token, before)
+        torch.testing.assert_close(head.logits(head.after(guesses, before)), expected, rtol=1e-3, atol=1e-4)
         head.write(projected[first:], torch.arange(first, 23), cache)
 
 
@@ -187,7 +206,9 @@ class Mirror:
         for node in nodes:
             position = len(self.teller.line(node)) - 1
             if begin <= position < begin + len(guesses):
-                logits = self._head.logits(guesses[position - begin][None]).numpy()
+                token = self.teller.tokens[node]
+                hidden = self._head.after(guesses[position - begin][None], [token])
+                logits = self._head.logits(hidden).numpy()
                 (children,) = Ranker(VOCABULARY_SIZE).best(
                     logits, [(self.teller.sampling, position + 1)], WIDTH
                 )
@@ -270,13 +291,20 @@ def test_it_is_found_reckoned_and_opened(files: ModelFiles, target: ModelFiles) 
     assert (reckoned.shape.layers, reckoned.shape.heads) == (3, 4)
     drafter = open_drafter(files.model, target, "bfloat16", CPU, context=100)
     assert isinstance(drafter, BlockDrafter)
-    assert drafter.captures == (2, 5, 7)
+    assert drafter.captures == drafter._head.block.captures
     assert drafter._head.slot_bytes == 2 * 3 * 2 * 2 * 24
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"architectures": ["DFlash2DraftModel"]}, "is a DFlash2DraftModel, which guesses blocks in another way"),
-    ({"architectures": ["Qwen3DSparkModel"]}, "is a Qwen3DSparkModel, which guesses blocks in another way"),
+    ({"architectures": ["Gemma4DSparkModel"]}, "is a Gemma4DSparkModel, which guesses blocks in another way"),
+    (
+        {"make": make_dspark, "markov_head_type": "rnn"},
+        "markov_head_type: expected vanilla or gated, got 'rnn'",
+    ),
+    ({"make": make_dspark, "markov_rank": 11}, "expected shape [300, 11] by config.json, got [300, 10]"),
+    ({"make": make_dspark, "markov_rank": None}, "markov_rank: expected 0 to 16384, got None"),
+    ({"make": make_dspark, "target_layer_ids": [-2, 3]}, "in growing order, got [-2, 3]"),
     ({"dflash_config": [1]}, "dflash_config: expected its fields, got [1]"),
     ({"own": {"selector_rank": 4}}, "dflash_config: selector_rank is not supported; expected block_size"),
     ({"own": {"target_layer_ids": [1, 8]}}, "expected layers of the target's 8 in growing order, got [1, 8]"),
@@ -292,7 +320,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"drop": ("layers.1.self_attn.k_norm.weight",)}, "has no tensor layers.1.self_attn.k_norm.weight"),
     (
         {"extra": {"candidate_selector.w": torch.ones(2)}},
-        "has tensors that no DFlashDraftModel has, c",
+        "has tensors that no published one has, cand",
     ),
     ({"extra": {"norm.weight": torch.ones(3)}}, "expected shape [64] by config.json, got [3]"),
     ({"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32}}, "quantised"),
@@ -303,7 +331,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def test_what_does_not_fit_is_refused_in_a_line(
     changes: dict[str, Any], message: str, target: ModelFiles, tmp_path: Path
 ) -> None:
-    folder = make_block_drafter(tmp_path / "block", **changes)
+    changes = dict(changes)
+    folder = changes.pop("make", make_block_drafter)(tmp_path / "block", **changes)
     with pytest.raises(InputError) as refusal:
         open_drafter(str(folder), target, "float32", CPU, context=100)
     assert message in str(refusal.value)

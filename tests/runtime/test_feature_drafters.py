@@ -17,7 +17,7 @@ from flowspec.model.step_by_step import StepByStep
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.session import ClusterOptions, Limits, open_cluster
 from tests.draft.assistants import make_assistant
-from tests.draft.blocks import make_block_drafter
+from tests.draft.blocks import make_dspark
 
 DTYPE = "bfloat16"
 NEW_TOKENS = 24
@@ -26,7 +26,7 @@ PROMPTS = {"short": (5, 6, 7), "long": tuple((17 * each) % VOCABULARY_SIZE for e
 
 
 @pytest.mark.parametrize(
-    ("target", "make", "stages"), [("gemma4", make_assistant, 3), ("llama-grouped", make_block_drafter, 2)]
+    ("target", "make", "stages"), [("gemma4", make_assistant, 3), ("llama-grouped", make_dspark, 2)]
 )
 def test_answers_are_exact(target: str, make: Callable[[Path], Path], stages: int, tmp_path: Path) -> None:
     model = str(make_variant(tmp_path / "target", target))
