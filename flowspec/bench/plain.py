@@ -76,7 +76,8 @@ def plain_cases(
     """
     config = files.config()
     room = pick_context(None, context_max(config)) if context is None else min(context, context_max(config))
-    stop_ids = recommended(files, config).stop_ids
+    advice = recommended(files, config)
+    samplings, stop_ids = [advice.with_suppressed(each) for each in samplings], advice.stop_ids
     tokenizer = Tokenizer(files)
     encoded = []
     for prompt in prompts:

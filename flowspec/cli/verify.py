@@ -144,11 +144,11 @@ def run(args: argparse.Namespace) -> int:
                     with loading_bar(quiet=args.json) as progress:
                         session = stack.enter_context(cluster.session(decoding, progress))
                     files, plan, arithmetic = session.files, session.head.plan, session.head.arithmetic
-                    limits = Limits(
-                        new_tokens_max=args.max_new_tokens,
-                        stop_ids=recommended(files, session.config).stop_ids,
+                    advice = recommended(files, session.config)
+                    limits = Limits(new_tokens_max=args.max_new_tokens, stop_ids=advice.stop_ids)
+                    cases = make_cases(
+                        args, [advice.with_suppressed(each) for each in samplings], prompts, files
                     )
-                    cases = make_cases(args, samplings, prompts, files)
                     bar = stack.enter_context(
                         Progress(
                             console=console, transient=True, disable=args.json or not console.is_terminal

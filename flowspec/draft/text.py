@@ -1,7 +1,8 @@
 """What every drafter shares that has no cache: it proposes by the text alone.
 
 A drafter is a `TextProposer`, which says what may follow. Which tokens are the text, which nodes live below
-it and what they hold is kept here, by the Commits that all drafters are told.
+it and what they hold is kept here, by the Commits that all drafters are told. What may not be drawn is left
+out here, too.
 """
 
 from __future__ import annotations
@@ -89,14 +90,16 @@ class _Request:
         return found
 
     def propose(self, node: int, width: int) -> Sequence[tuple[int, float]]:
-        """What may follow a node; nothing while the path has a gap."""
+        """What may follow a node and be drawn; nothing while the path has a gap."""
         if len(self.proposer.tokens) < self.length:
             return ()
+        suppressed = self.opening.sampling.suppress_tokens
         branch: list[int] = []
         while node != self.root:
             node, token = self.nodes[node]
             branch.append(token)
-        return self.proposer.propose(branch[::-1], width)
+        found = self.proposer.propose(branch[::-1], width)
+        return [each for each in found if each[0] not in suppressed] if suppressed else found
 
 
 class TextDrafter:

@@ -1,8 +1,10 @@
 """Draws next tokens by the coupled Gumbel-max rule: `argmax(log p + G[seed, position, id])` over the filtered
 ids.
 
-Filters in order: temperature, top-k, top-p, min-p, each over (probability descending, id ascending).
-Temperature 0 is argmax, lowest id first. Exact without a full sort of the vocabulary:
+Logits are biased first (`model.logit_bias`); a token that may not be drawn has minus infinity from then on,
+no mass in any filter, and no chance. Filters in order: temperature, top-k, top-p, min-p, each over
+(probability descending, id ascending). Temperature 0 is argmax, lowest id first. Exact without a full sort of
+the vocabulary:
 
 - The unfiltered winner. Score the largest logits exactly; any other id needs noise above a bound to win, and
   that bound is a bound on its random bits, which are compared as integers. Few ids pass, and only those get
@@ -20,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flowspec.core.protocol.messages import Logprobs, Sampling
+from flowspec.model.logit_bias import LogitBias
 from flowspec.noise import NoiseCache, bits_above, draw_bits, gumbel
 
 F32 = npt.NDArray[np.float32]
@@ -37,15 +40,21 @@ LOW_TOP_P = 0.5
 
 
 class Sampler:
-    """Draws the tokens of one request. `logits` rows are float32 `[vocabulary]`, finite."""
+    """Draws the tokens of one request. `logits` rows are float32 `[vocabulary]`, finite, as the model gives
+    them."""
 
     def __init__(self, sampling: Sampling, vocabulary_size: int) -> None:
         self.sampling = sampling
         self._noise = NoiseCache(sampling.seed, vocabulary_size)
+        self._bias = LogitBias(sampling, vocabulary_size) if sampling.is_biased else None
+
+    def biased(self, logits: F32) -> F32:
+        """What is drawn from: the logits themselves where nothing is to be added to them."""
+        return logits if self._bias is None else self._bias.added_to(logits)
 
     def draw(self, logits: F32, position: int) -> int:
         """The token at `position`, that of the token being drawn."""
-        sampling = self.sampling
+        sampling, logits = self.sampling, self.biased(logits)
         if sampling.temperature == 0:
             return int(np.argmax(logits))
         if 0 < sampling.top_k < len(logits):
@@ -66,13 +75,15 @@ class Sampler:
     def survivors(self, logits: F32) -> I64:
         """Ids that pass all filters, most probable first. Sorts the vocabulary: for checking and
         reporting."""
+        logits = self.biased(logits)
         if self.sampling.temperature == 0:
             return np.array([np.argmax(logits)])
         top_k = self.sampling.top_k
-        return self._filtered(logits, _top_k(logits, top_k) if 0 < top_k < len(logits) else None)
+        found = self._filtered(logits, _top_k(logits, top_k) if 0 < top_k < len(logits) else None)
+        return found[logits[found] > -np.inf]
 
     def scores(self, logits: F32, ids: I64, position: int) -> F64:
-        """`logit / T + G` of some ids; log p differs from it by a constant."""
+        """`logit / T + G` of some ids, by biased logits; log p differs from it by a constant."""
         bits = draw_bits(self.sampling.seed, position, ids)
         return logits[ids].astype(np.float64) / self.sampling.temperature + gumbel(bits)
 
@@ -106,9 +117,8 @@ class Sampler:
         total = float(_weights(logits, temperature).sum(dtype=np.float64))
         if min_p > 0:
             # A shade below the floor, which `_filtered` applies to the letter.
-            ids = np.flatnonzero(
-                logits >= np.float32(highest + np.log(min_p) * temperature - 1e-3 * max(1.0, abs(highest)))
-            )
+            floor = highest + np.log(min_p) * temperature - 1e-3 * max(1.0, abs(highest))
+            ids = np.flatnonzero(logits >= np.float32(max(floor, np.finfo(np.float32).min)))
             return ids[np.argsort(-logits[ids], kind="stable")], total
         for count in SORTED_COUNTS if top_p < 1 else ():
             if count >= len(logits):
@@ -164,7 +174,7 @@ def _top_k(logits: F32, count: int) -> I64:
 
 def logprobs(logits: F32, token: int, count: int) -> Logprobs:
     """Log-probabilities of `token` and of the `count` likeliest tokens, by the softmax of the raw `logits`
-    `[vocabulary]`.
+    `[vocabulary]`, not biased ones.
 
     What float32 cannot tell from minus infinity is its least number.
     """
@@ -186,14 +196,19 @@ def margin(sampler: Sampler, logits: F32, position: int, token: int) -> float:
     can change a choice only where it is small: that takes errors of half the margin, up for some logits and
     down for others.
     """
-    temperature = sampler.sampling.temperature
+    temperature, survivors, logits = (
+        sampler.sampling.temperature,
+        sampler.survivors(logits),
+        sampler.biased(logits),
+    )
     if temperature == 0:
         return float(np.float64(logits[token]) - np.delete(logits, token).max(initial=-np.inf))
     order = np.argsort(-logits, kind="stable")
+    order = order[logits[order] > -np.inf]
     sorted_logits = logits[order].astype(np.float64)
     scores = sampler.scores(logits, order, position)
     rank = int(np.flatnonzero(order == token)[0])
-    alive = np.isin(order, sampler.survivors(logits))
+    alive = np.isin(order, survivors)
     leads = np.maximum(0, scores[rank] - scores) * temperature
     leads[rank] = np.inf
     least = min(_to_filters(sampler.sampling, sorted_logits, rank), float(leads[alive].min()))

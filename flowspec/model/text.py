@@ -6,12 +6,12 @@ import contextlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.messages import SAMPLING_FIELDS
+from flowspec.core.protocol.messages import SAMPLING_FIELDS, Sampling
 from flowspec.errors import InputError, first_line
 from flowspec.model.files import ModelFiles
 from flowspec.model.harmony import MARKS, FinalChannel
@@ -47,7 +47,6 @@ _UNSUPPORTED = {
     "min_length": 0,
     "min_new_tokens": 0,
     "bad_words_ids": [],
-    "suppress_tokens": [],
     "begin_suppress_tokens": [],
     "sequence_bias": {},
     "forced_bos_token_id": None,
@@ -398,7 +397,8 @@ class StopStrings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommended:
-    """What a model's generation_config.json says: its stop tokens and, where it samples, how.
+    """What a model's files say: its stop tokens, those that are never to be drawn, however an answer is
+    sampled, and, where it samples, how.
 
     `sampling` holds fields of `Sampling`, a temperature among them, and nothing where the model does not
     sample. `unsupported` names features it asks for that FlowSpec lacks; whoever follows the recommendation
@@ -407,29 +407,51 @@ class Recommended:
 
     stop_ids: frozenset[int]
     sampling: Mapping[str, float] = field(default_factory=dict)
+    suppress_tokens: tuple[int, ...] = ()
     unsupported: tuple[str, ...] = ()
+
+    def with_suppressed(self, sampling: Sampling) -> Sampling:
+        """The same sampling, but that it never draws those tokens."""
+        return replace(sampling, suppress_tokens=self.suppress_tokens)
 
 
 def recommended(files: ModelFiles, config: Any) -> Recommended:
-    """Reads generation_config.json (all of it optional), the config's stop tokens, and those of a GGUF file's
-    vocabulary."""
+    """Reads generation_config.json (all of it optional), the config's stop tokens, and what a GGUF file says
+    of its vocabulary. Raises `InputError` for fields that are not what they should be."""
     path = files.find("generation_config.json")
     raw = {} if path is None else _read_generation_config(path)
     stops = raw.get("eos_token_id", getattr(config, "eos_token_id", None))
     stop_ids = frozenset([stops] if isinstance(stops, int) else stops or [])
+    suppressed = _token_ids(f"{path}: suppress_tokens", raw.get("suppress_tokens"))
     if files.gguf is not None:
         from flowspec.model.gguf import tokenizer
 
         stop_ids |= tokenizer.stop_ids(files.gguf_file)
-        forbidden = files.gguf_file.metadata.get("tokenizer.ggml.suppress_tokens")
-        raw |= {} if forbidden is None else {"suppress_tokens": forbidden}
+        key = "tokenizer.ggml.suppress_tokens"
+        suppressed |= _token_ids(f"{files.gguf}: {key}", files.gguf_file.metadata.get(key))
     unsupported = tuple(
         name for name, off in _UNSUPPORTED.items() if raw.get(name) is not None and raw[name] != off
     )
-    if not raw.get("do_sample"):
-        return Recommended(stop_ids=stop_ids, unsupported=unsupported)
     said = {name: raw[name] for name in _RECOMMENDED if raw.get(name) is not None}
-    return Recommended(stop_ids=stop_ids, sampling={"temperature": 1.0, **said}, unsupported=unsupported)
+    return Recommended(
+        stop_ids=stop_ids,
+        sampling={"temperature": 1.0, **said} if raw.get("do_sample") else {},
+        suppress_tokens=tuple(sorted(suppressed)),
+        unsupported=unsupported,
+    )
+
+
+def _token_ids(name: str, value: Any) -> set[int]:
+    """Those of a list that a file may have; raises `InputError` for anything else."""
+    found = [] if value is None else value
+    most = limits.SUPPRESS_TOKENS_MAX
+    if not isinstance(found, list) or not all(
+        type(token) is int and 0 <= token <= limits.VOCABULARY_MAX for token in found
+    ):
+        raise InputError(f"{name}: expected a list of token ids, got {value!r:.80}")
+    if len(found) > most:
+        raise InputError(f"{name}: expected at most {most} token ids, got {len(found)}")
+    return set(found)
 
 
 def _read_generation_config(path: Path) -> dict[str, Any]:

@@ -4,7 +4,7 @@ recommendation, else the likeliest token."""
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any
@@ -40,6 +40,8 @@ class SamplingParams:
     mass (above 0, 1: all). `min_p`: keep those at least so likely beside the likeliest (0: all, below 1).
     `seed`: the same seed gives the same answer, any whole number of 64 bits; those below 0 stand for large
     ones, always the same. None: drawn, and told in `Answer.seed`.
+    `logit_bias`: what is added to the logits of some tokens before anything else, by token id: -100 to 100,
+    for 512 tokens at most. Tokens that the model's files name as `suppress_tokens` are never drawn.
     `max_new_tokens`: the longest answer in tokens, from 1 on; the context may end it before.
     `stop`: a text, or several, before which the answer ends. `stop_token_ids`: tokens at which it ends, too.
     `ignore_eos`: do not end at the model's own stop tokens.
@@ -57,6 +59,7 @@ class SamplingParams:
     top_p: float | None = _sampled("P", "keep the likeliest tokens up to this probability mass (1: all)")
     min_p: float | None = _sampled("P", "keep tokens at least this likely beside the likeliest (0: all)")
     seed: int | None = _sampled("N", "same seed, same answer")
+    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] = ()
     max_new_tokens: int = NEW_TOKENS_DEFAULT
     stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
@@ -68,6 +71,7 @@ class SamplingParams:
         if not all(isinstance(stop, str) and stop for stop in stops):
             raise InputError(f"stop: expected texts, none of them empty, got {self.stop!r:.80}")
         object.__setattr__(self, "stop", stops)
+        object.__setattr__(self, "logit_bias", _pairs(self.logit_bias))
         for name, value, least, most in (
             ("max_new_tokens", self.max_new_tokens, 1, None),
             ("logprobs", 0 if self.logprobs is None else self.logprobs, 0, TOP_LOGPROBS_MAX),
@@ -98,7 +102,11 @@ class SamplingParams:
         try:
             if "seed" in asked:
                 asked["seed"] = usable_seed(_number("seed", asked["seed"]))
-            return Sampling(**{name: _number(name, value) for name, value in asked.items()})
+            return Sampling(
+                **{name: _number(name, value) for name, value in asked.items()},
+                suppress_tokens=model.suppress_tokens,
+                logit_bias=_pairs(self.logit_bias),
+            )
         except (ValueError, OverflowError) as error:
             raise InputError(f"sampling: {error}") from None
 
@@ -115,9 +123,28 @@ def usable_seed(seed: int) -> int:
     return seed % USABLE_SEEDS
 
 
+def _pairs(bias: Mapping[int, float] | Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+    """Biases in the order of their tokens; raises `InputError` for what is no number for a token id."""
+    found: dict[Any, Any]
+    try:
+        found = dict(bias)
+    except (TypeError, ValueError):
+        found = {None: bias}
+    for token, value in found.items():
+        if not _is_a(token, Integral) or not _is_a(value, Real):
+            raise InputError(
+                f"logit_bias: expected numbers by token id, such as {{5: -1.5}}, got {bias!r:.80}"
+            )
+    return tuple(sorted((int(token), float(value)) for token, value in found.items()))
+
+
+def _is_a(value: object, kind: type) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
 def _number(name: str, value: object) -> Any:
     """The value of a field of `Sampling`, in its type; raises `ValueError` for one of another."""
     kind: Any = SAMPLING_FIELDS[name]
-    if isinstance(value, bool) or not isinstance(value, Integral if kind is int else Real):
+    if not _is_a(value, Integral if kind is int else Real):
         raise ValueError(f"{name}: expected a {'whole ' if kind is int else ''}number, got {value!r:.80}")
     return kind(value)

@@ -130,16 +130,22 @@ class Session:
         top_logprobs: int = -1,
     ) -> TokenStream:
         """Starts an answer, or goes on behind what is `answered`; raises `InputError` for token ids that the
-        model does not have.
+        model does not have, and where no token may be drawn.
 
         With `top_logprobs` from 0 on its tokens come with their log-probabilities, and those of so many of
         the likeliest.
         """
         if not -1 <= top_logprobs <= TOP_LOGPROBS_MAX:
             raise InputError(f"top_logprobs: expected -1 (none) to {TOP_LOGPROBS_MAX}, got {top_logprobs}")
-        wrong = [token for token in (*prompt, *answered) if not 0 <= token < self.config.vocab_size]
-        if wrong:
-            raise InputError(f"prompt token ids: expected 0 to {self.config.vocab_size - 1}, got {wrong[0]}")
+        size = self.config.vocab_size
+        biased = [token for token, _ in sampling.logit_bias]
+        for name, tokens in (("prompt token ids", (*prompt, *answered)), ("logit_bias token ids", biased)):
+            if wrong := [token for token in tokens if not 0 <= token < size]:
+                raise InputError(f"{name}: expected 0 to {size - 1}, got {wrong[0]}")
+        if len([token for token in sampling.suppress_tokens if token < size]) == size:
+            raise InputError(
+                f"suppress_tokens: expected a token that may be drawn, got all {size} of the model"
+            )
         return self.head.submit(
             Submit(
                 request=request,

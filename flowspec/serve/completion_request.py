@@ -6,6 +6,7 @@ is the same.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,7 @@ TEMPERATURE_MAX = 2.0
 large ones."""
 COMPLETION_TOKENS_DEFAULT = 16
 """The API's own default for completions."""
+_TOKEN_ID = re.compile("0|[1-9][0-9]{0,6}")
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 Prompt = Messages | str | tuple[int, ...]
@@ -126,6 +128,7 @@ def _wanted(
         tokens_max=longest,
         params=SamplingParams(
             **_sampling(fields),
+            logit_bias=_logit_bias(fields),
             stop=_stops(fields),
             ignore_eos=fields.flag("ignore_eos"),
             logprobs=logprobs,
@@ -139,7 +142,6 @@ def _wanted(
         fields.neutral(field, 0, instead=sampled)
     for field in ("repetition_penalty", "typical_p"):  # of other servers
         fields.neutral(field, 1, instead=sampled)
-    fields.neutral("logit_bias", {})
     fields.neutral("service_tier", "auto", "default")
     fields.neutral("store", False)
     fields.ignored(
@@ -178,6 +180,24 @@ def _sampling(fields: Fields) -> dict[str, Any]:
         except ValueError as error:
             raise ApiError(400, str(error), name, "invalid_value") from None
     return found
+
+
+def _logit_bias(fields: Fields) -> dict[int, float]:
+    """By token id, which JSON has as a string."""
+    found = fields.take("logit_bias")
+    if found is None:
+        return {}
+    most = limits.BIAS_MAX
+    if type(found) is not dict:
+        raise invalid("logit_bias", "an object of token ids and numbers", found, "invalid_type")
+    if len(found) > limits.LOGIT_BIAS_MAX:
+        raise invalid("logit_bias", f"at most {limits.LOGIT_BIAS_MAX} token ids", len(found))
+    for token, bias in found.items():
+        if not _TOKEN_ID.fullmatch(token) or int(token) > limits.VOCABULARY_MAX:
+            raise invalid("logit_bias", "token ids as names, such as 50256", token)
+        if type(bias) not in (int, float) or not -most <= bias <= most:
+            raise invalid("logit_bias", f"numbers from {-most:g} to {most:g}", {token: bias})
+    return {int(token): float(bias) for token, bias in found.items()}
 
 
 def _stops(fields: Fields) -> tuple[str, ...]:

@@ -154,6 +154,14 @@ class Service:
         except InputError as error:
             raise ApiError(400, str(error), "temperature", "invalid_value") from None
         sampling = question.sampling
+        size = self.session.config.vocab_size
+        if wrong := [token for token, _ in sampling.logit_bias if token >= size]:
+            raise ApiError(
+                400,
+                f"logit_bias: expected token ids from 0 to {size - 1}, got {wrong[0]}",
+                "logit_bias",
+                "invalid_value",
+            )
         return [
             replace(question, sampling=replace(sampling, seed=sampling.seed + place))
             for place in range(wanted.count)

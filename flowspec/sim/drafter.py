@@ -16,6 +16,7 @@ import numpy as np
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Commit, Open, Proposal, Release, Segment, SegmentPart
 from flowspec.core.stage.path import living_below, newly_committed
+from flowspec.model.logit_bias import LogitBias
 from flowspec.noise import draw_bits, gumbel
 from flowspec.sim.language import F32, HashLanguage, Prefix, as_prefix
 
@@ -221,10 +222,10 @@ class FakeDrafter:
     def _propose(self, view: _View, node: int, width: int) -> Proposal:
         prefix = self._prefix(view, node)
         sampling = view.opening.sampling
-        scores = self.logits(prefix).astype(np.float64)
+        scores = LogitBias(sampling, self._ids).added_to(self.logits(prefix)).astype(np.float64)
         if sampling.temperature > 0:
             scores = scores / sampling.temperature + gumbel(draw_bits(sampling.seed, len(prefix), self._ids))
-        best = np.argsort(-scores, kind="stable")[:width]
+        best = np.argsort(-scores, kind="stable")[: min(width, np.count_nonzero(scores > -np.inf))]
         weights = np.exp(scores - scores[best[0]])
         confidences = weights[best] / weights.sum()
         return Proposal(

@@ -217,6 +217,18 @@ def _tuple_reader(item: Any) -> Callable[[Any], Any]:
     return read
 
 
+def _row_reader(items: Sequence[Any]) -> Callable[[Any], Any]:
+    """For a tuple of so many entries, each of its own type."""
+    readers = [_reader(item) for item in items]
+
+    def read(value: Any) -> Any:
+        if type(value) is not list or len(value) != len(readers):
+            raise ValueError(f"expected a list of {len(readers)}, got {_shown(value)}")
+        return tuple(read_entry(entry) for read_entry, entry in zip(readers, value, strict=True))
+
+    return read
+
+
 def _record_reader(cls: type) -> Callable[[Any], Any]:
     hints = get_type_hints(cls)
     readers = [(field.name, _reader(hints[field.name])) for field in fields(cls)]
@@ -232,13 +244,15 @@ def _record_reader(cls: type) -> Callable[[Any], Any]:
 
 
 def _reader(hint: Any) -> Callable[[Any], Any]:
-    """A strict reader for one annotated type: a scalar, `tuple[T, ...]`, a message record or `T | None`."""
+    """A strict reader for one annotated type: a scalar, `tuple[T, ...]`, `tuple[T, U]`, a message record or
+    `T | None`."""
     if get_origin(hint) in (types.UnionType, typing.Union):
         (inner,) = (arg for arg in get_args(hint) if arg is not type(None))
         read_inner = _reader(inner)
         return lambda value: None if value is None else read_inner(value)
     if get_origin(hint) is tuple:
-        return _tuple_reader(get_args(hint)[0])
+        items = get_args(hint)
+        return _tuple_reader(items[0]) if items[-1] is Ellipsis else _row_reader(items)
     if hint in (int, float, bool, str):
         return _scalar_reader(hint)
     if hint not in _READERS:

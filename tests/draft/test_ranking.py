@@ -3,6 +3,8 @@ are found."""
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -80,6 +82,44 @@ def test_a_reduced_vocabulary_takes_the_noise_of_the_targets_ids(temperature: fl
         tokens, confidences = naive(row, sampling, 5, ids=ids)
         assert children.tokens == tuple(tokens[:7])
         np.testing.assert_allclose(children.confidences, confidences[:7], rtol=1e-4)
+
+
+SUPPRESSED = tuple(range(1, 1000, 2))
+BIASES = tuple((token, float(token % 7 - 3)) for token in range(0, 1200, 5))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.02, 1.0, 5.0])
+@pytest.mark.parametrize("reduced", [False, True])
+def test_logits_are_biased_as_the_targets_and_what_may_not_be_drawn_is_not_proposed(
+    temperature: float, reduced: bool
+) -> None:
+    ids = np.sort(np.random.default_rng(2).choice(1000, 200, replace=False)) if reduced else np.arange(1000)
+    ranker = Ranker(1000, ids=ids if reduced else None)
+    logits = rows_of(2, len(ids), 2)
+    for suppressed, bias in ((SUPPRESSED, ()), ((), BIASES), (SUPPRESSED, BIASES)):
+        sampling = Sampling(temperature=temperature, seed=8, suppress_tokens=suppressed, logit_bias=bias)
+        moved = logits + np.array([dict(bias).get(int(token), 0.0) for token in ids], dtype=np.float32)
+        for row, width in itertools.product(range(2), (1, 7, 64)):
+            tokens, confidences = naive(moved[row], sampling, 5, ids=ids)
+            allowed = ~np.isin(tokens, suppressed)
+            expected = tokens[allowed][:width]
+            shares = (confidences[allowed] / confidences[allowed].sum())[:width]
+            (children,) = ranker.best(logits[row : row + 1], [(sampling, 5)], width)
+            assert children.tokens == tuple(expected)
+            np.testing.assert_allclose(children.confidences, shares, rtol=1e-3, atol=1e-12)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.01, 1.0])
+@pytest.mark.parametrize("left", [(), (7,), tuple(range(40, 46)), (3, 180, 299)])
+def test_where_few_tokens_may_be_drawn_only_these_are_proposed(
+    temperature: float, left: tuple[int, ...]
+) -> None:
+    suppressed = tuple(token for token in range(300) if token not in left)
+    sampling = Sampling(temperature=temperature, suppress_tokens=suppressed)
+    for width in (1, 5, 64):
+        for children in Ranker(300).best(rows_of(2, 300, 9), [(sampling, 2)] * 2, width):
+            assert len(children.tokens) == len(children.confidences) == min(width, len(left))
+            assert set(children.tokens) <= set(left)
 
 
 def test_columns_beyond_the_targets_vocabulary_are_padding_and_fewer_are_fine() -> None:

@@ -86,6 +86,16 @@ def test_dead_branches_are_not_asked_about() -> None:
     assert drafted(drafter, (teller, [below])) == {}, "its parent is dead"
 
 
+def test_what_may_not_be_drawn_is_not_proposed() -> None:
+    drafter = TextDrafter(Last)
+    for request, (suppressed, left) in enumerate([((8,), 1), ((told((1, 7)),), 1), ((9,), 2)], 1):
+        teller = Teller(request, Sampling(suppress_tokens=suppressed))
+        teller.begin([1, 7])
+        proposal = drafted(drafter, (teller, [teller.root]))[request, teller.root]
+        assert len(proposal.tokens) == len(proposal.confidences) == left
+        assert not set(proposal.tokens).intersection(suppressed)
+
+
 def test_a_path_node_that_was_skipped_is_waited_for() -> None:
     drafter, teller = TextDrafter(Last), Teller(1, Sampling())
     teller.begin([1, 2, 3, 1])

@@ -514,11 +514,15 @@ def test_numbers_of_two_layers_that_are_packed_together_are_refused(tmp_path: Pa
         tensors.panels("model.layers.0.layer_input.table.weight", (300, 128))
 
 
-def test_tokens_that_a_file_forbids_are_not_ignored(llama: Path, tmp_path: Path) -> None:
+def test_tokens_that_a_file_forbids_are_suppressed(llama: Path, tmp_path: Path) -> None:
     key = "tokenizer.ggml.suppress_tokens"
-    for forbidden, expected in (([5, 6], ("suppress_tokens",)), (None, ())):
+    for forbidden, expected in (([6, 5], (5, 6)), (None, ())):
         files = ModelFiles(str(convert(llama, tmp_path / "m.gguf", metadata={key: forbidden})))
-        assert recommended(files, files.config()).unsupported == expected
+        found = recommended(files, files.config())
+        assert (found.suppress_tokens, found.unsupported) == (expected, ())
+    files = ModelFiles(str(convert(llama, tmp_path / "m.gguf", metadata={key: "5"})))
+    with pytest.raises(InputError, match=f"m.gguf: {key}: expected a list of token ids, got '5'"):
+        recommended(files, files.config())
 
 
 @pytest.mark.parametrize("counts", [2, None, [0, 2], [0] * 6, [0, 2, 0, 0, 4, 0]])

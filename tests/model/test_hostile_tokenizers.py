@@ -114,6 +114,7 @@ GENERATION = {
     "eos_token_id": [1, 2],
     "repetition_penalty": 1.0,
     "bad_words_ids": [],
+    "suppress_tokens": [7, 9],
 }
 QUESTION = [{"role": "user", "content": "hello ll"}]
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from flowspec.core.protocol.messages import Sampling
 from flowspec.model.sampler import Sampler, margin
 from flowspec.noise import draw_bits, gumbel
-from tests.model.test_sampler import KINDS, SAMPLINGS, make_logits
+from tests.model.test_sampler import KINDS, SAMPLINGS, biased, make_logits
 
 
 def drawn(logits: np.ndarray, sampling: Sampling, position: int = 0) -> tuple[int, float]:
@@ -41,14 +41,15 @@ def shakes(size: int, rng: np.random.Generator) -> list[np.ndarray]:
     st.sampled_from([k for k in KINDS if "masked" not in k]),
     st.sampled_from([1, 2, 3, 4, 6, 30]),
     st.integers(0, 2**32),
+    st.booleans(),
 )
 @settings(max_examples=500)
 def test_moving_logits_by_less_than_a_quarter_of_the_margin_changes_nothing(
-    sampling: Sampling, kind: str, size: int, seed: int
+    sampling: Sampling, kind: str, size: int, seed: int, is_biased: bool
 ) -> None:
     rng = np.random.default_rng(seed)
     logits = make_logits(kind, size, seed)
-    sampler = Sampler(sampling, size)
+    sampler = Sampler(biased(sampling, size, seed) if is_biased else sampling, size)
     for position in range(4):
         token = sampler.draw(logits, position)
         least = margin(sampler, logits, position, token)

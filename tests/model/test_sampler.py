@@ -4,6 +4,7 @@ change."""
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowspec.core.protocol.messages import Logprobs, Sampling
-from flowspec.model.sampler import Sampler, logprobs
+from flowspec.model.sampler import Sampler, logprobs, margin
 from flowspec.noise import draw_bits, gumbel
 
 KINDS = ["normal", "ties", "few-values", "peaked", "masked", "flat", "sloped", "far-masked"]
@@ -36,9 +37,26 @@ def make_logits(kind: str, size: int, seed: int) -> np.ndarray:
     return logits.astype(np.float32)
 
 
+def naive_biased(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
+    """What is added to logits, token by token, in float32."""
+    found = logits.copy()
+    for token, bias in sampling.logit_bias:
+        if token < len(logits):
+            found[token] = np.float32(found[token]) + np.float32(bias)
+    for token in sampling.suppress_tokens:
+        if token < len(logits):
+            found[token] = -np.inf
+    return found
+
+
 def naive_survivors(logits: np.ndarray, sampling: Sampling) -> list[int]:
-    """Sort everything by (probability descending, id ascending), then filter; plain float64."""
-    ids = sorted(range(len(logits)), key=lambda token: (-logits[token], token))
+    """Sort everything that may be drawn by (probability descending, id ascending), then filter; plain
+    float64."""
+    logits = naive_biased(logits, sampling)
+    ids = sorted(
+        set(range(len(logits))).difference(sampling.suppress_tokens),
+        key=lambda token: (-logits[token], token),
+    )
     if sampling.temperature == 0:
         return ids[:1]
     if sampling.top_k:
@@ -52,7 +70,7 @@ def naive_survivors(logits: np.ndarray, sampling: Sampling) -> list[int]:
 
 
 def naive_draw(logits: np.ndarray, sampling: Sampling, position: int) -> int:
-    ids = np.array(sorted(naive_survivors(logits, sampling)))
+    ids, logits = np.array(sorted(naive_survivors(logits, sampling))), naive_biased(logits, sampling)
     if sampling.temperature == 0:
         return int(ids[0])
     scores = logits[ids].astype(np.float64) / sampling.temperature + gumbel(
@@ -68,9 +86,9 @@ def check(logits: np.ndarray, sampling: Sampling, positions: range) -> None:
     if (
         found != expected
     ):  # the mass is summed in float32, so ids that hold a few millionths of it may change sides
-        common = min(len(found), len(expected))
+        common, biased = min(len(found), len(expected)), naive_biased(logits, sampling)
         assert found[:common] == expected[:common], sampling
-        weights = np.exp((logits.astype(np.float64) - float(logits.max())) / sampling.temperature)
+        weights = np.exp((biased.astype(np.float64) - float(biased.max())) / sampling.temperature)
         assert weights[[*found[common:], *expected[common:]]].sum() <= 1e-5 * weights.sum(), sampling
     for position in positions:
         assert sampler.draw(logits, position) == naive_draw(logits, sampling, position), (sampling, position)
@@ -87,6 +105,18 @@ SAMPLINGS = st.builds(
 )
 
 
+def biased(sampling: Sampling, size: int, seed: int) -> Sampling:
+    """The same sampling with tokens that are never drawn, all but one of them at most, and with biases; some
+    of them of tokens that the model does not have."""
+    rng = np.random.default_rng(seed)
+    left = int(rng.integers(size))
+    share = rng.choice([0.0, 0.05, 0.5, 0.95, 1.0])
+    suppressed = [token for token in range(size) if token != left and rng.random() < share][:1000]
+    named = np.flatnonzero(rng.random(size + 3) < rng.choice([0.0, 0.1, 1.0]))[:500]
+    bias = tuple((int(token), float(rng.choice([-100, -2.5, 0, 0.1, 3, 100]))) for token in named)
+    return replace(sampling, suppress_tokens=(*suppressed, size, size + 7), logit_bias=bias)
+
+
 @given(
     SAMPLINGS, st.sampled_from(KINDS), st.sampled_from([1, 2, 3, 7, 63, 64, 65, 300]), st.integers(0, 2**32)
 )
@@ -95,7 +125,69 @@ def test_draws_equal_the_naive_reference(sampling: Sampling, kind: str, size: in
     check(make_logits(kind, size, seed), sampling, range(6))
 
 
-@pytest.mark.arm
+@given(
+    SAMPLINGS, st.sampled_from(KINDS), st.sampled_from([1, 2, 3, 7, 63, 64, 65, 300]), st.integers(0, 2**32)
+)
+@settings(max_examples=200)
+def test_biased_draws_equal_the_naive_reference(sampling: Sampling, kind: str, size: int, seed: int) -> None:
+    check(make_logits(kind, size, seed), biased(sampling, size, seed), range(6))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_biased_draws_equal_the_naive_reference_for_large_vocabularies(kind: str) -> None:
+    logits = make_logits(kind, 9_000, seed=3)
+    for seed, (temperature, top_k, top_p, min_p) in enumerate(
+        [
+            (0.0, 0, 1.0, 0.0),
+            (1.0, 0, 1.0, 0.0),
+            (0.7, 0, 0.9, 0.0),
+            (1.3, 0, 0.3, 0.0),
+            (1.0, 600, 0.95, 0.01),
+        ]
+    ):
+        sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
+        check(logits, biased(sampling, len(logits), seed), range(3))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_is_suppressed_is_never_drawn_and_moves_no_other_draw(temperature: float) -> None:
+    logits, free = make_logits("normal", 400, 4), Sampling(temperature=temperature, seed=2)
+    suppressed = tuple(range(0, 400, 3))
+    sampler = Sampler(replace(free, suppress_tokens=suppressed), len(logits))
+    for position in range(200):
+        drawn, other = sampler.draw(logits, position), Sampler(free, len(logits)).draw(logits, position)
+        assert drawn not in suppressed
+        assert other in (*suppressed, drawn), "what may be drawn is drawn as before"
+
+
+def test_the_only_token_that_may_be_drawn_is_drawn_however_unlikely_it_is() -> None:
+    logits = make_logits("masked", 90, 4)
+    worst = int(logits.argmin())
+    suppressed = tuple(token for token in range(90) if token != worst)
+    for filters in ({}, {"top_k": 3}, {"top_p": 0.9}, {"top_p": 0.1}, {"min_p": 0.5}):
+        for temperature in (0.0, 1.0):
+            sampling = Sampling(temperature=temperature, suppress_tokens=suppressed, **filters)
+            sampler = Sampler(sampling, len(logits))
+            assert sampler.draw(logits, 3) == worst
+            assert sampler.survivors(logits).tolist() == [worst]
+            assert margin(sampler, logits, 3, worst) > 100
+
+
+def test_a_bias_multiplies_the_odds_of_its_token() -> None:
+    logits, count = np.array([0.3, 1.0, -0.4], dtype=np.float32), 2_000
+    bias = ((1, -2.0), (2, 0.5))
+    weights = np.exp(np.array([0.3, 1.0 - 2.0, -0.4 + 0.5]))
+    seen = np.bincount(
+        [
+            Sampler(Sampling(temperature=1.0, logit_bias=bias, seed=seed), 3).draw(logits, 9)
+            for seed in range(count)
+        ],
+        minlength=3,
+    )
+    expected = count * weights / weights.sum()
+    assert ((seen - expected) ** 2 / expected).sum() < 13.8  # its 0.1 % point with two degrees of freedom
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_draws_equal_the_naive_reference_in_every_combination(kind: str) -> None:
     logits = make_logits(kind, 90, seed=5)

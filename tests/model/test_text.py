@@ -15,6 +15,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import InputError
 from flowspec.model import text as text_module
 from flowspec.model.files import ModelFiles, bundled_folder
@@ -254,6 +255,17 @@ def test_sampling_is_recommended_only_where_the_model_samples(tmp_path: Path) ->
     )
 
 
+def test_suppressed_tokens_hold_whether_the_model_samples_or_not(tmp_path: Path) -> None:
+    for content in ({}, {"do_sample": True}, {"do_sample": False, "temperature": 1.0}):
+        found = advice(tmp_path, {**content, "suppress_tokens": [9, 4, 9]})
+        assert (found.suppress_tokens, found.unsupported) == ((4, 9), ())
+        assert found.with_suppressed(Sampling(top_k=3)) == Sampling(top_k=3, suppress_tokens=(4, 9))
+    for nothing in (None, []):
+        assert advice(tmp_path, {"suppress_tokens": nothing}).suppress_tokens == ()
+    for lacking in ("begin_suppress_tokens", "bad_words_ids"):
+        assert advice(tmp_path, {lacking: [[4]]}).unsupported == (lacking,)
+
+
 def test_features_that_are_lacking_are_named_unless_switched_off(tmp_path: Path) -> None:
     asks = {
         "do_sample": True,
@@ -272,6 +284,10 @@ def test_features_that_are_lacking_are_named_unless_switched_off(tmp_path: Path)
         ("{", "expected JSON"),
         ("[]", "expected a JSON object, got"),
         ({"eos_token_id": "x"}, "eos_token_id: expected a token id or a list"),
+        ({"suppress_tokens": 5}, "suppress_tokens: expected a list of token ids, got 5"),
+        ({"suppress_tokens": [5, True]}, "suppress_tokens: expected a list of token ids, got"),
+        ({"suppress_tokens": [-1]}, "suppress_tokens: expected a list of token ids, got"),
+        ({"suppress_tokens": [5] * 1025}, "suppress_tokens: expected at most 1024 token ids, got 1025"),
         ({"eos_token_id": [1, "x"]}, "eos_token_id: expected a token id or a list"),
         ({"do_sample": True, "temperature": "hot"}, "temperature: expected a number, got 'hot'"),
         ({"do_sample": True, "top_k": 2.5}, "top_k: expected a number"),

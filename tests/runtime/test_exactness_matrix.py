@@ -27,10 +27,15 @@ from flowspec.runtime.session import ClusterOptions, Limits, open_cluster
 RANDOM = "random"
 EAGLE = "eagle"
 NEW_TOKENS_MAX = 32
+BIASED = {
+    "suppress_tokens": tuple(range(260, 3000, 3)),
+    "logit_bias": tuple((token, 1.5) for token in range(264, 1000, 7)),
+}
+"""A third of the vocabulary is never drawn, and some tokens oftener than the model says."""
 FACTORS: dict[str, tuple[Any, ...]] = {
     "method": METHODS,
     "drafter": (BUNDLED, "ngram", RANDOM, EAGLE),
-    "filter": ({}, {"top_k": 8}, {"top_p": 0.8}, {"min_p": 0.1}),
+    "filter": ({}, {"top_k": 8}, {"top_p": 0.8, **BIASED}, {"min_p": 0.1}, BIASED),
     "temperature": (0.0, 0.5, 1.0),
     "stages": (1, 2, 4),
     "seed": (1, 2, 3),
@@ -138,6 +143,7 @@ def test_no_answer_holds_a_wrong_token(
                     answer = session.submit(prompt, sampling, limits, request=session.head.new_request())
                     tokens = [token for batch in answer for token in batch.tokens]
                     assert answer.end is not None
+                    assert not set(sampling.suppress_tokens).intersection(tokens)
                     stop = (STOPPED,) if answer.end.reason == "stop" else ()
                     asked = Case(prompt_id=case["prompt"], prompt=prompt, sampling=sampling)
                     found.append(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,19 @@ def test_what_the_model_recommends_and_is_not_built_must_be_done_without() -> No
     assert SamplingParams(temperature=0.0).sampling(advice) == Sampling()
 
 
+def test_what_the_models_files_suppress_is_never_drawn_whatever_is_asked() -> None:
+    advice = replace(ADVICE, suppress_tokens=(5, 7))
+    for asked in (SamplingParams(seed=3), SamplingParams(temperature=0), SamplingParams(logit_bias={5: 100})):
+        assert asked.sampling(advice).suppress_tokens == (5, 7)
+
+
+def test_biases_are_given_by_token_id_in_any_order() -> None:
+    asked = SamplingParams(logit_bias={9: 1, np.int64(3): np.float32(-2.5)})
+    assert asked.sampling(NOTHING) == Sampling(logit_bias=((3, -2.5), (9, 1.0)))
+    assert replace(asked, seed=1).logit_bias == ((3, -2.5), (9, 1.0))
+    assert SamplingParams(logit_bias={}) == SamplingParams()
+
+
 def test_numbers_of_numpy_are_numbers() -> None:
     found = SamplingParams(temperature=np.float32(0.5), top_k=np.int64(3), seed=1).sampling(NOTHING)  # type: ignore[arg-type]
     assert (found, type(found.temperature), type(found.top_k)) == (
@@ -61,6 +75,21 @@ def test_numbers_of_numpy_are_numbers() -> None:
         ({"seed": True}, "sampling: seed: expected a whole number, got True"),
         ({"temperature": "0.7"}, "sampling: temperature: expected a number, got '0.7'"),
         ({"min_p": 1.0}, "sampling: min_p: expected 0 or more and below 1, got 1.0"),
+        ({"logit_bias": 5}, "logit_bias: expected numbers by token id, such as {5: -1.5}, got 5"),
+        (
+            {"logit_bias": {"5": 1}},
+            "logit_bias: expected numbers by token id, such as {5: -1.5}, got {'5': 1}",
+        ),
+        (
+            {"logit_bias": {5: True}},
+            "logit_bias: expected numbers by token id, such as {5: -1.5}, got {5: True}",
+        ),
+        ({"logit_bias": {5: 100.5}}, "sampling: logit_bias: expected -100.0 to 100.0, got 100.5"),
+        ({"logit_bias": {-5: 1}}, "sampling: logit_bias: expected 0 to 4194304, got (-5, -5)"),
+        (
+            {"logit_bias": dict.fromkeys(range(513), 0)},
+            "sampling: logit_bias: expected at most 512, got '513 entries'",
+        ),
         ({"top_p": float("nan")}, "sampling: top_p: expected above 0 and at most 1, got nan"),
     ],
 )
@@ -79,6 +108,13 @@ def test_every_field_can_be_asked_for_by_a_program_a_flag_and_a_request(name: st
     assert sampling_params(parser.parse_args([flag, str(ASKED[name])])) == expected
     assert completion_wanted({"model": "m", "prompt": "p", name: ASKED[name]}).params == expected
     assert FIXED[name] is None
+
+
+def test_biases_can_be_asked_for_by_a_program_and_a_request() -> None:
+    body = {"model": "m", "prompt": "p", "logit_bias": {"9": 1, "3": -2.5}}
+    assert completion_wanted(body).params == SamplingParams(logit_bias={3: -2.5, 9: 1.0})
+    for document in ("docs/api.md", "docs/serving.md"):
+        assert "`logit_bias`" in (ROOT / document).read_text(), document
 
 
 @pytest.mark.parametrize("name", SAMPLING_FIELDS)

@@ -70,6 +70,16 @@ def test_a_chat_says_what_the_plain_model_says(
     assert again.id != found.id
 
 
+def test_biases_are_obeyed_as_by_plain_decoding(
+    server: Running, reference: Reference, tokenizer: Tokenizer
+) -> None:
+    prompt, (banned, *_) = tokenizer.encode_chat(SUM), tokenizer.encode("1")
+    wanted = Sampling(temperature=1.0, seed=4, logit_bias=tuple(sorted({banned: -100.0, 300: 3.0}.items())))
+    text, _ = plain(reference, tokenizer, prompt, wanted)
+    found = ask(server, **WARM, logit_bias={str(banned): -100, "300": 3}).choices[0].message.content
+    assert found == text != ask(server, **WARM).choices[0].message.content
+
+
 def test_a_stream_is_the_same_in_pieces(server: Running) -> None:
     whole = ask(server, **WARM)
     chunks = streamed(server, stream_options={"include_usage": True}, **WARM)

@@ -241,6 +241,7 @@ def _dialogue(rng: random.Random, request: int, language: HashLanguage, context:
     length_max = min(context - 1, rng.choice([3, 10, 30, 200]))
     prompt = tuple(rng.randrange(language.vocabulary_size) for _ in range(rng.randint(1, length_max)))
     sampling = replace(rng.choice(SAMPLINGS), seed=rng.randrange(1 << 40))
+    sampling = biased(random.Random(f"bias {sampling.seed}"), sampling, language.vocabulary_size)
     submit = ask(
         request, prompt, rng.choices([1, 4, 8, 12, 20, 40], weights=[2, 4, 8, 4, 2, 1])[0], sampling=sampling
     )
@@ -258,6 +259,18 @@ def _dialogue(rng: random.Random, request: int, language: HashLanguage, context:
         forget_s=at_s + rng.uniform(0, 6) if rng.random() < 0.15 else None,
         forgets_at_end=rng.random() < 0.3,
     )
+
+
+def biased(rng: random.Random, sampling: Sampling, vocabulary: int) -> Sampling:
+    """Some never draw some tokens, all but one at most, and some have biases."""
+    if rng.random() < 0.3:
+        suppressed = rng.sample(range(vocabulary), rng.choice([1, vocabulary // 2, vocabulary - 1]))
+        sampling = replace(sampling, suppress_tokens=tuple(sorted(suppressed)))
+    if rng.random() < 0.2:
+        named = sorted(rng.sample(range(vocabulary), rng.randint(1, 5)))
+        bias = tuple((token, rng.choice([-100.0, -1.5, 0.0, 2.0, 100.0])) for token in named)
+        sampling = replace(sampling, logit_bias=bias)
+    return sampling
 
 
 class Play:
@@ -359,6 +372,7 @@ class Play:
 
     def _check(self, answer: SimulatedAnswer) -> None:
         submit = answer.submit
+        assert not set(submit.sampling.suppress_tokens).intersection(answer.tokens)
         whole, reason = plain(self.schedule.language, submit, self.schedule.experiment.context)
         expected = whole[len(submit.answered) :]
         assert answer.end is not None, f"request {submit.request} never ended"

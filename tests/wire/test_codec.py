@@ -129,12 +129,19 @@ def assigns(draw: st.DrawFn, cls: type) -> Any:
     return draw(build(cls, **special))
 
 
+TOKENS = st.integers(0, limits.VOCABULARY_MAX)
 SAMPLINGS = build(
     Sampling,
     temperature=st.just(0.0) | st.floats(limits.TEMPERATURE_MIN, limits.TEMPERATURE_MAX),
     top_k=st.integers(0, limits.VOCABULARY_MAX),
     top_p=st.floats(0, 1, exclude_min=True),
     min_p=st.floats(0, 1, exclude_max=True),
+    suppress_tokens=st.sets(TOKENS, max_size=5).map(sorted).map(tuple)
+    | st.just(tuple(range(limits.SUPPRESS_TOKENS_MAX))),
+    logit_bias=st.dictionaries(TOKENS, st.floats(-limits.BIAS_MAX, limits.BIAS_MAX), max_size=5).map(
+        lambda found: tuple(sorted(found.items()))
+    )
+    | st.just(tuple((token, -100.0) for token in range(limits.LOGIT_BIAS_MAX))),
 )
 HOPS = build(
     Hop,

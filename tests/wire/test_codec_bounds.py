@@ -21,6 +21,7 @@ from flowspec.core.protocol.messages import (
     Open,
     Proposal,
     Proposed,
+    Release,
     Sampling,
     Segment,
     SegmentPart,
@@ -385,6 +386,22 @@ def test_payload_bytes_travel_as_they_are(dtype: str) -> None:
         ),
         (VERIFIED, (1, 0, 4, 0, 1, 0), limits.VOCABULARY_MAX + 1),
         (OPENING, (7,), limits.TOP_LOGPROBS_MAX + 1),
+        (OPENING, (6, 5), list(range(limits.SUPPRESS_TOKENS_MAX + 1))),
+        (OPENING, (6, 5), [limits.VOCABULARY_MAX + 1]),
+        (OPENING, (6, 5), [-1]),
+        (OPENING, (6, 5), [7, 5]),
+        (OPENING, (6, 5), [5, 5]),
+        (OPENING, (6, 5), [5.0]),
+        (OPENING, (6, 5), {}),
+        (OPENING, (6, 6), [[token, 0.0] for token in range(limits.LOGIT_BIAS_MAX + 1)]),
+        (OPENING, (6, 6), [[7, 1.0], [5, 1.0]]),
+        (OPENING, (6, 6), [[5, 1.0], [5, 2.0]]),
+        (OPENING, (6, 6), [[limits.VOCABULARY_MAX + 1, 1.0]]),
+        (OPENING, (6, 6), [[5]]),
+        (OPENING, (6, 6), [[5, 1.0, 1.0]]),
+        (OPENING, (6, 6), [5, 1.0]),
+        (OPENING, (6, 6), [["5", 1.0]]),
+        *((OPENING, (6, 6), [[5, bias]]) for bias in (100.5, -math.inf, math.nan, "1", None)),
         (OPENING, (2,), 2),
         (OPENING, (5,), 1),
         (EXPAND, (0, 2), [[0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0]]),
@@ -427,6 +444,32 @@ def test_the_largest_segment_allowed_passes() -> None:
         sequence=top,
         message=Segment(segment=top, parts=(part,), hops=(HOP,) * limits.STAGES_MAX),
     )
+    assert decode(encode(envelope)) == envelope
+
+
+def test_as_many_parts_as_a_segment_has_may_bring_the_longest_openings() -> None:
+    """All in one header: a request that names many tokens must not make a segment that stages refuse."""
+    top, last = limits.ID_MAX, limits.VOCABULARY_MAX
+    sampling = Sampling(
+        suppress_tokens=tuple(range(last - limits.SUPPRESS_TOKENS_MAX + 1, last + 1)),
+        logit_bias=tuple((token, -99.9) for token in range(last - limits.LOGIT_BIAS_MAX + 1, last + 1)),
+    )
+    rows = limits.NODES_PER_SEGMENT_MAX // limits.PARTS_PER_SEGMENT_MAX
+    columns = {"ids": (top,) * rows, "parents": (top - 1,) * rows, "tokens": (last,) * rows}
+    parts = []
+    for request in range(top - limits.PARTS_PER_SEGMENT_MAX, top):
+        fields = {"request": request, "epoch": top, "keep": 0, "length": limits.CONTEXT_MAX, "root": top}
+        opening = Open(**fields, slots=limits.CONTEXT_MAX, sampling=sampling)
+        commit = Commit(request=request, epoch=top, base=limits.CONTEXT_MAX, path=(top,) * 100)
+        places = {"positions": (limits.CONTEXT_MAX,) * rows, "committed": (True,) * rows}
+        parts.append(SegmentPart(commit=commit, opening=opening, **columns, **places))
+    segment = Segment(
+        segment=top,
+        parts=tuple(parts),
+        hops=(HOP,) * limits.STAGES_MAX,
+        releases=(Release(request=top),) * limits.LIST_MAX,
+    )
+    envelope = Envelope(incarnation=top, sender="h", sequence=top, message=segment)
     assert decode(encode(envelope)) == envelope
 
 

@@ -68,13 +68,14 @@ def draft_part(
     commit = Commit(request=opening.request, epoch=opening.epoch, base=drafter_state.told, path=news)
     part = SegmentPart(
         commit=commit,
-        opening=opening,
+        opening=None if drafter_state.is_opened else opening,
         ids=tuple(rows),
         parents=tuple(tree.parent(node) for node in rows),
         tokens=tuple(tree.token(node) for node in rows),
         positions=tuple(tree.position(node) for node in rows),
         committed=(True,) * len(missing) + (False,) * len(wanted),
     )
+    drafter_state.is_opened = True
     drafter_state.told = commit.length
     drafter_state.filled += len(missing)
     drafter_state.run.update(wanted)

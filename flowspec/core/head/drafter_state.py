@@ -20,13 +20,14 @@ from flowspec.tree import TokenTree
 class DrafterState:
     """What one model has of one request.
 
-    The first `filled` nodes of the path and those in `run` are in its cache; it has been told of `told`
-    committed nodes. `pending` are the nodes of the running job, `answered` the living ones that it has been
-    asked about before. `unasked` is a heap of the others by their values; it forgets what died, or is worth
-    something else by now, when it comes up.
+    It `is_opened` once a job took the opening along. The first `filled` nodes of the path and those in `run`
+    are in its cache; it has been told of `told` committed nodes. `pending` are the nodes of the running job,
+    `answered` the living ones that it has been asked about before. `unasked` is a heap of the others by their
+    values; it forgets what died, or is worth something else by now, when it comes up.
     """
 
     opening: Open | None = None
+    is_opened: bool = False
     filled: int = 0
     told: int = 0
     run: set[int] = field(default_factory=set)
@@ -47,6 +48,7 @@ class DrafterState:
             if fits
             else None
         )
+        self.is_opened = False
         self.filled = keep
         self.told = opening.length
         self.run.clear()

@@ -31,6 +31,13 @@ DRAFT_WIDTH_MAX = 64
 """Children that a drafter proposes for one node."""
 TOP_LOGPROBS_MAX = 20
 """Likeliest tokens whose log-probabilities come with a token."""
+SUPPRESS_TOKENS_MAX = 1024
+"""Tokens that an answer may not have. So many, and as many biases, of each part of a segment fit into a
+header."""
+LOGIT_BIAS_MAX = 512
+"""Tokens whose logits a request adds something to."""
+BIAS_MAX = 100.0
+"""What is added to a logit, or taken off."""
 ARITHMETICS_MAX = 16
 """Arithmetics of one precision that a device has."""
 CAPTURES_MAX = 8

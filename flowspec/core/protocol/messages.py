@@ -9,6 +9,7 @@ a message, a peer's when the codec does.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import get_type_hints
@@ -31,19 +32,25 @@ from flowspec.core.protocol.cluster_messages import (
 from flowspec.core.protocol.facts import AskFacts, Facts
 from flowspec.core.protocol.weight_messages import WeightAnswer, WeightQuestion
 
-PROTOCOL_VERSION = 16
+PROTOCOL_VERSION = 17
 """Counts up when a message gets or loses a field, or means something else: both ends must have the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How a next token is drawn; `top_k` 0, `top_p` 1 and `min_p` 0 switch their filter off."""
+    """How a next token is drawn; `top_k` 0, `top_p` 1 and `min_p` 0 switch their filter off.
+
+    Before anything else `logit_bias` is added to the logits of its tokens; `suppress_tokens` are never drawn
+    (docs/architecture.md). Both ascend, and ids that the model does not have mean nothing.
+    """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int = 0
+    suppress_tokens: tuple[int, ...] = ()
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         least, most = limits.TEMPERATURE_MIN, limits.TEMPERATURE_MAX
@@ -57,10 +64,27 @@ class Sampling:
         check(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
         check(0 <= self.min_p < 1, "min_p", self.min_p, "0 or more and below 1")
         check_range("seed", self.seed, 0, limits.ID_MAX)
+        biased = [token for token, _ in self.logit_bias]
+        for name, tokens, most in (
+            ("suppress_tokens", self.suppress_tokens, limits.SUPPRESS_TOKENS_MAX),
+            ("logit_bias", biased, limits.LOGIT_BIAS_MAX),
+        ):
+            check_all(name, tokens, 0, limits.VOCABULARY_MAX, most)
+            check(all(map(operator.lt, tokens, tokens[1:])), name, tokens, "ascending token ids, each once")
+        for _, bias in self.logit_bias:
+            check_range("logit_bias", bias, -limits.BIAS_MAX, limits.BIAS_MAX)
+
+    @property
+    def is_biased(self) -> bool:
+        """Whether it changes logits."""
+        return bool(self.suppress_tokens or self.logit_bias)
 
 
-SAMPLING_FIELDS: Mapping[str, type[int | float]] = get_type_hints(Sampling)
-"""Each field's name and type. Flags, requests, journals and what a model recommends are read by them."""
+SAMPLING_FIELDS: Mapping[str, type[int | float]] = {
+    name: kind for name, kind in get_type_hints(Sampling).items() if kind in (int, float)
+}
+"""Name and type of each field that is a number. Flags, requests, journals and what a model recommends are
+read by them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, TypeVar
 
 from flowspec.core.head.request import common_prefix
@@ -321,14 +321,25 @@ def _ask(row: dict[str, Any], before: tuple[int, ...]) -> Entry:
 def _sampling(row: dict[str, Any]) -> Sampling:
     """A field that is not there is off, as in the version that wrote the line; one that is not known here
     would draw other tokens."""
-    unknown = [name for name in row if name not in SAMPLING_FIELDS]
-    check(not unknown, "sampling", unknown, ", ".join(SAMPLING_FIELDS))
+    known = [each.name for each in fields(Sampling)]
+    unknown = [name for name in row if name not in known]
+    check(not unknown, "sampling", unknown, ", ".join(known))
     found: dict[str, Any] = {
         name: _real(row, name) if kind is float else _field(row, name, kind)
         for name, kind in SAMPLING_FIELDS.items()
         if name in row
     }
+    if "suppress_tokens" in row:
+        found["suppress_tokens"] = tuple(_numbers(row, "suppress_tokens"))
+    if "logit_bias" in row:
+        found["logit_bias"] = tuple(map(_pair, _field(row, "logit_bias", list)))
     return Sampling(**found)
+
+
+def _pair(pair: Any) -> tuple[int, float]:
+    if type(pair) is not list or len(pair) != 2:
+        raise ValueError(f"logit_bias: expected pairs of a token id and a number, got {pair!r:.80}")
+    return _field({"logit_bias": pair[0]}, "logit_bias", int), _real({"logit_bias": pair[1]}, "logit_bias")
 
 
 def _field(row: Mapping[str, Any], name: str, kind: type[Kind]) -> Kind:

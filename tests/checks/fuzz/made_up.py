@@ -53,7 +53,18 @@ def _open(chance: random.Random, request: int, epoch: int) -> Open:
         length=length,
         root=chance.randint(0, 20),
         slots=slots,
-        sampling=Sampling(),
+        sampling=_sampling(chance),
+    )
+
+
+def _sampling(chance: random.Random) -> Sampling:
+    """Often with tokens that may not be drawn, all of them too, or that no model has."""
+    suppressed = sorted(chance.sample(range(VOCABULARY + 2), chance.choice((0, 0, 2, VOCABULARY + 2))))
+    named = sorted(chance.sample(range(VOCABULARY + 2), chance.choice((0, 0, 3))))
+    return Sampling(
+        temperature=chance.choice((0.0, 1.0)),
+        suppress_tokens=tuple(suppressed),
+        logit_bias=tuple((token, chance.choice((-100.0, 0.5))) for token in named),
     )
 
 

@@ -236,13 +236,29 @@ def test_anything_else_is_refused_in_one_line(data: bytes, expected: str) -> Non
     assert "\n" not in str(caught.value)
 
 
+def test_tokens_that_are_not_drawn_and_biases_are_kept() -> None:
+    sampling = Sampling(seed=4, suppress_tokens=(3, 5), logit_bias=((2, -100.0), (9, 0.25)))
+    entry = replace(FIRST, sampling=sampling)
+    assert read_lines(seal(*rows_of(entry)), "j").last == entry
+    for name, wrong in (
+        ("suppress_tokens", [5, 3]),
+        ("suppress_tokens", ["5"]),
+        ("logit_bias", [[5]]),
+        ("logit_bias", [[5, "1"]]),
+        ("logit_bias", [[5, 101]]),
+        ("logit_bias", {"5": 1}),
+    ):
+        with pytest.raises(InputError, match=name):
+            read_lines(seal(setting_row(SETTING), ask_of(FIRST, sampling={name: wrong})), "j")
+
+
 def test_a_sampling_field_that_a_line_lacks_is_off_and_one_that_is_unknown_is_refused() -> None:
     row = ask_of(FIRST, sampling={"temperature": 0.5, "seed": 4})
     assert read(seal(HEAD, row)).last == replace(
         FIRST, tokens=(), end="", text=None, sampling=Sampling(temperature=0.5, seed=4)
     )
     row = ask_of(FIRST, sampling={"temperature": 0.5, "seed": 4, "tilt": 1.0})
-    with pytest.raises(InputError, match=r"sampling: expected temperature, .*seed, got \['tilt'\]"):
+    with pytest.raises(InputError, match=r"sampling: expected temperature, .*logit_bias, got \['tilt'\]"):
         read(seal(HEAD, row))
 
 
