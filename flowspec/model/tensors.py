@@ -91,6 +91,10 @@ class Tensors(ABC):
         has another shape."""
         raise NotImplementedError
 
+    def panels_together(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+        """`panels` of several, by name; what the files have of them in turns is read once."""
+        return {name: self.panels(name, shape) for name, shape in shapes.items()}
+
     def input_order(self, name: str) -> torch.Tensor | None:
         """Which of a matrix's inputs each one of its `panels` is, int64 `[in]`; None: they are the same."""
         return None

@@ -205,6 +205,11 @@ def fill(
         setattr(owner, leaf, loaded[weight.tensors])
         done += len(weight.sources)
     parts: dict[tuple[str, ...], tuple[Part, ...]] = {}
+    tables = [weight for weight in weights.packed if weight.tensors[0].endswith(TABLE)]
+    panels = tensors.panels_together({weight.tensors[0]: tuple(weight.shape) for weight in tables})
+    for name in list(panels):
+        part = panels.pop(name).to(device)
+        parts[(name,)] = (Part(tensors.form(name), part, tensors.shape(name)[0]),)
     for weight in weights.packed:
         assert packing is not None, "nothing is packed otherwise"
         if issubclass(packing, GgufLinear):

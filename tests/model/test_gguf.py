@@ -28,7 +28,10 @@ from flowspec.core.protocol.messages import Sampling
 from flowspec.core.protocol.shared_keys import heads_of, sources_of
 from flowspec.errors import InputError
 from flowspec.model.arithmetic import plain
+from flowspec.model.arithmetic.operations import packed_rows
+from flowspec.model.arithmetic.packed import FORMS
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder, canonical_name
+from flowspec.model.gguf import tensors as gguf_tensors
 from flowspec.model.gguf.file import GgufFile, GgufTensor, tell_gguf_version
 from flowspec.model.pieces import Span
 from flowspec.model.reference import Reference
@@ -512,6 +515,32 @@ def test_numbers_of_two_layers_that_are_packed_together_are_refused(tmp_path: Pa
     tensors = ModelFiles(str(path)).tensors()
     with pytest.raises(InputError, match="to be a multiple of a block's, got 128"):
         tensors.panels("model.layers.0.layer_input.table.weight", (300, 128))
+
+
+@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.F16])
+def test_a_table_of_all_layers_is_gone_through_once_for_all_of_them(
+    kind: Any, gemma4: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = ModelFiles(str(convert(gemma4, tmp_path / "m.gguf", kind)))
+    tensors, table = files.tensors(), files.gguf_file.tensors["per_layer_token_embd.weight"]
+    names = [f"model.layers.{layer}.layer_input.table.weight" for layer in (1, 2, 5)]
+    rows, width = shape = tensors.shape(names[0])
+    whole = torch.from_numpy(table.unpack(np.array(table.packed())))
+    expected = {name: whole.chunk(6, dim=1)[layer] for name, layer in zip(names, (1, 2, 5), strict=True)}
+    monkeypatch.setattr(gguf_tensors, "BLOCK_NUMBERS", 64 * width)
+    maps: list[str] = []
+    packed = GgufTensor.packed
+    monkeypatch.setattr(GgufTensor, "packed", lambda tensor: (maps.append(tensor.name), packed(tensor))[1])
+    found = {name: torch.empty(shape) for name in names}
+    tensors.copy_together(found)
+    assert maps == [table.name] * -(-rows // 64)
+    assert all(torch.equal(found[name], expected[name]) for name in names)
+    if kind == Kind.Q8_0:
+        maps.clear()
+        panels = tensors.panels_together(dict.fromkeys(names, shape))
+        assert maps == [table.name] * -(-rows // 64)
+        for name in names:
+            assert torch.equal(packed_rows(FORMS["Q8_0"], panels[name], torch.arange(rows)), expected[name])
 
 
 def test_tokens_that_a_file_forbids_are_suppressed(llama: Path, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ BIASED = {
 FACTORS: dict[str, tuple[Any, ...]] = {
     "method": METHODS,
     "drafter": (BUNDLED, "ngram", RANDOM, EAGLE),
-    "filter": ({}, {"top_k": 8}, {"top_p": 0.8, **BIASED}, {"min_p": 0.1}, BIASED),
+    "filter": ({}, {"top_k": 8}, {"top_p": 0.8, **BIASED}, {"min_p": 0.1}),
     "temperature": (0.0, 0.5, 1.0),
     "stages": (1, 2, 4),
     "seed": (1, 2, 3),

@@ -8,7 +8,7 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +26,7 @@ from flowspec.model.families import PLAIN_ROOT, Family, check_family
 from flowspec.model.gguf import gemma4, linear_attention
 from flowspec.model.gguf.blocks import panels_of
 from flowspec.model.gguf.config import FACTORS
-from flowspec.model.gguf.file import SMALL, GgufFile, GgufTensor, Rows, tell_gguf_version
+from flowspec.model.gguf.file import SMALL, GgufFile, GgufTensor, tell_gguf_version
 from flowspec.model.layer_by_layer import LAYER_INPUT
 from flowspec.model.linear_attention import take_stored_fading
 from flowspec.model.tensors import ROUNDED_ANEW, PlacedTensors, check_shape
@@ -158,7 +158,17 @@ class GgufTensors(PlacedTensors[_Place]):
         return found
 
     def copy_into(self, name: str, part: torch.Tensor) -> None:
-        check_shape(name, self._model, part.shape, self.shape(name), "the metadata")
+        self.copy_together({name: part})
+
+    def copy_together(self, parts: Mapping[str, torch.Tensor]) -> None:
+        for names in self._by_rows(parts):
+            self._copy({name: parts[name] for name in names})
+
+    def _copy(self, parts: Mapping[str, torch.Tensor]) -> None:
+        """Copies tensors that lie in the same rows of the file."""
+        for name, part in parts.items():
+            check_shape(name, self._model, part.shape, self.shape(name), "the metadata")
+        (name, part), *_ = parts.items()
         place = self._places[name]
         tensor = self._tensor(place.tensor)
         if part.dim() == 1 or place.tensor.endswith(CONVOLUTIONS):
@@ -171,10 +181,13 @@ class GgufTensors(PlacedTensors[_Place]):
         step = max(1, BLOCK_NUMBERS // columns)
         for first in range(0, rows, step):
             # anew: pages that were read count as this process's until the map is dropped
-            block = tensor.unpack(self._packed(place)[order[first : first + step]])
-            if inputs is not None:
-                block = block[:, inputs]
-            part[first : first + step].copy_(torch.from_numpy(block))
+            packed_rows = tensor.packed()
+            for name, part in parts.items():
+                own = packed_rows[:, self._columns(self._places[name])]
+                block = tensor.unpack(own[order[first : first + step]])
+                if inputs is not None:
+                    block = block[:, inputs]
+                part[first : first + step].copy_(torch.from_numpy(block))
 
     def form(self, name: str) -> str:
         tensor = self._tensor(self._places[name].tensor)
@@ -189,20 +202,47 @@ class GgufTensors(PlacedTensors[_Place]):
         return FORMS[self.form(name)].panel_bytes(inputs, outputs)
 
     def panels(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        check_shape(name, self._model, shape, self.shape(name), "the metadata")
-        place, (rows, columns) = self._places[name], shape
-        tensor, order = self._tensor(place.tensor), self._order(place, rows)
-        if self.is_rounded_anew(name):
-            return packed(FORMS[ROUNDED_ANEW], as_q8_0(self.load(name, shape)))
-        step = max(PANEL, BLOCK_NUMBERS // columns // PANEL * PANEL)
-        found = torch.empty(0, dtype=torch.uint8)
-        for first in range(0, rows, step):
-            block = torch.from_numpy(self._packed(place)[order[first : first + step]])
-            panels = panels_of(tensor.form, block, columns)
-            if first == 0:
-                found = panels.new_empty((-(-rows // PANEL), *panels.shape[1:]))
-            found[first // PANEL : first // PANEL + len(panels)] = panels
+        return self.panels_together({name: shape})[name]
+
+    def panels_together(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
+        found = {}
+        for names in self._by_rows(shapes):
+            for name in names:
+                check_shape(name, self._model, shapes[name], self.shape(name), "the metadata")
+            if self.is_rounded_anew(names[0]):
+                (name,) = names
+                found[name] = packed(FORMS[ROUNDED_ANEW], as_q8_0(self.load(name, shapes[name])))
+            else:
+                found |= self._panels(names, *shapes[names[0]])
         return found
+
+    def _panels(self, names: Sequence[str], rows: int, columns: int) -> dict[str, torch.Tensor]:
+        """Of matrices that lie in the same rows of the file."""
+        place = self._places[names[0]]
+        tensor, order = self._tensor(place.tensor), self._order(place, rows)
+        step = max(PANEL, BLOCK_NUMBERS // columns // PANEL * PANEL)
+        found: dict[str, torch.Tensor] = {}
+        for first in range(0, rows, step):
+            packed_rows = tensor.packed()
+            for name in names:
+                own = packed_rows[:, self._columns(self._places[name])]
+                panels = panels_of(tensor.form, torch.from_numpy(own[order[first : first + step]]), columns)
+                if first == 0:
+                    found[name] = panels.new_empty((-(-rows // PANEL), *panels.shape[1:]))
+                found[name][first // PANEL : first // PANEL + len(panels)] = panels
+        return found
+
+    def _by_rows(self, names: Iterable[str]) -> Iterable[list[str]]:
+        """Names in groups: of a tensor whose rows hold all layers side by side those of all layers, of others
+        each alone."""
+        groups: dict[str, list[str]] = {}
+        for name in names:
+            place = self._places.get(name)
+            is_beside_others = place is not None and place.layer is not None and self._axis(place) == 1
+            groups.setdefault(place.tensor if place and is_beside_others else f"alone {name}", []).append(
+                name
+            )
+        return groups.values()
 
     def input_order(self, name: str) -> torch.Tensor | None:
         inputs = None if self.is_rounded_anew(name) else self._inputs(self._places[name])
@@ -218,11 +258,11 @@ class GgufTensors(PlacedTensors[_Place]):
         found: npt.NDArray[np.int64] = order + (part or 0) * rows
         return found
 
-    def _packed(self, place: _Place) -> Rows:
-        """The bytes of all rows, or of one layer's part of each."""
+    def _columns(self, place: _Place) -> slice:
+        """Which bytes of each row: all, or one layer's part."""
         tensor = self._tensor(place.tensor)
         if place.layer is None or self._axis(place) == 0:
-            return tensor.packed()
+            return slice(None)
         size, rest = divmod(tensor.row_bytes, self._layers)
         if rest or size % tensor.block_bytes:
             raise InputError(
@@ -230,7 +270,7 @@ class GgufTensors(PlacedTensors[_Place]):
                 "the width of a layer's part to be a multiple of a block's, got "
                 f"{tensor.shape[1] // self._layers}"
             )
-        return tensor.packed()[:, place.layer * size : (place.layer + 1) * size]
+        return slice(place.layer * size, (place.layer + 1) * size)
 
     @staticmethod
     def _axis(place: _Place) -> int:

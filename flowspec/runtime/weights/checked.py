@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +178,11 @@ class _CheckedTensors(Tensors):
         self._check_all(name)
         self._tensors.copy_into(name, part)
 
+    def copy_together(self, parts: Mapping[str, torch.Tensor]) -> None:
+        for name in parts:
+            self._check_all(name)
+        self._tensors.copy_together(parts)
+
     def form(self, name: str) -> str:
         return self._tensors.form(name)
 
@@ -190,6 +195,11 @@ class _CheckedTensors(Tensors):
     def panels(self, name: str, shape: tuple[int, ...]) -> Any:
         self._check_all(name)
         return self._tensors.panels(name, shape)
+
+    def panels_together(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+        for name in shapes:
+            self._check_all(name)
+        return self._tensors.panels_together(shapes)
 
     def input_order(self, name: str) -> torch.Tensor | None:
         return self._tensors.input_order(name)
