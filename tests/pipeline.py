@@ -80,6 +80,7 @@ class Pipeline:
                 is_last=index == self.stage_count - 1,
                 slots_max=SLOTS_MAX,
                 sliding_window=self.head.sliding_window,
+                returns_features=any(drafter.captures for drafter in self.drafters),
             )
             for index in range(self.stage_count)
         ]
@@ -168,6 +169,14 @@ class Pipeline:
                     )
                     self._put("head", 1, done)
 
+    def _give_features(self, command: SendVerified) -> None:
+        """What the last stage computed of verified nodes, to the drafters that asked for it."""
+        for drafter in self.drafters:
+            rows = iter(command.rows)
+            for part in command.verified.parts if drafter.captures else ():
+                own = [next(rows) for _ in part.ids]
+                drafter.take_features(part.request, part.epoch, part.ids, command.payload[own])
+
     def _to_stage(self, index: int, event: StageEvent) -> None:
         for command in self.stages[index].handle(event, self.now_s):
             if isinstance(command, RunLayers):
@@ -190,6 +199,7 @@ class Pipeline:
                     SegmentArrived(segment=command.segment, payload=payload, received_s=self.now_s),
                 )
             elif isinstance(command, SendVerified):
+                self._give_features(command)
                 self._put("head", 0, VerifiedArrived(verified=command.verified))
             elif isinstance(command, Trim):
                 self._trim(index, command)

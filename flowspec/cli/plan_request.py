@@ -13,6 +13,7 @@ from flowspec.cli.options import joined
 from flowspec.cli.parser import Rare
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.precision import PRECISION_BYTES
+from flowspec.draft.mtp_files import has_mtp
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.support import context_max, family_of
@@ -175,7 +176,7 @@ def _model(args: argparse.Namespace) -> tuple[ModelShape, ModelWeights, tuple[st
     files = ModelFiles(args.model)
     config = files.config()
     family_of(config, files.model)
-    shape = shape_of(config, args.model, files.filed_bytes)
+    shape = shape_of(config, args.model, files.filed_bytes, has_mtp=has_mtp(files, config))
     return (
         shape,
         model_weights(files, shape),

@@ -1,4 +1,4 @@
-"""An EAGLE head as a drafter (`draft.chained`), with a tree cache of its own.
+"""An EAGLE head, or another that is like one, as a drafter (`draft.chained`), with a tree cache of its own.
 
 Once the target's feature is known and a guess below it is committed, the guess's keys and values are made
 again from the truth, beside the new rows of the next pass.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +19,21 @@ from flowspec.core.stage.events import ClearSlots, JobPart, RunLayers
 from flowspec.draft.cached import Row
 from flowspec.draft.chained import ChainDrafter, ChainRequest, Entry
 from flowspec.draft.eagle_head import EagleHead
-from flowspec.model.attention import TreeBatch, TreeRows
+from flowspec.draft.featured import Head
+from flowspec.model.attention import TreeBatch, TreeCache, TreeRows
 from flowspec.model.files import ModelFiles
+
+
+class CachedHead(Head, Protocol):
+    """A head that attends to its own keys and values: `EagleHead`, `mtp_head.MtpHead`."""
+
+    def new_cache(self, slots_max: int) -> TreeCache:
+        """An empty cache for one request; a `TreeBatch` over it begins at layer 0."""
+
+    def run(
+        self, tokens: torch.Tensor, features: torch.Tensor, positions: torch.Tensor, batch: TreeBatch
+    ) -> torch.Tensor:
+        """As `EagleHead.run`."""
 
 
 @dataclass(slots=True)
@@ -46,22 +60,21 @@ class _Request(ChainRequest):
 class EagleDrafter(ChainDrafter[_Request, _Entry]):
     """A `Drafter`; see the module."""
 
-    _head: EagleHead
+    _head: CachedHead
 
     def __init__(
-        self,
-        files: ModelFiles,
-        target: ModelFiles,
-        dtype: str,
-        device: torch.device,
-        *,
-        context: int | None = None,
-        coupled: bool = True,
+        self, head: CachedHead, target: ModelFiles, *, context: int | None = None, coupled: bool = True
     ) -> None:
-        """Loads the head for this target; raises `InputError` when that cannot be. `context` is the
-        target's."""
-        head = EagleHead.load(files, target, dtype, device)
+        """Over a head that is loaded for this target; `context` is the target's."""
         super().__init__(head, target, context=context, coupled=coupled)
+
+    @classmethod
+    def load(
+        cls, files: ModelFiles, target: ModelFiles, dtype: str, device: torch.device, **options: Any
+    ) -> EagleDrafter:
+        """Loads an EAGLE head for this target; raises `InputError` when that cannot be. `options` are those
+        of the class."""
+        return cls(EagleHead.load(files, target, dtype, device), target, **options)
 
     def new_request(self, opening: Open) -> _Request:
         return _Request(opening, opening.root)

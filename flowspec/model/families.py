@@ -43,6 +43,27 @@ Function = Callable[[Any], Any]
 """Of a tensor, number by number."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MtpLayout:
+    """How a checkpoint names its MTP layer, which guesses further tokens (`draft/mtp_head.py`).
+
+    The config's field `count` says how many there are. All its tensors begin with `prefix`, in which `{}` is
+    the number of the model's layers; those of the decoder layer in it go on with `layer`. Beside it are the
+    norms of a token's `embedding` and of a `feature`, the `projection` of both, and the `last_norm`.
+    `own_embedding` and `own_lm_head` are copies of the model's that may be there; empty: there are none.
+    """
+
+    count: str
+    prefix: str
+    layer: str
+    embedding: str
+    feature: str
+    projection: str
+    last_norm: str
+    own_embedding: str = ""
+    own_lm_head: str = ""
+
+
 def _as_it_is(config: Any, rounded: Callable[[float], float]) -> float:
     return 1.0
 
@@ -69,7 +90,8 @@ class Family:
     attend: short convolutions (`convolution.py`) or linear attention (`linear_attention.py`). `ignored`:
     fields of the family's config that transformers' code does not act on, with their only value; `repeated`:
     those that say once more what the field says that it acts on; `built_in`: those that older versions of it
-    do not know, with what is in their code. `part`: where a multimodal model's config keeps that of the
+    do not know, with what is in their code. `mtp`: how checkpoints name a layer that guesses further tokens.
+    `part`: where a multimodal model's config keeps that of the
     decoder, the part that is run here. `architectures`: classes that generate text, besides
     `{prefix}ForCausalLM`.
     """
@@ -95,6 +117,7 @@ class Family:
     repeated: Mapping[str, str] = field(default_factory=dict)
     built_in: Mapping[str, float] = field(default_factory=dict)
     architectures: tuple[str, ...] = ()
+    mtp: MtpLayout | None = None
     part: str = ""
 
     def piece(self, name: str) -> Any:
@@ -161,6 +184,15 @@ _QWEN3_5 = Family(
     roots=(PLAIN_ROOT, Root(prefix="model.language_model.", lm_head="lm_head.weight")),
     architectures=("Qwen3_5ForConditionalGeneration",),
     built_in={"attn_output_gate": True},
+    mtp=MtpLayout(
+        count="mtp_num_hidden_layers",
+        prefix="mtp.",
+        layer="layers.0.",
+        embedding="pre_fc_norm_embedding",
+        feature="pre_fc_norm_hidden",
+        projection="fc",
+        last_norm="norm",
+    ),
 )
 _GEMMA4 = Family(
     module="gemma4",
@@ -255,7 +287,22 @@ FAMILIES = {
     "qwen3_5_moe": replace(_QWEN3_5_MOE, part="text_config"),
     "qwen3_5_moe_text": _QWEN3_5_MOE,
     "glm4_moe": Family(
-        module="glm4_moe", prefix="Glm4Moe", rotary_is_partial=True, router="sigmoid", stacked=_EXPERTS
+        module="glm4_moe",
+        prefix="Glm4Moe",
+        rotary_is_partial=True,
+        router="sigmoid",
+        stacked=_EXPERTS,
+        mtp=MtpLayout(
+            count="num_nextn_predict_layers",
+            prefix="model.layers.{}.",
+            layer="",
+            embedding="enorm",
+            feature="hnorm",
+            projection="eh_proj",
+            last_norm="shared_head.norm",
+            own_embedding="embed_tokens",
+            own_lm_head="shared_head.head",
+        ),
     ),
     "gpt_oss": Family(
         module="gpt_oss",

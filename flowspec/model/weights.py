@@ -340,8 +340,8 @@ def _check_all_used(pieces: Pieces, weights: tuple[Weight, ...], tensors: Tensor
     )
     if strange:
         raise InputError(
-            f"the checkpoint holds {strange[0]}, for which transformers' {pieces.family.prefix} has no "
-            "place: it is of another architecture"
+            f"the checkpoint holds {tensors.files_of(strange[0])[0]}, for which transformers' "
+            f"{pieces.family.prefix} has no place: it is of another architecture"
         )
 
 

@@ -82,8 +82,8 @@ class ModelShape:
     `has_gates`: attention has as many outputs again for gates as for queries. Where layers are unlike,
     `unlike` are the heads of each, `sources` to whose keys and values it attends, and `mean_params` the
     weights of one on average. `table` are the weights of a layer's own embedding of tokens, `carried` the
-    most numbers that go with a hidden state. `filed_bytes` is what a weight takes on average as the model's
-    GGUF file packs it.
+    most numbers that go with a hidden state. `has_mtp`: the model's checkpoint has a layer that guesses
+    further tokens. `filed_bytes` is what a weight takes on average as the model's GGUF file packs it.
     """
 
     name: str
@@ -109,6 +109,7 @@ class ModelShape:
     mean_params: int = 0
     table: int = 0
     carried: int = 0
+    has_mtp: bool = False
     filed_bytes: float = USUAL_FILED_BYTES
 
     @property
@@ -162,8 +163,9 @@ class ModelShape:
         return 2 * self.kv_heads * self.head_dim
 
 
-def shape_of(config: Any, name: str, filed_bytes: float = 0.0) -> ModelShape:
-    """What a transformers config says; `filed_bytes` as in `ModelShape`, 0 where there is no such file."""
+def shape_of(config: Any, name: str, filed_bytes: float = 0.0, *, has_mtp: bool = False) -> ModelShape:
+    """What a transformers config says; `filed_bytes` and `has_mtp` as in `ModelShape`, 0 where there is no
+    such file."""
     heads, sources = heads_of(config), sources_of(config)
     is_unlike = len({*heads}) > 1 or len({*sources}) < len(sources)
     table = getattr(config, "hidden_size_per_layer_input", None) or 0
@@ -190,6 +192,7 @@ def shape_of(config: Any, name: str, filed_bytes: float = 0.0) -> ModelShape:
         mean_params=_mean_params(config) if is_unlike or table else 0,
         table=table * (config.vocab_size_per_layer_input if table else 0),
         carried=carried_most(config),
+        has_mtp=has_mtp,
         filed_bytes=filed_bytes or USUAL_FILED_BYTES,
     )
 
@@ -265,6 +268,28 @@ def eagle_shape(target: ModelShape) -> ModelShape:
         head_dim=target.head_dim,
         vocabulary=target.vocabulary,
         extra_params=2 * target.hidden * target.hidden,
+    )
+
+
+def mtp_shape(target: ModelShape) -> ModelShape:
+    """The MTP layer of a model's checkpoint: one that attends, a projection of (embedding, feature), the
+    model's embedding and `lm_head`."""
+    return ModelShape(
+        name=f"mtp-{target.name}",
+        layers=1,
+        hidden=target.hidden,
+        intermediate=target.intermediate,
+        heads=target.heads,
+        kv_heads=target.kv_heads,
+        head_dim=target.head_dim,
+        vocabulary=target.vocabulary,
+        extra_params=2 * target.hidden * target.hidden,
+        is_tied=target.is_tied,
+        experts=target.experts,
+        experts_per_row=target.experts_per_row,
+        shared_intermediate=target.shared_intermediate,
+        has_gates=target.has_gates,
+        filed_bytes=target.filed_bytes,
     )
 
 

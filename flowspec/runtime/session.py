@@ -24,6 +24,7 @@ from flowspec.core.protocol.precision import CACHE_AUTO, FILED
 from flowspec.core.protocol.shared_keys import carried_most
 from flowspec.core.protocol.sliding_window import states_of, window_for, windows_of
 from flowspec.draft.kinds import NONE, WITHOUT_TENSORS
+from flowspec.draft.mtp_files import has_mtp
 from flowspec.errors import InputError
 from flowspec.model.families import check_family
 from flowspec.model.files import ModelFiles, canonical_name
@@ -484,7 +485,8 @@ def choose_for(
     """What the devices of a cluster file run, where `plan` has no stages; else how those compare. Where it
     `is_run` at once, devices that others use cannot be had."""
     assert options.cluster is not None
-    shape = shape_of(files.config(), files.model, files.filed_bytes)
+    config = files.config()
+    shape = shape_of(config, files.model, files.filed_bytes, has_mtp=has_mtp(files, config))
     placed = read_drafters(options.cluster)
     names = decoding.drafters_for(files.model, tuple(placed))
     drafter = drafter_inputs(names, placed, shape)

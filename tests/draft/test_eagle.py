@@ -123,7 +123,7 @@ def check(found: list[Proposal], expected: dict[int, Proposal]) -> None:
 def start(
     head_files: ModelFiles, target: ModelFiles, sampling: Sampling, number: int = 1
 ) -> tuple[EagleDrafter, Mirror]:
-    drafter = EagleDrafter(head_files, target, "float32", CPU, context=300)
+    drafter = EagleDrafter.load(head_files, target, "float32", CPU, context=300)
     return drafter, Mirror(EagleHead.load(head_files, target, "float32", CPU), Teller(number, sampling))
 
 
@@ -314,12 +314,12 @@ def test_traits(head_files: ModelFiles, target: ModelFiles, tmp_path: Path) -> N
     assert drafter.weight_bytes == mirror._head.weight_bytes > 0
     assert drafter.context == 300
     short = ModelFiles(str(make_head(tmp_path, mirror._head.kind, max_position_embeddings=100)))
-    assert EagleDrafter(short, target, "float32", CPU, context=300).context == 100
-    assert EagleDrafter(short, target, "float32", CPU).context == 100
+    assert EagleDrafter.load(short, target, "float32", CPU, context=300).context == 100
+    assert EagleDrafter.load(short, target, "float32", CPU).context == 100
 
 
 def test_a_head_that_overflows_says_so(head_files: ModelFiles, target: ModelFiles) -> None:
-    drafter = EagleDrafter(head_files, target, "float16", CPU)
+    drafter = EagleDrafter.load(head_files, target, "float16", CPU)
     teller = Teller(1, Sampling())
     teller.begin([5, 6])
     drafter.take_features(1, 0, [0], torch.full((1, drafter._head.feature_width), 3e4))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from flowspec.draft.kinds.language import LanguageKind
 from flowspec.draft.language import LanguageModelDrafter
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder
-from flowspec.plan.shape import eagle_shape, shape_of
+from flowspec.plan.shape import eagle_shape, mtp_shape, shape_of
 from tests.draft.assistants import make_assistant
 from tests.draft.blocks import make_block_drafter
 from tests.draft.heads import make_head
@@ -61,8 +62,8 @@ def refused(name: str, target: ModelFiles, match: str) -> str:
 
 
 def test_a_word_needs_no_files(target: ModelFiles) -> None:
-    opened = [open_drafter(word, target, "float32", CPU, context=100) for word in WORDS]
-    assert [word for word, drafter in zip(WORDS, opened, strict=True) if drafter is None] == [NONE]
+    opened = [open_drafter(word, target, "float32", CPU, context=100) for word in WITHOUT_TENSORS]
+    assert [word for word, drafter in zip(WITHOUT_TENSORS, opened, strict=True) if drafter is None] == [NONE]
     assert {(each.context, each.weight_bytes) for each in opened if each is not None} == {(100, 0)}
 
 
@@ -111,6 +112,20 @@ def test_an_eagle_head_is_known_by_its_tensors(target: ModelFiles, tmp_path: Pat
     assert drafter is not None
     assert isinstance(drafter, EagleDrafter)
     assert len(drafter.captures) == (3 if kind == "eagle3" else 1)
+
+
+def test_a_target_without_an_mtp_layer_is_told_so(target: ModelFiles, tmp_path: Path) -> None:
+    start = "--drafter mtp: expected a model whose checkpoint has a layer that guesses ahead"
+    text = refused("mtp", target, "has none that FlowSpec reads; give another --drafter$")
+    assert text.startswith(start)
+    file = convert(small(tmp_path / "small"), tmp_path / "small.gguf")
+    refused("mtp", ModelFiles(str(file)), "is a GGUF file, of which FlowSpec reads none; give another")
+    shape = shape_of(target.config(), "some")
+    with pytest.raises(InputError, match=rf"^{start}.* but 'some' has none"):
+        find_drafter("mtp").reckoned(shape)
+    planned = find_drafter("mtp").reckoned(replace(shape, has_mtp=True))
+    assert planned is not None
+    assert (planned.name, planned.shape) == ("mtp", mtp_shape(shape))
 
 
 def test_a_head_for_another_target_is_refused(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from flowspec.draft.kinds.base import FileKind, Kind, WordKind
 from flowspec.draft.kinds.block import Block
 from flowspec.draft.kinds.eagle import SKETCH, Eagle
 from flowspec.draft.kinds.language import LanguageKind
+from flowspec.draft.kinds.mtp import Mtp
 from flowspec.draft.kinds.ngram import Ngram
 from flowspec.draft.kinds.none import Nothing
 from flowspec.draft.protocol import Drafter
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from flowspec.model.slice import Slice
 
-BY_WORD: Sequence[type[WordKind]] = (Ngram, Nothing)
+BY_WORD: Sequence[type[WordKind]] = (Ngram, Mtp, Nothing)
 BY_FILES: Sequence[type[FileKind]] = (Assistant, Block, Eagle, LanguageKind)
 """The first that files are of; the last takes whatever is left."""
 ALL: Sequence[type[Kind]] = (*BY_WORD, *BY_FILES)

@@ -33,7 +33,7 @@ class Eagle(FileKind):
     ) -> Drafter:
         from flowspec.draft.eagle import EagleDrafter
 
-        return EagleDrafter(self.files, target, dtype, device, context=context, coupled=coupled)
+        return EagleDrafter.load(self.files, target, dtype, device, context=context, coupled=coupled)
 
     def reckoned(self, target: ModelShape) -> sites.PlannedDrafter:
         return self.of_shape(eagle_shape(target), target)

@@ -57,11 +57,14 @@ def counted_weights(files: ModelFiles, shape: ModelShape) -> ModelWeights:
 
 
 def _decoders(files: ModelFiles) -> Iterator[tuple[str, int | None]]:
-    """The tensors of a decoder, with the layer that each belongs to; not those of other parts beside it."""
-    names = files.weight_map()
-    root = check_family(files.raw_config(), files.model).root(names)
+    """The tensors of a decoder, with the layer that each belongs to; not those of other parts beside it, nor
+    of layers behind the last one, which guess further tokens."""
+    names, raw = files.weight_map(), files.raw_config()
+    root = check_family(raw, files.model).root(names)
     for name in names:
         found = re.match(rf"{re.escape(root.prefix)}layers\.(\d+)\.", name)
+        if found and int(found[1]) >= raw["num_hidden_layers"]:
+            continue
         if found or name == root.lm_head or name.startswith(root.prefix):
             yield name, int(found[1]) if found else None
 
