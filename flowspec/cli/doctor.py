@@ -22,7 +22,8 @@ from flowspec.cli import accelerator_check
 from flowspec.cli.options import add_model_arguments, cluster_options
 from flowspec.cli.terminal import broken_for
 from flowspec.core.protocol.facts import AskFacts, LinkFacts
-from flowspec.plan.memory import mib
+from flowspec.core.stage.slots import WORK_BYTES
+from flowspec.plan.memory import PROCESS_BYTES, mib
 from flowspec.runtime.cluster import Device, stage_devices
 from flowspec.runtime.cluster_file import read_cluster
 from flowspec.runtime.health.diagnose import diagnose, rate
@@ -44,7 +45,7 @@ COLUMNS = (
     "FlowSpec",
     "torch",
     "memory free",
-    "needs",
+    "layers need",
     "interface",
     "from here",
     "onward",
@@ -140,6 +141,9 @@ def show(found: Sequence[Examined], findings: Sequence[Finding], needs: ModelNee
         rows.append((each.device.name, layers, *_cells(each, size)))
     show_table(COLUMNS, rows)
     console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    parts = f"weights, cache for {needs.context} tokens and {mib(WORK_BYTES)} to work in"
+    also = f"{mib(PROCESS_BYTES)} more are reckoned for the daemon's process, which mostly takes less"
+    console.print(broken_for(sys.stdout, f"layers need: {parts}; {also}"), markup=False, soft_wrap=True)
     best: dict[str, list[str]] = {}
     for each in found:
         if each.facts is not None and each.facts.kernel is not None and each.facts.kernel.arithmetics:

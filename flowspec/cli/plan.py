@@ -20,9 +20,10 @@ from flowspec.cli.console import working
 from flowspec.cli.options import add_cache_argument, drafter_names, number_list, positive
 from flowspec.cli.parser import Rare
 from flowspec.cli.plan_beside import Alone, alone, with_eagle
-from flowspec.cli.plan_request import Wanted, add_device_arguments, read_plan_request
+from flowspec.cli.plan_request import GIVEN, Wanted, add_device_arguments, read_plan_request
 from flowspec.core.methods import DEFAULT, WITHOUT_GUESSES
 from flowspec.core.protocol.limits import REQUESTS_MAX
+from flowspec.core.stage.slots import WORK_BYTES
 from flowspec.draft.kinds import ALL as KINDS
 from flowspec.draft.kinds import FALLBACK, NONE
 from flowspec.errors import InputError
@@ -30,23 +31,30 @@ from flowspec.model.files import BUNDLED, TOY
 from flowspec.plan.absence import Without, without_each
 from flowspec.plan.advice import Option, improvements, limits
 from flowspec.plan.left_out import why_left_out
-from flowspec.plan.memory import mib
+from flowspec.plan.memory import PROCESS_BYTES, mib
 from flowspec.plan.partition import Partition
 from flowspec.plan.planner import Plan, make_plan, rate_split
 from flowspec.plan.refusal import ModelDoesNotFitError, refusing
 from flowspec.plan.sites import PlanRequest, Site
 from flowspec.plan.split import checked_split
+from flowspec.plan.timing import LinkSpec
 from flowspec.rounding import duration, rounded
 from flowspec.runtime.cluster import split_layers, stage_devices
 from flowspec.runtime.cluster_file import read_cluster
 from flowspec.runtime.planning.choose import choose
-from flowspec.runtime.planning.survey import Survey
+from flowspec.runtime.planning.survey import ASSUMED, DECLARED, LOOPBACK, MEASURED, Survey
 
 HELPS_SHOWN = 5
 SIMULATED_WORK_MAX = 24
 """Devices times users up to which plans are simulated; beyond, that would take more than some seconds."""
 NAME_WIDTH = 24
 WIDTH = 80
+LINK_SOURCES = {
+    GIVEN: "as you say",
+    DECLARED: "as the cluster file says",
+    MEASURED: "as measured",
+    ASSUMED: "else give --link",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -324,7 +332,7 @@ def plan_lines(
         yield f"the {TOY}; name another: --model or --shape"
     yield from _filled(f"devices: {_boards(request.sites)}\n" if wanted.survey is None else "")
     yield ""
-    heads = f"{'layers':>9}{'weights':>10}{'cache':>10}{'in use':>10}{'of':>9}{'a slot':>8}"
+    heads = f"{'layers':>9}{'weights':>10}{'cache':>10}{'needs':>10}{'of':>9}{'a slot':>8}"
     yield f"{'stage':<{NAME_WIDTH}}{heads}"
     for stage in plan.stages:
         layers = f"{stage.first}-{stage.end - 1}"
@@ -458,7 +466,10 @@ def _forecast_lines(request: PlanRequest, best: Rated) -> Iterator[str]:
         slots = "1 slot" if plan.window == 1 else f"{plan.window} slots"
         yield f"  --method {DEFAULT}: some {found.nodes} nodes a slot, {slots} in flight"
     elif request.drafter is not None:
-        yield f"  guessing does not pay: --method {WITHOUT_GUESSES}"
+        yield from _filled(
+            f"  guessing does not pay: the forecast is for --method {WITHOUT_GUESSES}; {DEFAULT}, the "
+            "default, tries guesses and does without where they are slower"
+        )
     first = [f"{duration(seconds)} after {size}" for size, seconds in _first_tokens(request, plan).items()]
     if first:
         yield from _filled(f"  first token of an answer: {', '.join(first)} tokens of prompt")
@@ -479,9 +490,9 @@ def assumptions(wanted: Wanted, plan: Plan) -> list[str]:
         "each board does what its profile says; a tenth of its memory is its system's"
         if wanted.survey is None
         else "each device is as fast as it, or the file, says; memory is what is free now",
-        f"links of {request.network.default.bandwidth_mbps:g} Mbit/s and "
-        f"{1000 * request.network.default.delay_s:g} ms"
-        + (f", {len(request.network.pairs)} others as given" if request.network.pairs else ""),
+        f"needs: weights, cache, {mib(WORK_BYTES)} to work in, {mib(PROCESS_BYTES)} for each of our "
+        "processes there (daemon, head; they mostly take less), and the drafter at the head",
+        *_link_lines(wanted),
         f"{request.typical_context} tokens of context on average",
     ]
     cautions = {
@@ -508,6 +519,26 @@ def assumptions(wanted: Wanted, plan: Plan) -> list[str]:
         among = f"what runs on {host} shares its {'1 core' if cores == 1 else f'{cores} cores'}"
         found.append(f"{among}" + (f": each takes {rounded(slowdown)} times as long" if slowdown > 1 else ""))
     return found
+
+
+def _link_lines(wanted: Wanted) -> Iterator[str]:
+    """The links, and where they are from."""
+    network = wanted.request.network
+    usual, others = network.default, len(network.pairs)
+    if wanted.links == MEASURED:
+        links = Counter(link for link in (usual, *network.pairs.values()) if link != LOOPBACK)
+        if len(links) < len({usual, *network.pairs.values()}):
+            yield f"links within a machine, which are not measured, of {_link(LOOPBACK)}"
+        if not links:
+            return
+        usual, others = links.most_common(1)[0][0], links.total() - 1
+    source = LINK_SOURCES[wanted.links]
+    more = f", and {'one other' if others == 1 else f'{others} others'}" if others else ""
+    yield f"links of {_link(usual)}{more}; {source}"
+
+
+def _link(link: LinkSpec) -> str:
+    return f"{link.bandwidth_mbps:g} Mbit/s and {1000 * link.delay_s:g} ms"
 
 
 def _fits(plan: Plan) -> bool:

@@ -33,19 +33,24 @@ from flowspec.runtime.cluster_file import (
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.planning.first_look import refuse_silent
 from flowspec.runtime.planning.plan_inputs import drafter_inputs, model_weights, typical_context
-from flowspec.runtime.planning.survey import Survey, survey
+from flowspec.runtime.planning.survey import ASSUMED, DECLARED, Survey, survey
 from flowspec.runtime.security.cluster_keys import cluster_keys
 from flowspec.runtime.session import pick_dtype
+
+GIVEN = "given"
+"""By `--link`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
     """What the planner is asked, with the names of the drafters; the `survey` where the devices of a cluster
-    file were asked. Whether the acceptance is the user's, and whether the model is the bundled toy."""
+    file were asked. Where the links are from: `given`, `declared`, `measured` or `assumed`. Whether the
+    acceptance is the user's, and whether the model is the bundled toy."""
 
     request: PlanRequest
     drafters: tuple[str, ...]
     survey: Survey | None
+    links: str = ASSUMED
     is_acceptance_given: bool = False
     is_toy: bool = False
 
@@ -74,7 +79,8 @@ def add_device_arguments(group: argparse._ActionsContainer) -> None:
         "--link",
         action="append",
         metavar="[A:B=]MBIT/MS",
-        help="of all links (default: 1000/0.5), or of one; may be repeated",
+        help="of all links, or of one; may be repeated (default: the cluster file's, or as measured where "
+        "its devices are asked, else 1000/0.5)",
     )
 
 
@@ -123,9 +129,10 @@ def wanted_of(
         for precision in precisions:
             each.profile.rates(precision)  # raises for one that it says nothing about
     chosen = found.head if head is None and found is not None else None if head is None else head.name
+    network, links = _network(args, [each.name for each in sites], found)
     request = PlanRequest(
         sites=tuple(sites),
-        network=_network(args, [each.name for each in sites], found),
+        network=network,
         shape=shape,
         weights=weights,
         precisions=precisions,
@@ -141,6 +148,7 @@ def wanted_of(
         request=request,
         drafters=drafters,
         survey=found,
+        links=links,
         is_acceptance_given=args.acceptance is not None,
         is_toy=args.shape is None and args.model == BUNDLED,
     )
@@ -251,9 +259,13 @@ def _head(name: str | None, sites: Sequence[Site]) -> Site | None:
     )
 
 
-def _network(args: argparse.Namespace, names: Sequence[str], found: Survey | None) -> Network:
-    """As `--link` says, else as measured, else the cluster file."""
-    if found is not None and not args.link:
-        return found.network
-    declared = None if args.cluster is None or args.link else read_links(args.cluster, names)
-    return declared or parse_links(args.link or [], names, "--link")
+def _network(args: argparse.Namespace, names: Sequence[str], found: Survey | None) -> tuple[Network, str]:
+    """As `--link` says, else as the cluster file, else as measured; and which of these (`Wanted.links`)."""
+    if args.link:
+        return parse_links(args.link, names, "--link"), GIVEN
+    if found is not None:
+        return found.network, found.links
+    declared = None if args.cluster is None else read_links(args.cluster, names)
+    if declared is not None:
+        return declared, DECLARED
+    return parse_links([], names, "--link"), ASSUMED

@@ -115,7 +115,8 @@ def _changes(request: PlanRequest, plan: Plan) -> Iterator[tuple[str, PlanReques
         name = _new_name(profile.name, names)
         shared = None if one.shared is None else replace(one.shared, host=name)  # it brings cores of its own
         more = replace(one, name=name, runs_stages=True, shared=shared)
-        yield f"one {profile.name} more", replace(request, sites=(*request.sites, more))
+        where = "" if shared is None else ", on a machine of its own"
+        yield f"one {profile.name} more{where}", replace(request, sites=(*request.sites, more))
     for precision in LOWER:
         if (
             PRECISION_BYTES[precision] < PRECISION_BYTES[plan.precision]

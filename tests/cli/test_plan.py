@@ -52,6 +52,44 @@ def test_a_plan_for_people_and_the_same_for_programs(capsys: pytest.CaptureFixtu
     assert "simulated" not in text
 
 
+@pytest.mark.parametrize(
+    ("links", "told"),
+    [
+        ((), "links of 1000 Mbit/s and 0.5 ms; else give --link"),
+        (("150/2",), "links of 150 Mbit/s and 2 ms; as you say"),
+        (
+            ("150/2", "old-laptop:phone-arm=10/5"),
+            "links of 150 Mbit/s and 2 ms, and one other; as you say",
+        ),
+    ],
+)
+def test_a_plan_says_where_its_links_are_from(
+    links: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [f"--link={link}" for link in links]
+    assert told in plan(capsys, "--quick", "--devices", "old-laptop,", "phone-arm", *given)[1]
+
+
+def test_a_plan_says_what_the_memory_that_it_needs_is_made_of(capsys: pytest.CaptureFixture[str]) -> None:
+    args = ("--quick", "--drafter=none", "--devices", "old-laptop")
+    (stage,) = json.loads(plan(capsys, *args, "--json")[1])["stages"]
+    told = " ".join(plan(capsys, *args)[1].split())
+    parts = re.search(r"needs: weights, cache, (\d+) MiB to work in, (\d+) MiB for each", told)
+    assert parts is not None
+    work, process = (int(size) << 20 for size in parts.groups())
+    # one daemon and the head are there
+    assert stage["total_bytes"] == stage["weight_bytes"] + stage["cache_bytes"] + work + 2 * process
+
+
+def test_where_guessing_does_not_pay_a_plan_says_what_the_default_method_does(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    args = ("--quick", "--devices", "old-laptop", "--drafter=ngram", "--acceptance=.01")
+    assert not json.loads(plan(capsys, *args, "--json")[1])["guessing_pays"]
+    told = " ".join(plan(capsys, *args)[1].split())
+    assert "the forecast is for --method ar; continuous, the default, tries guesses and does without" in told
+
+
 def test_a_plan_is_foretold_by_answers_in_virtual_time(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

@@ -110,6 +110,18 @@ def test_generate_and_the_doctor_use_the_plan_that_a_quick_plan_prints(
     ]
 
 
+def test_a_plan_says_that_links_within_a_machine_are_not_measured(
+    boards: Path, daemons: list[DaemonProcess], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = Path(cluster_file(boards, daemons).removeprefix("--cluster="))
+    args = ("plan", "--quick", "--dtype=float32", *WANTED, f"--cluster={file}")
+    declared = run(capsys, *args)["assumptions"]
+    assert "links of 10000 Mbit/s and 0.05 ms; as the cluster file says" in declared
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[1:]))
+    (told,) = (line for line in run(capsys, *args)["assumptions"] if line.startswith("links"))
+    assert told == "links within a machine, which are not measured, of 10000 Mbit/s and 0.1 ms"
+
+
 def test_a_plan_asks_the_devices_and_is_the_one_that_chat_runs(
     boards: Path, daemons: list[DaemonProcess], capsys: pytest.CaptureFixture[str]
 ) -> None:

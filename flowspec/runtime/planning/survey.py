@@ -62,6 +62,7 @@ MEMORY_STEP = 32 << 20
 """Free memory is rounded down to it, so that it is the same again at the next start."""
 ASSUMED = "assumed"
 DECLARED = "declared"
+MEASURED = "measured"
 MEASURED_ALONE = ("kept", "probed", ASSUMED)
 """Sources of a speed that says nothing of other daemons on the machine."""
 
@@ -75,7 +76,8 @@ class Survey:
     `head` is as in `PlanRequest`. `left_out` are devices that say of themselves what cannot be, with what
     that is. `absent` are those that cannot be had, with why: they did not answer, or others use them (those
     `in_use`, with the machine of each). On those that are `limited` the user allows less memory than is
-    free. `cores` are what each would share with others of its machine.
+    free. `cores` are what each would share with others of its machine. The `links` are `declared` in the
+    cluster file, or `measured`, but for those within a machine.
     """
 
     sites: tuple[Site, ...]
@@ -87,6 +89,7 @@ class Survey:
     in_use: Mapping[str, str] = field(default_factory=dict)
     limited: tuple[str, ...] = ()
     cores: dict[str, SharedCores] = field(default_factory=dict)
+    links: str = DECLARED
 
 
 def survey(
@@ -130,6 +133,7 @@ def survey(
         name = f"{HERE}, the head" if HERE in hosts else HERE
         sites.append(_head_site(name, sites[0].profile, precision, drafts=head_drafts))
     head = here[0] if here else sites[-1].name
+    links = DECLARED if network is not None else MEASURED
     if network is None:
         network = _measured([each.device for each in there], hosts, None if here else head, keys)
     return Survey(
@@ -143,6 +147,7 @@ def survey(
         in_use={each.name: machine_of(each.address) for each in devices if each.name in users},
         limited=tuple(each.device.name for each in there if _is_limited(each)),
         cores=cores,
+        links=links,
     )
 
 
