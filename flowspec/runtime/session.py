@@ -423,8 +423,12 @@ def _listed_cluster(
     given = split_layers(devices, raw["num_hidden_layers"], options.layers) if is_given else []
     _check_context(options, raw)
     keys = cluster_keys(path, every)
+    hint = ""
+    if is_given and not needs_all:
+        where = "leave --layers out" if options.layers is not None else f"take the layers out of {path}"
+        hint = f"given layers are for all devices: {where} to begin without it"
     needs_all = needs_all or is_given
-    refuse_silent(devices, keys, needs_all=needs_all)
+    refuse_silent(devices, keys, needs_all=needs_all, hint=hint)
     config = files.config()
     plan = replace(_unplaced(options, files, config), stages=tuple(given))
     chosen = choose_for(options, files, devices, plan, decoding, keys, needs_all=needs_all, is_run=True)

@@ -145,6 +145,7 @@ def test_layers_that_are_given_need_all_devices(
     assert line.startswith(
         f"flowspec generate: device gone at {gone}: the machine is there, but nothing listens"
     )
+    assert line.endswith("; given layers are for all devices: leave --layers out to begin without it")
 
 
 def test_a_chat_begins_without_a_device_that_is_absent(

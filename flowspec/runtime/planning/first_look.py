@@ -18,8 +18,11 @@ LOOK_S = 1.0
 """For an answer; who takes longer is asked as ever."""
 
 
-def refuse_silent(devices: Sequence[Device], keys: Keyring | None, *, needs_all: bool) -> None:
-    """Raises the survey's `ClusterError` where no device answers, or one does not of which all are needed.
+def refuse_silent(
+    devices: Sequence[Device], keys: Keyring | None, *, needs_all: bool, hint: str = ""
+) -> None:
+    """Raises the survey's `ClusterError` where no device answers, or one does not of which all are needed;
+    the `hint` then says what else to do.
 
     Whoever answers is left to the survey, which comes when all is imported.
     """
@@ -27,7 +30,8 @@ def refuse_silent(devices: Sequence[Device], keys: Keyring | None, *, needs_all:
     if not silent:
         return
     examine_timeouts = EXAMINE_TIMEOUTS if needs_all else absent_timeouts(len(silent))
-    absent_of(ask_all(silent, speed=[], keys=keys, examine_timeouts=examine_timeouts), needs_all=needs_all)
+    found = ask_all(silent, speed=[], keys=keys, examine_timeouts=examine_timeouts)
+    absent_of(found, needs_all=needs_all, hint=hint)
 
 
 def _silent(devices: Sequence[Device], keys: Keyring | None, *, needs_all: bool) -> list[Device]:

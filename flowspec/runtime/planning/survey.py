@@ -161,13 +161,15 @@ def _without(found: Sequence[Examined], names: Container[str]) -> list[Examined]
     return [each for each in found if each.device.name not in names]
 
 
-def absent_of(found: Sequence[Examined], *, needs_all: bool) -> dict[str, str]:
-    """Those that may be absent and are, with why."""
+def absent_of(found: Sequence[Examined], *, needs_all: bool, hint: str = "") -> dict[str, str]:
+    """Those that may be absent and are, with why. The `hint` says what to do where all are needed and one is
+    absent."""
     absent = {}
     for each in found:
         if each.failure is not None:
-            if needs_all or each.failure.check != "reachable":
-                raise ClusterError(explain(each))
+            is_absent = each.failure.check == "reachable"
+            if needs_all or not is_absent:
+                raise ClusterError(f"{explain(each)}{f'; {hint}' if hint and is_absent else ''}")
             absent[each.device.name] = f"{each.failure.text}; {each.failure.advice}"
     if len(absent) == len(found):
         first = explain(found[0])
