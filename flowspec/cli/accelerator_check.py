@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from flowspec.bench.accelerator import check
-from flowspec.bench.accelerator.check import LEFT_OUT, RIGHT, SECONDS, Check, Outcome
+from flowspec.bench.accelerator.check import LEFT_OUT, RIGHT, SECONDS, UNFINISHED, Check, Outcome
 from flowspec.bench.accelerator.report import (
     SEND,
     BoardState,
@@ -36,6 +36,7 @@ from flowspec.runtime.health.system import read_clocks, read_system
 REPORT = Path("flowspec-accelerator.json")
 WIDTH = 80
 COLUMNS = ("precision", "kernel", "off", "allowed", "alone", "ms: 1", "4", "16 rows")
+UNDONE = (UNFINISHED, LEFT_OUT)
 NEEDLESS = ("cluster", "layers", "all_devices", "context", "model")
 """Flags of the doctor that mean nothing here, where no cluster is asked."""
 
@@ -116,8 +117,8 @@ def tell(outcome: Outcome) -> None:
 
 def _in_short(outcome: Outcome) -> str:
     found = outcome.found
-    if outcome.state == LEFT_OUT:
-        return f"left out: {outcome.fault}"
+    if outcome.state in UNDONE:
+        return f"{outcome.state}: {outcome.fault}"
     if outcome.state != RIGHT:
         return f"WRONG: {outcome.fault}"
     if outcome.step == "torch":
@@ -153,7 +154,9 @@ def show(document: Mapping[str, Any], findings: Sequence[Finding]) -> None:
         console.print(escape(f"{finding.severity} {finding.check}: {finding.text}"))
         console.print(escape(f"  -> {finding.advice}"))
     count = document["problems"]
-    console.print(f"{count or 'no'} problem{'' if count == 1 else 's'}, in {document['seconds']:.0f} s")
+    undone = sum(step["state"] in UNDONE for step in document["steps"])
+    but = f", {undone} not finished or left out" if undone else ""
+    console.print(f"{count or 'no'} problem{'' if count == 1 else 's'}{but}, in {document['seconds']:.0f} s")
 
 
 def _head(document: Mapping[str, Any]) -> list[str]:
@@ -184,7 +187,7 @@ def _rows(steps: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
             parts.setdefault(step["dtype"], {})[step["step"]] = step
     for dtype, found in parts.items():
         tried = found["kernels"]
-        kernel = tried["found"].get("kernel") or ("-" if tried["state"] == LEFT_OUT else "none")
+        kernel = tried["found"].get("kernel") or ("-" if tried["state"] in UNDONE else "none")
         part = found.get("slice", {}).get("found")
         if not part:
             yield dtype, kernel, *["-"] * 6

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from flowspec.bench.accelerator import check, steps
-from flowspec.bench.accelerator.check import LEFT_OUT, RIGHT, WRONG, Check, Outcome
+from flowspec.bench.accelerator.check import LEFT_OUT, RIGHT, UNFINISHED, WRONG, Check, Outcome
 from flowspec.bench.accelerator.report import (
     KIND,
     BoardState,
@@ -189,18 +189,19 @@ def test_what_hangs_is_ended_and_what_does_not_fit_is_left_out(monkeypatch: pyte
     monkeypatch.setitem(check.SHARES, "verify", 0.02)
     outcomes = broken("hangs", ("float32",))
     assert states(outcomes)["slice float32"] == RIGHT
-    assert findings(outcomes) == [("problem", "verify float32", "did not end within 2 s")]
+    assert states(outcomes)["verify float32"] == UNFINISHED
+    assert findings(outcomes) == [("warning", "verify float32", "not finished in time: it had 2 s")]
     monkeypatch.setitem(check.SHARES, "verify", 2.0)
     outcomes = broken("hangs", ("float32", "bfloat16"), seconds=6.0)
     found = states(outcomes)
     assert found == {
         "torch": RIGHT,
         "kernels float32": RIGHT,
-        "verify float32": LEFT_OUT,
+        "verify float32": UNFINISHED,
         "plain": LEFT_OUT,
         "kernels bfloat16": LEFT_OUT,
     }
-    assert {severity for severity, _, _ in findings(outcomes)} == {"note"}
+    assert [severity for severity, _, _ in findings(outcomes)] == ["warning", "note", "note"]
 
 
 def test_judgements() -> None:

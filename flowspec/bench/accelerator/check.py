@@ -1,7 +1,8 @@
 """Runs the steps of an accelerator's check in processes of their own, within a time that is given.
 
-A process that dies or hangs is a finding about what it was at, and the next one goes on behind that. Steps
-come in the order of what they are worth; those for which no time is left are left out, and that is told.
+A process that dies is a finding about what it was at, and the next one goes on behind that. One that does not
+end in its time says nothing of what is right: it may hang, or the board is slow. Steps come in the order of
+what they are worth; those for which no time is left are left out, and that is told.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from flowspec.model.trials import ending, word_of
 SECONDS = 120.0
 """How long all steps may take together, unless another time is asked for."""
 SHARES = {"torch": 0.5, "plain": 0.5, "kernels": 0.4, "slice": 0.5, "verify": 0.5}
-"""Of that time, how much one part of a step may take. What takes longer hangs, or the board is very slow."""
+"""Of that time, how much one part of a step may take."""
 START_FACTOR = 1.5
 """A step is not begun with less time than so many times what the first one took to start."""
 END_S = 5.0
@@ -33,7 +34,7 @@ END_S = 5.0
 DTYPES = tuple(sorted(OF_ANY_MODEL, key=lambda name: name == "float16"))
 """The one that is used least is the last."""
 COMMAND = tuple(python_module("flowspec.bench.accelerator.steps"))
-RIGHT, WRONG, LEFT_OUT = "right", "wrong", "left out"
+RIGHT, WRONG, UNFINISHED, LEFT_OUT = "right", "wrong", "not finished in time", "left out"
 Tell = Callable[["Outcome"], None]
 
 
@@ -41,7 +42,7 @@ Tell = Callable[["Outcome"], None]
 class Outcome:
     """What became of one part of a step.
 
-    `found` is what it found; `fault` says what is wrong, or why it is left out.
+    `found` is what it found; `fault` says what is wrong, why it is left out, or how long it had.
     """
 
     step: str
@@ -153,20 +154,14 @@ class Check:
                 return
             spent_s = watch.s
             if child.poll() is not None:
-                self._note(_lost(name, dtypes[at], spent_s, ending(child.returncode, errors)))
-            elif spent_s >= limit_s:
-                self._note(_lost(name, dtypes[at], spent_s, f"did not end within {limit_s:.0f} s"))
+                state, why = WRONG, ending(child.returncode, errors)
             else:
-                why = f"its {spent_s:.0f} s, all that was left, were not enough"
-                self._note(Outcome(step=name, dtype=dtypes[at], state=LEFT_OUT, s=spent_s, fault=why))
+                state, why = UNFINISHED, f"it had {spent_s:.0f} s"
+            self._note(Outcome(step=name, dtype=dtypes[at], state=state, s=spent_s, fault=why))
 
     def _note(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)
         self._tell(outcome)
-
-
-def _lost(step: str, dtype: str, s: float, fault: str) -> Outcome:
-    return Outcome(step=step, dtype=dtype, state=WRONG, s=s, fault=fault)
 
 
 def start(command: Sequence[str], environment: Mapping[str, str], errors: Any) -> subprocess.Popen[bytes]:

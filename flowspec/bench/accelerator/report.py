@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from flowspec.bench.accelerator.check import LEFT_OUT, RIGHT, Outcome
+from flowspec.bench.accelerator.check import LEFT_OUT, RIGHT, UNFINISHED, Outcome
 from flowspec.core.protocol.facts import Board
 from flowspec.errors import InputError
 from flowspec.runtime.health.finding import NOTE, PROBLEM, WARNING, Finding, untried_gpu
@@ -90,6 +90,9 @@ def _of_outcome(outcome: Outcome) -> Iterator[Finding]:
     if outcome.state == LEFT_OUT:
         advice = "give it more time with --seconds, or an idle machine"
         yield _finding(NOTE, what, f"left out: {outcome.fault}", advice)
+    elif outcome.state == UNFINISHED:
+        advice = "give it more time with --seconds, or an idle machine; if it still hangs, send the report in"
+        yield _finding(WARNING, what, f"{UNFINISHED}: {outcome.fault}", advice)
     elif outcome.state != RIGHT:
         advice = "send the report in; until then use another --dtype or --device cpu"
         advice = ADVICE_TORCH if outcome.step == "torch" else advice
