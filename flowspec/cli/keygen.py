@@ -18,7 +18,7 @@ from flowspec.errors import InputError
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.cluster_file import read_cluster
 from flowspec.runtime.security.cluster_keys import keys_folder
-from flowspec.runtime.security.keyfiles import ALLOWED, SUFFIX, make_keys, read_allowed, revoke
+from flowspec.runtime.security.keyfiles import ALLOWED, SUFFIX, make_keys, public_text, read_allowed, revoke
 from flowspec.runtime.transport import split_address
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -93,13 +93,13 @@ def _has_head(folder: Path) -> bool:
 
 
 def report(folder: Path, made: Sequence[str], kept: Sequence[str], revoked: Sequence[str]) -> dict[str, Any]:
-    """What `--json` prints: names and files, no secrets."""
+    """What `--json` prints: names with their public keys, and files; no secrets."""
     allowed = read_allowed(folder)
     return {
         "folder": str(folder),
         "allowed": str(folder / ALLOWED),
-        "heads": list(allowed.heads),
-        "devices": list(allowed.devices),
+        "heads": {name: public_text(key) for name, key in allowed.heads.items()},
+        "devices": {name: public_text(key) for name, key in allowed.devices.items()},
         "made": list(made),
         "kept": list(kept),
         "revoked": list(revoked),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -86,21 +87,25 @@ def test_json_names_what_was_made_and_kept_and_no_secret(
     cluster: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = cluster.parent / "home.keys"
-    expected = {
+    expected: dict[str, Any] = {
         "folder": str(folder),
         "allowed": f"{folder}/allowed.toml",
-        "heads": ["head"],
-        "devices": ["pi-1", "pi-2"],
         "revoked": [],
     }
     assert main(["keygen", f"--cluster={cluster}", "--json"]) == 0
     text = capsys.readouterr().out
+    publics = {}
+    for name in ("head", "pi-1", "pi-2"):
+        (line,) = (line for line in (folder / f"{name}.key").read_text().splitlines() if "public = " in line)
+        publics[name] = line.split('"')[1]
+    expected["heads"] = {"head": publics.pop("head")}
+    expected["devices"] = publics
     assert json.loads(text) == {**expected, "made": ["pi-1", "pi-2", "head"], "kept": []}
     assert not any(secret in text for secret in secrets_of(folder))
     before = secrets_of(folder)
     assert main(["keygen", f"--cluster={cluster}", "--json", "--device", "pi-3"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert (found["made"], found["kept"]) == (["pi-3"], ["pi-1", "pi-2"])
+    assert (found["made"], found["kept"]) == (["pi-3"], ["head", "pi-1", "pi-2"])
     assert set(before) < set(secrets_of(folder))
     assert main(["keygen", f"--cluster={cluster}", "--json", "--revoke", "pi-3"]) == 0
     assert json.loads(capsys.readouterr().out) == {**expected, "made": [], "kept": [], "revoked": ["pi-3"]}

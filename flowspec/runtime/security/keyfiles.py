@@ -187,7 +187,7 @@ def make_keys(
     """Makes the keys that are missing (with `force`: all of those named) and lists them; (names made, names
     kept).
 
-    Keys that were made earlier stay, also those of others than the named. Raises `InputError`.
+    Keys that were made earlier are kept, also those of others than the named. Raises `InputError`.
     """
     need_curve()
     if folder.is_symlink():  # what it points to has a mode of its own, for a reason of its own
@@ -203,6 +203,7 @@ def make_keys(
                 "and devices different names"
             )
     made = [name for name, kind in wanted.items() if force or name not in listed[kind]]
+    kept = [name for names in listed.values() for name in names if name not in made]
     for name in made:
         path = folder / f"{name}{SUFFIX}"
         if path.exists() and not force:
@@ -221,7 +222,7 @@ def make_keys(
         _write_allowed(folder, listed)
     except OSError as error:
         raise InputError(f"{folder}: expected a folder that can be written ({error.strerror})") from None
-    return made, [name for name in wanted if name not in made]
+    return made, kept
 
 
 def revoke(folder: Path, names: Iterable[str]) -> None:
@@ -247,12 +248,17 @@ def _listed(folder: Path) -> dict[str, dict[str, bytes]]:
     return {HEAD: dict(allowed.heads), DEVICE: dict(allowed.devices)}
 
 
+def public_text(key: bytes) -> str:
+    """A public key as files and people have it (Z85)."""
+    return str(z85.encode(key).decode())
+
+
 def _write_allowed(folder: Path, listed: Mapping[str, Mapping[str, bytes]]) -> None:
     lines = [_ALLOWED_NOTE]
     for kind, keys in listed.items():
         lines += [
             "",
             f"[{kind}s]",
-            *(f'"{name}" = "{z85.encode(key).decode()}"' for name, key in keys.items()),
+            *(f'"{name}" = "{public_text(key)}"' for name, key in keys.items()),
         ]
     write_whole(folder / ALLOWED, ("\n".join(lines) + "\n").encode())

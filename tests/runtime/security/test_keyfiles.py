@@ -73,11 +73,11 @@ def test_what_is_there_stays_and_force_makes_it_anew(folder: Path) -> None:
     before = head_keyring(folder)
     assert make_keys(folder, ["head"], [*DEVICES, "pi-3"], force=False) == (
         ["pi-3"],
-        ["pi-1", "jetson.2", "head"],
+        ["head", "pi-1", "jetson.2"],
     )
     after = head_keyring(folder)
     assert (after.secret, set(after.devices)) == (before.secret, {*DEVICES, "pi-3"})
-    assert make_keys(folder, [], ["pi-1"], force=True) == (["pi-1"], [])
+    assert make_keys(folder, [], ["pi-1"], force=True) == (["pi-1"], ["head", "jetson.2", "pi-3"])
     changed = head_keyring(folder)
     assert changed.secret == before.secret
     assert changed.devices["pi-1"] != before.devices["pi-1"]
