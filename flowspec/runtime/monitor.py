@@ -32,8 +32,13 @@ class Refusal(enum.Enum):
         """Whether trying again is useless: ZeroMQ itself then stops dialling."""
         return self in (Refusal.MECHANISM, Refusal.UNLISTED)
 
-    def told(self, keys: Keyring | None) -> str:
-        """What to tell somebody who dialled with these keys: what is wrong there, and what to do."""
+    def told(self, keys: Keyring | None, *, has_answered: bool = False) -> str:
+        """What to tell somebody who dialled with these keys: what is wrong there, and what to do.
+
+        One that `has_answered` before, to these keys or none, was ended: keys explain nothing.
+        """
+        if has_answered and self is Refusal.HUNG_UP:
+            return "it hung up; see the daemon's log there"
         if keys is None:
             text = "it takes" if self is Refusal.MECHANISM else "it hung up; if nobody ended it, it takes"
             return (

@@ -115,7 +115,8 @@ class NextHop:
     @property
     def trouble(self) -> str:
         """Why it may not have answered, where something tells."""
-        return "" if self._monitor.refusal is None else self._monitor.refusal.told(self._keys)
+        refusal = self._monitor.refusal
+        return "" if refusal is None else refusal.told(self._keys, has_answered=self._is_reached)
 
     def close(self) -> None:
         for source in (self.socket, self._monitor.socket, self._pulse_monitor.socket):

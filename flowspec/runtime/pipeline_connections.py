@@ -111,12 +111,19 @@ class PipelineConnections:
     """The devices of pipeline `number`, which have `incarnation` for it; one thread at a time uses it.
 
     With `keys` every connection is encrypted, and each device must have the key that they list for its name.
+    `answered` are the names of those that ever answered in this session, which these join.
     Where the plan is a drafter's, its answers are gathered in `proposed`. `rooms` is what each has for
     caches, once they are ready.
     """
 
     def __init__(
-        self, plan: ClusterPlan, number: int, incarnation: int, wake: Wake, keys: Keyring | None = None
+        self,
+        plan: ClusterPlan,
+        number: int,
+        incarnation: int,
+        wake: Wake,
+        keys: Keyring | None,
+        answered: set[str],
     ) -> None:
         self.plan = plan
         self.number = number
@@ -127,6 +134,7 @@ class PipelineConnections:
         self._by_name = {stage.plan.name: stage for stage in self.all}
         self._incarnation = incarnation
         self._keys = keys
+        self._answered = answered
         self._name = head_name(keys)
         self._wake = wake
         self._context: zmq.Context[Any] = zmq.Context()
@@ -289,6 +297,7 @@ class PipelineConnections:
         message = envelope.message
         if isinstance(message, Welcome):
             connection.link.count_from(message.count)
+            self._answered.add(connection.device)
             if connection.role == CONTROL:
                 stage.welcome = message
         elif isinstance(message, Pong):
@@ -305,7 +314,7 @@ class PipelineConnections:
             yield DialRefused(
                 pipeline=self.number,
                 device=connection.device,
-                text=refusal.told(self._keys),
+                text=refusal.told(self._keys, has_answered=connection.device in self._answered),
                 is_final=refusal.is_final,
             )
         if lost:

@@ -176,6 +176,7 @@ class Pipelines:
         self._session = new_session()
         self._probes = Probes(incarnation_of(new_session(), 1), keys)
         self._open: dict[int, PipelineConnections] = {}
+        self._answered: set[str] = set()
         self._planned = plan
         self._beside: tuple[tuple[tuple[str, ...], dict[str, float]], ClusterPlan] | None = None
         self._was_formed = False
@@ -311,7 +312,7 @@ class Pipelines:
             give_back()  # what the last pipeline's sockets and the last drafter held
             incarnation = incarnation_of(self._session, command.pipeline)
             self._open[command.pipeline] = PipelineConnections(
-                self._planned, command.pipeline, incarnation, self._wake, self._keys
+                self._planned, command.pipeline, incarnation, self._wake, self._keys, self._answered
             )
         elif isinstance(command, ShowProgress):
             self._load(command)
