@@ -158,6 +158,8 @@ def start_logging(args: argparse.Namespace) -> None:
         handler = LogHandler()
         handler.setFormatter(logging.Formatter(form, "%H:%M:%S"))
         logging.basicConfig(level=level, handlers=[handler])
+    if args.verbose and args.command == "daemon":  # of ours alone, for libraries tell much
+        logging.getLogger("flowspec").setLevel(logging.DEBUG)
     for noisy in ("httpx", "urllib3"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
     for noisy in (

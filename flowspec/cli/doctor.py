@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     )
     with contextlib.ExitStack() as stack:
         if options.cluster is None:
-            level = "INFO" if args.verbose else "ERROR"  # they warn of whoever measures their links
+            level = "INFO" if args.verbose else "WARNING"
             cluster = LocalCluster(options.local, log_level=level, log_file=options.log_file)
             devices = [
                 Device(name=daemon.name, address=daemon.address)

@@ -30,7 +30,7 @@ from flowspec.runtime.transport import Receiver, Sender, dial
 from flowspec.version import __version__
 from flowspec.wire.codec import Tensor, decode
 
-NAME = "somebody who measures this link (no fault)"
+NAME = "a head or device without keys"
 
 Step = Callable[[str], None]
 """Called once for each piece of work that is done, with what it was."""

@@ -85,7 +85,7 @@ class Peers:
             self._banned.popitem(last=False)
         peer = self._known.pop(identity, None)
         if peer is not None and peer.role == "measure":
-            log.info("%s has measured its link to this daemon", peer.name)
+            log.debug("%s has measured its link to this daemon", peer.name)
         else:
             log.warning("dropped %s: %s", "an unknown peer" if peer is None else peer.name, error.text)
         link = (

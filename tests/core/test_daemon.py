@@ -243,6 +243,19 @@ def test_a_stranger_that_breaks_the_protocol_costs_the_head_nothing() -> None:
     assert bench.core.number == 1
 
 
+def test_only_who_looks_closely_hears_of_segments_that_are_not_for_the_slice() -> None:
+    """One that times the link is no event at all."""
+    core = DaemonCore(DaemonLimits(lease_s=5.0, link_s=10.0))
+    told = []
+    for role in ("measure", "stage"):
+        caller = Caller("b", role, FIRST)
+        core.handle(CallerConnected(caller=caller), 0.0)
+        segment = CallerMessageArrived(caller=caller, message=Segment(segment=1, parts=()))
+        told.append(core.handle(segment, 0.0))
+    ignored = Log(text="ignored a segment of b, which does not hold this daemon", level="debug")
+    assert told == [[], [ignored]]
+
+
 def test_what_was_done_for_a_hold_that_is_over_counts_for_nothing() -> None:
     bench = Bench()
     head = bench.dial()

@@ -561,9 +561,11 @@ class DaemonCore:
                     )
         elif not isinstance(message, Segment):
             raise PeerError(f"a {caller.role} connection carries segments, not {type(message).__name__}")
-        elif assignment is None or not self.lease.admits(caller.incarnation) or caller.role == "measure":
+        elif caller.role == "measure":
+            return  # it came to be timed, and for nothing else
+        elif assignment is None or not self.lease.admits(caller.incarnation):
             self.fired["fenced"] += 1
-            self._log(f"ignored a segment of {caller.name}, which does not hold this daemon")
+            self._log(f"ignored a segment of {caller.name}, which does not hold this daemon", "debug")
         else:
             check_segment(assignment.assign, assignment.loaded, message, said.payload)
             if not assignment.is_ready:
@@ -585,9 +587,8 @@ class DaemonCore:
         if assignment is None or assignment.control is not caller:
             if not isinstance(message, Ping):
                 self.fired["fenced"] += 1
-                self._log(
-                    f"ignored a {type(message).__name__} of {caller.name}, which does not hold this daemon"
-                )
+                name = type(message).__name__
+                self._log(f"ignored a {name} of {caller.name}, which does not hold this daemon", "debug")
             return None
         self.lease.renew(now_s)
         if isinstance(message, Ping):
@@ -629,7 +630,7 @@ class DaemonCore:
             return
         if claim is Claim.STALE:
             self.fired["stale"] += 1
-            self._log(f"ignored an Assign of {caller.name} for a pipeline that is over")
+            self._log(f"ignored an Assign of {caller.name} for a pipeline that is over", "debug")
             return
         if claim is Claim.SUPERSEDES:
             self.fired["superseded"] += 1
@@ -650,7 +651,7 @@ class DaemonCore:
         assignment, before = self.assignment, self.beside
         if before is not None and before.control.incarnation >= caller.incarnation:
             self.fired["stale"] += 1
-            self._log(f"ignored an Assign of {caller.name} for a pipeline that is over")
+            self._log(f"ignored an Assign of {caller.name} for a pipeline that is over", "debug")
             return
         is_stage = assignment is not None and assignment.assign.drafting is None and assignment.is_ready
         if claim is not Claim.SUPERSEDES or not is_stage:
