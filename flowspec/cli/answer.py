@@ -91,7 +91,7 @@ def drafter_lines(session: Session) -> list[str]:
     """A line for each drafter that runs on a device of its own."""
     return [
         f"{each['device']}: drafter {each['name']}, {mib(each['weight_bytes'])} of weights{from_head(each)}, "
-        f"process {each['pid']} at {each['address']}" + ("" if each["is_there"] else " (lost)")
+        f"pid {each['pid']} at {each['address']}" + ("" if each["is_there"] else " (lost)")
         for each in session.drafters_report()
         if each["address"]
     ]

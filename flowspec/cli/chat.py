@@ -233,10 +233,10 @@ class Chat:
             self.console.print(
                 f"  {escape(stage['name'])}  layers {first} to {end - 1}, {mib(stage['weight_bytes'])} of "
                 "weights"
-                f"{from_head(stage)}, process {stage['pid']}"
+                f"{from_head(stage)}, pid {stage['pid']}"
             )
         if session.chosen is not None:
-            for line in session.chosen.lines():
+            for line in session.chosen.lines(session.head.plan.stages):
                 self.console.print(line, markup=False)
         self.console.print(f"method {session.decoding.method}, drafter {escape(session.drafter)}")
         for line in drafter_lines(session):
@@ -441,7 +441,7 @@ class Chat:
         if self.llm is None:
             self.console.print("(no cluster: it was lost)")
             return
-        table = Table("stage", "layers", "weights", "process", *HOP_SECONDS.values(), box=None)
+        table = Table("stage", "layers", "weights", "memory", *HOP_SECONDS.values(), box=None)
         session = self.llm.session
         hops = list(session.head.hops)
         for index, stage in enumerate(session.stages_report()):
@@ -460,9 +460,8 @@ class Chat:
             )
         self.console.print(table)
         self.console.print(
-            f"[dim]means over {len(hops)} segments (passes of tokens through all stages); waiting: behind "
-            "other segments; "
-            "own work: FlowSpec's, beside computing[/]"
+            f"[dim]memory: of the whole process; means over {len(hops)} segments (passes of tokens through "
+            "all stages); waiting: behind other segments; own work: FlowSpec's, beside computing[/]"
         )
         if (known := statistics.expertise_table(session, self.tokenizer)) is not None:
             self.console.print(known)

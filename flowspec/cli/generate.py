@@ -293,10 +293,10 @@ def report(session: Session, question: Question, answer: Answer, *, is_verbose: 
         first, end = stage["layers"]
         lines.append(
             f"  {stage['name']}: layers {first} to {end - 1}, {mib(stage['weight_bytes'])} of "
-            f"weights{from_head(stage)}, process {stage['pid']} at {stage['address']}"
+            f"weights{from_head(stage)}, pid {stage['pid']} at {stage['address']}"
         )
     lines += [f"  {line}" for line in drafter_lines(session)]
     if session.chosen is not None:
-        told = forecast_told(session, answer)
-        lines += [f"  {line}" for line in session.chosen.lines(None if told is None else told.text)]
+        told, runs = forecast_told(session, answer), session.head.plan.stages
+        lines += [f"  {line}" for line in session.chosen.lines(runs, None if told is None else told.text)]
     return "\n".join([*lines, *(statistics.lines(answer.statistics, session.drafters) if is_verbose else ())])

@@ -191,7 +191,7 @@ def run(args: argparse.Namespace) -> int:
             if llm.session.head.plan.model == BUNDLED:
                 note(f"({TOY_TOLD})")
             if llm.session.chosen is not None:
-                for line in llm.session.chosen.lines():
+                for line in llm.session.chosen.lines(llm.session.head.plan.stages):
                     note(f"({line})")
             view = "" if page is None else f", live view at {page}"
             print(

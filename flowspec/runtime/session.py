@@ -517,7 +517,7 @@ def choose_for(
         cache=plan.cache,
     )
     chosen = compare(request, found, plan.stages) if plan.stages else choose(request, found)
-    for line in chosen.lines():
+    for line in chosen.lines(chosen.stages(devices)):
         log.info("%s", line)
     return chosen
 

@@ -75,18 +75,25 @@ class Chosen:
         assert self.better is not None
         return self.better.forecast.tokens_per_s / self.plan.forecast.tokens_per_s - 1
 
-    def lines(self, measured: str | None = None) -> list[str]:
-        """Once an answer was `measured`, what is known by then stands for the forecast; nothing, if that is
+    def lines(self, runs: Sequence[StagePlan], measured: str | None = None) -> list[str]:
+        """What is told of the plan where `runs` are the stages by now, after devices were lost or taken in.
+
+        Once an answer was `measured`, what is known by then stands for the forecast; nothing, if that is
         empty."""
-        foretold = f"forecast {_rate(self.plan)} tokens/s" if measured is None else measured
-        found = [f"layers as {'given' if self.is_given else 'planned'}{f': {foretold}' if foretold else ''}"]
-        if self.better is not None:
+        used = _layers(runs)
+        is_plans = used == {stage.site.name: (stage.first, stage.end) for stage in self.plan.stages}
+        foretold = measured
+        if measured is None:
+            foretold = f"forecast {_rate(self.plan)} tokens/s" if is_plans else ""
+        how = f"as {'given' if self.is_given else 'planned'}" if is_plans else "shared out anew"
+        found = [f"layers {how}{f': {foretold}' if foretold else ''}"]
+        if self.better is not None and is_plans:
             split = ", ".join(
                 f"{stage.end - stage.first} on {stage.site.name}" for stage in self.better.stages
             )
             more = f"{self.gain:+.0%}" if self.gain < 1 else f"{1 + self.gain:.1f} times that"
             found.append(f"the planner's would give {_rate(self.better)} ({more}): {split}")
-        found += [f"{name} is left out: {why}" for name, why in self.unused.items()]
+        found += [f"{name} is left out: {why}" for name, why in self.unused.items() if name not in used]
         for name, why in self.survey.left_out.items():
             found.append(f"{name} is left out: it says that it has {why}, which cannot be")
         assumed = [name for name, source in self.survey.sources.items() if source == ASSUMED]
@@ -117,6 +124,10 @@ def _placed(plan: Plan, devices: Sequence[Device]) -> list[StagePlan]:
         StagePlan(name=stage.site.name, address=addresses[stage.site.name], first=stage.first, end=stage.end)
         for stage in plan.stages
     ]
+
+
+def _layers(stages: Sequence[StagePlan]) -> dict[str, tuple[int, int]]:
+    return {stage.name: (stage.first, stage.end) for stage in stages}
 
 
 def _rate(plan: Plan) -> str:

@@ -11,7 +11,7 @@ from flowspec.draft.kinds import find_drafter
 from flowspec.errors import ClusterError
 from flowspec.plan.memory import weights_of
 from flowspec.plan.placement import ClusterPlan, StagePlan
-from flowspec.plan.planner import DoesNotFit
+from flowspec.plan.planner import DoesNotFit, Plan
 from flowspec.plan.profile import DeviceProfile, find_profile
 from flowspec.plan.refusal import ModelDoesNotFitError
 from flowspec.plan.shape import find_shape
@@ -66,6 +66,17 @@ def given(found: Survey, *layers: int) -> Chosen:
     return compare(request_of(found), found, stages)
 
 
+def lines(chosen: Chosen) -> list[str]:
+    """What is told while the plan's own stages run."""
+    return chosen.lines(stages(chosen.plan))
+
+
+def stages(plan: Plan) -> list[StagePlan]:
+    return [
+        StagePlan(name=stage.site.name, address="", first=stage.first, end=stage.end) for stage in plan.stages
+    ]
+
+
 def test_a_slow_device_is_left_out_and_that_is_said() -> None:
     found = survey_of(NANO, PI, NANO)
     chosen = choose(request_of(found), found)
@@ -78,7 +89,7 @@ def test_a_slow_device_is_left_out_and_that_is_said() -> None:
     assert chosen.stages(devices)[-1].end == SHAPE.layers
     assert len(chosen.curves()) == 2, "the stages that run, not the devices that there are"
     rate = rounded(chosen.plan.forecast.tokens_per_s)
-    told, why = chosen.lines()
+    told, why = lines(chosen)
     assert told == f"layers as planned: forecast {rate} tokens/s"
     assert re.fullmatch(rf"d1 is left out: {rate} tokens/s are foretold, [\d.]+ with it", why)
     report = chosen.report()
@@ -108,7 +119,7 @@ def test_a_split_by_hand_is_kept_and_told_of_a_better_one() -> None:
     assert [stage.end - stage.first for stage in chosen.plan.stages] == [8, 8]
     assert chosen.better is not None
     assert chosen.gain > 0.05
-    assert chosen.lines() == [
+    assert lines(chosen) == [
         f"layers as given: forecast {chosen.plan.forecast.tokens_per_s:.3g} tokens/s",
         f"the planner's would give {chosen.better.forecast.tokens_per_s:.3g} ({1 + chosen.gain:.1f} times "
         "that): 16 on d0",
@@ -116,10 +127,23 @@ def test_a_split_by_hand_is_kept_and_told_of_a_better_one() -> None:
     assert chosen.report()["better"]["gain"] == chosen.gain
 
 
+def test_after_a_loss_nothing_is_told_of_layers_that_are_others_by_now() -> None:
+    chosen = given(survey_of(NANO, PI), 8, 8)
+    left = [StagePlan(name="d0", address="", first=0, end=16)]
+    assert chosen.lines(left) == ["layers shared out anew"]
+    assert chosen.lines(left, "d1 was lost meanwhile") == ["layers shared out anew: d1 was lost meanwhile"]
+    planned = choose(request_of(found := survey_of(NANO, PI, NANO)), found)
+    assert list(planned.unused) == ["d1"]
+    even = [
+        StagePlan(name=f"d{number}", address="", first=8 * number, end=8 + 8 * number) for number in (0, 1)
+    ]
+    assert planned.lines(even) == ["layers shared out anew"], "d1 computes by now"
+
+
 def test_a_device_that_says_what_cannot_be_is_left_out_in_a_line() -> None:
     found = replace(survey_of(NANO, NANO), left_out={"d2": "0 MiB of memory"})
     chosen = choose(request_of(found), found)
-    assert "d2 is left out: it says that it has 0 MiB of memory, which cannot be" in chosen.lines()
+    assert "d2 is left out: it says that it has 0 MiB of memory, which cannot be" in lines(chosen)
     assert chosen.report()["left_out"] == found.left_out
     with pytest.raises(ClusterError, match="d2 is given layers, but says that it has 0 MiB of memory"):
         given(found, 6, 5, 5)
@@ -129,7 +153,7 @@ def test_a_split_by_hand_that_is_as_good_is_not_talked_about() -> None:
     found = survey_of(NANO)
     chosen = given(found, 16)
     assert chosen.better is None
-    assert chosen.lines() == [f"layers as given: forecast {chosen.plan.forecast.tokens_per_s:.3g} tokens/s"]
+    assert lines(chosen) == [f"layers as given: forecast {chosen.plan.forecast.tokens_per_s:.3g} tokens/s"]
 
 
 def test_what_does_not_fit_is_refused_with_shortfalls_and_options_but_by_hand_the_daemons_decide() -> None:
