@@ -96,12 +96,12 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, local_list: bool = F
         "--layers",
         type=number_list,
         metavar="3,1,2,2",
-        help=Rare("layers for each device, in order (default: chosen)"),
+        help="layers for each device, in order (default: chosen)",
     )
     group.add_argument(
         "--all-devices",
         action="store_true",
-        help=Rare("leave out no device of the cluster file, also where answers are faster without it"),
+        help="leave out no device of the cluster file, also where answers are faster without it",
     )
     group.add_argument(
         "--context",
