@@ -40,7 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=PORT_DEFAULT,
         help="port to listen on, 0 for a free one (default: %(default)s)",
     )
-    parser.add_argument("--name", help="name in logs and reports (default: that of its key, else the host's)")
+    parser.add_argument(
+        "--name",
+        help="name in its log, and of its key (default: that of its only key, else the host's); a head calls "
+        "it as its cluster file does",
+    )
     trust = parser.add_mutually_exclusive_group()
     trust.add_argument(
         "--keys",
