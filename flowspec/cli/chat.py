@@ -151,7 +151,7 @@ def run(args: argparse.Namespace) -> int:
         if last is not None and not last.end:
             chat.attempt(partial(chat.go_on, last))
         chat.loop()
-    return 0
+        return 1 if chat.has_failed else 0
 
 
 def take_up(args: argparse.Namespace, journal: ChatJournal) -> JournalContent:
@@ -212,6 +212,8 @@ class Chat:
     notes: Notes
     messages: Messages = field(default_factory=list)
     last: Answer | None = None
+    has_failed: bool = False
+    """Whether a question could not be answered that nobody typed, who would have seen it."""
     is_watching: bool = False
     record_to: Path | None = None
     forecasts_told: set[str] = field(default_factory=set)
@@ -275,6 +277,7 @@ class Chat:
         try:
             answer()
         except InputError as error:
+            self.has_failed = self.has_failed or not sys.stdin.isatty()
             del self.messages[before:]
             self.console.message(str(error), "red")
         except (ClusterError, PeerError) as error:
@@ -330,7 +333,8 @@ class Chat:
                 json.dumps(content, indent=2, ensure_ascii=False) + "\n", "utf-8"
             )
         except (OSError, ValueError, RuntimeError) as error:
-            self.console.message(f"cannot write {text}: {error}", "red")
+            why = getattr(error, "strerror", None) or error
+            self.console.message(f"expected a file that can be written, got {text} ({why})", "red")
             return
         self.console.message(f"(saved {len(self.messages)} messages to {text})")
 

@@ -145,8 +145,8 @@ def _offline(args: argparse.Namespace, repository: str, file: str) -> int:
         print(json.dumps(told))
     elif missing:
         note(
-            f"offline mode is on (HF_HUB_OFFLINE), and of {repository!r} there is no {', '.join(missing)} in "
-            f"{hub_cache()}"
+            f"flowspec fetch: offline mode is on (HF_HUB_OFFLINE), and of {repository!r} there is no "
+            f"{', '.join(missing)} in {hub_cache()}"
         )
     else:
         for model in models:

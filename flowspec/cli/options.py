@@ -303,10 +303,22 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
     later."""
     if any(not stop for stop in args.stop):
         raise InputError("--stop: expected a text, got an empty one")
-    return SamplingParams(
-        **{name: getattr(args, name) for name in SAMPLING_FIELDS},
-        max_new_tokens=args.max_new_tokens or NEW_TOKENS_DEFAULT,
-        stop=args.stop,
-        stop_token_ids=args.stop_token_ids,
-        ignore_eos=args.ignore_eos,
-    )
+    try:
+        return SamplingParams(
+            **{name: getattr(args, name) for name in SAMPLING_FIELDS},
+            max_new_tokens=args.max_new_tokens or NEW_TOKENS_DEFAULT,
+            stop=args.stop,
+            stop_token_ids=args.stop_token_ids,
+            ignore_eos=args.ignore_eos,
+        )
+    except InputError as error:
+        raise InputError(by_flag(str(error).removeprefix("sampling: "))) from None
+
+
+def by_flag(text: str, ending: str = "") -> str:
+    """What is wrong with a field of `Sampling`, `top_p: expected ...`, by the flag that gave it."""
+    name, colon, rest = text.partition(": ")
+    if name not in SAMPLING_FIELDS:
+        return text
+    ending = "" if name in FILTERS else ending
+    return f"--{name.replace('_', '-')}{ending}{colon}{rest}"

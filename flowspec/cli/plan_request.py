@@ -242,6 +242,11 @@ def _boards(words: Sequence[str]) -> list[str]:
             raise InputError(
                 f"--devices: expected boards with commas, such as 2x raspberry-pi-5, got {part!r:.80}"
             )
+        counted = re.fullmatch(r"([1-9]\d{0,2})\s+(\S+)", match[2])
+        if counted is not None and not match[1]:
+            raise InputError(
+                f"--devices: expected {counted[1]}x {counted[2]:.80} for so many boards, got {match[2]!r:.80}"
+            )
         found += [match[2]] * int(match[1] or 1)
     return found
 

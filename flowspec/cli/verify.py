@@ -28,6 +28,7 @@ from flowspec.cli.options import (
     add_decoding_arguments,
     add_model_arguments,
     add_sampling_argument,
+    by_flag,
     cluster_options,
     decoding_options,
     number_list,
@@ -223,7 +224,7 @@ def read_samplings(args: argparse.Namespace) -> list[Sampling]:
             for seed in (args.seeds if temperature > 0 else args.seeds[:1])
         ]
     except ValueError as error:
-        raise InputError(f"sampling: {error}") from None
+        raise InputError(by_flag(str(error), ending="s")) from None
 
 
 def read_files(args: argparse.Namespace) -> list[tuple[str, str]]:

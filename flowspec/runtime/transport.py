@@ -66,7 +66,8 @@ def _close_unacknowledged(socket: zmq.Socket[bytes]) -> None:
 def split_address(address: str) -> tuple[str, int]:
     """`host:port` (IPv6 hosts in brackets) as its two halves; raises `InputError` when it is not one."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or len(port) > 5 or not 0 < int(port) < 65536:
+    is_host, is_port = bool(host) and "/" not in host, port.isdecimal() and len(port) <= 5
+    if not is_host or not is_port or not 0 < int(port) < 65536:
         raise InputError(f"expected an address host:port with a port from 1 to 65535, got {address!r:.80}")
     return host, int(port)
 

@@ -125,16 +125,16 @@ def refused(
         (["generate", "--prompt-token-ids", ""], "argument --prompt-token-ids: expected numbers with commas"),
         (["generate", "--prompt-token-ids", "1", "--stop", "x"], "--stop and --system need text"),
         (["generate", "hi", "--stop", ""], "--stop: expected a text, got an empty one"),
-        (["generate", "hi", "--top-p", "0"], "sampling: top_p: expected above 0 and at most 1, got 0.0"),
-        (["generate", "hi", "--top-k", "-1"], "sampling: top_k: expected 0 to"),
-        (["generate", "hi", "--min-p", "1"], "sampling: min_p: expected 0 or more and below 1, got 1.0"),
+        (["generate", "hi", "--top-p", "0"], "--top-p: expected above 0 and at most 1, got 0.0"),
+        (["generate", "hi", "--top-k", "-1"], "--top-k: expected 0 to"),
+        (["generate", "hi", "--min-p", "1"], "--min-p: expected 0 or more and below 1, got 1.0"),
         (
             ["generate", "hi", "--temperature", "-1"],
-            "sampling: temperature: expected 0, or 0.001 to 100.0, got -1.0",
+            "--temperature: expected 0, or 0.001 to 100.0, got -1.0",
         ),
         (
             ["generate", "hi", "--temperature", "nan"],
-            "sampling: temperature: expected 0, or 0.001 to 100.0, got nan",
+            "--temperature: expected 0, or 0.001 to 100.0, got nan",
         ),
         *(
             (
@@ -161,7 +161,7 @@ def refused(
             ["generate", "hi", "--dtype", "int3"],
             "argument --dtype: expected one of float32, ",
         ),
-        (["chat", "--temperature", "inf"], "sampling: temperature: expected 0, or 0.001 to 100.0, got inf"),
+        (["chat", "--temperature", "inf"], "--temperature: expected 0, or 0.001 to 100.0, got inf"),
         (
             ["chat", "--model", "/no/model"],
             "expected a model folder, a GGUF file or a hub id such as Qwen/Qwen3-0.6B, but there is no "
@@ -179,7 +179,7 @@ def refused(
         ),
         (
             ["verify", "--temperatures", "0,nan"],
-            "sampling: temperature: expected 0, or 0.001 to 100.0, got nan",
+            "--temperatures: expected 0, or 0.001 to 100.0, got nan",
         ),
         (
             ["verify", "--prompts", "/no/prompts.jsonl"],
@@ -243,7 +243,7 @@ def test_a_wrong_flag_is_refused_before_anything_is_started(
             ["generate", "hi", "--log-file", "/no/folder/log"],
             "--log-file: expected a file that can be written, got /no/folder/log",
         ),
-        (["chat", "--temperature", "inf"], "sampling: temperature: expected 0, or 0.001 to 100.0, got inf"),
+        (["chat", "--temperature", "inf"], "--temperature: expected 0, or 0.001 to 100.0, got inf"),
         (["verify", "--local", "2,0"], "--local: expected whole numbers from 1"),
         (
             ["daemon", "--host", "no.such.host.invalid"],
@@ -332,6 +332,10 @@ def test_a_broken_cluster_file_is_named(refused: Callable[..., str], tmp_path: P
         (
             '[[device]]\naddress = "host"',
             "device 1: address: expected an address host:port with a port from 1 to 65535, got 'host'",
+        ),
+        (
+            '[[device]]\naddress = "http://192.0.2.1:7700"',
+            "expected an address host:port with a port from 1 to 65535, got 'http://192.0.2.1:7700'",
         ),
         (
             '[[device]]\naddress = "a:1"\nlayers = [0, 7]',

@@ -19,6 +19,7 @@ import pytest
 from flowspec.cli import chat as chat_module
 from flowspec.cli.answer import Told
 from flowspec.cli.chat import HELP
+from flowspec.errors import InputError
 from flowspec.watch.recording import read_recording
 from tests.cli.terminal import Terminal, Window
 
@@ -215,3 +216,31 @@ def test_a_wrong_forecast_is_explained_again_for_another_reason(monkeypatch: pyt
         monkeypatch.setattr(chat_module, "forecast_told", lambda *_, told=told: told)
         chat.follow(llm, None)
     assert [text for text in said if "(" in text] == ["(a was lost)\n", "(links)\n"]
+
+
+@pytest.mark.parametrize(("is_typed", "has_failed"), [(True, False), (False, True)])
+def test_a_question_that_cannot_be_answered_fails_a_chat_that_nobody_types(
+    is_typed: bool, has_failed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat: Any = object.__new__(chat_module.Chat)
+    said: list[str] = []
+    chat.console = SimpleNamespace(message=lambda text, colour: said.append(text))
+    chat.messages, chat.has_failed = [], False
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: is_typed))
+
+    def too_long() -> None:
+        raise InputError("the prompt has 5 tokens, but the context holds 5")
+
+    chat.attempt(too_long)
+    chat.attempt(lambda: None)
+    assert said == ["the prompt has 5 tokens, but the context holds 5"]
+    assert chat.has_failed == has_failed
+
+
+def test_a_file_that_cannot_be_written_is_told_without_an_errno(tmp_path: Path) -> None:
+    chat: Any = object.__new__(chat_module.Chat)
+    said: list[str] = []
+    chat.console = SimpleNamespace(message=lambda text, *colour: said.append(text))
+    chat.messages, chat.system = [], ""
+    chat.save(str(tmp_path))
+    assert said == [f"expected a file that can be written, got {tmp_path} (Is a directory)"]

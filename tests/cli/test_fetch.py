@@ -168,7 +168,7 @@ def test_a_gguf_file_is_looked_at_chosen_and_fetched(
     assert fetch(f"{MODEL}/small-Q4_0.gguf", offline=True).returncode == 0
     lacking = fetch(f"{MODEL}/small-Q8_0.gguf", offline=True)
     assert (lacking.returncode, lacking.stdout) == (1, "")
-    assert "offline mode is on" in lacking.stderr
+    assert lacking.stderr.startswith("flowspec fetch: offline mode is on")
     assert "there is no small-Q8_0.gguf in" in lacking.stderr
     assert fetch(MODEL, offline=True).stdout == f"here; use it with --model {MODEL}/small-Q4_0.gguf\n"
     told = json.loads(fetch(MODEL, "--quant", "Q8_0", "--json", offline=True).stdout)
