@@ -55,4 +55,4 @@ def tell_of_hub(name: str) -> None:
     """Says that a model must come from the hub, which may take long to answer, or to be given up."""
     is_hub_id = HUB_ID.fullmatch(name) is not None and not os.path.exists(name)
     if is_hub_id and not is_fetched("/".join(name.split("/")[:2])):
-        note(f"(asking the hub for {name}; where it does not answer, that is tried for half a minute)")
+        note(f"(asking the hub for {name}; it has half a minute to answer)")

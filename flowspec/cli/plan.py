@@ -47,6 +47,7 @@ from flowspec.runtime.planning.survey import ASSUMED, DECLARED, LOOPBACK, MEASUR
 HELPS_SHOWN = 5
 SIMULATED_WORK_MAX = 24
 """Devices times users up to which plans are simulated; beyond, that would take more than some seconds."""
+HELP_WIDTH = 50
 NAME_WIDTH = 24
 WIDTH = 80
 LINK_SOURCES = {
@@ -357,8 +358,10 @@ def plan_lines(
         yield from _filled(_beside_one(wanted, best, one))
     if helps:
         yield "\nwould help"
+        width = max(HELP_WIDTH, *(len(option.text) + 1 for option in helps[:HELPS_SHOWN]))
         for option in helps[:HELPS_SHOWN]:
-            yield f"  {option.text:<50}{option.gain or 0:>+7.0%}{rounded(_helped(best, option)):>7} tokens/s"
+            rate = rounded(_helped(best, option))
+            yield f"  {option.text:<{width}}{option.gain or 0:>+7.0%}{rate:>7} tokens/s"
     if by_hand is not None:
         share = by_hand.tokens_per_s / best.tokens_per_s
         yield f"\nby hand, {','.join(map(str, by_hand.plan.split.layers))}"
@@ -464,7 +467,8 @@ def _forecast_lines(request: PlanRequest, best: Rated) -> Iterator[str]:
     if plan.guesses:
         yield f"  guessing pays: plain decoding would give {rounded(plan.plain.tokens_per_s)}"
         slots = "1 slot" if plan.window == 1 else f"{plan.window} slots"
-        yield f"  --method {DEFAULT}: some {found.nodes} nodes a slot, {slots} in flight"
+        nodes = "1 node" if found.nodes == 1 else f"{found.nodes} nodes"
+        yield f"  --method {DEFAULT}: about {nodes} a slot, {slots} in flight"
     elif request.drafter is not None:
         yield from _filled(
             f"  guessing does not pay: the forecast is for --method {WITHOUT_GUESSES}; {DEFAULT}, the "

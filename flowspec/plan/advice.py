@@ -109,7 +109,7 @@ def _changes(request: PlanRequest, plan: Plan) -> Iterator[tuple[str, PlanReques
         replace(each, profile=each.profile.slowed(0.5)) if each.name == slowest.name else each
         for each in request.sites
     )
-    yield f"a board twice as fast instead of {slowest.name}", replace(request, sites=quick)
+    yield f"a board twice as fast as {slowest.name}", replace(request, sites=quick)
     for profile in {each.profile.name: each.profile for each in (slowest, plan.head)}.values():
         one = next(each for each in request.sites if each.profile.name == profile.name)
         name = _new_name(profile.name, names)

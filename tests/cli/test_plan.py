@@ -327,6 +327,7 @@ def test_memory_of_packed_weights_is_what_a_daemon_counts(dtype: str, first: int
             "--drafter: expected the model's vocabulary",
         ),
         (["--devices", "raspberry-pi-5", "--users", "1000"], "--users: expected at most"),
+        (["--devices", "4 raspberry-pi-5"], "--devices: expected 4x raspberry-pi-5 for so many boards"),
         (["--devices", "raspberry-pi-5", "--context", "5000"], "--context: expected 2 to 1024"),
     ],
 )
@@ -335,6 +336,19 @@ def test_wrong_input_is_one_line(capsys: pytest.CaptureFixture[str], args: list[
     assert (status, out) == (2, "")
     (line,) = err.splitlines()
     assert expected in line
+
+
+def test_what_would_help_stands_in_columns_whatever_the_boards_are_called(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    board = tmp_path / f"{'a-board-with-a-long-name' * 2}.toml"
+    board.write_text(
+        "[memory]\ngb = 8\ngb_per_s = 10\nefficiency = 1\n[compute]\nfloat16 = 0.1\nefficiency = 1\n"
+    )
+    text = plan(capsys, "--quick", "--shape=tinyllama-1.1b", "--devices", f"2x {board}")[1]
+    rows = text.partition("would help\n")[2].partition("\n\n")[0].splitlines()
+    assert any(board.stem in row for row in rows)
+    assert len({row.rindex("%") for row in rows}) == len({len(row) for row in rows}) == 1
 
 
 MIX = ["--shape", "llama-2-7b", "--link", "150/0.5", "--quick"]

@@ -396,7 +396,7 @@ def test_a_step_that_is_taken_for_each_of_several_precisions_is_progress_each_ti
     bench = running("a", "b")
     bench.give(ConnectionClosed(pipeline=1, device="b"))
     bench.welcomes("a")
-    for doing in ("trying kernels", "asking", "trying kernels", "receiving", "loading"):
+    for doing in ("trying kernels", "asking for weights", "trying kernels", "receiving", "loading"):
         for share in (0.0, 0.5, 1.0):
             bench.says("a", Loading(share=share, doing=doing))
             for _ in range(4):
@@ -579,7 +579,7 @@ def test_a_device_that_is_back_loads_beside_the_pipeline_that_works_and_the_swit
     bench.now_s += 1.2
     notes = [command.text for command in bench.form() if isinstance(command, Note)]
     assert notes[0] == "device b is back"
-    assert re.fullmatch(r"the switch took 1.\d s; other layers than before: c", notes[1])
+    assert re.fullmatch(r"changing the pipeline took 1.\d s; other layers than before: c", notes[1])
 
 
 def test_a_plan_for_which_devices_have_made_ready_is_not_made_by_other_times() -> None:

@@ -245,7 +245,7 @@ def test_who_answers_again_returns_after_a_while_that_doubles_with_each_loss() -
         bench.form()
         assert bench.pass_time(wait_s - 1) == []
         assert bench.pass_time(2.5) == [Reform(devices=("a", "b", "c"))]
-        assert bench.form() == [Note(text="device b is back"), Note(text="the switch took 1.0 s")]
+        assert bench.form() == [Note(text="device b is back"), Note(text="changing the pipeline took 1.0 s")]
 
 
 def test_what_was_long_ago_is_forgiven() -> None:
@@ -414,7 +414,7 @@ def test_a_better_plan_is_gone_over_to_between_two_answers_and_its_switch_is_tim
     assert bench.pass_time(30) == []
     assert bench.give(Tick()) == [GOING_OVER, Reform(devices=("a", "b", "c"))]
     bench.now_s += 1.5
-    text = "the switch took 1.5 s; other layers than before: a, b"
+    text = "changing the pipeline took 1.5 s; other layers than before: a, b"
     assert bench.give(PipelineFormed(moved=("a", "b"))) == [Note(text=text)]
     bench.tick = Tick()
     assert bench.pass_time(500) == []
@@ -476,7 +476,7 @@ def test_what_is_loaded_in_the_switch_counts_when_all_have_made_ready() -> None:
     bench.give(SLOW)
     assert bench.give(DevicesPrepared(devices=(), gain=1.2, load_s=99.0)) == []
     assert bench.pass_time(1) == [GOING_OVER, Reform(devices=("a", "b", "c"))]
-    assert bench.form(99.5) == [Note(text="the switch took 100.0 s")]
+    assert bench.form(99.5) == [Note(text="changing the pipeline took 100.0 s")]
     assert bench.core.fired["loads then"] == 1
     assert bench.core.pause_s(0.0) == 1.0, "that is what the next switch takes, if nothing is to be loaded"
 

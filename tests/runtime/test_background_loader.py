@@ -127,7 +127,7 @@ def test_what_is_made_ready_is_there_when_it_is_assigned_and_the_other_runs_unti
     shared = before.pieces.layers[2:]
     bench.progress.clear()
     assert bench.load(3, NEXT).reused
-    assert bench.progress == ["asking"], "nothing is loaded"
+    assert bench.progress == ["asking for weights"], "nothing is loaded"
     assert bench.slice().pieces.layers[:2] == shared
     assert is_right(bench, NEXT)
 

@@ -35,7 +35,7 @@ def test_everything_is_refused_with_how_far_it_is_and_when_to_come_again(bound: 
     ):
         health = client.get("/health")
         assert (health.status_code, health.json()["status"]) == (503, "loading")
-        loading.take("pi-a: asking", 0)
+        loading.take("pi-a: asking for weights", 0)
         loading.take("pi-a: loading", 0.4)
         loading.take("pi-b: ready", 1)
         for found in (

@@ -128,7 +128,7 @@ def test_a_device_that_heat_slows_down_gets_fewer_layers_between_two_answers() -
         "between two answers"
     )
     assert run.cluster.pipelines == 2, "one new plan"
-    assert [len(run.notes("the switch took")), run.notes("lost")] == [1, []]
+    assert [len(run.notes("changing the pipeline took")), run.notes("lost")] == [1, []]
     parts = {part.device: part.assign.end_layer - part.assign.first_layer for part in run.cluster.parts}
     assert parts["pi-1"] < 8 < parts["pi-0"]
     as_it_was = Heated(1.4, changed_s=1e9)

@@ -76,8 +76,8 @@ class Switching(Play):
 
 
 def switch_s(run: Switching) -> float:
-    """What the note says that the switch took."""
-    (note,) = [text for text in run.notes() if text.startswith("the switch took")]
+    """What the note says that changing the pipeline took."""
+    (note,) = [text for text in run.notes() if text.startswith("changing the pipeline took")]
     return float(note.split()[3])
 
 
@@ -109,7 +109,7 @@ def test_what_must_be_loaded_in_the_switch_may_be_more_than_it_gains(monkeypatch
     run.cluster.membership.timeouts = replace(run.cluster.membership.timeouts, again_s=8.0)
     run.run()
     assert run.fired()["member: too dear"] > 0
-    assert [text for text in run.notes() if text.startswith("the switch took")] == []
+    assert [text for text in run.notes() if text.startswith("changing the pipeline took")] == []
 
 
 @pytest.mark.parametrize("fault", ["the device", "a member", "the head"])

@@ -680,7 +680,7 @@ class Membership:
         if self._is_switching:
             self._is_switching = False
             moved = f"; other layers than before: {', '.join(event.moved)}" if event.moved else ""
-            self._commands.append(Note(text=f"the switch took {self._forming_s:.1f} s{moved}"))
+            self._commands.append(Note(text=f"changing the pipeline took {self._forming_s:.1f} s{moved}"))
 
     def _here(self, standing: _Standing) -> str:
         """How to say that a device is there again, or for the first time."""

@@ -14,7 +14,7 @@ from flowspec.core.protocol.precision import ACTIVATIONS, CACHE_AUTO, CACHES
 from flowspec.core.protocol.sliding_window import SlidingWindow
 
 ROLES = ("head-control", "head-data", "head-weights", "stage", "measure")
-LOADING_STEPS = ("trying kernels", "asking", "checking", "receiving", "loading")
+LOADING_STEPS = ("trying kernels", "asking for weights", "checking", "receiving", "loading")
 ERROR_CAUSES = ("", "next", "part", "gone", "again")
 
 
@@ -228,7 +228,7 @@ class Arithmetics:
 class Loading:
     """How far a daemon has come with its slice, `share` from 0 to 1 of what it is `doing`.
 
-    That is `trying kernels` where that was not done on this processor before, `asking` the head what the
+    That is `trying kernels` where that was not done on this processor before, `asking for weights`: what the
     slice is made of, `checking` what of it was stored before, `receiving` the rest, and `loading` it all. A
     daemon that has the model does the last, and in int8 or int4 also checks what it quantised before.
     """

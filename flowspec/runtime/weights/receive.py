@@ -78,7 +78,7 @@ def ask_entries(word: ModelDescription, names: Iterable[str], channel: HeadChann
     entries: list[TensorEntry] = []
     batches = [known[at : at + TENSORS_ASKED] for at in range(0, len(known), TENSORS_ASKED)]
     for number, batch in enumerate(batches):
-        channel.tell("asking", number / len(batches))
+        channel.tell("asking for weights", number / len(batches))
         channel.ask(AskTensors(names=tuple(batch)))
         found, _ = _expect(channel, TensorList)
         if [entry.name for entry in found.entries] != batch:

@@ -135,7 +135,7 @@ def test_four_empty_daemons_get_their_slices_and_later_load_them_from_the_store(
     assert {
         f"local-{index}: {doing}"
         for index in range(4)
-        for doing in ("asking", "receiving", "loading", "ready")
+        for doing in ("asking for weights", "receiving", "loading", "ready")
     } <= set(progress)
 
     victim = stores / "local-2" / "tensors" / max(wanted[2], key=lambda digest: len(wanted[2][digest]))

@@ -66,11 +66,11 @@ def test_progress_is_told_now_and_then_and_at_once_of_something_else(
     channel: QueuedHeadChannel, told: list[Any]
 ) -> None:
     channel.begin(1)
-    for doing in ("asking", "receiving"):
+    for doing in ("asking for weights", "receiving"):
         for share in (0.0, 0.0, 0.0):
             channel.tell(doing, share)
-    assert [each.doing for each in told][:1] == ["asking"]
-    assert {each.doing for each in told} == {"asking", "receiving"}
+    assert [each.doing for each in told][:1] == ["asking for weights"]
+    assert {each.doing for each in told} == {"asking for weights", "receiving"}
     channel.begin(2)
     channel.tell("receiving", 0.5)
     assert told[-1] == LoadProgress(doing="receiving", share=0.5)

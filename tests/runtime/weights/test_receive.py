@@ -159,7 +159,7 @@ def test_progress_goes_from_asking_to_checking_and_receiving(tmp_path: Path) -> 
     channel = Direct(offer)
     model = described(offer, store, sorted(data), channel)
     with fetched(model, channel):
-        assert channel.told == [("asking", 0), ("checking", 1), ("receiving", 1)]
+        assert channel.told == [("asking for weights", 0), ("checking", 1), ("receiving", 1)]
 
 
 @pytest.mark.parametrize(
