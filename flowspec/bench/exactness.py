@@ -60,10 +60,12 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """How one answer compared: `exact`, or `wrong` by that difference."""
+    """How one answer compared: `exact`, or `wrong` by that difference. So many tokens of the right answer are
+    `unlikely`: not the likeliest there, which shows that sampling was tried."""
 
     found: ClusterAnswer
     kind: str
+    unlikely: int
     difference: Difference | None = None
 
 
@@ -93,10 +95,11 @@ def judge(plain: StepByStep, found: ClusterAnswer, stop_ids: frozenset[int]) -> 
     dtype there.
     """
     case = found.case
-    expected = plain.generate(case.prompt, case.sampling, found.new_tokens_max, stop_ids)
+    asked = (case.prompt, case.sampling, found.new_tokens_max, stop_ids)
+    expected, unlikely = plain.generate(*asked), plain.unlikely(*asked)
     index = parting(expected, found.tokens, stop_ids)
     if index is None:
-        return Verdict(found=found, kind=EXACT)
+        return Verdict(found=found, kind=EXACT, unlikely=unlikely)
     has_more = index < len(expected)
     difference = Difference(
         index=index,
@@ -104,7 +107,7 @@ def judge(plain: StepByStep, found: ClusterAnswer, stop_ids: frozenset[int]) -> 
         found=found.tokens[index] if index < len(found.tokens) else None,
         margin=plain.margin(case.prompt, case.sampling, expected[: index + 1]) if has_more else None,
     )
-    return Verdict(found=found, kind=WRONG, difference=difference)
+    return Verdict(found=found, kind=WRONG, unlikely=unlikely, difference=difference)
 
 
 def parting(expected: Sequence[int], found: Sequence[int], stop_ids: frozenset[int]) -> int | None:

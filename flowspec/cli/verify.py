@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import json
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
@@ -42,7 +43,7 @@ from flowspec.core.protocol.limits import REQUESTS_MAX
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles, bundled_folder
-from flowspec.model.prompts import read_prompts
+from flowspec.model.prompts import of_each_domain, read_prompts
 from flowspec.model.text import Tokenizer, recommended
 from flowspec.rounding import rounded
 from flowspec.runtime.cluster_file import read_drafters
@@ -85,7 +86,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="so many answers at a time, for each N (default: 1)",
     )
     group.add_argument(
-        "--limit", type=positive, default=6, metavar="N", help="prompts per file (default: %(default)s)"
+        "--limit",
+        type=positive,
+        default=6,
+        metavar="N",
+        help="prompts per file, of each domain in turn (default: %(default)s)",
     )
     group.add_argument(
         "--temperatures",
@@ -233,7 +238,7 @@ def read_files(args: argparse.Namespace) -> list[tuple[str, str]]:
     return [
         (f"{path.stem} {prompt.prompt_id}", prompt.turns[0])
         for path in paths
-        for prompt in read_prompts(path)[: args.limit]
+        for prompt in of_each_domain(read_prompts(path), args.limit)
     ]
 
 
@@ -266,6 +271,7 @@ def report(verdicts: list[Verdict], faithful: Faithfulness) -> dict[str, Any]:
             "exact": counts["exact"],
             "wrong": counts["wrong"],
             "tokens": sum(len(verdict.found.tokens) for verdict in verdicts),
+            "unlikely_tokens": sum(verdict.unlikely for verdict in verdicts),
             "answers": [_answer_report(verdict) for verdict in verdicts],
         },
         "faithful": faithful.report(),
@@ -285,6 +291,7 @@ def _answer_report(verdict: Verdict) -> dict[str, Any]:
         "seed": found.case.sampling.seed,
         "verdict": verdict.kind,
         "new_tokens": len(found.tokens),
+        "unlikely_tokens": verdict.unlikely,
         "difference": None if difference is None else asdict(difference),
     }
 
@@ -309,8 +316,23 @@ def show(verdicts: list[Verdict], faithful: Faithfulness) -> None:
             tell(f"wrong: {_asked(verdict.found)}: {_told(verdict.difference)}")
     wrong = sum(verdict.kind == "wrong" for verdict in verdicts)
     exact = f"NO, {wrong} of {len(verdicts)} answers are wrong" if wrong else "yes, all answers are equal"
-    for line in (f"exact: {exact}", *faithful_lines(faithful)):
+    for line in (f"exact: {exact}", *sampled_lines(verdicts), *faithful_lines(faithful)):
         tell(line)
+
+
+def sampled_lines(verdicts: list[Verdict]) -> Iterator[str]:
+    """For each temperature above 0, whether the answers show anything of sampling."""
+    groups: dict[float, list[Verdict]] = {}
+    for verdict in verdicts:
+        groups.setdefault(verdict.found.case.sampling.temperature, []).append(verdict)
+    for temperature, group in groups.items():
+        if temperature > 0:
+            unlikely, tokens = (
+                sum(verdict.unlikely for verdict in group),
+                sum(len(verdict.found.tokens) for verdict in group),
+            )
+            hint = "" if unlikely else "; as at temperature 0: ask what has many answers (--prompts)"
+            yield f"at temperature {temperature:g}: {unlikely} of {tokens} tokens are not the likeliest{hint}"
 
 
 def _asked(found: ClusterAnswer) -> str:

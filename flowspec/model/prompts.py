@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 from flowspec.core.protocol import limits
@@ -15,6 +17,15 @@ class Prompt:
     prompt_id: str
     domain: str
     turns: tuple[str, ...]
+
+
+def of_each_domain(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
+    """So many of them: one of each domain in turn, each domain's in their order."""
+    domains: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        domains.setdefault(prompt.domain, []).append(prompt)
+    turns = zip_longest(*domains.values())
+    return [prompt for turn in turns for prompt in turn if prompt is not None][:count]
 
 
 def read_prompts(path: Path) -> list[Prompt]:

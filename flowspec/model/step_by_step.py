@@ -29,7 +29,7 @@ class StepByStep:
 
     def __init__(self, part: Slice) -> None:
         self.part = part
-        self._answers: dict[tuple[Tokens, Sampling, int, frozenset[int]], Tokens] = {}
+        self._answers: dict[tuple[Tokens, Sampling, int, frozenset[int]], tuple[Tokens, int]] = {}
 
     @staticmethod
     def load(
@@ -55,9 +55,22 @@ class StepByStep:
 
         Raises `ClusterError` when the model overflows in its dtype.
         """
+        return self._answer(prompt, sampling, new_tokens_max, stop_ids)[0]
+
+    def unlikely(
+        self, prompt: Tokens, sampling: Sampling, new_tokens_max: int, stop_ids: frozenset[int]
+    ) -> int:
+        """How many of these tokens are not the likeliest there: those that were drawn otherwise than at
+        temperature 0."""
+        return self._answer(prompt, sampling, new_tokens_max, stop_ids)[1]
+
+    def _answer(
+        self, prompt: Tokens, sampling: Sampling, new_tokens_max: int, stop_ids: frozenset[int]
+    ) -> tuple[Tokens, int]:
         key = (prompt, sampling, new_tokens_max, stop_ids)
         if key not in self._answers:
-            self._answers[key] = tuple(self._drawn(prompt, sampling, new_tokens_max, stop_ids))
+            drawn = list(self._drawn(prompt, sampling, new_tokens_max, stop_ids))
+            self._answers[key] = (tuple(token for token, _ in drawn), sum(not best for _, best in drawn))
         return self._answers[key]
 
     def margin(self, prompt: Tokens, sampling: Sampling, answer: Sequence[int]) -> float:
@@ -83,7 +96,8 @@ class StepByStep:
 
     def _drawn(
         self, prompt: Tokens, sampling: Sampling, new_tokens_max: int, stop_ids: frozenset[int]
-    ) -> Iterator[int]:
+    ) -> Iterator[tuple[int, bool]]:
+        """Each new token, and whether no other is likelier there."""
         sampler = Sampler(sampling, self.vocabulary_size)
         end = len(prompt) + new_tokens_max
         self.part.open_cache(REQUEST, end)
@@ -92,7 +106,7 @@ class StepByStep:
                 rows = self._pass([token], position)
             for position in range(len(prompt), end):
                 token = sampler.draw(rows[0], position)
-                yield token
+                yield token, bool(rows[0][token] == rows[0].max())
                 if token in stop_ids or position == end - 1:
                     return
                 rows = self._pass([token], position)

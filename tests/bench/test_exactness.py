@@ -54,3 +54,16 @@ def test_a_difference_has_both_tokens_and_by_how_much_the_right_one_leads(tmp_pa
     assert (shorter.index, shorter.expected, shorter.found) == (5, right[5], None)
     longer = judge(plain, replace(found, tokens=(*right, 1)), frozenset())
     assert longer.difference == Difference(index=6, expected=None, found=1, margin=None)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 2.0])
+def test_tokens_that_are_not_the_likeliest_are_counted(temperature: float, tmp_path: Path) -> None:
+    plain = StepByStep.load(ModelFiles(str(make_variant(tmp_path, "llama-grouped"))), "float32")
+    case = Case(prompt_id="a", prompt=(5, 6, 7), sampling=Sampling(temperature=temperature, seed=3))
+    tokens = plain.generate(case.prompt, case.sampling, 12, frozenset())
+    rows = list(plain.logits((*case.prompt, *tokens)))[len(case.prompt) - 1 : -1]
+    best = [int(row[0].argmax()) for row in rows]
+    found = ClusterAnswer(case=case, method="ar", drafter="", stages=1, new_tokens_max=12, tokens=tokens)
+    expected = sum(token != likeliest for token, likeliest in zip(tokens, best, strict=True))
+    assert (expected > 0) == (temperature > 0)
+    assert judge(plain, found, frozenset()).unlikely == expected

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from flowspec.core.protocol import limits
 from flowspec.errors import InputError
-from flowspec.model.prompts import Prompt, read_prompts
+from flowspec.model.prompts import Prompt, of_each_domain, read_prompts
 from flowspec.plan.tables import read_toml
 
 TEXTS = st.text(st.characters(), max_size=12)
@@ -110,3 +110,13 @@ def test_toml_that_is_too_large_is_refused_unread(tmp_path: Path) -> None:
         file.truncate(limits.TOML_BYTES_MAX + 1)
     with pytest.raises(InputError, match=f"a cluster file of at most {limits.TOML_BYTES_MAX} bytes"):
         read_toml(path, "a cluster file")
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"), [(3, "a1 b1 c1"), (5, "a1 b1 c1 a2 c2"), (9, "a1 b1 c1 a2 c2 a3")]
+)
+def test_a_few_prompts_are_of_each_domain_in_turn(count: int, expected: str) -> None:
+    prompts = [
+        Prompt(prompt_id=name, domain=name[0], turns=(name,)) for name in ("a1", "a2", "a3", "b1", "c1", "c2")
+    ]
+    assert [prompt.prompt_id for prompt in of_each_domain(prompts, count)] == expected.split()
