@@ -394,7 +394,13 @@ def decoder_config(config: Any, model: str) -> Any:
 
 
 def raw_decoder_config(raw: dict[str, Any]) -> dict[str, Any]:
-    """As `decoder_config`, of a config.json as it is; the family's name stays that of the whole."""
+    """As `decoder_config`, of a config.json as it is; the family's name stays that of the whole.
+
+    Of a draft head in speculators' format, the layer's part beside the head's own fields.
+    """
+    layer = raw.get("transformer_layer_config")
+    if isinstance(layer, dict):
+        return {**raw, **layer}
     family = FAMILIES.get(str(raw.get("model_type")))
     part = raw.get(family.part) if family is not None and family.part else None
     return {**raw, **part, "model_type": raw["model_type"]} if isinstance(part, dict) else raw

@@ -31,7 +31,7 @@ STATE_WIDTH_MAX = 1024
 _PICTURES = "vision"
 """Only what stands for pictures looks both ways, and text has none (Gemma 4)."""
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
+NEUTRAL: dict[str, tuple[Any, ...]] = {
     "alibi": (None, False),
     "attention_chunk_size": (None,),
     "attention_k_eq_v": (None, False),
@@ -174,7 +174,7 @@ def _check_fields(config: Any, family: Family, model: str) -> None:
             f"model {model!r} sets per_layer_config, which this version of transformers does not know; "
             "expected none, or transformers 5.20 or later"
         )
-    for name, neutral in _NEUTRAL.items():
+    for name, neutral in NEUTRAL.items():
         value = getattr(config, name, None)
         neutral = (*neutral, built_in[name]) if name in built_in else neutral
         if name not in known and value not in neutral and not _is_idle(config, name, value):

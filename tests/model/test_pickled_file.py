@@ -1,0 +1,130 @@
+"""A head's `pytorch_model.bin`: its tensors, and one line for all else that such a file may be."""
+
+from __future__ import annotations
+
+import collections
+import io
+import os
+import pickle
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flowspec.errors import InputError
+from flowspec.model.pickled_file import PICKLE_BYTES_MAX, load_pickled, pickled_words
+
+
+def rewritten(path: Path, data: bytes | None = None, how: int = zipfile.ZIP_STORED) -> None:
+    """The archive again, with another pickle or packed in another way."""
+    with zipfile.ZipFile(path) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", how) as archive:
+        for name, content in entries.items():
+            archive.writestr(name, data if data is not None and name.endswith("/data.pkl") else content)
+
+
+def saved(path: Path) -> bytes:
+    """A file of two tensors, and its pickle."""
+    torch.save({"fc.weight": torch.arange(12.0).reshape(3, 4), "d2t": torch.arange(5)}, path)
+    with zipfile.ZipFile(path) as archive:
+        return archive.read(next(name for name in archive.namelist() if name.endswith("/data.pkl")))
+
+
+@pytest.mark.parametrize("wrap", [dict, collections.OrderedDict])
+def test_tensors_come_as_they_were_saved(wrap: Callable[[Any], Any], tmp_path: Path) -> None:
+    tensors = {
+        "fc.weight": torch.randn(3, 4),
+        "layers.0.x": torch.nn.Parameter(torch.randn(2).half(), requires_grad=False),
+        "d2t": torch.arange(5),
+        "t2d": torch.tensor([True, False]),
+        "part": torch.arange(20.0).reshape(4, 5).T[1:3],
+    }
+    path = tmp_path / "pytorch_model.bin"
+    torch.save(wrap(tensors), path)
+    assert tensors.keys() <= pickled_words(path)
+    found = load_pickled(path)
+    assert found.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert found[name].dtype == tensor.dtype
+        assert torch.equal(found[name], tensor)
+
+
+class Called:
+    def __init__(self, *call: Any) -> None:
+        self.call = call
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.call[0], self.call[1:]
+
+
+def with_pickle(content: bytes) -> Callable[[Path], None]:
+    def make(path: Path) -> None:
+        saved(path)
+        rewritten(path, content)
+
+    return make
+
+
+def patched(*changes: tuple[bytes, bytes]) -> Callable[[Path], None]:
+    def make(path: Path) -> None:
+        data = saved(path)
+        for old, new in changes:
+            assert old in data
+            data = data.replace(old, new, 1)
+        rewritten(path, data)
+
+    return make
+
+
+HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "no archive": (lambda path: path.write_bytes(pickle.dumps({"a": 1})), "is no zip archive"),
+    "empty": (lambda path: path.write_bytes(b""), "is no zip archive"),
+    "cut short": (
+        lambda path: (saved(path), path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])),
+        "is no zip archive",
+    ),
+    "packed": (
+        lambda path: (saved(path), rewritten(path, how=zipfile.ZIP_DEFLATED)),
+        r"is no zip archive .*packed entries",
+    ),
+    "a call": (with_pickle(pickle.dumps(Called(os.system, "true"), protocol=2)), "names 'posix system'"),
+    "a call by stack": (with_pickle(pickle.dumps(Called(os.system, "true"), protocol=4)), "by STACK_GLOBAL"),
+    "a call that torch allows": (
+        with_pickle(pickle.dumps({"a": Called(bytearray, 1 << 40)}, protocol=2)),
+        r"names '(__builtin__|builtins) bytearray'",
+    ),
+    "a long pickle": (
+        with_pickle(pickle.dumps("x" * PICKLE_BYTES_MAX, protocol=2)),
+        f"a pickle of {PICKLE_BYTES_MAX + 10} bytes",
+    ),
+    "no pickle": (with_pickle(b"\xff" * 50), "is no zip archive"),
+    "a pickle that ends early": (with_pickle(b"\x80\x02}q\x00"), "is no zip archive"),
+    "no table": (with_pickle(pickle.dumps([1, 2], protocol=2)), "expected names and tensors"),
+    "no tensors": (with_pickle(pickle.dumps({"fc.weight": 3}, protocol=2)), "expected names and tensors"),
+    "no words on the stack": (with_pickle(b"\x80\x02R."), "cannot read"),
+    "a shape beyond its storage": (patched((b"K\x03K\x04\x86", b"M\xff\xffK\x04\x86")), "cannot read"),
+    "a storage that is not there": (patched((b"X\x01\x00\x00\x000", b"X\x01\x00\x00\x007")), "cannot read"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_another_file_gets_one_line(name: str, tmp_path: Path) -> None:
+    make, message = HOSTILE[name]
+    path = tmp_path / "pytorch_model.bin"
+    make(path)
+    with pytest.raises(InputError, match=message) as caught:
+        load_pickled(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_two_pickles_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "pytorch_model.bin"
+    torch.save({"fc.weight": torch.ones(1)}, path)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("other/data.pkl", io.BytesIO(b"x").getvalue())
+    with pytest.raises(InputError, match="is no zip archive of tensors"):
+        load_pickled(path)
