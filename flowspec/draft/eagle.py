@@ -1,7 +1,8 @@
 """An EAGLE head, or another that is like one, as a drafter (`draft.chained`), with a tree cache of its own.
 
 Once the target's feature is known and a guess below it is committed, the guess's keys and values are made
-again from the truth, beside the new rows of the next pass.
+again from the truth, beside the new rows of the next pass. In a head of several layers the rows of guesses
+below it keep what their later layers saw of it, until they are committed and made again themselves.
 """
 
 from __future__ import annotations

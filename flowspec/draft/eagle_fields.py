@@ -41,9 +41,21 @@ _OBEYED = eagle_captures.FIELDS | {
     "use_last_layernorm",
     "vocab_size",
 }
-_BY_TENSORS = frozenset({"attention_bias", "bias", "has_lm_head", "mlp_bias", "qkv_bias", "use_qk_norm"})
-"""They say which tensors there are, which the files show themselves. Some are left over from the target:
-AngelSlim's heads for Hunyuan set `use_qk_norm` and have no such norms."""
+_BY_TENSORS = frozenset(
+    {
+        "attention_bias",
+        "bias",
+        "has_lm_head",
+        "mlp_bias",
+        "n_routed_experts",
+        "num_experts",
+        "num_local_experts",
+        "qkv_bias",
+        "use_qk_norm",
+    }
+)
+"""They say which tensors there are, which the files show themselves. Some are left over from the target's
+config: AngelSlim's heads for Hunyuan set `use_qk_norm` and have no such norms."""
 _HARMLESS = frozenset(
     {
         "do_sample",

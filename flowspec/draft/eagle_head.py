@@ -59,10 +59,12 @@ class _Layer(nn.Module):
         """What the attention reads, and the feature after its norm, both `[1, rows, width]`."""
         if self._form.reads == "feature as it is":
             return hidden, hidden
-        normed = getattr(self, self._form.norm)(hidden)
+        norm: Any = getattr(self, self._form.norm)
+        normed = norm(hidden)
         if self._form.reads == "normed feature":
             return normed, normed
-        return torch.cat((self.input_layernorm(embedded), normed), dim=-1), normed
+        other: Any = self.input_layernorm
+        return torch.cat((other(embedded), normed), dim=-1), normed
 
 
 class _Network(nn.Module):
@@ -191,8 +193,8 @@ class EagleHead:
         if self._form.feature_norm == "joined":
             features = self._network.input_norm(features)
         elif self._form.feature_norm == "each":
-            parts = features.split(self._form.target_width, dim=-1)
             norms = self._network.fc_norm
+            parts = features.chunk(len(norms), dim=-1)
             features = torch.cat([norm(part) for norm, part in zip(norms, parts, strict=True)], dim=-1)
         if self.kind == "eagle3" and self._form.has_fc:
             features = self._network.fc(features)
@@ -215,6 +217,7 @@ class EagleHead:
         if self.kind == "eagle":
             hidden = self._network.fc(torch.cat((embedded, hidden), dim=-1))
         angles = angles_of(self._rotary, hidden, positions.to(self.device)[None])
+        layer: Any
         for index, layer in enumerate(self._network.layers):
             mixed, normed = layer.read(embedded, hidden)
             residual = normed if index == 0 and self._form.is_residual_normed else hidden

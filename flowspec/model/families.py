@@ -400,7 +400,7 @@ def raw_decoder_config(raw: dict[str, Any]) -> dict[str, Any]:
     """
     layer = raw.get("transformer_layer_config")
     if isinstance(layer, dict):
-        return {**raw, **layer}
+        return {**raw, **layer, "architectures": raw.get("architectures")}
     family = FAMILIES.get(str(raw.get("model_type")))
     part = raw.get(family.part) if family is not None and family.part else None
     return {**raw, **part, "model_type": raw["model_type"]} if isinstance(part, dict) else raw

@@ -16,6 +16,8 @@ from flowspec.bench.checkpoints import SMALL, make_checkpoint
 from flowspec.draft.eagle_captures import captures_of
 from flowspec.draft.eagle_files import is_eagle
 from flowspec.draft.eagle_head import EagleHead
+from flowspec.draft.kinds import check_drafter, find_drafter
+from flowspec.draft.kinds.eagle import Eagle
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
 from tests.draft.published import Published, Tensors
@@ -183,6 +185,7 @@ LAYOUTS = {
             "sliding_window": 32,
             "target_model_type": "qwen3",
             "tie_word_embeddings": True,  # left over from the target: it has an `lm_head` of its own
+            "num_experts": 128,  # the same
             "use_qk_norm": True,  # the same, and it has no such norms
             "use_sliding_window": False,
         },
@@ -344,6 +347,21 @@ def test_a_head_computes_what_its_publisher_does(
     assert (ids is not None) == layout.has_lm_head
     numbers = 2 * means.layers * means.key_heads * means.head_width + layout.width
     assert head.slot_bytes == 4 * numbers
+
+
+def test_a_folder_of_either_kind_of_file_is_found_by_its_name(tmp_path: Path) -> None:
+    layout = LAYOUTS["speculators-qwen3-two-layers"]
+    for name in ("safetensors", "bin"):
+        layout.write(tmp_path / name, layout.tensors())
+    path = tmp_path / "bin/model.safetensors"
+    torch.save(load_file(path), tmp_path / "bin/pytorch_model.bin")
+    path.unlink()
+    count = sum(each.numel() for each in load_file(tmp_path / "safetensors/model.safetensors").values())
+    for name in ("safetensors", "bin"):
+        check_drafter(str(tmp_path / name))
+        kind = find_drafter(str(tmp_path / name))
+        assert isinstance(kind, Eagle)
+        assert kind.parameter_count() == count
 
 
 @pytest.mark.parametrize("name", ["specforge-3.1", "speculators-qwen3-two-layers", "deepspec-two-layers"])

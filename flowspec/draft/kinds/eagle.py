@@ -3,9 +3,10 @@ sent."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
-from flowspec.draft.eagle_files import is_eagle
+from flowspec.draft.eagle_files import HeadTensors, is_eagle
 from flowspec.draft.kinds.base import FileKind
 from flowspec.draft.protocol import Drafter
 from flowspec.model.files import ModelFiles
@@ -34,6 +35,10 @@ class Eagle(FileKind):
         from flowspec.draft.eagle import EagleDrafter
 
         return EagleDrafter.load(self.files, target, dtype, device, context=context, coupled=coupled)
+
+    def parameter_count(self) -> int:
+        tensors = HeadTensors(self.files)
+        return sum(math.prod(tensors.shape(name)) for name in tensors.names)
 
     def reckoned(self, target: ModelShape) -> sites.PlannedDrafter:
         return self.of_shape(eagle_shape(target), target)
