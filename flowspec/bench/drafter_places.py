@@ -7,15 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flowspec.bench.config import DrafterPlacement, Testbed
+from flowspec.draft.kinds import WITHOUT_TENSORS
 from flowspec.plan.cost import drafter_curve
 from flowspec.plan.timing import Curve
 from flowspec.sim.drafter_device import DrafterDeviceSpec
+
+LOOKING_UP = Curve(extra_row_s=3e-4)
+"""A drafter that looks up texts: three times what a row took on the x86-64 machine this was written on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterPlaces:
     """Of some models: `curves` for each, and the `boards` that they run on, with the number of each in
-    `Testbed.boards` (None: the head's)."""
+    `Testbed.boards` (None: the head's, which looks up texts beside a model's passes)."""
 
     curves: tuple[Curve, ...]
     boards: tuple[DrafterDeviceSpec, ...]
@@ -32,21 +36,23 @@ def drafting_curve(testbed: Testbed) -> Curve:
 def places_of(testbed: Testbed, models: Sequence[str]) -> DrafterPlaces:
     """Models at the head share its processors, those on another board that one's."""
     named = {name: number for number, board in enumerate(testbed.boards) for name in board.models}
-    curves, places = [], []
-    for model in models:
+    curves: list[Curve] = []
+    sharing: dict[tuple[int | None, int | None], list[int]] = {}  # board, and who has a thread alone there
+    for at, model in enumerate(models):
         number = named.get(model)
         board = None if number is None else testbed.boards[number]
-        curves.append(drafting_curve(testbed) if board is None else _curve(testbed, board))
-        places.append(None if board is None or board.device is None else number)
-    numbers = tuple(dict.fromkeys(places))
-    boards = [
-        DrafterDeviceSpec(
-            drafters=tuple(at for at, place in enumerate(places) if place == number),
-            link=None if number is None else testbed.boards[number].link,
-        )
-        for number in numbers
-    ]
-    return DrafterPlaces(curves=tuple(curves), boards=tuple(boards), numbers=numbers)
+        is_lookup = board is None and model in WITHOUT_TENSORS
+        if board is not None:
+            curves.append(_curve(testbed, board))
+        else:
+            curves.append(LOOKING_UP if is_lookup else drafting_curve(testbed))
+        place = None if board is None or board.device is None else number
+        sharing.setdefault((place, at if is_lookup else None), []).append(at)
+    boards = tuple(
+        DrafterDeviceSpec(drafters=tuple(some), link=None if place is None else testbed.boards[place].link)
+        for (place, _), some in sharing.items()
+    )
+    return DrafterPlaces(curves=tuple(curves), boards=boards, numbers=tuple(place for place, _ in sharing))
 
 
 def _curve(testbed: Testbed, board: DrafterPlacement) -> Curve:

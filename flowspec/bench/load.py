@@ -20,6 +20,8 @@ from flowspec.bench.recording import agreement_of, energy_of
 from flowspec.bench.simulated import Drafters, build, busy_of, submit_of
 from flowspec.core.head.events import Finished, Forget
 from flowspec.core.head.head import Experience
+from flowspec.draft.protocol import Drafter
+from flowspec.draft.text import TextDrafter
 from flowspec.sim.record import HEAD
 from flowspec.sim.world import Handled, World
 
@@ -107,13 +109,18 @@ def run_load(
 ) -> LoadRecord:
     """So many users have all cases answered, in this order, each with its `drafters`; with `experience`
     as in `simulated.run`."""
-    together = {name: DrafterForEach([each[name] for each in drafters]) for name in drafters[0]}
+    together = {name: _for_all([each[name] for each in drafters]) for name in drafters[0]}
     loop = _ClosedLoop(cases)
     loop.world = build(testbed, setup, cases, together, bench.context, experience, loop)
     for user in range(min(users, len(cases))):
         loop.ask(user, 0.0)
     loop.world.run()
     return _record(bench, testbed, setup, users, cases, together, loop)
+
+
+def _for_all(drafters: Sequence[Drafter]) -> Drafter:
+    """One for all cases: one that guesses from texts takes them all, as at a head, and may remember them."""
+    return drafters[0] if isinstance(drafters[0], TextDrafter) else DrafterForEach(drafters)
 
 
 class _ClosedLoop:

@@ -210,8 +210,10 @@ def build(
 
 def busy_of(testbed: Testbed, drafters: Drafters, world: World) -> dict[int | None, float]:
     """For how long the boards of the drafters computed, as `recording.energy_of` takes it."""
-    numbers = places_of(testbed, list(drafters)).numbers
-    return {number: board.busy_s for number, board in zip(numbers, world.boards, strict=True)}
+    busy_s: dict[int | None, float] = {}
+    for number, board in zip(places_of(testbed, list(drafters)).numbers, world.boards, strict=True):
+        busy_s[number] = busy_s.get(number, 0.0) + board.busy_s
+    return busy_s
 
 
 def submit_of(case: PlainCase, request: int = 0) -> Submit:

@@ -21,15 +21,19 @@ from flowspec.cli.options import (
     add_arithmetic_argument,
     add_decoding_arguments,
     add_model_arguments,
+    decoding_options,
+    joined,
     positive,
 )
 from flowspec.cli.parser import Rare
 from flowspec.cli.terminal import note
+from flowspec.draft.kinds import FALLBACK, SHARING
 from flowspec.errors import FlowSpecError, InputError
 from flowspec.extras import how_to_get
 from flowspec.interruption import hear_signals
 from flowspec.llm import PARALLEL_MAX
 from flowspec.model.files import BUNDLED, TOY_TOLD
+from flowspec.runtime.cluster_file import read_drafters
 from flowspec.runtime.session import RecoveryOptions
 from flowspec.runtime.transport import is_loopback
 from flowspec.runtime.watching import Notes, watch_session
@@ -92,6 +96,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help=Rare("no page and no live view, which show every prompt and answer to whoever has a key"),
     )
+    group.add_argument(
+        "--share-texts",
+        action="store_true",
+        help=Rare(
+            f"allow drafters that remember the texts of all users ({', '.join(SHARING)}): how fast an answer "
+            "comes then tells of others' texts"
+        ),
+    )
     group.add_argument("--json", action="store_true", help="print the address as a JSON object")
     add_model_arguments(parser)
     add_arithmetic_argument(parser)
@@ -125,6 +137,19 @@ def full_path(model: str) -> str:
     return os.path.realpath(model) if os.path.exists(model) else model
 
 
+def check_sharing(args: argparse.Namespace) -> None:
+    """Raises `InputError` for a drafter by which users could learn of each other's texts, unless they may."""
+    placed = () if args.cluster is None else tuple(read_drafters(args.cluster))
+    decoding = decoding_options(args, args.method, joined(args.drafter), args.chain)
+    sharing = [name for name in decoding.drafters_for(args.model or BUNDLED, placed) if name in SHARING]
+    if sharing and not args.share_texts:
+        raise InputError(
+            f"drafter {sharing[0]} remembers what all users ask and are answered, and is faster where a text "
+            "comes again, which tells of others' texts; add --share-texts if they may know, or take "
+            f"--drafter {FALLBACK}"
+        )
+
+
 def run(args: argparse.Namespace) -> int:
     try:
         from starlette.routing import BaseRoute
@@ -147,6 +172,7 @@ def run(args: argparse.Namespace) -> int:
     for name, given, most in (("parallel", args.parallel, PARALLEL_MAX), ("queue", args.queue, QUEUE_MAX)):
         if given > most:
             raise InputError(f"--{name}: expected at most {most}, got {given}")
+    check_sharing(args)
     keys = read_keys(args.api_key_file)
     local = is_loopback(args.host)
     if not keys and not local:

@@ -188,6 +188,16 @@ def test_models_share_the_board_that_they_are_on() -> None:
     )
 
 
+def test_who_looks_up_texts_at_the_head_waits_for_no_model() -> None:
+    testbed = boards(boards=(replace(APART, models=("mid", "ngram")),))
+    places = places_of(testbed, ["draft", "suffix", "mid", "ngram"])
+    assert [board.drafters for board in places.boards] == [(0,), (1,), (2, 3)]
+    assert places.numbers == (None, None, 0)
+    assert places.curves[0] == drafting_curve(testbed)
+    assert places.curves[1].seconds(1) < places.curves[0].seconds(1)
+    assert places.curves[3] == places.curves[2], "a board that a testbed names is that one's"
+
+
 def test_boards_that_a_setup_does_not_use_take_energy_too() -> None:
     plain, more = boards(), boards(boards=(APART, replace(APART, models=("x",))))
     before_j = energy_of(plain, 2.0, [1.0, 0.5], {None: 0.25})

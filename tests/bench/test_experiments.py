@@ -61,6 +61,7 @@ def test_the_experiments_that_are_promised_are_there() -> None:
         "paper",
         "paper-bundled",
         "specrouter",
+        "suffix",
     }
     cosine, specrouter = (read_experiment(find_experiment(name)) for name in ("cosine", "specrouter"))
     for bench in (cosine, specrouter):

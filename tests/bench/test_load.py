@@ -22,10 +22,13 @@ from flowspec.bench.synthetic import synthetic_cases
 from flowspec.bench.virtual_runs import VirtualRuns
 from flowspec.cli.main import main
 from flowspec.core.protocol.messages import Sampling
+from flowspec.draft.kinds import find_drafter
 from flowspec.errors import InputError
+from flowspec.model.files import ModelFiles
 from flowspec.sim.language import AnswerLanguage
 from tests.bench.benches import TOML, boards, synthetic
 
+OPENED: Any = {"context": 1024, "coupled": True}
 OURS = Setup(name="continuous", method="continuous")
 CASES = synthetic_cases(7, [Sampling()], 10)
 LOAD = TOML.replace("temperatures = [0, 1]", "users = [1, 3]\nanswers = 5").replace(
@@ -62,6 +65,20 @@ def test_equal_loads_are_equal_and_more_users_get_more_together() -> None:
     assert one == again
     assert figures(three)["tokens_per_s"] > figures(one)["tokens_per_s"]
     assert figures(three)["latency_s"] > figures(one)["latency_s"]
+
+
+def test_who_guesses_from_texts_remembers_those_of_earlier_answers() -> None:
+    """Two prompts with the same answer, which repeats nothing in itself."""
+    first, other = CASES[0], CASES[1]
+    again = replace(other, prompt=(*other.prompt, *first.prompt[-3:]), answer=first.answer)
+    rates = {}
+    for word in ("ngram", "suffix"):
+        drafters = {word: find_drafter(word).open(ModelFiles("bundled"), "float32", None, **OPENED)}
+        record = run_load(synthetic(), boards(), OURS, 1, [first, again], [drafters] * 2)
+        assert {answer.agreement for answer in record.answers} == {EXACT}
+        rates[word] = [answer.whole_s for answer in record.answers]
+    assert rates["suffix"][0] == rates["ngram"][0]
+    assert rates["suffix"][1] < 0.7 * rates["ngram"][1]
 
 
 def test_an_answer_that_is_not_the_plain_one_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,6 +119,18 @@ def test_what_the_flags_are_refused_for(
     assert "expected keys of at least 8 characters without spaces" in line
     assert "two words" not in line
     assert "--parallel: expected at most 64, got 65" in refused(capsys, "--parallel", "65")
+    cluster = tmp_path / "cluster.toml"
+    cluster.write_text(
+        '[[device]]\naddress = "127.0.0.1:9"\n[[drafter]]\nmodel = "suffix"\ndevice = "head"\n'
+    )
+    for flags in (["--drafter", "bundled,suffix"], ["--cluster", str(cluster)]):
+        line = refused(capsys, *flags)
+        assert "drafter suffix remembers what all users ask and are answered" in line
+        assert "add --share-texts if they may know, or take --drafter ngram" in line
+    # Where it is allowed, the next thing is looked at.
+    assert "cannot find the host" in refused(
+        capsys, "--drafter", "suffix", "--share-texts", "--host", "no.such.host.invalid"
+    )
     assert "expected a port from 0 to 65535" in refused(capsys, "--port", "70000")
     assert "expected an origin such as http://localhost:3000" in refused(capsys, "--cors", "*")
     assert "cannot find the host 'no.such.host.invalid'" in refused(capsys, "--host", "no.such.host.invalid")

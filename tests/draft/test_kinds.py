@@ -70,13 +70,10 @@ def test_a_word_needs_no_files(target: ModelFiles) -> None:
 @pytest.mark.parametrize("kind", [kind for kind in BY_WORD if issubclass(kind, TextKind)])
 def test_a_kind_without_a_cache_proposes_by_the_text(kind: type[TextKind]) -> None:
     """Ids that the text has (it knows no others), each once, surest first, the same for the same text."""
-    text, again = kind.proposer(), kind.proposer()
+    proposers = [kind.proposers() for _ in range(2)]
+    text, again = (begin() for begin in proposers)
     for token in (5, 6, 7, 5, 6, 8, 5):
         text.append(token)
-    for token in (5, 6, 9, 9, 9):
-        again.append(token)
-    again.cut(2)
-    for token in (7, 5, 6, 8, 5):
         again.append(token)
     for branch in ((), (6,), (6, 7), (4,)):
         found = text.propose(branch, 2)
@@ -88,6 +85,9 @@ def test_a_kind_without_a_cache_proposes_by_the_text(kind: type[TextKind]) -> No
         tokens = [token for token, _ in found]
         assert len(set(tokens)) == len(tokens) <= 2
         assert set(tokens) <= {*text.tokens, *branch}
+    other = proposers[0]()
+    other.append(7)
+    assert bool(other.propose((), 2)) == kind.shares_texts, "5 followed a 7 in another text"
 
 
 def test_the_bundled_drafter_fits_the_bundled_target_only(target: ModelFiles) -> None:

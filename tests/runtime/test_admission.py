@@ -17,7 +17,7 @@ from flowspec.bench.checkpoints import SMALL, make_checkpoint
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Sampling
 from flowspec.core.stage.slots import WORK_BYTES
-from flowspec.draft.ngram import NgramProposer
+from flowspec.draft.suffix import SuffixProposer
 from flowspec.draft.text import TextDrafter
 from flowspec.model.files import ModelFiles
 from flowspec.model.step_by_step import StepByStep
@@ -83,7 +83,7 @@ def test_four_at_once_where_two_fit(
     plan = plan_for(large, scarce, context=CONTEXT)
     devices = [Device(name=stage.name, address=stage.address) for stage in plan.stages]
     recovery = Recovery(replan=partial(replan, plan, devices), on_note=notes.append, wait_s=60.0)
-    with Head(plan, drafters=(TextDrafter(NgramProposer, CONTEXT),), recovery=recovery) as head:
+    with Head(plan, drafters=(TextDrafter(SuffixProposer, CONTEXT),), recovery=recovery) as head:
         numbers = [head.new_request() for _ in PROMPTS]
         answers = [
             submit(head, prompt, COUNT, request=number)

@@ -15,6 +15,7 @@ from flowspec.draft.kinds.language import LanguageKind
 from flowspec.draft.kinds.mtp import Mtp
 from flowspec.draft.kinds.ngram import Ngram
 from flowspec.draft.kinds.none import Nothing
+from flowspec.draft.kinds.suffix import Suffix
 from flowspec.draft.protocol import Drafter
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder, bundled_models
@@ -26,13 +27,15 @@ if TYPE_CHECKING:
 
     from flowspec.model.slice import Slice
 
-BY_WORD: Sequence[type[WordKind]] = (Ngram, Mtp, Nothing)
+BY_WORD: Sequence[type[WordKind]] = (Ngram, Suffix, Mtp, Nothing)
 BY_FILES: Sequence[type[FileKind]] = (Assistant, Block, Eagle, LanguageKind)
 """The first that files are of; the last takes whatever is left."""
 ALL: Sequence[type[Kind]] = (*BY_WORD, *BY_FILES)
 WORDS = tuple(kind.word for kind in BY_WORD)
 WITHOUT_TENSORS = tuple(kind.word for kind in BY_WORD if not kind.has_tensors)
 """Drafters that need no device, and no torch."""
+SHARING = tuple(kind.word for kind in BY_WORD if kind.shares_texts)
+"""Those by which one user's texts tell in the time of another's answers."""
 NONE = Nothing.word
 FALLBACK = Ngram.word
 """What goes with every target."""

@@ -7,6 +7,7 @@ true of all of the kind.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from flowspec.draft.protocol import Drafter
@@ -32,6 +33,9 @@ class Kind(ABC):
     """Whether it computes with torch, on a device."""
     reads_features = False
     """Whether it wants hidden states of the target. Nothing computes these in virtual time."""
+    shares_texts = False
+    """Whether it guesses in one conversation from what was said in another, so that the time of an answer
+    tells of both."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -79,12 +83,15 @@ class WordKind(Kind):
 class TextKind(WordKind):
     """A kind without a cache (`draft.text`), which goes with every target and costs the planner nothing."""
 
-    proposer: type[TextProposer]
+    @staticmethod
+    @abstractmethod
+    def proposers() -> Callable[[], TextProposer]:
+        """What begins the text of each request of one drafter."""
 
     def open(
         self, target: ModelFiles, dtype: str, device: object, *, context: int, coupled: bool
     ) -> TextDrafter:
-        return TextDrafter(self.proposer, context)
+        return TextDrafter(self.proposers(), context)
 
     def reckoned(self, target: ModelShape) -> sites.PlannedDrafter:
         return sites.PlannedDrafter(name=self.name, shape=None, acceptance=self.acceptance)
