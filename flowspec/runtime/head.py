@@ -53,6 +53,7 @@ from flowspec.core.methods.base import Method
 from flowspec.core.protocol.messages import Hop
 from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.draft.protocol import Drafter
+from flowspec.draft.text import TextDrafter
 from flowspec.errors import BrokenError, ClusterError, FlowSpecError, InputError, PeerError
 from flowspec.plan.placement import ClusterPlan
 from flowspec.plan.timing import Curve
@@ -89,6 +90,7 @@ def traits_of(drafter: Drafter | PlacedDrafter, level: int) -> DrafterTraits:
         needs_features=bool(drafter.captures),
         level=level,
         cache_slots=drafter.cache_slots,
+        looks_up=isinstance(drafter, TextDrafter),
     )
 
 

@@ -15,6 +15,7 @@ from flowspec.core.methods import WITHOUT_GUESSES, make_method
 from flowspec.core.methods.base import Method
 from flowspec.core.protocol.sliding_window import SlidingWindow
 from flowspec.draft.protocol import Drafter
+from flowspec.draft.text import TextDrafter
 from flowspec.plan.placement import ClusterPlan, StagePlan
 from flowspec.plan.timing import DIRECT, INSTANT, Curve, LinkSpec, slowest
 from flowspec.sim.device import DeviceSpec
@@ -82,7 +83,12 @@ class Experiment:
         give each its own."""
         count = len(self.devices)
         traits = [
-            DrafterTraits(context=drafter.context, needs_features=bool(drafter.captures), level=level)
+            DrafterTraits(
+                context=drafter.context,
+                needs_features=bool(drafter.captures),
+                level=level,
+                looks_up=isinstance(drafter, TextDrafter),
+            )
             for drafter, level in zip(drafters, self.levels or (0,) * len(drafters), strict=True)
         ]
         method = make_method(self.method, **self.options) if isinstance(self.method, str) else self.method()

@@ -30,11 +30,6 @@ def test_what_drafts_where_nothing_is_said() -> None:
     assert Decoding(drafters=(NONE,)).drafters_for(BUNDLED, ("draft-math",)) == ()
 
 
-def test_several_models_are_a_team_and_look_ups_are_none() -> None:
-    assert method_for((), None) == method_for(("bundled", "suffix", "ngram"), None) == "continuous"
-    assert method_for(("draft", "suffix", "mid"), None) == "cosine"
-
-
 def test_a_chain_is_in_the_order_given_or_by_size() -> None:
     chained = Decoding(method=method_for((), "auto"), chain="mid,draft")
     assert chained.drafters_for(BUNDLED) == ("mid", "draft")

@@ -12,10 +12,12 @@ class DrafterTraits:
     """What the head must know of a model beside the target.
 
     The positions it can handle, whether it wants features of verified nodes, its level (0 for a drafter,
-    higher for an intermediate), and how many cache slots it has memory for, of all conversations together.
+    higher for an intermediate), how many cache slots it has memory for, of all conversations together, and
+    whether it looks up texts, which takes next to no time.
     """
 
     context: int
     needs_features: bool = False
     level: int = 0
     cache_slots: int = limits.ID_MAX
+    looks_up: bool = False

@@ -7,6 +7,7 @@
   agree goes first. Without, a token is worth what the surest says. Each of several drafters goes on from what
   it proposed itself, whoever else did: what it would not have said it does not go on with well, and it keeps
   the others waiting.
+- Whoever looks up texts works for every request, beside those that are chosen: it costs nothing.
 - How many draft for a request is measured (`core.head.team_size`): one more while what it finds saves more
   than its share of the boards costs.
 """
@@ -66,6 +67,7 @@ class Cosine(Continuous):
         self._routing = routing
         self._count = count
         self._team_size = TeamSize(1)
+        self._lookups: tuple[int, ...] = ()
 
     def begin(self, request: Request) -> None:
         super().begin(request)
@@ -79,7 +81,8 @@ class Cosine(Continuous):
 
     def observed(self, request: Request, observation: Observation) -> None:
         self.expertise.observe(request.plan.record, observation.chances)
-        self._team_size.observe(request.plan.chosen, observation.offers, observation.token)
+        team = [drafter for drafter in request.plan.chosen if drafter not in self._lookups]
+        self._team_size.observe(team, observation.offers, observation.token)
         self._weigh(request)
 
     def walked(self, request: Request, emitted: int) -> None:
@@ -101,6 +104,7 @@ class Cosine(Continuous):
             request.weights = self.expertise.weights(request.plan.record)
 
     def requests_of(self, view: View, drafter: int) -> list[Request]:
+        self._lookups = tuple(number for number, traits in enumerate(view.traits) if traits.looks_up)
         count = self._count or self._adapted(view)
         trip_s = self._trip_s(view) if view.costs.is_known else 0.0
         delays = [turnaround_s / trip_s if trip_s else 0.0 for turnaround_s in view.turnaround_s]
@@ -112,7 +116,7 @@ class Cosine(Continuous):
             view.turnaround_s[drafter]
             for request in view.requests
             for drafter in request.plan.chosen
-            if view.turnaround_s[drafter]
+            if view.turnaround_s[drafter] and drafter not in self._lookups
         ]
         if known and view.costs.is_known:
             self._team_size.look(sum(known) / len(known), self._trip_s(view))
@@ -130,11 +134,14 @@ class Cosine(Continuous):
         ]
         if len(request.new_tokens) >= route.until or not set(route.chosen) <= set(there):
             route.before = route.chosen
+            models = [drafter for drafter in there if drafter not in self._lookups]
             if self._routing:
-                self.expertise.choose(route.record, count, there, delays)
+                chosen = self.expertise.choose(route.record, count, models, delays)
             else:
-                turns = range(request.number, request.number + min(count, len(there)))
-                self.expertise.put(route.record, tuple(there[turn % len(there)] for turn in turns))
+                turns = range(request.number, request.number + min(count, len(models)))
+                chosen = tuple(models[turn % len(models)] for turn in turns)
+            lookups = [drafter for drafter in self._lookups if drafter in there]
+            self.expertise.put(route.record, (*chosen, *lookups))
             route.until = len(request.new_tokens) + CHOOSE_TOKENS
         if route.before and not any(_is_behind(request, drafter) for drafter in route.chosen):
             route.before = ()
