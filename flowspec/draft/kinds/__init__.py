@@ -51,6 +51,11 @@ def find_drafter(name: str) -> Kind:
     return next(kind(name, files) for kind in BY_FILES if kind.is_in(files))
 
 
+def of_layout(layout: str) -> type[Kind] | None:
+    """The kind that runs what is published in a layout; None where none does."""
+    return next((kind for kind in ALL if layout in kind.layouts), None)
+
+
 def check_drafter(name: str) -> None:
     """Raises `InputError` for a name that means nothing, before anything is started; `Kind.open` checks the
     rest."""

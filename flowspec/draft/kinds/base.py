@@ -16,7 +16,7 @@ from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
 from flowspec.model.trials import check_torch
 from flowspec.plan import sites
-from flowspec.plan.shape import ModelShape
+from flowspec.plan.shape import ModelShape, shape_of
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +31,8 @@ class Kind(ABC):
     """How often its best guess is right, for the planner where nothing else is known of it."""
     has_tensors = True
     """Whether it computes with torch, on a device."""
+    layouts: tuple[str, ...] = ()
+    """In which drafters of it are published, by the names of `draft.published`."""
     reads_features = False
     """Whether it wants hidden states of the target. Nothing computes these in virtual time."""
     shares_texts = False
@@ -57,6 +59,10 @@ class Kind(ABC):
         Raises `InputError` where it does not fit the target.
         """
         return None
+
+    def check(self, target: ModelFiles) -> None:
+        """Raises `InputError` where it does not fit the target, as far as can be told without a weight."""
+        self.reckoned(shape_of(target.config(), target.model))
 
     @abstractmethod
     def reckoned(self, target: ModelShape) -> sites.PlannedDrafter | None:
@@ -100,6 +106,9 @@ class TextKind(WordKind):
 class FileKind(Kind):
     """A kind that is known by the `files` that the user's name means."""
 
+    file_forms = ("safetensors",)
+    """Of weights, by the names of `draft.published`."""
+
     def __init__(self, name: str, files: ModelFiles) -> None:
         super().__init__(name)
         self.files = files
@@ -116,6 +125,13 @@ class FileKind(Kind):
         from flowspec.model.accelerator import find
 
         return self.load(target, dtype, device or find("auto").device, context=context, coupled=coupled)
+
+    def check(self, target: ModelFiles) -> None:
+        if not self.is_in(self.files):
+            raise InputError(f"{self.name!r} is not of the layout of {self.plural}")
+        for name in sorted(set(self.files.file_map().values())):
+            self.files.path(name)
+        super().check(target)
 
     @abstractmethod
     def load(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from flowspec.draft.eagle_files import HeadTensors, is_eagle
 from flowspec.draft.kinds.base import FileKind
 from flowspec.draft.protocol import Drafter
+from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
 from flowspec.plan import sites
 from flowspec.plan.shape import ModelShape, eagle_shape, find_shape
@@ -23,11 +24,19 @@ SKETCH = "eagle"
 class Eagle(FileKind):
     plural = "EAGLE heads"
     acceptance = 0.635  # on the published testbed
+    layouts = ("eagle", "eagle3")
     reads_features = True
 
     @staticmethod
     def is_in(files: ModelFiles) -> bool:
         return is_eagle(files)
+
+    def check(self, target: ModelFiles) -> None:
+        super().check(target)
+        raw, expected = self.files.raw_config(), target.config().hidden_size
+        found = raw.get("target_hidden_size") or raw.get("hidden_size")
+        if isinstance(found, int) and found != expected:
+            raise InputError(f"{self.name!r} is for a model of hidden_size {found}, not {expected}")
 
     def load(
         self, target: ModelFiles, dtype: str, device: torch.device, *, context: int, coupled: bool

@@ -25,10 +25,15 @@ if TYPE_CHECKING:
 class LanguageKind(FileKind):
     plural = "language models"
     acceptance = 0.58  # the bundled one's
+    layouts = ("language-model",)
 
     @staticmethod
     def is_in(files: ModelFiles) -> bool:
         return True  # what is none is refused by its family
+
+    def check(self, target: ModelFiles) -> None:
+        super().check(target)
+        self.model_for_device(target)
 
     def load(
         self, target: ModelFiles, dtype: str, device: torch.device, *, context: int, coupled: bool
