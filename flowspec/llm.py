@@ -25,6 +25,7 @@ from flowspec.runtime.answer import Answer, AnswerStream, AsyncAnswerStream
 from flowspec.runtime.cluster_text import Cluster
 from flowspec.runtime.conversations import Conversations
 from flowspec.runtime.decoding import Decoding, choose_decoding
+from flowspec.runtime.default_drafter import taken_for
 from flowspec.runtime.head import Head
 from flowspec.runtime.pipeline_connections import Progress
 from flowspec.runtime.question import Question
@@ -63,8 +64,8 @@ class LLM:
     `context`: tokens of a prompt and its answer together, for which memory is reserved; None: 4096, or the
     model's limit.
     `method`, `drafter` (one name or several; none given: the cluster file's, else `bundled` for the bundled
-    model, else `ngram`), `chain`: how answers are made, as the commands' flags of these
-    names; they change the speed and never an answer.
+    model, else the best published one that is here, else `ngram`), `chain`: how answers are made, as the
+    commands' flags of these names; they change the speed and never an answer.
     `wait_s`: how long answers wait, in seconds, for a device that is needed to come back; None: for ever.
     `allow_arithmetic_change`: go on with other kernels, which may give other tokens, where the devices that
     are left lack those that an answer began with.
@@ -129,7 +130,12 @@ class LLM:
             if isinstance(cluster, Cluster):
                 options = replace(options, cluster=stack.enter_context(cluster.file()))
             decoding = choose_decoding(options.cluster, method, drafters, chain)
-            self._open(options, decoding, recovery_options, on_progress or (lambda text, share: None), stack)
+            taken = taken_for(decoding, options.model, options.cluster)
+            if taken.drafter is not None:
+                log.info("drafter %s, the best one that is here", taken.drafter.name)
+            self._open(
+                options, taken.decoding, recovery_options, on_progress or (lambda text, share: None), stack
+            )
 
     @classmethod
     def opened(

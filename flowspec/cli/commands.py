@@ -36,6 +36,7 @@ COMMANDS = (
     "bench",
     "top",
     "plan",
+    "drafters",
     "fetch",
     "profile",
     "devices",

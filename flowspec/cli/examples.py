@@ -66,6 +66,13 @@ OF_COMMAND: dict[str, Examples] = {
         ("flowspec fetch Qwen/Qwen3-4B-GGUF --quant Q4_K_M", "one file; a download that broke off goes on"),
         ("flowspec fetch Qwen/Qwen3-0.6B", "a checkpoint"),
     ),
+    "drafters": (
+        ("flowspec drafters Qwen/Qwen3-4B", "compared on four equal boards"),
+        (
+            "flowspec drafters Qwen/Qwen3-4B --devices 2x raspberry-pi-5 --dtype int4",
+            "on boards of these kinds",
+        ),
+    ),
     "profile": (
         ("flowspec profile --keep", "measure this machine for the daemons of this user"),
         ("flowspec profile --quick --cluster my-cluster.toml", "in seconds, with the links to the daemons"),

@@ -42,6 +42,8 @@ from flowspec.plan.shape import ModelShape, shape_of
 from flowspec.plan.sites import PlanRequest
 from flowspec.rounding import rounded
 from flowspec.runtime.cluster import pick_context
+from flowspec.runtime.decoding import Decoding
+from flowspec.runtime.default_drafter import taken_for
 from flowspec.runtime.session import pick_dtype
 
 DISK_SPARED_BYTES = 1 << 30
@@ -180,7 +182,8 @@ def _outlooks(args: argparse.Namespace, repository: str, choices: Sequence[Choic
     with tempfile.TemporaryDirectory(prefix="flowspec-") as folder:
         shape, dtype, context = _look(args, repository, shown, Path(folder))
     precisions = (dtype,) if shown is None else (FILED, dtype) if dtype != FILED else (FILED,)
-    wanted = wanted_of(args, shape, weights_of(shape), precisions, context).request
+    taken = taken_for(Decoding(), args.model, args.cluster)
+    wanted = wanted_of(args, shape, weights_of(shape), precisions, context, taken).request
     found = []
     for choice in choices:
         precision = dtype if choice.name == CHECKPOINT else FILED

@@ -5,14 +5,18 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import sys
 from collections.abc import Callable
 
 from flowspec.cli.console import loading_bar
 from flowspec.cli.options import cluster_options, decoding_options, joined
 from flowspec.cli.terminal import note
+from flowspec.draft.choosing import BOARD, BOARDS, best_download, on_equal_devices, without_model
+from flowspec.draft.kinds import FALLBACK
 from flowspec.llm import LLM
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.hub import is_fetched
+from flowspec.runtime.default_drafter import Taken, taken_for
 from flowspec.runtime.pipeline_connections import Progress
 from flowspec.runtime.session import RecoveryOptions
 
@@ -34,7 +38,12 @@ def open_llm(
     if not args.json:
         for name in dict.fromkeys((args.model or BUNDLED, *joined(args.drafter))):
             tell_of_hub(name)
-    decoding = decoding_options(args, args.method, joined(args.drafter), args.chain)
+    model = args.model or BUNDLED
+    taken = taken_for(
+        decoding_options(args, args.method, joined(args.drafter), args.chain), model, args.cluster
+    )
+    if not args.json:
+        tell_of_drafters(taken, model)
     with loading_bar(quiet=args.json, is_logged=is_logged) as shown:
 
         def progress(text: str, share: float) -> None:
@@ -43,11 +52,27 @@ def open_llm(
 
         return LLM.opened(
             cluster_options(args, args.local),
-            decoding,
+            taken.decoding,
             recovery_options,
             progress,
             check,
             needs_text=needs_text,
+        )
+
+
+def tell_of_drafters(taken: Taken, model: str) -> None:
+    """Says which drafter is taken where the user named none, and on a terminal which download would help."""
+    if taken.drafter is not None:
+        note(f"(drafter {taken.drafter.name}, the best one that is here; --drafter {FALLBACK} does without)")
+    shape = taken.candidates.shape
+    if shape is None or not sys.stderr.isatty():
+        return
+    now = without_model(shape) if taken.drafter is None else taken.drafter.planned
+    if (better := best_download(taken.candidates, on_equal_devices(shape), now)) is not None:
+        found, gain = better
+        note(
+            f"(a drafter that is not here would make answers some {gain:.0%} faster, by formula on "
+            f"{BOARDS} {BOARD}: --drafter {found.name} downloads it; flowspec drafters {model} tells more)"
         )
 
 

@@ -24,6 +24,7 @@ from flowspec.cli.plan_request import GIVEN, Wanted, add_device_arguments, read_
 from flowspec.core.methods import DEFAULT, WITHOUT_GUESSES
 from flowspec.core.protocol.limits import REQUESTS_MAX
 from flowspec.core.stage.slots import WORK_BYTES
+from flowspec.draft.choosing import Download, best_download, on
 from flowspec.draft.kinds import ALL as KINDS
 from flowspec.draft.kinds import FALLBACK, NONE
 from flowspec.errors import InputError
@@ -111,7 +112,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=drafter_names,
         metavar="NAME[,NAME...]",
         help="what guesses ahead, as for chat; eagle is an EAGLE head for the model; or a shape's name "
-        f"(default, as for chat: the cluster file's, else bundled for the bundled model, else {FALLBACK})",
+        "(default, as for chat: the cluster file's, else bundled for the bundled model, else the best "
+        f"published one that is here, else {FALLBACK})",
     )
     group.add_argument(
         "--acceptance",
@@ -140,7 +142,8 @@ def run(args: argparse.Namespace) -> int:
         with working("trying plans in virtual time", quiet=args.json or is_quick):
             fastest, best = _planned(wanted, is_quick=is_quick)
             helps = improvements(request, fastest)
-            if eagle := with_eagle(request, best.tokens_per_s, is_quick=is_quick):
+            download = _download(wanted)
+            if not download and (eagle := with_eagle(request, best.tokens_per_s, is_quick=is_quick)):
                 helps = sorted([*helps, eagle], key=lambda option: -(option.gain or 0.0))
             one = alone(request, is_quick=is_quick) if _is_shared(best) else None
             hand = None
@@ -152,11 +155,13 @@ def run(args: argparse.Namespace) -> int:
         return refusal.exit_status
     without = None if args.cluster is None else without_each(request, best.plan)
     if args.json:
-        told = report(wanted, best, one, helps, hand)
+        told = report(wanted, best, one, helps, download, hand)
         print(json.dumps({**told, "absent": absent_report(without, found)}))
     else:
         note = "" if args.drafter else ", the default"
-        lines = list(plan_lines(wanted, best, one, helps, hand, note))
+        if wanted.taken is not None and wanted.taken.drafter is not None:
+            note = f", the best one that is here (--drafter {FALLBACK} does without)"
+        lines = list(plan_lines(wanted, best, one, helps, download, hand, note))
         if hand is not None and args.layers is None:
             lines += ["", *_filled(f"chat runs the layers by hand, which are those of {args.cluster}")]
         print("\n".join([*lines, *absent_lines(without, found)]))
@@ -202,6 +207,13 @@ def _planned(wanted: Wanted, *, is_quick: bool) -> tuple[Plan, Rated]:
     return fastest, Rated(plan=plan, simulation=simulation, left_out=left_out)
 
 
+def _download(wanted: Wanted) -> Download | None:
+    """The drafter that is not here and would help most."""
+    if wanted.taken is None:
+        return None
+    return best_download(wanted.taken.candidates, on(wanted.request), wanted.request.drafter)
+
+
 def _with_all_memory(request: PlanRequest, plan: Plan) -> Plan:
     """A plan whose devices have the memory that is free, of which chat's counts what may be needed."""
     found = {site.name: site for site in request.sites}
@@ -238,7 +250,12 @@ def _listed_layers(args: argparse.Namespace, layer_count: int) -> list[int] | No
 
 
 def report(
-    wanted: Wanted, best: Rated, one: Alone | None, helps: list[Option], by_hand: Rated | None
+    wanted: Wanted,
+    best: Rated,
+    one: Alone | None,
+    helps: list[Option],
+    download: Download | None,
+    by_hand: Rated | None,
 ) -> dict[str, Any]:
     """What `--json` prints."""
     plan, request, drafter = best.plan, wanted.request, wanted.request.drafter
@@ -265,6 +282,9 @@ def report(
         "would_help": [
             {"change": each.text, "tokens_per_s": _helped(best, each), "gain": each.gain} for each in helps
         ],
+        "would_download": None
+        if download is None
+        else {"drafter": download[0].row.drafter, "gain": download[1]},
         "assumptions": assumptions(wanted, plan),
         "by_hand": None if by_hand is None else {**_numbers(by_hand), "fits": _fits(by_hand.plan)},
     }
@@ -319,6 +339,7 @@ def plan_lines(
     best: Rated,
     one: Alone | None,
     helps: list[Option],
+    download: Download | None,
     by_hand: Rated | None,
     note: str,
 ) -> Iterator[str]:
@@ -362,6 +383,13 @@ def plan_lines(
         for option in helps[:HELPS_SHOWN]:
             rate = rounded(_helped(best, option))
             yield f"  {option.text:<{width}}{option.gain or 0:>+7.0%}{rate:>7} tokens/s"
+    if download is not None:
+        found, gain = download
+        yield ""
+        yield from _filled(
+            f"a drafter that is not here would give {gain:+.0%}, by formula: chat with --drafter "
+            f"{found.name} downloads it"
+        )
     if by_hand is not None:
         share = by_hand.tokens_per_s / best.tokens_per_s
         yield f"\nby hand, {','.join(map(str, by_hand.plan.split.layers))}"
@@ -505,7 +533,11 @@ def assumptions(wanted: Wanted, plan: Plan) -> list[str]:
     found += [f"{board}: {caution}" for board, caution in cautions.items() if caution]
     found += plan.bases
     if plan.guesses and request.drafter is not None:
-        source = "as you say" if wanted.is_acceptance_given else "else give --acceptance"
+        source = "else give --acceptance"
+        if wanted.is_acceptance_given:
+            source = "as you say"
+        elif wanted.is_acceptance_published:
+            source = f"as is published of it; {source}"
         found.append(f"{request.drafter.acceptance:.1%} of the drafter's best guesses are right; {source}")
     is_on_cores = request.drafter is not None and request.drafter.shape is not None
     if plan.guesses and is_on_cores and not plan.is_head_free and plan.head.shared is None:

@@ -31,6 +31,7 @@ from flowspec.runtime.cluster_file import (
     read_links,
 )
 from flowspec.runtime.decoding import Decoding
+from flowspec.runtime.default_drafter import Taken, taken_for
 from flowspec.runtime.planning.first_look import refuse_silent
 from flowspec.runtime.planning.plan_inputs import drafter_inputs, model_weights, typical_context
 from flowspec.runtime.planning.survey import ASSUMED, DECLARED, Survey, survey
@@ -44,14 +45,17 @@ GIVEN = "given"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
     """What the planner is asked, with the names of the drafters; the `survey` where the devices of a cluster
-    file were asked. Where the links are from: `given`, `declared`, `measured` or `assumed`. Whether the
-    acceptance is the user's, and whether the model is the bundled toy."""
+    file were asked, and what drafters there were to choose from where none is named. Where the links are
+    from: `given`, `declared`, `measured` or `assumed`. Whether the acceptance is the user's or published, and
+    whether the model is the bundled toy."""
 
     request: PlanRequest
     drafters: tuple[str, ...]
     survey: Survey | None
     links: str = ASSUMED
+    taken: Taken | None = None
     is_acceptance_given: bool = False
+    is_acceptance_published: bool = False
     is_toy: bool = False
 
 
@@ -96,7 +100,10 @@ def read_plan_request(args: argparse.Namespace) -> Wanted:
         raise InputError(f"--dtype: expected {', '.join(PRECISION_BYTES)}, got {wrong[0]!r:.80}")
     if args.acceptance is not None and not 0 < args.acceptance < 1:
         raise InputError(f"--acceptance: expected a share above 0 and below 1, got {args.acceptance:g}")
-    return wanted_of(args, shape, weights, precisions, context)
+    taken = None
+    if args.shape is None:
+        taken = taken_for(Decoding(drafters=joined(args.drafter)), args.model, args.cluster)
+    return wanted_of(args, shape, weights, precisions, context, taken)
 
 
 def wanted_of(
@@ -105,11 +112,14 @@ def wanted_of(
     weights: ModelWeights,
     precisions: tuple[str, ...],
     context: int,
+    taken: Taken | None = None,
 ) -> Wanted:
-    """What the flags ask for of a model that is known; raises as `read_plan_request`."""
+    """What the flags ask for of a model that is known, with the drafter that is taken where they name none;
+    raises as `read_plan_request`."""
     placed = {} if args.cluster is None else read_drafters(args.cluster)
     model = args.model if args.shape is None else args.shape
-    drafters = Decoding(drafters=joined(args.drafter)).drafters_for(model, tuple(placed))
+    decoding = Decoding(drafters=joined(args.drafter)) if taken is None else taken.decoding
+    drafters = decoding.drafters_for(model, tuple(placed))
     drafter = drafter_inputs(drafters, placed, shape)
     planned = drafter.planned
     if planned is not None and args.acceptance is not None:
@@ -149,6 +159,8 @@ def wanted_of(
         drafters=drafters,
         survey=found,
         links=links,
+        taken=taken,
+        is_acceptance_published=drafter.is_published,
         is_acceptance_given=args.acceptance is not None,
         is_toy=args.shape is None and args.model == BUNDLED,
     )

@@ -27,7 +27,8 @@ def method_for(drafters: Sequence[str], chain: str | None) -> str:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoding:
     """How answers are made: the method, and what drafts for it (none given: the bundled drafter for the
-    bundled model, else n-grams).
+    bundled model, else n-grams). With `is_default` nobody named them: n-grams stand in for one that cannot be
+    opened.
 
     `chain` are the models below the target, lowest first and with commas, or `auto`, where the drafters are
     what there is to choose from. `nodes` and `depth` shape the trees of the methods that have fixed ones;
@@ -42,6 +43,7 @@ class Decoding:
     depth: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     coupled: bool = True
+    is_default: bool = False
 
     def drafters_for(self, model: str, placed: Sequence[str] = ()) -> tuple[str, ...]:
         """The names of the models beside the target, those of a chain lowest first; none for a method that

@@ -23,9 +23,9 @@ from flowspec.core.protocol.messages import Sampling
 from flowspec.core.protocol.precision import CACHE_AUTO, FILED
 from flowspec.core.protocol.shared_keys import carried_most
 from flowspec.core.protocol.sliding_window import states_of, window_for, windows_of
-from flowspec.draft.kinds import NONE, WITHOUT_TENSORS
+from flowspec.draft.kinds import FALLBACK, NONE, WITHOUT_TENSORS
 from flowspec.draft.mtp_files import has_mtp
-from flowspec.errors import InputError
+from flowspec.errors import InputError, first_line
 from flowspec.model.families import check_family
 from flowspec.model.files import ModelFiles, canonical_name
 from flowspec.model.support import context_max, family_of
@@ -264,7 +264,15 @@ class OpenCluster:
         placed = assign_devices(names, self.drafter_devices)
         if self.is_local and any(name not in WITHOUT_TENSORS and name not in placed for name in names):
             use_one_thread()
-        drafters = open_drafters(names, self.files, self.plan, decoding, placed)
+        try:
+            drafters = open_drafters(names, self.files, self.plan, decoding, placed)
+        except InputError as error:
+            if not decoding.is_default:
+                raise
+            told = f"drafter {', '.join(names)} is left out: {first_line(error)}"
+            (log.warning if recovery_options is None else recovery_options.on_note)(told)
+            names = (FALLBACK,)
+            drafters = open_drafters(names, self.files, self.plan, decoding, {})
         method = make_method(decoding.method, **decoding.method_options(names))
         plan = replace(self.plan, captures=captures_of(drafters))
         recovery = None

@@ -20,7 +20,9 @@ from tests.ggufs import convert, make
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 LAYOUTS = {
     *("eagle", "eagle3", "eagle3-narrow", "eagle3-qk-norm", "eagle3-speculators", "peagle"),
-    *("dflash", "dspark", "mtp", "gemma4-assistant", "language-model"),
+    *("dflash", "dflash-deepspec", "dflash-gemma4", "dflash-speculators"),
+    *("dspark", "dspark-gemma4", "dspark-speculators"),
+    *("mtp", "gemma4-assistant", "language-model"),
 }
 TARGETS, ROWS = table()
 
@@ -75,7 +77,7 @@ def test_what_runs_is_for_the_kinds_to_say() -> None:
     run = {layout for kind in BY_FILES for layout in kind.layouts}
     assert {"eagle", "eagle3", "language-model"} <= run <= LAYOUTS
     assert of_layout("eagle3") is of_layout("eagle") is not None
-    assert of_layout("dflash") is None
+    assert of_layout("peagle") is None
 
 
 @pytest.mark.parametrize(

@@ -63,9 +63,11 @@ for model in sys.argv[1:]:
 """
 
 
-def put_into_cache(cache: Path, name: str, commit: str, files: dict[str, bytes]) -> Path:
+def put_into_cache(
+    cache: Path, name: str, commit: str, files: dict[str, bytes], owner: str = "owner"
+) -> Path:
     """Makes a cached model of these files; returns its snapshot folder."""
-    repository = cache / f"models--owner--{name}"
+    repository = cache / f"models--{owner}--{name}"
     snapshot = repository / "snapshots" / commit
     for folder in (repository / "refs", repository / "blobs", snapshot):
         folder.mkdir(parents=True)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 class Assistant(FileKind):
     plural = "assistants of Gemma 4"
     acceptance = 0.635  # an EAGLE head's: none is published
+    layouts = ("gemma4-assistant",)
     reads_features = True
 
     @staticmethod

@@ -69,6 +69,11 @@ class Kind(ABC):
         """What the planner reckons with; None where nothing drafts. Raises `InputError`."""
 
     @classmethod
+    def unseen(cls, target: ModelShape) -> sites.PlannedDrafter | None:
+        """The same for one that is published for the target and not here; None where that tells no shape."""
+        return None
+
+    @classmethod
     def sketched(cls, name: str, target: ModelShape) -> sites.PlannedDrafter | None:
         """The same for a name that `flowspec plan` takes where there are no files; None where it is none of
         this kind."""
@@ -106,7 +111,7 @@ class TextKind(WordKind):
 class FileKind(Kind):
     """A kind that is known by the `files` that the user's name means."""
 
-    file_forms = ("safetensors",)
+    file_forms: tuple[str, ...] = ("safetensors",)
     """Of weights, by the names of `draft.published`."""
 
     def __init__(self, name: str, files: ModelFiles) -> None:
@@ -128,10 +133,13 @@ class FileKind(Kind):
 
     def check(self, target: ModelFiles) -> None:
         if not self.is_in(self.files):
-            raise InputError(f"{self.name!r} is not of the layout of {self.plural}")
+            raise self.another_layout()
         for name in sorted(set(self.files.file_map().values())):
             self.files.path(name)
         super().check(target)
+
+    def another_layout(self) -> InputError:
+        return InputError(f"{self.name!r} is not of the layout of {self.plural}")
 
     @abstractmethod
     def load(

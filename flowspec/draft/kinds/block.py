@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from flowspec.draft.block_files import is_block_drafter
+from flowspec.draft.block_files import BlockConfig, is_block_drafter
 from flowspec.draft.kinds.base import FileKind
 from flowspec.draft.protocol import Drafter
 from flowspec.model.files import ModelFiles
@@ -17,14 +17,24 @@ if TYPE_CHECKING:
     import torch
 
 
+USUAL_LAYERS = 5
+"""Of DeepSpec's, each as wide as its target's."""
+
+
 class Block(FileKind):
     plural = "block drafters"
     acceptance = 0.69  # a chain of 7 gives DFlash's published 3.11 tokens with it (Qwen3-8B, MT-bench)
+    layouts = ("dflash", "dflash-deepspec", "dspark")
     reads_features = True
 
     @staticmethod
     def is_in(files: ModelFiles) -> bool:
         return is_block_drafter(files)
+
+    def check(self, target: ModelFiles) -> None:
+        super().check(target)
+        config = target.config()
+        BlockConfig.read(self.files.raw_config(), self.name, config.num_hidden_layers, config.vocab_size)
 
     def load(
         self, target: ModelFiles, dtype: str, device: torch.device, *, context: int, coupled: bool
@@ -32,6 +42,15 @@ class Block(FileKind):
         from flowspec.draft.block import BlockDrafter
 
         return BlockDrafter(self.files, target, dtype, device, context=context, coupled=coupled)
+
+    @classmethod
+    def unseen(cls, target: ModelShape) -> sites.PlannedDrafter | None:
+        if target.experts > 1:
+            return None  # its layers are not as the target's
+        shape = replace(
+            target, name="block", layers=USUAL_LAYERS, extra_params=USUAL_LAYERS * target.hidden**2
+        )
+        return cls.of_shape(shape, target)
 
     def reckoned(self, target: ModelShape) -> sites.PlannedDrafter:
         shape = shape_of(self.files.config(), self.name)

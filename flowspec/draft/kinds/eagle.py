@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 from flowspec.draft.eagle_files import HeadTensors, is_eagle
 from flowspec.draft.kinds.base import FileKind
 from flowspec.draft.protocol import Drafter
-from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
 from flowspec.plan import sites
-from flowspec.plan.shape import ModelShape, eagle_shape, find_shape
+from flowspec.plan.shape import ModelShape, eagle_shape, find_shape, shape_of
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +23,8 @@ SKETCH = "eagle"
 class Eagle(FileKind):
     plural = "EAGLE heads"
     acceptance = 0.635  # on the published testbed
-    layouts = ("eagle", "eagle3")
+    layouts = ("eagle", "eagle3", "eagle3-narrow", "eagle3-qk-norm", "eagle3-speculators")
+    file_forms = ("safetensors", "bin")
     reads_features = True
 
     @staticmethod
@@ -32,11 +32,12 @@ class Eagle(FileKind):
         return is_eagle(files)
 
     def check(self, target: ModelFiles) -> None:
-        super().check(target)
-        raw, expected = self.files.raw_config(), target.config().hidden_size
-        found = raw.get("target_hidden_size") or raw.get("hidden_size")
-        if isinstance(found, int) and found != expected:
-            raise InputError(f"{self.name!r} is for a model of hidden_size {found}, not {expected}")
+        from flowspec.draft.eagle_config import head_config
+
+        if not self.is_in(self.files):
+            raise self.another_layout()
+        head_config(self.files, HeadTensors(self.files), target)
+        self.reckoned(shape_of(target.config(), target.model))
 
     def load(
         self, target: ModelFiles, dtype: str, device: torch.device, *, context: int, coupled: bool
@@ -51,6 +52,10 @@ class Eagle(FileKind):
 
     def reckoned(self, target: ModelShape) -> sites.PlannedDrafter:
         return self.of_shape(eagle_shape(target), target)
+
+    @classmethod
+    def unseen(cls, target: ModelShape) -> sites.PlannedDrafter:
+        return cls.of_shape(eagle_shape(target), target)
 
     @classmethod
     def sketched(cls, name: str, target: ModelShape) -> sites.PlannedDrafter | None:

@@ -22,6 +22,7 @@ class Mtp(WordKind):
     word = "mtp"
     plural = "MTP heads"
     acceptance = 0.69  # of all that Qwen3.6's guessed in llama.cpp, at its pull request 24025
+    layouts = ("mtp",)
     has_tensors = True
     reads_features = True
 

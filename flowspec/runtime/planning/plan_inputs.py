@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from flowspec.draft.choosing import published_acceptance
 from flowspec.draft.kinds import WITHOUT_TENSORS, find_drafter, is_sketch, sketched
 from flowspec.model.families import check_family
 from flowspec.model.files import ModelFiles
@@ -114,10 +115,11 @@ def enough_bytes(request: PlanRequest) -> int:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterInputs:
     """What the planner reckons with of the drafters by their names; `head_drafts` where the head's machine
-    computes for one."""
+    computes for one, `is_published` where the acceptance is that which is published for the model."""
 
     planned: PlannedDrafter | None
     head_drafts: bool
+    is_published: bool = False
 
 
 def drafter_inputs(names: Sequence[str], placed: Mapping[str, str], shape: ModelShape) -> DrafterInputs:
@@ -130,4 +132,11 @@ def drafter_inputs(names: Sequence[str], placed: Mapping[str, str], shape: Model
     planned = sketched(name, shape) if is_sketch(name) else find_drafter(name).reckoned(shape)
     if planned is not None and not here:
         planned = replace(planned, shape=None)  # it costs neither the head nor a stage anything
-    return DrafterInputs(planned=planned, head_drafts=any(name not in WITHOUT_TENSORS for name in here))
+    published = published_acceptance(name, shape.name)
+    if planned is not None and published is not None:
+        planned = replace(planned, acceptance=published)
+    return DrafterInputs(
+        planned=planned,
+        head_drafts=any(name not in WITHOUT_TENSORS for name in here),
+        is_published=published is not None,
+    )

@@ -1,0 +1,172 @@
+"""`flowspec drafters`, and what commands take where nobody names a drafter, with a cache as the hub lays it
+out."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import constants
+from safetensors.torch import load, save
+
+from flowspec.cli import opening
+from flowspec.cli.main import main
+from flowspec.draft.choosing import BOARD
+from flowspec.model.files import DEMO_FOLDER
+from flowspec.runtime.decoding import Decoding
+from flowspec.runtime.default_drafter import taken_for
+from tests.draft.test_choosing import HEAD, SMALL, TARGET, content, put
+
+PIS = ("--devices", "2x", "raspberry-pi-5")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub"
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> str:
+    return str(shutil.copytree(DEMO_FOLDER / "target", tmp_path / "Llama-2-7b-chat-hf"))
+
+
+def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
+    status = main(list(args))
+    found = capsys.readouterr()
+    return status, found.out, found.err
+
+
+def test_a_list_for_people_and_the_same_for_programs(
+    cache: Path, target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(cache, HEAD, content(DEMO_FOLDER / "eagle"))
+    status, text, _ = run(capsys, "drafters", target)
+    assert status == 0
+    assert max(map(len, text.splitlines())) <= 80
+    assert f"{TARGET}: 3 published drafters, 1 in the Hugging Face cache\n" in text
+    assert f"foretold by formula for 4 {BOARD}" in text
+    assert "here, taken\n" in text
+    told = json.loads(run(capsys, "drafters", target, "--json")[1])
+    assert (told["model"], told["taken"]) == (TARGET, HEAD)
+    first = told["drafters"][0]
+    assert (first["drafter"], first["is_here"], first["refusal"]) == (HEAD, True, None)
+    assert first["tokens_per_s"] == pytest.approx((1 + first["gain"]) * told["without_tokens_per_s"])
+    assert f"{first['gain']:+.0%}  {HEAD}\n" in text
+    assert f"{first['acceptance']:.1%} right" in text
+    (accepted,) = first["accepted"]
+    assert accepted["source"].startswith("https://")
+    (small,) = (each for each in told["drafters"] if each["name"] == SMALL)
+    assert not small["is_here"]
+    assert not small["is_acceptance_published"]
+    assert "acceptance not published" in text
+
+
+def test_devices_that_are_named_are_those_that_are_foretold(
+    cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = "Qwen/Qwen3-4B"
+    here, boards = (
+        json.loads(run(capsys, "drafters", model, "--json", *args)[1])
+        for args in ((), (*PIS, "--dtype", "int4"))
+    )
+    assert boards["without_tokens_per_s"] < here["without_tokens_per_s"]
+    gains = [each["gain"] for each in boards["drafters"] if each["gain"] is not None]
+    assert gains == sorted(gains, reverse=True)
+    status, _, error = run(capsys, "drafters", model, "--devices", "raspberry-pi-5")
+    assert (status, error) == (2, "flowspec drafters: qwen3-4b does not fit the devices in float16\n")
+
+
+def test_a_model_whose_shape_is_not_known_is_listed_without_rates(
+    cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, text, _ = run(capsys, "drafters", "openai/gpt-oss-20b")
+    assert status == 0
+    assert "what they would bring is not known" in text
+    assert "  -  zhuyksir/EAGLE3-gpt-oss-20b-bf16\n" in text
+
+
+@pytest.mark.parametrize(
+    ("model", "part"),
+    [("owner/unknown", "there are some for "), ("Qwen/Qwen3-4BB", "did you mean Qwen/Qwen3-4B?")],
+)
+def test_an_unknown_model_is_told_in_a_line(
+    cache: Path, capsys: pytest.CaptureFixture[str], model: str, part: str
+) -> None:
+    status, text, error = run(capsys, "drafters", model)
+    assert (status, text) == (2, "")
+    assert len(error.splitlines()) == 1
+    assert f"no published drafter is known for {model!r}" in error
+    assert part in error
+    assert "--drafter FOLDER-OR-HUB-ID" in error
+
+
+def test_a_plan_takes_what_is_here_and_tells_which_download_would_help(
+    cache: Path, target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(cache, HEAD, content(DEMO_FOLDER / "eagle"))
+    args = ("plan", "--quick", "--model", target, *PIS)
+    _, text, _ = run(capsys, *args)
+    assert f"drafter {HEAD}, the best one that is here" in text
+    assert "as is published of it" in " ".join(text.split())
+    assert max(map(len, text.splitlines()[1:])) <= 80, "but for the model's path"
+    told = json.loads(run(capsys, *args, "--json")[1])
+    assert told["drafters"] == [HEAD]
+    assert told["acceptance"] == pytest.approx(0.63, abs=0.01)
+    assert told["would_download"] is None, "nothing else that runs is published for it with figures"
+    given = json.loads(run(capsys, *args, "--drafter", "ngram", "--json")[1])
+    assert given["drafters"] == ["ngram"]
+    assert given["tokens_per_s"] < told["tokens_per_s"]
+    shutil.move(target, known := str(Path(target).with_name("Qwen3-4B")))
+    told = json.loads(run(capsys, "plan", "--quick", "--model", known, *PIS, "--json")[1])
+    assert told["drafters"] == ["ngram"]
+    assert told["would_download"]["drafter"] == "AngelSlim/Qwen3-4B_eagle3"
+    _, text, _ = run(capsys, "plan", "--quick", "--model", known, *PIS)
+    assert "--drafter AngelSlim/Qwen3-4B_eagle3 downloads it" in " ".join(text.split())
+    assert max(map(len, text.splitlines()[1:])) <= 80
+
+
+class Terminal:
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_download_is_told_of_on_a_terminal_only(
+    cache: Path, target: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.move(target, known := str(Path(target).with_name("Qwen3-4B")))
+    told: list[str] = []
+    monkeypatch.setattr(opening, "note", told.append)
+    taken = taken_for(Decoding(), known, None)
+    opening.tell_of_drafters(taken, known)
+    assert told == []
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    opening.tell_of_drafters(taken, known)
+    (line,) = told
+    assert "--drafter AngelSlim/Qwen3-4B_eagle3 downloads it; " in line
+    assert f"flowspec drafters {known} tells more" in line
+
+
+def test_an_answer_is_guessed_with_what_is_here_and_goes_on_without_what_cannot_be_opened(
+    cache: Path, target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = content(DEMO_FOLDER / "eagle")
+    put(cache, HEAD, files)
+    args = ("generate", "--local", "1", "--model", target, "--max-new-tokens", "8", "What is 1 + 2?")
+    status, right, error = run(capsys, *args)
+    assert status == 0
+    assert f"(drafter {HEAD}, the best one that is here; --drafter ngram does without)\n" in error
+    assert f"drafter {HEAD}\n" in error, "it has drafted"
+    files["model.safetensors"] = save({**load(files["model.safetensors"]), "unheard.of": torch.zeros(1)})
+    shutil.rmtree(cache)
+    put(cache, HEAD, files)
+    status, text, error = run(capsys, *args)
+    assert status == 0
+    assert text == right
+    assert f"(drafter {HEAD} is left out: " in error
+    assert "unheard.of" in error
+    assert "drafter ngram\n" in error
