@@ -18,28 +18,10 @@ from flowspec.draft.assistant_head import AssistantHead
 from flowspec.draft.cached import Row
 from flowspec.draft.chained import ChainDrafter, ChainRequest, Entry
 from flowspec.model.attention import TreeRows
-from flowspec.model.files import ModelFiles
 
 
-class AssistantDrafter(ChainDrafter[ChainRequest, Entry]):
+class AssistantDrafter(ChainDrafter[AssistantHead, ChainRequest, Entry]):
     """A `Drafter`; see the module."""
-
-    _head: AssistantHead
-
-    def __init__(
-        self,
-        files: ModelFiles,
-        target: ModelFiles,
-        dtype: str,
-        device: torch.device,
-        *,
-        context: int | None = None,
-        coupled: bool = True,
-    ) -> None:
-        """Loads the assistant for this target; raises `InputError` when that cannot be. `context` is the
-        target's."""
-        head = AssistantHead.load(files, target, dtype, device)
-        super().__init__(head, target, context=context, coupled=coupled)
 
     def new_request(self, opening: Open) -> ChainRequest:
         return ChainRequest(opening, opening.root)

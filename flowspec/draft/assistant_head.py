@@ -14,6 +14,7 @@ build it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from torch import nn
 from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.core.protocol.shared_keys import Heads, heads_of, sources_of
 from flowspec.draft.assistant_files import assistant_config
-from flowspec.draft.filling import embedding_rows, fill
+from flowspec.draft.reading import built_config, embedding_rows, fill
 from flowspec.errors import InputError
 from flowspec.model.arithmetic.operations import turned_alone
 from flowspec.model.attention import TreeBatch, TreeCache
@@ -298,14 +299,9 @@ def _decoder_config(raw: Mapping[str, Any], model: str) -> Any:
     for name, expected in _WITHOUT.items():
         if fields.get(name, expected) != expected:
             raise InputError(f"assistant {model!r}: {name}: expected {expected}, got {fields[name]!r:.40}")
-    try:
-        config = AutoConfig.for_model(
-            raw["text_config"]["model_type"], **{**fields, **_WITHOUT, "num_kv_shared_layers": 0}
-        )
-    except Exception as error:  # noqa: BLE001 - transformers lets out whatever it meets in a broken file
-        raise InputError(
-            f"cannot read the config.json of assistant {model!r}: {' '.join(str(error).split()):.200}"
-        ) from None
+    own = {**fields, **_WITHOUT, "num_kv_shared_layers": 0}
+    build = partial(AutoConfig.for_model, raw["text_config"]["model_type"], **own)
+    config = built_config(build, f"assistant {model!r}")
     family_of(config, model)
     if raw.get("use_ordered_embeddings"):
         clusters, chosen = raw.get("num_centroids"), raw.get("centroid_intermediate_top_k")

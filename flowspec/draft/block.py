@@ -18,7 +18,6 @@ from flowspec.core.stage.events import ClearSlots, RunLayers
 from flowspec.draft.block_head import BlockHead
 from flowspec.draft.cached import Row
 from flowspec.draft.featured import FeatureDrafter, Request
-from flowspec.model.files import ModelFiles
 
 
 @dataclass(slots=True)
@@ -54,25 +53,8 @@ class _Request(Request):
         return place if 0 <= place < len(self.block.guesses) else None
 
 
-class BlockDrafter(FeatureDrafter[_Request]):
+class BlockDrafter(FeatureDrafter[BlockHead, _Request]):
     """A `Drafter`; see the module."""
-
-    _head: BlockHead
-
-    def __init__(
-        self,
-        files: ModelFiles,
-        target: ModelFiles,
-        dtype: str,
-        device: torch.device,
-        *,
-        context: int | None = None,
-        coupled: bool = True,
-    ) -> None:
-        """Loads the block drafter for this target; raises `InputError` when that cannot be. `context` is the
-        target's."""
-        head = BlockHead.load(files, target, dtype, device)
-        super().__init__(head, target, context=context, coupled=coupled)
 
     def new_request(self, opening: Open) -> _Request:
         return _Request(opening, opening.root)

@@ -14,6 +14,7 @@ often a guess is right, is not read: here that is learnt from what comes true.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from transformers import Qwen3Config
 from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.core.protocol.shared_keys import heads_of
 from flowspec.draft.block_files import FIELDS, BlockConfig
-from flowspec.draft.filling import embedding_rows, fill, rows_of
+from flowspec.draft.reading import built_config, embedding_rows, fill, rows_of
 from flowspec.errors import InputError
 from flowspec.model.arithmetic.operations import turned_alone
 from flowspec.model.attention import TreeBatch, TreeCache, TreeRows
@@ -246,20 +247,7 @@ class BlockHead:
 
 def _layers_config(raw: dict[str, Any], model: str) -> Any:
     """As of a Qwen3, whose layers these are."""
-    from huggingface_hub.errors import StrictDataclassError
-
-    try:
-        config = Qwen3Config.from_dict({name: value for name, value in raw.items() if name not in _OF_BLOCKS})
-    except (
-        StrictDataclassError,
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        TypeError,
-        ValueError,
-    ) as error:
-        raise InputError(
-            f"cannot read the config.json of block drafter {model!r}: {' '.join(str(error).split()):.200}"
-        ) from None
+    own = {name: value for name, value in raw.items() if name not in _OF_BLOCKS}
+    config = built_config(partial(Qwen3Config.from_dict, own), f"block drafter {model!r}")
     family_of(config, model)
     return config

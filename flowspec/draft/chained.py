@@ -19,7 +19,7 @@ import torch
 
 from flowspec.core.stage.events import ClearSlots, RunLayers
 from flowspec.draft.cached import Row
-from flowspec.draft.featured import FeatureDrafter, Request
+from flowspec.draft.featured import FeatureDrafter, HeadT, Request
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ ChainT = TypeVar("ChainT", bound=ChainRequest)
 EntryT = TypeVar("EntryT", bound=Entry)
 
 
-class ChainDrafter(FeatureDrafter[ChainT], Generic[ChainT, EntryT]):
+class ChainDrafter(FeatureDrafter[HeadT, ChainT], Generic[HeadT, ChainT, EntryT]):
     """A `Drafter`; see the module."""
 
     def clear_slots(self, command: ClearSlots) -> None:

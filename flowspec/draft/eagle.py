@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +19,8 @@ from flowspec.core.protocol.messages import Open, SegmentPart
 from flowspec.core.stage.events import ClearSlots, JobPart, RunLayers
 from flowspec.draft.cached import Row
 from flowspec.draft.chained import ChainDrafter, ChainRequest, Entry
-from flowspec.draft.eagle_head import EagleHead
 from flowspec.draft.featured import Head
 from flowspec.model.attention import TreeBatch, TreeCache, TreeRows
-from flowspec.model.files import ModelFiles
 
 
 class CachedHead(Head, Protocol):
@@ -58,24 +56,8 @@ class _Request(ChainRequest):
         return super(_Request, self).learn(part)  # the class is made anew for its slots
 
 
-class EagleDrafter(ChainDrafter[_Request, _Entry]):
+class EagleDrafter(ChainDrafter[CachedHead, _Request, _Entry]):
     """A `Drafter`; see the module."""
-
-    _head: CachedHead
-
-    def __init__(
-        self, head: CachedHead, target: ModelFiles, *, context: int | None = None, coupled: bool = True
-    ) -> None:
-        """Over a head that is loaded for this target; `context` is the target's."""
-        super().__init__(head, target, context=context, coupled=coupled)
-
-    @classmethod
-    def load(
-        cls, files: ModelFiles, target: ModelFiles, dtype: str, device: torch.device, **options: Any
-    ) -> EagleDrafter:
-        """Loads an EAGLE head for this target; raises `InputError` when that cannot be. `options` are those
-        of the class."""
-        return cls(EagleHead.load(files, target, dtype, device), target, **options)
 
     def new_request(self, opening: Open) -> _Request:
         return _Request(opening, opening.root)

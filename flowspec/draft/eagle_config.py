@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from transformers import LlamaConfig, Qwen3Config
@@ -26,6 +27,7 @@ from transformers import LlamaConfig, Qwen3Config
 from flowspec.draft.eagle_captures import captures_of
 from flowspec.draft.eagle_fields import fields_of, flag
 from flowspec.draft.eagle_files import HeadTensors, is_parallel
+from flowspec.draft.reading import built_config
 from flowspec.errors import InputError
 from flowspec.model.families import FAMILIES, Family
 from flowspec.model.files import ModelFiles
@@ -157,30 +159,15 @@ def _check_kind(raw: Mapping[str, Any], tensors: HeadTensors, head: str) -> None
 
 def _layer_config(fields: Mapping[str, Any], family: Family, head: str) -> Any:
     """The layers' config as Llama's or Qwen3's, whatever family it names: publishers build one of these."""
-    from huggingface_hub.errors import StrictDataclassError
-
     # What is left out is as the class has it that wrote the config: speculators leaves out defaults.
     is_qwen3 = family.prefix == "Qwen3" or (_SPECULATORS in fields and fields.get("model_type") != "llama")
     kind = Qwen3Config if is_qwen3 else LlamaConfig
-    try:
-        config = kind.from_dict(
-            {
-                name: value
-                for name, value in fields.items()
-                if name not in ("model_type", "architectures", "layer_types", "sliding_window")
-            }
-        )
-    except (
-        StrictDataclassError,
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        TypeError,
-        ValueError,
-    ) as error:
-        raise InputError(
-            f"cannot read the config.json of EAGLE head {head!r}: {' '.join(str(error).split()):.200}"
-        ) from None
+    own = {
+        name: value
+        for name, value in fields.items()
+        if name not in ("model_type", "architectures", "layer_types", "sliding_window")
+    }
+    config = built_config(partial(kind.from_dict, own), f"EAGLE head {head!r}")
     check_rotary(config, FAMILIES["llama"], head)
     config.attention_bias = config.mlp_bias = False  # each bias is there if its tensor is
     return slice_config(config)

@@ -100,14 +100,15 @@ class Request:
         self.path[opening.length - 1] = opening.root
 
 
+HeadT = TypeVar("HeadT", bound=Head)
 RequestT = TypeVar("RequestT", bound=Request)
 
 
-class FeatureDrafter(TreeCachedDrafter, Generic[RequestT]):
+class FeatureDrafter(TreeCachedDrafter, Generic[HeadT, RequestT]):
     """A `Drafter`; see the module."""
 
     def __init__(
-        self, head: Head, target: ModelFiles, *, context: int | None = None, coupled: bool = True
+        self, head: HeadT, target: ModelFiles, *, context: int | None = None, coupled: bool = True
     ) -> None:
         """Over a head that is loaded for this target; `context` is the target's."""
         self.captures = head.capture

@@ -182,7 +182,7 @@ def check(found: tuple[Proposal, ...], expected: list[Proposal]) -> None:
 def start(
     files: ModelFiles, target: ModelFiles, sampling: Sampling | None = None, number: int = 1
 ) -> tuple[AssistantDrafter, Mirror]:
-    drafter = AssistantDrafter(files, target, "float32", CPU, context=300)
+    drafter = AssistantDrafter(AssistantHead.load(files, target, "float32", CPU), target, context=300)
     teller = Teller(number, sampling or Sampling())
     return drafter, Mirror(AssistantHead.load(files, target, "float32", CPU), teller)
 

@@ -233,7 +233,7 @@ def check(found: tuple[Proposal, ...], expected: dict[int, Proposal]) -> None:
 def start(
     files: ModelFiles, target: ModelFiles, sampling: Sampling | None = None
 ) -> tuple[BlockDrafter, Mirror]:
-    drafter = BlockDrafter(files, target, "float32", CPU, context=300)
+    drafter = BlockDrafter(BlockHead.load(files, target, "float32", CPU), target, context=300)
     return drafter, Mirror(BlockHead.load(files, target, "float32", CPU), Teller(1, sampling or Sampling()))
 
 

@@ -125,7 +125,7 @@ def check(found: list[Proposal], expected: dict[int, Proposal]) -> None:
 def start(
     head_files: ModelFiles, target: ModelFiles, sampling: Sampling, number: int = 1
 ) -> tuple[EagleDrafter, Mirror]:
-    drafter = EagleDrafter.load(head_files, target, "float32", CPU, context=300)
+    drafter = EagleDrafter(EagleHead.load(head_files, target, "float32", CPU), target, context=300)
     return drafter, Mirror(EagleHead.load(head_files, target, "float32", CPU), Teller(number, sampling))
 
 
@@ -327,12 +327,12 @@ def test_traits(head_files: ModelFiles, target: ModelFiles, tmp_path: Path) -> N
     (tmp_path / "config.json").write_text(json.dumps(raw), encoding="utf-8")
     shutil.copy(head_files.path("model.safetensors"), tmp_path)
     short = ModelFiles(str(tmp_path))
-    assert EagleDrafter.load(short, target, "float32", CPU, context=300).context == 100
-    assert EagleDrafter.load(short, target, "float32", CPU).context == 100
+    assert EagleDrafter(EagleHead.load(short, target, "float32", CPU), target, context=300).context == 100
+    assert EagleDrafter(EagleHead.load(short, target, "float32", CPU), target).context == 100
 
 
 def test_a_head_that_overflows_says_so(head_files: ModelFiles, target: ModelFiles) -> None:
-    drafter = EagleDrafter.load(head_files, target, "float16", CPU)
+    drafter = EagleDrafter(EagleHead.load(head_files, target, "float16", CPU), target)
     teller = Teller(1, Sampling())
     teller.begin([5, 6])
     drafter.take_features(1, 0, [0], torch.full((1, drafter._head.feature_width), 3e4))

@@ -31,8 +31,10 @@ class Assistant(FileKind):
         self, target: ModelFiles, dtype: str, device: torch.device, *, context: int, coupled: bool
     ) -> Drafter:
         from flowspec.draft.assistant import AssistantDrafter
+        from flowspec.draft.assistant_head import AssistantHead
 
-        return AssistantDrafter(self.files, target, dtype, device, context=context, coupled=coupled)
+        loaded = AssistantHead.load(self.files, target, dtype, device)
+        return AssistantDrafter(loaded, target, context=context, coupled=coupled)
 
     def reckoned(self, target: ModelShape) -> sites.PlannedDrafter:
         raw = assistant_config(self.files)

@@ -40,8 +40,10 @@ class Block(FileKind):
         self, target: ModelFiles, dtype: str, device: torch.device, *, context: int, coupled: bool
     ) -> Drafter:
         from flowspec.draft.block import BlockDrafter
+        from flowspec.draft.block_head import BlockHead
 
-        return BlockDrafter(self.files, target, dtype, device, context=context, coupled=coupled)
+        loaded = BlockHead.load(self.files, target, dtype, device)
+        return BlockDrafter(loaded, target, context=context, coupled=coupled)
 
     @classmethod
     def unseen(cls, target: ModelShape) -> sites.PlannedDrafter | None:

@@ -43,8 +43,10 @@ class Eagle(FileKind):
         self, target: ModelFiles, dtype: str, device: torch.device, *, context: int, coupled: bool
     ) -> Drafter:
         from flowspec.draft.eagle import EagleDrafter
+        from flowspec.draft.eagle_head import EagleHead
 
-        return EagleDrafter.load(self.files, target, dtype, device, context=context, coupled=coupled)
+        loaded = EagleHead.load(self.files, target, dtype, device)
+        return EagleDrafter(loaded, target, context=context, coupled=coupled)
 
     def parameter_count(self) -> int:
         tensors = HeadTensors(self.files)

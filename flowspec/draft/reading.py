@@ -1,16 +1,29 @@
-"""Giving the modules of a drafter their values, from its own files and its target's."""
+"""Reading the modules of a drafter: their config, and their values from its own files and its target's."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
 
+from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
 from flowspec.model.support import family_of
 from flowspec.model.tensors import Tensors
 from flowspec.model.weights import embedding_name
+
+
+def built_config(build: Callable[[], Any], drafter: str) -> Any:
+    """A transformers config; raises `InputError` for what its class does not take, `drafter` being what it is
+    called."""
+    try:
+        return build()
+    except Exception as error:  # noqa: BLE001 - transformers lets out whatever it meets in a broken file
+        raise InputError(
+            f"cannot read the config.json of {drafter}: {' '.join(str(error).split()):.200}"
+        ) from None
 
 
 def fill(
