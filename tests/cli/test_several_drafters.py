@@ -76,7 +76,7 @@ def test_the_cluster_file_says_what_drafts_and_where(
 
 def test_a_person_is_told_where_drafters_run(cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", f"--cluster={cluster}", *FEW, "hi"]) == 0
-    assert "  pi-3: drafter draft-math, 3 MiB of weights, process" in capsys.readouterr().err
+    assert "  pi-3: drafter draft-math, 3 MiB of weights, pid" in capsys.readouterr().err
 
 
 def test_verify_takes_sets_of_drafters(cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -71,7 +71,7 @@ def test_a_device_that_has_become_slower_gets_fewer_layers(
                     splits.append(split_of(head))
     told = r"device local-1 has slowed down to [34]\d%.*: going over to another plan, which is 1\.[23]"
     assert re.match(told, notes[0]), "to about a third, as far as a busy machine lets it be measured"
-    assert [note.partition(" took")[0] for note in notes[1:]] == ["the switch"]
+    assert [note.partition(" took")[0] for note in notes[1:]] == ["changing the pipeline"]
     assert splits == [BEFORE, AFTER, AFTER], (
         "that this is faster is for tests/sim/test_heat.py, in virtual time"
     )

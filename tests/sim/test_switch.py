@@ -78,7 +78,7 @@ class Switching(Play):
 def switch_s(run: Switching) -> float:
     """What the note says that changing the pipeline took."""
     (note,) = [text for text in run.notes() if text.startswith("changing the pipeline took")]
-    return float(note.split()[3])
+    return float(note.split()[4])
 
 
 @pytest.mark.parametrize("heat", [1.0, 2.0], ids=["a device is back", "a device is hot"])
