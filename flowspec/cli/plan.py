@@ -24,7 +24,7 @@ from flowspec.cli.plan_request import GIVEN, Wanted, add_device_arguments, read_
 from flowspec.core.methods import DEFAULT, WITHOUT_GUESSES
 from flowspec.core.protocol.limits import REQUESTS_MAX
 from flowspec.core.stage.slots import WORK_BYTES
-from flowspec.draft.choosing import Download, best_download, on
+from flowspec.draft.choosing import Download, best_download, on, without_model
 from flowspec.draft.kinds import ALL as KINDS
 from flowspec.draft.kinds import FALLBACK, NONE
 from flowspec.errors import InputError
@@ -34,7 +34,7 @@ from flowspec.plan.advice import Option, improvements, limits
 from flowspec.plan.left_out import why_left_out
 from flowspec.plan.memory import PROCESS_BYTES, mib
 from flowspec.plan.partition import Partition
-from flowspec.plan.planner import Plan, make_plan, rate_split
+from flowspec.plan.planner import DoesNotFit, Plan, make_plan, rate_split
 from flowspec.plan.refusal import ModelDoesNotFitError, refusing
 from flowspec.plan.sites import PlanRequest, Site
 from flowspec.plan.split import checked_split
@@ -134,7 +134,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.users > REQUESTS_MAX:
         raise InputError(f"--users: expected at most {REQUESTS_MAX}, got {args.users}")
-    wanted = read_plan_request(args)
+    asked = read_plan_request(args)
+    wanted = _fitting(asked)
     request, found = wanted.request, wanted.survey
     by_hand = _by_hand(args, request)
     is_quick = args.quick or len(request.sites) * request.users > SIMULATED_WORK_MAX
@@ -161,6 +162,8 @@ def run(args: argparse.Namespace) -> int:
         note = "" if args.drafter else ", the default"
         if wanted.taken is not None and wanted.taken.drafter is not None:
             note = f", the best one that is here (--drafter {FALLBACK} does without)"
+        elif wanted.drafters != asked.drafters:
+            note = f": beside {asked.drafters[0]}, which is here, the model does not fit"
         lines = list(plan_lines(wanted, best, one, helps, download, hand, note))
         if hand is not None and args.layers is None:
             lines += ["", *_filled(f"chat runs the layers by hand, which are those of {args.cluster}")]
@@ -205,6 +208,22 @@ def _planned(wanted: Wanted, *, is_quick: bool) -> tuple[Plan, Rated]:
     if wanted.survey is None:  # else the head is where the user is, whatever suits it
         left_out.pop(plan.head.name, None)
     return fastest, Rated(plan=plan, simulation=simulation, left_out=left_out)
+
+
+def _fitting(wanted: Wanted) -> Wanted:
+    """As it is asked; without a drafter that nobody named where the model does not fit beside it, as chat
+    then does without."""
+    if wanted.taken is None or wanted.taken.drafter is None:
+        return wanted
+    try:
+        make_plan(wanted.request)
+    except DoesNotFit:
+        request = replace(wanted.request, drafter=without_model(wanted.request.shape))
+        taken = replace(wanted.taken, drafter=None)
+        return replace(
+            wanted, request=request, drafters=(FALLBACK,), taken=taken, is_acceptance_published=False
+        )
+    return wanted
 
 
 def _download(wanted: Wanted) -> Download | None:

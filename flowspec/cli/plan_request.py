@@ -120,7 +120,7 @@ def wanted_of(
     model = args.model if args.shape is None else args.shape
     decoding = Decoding(drafters=joined(args.drafter)) if taken is None else taken.decoding
     drafters = decoding.drafters_for(model, tuple(placed))
-    drafter = drafter_inputs(drafters, placed, shape)
+    drafter = drafter_inputs(drafters, placed, shape, may_fetch=decoding.may_fetch)
     planned = drafter.planned
     if planned is not None and args.acceptance is not None:
         planned = replace(planned, acceptance=args.acceptance)

@@ -84,7 +84,12 @@ class Decoding:
                 f"method {self.method} makes use of {most} drafter, got {len(names)}: {', '.join(names)}"
             )
         for name in names:
-            check_drafter(name)
+            check_drafter(name, may_fetch=self.may_fetch)
+
+    @property
+    def may_fetch(self) -> bool:
+        """Whether the drafters' files may be fetched: what nobody named is taken as it is here."""
+        return not self.is_default
 
     def method_options(self, names: Sequence[str]) -> dict[str, Any]:
         """What `make_method` takes beside the name, where these are the models beside the target."""

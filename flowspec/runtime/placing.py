@@ -45,7 +45,7 @@ def open_drafters(
     found: list[Drafter | PlacedDrafter] = []
     for name in names:  # what is wrong with one is told before another is loaded
         device = devices.get(name)
-        kind = find_drafter(name)
+        kind = find_drafter(name, may_fetch=decoding.may_fetch)
         files = kind.model_for_device(target)
         if files is not None and device is not None:
             found.append(_placed(name, files, device, plan, decoding))
@@ -56,7 +56,7 @@ def open_drafters(
     by_name = {each.name: each for each in found if isinstance(each, PlacedDrafter)}
     opened: list[Drafter | PlacedDrafter] = []
     for name in names:
-        drafter = by_name.get(name) or find_drafter(name).open(
+        drafter = by_name.get(name) or find_drafter(name, may_fetch=decoding.may_fetch).open(
             target, plan.dtype, None, context=plan.context, coupled=decoding.coupled
         )
         assert drafter is not None, "none is no drafter"

@@ -31,6 +31,7 @@ from flowspec.model.files import ModelFiles, canonical_name
 from flowspec.model.support import context_max, family_of
 from flowspec.model.trials import check_torch
 from flowspec.plan.placement import ClusterPlan
+from flowspec.plan.refusal import ModelDoesNotFitError
 from flowspec.plan.shape import shape_of
 from flowspec.plan.sites import PlanRequest
 from flowspec.plan.timing import slowest
@@ -269,8 +270,7 @@ class OpenCluster:
         except InputError as error:
             if not decoding.is_default:
                 raise
-            told = f"drafter {', '.join(names)} is left out: {first_line(error)}"
-            (log.warning if recovery_options is None else recovery_options.on_note)(told)
+            _tell_left_out(names, first_line(error), recovery_options)
             names = (FALLBACK,)
             drafters = open_drafters(names, self.files, self.plan, decoding, {})
         method = make_method(decoding.method, **decoding.method_options(names))
@@ -324,12 +324,23 @@ def open_session(
     """A connected session; daemons that it starts are stopped at its end, whatever happens. See
     `open_cluster`."""
     decoding.check(options.model, () if options.cluster is None else tuple(read_drafters(options.cluster)))
-    opening = open_cluster(options, meanwhile, decoding, needs_all=recovery_options is None)
-    with (
-        opening as cluster,
-        cluster.session(decoding, progress, recovery_options=recovery_options) as session,
-    ):
-        yield session
+    needs_all = recovery_options is None
+    with contextlib.ExitStack() as stack:
+        try:
+            cluster = stack.enter_context(open_cluster(options, meanwhile, decoding, needs_all=needs_all))
+        except ModelDoesNotFitError:
+            if not decoding.is_default:
+                raise
+            _tell_left_out(decoding.drafters, "with it the model does not fit", recovery_options)
+            decoding = replace(decoding, drafters=(FALLBACK,), is_default=False)
+            cluster = stack.enter_context(open_cluster(options, meanwhile, decoding, needs_all=needs_all))
+        yield stack.enter_context(cluster.session(decoding, progress, recovery_options=recovery_options))
+
+
+def _tell_left_out(drafters: Sequence[str], why: str, options: RecoveryOptions | None) -> None:
+    """That n-grams stand in for drafters that nobody named."""
+    told = f"drafter {', '.join(drafters)} is left out: {why}"
+    (log.warning if options is None else options.on_note)(told)
 
 
 @contextlib.contextmanager
@@ -501,7 +512,7 @@ def choose_for(
     shape = shape_of(config, files.model, files.filed_bytes, has_mtp=has_mtp(files, config))
     placed = read_drafters(options.cluster)
     names = decoding.drafters_for(files.model, tuple(placed))
-    drafter = drafter_inputs(names, placed, shape)
+    drafter = drafter_inputs(names, placed, shape, may_fetch=decoding.may_fetch)
     found = survey(
         devices,
         options.cluster,

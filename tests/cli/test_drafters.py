@@ -13,10 +13,12 @@ import torch
 from huggingface_hub import constants
 from safetensors.torch import load, save
 
-from flowspec.cli import opening
+from flowspec.cli import opening, plan
 from flowspec.cli.main import main
 from flowspec.draft.choosing import BOARD
 from flowspec.model.files import DEMO_FOLDER
+from flowspec.plan.planner import DoesNotFit
+from flowspec.plan.sites import PlanRequest
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.default_drafter import taken_for
 from tests.draft.test_choosing import HEAD, SMALL, TARGET, content, put
@@ -128,6 +130,25 @@ def test_a_plan_takes_what_is_here_and_tells_which_download_would_help(
     _, text, _ = run(capsys, "plan", "--quick", "--model", known, *PIS)
     assert "--drafter AngelSlim/Qwen3-4B_eagle3 downloads it" in " ".join(text.split())
     assert max(map(len, text.splitlines()[1:])) <= 80
+
+
+def test_a_plan_does_without_what_the_model_does_not_fit_beside(
+    cache: Path, target: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(cache, HEAD, content(DEMO_FOLDER / "eagle"))
+    planned = plan.make_plan
+
+    def tight(request: PlanRequest) -> plan.Plan:
+        if request.drafter is not None and request.drafter.shape is not None:
+            raise DoesNotFit("no room for it")
+        return planned(request)
+
+    monkeypatch.setattr(plan, "make_plan", tight)
+    args = ("plan", "--quick", "--model", target, *PIS)
+    told = json.loads(run(capsys, *args, "--json")[1])
+    assert told["drafters"] == ["ngram"]
+    _, text, _ = run(capsys, *args)
+    assert f"drafter ngram: beside {HEAD}, which is here, the model does not fit" in " ".join(text.split())
 
 
 class Terminal:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import huggingface_hub
 import pytest
 from huggingface_hub import constants
 
@@ -19,8 +24,12 @@ from flowspec.draft.choosing import (
     without_model,
 )
 from flowspec.model.files import BUNDLED, DEMO_FOLDER, bundled_models
+from flowspec.plan.refusal import ModelDoesNotFitError
+from flowspec.runtime import session
 from flowspec.runtime.decoding import AUTO, Decoding
 from flowspec.runtime.default_drafter import taken_for
+from flowspec.runtime.planning.plan_inputs import drafter_inputs
+from flowspec.runtime.session import ClusterOptions, RecoveryOptions
 from tests.draft.heads import make_head
 from tests.model.test_hub import put_into_cache
 
@@ -150,3 +159,59 @@ def test_a_plan_reckons_with_what_is_published() -> None:
     assert published_acceptance(SMALL, TARGET) is None
     assert published_acceptance(HEAD, "owner/unknown") is None
     assert published_acceptance("ngram", TARGET) is None
+
+
+def test_n_grams_stand_in_where_the_model_does_not_fit_beside_one(
+    cache: Path, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And only there: what the user named is refused with the model."""
+    put(cache, SMALL, content(DEMO_FOLDER / "draft"))
+    opened: list[tuple[str, ...]] = []
+
+    @contextlib.contextmanager
+    def open_cluster(
+        options: ClusterOptions, meanwhile: object, decoding: Decoding, **_: object
+    ) -> Iterator[Any]:
+        opened.append(decoding.drafters)
+        if decoding.drafters == (SMALL,):
+            raise ModelDoesNotFitError("too large", [], [])
+        yield SimpleNamespace(session=lambda own, *_, **__: contextlib.nullcontext(own))
+
+    monkeypatch.setattr(session, "open_cluster", open_cluster)
+    options = ClusterOptions(model=target, local=1)
+    told: list[str] = []
+    recovery = RecoveryOptions(on_note=told.append)
+    taken = Decoding(drafters=(SMALL,), is_default=True)
+    with session.open_session(options, taken, lambda *_: None, recovery_options=recovery) as own:
+        assert own == Decoding(drafters=("ngram",))
+    assert opened == [(SMALL,), ("ngram",)]
+    assert told == [f"drafter {SMALL} is left out: with it the model does not fit"]
+    given = Decoding(drafters=(SMALL,))
+    with (
+        pytest.raises(ModelDoesNotFitError),
+        session.open_session(options, given, lambda *_: None, recovery_options=recovery),
+    ):
+        pass
+
+
+def test_the_hub_is_not_asked_for_what_nobody_named(
+    cache: Path, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(cache, HEAD, content(DEMO_FOLDER / "eagle"))
+    asked: list[str] = []
+    download = huggingface_hub.hf_hub_download
+
+    def watched(repository: str, name: str, *, local_files_only: bool) -> str:
+        asked.extend([] if local_files_only else [name])
+        return download(repository, name, local_files_only=True)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", watched)
+    decoding = taken_for(Decoding(), target, None).decoding
+    decoding.check(target)
+    shape = candidates(target).shape
+    assert shape is not None
+    planned = drafter_inputs(decoding.drafters, {}, shape, may_fetch=decoding.may_fetch).planned
+    assert planned is not None
+    assert asked == []
+    Decoding(drafters=(HEAD,)).check(target)
+    assert {*asked} == {"config.json"}

@@ -41,13 +41,14 @@ FALLBACK = Ngram.word
 """What goes with every target."""
 
 
-def find_drafter(name: str) -> Kind:
+def find_drafter(name: str, *, may_fetch: bool = True) -> Kind:
     """What a user's name for a drafter means: a word, `bundled` or another bundled model, or the
-    folder or hub id of files; raises `InputError` for one that means nothing."""
+    folder or hub id of files, which are fetched only if they `may_fetch`; raises `InputError` for one that
+    means nothing."""
     for word in BY_WORD:
         if word.word == name:
             return word(name)
-    files = _files(name)
+    files = _files(name, may_fetch=may_fetch)
     return next(kind(name, files) for kind in BY_FILES if kind.is_in(files))
 
 
@@ -56,10 +57,10 @@ def of_layout(layout: str) -> type[Kind] | None:
     return next((kind for kind in ALL if layout in kind.layouts), None)
 
 
-def check_drafter(name: str) -> None:
+def check_drafter(name: str, *, may_fetch: bool = True) -> None:
     """Raises `InputError` for a name that means nothing, before anything is started; `Kind.open` checks the
     rest."""
-    if name not in WORDS and not Assistant.is_in(files := _files(name)):
+    if name not in WORDS and not Assistant.is_in(files := _files(name, may_fetch=may_fetch)):
         files.raw_config()
 
 
@@ -105,9 +106,9 @@ def model_name(name: str) -> str:
     return str(bundled_folder("draft")) if os.path.isdir("draft") else "draft"
 
 
-def _files(name: str) -> ModelFiles:
+def _files(name: str, *, may_fetch: bool) -> ModelFiles:
     try:
-        return ModelFiles(model_name(name))
+        return ModelFiles(model_name(name), may_fetch=may_fetch)
     except InputError:
         why = f"the file {name!r} is no model" if os.path.isfile(name) else f"there is no folder {name!r}"
         raise InputError(

@@ -122,14 +122,18 @@ class DrafterInputs:
     is_published: bool = False
 
 
-def drafter_inputs(names: Sequence[str], placed: Mapping[str, str], shape: ModelShape) -> DrafterInputs:
+def drafter_inputs(
+    names: Sequence[str], placed: Mapping[str, str], shape: ModelShape, *, may_fetch: bool = True
+) -> DrafterInputs:
     """Of drafters, of which the cluster file gives those that are `placed` a device (or the head) each; the
     first at the head counts."""
     if not names:
         return DrafterInputs(planned=None, head_drafts=False)
     here = [name for name in names if placed.get(name, HEAD) == HEAD]
     name = (here or names)[0]
-    planned = sketched(name, shape) if is_sketch(name) else find_drafter(name).reckoned(shape)
+    planned = (
+        sketched(name, shape) if is_sketch(name) else find_drafter(name, may_fetch=may_fetch).reckoned(shape)
+    )
     if planned is not None and not here:
         planned = replace(planned, shape=None)  # it costs neither the head nor a stage anything
     published = published_acceptance(name, shape.name)
