@@ -17,9 +17,11 @@ from flowspec.cli.console import working
 from flowspec.cli.options import add_cache_argument, positive
 from flowspec.cli.plan_request import add_device_arguments, wanted_of
 from flowspec.core.protocol import limits
+from flowspec.core.protocol.precision import PRECISION_BYTES
 from flowspec.draft.choosing import (
     BOARD,
     BOARDS,
+    PRECISION,
     Candidate,
     Candidates,
     Rate,
@@ -87,38 +89,40 @@ def run(args: argparse.Namespace) -> int:
             f"may be one: --drafter FOLDER-OR-HUB-ID){hint}"
         )
     taken = best_here(found)
-    base, rated = None, [Rated(candidate=each, tokens_per_s=None, gain=None) for each in found.found]
+    rated = [Rated(candidate=each, tokens_per_s=None, gain=None) for each in found.found]
+    dtype, base = PRECISION, None
     if found.shape is not None:
         with working("foretelling", quiet=args.json):
-            rate = _rate(args, found.shape)
+            dtype, files = _precision(args)
+            rate = _rate(args, found.shape, dtype, files)
             base = rate(without_model(found.shape))
             rated = sorted((_rated(each, rate, base) for each in found.found), key=_order)
     if args.json:
         print(json.dumps(report(found, rated, base, taken)))
     else:
-        print("\n".join(_lines(args, found, rated, base, taken)))
+        print("\n".join(_lines(args, found, rated, base, taken, dtype)))
     return 0
 
 
-def _rate(args: argparse.Namespace, shape: ModelShape) -> Rate:
+def _rate(args: argparse.Namespace, shape: ModelShape, dtype: str, files: ModelFiles | None) -> Rate:
     """On the devices that were named, else on four equal ones."""
     if args.cluster is None and args.devices is None:
-        return on_equal_devices(shape)
-    weights, dtype, most = None, "float16", limits.CONTEXT_MAX
+        return on_equal_devices(shape, dtype)
+    weights, most = weights_of(shape), limits.CONTEXT_MAX
+    if files is not None:
+        weights, most = model_weights(files, shape), context_max(files.config())
+    return on(wanted_of(args, shape, weights, (dtype,), pick_context(args.context, most)).request)
+
+
+def _precision(args: argparse.Namespace) -> tuple[str, ModelFiles | None]:
+    """The one that is asked for, else the checkpoint's where it is here; and its files, if they are."""
+    if args.dtype is not None and args.dtype not in PRECISION_BYTES:
+        raise InputError(f"--dtype: expected {', '.join(PRECISION_BYTES)}, got {args.dtype!r:.80}")
     try:
         files = ModelFiles(args.model, may_fetch=False)
-        config = files.config()
-        weights, dtype, most = (
-            model_weights(files, shape),
-            pick_dtype(None, files, config),
-            context_max(config),
-        )
+        return pick_dtype(args.dtype, files, files.config()), files
     except InputError:
-        pass  # it is not here: its shape must do
-    request = wanted_of(
-        args, shape, weights or weights_of(shape), (args.dtype or dtype,), pick_context(args.context, most)
-    ).request
-    return on(request)
+        return args.dtype or PRECISION, None  # it is not here: its shape must do
 
 
 def _rated(candidate: Candidate, rate: Rate, base: float) -> Rated:
@@ -194,18 +198,23 @@ def _lines(
     rated: list[Rated],
     base: float | None,
     taken: Candidate | None,
+    dtype: str,
 ) -> Iterator[str]:
     assert found.target is not None
     here = sum(each.candidate.is_here for each in rated)
     count = "1 published drafter" if len(rated) == 1 else f"{len(rated)} published drafters"
     yield f"{found.target.model}: {count}, {here or 'none'} in the Hugging Face cache"
     if base is None:
-        yield from _filled("what they would bring is not known: its shape is not, and it is not here")
+        yield from _filled(
+            "what they would bring is not known: the model is not here, and its shape is none that "
+            "flowspec plan --shape knows"
+        )
     else:
         where = "these devices"
         if args.cluster is None and args.devices is None:
             where = f"{BOARDS} {BOARD} and one for the head (yours: --devices, --cluster)"
-        yield from _filled(f"foretold by formula for {where}: {rounded(base)} tokens/s with n-grams, and")
+        told = f"foretold by formula for {where} in {dtype}: {rounded(base)} tokens/s with n-grams, and"
+        yield from _filled(told)
     for each in rated:
         gain = "-" if each.gain is None else f"{each.gain:+.0%}"
         yield f"\n{gain:>7}  {each.candidate.row.drafter}"
@@ -214,7 +223,10 @@ def _lines(
     if taken is not None:
         yield from _filled(f"chat, generate, serve and plan take {taken.name}, unless --drafter says another")
     else:
-        yield from _filled(f"none of these is here that FlowSpec runs and that is better than {FALLBACK}")
+        yield from _filled(
+            f"none that would help is here, so chat takes {FALLBACK}; --drafter with a name from this list "
+            "downloads it"
+        )
     yield "Sources, and all that was measured: --json"
 
 

@@ -144,9 +144,9 @@ def check_sharing(args: argparse.Namespace) -> None:
     sharing = [name for name in decoding.drafters_for(args.model or BUNDLED, placed) if name in SHARING]
     if sharing and not args.share_texts:
         raise InputError(
-            f"drafter {sharing[0]} remembers what all users ask and are answered, and is faster where a text "
-            "comes again, which tells of others' texts; add --share-texts if they may know, or take "
-            f"--drafter {FALLBACK}"
+            f"drafter {sharing[0]} remembers what all users ask and are answered, and guesses better where a "
+            "text comes again: users who measure time could learn of each other's texts; add --share-texts to "
+            f"allow that, or take --drafter {FALLBACK}"
         )
 
 

@@ -27,6 +27,7 @@ from flowspec.plan.split import even_split
 
 BOARD, BOARDS = "jetson-orin-nano", 4
 """What drafters are compared on where nobody says on what: so many of these, with room for any model."""
+PRECISION = "float16"
 MEMORY_BYTES = 1 << 60
 GAIN_MIN = 0.05
 """A download that would bring less is not told of."""
@@ -85,7 +86,7 @@ def on(request: PlanRequest) -> Rate:
     return lambda planned: make_plan(replace(request, drafter=planned)).forecast.tokens_per_s
 
 
-def on_equal_devices(shape: ModelShape) -> Rate:
+def on_equal_devices(shape: ModelShape, precision: str = PRECISION) -> Rate:
     """The same on four equal devices and one for the head, with room for any model."""
     board = find_profile(BOARD)
     sites = [
@@ -98,7 +99,7 @@ def on_equal_devices(shape: ModelShape) -> Rate:
         network=Network(default=GIGABIT),
         shape=shape,
         weights=weights_of(shape),
-        precisions=("float16",),
+        precisions=(precision,),
         drafter=None,
         head=head.name,
     )

@@ -126,7 +126,7 @@ def test_what_the_flags_are_refused_for(
     for flags in (["--drafter", "bundled,suffix"], ["--cluster", str(cluster)]):
         line = refused(capsys, *flags)
         assert "drafter suffix remembers what all users ask and are answered" in line
-        assert "add --share-texts if they may know, or take --drafter ngram" in line
+        assert "add --share-texts to allow that, or take --drafter ngram" in line
     # Where it is allowed, the next thing is looked at.
     assert "cannot find the host" in refused(
         capsys, "--drafter", "suffix", "--share-texts", "--host", "no.such.host.invalid"
