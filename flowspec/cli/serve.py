@@ -145,8 +145,8 @@ def check_sharing(args: argparse.Namespace) -> None:
     if sharing and not args.share_texts:
         raise InputError(
             f"drafter {sharing[0]} remembers what all users ask and are answered, and guesses better where a "
-            "text comes again: users who measure time could learn of each other's texts; add --share-texts to "
-            f"allow that, or take --drafter {FALLBACK}"
+            "text comes again: users who measure time could learn of each other's texts; add --share-texts "
+            f"to allow that, or take --drafter {FALLBACK}"
         )
 
 
