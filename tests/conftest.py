@@ -1,5 +1,6 @@
 import multiprocessing
 import os
+import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from flowspec.model.files import DEMO_FOLDER
 from tests import warm
 from tests.caches import make_cache
 
@@ -50,3 +52,18 @@ def workers() -> Iterator[ProcessPoolExecutor]:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(max_workers=min(2, os.cpu_count() or 1), mp_context=context) as pool:
         yield pool
+
+
+@pytest.fixture
+def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of the hub's files."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub"
+
+
+@pytest.fixture
+def known_model(tmp_path: Path) -> str:
+    """The bundled model under the name of one that drafters are published for."""
+    return str(shutil.copytree(DEMO_FOLDER / "target", tmp_path / "Llama-2-7b-chat-hf"))

@@ -77,14 +77,9 @@ class AssistantDrafter(ChainDrafter[AssistantHead, ChainRequest, Entry]):
     def _write(self, number: int) -> None:
         """Keys and values of committed nodes whose features have come; what they were made of goes."""
         request, truths, width = self._requests[number], self._truths[number], self._head.feature_width
-        nodes = self._arrived(number, len(self.captures) * width)
-        if not nodes:
-            return
-        assert request.cache is not None
-        positions = torch.arange(request.written, request.written + len(nodes), device=self._head.device)
-        request.written += len(nodes)
-        request.cache.reserve(request.written)
-        inputs = torch.stack([truths[node] for node in nodes])[:, :-width]
-        self._head.write(inputs, positions, request.cache)
+        nodes, positions = self._arrived(number, len(self.captures) * width)
+        if nodes and request.cache is not None:
+            inputs = torch.stack([truths[node] for node in nodes])[:, :-width]
+            self._head.write(inputs, positions, request.cache)
         for node in nodes:
             truths[node] = truths[node][-width:].clone()

@@ -129,11 +129,6 @@ class BlockDrafter(FeatureDrafter[BlockHead, _Request]):
     def _write(self, number: int) -> None:
         """Keys and values of committed nodes whose features have come; these go."""
         request, truths = self._requests[number], self._truths[number]
-        nodes = self._arrived(number, self._head.width)
-        if not nodes:
-            return
-        assert request.cache is not None
-        positions = torch.arange(request.written, request.written + len(nodes), device=self._head.device)
-        request.written += len(nodes)
-        request.cache.reserve(request.written)
-        self._head.write(torch.stack([truths.pop(node) for node in nodes]), positions, request.cache)
+        nodes, positions = self._arrived(number, self._head.width)
+        if nodes and request.cache is not None:
+            self._head.write(torch.stack([truths.pop(node) for node in nodes]), positions, request.cache)

@@ -192,16 +192,20 @@ class FeatureDrafter(TreeCachedDrafter, Generic[HeadT, RequestT]):
     @abstractmethod
     def new_request(self, opening: Open) -> RequestT: ...
 
-    def _arrived(self, number: int, width: int) -> list[int]:
-        """The committed nodes from the first on that has no keys, as far as their features are there, and as
-        wide as they came."""
+    def _arrived(self, number: int, width: int) -> tuple[list[int], torch.Tensor]:
+        """The committed nodes from the first on that has no keys, as far as their features are there and as
+        wide as they came, and their positions; the cache has room for them, and they count as written."""
         request, truths = self._requests[number], self._truths[number]
-        nodes: list[int] = []
+        begin, nodes = request.written, list[int]()
         while True:
-            node = request.path.get(request.written + len(nodes), -1)
+            node = request.path.get(begin + len(nodes), -1)
             if node not in truths or len(truths[node]) != width:
-                return nodes
+                break
             nodes.append(node)
+        request.written += len(nodes)
+        if nodes and request.cache is not None:
+            request.cache.reserve(request.written)
+        return nodes, torch.arange(begin, request.written, device=self._head.device)
 
     def close_cache(self, request: int) -> None:
         self._requests.pop(request, None)

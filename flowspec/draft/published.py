@@ -20,8 +20,8 @@ from flowspec.plan.accepted_length import share_right
 TABLE = Path(__file__).with_name("published.json")
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
 _PACKED = re.compile(
-    r"[-_.](gguf|hf|awq|gptq|bnb|mlx|unsloth|dynamic|static|quantized|autoround|w\d+a\d+|bf16|f16|f32|fp8|fp16|fp32|fp4|"
-    r"nvfp4|mxfp4\w*|u?int\d|\d+bit|g\d+|i?q\d\w*|qat|imatrix|i1|ud)$"
+    r"[-_.](gguf|hf|awq|gptq|bnb|mlx|unsloth|dynamic|static|quantized|autoround|w\d+a\d+|bf16|f16|f32|fp8|"
+    r"fp16|fp32|fp4|nvfp4|mxfp4\w*|u?int\d|\d+bit|g\d+|i?q\d\w*|qat|imatrix|i1|ud)$"
 )
 """What those who pack a model add to its name."""
 

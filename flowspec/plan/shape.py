@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flowspec.core.protocol.experts import experts_of
@@ -272,18 +272,11 @@ def eagle_shape(target: ModelShape) -> ModelShape:
 
 
 def mtp_shape(target: ModelShape) -> ModelShape:
-    """The MTP layer of a model's checkpoint: one that attends, a projection of (embedding, feature), the
-    model's embedding and `lm_head`."""
-    return ModelShape(
+    """The MTP layer of a model's checkpoint: as an EAGLE head's, with the experts and gates of the model's
+    own layers, and the model's embedding beside its `lm_head`."""
+    return replace(
+        eagle_shape(target),
         name=f"mtp-{target.name}",
-        layers=1,
-        hidden=target.hidden,
-        intermediate=target.intermediate,
-        heads=target.heads,
-        kv_heads=target.kv_heads,
-        head_dim=target.head_dim,
-        vocabulary=target.vocabulary,
-        extra_params=2 * target.hidden * target.hidden,
         is_tied=target.is_tied,
         experts=target.experts,
         experts_per_row=target.experts_per_row,

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from huggingface_hub import constants
 from safetensors.torch import load, save
 
 from flowspec.cli import opening, plan
@@ -26,17 +25,6 @@ from tests.draft.test_choosing import HEAD, SMALL, TARGET, content, put
 PIS = ("--devices", "2x", "raspberry-pi-5")
 
 
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    return tmp_path / "hub"
-
-
-@pytest.fixture
-def target(tmp_path: Path) -> str:
-    return str(shutil.copytree(DEMO_FOLDER / "target", tmp_path / "Llama-2-7b-chat-hf"))
-
-
 def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
     status = main(list(args))
     found = capsys.readouterr()
@@ -44,16 +32,16 @@ def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
 
 
 def test_a_list_for_people_and_the_same_for_programs(
-    cache: Path, target: str, capsys: pytest.CaptureFixture[str]
+    hub_cache: Path, known_model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    put(cache, HEAD, content(DEMO_FOLDER / "eagle"))
-    status, text, _ = run(capsys, "drafters", target)
+    put(hub_cache, HEAD, content(DEMO_FOLDER / "eagle"))
+    status, text, _ = run(capsys, "drafters", known_model)
     assert status == 0
     assert max(map(len, text.splitlines())) <= 80
     assert f"{TARGET}: 3 published drafters, 1 in the Hugging Face cache\n" in text
     assert f"foretold by formula for 4 {BOARD}" in text
     assert "here, taken\n" in text
-    told = json.loads(run(capsys, "drafters", target, "--json")[1])
+    told = json.loads(run(capsys, "drafters", known_model, "--json")[1])
     assert (told["model"], told["taken"]) == (TARGET, HEAD)
     first = told["drafters"][0]
     assert (first["drafter"], first["is_here"], first["refusal"]) == (HEAD, True, None)
@@ -69,7 +57,7 @@ def test_a_list_for_people_and_the_same_for_programs(
 
 
 def test_devices_that_are_named_are_those_that_are_foretold(
-    cache: Path, capsys: pytest.CaptureFixture[str]
+    hub_cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = "Qwen/Qwen3-4B"
     here, boards = (
@@ -84,7 +72,7 @@ def test_devices_that_are_named_are_those_that_are_foretold(
 
 
 def test_a_model_whose_shape_is_not_known_is_listed_without_rates(
-    cache: Path, capsys: pytest.CaptureFixture[str]
+    hub_cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status, text, _ = run(capsys, "drafters", "openai/gpt-oss-20b")
     assert status == 0
@@ -97,7 +85,7 @@ def test_a_model_whose_shape_is_not_known_is_listed_without_rates(
     [("owner/unknown", "there are some for "), ("Qwen/Qwen3-4BB", "did you mean Qwen/Qwen3-4B?")],
 )
 def test_an_unknown_model_is_told_in_a_line(
-    cache: Path, capsys: pytest.CaptureFixture[str], model: str, part: str
+    hub_cache: Path, capsys: pytest.CaptureFixture[str], model: str, part: str
 ) -> None:
     status, text, error = run(capsys, "drafters", model)
     assert (status, text) == (2, "")
@@ -108,10 +96,10 @@ def test_an_unknown_model_is_told_in_a_line(
 
 
 def test_a_plan_takes_what_is_here_and_tells_which_download_would_help(
-    cache: Path, target: str, capsys: pytest.CaptureFixture[str]
+    hub_cache: Path, known_model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    put(cache, HEAD, content(DEMO_FOLDER / "eagle"))
-    args = ("plan", "--quick", "--model", target, *PIS)
+    put(hub_cache, HEAD, content(DEMO_FOLDER / "eagle"))
+    args = ("plan", "--quick", "--model", known_model, *PIS)
     _, text, _ = run(capsys, *args)
     assert f"drafter {HEAD}, the best one that is here" in text
     assert "as is published of it" in " ".join(text.split())
@@ -123,7 +111,7 @@ def test_a_plan_takes_what_is_here_and_tells_which_download_would_help(
     given = json.loads(run(capsys, *args, "--drafter", "ngram", "--json")[1])
     assert given["drafters"] == ["ngram"]
     assert given["tokens_per_s"] < told["tokens_per_s"]
-    shutil.move(target, known := str(Path(target).with_name("Qwen3-4B")))
+    shutil.move(known_model, known := str(Path(known_model).with_name("Qwen3-4B")))
     told = json.loads(run(capsys, "plan", "--quick", "--model", known, *PIS, "--json")[1])
     assert told["drafters"] == ["ngram"]
     assert told["would_download"]["drafter"] == "AngelSlim/Qwen3-4B_eagle3"
@@ -133,9 +121,9 @@ def test_a_plan_takes_what_is_here_and_tells_which_download_would_help(
 
 
 def test_a_plan_does_without_what_the_model_does_not_fit_beside(
-    cache: Path, target: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    hub_cache: Path, known_model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put(cache, HEAD, content(DEMO_FOLDER / "eagle"))
+    put(hub_cache, HEAD, content(DEMO_FOLDER / "eagle"))
     planned = plan.make_plan
 
     def tight(request: PlanRequest) -> plan.Plan:
@@ -144,7 +132,7 @@ def test_a_plan_does_without_what_the_model_does_not_fit_beside(
         return planned(request)
 
     monkeypatch.setattr(plan, "make_plan", tight)
-    args = ("plan", "--quick", "--model", target, *PIS)
+    args = ("plan", "--quick", "--model", known_model, *PIS)
     told = json.loads(run(capsys, *args, "--json")[1])
     assert told["drafters"] == ["ngram"]
     _, text, _ = run(capsys, *args)
@@ -157,9 +145,9 @@ class Terminal:
 
 
 def test_a_download_is_told_of_on_a_terminal_only(
-    cache: Path, target: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    hub_cache: Path, known_model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.move(target, known := str(Path(target).with_name("Qwen3-4B")))
+    shutil.move(known_model, known := str(Path(known_model).with_name("Qwen3-4B")))
     told: list[str] = []
     monkeypatch.setattr(opening, "note", told.append)
     taken = taken_for(Decoding(), known, None)
@@ -173,18 +161,18 @@ def test_a_download_is_told_of_on_a_terminal_only(
 
 
 def test_an_answer_is_guessed_with_what_is_here_and_goes_on_without_what_cannot_be_opened(
-    cache: Path, target: str, capsys: pytest.CaptureFixture[str]
+    hub_cache: Path, known_model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = content(DEMO_FOLDER / "eagle")
-    put(cache, HEAD, files)
-    args = ("generate", "--local", "1", "--model", target, "--max-new-tokens", "8", "What is 1 + 2?")
+    put(hub_cache, HEAD, files)
+    args = ("generate", "--local", "1", "--model", known_model, "--max-new-tokens", "8", "What is 1 + 2?")
     status, right, error = run(capsys, *args)
     assert status == 0
     assert f"(drafter {HEAD}, the best one that is here; --drafter ngram does without)\n" in error
     assert f"drafter {HEAD}\n" in error, "it has drafted"
     files["model.safetensors"] = save({**load(files["model.safetensors"]), "unheard.of": torch.zeros(1)})
-    shutil.rmtree(cache)
-    put(cache, HEAD, files)
+    shutil.rmtree(hub_cache)
+    put(hub_cache, HEAD, files)
     status, text, error = run(capsys, *args)
     assert status == 0
     assert text == right

@@ -224,9 +224,8 @@ class Published:
             experts = sorted(range(len(choice)), key=lambda each: -float(choice[each]))[:count]
             total = sum(shares[each] for each in experts)
             scale = self.config.get("routed_scaling_factor", 1.0)
-            rows.append(
-                sum(self.expert(row, each) * shares[each] / total * scale for each in experts)  # type: ignore[arg-type]
-            )
+            parts = [self.expert(row, each) * shares[each] / total * scale for each in experts]
+            rows.append(torch.stack(parts).sum(0))
         routed = torch.stack(rows)
         if self.is_glm:
             return routed + self.mlp(x, "mlp.shared_experts")

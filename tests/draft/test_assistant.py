@@ -23,7 +23,7 @@ from flowspec.model.attention import TreeRows
 from flowspec.model.files import ModelFiles
 from flowspec.plan.shape import shape_of
 from tests.draft.assistants import make_assistant
-from tests.draft.trees import Teller, segment
+from tests.draft.trees import Teller, go_back, segment
 
 CPU = torch.device("cpu")
 HIDDEN = SMALL["hidden_size"]
@@ -216,12 +216,7 @@ def test_guesses_stand_behind_what_is_known_and_the_root_is_ranked_again(
 def test_what_comes_after_going_back_is_that_of_a_new_text(files: ModelFiles, target: ModelFiles) -> None:
     drafter, mirror = start(files, target)
     teller = mirror.teller
-    teller.begin(list(range(20, 40)))
-    mirror.tell(drafter, teller.path[:-1])
-    drafter.draft(segment(teller.part([teller.root], committed=teller.missing())), WIDTH)
-    teller.begin([*range(20, 28), 7, 9], keep=8)
-    mirror.tell(drafter, [node for node in teller.path[:-1] if node not in mirror.known])
-    found = drafter.draft(segment(teller.part([teller.root], committed=teller.missing())), WIDTH)
+    found = go_back(drafter, mirror, WIDTH)
     check(found, [mirror.proposal(teller.root)])
     fresh, other = start(files, target)
     other.teller.begin([*range(20, 28), 7, 9])

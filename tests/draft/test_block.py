@@ -23,7 +23,7 @@ from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
 from flowspec.plan.shape import shape_of
 from tests.draft.blocks import IDS, SIZE, make_block_drafter, make_dspark
-from tests.draft.trees import Teller, segment
+from tests.draft.trees import Teller, go_back, segment
 
 CPU = torch.device("cpu")
 HIDDEN = SMALL["hidden_size"]
@@ -270,12 +270,7 @@ def test_all_that_lives_is_proposed_anew_with_the_next_block(
 def test_going_back_begins_another_block(files: ModelFiles, target: ModelFiles) -> None:
     drafter, mirror = start(files, target)
     teller = mirror.teller
-    teller.begin(list(range(20, 40)))
-    mirror.tell(drafter, teller.path[:-1])
-    drafter.draft(segment(teller.part([teller.root], committed=teller.missing())), WIDTH)
-    teller.begin([*range(20, 28), 7, 9], keep=8)
-    mirror.tell(drafter, [node for node in teller.path[:-1] if node not in mirror.known])
-    found = drafter.draft(segment(teller.part([teller.root], committed=teller.missing())), WIDTH)
+    found = go_back(drafter, mirror, WIDTH)
     check(found, mirror.proposals([teller.root]))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +10,6 @@ from typing import Any
 
 import huggingface_hub
 import pytest
-from huggingface_hub import constants
 
 from flowspec.draft.choosing import (
     Candidate,
@@ -42,79 +40,69 @@ def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    return tmp_path / "hub"
-
-
-@pytest.fixture
-def target(tmp_path: Path) -> str:
-    """The bundled model under the name of one that drafters are published for."""
-    return str(shutil.copytree(DEMO_FOLDER / "target", tmp_path / "Llama-2-7b-chat-hf"))
-
-
-def put(cache: Path, repository: str, files: dict[str, bytes]) -> None:
+def put(hub_cache: Path, repository: str, files: dict[str, bytes]) -> None:
     owner, name = repository.split("/")
-    put_into_cache(cache, name, "1" * 40, files, owner)
+    put_into_cache(hub_cache, name, "1" * 40, files, owner)
 
 
 def of(found: Candidates, name: str) -> Candidate:
     return next(each for each in found.found if each.name == name)
 
 
-def test_what_is_in_the_cache_and_fits_is_taken(cache: Path, target: str) -> None:
-    put(cache, SMALL, content(DEMO_FOLDER / "draft"))
-    found = candidates(target)
+def test_what_is_in_the_cache_and_fits_is_taken(hub_cache: Path, known_model: str) -> None:
+    put(hub_cache, SMALL, content(DEMO_FOLDER / "draft"))
+    found = candidates(known_model)
     assert found.target is not None
     assert found.target.model == TARGET
     assert found.shape is not None
     assert found.shape.layers == 8, "the model's own, not that of the one it is named after"
     assert [each.name for each in found.found if each.is_here] == [SMALL]
     assert best_here(found) == of(found, SMALL)
-    put(cache, HEAD, content(DEMO_FOLDER / "eagle"))
-    found = candidates(target)
+    put(hub_cache, HEAD, content(DEMO_FOLDER / "eagle"))
+    found = candidates(known_model)
     assert best_here(found) == of(found, HEAD), "it costs less and is right more often"
     planned = of(found, HEAD).planned
     assert planned is not None
     assert planned.acceptance == of(found, HEAD).row.acceptance == pytest.approx(0.63, abs=0.01)
-    taken = taken_for(Decoding(), target, None)
+    taken = taken_for(Decoding(), known_model, None)
     assert taken.drafter == of(found, HEAD)
     assert (taken.decoding.drafters, taken.decoding.is_default) == ((HEAD,), True)
 
 
-def test_what_does_not_fit_is_left_out_with_a_reason(cache: Path, target: str, tmp_path: Path) -> None:
+def test_what_does_not_fit_is_left_out_with_a_reason(
+    hub_cache: Path, known_model: str, tmp_path: Path
+) -> None:
     (tmp_path / "head").mkdir()
-    put(cache, HEAD, content(make_head(tmp_path / "head", "eagle")))
+    put(hub_cache, HEAD, content(make_head(tmp_path / "head", "eagle")))
     drafter = content(DEMO_FOLDER / "draft")
     drafter["tokenizer.json"] = drafter["tokenizer.json"].replace(b'"the"', b'"eht"')
     assert drafter["tokenizer.json"] != content(DEMO_FOLDER / "draft")["tokenizer.json"]
-    put(cache, SMALL, drafter)
-    found = candidates(target)
+    put(hub_cache, SMALL, drafter)
+    found = candidates(known_model)
     assert f"EAGLE head {HEAD!r} is for another model: expected " in of(found, HEAD).refusal
     assert "has another tokenizer than model" in of(found, SMALL).refusal
     assert best_here(found) is None
-    assert taken_for(Decoding(), target, None).decoding == Decoding()
+    assert taken_for(Decoding(), known_model, None).decoding == Decoding()
 
 
 @pytest.mark.parametrize("missing", ["model.safetensors", "config.json"])
-def test_half_a_drafter_is_none(cache: Path, target: str, missing: str) -> None:
+def test_half_a_drafter_is_none(hub_cache: Path, known_model: str, missing: str) -> None:
     files = content(DEMO_FOLDER / "eagle")
     del files[missing]
-    put(cache, HEAD, files)
-    found = candidates(target)
+    put(hub_cache, HEAD, files)
+    found = candidates(known_model)
     assert of(found, HEAD).is_here == (missing != "config.json")
     assert best_here(found) is None
 
 
-def test_a_layout_that_no_kind_runs_is_told(cache: Path) -> None:
+def test_a_layout_that_no_kind_runs_is_told(hub_cache: Path) -> None:
     found = candidates("Qwen/Qwen3-8B")
     assert of(found, "RedHatAI/Qwen3-8B-speculator.peagle").refusal == "FlowSpec does not run peagle yet"
     assert of(found, "RedHatAI/Qwen3-8B-speculator.peagle").planned is None
 
 
-def test_what_is_given_counts_more(cache: Path, target: str, tmp_path: Path) -> None:
-    put(cache, HEAD, content(DEMO_FOLDER / "eagle"))
+def test_what_is_given_counts_more(hub_cache: Path, known_model: str, tmp_path: Path) -> None:
+    put(hub_cache, HEAD, content(DEMO_FOLDER / "eagle"))
     cluster = tmp_path / "cluster.toml"
     cluster.write_text(
         'device = [{ address = "127.0.0.1:1" }]\ndrafter = [{ model = "ngram", device = "head" }]\n'
@@ -126,18 +114,18 @@ def test_what_is_given_counts_more(cache: Path, target: str, tmp_path: Path) -> 
         (Decoding(method="specrouter", chain=AUTO), None),
         (Decoding(), cluster),
     ):
-        taken = taken_for(decoding, target, path)
+        taken = taken_for(decoding, known_model, path)
         assert (taken.decoding, taken.drafter, taken.candidates.found) == (decoding, None, ())
 
 
 @pytest.mark.parametrize("model", [BUNDLED, *bundled_models(), "owner/unknown", "/no/such/folder", "x.gguf"])
-def test_other_models_have_what_they_had(cache: Path, model: str) -> None:
+def test_other_models_have_what_they_had(hub_cache: Path, model: str) -> None:
     assert candidates(model) == Candidates()
     assert taken_for(Decoding(), model, None).decoding == Decoding()
 
 
 def test_the_download_that_would_help_is_one_that_runs_and_of_which_something_is_published(
-    cache: Path,
+    hub_cache: Path,
 ) -> None:
     found = candidates("Qwen/Qwen3-4B")
     assert found.shape is not None
@@ -149,7 +137,7 @@ def test_the_download_that_would_help_is_one_that_runs_and_of_which_something_is
     assert rate(best.planned) / rate(now) == pytest.approx(1 + gain)
     assert rate(now) > rate(None), "n-grams beside plain decoding"
     assert best_download(found, rate, best.planned) is None, "no gain beside itself"
-    put(cache, best.name, {"config.json": b"{}"})
+    put(hub_cache, best.name, {"config.json": b"{}"})
     other = best_download(candidates("Qwen/Qwen3-4B"), rate, now)
     assert other is None or other[0].name != best.name, "it is here, whatever it is"
 
@@ -162,10 +150,10 @@ def test_a_plan_reckons_with_what_is_published() -> None:
 
 
 def test_n_grams_stand_in_where_the_model_does_not_fit_beside_one(
-    cache: Path, target: str, monkeypatch: pytest.MonkeyPatch
+    hub_cache: Path, known_model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And only there: what the user named is refused with the model."""
-    put(cache, SMALL, content(DEMO_FOLDER / "draft"))
+    put(hub_cache, SMALL, content(DEMO_FOLDER / "draft"))
     opened: list[tuple[str, ...]] = []
 
     @contextlib.contextmanager
@@ -178,7 +166,7 @@ def test_n_grams_stand_in_where_the_model_does_not_fit_beside_one(
         yield SimpleNamespace(session=lambda own, *_, **__: contextlib.nullcontext(own))
 
     monkeypatch.setattr(session, "open_cluster", open_cluster)
-    options = ClusterOptions(model=target, local=1)
+    options = ClusterOptions(model=known_model, local=1)
     told: list[str] = []
     recovery = RecoveryOptions(on_note=told.append)
     taken = Decoding(drafters=(SMALL,), is_default=True)
@@ -195,9 +183,9 @@ def test_n_grams_stand_in_where_the_model_does_not_fit_beside_one(
 
 
 def test_the_hub_is_not_asked_for_what_nobody_named(
-    cache: Path, target: str, monkeypatch: pytest.MonkeyPatch
+    hub_cache: Path, known_model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put(cache, HEAD, content(DEMO_FOLDER / "eagle"))
+    put(hub_cache, HEAD, content(DEMO_FOLDER / "eagle"))
     asked: list[str] = []
     download = huggingface_hub.hf_hub_download
 
@@ -206,12 +194,12 @@ def test_the_hub_is_not_asked_for_what_nobody_named(
         return download(repository, name, local_files_only=True)
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", watched)
-    decoding = taken_for(Decoding(), target, None).decoding
-    decoding.check(target)
-    shape = candidates(target).shape
+    decoding = taken_for(Decoding(), known_model, None).decoding
+    decoding.check(known_model)
+    shape = candidates(known_model).shape
     assert shape is not None
     planned = drafter_inputs(decoding.drafters, {}, shape, may_fetch=decoding.may_fetch).planned
     assert planned is not None
     assert asked == []
-    Decoding(drafters=(HEAD,)).check(target)
+    Decoding(drafters=(HEAD,)).check(known_model)
     assert {*asked} == {"config.json"}

@@ -4,7 +4,7 @@ layouts."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -99,15 +99,6 @@ def write(folder: Path, tensors: Tensors, **config: Any) -> ModelFiles:
     (folder / "config.json").write_text(json.dumps({**CONFIG, **config}), encoding="utf-8")
     save_file(tensors, folder / "model.safetensors")
     return ModelFiles(str(folder))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Threads that wait for each other would take ten times as long as these small tensors."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

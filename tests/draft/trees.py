@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from flowspec.core.protocol.messages import Commit, Open, Sampling, Segment, SegmentPart
+from flowspec.core.protocol.messages import Commit, Open, Proposal, Sampling, Segment, SegmentPart
 
 
 @dataclass
@@ -102,6 +103,29 @@ class Teller:
         self.told = len(self.path)
         self.given.update(rows)
         return part
+
+
+class Told(Protocol):
+    """What a test knows of one request: the head's side of it, and whose features the drafter was told."""
+
+    teller: Teller
+    known: set[int]
+
+    def tell(self, drafter: Any, nodes: list[int], /) -> None: ...
+
+
+def go_back(drafter: Any, told: Told, width: int) -> tuple[Proposal, ...]:
+    """Begins a text of twenty tokens, then another turn that keeps eight of them; what is proposed there."""
+    teller = told.teller
+    teller.begin(list(range(20, 40)))
+    told.tell(drafter, teller.path[:-1])
+    drafter.draft(segment(teller.part([teller.root], committed=teller.missing())), width)
+    teller.begin([*range(20, 28), 7, 9], keep=8)
+    told.tell(drafter, [node for node in teller.path[:-1] if node not in told.known])
+    found: tuple[Proposal, ...] = drafter.draft(
+        segment(teller.part([teller.root], committed=teller.missing())), width
+    )
+    return found
 
 
 def segment(*parts: SegmentPart) -> Segment:
