@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from flowspec.bench.guesses import depths_of
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Proposal, Release, Segment
 from flowspec.draft.protocol import Drafter
@@ -17,12 +18,13 @@ class DrafterForEach:
     """Drafters of one request each, as one: each part of a segment goes to its own, and one pass runs them
     all."""
 
-    captures: tuple[int, ...] = ()
     weight_bytes = 0
     cache_slots = limits.ID_MAX
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self.context = min(drafter.context for drafter in drafters)
+        self.captures = drafters[0].captures
+        self.depths = depths_of(drafters)
         self._drafters = drafters
 
     def draft(self, segment: Segment, width: int) -> tuple[Proposal, ...]:
@@ -37,4 +39,4 @@ class DrafterForEach:
         self._drafters[message.request].release(message)
 
     def take_features(self, request: int, epoch: int, ids: Sequence[int], features: torch.Tensor) -> None:
-        raise AssertionError("features came for a drafter that wants none")
+        self._drafters[request].take_features(request, epoch, ids, features)

@@ -1,8 +1,9 @@
 """Which drafter proposes in virtual time.
 
 `VirtualDrafter` says which; for one case at a time it makes as many `Drafter`s as there are worlds. What a
-drafter proposes after a prefix is computed once, and all methods share it (`bench.guesses`). Knows nothing of
-time: what a pass costs is the world's business.
+drafter proposes after a prefix is computed once, and all methods share it (`bench.guesses`), but for those
+that read the target's features (`bench.feature_guesses`). Knows nothing of time: what a pass costs is the
+world's business.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from flowspec.bench.random_guesses import Randoms
 from flowspec.core.protocol import limits
 from flowspec.draft.kinds import find_drafter
 from flowspec.draft.ranking import Ranker
-from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
 from flowspec.model.support import context_max
 
@@ -31,8 +31,7 @@ class VirtualDrafter(Protocol):
 
 
 def open_drafting(name: str, target: ModelFiles, *, coupled: bool = True) -> VirtualDrafter:
-    """What `draft.kinds.open_drafter` opens but what wants the target's features, or `random`; without
-    coupling models guess without the noise.
+    """What `draft.kinds.open_drafter` opens, or `random`; without coupling models guess without the noise.
 
     Raises `InputError` for a drafter that cannot be used with the target in virtual time.
     """
@@ -42,10 +41,10 @@ def open_drafting(name: str, target: ModelFiles, *, coupled: bool = True) -> Vir
         return Randoms(ranker, config.vocab_size, context)
     kind = find_drafter(name)
     if kind.reads_features:
-        raise InputError(
-            f"--drafter {name}: {kind.plural} need the target's features, and in virtual time nothing "
-            "computes them"
-        )
+        from flowspec.bench.feature_guesses import FeatureReaders  # needs torch
+
+        kind.check(target)
+        return FeatureReaders(kind, target, context=context, coupled=coupled)
     model = kind.model_for_device(target)
     if model is None:
         return Real(lambda: kind.open(target, DTYPE, None, context=context, coupled=coupled))

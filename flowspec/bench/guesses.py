@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flowspec.bench.plain import PlainCase
@@ -23,6 +23,11 @@ BATCH = 64
 
 Maker = Callable[[], Drafter | None]
 """Makes a drafter for one world of a case; None where there is none."""
+
+
+def depths_of(drafters: Iterable[Drafter]) -> tuple[float, ...]:
+    """At which shares of the target's layers stand the states that drafters read; empty for most."""
+    return tuple(sorted({depth for each in drafters for depth in getattr(each, "depths", ())}))
 
 
 class Guesses(ABC):

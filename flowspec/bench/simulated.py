@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from flowspec import checking
 from flowspec.bench.config import SIMULATED, Bench, Setup, Testbed
 from flowspec.bench.drafter_places import places_of
+from flowspec.bench.guesses import depths_of
 from flowspec.bench.outcome import Record
 from flowspec.bench.plain import PlainCase
 from flowspec.bench.recording import RecordedAnswer, energy_of, record_of
@@ -67,8 +68,15 @@ def sampling_curve(testbed: Testbed) -> Curve:
     return head_curve(testbed.devices[-1], testbed.shape, testbed.precision).scaled(testbed.slowdown)
 
 
-def experiment(testbed: Testbed, setup: Setup, context: int, models: Sequence[str] = ()) -> Experiment:
-    """The testbed as the simulator takes it, for one method with these models beside the target."""
+def experiment(
+    testbed: Testbed,
+    setup: Setup,
+    context: int,
+    models: Sequence[str] = (),
+    depths: Sequence[float] = (),
+) -> Experiment:
+    """The testbed as the simulator takes it, for one method with these models beside the target, which read
+    the target's states at these `depths` (`depths_of`): with each row travel those of the layers before."""
     places = places_of(testbed, models)
     curves = stage_curves(testbed)
     verifying = INSTANT
@@ -83,6 +91,8 @@ def experiment(testbed: Testbed, setup: Setup, context: int, models: Sequence[st
     last = len(curves) - 1
     sampling = INSTANT if setup.published else sampling_curve(testbed)
     row = row_bytes(testbed.shape, testbed.precision)
+    before = [0, *itertools.accumulate(testbed.layers)][: len(curves)]
+    captured = [sum(depth * testbed.shape.layers < first for depth in depths) for first in before]
     return Experiment(
         devices=tuple(
             DeviceSpec(
@@ -100,7 +110,8 @@ def experiment(testbed: Testbed, setup: Setup, context: int, models: Sequence[st
         boards=places.boards,
         levels=tuple(range(len(models))) if setup.chain else (),
         head_s=testbed.head_s,
-        row_bytes=row,
+        row_bytes=tuple(row * (1 + count) for count in captured),
+        feature_bytes=row * len(depths) if depths else None,
         returned_row_bytes=row if setup.published else 0,
         verifying=verifying,
     )
@@ -200,7 +211,8 @@ def build(
 ) -> World:
     """A world at time 0 that knows the plain answers to all cases, with what is `experience` as in `run`."""
     language = AnswerLanguage({case.prompt: case.answer for case in cases})
-    world = experiment(testbed, setup, context, list(drafters)).build(
+    depths = depths_of(drafters.values())
+    world = experiment(testbed, setup, context, list(drafters), depths).build(
         language, list(drafters.values()), watch, checks=checking.is_on()
     )
     if experience is not None:

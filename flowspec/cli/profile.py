@@ -151,7 +151,9 @@ def run(args: argparse.Namespace) -> int:
     if max(off.values(), default=0.0) > FIT_POOR:
         note("that is too much to plan with: something else used the machine; measure again when it is idle")
     if not here.is_cpu:
-        note("FlowSpec's makers never ran it on a GPU: docs/devices.md tells how to send in what you see")
+        note(
+            "FlowSpec's makers ran it on one server's GPU: docs/devices.md tells how to send in what you see"
+        )
     return 0
 
 

@@ -78,6 +78,7 @@ class BlockDrafter(FeatureDrafter[BlockHead, _Request]):
             request.rows[row.node], request.node_at[slot] = row, row.node
         for part in job.parts:
             self._write(part.request)
+        self.pass_rows = []
         begun = self._begin([part.request for part in job.parts])
         asked = [row for row in rows if row.asked and row.request not in begun]
         for number in begun:
@@ -118,6 +119,7 @@ class BlockDrafter(FeatureDrafter[BlockHead, _Request]):
         ready = [(number, *begin) for number, begin in found if begin is not None]
         if not ready:
             return []
+        self.pass_rows.append(len(ready) * self._head.block.size)
         caches = [cache for number, _, _ in ready if (cache := self._requests[number].cache) is not None]
         guesses = self._head.run([row.token for _, _, row in ready], [begin for _, begin, _ in ready], caches)
         for (number, begin, row), own in zip(ready, guesses, strict=True):

@@ -11,7 +11,7 @@ the first token of every text, and no other if features come before the rows tha
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -32,13 +32,19 @@ class Entry:
 
 @dataclass(slots=True)
 class Run:
-    """A row that has run, as long as its own prediction may be needed or what it stems from is one
-    (`is_guess`)."""
+    """A row that has run, as long as its own prediction may be needed or what it stems from is one.
+
+    `steps`: how many predictions in a row it stems from, 0 where its parent's feature was the target's.
+    """
 
     row: Row
     slot: int
     predicted: torch.Tensor  # [width]
-    is_guess: bool
+    steps: int
+
+    @property
+    def is_guess(self) -> bool:
+        return self.steps > 0
 
 
 @dataclass(slots=True)
@@ -75,11 +81,13 @@ class ChainDrafter(FeatureDrafter[HeadT, ChainT], Generic[HeadT, ChainT, EntryT]
         """Runs rows whose parent's feature is known, and those to be run again, then the rows below them, as
         far as it goes."""
         waiting = self.waiting(job, rows)
+        self.pass_rows = []
         asked: list[Row] = []
         head = self._head
         predicted = [torch.empty((0, head.hidden_size), dtype=head.dtype, device=head.device)]
         while waiting:
-            features = [self._feature(entry.row) for entry in waiting]
+            pending = {(entry.row.request, entry.row.node) for entry in waiting}
+            features = [self._feature(entry.row, pending) for entry in waiting]
             ready = [
                 (entry, feature)
                 for entry, feature in zip(waiting, features, strict=True)
@@ -89,6 +97,7 @@ class ChainDrafter(FeatureDrafter[HeadT, ChainT], Generic[HeadT, ChainT, EntryT]
                 break
             waiting = [entry for entry, feature in zip(waiting, features, strict=True) if feature is None]
             ready.sort(key=lambda pair: pair[0].row.request)
+            self.pass_rows.append(len(ready))
             hidden, found = self.run_pass(
                 job, [entry for entry, _ in ready], torch.stack([feature for _, feature in ready])
             )
@@ -109,22 +118,25 @@ class ChainDrafter(FeatureDrafter[HeadT, ChainT], Generic[HeadT, ChainT, EntryT]
         """One run of the head over entries, sorted by request, with their parents' features: what `logits`
         takes `[entries, hidden_size]`, and the features predicted `[entries, width]`."""
 
-    def _feature(self, row: Row) -> torch.Tensor | None:
+    def _feature(self, row: Row, pending: Set[tuple[int, int]]) -> torch.Tensor | None:
         """The parent's feature `[width]`: the target's where it is known, else the drafter's own; None where
-        neither is."""
+        neither is, or the parent is among nodes of requests that are still to run."""
+        truth = self._truths[row.request].get(row.parent)
+        if truth is not None or (row.request, row.parent) in pending:
+            return truth
         run = self._requests[row.request].runs.get(row.parent)
-        return self._truths[row.request].get(row.parent, None if run is None else run.predicted)
+        return None if run is None else run.predicted
 
-    def _note(self, entry: Entry, predicted: torch.Tensor) -> None:
+    def _note(self, entry: EntryT, predicted: torch.Tensor) -> None:
         """Remembers a row that has run, and drops what is now known for good."""
         row, request, truths = entry.row, self._requests[entry.row.request], self._truths[entry.row.request]
-        is_guess = row.parent not in truths
+        above = request.runs.get(row.parent)
+        steps = 0 if row.parent in truths else 1 if above is None else above.steps + 1
         request.forget(row.node)
-        if is_guess or row.node not in truths:
+        if steps or row.node not in truths:
             request.runs[row.node] = Run(
-                row, entry.slot, predicted.clone(), is_guess
+                row, entry.slot, predicted.clone(), steps
             )  # a view would keep all rows in memory
             request.node_at[entry.slot] = row.node
-        above = request.runs.get(row.parent)
-        if above is not None and not is_guess and not above.is_guess:
+        if above is not None and not steps and not above.steps:
             request.forget(row.parent)

@@ -125,6 +125,8 @@ class FeatureDrafter(TreeCachedDrafter, Generic[HeadT, RequestT]):
             slot_bytes=head.slot_bytes,
         )
         self._head = head
+        self.pass_rows: list[int] = []
+        """Rows of each pass of the network in the last job."""
         self._requests: dict[int, RequestT] = {}
         self._truths: dict[
             int, dict[int, torch.Tensor]

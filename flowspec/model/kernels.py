@@ -21,7 +21,7 @@ from flowspec.model.accelerator import accelerator_of
 from flowspec.model.arithmetic import compiled
 from flowspec.model.gguf_layers import GgufLinear, PlainGgufLinear
 from flowspec.model.half import FbgemmHalfLinear, PlainHalfLinear, has_instructions, has_products
-from flowspec.model.products import Product, filled, lanes16, row_by_row
+from flowspec.model.products import Product, filled, in_blocks, lanes16, row_by_row
 from flowspec.model.quantised import (
     LINEARS,
     OnednnInt8Linear,
@@ -88,7 +88,8 @@ def kernels_of(dtype: str, device: torch.device) -> tuple[Kernel, ...]:
     if device.type == "cpu":
         return _cpu_kernels(dtype)
     if not is_packed(dtype):
-        return (_torch(dtype, device),)
+        arithmetic = _local("torch-in-blocks", dtype, device)
+        return (Kernel(name="torch-in-blocks", product=in_blocks, arithmetic=arithmetic),)
     if device.type != "cuda":
         raise InputError(f"{dtype} runs on CPUs and CUDA, not on {device.type}; use --dtype bfloat16")
     if dtype == FILED:
@@ -112,7 +113,7 @@ def _cpu_kernels(dtype: str) -> tuple[Kernel, ...]:
         return (Kernel(name="panels", linear=PanelInt4Linear, arithmetic=GROUPS32),)
     if dtype == FILED:
         return (Kernel(name="panels", linear=GgufLinear, arithmetic=GROUPS32),)
-    torch_own = _torch(dtype, cpu)
+    torch_own = Kernel(name="torch", arithmetic=_local("torch", dtype, cpu))
     lanes = (Kernel(name=LANES16, product=lanes16, arithmetic=LANES16),) if compiled.library() else ()
     if dtype == "float32":
         if lanes:
@@ -133,10 +134,6 @@ def _cpu_kernels(dtype: str) -> tuple[Kernel, ...]:
         )  # with torch's own layers where it would take too much memory
         fbgemm = (Kernel(name="fbgemm", linear=FbgemmHalfLinear, arithmetic=arithmetic),)
     return (*lanes, *fbgemm, torch_own, plain)
-
-
-def _torch(dtype: str, device: torch.device) -> Kernel:
-    return Kernel(name="torch", arithmetic=_local("torch", dtype, device))
 
 
 def _plain_arithmetic(dtype: str) -> str:

@@ -5,7 +5,9 @@ beside it.
 processor. *filled* is torch's own kernel for always so many rows, or a multiple of it: torch takes other
 kernels for few rows, whose sums have another order. Which multiple is enough was measured, and is tried
 before it is used, as all kernels are (`kernels.py`). *row_by_row* is that kernel for one row at a time and by
-one thread: as slow as it sounds, and right where no multiple is enough, as with OpenBLAS on ARM.
+one thread: as slow as it sounds, and right where no multiple is enough, as with OpenBLAS on ARM. *in_blocks*
+is for GPUs, whose libraries choose a kernel by the number of rows at every size: seen on an H200, where a
+float32 row alone has other bits than among 16.
 """
 
 from __future__ import annotations
@@ -22,6 +24,9 @@ Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tens
 or None."""
 FILLED = {torch.float32: 16, torch.bfloat16: 4, torch.float16: 4}
 """Rows: others are filled up to the next multiple. As measured on x86; trials tell whether it is enough."""
+BLOCKS = {torch.float32: 32, torch.bfloat16: 64, torch.float16: 64}
+"""Rows that a GPU multiplies at once, no more and no fewer. So many take hardly longer than one, by the
+published speeds of Orins and of server GPUs: reading the weights takes as long."""
 
 
 def lanes16(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -41,6 +46,13 @@ def filled(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
     return F.linear(F.pad(x, (0, 0, 0, -count % FILLED[x.dtype])), weight, bias)[:count]
 
 
+def in_blocks(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """By torch, for always the same number of rows."""
+    count, size = len(x), BLOCKS[x.dtype]
+    parts = torch.split(F.pad(x, (0, 0, 0, -count % size)), size)
+    return torch.cat([F.linear(part, weight, bias) for part in parts])[:count]
+
+
 def row_by_row(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """By torch, for one row at a time and by one thread: MKL divides a row's sums among threads on some
     processors."""
@@ -57,5 +69,5 @@ def row_by_row(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None)
 def float_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Of float32, for kernels that widen or unpack weights themselves and must be right everywhere."""
     if x.device.type != "cpu":
-        return filled(x, weight, None)
+        return in_blocks(x, weight, None)
     return row_by_row(x, weight, None) if compiled.library() is None else lanes16(x, weight, None)

@@ -5,9 +5,9 @@ GPUs.
 on their order, so a GPU computes what a CPU computes, bit for bit. *int4*: torch's tinygemm kernel in
 bfloat16, on GPUs of compute capability 8.0 and newer (from the Orins on).
 
-No GPU was at hand when this was written. The int8 layer was tested with the same operator on CPUs, int4's
-layout with a stand-in for the kernel. As every kernel they are tried on the GPU itself before a model is
-loaded (`kernels.py`).
+The int8 layer is tested with the same operator on CPUs, int4's layout with a stand-in for the kernel. As
+every kernel they are tried on the GPU itself before a model is loaded (`kernels.py`); on an H200 both were
+right.
 """
 
 from __future__ import annotations

@@ -200,14 +200,21 @@ def run_trial(
                     with contextlib.suppress(OSError):  # it is tried again next time
                         write_whole(path, json.dumps(asdict(found), indent=1).encode())
     if not found.kernel:
-        others = "bfloat16, float32" if is_packed(dtype) else "float32"
         where = f"{device} with torch {torch_version()} on {processor()}"
-        text = f"{dtype} does not run right on {where}: {found.faults}; use another --dtype ({others})"
+        text = f"{dtype} does not run right on {where}: {found.faults}; {_instead_of(dtype, device)}"
         raise NoRightKernelError(text)
     if found.has_compiled:
         build.allow(built)
     _found[dtype, device] = found
     return found
+
+
+def _instead_of(dtype: str, device: str) -> str:
+    if dtype != "float32":
+        return f"use another --dtype ({'bfloat16, float32' if is_packed(dtype) else 'float32'})"
+    if device != "cpu":
+        return "use another --dtype (bfloat16), or --device cpu"
+    return "install the versions that FlowSpec's constraints folder has for this machine"
 
 
 def _try(

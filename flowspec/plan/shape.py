@@ -255,6 +255,9 @@ def _expert_width(config: Any) -> int:
     return (getattr(config, "moe_intermediate_size", None) or 0) if experts_of(config) else 0
 
 
+_BLOCK_LAYERS = 5
+
+
 def eagle_shape(target: ModelShape) -> ModelShape:
     """An EAGLE-1/2 head: one layer of the target's, a projection of (embedding, feature), the target's
     `lm_head` (2401.15077)."""
@@ -268,6 +271,17 @@ def eagle_shape(target: ModelShape) -> ModelShape:
         head_dim=target.head_dim,
         vocabulary=target.vocabulary,
         extra_params=2 * target.hidden * target.hidden,
+    )
+
+
+def block_shape(target: ModelShape) -> ModelShape:
+    """A block drafter: five layers of the target's, as DeepSpec's have, and a projection of five of its
+    hidden states (2602.06036)."""
+    return replace(
+        target,
+        name=f"block-{target.name}",
+        layers=_BLOCK_LAYERS,
+        extra_params=_BLOCK_LAYERS * target.hidden**2,
     )
 
 
@@ -324,7 +338,8 @@ _KNOWN = (  # from each model's published config.json
     _shape("qwen3-4b", 36, 2560, 9728, 32, 8, 128, 151936, True),
     _shape("qwen3-8b", 36, 4096, 12288, 32, 8, 128, 151936),
 )
-SHAPES = {shape.name: shape for shape in (*_KNOWN, *(eagle_shape(shape) for shape in _KNOWN))}
+_OF_DRAFTERS = (*map(eagle_shape, _KNOWN), *map(block_shape, _KNOWN))
+SHAPES = {shape.name: shape for shape in (*_KNOWN, *_OF_DRAFTERS)}
 
 
 def find_shape(name: str) -> ModelShape:
@@ -332,7 +347,7 @@ def find_shape(name: str) -> ModelShape:
     if name not in SHAPES:
         known = ", ".join(shape.name for shape in _KNOWN)
         raise InputError(
-            f"shape: expected one of {known}, or eagle- before one of these, got {name!r:.80}"
+            f"shape: expected one of {known}, or eagle- or block- before one of these, got {name!r:.80}"
             f"{meant(name, SHAPES)}"
         )
     return SHAPES[name]

@@ -106,12 +106,12 @@ class DrafterDevice:
             drafter.release(command.message)
             return
         started_s = max(self._free_s, self._clock.now_s)
-        ended_s = started_s + self._curves[command.drafter].seconds(
-            command.segment.row_count, command.context
-        )
+        proposals = drafter.draft(command.segment, command.width)
+        passes = getattr(drafter, "pass_rows", None) or (command.segment.row_count,)
+        curve = self._curves[command.drafter]
+        ended_s = started_s + sum(curve.seconds(rows, command.context) for rows in passes)
         self._free_s = ended_s
         self.busy_s += ended_s - started_s
-        proposals = drafter.draft(command.segment, command.width)
         done = Drafted(
             drafter=command.drafter,
             job=command.job,

@@ -32,8 +32,9 @@ class Experiment:
 
     `method` is a name, to which `options` belong as `make_method` takes them, or makes one. `drafting` is the
     time of every drafter, or of each; `boards` say which of them share a board (none: nobody), and `levels`
-    which are intermediates, above 0 (none: nobody). `row_bytes` is what a hidden state has on the wire (None:
-    a few bytes), `feature_bytes` what the features of a verified node have. With `returned_row_bytes` and
+    which are intermediates, above 0 (none: nobody). `row_bytes` is what a row has on the wire (None: a few
+    bytes), on its way to each stage alike or one by one, `feature_bytes` what the features of a verified node
+    have. With `returned_row_bytes` and
     `verifying` the head verifies (see `World`).
     """
 
@@ -49,7 +50,7 @@ class Experiment:
     boards: tuple[DrafterDeviceSpec, ...] = ()
     levels: tuple[int, ...] = ()
     head_s: float = 0.0
-    row_bytes: int | None = None
+    row_bytes: int | tuple[int, ...] | None = None
     feature_bytes: int | None = None
     returned_row_bytes: int = 0
     verifying: Curve = INSTANT

@@ -84,9 +84,11 @@ class Handled:
 class World:
     """Executes the commands of `head` and `stages`.
 
-    `row_bytes` and `feature_bytes` are what a row of a segment's payload and of a Verified's have on the
-    wire; `head_s` is what the head spends on each event; `drafting` is each drafter's time for a number of
-    rows, and `boards` say which of them share one (none: nobody; each has processors of its own at the head).
+    `row_bytes` and `feature_bytes` are what a row of a segment's payload (on its way to each stage alike, or
+    one by one) and of a Verified's have on the wire; `head_s` is what the head spends on each event;
+    `drafting` is each drafter's time for a number of rows, and `boards` say which of them share one (none:
+    nobody; each has processors of its own at the head). A drafter that says of its last job how many rows
+    each pass had (`pass_rows`) takes as long as these; any other takes one pass.
     Where the head verifies instead of the last stage, `returned_row_bytes` of each row that this one ran
     travel back, and `verifying` is the head's time for them.
     """
@@ -103,7 +105,7 @@ class World:
         drafting: Sequence[Curve] = (),
         boards: Sequence[DrafterDeviceSpec] = (),
         head_s: float = 0.0,
-        row_bytes: int | None = None,
+        row_bytes: int | tuple[int, ...] | None = None,
         feature_bytes: int | None = None,
         returned_row_bytes: int = 0,
         verifying: Curve = INSTANT,
@@ -152,6 +154,7 @@ class World:
             )
             for index, spec in enumerate(links.control)
         ]
+        sizes = row_bytes if isinstance(row_bytes, tuple) else (row_bytes,) * len(stages)
         specs = boards or [DrafterDeviceSpec(drafters=(number,)) for number in range(len(drafters))]
         assert sorted(number for spec in specs for number in spec.drafters) == list(range(len(drafters))), (
             "each drafter is on one board"
@@ -163,7 +166,7 @@ class World:
                 "head" if index == 0 else f"stage{index - 1}",
                 partial(self._segment_arrived, index) if index <= last else self._verified_arrived,
                 chance=random.Random(chances.getrandbits(64)),
-                row_bytes=row_bytes if index <= last else feature_bytes,
+                row_bytes=(*sizes, feature_bytes)[index],
             )
             for index, spec in enumerate(links.data)
         ]

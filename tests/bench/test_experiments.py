@@ -488,7 +488,7 @@ def test_a_cluster_of_flags_is_not_the_experiments(tiny: str, tmp_path: Path) ->
         (["--jobs", "65"], "--jobs: expected at most 64, got 65"),
         (
             ["--model", "bundled", "--drafter", "/no/such"],
-            f"--drafter: expected bundled, {', '.join(WORDS)}, one of draft, draft-code",
+            f"--drafter: expected bundled, {', '.join(WORDS)}, one of block, draft, draft-code",
         ),
         (
             ["--model", "bundled", "--drafter", "none", "--drafter", "ngram"],
@@ -496,7 +496,7 @@ def test_a_cluster_of_flags_is_not_the_experiments(tiny: str, tmp_path: Path) ->
         ),
         (
             ["--model", "bundled", "--drafter", "synthetic"],
-            f"--drafter: expected bundled, {', '.join(WORDS)}, one of draft, draft-code",
+            f"--drafter: expected bundled, {', '.join(WORDS)}, one of block, draft, draft-code",
         ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

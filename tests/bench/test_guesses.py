@@ -5,11 +5,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from flowspec.bench.config import Setup
 from flowspec.bench.drafting import RANDOM, open_drafting
+from flowspec.bench.feature_guesses import PathReader
 from flowspec.bench.guesses import MemoDrafter
 from flowspec.bench.model_guesses import Models
 from flowspec.bench.plain import PlainCase
@@ -23,6 +26,8 @@ from flowspec.draft.ranking import Ranker
 from flowspec.draft.text import TextDrafter
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder
+from flowspec.model.reference import Reference
+from flowspec.model.text import Tokenizer
 from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.language import HashLanguage
 from tests.bench.benches import boards, synthetic
@@ -128,9 +133,53 @@ def test_many_cases_at_once_are_guessed_for_as_one_alone(monkeypatch: pytest.Mon
     assert sorted(drafting.held.values()) == [0, 1]
 
 
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "block"])
+def test_features_of_a_path_are_those_that_the_publisher_s_code_has(name: str) -> None:
+    """And each is given with its node: with those of other nodes guesses are worse."""
+    files = ModelFiles(BUNDLED)
+    tokenizer, reference = Tokenizer(files), Reference(files, "float32")
+    prompt = tuple(tokenizer.encode_chat([{"role": "user", "content": "What is 17 + 25?"}]))
+    answered = reference.generate(prompt, Sampling(), 40, frozenset({STOP}))
+    case = replace(made("a", answered, prompt=prompt), new_tokens_max=len(answered))
+    reader = open_drafting(name, files).begin(case)()
+    assert isinstance(reader, PathReader)
+    assert reader.depths == tuple(each / 8 for each in reader.captures)
+    model = AutoModelForCausalLM.from_pretrained(files.folder, dtype=torch.float32)
+    with torch.inference_mode():
+        states = model(torch.tensor([[*prompt, *answered]]), output_hidden_states=True).hidden_states
+    expected = torch.cat([states[each][0] for each in reader.captures], dim=1)
+    assert (reader._features - expected).abs().max() < 1e-3
+    shares = []
+    for shift in (0, 7):
+        again = open_drafting(name, files).begin(case)()
+        assert isinstance(again, PathReader)
+        told = Told(again._drafter, again._path, again._features.roll(shift, 0), again.depths)
+        assert run(synthetic(), boards(4), METHODS[0], case, {"a": told}).record.agreement == "exact"
+        shares.append(np.mean(told.hits))
+    assert shares[0] > 0.8 > shares[1] + 0.1
+
+
+class Told(PathReader):
+    """Notes of every node that has a token of the path whether the best guess is the next."""
+
+    hits: list[bool]
+
+    def draft(self, segment: Segment, width: int) -> tuple[Proposal, ...]:
+        self.hits = getattr(self, "hits", [])
+        found = super().draft(segment, width)
+        tokens = {
+            node: token for part in segment.parts for node, token in zip(part.ids, part.tokens, strict=True)
+        }
+        for each in found:
+            at = self._position[each.request, each.node]
+            if tokens.get(each.node) == self._path[at] and at + 1 < len(self._path):
+                self.hits.append(each.tokens[0] == self._path[at + 1])
+        return found
+
+
 def test_drafters_that_cannot_be_used_in_virtual_time_are_refused() -> None:
-    with pytest.raises(InputError, match="need the target's features"):
-        open_drafting(str(bundled_folder("eagle")), ModelFiles(BUNDLED))
+    with pytest.raises(InputError, match="is for another model"):
+        open_drafting(str(bundled_folder("eagle")), ModelFiles(str(bundled_folder("mid"))))
     with pytest.raises(InputError, match="there is no folder"):
         open_drafting("/no/such/folder", ModelFiles(BUNDLED))
     assert open_drafting("none", ModelFiles(BUNDLED)).begin(made("a", ANSWER))() is None

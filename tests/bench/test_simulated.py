@@ -17,7 +17,7 @@ from flowspec.bench.guesses import Maker
 from flowspec.bench.outcome import EXACT, WRONG, Record
 from flowspec.bench.plain import PlainCase, make_samplings, plain_cases
 from flowspec.bench.random_guesses import Randoms
-from flowspec.bench.simulated import run, sampling_curve, stage_curves
+from flowspec.bench.simulated import experiment, run, sampling_curve, stage_curves
 from flowspec.bench.synthetic import Synthetic, synthetic_cases
 from flowspec.core.head.head import Experience
 from flowspec.core.methods import METHODS, options_of
@@ -242,3 +242,18 @@ def test_whatever_is_slower_about_a_testbed_makes_answers_slower() -> None:
         for name, record in found.items():
             assert record.tokens_per_s < plain.tokens_per_s, name
             assert record.agreement == EXACT
+
+
+def test_states_that_drafters_read_travel_with_rows_from_their_layers_on() -> None:
+    testbed = boards(4)
+    layers = testbed.shape.layers
+    depths = tuple(layer / layers for layer in (2, layers // 2, layers - 1))
+    plain = experiment(testbed, OURS, 1024, ["a"])
+    found = experiment(testbed, OURS, 1024, ["a"], depths)
+    size = row_bytes(testbed.shape, testbed.precision)
+    assert (plain.row_bytes, plain.feature_bytes) == ((size,) * 4, None)
+    firsts = [sum(testbed.layers[:stage]) for stage in range(4)]
+    counts = [sum(depth * layers < first for depth in depths) for first in firsts]
+    assert counts[0] == 0 < counts[1] <= counts[3] < 3
+    assert found.row_bytes == tuple(size * (1 + count) for count in counts)
+    assert found.feature_bytes == 3 * size

@@ -180,7 +180,7 @@ def test_a_wrong_flag_is_one_line(arguments: list[str], expected: str) -> None:
 def test_a_drafter_that_is_not_there_or_does_not_fit_is_one_line(tmp_path: Path) -> None:
     other = make_checkpoint(tmp_path / "other", "llama", {**SMALL, "num_hidden_layers": 1})
     assert refusal("hi", "--local", "1", "--drafter", "nonsense").startswith(
-        f"--drafter: expected bundled, {', '.join(WORDS)}, one of draft, "
+        f"--drafter: expected bundled, {', '.join(WORDS)}, one of block, draft, "
     )
     line = refusal("hi", "--local", "1", "--drafter", str(other))
     assert (

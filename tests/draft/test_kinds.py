@@ -206,7 +206,7 @@ def test_vocabularies_are_compared_whatever_files_they_come_in(tmp_path: Path) -
 def test_what_is_no_drafter_is_refused(target: ModelFiles, tmp_path: Path) -> None:
     text = refused(str(tmp_path / "missing"), target, "there is no folder")
     assert text.startswith("--drafter: expected bundled, ngram, ")
-    assert f"bundled, {', '.join(WORDS)}, one of draft, " in text
+    assert f"bundled, {', '.join(WORDS)}, one of block, draft, " in text
     refused("n-gram", target, "--drafter: expected bundled, ngram")
     refused(str(tmp_path), target, "has no config.json")
     small(tmp_path / "other")

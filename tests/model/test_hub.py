@@ -90,7 +90,7 @@ def look_up(cache: Path, *models: str, script: str = SCRIPT) -> list[Any]:
         env={**kept, "HF_HOME": str(cache.parent), "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -12,6 +13,7 @@ from torch import nn
 from flowspec.errors import InputError
 from flowspec.model.arithmetic.packed import GROUP
 from flowspec.model.kernels import kernels_of
+from flowspec.model.products import BLOCKS, in_blocks
 from flowspec.model.quantised import LINEARS, PlainInt4Linear, PlainInt8Linear, pack
 from flowspec.model.quantised_cuda import CudaInt4Linear, CudaInt8Linear
 from tests.model.slices import PLAIN_LINEARS
@@ -92,4 +94,28 @@ def test_a_gpus_kernels_end_with_one_that_needs_float32_only(monkeypatch: pytest
     capability = (8, 7)
     assert [kernel.linear for kernel in kernels_of("int4", gpu)] == [CudaInt4Linear, PlainInt4Linear]
     assert [kernel.linear for kernel in kernels_of("int8", gpu)] == [CudaInt8Linear, PlainInt8Linear]
-    assert [kernel.linear for kernel in kernels_of("float16", gpu)] == [None]
+    (plain,) = kernels_of("float16", gpu)
+    assert (plain.linear, plain.product) == (None, in_blocks)
+
+
+def test_on_a_gpu_always_so_many_rows_are_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever kernel a library takes for that number, a row's neighbours do not matter then."""
+    x, weight, bias = torch.randn(70, 24), torch.randn(5, 24), torch.randn(5)
+    counts: list[int] = []
+    linear = F.linear
+
+    def counted(rows: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        counts.append(len(rows))
+        return linear(rows, *others)
+
+    monkeypatch.setattr(F, "linear", counted)
+    for dtype, block in BLOCKS.items():
+        for count in (0, 1, block, block + 1, 70):
+            given = [each.to(dtype) for each in (x[:count], weight, bias)]
+            found = in_blocks(*given)
+            assert found.shape == (count, 5)
+            assert found.dtype == dtype
+            exact = given[0].double() @ given[1].double().T + given[2].double()
+            assert torch.allclose(found.double(), exact, rtol=0.02, atol=0.05)
+        assert {*counts} == {block} or {*counts} == {0, block}
+        counts.clear()

@@ -189,7 +189,8 @@ def test_an_eagle_head_is_one_layer_and_a_projection() -> None:
 
 def test_an_unknown_shape_is_refused_with_those_that_are_known() -> None:
     with pytest.raises(
-        InputError, match=r"^shape: expected one of llama-2-7b, .*eagle- before one of these, got 'gpt-2'$"
+        InputError,
+        match=r"^shape: expected one of llama-2-7b, .*eagle- or block- before one of these, got 'gpt-2'$",
     ):
         find_shape("gpt-2")
 

@@ -82,12 +82,14 @@ def answer_all(
     random: torch.Generator,
 ) -> list[Answer]:
     """The target's answers to `prompts`, each at its own temperature."""
-    longest = max(len(prompt) for prompt in prompts)
+    longest, device = max(len(prompt) for prompt in prompts), target.device
     fed = torch.tensor(
-        [[0] * (longest - len(prompt)) + prompt for prompt in prompts]
+        [[0] * (longest - len(prompt)) + prompt for prompt in prompts], device=device
     )  # positions are relative: padding shifts nothing
-    seen = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    heat = torch.tensor(temperatures)[:, None]
+    seen = torch.tensor(
+        [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device
+    )
+    heat = torch.tensor(temperatures, device=device)[:, None]
     tokens = np.zeros((len(prompts), new_tokens_max), np.uint16)
     best = np.zeros((len(prompts), new_tokens_max, BEST), np.uint16)
     chances = np.zeros((len(prompts), new_tokens_max, BEST), np.float16)
@@ -102,18 +104,18 @@ def answer_all(
         noise = -torch.empty_like(logits).exponential_(generator=random).log()
         drawn = (logits + heat * noise).argmax(dim=-1)
         tokens[rows, step], best[rows, step], chances[rows, step] = (
-            drawn.numpy(),
-            likeliest.indices.numpy(),
-            likeliest.values.numpy(),
+            drawn.cpu().numpy(),
+            likeliest.indices.cpu().numpy(),
+            likeliest.values.cpu().numpy(),
         )
-        ending = rows[drawn.numpy() == target.config.eos_token_id]
+        ending = rows[tokens[rows, step] == target.config.eos_token_id]
         lengths[ending] = np.minimum(lengths[ending], step + 1)
         growing = np.flatnonzero(lengths[rows] == new_tokens_max)
         if not len(growing):
             break
         fed, seen = drawn[:, None], torch.cat((seen, seen.new_ones(len(rows), 1)), dim=1)
         if len(growing) < COMPACT_BELOW * len(rows):
-            kept = torch.from_numpy(growing)
+            kept = torch.from_numpy(growing).to(device)
             cache.batch_select_indices(kept)
             fed, seen, heat, rows = fed[kept], seen[kept], heat[kept], rows[growing]
     return [
@@ -149,17 +151,33 @@ class OwnText:
             np.concatenate([part[name] for part in parts]) for name in ("tokens", "best", "chances")
         )
         self.starts = np.flatnonzero(self.tokens == self.tokens[0])
+        self.is_answer = self.chances[:, 0] > 0
+
+    def draw_tokens(
+        self, rng: np.random.Generator, rows: int, length: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Windows `[rows, length + 1]` of tokens, and `[rows, length]`, whether the next one is an
+        answer's."""
+        index = self._windows(rng, rows, length)
+        return (
+            torch.from_numpy(self.tokens[index].astype(np.int64)),
+            torch.from_numpy(self.is_answer[index[:, :-1]]),
+        )
+
+    def _windows(self, rng: np.random.Generator, rows: int, length: int) -> np.ndarray:
+        drawn = rng.integers(
+            0, len(self.tokens) - length, size=rows
+        )  # by token, so that a domain has the share it was written with
+        first = self.starts[np.searchsorted(self.starts, drawn, side="right") - 1]
+        windows: np.ndarray = first[:, None] + np.arange(length + 1)
+        return windows
 
     def draw(
         self, rng: np.random.Generator, rows: int, length: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Windows `[rows, length + 1]` of tokens, and `[rows, length, BEST]` of the target's likeliest and
         their probabilities."""
-        drawn = rng.integers(
-            0, len(self.tokens) - length, size=rows
-        )  # by token, so that a domain has the share it was written with
-        first = self.starts[np.searchsorted(self.starts, drawn, side="right") - 1]
-        index = first[:, None] + np.arange(length + 1)
+        index = self._windows(rng, rows, length)
         tokens, best = self.tokens[index].astype(np.int64), self.best[index[:, :-1]].astype(np.int64)
         return (
             torch.from_numpy(tokens),
@@ -171,10 +189,13 @@ class OwnText:
 def write(args: argparse.Namespace) -> None:
     torch.set_num_threads(args.threads)
     tokenizer = AutoTokenizer.from_pretrained(args.target)
-    target: Any = AutoModelForCausalLM.from_pretrained(args.target, dtype=torch.float32).eval()
+    target: Any = AutoModelForCausalLM.from_pretrained(args.target, dtype=torch.float32)
+    target = target.eval().to(args.device)
     prompts: dict[str, list[list[int]]] = {}
     weights = parse_mix(args.mix)
     for domain, found in documents(args.problems, args.plays).items():
+        if domain not in weights:
+            continue
         asked = [dialogue[:-1] for dialogue in split(found)[1][: args.prompts_max]]
         texts = [
             tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
@@ -200,7 +221,7 @@ def write(args: argparse.Namespace) -> None:
             choice.append(prompts[domain][which])
             temperatures.append(TEMPERATURES[(which + again) % len(TEMPERATURES)])
         order = np.argsort([len(prompt) for prompt in choice], kind="stable")  # little padding
-        random = torch.Generator().manual_seed(number)
+        random = torch.Generator(args.device).manual_seed(number)
         answers: dict[int, Answer] = {}
         for batch in np.split(order, range(args.rows, len(order), args.rows)):
             batched = answer_all(
@@ -252,6 +273,7 @@ def main() -> None:
         "--prompts-max", type=int, default=20_000, help="prompts to take of a domain (%(default)s)"
     )
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (%(default)s)")
     write(parser.parse_args())
 
 

@@ -51,7 +51,7 @@ def test_a_chain_is_in_the_order_given_or_by_size() -> None:
         (Decoding(drafters=(NONE, "draft")), "drafters or none, got both"),
         (
             Decoding(drafters=("draft", "nonsense")),
-            rf"expected bundled, {', '.join(WORDS)}, one of draft, .* no folder 'nonsense'",
+            rf"expected bundled, {', '.join(WORDS)}, one of block, draft, .* no folder 'nonsense'",
         ),
         (
             Decoding(method="tree-sd", drafters=("draft", "mid")),

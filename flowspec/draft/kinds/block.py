@@ -11,14 +11,10 @@ from flowspec.draft.kinds.base import FileKind
 from flowspec.draft.protocol import Drafter
 from flowspec.model.files import ModelFiles
 from flowspec.plan import sites
-from flowspec.plan.shape import ModelShape, shape_of
+from flowspec.plan.shape import ModelShape, block_shape, shape_of
 
 if TYPE_CHECKING:
     import torch
-
-
-USUAL_LAYERS = 5
-"""Of DeepSpec's, each as wide as its target's."""
 
 
 class Block(FileKind):
@@ -49,10 +45,7 @@ class Block(FileKind):
     def unseen(cls, target: ModelShape) -> sites.PlannedDrafter | None:
         if target.experts > 1:
             return None  # its layers are not as the target's
-        shape = replace(
-            target, name="block", layers=USUAL_LAYERS, extra_params=USUAL_LAYERS * target.hidden**2
-        )
-        return cls.of_shape(shape, target)
+        return cls.of_shape(block_shape(target), target)
 
     def reckoned(self, target: ModelShape) -> sites.PlannedDrafter:
         shape = shape_of(self.files.config(), self.name)
