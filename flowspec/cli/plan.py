@@ -397,7 +397,7 @@ def plan_lines(
     if _is_shared(best):
         yield from _filled(_beside_one(wanted, best, one))
     if helps:
-        yield "\nwould help"
+        yield "\nwould help, by formula"
         width = max(HELP_WIDTH, *(len(option.text) + 1 for option in helps[:HELPS_SHOWN]))
         for option in helps[:HELPS_SHOWN]:
             rate = rounded(_helped(best, option))

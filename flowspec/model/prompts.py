@@ -1,4 +1,5 @@
-"""Reads prompt files: jsonl in Spec-Bench form (`question_id`, `category`, `turns`), or one prompt a line."""
+"""Reads prompt files: jsonl in Spec-Bench form (`turns`, maybe `question_id` and `category`), or one prompt a
+line."""
 
 from __future__ import annotations
 
@@ -7,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 from flowspec.core.protocol import limits
-from flowspec.errors import InputError
+from flowspec.errors import InputError, first_line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,27 +54,37 @@ def read_prompts(path: Path) -> list[Prompt]:
 
 def _prompt(path: Path, number: int, line: str) -> Prompt:
     try:
-        row = {"turns": [line.removesuffix("\r")]} if path.suffix != ".jsonl" else json.loads(line)
+        row = {"turns": [line.removesuffix("\r")]} if path.suffix != ".jsonl" else _object(line)
+        if "turns" not in row:
+            raise ValueError(f"no turns, but {', '.join(map(repr, row)) or 'nothing'}")
         turns = row["turns"]
         if (
             not isinstance(turns, list)
             or not turns
             or not all(isinstance(turn, str) and turn.strip() for turn in turns)
         ):
-            raise ValueError("turns is no list of texts")
+            raise ValueError("turns that are no list of texts")
         if max(map(len, turns)) > limits.PROMPT_CHARS_MAX:
             raise ValueError(f"a turn of more than {limits.PROMPT_CHARS_MAX} characters")
         "".join(turns).encode()  # an escape may stand for half a character
         return Prompt(
             prompt_id=_name(row.get("question_id", number)),
-            domain=_name(row.get("category", path.stem)),
+            domain=_name(row.get("category") or path.stem),
             turns=tuple(turns),
         )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except ValueError as error:
         text = " ".join(str(error).split())
-        raise InputError(
-            f'{path} line {number}: expected {{"turns": ["..."]}}, got {type(error).__name__}: {text:.200}'
-        ) from None
+        raise InputError(f'{path} line {number}: expected {{"turns": ["..."]}}, got {text:.200}') from None
+
+
+def _object(line: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"what is no JSON ({first_line(error, 100)})") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"JSON that is no object: {line.strip():.40}")
+    return found
 
 
 def _name(value: object) -> str:
@@ -80,6 +92,7 @@ def _name(value: object) -> str:
     name = str(value) if isinstance(value, str | int | float) else ""
     if not name.isprintable() or not 0 < len(name) <= limits.NAME_CHARS_MAX:
         raise ValueError(
-            f"question_id and category are numbers or texts of at most {limits.NAME_CHARS_MAX} characters"
+            "a question_id or category that is no number and no text of at most "
+            f"{limits.NAME_CHARS_MAX} characters"
         )
     return name

@@ -346,7 +346,7 @@ def test_what_would_help_stands_in_columns_whatever_the_boards_are_called(
         "[memory]\ngb = 8\ngb_per_s = 10\nefficiency = 1\n[compute]\nfloat16 = 0.1\nefficiency = 1\n"
     )
     text = plan(capsys, "--quick", "--shape=tinyllama-1.1b", "--devices", f"2x {board}")[1]
-    rows = text.partition("would help\n")[2].partition("\n\n")[0].splitlines()
+    rows = text.partition("would help, by formula\n")[2].partition("\n\n")[0].splitlines()
     assert any(board.stem in row for row in rows)
     assert len({row.rindex("%") for row in rows}) == len({len(row) for row in rows}) == 1
 

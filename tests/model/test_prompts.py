@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,29 @@ def test_a_line_that_nests_or_counts_too_far_is_named(path: Path, line: str) -> 
     path.write_text('{"turns": ["a"]}\n' + line)
     with pytest.raises(InputError, match="line 2: expected"):
         read_prompts(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ('{"prompt": "Hi"}', "got no turns, but 'prompt'"),
+        ("{}", "got no turns, but nothing"),
+        ("Hello", "got what is no JSON (Expecting value"),
+        ('["a"]', 'got JSON that is no object: ["a"]'),
+        ('{"turns": "a"}', "got turns that are no list of texts"),
+        ('{"turns": ["a"], "category": [1]}', "got a question_id or category that is no number and no text"),
+    ],
+)
+def test_what_is_wrong_with_a_line_is_told_in_words(path: Path, line: str, told: str) -> None:
+    path.write_text(line)
+    with pytest.raises(InputError, match=re.escape(told)) as caught:
+        read_prompts(path)
+    assert "Error" not in str(caught.value)
+
+
+def test_prompts_without_a_category_have_their_file_s(path: Path) -> None:
+    path.write_text('{"turns": ["a"]}\n{"turns": ["b"], "category": ""}\n{"turns": ["c"], "category": "x"}')
+    assert [prompt.domain for prompt in read_prompts(path)] == [path.stem, path.stem, "x"]
 
 
 def test_what_is_too_long_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
