@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from flowspec.bench.guesses import depths_of
@@ -26,8 +27,18 @@ class DrafterForEach:
         self.captures = drafters[0].captures
         self.depths = depths_of(drafters)
         self._drafters = drafters
+        self._asked: list[Drafter] = []
+        """Those of the last job."""
+
+    @property
+    def pass_rows(self) -> Sequence[int]:
+        """Rows of each pass of the last job: what several run at a time is one pass. Empty where its
+        drafters do not say it."""
+        told = [getattr(each, "pass_rows", ()) for each in self._asked]
+        return [sum(rows) for rows in zip_longest(*told, fillvalue=0)]
 
     def draft(self, segment: Segment, width: int) -> tuple[Proposal, ...]:
+        self._asked = [self._drafters[part.commit.request] for part in segment.parts]
         found: list[Proposal] = []
         for part in segment.parts:
             found += self._drafters[part.commit.request].draft(

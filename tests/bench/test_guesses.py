@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from flowspec.bench.config import Setup
+from flowspec.bench.drafter_for_each import DrafterForEach
 from flowspec.bench.drafting import RANDOM, open_drafting
 from flowspec.bench.feature_guesses import PathReader
 from flowspec.bench.guesses import MemoDrafter
@@ -175,6 +176,17 @@ class Told(PathReader):
             if tokens.get(each.node) == self._path[at] and at + 1 < len(self._path):
                 self.hits.append(each.tokens[0] == self._path[at + 1])
         return found
+
+
+def test_what_many_users_drafters_run_at_a_time_is_one_pass() -> None:
+    class Passes(MemoDrafter):
+        def __init__(self, *rows: int) -> None:
+            self.context, self.pass_rows = 9, rows
+
+    several = DrafterForEach([Passes(3, 1), Passes(2)])
+    assert several.pass_rows == []
+    several._asked = list(several._drafters)
+    assert several.pass_rows == [5, 1]
 
 
 def test_drafters_that_cannot_be_used_in_virtual_time_are_refused() -> None:

@@ -26,16 +26,13 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, apply_rotary_pos_emb
 
-from flowspec.core.protocol.messages import Sampling
-from flowspec.model.files import ModelFiles, bundled_folder
-from flowspec.model.prompts import read_prompts
-from flowspec.model.reference import Reference
-from flowspec.model.text import Tokenizer, recommended
+from flowspec.model.files import bundled_folder
 from tests.recipe.corpus import DOMAINS, Corpus, parse_mix
-from tests.recipe.hits import BEST, NEW_TOKENS_MAX
+from tests.recipe.features import load_target
+from tests.recipe.hits import BEST, greedy_answers
 from tests.recipe.train import add_training_arguments, keep, learning_rate, make_optimizer, resume
 
 DEPTH = 3
@@ -216,12 +213,6 @@ def train(args: argparse.Namespace) -> None:
             save(head, target.config, args.out)
 
 
-def load_target(folder: Path) -> Any:
-    """The target in float32, frozen."""
-    target: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    return target.requires_grad_(False)
-
-
 def save(head: Head, target: Any, folder: Path) -> None:
     """Writes config.json and model.safetensors in the published layout, without an embedding: the target's is
     used."""
@@ -253,15 +244,11 @@ def save(head: Head, target: Any, folder: Path) -> None:
 @torch.no_grad()
 def measure(args: argparse.Namespace) -> None:
     """Prints the share of the target's greedy tokens among the head's best, by domain and depth."""
-    files = ModelFiles(str(args.target))
-    tokenizer, reference, target = Tokenizer(files), Reference(files, "float32"), load_target(args.target)
-    stop_ids = recommended(files, files.config()).stop_ids
+    target = load_target(args.target)
     head = Head(target.config)
     head.load_state_dict(load_file(args.measure / "model.safetensors"))
     found: dict[str, list[list[int]]] = defaultdict(lambda: [[] for _ in range(DEPTH)])
-    for prompt in read_prompts(bundled_folder("prompts.jsonl")):
-        ids = tokenizer.encode_chat([{"role": "user", "content": prompt.turns[0]}])
-        answer = reference.generate(tuple(ids), Sampling(), NEW_TOKENS_MAX, stop_ids)
+    for domain, ids, answer in greedy_answers(args.target, bundled_folder("prompts.jsonl")):
         tokens = torch.tensor([[*ids, *answer]])
         for d, output in enumerate(predicted(head, target, tokens)):
             first = (
@@ -269,7 +256,7 @@ def measure(args: argparse.Namespace) -> None:
             )  # the target itself draws the first token of an answer; a chain of d needs d tokens after it
             rows = target.lm_head(output[0, first - 1 : -1])  # row i is about token i + 2
             wanted = tokens[0, first + 1 :, None]
-            found[prompt.domain][d] += (rows > rows.gather(1, wanted)).sum(dim=1).tolist()
+            found[domain][d] += (rows > rows.gather(1, wanted)).sum(dim=1).tolist()
     found["all"] = [[rank for ranks in found.values() for rank in ranks[d]] for d in range(DEPTH)]
     for domain, depths in found.items():
         shares = [[(np.array(ranks) < best).mean() for best in BEST] for ranks in depths]

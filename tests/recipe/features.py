@@ -23,12 +23,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from flowspec.core.protocol.messages import Sampling
-from flowspec.model.files import ModelFiles, bundled_folder
-from flowspec.model.prompts import read_prompts
-from flowspec.model.reference import Reference
-from flowspec.model.text import Tokenizer, recommended
-from tests.recipe.hits import BEST, NEW_TOKENS_MAX
+from flowspec.model.files import bundled_folder
+from tests.recipe.hits import BEST, greedy_answers
 from tests.recipe.own import OwnText
 from tests.recipe.train import keep, learning_rate, make_optimizer, resume
 
@@ -57,7 +53,7 @@ Guesses = Iterator[tuple[torch.Tensor, torch.Tensor]]
 """One token ahead, two, ...: a drafter's logits `[rows, vocabulary]`, and the target's chances beside."""
 
 
-def load_target(folder: Path, device: str) -> Any:
+def load_target(folder: Path, device: str = "cpu") -> Any:
     """The target in float32, frozen."""
     target: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     return target.requires_grad_(False).to(device)
@@ -144,13 +140,8 @@ def measure(
     """Prints the share of the target's greedy tokens among the best guesses, by domain and by how far ahead
     they are, after the target's own tokens."""
     drafter.load_state_dict(load_file(args.measure / "model.safetensors"))
-    files = ModelFiles(str(args.target))
-    tokenizer, reference = Tokenizer(files), Reference(files, "float32")
-    stop_ids = recommended(files, files.config()).stop_ids
     found: dict[str, list[list[int]]] = defaultdict(lambda: [])
-    for prompt in read_prompts(args.prompts):
-        ids = tokenizer.encode_chat([{"role": "user", "content": prompt.turns[0]}])
-        answer = reference.generate(tuple(ids), Sampling(), NEW_TOKENS_MAX, stop_ids)
+    for domain, ids, answer in greedy_answers(args.target, args.prompts):
         tokens = torch.tensor([[*ids, *answer]])
         # The target itself draws an answer's first token; the first guess is about the one behind it.
         counts = (torch.arange(tokens.shape[1] - 1) >= len(ids))[None]
@@ -158,7 +149,7 @@ def measure(
         for ahead, (logits, chances) in enumerate(guesses_of(batch)):
             best = chances.argmax(dim=-1, keepdim=True)
             ranks = (logits > logits.gather(1, best)).sum(dim=1).tolist()
-            for name in (prompt.domain, "all"):
+            for name in (domain, "all"):
                 found[name] += [[] for _ in range(ahead + 1 - len(found[name]))]
                 found[name][ahead] += ranks
     found["all"] = found.pop("all")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,16 @@ from flowspec.model.text import Tokenizer, recommended
 BEST = (1, 4, 10)
 NEW_TOKENS_MAX = 120
 RANKINGS = {"T=0": (0.0, False), "T=1 coupled": (1.0, True), "T=1 plain": (1.0, False)}
+
+
+def greedy_answers(target: Path, prompts: Path) -> Iterator[tuple[str, list[int], list[int]]]:
+    """Of each prompt of a file its domain, its tokens and those of the target's greedy answer."""
+    files = ModelFiles(str(target))
+    tokenizer, reference = Tokenizer(files), Reference(files, "float32")
+    stop_ids = recommended(files, files.config()).stop_ids
+    for prompt in read_prompts(prompts):
+        ids = tokenizer.encode_chat([{"role": "user", "content": prompt.turns[0]}])
+        yield prompt.domain, list(ids), reference.generate(tuple(ids), Sampling(), NEW_TOKENS_MAX, stop_ids)
 
 
 def ranks(
