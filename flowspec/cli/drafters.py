@@ -34,7 +34,7 @@ from flowspec.draft.choosing import (
 from flowspec.draft.kinds import FALLBACK
 from flowspec.draft.published import Measured, table
 from flowspec.errors import InputError, meant
-from flowspec.model.files import ModelFiles
+from flowspec.model.files import BUNDLED, ModelFiles, bundled_models
 from flowspec.model.support import context_max
 from flowspec.plan.accepted_length import EAGLE_2_TREE
 from flowspec.plan.memory import mib, weights_of
@@ -81,6 +81,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     found = candidates(args.model)
+    if args.model == BUNDLED:
+        raise InputError(
+            f"{BUNDLED} has its drafters with it: --drafter {', '.join(bundled_models())}; expected a model "
+            "for which others published some"
+        )
     if found.target is None:
         names = [target.model for target in table()[0]]
         hint = meant(args.model, names) or f"; there are some for {', '.join(names[-1:-4:-1])} and others"

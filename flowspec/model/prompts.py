@@ -63,7 +63,7 @@ def _prompt(path: Path, number: int, line: str) -> Prompt:
             or not turns
             or not all(isinstance(turn, str) and turn.strip() for turn in turns)
         ):
-            raise ValueError("turns that are no list of texts")
+            raise ValueError("turns that are no list of one text or more")
         if max(map(len, turns)) > limits.PROMPT_CHARS_MAX:
             raise ValueError(f"a turn of more than {limits.PROMPT_CHARS_MAX} characters")
         "".join(turns).encode()  # an escape may stand for half a character

@@ -80,6 +80,13 @@ def test_a_model_whose_shape_is_not_known_is_listed_without_rates(
     assert "  -  zhuyksir/EAGLE3-gpt-oss-20b-bf16\n" in text
 
 
+def test_the_bundled_model_s_drafters_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    status, text, error = run(capsys, "drafters", "bundled")
+    assert (status, text, len(error.splitlines())) == (2, "", 1)
+    assert "--drafter block, draft, " in error
+    assert "eagle3" in error
+
+
 @pytest.mark.parametrize(
     ("model", "part"),
     [("owner/unknown", "there are some for "), ("Qwen/Qwen3-4BB", "did you mean Qwen/Qwen3-4B?")],

@@ -74,7 +74,7 @@ def test_a_line_that_nests_or_counts_too_far_is_named(path: Path, line: str) -> 
         ("{}", "got no turns, but nothing"),
         ("Hello", "got what is no JSON (Expecting value"),
         ('["a"]', 'got JSON that is no object: ["a"]'),
-        ('{"turns": "a"}', "got turns that are no list of texts"),
+        ('{"turns": "a"}', "got turns that are no list of one text or more"),
         ('{"turns": ["a"], "category": [1]}', "got a question_id or category that is no number and no text"),
     ],
 )
