@@ -116,8 +116,6 @@ def _summary(command: str) -> str:
 
 def _meant(flag: str, asked: Parser) -> str:
     """As `meant`, with what other programs call it."""
-    if flag in ("-p", "--prompt") and asked.prog.endswith(" generate"):
-        return "; the prompt stands without a flag"
     known = FLAGS_ELSEWHERE.get(flag)
     return f"; did you mean {known}?" if known in asked.flags else meant(flag, asked.flags)
 

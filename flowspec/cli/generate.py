@@ -56,11 +56,15 @@ from flowspec.runtime.watching import Notes
 
 SURE_BYTES = 256
 """A prompt that is shorter fits any context that nobody chose."""
+SEVERAL = "expected one of PROMPT, --prompt, --prompt-token-ids and --prompts, got several"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "prompt", nargs="?", metavar="PROMPT", help="the prompt (default, or `-`: read from standard input)"
+    )
+    parser.add_argument(
+        "--prompt", "-p", dest="prompt_flag", metavar="TEXT", help="the prompt, as other tools take it"
     )
     parser.add_argument(
         "--prompt-token-ids",
@@ -110,6 +114,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.prompt_flag is not None:
+        if args.prompt is not None:
+            raise InputError(SEVERAL)
+        args.prompt = args.prompt_flag
     with contextlib.ExitStack() as stack:
         journal = content = None
         resume.check_good_part(args)
@@ -236,7 +244,7 @@ def check_prompt(args: argparse.Namespace) -> None:
     """Exactly one source of prompts, and something in it; a prompt from standard input is read here."""
     given = [name for name in ("prompt", "prompt_token_ids", "prompts") if getattr(args, name) is not None]
     if len(given) > 1:
-        raise InputError("expected one of PROMPT, --prompt-token-ids and --prompts, got several")
+        raise InputError(SEVERAL)
     if args.prompt_token_ids is not None and (args.stop or args.system):
         raise InputError("--stop and --system need text; with --prompt-token-ids use --stop-token-ids")
     if args.parallel > 1 and not args.prompts:

@@ -249,8 +249,8 @@ def _boards(words: Sequence[str]) -> list[str]:
     """`2x raspberry-pi-5, jetson-orin-nano`, in as many words as it was typed, as names."""
     found: list[str] = []
     for part in " ".join(words).split(","):
-        match = re.fullmatch(r"(?:([1-9]\d{0,2}) ?x)?\s*(\S.*?)\s*", part.strip())
-        if match is None:
+        match = re.fullmatch(r"(?:(\d+) ?x)?\s*(\S.*?)\s*", part.strip())
+        if match is None or (match[1] and not re.fullmatch(r"[1-9]\d{0,2}", match[1])):
             raise InputError(
                 f"--devices: expected boards with commas, such as 2x raspberry-pi-5, got {part!r:.80}"
             )

@@ -120,8 +120,13 @@ def refused(
         (["generate"], "expected a prompt, got an empty one"),
         (
             ["generate", "hi", "--prompt-token-ids", "1"],
-            "expected one of PROMPT, --prompt-token-ids and --prompts, got several",
+            "expected one of PROMPT, --prompt, --prompt-token-ids and --prompts, got several",
         ),
+        (
+            ["generate", "hi", "--prompt", "hi"],
+            "expected one of PROMPT, --prompt, --prompt-token-ids and --prompts, got several",
+        ),
+        (["generate", "-p", " "], "expected a prompt, got an empty one"),
         (["generate", "--prompt-token-ids", ""], "argument --prompt-token-ids: expected numbers with commas"),
         (["generate", "--prompt-token-ids", "1", "--stop", "x"], "--stop and --system need text"),
         (["generate", "hi", "--stop", ""], "--stop: expected a text, got an empty one"),

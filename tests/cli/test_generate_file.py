@@ -148,11 +148,11 @@ def refusal(*arguments: str) -> str:
         (["hi", "--parallel", "3"], "--parallel needs --prompts: one prompt has one answer"),
         (
             ["hi", "--prompts", "x.txt"],
-            "expected one of PROMPT, --prompt-token-ids and --prompts, got several",
+            "expected one of PROMPT, --prompt, --prompt-token-ids and --prompts, got several",
         ),
         (
             ["--prompt-token-ids", "1,2", "--prompts", "x.txt"],
-            "expected one of PROMPT, --prompt-token-ids and --prompts, got several",
+            "expected one of PROMPT, --prompt, --prompt-token-ids and --prompts, got several",
         ),
         (
             ["--prompts", "/no/file.jsonl"],
@@ -182,6 +182,10 @@ def test_a_drafter_that_is_not_there_or_does_not_fit_is_one_line(tmp_path: Path)
     assert refusal("hi", "--local", "1", "--drafter", "nonsense").startswith(
         f"--drafter: expected bundled, {', '.join(WORDS)}, one of block, draft, "
     )
+    assert refusal("hi", "--local", "1", "--drafter", "eagel3").endswith("; did you mean eagle3?")
+    (tmp_path / "empty").mkdir()
+    empty = refusal("hi", "--local", "1", "--drafter", str(tmp_path / "empty"))
+    assert empty.startswith(f"--drafter: model '{tmp_path / 'empty'}' has no config.json")
     line = refusal("hi", "--local", "1", "--drafter", str(other))
     assert (
         "has another tokenizer than model 'bundled': expected a vocabulary of 4096 entries, got 300" in line

@@ -86,7 +86,7 @@ def test_names_are_not_broken_at_their_hyphens_in_a_terminal() -> None:
             "unrecognized argument --max-tokens; did you mean --max-new-tokens?",
         ),
         (["generate", "-n", "5", "hi"], "unrecognized argument -n; did you mean --max-new-tokens?"),
-        (["generate", "--prompt", "hi"], "unrecognized argument --prompt; the prompt stands without a flag"),
+        (["generate", "--promt", "hi"], "unrecognized argument --promt; did you mean --prompt?"),
         (["generate", "--top_k=5", "hi"], "unrecognized argument --top_k; did you mean --top-k?"),
         (["chat", "--method", "continous"], "--method: expected one of continuous, "),
         (["chat", "--method", "continous"], "got 'continous'; did you mean continuous?"),

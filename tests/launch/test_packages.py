@@ -310,6 +310,7 @@ def test_what_pip_prints_tells_what_it_does() -> None:
         "  Downloading torch-2.9.1-cp313-aarch64.whl.metadata (30 kB)": "downloading torch 2.9.1 (30 kB)",
         f"  Downloading https://a.b/whl/cpu/{wheel}": "downloading torch 2.13.0+cpu (191.2 MB)",
         "Installing collected packages: mpmath, numpy, torch": "unpacking 3 packages",
+        "Installing collected packages: numpy": "unpacking 1 package",
         "Requirement already satisfied: numpy": "",
     }
     assert {line: packages.pip_says(line) for line in says} == says

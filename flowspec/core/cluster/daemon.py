@@ -788,7 +788,7 @@ class DaemonCore:
             self._commands.append(
                 Send(caller=self.assignment.control, message=Error.saying(text, cause=cause))
             )
-            self._end_assignment("failed")
+            self._end_assignment("its pipeline could not go on")
 
     def _end_assignment(self, reason: str, *, cause: str = "") -> None:
         """Ends the assignment; with a `cause` the head is told."""

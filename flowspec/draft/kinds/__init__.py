@@ -17,7 +17,7 @@ from flowspec.draft.kinds.ngram import Ngram
 from flowspec.draft.kinds.none import Nothing
 from flowspec.draft.kinds.suffix import Suffix
 from flowspec.draft.protocol import Drafter
-from flowspec.errors import InputError
+from flowspec.errors import InputError, meant
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder, bundled_models
 from flowspec.plan import sites
 from flowspec.plan.shape import SHAPES, ModelShape
@@ -60,8 +60,14 @@ def of_layout(layout: str) -> type[Kind] | None:
 def check_drafter(name: str, *, may_fetch: bool = True) -> None:
     """Raises `InputError` for a name that means nothing, before anything is started; `Kind.open` checks the
     rest."""
-    if name not in WORDS and not Assistant.is_in(files := _files(name, may_fetch=may_fetch)):
-        files.raw_config()
+    if name in WORDS:
+        return
+    files = _files(name, may_fetch=may_fetch)
+    try:
+        if not Assistant.is_in(files):
+            files.raw_config()
+    except InputError as error:
+        raise InputError(f"--drafter: {error}") from None
 
 
 def open_drafter(
@@ -114,4 +120,5 @@ def _files(name: str, *, may_fetch: bool) -> ModelFiles:
         raise InputError(
             f"--drafter: expected bundled, {', '.join(WORDS)}, one of {', '.join(bundled_models())}, a model "
             f"folder or a hub id such as owner/name, but {why}"
+            f"{meant(name, (BUNDLED, *WORDS, *bundled_models()))}"
         ) from None
