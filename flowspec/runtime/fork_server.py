@@ -66,7 +66,8 @@ def main() -> None:
     for child in children:
         _, status = os.waitpid(child, 0)
         failed = failed or os.waitstatus_to_exitcode(status)
-    sys.exit(1 if failed else 0)
+    logging.shutdown()
+    os._exit(1 if failed else 0)  # Python's own end would first free each of torch's objects
 
 
 def _fork(index: int, args: argparse.Namespace) -> int:

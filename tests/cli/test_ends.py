@@ -59,3 +59,36 @@ def test_ctrl_c_during_imports_is_told_in_one_line(module: str) -> None:
     command = [sys.executable, "-c", INTERRUPTED_AT, module, *PLAN]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "flowspec: interrupted\n")
+
+
+ENDS = """
+import atexit, sys, threading, time, weakref
+from flowspec.cli.main import main
+
+class Cycle:
+    def __init__(self):
+        self.self = self
+    def __del__(self):
+        print("freed one by one", flush=True)
+
+class Closed:
+    pass
+
+sys.argv = ["flowspec", *sys.argv[1:]]
+status = main()
+cycle, closed = Cycle(), Closed()
+weakref.finalize(closed, print, "closed")
+atexit.register(print, "called at the end")
+threading.Thread(target=lambda: (time.sleep(0.2), print("a thread has ended"))).start()
+sys.exit(status)
+"""
+"""The command, with all that a program may leave to do at its end."""
+
+
+@pytest.mark.parametrize(("command", "status"), [(PLAN, 0), (["plan", "--devices", "toaster"], 2)])
+def test_a_process_ends_when_all_is_done_that_was_left_for_the_end_and_frees_nothing_one_by_one(
+    command: list[str], status: int
+) -> None:
+    done = subprocess.run([sys.executable, "-c", ENDS, *command], capture_output=True, text=True, timeout=60)
+    assert done.returncode == status
+    assert done.stdout.splitlines()[-3:] == ["a thread has ended", "called at the end", "closed"]
