@@ -218,12 +218,14 @@ def _lines(
         where = "these devices"
         if args.cluster is None and args.devices is None:
             where = f"{BOARDS} {BOARD} and one for the head (yours: --devices, --cluster)"
-        told = f"foretold by formula for {where} in {dtype}: {rounded(base)} tokens/s with n-grams, and"
-        yield from _filled(told)
+        yield from _filled(
+            f"foretold by formula for {where} in {dtype}: {rounded(base)} tokens/s with n-grams; "
+            "the best first:"
+        )
     for each in rated:
         gain = "-" if each.gain is None else f"{each.gain:+.0%}"
         yield f"\n{gain:>7}  {each.candidate.row.drafter}"
-        yield from (INDENT + line for line in _told(each, taken))
+        yield from (INDENT + line for line in _told(each, taken, is_foretold=base is not None))
     yield ""
     if taken is not None:
         yield from _filled(f"chat, generate, serve and plan take {taken.name}, unless --drafter says another")
@@ -235,7 +237,7 @@ def _lines(
     yield "Sources, and all that was measured: --json"
 
 
-def _told(rated: Rated, taken: Candidate | None) -> Iterator[str]:
+def _told(rated: Rated, taken: Candidate | None, *, is_foretold: bool) -> Iterator[str]:
     row, candidate = rated.candidate.row, rated.candidate
     size = None if row.parameters is None else f"{rounded(row.parameters / 1e9)} billion parameters"
     if row.bytes is not None:
@@ -247,6 +249,8 @@ def _told(rated: Rated, taken: Candidate | None) -> Iterator[str]:
     text.append(_accepted(candidate))
     if candidate.refusal:
         text.append(candidate.refusal)
+    elif is_foretold and rated.gain is None:
+        text.append("what it would bring cannot be foretold: its layers are not known")
     for line in text:
         yield from textwrap.wrap(line, WIDTH - len(INDENT), break_on_hyphens=False, break_long_words=False)
 

@@ -71,6 +71,16 @@ def test_devices_that_are_named_are_those_that_are_foretold(
     assert (status, error) == (2, "flowspec drafters: qwen3-4b does not fit the devices in float16\n")
 
 
+def test_the_order_is_told_and_why_a_drafter_has_no_rate(
+    hub_cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, text, _ = run(capsys, "drafters", "Qwen/Qwen3-8B")
+    words = " ".join(text.split())
+    assert "tokens/s with n-grams; the best first: +" in words
+    _, _, unknown = words.partition(" - Qwen/Qwen3-1.7B ")
+    assert "what it would bring cannot be foretold: its layers are not known - " in unknown
+
+
 def test_a_model_whose_shape_is_not_known_is_listed_without_rates(
     hub_cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
