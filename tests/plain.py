@@ -31,7 +31,7 @@ def plain_answer(
     new: list[int] = []
     while len(new) < new_tokens_max and len(prompt) + len(new) < context:
         end = len(prompt) + len(new)
-        token = language.next_token(tokens[:end], sampling)
+        token = language.next_token(tokens[:end], sampling, len(prompt))
         if token in stop_ids:
             return new, "stop"
         tokens[end] = token

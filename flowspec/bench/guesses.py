@@ -6,9 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from flowspec.bench.plain import PlainCase
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Proposal, Release, Segment
+from flowspec.core.text_before import TextBefore
 from flowspec.draft.protocol import Drafter
 from flowspec.draft.ranking import Children
 from flowspec.sim.prefixes import Prefixes, PrefixView
@@ -52,6 +55,13 @@ class Guesses(ABC):
     def _positions(self, prefixes: Sequence[int]) -> list[tuple[Any, int]]:
         """How the ranker is asked: with the sampling, and the position at which each child will stand."""
         return [(self.case.sampling, self.prefixes.length(prefix)) for prefix in prefixes]
+
+    def _texts(self, prefixes: Sequence[int]) -> list[TextBefore]:
+        """And with what stands before the child, where the sampling needs it."""
+        if not self.case.sampling.needs_text:
+            return []
+        tokens = [np.array(self.prefixes.tokens(prefix), dtype=np.int64) for prefix in prefixes]
+        return [TextBefore(each, len(self.case.prompt)) for each in tokens]
 
     @abstractmethod
     def _rank(self, prefixes: Sequence[int]) -> list[Children]: ...

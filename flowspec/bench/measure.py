@@ -236,7 +236,16 @@ def drafter_task(drafter: Drafter, rows: int) -> Task:
     requests = itertools.count(1000 * rows)
 
     def segment(request: int, ids: Sequence[int], parents: Sequence[int], committed: bool) -> Segment:
-        opening = Open(request=request, epoch=0, keep=0, length=1, root=0, slots=SLOTS, sampling=Sampling())
+        opening = Open(
+            request=request,
+            epoch=0,
+            keep=0,
+            length=1,
+            root=0,
+            slots=SLOTS,
+            sampling=Sampling(),
+            answer_start=1,
+        )
         part = SegmentPart(
             commit=Commit(request=request, epoch=0, base=1, path=()),
             opening=opening if committed else None,

@@ -95,7 +95,9 @@ class _ModelGuesses(Guesses):
             self._path_states[self._position[prefix]] if prefix in self._position else states[rows[prefix]]  # type: ignore[index]
             for prefix in prefixes
         ]
-        return self._ranker.best(self._logits(wanted), self._positions(prefixes), WIDTH_MAX)
+        return self._ranker.best(
+            self._logits(wanted), self._positions(prefixes), WIDTH_MAX, self._texts(prefixes)
+        )
 
     def _run(
         self,

@@ -38,4 +38,4 @@ class _RandomGuesses(Guesses):
             self._drafting.vocabulary_size, seed=0, sharpness=RANDOM_SHARPNESS
         )  # anew: it remembers all it says
         logits = np.stack([language.logits(as_prefix(self.prefixes.tokens(prefix))) for prefix in prefixes])
-        return self._drafting.ranker.best(logits, self._positions(prefixes), WIDTH_MAX)
+        return self._drafting.ranker.best(logits, self._positions(prefixes), WIDTH_MAX, self._texts(prefixes))

@@ -101,9 +101,18 @@ class BlockDrafter(FeatureDrafter[BlockHead, _Request]):
 
     def _propose(self, rows: Sequence[Row], hidden: torch.Tensor, width: int) -> list[Proposal]:
         """Ranks once for all nodes of a request that have the same guesses: those at one place, of a drafter
-        that looks at the token before, those with one token there."""
+        that looks at the token before, those with one token there. Where the text before changes what is
+        drawn, each has its own."""
         is_of_token = self._head.block.rank > 0
-        places = [(row.request, row.position, row.token if is_of_token else 0) for row in rows]
+        places = [
+            (
+                row.request,
+                row.position,
+                row.token if is_of_token else 0,
+                row.node if row.sampling.needs_text else 0,
+            )
+            for row in rows
+        ]
         first = {place: index for index, place in reversed([*enumerate(places)])}
         chosen = sorted(first.values())
         ranked = super()._propose([rows[index] for index in chosen], hidden[chosen], width)

@@ -28,6 +28,7 @@ from flowspec.core.stage.events import (
 )
 from flowspec.core.stage.slots import slots_in
 from flowspec.core.stage.stage import StageCore
+from flowspec.core.text_before import TextBefore
 from flowspec.draft.ranking import F32, Ranker
 from flowspec.model.accelerator import accelerator_of
 
@@ -37,7 +38,8 @@ ROWS_RANKED_MAX = 32
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A node that runs; `asked` says that its children are wanted."""
+    """A node that runs; `asked` says that its children are wanted, which stand behind `text` (None where the
+    sampling does not need it)."""
 
     request: int
     epoch: int
@@ -47,6 +49,7 @@ class Row:
     position: int
     asked: bool
     sampling: Sampling
+    text: TextBefore | None = None
 
 
 class TreeCachedDrafter(ABC):
@@ -136,7 +139,12 @@ class TreeCachedDrafter(ABC):
         for first in range(0, len(rows), ROWS_RANKED_MAX):
             some = rows[first : first + ROWS_RANKED_MAX]
             logits = self.logits(hidden[first : first + ROWS_RANKED_MAX])
-            ranked = self._ranker.best(logits, [(row.sampling, row.position + 1) for row in some], width)
+            ranked = self._ranker.best(
+                logits,
+                [(row.sampling, row.position + 1) for row in some],
+                width,
+                [row.text for row in some],
+            )
             for row, children in zip(some, ranked, strict=True):
                 found.append(
                     Proposal(
@@ -153,7 +161,11 @@ class TreeCachedDrafter(ABC):
 def _rows_of(job: RunLayers, segment: Segment) -> list[Row]:
     """The job's rows with what only the segment knows of them."""
     sent = [(part, index) for part in segment.parts for index in range(len(part.ids))]
-    flags = [(part.sampling, bool(asked)) for part in job.parts for asked in part.sampled]
+    flags = [
+        (part.sampling, bool(asked), part.text(row) if asked else None)
+        for part in job.parts
+        for row, asked in enumerate(part.sampled)
+    ]
     return [
         Row(
             request=part.commit.request,
@@ -164,6 +176,7 @@ def _rows_of(job: RunLayers, segment: Segment) -> list[Row]:
             position=part.positions[index],
             asked=asked,
             sampling=sampling,
+            text=text,
         )
-        for (part, index), (sampling, asked) in zip((sent[row] for row in job.rows), flags, strict=True)
+        for (part, index), (sampling, asked, text) in zip((sent[row] for row in job.rows), flags, strict=True)
     ]

@@ -2,8 +2,8 @@
 unfiltered.
 
 `q` is the drafter's distribution at temperature 1, `T` the request's temperature and `G` the coupled noise of
-the child's position (docs/architecture.md); at temperature 0 the order is that of `q`. Its logits are biased
-as the target's are, and tokens that may not be drawn are not proposed. The confidence of a
+the child's position (docs/architecture.md); at temperature 0 the order is that of `q`. Its logits are shaped
+as the target's are (`model.shaping`), and tokens that may not be drawn are not proposed. The confidence of a
 child is its share in the softmax of these scores over the whole vocabulary. Knows nothing of models, trees or
 torch.
 
@@ -23,7 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from flowspec.core.protocol.messages import Sampling
-from flowspec.model.logit_bias import LogitBias
+from flowspec.core.text_before import TextBefore
+from flowspec.model.shaping import Shaping
 from flowspec.noise import CACHE_BYTES_MAX, U64, bits_above, draw_bits, gumbel
 
 F32 = npt.NDArray[np.float32]
@@ -35,8 +36,8 @@ WEIGHT_ERROR = 1e-3
 """More than the rounding of single precision can do to a weight."""
 WEIGHT_MIN = 1e-30
 """Weights below may have lost their order to underflow."""
-BIASES_MAX = 64
-"""Samplings whose biases are kept."""
+SHAPINGS_MAX = 64
+"""Samplings of which is kept what they change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,18 +81,25 @@ class Ranker:
         self._noises: OrderedDict[tuple[int, int], _Noise] = OrderedDict()
         self._noises_max = max(2, bytes_max // (12 * len(self._ids)))
         self._tokens = vocabulary_size if ids is None else ids
-        self._biases: dict[Sampling, LogitBias] = {}
+        self._shapings: dict[Sampling, Shaping] = {}
 
-    def best(self, logits: F32, asked: Sequence[tuple[Sampling, int]], width: int) -> list[Children]:
+    def best(
+        self,
+        logits: F32,
+        asked: Sequence[tuple[Sampling, int]],
+        width: int,
+        texts: Sequence[TextBefore | None] = (),
+    ) -> list[Children]:
         """Up to `width` children for each row of `logits` `[rows, columns]`; `asked` is its sampling and the
-        children's position."""
+        children's position, `texts` what stands before them (empty: no sampling needs it)."""
         logits = logits[:, : len(self._ids)]
         found = []
-        for row, (sampling, position) in zip(logits, asked, strict=True):
+        before = texts or [None] * len(asked)
+        for row, (sampling, position), text in zip(logits, asked, before, strict=True):
             is_noisy = self._coupled and sampling.temperature > 0
             noise = self._noise(sampling.seed, position) if is_noisy else None
-            if sampling.is_biased:
-                found.append(self._allowed(self._bias(sampling).added_to(row), sampling, noise, width))
+            if sampling.is_shaped:
+                found.append(self._allowed(self._shaping(sampling).of(row, text), sampling, noise, width))
             else:
                 found.append(self._children(row, sampling.temperature, noise, width))
         return found
@@ -101,12 +109,12 @@ class Ranker:
         count = min(width, int(np.count_nonzero(logits > -np.inf)))
         return self._children(logits, sampling.temperature, noise, count) if count else Children((), ())
 
-    def _bias(self, sampling: Sampling) -> LogitBias:
-        found = self._biases.get(sampling)
+    def _shaping(self, sampling: Sampling) -> Shaping:
+        found = self._shapings.get(sampling)
         if found is None:
-            if len(self._biases) >= BIASES_MAX:
-                self._biases.clear()
-            found = self._biases[sampling] = LogitBias(sampling, self._tokens)
+            if len(self._shapings) >= SHAPINGS_MAX:
+                self._shapings.clear()
+            found = self._shapings[sampling] = Shaping(sampling, self._tokens)
         return found
 
     def _children(self, logits: F32, temperature: float, noise: _Noise | None, width: int) -> Children:

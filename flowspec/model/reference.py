@@ -14,11 +14,13 @@ import io
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from flowspec.core.protocol.messages import Sampling
 from flowspec.core.protocol.precision import ACTIVATIONS, CACHE_AUTO, FILED, Q8_0, Q8_0_NUMBERS, cached_as
+from flowspec.core.text_before import TextBefore
 from flowspec.model.arithmetic.packed import FORMS, numbers_of
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf import gemma4
@@ -199,7 +201,8 @@ class Reference:
                 input_ids=torch.tensor([fed]), use_cache=True, logits_to_keep=1, **{cache_called: cache}
             )
             cache = out[cache_called]
-            tokens.append(sampler.draw(out.logits[0, -1].numpy(), len(prompt) + len(tokens)))
+            text = TextBefore(np.array([*prompt, *tokens], dtype=np.int64), len(prompt))
+            tokens.append(sampler.draw(out.logits[0, -1].numpy(), len(prompt) + len(tokens), text))
             fed = tokens[-1:]
         self._answers[key] = tokens
         return tokens

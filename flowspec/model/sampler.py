@@ -1,8 +1,8 @@
 """Draws next tokens by the coupled Gumbel-max rule: `argmax(log p + G[seed, position, id])` over the filtered
 ids.
 
-Logits are biased first (`model.logit_bias`); a token that may not be drawn has minus infinity from then on,
-no mass in any filter, and no chance. Filters in order: temperature, top-k, top-p, min-p, each over
+Logits are biased and penalised first (`model.shaping`); a token that may not be drawn has minus infinity from
+then on, no mass in any filter, and no chance. Filters in order: temperature, top-k, top-p, min-p, each over
 (probability descending, id ascending). Temperature 0 is argmax, lowest id first. Exact without a full sort of
 the vocabulary:
 
@@ -22,7 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from flowspec.core.protocol.messages import Logprobs, Sampling
-from flowspec.model.logit_bias import LogitBias
+from flowspec.core.text_before import TextBefore
+from flowspec.model.shaping import Shaping
 from flowspec.noise import NoiseCache, bits_above, draw_bits, gumbel
 
 F32 = npt.NDArray[np.float32]
@@ -41,20 +42,20 @@ LOW_TOP_P = 0.5
 
 class Sampler:
     """Draws the tokens of one request. `logits` rows are float32 `[vocabulary]`, finite, as the model gives
-    them."""
+    them; `text` is what stands before the token, and may be None where the sampling does not need it."""
 
     def __init__(self, sampling: Sampling, vocabulary_size: int) -> None:
         self.sampling = sampling
         self._noise = NoiseCache(sampling.seed, vocabulary_size)
-        self._bias = LogitBias(sampling, vocabulary_size) if sampling.is_biased else None
+        self._shaping = Shaping(sampling, vocabulary_size) if sampling.is_shaped else None
 
-    def biased(self, logits: F32) -> F32:
-        """What is drawn from: the logits themselves where nothing is to be added to them."""
-        return logits if self._bias is None else self._bias.added_to(logits)
+    def shaped(self, logits: F32, text: TextBefore | None = None) -> F32:
+        """What is drawn from: the logits themselves where nothing is to be changed of them."""
+        return logits if self._shaping is None else self._shaping.of(logits, text)
 
-    def draw(self, logits: F32, position: int) -> int:
+    def draw(self, logits: F32, position: int, text: TextBefore | None = None) -> int:
         """The token at `position`, that of the token being drawn."""
-        sampling, logits = self.sampling, self.biased(logits)
+        sampling, logits = self.sampling, self.shaped(logits, text)
         if sampling.temperature == 0:
             return int(np.argmax(logits))
         if 0 < sampling.top_k < len(logits):
@@ -72,10 +73,10 @@ class Sampler:
                 failed.append(token)
         return self._best(logits, self._filtered(logits, None), position)
 
-    def survivors(self, logits: F32) -> I64:
+    def survivors(self, logits: F32, text: TextBefore | None = None) -> I64:
         """Ids that pass all filters, most probable first. Sorts the vocabulary: for checking and
         reporting."""
-        logits = self.biased(logits)
+        logits = self.shaped(logits, text)
         if self.sampling.temperature == 0:
             return np.array([np.argmax(logits)])
         top_k = self.sampling.top_k
@@ -83,7 +84,7 @@ class Sampler:
         return found[logits[found] > -np.inf]
 
     def scores(self, logits: F32, ids: I64, position: int) -> F64:
-        """`logit / T + G` of some ids, by biased logits; log p differs from it by a constant."""
+        """`logit / T + G` of some ids, by what is drawn from; log p differs from it by a constant."""
         bits = draw_bits(self.sampling.seed, position, ids)
         return logits[ids].astype(np.float64) / self.sampling.temperature + gumbel(bits)
 
@@ -174,7 +175,7 @@ def _top_k(logits: F32, count: int) -> I64:
 
 def logprobs(logits: F32, token: int, count: int) -> Logprobs:
     """Log-probabilities of `token` and of the `count` likeliest tokens, by the softmax of the raw `logits`
-    `[vocabulary]`, not biased ones.
+    `[vocabulary]`, not of what is drawn from.
 
     What float32 cannot tell from minus infinity is its least number.
     """
@@ -187,9 +188,9 @@ def logprobs(logits: F32, token: int, count: int) -> Logprobs:
     return Logprobs(chosen=chosen, ids=tuple(ids.tolist()), values=tuple(values))
 
 
-def margin(sampler: Sampler, logits: F32, position: int, token: int) -> float:
-    """How far logits must move against each other, at least, before another token than `token` is drawn at
-    `position`.
+def margin(sampler: Sampler, logits: F32, position: int, token: int, text: TextBefore | None = None) -> float:
+    """How far the logits that are drawn from must move against each other, at least, before another token
+    than `token` is drawn at `position`.
 
     `token` is the one drawn. The least of: its distance to where a filter drops it, and for every other id
     the larger of the lead over it and its distance to where the filters let it in (0 if they do). Rounding
@@ -198,8 +199,8 @@ def margin(sampler: Sampler, logits: F32, position: int, token: int) -> float:
     """
     temperature, survivors, logits = (
         sampler.sampling.temperature,
-        sampler.survivors(logits),
-        sampler.biased(logits),
+        sampler.survivors(logits, text),
+        sampler.shaped(logits, text),
     )
     if temperature == 0:
         return float(np.float64(logits[token]) - np.delete(logits, token).max(initial=-np.inf))

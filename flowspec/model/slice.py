@@ -345,8 +345,7 @@ class Slice:
         """Next tokens of the surviving rows `[rows, hidden]`, and their log-probabilities; `lm_head` runs
         only for those asked for."""
         asked = job.sampled
-        positions = np.concatenate([part.positions for part in job.parts])
-        requests = [part for part in job.parts for _ in part.slots]
+        places = [(part, row) for part in job.parts for row in range(len(part.slots))]
         wanted = [index for index, row in enumerate(rows) if asked[row]]
         tokens = [-1] * len(rows)
         found: list[Logprobs | None] = (
@@ -354,8 +353,10 @@ class Slice:
         )
         if wanted:
             for row_logits, index in zip(self.logits(hidden[wanted]), wanted, strict=True):
-                part = requests[rows[index]]
-                tokens[index] = self._sampler(part).draw(row_logits, int(positions[rows[index]]) + 1)
+                part, row = places[rows[index]]
+                tokens[index] = self._sampler(part).draw(
+                    row_logits, int(part.positions[row]) + 1, part.text(row)
+                )
                 if part.top_logprobs >= 0:
                     found[index] = logprobs(row_logits, tokens[index], part.top_logprobs)
         return tuple(tokens), tuple(found)

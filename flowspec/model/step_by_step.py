@@ -14,6 +14,7 @@ import torch
 from flowspec.core.protocol.messages import Sampling
 from flowspec.core.protocol.precision import CACHE_AUTO
 from flowspec.core.stage.events import JobPart, RunLayers
+from flowspec.core.text_before import TextBefore
 from flowspec.model.files import ModelFiles
 from flowspec.model.pieces import Span
 from flowspec.model.sampler import F32, Sampler, margin
@@ -79,7 +80,8 @@ class StepByStep:
         """
         *before, last = answer
         *_, rows = self.logits((*prompt, *before))
-        return margin(Sampler(sampling, self.vocabulary_size), rows[0], len(prompt) + len(before), last)
+        sampler, text = Sampler(sampling, self.vocabulary_size), _text(prompt, before)
+        return margin(sampler, rows[0], len(prompt) + len(before), last, text)
 
     def logits(self, tokens: Sequence[int], portions: Sequence[int] = ()) -> Iterator[F32]:
         """Logits `[rows, vocabulary]` after each token of a text, of so many rows a pass; one a pass without
@@ -100,12 +102,14 @@ class StepByStep:
         """Each new token, and whether no other is likelier there."""
         sampler = Sampler(sampling, self.vocabulary_size)
         end = len(prompt) + new_tokens_max
+        answer: list[int] = []
         self.part.open_cache(REQUEST, end)
         try:
             for position, token in enumerate(prompt):
                 rows = self._pass([token], position)
             for position in range(len(prompt), end):
-                token = sampler.draw(rows[0], position)
+                token = sampler.draw(rows[0], position, _text(prompt, answer))
+                answer.append(token)
                 yield token, bool(rows[0][token] == rows[0].max())
                 if token in stop_ids or position == end - 1:
                     return
@@ -132,3 +136,8 @@ class StepByStep:
         job = RunLayers(job=first, parts=(own,), payload=None, rows=tuple(range(len(tokens))))
         _, states = self.part.forward(job, None)
         return self.part.logits(states)
+
+
+def _text(prompt: Sequence[int], answer: Sequence[int]) -> TextBefore:
+    """What stands before the next token of an answer."""
+    return TextBefore(np.array([*prompt, *answer], dtype=np.int64), len(prompt))

@@ -35,7 +35,6 @@ _READ = (
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _OTHER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "merges.txt", "chat_template.jinja")
 _UNSUPPORTED = {
-    "repetition_penalty": 1.0,
     "encoder_repetition_penalty": 1.0,
     "guidance_scale": 1.0,
     "typical_p": 1.0,
@@ -400,9 +399,9 @@ class Recommended:
     """What a model's files say: its stop tokens, those that are never to be drawn, however an answer is
     sampled, and, where it samples, how.
 
-    `sampling` holds fields of `Sampling`, a temperature among them, and nothing where the model does not
-    sample. `unsupported` names features it asks for that FlowSpec lacks; whoever follows the recommendation
-    must refuse them.
+    `sampling` holds fields of `Sampling`: a temperature among them where the model samples, else penalties
+    alone, by which the likeliest token may be another one. `unsupported` names features it asks for that
+    FlowSpec lacks; whoever follows the recommendation must refuse them.
     """
 
     stop_ids: frozenset[int]
@@ -433,9 +432,10 @@ def recommended(files: ModelFiles, config: Any) -> Recommended:
         name for name, off in _UNSUPPORTED.items() if raw.get(name) is not None and raw[name] != off
     )
     said = {name: raw[name] for name in _RECOMMENDED if raw.get(name) is not None}
+    penalties = {name: value for name, value in said.items() if name.endswith("_penalty")}
     return Recommended(
         stop_ids=stop_ids,
-        sampling={"temperature": 1.0, **said} if raw.get("do_sample") else {},
+        sampling={"temperature": 1.0, **said} if raw.get("do_sample") else penalties,
         suppress_tokens=tuple(sorted(suppressed)),
         unsupported=unsupported,
     )

@@ -38,6 +38,9 @@ class SamplingParams:
     filters where these are None, too; without a recommendation 0.
     `top_k`: keep so many of the likeliest tokens (0: all). `top_p`: keep the likeliest up to this probability
     mass (above 0, 1: all). `min_p`: keep those at least so likely beside the likeliest (0: all, below 1).
+    `presence_penalty`: taken off the logit of a token that the answer has already, `frequency_penalty`: taken
+    off for each time (both -2 to 2, 0: nothing). `repetition_penalty`: the logit of a token that prompt or
+    answer have already is divided by it if above 0, else multiplied (.01 to 100, 1: neither).
     `seed`: the same seed gives the same answer, any whole number of 64 bits; those below 0 stand for large
     ones, always the same. None: drawn, and told in `Answer.seed`.
     `logit_bias`: what is added to the logits of some tokens before anything else, by token id: -100 to 100,
@@ -58,6 +61,11 @@ class SamplingParams:
     top_k: int | None = _sampled("K", "keep the K likeliest tokens (0: all)")
     top_p: float | None = _sampled("P", "keep the likeliest tokens up to this probability mass (1: all)")
     min_p: float | None = _sampled("P", "keep tokens at least this likely beside the likeliest (0: all)")
+    presence_penalty: float | None = _sampled("X", "take X off the logits of tokens that the answer has (0)")
+    frequency_penalty: float | None = _sampled("X", "take X off them for each time that it has them (0)")
+    repetition_penalty: float | None = _sampled(
+        "X", "divide the logits of tokens that prompt or answer have by X, multiply those below 0 (1)"
+    )
     seed: int | None = _sampled("N", "same seed, same answer")
     logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] = ()
     max_new_tokens: int = NEW_TOKENS_DEFAULT

@@ -138,10 +138,7 @@ def _wanted(
         includes_usage=includes_usage,
     )
     sampled = f"; how tokens are drawn is said by {', '.join(SAMPLING_FIELDS)}"
-    for field in ("presence_penalty", "frequency_penalty"):
-        fields.neutral(field, 0, instead=sampled)
-    for field in ("repetition_penalty", "typical_p"):  # of other servers
-        fields.neutral(field, 1, instead=sampled)
+    fields.neutral("typical_p", 1, instead=sampled)  # of other servers
     fields.neutral("service_tier", "auto", "default")
     fields.neutral("store", False)
     fields.ignored(

@@ -16,7 +16,8 @@ import numpy as np
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Commit, Open, Proposal, Release, Segment, SegmentPart
 from flowspec.core.stage.path import living_below, newly_committed
-from flowspec.model.logit_bias import LogitBias
+from flowspec.core.text_before import TextBefore
+from flowspec.model.shaping import Shaping
 from flowspec.noise import draw_bits, gumbel
 from flowspec.sim.language import F32, HashLanguage, Prefix, as_prefix
 
@@ -221,8 +222,8 @@ class FakeDrafter:
 
     def _propose(self, view: _View, node: int, width: int) -> Proposal:
         prefix = self._prefix(view, node)
-        sampling = view.opening.sampling
-        scores = LogitBias(sampling, self._ids).added_to(self.logits(prefix)).astype(np.float64)
+        sampling, text = view.opening.sampling, TextBefore(prefix.astype(np.int64), view.opening.answer_start)
+        scores = Shaping(sampling, self._ids).of(self.logits(prefix), text).astype(np.float64)
         if sampling.temperature > 0:
             scores = scores / sampling.temperature + gumbel(draw_bits(sampling.seed, len(prefix), self._ids))
         best = np.argsort(-scores, kind="stable")[: min(width, np.count_nonzero(scores > -np.inf))]

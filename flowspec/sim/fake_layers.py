@@ -146,9 +146,12 @@ class FakeLayers:
             prefixes = self._write_and_read(stage, part, alive[first:end])
             if is_last:
                 tokens = [
-                    self._language.next_token(prefix, part.sampling) if part.sampled[row] else -1
+                    self._language.next_token(prefix, part.sampling, part.answer_start)
+                    if part.sampled[row]
+                    else -1
                     for row, prefix in prefixes
                 ]
+                self._check_texts(part, prefixes)
                 next_tokens += tokens
                 for token, (_, prefix) in zip(tokens, prefixes, strict=True):
                     is_asked = token >= 0 and part.top_logprobs >= 0
@@ -158,6 +161,15 @@ class FakeLayers:
             first = end
         outgoing = Tensor(rows=len(rows), width=1, dtype="float32", data=sent[list(rows)].tobytes())
         return outgoing if rows else None, tuple(next_tokens), tuple(logprobs)
+
+    def _check_texts(self, part: JobPart, prefixes: Sequence[tuple[int, Prefix]]) -> None:
+        """What a row sees is the text that its next token is drawn by."""
+        for row, prefix in prefixes if part.sampling.needs_text and self._is_honest else ():
+            text = part.text(row)
+            assert text is not None, f"request {part.request} is drawn without its text"
+            assert text.tokens.tolist() == prefix.tolist(), (
+                f"a row of request {part.request} is drawn by another text than it sees"
+            )
 
     def _write_and_read(
         self, stage: int, part: JobPart, alive: npt.NDArray[np.bool_]

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flowspec.core.protocol.messages import Logprobs, Sampling
+from flowspec.core.text_before import TextBefore
 from flowspec.model.sampler import Sampler, logprobs
 from flowspec.noise import draw_bits, gumbel
 
@@ -26,9 +27,10 @@ Prefix = npt.NDArray[np.int32]
 
 
 class Language(Protocol):
-    """A next token for every prefix `[position]` of token ids."""
+    """A next token for every prefix `[position]` of token ids, in which the answer begins at
+    `answer_start`."""
 
-    def next_token(self, prefix: Prefix, sampling: Sampling) -> int: ...
+    def next_token(self, prefix: Prefix, sampling: Sampling, answer_start: int) -> int: ...
 
     def logprobs(self, prefix: Prefix, token: int, count: int) -> Logprobs:
         """Of the token after a prefix, and of the `count` likeliest ones there."""
@@ -45,7 +47,7 @@ class HashLanguage:
         self._key = seed.to_bytes(16, "little")
         self._ids = np.arange(vocabulary_size)
         self._logits: dict[bytes, F32] = {}
-        self._next: dict[tuple[Sampling, bytes], int] = {}
+        self._next: dict[tuple[Sampling, bytes, int], int] = {}
         self._samplers: dict[Sampling, Sampler] = {}
         self._others: dict[int, HashLanguage] = {}
 
@@ -65,8 +67,8 @@ class HashLanguage:
             self._logits[key] = found
         return found
 
-    def next_token(self, prefix: Prefix, sampling: Sampling) -> int:
-        key = (sampling, prefix.tobytes())
+    def next_token(self, prefix: Prefix, sampling: Sampling, answer_start: int) -> int:
+        key = (sampling, prefix.tobytes(), answer_start if sampling.needs_text else 0)
         found = self._next.get(key)
         if found is None:
             sampler = self._samplers.get(sampling)
@@ -75,7 +77,8 @@ class HashLanguage:
                     self._samplers.clear()
                     self._next.clear()
                 sampler = self._samplers[sampling] = Sampler(sampling, self.vocabulary_size)
-            found = self._next[key] = sampler.draw(self.logits(prefix), len(prefix))
+            text = TextBefore(prefix.astype(np.int64), answer_start) if sampling.needs_text else None
+            found = self._next[key] = sampler.draw(self.logits(prefix), len(prefix), text)
         return found
 
     def logprobs(self, prefix: Prefix, token: int, count: int) -> Logprobs:
@@ -100,8 +103,8 @@ class AnswerLanguage:
                 assert known == token, "two answers go on differently after one prefix"
                 path.update(as_prefix([token]).tobytes())
 
-    def next_token(self, prefix: Prefix, sampling: Sampling) -> int:
-        del sampling
+    def next_token(self, prefix: Prefix, sampling: Sampling, answer_start: int) -> int:
+        del sampling, answer_start
         return self._next.get(blake2b(prefix.tobytes(), digest_size=16).digest(), self.other_token)
 
     def logprobs(self, prefix: Prefix, token: int, count: int) -> Logprobs:

@@ -30,6 +30,7 @@ def opening(
         root=length - 1 if root is None else root,
         slots=context + limits.TREE_NODES_MAX,
         sampling=Sampling(),
+        answer_start=length,
     )
 
 

@@ -14,6 +14,7 @@ from flowspec.core.stage.events import (
 )
 from flowspec.core.stage.stage import StageCore
 
+LIKELIEST = Sampling()
 PROMPT = 3  # nodes 0, 1, 2 at positions 0, 1, 2; node 2 is the root
 
 
@@ -25,6 +26,8 @@ def opening(
     root: int = 2,
     slots: int = 64,
     top_logprobs: int = -1,
+    sampling: Sampling = LIKELIEST,
+    answer_start: int | None = None,
 ) -> Open:
     return Open(
         request=1,
@@ -33,8 +36,9 @@ def opening(
         length=length,
         root=root,
         slots=slots,
-        sampling=Sampling(),
+        sampling=sampling,
         top_logprobs=top_logprobs,
+        answer_start=length if answer_start is None else answer_start,
     )
 
 

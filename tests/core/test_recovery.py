@@ -45,6 +45,7 @@ def test_what_is_known_of_an_answer_becomes_a_prompt_in_a_new_epoch() -> None:
     )
     assert again.opening is not None
     assert (again.opening.keep, again.opening.length, again.opening.root) == (0, 4, 3)
+    assert again.opening.answer_start == 3, "what is known of the answer is not the prompt's"
     head.segments = [head.sent[-1]]
     assert head.back({3: 31}) == [emits(31), sends(4)]
     assert head.tokens[1] == [30, 31]

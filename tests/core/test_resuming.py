@@ -15,7 +15,7 @@ def test_what_is_known_of_the_answer_is_computed_with_the_prompt_and_not_emitted
     part = head.sent[-1].parts[0]
     assert (part.tokens, part.committed) == ((5, 6, 7, 30, 31), (True,) * 5)
     assert part.opening is not None
-    assert (part.opening.length, part.opening.root) == (5, 4)
+    assert (part.opening.length, part.opening.root, part.opening.answer_start) == (5, 4, 3)
     assert head.back({4: 32}) == [emits(32), sends(5)]
     assert head.back({5: 33}) == [emits(33), ends("length")]
 

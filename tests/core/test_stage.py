@@ -5,16 +5,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.messages import Release
+from flowspec.core.protocol.messages import Release, Sampling
 from flowspec.core.stage.events import (
     ClearSlots,
     CloseCache,
     ControlArrived,
     LayerEnded,
     OpenCache,
+    RunLayers,
     SegmentArrived,
     SendSegment,
     SendVerified,
@@ -296,3 +298,53 @@ def test_payloads_that_wait_are_bounded_in_bytes() -> None:
         rows = [(number + 2, 2, 3)]
         job = run_of(give(number, half))
     assert core.queued == 0, "what has run does not count"
+
+
+LOOKS_BACK = Sampling(frequency_penalty=0.5)
+
+
+def texts_of(job: RunLayers) -> dict[int, tuple[list[int], int]]:
+    """By row, what stands before the token that is drawn behind it, and where the answer begins."""
+    (part,) = job.parts
+    found = {row: part.text(row) for row in np.flatnonzero(part.sampled).tolist()}
+    return {row: (text.tokens.tolist(), text.answer_start) for row, text in found.items() if text is not None}
+
+
+def test_each_row_is_drawn_by_the_text_of_its_own_branch() -> None:
+    core = StageCore(is_last=True, slots_max=64)
+    asked = opening(sampling=LOOKS_BACK, answer_start=2)
+    prompt = run_of(arrive(core, segment(0, [(0, -1, 0), (1, 0, 1), (2, 1, 2)], prompt=True, opens=asked)))
+    assert texts_of(prompt) == {2: ([0, 10, 20], 2)}
+    finish(core, prompt, drawn=(-1, -1, 30))
+    job = run_of(arrive(core, segment(1, [(3, 2, 3), (4, 3, 4), (5, 3, 4), (6, 5, 5)])))
+    assert texts_of(job) == {
+        0: ([0, 10, 20, 30], 2),
+        1: ([0, 10, 20, 30, 40], 2),
+        2: ([0, 10, 20, 30, 50], 2),
+        3: ([0, 10, 20, 30, 50, 60], 2),
+    }
+    finish(core, job, drawn=(50, 1, 60, 70))  # node 4 is dead, and its slot free
+    job = run_of(arrive(core, segment(2, [(7, 6, 6)], newest=commit(3, 5))))
+    assert texts_of(job) == {0: ([0, 10, 20, 30, 50, 60, 70], 2)}
+    finish(core, job, drawn=(80,))
+
+
+def test_a_turn_that_keeps_tokens_is_drawn_by_them_and_one_that_needs_no_text_gets_none() -> None:
+    core = opened(is_last=True)
+    job = run_of(arrive(core, segment(1, [(3, 2, 3)])))
+    assert texts_of(job) == {}, "nobody asked"
+    assert job.parts[0].slot_tokens is None
+    finish(core, job, drawn=(40,))
+    arrive(core, segment(2, [], newest=commit(3)))
+    again = opening(epoch=1, keep=3, length=5, root=9, sampling=LOOKS_BACK)
+    rows = [(8, 2, 3), (9, 8, 4)]
+    sent = segment(3, rows, newest=commit(base=5, epoch=1), prompt=True, opens=again)
+    job = run_of(arrive(core, sent))
+    assert texts_of(job) == {1: ([0, 10, 20, 80, 90], 5)}
+
+
+def test_only_the_last_stage_learns_the_text() -> None:
+    core = StageCore(is_last=False, slots_max=64)
+    asked = opening(sampling=LOOKS_BACK)
+    job = run_of(arrive(core, segment(0, [(0, -1, 0), (1, 0, 1), (2, 1, 2)], prompt=True, opens=asked)))
+    assert texts_of(job) == {}

@@ -23,7 +23,7 @@ from flowspec.model.attention import TreeRows
 from flowspec.model.files import ModelFiles
 from flowspec.plan.shape import shape_of
 from tests.draft.assistants import make_assistant
-from tests.draft.trees import Teller, go_back, segment
+from tests.draft.trees import PENALTIES, Teller, go_back, segment
 
 CPU = torch.device("cpu")
 HIDDEN = SMALL["hidden_size"]
@@ -160,7 +160,10 @@ class Mirror:
         hidden, predicted = self._head.run(token, feature[None], at, self._head.batch([rows]))
         self._predicted[node] = predicted[0]
         (children,) = Ranker(VOCABULARY_SIZE).best(
-            self._head.logits(hidden).numpy(), [(self.teller.sampling, len(line))], WIDTH
+            self._head.logits(hidden).numpy(),
+            [(self.teller.sampling, len(line))],
+            WIDTH,
+            [self.teller.before(node)],
         )
         return Proposal(
             request=self.teller.request,
@@ -232,7 +235,7 @@ def test_what_comes_after_going_back_is_that_of_a_new_text(files: ModelFiles, ta
 
 def test_requests_do_not_touch_each_other(files: ModelFiles, target: ModelFiles) -> None:
     drafter, first = start(files, target)
-    mirrors = [first, Mirror(first._head, Teller(2, Sampling(temperature=1.0, seed=9)))]
+    mirrors = [first, Mirror(first._head, Teller(2, Sampling(temperature=1.0, seed=9, **PENALTIES)))]
     for mirror, text in zip(mirrors, ([4, 9, 16, 25], [2, 3, 5, 7, 11, 13]), strict=True):
         mirror.teller.begin(text)
         mirror.tell(drafter, mirror.teller.path[:-1])

@@ -23,7 +23,7 @@ from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
 from flowspec.plan.shape import shape_of
 from tests.draft.blocks import IDS, SIZE, make_block_drafter, make_dspark
-from tests.draft.trees import Teller, go_back, segment
+from tests.draft.trees import PENALTIES, Teller, go_back, segment
 
 CPU = torch.device("cpu")
 HIDDEN = SMALL["hidden_size"]
@@ -210,7 +210,7 @@ class Mirror:
                 hidden = self._head.after(guesses[position - begin][None], [token])
                 logits = self._head.logits(hidden).numpy()
                 (children,) = Ranker(VOCABULARY_SIZE).best(
-                    logits, [(self.teller.sampling, position + 1)], WIDTH
+                    logits, [(self.teller.sampling, position + 1)], WIDTH, [self.teller.before(node)]
                 )
                 found[node] = Proposal(
                     request=self.teller.request,
@@ -241,11 +241,14 @@ def grow(teller: Teller, parent: int, count: int) -> list[int]:
     return [teller.add(parent, (7 * parent + 31 * nth) % VOCABULARY_SIZE) for nth in range(1, count + 1)]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(
+    "sampling",
+    [Sampling(), Sampling(temperature=0.8, seed=6), Sampling(temperature=0.8, seed=6, **PENALTIES)],
+)
 def test_all_that_lives_is_proposed_anew_with_the_next_block(
-    temperature: float, files: ModelFiles, target: ModelFiles
+    sampling: Sampling, files: ModelFiles, target: ModelFiles
 ) -> None:
-    drafter, mirror = start(files, target, Sampling(temperature=temperature, seed=6))
+    drafter, mirror = start(files, target, sampling)
     teller = mirror.teller
     teller.begin([3, 5, 8, 13, 21])
     mirror.tell(drafter, teller.path[:-1])

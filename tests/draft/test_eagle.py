@@ -21,7 +21,7 @@ from flowspec.errors import ClusterError
 from flowspec.model.attention import TreeBatch, TreeRows
 from flowspec.model.files import ModelFiles
 from tests.draft.heads import make_head
-from tests.draft.trees import Teller, segment
+from tests.draft.trees import PENALTIES, Teller, segment
 
 CPU = torch.device("cpu")
 WIDTH = 5
@@ -102,7 +102,9 @@ class Mirror:
 
     def _proposal(self, node: int) -> Proposal:
         logits = self._head.logits(self._predicted[node][None]).numpy()
-        (children,) = self._ranker.best(logits, [(self.teller.sampling, len(self.teller.line(node)))], WIDTH)
+        (children,) = self._ranker.best(
+            logits, [(self.teller.sampling, len(self.teller.line(node)))], WIDTH, [self.teller.before(node)]
+        )
         return Proposal(
             request=self.teller.request,
             epoch=self.teller.epoch,
@@ -135,7 +137,7 @@ def test_random_trees_of_two_requests_over_several_turns(
     it is, and what its second layer saw of that row is older then."""
     rng = random.Random(seed)
     drafter, first = start(head_files, target, Sampling())
-    mirrors = [first, Mirror(first._head, Teller(2, Sampling(temperature=0.9, seed=seed)))]
+    mirrors = [first, Mirror(first._head, Teller(2, Sampling(temperature=0.9, seed=seed, **PENALTIES)))]
     ripe: dict[int, list[int]] = {}
     checked = again = 0
     for turn in range(3):

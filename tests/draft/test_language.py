@@ -20,7 +20,7 @@ from flowspec.draft.language import LanguageModelDrafter
 from flowspec.draft.ranking import Ranker
 from flowspec.errors import ClusterError, PeerError
 from flowspec.model.files import ModelFiles
-from tests.draft.trees import Teller, segment
+from tests.draft.trees import PENALTIES, Teller, segment
 
 CPU = torch.device("cpu")
 WIDTH = 6
@@ -51,7 +51,9 @@ class Oracle:
     def check(self, teller: Teller, proposal: Proposal, width: int = WIDTH) -> None:
         text = teller.text(proposal.node)
         logits = self._plain(input_ids=torch.tensor([text]), use_cache=False).logits[:, -1].numpy()
-        (expected,) = self._ranker.best(logits, [(teller.sampling, len(text))], width)
+        (expected,) = self._ranker.best(
+            logits, [(teller.sampling, len(text))], width, [teller.before(proposal.node)]
+        )
         assert (proposal.request, proposal.epoch) == (teller.request, teller.epoch)
         assert proposal.tokens == expected.tokens, f"node {proposal.node} of request {proposal.request}"
         np.testing.assert_allclose(proposal.confidences, expected.confidences, rtol=2e-3, atol=1e-6)
@@ -63,7 +65,7 @@ def test_random_trees_of_two_requests_over_several_turns(folder: Path, plain: An
     segments."""
     rng = random.Random(seed)
     drafter, oracle = drafter_of(folder, context=300), Oracle(plain)
-    tellers = [Teller(1, Sampling()), Teller(2, Sampling(temperature=0.8, seed=seed))]
+    tellers = [Teller(1, Sampling()), Teller(2, Sampling(temperature=0.8, seed=seed, **PENALTIES))]
     ripe: dict[int, list[int]] = {}  # nodes that may be given: drafted, and their parents given
     checked = dead_rows = 0
     for turn in range(3):

@@ -7,7 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+
 from flowspec.core.protocol.messages import Commit, Open, Proposal, Sampling, Segment, SegmentPart
+from flowspec.core.text_before import TextBefore
+
+PENALTIES = {"presence_penalty": 0.5, "frequency_penalty": 0.3, "repetition_penalty": 1.2}
 
 
 @dataclass
@@ -74,6 +79,10 @@ class Teller:
     def text(self, node: int) -> tuple[int, ...]:
         return tuple(self.tokens[each] for each in self.line(node))
 
+    def before(self, node: int) -> TextBefore:
+        """What stands before a child of this node."""
+        return TextBefore(np.array(self.text(node)), self.prompt_length)
+
     def missing(self) -> list[int]:
         """Path nodes before the root that the drafter has not been given."""
         return [node for node in self.path[:-1] if node not in self.given]
@@ -93,6 +102,7 @@ class Teller:
                 root=self.path[self.prompt_length - 1],
                 slots=self.slots,
                 sampling=self.sampling,
+                answer_start=self.prompt_length,
             ),
             ids=tuple(rows),
             parents=tuple(self.parents[node] for node in rows),

@@ -145,7 +145,9 @@ def test_each_node_of_a_random_tree_gets_the_logits_of_its_path(folder: Path, se
     alive = {request: {19} for request in (1, 2)}
     committed: dict[int, list[int]] = {1: [], 2: []}
     opens = {
-        r: Open(request=r, epoch=0, keep=0, length=20, root=19, slots=200, sampling=Sampling())
+        r: Open(
+            request=r, epoch=0, keep=0, length=20, root=19, slots=200, sampling=Sampling(), answer_start=20
+        )
         for r in (1, 2)
     }
 

@@ -274,8 +274,17 @@ def test_features_that_are_lacking_are_named_unless_switched_off(tmp_path: Path)
         "typical_p": 1.0,
         "eta_cutoff": 0,
     }
-    assert set(advice(tmp_path, asks).unsupported) == {"repetition_penalty", "no_repeat_ngram_size"}
-    assert advice(tmp_path, {"do_sample": True, "repetition_penalty": 1.0}).unsupported == ()
+    found = advice(tmp_path, asks)
+    assert found.unsupported == ("no_repeat_ngram_size",)
+    assert found.sampling["repetition_penalty"] == 1.05
+
+
+def test_a_penalty_is_recommended_whether_the_model_samples_or_not(tmp_path: Path) -> None:
+    for content in ({}, {"do_sample": False, "temperature": 0.7, "top_p": 0.5}):
+        found = advice(tmp_path, {**content, "repetition_penalty": 1.1})
+        assert found.sampling == {"repetition_penalty": 1.1}
+    sampled = advice(tmp_path, {"do_sample": True, "repetition_penalty": 1.1})
+    assert sampled.sampling == {"temperature": 1.0, "repetition_penalty": 1.1}
 
 
 @pytest.mark.parametrize(

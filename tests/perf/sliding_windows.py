@@ -105,6 +105,7 @@ class Text:
             root=self.context - 1,
             slots=self.context + limits.TREE_NODES_MAX,
             sampling=Sampling(),
+            answer_start=self.context,
         )
         part = SegmentPart(
             commit=Commit(request=self.request, epoch=self.epoch, base=self.context, path=()),

@@ -32,10 +32,11 @@ BIASED = {
     "logit_bias": tuple((token, 1.5) for token in range(264, 1000, 7)),
 }
 """A third of the vocabulary is never drawn, and some tokens oftener than the model says."""
+PENALISED = {"presence_penalty": 0.4, "frequency_penalty": 0.3, "repetition_penalty": 1.15}
 FACTORS: dict[str, tuple[Any, ...]] = {
     "method": METHODS,
     "drafter": (BUNDLED, "ngram", RANDOM, EAGLE),
-    "filter": ({}, {"top_k": 8}, {"top_p": 0.8, **BIASED}, {"min_p": 0.1}),
+    "filter": ({}, {"top_k": 8}, {"top_p": 0.8, **BIASED}, {"min_p": 0.1}, PENALISED),
     "temperature": (0.0, 0.5, 1.0),
     "stages": (1, 2, 4),
     "seed": (1, 2, 3),

@@ -100,7 +100,14 @@ def test_a_segment_that_cannot_go_on_ends_the_hold_and_what_waits_behind_it(
 
     def prompt(request: int) -> SegmentPart:
         opening = Open(
-            request=request, epoch=0, keep=0, length=len(rows), root=rows[-1], slots=100, sampling=Sampling()
+            request=request,
+            epoch=0,
+            keep=0,
+            length=len(rows),
+            root=rows[-1],
+            slots=100,
+            sampling=Sampling(),
+            answer_start=90,
         )
         commit = Commit(request=request, epoch=0, base=len(rows), path=())
         return SegmentPart(

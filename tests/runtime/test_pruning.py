@@ -169,7 +169,14 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ComputeTh
 def opening(request: int) -> Open:
     slots = CONTEXT + limits.TREE_NODES_MAX
     return Open(
-        request=request, epoch=0, keep=0, length=len(PROMPT), root=2, slots=slots, sampling=Sampling()
+        request=request,
+        epoch=0,
+        keep=0,
+        length=len(PROMPT),
+        root=2,
+        slots=slots,
+        sampling=Sampling(),
+        answer_start=len(PROMPT),
     )
 
 

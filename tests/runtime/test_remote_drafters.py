@@ -254,7 +254,14 @@ def test_weights_are_sent_to_a_daemon_that_lacks_the_drafter(
 def part(request: int, tokens: Sequence[int]) -> SegmentPart:
     length = len(tokens)
     opening = Open(
-        request=request, epoch=0, keep=0, length=length, root=length - 1, slots=CONTEXT, sampling=Sampling()
+        request=request,
+        epoch=0,
+        keep=0,
+        length=length,
+        root=length - 1,
+        slots=CONTEXT,
+        sampling=Sampling(),
+        answer_start=length,
     )
     return SegmentPart(
         commit=Commit(request=request, epoch=0, base=length, path=()),

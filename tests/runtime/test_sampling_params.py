@@ -40,8 +40,8 @@ def test_a_seed_is_drawn_where_one_is_needed() -> None:
 
 
 def test_what_the_model_recommends_and_is_not_built_must_be_done_without() -> None:
-    advice = Recommended(stop_ids=frozenset(), unsupported=("repetition_penalty",))
-    with pytest.raises(InputError, match=r"recommends repetition_penalty, .* give a temperature"):
+    advice = Recommended(stop_ids=frozenset(), unsupported=("guidance_scale",))
+    with pytest.raises(InputError, match=r"recommends guidance_scale, .* give a temperature"):
         SamplingParams().sampling(advice)
     assert SamplingParams(temperature=0.0).sampling(advice) == Sampling()
 

@@ -46,16 +46,20 @@ def disturbed(answer: TokenStream, at: int, disturb: Callable[[], None]) -> list
     return found
 
 
-@pytest.mark.parametrize("victim", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("victim", "penalties"), [(0, {}), (1, {}), (2, {"frequency_penalty": 0.8, "repetition_penalty": 1.2})]
+)
 def test_a_daemon_that_is_killed_costs_a_pause_and_not_the_answer(
-    doomed: LocalCluster, folder: Path, reference: Reference, victim: int
+    doomed: LocalCluster, folder: Path, reference: Reference, victim: int, penalties: dict[str, float]
 ) -> None:
+    """What stands in the text counts as before, where that is looked at: the prompt is the same."""
     daemons, notes = doomed.wait(), []
+    sampling = Sampling(temperature=1.0, seed=7, **penalties)
     plan = plan_for(folder, daemons)
     with Head(plan, recovery=surviving(plan, notes)) as head:
-        answer = submit(head, count=COUNT, sampling=Sampling(temperature=1.0, seed=7))
+        answer = submit(head, count=COUNT, sampling=sampling)
         found = disturbed(answer, 5, lambda: os.kill(daemons[victim].pid, signal.SIGKILL))
-        assert found == reference.generate(PROMPT, Sampling(temperature=1.0, seed=7), COUNT, frozenset())
+        assert found == reference.generate(PROMPT, sampling, COUNT, frozenset())
         assert answer.end is not None
         assert answer.end.statistics["recoveries"] == 1, notes
         assert [stage.plan.name for stage in head.stages] == [

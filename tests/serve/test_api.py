@@ -178,7 +178,7 @@ def test_the_next_turn_of_a_dialogue_finds_what_was_computed(server: Running) ->
     ("fields", "status", "param"),
     [
         ({"extra_body": {"wibble": 1}}, 400, "wibble"),
-        ({"presence_penalty": 1}, 400, "presence_penalty"),
+        ({"presence_penalty": 3}, 400, "presence_penalty"),
         ({"temperature": 3}, 400, "temperature"),
         ({"model": "gpt-4"}, 404, "model"),
     ],

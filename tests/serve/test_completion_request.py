@@ -62,13 +62,20 @@ def test_a_request_with_nothing_leaves_all_to_the_server() -> None:
     assert completion().tokens_max == 16
 
 
-def test_a_penalty_is_refused_with_what_there_is() -> None:
-    told = refusal(chat, repetition_penalty=1.1).message
-    assert told.startswith(
-        "repetition_penalty: FlowSpec does not support this; expected 1 or nothing, got 1.1"
-    )
+def test_another_way_to_draw_is_refused_with_what_there_is() -> None:
+    told = refusal(chat, typical_p=0.9).message
+    assert told.startswith("typical_p: FlowSpec does not support this; expected 1 or nothing, got 0.9")
     assert "top_k" in told
-    assert chat(repetition_penalty=1.0, model=None).model is None
+    assert chat(typical_p=1.0, model=None).model is None
+
+
+def test_penalties_are_taken_as_they_are() -> None:
+    asked = {"presence_penalty": -2, "frequency_penalty": 0.5, "repetition_penalty": 1.1}
+    for read in (chat, completion):
+        assert read(**asked).params == SamplingParams(
+            presence_penalty=-2.0, frequency_penalty=0.5, repetition_penalty=1.1
+        )
+    assert chat(presence_penalty=None, repetition_penalty=None).params == SamplingParams()
 
 
 def test_fields_that_ask_for_nothing_are_taken() -> None:
@@ -101,8 +108,11 @@ def test_fields_that_ask_for_nothing_are_taken() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "code"),
     [
-        ("presence_penalty", 0.5, "unsupported_parameter"),
-        ("frequency_penalty", -1, "unsupported_parameter"),
+        ("presence_penalty", 2.5, "invalid_value"),
+        ("presence_penalty", "1", "invalid_type"),
+        ("frequency_penalty", -2.1, "invalid_value"),
+        ("repetition_penalty", 0, "invalid_value"),
+        ("repetition_penalty", -1.1, "invalid_value"),
         ("logit_bias", [5], "invalid_type"),
         ("logit_bias", {"5": 100.5}, "invalid_value"),
         ("logit_bias", {"5": "1"}, "invalid_value"),

@@ -262,7 +262,7 @@ def _dialogue(rng: random.Random, request: int, language: HashLanguage, context:
 
 
 def biased(rng: random.Random, sampling: Sampling, vocabulary: int) -> Sampling:
-    """Some never draw some tokens, all but one at most, and some have biases."""
+    """Some never draw some tokens, all but one at most, some have biases, and some look at the text."""
     if rng.random() < 0.3:
         suppressed = rng.sample(range(vocabulary), rng.choice([1, vocabulary // 2, vocabulary - 1]))
         sampling = replace(sampling, suppress_tokens=tuple(sorted(suppressed)))
@@ -270,6 +270,13 @@ def biased(rng: random.Random, sampling: Sampling, vocabulary: int) -> Sampling:
         named = sorted(rng.sample(range(vocabulary), rng.randint(1, 5)))
         bias = tuple((token, rng.choice([-100.0, -1.5, 0.0, 2.0, 100.0])) for token in named)
         sampling = replace(sampling, logit_bias=bias)
+    if rng.random() < 0.3:
+        sampling = replace(
+            sampling,
+            presence_penalty=rng.choice([0.0, -0.5, 1.5]),
+            frequency_penalty=rng.choice([0.0, -0.2, 0.7]),
+            repetition_penalty=rng.choice([1.0, 0.8, 1.3]),
+        )
     return sampling
 
 

@@ -396,9 +396,9 @@ def test_known_answers_are_said_on_their_path_and_nothing_off_it() -> None:
     answer, _ = plain_answer(LANGUAGE, PROMPT, Sampling(), new_tokens_max=9, context=100)
     known = AnswerLanguage({PROMPT: answer, (7,): [8, 9]}, other_token=2)
     assert plain_answer(known, PROMPT, Sampling(), new_tokens_max=9, context=100) == (answer, "length")
-    assert known.next_token(as_prefix([*PROMPT, *answer]), Sampling()) == 2
-    assert known.next_token(as_prefix([*PROMPT, *answer[:3], answer[3] + 1]), Sampling()) == 2
-    assert known.next_token(as_prefix([7, 8]), Sampling()) == 9
+    assert known.next_token(as_prefix([*PROMPT, *answer]), Sampling(), 2) == 2
+    assert known.next_token(as_prefix([*PROMPT, *answer[:3], answer[3] + 1]), Sampling(), 2) == 2
+    assert known.next_token(as_prefix([7, 8]), Sampling(), 2) == 9
 
 
 def test_a_plain_answer_stops_where_it_must() -> None:

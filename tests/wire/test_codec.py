@@ -136,6 +136,9 @@ SAMPLINGS = build(
     top_k=st.integers(0, limits.VOCABULARY_MAX),
     top_p=st.floats(0, 1, exclude_min=True),
     min_p=st.floats(0, 1, exclude_max=True),
+    presence_penalty=st.floats(-limits.PENALTY_MAX, limits.PENALTY_MAX),
+    frequency_penalty=st.floats(-limits.PENALTY_MAX, limits.PENALTY_MAX),
+    repetition_penalty=st.floats(limits.REPETITION_PENALTY_MIN, limits.REPETITION_PENALTY_MAX),
     suppress_tokens=st.sets(TOKENS, max_size=5).map(sorted).map(tuple)
     | st.just(tuple(range(limits.SUPPRESS_TOKENS_MAX))),
     logit_bias=st.dictionaries(TOKENS, st.floats(-limits.BIAS_MAX, limits.BIAS_MAX), max_size=5).map(
@@ -167,6 +170,7 @@ def opens(draw: st.DrawFn, request: int | None = None, epoch: int | None = None)
             slots=slots,
             sampling=SAMPLINGS,
             top_logprobs=top,
+            answer_start=st.integers(1, length),
         )
     )
 

@@ -43,7 +43,9 @@ from flowspec.wire.codec import BYTES, DTYPE_BYTES, KINDS, Envelope, Tensor, dec
 from tests.checks.fuzz.samples import sample_envelopes
 
 COMMIT = Commit(request=1, epoch=0, base=1, path=(5,))
-OPENING = Open(request=1, epoch=0, keep=0, length=2, root=1, slots=8, sampling=Sampling(temperature=0.5))
+OPENING = Open(
+    request=1, epoch=0, keep=0, length=2, root=1, slots=8, sampling=Sampling(temperature=0.5), answer_start=2
+)
 PART = SegmentPart(
     commit=COMMIT,
     opening=OPENING,
@@ -133,17 +135,28 @@ def test_every_number_of_a_segment_is_checked(path: tuple[int, ...]) -> None:
     wrong = {
         bool: [0, 1, None],
         int: [True, -2, 2**62, 2**64 - 1, 1.0, "1", None],
-        float: [True, -0.5, math.nan, math.inf, -math.inf, "1", None],
+        float: [True, -2.5, math.nan, math.inf, -math.inf, "1", None],
     }
     for value in wrong[kind]:
         refused([replaced(header_of(SEGMENT), path, value)], "expected|broken")
 
 
-@pytest.mark.parametrize("name", ["temperature", "top_p", "min_p"])
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1.0, 101.0])
+SAMPLING_NUMBERS = (
+    *("temperature", "top_k", "top_p", "min_p"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+)
+
+
+@pytest.mark.parametrize("name", [*SAMPLING_NUMBERS[:1], *SAMPLING_NUMBERS[2:]])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -2.5, 101.0])
 def test_sampling_takes_only_finite_numbers_in_range(name: str, value: float) -> None:
-    index = ("temperature", "top_k", "top_p", "min_p").index(name)
-    refused([replaced(header_of(OPENING), (BODY, 6, index), value)], name)
+    refused([replaced(header_of(OPENING), (BODY, 6, SAMPLING_NUMBERS.index(name)), value)], name)
+
+
+@pytest.mark.parametrize("start", [-1, 0, 3])
+def test_an_answer_begins_after_a_token_and_not_behind_what_is_known(start: int) -> None:
+    assert header_of(OPENING)[BODY][-1] == 2
+    refused([replaced(header_of(OPENING), (BODY, 8), start)], "answer_start")
 
 
 def test_numbers_without_a_fraction_stand_for_floats() -> None:
@@ -459,7 +472,7 @@ def test_as_many_parts_as_a_segment_has_may_bring_the_longest_openings() -> None
     parts = []
     for request in range(top - limits.PARTS_PER_SEGMENT_MAX, top):
         fields = {"request": request, "epoch": top, "keep": 0, "length": limits.CONTEXT_MAX, "root": top}
-        opening = Open(**fields, slots=limits.CONTEXT_MAX, sampling=sampling)
+        opening = Open(**fields, slots=limits.CONTEXT_MAX, sampling=sampling, answer_start=1)
         commit = Commit(request=request, epoch=top, base=limits.CONTEXT_MAX, path=(top,) * 100)
         places = {"positions": (limits.CONTEXT_MAX,) * rows, "committed": (True,) * rows}
         parts.append(SegmentPart(commit=commit, opening=opening, **columns, **places))

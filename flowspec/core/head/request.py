@@ -243,6 +243,7 @@ def begin(
             slots=context + limits.TREE_NODES_MAX,
             sampling=submit.sampling,
             top_logprobs=submit.top_logprobs,
+            answer_start=len(submit.prompt),
         ),
         context=context,
         unsent=keep,

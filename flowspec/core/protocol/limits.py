@@ -38,6 +38,11 @@ LOGIT_BIAS_MAX = 512
 """Tokens whose logits a request adds something to."""
 BIAS_MAX = 100.0
 """What is added to a logit, or taken off."""
+PENALTY_MAX = 2.0
+"""Of presence and of each time: what is taken off the logit of a token that the answer has already."""
+REPETITION_PENALTY_MIN = 0.01
+REPETITION_PENALTY_MAX = 100.0
+"""By which logits of tokens of the text are divided or multiplied."""
 ARITHMETICS_MAX = 16
 """Arithmetics of one precision that a device has."""
 CAPTURES_MAX = 8

@@ -32,7 +32,7 @@ from flowspec.core.protocol.cluster_messages import (
 from flowspec.core.protocol.facts import AskFacts, Facts
 from flowspec.core.protocol.weight_messages import WeightAnswer, WeightQuestion
 
-PROTOCOL_VERSION = 17
+PROTOCOL_VERSION = 18
 """Counts up when a message gets or loses a field, or means something else: both ends must have the same."""
 
 
@@ -41,13 +41,19 @@ class Sampling:
     """How a next token is drawn; `top_k` 0, `top_p` 1 and `min_p` 0 switch their filter off.
 
     Before anything else `logit_bias` is added to the logits of its tokens; `suppress_tokens` are never drawn
-    (docs/architecture.md). Both ascend, and ids that the model does not have mean nothing.
+    (docs/architecture.md). Both ascend, and ids that the model does not have mean nothing. Then logits of
+    tokens that stand in the text already are changed (`model.penalties`): `repetition_penalty` counts prompt
+    and answer, 1 switches it off; `frequency_penalty` and `presence_penalty` count the answer alone, 0
+    switches them off.
     """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
     seed: int = 0
     suppress_tokens: tuple[int, ...] = ()
     logit_bias: tuple[tuple[int, float], ...] = ()
@@ -63,6 +69,14 @@ class Sampling:
         check_range("top_k", self.top_k, 0, limits.VOCABULARY_MAX)
         check(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
         check(0 <= self.min_p < 1, "min_p", self.min_p, "0 or more and below 1")
+        for name in ("presence_penalty", "frequency_penalty"):
+            check_range(name, getattr(self, name), -limits.PENALTY_MAX, limits.PENALTY_MAX)
+        check_range(
+            "repetition_penalty",
+            self.repetition_penalty,
+            limits.REPETITION_PENALTY_MIN,
+            limits.REPETITION_PENALTY_MAX,
+        )
         check_range("seed", self.seed, 0, limits.ID_MAX)
         biased = [token for token, _ in self.logit_bias]
         for name, tokens, most in (
@@ -76,8 +90,18 @@ class Sampling:
 
     @property
     def is_biased(self) -> bool:
-        """Whether it changes logits."""
+        """Whether it changes logits of tokens that it names."""
         return bool(self.suppress_tokens or self.logit_bias)
+
+    @property
+    def needs_text(self) -> bool:
+        """Whether what is drawn depends on which tokens stand before it."""
+        return bool(self.presence_penalty or self.frequency_penalty) or self.repetition_penalty != 1
+
+    @property
+    def is_shaped(self) -> bool:
+        """Whether it draws from other logits than the model's own."""
+        return self.is_biased or self.needs_text
 
 
 SAMPLING_FIELDS: Mapping[str, type[int | float]] = {
@@ -116,7 +140,8 @@ class Open:
 
     `length` tokens are committed from the start (the prompt); its last one is node `root`. A new chat turn is
     an Open of the next epoch, so this also is the design's Rewind. With `top_logprobs` (-1: none are wanted)
-    the log-probabilities of each token drawn come with it, and those of so many of the likeliest.
+    the log-probabilities of each token drawn come with it, and those of so many of the likeliest. The answer
+    begins at position `answer_start`: before `length` where some of it is known already.
     """
 
     request: int
@@ -127,6 +152,7 @@ class Open:
     slots: int
     sampling: Sampling
     top_logprobs: int = -1
+    answer_start: int
 
     def __post_init__(self) -> None:
         check_range("request", self.request, 0, limits.ID_MAX)
@@ -134,6 +160,7 @@ class Open:
         check_range("epoch", self.epoch, 0, limits.ID_MAX)
         check_range("length", self.length, 1, limits.CONTEXT_MAX)
         check_range("keep", self.keep, 0, self.length - 1)
+        check_range("answer_start", self.answer_start, 1, self.length)
         check_range("root", self.root, 0, limits.ID_MAX)
         check_range("slots", self.slots, self.length, limits.CONTEXT_MAX + limits.DRAFT_NODES_MAX)
 

@@ -18,6 +18,7 @@ from flowspec.core.protocol.messages import (
     Segment,
     Verified,
 )
+from flowspec.core.text_before import TextBefore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +79,7 @@ class WindowPart:
 class JobPart:
     """The rows of one request in a job: where they go in its cache and what they may see. Without a `window`
     all layers hold all. At positions below `committed` stand nodes of the output's path alone, these rows
-    among them; 0 where that is not known."""
+    among them; 0 where that is not known. The answer begins at position `answer_start`."""
 
     request: int
     slots: npt.NDArray[np.int64]  # [rows]
@@ -91,6 +92,17 @@ class JobPart:
     top_logprobs: int = -1
     window: WindowPart | None = None
     committed: int = 0
+    slot_tokens: npt.NDArray[np.int32] | None = None  # [high]: where tokens are drawn by the text before them
+    answer_start: int = 0
+
+    def text(self, row: int) -> TextBefore | None:
+        """What stands before the token after a row, which is what the row sees; None where nobody needs
+        it."""
+        if self.slot_tokens is None:
+            return None
+        (slots,) = np.nonzero(self.visible[row])
+        slots = slots[np.argsort(self.key_positions[slots], kind="stable")]
+        return TextBefore(self.slot_tokens[slots].astype(np.int64), self.answer_start)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -121,26 +121,30 @@ class SlotTable:
 
 
 class SlotMap(SlotTable):
-    """The slots of a request: of each the position of the node that it holds, and whether it is committed."""
+    """The slots of a request: of each the position and token of the node that it holds, and whether it is
+    committed."""
 
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
         self.committed = np.zeros(0, dtype=bool)
+        self.tokens = np.zeros(0, dtype=np.int32)
 
     @property
     def position(self) -> npt.NDArray[np.int32]:
         """Of the node in each slot, -1 where it is free."""
         return self.held
 
-    def allocate(self, position: int, *, committed: bool) -> int:
+    def allocate(self, position: int, *, committed: bool, token: int = 0) -> int:
         """Takes a slot for a node; raises `PeerError` when the head sends more than it reserved."""
         slot = self.take(position)
         self.committed[slot] = committed
+        self.tokens[slot] = token
         return slot
 
     def _grow(self, more: int) -> None:
         super()._grow(more)
         self.committed = np.concatenate([self.committed, np.zeros(more, dtype=bool)])
+        self.tokens = np.concatenate([self.tokens, np.zeros(more, dtype=np.int32)])
 
     def free(self, slots: Sequence[int]) -> None:
         super().free(slots)

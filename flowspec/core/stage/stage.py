@@ -433,7 +433,7 @@ class StageCore:
                     if (slot := self._admit(request, part, row)) is not None
                 ]
                 if admitted:
-                    parts.append(_job_part(request, part, admitted))
+                    parts.append(_job_part(request, part, admitted, draws=self.is_last))
                     rows += [(number, row) for row, _ in admitted]
                     payload_rows += [offset + row for row, _ in admitted]
             offset += len(part.ids)
@@ -485,7 +485,7 @@ class StageCore:
                 f"node {node} at position {part.positions[row]} of a request that reserved "
                 f"{request.slots.capacity} slots"
             )
-        slot = request.slots.allocate(part.positions[row], committed=committed)
+        slot = request.slots.allocate(part.positions[row], committed=committed, token=part.tokens[row])
         if committed:
             request.run_length = max(request.run_length, part.positions[row] + 1)
         if node == request.root or not committed:
@@ -580,8 +580,11 @@ def _pass_by(
     )
 
 
-def _job_part(request: _Request, part: SegmentPart, admitted: list[tuple[int, int]]) -> JobPart:
-    """The rows of one request as the executor needs them; called once all of them have their slots."""
+def _job_part(
+    request: _Request, part: SegmentPart, admitted: list[tuple[int, int]], *, draws: bool
+) -> JobPart:
+    """The rows of one request as the executor needs them; called once all of them have their slots. Whoever
+    `draws` is told the text, too, where it is needed for that."""
     rows = [row for row, _ in admitted]
     slots = [slot for _, slot in admitted]
     nodes = [part.ids[row] for row in rows]
@@ -609,4 +612,8 @@ def _job_part(request: _Request, part: SegmentPart, admitted: list[tuple[int, in
         top_logprobs=request.opening.top_logprobs,
         window=window,
         committed=request.run_length,
+        slot_tokens=request.slots.tokens[: request.slots.high].copy()
+        if draws and request.opening.sampling.needs_text
+        else None,
+        answer_start=request.opening.answer_start,
     )

@@ -34,6 +34,7 @@ SAMPLINGS = (
     Sampling(temperature=1.0, top_p=0.9),
     Sampling(temperature=0.9, top_k=3),
     Sampling(temperature=0.8, suppress_tokens=(1, 4), logit_bias=((0, -1.5), (2, 2.0))),
+    Sampling(temperature=0.8, presence_penalty=0.6, frequency_penalty=0.4, repetition_penalty=1.2),
 )
 HEAL_S = 8.0
 """When all is well again."""

@@ -54,6 +54,7 @@ def _open(chance: random.Random, request: int, epoch: int) -> Open:
         root=chance.randint(0, 20),
         slots=slots,
         sampling=_sampling(chance),
+        answer_start=chance.choice((1, length)),
     )
 
 
@@ -65,6 +66,8 @@ def _sampling(chance: random.Random) -> Sampling:
         temperature=chance.choice((0.0, 1.0)),
         suppress_tokens=tuple(suppressed),
         logit_bias=tuple((token, chance.choice((-100.0, 0.5))) for token in named),
+        presence_penalty=chance.choice((0.0, 0.0, 1.5)),
+        repetition_penalty=chance.choice((1.0, 1.0, 1.3)),
     )
 
 

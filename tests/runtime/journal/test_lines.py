@@ -237,7 +237,13 @@ def test_anything_else_is_refused_in_one_line(data: bytes, expected: str) -> Non
 
 
 def test_tokens_that_are_not_drawn_and_biases_are_kept() -> None:
-    sampling = Sampling(seed=4, suppress_tokens=(3, 5), logit_bias=((2, -100.0), (9, 0.25)))
+    sampling = Sampling(
+        seed=4,
+        frequency_penalty=-0.5,
+        repetition_penalty=1.2,
+        suppress_tokens=(3, 5),
+        logit_bias=((2, -100.0), (9, 0.25)),
+    )
     entry = replace(FIRST, sampling=sampling)
     assert read_lines(seal(*rows_of(entry)), "j").last == entry
     for name, wrong in (
