@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from typing import Any
 
 from starlette.applications import Starlette
@@ -32,6 +34,9 @@ from flowspec.serve.service import Service
 
 KEEP_ALIVE_S = 10.0
 """How often a stream that has nothing to say says so."""
+_PATH_CHARS_MAX = 120
+"""Of an unknown path, what is compared with those that are there."""
+_PLACE = re.compile(r"{[^}]*}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,7 +220,7 @@ def build_app(service: Service, access: AccessRules, more: Sequence[BaseRoute] =
     async def measured(request: Request) -> Response:
         return Response(service.metrics.text(), headers={"content-type": metrics.CONTENT_TYPE})
 
-    routes: list[BaseRoute] = [
+    routes = [
         Route("/v1/models", models),
         Route("/v1/models/{name:path}", model),
         Route("/v1/chat/completions", AnswerRoute(service, chat_wanted), methods=["POST"]),
@@ -223,20 +228,27 @@ def build_app(service: Service, access: AccessRules, more: Sequence[BaseRoute] =
         Route("/v1/cluster", cluster),
         Route("/health", health),
         Route("/metrics", measured),
-        *more,
     ]
-    known = {str(getattr(route, "path", "")) for route in routes}
+    slashed = [Route(f"{route.path}/", route.endpoint, methods=route.methods) for route in routes]
+    paths = [str(getattr(route, "path", "")) for route in (*routes, *more)]
+    known = frozenset(paths)
 
     def route_of(path: str) -> str:
+        path = path if path in known else path.rstrip("/")
         if path in known:
             return path
         return "/v1/models/{name}" if path.startswith("/v1/models/") else "other"
 
+    async def refuse_http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return _refused_http(request, error, paths)
+
     app = Starlette(
-        routes=routes,
+        routes=[*slashed, *routes, *more],  # first, for a name may be any path
         middleware=rules_of(access),
-        exception_handlers={ApiError: _refuse, HTTPException: _refuse_http, Exception: _fail},
+        exception_handlers={ApiError: _refuse, HTTPException: refuse_http, Exception: _fail},
     )
+    app.router.redirect_slashes = False  # what is not there is told of, with what is
     return Counted(
         app, route_of, service.metrics.requested
     )  # around all else, so that it sees what a mistake of ours is answered with
@@ -247,17 +259,28 @@ async def _refuse(request: Request, error: Exception) -> Response:
     return refused(error)
 
 
-async def _refuse_http(request: Request, error: Exception) -> Response:
-    """What Starlette refuses by itself: unknown routes and methods."""
-    assert isinstance(error, HTTPException)
+def _refused_http(request: Request, error: HTTPException, paths: Sequence[str]) -> Response:
+    """What Starlette refuses by itself: unknown paths, which are told those that are there, and methods."""
+    path, headers = request.url.path, dict(error.headers or {})
+    allowed = ", ".join(sorted(headers.get("Allow", "").split(", ")))
+    if error.status_code == 405:
+        headers["Allow"] = allowed
+        if request.method == "OPTIONS":
+            return Response(status_code=204, headers=headers)
     told = {
-        404: f"there is no {request.url.path!r:.120} here",
-        405: f"{request.method} is not a method of {request.url.path!r:.120}",
+        404: f"there is no {path!r:.120} here; there is {', '.join(_closest(path, paths))}",
+        405: f"{request.method} is not a method of {path!r:.120}; expected {allowed}",
     }
-    found = ApiError(
-        error.status_code, told.get(error.status_code, error.detail), headers=error.headers or {}
-    )
-    return refused(found)
+    return refused(ApiError(error.status_code, told.get(error.status_code, error.detail), headers=headers))
+
+
+def _closest(path: str, paths: Sequence[str]) -> list[str]:
+    """All paths as documents write them, first those that are most like this one."""
+    asked = path[:_PATH_CHARS_MAX].rstrip("/")
+    likeness = {each: SequenceMatcher(None, asked, each, autojunk=False).ratio() for each in paths}
+    ends = {each: bool(asked) and each.endswith(asked) for each in paths}  # all but /v1 is there
+    ordered = sorted(paths, key=lambda each: (not ends[each], -likeness[each]))
+    return [_PLACE.sub("NAME", each) for each in ordered]
 
 
 async def _fail(request: Request, error: Exception) -> Response:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flowspec.core.protocol import limits
@@ -16,6 +16,7 @@ from flowspec.core.protocol.messages import SAMPLING_FIELDS, Sampling
 from flowspec.model.text import Messages
 from flowspec.runtime.sampling_params import SEEDS, SamplingParams, usable_seed
 from flowspec.serve.fields import Fields
+from flowspec.serve.other_fields import HARMLESS, NEUTRAL
 from flowspec.serve.refusals import ApiError, invalid
 
 STOPS_MAX = 4
@@ -40,7 +41,8 @@ class CompletionRequest:
     """A request. `model` None: the one that is served; `tokens_max` None: as many as the server gives by
     itself; `params` holds all but this.
 
-    `count` choices are wanted of each prompt; choice i is drawn with `seed` + i.
+    `count` choices are wanted of each prompt; choice i is drawn with `seed` + i. `unheeded` are the fields of
+    `HARMLESS` that it has.
     """
 
     model: str | None
@@ -50,6 +52,7 @@ class CompletionRequest:
     count: int
     is_streamed: bool
     includes_usage: bool
+    unheeded: tuple[str, ...] = ()
 
 
 def chat_wanted(body: dict[str, Any]) -> CompletionRequest:
@@ -102,7 +105,7 @@ def _wanted(
     fields: Fields, prompts: tuple[Prompt, ...], longest: int | None, logprobs: int | None
 ) -> CompletionRequest:
     """The fields that both forms have, and no others."""
-    model = fields.text("model")
+    model = fields.text("model") or None  # some clients send an empty one
     count = fields.whole("n", 1, CHOICES_MAX) or 1
     if count * len(prompts) > CHOICES_MAX:
         raise ApiError(
@@ -121,6 +124,7 @@ def _wanted(
     options.flag(
         "include_obfuscation"
     )  # padding against listeners, which TLS in front of this server is not given
+    options.neutral("continuous_usage_stats", False)
     options.finish()
     found = CompletionRequest(
         model=model,
@@ -139,18 +143,10 @@ def _wanted(
     )
     sampled = f"; how tokens are drawn is said by {', '.join(SAMPLING_FIELDS)}"
     fields.neutral("typical_p", 1, instead=sampled)  # of other servers
-    fields.neutral("service_tier", "auto", "default")
-    fields.neutral("store", False)
-    fields.ignored(
-        "user",
-        "metadata",
-        "safety_identifier",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "prompt_cache_options",
-    )
+    fields.neutral_rest(NEUTRAL)
+    unheeded = fields.harmless(HARMLESS)
     fields.finish()
-    return found
+    return replace(found, unheeded=unheeded)
 
 
 def _sampling(fields: Fields) -> dict[str, Any]:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from flowspec.errors import meant
 from flowspec.serve.refusals import ApiError, invalid
 
 
@@ -38,6 +40,7 @@ class Fields:
     def __init__(self, data: dict[str, Any], where: str = "") -> None:
         self._data = data
         self._left = dict.fromkeys(data)
+        self._known: dict[str, None] = {}
         self._where = where
 
     def name(self, field: str) -> str:
@@ -46,6 +49,7 @@ class Fields:
 
     def take(self, field: str) -> Any:
         """The field as it is."""
+        self._known[field] = None
         self._left.pop(field, None)
         return self._data.get(field)
 
@@ -108,6 +112,11 @@ class Fields:
         for field in fields:
             self.take(field)
 
+    def harmless(self, fields: Iterable[str]) -> tuple[str, ...]:
+        """Takes those of the fields that nobody took; returns which of them hold something."""
+        left = [field for field in fields if field not in self._known]
+        return tuple(field for field in left if self.take(field) is not None)
+
     def neutral(self, field: str, *values: Any, instead: str = "") -> None:
         """A field that FlowSpec lacks: absent, null, or a value by which nothing is asked."""
         found = self.take(field)
@@ -126,9 +135,19 @@ class Fields:
             "unsupported_parameter",
         )
 
+    def neutral_rest(self, fields: Mapping[str, tuple[Any, ...]]) -> None:
+        """`neutral` for those of the fields that nobody took."""
+        for field, values in fields.items():
+            if field not in self._known:
+                self.neutral(field, *values)
+
     def finish(self) -> None:
         """Raises `ApiError` for a field that nobody took."""
         for field in self._left:
+            name = self.name(field)[:120]
             raise ApiError(
-                400, f"unknown field {self.name(field)!r:.120}", self.name(field)[:120], "unknown_parameter"
+                400,
+                f"unknown field {name!r:.120}{meant(field[:120], self._known)}",
+                name,
+                "unknown_parameter",
             )

@@ -129,12 +129,11 @@ class Guard:
             return None
         if scope["path"] in self._free or scope["path"].startswith(self._free_below):
             return None
-        kind, _, key = headers.get("authorization", "").partition(" ")
-        given = key.strip().encode("utf-8", "surrogateescape") if kind.lower() == "bearer" else b""
-        if any([hmac.compare_digest(given, known) for known in self._keys]):
+        given = _keys_in(headers)
+        if any([hmac.compare_digest(key, known) for key in given for known in self._keys]):
             return None
-        message = "expected an API key as Authorization: Bearer KEY, got " + (
-            "another one" if given else "none"
+        message = "expected an API key as Authorization: Bearer KEY or X-Api-Key: KEY, got " + (
+            "another one" if any(given) else "none"
         )
         return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
@@ -152,6 +151,14 @@ def _foreign_page(headers: Headers, origins: Iterable[str]) -> str:
     own = headers.get("host", "").lower()
     is_ours = origin in origins or (own and origin.lower().partition("://")[2] == own)
     return "" if is_ours else origin or "of no origin"
+
+
+def _keys_in(headers: Headers) -> list[bytes]:
+    """The keys that a request gives, in either of two headers, or in both: clients that must send some
+    Authorization may have the right one in the other."""
+    kind, _, key = headers.get("authorization", "").partition(" ")
+    given = [key if kind.lower() == "bearer" else "", headers.get("x-api-key", "")]
+    return [each.strip().encode("utf-8", "surrogateescape") for each in given]
 
 
 def _name_in(host: str) -> str:

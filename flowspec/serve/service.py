@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,10 +21,13 @@ from flowspec.serve.answers import AnswerDispatcher, Answers
 from flowspec.serve.completion_request import CompletionRequest, Prompt
 from flowspec.serve.documents import fingerprint_of
 from flowspec.serve.metrics import Metrics
+from flowspec.serve.other_fields import HARMLESS
 from flowspec.serve.refusals import STOPPING, ApiError, unavailable
 from flowspec.serve.request_queue import RequestQueue
 from flowspec.serve.totals import Totals
 from flowspec.version import __version__
+
+log = logging.getLogger("flowspec.serve")
 
 Found = TypeVar("Found")
 QUEUE_MAX = 4096
@@ -75,6 +79,7 @@ class Service:
         assert llm.tokenizer is not None
         self._llm = llm
         self._tokenizer: Tokenizer = llm.tokenizer
+        self._unheeded: set[str] = set()
         self._readers, self._short, self._long = (
             ThreadPoolExecutor(THREADS, name) for name in ("read", "short", "long")
         )
@@ -92,6 +97,7 @@ class Service:
         if wanted.model not in (None, self.model):
             message = f"the model {wanted.model!r:.120} does not exist here; this server has {self.model!r}"
             raise ApiError(404, message, "model", "model_not_found")
+        self._name(wanted.unheeded)
         found = []
         gone = threading.Event()
         bound = Bound(tokens=self.context, is_wanted=lambda: not gone.is_set())
@@ -104,6 +110,15 @@ class Service:
         finally:
             gone.set()  # the client may be
         return found
+
+    def _name(self, unheeded: Sequence[str]) -> None:
+        """Each field once, in the log."""
+        for field in unheeded:
+            if field not in self._unheeded:
+                self._unheeded.add(field)
+                log.warning(
+                    "requests have the field %s, which is taken and does nothing: %s", field, HARMLESS[field]
+                )
 
     async def reading(self, work: Callable[[], Found]) -> Found:
         """Reads a request, in a thread: what takes long where it is long."""

@@ -231,6 +231,65 @@ def test_http_errors_have_the_same_form(server: Running) -> None:
     assert found[0][0].headers["allow"] == "POST"
 
 
+@pytest.mark.parametrize(
+    ("path", "closest"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/completions", "/v1/completions"),
+        ("/models", "/v1/models"),
+        ("/v1/v1/chat/completions", "/v1/chat/completions"),
+        ("/v1//models", "/v1/models"),
+        ("/v1/metrics", "/metrics"),
+    ],
+)
+def test_a_path_that_is_not_there_is_told_what_is_closest_first(
+    server: Running, path: str, closest: str
+) -> None:
+    found = httpx.post(f"{server.url.removesuffix('/v1')}{path}", json={})
+    assert found.status_code == 404
+    told = found.json()["error"]["message"]
+    assert told.startswith(f"there is no {path!r} here; there is {closest}, ")
+    assert "/v1/models/NAME" in told
+
+
+def test_a_slash_at_the_end_makes_no_other_path(server: Running) -> None:
+    body = {"messages": SUM, "max_tokens": 2}
+    assert httpx.post(f"{server.url}/chat/completions/", json=body).status_code == 200
+    assert httpx.get(f"{server.url}/models/").json() == httpx.get(f"{server.url}/models").json()
+    assert httpx.get(f"{server.url}/models/{MODEL}/").json()["id"] == MODEL
+    assert httpx.get(f"{server.url.removesuffix('/v1')}/health/").status_code == 200
+    assert server.count('flowspec_requests_total{route="/health",status="200"}') >= 1
+
+
+def test_methods_that_ask_what_there_is(server: Running) -> None:
+    url = f"{server.url}/chat/completions"
+    head = httpx.head(f"{server.url}/models")
+    assert (head.status_code, head.content) == (200, b"")
+    assert httpx.head(url).status_code == 405
+    options = httpx.options(url)
+    assert (options.status_code, options.headers["allow"], options.content) == (204, "POST", b"")
+    assert httpx.options(f"{server.url}/models").headers["allow"] == "GET, HEAD"
+    assert httpx.options(f"{server.url}/nothing").status_code == 404
+    told = httpx.get(url).json()["error"]["message"]
+    assert told == "GET is not a method of '/v1/chat/completions'; expected POST"
+
+
+def test_a_field_that_does_nothing_is_named_once_in_the_log(
+    llm: LLM, caplog: pytest.LogCaptureFixture
+) -> None:
+    with running(llm) as server:
+        texts = {
+            ask(server, user="SECRET", extra_body={"keep_alive": "5m"}, **WARM).choices[0].message.content
+            for _ in range(2)
+        }
+        texts.add(ask(server, **WARM).choices[0].message.content)
+        ask(server, store=True, max_tokens=2)
+    assert len(texts) == 1
+    named = [record.args[0] for record in caplog.records if "does nothing" in record.msg]
+    assert named == ["user", "keep_alive", "store"]
+    assert "SECRET" not in caplog.text
+
+
 def test_models_health_cluster_and_metrics(server: Running, session: Session) -> None:
     with server.client() as client:
         assert [model.id for model in client.models.list()] == [MODEL]

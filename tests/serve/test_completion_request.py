@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from flowspec.model.text import Recommended
 from flowspec.runtime.sampling_params import SamplingParams
 from flowspec.serve.completion_request import CompletionRequest, chat_wanted, completion_wanted
 from flowspec.serve.fields import parse
+from flowspec.serve.other_fields import HARMLESS, NEUTRAL
 from flowspec.serve.refusals import ApiError, busy, of_error
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -105,6 +107,40 @@ def test_fields_that_ask_for_nothing_are_taken() -> None:
     completion(n=2, best_of=2)
 
 
+def test_what_cannot_change_an_answer_is_taken_and_named() -> None:
+    everything = {field: True for field in HARMLESS}
+    for read in (chat, completion):
+        found = read(**everything)
+        assert set(found.unheeded) == set(HARMLESS)
+        assert replace(found, unheeded=()) == read(), "and changes nothing"
+        assert read(**dict.fromkeys(HARMLESS)).unheeded == (), "null says nothing"
+    assert chat(keep_alive="5m", user="u").unheeded == ("user", "keep_alive")
+
+
+@pytest.mark.parametrize("field", NEUTRAL)
+def test_fields_of_other_servers_are_taken_where_they_ask_for_nothing(field: str) -> None:
+    for value in (None, *NEUTRAL[field]):
+        assert chat(**{field: value}) == chat()
+    assert refusal(chat, **{field: "something"}).code == "unsupported_parameter"
+
+
+@pytest.mark.parametrize(
+    ("field", "meant"),
+    [("temprature", "temperature"), ("maxTokens", "max_tokens"), ("cache_prompts", "cache_prompt")],
+)
+def test_a_field_that_is_misspelt_is_refused_with_what_is_meant(field: str, meant: str) -> None:
+    told = refusal(chat, **{field: 1})
+    assert (told.code, told.message) == (
+        "unknown_parameter",
+        f"unknown field {field!r}; did you mean {meant}?",
+    )
+    assert refusal(chat, wibble=1).message == "unknown field 'wibble'"
+
+
+def test_an_empty_name_of_a_model_is_none() -> None:
+    assert chat(model="").model is None
+
+
 @pytest.mark.parametrize(
     ("field", "value", "code"),
     [
@@ -125,9 +161,10 @@ def test_fields_that_ask_for_nothing_are_taken() -> None:
         ("logit_bias", dict.fromkeys(map(str, range(513)), 1), "invalid_value"),
         ("tools", [{"type": "function"}], "unsupported_parameter"),
         ("tool_choice", "required", "unsupported_parameter"),
-        ("store", True, "unsupported_parameter"),
         ("reasoning_effort", "high", "unsupported_parameter"),
         ("wibble", None, "unknown_parameter"),
+        ("cache_salt", "secret", "unknown_parameter"),
+        ("stream_options", {"continuous_usage_stats": True}, "invalid_value"),
         ("temperature", 2.5, "invalid_value"),
         ("temperature", "hot", "invalid_type"),
         ("temperature", True, "invalid_type"),

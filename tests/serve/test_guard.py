@@ -55,6 +55,35 @@ def test_pages_of_other_origins_do_not_watch(path: str, keys: tuple[bytes, ...])
         )
 
 
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({"X-Api-Key": "sesame-1"}, 200),
+        ({"x-api-key": " sesame-1 "}, 200),
+        ({"Authorization": "Bearer none", "X-Api-Key": "sesame-1"}, 200),
+        ({"Authorization": "Bearer sesame-1", "X-Api-Key": "none"}, 200),
+        ({"X-Api-Key": "sesame-2"}, 401),
+        ({"X-Api-Key": "Bearer sesame-1"}, 401),
+        ({"X-Api-Key": ""}, 401),
+        ({"Authorization": "Basic sesame-1"}, 401),
+        ({}, 401),
+    ],
+)
+def test_a_key_may_come_in_either_header(headers: dict[str, str], expected: int) -> None:
+    app = Guard(PlainTextResponse("in"), keys=(b"sesame-1",))
+
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url=f"http://{OWN}") as client:
+            return await client.get("/v1/models", headers=headers)
+
+    found = asyncio.run(ask())
+    assert found.status_code == expected
+    if expected == 401:
+        got = "another one" if headers.get("X-Api-Key") else "none"
+        assert found.json()["error"]["message"].endswith(f"or X-Api-Key: KEY, got {got}")
+
+
 def test_a_pipe_is_no_key_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "keys", 0o600)
     with pytest.raises(InputError, match=r"--api-key-file: expected a file, got .*, which is none"):

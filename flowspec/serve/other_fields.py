@@ -1,0 +1,66 @@
+"""Fields of the API and of other servers that this one takes without doing anything for them: they cannot
+change an answer, or hold a value by which nothing is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_CACHED = "what a prompt shares with earlier ones is always taken over"
+_GUESSED = "how is guessed never changes an answer"
+_MADE_ALIKE = "all requests are served alike, first come, first served"
+_NOT_KEPT = "nothing is kept of a request"
+_NOT_TOLD_APART = "who asks is not told apart"
+_STAYS = "the model stays loaded"
+_TOLD_ELSEWHERE = "/metrics and the live view tell it"
+
+HARMLESS: Mapping[str, str] = {
+    "user": _NOT_TOLD_APART,
+    "safety_identifier": _NOT_TOLD_APART,
+    "metadata": _NOT_KEPT,
+    "store": _NOT_KEPT,
+    "service_tier": _MADE_ALIKE,
+    "priority": _MADE_ALIKE,
+    "prompt_cache_key": _CACHED,
+    "prompt_cache_retention": _CACHED,
+    "prompt_cache_options": _CACHED,
+    "cache_prompt": _CACHED,
+    "n_cache_reuse": _CACHED,
+    "id_slot": _CACHED,
+    "keep_alive": _STAYS,
+    "ttl": _STAYS,
+    "draft_model": _GUESSED,
+    "speculative.n_max": _GUESSED,
+    "speculative.n_min": _GUESSED,
+    "speculative.p_min": _GUESSED,
+    "timings_per_token": _TOLD_ELSEWHERE,
+    "return_progress": _TOLD_ELSEWHERE,
+}
+"""Fields that may hold anything, and why nothing is lost by not obeying them: of OpenAI's API, llama.cpp,
+vLLM, Ollama and LM Studio. One that asks for another answer, for another form of it, or that others shall not
+learn of it (vLLM's `cache_salt`) has no place here."""
+
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
+    "documents": ([],),
+    "mm_processor_kwargs": ({},),
+    "truncate_prompt_tokens": (),
+    "repeat_penalty": (1,),
+    "dry_multiplier": (0,),
+    "dynatemp_range": (0,),
+    "xtc_probability": (0,),
+    "mirostat": (0,),
+    "n_probs": (0,),
+    "post_sampling_probs": (False,),
+    "t_max_predict_ms": (0,),
+    "grammar": ("",),
+    "lora": ([],),
+}
+"""Fields of vLLM and llama.cpp that clients send whether or not anything is asked by them, with the values by
+which nothing is; any other value is refused."""
