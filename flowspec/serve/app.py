@@ -9,7 +9,8 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from typing import Any
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -21,15 +22,18 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from flowspec.errors import FlowSpecError
-from flowspec.runtime.answer import Answer
+from flowspec.runtime.answer import Answer, Piece
 from flowspec.runtime.question import Question
 from flowspec.serve import metrics, sse
 from flowspec.serve.answers import Answers
 from flowspec.serve.completion_request import CompletionRequest, chat_wanted, completion_wanted
-from flowspec.serve.documents import Choice, Form, usage_of
+from flowspec.serve.documents import Choice, Form, Usage, usage_of
 from flowspec.serve.fields import parse
 from flowspec.serve.guard import Counted, Guard, read_body, refused, while_there
 from flowspec.serve.refusals import SERVER, STOPPING, ApiError, of_error, unavailable
+from flowspec.serve.responses.form import ResponseForm
+from flowspec.serve.responses.request import ResponseRequest, response_wanted
+from flowspec.serve.responses.store import ResponseStore
 from flowspec.serve.service import Service
 
 KEEP_ALIVE_S = 10.0
@@ -61,19 +65,41 @@ def rules_of(access: AccessRules) -> list[Middleware]:
     cors = Middleware(
         CORSMiddleware,
         allow_origins=list(access.origins),
-        allow_methods=["GET", "POST"],
+        allow_methods=["GET", "POST", "DELETE"],
         allow_headers=["*"],
         expose_headers=["Retry-After"],
     )
     return [cors, guard]
 
 
-class AnswerRoute:
-    """`/v1/chat/completions` or `/v1/completions`, an ASGI app."""
+class AnswerForm(Protocol):
+    """How the answers to one request are told: as one document, or as the frames of a stream, in this order:
+    `opening`, then `said` and `over` for each choice, then `closing`, or `failed` instead of what is left."""
 
-    def __init__(self, service: Service, read: Callable[[dict[str, Any]], CompletionRequest]) -> None:
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]: ...
+    def opening(self, count: int) -> bytes: ...
+    def said(self, index: int, piece: Piece) -> bytes: ...
+    def over(self, index: int, answer: Answer) -> bytes: ...
+    def closing(self, choices: Sequence[Choice], usage: Usage) -> bytes: ...
+    def failed(self, error: ApiError) -> bytes: ...
+
+
+Wanted = TypeVar("Wanted", bound=CompletionRequest)
+
+
+class AnswerRoute(Generic[Wanted]):
+    """`/v1/chat/completions` and its like, an ASGI app: `read` says what a body wants, `form_of` how that is
+    told."""
+
+    def __init__(
+        self,
+        service: Service,
+        read: Callable[[dict[str, Any]], Wanted],
+        form_of: Callable[[Wanted, list[Question]], AnswerForm],
+    ) -> None:
         self._service = service
         self._read = read
+        self._form_of = form_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         asked_s = time.monotonic()
@@ -86,16 +112,13 @@ class AnswerRoute:
         await while_there(receive, self._answer(wanted, asked_s, scope, receive, send))
 
     async def _answer(
-        self, wanted: CompletionRequest, asked_s: float, scope: Scope, receive: Receive, send: Send
+        self, wanted: Wanted, asked_s: float, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        questions = await self._service.questions(wanted)
-        form = Form(
-            self._service.model,
-            self._service.fingerprint,
-            is_chat=self._read is chat_wanted,
-            has_logprobs=wanted.params.logprobs is not None,
-            has_usage=wanted.includes_usage,
-        )
+        try:
+            questions = await self._service.questions(wanted)
+        except ApiError as error:
+            raise wanted.named(error) from None
+        form = self._form_of(wanted, questions)
         async with self._asked(questions, asked_s) as asking:
             if wanted.is_streamed:
                 await self._stream(wanted, questions, asking, form, send)
@@ -118,7 +141,7 @@ class AnswerRoute:
                 asking.result().close()
 
     async def _whole(
-        self, wanted: CompletionRequest, questions: list[Question], answers: Answers, form: Form
+        self, wanted: Wanted, questions: list[Question], answers: Answers, form: AnswerForm
     ) -> dict[str, Any]:
         choices = _choices(wanted, questions)
         async for item in answers.events(KEEP_ALIVE_S):
@@ -129,10 +152,10 @@ class AnswerRoute:
 
     async def _stream(
         self,
-        wanted: CompletionRequest,
+        wanted: Wanted,
         questions: list[Question],
         asking: asyncio.Future[Answers],
-        form: Form,
+        form: AnswerForm,
         send: Send,
     ) -> None:
         """Events as they come. What goes wrong before there is anything to say is refused with a status,
@@ -140,39 +163,36 @@ class AnswerRoute:
         choices = _choices(wanted, questions)
         has_begun = False
 
-        async def say(*frames: bytes) -> None:
+        async def say(frame: Callable[..., bytes], *of: Any) -> None:
+            """Sends a frame, which is made behind those that a stream begins with."""
             nonlocal has_begun
+            opening = b""
             if not has_begun:
                 has_begun = True
                 await send({"type": "http.response.start", "status": 200, "headers": list(sse.HEADERS)})
-                if form.is_chat:
-                    frames = (*(sse.data(form.begin(place)) for place in range(len(choices))), *frames)
-            await send({"type": "http.response.body", "body": b"".join(frames), "more_body": True})
+                opening = form.opening(len(choices))
+            await send({"type": "http.response.body", "body": opening + frame(*of), "more_body": True})
 
         try:
             while not (await asyncio.wait([asking], timeout=KEEP_ALIVE_S))[0]:
-                await say(sse.KEEP_ALIVE)
+                await say(sse.keep_alive)
             async for item in asking.result().events(KEEP_ALIVE_S):
                 if item is None:
-                    await say(sse.KEEP_ALIVE)
+                    await say(sse.keep_alive)
                     continue
                 place, found = item
                 event = self._checked(found)
                 if isinstance(event, Answer):
                     choices[place].add(event)
-                await say(
-                    sse.data(
-                        form.end(place, event) if isinstance(event, Answer) else form.piece(place, event)
-                    )
-                )
+                    await say(form.over, place, event)
+                else:
+                    await say(form.said, place, event)
         except ApiError as error:
             if not has_begun:
                 raise
-            await say(sse.data(error.document))
+            await say(form.failed, error)
         else:
-            if wanted.includes_usage:
-                await say(sse.data(form.usage(usage_of(_lengths(wanted, questions), choices))))
-            await say(sse.DONE)
+            await say(form.closing, choices, usage_of(_lengths(wanted, questions), choices))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _checked(self, event: Any) -> Any:
@@ -192,8 +212,50 @@ def _lengths(wanted: CompletionRequest, questions: list[Question]) -> list[int]:
     return [len(question.prompt) for question in questions[:: wanted.count]]
 
 
+def response_routes(service: Service) -> list[Route]:
+    """The Responses API, with what it keeps."""
+    store = ResponseStore()
+
+    def form(wanted: ResponseRequest, questions: list[Question]) -> ResponseForm:
+        return ResponseForm(service.model, wanted, questions[0].sampling, store.keep)
+
+    async def kept(request: Request) -> Response:
+        name = request.path_params["name"]
+        for field in request.query_params:
+            raise ApiError(
+                400, f"{field!r:.80}: expected no query, a response is as it was given", field[:80]
+            )
+        is_told = request.method != "DELETE"
+        found = store.find(name) if is_told else None
+        if found is None and (is_told or not store.forget(name)):
+            raise store.missing(name, None, "response_not_found")
+        return JSONResponse(
+            {"id": name, "object": "response", "deleted": True} if found is None else found.document
+        )
+
+    return [
+        Route("/v1/responses", AnswerRoute(service, partial(response_wanted, store), form), methods=["POST"]),
+        Route("/v1/responses/{name}", kept, methods=["GET", "DELETE"]),
+    ]
+
+
 def build_app(service: Service, access: AccessRules, more: Sequence[BaseRoute] = ()) -> ASGIApp:
     """The whole server; `more` are routes beside the API's."""
+
+    def form(wanted: CompletionRequest, *, is_chat: bool) -> Form:
+        return Form(
+            service.model,
+            service.fingerprint,
+            is_chat=is_chat,
+            has_logprobs=wanted.params.logprobs is not None,
+            has_usage=wanted.includes_usage,
+        )
+
+    def chat_form(wanted: CompletionRequest, questions: list[Question]) -> Form:
+        return form(wanted, is_chat=True)
+
+    def text_form(wanted: CompletionRequest, questions: list[Question]) -> Form:
+        return form(wanted, is_chat=False)
 
     async def models(request: Request) -> Response:
         return JSONResponse({"object": "list", "data": service.models()})
@@ -223,8 +285,9 @@ def build_app(service: Service, access: AccessRules, more: Sequence[BaseRoute] =
     routes = [
         Route("/v1/models", models),
         Route("/v1/models/{name:path}", model),
-        Route("/v1/chat/completions", AnswerRoute(service, chat_wanted), methods=["POST"]),
-        Route("/v1/completions", AnswerRoute(service, completion_wanted), methods=["POST"]),
+        Route("/v1/chat/completions", AnswerRoute(service, chat_wanted, chat_form), methods=["POST"]),
+        Route("/v1/completions", AnswerRoute(service, completion_wanted, text_form), methods=["POST"]),
+        *response_routes(service),
         Route("/v1/cluster", cluster),
         Route("/health", health),
         Route("/metrics", measured),
@@ -237,7 +300,10 @@ def build_app(service: Service, access: AccessRules, more: Sequence[BaseRoute] =
         path = path if path in known else path.rstrip("/")
         if path in known:
             return path
-        return "/v1/models/{name}" if path.startswith("/v1/models/") else "other"
+        for named in ("/v1/models/", "/v1/responses/"):
+            if path.startswith(named):
+                return f"{named}{{name}}"
+        return "other"
 
     async def refuse_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

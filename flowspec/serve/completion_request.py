@@ -54,6 +54,10 @@ class CompletionRequest:
     includes_usage: bool
     unheeded: tuple[str, ...] = ()
 
+    def named(self, error: ApiError) -> ApiError:
+        """What is said of a field by the name that it has in the request."""
+        return error
+
 
 def chat_wanted(body: dict[str, Any]) -> CompletionRequest:
     """A request to `/v1/chat/completions`; raises `ApiError`."""

@@ -12,6 +12,8 @@ from typing import Any
 from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime.answer import Answer, Piece
 from flowspec.runtime.token_log import TokenLogprob
+from flowspec.serve import sse
+from flowspec.serve.refusals import ApiError
 from flowspec.serve.tokens import chat_logprobs, completion_logprobs
 from flowspec.version import __version__
 
@@ -84,6 +86,26 @@ class Form:
             "model": model,
             "system_fingerprint": fingerprint,
         }
+
+    def opening(self, count: int) -> bytes:
+        """What a stream of so many choices begins with."""
+        return b"".join(sse.data(self.begin(index)) for index in range(count)) if self.is_chat else b""
+
+    def said(self, index: int, piece: Piece) -> bytes:
+        """A choice's text in a stream."""
+        return sse.data(self.piece(index, piece))
+
+    def over(self, index: int, answer: Answer) -> bytes:
+        """A choice's end in a stream."""
+        return sse.data(self.end(index, answer))
+
+    def closing(self, choices: Sequence[Choice], usage: Usage) -> bytes:
+        """What a stream ends with when all choices are over."""
+        return (sse.data(self.usage(usage)) if self._more else b"") + sse.DONE
+
+    def failed(self, error: ApiError) -> bytes:
+        """What a stream ends with that cannot go on."""
+        return sse.data(error.document)
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
         """All choices at once."""

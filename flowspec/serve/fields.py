@@ -135,6 +135,16 @@ class Fields:
             "unsupported_parameter",
         )
 
+    def rest(self) -> dict[str, Any]:
+        """Those that nobody took, for another reader, who refuses what it does not know."""
+        left, self._left = self._left, {}
+        return {field: self._data[field] for field in left}
+
+    @property
+    def known(self) -> Iterable[str]:
+        """The fields that somebody asked for."""
+        return self._known
+
     def neutral_rest(self, fields: Mapping[str, tuple[Any, ...]]) -> None:
         """`neutral` for those of the fields that nobody took."""
         for field, values in fields.items():

@@ -10,9 +10,12 @@ HEADERS = (
     (b"cache-control", b"no-store"),
     (b"x-accel-buffering", b"no"),  # proxies are not to hold it back
 )
-KEEP_ALIVE = b": keep-alive\n\n"
-"""A comment, which clients ignore: the connection is not dead, only silent."""
 DONE = b"data: [DONE]\n\n"
+
+
+def keep_alive() -> bytes:
+    """A comment, which clients ignore: the connection is not dead, only silent."""
+    return b": keep-alive\n\n"
 
 
 def data(document: dict[str, Any]) -> bytes:
@@ -22,3 +25,8 @@ def data(document: dict[str, Any]) -> bytes:
         + json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
         + b"\n\n"
     )
+
+
+def event(name: str, document: dict[str, Any]) -> bytes:
+    """One event that says of which type it is."""
+    return b"event: " + name.encode() + b"\n" + data(document)

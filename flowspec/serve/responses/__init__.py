@@ -1,0 +1,1 @@
+"""The Responses API as another form of a chat: requests become chats, answers items and typed events."""

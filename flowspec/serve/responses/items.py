@@ -1,0 +1,156 @@
+"""Items of the Responses API as a chat's messages.
+
+What the model itself said in one turn is one message there: its text, what it thought before, and the
+functions that it called, which are an item each here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flowspec.serve.fields import Fields
+from flowspec.serve.refusals import ApiError, invalid
+
+ITEMS_MAX = 4096
+Message = dict[str, Any]
+"""A message as `/v1/chat/completions` takes it."""
+Placed = list[tuple[Message, str]]
+"""Messages, each with the name of the field that it comes from."""
+_TEXTS = ("input_text", "output_text", "text")
+_ROLES = ("system", "developer", "user", "assistant")
+
+
+def messages_of(found: Any) -> Placed:
+    """The messages of `input`, a text of the user's or a list of items; raises `ApiError`."""
+    if isinstance(found, str):
+        return [({"role": "user", "content": found}, "input")]
+    if not isinstance(found, list) or not found:
+        raise invalid("input", "a string or a list of at least one item", found, "invalid_type")
+    if len(found) > ITEMS_MAX:
+        raise invalid("input", f"at most {ITEMS_MAX} items", len(found))
+    turns = _Turns()
+    for place, item in enumerate(found):
+        where = f"input[{place}]"
+        if not isinstance(item, dict):
+            raise invalid(where, "an object", item, "invalid_type")
+        kind = "message" if item.get("type") is None else item["type"]
+        read = _READ.get(kind) if isinstance(kind, str) else None
+        if read is None:
+            raise ApiError(
+                400,
+                f"{where}.type: expected one of {', '.join(_READ)}, got {kind!r:.40}",
+                f"{where}.type",
+                "unsupported_content",
+            )
+        fields = Fields(item, f"{where}.")
+        fields.ignored("type", "id", "status")  # of an item that is given back as it came
+        read(fields, turns, where)
+        fields.finish()
+    return turns.finish()
+
+
+class _Turns:
+    """Messages as items come; `_own` is the model's turn that goes on."""
+
+    def __init__(self) -> None:
+        self._placed: Placed = []
+        self._own: Message | None = None
+
+    def add(self, message: Message, where: str) -> None:
+        self._own = None
+        self._placed.append((message, where))
+
+    def own(self, where: str, *, before: tuple[str, ...] = ()) -> Message:
+        """The model's turn; a new one if there is none, or it has a field that only comes later in a turn."""
+        if self._own is None or any(field in self._own for field in before):
+            message: Message = {"role": "assistant"}
+            self.add(message, where)
+            self._own = message
+        return self._own
+
+    def finish(self) -> Placed:
+        for message, _ in self._placed:
+            message.setdefault("content", None)
+        return self._placed
+
+
+def _message(fields: Fields, turns: _Turns, where: str) -> None:
+    role = fields.needed("role")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise invalid(f"{where}.role", f"one of {', '.join(_ROLES)}", role)
+    content = _text(fields.needed("content"), f"{where}.content")
+    fields.ignored("phase")  # a label, for which templates have no place
+    if role != "assistant":
+        turns.add({"role": role, "content": content}, where)
+        return
+    turns.own(where, before=("content", "tool_calls"))["content"] = content
+
+
+def _reasoning(fields: Fields, turns: _Turns, where: str) -> None:
+    fields.neutral("encrypted_content", "")
+    fields.ignored("summary")  # is made of the content, for readers
+    content = fields.take("content")
+    if content is not None and not isinstance(content, list):
+        raise invalid(f"{where}.content", "a list of parts", content, "invalid_type")
+    if content:
+        turn = turns.own(where, before=("reasoning_content", "content", "tool_calls"))
+        turn["reasoning_content"] = _text(content, f"{where}.content", ("reasoning_text",))
+
+
+def _function_call(fields: Fields, turns: _Turns, where: str) -> None:
+    called = {name: _needed_text(fields, name, where) for name in ("call_id", "name", "arguments")}
+    for field in ("namespace", "async", "caller"):
+        fields.neutral(field)
+    call = {
+        "id": called["call_id"],
+        "type": "function",
+        "function": {"name": called["name"], "arguments": called["arguments"]},
+    }
+    turns.own(where).setdefault("tool_calls", []).append(call)
+
+
+def _function_call_output(fields: Fields, turns: _Turns, where: str) -> None:
+    call_id = _needed_text(fields, "call_id", where)
+    output = _text(fields.needed("output"), f"{where}.output")
+    turns.add({"role": "tool", "tool_call_id": call_id, "content": output}, where)
+
+
+_READ = {
+    "message": _message,
+    "function_call": _function_call,
+    "function_call_output": _function_call_output,
+    "reasoning": _reasoning,
+}
+
+
+def _needed_text(fields: Fields, name: str, where: str) -> str:
+    found = fields.needed(name)
+    if not isinstance(found, str):
+        raise invalid(f"{where}.{name}", "a string", found, "invalid_type")
+    return found
+
+
+def _text(content: Any, where: str, kinds: tuple[str, ...] = _TEXTS) -> str:
+    """A text, whole or in parts."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise invalid(where, "a string or a list of parts", content, "invalid_type")
+    texts = []
+    for place, part in enumerate(content):
+        at = f"{where}[{place}]"
+        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+            raise invalid(at, "an object with a type", part, "invalid_type")
+        if part["type"] not in kinds:
+            raise ApiError(
+                400,
+                f"{at}: this model takes text, expected a part of type {' or '.join(kinds)}, got "
+                f"{part['type']!r:.40}",
+                at,
+                "unsupported_content",
+            )
+        fields = Fields(part, f"{at}.")
+        fields.ignored("type", "annotations", "logprobs", "cache_control", "prompt_cache_breakpoint")
+        texts.append(_needed_text(fields, "text", at))
+        fields.finish()
+    return "".join(texts)

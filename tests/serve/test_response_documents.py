@@ -1,0 +1,335 @@
+"""Requests to `/v1/responses` as they come, how their answers are written, and what is kept of them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowspec.core.protocol.messages import Sampling
+from flowspec.runtime.answer import Answer, Piece
+from flowspec.runtime.token_stream import Timing
+from flowspec.serve.completion_request import chat_wanted
+from flowspec.serve.documents import Choice, Usage
+from flowspec.serve.refusals import ApiError
+from flowspec.serve.responses.form import ResponseForm
+from flowspec.serve.responses.items import messages_of
+from flowspec.serve.responses.request import ResponseRequest, response_wanted
+from flowspec.serve.responses.store import Kept, ResponseStore
+
+
+def read(store: ResponseStore | None = None, /, **fields: Any) -> ResponseRequest:
+    return response_wanted(store or ResponseStore(), {"input": "hello", **fields})
+
+
+def refusal(**fields: Any) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        read(**fields)
+    assert caught.value.status == 400
+    return caught.value
+
+
+def test_a_request_is_the_chat_that_it_stands_for() -> None:
+    found = read(
+        instructions="Be short.",
+        max_output_tokens=9,
+        temperature=0.5,
+        top_p=0.5,
+        seed=7,
+        top_k=3,
+        stop=["x"],
+        stream=True,
+        include=["message.output_text.logprobs", "reasoning.encrypted_content"],
+        top_logprobs=2,
+        reasoning={"effort": "none", "summary": "auto"},
+        text={"format": {"type": "text"}, "verbosity": "medium"},
+        truncation="disabled",
+        user="u",
+    )
+    chat = chat_wanted(
+        {
+            "messages": [{"role": "system", "content": "Be short."}, {"role": "user", "content": "hello"}],
+            "max_tokens": 9,
+            "temperature": 0.5,
+            "top_p": 0.5,
+            "seed": 7,
+            "top_k": 3,
+            "stop": ["x"],
+            "stream": True,
+            "logprobs": True,
+            "top_logprobs": 2,
+            "user": "u",
+        }
+    )
+    assert all(getattr(found, name) == getattr(chat, name) for name in chat.__slots__)
+    assert found.unheeded == ("user",)
+    assert (found.is_kept, found.said["max_output_tokens"], found.said["instructions"]) == (
+        True,
+        9,
+        "Be short.",
+    )
+
+
+def test_nulls_say_nothing() -> None:
+    nulls: dict[str, Any] = dict.fromkeys(
+        (
+            *("instructions", "max_output_tokens", "previous_response_id", "store", "metadata", "include"),
+            *("tools", "tool_choice", "text", "reasoning", "truncation", "background", "top_logprobs", "n"),
+            *("conversation", "prompt", "stream", "stream_options", "messages", "max_tool_calls"),
+        )
+    )
+    assert read(**nulls) == read()
+
+
+def test_items_are_turns_of_a_chat() -> None:
+    items = [
+        {"role": "developer", "content": "d"},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]},
+        {
+            "type": "reasoning",
+            "id": "rs_1",
+            "summary": [],
+            "content": [{"type": "reasoning_text", "text": "r"}],
+        },
+        {
+            "type": "message",
+            "id": "msg_1",
+            "status": "completed",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "b", "annotations": [], "logprobs": []}],
+        },
+        {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "f", "arguments": "{}"},
+        {"type": "function_call", "call_id": "c2", "name": "g", "arguments": "{1}", "status": "completed"},
+        {"type": "function_call_output", "call_id": "c1", "output": "o"},
+        {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "p"}]},
+        {"role": "assistant", "content": "e"},
+        {"role": "assistant", "content": "f"},
+        {"type": "reasoning", "summary": []},
+        {"role": "user", "content": "g"},
+    ]
+    calls = [
+        {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}},
+        {"id": "c2", "type": "function", "function": {"name": "g", "arguments": "{1}"}},
+    ]
+    assert messages_of(items) == [
+        ({"role": "developer", "content": "d"}, "input[0]"),
+        ({"role": "user", "content": "a"}, "input[1]"),
+        ({"role": "assistant", "reasoning_content": "r", "content": "b", "tool_calls": calls}, "input[2]"),
+        ({"role": "tool", "tool_call_id": "c1", "content": "o"}, "input[6]"),
+        ({"role": "tool", "tool_call_id": "c2", "content": "p"}, "input[7]"),
+        ({"role": "assistant", "content": "e"}, "input[8]"),
+        ({"role": "assistant", "content": "f"}, "input[9]"),
+        ({"role": "user", "content": "g"}, "input[11]"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": None}, "input"),
+        ({"input": []}, "input"),
+        ({"input": 5}, "input"),
+        ({"input": ["hello"]}, "input[0]"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
+        ({"input": [{"type": ["message"]}]}, "input[0].type"),
+        ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
+        ({"input": [{"role": "user", "content": "x", "colour": "red"}]}, "input[0].colour"),
+        ({"input": [{"role": "user"}]}, "input[0].content"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
+        ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
+        ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input[0].arguments"),
+        ({"input": [{"type": "reasoning", "encrypted_content": "x"}]}, "input[0].encrypted_content"),
+        ({"input": "\ud800"}, None),
+        ({"metadata": {"a": 1}}, "metadata"),
+        ({"metadata": {str(n): "" for n in range(17)}}, "metadata"),
+        ({"store": "yes"}, "store"),
+        ({"instructions": ["x"]}, "instructions"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"include": ["everything"]}, "include"),
+        ({"include": "everything"}, "include"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"background": True}, "background"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"prompt": {"id": "p"}}, "prompt"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": "f"}, "tools"),
+        ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
+        ({"reasoning": {"wibble": 1}}, "reasoning.wibble"),
+        ({"text": {"wibble": 1}}, "text.wibble"),
+        ({"text": {"verbosity": "chatty"}}, "text.verbosity"),
+        ({"text": {"format": {"type": "nonsense"}}}, "text.format.type"),
+        ({"messages": []}, "messages"),
+        ({"n": 2}, "n"),
+    ],
+)
+def test_what_a_response_is_refused_for(fields: dict[str, Any], param: str | None) -> None:
+    found = refusal(**fields)
+    assert found.param == param
+    if param is not None:
+        assert found.message.startswith(param) or repr(param) in found.message
+
+
+def test_a_field_of_chats_is_told_its_name_here() -> None:
+    assert refusal(max_tokens=5).message == (
+        "max_tokens: in this API that is max_output_tokens; expected nothing"
+    )
+    told = refusal(max_output_token=5).message
+    assert told == "unknown field 'max_output_token'; did you mean max_output_tokens?"
+    assert refusal(temprature=5).message.endswith("did you mean temperature?")
+
+
+# -------------------------------------------------------------------------------------------------- the store
+
+
+def kept(size: int, name: str = "") -> Kept:
+    return Kept({"name": name}, (), size)
+
+
+def test_what_was_not_used_for_the_longest_time_is_forgotten_first() -> None:
+    store = ResponseStore(responses_max=3, bytes_max=100)
+    for name in "abc":
+        store.keep(name, kept(10, name))
+    assert store.find("a") is not None
+    store.keep("d", kept(10, "d"))
+    assert [name for name in "abcd" if store.find(name)] == ["a", "c", "d"]
+    store.keep("e", kept(85, "e"))
+    assert [name for name in "abcde" if store.find(name)] == ["d", "e"]
+    store.keep("f", kept(101, "f"))
+    assert [name for name in "abcdef" if store.find(name)] == ["d", "e"], "too large alone"
+    assert store.forget("d")
+    assert not store.forget("d")
+    store.keep("g", kept(15, "g"))
+    assert store.find("e") is not None
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("abcdefgh"), st.sampled_from(["keep", "find", "forget"]), st.integers(0, 60)
+        )
+    )
+)
+def test_a_store_never_holds_more_than_it_may(steps: list[tuple[str, str, int]]) -> None:
+    store = ResponseStore(responses_max=4, bytes_max=100)
+    model: dict[str, int] = {}  # in order of use
+    for place, (letter, step, size) in enumerate(steps):
+        if step == "keep":
+            name = f"{letter}{place}"  # ids are new each time
+            store.keep(name, kept(size, name))
+            model[name] = size
+            while len(model) > 4 or sum(model.values()) > 100:
+                del model[next(iter(model))]
+        else:
+            name = next((each for each in model if each.startswith(letter)), letter)
+            if step == "find":
+                assert (store.find(name) is not None) == (name in model)
+                if name in model:
+                    model[name] = model.pop(name)
+            else:
+                assert store.forget(name) == (model.pop(name, None) is not None)
+    for name in list(model):
+        found = store.find(name)
+        assert found is not None
+        assert found.document == {"name": name}
+    assert [
+        f"{letter}{place}"
+        for place, (letter, step, _) in enumerate(steps)
+        if step == "keep" and store.find(f"{letter}{place}") is not None
+    ] == [
+        f"{letter}{place}"
+        for place, (letter, step, _) in enumerate(steps)
+        if step == "keep" and f"{letter}{place}" in model
+    ]
+
+
+def test_a_dialogue_that_goes_on_counts_whole() -> None:
+    store = ResponseStore()
+    first = read(store, input="a" * 1000)
+    assert 1000 < first.dialogue_bytes < 2000
+    form(first, store).whole([choice(["b" * 500])], Usage(1, 1, 0))
+    (name,) = store._kept
+    second = read(store, previous_response_id=name, input="c")
+    assert second.dialogue_bytes > first.dialogue_bytes + 500
+    assert [message["content"][:1] for message in second.dialogue] == ["a", "b", "c"]
+    assert second.places == ("previous_response_id", "previous_response_id", "input")
+
+
+# ------------------------------------------------------------------------------------------------- documents
+
+
+def choice(texts: list[str], reason: str = "stop") -> Choice:
+    found = Choice(0)
+    for event in [*(Piece(text=text) for text in texts), answer(reason)]:
+        found.add(event)
+    return found
+
+
+def answer(reason: str = "stop") -> Answer:
+    return Answer(
+        text="", token_ids=(1, 2), finish_reason=reason, prompt_tokens=3, timing=Timing(), statistics={}
+    )
+
+
+def form(wanted: ResponseRequest, store: ResponseStore) -> ResponseForm:
+    return ResponseForm("m", wanted, Sampling(), store.keep)
+
+
+def events(stream: bytes) -> list[dict[str, Any]]:
+    found = []
+    for frame in stream.decode().strip("\n").split("\n\n"):
+        name, data = frame.split("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    return found
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]))), st.sampled_from(["stop", "length"]))
+def test_the_pieces_put_together_are_the_text(texts: list[str], reason: str) -> None:
+    store = ResponseStore()
+    streamed = form(read(store), store)
+    usage = Usage(3, 2, 1)
+    stream = b"".join(
+        (
+            streamed.opening(1),
+            *(streamed.said(0, Piece(text=text)) for text in texts),
+            streamed.over(0, answer(reason)),
+            streamed.closing([Choice(0)], usage),
+        )
+    )
+    found = events(stream)
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
+    text = "".join(event["delta"] for event in found if event["type"] == "response.output_text.delta")
+    last = found[-1]
+    assert text == "".join(texts) == last["response"]["output"][0]["content"][0]["text"]
+    assert last["type"] == ("response.completed" if reason == "stop" else "response.incomplete")
+    whole = form(read(store), store).whole([choice(texts, reason)], usage)
+    changing = ("id", "created_at", "completed_at", "output")
+    assert {**last["response"], **dict.fromkeys(changing)} == {**whole, **dict.fromkeys(changing)}
+    assert [{**item, "id": ""} for item in last["response"]["output"]] == [
+        {**item, "id": ""} for item in whole["output"]
+    ]
+    assert found[-2]["item"] == last["response"]["output"][0]
+    kept_one = store.find(last["response"]["id"])
+    assert kept_one is not None
+    assert kept_one.document == last["response"]
+    assert kept_one.dialogue[-1] == {"role": "assistant", "content": text}
+
+
+def test_what_fails_ends_with_why() -> None:
+    store = ResponseStore()
+    failing = form(read(store), store)
+    stream = failing.opening(1) + failing.said(0, Piece(text="a")) + failing.failed(ApiError(503, "lost"))
+    last = events(stream)[-1]
+    assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
+    assert last["response"]["error"] == {"code": "server_error", "message": "lost"}
+    assert store.find(last["response"]["id"]) is None
+
+
+def test_store_false_keeps_nothing() -> None:
+    store = ResponseStore()
+    found = form(read(store, store=False), store).whole([choice(["a"])], Usage(1, 1, 0))
+    assert (found["store"], store.find(found["id"])) == (False, None)

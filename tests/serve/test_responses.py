@@ -1,0 +1,239 @@
+"""The Responses API: the official client against a real server, whose answers are those of the same chat."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from flowspec.core.protocol.messages import Sampling
+from flowspec.llm import LLM
+from flowspec.model.reference import Reference
+from flowspec.model.text import Tokenizer
+from flowspec.serve.service import ServiceOptions
+from tests.runtime.clusters import wait_until
+from tests.serve.servers import MODEL, Running, running
+
+SUM = "What is 17 + 25?"
+WARM: dict[str, Any] = {"temperature": 1.0, "extra_body": {"seed": 4}}
+ENDLESS: dict[str, Any] = {
+    "model": MODEL,
+    "input": "Tell me a story.",
+    "max_output_tokens": 900,
+    "extra_body": {"ignore_eos": True},
+}
+
+
+def ask(server: Running, **fields: Any) -> Any:
+    with server.client() as client:
+        return client.responses.create(**{"model": MODEL, "input": SUM, **fields})
+
+
+def streamed(server: Running, **fields: Any) -> list[Any]:
+    with server.client() as client:
+        return list(client.responses.create(**{"model": MODEL, "input": SUM, "stream": True, **fields}))
+
+
+def chat(server: Running, messages: list[dict[str, str]], **fields: Any) -> str:
+    """What the same dialogue is answered as a chat."""
+    with server.client() as client:
+        found = client.chat.completions.create(model=MODEL, messages=messages, **fields)  # type: ignore[call-overload]
+    return str(found.choices[0].message.content)
+
+
+def test_a_response_says_what_the_plain_model_says(
+    server: Running, reference: Reference, tokenizer: Tokenizer
+) -> None:
+    prompt = tokenizer.encode_chat([{"role": "user", "content": SUM}])
+    sampling = Sampling(temperature=1.0, seed=4)
+    tokens = [
+        token for token in reference.generate(tuple(prompt), sampling, 1024, frozenset([2])) if token != 2
+    ]
+    found = ask(server, metadata={"a": "b"}, **WARM)
+    assert (found.output_text, found.status, found.object) == (
+        tokenizer.decode(tokens),
+        "completed",
+        "response",
+    )
+    assert (found.id[:5], found.output[0].id[:4], found.output[0].role) == ("resp_", "msg_", "assistant")
+    assert (found.usage.input_tokens, found.usage.output_tokens) == (len(prompt), len(tokens))
+    assert found.usage.total_tokens == len(prompt) + len(tokens)
+    assert (found.metadata, found.temperature, found.top_p, found.model) == ({"a": "b"}, 1.0, 1.0, MODEL)
+    assert (found.tools, found.tool_choice, found.error, found.incomplete_details) == ([], "auto", None, None)
+    assert found.text.format.type == "text"
+
+
+def test_a_stream_is_typed_events_in_order(server: Running) -> None:
+    whole = ask(server, **WARM)
+    events = streamed(server, **WARM)
+    kinds = [event.type for event in events]
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert [kind for place, kind in enumerate(kinds) if kind not in kinds[:place]] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.delta",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    assert len(kinds) == 8 + len(deltas), "each but the pieces once"
+    assert len(deltas) > 1
+    assert kinds[4 : 4 + len(deltas)] == ["response.output_text.delta"] * len(deltas)
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    last = events[-1].response
+    texts = {"".join(deltas), events[-4].text, events[-3].part.text, events[-2].item.content[0].text}
+    assert texts == {last.output_text} == {whole.output_text}
+    assert (events[0].response.status, events[0].response.output) == ("in_progress", [])
+    assert {event.response.id for event in events if hasattr(event, "response")} == {last.id}
+    assert {event.item_id for event in events if hasattr(event, "item_id")} == {last.output[0].id}
+    assert last.usage.output_tokens == whole.usage.output_tokens
+    with server.client() as client:
+        assert client.responses.retrieve(last.id).output_text == whole.output_text, "a stream is kept, too"
+
+
+def test_each_frame_names_its_type_and_nothing_else_ends_the_stream(server: Running) -> None:
+    body = {"input": SUM, "stream": True, "max_output_tokens": 3}
+    text = httpx.post(f"{server.url}/responses", json=body).text
+    frames = [frame.split("\n") for frame in text.strip().split("\n\n") if not frame.startswith(":")]
+    for name, data in frames:
+        assert name == f"event: {json.loads(data.removeprefix('data: '))['type']}"
+    assert frames[-1][0] == "event: response.incomplete"
+
+
+def test_the_clients_own_helper_puts_a_stream_together(server: Running) -> None:
+    with server.client() as client, client.responses.stream(model=MODEL, input=SUM, temperature=0) as stream:
+        text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+        assert stream.get_final_response().output_text == text
+
+
+def test_a_dialogue_goes_on_from_what_is_kept_as_if_it_were_sent(server: Running) -> None:
+    first = ask(server, instructions="Be short.", temperature=0)
+    second = ask(
+        server, input="And 3 + 4?", previous_response_id=first.id, instructions="Be kind.", temperature=0
+    )
+    third = ask(server, input="And 5 + 6?", previous_response_id=second.id, temperature=0)
+    said = [
+        {"role": "user", "content": SUM},
+        {"role": "assistant", "content": first.output_text},
+        {"role": "user", "content": "And 3 + 4?"},
+        {"role": "assistant", "content": second.output_text},
+        {"role": "user", "content": "And 5 + 6?"},
+    ]
+    kind = {"role": "system", "content": "Be kind."}
+    assert first.output_text == chat(
+        server, [{"role": "system", "content": "Be short."}, said[0]], temperature=0
+    )
+    assert second.output_text == chat(server, [kind, *said[:3]], temperature=0), "instructions are not kept"
+    assert third.output_text == chat(server, said, temperature=0)
+    assert (third.previous_response_id, second.instructions) == (second.id, "Be kind.")
+    items: Any = [{"role": "user", "content": SUM}, *first.output, {"role": "user", "content": "And 3 + 4?"}]
+    again = ask(server, input=items, instructions="Be kind.", temperature=0)
+    assert again.output_text == second.output_text, "items that are given back are the same dialogue"
+
+
+def test_what_is_kept_can_be_asked_for_and_forgotten(server: Running) -> None:
+    first = ask(server, max_output_tokens=4)
+    assert (first.status, first.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert first.output[0].status == "incomplete"
+    with server.client() as client:
+        assert client.responses.retrieve(first.id).to_dict() == first.to_dict()
+        second = client.responses.create(
+            model=MODEL, input="Go on.", previous_response_id=first.id, max_output_tokens=4
+        )
+        client.responses.delete(first.id)
+        for asked in (client.responses.retrieve, client.responses.delete):
+            with pytest.raises(openai.NotFoundError, match=first.id) as caught:
+                asked(first.id)
+            assert caught.value.code == "response_not_found"
+        with pytest.raises(openai.NotFoundError) as caught:
+            client.responses.create(model=MODEL, input="Go on.", previous_response_id=first.id)
+        assert (caught.value.code, caught.value.param) == (
+            "previous_response_not_found",
+            "previous_response_id",
+        )
+        third = client.responses.create(
+            model=MODEL, input="Go on.", previous_response_id=second.id, store=False, max_output_tokens=4
+        )
+        assert third.status == "incomplete", "it has the dialogue of the one that was forgotten"
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(third.id)
+    url = f"{server.url}/responses/{second.id}"
+    assert httpx.get(url, params={"stream": "true"}).json()["error"]["param"] == "stream"
+    assert httpx.options(url).headers["allow"] == "DELETE, GET, HEAD"
+
+
+def test_logprobs_are_those_of_the_chat(server: Running) -> None:
+    wanted: Any = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    with server.client() as client:
+        expected = client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": SUM}],
+            temperature=0,
+            logprobs=True,
+            top_logprobs=2,
+        )
+    told = [(entry.token, len(entry.top_logprobs)) for entry in expected.choices[0].logprobs.content]
+    found = ask(server, temperature=0, **wanted)
+    assert [(each.token, len(each.top_logprobs)) for each in found.output[0].content[0].logprobs] == told
+    events = streamed(server, temperature=0, **wanted)
+    said = [
+        (each.token, len(each.top_logprobs))
+        for event in events
+        if event.type == "response.output_text.delta"
+        for each in event.logprobs
+    ]
+    assert said == told
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "param"),
+    [
+        ({"extra_body": {"wibble": 1}}, 400, "wibble"),
+        ({"background": True}, 400, "background"),
+        ({"temperature": 3}, 400, "temperature"),
+        ({"model": "gpt-4"}, 404, "model"),
+        ({"input": "a b " * 5000}, 400, "input"),
+        ({"input": "", "extra_body": {"logit_bias": {"4096": 1}}}, 400, "logit_bias"),
+    ],
+)
+def test_what_is_refused(server: Running, fields: dict[str, Any], status: int, param: str) -> None:
+    with pytest.raises(openai.APIStatusError) as caught:
+        ask(server, **fields)
+    assert (caught.value.status_code, caught.value.param, caught.value.type) == (
+        status,
+        param,
+        "invalid_request_error",
+    )
+
+
+def test_a_client_that_goes_away_ends_its_response_and_it_is_not_kept(server: Running) -> None:
+    before = server.count('flowspec_answers_total{reason="cancelled"}')
+    with server.client() as client:
+        stream = client.responses.create(stream=True, **ENDLESS)
+        name = ""
+        for event in stream:
+            name = name or event.response.id
+            if event.type == "response.output_text.delta":
+                break
+        stream.close()
+        server.wait_idle()
+        assert server.count('flowspec_answers_total{reason="cancelled"}') == before + 1
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(name)
+
+
+def test_a_response_that_cannot_go_on_fails_with_an_event(llm: LLM) -> None:
+    with running(llm, options=ServiceOptions()) as server, server.client() as client:
+        stream = client.responses.create(stream=True, **ENDLESS)
+        assert next(iter(stream)).type == "response.created"
+        wait_until(lambda: server.service.gate.running, "it is being answered")
+        server.stop()
+        last = list(stream)[-1]
+        assert (last.type, last.response.status) == ("response.failed", "failed")
+        assert last.response.error.message == "the server is stopping"
