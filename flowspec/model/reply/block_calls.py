@@ -1,0 +1,214 @@
+"""Calls that are no JSON, and are read once they are whole: from a mark to the text that ends them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from flowspec.model.reply.literals import Literals
+from flowspec.model.reply.parts import Part, Tool
+
+Tools = Mapping[str, Tool]
+Parse = Callable[[str, Tools], list[tuple[str, dict[str, Any]]]]
+"""From a block's text to calls, each a name with arguments; raises `ValueError` for anything else."""
+
+
+class BlockCalls:
+    """A `CallReader` from a `mark` to `end`. A block that cannot be read is content, as is one without its
+    end if it `needs_end`, since nothing else tells that it is whole."""
+
+    def __init__(self, mark: str, end: str, parse: Parse, tools: Tools, *, needs_end: bool) -> None:
+        self._needs_end = needs_end
+        self._mark = mark
+        self._end = end
+        self._parse = parse
+        self._tools = tools
+        self._pieces: list[str] = []
+        self._seam = ""
+        """What the end may have begun in."""
+
+    def push(self, text: str) -> tuple[list[Part], str | None]:
+        seam = self._seam + text
+        at = seam.find(self._end)
+        self._pieces.append(text)
+        if at < 0:
+            self._seam = seam[max(0, len(seam) - len(self._end) + 1) :]
+            return [], None
+        rest = seam[at + len(self._end) :]
+        whole = "".join(self._pieces)
+        return self._calls(whole[: len(whole) - len(rest) - len(self._end)], self._end), rest
+
+    def finish(self) -> list[Part]:
+        """Also a block that lacks its end, if the calls in it are whole: the model's turn ended instead."""
+        if self._needs_end:
+            return [Part("content", "".join((self._mark, *self._pieces)))]
+        return self._calls("".join(self._pieces), "")
+
+    def _calls(self, body: str, end: str) -> list[Part]:
+        try:
+            found = [(name, _json(arguments)) for name, arguments in self._parse(body, self._tools)]
+        except ValueError:
+            found = []
+        if not found:
+            return [Part("content", self._mark + body + end)]
+        return [
+            part
+            for name, arguments in found
+            for part in (Part("name", name), Part("arguments", arguments), Part("end"))
+        ]
+
+
+def _json(arguments: dict[str, Any]) -> str:
+    return json.dumps(arguments, ensure_ascii=False)
+
+
+def python_calls(body: str, tools: Tools) -> list[tuple[str, dict[str, Any]]]:
+    """`[f(a=1), g()]`, or one call in each line; or a list of objects, where a model was asked for JSON."""
+    text = Literals(body)
+    is_list = text.take("[")
+    found: list[tuple[str, dict[str, Any]]] = []
+    while not (text.take("]") if is_list else text.is_over):
+        if found and not text.take(",") and is_list:
+            raise ValueError("expected a comma between calls")
+        if text.take("{"):
+            call = text.fields("}")
+            name, arguments = call.get("name"), call.get("arguments", {})
+            if not isinstance(name, str) or not isinstance(arguments, dict):
+                raise ValueError("expected a call")
+        else:
+            name = text.word()
+            text.expect("(")
+            arguments = text.fields(")", between="=")
+        found.append((name, arguments))
+    if not text.is_over:
+        raise ValueError("expected nothing behind the calls")
+    return found
+
+
+def gemma_calls(body: str, tools: Tools) -> list[tuple[str, dict[str, Any]]]:
+    """`call:f{city:<|"|>Tokyo<|"|>,days:3}`."""
+    text = Literals(body, bare=True)
+    text.expect("call:")
+    name = text.word()
+    text.expect("{")
+    found = [(name, text.fields("}"))]
+    if not text.is_over:
+        raise ValueError("expected nothing behind the call")
+    return found
+
+
+def xml_calls(body: str, tools: Tools) -> list[tuple[str, dict[str, Any]]]:
+    """`<function=f><parameter=city>Tokyo</parameter></function>`, each tag on a line of its own."""
+    found = []
+    at = 0
+    while (begin := _open(body, "<function=", at)) is not None:
+        name, at = begin
+        end = body.find("</function>", at)
+        if end < 0:
+            raise ValueError("expected the end of a function")
+        arguments = {}
+        while (parameter := _open(body, "<parameter=", at, end)) is not None:
+            key, at = parameter
+            close = body.find("</parameter>", at)
+            if close < 0:
+                raise ValueError("expected the end of a parameter")
+            end = body.find("</function>", close) if close > end else end  # which the value had in it
+            if end < 0:
+                raise ValueError("expected the end of a function")
+            value = body[at:close]
+            value = value[value.startswith("\n") : len(value) - value.endswith("\n")]
+            arguments[key] = typed(value, _schema(tools, name, key))
+            at = close + len("</parameter>")
+        at = end + len("</function>")
+        found.append((name, arguments))
+    if body[at:].strip():
+        raise ValueError("expected nothing behind the functions")
+    return found
+
+
+def _open(body: str, tag: str, at: int, end: int | None = None) -> tuple[str, int] | None:
+    """The name in the next tag up to `end`, which only space may be before, and where it ends."""
+    begin = body.find(tag, at, end)
+    if begin < 0:
+        return None
+    close = body.find(">", begin)
+    if body[at:begin].strip() or close < 0 or not (name := body[begin + len(tag) : close].strip()):
+        raise ValueError("expected a tag")
+    return name, close + 1
+
+
+def key_value_calls(body: str, tools: Tools) -> list[tuple[str, dict[str, Any]]]:
+    """`f`, and for each argument `<arg_key>city</arg_key>` and `<arg_value>Tokyo</arg_value>`."""
+    name, _, _ = body.partition("<arg_key>")
+    at = len(name)
+    name = name.strip()
+    if not name or any(each.isspace() or each in "<>[]{}" for each in name):
+        raise ValueError("expected a name")
+    text: dict[str, Any] = {}
+    while body[at:].strip():
+        key, at = _between(body, at, "<arg_key>", "</arg_key>")
+        value, at = _between(body, at, "<arg_value>", "</arg_value>")
+        text[key] = typed(value, _schema(tools, name, key))
+    return [(name, text)]
+
+
+def _between(body: str, at: int, begin: str, end: str) -> tuple[str, int]:
+    first = body.find(begin, at)
+    last = -1 if first < 0 else body.find(end, first)
+    if last < 0 or body[at:first].strip():
+        raise ValueError(f"expected {begin}")
+    return body[first + len(begin) : last], last + len(end)
+
+
+def typed(text: str, schema: Mapping[str, Any] | None) -> Any:
+    """A value that a format has as text, in the type that the tool's schema gives it: the text where that may
+    be a string, else what it is as JSON or as Python writes it; the text, too, where it is neither."""
+    kinds = types_of(schema)
+    if "string" in kinds and not ("null" in kinds and text == "null"):
+        return text
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        pass
+    if text[:1] not in ("[", "{") and text not in ("True", "False", "None"):
+        return text
+    try:
+        found = Literals(text)
+        value = found.value()
+        return value if found.is_over else text
+    except ValueError:
+        return text
+
+
+def types_of(schema: Any) -> frozenset[str]:
+    """The JSON types that a schema names, also one of several; none where it names none."""
+    if not isinstance(schema, Mapping):
+        return frozenset()
+    several = [
+        *_listed(schema.get("type")),
+        *(
+            each.get("type")
+            for name in ("anyOf", "oneOf")
+            for each in _listed(schema.get(name))
+            if isinstance(each, Mapping)
+        ),
+        *("string" for each in _listed(schema.get("enum")) if isinstance(each, str)),
+    ]
+    return frozenset(each for each in several if isinstance(each, str))
+
+
+def _listed(found: Any) -> list[Any]:
+    """The items of a list, or the one that is there."""
+    return found if isinstance(found, list) else [] if found is None else [found]
+
+
+def _schema(tools: Tools, name: str, key: str) -> Mapping[str, Any] | None:
+    tool = tools.get(name)
+    fields = None if tool is None else tool.parameters.get("properties")
+    found = fields.get(key) if isinstance(fields, Mapping) else None
+    return found if isinstance(found, Mapping) else None
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(name)
