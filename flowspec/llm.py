@@ -20,6 +20,7 @@ from flowspec.core.protocol import limits
 from flowspec.core.protocol.precision import ACTIVATIONS, CACHE_AUTO, CACHES
 from flowspec.errors import InputError, meant
 from flowspec.model.files import BUNDLED, ModelFiles
+from flowspec.model.reply.form import ReplyForm
 from flowspec.model.text import Messages, Tokenizer, recommended
 from flowspec.runtime.answer import Answer, AnswerStream, AsyncAnswerStream
 from flowspec.runtime.cluster_text import Cluster
@@ -317,8 +318,11 @@ class LLM:
             )
         return self.question_of(self.encode(prompt, raw=raw), params)
 
-    def question_of(self, ids: Sequence[int], params: SamplingParams) -> Question:
-        """The same for a prompt's token ids."""
+    def question_of(
+        self, ids: Sequence[int], params: SamplingParams, form: ReplyForm | None = None
+    ) -> Question:
+        """The same for a prompt's token ids; with a `form` the answer's thoughts and calls are told apart
+        from its text."""
         eos_id = None if self.tokenizer is None else self.tokenizer.eos_id
         return Question(
             prompt=ids,
@@ -326,6 +330,7 @@ class LLM:
             limits=params.limits(self.recommended, eos_id),
             stops=tuple(params.stop),
             top_logprobs=params.top_logprobs,
+            form=form,
         )
 
     def submit(self, question: Question) -> AnswerStream:

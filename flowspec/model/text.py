@@ -16,9 +16,12 @@ from flowspec.errors import InputError, first_line
 from flowspec.model.files import ModelFiles
 from flowspec.model.harmony import MARKS, FinalChannel
 from flowspec.model.json_files import read_json
+from flowspec.model.reply.form import CallFormat, ReplyForm, form_of, format_of, thoughts_of
+from flowspec.model.reply.parts import Part, Tool
 from flowspec.model.template import bounded_time
+from flowspec.model.template_names import TemplateNames, names_in
 
-Messages = list[dict[str, str]]
+Messages = list[dict[str, Any]]
 _READ = (
     *(
         "tokenizer*",
@@ -127,6 +130,9 @@ class Tokenizer:
                 raise InputError(f"cannot read the tokenizer of {files.model!r}: {text:.200}") from None
         self._steps: set[str] | None = None
         self._longest_bytes: int | None = None
+        self._added: dict[str, int] | None = None
+        self._names: dict[str, TemplateNames] = {}
+        self._takes_tools = False
         self._tokenizer.model_max_length = (
             limits.ID_MAX
         )  # only compared with a text's length, to warn; the context is checked by the head
@@ -146,13 +152,33 @@ class Tokenizer:
 
     def encode_chat(self, messages: Messages, bound: Bound | None = None) -> list[int]:
         """A dialogue in the model's chat template, up to where the assistant speaks."""
+        return self.encode_rendered(self.render_chat(messages), bound)
+
+    def encode_rendered(self, text: str, bound: Bound | None = None) -> list[int]:
+        """A text that `render_chat` made."""
+        return self._ids(text, bound, add_special_tokens=False)
+
+    def render_chat(
+        self,
+        messages: Messages,
+        tools: Sequence[Tool] = (),
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The same as text. `tools` may be called, and the template is given `variables`; it need not look at
+        either (`takes_tools`, `template_names`)."""
         if not self.has_chat_template:
             raise InputError("this model has no chat template; use flowspec generate --raw")
-        self._check_roles(messages)
+        self._check_roles(messages, tools)
         try:
             with bounded_time():
                 text = str(
-                    self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+                    self._tokenizer.apply_chat_template(
+                        self._with_thoughts(messages, tools),
+                        tools=[tool.document for tool in tools] or None,
+                        tokenize=False,
+                        add_generation_prompt=True,
+                        **(variables or {}),
+                    )
                 )
         except Exception as error:  # noqa: BLE001 - a template is a program of the model's, and may raise anything
             raise InputError(
@@ -163,12 +189,81 @@ class Tokenizer:
                 f"the model's chat template makes {len(text)} characters of this dialogue, expected at most "
                 f"{limits.PROMPT_CHARS_MAX}"
             )
-        return self._ids(text, bound, add_special_tokens=False)
+        return text
 
-    def _check_roles(self, messages: Messages) -> None:
+    def template(self, tools: Sequence[Tool] = ()) -> str:
+        """The chat template, of which a model may have another one for tools; empty without one."""
+        if not self.has_chat_template:
+            return ""
+        try:
+            documents = [tool.document for tool in tools] or None
+            return str(self._tokenizer.get_chat_template(tools=documents))
+        except Exception as error:  # noqa: BLE001 - whatever transformers meets in a broken file
+            raise InputError(f"the model's chat template cannot be used: {first_line(error)}") from None
+
+    def template_names(self, tools: Sequence[Tool] = ()) -> TemplateNames:
+        """What that template looks at."""
+        template = self.template(tools)
+        if template not in self._names:
+            self._names[template] = names_in(template)
+        return self._names[template]
+
+    def takes_tools(self, messages: Messages, tools: Sequence[Tool], variables: Mapping[str, Any]) -> bool:
+        """Whether the template tells of tools, which it need not do though it looks at them."""
+        if not self._takes_tools and "tools" in self.template_names(tools).variables:
+            with_tools = self.render_chat(messages, tools, variables)
+            self._takes_tools = with_tools != self.render_chat(messages, (), variables)
+        return self._takes_tools
+
+    def call_format(self, tools: Sequence[Tool]) -> CallFormat | None:
+        """How the model writes calls; None: that is not known."""
+        return format_of(self.template(tools), self._added_tokens)
+
+    def can_think(self, tools: Sequence[Tool] = ()) -> bool:
+        """Whether the model may write thoughts."""
+        return self.final_channel() is not None or thoughts_of(self.template(tools)) is not None
+
+    def reply_form(
+        self, prompt: str, tools: Sequence[Tool] = (), *, is_single: bool = False
+    ) -> ReplyForm | None:
+        """The form of the reply to a rendered dialogue: with thoughts, and calls of tools. None for a model
+        that writes nothing but text."""
+        known = {tool.name: tool for tool in tools}
+        return form_of(self.template(tools), self._added_tokens, prompt, known, is_single=is_single)
+
+    def marks(self, texts: Sequence[str]) -> dict[int, str]:
+        """Those of the texts that are tokens of their own, which `decode` may leave out."""
+        added = self._added_tokens
+        return {added[text]: text for text in texts if text in added}
+
+    @property
+    def _added_tokens(self) -> dict[str, int]:
+        if self._added is None:
+            self._added = {str(text): token for token, text in self._tokenizer.added_tokens_decoder.items()}
+        return self._added
+
+    def _with_thoughts(self, messages: Messages, tools: Sequence[Tool]) -> Messages:
+        """Messages whose thoughts go by the name that the template has for them.
+
+        One with the name `thinking` takes either thoughts or a text beside calls, and raises for both.
+        """
+        if not any("reasoning_content" in message for message in messages):
+            return messages
+        fields = self.template_names(tools).fields
+        if "reasoning_content" in fields or "thinking" not in fields:
+            return messages
+        found = []
+        for message in messages:
+            rest = {name: value for name, value in message.items() if name != "reasoning_content"}
+            if len(rest) < len(message) and not (rest.get("tool_calls") and rest["content"]):
+                rest["thinking"] = message["reasoning_content"]
+            found.append(rest)
+        return found
+
+    def _check_roles(self, messages: Messages, tools: Sequence[Tool] = ()) -> None:
         """Raises `InputError` for a role that the template does not name: it would be left out, or be one
         that the model never saw."""
-        template = str(self._tokenizer.chat_template)
+        template = self.template(tools)
         for role in {message["role"] for message in messages} - ROLES:
             if f"'{role}'" not in template and f'"{role}"' not in template:
                 raise InputError(
@@ -233,8 +328,7 @@ class Tokenizer:
 
     def final_channel(self) -> FinalChannel | None:
         """What tells, of a new answer, which tokens are its text; None for a model without channels."""
-        added = {str(token): number for number, token in self._tokenizer.added_tokens_decoder.items()}
-        marks = {mark: added[mark] for mark in MARKS if mark in added}
+        marks = {mark: self._added_tokens[mark] for mark in MARKS if mark in self._added_tokens}
         return FinalChannel(marks, self.decode) if len(marks) == len(MARKS) else None
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -317,14 +411,26 @@ def check_utf8(text: str) -> None:
 
 class TextStream:
     """Turns tokens into text as they come: never half a character, never the beginning of a stop string. Of
-    an answer in channels only the final one is text."""
+    an answer in channels only the final one is text.
+
+    With a `form` the text is what the answer has beside thoughts and calls, which are `parts`; stop strings
+    are looked for in the text alone.
+    """
 
     WINDOW = 24
 
-    def __init__(self, tokenizer: Tokenizer, stop_strings: Sequence[str] = ()) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, stop_strings: Sequence[str] = (), form: ReplyForm | None = None
+    ) -> None:
         self._tokenizer = tokenizer
         self._stops = tuple(stop_strings)
-        self._channel = tokenizer.final_channel()
+        self._channel = tokenizer.final_channel() if form is None else None
+        self._reader = None if form is None else form.reader()
+        self._marks = {} if form is None else tokenizer.marks(form.marks)
+        self._is_single = form is not None and form.is_single
+        self._parts: list[Part] = []
+        self.thought_tokens = 0
+        """Tokens of thoughts, with the marks around them."""
         self._pending: list[int] = []
         self._context: list[int] = []
         self._text = ""
@@ -341,18 +447,35 @@ class TextStream:
         for token in tokens:
             if self._channel is not None and not self._channel.shows(token):
                 continue
-            self._pending.append(token)
-            fresh = self._fresh()
-            if not fresh.endswith(UNFINISHED):
-                self._append(fresh)
+            was_thinking = self._reader is not None and self._reader.is_thinking
+            if token in self._marks:
+                self._flush()
+                self._read(self._marks[token], is_mark=True)
+            else:
+                self._pending.append(token)
+                fresh = self._fresh()
+                if not fresh.endswith(UNFINISHED):
+                    self._append(fresh)
+            if self._reader is not None:
+                self.thought_tokens += was_thinking or self._reader.is_thinking
         hold = max((self._overlap(stop) for stop in self._stops), default=0)
         return self._show(len(self._text) - hold)
 
     def finish(self) -> str:
         """What was held back, at the end of the answer."""
+        self._flush()
+        if self._reader is not None and not self.is_stopped:
+            self._sort(self._reader.finish())
+        return self._show(len(self._text))
+
+    def take_parts(self) -> tuple[Part, ...]:
+        """What there is of thoughts and calls since the last time."""
+        found, self._parts = tuple(self._parts), []
+        return found
+
+    def _flush(self) -> None:
         if self._pending:
             self._append(self._fresh())
-        return self._show(len(self._text))
 
     def _fresh(self) -> str:
         """Text of the pending tokens, decoded with those before them so that spaces come out right."""
@@ -362,8 +485,28 @@ class TextStream:
     def _append(self, fresh: str) -> None:
         self._context = (self._context + self._pending)[-self.WINDOW :]
         self._pending = []
+        self._read(fresh)
+
+    def _read(self, fresh: str, *, is_mark: bool = False) -> None:
         if self.is_stopped:
             return
+        if self._reader is None:
+            self._grow(fresh)
+        else:
+            self._sort(self._reader.push(fresh, is_mark=is_mark))
+
+    def _sort(self, parts: Sequence[Part]) -> None:
+        """Text to the text, and the others beside it, up to a stop string, or the end of the only call."""
+        for part in parts:
+            if part.kind == "content":
+                self._grow(part.text)
+            else:
+                self._parts.append(part)
+                self.is_stopped |= self._is_single and part.kind == "end"
+            if self.is_stopped:
+                return
+
+    def _grow(self, fresh: str) -> None:
         searched = max(0, len(self._text) - max((len(stop) for stop in self._stops), default=0))
         self._text += fresh
         found = [at for stop in self._stops if (at := self._text.find(stop, searched)) >= 0]

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from flowspec.core.protocol.messages import Logprobs
 from flowspec.errors import ClusterError
+from flowspec.model.reply.parts import Part, ToolCall, calls_in
 from flowspec.model.text import StopStrings, TextStream, Tokenizer
 from flowspec.runtime.question import Changes, Question
 from flowspec.runtime.session import Session
@@ -38,10 +39,12 @@ class Piece:
     that came.
 
     Text may wait for tokens that follow, so `text` is not always that of `token_ids`. `logprobs` are of the
-    tokens whose text is shown, if they are wanted.
+    tokens whose text is shown, if they are wanted. `parts` are thoughts and calls, where the question has a
+    form.
     """
 
     text: str
+    parts: tuple[Part, ...] = ()
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
 
@@ -56,6 +59,8 @@ class Answer:
     `prompt_tokens`: length of the prompt in tokens; `reused_tokens`: how many of them the devices still had
     of an earlier answer. `resumed_tokens`: the first so many of `token_ids` are of an interrupted answer.
     `logprobs`: one for each of `token_ids`, None where none were wanted.
+    `thoughts` and `calls`: what there is beside the text, where the question has a form; `thought_tokens`
+    counts the tokens of thoughts, with the marks around them.
     `seed`: that it was drawn with (without meaning at temperature 0).
     `timing`: seconds from the question (`first_s`, `last_s`, `ended_s`), `decode_s`, `tokens_per_s`.
     `statistics`: what the pipeline did (docs/methods.md has the terms).
@@ -70,6 +75,9 @@ class Answer:
     reused_tokens: int = 0
     resumed_tokens: int = 0
     logprobs: tuple[TokenLogprob, ...] | None = None
+    thoughts: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    thought_tokens: int = 0
     seed: int = 0
     timing: Timing
     statistics: dict[str, Any]
@@ -117,11 +125,13 @@ class AnswerStream:
         self._shown = 0
         self._timing = Timing(new_tokens=list(question.answered), resumed=len(question.answered))
         self._resumed = question.answered
+        self._parts: list[Part] = []
         rule = None
         self._text: TextStream | None = None
         if tokenizer is not None:
-            self._text = TextStream(tokenizer, question.stops)
-            rule = StopStrings(TextStream(tokenizer, question.stops)) if question.stops else None
+            self._text = TextStream(tokenizer, question.stops, question.form)
+            if question.stops or (question.form is not None and question.form.is_single):
+                rule = StopStrings(TextStream(tokenizer, question.stops, question.form))
         self._log = TokenLog(tokenizer, self._text) if question.top_logprobs >= 0 else None
         self._tokens = session.submit(
             question.prompt,
@@ -206,16 +216,20 @@ class AnswerStream:
             text = "" if self._text is None else self._text.push(tokens)
         self._shown += len(text)
         told = () if self._log is None else self._log.up_to(self._shown)
-        return Piece(text=text, token_ids=tokens, logprobs=told)
+        return Piece(text=text, parts=self._taken(), token_ids=tokens, logprobs=told)
+
+    def _taken(self) -> tuple[Part, ...]:
+        found = () if self._text is None else self._text.take_parts()
+        self._parts += found
+        return found
 
     def _finish(self) -> Piece | None:
         """The answer is whole; what of its text or tokens was held back, if there is any."""
         end, question, text = self._tokens.end, self._question, self._text
         assert end is not None
         self._timing.ended_s = time.monotonic() - self._tokens.submitted_s
-        piece = Piece(
-            text="" if text is None else text.finish(), logprobs=() if self._log is None else self._log.rest()
-        )
+        last = "" if text is None else text.finish()
+        piece = Piece(text=last, parts=self._taken(), logprobs=() if self._log is None else self._log.rest())
         self._answer = Answer(
             text="" if text is None else text.text,
             token_ids=tuple(self._timing.new_tokens),
@@ -224,6 +238,9 @@ class AnswerStream:
             reused_tokens=end.reused,
             resumed_tokens=self._timing.resumed,
             logprobs=None if self._log is None else tuple(self._log.entries),
+            thoughts="".join(part.text for part in self._parts if part.kind == "thought"),
+            calls=tuple(calls_in(self._parts)),
+            thought_tokens=0 if text is None else text.thought_tokens,
             seed=question.sampling.seed,
             timing=self._timing,
             statistics=end.statistics,
@@ -231,7 +248,7 @@ class AnswerStream:
             changes=(*question.changes, *((each.token, each.arithmetic) for each in self._tokens.changes)),
         )
         self._end(self._answer.token_ids)
-        return piece if piece.text or piece.logprobs else None
+        return piece if piece.text or piece.parts or piece.logprobs else None
 
     def _end(self, held: tuple[int, ...] | None) -> None:
         self._is_over = True

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flowspec.core.protocol.messages import Sampling
+from flowspec.model.reply.form import ReplyForm
 from flowspec.runtime.session import Limits
 
 Changes = tuple[tuple[int, str], ...]
@@ -14,7 +15,8 @@ Changes = tuple[tuple[int, str], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A prompt and how to answer it; `stops` are texts, `top_logprobs` is as in `Submit`.
+    """A prompt and how to answer it; `stops` are texts, `top_logprobs` is as in `Submit`. With a `form`,
+    thoughts and calls are told apart from the text.
 
     Of it `answered` is known already, which began with an `arithmetic` and went on with those of its
     `changes`.
@@ -25,6 +27,7 @@ class Question:
     limits: Limits
     stops: Sequence[str] = ()
     top_logprobs: int = -1
+    form: ReplyForm | None = None
     answered: tuple[int, ...] = ()
     arithmetic: str = ""
     changes: Changes = ()

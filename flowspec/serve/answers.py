@@ -122,7 +122,7 @@ class Answers:
                 stream.cancel()
             reading = AsyncAnswerStream(stream)
             async for piece in reading:
-                if piece.text or piece.logprobs:
+                if piece.text or piece.parts or piece.logprobs:
                     self._events.put_nowait((place, piece))
             event = await reading.answer()
             first_s = stream.submitted_s + event.timing.first_s - asked_s if event.token_ids else None

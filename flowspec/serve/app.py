@@ -26,6 +26,7 @@ from flowspec.runtime.answer import Answer, Piece
 from flowspec.runtime.question import Question
 from flowspec.serve import metrics, sse
 from flowspec.serve.answers import Answers
+from flowspec.serve.calls import CallDeltas, new_call_id
 from flowspec.serve.completion_request import CompletionRequest, chat_wanted, completion_wanted
 from flowspec.serve.documents import Choice, Form, Usage, usage_of
 from flowspec.serve.fields import parse
@@ -78,7 +79,7 @@ class AnswerForm(Protocol):
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]: ...
     def opening(self, count: int) -> bytes: ...
-    def said(self, index: int, piece: Piece) -> bytes: ...
+    def said(self, index: int, piece: Piece, calls: Sequence[dict[str, Any]]) -> bytes: ...
     def over(self, index: int, answer: Answer) -> bytes: ...
     def closing(self, choices: Sequence[Choice], usage: Usage) -> bytes: ...
     def failed(self, error: ApiError) -> bytes: ...
@@ -161,6 +162,7 @@ class AnswerRoute(Generic[Wanted]):
         """Events as they come. What goes wrong before there is anything to say is refused with a status,
         later with an event."""
         choices = _choices(wanted, questions)
+        calls = [CallDeltas(choice.new_id) for choice in choices]
         has_begun = False
 
         async def say(frame: Callable[..., bytes], *of: Any) -> None:
@@ -186,7 +188,7 @@ class AnswerRoute(Generic[Wanted]):
                     choices[place].add(event)
                     await say(form.over, place, event)
                 else:
-                    await say(form.said, place, event)
+                    await say(form.said, place, event, calls[place].add(event.parts))
         except ApiError as error:
             if not has_begun:
                 raise
@@ -205,7 +207,9 @@ class AnswerRoute(Generic[Wanted]):
 
 
 def _choices(wanted: CompletionRequest, questions: list[Question]) -> list[Choice]:
-    return [Choice(place // wanted.count) for place in range(len(questions))]
+    forms = [question.form for question in questions]
+    ids = [new_call_id if form is None or form.calls is None else form.calls.new_id for form in forms]
+    return [Choice(place // wanted.count, new_id) for place, new_id in enumerate(ids)]
 
 
 def _lengths(wanted: CompletionRequest, questions: list[Question]) -> list[int]:

@@ -13,24 +13,26 @@ from typing import Any
 
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import SAMPLING_FIELDS, Sampling
+from flowspec.model.reply.parts import Tool
 from flowspec.model.text import Messages
 from flowspec.runtime.sampling_params import SEEDS, SamplingParams, usable_seed
 from flowspec.serve.fields import Fields
+from flowspec.serve.messages import messages_wanted
 from flowspec.serve.other_fields import HARMLESS, NEUTRAL
 from flowspec.serve.refusals import ApiError, invalid
+from flowspec.serve.template_variables import NO_VARIABLES, TemplateVariables, variables_wanted
+from flowspec.serve.tools import tools_wanted
 
 STOPS_MAX = 4
 STOP_CHARS_MAX = 256
 CHOICES_MAX = 64
 """Of one request, over all of its prompts."""
-MESSAGES_MAX = 4096
 TEMPERATURE_MAX = 2.0
 """The API's seeds are whole numbers of 64 bits, with a sign; FlowSpec's have none, so those below 0 stand for
 large ones."""
 COMPLETION_TOKENS_DEFAULT = 16
 """The API's own default for completions."""
 _TOKEN_ID = re.compile("0|[1-9][0-9]{0,6}")
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 Prompt = Messages | str | tuple[int, ...]
 """A dialogue, a text, or token ids."""
@@ -42,7 +44,8 @@ class CompletionRequest:
     itself; `params` holds all but this.
 
     `count` choices are wanted of each prompt; choice i is drawn with `seed` + i. `unheeded` are the fields of
-    `HARMLESS` that it has.
+    `HARMLESS` that it has. Of a chat, `tools` may be called, and with `is_single_call` one of them once; its
+    template is told the `variables`.
     """
 
     model: str | None
@@ -53,6 +56,9 @@ class CompletionRequest:
     is_streamed: bool
     includes_usage: bool
     unheeded: tuple[str, ...] = ()
+    tools: tuple[Tool, ...] = ()
+    is_single_call: bool = False
+    variables: TemplateVariables = NO_VARIABLES
 
     def named(self, error: ApiError) -> ApiError:
         """What is said of a field by the name that it has in the request."""
@@ -62,7 +68,7 @@ class CompletionRequest:
 def chat_wanted(body: dict[str, Any]) -> CompletionRequest:
     """A request to `/v1/chat/completions`; raises `ApiError`."""
     fields = Fields(body)
-    messages = _messages(fields)
+    messages = messages_wanted(fields)
     logprobs, alternatives = fields.flag("logprobs"), fields.whole("top_logprobs", 0, limits.TOP_LOGPROBS_MAX)
     if alternatives is not None and not logprobs:
         raise ApiError(
@@ -72,19 +78,18 @@ def chat_wanted(body: dict[str, Any]) -> CompletionRequest:
     older = fields.whole("max_tokens", 1, limits.CONTEXT_MAX)
     if longest is not None and older not in (None, longest):
         raise invalid("max_tokens", f"{longest}, as max_completion_tokens beside it", older)
-    fields.neutral("tools", [])
-    fields.neutral("tool_choice", "none", "auto")
+    tools, is_single_call = tools_wanted(fields)
+    variables = variables_wanted(fields)
     fields.neutral("functions", [])
     fields.neutral("function_call", "none", "auto")
     fields.neutral("modalities", ["text"])
     for field in ("audio", "prediction", "web_search_options", "moderation"):
         fields.neutral(field)
-    fields.neutral("reasoning_effort", "none")
     fields.neutral("verbosity", "medium")
     _no_format(fields)
-    fields.ignored("parallel_tool_calls")  # there are no tools
     top = None if not logprobs else alternatives or 0
-    return _wanted(fields, (messages,), longest if longest is not None else older, top)
+    found = _wanted(fields, (messages,), longest if longest is not None else older, top)
+    return replace(found, tools=tools, is_single_call=is_single_call, variables=variables)
 
 
 def completion_wanted(body: dict[str, Any]) -> CompletionRequest:
@@ -215,64 +220,6 @@ def _no_format(fields: Fields) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ prompts
-
-
-def _messages(fields: Fields) -> Messages:
-    found = fields.needed("messages")
-    if not isinstance(found, list) or not found:
-        raise invalid("messages", "a list of at least one message", found, "invalid_type")
-    if len(found) > MESSAGES_MAX:
-        raise invalid("messages", f"at most {MESSAGES_MAX} messages", len(found))
-    return [_message(message, f"messages[{place}]") for place, message in enumerate(found)]
-
-
-def _message(message: Any, where: str) -> dict[str, str]:
-    """A message as chat templates take it; also one that a client gives back as it got it."""
-    if not isinstance(message, dict):
-        raise invalid(where, "an object", message, "invalid_type")
-    fields = Fields(message, f"{where}.")
-    role = fields.needed("role")
-    if not isinstance(role, str) or role not in _ROLES:
-        raise invalid(f"{where}.role", f"one of {', '.join(_ROLES)}", role)
-    said = fields.take("content") if role == "assistant" else fields.needed("content")
-    content = "" if said is None else _content(said, f"{where}.content")
-    fields.text("name")
-    fields.neutral("reasoning_content", "")
-    fields.neutral("tool_calls", [])
-    fields.neutral("annotations", [])
-    for field in ("refusal", "audio", "function_call"):
-        fields.neutral(field)
-    fields.finish()
-    return {"role": _ROLES[role], "content": content}
-
-
-def _content(content: Any, where: str) -> str:
-    """A text, whole or in parts."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise invalid(where, "a string or a list of parts", content, "invalid_type")
-    texts = []
-    for place, part in enumerate(content):
-        at = f"{where}[{place}]"
-        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-            raise invalid(at, "an object with a type", part, "invalid_type")
-        if part["type"] != "text":
-            raise ApiError(
-                400,
-                f"{at}: this model takes text, got a part of type {part['type']!r:.40}",
-                at,
-                "unsupported_content",
-            )
-        fields = Fields(part, f"{at}.")
-        fields.take("type")
-        text = fields.needed("text")
-        if not isinstance(text, str):
-            raise invalid(f"{at}.text", "a string", text, "invalid_type")
-        fields.ignored("cache_control")
-        fields.finish()
-        texts.append(text)
-    return "".join(texts)
 
 
 def _prompts(found: Any) -> tuple[Prompt, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime.answer import Answer, Piece
 from flowspec.runtime.token_log import TokenLogprob
 from flowspec.serve import sse
+from flowspec.serve.calls import call_document, new_call_id, thoughts_in
 from flowspec.serve.refusals import ApiError
 from flowspec.serve.tokens import chat_logprobs, completion_logprobs
 from flowspec.version import __version__
@@ -27,9 +28,11 @@ def fingerprint_of(plan: ClusterPlan, arithmetic: str) -> str:
 
 @dataclass(slots=True)
 class Choice:
-    """One answer as far as it has come; `prompt` is its prompt's place in the request."""
+    """One answer as far as it has come; `prompt` is its prompt's place in the request, and `new_id` makes
+    ids for calls."""
 
     prompt: int
+    new_id: Callable[[], str] = new_call_id
     text: list[str] = field(default_factory=list)
     entries: list[TokenLogprob] = field(default_factory=list)
     answer: Answer | None = None
@@ -41,14 +44,33 @@ class Choice:
             self.text.append(event.text)
             self.entries += event.logprobs
 
+    @property
+    def message(self) -> dict[str, Any]:
+        """What the assistant said, as a chat has it; no text where that beside calls is nothing but space."""
+        assert self.answer is not None
+        text, calls = "".join(self.text), [call_document(call, self.new_id()) for call in self.answer.calls]
+        found: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if self.answer.thoughts:
+            found["reasoning_content"] = self.answer.thoughts
+        if calls:
+            found |= {"content": text if text.strip() else None, "tool_calls": calls}
+        return found
+
+
+def finish_reason(answer: Answer) -> str:
+    """Why an answer ended, as the API says it."""
+    return "tool_calls" if answer.calls and answer.finish_reason == "stop" else answer.finish_reason
+
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of a request's prompts, of all choices, and of the prompts those that were there already."""
+    """Tokens of a request's prompts, of all choices, of the prompts those that were there already, and of
+    the choices those of thoughts."""
 
     prompt: int
     completion: int
     cached: int
+    thoughts: int = 0
 
     @property
     def document(self) -> dict[str, Any]:
@@ -57,6 +79,7 @@ class Usage:
             "completion_tokens": self.completion,
             "total_tokens": self.prompt + self.completion,
             "prompt_tokens_details": {"cached_tokens": self.cached},
+            "completion_tokens_details": {"reasoning_tokens": self.thoughts},
         }
 
 
@@ -65,7 +88,12 @@ def usage_of(prompts: Sequence[int], choices: Sequence[Choice]) -> Usage:
     as its first choice found them."""
     finished = [(choice.prompt, choice.answer) for choice in choices if choice.answer is not None]
     first = {prompt: answer.reused_tokens for prompt, answer in reversed(finished)}
-    return Usage(sum(prompts), sum(answer.new_tokens for _, answer in finished), sum(first.values()))
+    return Usage(
+        prompt=sum(prompts),
+        completion=sum(answer.new_tokens for _, answer in finished),
+        cached=sum(first.values()),
+        thoughts=sum(answer.thought_tokens for _, answer in finished),
+    )
 
 
 class Form:
@@ -91,9 +119,9 @@ class Form:
         """What a stream of so many choices begins with."""
         return b"".join(sse.data(self.begin(index)) for index in range(count)) if self.is_chat else b""
 
-    def said(self, index: int, piece: Piece) -> bytes:
-        """A choice's text in a stream."""
-        return sse.data(self.piece(index, piece))
+    def said(self, index: int, piece: Piece, calls: Sequence[dict[str, Any]]) -> bytes:
+        """What came of a choice in a stream, of calls as a chat's `tool_calls` have it."""
+        return sse.data(self.piece(index, piece, calls))
 
     def over(self, index: int, answer: Answer) -> bytes:
         """A choice's end in a stream."""
@@ -115,32 +143,33 @@ class Form:
 
     def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
         assert choice.answer is not None
-        text = "".join(choice.text)
-        said = (
-            {"message": {"role": "assistant", "content": text, "refusal": None}}
-            if self.is_chat
-            else {"text": text}
-        )
+        said = {"message": choice.message} if self.is_chat else {"text": "".join(choice.text)}
         return {
             "index": index,
             **said,
             "logprobs": self._logprobs(choice.entries),
-            "finish_reason": choice.answer.finish_reason,
+            "finish_reason": finish_reason(choice.answer),
         }
 
     def begin(self, index: int) -> dict[str, Any]:
         """A chat's first chunk of a choice, which says who speaks."""
         return self._chunk(index, {"delta": {"role": "assistant", "content": ""}}, None, None)
 
-    def piece(self, index: int, piece: Piece) -> dict[str, Any]:
-        """A chunk with text."""
-        said: dict[str, Any] = {"delta": {"content": piece.text}} if self.is_chat else {"text": piece.text}
-        return self._chunk(index, said, self._logprobs(piece.logprobs), None)
+    def piece(self, index: int, piece: Piece, calls: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+        """A chunk with text, thoughts and what there is of `calls`."""
+        if not self.is_chat:
+            return self._chunk(index, {"text": piece.text}, self._logprobs(piece.logprobs), None)
+        delta: dict[str, Any] = {"content": piece.text} if piece.text or not piece.parts else {}
+        if thoughts := thoughts_in(piece.parts):
+            delta["reasoning_content"] = thoughts
+        if calls:
+            delta["tool_calls"] = list(calls)
+        return self._chunk(index, {"delta": delta}, self._logprobs(piece.logprobs), None)
 
     def end(self, index: int, answer: Answer) -> dict[str, Any]:
         """A choice's last chunk."""
         said: dict[str, Any] = {"delta": {}} if self.is_chat else {"text": ""}
-        return self._chunk(index, said, None, answer.finish_reason)
+        return self._chunk(index, said, None, finish_reason(answer))
 
     def usage(self, usage: Usage) -> dict[str, Any]:
         """The chunk behind all choices."""

@@ -30,6 +30,14 @@ def parse(body: bytes) -> dict[str, Any]:
     return found
 
 
+def json_bytes(field: str, found: Any) -> int:
+    """How many bytes a field has as JSON; raises `ApiError` for one of too many brackets in brackets."""
+    try:
+        return len(json.dumps(found, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+    except RecursionError:
+        raise ApiError(400, f"{field}: expected fewer brackets in brackets", field, "invalid_value") from None
+
+
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
 

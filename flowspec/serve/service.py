@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 
 from flowspec.errors import InputError
 from flowspec.llm import LLM
-from flowspec.model.text import Bound, Tokenizer, TooLongError
+from flowspec.model.reply.form import ReplyForm
+from flowspec.model.text import Bound, Messages, Tokenizer, TooLongError
 from flowspec.runtime.question import Question
 from flowspec.serve.answers import AnswerDispatcher, Answers
 from flowspec.serve.completion_request import CompletionRequest, Prompt
@@ -53,6 +54,11 @@ def _chars(prompt: Prompt) -> int:
     if isinstance(prompt, str):
         return len(prompt)
     return sum(len(each["content"]) for each in prompt) if isinstance(prompt, list) else 0
+
+
+def _no_tools(param: str, why: str) -> ApiError:
+    message = f"{param}: {why}; expected nothing" + (", or tool_choice none" if param == "tools" else "")
+    return ApiError(400, message, param, "unsupported_parameter")
 
 
 def name_of(model: str) -> str:
@@ -104,9 +110,9 @@ class Service:
         try:
             for prompt in wanted.prompts:
                 threads = self._long if _chars(prompt) >= LONG_CHARS else self._short
-                work = partial(self._encode, prompt, bound)
-                ids = await asyncio.get_running_loop().run_in_executor(threads, work)
-                found += self._choices(wanted, ids)
+                work = partial(self._encode, prompt, wanted, bound)
+                ids, form = await asyncio.get_running_loop().run_in_executor(threads, work)
+                found += self._choices(wanted, ids, form)
         finally:
             gone.set()  # the client may be
         return found
@@ -136,12 +142,14 @@ class Service:
         if self.session.head.failure is not None:
             raise unavailable(self.session.head.failure)
 
-    def _encode(self, prompt: Prompt, bound: Bound) -> tuple[int, ...]:
+    def _encode(
+        self, prompt: Prompt, wanted: CompletionRequest, bound: Bound
+    ) -> tuple[tuple[int, ...], ReplyForm | None]:
         try:
             if isinstance(prompt, str):
-                return tuple(self._tokenizer.encode(prompt, bound))
+                return tuple(self._tokenizer.encode(prompt, bound)), None
             if isinstance(prompt, list):
-                return tuple(self._tokenizer.encode_chat(prompt, bound))
+                return self._encode_chat(prompt, wanted, bound)
         except TooLongError as error:
             raise self._too_long(prompt, f"at least {error.tokens}") from None
         except InputError as error:
@@ -156,16 +164,38 @@ class Service:
                 "prompt",
                 "invalid_value",
             )
-        return prompt
+        return prompt, None
 
-    def _choices(self, wanted: CompletionRequest, ids: tuple[int, ...]) -> list[Question]:
+    def _encode_chat(
+        self, messages: Messages, wanted: CompletionRequest, bound: Bound
+    ) -> tuple[tuple[int, ...], ReplyForm | None]:
+        """A dialogue with its tools, and the form of the answer."""
+        tokenizer, tools = self._tokenizer, wanted.tools
+        if not tokenizer.has_chat_template:
+            return tuple(tokenizer.encode_chat(messages, bound)), None
+        names = tokenizer.template_names(tools)
+        variables = wanted.variables.for_template(names, can_think=tokenizer.can_think(tools))
+        for place, message in enumerate(messages):
+            if "tool_calls" in message and "tool_calls" not in names.fields | names.variables:
+                raise _no_tools(f"messages[{place}].tool_calls", "this model's chat template has no calls")
+        if tools and not tokenizer.takes_tools(messages, tools, variables):
+            raise _no_tools("tools", "this model's chat template has no place for tools")
+        if tools and tokenizer.call_format(tools) is None:
+            raise _no_tools("tools", "how this model writes calls of tools is not known here")
+        text = tokenizer.render_chat(messages, tools, variables)
+        form = tokenizer.reply_form(text, tools, is_single=wanted.is_single_call)
+        return tuple(tokenizer.encode_rendered(text, bound)), form
+
+    def _choices(
+        self, wanted: CompletionRequest, ids: tuple[int, ...], form: ReplyForm | None
+    ) -> list[Question]:
         if not ids:
             raise ApiError(400, "prompt: expected at least one token, got none", "prompt", "invalid_value")
         if len(ids) >= self.context:
             raise self._too_long(wanted.prompts[0], f"{len(ids)}")
         try:
             most = min(wanted.tokens_max or self.options.new_tokens, self.context - len(ids))
-            question = self._llm.question_of(ids, replace(wanted.params, max_new_tokens=most))
+            question = self._llm.question_of(ids, replace(wanted.params, max_new_tokens=most), form)
         except InputError as error:
             raise ApiError(400, str(error), "temperature", "invalid_value") from None
         sampling = question.sampling

@@ -159,9 +159,8 @@ def test_an_empty_name_of_a_model_is_none() -> None:
         ("logit_bias", {"hot": 1}, "invalid_value"),
         ("logit_bias", {"9999999": 1}, "invalid_value"),
         ("logit_bias", dict.fromkeys(map(str, range(513)), 1), "invalid_value"),
-        ("tools", [{"type": "function"}], "unsupported_parameter"),
-        ("tool_choice", "required", "unsupported_parameter"),
-        ("reasoning_effort", "high", "unsupported_parameter"),
+        ("functions", [{"name": "f"}], "unsupported_parameter"),
+        ("reasoning_effort", "much", "invalid_value"),
         ("wibble", None, "unknown_parameter"),
         ("cache_salt", "secret", "unknown_parameter"),
         ("stream_options", {"continuous_usage_stats": True}, "invalid_value"),
@@ -226,7 +225,9 @@ def test_what_a_completion_is_refused_for(field: str, value: Any, param: str) ->
     ("message", "param"),
     [
         ("hello", "messages[0]"),
-        ({"role": "tool", "content": "x"}, "messages[0].role"),
+        ({"role": "function", "content": "x"}, "messages[0].role"),
+        ({"role": "tool", "content": "x"}, "messages[0].tool_call_id"),
+        ({"role": "tool", "content": "x", "tool_call_id": "1"}, "messages[0].tool_call_id"),
         ({"role": "user"}, "messages[0].content"),
         ({"role": "user", "content": 5}, "messages[0].content"),
         (
@@ -236,9 +237,13 @@ def test_what_a_completion_is_refused_for(field: str, value: Any, param: str) ->
         ({"role": "user", "content": [{"type": "text", "text": 1}]}, "messages[0].content[0].text"),
         ({"role": "user", "content": "x", "name": 5}, "messages[0].name"),
         ({"role": "user", "content": None}, "messages[0].content"),
-        ({"role": "assistant", "content": "x", "reasoning_content": "y"}, "messages[0].reasoning_content"),
+        ({"role": "user", "content": "x", "reasoning_content": "y"}, "messages[0].reasoning_content"),
         ({"role": "user", "content": "x", "colour": "red"}, "messages[0].colour"),
-        ({"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}, "messages[0].tool_calls"),
+        ({"role": "user", "content": "x", "tool_calls": [{"id": "1"}]}, "messages[0].tool_calls"),
+        (
+            {"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]},
+            "messages[0].tool_calls[0].function",
+        ),
     ],
 )
 def test_what_a_message_is_refused_for(message: Any, param: str) -> None:

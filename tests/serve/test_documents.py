@@ -59,6 +59,7 @@ def test_a_prompt_counts_once_and_its_choices_each() -> None:
         "completion_tokens": 12,
         "total_tokens": 42,
         "prompt_tokens_details": {"cached_tokens": 7},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
 
 

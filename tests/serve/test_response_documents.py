@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowspec.core.protocol.messages import Sampling
+from flowspec.model.reply.parts import Part, ToolCall
 from flowspec.runtime.answer import Answer, Piece
 from flowspec.runtime.token_stream import Timing
+from flowspec.serve.calls import CallDeltas
 from flowspec.serve.completion_request import chat_wanted
 from flowspec.serve.documents import Choice, Usage
 from flowspec.serve.refusals import ApiError
@@ -61,6 +64,7 @@ def test_a_request_is_the_chat_that_it_stands_for() -> None:
             "stream": True,
             "logprobs": True,
             "top_logprobs": 2,
+            "reasoning_effort": "none",
             "user": "u",
         }
     )
@@ -317,6 +321,71 @@ def test_the_pieces_put_together_are_the_text(texts: list[str], reason: str) -> 
     assert kept_one is not None
     assert kept_one.document == last["response"]
     assert kept_one.dialogue[-1] == {"role": "assistant", "content": text}
+
+
+CALLS = st.lists(
+    st.tuples(st.sampled_from(["f", "g"]), st.lists(st.sampled_from(['{"a":', " 1}", "}"]))), max_size=3
+)
+
+
+@given(st.lists(st.sampled_from(["a", " ", "b\n"])), st.lists(st.sampled_from([" ", "\n", "x"])), CALLS)
+def test_thoughts_text_and_calls_are_an_item_each(
+    thoughts: list[str], texts: list[str], calls: list[tuple[str, list[str]]]
+) -> None:
+    store = ResponseStore()
+    streamed = form(read(store), store)
+    deltas = CallDeltas()
+    parts = [Piece(text="", parts=(Part("thought", text),)) for text in thoughts]
+    parts += [Piece(text=text) for text in texts]
+    for name, arguments in calls:
+        parts.append(Piece(text="", parts=(Part("name", name),)))
+        parts += [Piece(text="", parts=(Part("arguments", text),)) for text in arguments]
+    frames = [streamed.said(0, piece, deltas.add(piece.parts)) for piece in parts]
+    ended = replace(
+        answer(),
+        thoughts="".join(thoughts),
+        calls=tuple(ToolCall(name, "".join(arguments)) for name, arguments in calls),
+    )
+    usage = Usage(3, 2, 1, 1)
+    frames += [streamed.over(0, ended), streamed.closing([], usage)]
+    found = events(b"".join(frames))
+    output = found[-1]["response"]["output"]
+
+    expected: list[dict[str, Any]] = []
+    if thoughts:
+        content = [{"type": "reasoning_text", "text": "".join(thoughts)}]
+        expected.append({"type": "reasoning", "summary": [], "content": content})
+    text = "".join(texts)
+    if text.strip() or not calls:
+        content = [{"type": "output_text", "text": text, "annotations": [], "logprobs": []}]
+        expected.append({"type": "message", "role": "assistant", "content": content})
+    expected += [
+        {"type": "function_call", "name": name, "arguments": "".join(arguments)} for name, arguments in calls
+    ]
+    assert [{**each, "status": "completed"} for each in expected] == [
+        {name: value for name, value in item.items() if name not in ("id", "call_id")} for item in output
+    ]
+    assert len({item["id"] for item in output}) == len(output)
+
+    for place, item in enumerate(output):  # what a client puts together from the events alone
+        own = [each for each in found if each.get("output_index") == place]
+        assert [each["item"] for each in own if each["type"] == "response.output_item.done"] == [item]
+        assert own[0]["type"] == "response.output_item.added"
+        said = "".join(each["delta"] for each in own if each["type"].endswith(".delta"))
+        assert said == (item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"])
+
+    plain = Choice(0, text=texts, answer=ended)
+    whole = form(read(store), store).whole([plain], usage)
+    ids = ("id", "call_id")
+    assert [{**item, **dict.fromkeys(ids)} for item in whole["output"]] == [
+        {**item, **dict.fromkeys(ids)} for item in output
+    ]
+    kept_one = store.find(found[-1]["response"]["id"])
+    assert kept_one is not None
+    items = [{"role": "user", "content": "hello"}, *output]
+    given_back = [message for message, _ in messages_of(items)]
+    assert list(kept_one.dialogue) == given_back, "as if a client had sent the output again"
+    assert found[-1]["response"]["usage"]["output_tokens_details"] == {"reasoning_tokens": 1}
 
 
 def test_what_fails_ends_with_why() -> None:

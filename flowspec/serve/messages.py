@@ -1,0 +1,136 @@
+"""A dialogue of a request, as chat templates take it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from flowspec.model.text import Messages
+from flowspec.serve.fields import Fields
+from flowspec.serve.refusals import ApiError, invalid
+
+MESSAGES_MAX = 4096
+CALLS_MAX = 128
+"""In one message."""
+_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+
+
+def messages_wanted(fields: Fields) -> Messages:
+    """The dialogue; raises `ApiError`."""
+    found = fields.needed("messages")
+    if not isinstance(found, list) or not found:
+        raise invalid("messages", "a list of at least one message", found, "invalid_type")
+    if len(found) > MESSAGES_MAX:
+        raise invalid("messages", f"at most {MESSAGES_MAX} messages", len(found))
+    called: dict[str, str] = {}
+    return [_message(message, f"messages[{place}]", called) for place, message in enumerate(found)]
+
+
+def _message(message: Any, where: str, called: dict[str, str]) -> dict[str, Any]:
+    """A message, also one that a client gives back as it got it. `called` are the names of tools that were
+    called before, by the calls' ids."""
+    if not isinstance(message, dict):
+        raise invalid(where, "an object", message, "invalid_type")
+    fields = Fields(message, f"{where}.")
+    role = fields.needed("role")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise invalid(f"{where}.role", f"one of {', '.join(_ROLES)}", role)
+    said = fields.take("content") if role == "assistant" else fields.needed("content")
+    found: dict[str, Any] = {
+        "role": _ROLES[role],
+        "content": "" if said is None else _content(said, f"{where}.content"),
+    }
+    fields.text("name")
+    if role == "assistant":
+        thoughts = [fields.text(name) for name in ("reasoning_content", "reasoning")]
+        if thought := next((each for each in thoughts if each), None):
+            found["reasoning_content"] = thought
+        if calls := _calls(fields.take("tool_calls"), f"{where}.tool_calls"):
+            found["tool_calls"] = calls
+            called |= {call["id"]: call["function"]["name"] for call in calls}
+    else:
+        fields.neutral("reasoning_content", "")
+        fields.neutral("tool_calls", [])
+    if role == "tool":
+        key = fields.needed("tool_call_id")
+        if not isinstance(key, str) or key not in called:
+            raise invalid(f"{where}.tool_call_id", "the id of a call in a message before it", key)
+        found |= {"tool_call_id": key, "name": called[key]}
+    fields.neutral("annotations", [])
+    for field in ("refusal", "audio", "function_call"):
+        fields.neutral(field)
+    fields.finish()
+    return found
+
+
+def _calls(found: Any, where: str) -> list[dict[str, Any]]:
+    if found is None:
+        return []
+    if not isinstance(found, list):
+        raise invalid(where, "a list of calls", found, "invalid_type")
+    if len(found) > CALLS_MAX:
+        raise invalid(where, f"at most {CALLS_MAX} calls", len(found))
+    return [_call(call, f"{where}[{place}]") for place, call in enumerate(found)]
+
+
+def _call(found: Any, where: str) -> dict[str, Any]:
+    """A call with its arguments as an object, which templates want; as the text that they are, where they are
+    none: the model wrote it, and reads it again."""
+    if not isinstance(found, dict):
+        raise invalid(where, "an object", found, "invalid_type")
+    call = Fields(found, f"{where}.")
+    key = call.needed("id")
+    if not isinstance(key, str):
+        raise invalid(f"{where}.id", "a string", key, "invalid_type")
+    kind = call.take("type")
+    if kind not in (None, "function"):
+        raise invalid(f"{where}.type", "function", kind)
+    call.needed("function")
+    call.ignored("index")
+    function = call.inner("function")
+    name, arguments = function.needed("name"), function.text("arguments") or "{}"
+    if not isinstance(name, str):
+        raise invalid(f"{where}.function.name", "a string", name, "invalid_type")
+    function.finish()
+    call.finish()
+    try:
+        parsed = json.loads(arguments)
+    except (ValueError, RecursionError):
+        parsed = None
+    usable = parsed if isinstance(parsed, dict) else arguments
+    return {"id": key, "type": "function", "function": {"name": name, "arguments": usable}}
+
+
+def _content(content: Any, where: str) -> str:
+    """A text, whole or in parts."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise invalid(where, "a string or a list of parts", content, "invalid_type")
+    texts = []
+    for place, part in enumerate(content):
+        at = f"{where}[{place}]"
+        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+            raise invalid(at, "an object with a type", part, "invalid_type")
+        if part["type"] != "text":
+            raise ApiError(
+                400,
+                f"{at}: this model takes text, got a part of type {part['type']!r:.40}",
+                at,
+                "unsupported_content",
+            )
+        fields = Fields(part, f"{at}.")
+        fields.take("type")
+        text = fields.needed("text")
+        if not isinstance(text, str):
+            raise invalid(f"{at}.text", "a string", text, "invalid_type")
+        fields.ignored("cache_control")
+        fields.finish()
+        texts.append(text)
+    return "".join(texts)

@@ -1,0 +1,109 @@
+"""What a request tells the model's chat template beside messages and tools: whether to think, how hard, and
+whatever else it looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flowspec.model.template_names import TemplateNames
+from flowspec.serve.fields import Fields, json_bytes
+from flowspec.serve.refusals import ApiError, invalid
+
+VARIABLES_MAX = 64
+VARIABLE_BYTES_MAX = 1 << 16
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+_SWITCHES = ("enable_thinking", "thinking")
+"""By which templates let a model think, or not."""
+_TAKEN = frozenset(
+    (
+        *("messages", "conversation", "tools", "documents", "chat_template", "add_generation_prompt"),
+        *("continue_final_message", "tokenize", "sanitize_control_tokens", "padding", "truncation"),
+        *("max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"),
+        *("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"),
+        *("self", "raise_exception", "strftime_now", "additional_special_tokens"),
+    )
+)
+"""What is said otherwise, or is the tokenizer's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateVariables:
+    """As a request has them: `named` by their names, and two that other servers have, too."""
+
+    named: Mapping[str, Any] = field(default_factory=dict)
+    thinks: bool | None = None
+    effort: str | None = None
+
+    def for_template(self, names: TemplateNames, *, can_think: bool) -> dict[str, Any]:
+        """What the template that looks at these names is given. Raises `ApiError` for what it does not look
+        at, since that would be ignored. `can_think`: the model may write thoughts."""
+        for name in self.named:
+            if name not in names.variables:
+                raise _unused(f"chat_template_kwargs.{name}", self.named[name])
+        found = dict(self.named)
+        thinks, param = self.thinks, "enable_thinking"
+        if self.effort is not None:
+            if "reasoning_effort" in names.variables and (self.effort != "none" or "none" in names.fields):
+                _put(found, "reasoning_effort", self.effort, "reasoning_effort")
+            elif self.effort != "none":
+                raise ApiError(
+                    400,
+                    "reasoning_effort: this model's chat template has no such levels; expected "
+                    f"none or nothing, got {self.effort!r}",
+                    "reasoning_effort",
+                    "unsupported_parameter",
+                )
+            elif can_think:
+                if thinks:
+                    raise invalid("reasoning_effort", "no none where enable_thinking is true", "none")
+                thinks, param = False, "reasoning_effort"
+        if thinks is not None:
+            switch = next((name for name in _SWITCHES if name in names.variables), None)
+            if switch is None:
+                raise _unused(param, "none" if param == "reasoning_effort" else thinks)
+            _put(found, switch, thinks, param)
+        return found
+
+
+NO_VARIABLES = TemplateVariables()
+
+
+def variables_wanted(fields: Fields) -> TemplateVariables:
+    """Those of a request; raises `ApiError`."""
+    named = fields.take("chat_template_kwargs")
+    if named is not None and not isinstance(named, dict):
+        raise invalid("chat_template_kwargs", "an object", named, "invalid_type")
+    named = named or {}
+    if len(named) > VARIABLES_MAX:
+        raise invalid("chat_template_kwargs", f"at most {VARIABLES_MAX} variables", len(named))
+    size = json_bytes("chat_template_kwargs", named)
+    if size > VARIABLE_BYTES_MAX:
+        raise invalid("chat_template_kwargs", f"at most {VARIABLE_BYTES_MAX} bytes", size)
+    for name in named:
+        if name in _TAKEN or not name.isidentifier():
+            raise invalid("chat_template_kwargs", "names of the template's own variables", name)
+    thinks = fields.take("enable_thinking")
+    if thinks is not None and type(thinks) is not bool:
+        raise invalid("enable_thinking", "true or false", thinks, "invalid_type")
+    effort = fields.take("reasoning_effort")
+    if effort is not None and effort not in EFFORTS:
+        raise invalid("reasoning_effort", f"one of {', '.join(EFFORTS)}", effort)
+    return TemplateVariables(named=named, thinks=thinks, effort=effort)
+
+
+def _put(found: dict[str, Any], name: str, value: Any, param: str) -> None:
+    """Sets a variable that may have been named with another value."""
+    if name in found and found[name] != value:
+        raise invalid(param, f"{found[name]!r:.40}, as chat_template_kwargs.{name} beside it", value)
+    found[name] = value
+
+
+def _unused(param: str, got: object) -> ApiError:
+    return ApiError(
+        400,
+        f"{param}: this model's chat template does not look at it; expected nothing, got {got!r:.80}",
+        param,
+        "unsupported_parameter",
+    )

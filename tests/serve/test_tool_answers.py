@@ -1,0 +1,355 @@
+"""Tools and thoughts as the official client sees them, whole and streamed. The model's answers are scripted
+(`scripted_model.py`); all that makes documents of them is real."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from flowspec.llm import LLM
+from tests.serve.scripted_model import GPT_OSS, LFM2, MISTRAL, QWEN3, ScriptedModel, scripted
+from tests.serve.servers import MODEL, Running
+
+ASKED: list[dict[str, Any]] = [{"role": "user", "content": "What is the weather in Paris?"}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "The weather of a city",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+                "required": ["city"],
+            },
+        },
+    }
+]
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}\n</tool_call>'
+
+
+def ask(server: Running, **fields: Any) -> Any:
+    with server.client() as client:
+        return client.chat.completions.create(
+            **{"model": MODEL, "messages": ASKED, "max_tokens": 300, **fields}
+        )
+
+
+def streamed(server: Running, **fields: Any) -> dict[str, Any]:
+    """A streamed choice put together as a client does, from deltas alone."""
+    content: list[str] = []
+    thoughts: list[str] = []
+    calls: dict[int, dict[str, str]] = {}
+    reason = None
+    with server.client() as client:
+        stream = client.chat.completions.create(
+            **{"model": MODEL, "messages": ASKED, "max_tokens": 300, "stream": True, **fields}
+        )
+        for chunk in stream:
+            if not chunk.choices:
+                continue
+            assert reason is None, "nothing comes behind the end"
+            delta = chunk.choices[0].delta
+            content.append(delta.content or "")
+            thoughts.append(getattr(delta, "reasoning_content", None) or "")
+            for call in delta.tool_calls or ():
+                if call.id is not None:
+                    assert call.index == len(calls)
+                    calls[call.index] = {"id": call.id, "name": call.function.name, "arguments": ""}
+                calls[call.index]["arguments"] += call.function.arguments or ""
+            reason = chunk.choices[0].finish_reason
+    return {
+        "content": "".join(content),
+        "thoughts": "".join(thoughts),
+        "calls": [calls[index] for index in sorted(calls)],
+        "reason": reason,
+    }
+
+
+def whole(answer: Any) -> dict[str, Any]:
+    """The same of an answer that came at once."""
+    message = answer.choices[0].message
+    return {
+        "content": message.content or "",
+        "thoughts": getattr(message, "reasoning_content", None) or "",
+        "calls": [
+            {"id": call.id, "name": call.function.name, "arguments": call.function.arguments}
+            for call in message.tool_calls or ()
+        ],
+        "reason": answer.choices[0].finish_reason,
+    }
+
+
+def without_ids(found: dict[str, Any]) -> dict[str, Any]:
+    return {**found, "calls": [(call["name"], json.loads(call["arguments"])) for call in found["calls"]]}
+
+
+REPLIES = [
+    (
+        QWEN3,
+        "<think>\nThe weather, then.\n</think>\n\nI look.\n" + CALL + "\n" + CALL,
+        {
+            "content": "I look.\n",
+            "thoughts": "The weather, then.",
+            "calls": [("get_weather", {"city": "Paris", "days": 2})] * 2,
+            "reason": "tool_calls",
+        },
+    ),
+    (
+        QWEN3,
+        "<think>\nEasy.\n</think>\n\nIt rains \u20ac \U0001f600.",
+        {
+            "content": "It rains \u20ac \U0001f600.",
+            "thoughts": "Easy.",
+            "calls": [],
+            "reason": "stop",
+        },
+    ),
+    (
+        LFM2,
+        '<|tool_call_start|>[get_weather(city="Paris", days=2)]<|tool_call_end|>Checking.',
+        {
+            "content": "Checking.",
+            "thoughts": "",
+            "calls": [("get_weather", {"city": "Paris", "days": 2})],
+            "reason": "tool_calls",
+        },
+    ),
+    (
+        MISTRAL,
+        '[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}[TOOL_CALLS]get_weather[ARGS]{"city": "Rome"}',
+        {
+            "content": "",
+            "thoughts": "",
+            "calls": [("get_weather", {"city": "Paris"}), ("get_weather", {"city": "Rome"})],
+            "reason": "tool_calls",
+        },
+    ),
+    (
+        GPT_OSS,
+        "<|channel|>analysis<|message|>Need the weather.<|end|><|start|>assistant<|channel|>commentary "
+        'to=functions.get_weather <|constrain|>json<|message|>{"city":"Paris"}',
+        {
+            "content": "",
+            "thoughts": "Need the weather.",
+            "calls": [("get_weather", {"city": "Paris"})],
+            "reason": "tool_calls",
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("template", "reply", "expected"), REPLIES)
+def test_calls_and_thoughts_reach_the_official_client_whole_and_streamed(
+    template: str,
+    reply: str,
+    expected: dict[str, Any],
+    llm: LLM,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with scripted(llm, tmp_path, template, monkeypatch) as (server, model):
+        model.reply = reply
+        answer = ask(server, tools=TOOLS)
+        assert without_ids(whole(answer)) == expected
+        assert without_ids(streamed(server, tools=TOOLS)) == expected
+        assert answer.usage.completion_tokens == model.answered
+        thoughts = answer.usage.completion_tokens_details.reasoning_tokens
+        assert (thoughts > 0) == bool(expected["thoughts"])
+        assert thoughts < model.answered
+        if expected["calls"] and not expected["content"]:
+            assert answer.choices[0].message.content is None
+        assert "get_weather" in model.prompts[0]
+
+
+def test_the_next_turn_gives_calls_and_results_to_the_template(
+    llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for template, reply, _ in REPLIES[:1] + REPLIES[3:]:
+        with scripted(llm, tmp_path / str(len(template)), template, monkeypatch) as (server, model):
+            model.reply = reply
+            message = ask(server, tools=TOOLS).choices[0].message
+            results = [
+                {"role": "tool", "tool_call_id": call.id, "content": f"sunny, {place}"}
+                for place, call in enumerate(message.tool_calls)
+            ]
+            model.reply = "Sunny."
+            ask(server, tools=TOOLS, messages=[*ASKED, message.model_dump(exclude_none=True), *results])
+            prompt = model.prompts[-1]
+            assert '"city": "Paris"' in prompt
+            assert "sunny, 0" in prompt
+            if getattr(message, "reasoning_content", None):
+                assert message.reasoning_content in prompt
+
+
+@pytest.mark.parametrize(("template", "reply", "expected"), REPLIES)
+def test_responses_have_an_item_for_each_call_and_go_on_with_their_results(
+    template: str,
+    reply: str,
+    expected: dict[str, Any],
+    llm: LLM,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tools = [{"type": "function", **TOOLS[0]["function"]}]
+    with scripted(llm, tmp_path, template, monkeypatch) as (server, model), server.client() as client:
+        model.reply = reply
+        found = client.responses.create(model=MODEL, input=ASKED, tools=tools)
+        with client.responses.stream(model=MODEL, input=ASKED, tools=tools) as stream:
+            kinds = [event.type for event in stream]
+            streamed = stream.get_final_response()
+        for response in (found, streamed):
+            calls = [item for item in response.output if item.type == "function_call"]
+            assert [(call.name, json.loads(call.arguments)) for call in calls] == expected["calls"]
+            assert response.output_text.strip() == expected["content"].strip()
+            thoughts = [item.content[0].text for item in response.output if item.type == "reasoning"]
+            assert thoughts == [expected["thoughts"]] * bool(expected["thoughts"])
+        assert kinds.count("response.function_call_arguments.done") == len(expected["calls"])
+        outputs = [
+            {"type": "function_call_output", "call_id": call.call_id, "output": f"sunny, {place}"}
+            for place, call in enumerate(item for item in found.output if item.type == "function_call")
+        ]
+        if template == LFM2:  # it has no place for calls that were made
+            return
+        model.reply = "Sunny."
+        again = {"model": MODEL, "tools": tools}
+        client.responses.create(**again, previous_response_id=found.id, input=outputs or "So?")
+        kept = model.prompts[-1]
+        sent = [*ASKED, *(item.model_dump(exclude_none=True) for item in found.output)]
+        client.responses.create(**again, input=[*sent, *(outputs or [{"role": "user", "content": "So?"}])])
+        assert model.prompts[-1] == kept
+        assert all(f"sunny, {place}" in kept for place in range(len(outputs)))
+
+
+@pytest.fixture
+def qwen(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    with scripted(llm, tmp_path, QWEN3, monkeypatch) as found:
+        yield found
+
+
+Qwen = tuple[Running, ScriptedModel]
+
+
+def test_without_tools_a_call_is_text_and_so_it_is_where_none_is_wanted(qwen: Qwen) -> None:
+    server, model = qwen
+    model.reply = CALL
+    assert ask(server).choices[0].message.content == CALL
+    answer = ask(server, tools=TOOLS, tool_choice="none")
+    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (CALL, "stop")
+    assert "get_weather" not in model.prompts[-1]
+
+
+def test_one_call_only_ends_the_answer(qwen: Qwen) -> None:
+    server, model = qwen
+    model.reply = CALL + "\n" + CALL + " and more"
+    length = model.tokenizer.encode(model.reply)
+    for found in (
+        whole(ask(server, tools=TOOLS, parallel_tool_calls=False)),
+        streamed(server, tools=TOOLS, parallel_tool_calls=False),
+    ):
+        assert len(found["calls"]) == 1
+        assert (found["content"], found["reason"]) == ("", "tool_calls")
+        assert model.answered < len(length) // 2 + 1
+
+
+def test_stop_strings_are_looked_for_in_the_text_alone(qwen: Qwen) -> None:
+    server, model = qwen
+    model.reply = "<think>\nParis!\n</think>\n\n" + CALL + "In Paris it rains."
+    found = whole(ask(server, tools=TOOLS, stop="Paris"))
+    assert (found["content"], found["thoughts"], len(found["calls"])) == ("In ", "Paris!", 1)
+    model.reply = "In Paris " + CALL
+    found = whole(ask(server, tools=TOOLS, stop="Paris"))
+    assert (found["content"], found["calls"], found["reason"]) == ("In ", [], "stop")
+
+
+def test_the_length_cuts_a_call_short(qwen: Qwen) -> None:
+    server, model = qwen
+    model.reply = CALL
+    for tokens in range(1, len(model.tokenizer.encode(CALL))):
+        found = streamed(server, tools=TOOLS, max_tokens=tokens)
+        assert found["reason"] == "length"
+        assert found["content"] == "" or CALL.startswith(found["content"])
+        for call in found["calls"]:
+            assert '{"city": "Paris", "days": 2}'.startswith(call["arguments"])
+
+
+def test_logprobs_are_of_all_tokens(qwen: Qwen) -> None:
+    server, model = qwen
+    model.reply = "<think>\nHm.\n</think>\n\nYes." + CALL
+    answer = ask(server, tools=TOOLS, logprobs=True)
+    assert len(answer.choices[0].logprobs.content) == model.answered
+
+
+def test_thinking_is_switched_by_the_template(qwen: Qwen) -> None:
+    server, model = qwen
+    model.reply = "Yes."
+    off = "<think>\n\n</think>"
+    for fields in (
+        {"extra_body": {"enable_thinking": False}},
+        {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}},
+        {"reasoning_effort": "none"},
+    ):
+        assert ask(server, **fields).choices[0].message.content == "Yes."
+        assert off in model.prompts[-1]
+    ask(server, extra_body={"enable_thinking": True})
+    assert off not in model.prompts[-1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"extra_body": {"chat_template_kwargs": {"wibble": 1}}}, "chat_template_kwargs.wibble"),
+        (
+            {"extra_body": {"chat_template_kwargs": {"enable_thinking": True}, "enable_thinking": False}},
+            "enable_thinking",
+        ),
+        ({"reasoning_effort": "none", "extra_body": {"enable_thinking": True}}, "reasoning_effort"),
+    ],
+)
+def test_what_a_template_does_not_look_at_is_refused(qwen: Qwen, fields: Any, param: str) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(qwen[0], **fields)
+    assert caught.value.param == param
+
+
+def test_how_hard_to_think_is_told_to_a_template_that_asks(
+    llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with scripted(llm, tmp_path, GPT_OSS, monkeypatch) as (server, model):
+        model.reply = "<|channel|>final<|message|>Yes."
+        assert ask(server, reasoning_effort="high").choices[0].message.content == "Yes."
+        assert "Reasoning: high" in model.prompts[-1]
+        with pytest.raises(openai.BadRequestError) as caught:
+            ask(server, reasoning_effort="none")
+        assert caught.value.param == "reasoning_effort"
+
+
+CALLED = [
+    *ASKED,
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+    },
+]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": TOOLS}, "tools"),
+        ({"messages": CALLED}, "messages[1].tool_calls"),
+        ({"extra_body": {"enable_thinking": False}}, "enable_thinking"),
+    ],
+)
+def test_the_bundled_model_has_no_tools_and_says_so(server: Running, fields: Any, param: str) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(server, **fields)
+    assert caught.value.param == param
+    assert "this model's chat template" in caught.value.message
+    assert ask(server, tools=TOOLS, tool_choice="none", max_tokens=3).choices[0].message.tool_calls is None

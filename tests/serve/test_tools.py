@@ -1,0 +1,219 @@
+"""Tools, calls and what templates are told, as they come in requests."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from flowspec.model.reply.parts import Part, Tool
+from flowspec.model.template_names import TemplateNames, names_in
+from flowspec.serve.calls import CallDeltas
+from flowspec.serve.completion_request import CompletionRequest, chat_wanted
+from flowspec.serve.refusals import ApiError
+from flowspec.serve.template_variables import TemplateVariables
+from flowspec.serve.tools import TOOL_BYTES_MAX, TOOLS_MAX
+
+HELLO = [{"role": "user", "content": "hello"}]
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+
+
+def chat(**fields: Any) -> CompletionRequest:
+    return chat_wanted({"model": "m", "messages": HELLO, **fields})
+
+
+def refusal(**fields: Any) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        chat(**fields)
+    assert caught.value.status == 400
+    assert "\n" not in caught.value.message
+    return caught.value
+
+
+def tool(name: Any = "get_weather", **function: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **function}}
+
+
+def test_tools_as_templates_have_them() -> None:
+    found = chat(tools=[tool(description="d", parameters=SCHEMA, strict=False), tool("g")])
+    assert found.tools == (Tool(name="get_weather", description="d", parameters=SCHEMA), Tool(name="g"))
+    assert not found.is_single_call
+    assert found.tools[0].document == tool(description="d", parameters=SCHEMA)
+    assert found.tools[1].document == tool(
+        "g", description="", parameters={"type": "object", "properties": {}}
+    )
+
+
+def test_what_may_be_called() -> None:
+    assert chat(tools=[tool()], tool_choice="none").tools == ()
+    assert len(chat(tools=[tool()], tool_choice="auto", parallel_tool_calls=True).tools) == 1
+    assert chat(tools=[tool()], parallel_tool_calls=False).is_single_call
+    assert chat(tools=None, tool_choice=None, parallel_tool_calls=None).tools == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": {}}, "tools"),
+        ({"tools": [5]}, "tools[0]"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"type": "function", "function": "f"}]}, "tools[0].function"),
+        ({"tools": [tool("get weather")]}, "tools[0].function.name"),
+        ({"tools": [tool("a" * 65)]}, "tools[0].function.name"),
+        ({"tools": [tool("f\n")]}, "tools[0].function.name"),
+        ({"tools": [tool(5)]}, "tools[0].function.name"),
+        ({"tools": [tool(parameters=[])]}, "tools[0].function.parameters"),
+        ({"tools": [tool(strict=True)]}, "tools[0].function.strict"),
+        ({"tools": [tool(strict="yes")]}, "tools[0].function.strict"),
+        ({"tools": [tool(colour="red")]}, "tools[0].function.colour"),
+        ({"tools": [tool(), tool()]}, "tools"),
+        ({"tools": [tool(f"f{place}") for place in range(TOOLS_MAX + 1)]}, "tools"),
+        ({"tools": [tool(description="x" * TOOL_BYTES_MAX)]}, "tools"),
+        ({"tools": [tool()], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [tool()], "tool_choice": tool()}, "tool_choice"),
+        ({"tools": [tool()], "tool_choice": tool("g")}, "tool_choice.function.name"),
+        ({"tools": [tool()], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.type"),
+        ({"tools": [tool()], "tool_choice": 5}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [tool()], "parallel_tool_calls": "no"}, "parallel_tool_calls"),
+        ({"chat_template_kwargs": []}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"add_generation_prompt": False}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"a b": 1}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"a": "x" * (1 << 16)}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {f"a{place}": 1 for place in range(65)}}, "chat_template_kwargs"),
+        ({"enable_thinking": "no"}, "enable_thinking"),
+        ({"reasoning_effort": 5}, "reasoning_effort"),
+    ],
+)
+def test_what_is_refused(fields: dict[str, Any], param: str) -> None:
+    assert refusal(**fields).param == param
+
+
+def test_what_needs_a_grammar_says_so() -> None:
+    told = refusal(tools=[tool()], tool_choice="required").message
+    assert told.startswith("tool_choice: this needs structured output")
+
+
+def dialogue(*messages: dict[str, Any]) -> Any:
+    return chat(messages=[*HELLO, *messages]).prompts[0]
+
+
+def called(arguments: Any = '{"city": "Paris"}', key: Any = "call_1", **more: Any) -> dict[str, Any]:
+    call = {"id": key, "type": "function", "function": {"name": "f", "arguments": arguments}, **more}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+def test_calls_and_results_as_templates_have_them() -> None:
+    result = {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "sunny"}]}
+    found = dialogue({**called(index=0), "reasoning_content": "Hm."}, result)
+    assert found[1:] == [
+        {
+            "role": "assistant",
+            "content": "",
+            "reasoning_content": "Hm.",
+            "tool_calls": [
+                {
+                    "id": "call_1",
+                    "type": "function",
+                    "function": {"name": "f", "arguments": {"city": "Paris"}},
+                }
+            ],
+        },
+        {"role": "tool", "content": "sunny", "tool_call_id": "call_1", "name": "f"},
+    ]
+    assert (
+        dialogue({"role": "assistant", "content": "x", "reasoning": "Hm."})[1]["reasoning_content"] == "Hm."
+    )
+
+
+@pytest.mark.parametrize("arguments", ["oops", "[1]", '{"a": ', "[" * 100_000])
+def test_arguments_that_are_no_object_stay_the_text_that_the_model_wrote(arguments: str) -> None:
+    assert dialogue(called(arguments))[1]["tool_calls"][0]["function"]["arguments"] == arguments
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([{**called(), "tool_calls": 5}], "messages[1].tool_calls"),
+        ([{**called(), "tool_calls": [5]}], "messages[1].tool_calls[0]"),
+        ([called(key=None)], "messages[1].tool_calls[0].id"),
+        ([called({"a": 1})], "messages[1].tool_calls[0].function.arguments"),
+        ([called(colour="red")], "messages[1].tool_calls[0].colour"),
+        ([called(), {"role": "tool", "content": "x", "tool_call_id": "2"}], "messages[2].tool_call_id"),
+        ([{"role": "tool", "content": "x", "tool_call_id": "call_1"}, called()], "messages[1].tool_call_id"),
+    ],
+)
+def test_what_messages_are_refused_for(messages: list[dict[str, Any]], param: str) -> None:
+    assert refusal(messages=[*HELLO, *messages]).param == param
+
+
+# ------------------------------------------------------------------------------------------- variables
+
+THINKS = names_in(
+    "{% if enable_thinking is defined %}{{ a.b }}{{ c['d'] }}{% generation %}x{% endgeneration %}"
+)
+EFFORT = names_in("{{ reasoning_effort }}")
+EFFORT_OR_NONE = names_in("{% if reasoning_effort == 'none' %}{% endif %}")
+NEITHER = names_in("{{ messages }}")
+
+
+def test_what_a_template_looks_at() -> None:
+    assert {"enable_thinking", "a", "c"} <= THINKS.variables
+    assert "b" not in THINKS.variables
+    assert {"b", "d"} <= THINKS.fields
+
+
+@pytest.mark.parametrize(
+    ("wanted", "names", "can_think", "expected"),
+    [
+        (TemplateVariables(), NEITHER, True, {}),
+        (TemplateVariables(effort="none"), NEITHER, False, {}),
+        (TemplateVariables(effort="none"), NEITHER, True, "reasoning_effort"),
+        (TemplateVariables(effort="none"), THINKS, True, {"enable_thinking": False}),
+        (TemplateVariables(effort="high"), THINKS, True, "reasoning_effort"),
+        (TemplateVariables(effort="high"), EFFORT, True, {"reasoning_effort": "high"}),
+        (TemplateVariables(effort="none"), EFFORT, True, "reasoning_effort"),
+        (TemplateVariables(effort="none"), EFFORT_OR_NONE, True, {"reasoning_effort": "none"}),
+        (TemplateVariables(thinks=True), THINKS, True, {"enable_thinking": True}),
+        (TemplateVariables(thinks=False), names_in("{{ thinking }}"), True, {"thinking": False}),
+        (TemplateVariables(thinks=False), NEITHER, True, "enable_thinking"),
+        (TemplateVariables(named={"a": 1}), THINKS, True, {"a": 1}),
+        (TemplateVariables(named={"b": 1}), THINKS, True, "chat_template_kwargs.b"),
+        (TemplateVariables(named={"enable_thinking": True}, thinks=False), THINKS, True, "enable_thinking"),
+        (
+            TemplateVariables(named={"enable_thinking": True}, thinks=True),
+            THINKS,
+            True,
+            {"enable_thinking": True},
+        ),
+    ],
+)
+def test_variables_are_given_to_templates_that_look_at_them(
+    wanted: TemplateVariables, names: TemplateNames, can_think: bool, expected: Any
+) -> None:
+    if isinstance(expected, dict):
+        assert wanted.for_template(names, can_think=can_think) == expected
+        return
+    with pytest.raises(ApiError) as caught:
+        wanted.for_template(names, can_think=can_think)
+    assert caught.value.param == expected
+
+
+# ---------------------------------------------------------------------------------------------- chunks
+
+
+def test_a_chunk_has_one_entry_for_each_call() -> None:
+    ids = iter("abc")
+    calls = CallDeltas(lambda: next(ids))
+    assert calls.add([Part("content", "x"), Part("name", "f")]) == [
+        {"index": 0, "id": "a", "type": "function", "function": {"name": "f", "arguments": ""}}
+    ]
+    parts = [Part("arguments", '{"a":'), Part("arguments", "1}"), Part("end"), Part("name", "g")]
+    assert calls.add([*parts, Part("arguments", "{}")]) == [
+        {"index": 0, "function": {"arguments": '{"a":1}'}},
+        {"index": 1, "id": "b", "type": "function", "function": {"name": "g", "arguments": "{}"}},
+    ]
+    assert json.dumps(calls.add([Part("thought", "x"), Part("end")])) == "[]"
