@@ -17,11 +17,11 @@ F32 = npt.NDArray[np.float32]
 MOST = np.finfo(np.float32).max
 
 
-def penalise(logits: F32, sampling: Sampling, text: TextBefore, ids: I64 | None) -> None:
-    """Changes logits `[columns]` in place; a column is the token of its number, or with `ids` `[columns or
-    more]` the one there. What is finite stays so, and minus infinity, too."""
+def penalise(logits: F32, sampling: Sampling, text: TextBefore, columns: I64 | None) -> None:
+    """Changes logits `[columns]` in place. `columns` has the column of each token, -1 where there is none
+    (None: its own number). What is finite stays so, and minus infinity, too."""
     if sampling.repetition_penalty != 1:
-        (seen,) = np.nonzero(_counts(text.tokens, ids, len(logits)))
+        seen, _ = _counted(text.tokens, columns, len(logits))
         seen = seen[logits[seen] > -np.inf]
         own, penalty = logits[seen], np.float32(sampling.repetition_penalty)
         with np.errstate(over="ignore"):
@@ -29,17 +29,18 @@ def penalise(logits: F32, sampling: Sampling, text: TextBefore, ids: I64 | None)
                 own > 0, np.minimum(own / penalty, MOST), np.maximum(own * penalty, -MOST)
             )
     if sampling.frequency_penalty or sampling.presence_penalty:
-        counts = _counts(text.answer, ids, len(logits))
-        (seen,) = np.nonzero(counts)
+        seen, counts = _counted(text.answer, columns, len(logits))
         if sampling.frequency_penalty:
-            logits[seen] -= np.float32(sampling.frequency_penalty) * counts[seen].astype(np.float32)
+            logits[seen] -= np.float32(sampling.frequency_penalty) * counts.astype(np.float32)
         if sampling.presence_penalty:
             logits[seen] -= np.float32(sampling.presence_penalty)
 
 
-def _counts(tokens: I64, ids: I64 | None, columns: int) -> I64:
-    """How often the token of each column is among these, `[columns]`."""
-    if ids is None:
-        return np.bincount(tokens, minlength=columns)[:columns]
-    of = ids[:columns]
-    return np.bincount(tokens, minlength=int(of.max()) + 1)[of]
+def _counted(tokens: I64, columns: I64 | None, size: int) -> tuple[I64, I64]:
+    """The columns below `size` of these tokens, each once, and how often it is among them."""
+    found, counts = np.unique(tokens, return_counts=True)
+    if columns is not None:
+        is_known = found < len(columns)
+        found, counts = columns[found[is_known]], counts[is_known]
+    is_here = (found >= 0) & (found < size)
+    return found[is_here], counts[is_here]

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flowspec.core.protocol.messages import Sampling
-from flowspec.core.text_before import TextBefore
+from flowspec.core.text_before import I64, TextBefore
 from flowspec.model.logit_bias import F32, LogitBias
 from flowspec.model.penalties import penalise
 
@@ -21,7 +21,10 @@ class Shaping:
     def __init__(self, sampling: Sampling, tokens: int | npt.NDArray[np.integer]) -> None:
         self._sampling = sampling
         self._bias = LogitBias(sampling, tokens) if sampling.is_biased else None
-        self._ids = None if isinstance(tokens, int) else tokens.astype(np.int64)
+        self._columns: I64 | None = None
+        if sampling.needs_text and not isinstance(tokens, int):
+            self._columns = np.full(int(tokens.max()) + 1, -1, dtype=np.int64)
+            self._columns[tokens] = np.arange(len(tokens))
 
     def of(self, logits: F32, text: TextBefore | None) -> F32:
         """Float32 `[columns]` or the first of them, as a new array; `text` may be None where the sampling
@@ -29,5 +32,5 @@ class Shaping:
         found = logits.copy() if self._bias is None else self._bias.added_to(logits)
         if self._sampling.needs_text:
             assert text is not None, "what is drawn depends on the text before it"
-            penalise(found, self._sampling, text, self._ids)
+            penalise(found, self._sampling, text, self._columns)
         return found

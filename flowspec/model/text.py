@@ -56,6 +56,8 @@ _UNSUPPORTED = {
 }
 """Features of a generation config that FlowSpec lacks, each with the value that switches it off."""
 _RECOMMENDED = {name: kind for name, kind in SAMPLING_FIELDS.items() if name != "seed"}
+_END = "\ue000here the last message ends\ue001"
+"""Marks where that is in what a chat template makes of a dialogue, whatever stands behind it there."""
 UNFINISHED = "\ufffd"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 """How SentencePiece names a byte that is no character of its own."""
@@ -150,9 +152,11 @@ class Tokenizer:
         """A plain prompt, with the special tokens that the model's tokenizer adds."""
         return self._ids(text, bound, add_special_tokens=True)
 
-    def encode_chat(self, messages: Messages, bound: Bound | None = None) -> list[int]:
-        """A dialogue in the model's chat template, up to where the assistant speaks."""
-        return self.encode_rendered(self.render_chat(messages), bound)
+    def encode_chat(
+        self, messages: Messages, bound: Bound | None = None, *, continues: bool = False
+    ) -> list[int]:
+        """A dialogue in the model's chat template, as `render_chat` has it."""
+        return self.encode_rendered(self.render_chat(messages, continues=continues), bound)
 
     def encode_rendered(self, text: str, bound: Bound | None = None) -> list[int]:
         """A text that `render_chat` made."""
@@ -163,12 +167,18 @@ class Tokenizer:
         messages: Messages,
         tools: Sequence[Tool] = (),
         variables: Mapping[str, Any] | None = None,
+        *,
+        continues: bool = False,
     ) -> str:
-        """The same as text. `tools` may be called, and the template is given `variables`; it need not look at
-        either (`takes_tools`, `template_names`)."""
+        """A dialogue in the model's chat template, up to where the assistant speaks; or up to the end of the
+        text of its last message, which the answer `continues`. `tools` may be called, and the template is
+        given `variables`; it need not look at either (`takes_tools`, `template_names`)."""
         if not self.has_chat_template:
             raise InputError("this model has no chat template; use flowspec generate --raw")
         self._check_roles(messages, tools)
+        if continues:
+            last = {**messages[-1], "content": messages[-1]["content"] + _END}
+            messages = [*messages[:-1], last]
         try:
             with bounded_time():
                 text = str(
@@ -176,7 +186,7 @@ class Tokenizer:
                         self._with_thoughts(messages, tools),
                         tools=[tool.document for tool in tools] or None,
                         tokenize=False,
-                        add_generation_prompt=True,
+                        add_generation_prompt=not continues,
                         **(variables or {}),
                     )
                 )
@@ -184,6 +194,13 @@ class Tokenizer:
             raise InputError(
                 f"the model's chat template refuses this dialogue: {first_line(error)}"
             ) from None
+        if continues:
+            text, *rest = text.split(_END)
+            if len(rest) != 1:
+                raise InputError(
+                    "continue_final_message: expected a chat template that shows the last message once, this "
+                    f"model's shows it {len(rest)} times"
+                )
         if len(text) > limits.PROMPT_CHARS_MAX:
             raise InputError(
                 f"the model's chat template makes {len(text)} characters of this dialogue, expected at most "

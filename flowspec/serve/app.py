@@ -78,7 +78,7 @@ class AnswerForm(Protocol):
     `opening`, then `said` and `over` for each choice, then `closing`, or `failed` instead of what is left."""
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]: ...
-    def opening(self, count: int) -> bytes: ...
+    def opening(self, choices: Sequence[Choice]) -> bytes: ...
     def said(self, index: int, piece: Piece, calls: Sequence[dict[str, Any]]) -> bytes: ...
     def over(self, index: int, answer: Answer) -> bytes: ...
     def closing(self, choices: Sequence[Choice], usage: Usage) -> bytes: ...
@@ -119,12 +119,13 @@ class AnswerRoute(Generic[Wanted]):
             questions = await self._service.questions(wanted)
         except ApiError as error:
             raise wanted.named(error) from None
+        choices = _choices(wanted, questions, await self._service.echoed(wanted, questions))
         form = self._form_of(wanted, questions)
         async with self._asked(questions, asked_s) as asking:
             if wanted.is_streamed:
-                await self._stream(wanted, questions, asking, form, send)
+                await self._stream(wanted, questions, choices, asking, form, send)
             else:
-                found = await self._whole(wanted, questions, await asking, form)
+                found = await self._whole(wanted, questions, choices, await asking, form)
                 await JSONResponse(found)(scope, receive, send)
 
     @contextlib.asynccontextmanager
@@ -142,9 +143,13 @@ class AnswerRoute(Generic[Wanted]):
                 asking.result().close()
 
     async def _whole(
-        self, wanted: Wanted, questions: list[Question], answers: Answers, form: AnswerForm
+        self,
+        wanted: Wanted,
+        questions: list[Question],
+        choices: list[Choice],
+        answers: Answers,
+        form: AnswerForm,
     ) -> dict[str, Any]:
-        choices = _choices(wanted, questions)
         async for item in answers.events(KEEP_ALIVE_S):
             if item is not None:
                 place, event = item
@@ -155,13 +160,13 @@ class AnswerRoute(Generic[Wanted]):
         self,
         wanted: Wanted,
         questions: list[Question],
+        choices: list[Choice],
         asking: asyncio.Future[Answers],
         form: AnswerForm,
         send: Send,
     ) -> None:
         """Events as they come. What goes wrong before there is anything to say is refused with a status,
         later with an event."""
-        choices = _choices(wanted, questions)
         calls = [CallDeltas(choice.new_id) for choice in choices]
         has_begun = False
 
@@ -172,7 +177,7 @@ class AnswerRoute(Generic[Wanted]):
             if not has_begun:
                 has_begun = True
                 await send({"type": "http.response.start", "status": 200, "headers": list(sse.HEADERS)})
-                opening = form.opening(len(choices))
+                opening = form.opening(choices)
             await send({"type": "http.response.body", "body": opening + frame(*of), "more_body": True})
 
         try:
@@ -206,10 +211,14 @@ class AnswerRoute(Generic[Wanted]):
         return event
 
 
-def _choices(wanted: CompletionRequest, questions: list[Question]) -> list[Choice]:
+def _choices(wanted: CompletionRequest, questions: list[Question], echoed: list[str]) -> list[Choice]:
+    """The choices where nothing of them is there yet but what is `echoed`."""
     forms = [question.form for question in questions]
     ids = [new_call_id if form is None or form.calls is None else form.calls.new_id for form in forms]
-    return [Choice(place // wanted.count, new_id) for place, new_id in enumerate(ids)]
+    return [
+        Choice(place // wanted.count, new_id, [text] if text else [])
+        for place, (new_id, text) in enumerate(zip(ids, echoed, strict=True))
+    ]
 
 
 def _lengths(wanted: CompletionRequest, questions: list[Question]) -> list[int]:

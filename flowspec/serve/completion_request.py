@@ -25,6 +25,7 @@ from flowspec.serve.tools import tools_wanted
 
 STOPS_MAX = 4
 STOP_CHARS_MAX = 256
+STOP_TOKENS_MAX = 512
 CHOICES_MAX = 64
 """Of one request, over all of its prompts."""
 TEMPERATURE_MAX = 2.0
@@ -41,7 +42,8 @@ Prompt = Messages | str | tuple[int, ...]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest:
     """A request. `model` None: the one that is served; `tokens_max` None: as many as the server gives by
-    itself; `params` holds all but this.
+    itself; `params` holds all but this. The answer `continues` the last message of the dialogue, or begins
+    with the prompt's text (`echoes`).
 
     `count` choices are wanted of each prompt; choice i is drawn with `seed` + i. `unheeded` are the fields of
     `HARMLESS` that it has. Of a chat, `tools` may be called, and with `is_single_call` one of them once; its
@@ -59,6 +61,8 @@ class CompletionRequest:
     tools: tuple[Tool, ...] = ()
     is_single_call: bool = False
     variables: TemplateVariables = NO_VARIABLES
+    continues: bool = False
+    echoes: bool = False
 
     def named(self, error: ApiError) -> ApiError:
         """What is said of a field by the name that it has in the request."""
@@ -87,9 +91,12 @@ def chat_wanted(body: dict[str, Any]) -> CompletionRequest:
         fields.neutral(field)
     fields.neutral("verbosity", "medium")
     _no_format(fields)
+    continues = _continues(fields, messages)
     top = None if not logprobs else alternatives or 0
     found = _wanted(fields, (messages,), longest if longest is not None else older, top)
-    return replace(found, tools=tools, is_single_call=is_single_call, variables=variables)
+    return replace(
+        found, tools=tools, is_single_call=is_single_call, variables=variables, continues=continues
+    )
 
 
 def completion_wanted(body: dict[str, Any]) -> CompletionRequest:
@@ -98,16 +105,24 @@ def completion_wanted(body: dict[str, Any]) -> CompletionRequest:
     prompts = _prompts(fields.needed("prompt"))
     alternatives = fields.whole("logprobs", 0, limits.TOP_LOGPROBS_MAX)
     longest = fields.whole("max_tokens", 1, limits.CONTEXT_MAX)
-    fields.neutral("echo", False)
+    echoes = fields.flag("echo")
+    if echoes and alternatives is not None:
+        raise ApiError(
+            400,
+            "echo: expected no logprobs beside it: FlowSpec computes none of the prompt's tokens",
+            "echo",
+            "unsupported_parameter",
+        )
     fields.neutral("suffix", "")
     count = body.get("n")
     fields.neutral("best_of", 1 if count is None else count)  # as many as are returned: none is left out
-    return _wanted(
+    found = _wanted(
         fields,
         prompts,
         COMPLETION_TOKENS_DEFAULT if longest is None else longest,
         alternatives,
     )
+    return replace(found, echoes=echoes)
 
 
 def _wanted(
@@ -143,6 +158,7 @@ def _wanted(
             **_sampling(fields),
             logit_bias=_logit_bias(fields),
             stop=_stops(fields),
+            stop_token_ids=_stop_token_ids(fields),
             ignore_eos=fields.flag("ignore_eos"),
             logprobs=logprobs,
         ),
@@ -210,6 +226,37 @@ def _stops(fields: Fields) -> tuple[str, ...]:
     if len(stops) > STOPS_MAX or not all(0 < len(stop) <= STOP_CHARS_MAX for stop in stops):
         raise invalid("stop", f"at most {STOPS_MAX} strings of 1 to {STOP_CHARS_MAX} characters", found)
     return tuple(stops)
+
+
+def _stop_token_ids(fields: Fields) -> tuple[int, ...]:
+    found = fields.take("stop_token_ids")
+    if found is None:
+        return ()
+    if type(found) is not list or not _is_ids(found):
+        raise invalid("stop_token_ids", "a list of token ids", found, "invalid_type")
+    if len(found) > STOP_TOKENS_MAX:
+        raise invalid("stop_token_ids", f"at most {STOP_TOKENS_MAX} token ids", len(found))
+    return tuple(found)
+
+
+def _continues(fields: Fields, messages: Messages) -> bool:
+    """Whether the answer goes on in the last message. That, or a turn of its own, is what there is: nobody
+    else's turn is gone on with."""
+    continues, begins = fields.flag("continue_final_message"), fields.take("add_generation_prompt")
+    if begins is not None and type(begins) is not bool:
+        raise invalid("add_generation_prompt", "true or false", begins, "invalid_type")
+    if begins is not None and begins is continues:
+        expected = "false or nothing" if continues else "true or nothing"
+        raise invalid(
+            "add_generation_prompt",
+            f"{expected}, where continue_final_message is {'true' if continues else 'not'}",
+            begins,
+        )
+    if continues and messages[-1]["role"] != "assistant":
+        raise invalid(
+            "continue_final_message", "the last message to be the assistant's", messages[-1]["role"]
+        )
+    return continues
 
 
 def _no_format(fields: Fields) -> None:

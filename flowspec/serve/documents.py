@@ -115,9 +115,13 @@ class Form:
             "system_fingerprint": fingerprint,
         }
 
-    def opening(self, count: int) -> bytes:
-        """What a stream of so many choices begins with."""
-        return b"".join(sse.data(self.begin(index)) for index in range(count)) if self.is_chat else b""
+    def opening(self, choices: Sequence[Choice]) -> bytes:
+        """What a stream begins with: for each choice of a chat, and of a completion that echoes."""
+        return b"".join(
+            sse.data(self.begin(index, "".join(choice.text)))
+            for index, choice in enumerate(choices)
+            if self.is_chat or choice.text
+        )
 
     def said(self, index: int, piece: Piece, calls: Sequence[dict[str, Any]]) -> bytes:
         """What came of a choice in a stream, of calls as a chat's `tool_calls` have it."""
@@ -151,9 +155,12 @@ class Form:
             "finish_reason": finish_reason(choice.answer),
         }
 
-    def begin(self, index: int) -> dict[str, Any]:
-        """A chat's first chunk of a choice, which says who speaks."""
-        return self._chunk(index, {"delta": {"role": "assistant", "content": ""}}, None, None)
+    def begin(self, index: int, echoed: str = "") -> dict[str, Any]:
+        """The first chunk of a choice: a chat's says who speaks, a completion's has what is `echoed`."""
+        said: dict[str, Any] = (
+            {"delta": {"role": "assistant", "content": ""}} if self.is_chat else {"text": echoed}
+        )
+        return self._chunk(index, said, None, None)
 
     def piece(self, index: int, piece: Piece, calls: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
         """A chunk with text, thoughts and what there is of `calls`."""

@@ -41,8 +41,6 @@ vLLM, Ollama and LM Studio. One that asks for another answer, for another form o
 learn of it (vLLM's `cache_salt`) has no place here."""
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "include_stop_str_in_output": (False,),

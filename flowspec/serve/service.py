@@ -142,6 +142,17 @@ class Service:
         if self.session.head.failure is not None:
             raise unavailable(self.session.head.failure)
 
+    async def echoed(self, wanted: CompletionRequest, questions: Sequence[Question]) -> list[str]:
+        """The text that each answer begins with, in the order of `questions`: the prompt's, or nothing."""
+        if not wanted.echoes:
+            return [""] * len(questions)
+        texts = [
+            prompt if isinstance(prompt, str) else await self.reading(partial(self._tokenizer.decode, prompt))
+            for prompt in wanted.prompts
+            if not isinstance(prompt, list)
+        ]
+        return [text for text in texts for _ in range(wanted.count)]
+
     def _encode(
         self, prompt: Prompt, wanted: CompletionRequest, bound: Bound
     ) -> tuple[tuple[int, ...], ReplyForm | None]:
@@ -182,7 +193,7 @@ class Service:
             raise _no_tools("tools", "this model's chat template has no place for tools")
         if tools and tokenizer.call_format(tools) is None:
             raise _no_tools("tools", "how this model writes calls of tools is not known here")
-        text = tokenizer.render_chat(messages, tools, variables)
+        text = tokenizer.render_chat(messages, tools, variables, continues=wanted.continues)
         form = tokenizer.reply_form(text, tools, is_single=wanted.is_single_call)
         return tuple(tokenizer.encode_rendered(text, bound)), form
 
@@ -200,13 +211,15 @@ class Service:
             raise ApiError(400, str(error), "temperature", "invalid_value") from None
         sampling = question.sampling
         size = self.session.config.vocab_size
-        if wrong := [token for token, _ in sampling.logit_bias if token >= size]:
-            raise ApiError(
-                400,
-                f"logit_bias: expected token ids from 0 to {size - 1}, got {wrong[0]}",
-                "logit_bias",
-                "invalid_value",
-            )
+        biased = [token for token, _ in sampling.logit_bias]
+        for name, tokens in (("logit_bias", biased), ("stop_token_ids", wanted.params.stop_token_ids)):
+            if wrong := [token for token in tokens if token >= size]:
+                raise ApiError(
+                    400,
+                    f"{name}: expected token ids from 0 to {size - 1}, got {wrong[0]}",
+                    name,
+                    "invalid_value",
+                )
         return [
             replace(question, sampling=replace(sampling, seed=sampling.seed + place))
             for place in range(wanted.count)

@@ -65,6 +65,7 @@ class Both:
         raise AssertionError
 
 
+PENALTIES = {"presence_penalty": 0.5, "frequency_penalty": 0.3, "repetition_penalty": 1.2}
 METHODS = [
     Setup(name="continuous", method="continuous"),
     Setup(name="tree-sd", method="tree-sd", options={"nodes": 16, "depth": 3}),
@@ -77,13 +78,14 @@ def answer(setup: Setup, case: PlainCase, drafter: Drafter | None) -> None:
     run(synthetic(), boards(4), setup, case, {} if drafter is None else {"a": drafter})
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("temperature", "penalties"), [(0.0, {}), (1.0, {}), (1.0, PENALTIES)])
 @pytest.mark.parametrize("setup", METHODS, ids=lambda setup: setup.name)
 def test_a_memo_of_made_logits_proposes_what_a_drafter_with_a_view_of_its_own_does(
-    setup: Setup, temperature: float
+    setup: Setup, temperature: float, penalties: dict[str, float]
 ) -> None:
     case = replace(
-        made("a", ANSWER[:8], sampling=Sampling(temperature=temperature, seed=3)), new_tokens_max=8
+        made("a", ANSWER[:8], sampling=Sampling(temperature=temperature, seed=3, **penalties)),
+        new_tokens_max=8,
     )
     memo = Randoms(Ranker(50), 50, 1024).begin(case)()
     assert memo is not None
@@ -92,14 +94,20 @@ def test_a_memo_of_made_logits_proposes_what_a_drafter_with_a_view_of_its_own_do
     assert both.proposals > 20
 
 
-@pytest.mark.parametrize(("temperature", "coupled"), [(0.0, True), (1.0, True), (1.0, False)])
+@pytest.mark.parametrize(
+    ("temperature", "coupled", "penalties"),
+    [(0.0, True, {}), (1.0, True, PENALTIES), (1.0, False, {})],
+)
 def test_a_memo_of_the_bundled_drafter_proposes_what_the_drafter_does(
-    temperature: float, coupled: bool
+    temperature: float, coupled: bool, penalties: dict[str, float]
 ) -> None:
     target = ModelFiles(BUNDLED)
     drafting = open_drafting(BUNDLED, target, coupled=coupled)
     case = made(
-        "a", range(400, 408), sampling=Sampling(temperature=temperature, seed=3), prompt=range(300, 320)
+        "a",
+        range(400, 408),
+        sampling=Sampling(temperature=temperature, seed=3, **penalties),
+        prompt=range(300, 320),
     )
     case = replace(case, new_tokens_max=8)
     make = drafting.begin(case)

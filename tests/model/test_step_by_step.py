@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from flowspec.bench.checkpoints import make_variant
 from flowspec.core.protocol.messages import Sampling
@@ -12,6 +14,7 @@ from flowspec.model.reference import Reference
 from flowspec.model.sampler import Sampler, margin
 from flowspec.model.slice import Slice
 from flowspec.model.step_by_step import StepByStep
+from flowspec.noise import draw_bits, gumbel
 
 PROMPT = tuple(range(3, 30))
 SAMPLINGS = (Sampling(), Sampling(temperature=0.8, top_p=0.9, seed=3))
@@ -36,6 +39,45 @@ def test_it_says_what_transformers_says(files: ModelFiles, plain: StepByStep, sa
     assert plain.generate(PROMPT, sampling, 12, frozenset([stop])) == tuple(until), (
         "the stop token is the last one"
     )
+
+
+def test_a_repetition_penalty_is_that_of_transformers(files: ModelFiles, plain: StepByStep) -> None:
+    model = AutoModelForCausalLM.from_pretrained(files.model, dtype=torch.float32).eval()
+    prompt = torch.tensor([PROMPT])
+    found = []
+    for penalty in (1.0, 1.3, 0.5):
+        whole = model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            do_sample=False,
+            repetition_penalty=penalty,
+            max_new_tokens=16,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        expected = tuple(whole[0, len(PROMPT) :].tolist())
+        answer = plain.generate(PROMPT, Sampling(repetition_penalty=penalty), 16, frozenset())
+        assert answer == expected
+        found.append(answer)
+    assert len(set(found)) > 1
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.25])
+def test_penalties_count_the_answer_so_far(plain: StepByStep, temperature: float) -> None:
+    """Against logits of the whole text, penalised and drawn from by hand."""
+    sampling = Sampling(temperature=temperature, seed=5, presence_penalty=-2.0, frequency_penalty=0.5)
+    answer: list[int] = []
+    ids = np.arange(plain.vocabulary_size)
+    for position in range(len(PROMPT), len(PROMPT) + 12):
+        *_, rows = plain.logits((*PROMPT, *answer))
+        logits = rows[0].copy()
+        for token in set(answer):
+            logits[token] -= np.float32(0.5) * np.float32(answer.count(token))
+            logits[token] -= np.float32(-2)
+        noise = temperature * gumbel(draw_bits(5, position, ids))
+        answer.append(int(np.argmax(logits.astype(np.float64) + noise)))
+    assert plain.generate(PROMPT, sampling, 12, frozenset()) == tuple(answer)
+    assert plain.generate(PROMPT, Sampling(temperature=temperature, seed=5), 12, frozenset()) != tuple(answer)
 
 
 def test_every_pass_is_of_one_token_and_an_answer_is_made_once(

@@ -222,6 +222,43 @@ def test_a_model_without_a_chat_template_and_one_that_refuses(tmp_path: Path) ->
             Tokenizer(ModelFiles(str(tmp_path))).encode_chat(question)
 
 
+PREFILLED = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "e  "}]
+"""The last message is in what stands behind it, too, and ends with spaces."""
+
+
+def test_an_answer_may_go_on_in_the_last_message() -> None:
+    text = "<|bos|><|user|>\n?<|end|>\n<|assistant|>\ne  "
+    found = TOKENIZER.encode_chat(PREFILLED, continues=True)
+    assert found == TOKENIZER._tokenizer(text, add_special_tokens=False)["input_ids"]
+    ended = TOKENIZER._tokenizer(f"{text}<|end|>\n<|assistant|>\n", add_special_tokens=False)["input_ids"]
+    assert TOKENIZER.encode_chat(PREFILLED) == ended
+    assert PREFILLED[-1]["content"] == "e  "
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{% for m in messages %}[{{ m.content | trim }}]{% endfor %}more", "[?][e  "),
+        ("{% for m in messages %}[{{ m.content }}]{% endfor %}", "[?][e  "),
+        ("{{ messages[0].content }}", None),
+        ("{% for m in messages * 2 %}[{{ m.content }}]{% endfor %}", None),
+    ],
+)
+def test_where_a_message_ends_is_found_in_every_template_that_shows_it_once(
+    template: str, expected: str | None, tmp_path: Path
+) -> None:
+    for name in ("config.json", "tokenizer_config.json", "tokenizer.json"):
+        shutil.copy(bundled_folder("target") / name, tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(template)
+    tokenizer = Tokenizer(ModelFiles(str(tmp_path)))
+    if expected is None:
+        with pytest.raises(InputError, match="expected a chat template that shows the last message once"):
+            tokenizer.encode_chat(PREFILLED, continues=True)
+    else:
+        found = tokenizer.encode_chat(PREFILLED, continues=True)
+        assert found == tokenizer._tokenizer(expected, add_special_tokens=False)["input_ids"]
+
+
 def advice(folder: Path, content: Any, *, config_eos: Any = 9) -> Recommended:
     (folder / "generation_config.json").write_text(
         content if isinstance(content, str) else json.dumps(content)

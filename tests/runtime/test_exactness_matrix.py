@@ -36,7 +36,7 @@ PENALISED = {"presence_penalty": 0.4, "frequency_penalty": 0.3, "repetition_pena
 FACTORS: dict[str, tuple[Any, ...]] = {
     "method": METHODS,
     "drafter": (BUNDLED, "ngram", RANDOM, EAGLE),
-    "filter": ({}, {"top_k": 8}, {"top_p": 0.8, **BIASED}, {"min_p": 0.1}, PENALISED),
+    "filter": ({}, {"top_k": 8, **PENALISED}, {"top_p": 0.8, **BIASED}, {"min_p": 0.1}),
     "temperature": (0.0, 0.5, 1.0),
     "stages": (1, 2, 4),
     "seed": (1, 2, 3),

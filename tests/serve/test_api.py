@@ -80,6 +80,59 @@ def test_biases_are_obeyed_as_by_plain_decoding(
     assert found == text != ask(server, **WARM).choices[0].message.content
 
 
+def test_penalties_are_obeyed_as_by_plain_decoding(
+    server: Running, reference: Reference, tokenizer: Tokenizer
+) -> None:
+    prompt = tokenizer.encode_chat(SUM)
+    asked = {"presence_penalty": 0.5, "frequency_penalty": 0.4}
+    wanted = Sampling(temperature=1.0, seed=4, repetition_penalty=1.2, **asked)
+    text, _ = plain(reference, tokenizer, prompt, wanted, 64)
+    found = ask(server, **WARM, **asked, max_tokens=64, extra_body={"repetition_penalty": 1.2})
+    assert found.choices[0].message.content == text != ask(server, **WARM).choices[0].message.content
+
+
+def test_an_answer_goes_on_in_the_assistants_last_message(
+    server: Running, reference: Reference, tokenizer: Tokenizer
+) -> None:
+    messages = [*SUM, {"role": "assistant", "content": "17 + 25 is "}]
+    text = tokenizer._tokenizer.apply_chat_template(messages, tokenize=False, continue_final_message=True)
+    prompt = tokenizer._tokenizer(text, add_special_tokens=False)["input_ids"]
+    expected, _ = plain(reference, tokenizer, prompt, Sampling())
+    body = {"continue_final_message": True, "add_generation_prompt": False}
+    found = ask(server, messages=messages, temperature=0, extra_body=body)
+    assert (found.choices[0].message.content, found.usage.prompt_tokens) == (expected, len(prompt))
+    assert ask(server, messages=messages, temperature=0).usage.prompt_tokens > len(prompt)
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize("is_text", [False, True])
+def test_a_completion_that_echoes_begins_with_its_prompt(
+    server: Running, tokenizer: Tokenizer, is_streamed: bool, is_text: bool
+) -> None:
+    ids = tokenizer._tokenizer("The cat", add_special_tokens=False)["input_ids"]
+    prompt = "The cat" if is_text else ids
+    expected = [f"The cat{choice.text}" for choice in ask_raw(server, prompt=prompt, n=2, **WARM).choices]
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 12, "echo": True, "n": 2, **WARM}
+    texts = ["", ""]
+    with server.client() as client:
+        found = client.completions.create(**body, stream=is_streamed)
+        for document in found if is_streamed else [found]:
+            for choice in document.choices:
+                texts[choice.index] += choice.text
+    assert texts == expected
+
+
+def test_an_answer_ends_at_the_stop_tokens_of_its_request(server: Running, tokenizer: Tokenizer) -> None:
+    whole = ask(server, **WARM).choices[0].message.content
+    tokens = tokenizer._tokenizer(whole, add_special_tokens=False)["input_ids"]
+    found = ask(server, **WARM, extra_body={"stop_token_ids": [tokens[-1]]}).choices[0]
+    assert found.finish_reason == "stop"
+    assert whole.startswith(found.message.content)
+    assert len(found.message.content) < len(whole)
+    with pytest.raises(openai.BadRequestError, match="stop_token_ids: expected token ids from 0 to 4095"):
+        ask(server, extra_body={"stop_token_ids": [4096]})
+
+
 def test_a_stream_is_the_same_in_pieces(server: Running) -> None:
     whole = ask(server, **WARM)
     chunks = streamed(server, stream_options={"include_usage": True}, **WARM)

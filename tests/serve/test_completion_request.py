@@ -80,6 +80,39 @@ def test_penalties_are_taken_as_they_are() -> None:
     assert chat(presence_penalty=None, repetition_penalty=None).params == SamplingParams()
 
 
+def test_stop_tokens_are_taken_as_they_are() -> None:
+    assert chat(stop_token_ids=[7, 3]).params == SamplingParams(stop_token_ids=(7, 3))
+    assert completion(stop_token_ids=None).params == SamplingParams()
+
+
+PREFILLED = [*HELLO, {"role": "assistant", "content": "I am"}]
+
+
+def test_an_answer_goes_on_in_the_last_message_where_that_is_asked_for() -> None:
+    for asked in ({}, {"add_generation_prompt": False}):
+        assert chat(messages=PREFILLED, continue_final_message=True, **asked).continues
+    for asked in ({}, {"add_generation_prompt": True}, {"continue_final_message": False}):
+        assert not chat(messages=PREFILLED, **asked).continues
+    assert (
+        refusal(chat, messages=HELLO, continue_final_message=True).message
+        == "continue_final_message: expected the last message to be the assistant's, got 'user'"
+    )
+    told = refusal(chat, messages=PREFILLED, continue_final_message=True, add_generation_prompt=True).message
+    assert "add_generation_prompt: expected false or nothing" in told
+    told = refusal(chat, add_generation_prompt=False).message
+    assert "add_generation_prompt: expected true or nothing" in told
+    assert refusal(chat, add_generation_prompt=1).code == "invalid_type"
+
+
+def test_a_completion_may_begin_with_its_prompt() -> None:
+    assert completion(echo=True).echoes
+    assert not completion(echo=False).echoes
+    for count in (0, 3):
+        told = refusal(completion, echo=True, logprobs=count).message
+        assert told.startswith("echo: expected no logprobs beside it")
+    assert refusal(chat, echo=True).code == "unknown_parameter"
+
+
 def test_fields_that_ask_for_nothing_are_taken() -> None:
     chat(
         presence_penalty=0,
@@ -202,7 +235,12 @@ def test_what_a_chat_is_refused_for(field: str, value: Any, code: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "param"),
     [
-        ("echo", True, "echo"),
+        ("echo", "yes", "echo"),
+        ("stop_token_ids", 7, "stop_token_ids"),
+        ("stop_token_ids", [-1], "stop_token_ids"),
+        ("stop_token_ids", [True], "stop_token_ids"),
+        ("stop_token_ids", [5] * 513, "stop_token_ids"),
+        ("continue_final_message", True, "continue_final_message"),
         ("suffix", "end", "suffix"),
         ("best_of", 2, "best_of"),
         ("logprobs", 21, "logprobs"),

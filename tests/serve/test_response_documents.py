@@ -298,7 +298,7 @@ def test_the_pieces_put_together_are_the_text(texts: list[str], reason: str) -> 
     usage = Usage(3, 2, 1)
     stream = b"".join(
         (
-            streamed.opening(1),
+            streamed.opening([]),
             *(streamed.said(0, Piece(text=text)) for text in texts),
             streamed.over(0, answer(reason)),
             streamed.closing([Choice(0)], usage),
@@ -391,7 +391,7 @@ def test_thoughts_text_and_calls_are_an_item_each(
 def test_what_fails_ends_with_why() -> None:
     store = ResponseStore()
     failing = form(read(store), store)
-    stream = failing.opening(1) + failing.said(0, Piece(text="a")) + failing.failed(ApiError(503, "lost"))
+    stream = failing.opening([]) + failing.said(0, Piece(text="a")) + failing.failed(ApiError(503, "lost"))
     last = events(stream)[-1]
     assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
     assert last["response"]["error"] == {"code": "server_error", "message": "lost"}

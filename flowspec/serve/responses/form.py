@@ -145,7 +145,7 @@ class ResponseForm:
 
     # -------------------------------------------------------------------------------------------- events
 
-    def opening(self, count: int) -> bytes:
+    def opening(self, choices: Sequence[Choice]) -> bytes:
         """What a stream begins with."""
         return self._event("response.created", response=self._response("in_progress")) + self._event(
             "response.in_progress", response=self._response("in_progress")
