@@ -20,18 +20,20 @@ def plain_answer(
     context: int,
     stop_ids: Collection[int] = (),
     stop_rule: StopRule | None = None,
+    answer_start: int | None = None,
 ) -> tuple[list[int], str]:
     """What plain decoding says, token by token: the new tokens, and `stop` or `length`.
 
     A stop id is not part of the answer, the token at which a stop rule ends it is; prompt and answer fit the
-    context.
+    context. With `answer_start` the prompt ends with what is known of the answer, from there on.
     """
+    start = len(prompt) if answer_start is None else answer_start
     tokens = np.empty(len(prompt) + new_tokens_max, dtype="<i4")
     tokens[: len(prompt)] = prompt
     new: list[int] = []
     while len(new) < new_tokens_max and len(prompt) + len(new) < context:
         end = len(prompt) + len(new)
-        token = language.next_token(tokens[:end], sampling, len(prompt))
+        token = language.next_token(tokens[:end], sampling, start)
         if token in stop_ids:
             return new, "stop"
         tokens[end] = token

@@ -242,6 +242,7 @@ def _dialogue(rng: random.Random, request: int, language: HashLanguage, context:
     prompt = tuple(rng.randrange(language.vocabulary_size) for _ in range(rng.randint(1, length_max)))
     sampling = replace(rng.choice(SAMPLINGS), seed=rng.randrange(1 << 40))
     sampling = biased(random.Random(f"bias {sampling.seed}"), sampling, language.vocabulary_size)
+    sampling = penalised(random.Random(f"penalties {sampling.seed}"), sampling)
     submit = ask(
         request, prompt, rng.choices([1, 4, 8, 12, 20, 40], weights=[2, 4, 8, 4, 2, 1])[0], sampling=sampling
     )
@@ -262,7 +263,7 @@ def _dialogue(rng: random.Random, request: int, language: HashLanguage, context:
 
 
 def biased(rng: random.Random, sampling: Sampling, vocabulary: int) -> Sampling:
-    """Some never draw some tokens, all but one at most, some have biases, and some look at the text."""
+    """Some never draw some tokens, all but one at most, and some have biases."""
     if rng.random() < 0.3:
         suppressed = rng.sample(range(vocabulary), rng.choice([1, vocabulary // 2, vocabulary - 1]))
         sampling = replace(sampling, suppress_tokens=tuple(sorted(suppressed)))
@@ -270,14 +271,19 @@ def biased(rng: random.Random, sampling: Sampling, vocabulary: int) -> Sampling:
         named = sorted(rng.sample(range(vocabulary), rng.randint(1, 5)))
         bias = tuple((token, rng.choice([-100.0, -1.5, 0.0, 2.0, 100.0])) for token in named)
         sampling = replace(sampling, logit_bias=bias)
-    if rng.random() < 0.3:
-        sampling = replace(
-            sampling,
-            presence_penalty=rng.choice([0.0, -0.5, 1.5]),
-            frequency_penalty=rng.choice([0.0, -0.2, 0.7]),
-            repetition_penalty=rng.choice([1.0, 0.8, 1.3]),
-        )
     return sampling
+
+
+def penalised(rng: random.Random, sampling: Sampling) -> Sampling:
+    """Some look at the text before what they draw."""
+    if rng.random() >= 0.3:
+        return sampling
+    return replace(
+        sampling,
+        presence_penalty=rng.choice([0.0, -0.5, 1.5]),
+        frequency_penalty=rng.choice([0.0, -0.2, 0.7]),
+        repetition_penalty=rng.choice([1.0, 0.8, 1.3]),
+    )
 
 
 class Play:

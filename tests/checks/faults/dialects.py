@@ -41,6 +41,7 @@ def answer_of(language: HashLanguage, submit: Submit, context: int, spans: Spans
             new_tokens_max=submit.new_tokens_max - len(text),
             context=context,
             stop_ids=submit.stop_ids,
+            answer_start=len(submit.prompt),
         )
         text += more
     return text, reason

@@ -26,7 +26,7 @@ from tests.checks.faults.dialects import PLAIN
 from tests.checks.faults.drafters import Place
 from tests.checks.faults.pipelines import HEAD
 from tests.plain import plain_answer
-from tests.sim.swarm import draw_window
+from tests.sim.swarm import draw_window, penalised
 
 SAMPLINGS = (
     Sampling(),
@@ -34,7 +34,6 @@ SAMPLINGS = (
     Sampling(temperature=1.0, top_p=0.9),
     Sampling(temperature=0.9, top_k=3),
     Sampling(temperature=0.8, suppress_tokens=(1, 4), logit_bias=((0, -1.5), (2, 2.0))),
-    Sampling(temperature=0.8, presence_penalty=0.6, frequency_penalty=0.4, repetition_penalty=1.2),
 )
 HEAL_S = 8.0
 """When all is well again."""
@@ -342,6 +341,8 @@ def _dialogue(rng: random.Random, request: int, language: HashLanguage, context:
         sampling=replace(rng.choice(SAMPLINGS), seed=rng.randrange(1 << 40)),
         stop_ids=frozenset(),
     )
+    penalties = random.Random(f"penalties {submit.sampling.seed}")
+    submit = replace(submit, sampling=penalised(penalties, submit.sampling))
     if rng.random() < 0.2:
         whole, _ = plain_answer(
             language, prompt, submit.sampling, new_tokens_max=submit.new_tokens_max, context=context
