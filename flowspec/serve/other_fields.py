@@ -12,7 +12,6 @@ _MADE_ALIKE = "all requests are served alike, first come, first served"
 _NOT_KEPT = "nothing is kept of a request"
 _NOT_TOLD_APART = "who asks is not told apart"
 _STAYS = "the model stays loaded"
-_TOLD_ELSEWHERE = "/metrics and the live view tell it"
 
 HARMLESS: Mapping[str, str] = {
     "user": _NOT_TOLD_APART,
@@ -33,8 +32,6 @@ HARMLESS: Mapping[str, str] = {
     "speculative.n_max": _GUESSED,
     "speculative.n_min": _GUESSED,
     "speculative.p_min": _GUESSED,
-    "timings_per_token": _TOLD_ELSEWHERE,
-    "return_progress": _TOLD_ELSEWHERE,
 }
 """Fields that may hold anything, and why nothing is lost by not obeying them: of OpenAI's API, llama.cpp,
 vLLM, Ollama and LM Studio. One that asks for another answer, for another form of it, or that others shall not
@@ -57,6 +54,8 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "n_probs": (0,),
     "post_sampling_probs": (False,),
     "t_max_predict_ms": (0,),
+    "timings_per_token": (False,),
+    "return_progress": (False,),
     "grammar": ("",),
     "lora": ([],),
 }
