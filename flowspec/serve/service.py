@@ -187,7 +187,7 @@ class Service:
         names = tokenizer.template_names(tools)
         variables = wanted.variables.for_template(names, can_think=tokenizer.can_think(tools))
         for place, message in enumerate(messages):
-            if "tool_calls" in message and "tool_calls" not in names.fields | names.variables:
+            if "tool_calls" in message and not tokenizer.takes_calls(tools):
                 raise _no_tools(f"messages[{place}].tool_calls", "this model's chat template has no calls")
         if tools and not tokenizer.takes_tools(messages, tools, variables):
             raise _no_tools("tools", "this model's chat template has no place for tools")

@@ -174,6 +174,23 @@ REPLIES: list[tuple[str, Any, str, str, str, list[Call]]] = [
             ("get_current_weather", {"city": "12"}),
         ],
     ),
+    (  # the same without the first tag, which these models leave out at times
+        "XML",
+        None,
+        "Sure!\n<function=get_current_weather>\n<parameter=city>\nDallas\n</parameter>\n</function>\n"
+        "</tool_call>",
+        "Sure!\n",
+        "",
+        [("get_current_weather", {"city": "Dallas"})],
+    ),
+    (
+        "XML",
+        None,
+        "<function=f>\n</function>\n<function=g>\n</function>",
+        "",
+        "",
+        [("f", {}), ("g", {})],
+    ),
     (  # GLM-4.5
         "keys and values",
         TAGS,
@@ -448,17 +465,27 @@ def test_texts_get_the_type_of_their_schema(text: str, schema: Any, expected: An
     assert typed(text, schema) == expected
 
 
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.text(),
-        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-        max_leaves=8,
-    )
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
 )
+
+
+@given(VALUES)
 def test_literals_are_those_of_python(value: Any) -> None:
     found = Literals(repr(value))
     assert found.value() == value
     assert found.is_over
+
+
+@given(st.dictionaries(st.from_regex("[a-z]+", fullmatch=True), VALUES), st.text())
+def test_calls_that_are_written_are_read_again(arguments: dict[str, Any], text: str) -> None:
+    write = FORMAT["python list"].write
+    assert write is not None
+    reply = write([("f", arguments), ("g", {"text": text})])
+    found = read(form("python list"), [reply])[2]
+    assert [(name, json.loads(each)) for name, each in found] == [("f", arguments), ("g", {"text": text})]
 
 
 WORDS = [

@@ -99,10 +99,32 @@ type {{ tool.function.name }} = (_: any) => any;{% endfor %}<|end|>{% endif %}
 {%- else %}<|start|>{{ message.role }}<|message|>{{ message.content }}<|end|>{% endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}<|start|>assistant{% endif %}"""
+GEMMA4 = """
+{%- if tools %}<|turn>system
+{% if enable_thinking %}<|think|>{% endif %}
+{%- for tool in tools %}<|tool>declaration:{{ tool.function.name }}<tool|>{% endfor %}<turn|>
+{% endif %}
+{%- set ns = namespace(last=none) %}
+{%- for message in messages %}<|turn>{{ "model" if message["role"] == "assistant" else message["role"] }}
+{% set ns.last = none %}
+{%- for tool_call in message["tool_calls"] or [] %}<|tool_call>call:{{ tool_call["function"]["name"] }}{
+{%- for key, value in tool_call["function"]["arguments"] | dictsort %}{{ key }}:
+{{- '<|"|>' + value + '<|"|>' if value is string else value }}{% if not loop.last %},{% endif %}
+{%- endfor %}}<tool_call|>{% set ns.last = 'tool' %}{% endfor %}
+{%- for tool_response in message["tool_responses"] or [] %}<|tool_response>response:
+{{- tool_response["name"] }}{value:<|"|>{{ tool_response["response"] }}<|"|>}<tool_response|>
+{%- set ns.last = 'tool_response' %}{% endfor %}{{ message["content"] }}
+{%- if ns.last != 'tool_response' %}<turn|>
+{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt and ns.last != 'tool_response' %}<|turn>model
+{% if not enable_thinking | default(false) %}<|channel>thought
+<channel|>{% endif %}{% endif %}"""
 SPECIAL = {
     QWEN3: ("<|im_start|>", "<|im_end|>"),
     LFM2: ("<|im_start|>", "<|im_end|>", "<|tool_call_start|>", "<|tool_call_end|>", "<|tool_list_start|>"),
     MISTRAL: ("[TOOL_CALLS]", "[ARGS]", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
+    GEMMA4: ("<|turn>", "<turn|>", "<|tool_call>", "<tool_call|>", "<|channel>", "<channel|>", '<|"|>'),
     GPT_OSS: ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>", "<|call|>"),
 }
 PLAIN = {QWEN3: ("<tool_call>", "</tool_call>", "<think>", "</think>")}

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from flowspec.llm import LLM
-from tests.serve.scripted_model import GPT_OSS, LFM2, MISTRAL, QWEN3, ScriptedModel, scripted
+from tests.serve.scripted_model import GEMMA4, GPT_OSS, LFM2, MISTRAL, QWEN3, ScriptedModel, scripted
 from tests.serve.servers import MODEL, Running
 
 ASKED: list[dict[str, Any]] = [{"role": "user", "content": "What is the weather in Paris?"}]
@@ -130,6 +130,17 @@ REPLIES = [
         },
     ),
     (
+        GEMMA4,
+        "<|channel>thought\nThey are in Paris.<channel|>I look."
+        '<|tool_call>call:get_weather{city:<|"|>Paris<|"|>,days:2}<tool_call|>',
+        {
+            "content": "I look.",
+            "thoughts": "They are in Paris.",
+            "calls": [("get_weather", {"city": "Paris", "days": 2})],
+            "reason": "tool_calls",
+        },
+    ),
+    (
         GPT_OSS,
         "<|channel|>analysis<|message|>Need the weather.<|end|><|start|>assistant<|channel|>commentary "
         'to=functions.get_weather <|constrain|>json<|message|>{"city":"Paris"}',
@@ -169,7 +180,7 @@ def test_calls_and_thoughts_reach_the_official_client_whole_and_streamed(
 def test_the_next_turn_gives_calls_and_results_to_the_template(
     llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for template, reply, _ in REPLIES[:1] + REPLIES[3:]:
+    for template, reply, _ in REPLIES[:1] + REPLIES[2:]:
         with scripted(llm, tmp_path / str(len(template)), template, monkeypatch) as (server, model):
             model.reply = reply
             message = ask(server, tools=TOOLS).choices[0].message
@@ -180,9 +191,12 @@ def test_the_next_turn_gives_calls_and_results_to_the_template(
             model.reply = "Sunny."
             ask(server, tools=TOOLS, messages=[*ASKED, message.model_dump(exclude_none=True), *results])
             prompt = model.prompts[-1]
-            assert '"city": "Paris"' in prompt
+            written = {LFM2: 'city="Paris"', GEMMA4: 'city:<|"|>Paris<|"|>'}
+            assert written.get(template, '"city": "Paris"') in prompt
             assert "sunny, 0" in prompt
-            if getattr(message, "reasoning_content", None):
+            if template is GEMMA4:  # which has results beside the calls, and drops thoughts
+                assert '<tool_call|><|tool_response>response:get_weather{value:<|"|>sunny, 0' in prompt
+            elif getattr(message, "reasoning_content", None):
                 assert message.reasoning_content in prompt
 
 

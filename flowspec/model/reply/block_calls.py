@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flowspec.model.reply.literals import Literals
@@ -84,6 +84,24 @@ def python_calls(body: str, tools: Tools) -> list[tuple[str, dict[str, Any]]]:
     if not text.is_over:
         raise ValueError("expected nothing behind the calls")
     return found
+
+
+def python_text(calls: Sequence[tuple[str, Any]]) -> str:
+    """Names and arguments as `python_calls` reads them; arguments that are no object are left out."""
+    each = (
+        (name, ", ".join(f"{key}={_python(value)}" for key, value in arguments.items()))
+        for name, arguments in calls
+        if isinstance(arguments, Mapping)
+    )
+    return f"[{', '.join(f'{name}({inner})' for name, inner in each)}]"
+
+
+def _python(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_python(key)}: {_python(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_python, value))}]"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
 
 
 def gemma_calls(body: str, tools: Tools) -> list[tuple[str, dict[str, Any]]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import string
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -31,7 +31,8 @@ class CallFormat:
     format. `marks` begin a call; `read` makes what reads on behind one. `is_bare`: a call may also stand
     alone, at the beginning of the reply. `others`: texts within calls that may be special tokens. `before`
     and `after`: what stands around the arguments of a call of `{name}`, where these are JSON. `id_chars`: a
-    call's id has so many letters and digits, which the template checks; 0: any.
+    call's id has so many letters and digits, which the template checks; 0: any. `write`: from names and
+    arguments to the text of calls, for templates that leave it to whoever has the dialogue.
     """
 
     name: str
@@ -44,6 +45,7 @@ class CallFormat:
     before: str = ""
     after: str = ""
     id_chars: int = 0
+    write: Callable[[Sequence[tuple[str, Any]]], str] | None = None
 
     def new_id(self) -> str:
         """An id for a call, as the model's template takes it back."""
@@ -60,6 +62,16 @@ def _block(
     end: str, parse: block_calls.Parse, *, needs_end: bool = False
 ) -> Callable[[str, Tools], CallReader]:
     return lambda mark, tools: block_calls.BlockCalls(mark, end, parse, tools, needs_end=needs_end)
+
+
+def _xml(mark: str, tools: Tools) -> CallReader:
+    """Behind a function's own tag, too, before which the model has left out the other."""
+    begin = "" if mark == "<tool_call>" else mark
+
+    def parse(body: str, tools: Tools) -> list[tuple[str, dict[str, Any]]]:
+        return block_calls.xml_calls(begin + body, tools)
+
+    return block_calls.BlockCalls(mark, "</tool_call>", parse, tools, needs_end=False)
 
 
 def _no_reader(mark: str, tools: Tools) -> CallReader:
@@ -89,6 +101,7 @@ FORMATS = (
         marks=("<|tool_call_start|>",),
         read=_block("<|tool_call_end|>", block_calls.python_calls),
         others=("<|tool_call_end|>",),
+        write=lambda calls: f"<|tool_call_start|>{block_calls.python_text(calls)}<|tool_call_end|>",
     ),
     CallFormat(  # OLMo 3
         name="python lines",
@@ -100,8 +113,8 @@ FORMATS = (
     CallFormat(  # Qwen3-Coder, Qwen3.5
         name="XML",
         signs=("<function=",),
-        marks=("<tool_call>",),
-        read=_block("</tool_call>", block_calls.xml_calls),
+        marks=("<tool_call>", "<function="),
+        read=_xml,
         others=("</tool_call>",),
     ),
     CallFormat(  # GLM-4.5
