@@ -1,7 +1,7 @@
 // The chat box: talks to /v1/chat/completions, keeps the dialogue, and shows errors as one line.
 
 import { ApiError, lineOf } from "./api.js";
-import { byId, count, made } from "./elements.js";
+import { byId, count, made, put } from "./elements.js";
 import { Markdown } from "./markdown.js";
 import { eventsOf } from "./stream.js";
 
@@ -100,7 +100,7 @@ export class Chat {
     const answer = made("div", "turn assistant running", this.dialogue);
     this.dialogue.scrollTop = this.dialogue.scrollHeight;
     const messages = [...this.messages, { role: "user", content: text }];
-    const said = { text: "", reason: null, usage: null };
+    const said = { text: "", thoughts: "", reason: null, usage: null };
     const abort = new AbortController();
     this._running(abort);
     let failed = null;
@@ -141,9 +141,10 @@ export class Chat {
       said.usage = chunk.usage ?? said.usage;
       const choice = chunk.choices?.[0];
       said.reason = choice?.finish_reason ?? said.reason;
-      const more = choice?.delta?.content;
-      if (!more) continue;
-      said.text += more;
+      const { content, reasoning_content: thought } = choice?.delta ?? {};
+      if (!content && !thought) continue;
+      said.text += content ?? "";
+      said.thoughts += thought ?? "";
       write();
     }
     if (said.reason === null) throw new ApiError("the answer broke off: the server closed the connection");
@@ -153,12 +154,15 @@ export class Chat {
   // page's time.
   _writer(answer, said) {
     const markdown = new Markdown(answer);
+    let thoughts = null;
     let timer = 0;
     let waitMs = WRITTEN_MS;
     const write = () => {
       timer = 0;
       const startedMs = performance.now();
       const follow = this._atEnd();
+      if (said.thoughts) put((thoughts ??= thoughtsBefore(answer)), said.thoughts);
+      if (said.text) thoughts?.parentElement.removeAttribute("open");
       markdown.show(said.text);
       if (follow) this.dialogue.scrollTop = this.dialogue.scrollHeight;
       waitMs = Math.max(WRITTEN_MS, WRITTEN_TIMES * (performance.now() - startedMs));
@@ -188,6 +192,7 @@ export class Chat {
     this.trouble.textContent = `${line[0].toUpperCase()}${line.slice(1)}.${wait}`;
     this.trouble.hidden = false;
     if (said.text) return;
+    if (said.thoughts) answer.previousElementSibling.remove();
     asked.remove();
     answer.remove();
     if (!this.dialogue.querySelector(".turn")) this._invite();
@@ -220,6 +225,15 @@ export class Chat {
     while (this.question.rows < LINES[1] && this.question.scrollHeight > this.question.clientHeight)
       this.question.rows += 1;
   }
+}
+
+// What the model thinks before it answers: open until the answer begins.
+function thoughtsBefore(answer) {
+  const found = made("details", "thoughts", null);
+  found.open = true;
+  made("summary", "", found, "Thoughts");
+  answer.before(found);
+  return made("div", "", found);
 }
 
 // How long it took is told of the answer that is shown, in one place.

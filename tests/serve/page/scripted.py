@@ -39,6 +39,8 @@ class Script:
     refusals: list[tuple[int, str, dict[str, str]]] = field(default_factory=list)
     hold: bool = False
     """After its first tokens an answer waits until the client goes away."""
+    thoughts: str = ""
+    """What comes before the answer."""
     asked: list[dict[str, Any]] = field(default_factory=list)
     gone: int = 0
     watchers: set[asyncio.Queue[list[dict[str, Any]]]] = field(default_factory=set)
@@ -92,6 +94,19 @@ class Script:
                     ]
                 },
             )
+            if self.thoughts:
+                yield event(
+                    None,
+                    {
+                        "choices": [
+                            {
+                                "index": 0,
+                                "delta": {"reasoning_content": self.thoughts},
+                                "finish_reason": None,
+                            }
+                        ]
+                    },
+                )
             count = 0
             while frames:
                 until_s = frames[0]["t"] + BATCH_S

@@ -238,6 +238,21 @@ def test_an_answer_is_stopped_and_what_came_is_kept(page: Page, script: Script) 
     wait_until(lambda: script.gone == 1, "the server is told")
 
 
+def test_thoughts_stand_before_the_answer_and_are_no_part_of_it(page: Page, script: Script) -> None:
+    script.found = recording(["Yes", "."])
+    script.thoughts = "<b>Hm.</b>"
+    ask(page)
+    answered(page, "Yes.")
+    thoughts = page.locator(".thoughts")
+    expect(thoughts.locator("div")).to_have_text("<b>Hm.</b>")
+    expect(thoughts.locator("div")).to_be_hidden()
+    thoughts.locator("summary").click()
+    expect(thoughts.locator("div")).to_be_visible()
+    ask(page, "Really?")
+    expect(page.locator(".turn.assistant:not(.running)")).to_have_count(2)
+    assert script.asked[1]["messages"][1] == {"role": "assistant", "content": "Yes."}
+
+
 @in_both
 def test_everything_can_be_done_with_the_keyboard(page: Page, script: Script) -> None:
     is_live(page)
