@@ -11,8 +11,9 @@ from pathlib import Path
 EXTRAS = {
     "discovery": ("zeroconf",),
     "gguf": ("gguf",),
+    "grammars": ("llguidance",),
     "plots": ("matplotlib",),
-    "serve": ("h11", "prometheus_client", "starlette", "uvicorn"),
+    "serve": ("h11", "llguidance", "prometheus_client", "starlette", "uvicorn"),
 }
 """As in `setup.cfg`."""
 ROOT = Path(__file__).resolve().parents[1]

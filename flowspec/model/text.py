@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import SAMPLING_FIELDS, Sampling
+from flowspec.core.protocol.token_bytes import TokenBytes
 from flowspec.errors import InputError, first_line
 from flowspec.model.files import ModelFiles
 from flowspec.model.harmony import MARKS, FinalChannel
@@ -420,15 +421,47 @@ class Tokenizer:
                 return b""
             if token in self._tokenizer.added_tokens_decoder:
                 return str(piece).encode()
-            if self._decoders() & {"ByteLevel"}:
-                return b"".join(
-                    _BYTES[character] if character in _BYTES else character.encode() for character in piece
-                )
-            if found := _BYTE_TOKEN.fullmatch(piece):
-                return bytes.fromhex(found[1])
-            if self._decoders():
-                return str(piece).replace("\u2581", " ").encode()
-            return str(self._tokenizer.decode([token], clean_up_tokenization_spaces=False)).encode()
+            return self._piece_bytes(token, str(piece))
+
+    def _piece_bytes(self, token: int, piece: str) -> bytes:
+        """What a token that was not added to the vocabulary stands for, by how that writes it."""
+        if self._decoders() & {"ByteLevel"}:
+            return b"".join(
+                _BYTES[character] if character in _BYTES else character.encode() for character in piece
+            )
+        if found := _BYTE_TOKEN.fullmatch(piece):
+            return bytes.fromhex(found[1])
+        if self._decoders():
+            return piece.replace("\u2581", " ").encode()
+        return str(self._tokenizer.decode([token], clean_up_tokenization_spaces=False)).encode()
+
+    def token_bytes_of_all(self, count: int, stop_ids: Collection[int]) -> TokenBytes:
+        """What each id below `count` adds to a text that a grammar binds. Tokens that were added to the
+        vocabulary are marks of the model's own, and in no such text unless they are white space.
+
+        Raises `InputError` for a vocabulary that cannot be one.
+        """
+        with self._used():
+            texts = [b""] * count
+            added = self._tokenizer.added_tokens_decoder
+            special = {*stop_ids, *self._tokenizer.all_special_ids}
+            spaced = None
+            for piece, token in self._tokenizer.get_vocab().items():
+                if not 0 <= token < count or token in special:
+                    continue
+                if token in added:
+                    found = b"" if str(piece).strip() else str(piece).encode()
+                else:
+                    found = self._piece_bytes(token, str(piece))
+                if len(found) <= limits.TOKEN_BYTES_MAX:
+                    texts[token] = found
+                if spaced is None and len(found) > 1 and found[0] == 0x20 and found[1:2].isalpha():
+                    spaced = token
+        drops = spaced is not None and not self.decode([spaced]).startswith(" ")
+        try:
+            return TokenBytes(tuple(texts), drops)
+        except ValueError as error:
+            raise InputError(f"the tokenizer of {self._model!r}: {error}") from None
 
     def _decoders(self) -> set[str]:
         """The kinds of the steps by which the tokenizers library makes text of tokens; none for a tokenizer

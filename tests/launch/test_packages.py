@@ -370,7 +370,7 @@ def test_extras_that_there_are_none_of_are_refused(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert (
         done.stderr
-        == "launch/install: expected discovery, gguf, plots, serve, dev or release, got 'server'\n"
+        == "launch/install: expected discovery, gguf, grammars, plots, serve, dev or release, got 'server'\n"
     )
 
 

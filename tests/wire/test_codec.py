@@ -40,10 +40,12 @@ from flowspec.core.protocol.facts import (
     Speed,
 )
 from flowspec.core.protocol.messages import (
+    GRAMMAR_KINDS,
     HOP_ROWS,
     HOP_SECONDS,
     Commit,
     Expand,
+    Grammar,
     Hop,
     Logprobs,
     Open,
@@ -130,8 +132,15 @@ def assigns(draw: st.DrawFn, cls: type) -> Any:
 
 
 TOKENS = st.integers(0, limits.VOCABULARY_MAX)
+GRAMMARS = build(
+    Grammar,
+    kind=st.sampled_from(GRAMMAR_KINDS),
+    text=st.text(max_size=8) | st.just("x" * limits.GRAMMAR_BYTES_MAX),
+    ends=st.sets(TOKENS, min_size=1, max_size=5).map(sorted).map(tuple),
+)
 SAMPLINGS = build(
     Sampling,
+    grammar=st.none() | GRAMMARS,
     temperature=st.just(0.0) | st.floats(limits.TEMPERATURE_MIN, limits.TEMPERATURE_MAX),
     top_k=st.integers(0, limits.VOCABULARY_MAX),
     top_p=st.floats(0, 1, exclude_min=True),

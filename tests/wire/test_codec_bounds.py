@@ -16,6 +16,7 @@ from flowspec.core.protocol.messages import (
     PROTOCOL_VERSION,
     Commit,
     Expand,
+    Grammar,
     Hop,
     Logprobs,
     Open,
@@ -415,6 +416,14 @@ def test_payload_bytes_travel_as_they_are(dtype: str) -> None:
         (OPENING, (6, 6), [5, 1.0]),
         (OPENING, (6, 6), [["5", 1.0]]),
         *((OPENING, (6, 6), [[5, bias]]) for bias in (100.5, -math.inf, math.nan, "1", None)),
+        (OPENING, (6, -1), ["xml", "{}", [0]]),
+        (OPENING, (6, -1), ["regex", "x" * (limits.GRAMMAR_BYTES_MAX + 1), [0]]),
+        (OPENING, (6, -1), ["regex", "é" * (limits.GRAMMAR_BYTES_MAX // 2 + 1), [0]]),
+        (OPENING, (6, -1), ["regex", b"x", [0]]),
+        (OPENING, (6, -1), ["regex", "x", []]),
+        (OPENING, (6, -1), ["regex", "x", [1, 0]]),
+        (OPENING, (6, -1), ["regex", "x", list(range(limits.GRAMMAR_ENDS_MAX + 1))]),
+        (OPENING, (6, -1), ["regex", "x"]),
         (OPENING, (2,), 2),
         (OPENING, (5,), 1),
         (EXPAND, (0, 2), [[0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0]]),
@@ -466,6 +475,11 @@ def test_as_many_parts_as_a_segment_has_may_bring_the_longest_openings() -> None
     sampling = Sampling(
         suppress_tokens=tuple(range(last - limits.SUPPRESS_TOKENS_MAX + 1, last + 1)),
         logit_bias=tuple((token, -99.9) for token in range(last - limits.LOGIT_BIAS_MAX + 1, last + 1)),
+        grammar=Grammar(
+            kind="json_schema",
+            text="x" * limits.GRAMMAR_BYTES_MAX,
+            ends=tuple(range(last - limits.GRAMMAR_ENDS_MAX + 1, last + 1)),
+        ),
     )
     rows = limits.NODES_PER_SEGMENT_MAX // limits.PARTS_PER_SEGMENT_MAX
     columns = {"ids": (top,) * rows, "parents": (top - 1,) * rows, "tokens": (last,) * rows}

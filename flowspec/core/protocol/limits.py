@@ -43,6 +43,15 @@ PENALTY_MAX = 2.0
 REPETITION_PENALTY_MIN = 0.01
 REPETITION_PENALTY_MAX = 100.0
 """By which logits of tokens of the text are divided or multiplied."""
+GRAMMAR_BYTES_MAX = 1 << 16
+"""Of a schema, a regular expression or a grammar, in UTF-8. As many as a segment has parts fit into a header.
+"""
+GRAMMAR_ENDS_MAX = 256
+"""Tokens that end an answer which a grammar binds."""
+TOKEN_BYTES_MAX = 1024
+"""That one token adds to a text, where grammars are concerned."""
+TOKEN_TABLE_BYTES_MAX = 64 << 20
+"""Of what all tokens of a model add to a text."""
 ARITHMETICS_MAX = 16
 """Arithmetics of one precision that a device has."""
 CAPTURES_MAX = 8
@@ -64,7 +73,7 @@ CELSIUS_RANGE = (-100.0, 300.0)
 CLOCK_MHZ_MAX = 1e6
 NAME_CHARS_MAX = 200
 TEXT_CHARS_MAX = 4096
-HEADER_BYTES_MAX = 1 << 20
+HEADER_BYTES_MAX = 6 << 20
 PAYLOAD_BYTES_MAX = 64 << 20
 
 CONNECTIONS_MAX = 512

@@ -36,6 +36,35 @@ PROTOCOL_VERSION = 18
 """Counts up when a message gets or loses a field, or means something else: both ends must have the same."""
 
 
+GRAMMAR_KINDS = ("json_schema", "regex", "lark")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grammar:
+    """What an answer's text must be: a JSON document that a schema allows, what a regular expression matches
+    as a whole, or what llguidance's Lark-like grammar derives; `text` is the schema, expression or grammar.
+
+    Where it may end one of the tokens `ends` is drawn, and nowhere else; these ascend.
+    """
+
+    kind: str
+    text: str
+    ends: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        check(self.kind in GRAMMAR_KINDS, "grammar", self.kind, f"one of {', '.join(GRAMMAR_KINDS)}")
+        size = len(self.text.encode())
+        check(
+            size <= limits.GRAMMAR_BYTES_MAX,
+            self.kind,
+            f"{size} bytes",
+            f"at most {limits.GRAMMAR_BYTES_MAX}",
+        )
+        check(bool(self.ends), "ends", self.ends, "a token that ends the answer")
+        check_all("ends", self.ends, 0, limits.VOCABULARY_MAX, limits.GRAMMAR_ENDS_MAX)
+        check(all(map(operator.lt, self.ends, self.ends[1:])), "ends", self.ends, "ascending token ids")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """How a next token is drawn; `top_k` 0, `top_p` 1 and `min_p` 0 switch their filter off.
@@ -57,6 +86,7 @@ class Sampling:
     seed: int = 0
     suppress_tokens: tuple[int, ...] = ()
     logit_bias: tuple[tuple[int, float], ...] = ()
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         least, most = limits.TEMPERATURE_MIN, limits.TEMPERATURE_MAX

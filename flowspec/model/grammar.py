@@ -1,0 +1,244 @@
+"""Which tokens may follow the beginning of a text that a grammar binds.
+
+llguidance says it, and only here. It is a parser over bytes and knows no state but the text, so a mask is a
+function of the grammar, the vocabulary and the path: whoever asks, at a stage, at a drafter or at the head,
+and in whatever order, gets the same one.
+
+- A token may follow if with it the text is still the beginning of one that the grammar allows, however it is
+  cut into tokens: the library's own preference for one way to cut (`no_forcing`) is switched off.
+- Tokens that stand for no text are never in one. Those that end the answer may follow exactly where the text
+  is whole, and nothing else where it cannot go on.
+- White space between the parts of a JSON document is at most one space behind a comma or a colon: a small
+  model that may write any of it writes nothing else.
+- Where nothing may follow, the tokens that end the answer may. That is so behind a text that has left the
+  grammar (a wrong guess: what is drawn behind it never counts), where the vocabulary cannot write what is
+  due, and where the library gives up at one of its limits; `is_whole` tells whoever has the answer.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flowspec.core.protocol.messages import Grammar
+from flowspec.core.protocol.token_bytes import TokenBytes
+from flowspec.errors import InputError
+from flowspec.extras import how_to_get
+
+Mask = npt.NDArray[np.bool_]
+
+LEXER_STATES_MAX = 20_000
+"""Of one request, each of one or two KB."""
+_NEVER_IN_UTF8 = 0xFF
+"""The library marks special tokens with it."""
+_NO_FORCING = '%llguidance {"no_forcing": true}\n'
+_JSON_SPACES = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+_LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//[^\n]*|#[^\n]*')
+_REFUSED_IN_LARK = (
+    (re.compile(r"%llguidance\b"), "options of the library (%llguidance)"),
+    (re.compile(r"^\s*[A-Za-z_]\w*\s*\[", re.MULTILINE), "attributes of rules (name[...])"),
+    (re.compile(r"<[\[|\w]"), "special tokens (<...>)"),
+    (re.compile(r"^\s*(?:start|\w+)\s*:[^\n]*@", re.MULTILINE), "other grammars (@name)"),
+)
+
+
+@lru_cache(maxsize=1)
+def library_version() -> str:
+    """The library and its version, as devices tell it; empty where it is not installed."""
+    try:
+        import llguidance
+    except ImportError:
+        return ""
+    from importlib.metadata import version
+
+    assert llguidance.LLMatcher is not None
+    return f"llguidance {version('llguidance')}"
+
+
+def check_library() -> None:
+    """Raises `InputError` where there is no library on this device."""
+    if not library_version():
+        raise InputError(f"structured output needs llguidance here; {how_to_get('grammars')}")
+
+
+def check_grammar(kind: str, text: str) -> None:
+    """Raises `InputError`, in one line, for what the library cannot do, and what no text satisfies as far as
+    can be told at its beginning. Takes a second at most, however large the grammar is."""
+    check_library()
+    matcher = _matcher(kind, text, _any_bytes())
+    matcher.compute_bitmask()
+    if matcher.is_error():
+        raise InputError(f"{kind}: {_reason(matcher.get_error())}")
+    if warnings := matcher.get_grammar_warnings():
+        raise InputError(f"{kind}: {_reason(str(warnings[0]))}")
+
+
+class GrammarVocabulary:
+    """A model's vocabulary as the library holds it, for the masks of any number of requests."""
+
+    def __init__(self, tokens: TokenBytes) -> None:
+        self.tokens = tokens
+        self.library = _tokenizer(tokens.texts)
+        spaced = [text.startswith(b" ") for text in tokens.texts] if tokens.drops_first_space else []
+        self.spaced: Mask = np.array(spaced, dtype=np.bool_)
+
+    def masks(self, grammar: Grammar) -> GrammarMasks:
+        return GrammarMasks(grammar, self)
+
+
+class GrammarMasks:
+    """The masks of one request, by the tokens of its answer so far. One thread at a time uses it."""
+
+    def __init__(self, grammar: Grammar, vocabulary: GrammarVocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._count = len(vocabulary.tokens.texts)
+        self._ends = np.array([end for end in grammar.ends if end < self._count], dtype=np.int64)
+        self._fresh = _matcher(grammar.kind, grammar.text, vocabulary.library)
+        self._matcher = self._fresh.deep_copy()
+        self._at: list[int] = []
+
+    def allowed(self, answer: Sequence[int]) -> Mask:
+        """Which tokens may follow `[vocabulary]`; at least those that end the answer may."""
+        mask = self._mask(answer)
+        if mask is None:
+            mask = np.zeros(self._count, dtype=np.bool_)
+            mask[self._ends] = True
+        return mask
+
+    def is_whole(self, answer: Sequence[int]) -> bool:
+        """Whether the answer, without the token that ends it, is a text that the grammar allows."""
+        return self._moved(answer) and bool(self._matcher.is_accepting())
+
+    def _mask(self, answer: Sequence[int]) -> Mask | None:
+        """None where nothing may follow."""
+        if not self._moved(answer):
+            return None
+        bits = _bits(self._matcher, self._count + 1)
+        if self._matcher.is_error():
+            # Of what it did on other paths something may have counted against a limit.
+            self._start_anew()
+            if not self._moved(answer):
+                return None
+            bits = _bits(self._matcher, self._count + 1)
+            if self._matcher.is_error():
+                self._start_anew()
+                return None
+        mask, may_end = bits[: self._count], bits[self._count]
+        if not answer and len(self._vocabulary.spaced):
+            mask[self._vocabulary.spaced] = False
+        mask[self._ends] = may_end
+        return mask if mask.any() else None
+
+    def _moved(self, answer: Sequence[int]) -> bool:
+        """Has the matcher stand behind the answer, if it can; it goes back to where its path leaves that."""
+        common = 0
+        for mine, token in zip(self._at, answer, strict=False):
+            if mine != token:
+                break
+            common += 1
+        if common < len(self._at):
+            self._matcher.rollback(len(self._at) - common)
+            del self._at[common:]
+        if self._matcher.is_error():
+            self._start_anew()
+            common = 0
+        more = [int(token) for token in answer[common:]]
+        if any(token >= self._count or not self._vocabulary.tokens.texts[token] for token in more):
+            return False
+        taken = self._matcher.try_consume_tokens(more) if more else 0
+        self._at += more[:taken]
+        if self._matcher.is_error():
+            self._start_anew()
+            return False
+        return taken == len(more)
+
+    def _start_anew(self) -> None:
+        self._matcher, self._at = self._fresh.deep_copy(), []
+
+
+class _Wrapper:
+    """What the library asks of a tokenizer: bytes, and one more token for where a text may end."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, texts: Sequence[bytes]) -> None:
+        self.tokens = [b"" if _NEVER_IN_UTF8 in text else text for text in texts] + [b""]
+        self.eos_token_id = len(texts)
+        self.special_token_ids = [len(texts)]
+
+    def __call__(self, text: str) -> list[int]:
+        raise AssertionError("nothing is forced, so no text is cut into tokens")
+
+
+def _tokenizer(texts: Sequence[bytes]) -> Any:
+    import llguidance
+
+    wrapper: Any = _Wrapper(texts)
+    return llguidance.LLTokenizer(wrapper, slices=[])  # they take longer to make than they save
+
+
+_ANY_BYTES_COUNT = 256
+
+
+@lru_cache(maxsize=1)
+def _any_bytes() -> Any:
+    """A vocabulary of single bytes, which can write everything."""
+    return _tokenizer([bytes([byte]) for byte in range(_ANY_BYTES_COUNT)])
+
+
+def _bits(matcher: Any, count: int) -> Mask:
+    packed = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+    return np.unpackbits(packed, count=count, bitorder="little").astype(np.bool_)
+
+
+def _matcher(kind: str, text: str, tokenizer: Any) -> Any:
+    """One that has read nothing; in an error where the grammar cannot be used."""
+    import llguidance
+
+    limits = llguidance.LLParserLimits(max_lexer_states=LEXER_STATES_MAX, verbose_errors=False)
+    return llguidance.LLMatcher(tokenizer, _lark(kind, text), log_level=0, limits=limits)
+
+
+def _reason(error: str) -> str:
+    """What the library says, as one line of people's words."""
+    lines = [line.strip() for line in error.splitlines() if line.strip()]
+    found = lines[0] if lines else ""
+    if found in ("", "NoExtensionBias", "NoExtension"):
+        return "expected what some text satisfies, got what none does"
+    if (cause := next((line for line in lines if line.startswith("error: ")), None)) is not None:
+        found = f"{found.partition(': regex parse error')[0]}: {cause.removeprefix('error: ')}"
+    found = re.sub(r"^at \d+\(\d+\): ", "", found)
+    found = found.removeprefix("failed to compile JSON schema: ").partition(". Enable '")[0]
+    return f"llguidance refuses it: {found:.200}"
+
+
+def _lark(kind: str, text: str) -> str:
+    """The grammar as the library takes it. Raises `InputError` for what it would take and not obey."""
+    if kind == "regex":
+        import llguidance
+
+        wrapped = json.loads(llguidance.LLMatcher.grammar_from_regex(text))
+        return f"{_NO_FORCING}{wrapped['grammars'][0]['lark_grammar']}"
+    if kind == "lark":
+        bare = _LITERAL.sub('""', text)
+        for pattern, name in _REFUSED_IN_LARK:
+            if pattern.search(bare):
+                raise InputError(f"lark: {name} are not taken")
+        return f"{_NO_FORCING}{text}"
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"json_schema: expected a JSON document, got another text ({error!s:.80})") from None
+    schema = {} if schema is True else schema
+    if not isinstance(schema, dict):
+        raise InputError(f"json_schema: expected an object, or true, got {schema!r:.80}")
+    if "x-guidance" in schema:
+        raise InputError("json_schema: options of the library (x-guidance) are not taken")
+    return f"{_NO_FORCING}start: %json {json.dumps({**schema, 'x-guidance': _JSON_SPACES})}"

@@ -1,0 +1,297 @@
+"""Masks of grammars, against languages that are small enough to be written out."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import re
+import time
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import pytest
+
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.messages import Grammar
+from flowspec.core.protocol.token_bytes import TokenBytes
+from flowspec.errors import InputError
+from flowspec.model.files import ModelFiles
+from flowspec.model.text import Tokenizer, recommended
+
+pytest.importorskip("llguidance")
+
+from flowspec.model.grammar import GrammarMasks, GrammarVocabulary, check_grammar, library_version
+
+END, OTHER_END, MARK, PADDING = 0, 1, 2, 3
+BYTES = tuple(bytes([byte]) for byte in range(256))
+WORDS = (
+    b"ab",
+    b"ba",
+    b"abab",
+    b'{"',
+    b'":',
+    b'": ',
+    b'",',
+    b', "',
+    b"tr",
+    b"true",
+    b"\xc3\xa9",
+    b"a\xc3",
+    b"ab",
+)
+TEXTS = (b"", b"", b"", b"", *BYTES, *WORDS)
+"""Two tokens that end an answer, a mark, padding, every byte, and words; one of them twice."""
+VOCABULARY = GrammarVocabulary(TokenBytes(TEXTS))
+
+
+def grammar(kind: str, text: str, ends: tuple[int, ...] = (END, OTHER_END)) -> Grammar:
+    return Grammar(kind=kind, text=text, ends=ends)
+
+
+def written(values: Iterable[object]) -> set[bytes]:
+    """JSON documents in every way that the grammar may write them: with a space behind a comma or a colon, or
+    without."""
+    found = set()
+    for value in values:
+        pieces = re.split("([\x00\x01])", json.dumps(value, separators=("\x00", "\x01"), ensure_ascii=False))
+        ways = [{"\x00": (",", ", "), "\x01": (":", ": ")}.get(piece, (piece,)) for piece in pieces]
+        found |= {"".join(way).encode() for way in itertools.product(*ways)}
+    return found
+
+
+LANGUAGES = {
+    ("regex", "(ab){1,3}|b?"): {b"ab", b"abab", b"ababab", b"b", b""},
+    ("regex", "é|aé?"): {"é".encode(), b"a", "aé".encode()},
+    ("regex", r"[a\-b]\.\n"): {b"a.\n", b"-.\n", b"b.\n"},
+    ("lark", 'start: x | "b" start_b\nx: "a" | "ab"\nstart_b: /b{2}/'): {b"a", b"ab", b"bbb"},
+    ("json_schema", '{"enum": ["ab", "a", true, 12]}'): {b'"ab"', b'"a"', b"true", b"12"},
+    ("json_schema", '{"type": "array", "items": {"type": "boolean"}, "maxItems": 1}'): written(
+        [[], [True], [False]]
+    ),
+    (
+        "json_schema",
+        json.dumps(
+            {
+                "type": "object",
+                "properties": {"a": {"enum": [1, 12]}, "b": {"type": "null"}},
+                "required": ["a"],
+                "additionalProperties": False,
+            }
+        ),
+    ): written([{"a": 1}, {"a": 12}, {"a": 1, "b": None}, {"a": 12, "b": None}]),
+}
+
+
+def may_follow(language: set[bytes], text: bytes) -> set[int]:
+    """By the definition: what leaves the text the beginning of one of the language, or ends it."""
+    found = {
+        token
+        for token, own in enumerate(TEXTS)
+        if own and any(whole.startswith(text + own) for whole in language)
+    }
+    return found | ({END, OTHER_END} if text in language else set())
+
+
+def ids(masks: GrammarMasks, path: Sequence[int]) -> set[int]:
+    return set(np.flatnonzero(masks.allowed(path)).tolist())
+
+
+def text_of(path: Sequence[int]) -> bytes:
+    return b"".join(TEXTS[token] for token in path)
+
+
+def paths_of(language: set[bytes]) -> list[tuple[int, ...]]:
+    """Every way to write the beginning of a text in tokens."""
+    found: list[tuple[int, ...]] = []
+    waiting: list[tuple[int, ...]] = [()]
+    while waiting:
+        path = waiting.pop()
+        found.append(path)
+        follow = may_follow(language, text_of(path)) - {END, OTHER_END}
+        waiting += [(*path, token) for token in sorted(follow)]
+    return found
+
+
+@pytest.mark.parametrize("spec", LANGUAGES, ids=lambda spec: spec[1][:30])
+def test_a_mask_is_what_can_still_become_a_text_of_the_language(spec: tuple[str, str]) -> None:
+    """On every path there is, and in an order that goes back and forth between branches."""
+    language = LANGUAGES[spec]
+    masks = VOCABULARY.masks(grammar(*spec))
+    paths = paths_of(language)
+    assert len(paths) > len(language)
+    random.Random(1).shuffle(paths)
+    for path in paths:
+        text = text_of(path)
+        assert ids(masks, path) == may_follow(language, text), path
+        assert masks.is_whole(path) == (text in language)
+
+
+@pytest.mark.parametrize("spec", LANGUAGES, ids=lambda spec: spec[1][:30])
+def test_behind_a_text_that_left_the_grammar_it_can_only_end(spec: tuple[str, str]) -> None:
+    """And what is asked there changes nothing of what is asked elsewhere."""
+    language = LANGUAGES[spec]
+    masks = VOCABULARY.masks(grammar(*spec))
+    paths = [path for path in paths_of(language) if len(path) <= 2]
+    for path in paths:
+        allowed = may_follow(language, text_of(path))
+        wrong = next(token for token in (4 + ord("z"), MARK, END, len(TEXTS)) if token not in allowed - {END})
+        for gone in ((*path, wrong), (*path, wrong, 4 + ord("a"))):
+            assert ids(masks, gone) == {END, OTHER_END}
+            assert not masks.is_whole(gone)
+        assert ids(masks, path) == allowed
+
+
+def test_two_that_were_asked_in_other_orders_give_the_same_masks() -> None:
+    schema = grammar("json_schema", '{"type": "object", "additionalProperties": {"type": "array"}}')
+    rng = random.Random(2)
+    paths: list[tuple[int, ...]] = [()]
+    masks = VOCABULARY.masks(schema)
+    while len(paths) < 120:
+        path = rng.choice(paths)
+        follow = sorted(ids(masks, path) - {END, OTHER_END})
+        if follow:
+            paths.append((*path, rng.choice(follow)))
+    expected = {path: ids(masks, path) for path in paths}
+    for seed in range(3):
+        other = VOCABULARY.masks(schema)
+        order = list(paths)
+        random.Random(seed).shuffle(order)
+        assert {path: ids(other, path) for path in order} == expected
+    for path in paths[::10]:
+        assert ids(VOCABULARY.masks(schema), path) == expected[path]
+
+
+def test_a_text_may_not_begin_with_a_space_that_would_be_lost() -> None:
+    spaced = GrammarVocabulary(TokenBytes((b"", b" a", b"a", b" ", b" b"), drops_first_space=True))
+    masks = spaced.masks(grammar("regex", " ?a b?", (0,)))
+    assert ids(masks, ()) == {2}
+    assert ids(masks, (2,)) == {3, 4}
+    assert ids(spaced.masks(grammar("regex", " a", (0,))), ()) == {0}
+
+
+def test_where_the_vocabulary_cannot_write_what_is_due_it_ends() -> None:
+    poor = GrammarVocabulary(TokenBytes((b"", b"a", b"c")))
+    masks = poor.masks(grammar("regex", "abc|ac", (0,)))
+    assert ids(masks, ()) == {1}
+    assert ids(masks, (1,)) == {2}
+    stuck = poor.masks(grammar("regex", "abc", (0,)))
+    assert ids(stuck, (1,)) == {0}
+    assert not stuck.is_whole((1,))
+
+
+def test_the_bundled_model_writes_every_kind_of_document() -> None:
+    files = ModelFiles("bundled")
+    stops = recommended(files, files.config()).stop_ids
+    tokenizer = Tokenizer(files)
+    tokens = tokenizer.token_bytes_of_all(files.config().vocab_size, stops)
+    schema = {"type": "object", "properties": {"é": {"type": "string"}, "n": {"type": "number"}}}
+    ends = tuple(sorted(stops))
+    masks = GrammarVocabulary(tokens).masks(grammar("json_schema", json.dumps(schema), ends))
+    document = {"é": "x\u00fc \U0001f600\n", "n": -1.5e-7, "more": [1, {"a": None}, []]}
+    path = tokenizer.encode(json.dumps(document, ensure_ascii=False))
+    assert not masks.is_whole(())
+    for count, token in enumerate(path):
+        assert masks.allowed(path[:count])[token], tokenizer.decode(path[: count + 1])
+        assert not masks.allowed(path[:count])[list(ends)].any()
+    assert masks.is_whole(path)
+    assert set(np.flatnonzero(masks.allowed(path))) == stops
+
+
+REFUSED = {
+    ("json_schema", '{"not": {}}'): 'Unimplemented keys: ["not"]',
+    ("json_schema", '{"type": "array", "uniqueItems": true}'): 'Unimplemented keys: ["uniqueItems"]',
+    ("json_schema", '{"type": "integer", "minimum": 2, "maximum": 1}'): "minimum (2) is greater",
+    ("json_schema", '{"allOf": [{"type": "string"}, {"type": "null"}]}'): "Unsatisfiable schema",
+    ("json_schema", '{"$ref": "#"}'): "expected what some text satisfies",
+    ("json_schema", "false"): "expected an object, or true",
+    ("json_schema", "[1]"): "expected an object, or true",
+    ("json_schema", "{"): "expected a JSON document",
+    ("json_schema", "[" * 5000): "expected a JSON document",
+    ("json_schema", '{"x-guidance": {}}'): "x-guidance",
+    ("json_schema", '{"type": "string", "pattern": "(?=a)"}'): "look-around",
+    ("regex", "a("): "unclosed group",
+    ("regex", "[a&&b]"): "expected what some text satisfies",
+    ("lark", "start: nothing"): "unknown name",
+    ("lark", 'root ::= "a"'): "Expected token",
+    ("lark", 'start[temperature=0.5]: "a"'): "attributes of rules",
+    ("lark", 'start: "a" <|end|>'): "special tokens",
+    ("lark", "start: <[7]>"): "special tokens",
+    ("lark", '%llguidance {"no_forcing": false}\nstart: "a"'): "options of the library",
+}
+
+
+@pytest.mark.parametrize("spec", REFUSED, ids=lambda spec: spec[1][:30])
+def test_what_cannot_be_obeyed_is_refused_in_one_line(spec: tuple[str, str]) -> None:
+    with pytest.raises(InputError) as found:
+        check_grammar(*spec)
+    text = str(found.value)
+    assert REFUSED[spec] in text
+    assert text.startswith(f"{spec[0]}: ")
+    assert "\n" not in text
+    assert len(text) < 300
+
+
+@pytest.mark.parametrize("spec", LANGUAGES, ids=lambda spec: spec[1][:30])
+def test_what_can_be_is_not(spec: tuple[str, str]) -> None:
+    check_grammar(*spec)
+    assert library_version().startswith("llguidance ")
+
+
+def largest(part: str, wrap: str) -> str:
+    """As many parts as fit into the largest grammar."""
+    count = (limits.GRAMMAR_BYTES_MAX - len(wrap)) // (len(part % 9999) + 1)
+    return wrap % ",".join(part % number for number in range(1000, 1000 + min(count, 8999)))
+
+
+HEAVY = {
+    "enum": ("json_schema", largest('"v%d"', '{"enum": [%s]}')),
+    "patterns": (
+        "json_schema",
+        largest('"p%d": {"type": "string", "pattern": "^(a|b)*a(a|b){9}$"}', '{"properties": {%s}}'),
+    ),
+    "all of": (
+        "json_schema",
+        largest('{"anyOf": [{"required": ["a"]}, {"required": ["b%d"]}]}', '{"allOf": [%s]}'),
+    ),
+    "deep": ("json_schema", '{"items":' * 7000 + "{}" + "}" * 7000),
+    "counts": ("regex", "((((a{99}){99}){99}){99}){99}"),
+    "behind": ("regex", "(a|b)*a(a|b){30}" * 1000),
+    "words": ("regex", r"\w{1,9000}"),
+    "alternatives": ("lark", "start: " + "|".join(f'"{number}" start' for number in range(4000))),
+}
+
+
+@pytest.mark.parametrize("name", HEAVY)
+def test_the_heaviest_are_refused_or_masked_in_bounded_time(name: str) -> None:
+    kind, text = HEAVY[name]
+    began_s = time.process_time()
+    try:
+        check_grammar(kind, text)
+    except InputError as error:
+        print(error)
+        return
+    finally:
+        assert time.process_time() - began_s < 5
+    masks = VOCABULARY.masks(grammar(kind, text))
+    path: list[int] = []
+    rng = random.Random(3)
+    began_s = time.process_time()
+    for _ in range(20):
+        follow = sorted(ids(masks, path) - {END, OTHER_END})
+        if not follow:
+            break
+        path.append(rng.choice(follow))
+    assert time.process_time() - began_s < 20
+
+
+def test_token_bytes_travel_as_they_are() -> None:
+    tokens = TokenBytes(TEXTS, drops_first_space=True)
+    assert TokenBytes.unpacked(tokens.packed) == tokens
+    assert TokenBytes.unpacked(memoryview(tokens.packed)).digest == tokens.digest
+    assert TokenBytes(TEXTS).digest != tokens.digest
+    for broken in (b"", tokens.packed[:-1], tokens.packed + b"x", b"\xff" * 9, b"\x00" * 20):
+        with pytest.raises(ValueError, match="tokens: expected"):
+            TokenBytes.unpacked(broken)
+    with pytest.raises(ValueError, match="1024 bytes each"):
+        TokenBytes((b"x" * 1025,))
