@@ -17,9 +17,12 @@ from types import TracebackType
 from typing import Any, TypeGuard, cast, overload
 
 from flowspec.core.protocol import limits
+from flowspec.core.protocol.messages import Grammar
 from flowspec.core.protocol.precision import ACTIVATIONS, CACHE_AUTO, CACHES
+from flowspec.core.protocol.token_bytes import TokenBytes
 from flowspec.errors import InputError, meant
 from flowspec.model.files import BUNDLED, ModelFiles
+from flowspec.model.grammar import check_grammar, library_version
 from flowspec.model.reply.form import ReplyForm
 from flowspec.model.text import Messages, Tokenizer, recommended
 from flowspec.runtime.answer import Answer, AnswerStream, AsyncAnswerStream
@@ -175,8 +178,16 @@ class LLM:
             if needs_text or files.has_tokenizer:
                 loaded.append(Tokenizer(files))
 
+        def tokens(files: ModelFiles, config: Any) -> TokenBytes | None:
+            """For answers that grammars bind; nobody gets them where the head could not check a grammar."""
+            if not loaded or not library_version():
+                return None
+            own = set() if loaded[0].eos_id is None else {loaded[0].eos_id}
+            stop_ids = own | recommended(files, config).stop_ids
+            return loaded[0].token_bytes_of_all(config.vocab_size, stop_ids)
+
         self.session: Session = stack.enter_context(
-            open_session(options, decoding, progress, meanwhile, recovery_options)
+            open_session(options, decoding, progress, meanwhile, recovery_options, tokens)
         )
         self.tokenizer = loaded[0] if loaded else None
         self.recommended = recommended(self.session.files, self.session.config)
@@ -324,14 +335,33 @@ class LLM:
         """The same for a prompt's token ids; with a `form` the answer's thoughts and calls are told apart
         from its text."""
         eos_id = None if self.tokenizer is None else self.tokenizer.eos_id
+        sampling, limits = params.sampling(self.recommended), params.limits(self.recommended, eos_id)
+        if params.bound is not None:
+            sampling = replace(sampling, grammar=self._grammar(*params.bound, limits.stop_ids))
         return Question(
             prompt=ids,
-            sampling=params.sampling(self.recommended),
-            limits=params.limits(self.recommended, eos_id),
+            sampling=sampling,
+            limits=limits,
             stops=tuple(params.stop),
             top_logprobs=params.top_logprobs,
             form=form,
         )
+
+    def _grammar(self, kind: str, text: str, stop_ids: frozenset[int]) -> Grammar:
+        """What binds an answer. Raises `InputError` for what cannot be obeyed, or not with this model."""
+        check_grammar(kind, text)
+        tokens = self.session.head.plan.tokens
+        if self.tokenizer is None or tokens is None:
+            raise InputError(f"{kind}: the model has no tokenizer, so its answers have no text")
+        if self.tokenizer.final_channel() is not None:
+            raise InputError(f"{kind}: this model writes in channels, which no grammar binds yet")
+        ends = [token for token in sorted(stop_ids) if token < len(tokens.texts) and not tokens.texts[token]]
+        if not ends:
+            raise InputError(f"{kind}: expected a token that ends answers, but the model names none")
+        try:
+            return Grammar(kind=kind, text=text, ends=tuple(ends))
+        except ValueError as error:
+            raise InputError(str(error)) from None
 
     def submit(self, question: Question) -> AnswerStream:
         """Asks it, in a conversation whose beginning the devices have already, if there is one."""

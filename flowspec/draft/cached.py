@@ -31,6 +31,7 @@ from flowspec.core.stage.stage import StageCore
 from flowspec.core.text_before import TextBefore
 from flowspec.draft.ranking import F32, Ranker
 from flowspec.model.accelerator import accelerator_of
+from flowspec.model.grammar import GrammarVocabulary
 
 ROWS_RANKED_MAX = 32
 """Rows whose logits are in memory at once."""
@@ -100,6 +101,10 @@ class TreeCachedDrafter(ABC):
             else:
                 self._keep_cache(command)
         return tuple(proposals)
+
+    def take_grammars(self, grammars: GrammarVocabulary | None) -> None:
+        """From now on proposals are those that grammars allow; without their vocabulary, any."""
+        self._ranker.take_grammars(grammars)
 
     def release(self, message: Release) -> None:
         for command in self._core.handle(ControlArrived(message=message), 0.0):

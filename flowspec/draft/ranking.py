@@ -17,13 +17,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from flowspec.core.protocol.messages import Sampling
 from flowspec.core.text_before import TextBefore
+from flowspec.model.grammar import GrammarVocabulary
 from flowspec.model.shaping import Shaping
 from flowspec.noise import CACHE_BYTES_MAX, U64, bits_above, draw_bits, gumbel
 
@@ -82,6 +83,12 @@ class Ranker:
         self._noises_max = max(2, bytes_max // (12 * len(self._ids)))
         self._tokens = vocabulary_size if ids is None else ids
         self._shapings: dict[Sampling, Shaping] = {}
+        self._grammars: GrammarVocabulary | None = None
+
+    def take_grammars(self, grammars: GrammarVocabulary | None) -> None:
+        """From now on children are those that grammars allow; without their vocabulary, any."""
+        self._grammars = grammars
+        self._shapings.clear()
 
     def best(
         self,
@@ -114,7 +121,8 @@ class Ranker:
         if found is None:
             if len(self._shapings) >= SHAPINGS_MAX:
                 self._shapings.clear()
-            found = self._shapings[sampling] = Shaping(sampling, self._tokens)
+            obeyed = sampling if self._grammars is not None else replace(sampling, grammar=None)
+            found = self._shapings[sampling] = Shaping(obeyed, self._tokens, self._grammars)
         return found
 
     def _children(self, logits: F32, temperature: float, noise: _Noise | None, width: int) -> Children:

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Grammar
 from flowspec.core.protocol.token_bytes import TokenBytes
 from flowspec.errors import InputError
@@ -67,16 +68,37 @@ def check_library() -> None:
         raise InputError(f"structured output needs llguidance here; {how_to_get('grammars')}")
 
 
+def schema_text(schema: Any) -> str:
+    """A JSON schema as a `Grammar` has it: an object, true, or the text of either."""
+    return (
+        schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
+    )
+
+
+@lru_cache(maxsize=64)
 def check_grammar(kind: str, text: str) -> None:
     """Raises `InputError`, in one line, for what the library cannot do, and what no text satisfies as far as
-    can be told at its beginning. Takes a second at most, however large the grammar is."""
+    can be told at its beginning. Takes a second at most, however large the grammar is; for one that was
+    checked of late, nothing."""
     check_library()
+    try:
+        size, most = len(text.encode()), limits.GRAMMAR_BYTES_MAX
+    except UnicodeEncodeError:
+        raise InputError(f"{kind}: expected text in UTF-8, got half a character") from None
+    if size > most:
+        raise InputError(f"{kind}: expected at most {most} bytes, got {size}")
     matcher = _matcher(kind, text, _any_bytes())
     matcher.compute_bitmask()
     if matcher.is_error():
         raise InputError(f"{kind}: {_reason(matcher.get_error())}")
     if warnings := matcher.get_grammar_warnings():
         raise InputError(f"{kind}: {_reason(str(warnings[0]))}")
+
+
+def is_whole(grammar: Grammar, text: bytes) -> bool:
+    """Whether a text is one that the grammar allows, whatever vocabulary wrote it."""
+    matcher = _matcher(grammar.kind, grammar.text, _any_bytes())
+    return matcher.try_consume_tokens(list(text)) == len(text) and bool(matcher.is_accepting())
 
 
 class GrammarVocabulary:
@@ -88,8 +110,22 @@ class GrammarVocabulary:
         spaced = [text.startswith(b" ") for text in tokens.texts] if tokens.drops_first_space else []
         self.spaced: Mask = np.array(spaced, dtype=np.bool_)
 
-    def masks(self, grammar: Grammar) -> GrammarMasks:
-        return GrammarMasks(grammar, self)
+
+class OnlyEnds:
+    """What stands for `GrammarMasks` where no vocabulary is known: the answer can only end."""
+
+    def __init__(self, grammar: Grammar) -> None:
+        self._mask: Mask = np.zeros(grammar.ends[-1] + 1, dtype=np.bool_)
+        self._mask[list(grammar.ends)] = True
+
+    def allowed(self, answer: Sequence[int]) -> Mask:
+        del answer
+        return self._mask
+
+
+def masks_of(grammar: Grammar, vocabulary: GrammarVocabulary | None) -> GrammarMasks | OnlyEnds:
+    """Those of a request, as far as its vocabulary is known here."""
+    return OnlyEnds(grammar) if vocabulary is None else GrammarMasks(grammar, vocabulary)
 
 
 class GrammarMasks:
@@ -137,11 +173,11 @@ class GrammarMasks:
 
     def _moved(self, answer: Sequence[int]) -> bool:
         """Has the matcher stand behind the answer, if it can; it goes back to where its path leaves that."""
-        common = 0
-        for mine, token in zip(self._at, answer, strict=False):
-            if mine != token:
-                break
-            common += 1
+        common = len(self._at)
+        if list(answer[:common]) != self._at:
+            pairs = enumerate(zip(self._at, answer, strict=False))
+            ends = min(common, len(answer))
+            common = next((place for place, (mine, token) in pairs if mine != token), ends)
         if common < len(self._at):
             self._matcher.rollback(len(self._at) - common)
             del self._at[common:]
@@ -202,8 +238,8 @@ def _matcher(kind: str, text: str, tokenizer: Any) -> Any:
     """One that has read nothing; in an error where the grammar cannot be used."""
     import llguidance
 
-    limits = llguidance.LLParserLimits(max_lexer_states=LEXER_STATES_MAX, verbose_errors=False)
-    return llguidance.LLMatcher(tokenizer, _lark(kind, text), log_level=0, limits=limits)
+    bounds = llguidance.LLParserLimits(max_lexer_states=LEXER_STATES_MAX, verbose_errors=False)
+    return llguidance.LLMatcher(tokenizer, _lark(kind, text), log_level=0, limits=bounds)
 
 
 def _reason(error: str) -> str:

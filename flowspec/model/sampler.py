@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from flowspec.core.protocol.messages import Logprobs, Sampling
 from flowspec.core.text_before import TextBefore
+from flowspec.model.grammar import GrammarVocabulary
 from flowspec.model.shaping import Shaping
 from flowspec.noise import NoiseCache, bits_above, draw_bits, gumbel
 
@@ -42,12 +43,15 @@ LOW_TOP_P = 0.5
 
 class Sampler:
     """Draws the tokens of one request. `logits` rows are float32 `[vocabulary]`, finite, as the model gives
-    them; `text` is what stands before the token, and may be None where the sampling does not need it."""
+    them; `text` is what stands before the token, and may be None where the sampling does not need it. For
+    grammars their vocabulary must be known (`grammars`)."""
 
-    def __init__(self, sampling: Sampling, vocabulary_size: int) -> None:
+    def __init__(
+        self, sampling: Sampling, vocabulary_size: int, grammars: GrammarVocabulary | None = None
+    ) -> None:
         self.sampling = sampling
         self._noise = NoiseCache(sampling.seed, vocabulary_size)
-        self._shaping = Shaping(sampling, vocabulary_size) if sampling.is_shaped else None
+        self._shaping = Shaping(sampling, vocabulary_size, grammars) if sampling.is_shaped else None
 
     def shaped(self, logits: F32, text: TextBefore | None = None) -> F32:
         """What is drawn from: the logits themselves where nothing is to be changed of them."""
@@ -134,7 +138,7 @@ class Sampler:
         bits = self._noise.bits(position)
         count = min(HEAD_COUNT, len(logits))
         bound = np.float32(np.partition(logits, len(logits) - count)[len(logits) - count])
-        head = np.flatnonzero(logits >= bound)
+        head = np.flatnonzero(logits >= bound if bound > -np.inf else logits > bound)
         head = head[~np.isin(head, failed)] if failed else head
         threshold = 0
         if len(head):

@@ -26,6 +26,7 @@ from flowspec.errors import ClusterError
 from flowspec.model.attention import TreeBatch, TreeCache, TreeRows
 from flowspec.model.beside import Beside, Needs
 from flowspec.model.files import ModelFiles
+from flowspec.model.grammar import GrammarVocabulary
 from flowspec.model.kernels import CACHE_DTYPES, DTYPES, kernel_of
 from flowspec.model.linear_attention import BASE, SNAPSHOT, copy_state, pass_by, state_shape
 from flowspec.model.pieces import KeptModules, Pieces, Span
@@ -68,6 +69,7 @@ class Slice:
         self.device = device
         self.pieces = pieces
         self.captures: tuple[int, ...] = ()
+        self.grammars: GrammarVocabulary | None = None
         self.cache_bytes_max: int | None = None
         self.weight_bytes = pieces.weight_bytes
         first, end = pieces.span.first, pieces.span.end
@@ -364,7 +366,9 @@ class Slice:
     def _sampler(self, part: JobPart) -> Sampler:
         sampler = self._samplers.get(part.request)
         if sampler is None or sampler.sampling != part.sampling:
-            sampler = self._samplers[part.request] = Sampler(part.sampling, self.config.vocab_size)
+            sampler = self._samplers[part.request] = Sampler(
+                part.sampling, self.config.vocab_size, self.grammars
+            )
         return sampler
 
 

@@ -16,6 +16,7 @@ from flowspec.core.protocol.precision import CACHE_AUTO
 from flowspec.core.stage.events import JobPart, RunLayers
 from flowspec.core.text_before import TextBefore
 from flowspec.model.files import ModelFiles
+from flowspec.model.grammar import GrammarVocabulary
 from flowspec.model.pieces import Span
 from flowspec.model.sampler import F32, Sampler, margin
 from flowspec.model.slice import Slice
@@ -30,6 +31,8 @@ class StepByStep:
 
     def __init__(self, part: Slice) -> None:
         self.part = part
+        self.grammars: GrammarVocabulary | None = None
+        """Of the model, for samplings with a grammar; of its own list of tokens."""
         self._answers: dict[tuple[Tokens, Sampling, int, frozenset[int]], tuple[Tokens, int]] = {}
 
     @staticmethod
@@ -80,7 +83,7 @@ class StepByStep:
         """
         *before, last = answer
         *_, rows = self.logits((*prompt, *before))
-        sampler, text = Sampler(sampling, self.vocabulary_size), _text(prompt, before)
+        sampler, text = Sampler(sampling, self.vocabulary_size, self.grammars), _text(prompt, before)
         return margin(sampler, rows[0], len(prompt) + len(before), last, text)
 
     def logits(self, tokens: Sequence[int], portions: Sequence[int] = ()) -> Iterator[F32]:
@@ -100,7 +103,7 @@ class StepByStep:
         self, prompt: Tokens, sampling: Sampling, new_tokens_max: int, stop_ids: frozenset[int]
     ) -> Iterator[tuple[int, bool]]:
         """Each new token, and whether no other is likelier there."""
-        sampler = Sampler(sampling, self.vocabulary_size)
+        sampler = Sampler(sampling, self.vocabulary_size, self.grammars)
         end = len(prompt) + new_tokens_max
         answer: list[int] = []
         self.part.open_cache(REQUEST, end)

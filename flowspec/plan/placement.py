@@ -8,6 +8,7 @@ from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import Assign, Drafting
 from flowspec.core.protocol.precision import CACHE_AUTO
 from flowspec.core.protocol.sliding_window import SlidingWindow
+from flowspec.core.protocol.token_bytes import TokenBytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +28,8 @@ class ClusterPlan:
 
     `vocabulary` and `hidden_size` are the model's: what comes back from the stages is held to them
     (`hidden_size` 0: not known); `carried` is the most numbers that go with a hidden state. With `drafting`
-    its one stage is a drafter, and `vocabulary` the target's.
+    its one stage is a drafter, and `vocabulary` the target's. Whoever draws or drafts gets the `tokens`,
+    where answers may be bound by grammars.
     """
 
     model: str
@@ -42,6 +44,7 @@ class ClusterPlan:
     drafting: Drafting | None = None
     cache: str = CACHE_AUTO
     sliding_window: SlidingWindow | None = None
+    tokens: TokenBytes | None = None
 
     @property
     def layer_count(self) -> int:
@@ -52,6 +55,7 @@ def assigns_of(plan: ClusterPlan) -> list[Assign]:
     """What each device is told of a plan, in pipeline order."""
     found = []
     for index, stage in enumerate(plan.stages):
+        tokens = plan.tokens if index + 1 == len(plan.stages) else None
         after = plan.stages[index + 1] if index + 1 < len(plan.stages) else None
         found.append(
             Assign(
@@ -70,6 +74,8 @@ def assigns_of(plan: ClusterPlan) -> list[Assign]:
                 drafting=plan.drafting,
                 cache=plan.cache,
                 sliding_window=plan.sliding_window,
+                tokens_digest="" if tokens is None else tokens.digest,
+                tokens_bytes=0 if tokens is None else len(tokens.packed),
             )
         )
     return found

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from flowspec.core.protocol.messages import Logprobs
 from flowspec.errors import ClusterError
+from flowspec.model.grammar import is_whole
 from flowspec.model.reply.parts import Part, ToolCall, calls_in
 from flowspec.model.text import StopStrings, TextStream, Tokenizer
 from flowspec.runtime.question import Changes, Question
@@ -227,6 +228,7 @@ class AnswerStream:
         """The answer is whole; what of its text or tokens was held back, if there is any."""
         end, question, text = self._tokens.end, self._question, self._text
         assert end is not None
+        self._check_whole(end.reason)
         self._timing.ended_s = time.monotonic() - self._tokens.submitted_s
         last = "" if text is None else text.finish()
         piece = Piece(text=last, parts=self._taken(), logprobs=() if self._log is None else self._log.rest())
@@ -249,6 +251,21 @@ class AnswerStream:
         )
         self._end(self._answer.token_ids)
         return piece if piece.text or piece.parts or piece.logprobs else None
+
+    def _check_whole(self, reason: str) -> None:
+        """Raises `ClusterError` for an answer that a grammar binds and that ended before the grammar lets
+        it."""
+        grammar, tokens = self._question.sampling.grammar, self._session.head.plan.tokens
+        is_stopped = self._text is not None and self._text.is_stopped
+        if reason != "stop" or grammar is None or tokens is None or is_stopped:
+            return
+        if self._question.limits.stop_ids.difference(grammar.ends):
+            return  # a token that is text may have ended it, as was asked
+        if not is_whole(grammar, b"".join(tokens.texts[token] for token in self._timing.new_tokens)):
+            raise ClusterError(
+                f"the answer cannot go on: {grammar.kind} is too complex for the limits that it is obeyed "
+                "with, or the model has no tokens for what is due; make it simpler"
+            )
 
     def _end(self, held: tuple[int, ...] | None) -> None:
         self._is_over = True

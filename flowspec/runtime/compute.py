@@ -49,6 +49,7 @@ from flowspec.wire.codec import Tensor
 if TYPE_CHECKING:
     import torch
 
+    from flowspec.model.grammar import GrammarVocabulary
     from flowspec.model.pieces import Span
     from flowspec.model.slice import Slice
     from flowspec.runtime.loading import Held
@@ -100,6 +101,7 @@ class ComputeThread:
         self._beside = BackgroundLoader(machine, self._tell_of, self._fail_beside, self.claims)
         self._held: Held | None = None
         self._drafter: Drafter | None = None
+        self._grammars: GrammarVocabulary | None = None
         self._has_imports = False
         self._detours: set[str] = set()
         """What was told of kernels that are not the best ones."""
@@ -316,15 +318,34 @@ class ComputeThread:
     def _take_on(self, part: Slice, assign: Assign, cache_bytes_max: int) -> None:
         """Makes of loaded layers what is assigned, with nothing cached."""
         part.captures = assign.captures
+        part.grammars = self._grammars_of(assign)
         part.cache_bytes_max = cache_bytes_max
         self._drafter = None
         if assign.drafting is not None:
+            from flowspec.draft.cached import TreeCachedDrafter
             from flowspec.draft.kinds import drafter_of  # most devices never draft
 
             self._drafter = drafter_of(part, assign.drafting, assign.context)
+            if isinstance(self._drafter, TreeCachedDrafter):
+                self._drafter.take_grammars(part.grammars)
+
+    def _grammars_of(self, assign: Assign) -> GrammarVocabulary | None:
+        """The vocabulary for masks, where they are wanted and this device can compute them; that of the last
+        assignment is kept."""
+        from flowspec.model.grammar import GrammarVocabulary, library_version
+        from flowspec.runtime.weights.receive import ask_tokens
+
+        digest = assign.tokens_digest
+        if not digest or not library_version():
+            return None
+        if self._grammars is None or self._grammars.tokens.digest != digest:
+            self._grammars = GrammarVocabulary(ask_tokens(self.channel, digest, assign.tokens_bytes))
+        return self._grammars
 
 
 def _loaded(part: Slice, *, reused: bool, received_bytes: int = 0) -> Loaded:
+    from flowspec.model.grammar import library_version
+
     assert part.cache_bytes_max is not None, "memory is checked before a slice is loaded"
     return Loaded(
         weight_bytes=part.weight_bytes,
@@ -337,6 +358,7 @@ def _loaded(part: Slice, *, reused: bool, received_bytes: int = 0) -> Loaded:
         carried=part.carried_width,
         vocabulary_size=part.config.vocab_size,
         reused=reused,
+        grammars="" if part.grammars is None else library_version(),
     )
 
 

@@ -409,6 +409,7 @@ class Daemon:
                 state_bytes=loaded.state_bytes,
                 received_bytes=loaded.received_bytes,
                 load_s=loaded.load_s,
+                grammars=loaded.grammars,
             )
         )
         assignment = self._core.assignment

@@ -55,6 +55,8 @@ from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.draft.protocol import Drafter
 from flowspec.draft.text import TextDrafter
 from flowspec.errors import BrokenError, ClusterError, FlowSpecError, InputError, PeerError
+from flowspec.extras import how_to_get
+from flowspec.model.grammar import library_version
 from flowspec.plan.placement import ClusterPlan
 from flowspec.plan.timing import Curve
 from flowspec.runtime.compute import Crashed, WorkFailed
@@ -234,6 +236,17 @@ class Head:
         """What all pipelines compute with (`core.cluster.agreement`)."""
         return self._pipelines.arithmetic
 
+    def grammar_trouble(self) -> str:
+        """Why no answer can be bound by a grammar now; empty where answers can."""
+        if self.plan.tokens is None:
+            return f"structured output needs llguidance at the head; {how_to_get('grammars')}"
+        wanted, last = library_version(), self._stages_shown[-1]
+        found = "" if last.ready is None else last.ready.grammars
+        if found == wanted:
+            return ""
+        why = f"expected {wanted} on device {last.plan.name}, which draws the tokens, as at the head"
+        return f"structured output: {why}, got {found or 'none'}; {how_to_get('grammars')} there"
+
     @property
     def lost(self) -> list[str]:
         """The devices that are lost now, by name."""
@@ -273,7 +286,11 @@ class Head:
         """Starts an answer. What is wrong with the prompt or the cluster is raised when the answer is
         read."""
         answer = TokenStream(
-            submit.request, time.monotonic(), next(self._numbers), count=len(submit.answered)
+            submit.request,
+            time.monotonic(),
+            next(self._numbers),
+            count=len(submit.answered),
+            is_bound=submit.sampling.grammar is not None,
         )
         self._post(replace(submit, answer=answer.number), answer)
         return answer
@@ -380,10 +397,19 @@ class Head:
         if isinstance(event, PipelineReformed):
             self._has_told_link = False
             self._show_stages()
+            self._end_bound_answers()
             if self.arithmetic != self._arithmetic:
                 self._arithmetic = self.arithmetic
                 for answer in self._answers.values():
                     self._change(answer)
+
+    def _end_bound_answers(self) -> None:
+        """Answers that a grammar binds end with an error where the new last stage cannot obey it."""
+        bound = [answer for answer in self._answers.values() if answer.is_bound]
+        if bound and (trouble := self.grammar_trouble()):
+            for answer in bound:
+                answer.items.put(ClusterError(trouble))
+                self._step(Cancel(request=answer.request, answer=answer.number), time.monotonic())
 
     def _change(self, answer: TokenStream) -> None:
         """What follows of an answer is computed with another arithmetic than what is there."""

@@ -30,7 +30,7 @@ from flowspec.core.cluster.forming import (
 )
 from flowspec.core.cluster.incarnation import SESSION_BITS
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.cluster_messages import Hello, Pong, Ready, Reset, Welcome
+from flowspec.core.protocol.cluster_messages import Error, Hello, Pong, Ready, Reset, Welcome
 from flowspec.core.protocol.messages import (
     Commit,
     Expand,
@@ -42,6 +42,7 @@ from flowspec.core.protocol.messages import (
     Verified,
 )
 from flowspec.core.protocol.precision import ACTIVATIONS
+from flowspec.core.protocol.weight_messages import TensorBytes
 from flowspec.core.stage.slots import CacheRoom
 from flowspec.errors import InputError, PeerError
 from flowspec.plan.placement import ClusterPlan, StagePlan
@@ -51,7 +52,7 @@ from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.transport import Receiver, Sender, Wake, dealer, reach, receive
 from flowspec.runtime.weights.server import WeightServer
 from flowspec.version import __version__
-from flowspec.wire.codec import Envelope, Tensor, decode
+from flowspec.wire.codec import BYTES, Envelope, Tensor, decode
 
 Progress = Callable[[str, float], None]
 """Called with a line of text, a device's name and after a colon what it is doing, and a share of that from 0
@@ -201,6 +202,17 @@ class PipelineConnections:
                 keys=self._keys,
             )
         self.weights.serve(self._by_name[device].plan)
+
+    def send_tokens(self, device: str, offset: int) -> None:
+        """The next bytes of the model's tokens; a device that asks for what was not named gets none, and
+        gives up."""
+        tokens, connection = self.plan.tokens, self._by_name[device].connection
+        data = b"" if tokens is None else tokens.packed[offset : offset + limits.TOKEN_CHUNK_BYTES]
+        if tokens is None or connection is None or not data:
+            self.say(device, Error.saying("tokens were asked for that were not offered"))
+            return
+        message = TensorBytes(digest=tokens.digest, offset=offset)
+        connection.link.send(message, Tensor(rows=1, width=len(data), dtype=BYTES, data=data))
 
     def begin(self, rooms: tuple[CacheRoom, ...], emulation: Emulation | None) -> None:
         """The pipeline is there: nobody needs weights any more. An `emulation` shapes what is sent from now

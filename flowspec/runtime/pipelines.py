@@ -38,6 +38,7 @@ from flowspec.core.cluster.forming import (
     PlanMade,
     SegmentReturned,
     SendControl,
+    SendTokens,
     ServeWeights,
     ShowProgress,
     Start,
@@ -331,6 +332,8 @@ class Pipelines:
             self._open[command.pipeline].say(command.device, command.message)
         elif isinstance(command, ServeWeights):
             self._open[command.pipeline].serve_weights(command.device)
+        elif isinstance(command, SendTokens):
+            self._open[command.pipeline].send_tokens(command.device, command.offset)
         elif isinstance(command, HangUp):
             self._open.pop(command.pipeline).close(lost=command.device)
         else:

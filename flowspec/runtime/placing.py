@@ -90,6 +90,7 @@ def _placed(
         stages=(stage,),
         vocabulary=plan.vocabulary,
         drafting=Drafting(vocabulary=plan.vocabulary, coupled=decoding.coupled),
+        tokens=plan.tokens,
     )
     return PlacedDrafter(name=name, plan=own)
 

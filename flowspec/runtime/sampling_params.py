@@ -12,6 +12,7 @@ from typing import Any
 from flowspec.core.protocol.limits import ID_MAX, TOP_LOGPROBS_MAX
 from flowspec.core.protocol.messages import SAMPLING_FIELDS, Sampling
 from flowspec.errors import InputError
+from flowspec.model.grammar import schema_text
 from flowspec.model.text import Recommended
 from flowspec.runtime.session import Limits
 
@@ -22,6 +23,7 @@ SEEDS = range(-(1 << 63), 1 << 63)
 USABLE_SEEDS = ID_MAX - 63
 """So many, from 0 on, are seeds as they are: a request of 64 choices takes those that follow, too."""
 NEW_TOKENS_DEFAULT = 256
+_KINDS_TOLD = {"json_schema": "a schema", "regex": "a regular expression", "grammar": "a grammar"}
 _NOTHING = Recommended(stop_ids=frozenset())
 
 
@@ -50,6 +52,9 @@ class SamplingParams:
     `ignore_eos`: do not end at the model's own stop tokens.
     `logprobs`: tell the log-probability of each token, and of so many of the likeliest in its place (0 to
     20); None: of none.
+    `json_schema`: the answer is a JSON document that this schema allows (an object, or its text). `regex`: it
+    is what this regular expression matches, as a whole. `grammar`: it is derived by this grammar, in
+    llguidance's form of Lark. One of them at most; docs/serving.md tells more.
 
     Raises `InputError` for values that cannot be.
 
@@ -73,6 +78,9 @@ class SamplingParams:
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    json_schema: Mapping[str, Any] | bool | str | None = None
+    regex: str | None = None
+    grammar: str | None = None
 
     def __post_init__(self) -> None:
         stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
@@ -87,7 +95,28 @@ class SamplingParams:
             if type(value) is not int or value < least or (most is not None and value > most):
                 expected = f"{least} to {most}" if most is not None else f"a whole number from {least}"
                 raise InputError(f"{name}: expected {expected}, got {value!r:.80}")
+        for name, told in _KINDS_TOLD.items():
+            bound, kinds = getattr(self, name), (Mapping, bool, str) if name == "json_schema" else (str,)
+            if bound is not None and not isinstance(bound, kinds):
+                raise InputError(f"{name}: expected {told}, got {bound!r:.80}")
+        given = [name for name in _KINDS_TOLD if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise InputError(f"{given[1]}: expected nothing beside {given[0]}, which says what the answer is")
+        if given and self.ignore_eos:
+            raise InputError(
+                f"ignore_eos: expected false beside {given[0]}, which says where the answer ends"
+            )
         self.sampling(_NOTHING)
+
+    @property
+    def bound(self) -> tuple[str, str] | None:
+        """Kind and text of the grammar that binds the answer, as `Grammar` has them."""
+        if self.json_schema is not None:
+            schema = self.json_schema
+            return "json_schema", schema_text(dict(schema) if isinstance(schema, Mapping) else schema)
+        if self.regex is not None:
+            return "regex", self.regex
+        return None if self.grammar is None else ("lark", self.grammar)
 
     @property
     def top_logprobs(self) -> int:

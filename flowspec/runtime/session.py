@@ -23,8 +23,11 @@ from flowspec.core.protocol.messages import Sampling
 from flowspec.core.protocol.precision import CACHE_AUTO, FILED
 from flowspec.core.protocol.shared_keys import carried_most
 from flowspec.core.protocol.sliding_window import states_of, window_for, windows_of
+from flowspec.core.protocol.token_bytes import TokenBytes
 from flowspec.draft.kinds import FALLBACK, NONE, WITHOUT_TENSORS
 from flowspec.draft.mtp_files import has_mtp
+from flowspec.draft.protocol import Drafter
+from flowspec.draft.text import TextDrafter
 from flowspec.errors import InputError, first_line
 from flowspec.model.families import check_family
 from flowspec.model.files import ModelFiles, canonical_name
@@ -49,6 +52,7 @@ from flowspec.runtime.planning.choose import Chosen, choose, compare
 from flowspec.runtime.planning.first_look import refuse_silent
 from flowspec.runtime.planning.plan_inputs import drafter_inputs, model_weights, typical_context
 from flowspec.runtime.planning.survey import survey
+from flowspec.runtime.remote_drafter import PlacedDrafter
 from flowspec.runtime.replanning import Replanner
 from flowspec.runtime.security.cluster_keys import cluster_keys
 from flowspec.runtime.security.keyring import Keyring
@@ -144,6 +148,8 @@ class Session:
         for name, tokens in (("prompt token ids", (*prompt, *answered)), ("logit_bias token ids", biased)):
             if wrong := [token for token in tokens if not 0 <= token < size]:
                 raise InputError(f"{name}: expected 0 to {size - 1}, got {wrong[0]}")
+        if sampling.grammar is not None and (trouble := self.head.grammar_trouble()):
+            raise InputError(trouble)
         if len([token for token in sampling.suppress_tokens if token < size]) == size:
             raise InputError(
                 f"suppress_tokens: expected a token that may be drawn, got all {size} of the model"
@@ -275,6 +281,8 @@ class OpenCluster:
             drafters = open_drafters(names, self.files, self.plan, decoding, {})
         method = make_method(decoding.method, **decoding.method_options(names))
         plan = replace(self.plan, captures=captures_of(drafters))
+        if plan.tokens is not None:
+            _give_grammars(drafters, plan.tokens)
         recovery = None
         if recovery_options is not None and self.emulation is None:  # a declared device has no spare
             used = {stage.name for stage in plan.stages}
@@ -320,9 +328,10 @@ def open_session(
     progress: Progress,
     meanwhile: Callable[[ModelFiles], None] = lambda files: None,
     recovery_options: RecoveryOptions | None = None,
+    tokens: Callable[[ModelFiles, Any], TokenBytes | None] = lambda files, config: None,
 ) -> Iterator[Session]:
     """A connected session; daemons that it starts are stopped at its end, whatever happens. See
-    `open_cluster`."""
+    `open_cluster`; `tokens` are those of the model, where answers may be bound by grammars."""
     decoding.check(options.model, () if options.cluster is None else tuple(read_drafters(options.cluster)))
     needs_all = recovery_options is None
     with contextlib.ExitStack() as stack:
@@ -334,7 +343,23 @@ def open_session(
             _tell_left_out(decoding.drafters, "with it the model does not fit", recovery_options)
             decoding = replace(decoding, drafters=(FALLBACK,), is_default=False)
             cluster = stack.enter_context(open_cluster(options, meanwhile, decoding, needs_all=needs_all))
+        plan = replace(cluster.plan, tokens=tokens(cluster.files, cluster.config))
+        cluster = replace(cluster, plan=plan)
         yield stack.enter_context(cluster.session(decoding, progress, recovery_options=recovery_options))
+
+
+def _give_grammars(drafters: Sequence[Drafter | PlacedDrafter], tokens: TokenBytes) -> None:
+    """Has drafters that compute here propose what grammars allow."""
+    here = [each for each in drafters if not isinstance(each, PlacedDrafter | TextDrafter)]
+    if not here:
+        return
+    from flowspec.draft.cached import TreeCachedDrafter
+    from flowspec.model.grammar import GrammarVocabulary
+
+    grammars = GrammarVocabulary(tokens)
+    for drafter in here:
+        if isinstance(drafter, TreeCachedDrafter):
+            drafter.take_grammars(grammars)
 
 
 def _tell_left_out(drafters: Sequence[str], why: str, options: RecoveryOptions | None) -> None:

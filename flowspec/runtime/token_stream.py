@@ -48,7 +48,7 @@ class TokenStream:
 
     `core_s` is the core's time for it. `number` tells it from others of the same conversation. It began with
     an `arithmetic`; `changes` are those among the tokens that were read. `count` is how many tokens there
-    are, with those of an earlier session.
+    are, with those of an earlier session. One that `is_bound` has a grammar.
     """
 
     request: int
@@ -58,6 +58,7 @@ class TokenStream:
     core_s: float = 0.0
     count: int = 0
     arithmetic: str = ""
+    is_bound: bool = False
     changes: list[ArithmeticChanged] = field(default_factory=list)
     items: queue.SimpleQueue[Item] = field(default_factory=queue.SimpleQueue)
 

@@ -13,6 +13,8 @@ from typing import Any
 
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import SAMPLING_FIELDS, Sampling
+from flowspec.errors import InputError
+from flowspec.model.grammar import check_grammar, schema_text
 from flowspec.model.reply.parts import Tool
 from flowspec.model.text import Messages
 from flowspec.runtime.sampling_params import SEEDS, SamplingParams, usable_seed
@@ -34,6 +36,9 @@ large ones."""
 COMPLETION_TOKENS_DEFAULT = 16
 """The API's own default for completions."""
 _TOKEN_ID = re.compile("0|[1-9][0-9]{0,6}")
+_ANY_OBJECT = '{"type":"object"}'
+_SIGN = re.compile(r"[!-/:-@\[-`{-~]")
+"""What may mean something in a regular expression, and stands for itself behind a backslash."""
 
 Prompt = Messages | str | tuple[int, ...]
 """A dialogue, a text, or token ids."""
@@ -90,10 +95,18 @@ def chat_wanted(body: dict[str, Any]) -> CompletionRequest:
     for field in ("audio", "prediction", "web_search_options", "moderation"):
         fields.neutral(field)
     fields.neutral("verbosity", "medium")
-    _no_format(fields)
+    bound = _response_format(fields)
     continues = _continues(fields, messages)
     top = None if not logprobs else alternatives or 0
-    found = _wanted(fields, (messages,), longest if longest is not None else older, top)
+    found = _wanted(fields, (messages,), longest if longest is not None else older, top, bound)
+    if tools and found.params.bound is not None:
+        raise ApiError(
+            400,
+            "tools: FlowSpec does not bind answers that may call tools; expected no tools, or tool_choice "
+            "none, beside the format of the answer",
+            "tools",
+            "unsupported_parameter",
+        )
     return replace(
         found, tools=tools, is_single_call=is_single_call, variables=variables, continues=continues
     )
@@ -126,9 +139,18 @@ def completion_wanted(body: dict[str, Any]) -> CompletionRequest:
 
 
 def _wanted(
-    fields: Fields, prompts: tuple[Prompt, ...], longest: int | None, logprobs: int | None
+    fields: Fields,
+    prompts: tuple[Prompt, ...],
+    longest: int | None,
+    logprobs: int | None,
+    bound: dict[str, Any] | None = None,
 ) -> CompletionRequest:
-    """The fields that both forms have, and no others."""
+    """The fields that both forms have, and no others; `bound` is what was said already of a grammar."""
+    bound = _one_bound(bound, _structured_outputs(fields))
+    ignores_eos = fields.flag("ignore_eos")
+    if bound and ignores_eos:
+        text = "ignore_eos: expected false where the format of the answer says where it ends"
+        raise ApiError(400, text, "ignore_eos", "invalid_value")
     model = fields.text("model") or None  # some clients send an empty one
     count = fields.whole("n", 1, CHOICES_MAX) or 1
     if count * len(prompts) > CHOICES_MAX:
@@ -159,8 +181,9 @@ def _wanted(
             logit_bias=_logit_bias(fields),
             stop=_stops(fields),
             stop_token_ids=_stop_token_ids(fields),
-            ignore_eos=fields.flag("ignore_eos"),
+            ignore_eos=ignores_eos,
             logprobs=logprobs,
+            **(bound or {}),
         ),
         count=count,
         is_streamed=is_streamed,
@@ -259,11 +282,83 @@ def _continues(fields: Fields, messages: Messages) -> bool:
     return continues
 
 
-def _no_format(fields: Fields) -> None:
-    """Text is what there is."""
+# ------------------------------------------------------------------------------------------ what binds it
+
+
+def _response_format(fields: Fields) -> dict[str, Any] | None:
+    """As in the API: a text, a JSON object, or what a schema allows; of a chat alone."""
     form = fields.inner("response_format")
-    form.neutral("type", "text")
+    kind = form.text("type")
+    described = form.inner("json_schema")
     form.finish()
+    if kind is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return _checked("response_format", json_schema=_ANY_OBJECT)
+    if kind != "json_schema":
+        raise invalid("response_format.type", "text, json_object or json_schema", kind)
+    schema = described.needed("schema")
+    described.ignored("name", "description", "strict")  # what a schema says is obeyed, strict or not
+    described.finish()
+    return _checked("response_format", json_schema=_a_schema("response_format.json_schema.schema", schema))
+
+
+def _structured_outputs(fields: Fields) -> dict[str, Any] | None:
+    """Beside the API, as vLLM's clients ask: a schema, a regular expression, one of some texts, or a grammar
+    in llguidance's form of Lark."""
+    name = "structured_outputs"
+    form = fields.inner(name)
+    said: dict[str, Any] = {
+        "json": form.take("json"),
+        "json_object": form.flag("json_object") or None,
+        "regex": form.text("regex"),
+        "choice": form.take("choice"),
+        "grammar": form.text("grammar"),
+    }
+    form.finish()
+    given = {field: value for field, value in said.items() if value is not None}
+    if len(given) > 1:
+        raise invalid(name, f"one of {', '.join(said)}", list(given))
+    for field, value in given.items():
+        if field == "json":
+            return _checked(name, json_schema=_a_schema(f"{name}.json", value))
+        if field == "json_object":
+            return _checked(name, json_schema=_ANY_OBJECT)
+        if field == "choice":
+            return _checked(name, regex=_one_of(f"{name}.choice", value))
+        return _checked(name, **{field: value})
+    return None
+
+
+def _one_bound(first: dict[str, Any] | None, other: dict[str, Any] | None) -> dict[str, Any] | None:
+    if first and other:
+        text = "structured_outputs: expected nothing beside response_format, which says what the answer is"
+        raise ApiError(400, text, "structured_outputs", "invalid_value")
+    return first or other
+
+
+def _a_schema(name: str, found: Any) -> str:
+    """The text of a schema, which may be one, or the document."""
+    if not isinstance(found, dict | bool | str):
+        raise invalid(name, "a JSON schema", found, "invalid_type")
+    return schema_text(found)
+
+
+def _one_of(name: str, found: Any) -> str:
+    """A regular expression for one of some texts."""
+    if not isinstance(found, list) or not found or not all(isinstance(each, str) and each for each in found):
+        raise invalid(name, "a list of texts, none of them empty", found, "invalid_type")
+    return "|".join(_SIGN.sub(r"\\\g<0>", each) for each in found)
+
+
+def _checked(name: str, **bound: str) -> dict[str, Any]:
+    """What binds the answer, if it can; takes a second at most, in a thread that reads requests."""
+    ((kind, text),) = bound.items()
+    try:
+        check_grammar("lark" if kind == "grammar" else kind, text)
+    except InputError as error:
+        raise ApiError(400, f"{name}: {error}", name, "invalid_value") from None
+    return bound
 
 
 # ------------------------------------------------------------------------------------------------ prompts

@@ -194,7 +194,10 @@ class Service:
         if tools and tokenizer.call_format(tools) is None:
             raise _no_tools("tools", "how this model writes calls of tools is not known here")
         text = tokenizer.render_chat(messages, tools, variables, continues=wanted.continues)
-        form = tokenizer.reply_form(text, tools, is_single=wanted.is_single_call)
+        if wanted.params.bound is not None:
+            form = None  # the answer is what it is bound to, and has neither thoughts nor calls
+        else:
+            form = tokenizer.reply_form(text, tools, is_single=wanted.is_single_call)
         return tuple(tokenizer.encode_rendered(text, bound)), form
 
     def _choices(

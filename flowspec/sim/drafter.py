@@ -223,7 +223,11 @@ class FakeDrafter:
     def _propose(self, view: _View, node: int, width: int) -> Proposal:
         prefix = self._prefix(view, node)
         sampling, text = view.opening.sampling, TextBefore(prefix.astype(np.int64), view.opening.answer_start)
-        scores = Shaping(sampling, self._ids).of(self.logits(prefix), text).astype(np.float64)
+        scores = (
+            Shaping(sampling, self._ids, self._language.grammars)
+            .of(self.logits(prefix), text)
+            .astype(np.float64)
+        )
         if sampling.temperature > 0:
             scores = scores / sampling.temperature + gumbel(draw_bits(sampling.seed, len(prefix), self._ids))
         best = np.argsort(-scores, kind="stable")[: min(width, np.count_nonzero(scores > -np.inf))]

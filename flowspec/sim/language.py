@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from flowspec.core.protocol.messages import Logprobs, Sampling
 from flowspec.core.text_before import TextBefore
+from flowspec.model.grammar import GrammarVocabulary
 from flowspec.model.sampler import Sampler, logprobs
 from flowspec.noise import draw_bits, gumbel
 
@@ -43,6 +44,8 @@ class HashLanguage:
 
     def __init__(self, vocabulary_size: int, seed: int, sharpness: float = 2.0) -> None:
         self.vocabulary_size = vocabulary_size
+        self.grammars: GrammarVocabulary | None = None
+        """Its tokens as texts, for samplings with a grammar."""
         self.sharpness = sharpness
         self._key = seed.to_bytes(16, "little")
         self._ids = np.arange(vocabulary_size)
@@ -76,7 +79,7 @@ class HashLanguage:
                 if len(self._samplers) >= SAMPLERS_MAX:
                     self._samplers.clear()
                     self._next.clear()
-                sampler = self._samplers[sampling] = Sampler(sampling, self.vocabulary_size)
+                sampler = self._samplers[sampling] = Sampler(sampling, self.vocabulary_size, self.grammars)
             text = TextBefore(prefix.astype(np.int64), answer_start) if sampling.needs_text else None
             found = self._next[key] = sampler.draw(self.logits(prefix), len(prefix), text)
         return found

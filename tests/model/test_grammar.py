@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import random
 import re
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.messages import Grammar
+from flowspec.core.protocol.messages import Grammar, Sampling
 from flowspec.core.protocol.token_bytes import TokenBytes
+from flowspec.core.text_before import TextBefore
+from flowspec.draft.ranking import Ranker
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
+from flowspec.model.sampler import Sampler, margin
 from flowspec.model.text import Tokenizer, recommended
+from flowspec.noise import draw_bits, gumbel
 
 pytest.importorskip("llguidance")
 
@@ -117,7 +124,7 @@ def paths_of(language: set[bytes]) -> list[tuple[int, ...]]:
 def test_a_mask_is_what_can_still_become_a_text_of_the_language(spec: tuple[str, str]) -> None:
     """On every path there is, and in an order that goes back and forth between branches."""
     language = LANGUAGES[spec]
-    masks = VOCABULARY.masks(grammar(*spec))
+    masks = GrammarMasks(grammar(*spec), VOCABULARY)
     paths = paths_of(language)
     assert len(paths) > len(language)
     random.Random(1).shuffle(paths)
@@ -131,7 +138,7 @@ def test_a_mask_is_what_can_still_become_a_text_of_the_language(spec: tuple[str,
 def test_behind_a_text_that_left_the_grammar_it_can_only_end(spec: tuple[str, str]) -> None:
     """And what is asked there changes nothing of what is asked elsewhere."""
     language = LANGUAGES[spec]
-    masks = VOCABULARY.masks(grammar(*spec))
+    masks = GrammarMasks(grammar(*spec), VOCABULARY)
     paths = [path for path in paths_of(language) if len(path) <= 2]
     for path in paths:
         allowed = may_follow(language, text_of(path))
@@ -146,7 +153,7 @@ def test_two_that_were_asked_in_other_orders_give_the_same_masks() -> None:
     schema = grammar("json_schema", '{"type": "object", "additionalProperties": {"type": "array"}}')
     rng = random.Random(2)
     paths: list[tuple[int, ...]] = [()]
-    masks = VOCABULARY.masks(schema)
+    masks = GrammarMasks(schema, VOCABULARY)
     while len(paths) < 120:
         path = rng.choice(paths)
         follow = sorted(ids(masks, path) - {END, OTHER_END})
@@ -154,28 +161,28 @@ def test_two_that_were_asked_in_other_orders_give_the_same_masks() -> None:
             paths.append((*path, rng.choice(follow)))
     expected = {path: ids(masks, path) for path in paths}
     for seed in range(3):
-        other = VOCABULARY.masks(schema)
+        other = GrammarMasks(schema, VOCABULARY)
         order = list(paths)
         random.Random(seed).shuffle(order)
         assert {path: ids(other, path) for path in order} == expected
     for path in paths[::10]:
-        assert ids(VOCABULARY.masks(schema), path) == expected[path]
+        assert ids(GrammarMasks(schema, VOCABULARY), path) == expected[path]
 
 
 def test_a_text_may_not_begin_with_a_space_that_would_be_lost() -> None:
     spaced = GrammarVocabulary(TokenBytes((b"", b" a", b"a", b" ", b" b"), drops_first_space=True))
-    masks = spaced.masks(grammar("regex", " ?a b?", (0,)))
+    masks = GrammarMasks(grammar("regex", " ?a b?", (0,)), spaced)
     assert ids(masks, ()) == {2}
     assert ids(masks, (2,)) == {3, 4}
-    assert ids(spaced.masks(grammar("regex", " a", (0,))), ()) == {0}
+    assert ids(GrammarMasks(grammar("regex", " a", (0,)), spaced), ()) == {0}
 
 
 def test_where_the_vocabulary_cannot_write_what_is_due_it_ends() -> None:
     poor = GrammarVocabulary(TokenBytes((b"", b"a", b"c")))
-    masks = poor.masks(grammar("regex", "abc|ac", (0,)))
+    masks = GrammarMasks(grammar("regex", "abc|ac", (0,)), poor)
     assert ids(masks, ()) == {1}
     assert ids(masks, (1,)) == {2}
-    stuck = poor.masks(grammar("regex", "abc", (0,)))
+    stuck = GrammarMasks(grammar("regex", "abc", (0,)), poor)
     assert ids(stuck, (1,)) == {0}
     assert not stuck.is_whole((1,))
 
@@ -187,7 +194,8 @@ def test_the_bundled_model_writes_every_kind_of_document() -> None:
     tokens = tokenizer.token_bytes_of_all(files.config().vocab_size, stops)
     schema = {"type": "object", "properties": {"é": {"type": "string"}, "n": {"type": "number"}}}
     ends = tuple(sorted(stops))
-    masks = GrammarVocabulary(tokens).masks(grammar("json_schema", json.dumps(schema), ends))
+    bound = grammar("json_schema", json.dumps(schema), ends)
+    masks = GrammarMasks(bound, GrammarVocabulary(tokens))
     document = {"é": "x\u00fc \U0001f600\n", "n": -1.5e-7, "more": [1, {"a": None}, []]}
     path = tokenizer.encode(json.dumps(document, ensure_ascii=False))
     assert not masks.is_whole(())
@@ -196,6 +204,84 @@ def test_the_bundled_model_writes_every_kind_of_document() -> None:
         assert not masks.allowed(path[:count])[list(ends)].any()
     assert masks.is_whole(path)
     assert set(np.flatnonzero(masks.allowed(path))) == stops
+
+
+def plain_draw(logits: np.ndarray, sampling: Sampling, position: int, allowed: Sequence[int]) -> int:
+    """By the definition, among the allowed tokens alone."""
+    own = {token: float(logits[token]) for token in allowed}
+    if sampling.temperature == 0:
+        return min(own, key=lambda token: (-own[token], token))
+    order = sorted(own, key=lambda token: (-own[token], token))[: sampling.top_k or None]
+    weights = [math.exp((own[token] - own[order[0]]) / sampling.temperature) for token in order]
+    before = list(itertools.accumulate(weights, initial=0.0))[:-1]
+    order = [
+        token
+        for token, weight, mass in zip(order, weights, before, strict=True)
+        if mass < sampling.top_p * sum(weights) and weight >= sampling.min_p
+    ]
+    noise = gumbel(draw_bits(sampling.seed, position, np.array(order)))
+    return max(
+        zip(order, noise, strict=True), key=lambda each: own[each[0]] / sampling.temperature + each[1]
+    )[0]
+
+
+@pytest.mark.parametrize(
+    "filters", [{}, {"top_k": 3}, {"top_p": 0.7}, {"top_p": 0.3}, {"min_p": 0.2}], ids=str
+)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_is_drawn_is_drawn_among_the_allowed_tokens(
+    temperature: float, filters: dict[str, float]
+) -> None:
+    """Filters look at these alone, whether they are one, a few or many."""
+    language = {b"ab", b"abab", b"ababab", b"b", b""}
+    bound = grammar("regex", "(ab){1,3}|b?")
+    wide = grammar("regex", "[^x]*y", (END,))
+    rng = np.random.default_rng(4)
+    size = len(TEXTS) + 7
+    for seed in range(40):
+        logits = rng.normal(0, 3, size).astype(np.float32)
+        sampling = Sampling(temperature=temperature, seed=seed, grammar=bound, **filters)
+        for path in ((), (4 + ord("a"),), (256 + 4,), (4 + ord("b"),)):
+            allowed = sorted(may_follow(language, text_of(path)))
+            text = TextBefore(np.array([9, 9, *path]), 2)
+            sampler = Sampler(sampling, size, VOCABULARY)
+            drawn = sampler.draw(logits, 2 + len(path), text)
+            assert drawn == plain_draw(logits, sampling, 2 + len(path), allowed)
+            assert margin(sampler, logits, 2 + len(path), drawn, text) > 0
+            assert Sampler(sampling, size).draw(logits, 2, text) in (END, OTHER_END)
+        free = replace(sampling, grammar=wide)
+        mask = GrammarMasks(wide, VOCABULARY).allowed(())
+        allowed = np.flatnonzero(mask).tolist()
+        assert len(allowed) > 100
+        drawn = Sampler(free, size, VOCABULARY).draw(logits, 1, TextBefore(np.array([9]), 1))
+        assert drawn == plain_draw(logits, free, 1, allowed)
+
+
+def test_biases_count_as_long_as_they_leave_a_token() -> None:
+    bound = grammar("regex", "a|b", (END,))
+    a, b = 4 + ord("a"), 4 + ord("b")
+    logits = np.zeros(len(TEXTS), dtype=np.float32)
+    logits[b], logits[7] = 1.0, 9.0
+    text = TextBefore(np.array([9]), 1)
+
+    def drawn(**fields: Any) -> int:
+        return Sampler(Sampling(grammar=bound, **fields), len(TEXTS), VOCABULARY).draw(logits, 1, text)
+
+    assert drawn() == b
+    assert drawn(logit_bias=((a, 2.0),)) == a
+    assert drawn(suppress_tokens=(b,)) == a
+    assert drawn(suppress_tokens=(a, b)) == b
+    ranker = Ranker(len(TEXTS))
+    ranker.take_grammars(VOCABULARY)
+    (children,) = ranker.best(logits[None], [(Sampling(grammar=bound), 1)], 4, [text])
+    assert children.tokens == (b, a)
+    some = Ranker(len(TEXTS), ids=np.array([5, 7, a]))
+    some.take_grammars(VOCABULARY)
+    (children,) = some.best(logits[None, [5, 7, a]], [(Sampling(grammar=bound), 1)], 4, [text])
+    assert children.tokens == (a,)
+    some.take_grammars(None)
+    (children,) = some.best(logits[None, [5, 7, a]], [(Sampling(grammar=bound), 1)], 2, [text])
+    assert children.tokens == (7, 5)
 
 
 REFUSED = {
@@ -273,7 +359,7 @@ def test_the_heaviest_are_refused_or_masked_in_bounded_time(name: str) -> None:
         return
     finally:
         assert time.process_time() - began_s < 5
-    masks = VOCABULARY.masks(grammar(kind, text))
+    masks = GrammarMasks(grammar(kind, text), VOCABULARY)
     path: list[int] = []
     rng = random.Random(3)
     began_s = time.process_time()

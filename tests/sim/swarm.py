@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 
 from flowspec.core.head.events import (
     Cancel,
@@ -17,8 +17,10 @@ from flowspec.core.head.events import (
 from flowspec.core.methods import METHODS, make_method
 from flowspec.core.methods.continuous import Continuous
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.messages import Sampling
+from flowspec.core.protocol.messages import Grammar, Sampling
 from flowspec.core.protocol.sliding_window import SlidingWindow
+from flowspec.core.protocol.token_bytes import TokenBytes
+from flowspec.model.grammar import GrammarVocabulary, library_version
 from flowspec.plan.timing import Curve, LinkSpec
 from flowspec.sim.device import DeviceSpec
 from flowspec.sim.drafter import FakeDrafter
@@ -79,6 +81,8 @@ def draw(seed: int) -> Schedule:
     some have all."""
     rng = random.Random(seed)
     language = HashLanguage(rng.choice([7, 24, 60]), seed, rng.choice([0.7, 2.0, 4.0]))
+    if library_version():
+        language.grammars = _letters(language.vocabulary_size)
     method = rng.choice(METHODS)
     context = rng.choice([16, 40, 90, 250])
     schedule = Schedule(
@@ -243,6 +247,8 @@ def _dialogue(rng: random.Random, request: int, language: HashLanguage, context:
     sampling = replace(rng.choice(SAMPLINGS), seed=rng.randrange(1 << 40))
     sampling = biased(random.Random(f"bias {sampling.seed}"), sampling, language.vocabulary_size)
     sampling = penalised(random.Random(f"penalties {sampling.seed}"), sampling)
+    if language.grammars is not None and not sampling.suppress_tokens:
+        sampling = bound(random.Random(f"grammar {sampling.seed}"), sampling)
     submit = ask(
         request, prompt, rng.choices([1, 4, 8, 12, 20, 40], weights=[2, 4, 8, 4, 2, 1])[0], sampling=sampling
     )
@@ -284,6 +290,21 @@ def penalised(rng: random.Random, sampling: Sampling) -> Sampling:
         frequency_penalty=rng.choice([0.0, -0.2, 0.7]),
         repetition_penalty=rng.choice([1.0, 0.8, 1.3]),
     )
+
+
+def bound(rng: random.Random, sampling: Sampling) -> Sampling:
+    """Some may only write what a grammar allows, and end where it lets them."""
+    if rng.random() < 0.8:
+        return sampling
+    text = rng.choice(["(ab?|c[d-f]{2,4}|[a-c])*", "[a-f]{30}", "(a|b[a-f]|[c-f]{3})+"])
+    return replace(sampling, grammar=Grammar(kind="regex", text=text, ends=(0,)))
+
+
+@cache
+def _letters(count: int) -> GrammarVocabulary:
+    """Of so many tokens the first ends, and the others are a letter each, or two."""
+    texts = [b"", *(bytes([97 + token % 6]) * (1 + token // 30) for token in range(1, count))]
+    return GrammarVocabulary(TokenBytes(tuple(texts)))
 
 
 class Play:

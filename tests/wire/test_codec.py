@@ -64,6 +64,7 @@ from flowspec.core.protocol.weight_messages import (
     AskBytes,
     AskNames,
     AskTensors,
+    AskTokens,
     ModelOffer,
     NameList,
     TensorBytes,
@@ -95,6 +96,7 @@ WINDOWS = build(SlidingWindow, tokens=_POSITIONS, back=_POSITIONS, step=_POSITIO
 def assigns(draw: st.DrawFn, cls: type) -> Any:
     stages, layers = draw(st.integers(1, limits.STAGES_MAX)), draw(st.integers(1, limits.LAYERS_MAX))
     last, first = draw(st.booleans()) or stages == 1 or layers == 1, draw(st.integers(0, max(0, layers - 2)))
+    has_tokens = draw(st.booleans())
     special = {
         "model": st.text(PRINTABLE, max_size=30),
         "stages": st.just(stages),
@@ -108,6 +110,8 @@ def assigns(draw: st.DrawFn, cls: type) -> Any:
         "cache": st.sampled_from(CACHES),
         "context": st.integers(1, limits.CONTEXT_MAX),
         "drafting": st.none(),
+        "tokens_digest": st.just("0" * limits.DIGEST_CHARS if has_tokens else ""),
+        "tokens_bytes": st.integers(1, limits.TOKEN_TABLE_BYTES_MAX) if has_tokens else st.just(0),
         "sliding_window": st.none() | WINDOWS,
         "captures": st.lists(st.integers(0, layers), max_size=limits.CAPTURES_MAX, unique=True)
         .map(sorted)
@@ -318,6 +322,7 @@ SPECIAL: dict[str, st.SearchStrategy[Any]] = {
     "NameList": build(NameList, names=NAME_LISTS),
     "AskTensors": build(AskTensors, names=NAME_LISTS),
     "TensorList": build(TensorList, entries=st.lists(ENTRIES, max_size=3).map(tuple)),
+    "AskTokens": build(AskTokens, offset=st.integers(0, limits.TOKEN_TABLE_BYTES_MAX)),
     "AskBytes": build(
         AskBytes, digest=DIGESTS, offset=OFFSETS, size=st.integers(1, limits.WEIGHT_CHUNK_BYTES)
     ),

@@ -43,6 +43,7 @@ from flowspec.core.protocol.facts import AskFacts
 from flowspec.core.protocol.messages import Commit, Expand, Message, Open, Proposed, Release, Segment
 from flowspec.core.protocol.weight_messages import (
     AskModel,
+    AskTokens,
     ModelOffer,
     NameList,
     TensorBytes,
@@ -123,8 +124,8 @@ class Loaded:
 
     There is room for `cache_slots` beside it. One takes `slot_bytes` in all its layers, `windowed_bytes` of
     these in layers with a sliding window; the states of a conversation take `state_bytes`. So many `carried`
-    numbers come with each hidden state (`shared_keys`). A slice that was made ready and had no room takes
-    `load_s` to load.
+    numbers come with each hidden state (`shared_keys`). `grammars` is as in `Ready`. A slice that was made
+    ready and had no room takes `load_s` to load.
     """
 
     weight_bytes: int
@@ -138,6 +139,7 @@ class Loaded:
     windowed_bytes: int = 0
     state_bytes: int = 0
     carried: int = 0
+    grammars: str = ""
 
 
 class SliceRoom(Enum):
@@ -551,7 +553,7 @@ class DaemonCore:
     def _message_arrived(self, said: CallerMessageArrived, now_s: float) -> None:
         caller, message, assignment = said.caller, said.message, self.assignment
         if caller.role == "head-control":
-            self._from_head(caller, message, now_s)
+            self._from_head(caller, message, said.payload, now_s)
         elif caller.role == "head-weights":
             for asker in (assignment, self.beside):
                 if asker is not None and asker.weights is caller:
@@ -575,7 +577,7 @@ class DaemonCore:
             )
             self._step(assignment, arrived, now_s)
 
-    def _from_head(self, caller: Caller, message: Message, now_s: float) -> None:
+    def _from_head(self, caller: Caller, message: Message, payload: Any, now_s: float) -> None:
         if isinstance(message, Assign):
             return self._assign(caller, message, now_s)
         if isinstance(message, AskFacts | AskArithmetics):
@@ -606,6 +608,9 @@ class DaemonCore:
             self._step(assignment, message, now_s)
         elif isinstance(message, Reset):
             self._end_assignment(f"head {caller.name} is done")
+        elif isinstance(message, TensorBytes):
+            answer = _checked_answer(assignment, message)
+            self._commands.append(Deliver(assignment_id=assignment.number, answer=answer, payload=payload))
         else:
             raise PeerError(f"a head's control connection carries no {type(message).__name__}")
         return None
@@ -688,7 +693,7 @@ class DaemonCore:
         elif isinstance(result, Loading):
             self._commands.append(Send(caller=beside.control, message=result))
         else:
-            caller = beside.control if isinstance(result, AskModel) else beside.weights
+            caller = beside.control if isinstance(result, AskModel | AskTokens) else beside.weights
             if caller is None:
                 self._fail_beside(beside, "the head's connection for weights is gone", "again")
             else:
@@ -825,7 +830,7 @@ class DaemonCore:
             self._commands.append(Send(caller=assignment.control, message=result))
         else:
             assignment.unanswered += 1
-            caller = assignment.control if isinstance(result, AskModel) else assignment.weights
+            caller = assignment.control if isinstance(result, AskModel | AskTokens) else assignment.weights
             if caller is None:
                 self._unsent(CommandFailed(assignment_id=assignment.number, message=result))
             else:

@@ -82,7 +82,7 @@ from flowspec.core.protocol.cluster_messages import (
     Welcome,
 )
 from flowspec.core.protocol.messages import Hop, Message, Proposed, Verified
-from flowspec.core.protocol.weight_messages import AskModel
+from flowspec.core.protocol.weight_messages import AskModel, AskTokens
 from flowspec.core.stage.slots import CacheRoom
 
 CONTROL, DATA = "head-control", "head-data"
@@ -339,6 +339,15 @@ class ServeWeights:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SendTokens:
+    """A device asks for the bytes of the model's tokens, from `offset` on."""
+
+    pipeline: int
+    device: str
+    offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StartPipeline:
     """The pipeline is there, with this room for caches at each stage: nobody needs weights any more.
 
@@ -388,6 +397,7 @@ FormingCommand = (
     | Dial
     | SendControl
     | ServeWeights
+    | SendTokens
     | StartPipeline
     | StopPipeline
     | HangUp
@@ -806,6 +816,9 @@ class PipelineCore:
             self._ready(pipeline, device, message, now_s)
         elif isinstance(message, AskModel):
             self._commands.append(ServeWeights(pipeline=pipeline.number, device=device))
+        elif isinstance(message, AskTokens):
+            sent = SendTokens(pipeline=pipeline.number, device=device, offset=message.offset)
+            self._commands.append(sent)
         elif isinstance(message, Error):
             self._suspect(pipeline, fault_of(pipeline.parts, device, message), now_s)
         elif not (isinstance(message, Proposed) and pipeline.part(device).assign.drafting is not None):

@@ -92,6 +92,10 @@ class Assign:
     `arithmetic` names the bits that its layers are to be computed with (`core.cluster.agreement`); empty: the
     best that the device has, as for drafters, which decide no token.
 
+    Whoever draws or drafts is to have the bytes of the model's tokens, for answers that a grammar binds:
+    `tokens_digest` names them and `tokens_bytes` is their size; it asks for them (`AskTokens`) unless it has
+    them. Empty: no answer is bound.
+
     Layers with a sliding window hold what `sliding_window` says (None: all layers hold all).
 
     With `drafting` the daemon becomes a drafter instead: all layers of a small model, which answers `Expand`
@@ -119,10 +123,12 @@ class Assign:
     arithmetic: str = ""
     cache: str = CACHE_AUTO
     sliding_window: SlidingWindow | None = None
+    tokens_digest: str = ""
+    tokens_bytes: int = 0
 
     def __post_init__(self) -> None:
         check_text("model", self.model, limits.TEXT_CHARS_MAX)
-        for field in ("fingerprint", "next_hop", "next_name", "arithmetic"):
+        for field in ("fingerprint", "next_hop", "next_name", "arithmetic", "tokens_digest"):
             check_text(field, getattr(self, field))
         check(self.next_ip == "" or is_numeric(self.next_ip), "next_ip", self.next_ip, "an IP address")
         check_range("stages", self.stages, 1, limits.STAGES_MAX)
@@ -145,6 +151,13 @@ class Assign:
         check(self.dtype in ACTIVATIONS, "dtype", self.dtype, f"one of {', '.join(ACTIVATIONS)}")
         check(self.cache in CACHES, "cache", self.cache, f"one of {', '.join(CACHES)}")
         check_range("context", self.context, 1, limits.CONTEXT_MAX)
+        check_range("tokens_bytes", self.tokens_bytes, 0, limits.TOKEN_TABLE_BYTES_MAX)
+        check(
+            bool(self.tokens_digest) == bool(self.tokens_bytes),
+            "tokens_bytes",
+            self.tokens_bytes,
+            "a size where there is a digest",
+        )
         check_all("captures", self.captures, 0, self.layer_count, limits.CAPTURES_MAX)
         check(
             list(self.captures) == sorted(set(self.captures)),
@@ -249,6 +262,8 @@ class Ready:
     `cache_slots` of all conversations together. One takes `slot_bytes` in all its layers, `windowed_bytes` of
     these in layers with a sliding window; the states of a conversation take `state_bytes`.
 
+    `grammars` is what it computes the masks of grammars by, a library and its version (empty: it cannot).
+
     Where it made ready beside a pipeline and had no memory for both slices, loading takes about `load_s` more
     once that one is over.
     """
@@ -261,8 +276,10 @@ class Ready:
     state_bytes: int = 0
     received_bytes: int = 0
     load_s: float = 0.0
+    grammars: str = ""
 
     def __post_init__(self) -> None:
+        check_text("grammars", self.grammars)
         for field in ("weight_bytes", "memory_bytes", "cache_slots", "state_bytes", "received_bytes"):
             check_range(field, getattr(self, field), 0, limits.ID_MAX)
         check_range("slot_bytes", self.slot_bytes, 1, limits.ID_MAX)

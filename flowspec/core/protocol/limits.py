@@ -103,6 +103,8 @@ TENSOR_BYTES_MAX = 1 << 36
 DIGEST_CHARS = 64
 WEIGHT_CHUNK_BYTES = 1 << 20
 """Most bytes of weights that one message brings."""
+TOKEN_CHUNK_BYTES = 1 << 18
+"""Most bytes of a table of tokens that one message brings: pings stand behind it."""
 WEIGHT_WINDOW = 8
 """Questions about weights that a daemon may have open: with 8 MiB on their way a gigabit link is busy for 60
 ms."""

@@ -32,7 +32,7 @@ from flowspec.core.protocol.cluster_messages import (
 from flowspec.core.protocol.facts import AskFacts, Facts
 from flowspec.core.protocol.weight_messages import WeightAnswer, WeightQuestion
 
-PROTOCOL_VERSION = 18
+PROTOCOL_VERSION = 19
 """Counts up when a message gets or loses a field, or means something else: both ends must have the same."""
 
 
@@ -73,7 +73,7 @@ class Sampling:
     (docs/architecture.md). Both ascend, and ids that the model does not have mean nothing. Then logits of
     tokens that stand in the text already are changed (`model.penalties`): `repetition_penalty` counts prompt
     and answer, 1 switches it off; `frequency_penalty` and `presence_penalty` count the answer alone, 0
-    switches them off.
+    switches them off. Last, only tokens stay that the `grammar` allows behind the answer so far.
     """
 
     temperature: float = 0.0
@@ -126,7 +126,8 @@ class Sampling:
     @property
     def needs_text(self) -> bool:
         """Whether what is drawn depends on which tokens stand before it."""
-        return bool(self.presence_penalty or self.frequency_penalty) or self.repetition_penalty != 1
+        is_penalised = bool(self.presence_penalty or self.frequency_penalty) or self.repetition_penalty != 1
+        return is_penalised or self.grammar is not None
 
     @property
     def is_shaped(self) -> bool:

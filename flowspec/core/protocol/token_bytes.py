@@ -58,7 +58,7 @@ class TokenBytes:
         return hashlib.sha256(self.packed).hexdigest()
 
     @staticmethod
-    def unpacked(data: bytes | memoryview) -> TokenBytes:
+    def unpacked(data: bytes | bytearray | memoryview) -> TokenBytes:
         """What was `packed`; raises `ValueError` for anything else."""
         data = bytes(data)
         check(

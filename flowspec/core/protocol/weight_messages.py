@@ -151,5 +151,19 @@ class TensorBytes:
         check_range("offset", self.offset, 0, limits.TENSOR_BYTES_MAX)
 
 
-WeightQuestion = AskModel | AskNames | AskTensors | AskBytes
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskTokens:
+    """Send the bytes of the model's tokens (`TokenBytes`) from `offset` on, which were named in the Assign.
+
+    It goes over the control connection, and so does the answer, TensorBytes: it is asked while nothing is
+    computed, also by devices that need no weights of the head.
+    """
+
+    offset: int
+
+    def __post_init__(self) -> None:
+        check_range("offset", self.offset, 0, limits.TOKEN_TABLE_BYTES_MAX)
+
+
+WeightQuestion = AskModel | AskNames | AskTensors | AskBytes | AskTokens
 WeightAnswer = ModelOffer | NameList | TensorList | TensorBytes

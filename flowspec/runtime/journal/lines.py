@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from flowspec.core.head.request import common_prefix
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.checks import check, check_all, check_range, check_text
-from flowspec.core.protocol.messages import SAMPLING_FIELDS, Sampling
+from flowspec.core.protocol.messages import SAMPLING_FIELDS, Grammar, Sampling
 from flowspec.core.protocol.precision import ACTIVATIONS, CACHE_AUTO, CACHES
 from flowspec.errors import InputError, first_line
 
@@ -333,6 +333,10 @@ def _sampling(row: dict[str, Any]) -> Sampling:
         found["suppress_tokens"] = tuple(_numbers(row, "suppress_tokens"))
     if "logit_bias" in row:
         found["logit_bias"] = tuple(map(_pair, _field(row, "logit_bias", list)))
+    if row.get("grammar") is not None:
+        grammar = _field(row, "grammar", dict)
+        kind, text = _field(grammar, "kind", str), _field(grammar, "text", str)
+        found["grammar"] = Grammar(kind=kind, text=text, ends=tuple(_numbers(grammar, "ends")))
     return Sampling(**found)
 
 

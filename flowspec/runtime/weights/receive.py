@@ -9,6 +9,7 @@ attempt goes on.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import time
 from collections import deque
@@ -17,11 +18,13 @@ from typing import Protocol, TypeVar
 
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import Error
+from flowspec.core.protocol.token_bytes import TokenBytes
 from flowspec.core.protocol.weight_messages import (
     AskBytes,
     AskModel,
     AskNames,
     AskTensors,
+    AskTokens,
     ModelOffer,
     NameList,
     TensorBytes,
@@ -85,6 +88,26 @@ def ask_entries(word: ModelDescription, names: Iterable[str], channel: HeadChann
             raise PeerError("expected the tensors that were asked for, got others")
         entries += found.entries
     return entries
+
+
+def ask_tokens(channel: HeadChannel, digest: str, size: int) -> TokenBytes:
+    """The bytes of the model's tokens. Raises `PeerError` for others than were named, or what are none."""
+    data = bytearray()
+    while len(data) < size:
+        channel.tell("receiving", len(data) / size)
+        channel.ask(AskTokens(offset=len(data)))
+        answer, more = _expect(channel, TensorBytes)
+        if (answer.digest, answer.offset) != (digest, len(data)) or not 0 < len(more) <= size - len(data):
+            raise PeerError(
+                f"expected tokens from {len(data)} on, got {len(more)} bytes from {answer.offset} on"
+            )
+        data += more
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise PeerError("expected the tokens that were named, got others")
+    try:
+        return TokenBytes.unpacked(data)
+    except ValueError as error:
+        raise PeerError(str(error)) from None
 
 
 @contextlib.contextmanager

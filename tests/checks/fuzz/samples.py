@@ -43,6 +43,7 @@ from flowspec.core.protocol.weight_messages import (
     AskModel,
     AskNames,
     AskTensors,
+    AskTokens,
     ModelOffer,
     NameList,
     TensorBytes,
@@ -178,6 +179,7 @@ MESSAGES: tuple[Message, ...] = (
     AskNames(first=0),
     AskTensors(names=("model.norm.weight",)),
     AskBytes(digest=_DIGEST, offset=0, size=4),
+    AskTokens(offset=0),
     ModelOffer(config='{"model_type": "llama"}', tensor_count=3, gguf=""),
     NameList(names=("model.norm.weight", "lm_head.weight")),
     TensorList(

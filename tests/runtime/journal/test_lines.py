@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.core.protocol.messages import Sampling
+from flowspec.core.protocol.messages import Grammar, Sampling
 from flowspec.errors import InputError
 from flowspec.runtime.journal.lines import (
     Entry,
@@ -243,6 +243,7 @@ def test_tokens_that_are_not_drawn_and_biases_are_kept() -> None:
         repetition_penalty=1.2,
         suppress_tokens=(3, 5),
         logit_bias=((2, -100.0), (9, 0.25)),
+        grammar=Grammar(kind="regex", text="a|\u00e9", ends=(1, 7)),
     )
     entry = replace(FIRST, sampling=sampling)
     assert read_lines(seal(*rows_of(entry)), "j").last == entry
@@ -253,8 +254,11 @@ def test_tokens_that_are_not_drawn_and_biases_are_kept() -> None:
         ("logit_bias", [[5, "1"]]),
         ("logit_bias", [[5, 101]]),
         ("logit_bias", {"5": 1}),
+        ("grammar", "a"),
+        ("grammar", {"kind": "regex", "text": "a"}),
+        ("grammar", {"kind": "xml", "text": "a", "ends": [1]}),
     ):
-        with pytest.raises(InputError, match=name):
+        with pytest.raises(InputError, match=f"{name}|ends"):
             read_lines(seal(setting_row(SETTING), ask_of(FIRST, sampling={name: wrong})), "j")
 
 
@@ -264,7 +268,7 @@ def test_a_sampling_field_that_a_line_lacks_is_off_and_one_that_is_unknown_is_re
         FIRST, tokens=(), end="", text=None, sampling=Sampling(temperature=0.5, seed=4)
     )
     row = ask_of(FIRST, sampling={"temperature": 0.5, "seed": 4, "tilt": 1.0})
-    with pytest.raises(InputError, match=r"sampling: expected temperature, .*logit_bias, got \['tilt'\]"):
+    with pytest.raises(InputError, match=r"sampling: expected temperature, .*grammar, got \['tilt'\]"):
         read(seal(HEAD, row))
 
 

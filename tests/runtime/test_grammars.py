@@ -1,0 +1,202 @@
+"""Answers that a grammar binds, on real processes: each is that of decoding step by step, and a text that the
+grammar allows, whatever is guessed and whatever is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("llguidance")
+
+from flowspec import LLM
+from flowspec.core.methods import METHODS
+from flowspec.core.protocol.messages import Grammar, Sampling
+from flowspec.core.protocol.token_bytes import TokenBytes
+from flowspec.errors import ClusterError, InputError
+from flowspec.model.files import BUNDLED, ModelFiles
+from flowspec.model.grammar import GrammarVocabulary, library_version
+from flowspec.model.step_by_step import StepByStep
+from flowspec.model.text import Tokenizer, recommended
+from flowspec.runtime import head as head_module
+from flowspec.runtime.decoding import Decoding
+from flowspec.runtime.session import ClusterOptions, Limits, open_cluster
+from tests.runtime.clusters import wait_until
+
+NEW_TOKENS_MAX = 60
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "answer": {"type": "integer", "minimum": 0, "maximum": 999},
+        "unit": {"enum": ["none", "apples"]},
+        "why": {"type": "string", "maxLength": 12},
+        "steps": {"type": "array", "items": {"type": "boolean"}, "maxItems": 3},
+    },
+    "required": ["answer", "unit", "why", "steps"],
+    "additionalProperties": False,
+}
+REGEX = r"(yes|no), it is [0-9]{1,3}\."
+QUESTION = "What is 17 + 25?"
+
+
+def check_document(text: str) -> None:
+    """That the schema allows it, by what the schema means."""
+    found = json.loads(text)
+    assert list(found) == ["answer", "unit", "why", "steps"]
+    assert type(found["answer"]) is int
+    assert 0 <= found["answer"] <= 999
+    assert found["unit"] in ("none", "apples")
+    assert len(found["why"]) <= 12
+    assert len(found["steps"]) <= 3
+    assert all(type(step) is bool for step in found["steps"])
+
+
+@pytest.fixture(scope="module")
+def files() -> ModelFiles:
+    return ModelFiles(BUNDLED)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(files: ModelFiles) -> Tokenizer:
+    return Tokenizer(files)
+
+
+@pytest.fixture(scope="module")
+def tokens(files: ModelFiles, tokenizer: Tokenizer) -> TokenBytes:
+    config = files.config()
+    return tokenizer.token_bytes_of_all(config.vocab_size, recommended(files, config).stop_ids)
+
+
+@pytest.fixture(scope="module")
+def plain(files: ModelFiles, tokens: TokenBytes) -> StepByStep:
+    found = StepByStep.load(files, "float32")
+    found.grammars = GrammarVocabulary(tokens)
+    return found
+
+
+def samplings(stop_ids: frozenset[int]) -> Iterator[Sampling]:
+    ends = tuple(sorted(stop_ids))
+    document = Grammar(kind="json_schema", text=json.dumps(SCHEMA), ends=ends)
+    for temperature in (0.0, 1.0):
+        yield Sampling(temperature=temperature, seed=5, grammar=document)
+    sentence = Grammar(kind="regex", text=REGEX, ends=ends)
+    yield Sampling(temperature=1.0, seed=6, top_p=0.8, frequency_penalty=0.5, grammar=sentence)
+
+
+@pytest.mark.parametrize("stages", [1, 3])
+def test_answers_of_every_method_are_those_of_decoding_step_by_step(
+    stages: int, files: ModelFiles, tokenizer: Tokenizer, tokens: TokenBytes, plain: StepByStep
+) -> None:
+    stop_ids = recommended(files, files.config()).stop_ids
+    limits = Limits(new_tokens_max=NEW_TOKENS_MAX, stop_ids=stop_ids)
+    prompt = tuple(tokenizer.encode_chat([{"role": "user", "content": QUESTION}]))
+    with open_cluster(ClusterOptions(model=BUNDLED, dtype="float32", local=stages, context=200)) as opened:
+        cluster = replace(opened, plan=replace(opened.plan, tokens=tokens))
+        for method in METHODS:
+            name = None if method == "ar" else BUNDLED
+            decoding = Decoding(method=method, drafters=(name,))
+            with cluster.session(decoding, lambda text, share: None) as session:
+                assert session.head.stages[-1].ready.grammars == library_version()
+                assert session.head.grammar_trouble() == ""
+                for sampling in samplings(stop_ids):
+                    answer = session.submit(prompt, sampling, limits, request=session.head.new_request())
+                    found = tuple(token for batch in answer for token in batch.tokens)
+                    assert answer.end is not None
+                    assert answer.end.reason == "stop", (method, tokenizer.decode(found))
+                    expected = plain.generate(prompt, sampling, NEW_TOKENS_MAX, stop_ids)
+                    assert found == expected[:-1], method
+                    text = tokenizer.decode(found)
+                    assert sampling.grammar is not None
+                    if sampling.grammar.kind == "regex":
+                        assert re.fullmatch(REGEX, text)
+                    else:
+                        check_document(text)
+
+
+@pytest.fixture
+def llm() -> Iterator[LLM]:
+    with LLM(BUNDLED, local=3, drafter=BUNDLED, dtype="float32", context=400) as opened:
+        yield opened
+
+
+def ask(llm: LLM, **params: Any) -> Any:
+    wanted = {"json_schema": SCHEMA, "temperature": 1.0, "seed": 5, "max_new_tokens": NEW_TOKENS_MAX}
+    return llm.stream(QUESTION, **{**wanted, **params})
+
+
+def test_a_lost_device_changes_no_token_of_it(
+    llm: LLM, files: ModelFiles, plain: StepByStep, tokenizer: Tokenizer
+) -> None:
+    """The last one, which draws the tokens: the one that takes its place gets the model's tokens, too."""
+    stop_ids = recommended(files, files.config()).stop_ids
+    sampling = next(each for each in samplings(stop_ids) if each.temperature == 1)
+    prompt = tuple(tokenizer.encode_chat([{"role": "user", "content": QUESTION}]))
+    text = json.dumps(SCHEMA, ensure_ascii=False, separators=(",", ":"))
+    assert sampling.grammar is not None
+    sampling = replace(sampling, grammar=replace(sampling.grammar, text=text))
+    expected = plain.generate(prompt, sampling, NEW_TOKENS_MAX, stop_ids)[:-1]
+    stream = ask(llm)
+    found = list(next(stream).token_ids)
+    os.kill(llm.stages[-1]["pid"], signal.SIGKILL)
+    for piece in stream:
+        found += piece.token_ids
+    answer = stream.answer()
+    assert tuple(found) == answer.token_ids == expected
+    check_document(answer.text)
+    assert answer.statistics["recoveries"] == 1
+    assert len(llm.stages) == 2
+
+
+def test_a_device_that_cannot_obey_a_grammar_is_never_asked_to(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Told before an answer begins; one that runs ends with an error where such a device is all that is
+    left."""
+    stream = ask(llm, json_schema=None, regex="[a-z ]{300}", max_new_tokens=250)
+    next(stream)
+    monkeypatch.setattr(head_module, "library_version", lambda: "llguidance 99")
+    with pytest.raises(InputError, match=r"expected llguidance 99 on device local-2.* got llguidance 1"):
+        ask(llm)
+    free = llm.generate(QUESTION).text
+    os.kill(llm.stages[-1]["pid"], signal.SIGKILL)
+    with pytest.raises(ClusterError, match="expected llguidance 99 on device local-1"):
+        stream.answer()
+    wait_until(lambda: len(llm.stages) == 2, "it goes on")
+    assert llm.generate(QUESTION).text == free
+
+
+def test_what_cannot_be_obeyed_is_refused_before_it_is_asked(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for params, text in (
+        ({"json_schema": {"not": {}}}, 'Unimplemented keys: \\["not"\\]'),
+        ({"regex": "a"}, "regex: expected nothing beside json_schema"),
+        ({"ignore_eos": True}, "ignore_eos: expected false beside json_schema"),
+        ({"json_schema": 5}, "json_schema: expected a schema, got 5"),
+        ({"json_schema": {"enum": ["x" * 70_000]}}, "json_schema: expected at most 65536 bytes"),
+    ):
+        with pytest.raises(InputError, match=text):
+            ask(llm, **params)
+    monkeypatch.setattr(llm, "recommended", replace(llm.recommended, stop_ids=frozenset()))
+    monkeypatch.setattr(type(llm.tokenizer), "eos_id", None)
+    with pytest.raises(InputError, match="expected a token that ends answers"):
+        ask(llm)
+
+
+def test_biases_move_what_is_drawn_and_never_out_of_the_grammar(llm: LLM, tokenizer: Tokenizer) -> None:
+    """Where everything that the grammar allows is suppressed, the grammar wins."""
+    (yes,) = tokenizer.encode("yes")
+    plain = ask(llm, json_schema=None, regex="yes|no", temperature=0.0).answer().text
+    assert plain in ("yes", "no")
+    own = llm.question(QUESTION, regex="yes|no", temperature=0.0, max_new_tokens=9)
+    every = replace(own.sampling, suppress_tokens=tuple(range(1024)))
+    assert yes >= 0
+    assert llm.submit(replace(own, sampling=every)).answer().text in ("yes", "no")
+    likely = ask(llm, json_schema=None, regex="[ab]{3}", logit_bias={tokenizer.encode("b")[0]: 90.0})
+    assert "b" in likely.answer().text
