@@ -42,7 +42,14 @@ from flowspec.core.cluster.incarnation import incarnation_of
 from flowspec.core.driving import Log
 from flowspec.core.protocol.cluster_messages import Assign, Error, Loading, Ping, Ready, Reset, Welcome
 from flowspec.core.protocol.messages import Segment
-from flowspec.core.protocol.weight_messages import AskModel, AskNames, ModelOffer, NameList
+from flowspec.core.protocol.weight_messages import (
+    AskModel,
+    AskNames,
+    AskTokens,
+    ModelOffer,
+    NameList,
+    TensorBytes,
+)
 
 LOADED = Loaded(
     weight_bytes=1, cache_slots=600, received_bytes=0, hidden_size=4, vocabulary_size=9, reused=False
@@ -327,6 +334,22 @@ def test_a_daemon_that_stops_says_that_it_is_gone() -> None:
 def assigned_beside() -> Assign:
     """Other layers than those of `assign`, in a later pipeline of the same head."""
     return replace(assign(3, 1), is_beside=True)
+
+
+def test_the_bytes_of_tokens_are_asked_for_and_come_over_the_control_connection() -> None:
+    bench = Bench()
+    head = bench.dial()
+    bench.give(CallerMessageArrived(caller=head, message=assign(1)))
+    question, answer = AskTokens(offset=0), TensorBytes(digest="0" * 64, offset=0)
+    assert bench.give(ComputeReported(assignment_id=1, result=question)) == [
+        Send(caller=head, message=question, assignment_id=1)
+    ]
+    assert bench.give(CallerMessageArrived(caller=head, message=answer, payload="bytes")) == [
+        Deliver(assignment_id=1, answer=answer, payload="bytes")
+    ]
+    assert isinstance(bench.give(CallerMessageArrived(caller=head, message=answer))[0], Ban), (
+        "nobody asked for more"
+    )
 
 
 def test_a_slice_is_made_ready_beside_the_pipeline_that_works_and_found_by_the_next_assign() -> None:

@@ -34,6 +34,7 @@ from flowspec.core.cluster.forming import (
     SegmentReturned,
     SendControl,
     SendFailed,
+    SendTokens,
     ServeWeights,
     ShowProgress,
     Start,
@@ -68,7 +69,7 @@ from flowspec.core.protocol.cluster_messages import (
     Welcome,
 )
 from flowspec.core.protocol.messages import Hop, Message
-from flowspec.core.protocol.weight_messages import AskModel
+from flowspec.core.protocol.weight_messages import AskModel, AskTokens
 from flowspec.core.stage.slots import CacheRoom
 from flowspec.plan.placement import ClusterPlan, StagePlan, assigns_of
 from tests.core.membership_timeouts import MEMBERSHIP_TIMEOUTS
@@ -219,6 +220,7 @@ def test_weights_are_served_and_progress_is_shown() -> None:
     bench.give(SessionStarted())
     bench.welcomes("a")
     assert bench.says("a", AskModel()) == [ServeWeights(pipeline=1, device="a")]
+    assert bench.says("a", AskTokens(offset=7)) == [SendTokens(pipeline=1, device="a", offset=7)]
     assert bench.says("a", Loading(doing="receiving", share=0.5)) == [
         ShowProgress(device="a", doing="receiving", share=0.5)
     ]

@@ -16,11 +16,21 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.weight_messages import AskModel, AskNames, AskTensors, ModelOffer, TensorEntry
+from flowspec.core.protocol.cluster_messages import Error
+from flowspec.core.protocol.token_bytes import TokenBytes
+from flowspec.core.protocol.weight_messages import (
+    AskModel,
+    AskNames,
+    AskTensors,
+    AskTokens,
+    ModelOffer,
+    TensorBytes,
+    TensorEntry,
+)
 from flowspec.errors import ClusterError, InputError, PeerError
 from flowspec.model.files import ModelFiles
 from flowspec.runtime.weights.offer import Offer
-from flowspec.runtime.weights.receive import ask_entries, ask_word, fetched
+from flowspec.runtime.weights.receive import ask_entries, ask_tokens, ask_word, fetched
 from flowspec.runtime.weights.store import WeightStore
 from flowspec.runtime.weights.stored import StoredModel
 from tests.runtime.clusters import whole_model
@@ -179,3 +189,64 @@ def test_an_entry_that_contradicts_itself_is_refused(tmp_path: Path, entry: dict
     model.add(TensorEntry(**right))
     with pytest.raises(PeerError, match="the head offers t as"):
         model.add(TensorEntry(**{**right, **entry}))
+
+
+TOKENS = TokenBytes(tuple(bytes([97 + token % 26]) * (token % 5) for token in range(1, 300)))
+
+
+class Told:
+    """A head that answers questions about tokens by what it is given, each once."""
+
+    def __init__(self, *answers: tuple[TensorBytes | Error | ModelOffer, bytes]) -> None:
+        self.asked: list[object] = []
+        self._answers = list(answers)
+
+    def ask(self, question: object) -> None:
+        self.asked.append(question)
+
+    def answer(self) -> tuple[TensorBytes | Error | ModelOffer, bytes]:
+        return self._answers.pop(0)
+
+    def tell(self, doing: str, share: float) -> None:
+        assert (doing, 0 <= share <= 1) == ("receiving", True)
+
+
+def part(offset: int, size: int, digest: str = TOKENS.digest) -> tuple[TensorBytes, bytes]:
+    return TensorBytes(digest=digest, offset=offset), TOKENS.packed[offset : offset + size]
+
+
+def test_the_bytes_of_tokens_come_in_as_many_parts_as_the_head_likes() -> None:
+    size = len(TOKENS.packed)
+    for cuts in ([size], [1, size - 1], [700, 2, size - 702]):
+        offsets = [sum(cuts[:place]) for place in range(len(cuts))]
+        head = Told(*(part(offset, cut) for offset, cut in zip(offsets, cuts, strict=True)))
+        assert ask_tokens(head, TOKENS.digest, size) == TOKENS
+        assert head.asked == [AskTokens(offset=offset) for offset in offsets]
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        ([part(0, 9), part(0, 9)], "expected tokens from 9 on"),
+        ([part(0, 9), (part(9, 1)[0], b"")], "expected tokens from 9 on, got 0 bytes"),
+        ([part(0, 9, "0" * 64)], "expected tokens from 0 on"),
+        ([(part(0, 9)[0], TOKENS.packed + b"x")], "expected tokens from 0 on"),
+        ([(part(0, 9)[0], bytes(len(TOKENS.packed)))], "expected the tokens that were named"),
+        ([(ModelOffer(config="{}", gguf="", tensor_count=1), b"")], "expected TensorBytes"),
+    ],
+    ids=range(6),
+)
+def test_other_tokens_than_were_named_are_refused(
+    answers: list[tuple[TensorBytes, bytes]], expected: str
+) -> None:
+    with pytest.raises(PeerError, match=expected):
+        ask_tokens(Told(*answers), TOKENS.digest, len(TOKENS.packed))
+
+
+def test_what_is_no_table_of_tokens_is_refused_and_a_head_that_has_none_is_named() -> None:
+    junk = b"\xff" * 40
+    digest = hashlib.sha256(junk).hexdigest()
+    with pytest.raises(PeerError, match="tokens: expected"):
+        ask_tokens(Told((TensorBytes(digest=digest, offset=0), junk)), digest, len(junk))
+    with pytest.raises(ClusterError, match="not offered"):
+        ask_tokens(Told((Error.saying("tokens were not offered"), b"")), digest, len(junk))
