@@ -196,6 +196,17 @@ def draws_at_positions_of_the_rest(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+def takes_the_answer_for_the_prompt(patch: pytest.MonkeyPatch) -> None:
+    """Tokens that were drawn before a loss do not count as the answer's any more."""
+    reopen = Request.reopen
+
+    def broken(self: Request) -> None:
+        reopen(self)
+        self.opening = replace(self.opening, answer_start=self.opening.length)
+
+    patch.setattr(Request, "reopen", broken)
+
+
 def lets_the_pass_that_runs_teach(patch: pytest.MonkeyPatch) -> None:
     """How long a device may be at one pass grows with the pass that it is at."""
     heard = Membership._heard
@@ -283,6 +294,7 @@ def takes_a_damaged_frame_for_the_end(patch: pytest.MonkeyPatch) -> None:
         believes_that_what_it_gave_up_is_still_there,
         forgets_what_was_answered,
         draws_at_positions_of_the_rest,
+        takes_the_answer_for_the_prompt,
         forgets_the_arithmetic,
         takes_the_first_devices_arithmetic,
     ],
