@@ -71,16 +71,16 @@ def test_the_docstrings_examples_are_true(llm: LLM) -> None:
         assert (found.failed, found.attempted > 0) == (0, True)
 
 
-@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("number", range(6))
 def test_the_documents_examples_run(
     number: int, llm: LLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert len(EXAMPLES) == 5
+    assert len(EXAMPLES) == 6
     monkeypatch.setattr(flowspec, "LLM", same := Same(llm))
     exec(compile(EXAMPLES[number], "docs/api.md", "exec"), {"__name__": "__main__"})
     shown = capsys.readouterr().out
     assert len(same.asked) == 1
-    assert (["So 17 + 25 = 42.", "[0, 8]", "cancelled", "1 + 2 = 3.", "b'4'"])[number] in shown
+    assert (["So 17 + 25 = 42.", "[0, 8]", "cancelled", "1 + 2 = 3.", "b'4'", "{'result': "])[number] in shown
 
 
 def test_a_list_of_prompts_has_a_list_of_answers(llm: LLM) -> None:
