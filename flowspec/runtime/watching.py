@@ -160,17 +160,26 @@ class KeptFrames:
 
 class Watch:
     """Lets others watch a head. `keeps` what it sees of the last answer for `recording`; `decode` gives
-    tokens' text.
+    tokens' text; `clock` is that of the head's events.
 
     Any thread may call it.
     """
 
-    def __init__(self, head: Head, about: About, decode: Decode, *, keeps: bool = False) -> None:
+    def __init__(
+        self,
+        head: Head,
+        about: About,
+        decode: Decode,
+        *,
+        keeps: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._head = head
         self._about = about
         self._decode = decode
         self._kept = KeptFrames() if keeps else None
-        self._origin_s = time.monotonic()
+        self._clock = clock
+        self._origin_s = clock()
         self._lock = threading.RLock()
         self._watchers: list[Watcher] = []
         self._recorder: Recorder | None = None
@@ -301,15 +310,15 @@ class Watch:
                     self.close()
 
     def _turn(self, recorder: Recorder) -> None:
-        now_s = time.monotonic()
+        now_s, beat_s = self._clock(), time.monotonic()
         frames = recorder.frames(now_s)
         while self._notes:
             frames.append(recorder.tell({"kind": "note", "text": self._notes.popleft()}, now_s))
         standing = (self._head.is_formed, self._head.lost)
-        if now_s >= self._devices_due_s or standing != self._standing:
+        if beat_s >= self._devices_due_s or standing != self._standing:
             self._standing = standing
             is_calm = self._head.is_formed and not self._head.loading
-            self._devices_due_s = now_s + (DEVICES_EVERY_S if is_calm else LOADING_EVERY_S)
+            self._devices_due_s = beat_s + (DEVICES_EVERY_S if is_calm else LOADING_EVERY_S)
             frames.append(recorder.tell({"kind": "devices", "devices": self._look_at_devices()}, now_s))
         if self._head.failure is not None and recorder.present.failed is None:
             frames.append(recorder.tell({"kind": "failed", "text": str(self._head.failure)}, now_s))

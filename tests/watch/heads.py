@@ -61,6 +61,5 @@ class VirtualHead:
 
 def watched(head: VirtualHead, *, keeps: bool = False) -> Watch:
     about = About(world="simulated", model="made", method="any", drafters=(), stages=[])
-    watch = Watch(head, about, as_numbers, keeps=keeps)  # type: ignore[arg-type]
-    watch._origin_s = 0.0  # the virtual clock's
-    return watch
+    clock = head.play.world.clock
+    return Watch(head, about, as_numbers, keeps=keeps, clock=lambda: clock.now_s)  # type: ignore[arg-type]
