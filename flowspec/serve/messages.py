@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from flowspec.model.text import Messages
@@ -44,7 +45,7 @@ def _message(message: Any, where: str, called: dict[str, str]) -> dict[str, Any]
     said = fields.take("content") if role == "assistant" else fields.needed("content")
     found: dict[str, Any] = {
         "role": _ROLES[role],
-        "content": "" if said is None else _content(said, f"{where}.content"),
+        "content": "" if said is None else text_of(said, f"{where}.content"),
     }
     fields.text("name")
     if role == "assistant":
@@ -107,8 +108,8 @@ def _call(found: Any, where: str) -> dict[str, Any]:
     return {"id": key, "type": "function", "function": {"name": name, "arguments": usable}}
 
 
-def _content(content: Any, where: str) -> str:
-    """A text, whole or in parts."""
+def text_of(content: Any, where: str, kinds: Sequence[str] = ("text",)) -> str:
+    """A text, whole or in parts of these kinds."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -118,19 +119,19 @@ def _content(content: Any, where: str) -> str:
         at = f"{where}[{place}]"
         if not isinstance(part, dict) or not isinstance(part.get("type"), str):
             raise invalid(at, "an object with a type", part, "invalid_type")
-        if part["type"] != "text":
+        if part["type"] not in kinds:
             raise ApiError(
                 400,
-                f"{at}: this model takes text, got a part of type {part['type']!r:.40}",
+                f"{at}: this model takes text, expected a part of type {' or '.join(kinds)}, got "
+                f"{part['type']!r:.40}",
                 at,
                 "unsupported_content",
             )
         fields = Fields(part, f"{at}.")
-        fields.take("type")
+        fields.ignored("type", "annotations", "logprobs", "cache_control", "prompt_cache_breakpoint")
         text = fields.needed("text")
         if not isinstance(text, str):
             raise invalid(f"{at}.text", "a string", text, "invalid_type")
-        fields.ignored("cache_control")
         fields.finish()
         texts.append(text)
     return "".join(texts)

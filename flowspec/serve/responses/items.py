@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from flowspec.serve.fields import Fields
+from flowspec.serve.messages import text_of
 from flowspec.serve.refusals import ApiError, invalid
 
 ITEMS_MAX = 4096
@@ -78,7 +79,7 @@ def _message(fields: Fields, turns: _Turns, where: str) -> None:
     role = fields.needed("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise invalid(f"{where}.role", f"one of {', '.join(_ROLES)}", role)
-    content = _text(fields.needed("content"), f"{where}.content")
+    content = text_of(fields.needed("content"), f"{where}.content", _TEXTS)
     fields.ignored("phase")  # a label, for which templates have no place
     if role != "assistant":
         turns.add({"role": role, "content": content}, where)
@@ -94,7 +95,7 @@ def _reasoning(fields: Fields, turns: _Turns, where: str) -> None:
         raise invalid(f"{where}.content", "a list of parts", content, "invalid_type")
     if content:
         turn = turns.own(where, before=("reasoning_content", "content", "tool_calls"))
-        turn["reasoning_content"] = _text(content, f"{where}.content", ("reasoning_text",))
+        turn["reasoning_content"] = text_of(content, f"{where}.content", ("reasoning_text",))
 
 
 def _function_call(fields: Fields, turns: _Turns, where: str) -> None:
@@ -111,7 +112,7 @@ def _function_call(fields: Fields, turns: _Turns, where: str) -> None:
 
 def _function_call_output(fields: Fields, turns: _Turns, where: str) -> None:
     call_id = _needed_text(fields, "call_id", where)
-    output = _text(fields.needed("output"), f"{where}.output")
+    output = text_of(fields.needed("output"), f"{where}.output", _TEXTS)
     turns.add({"role": "tool", "tool_call_id": call_id, "content": output}, where)
 
 
@@ -128,29 +129,3 @@ def _needed_text(fields: Fields, name: str, where: str) -> str:
     if not isinstance(found, str):
         raise invalid(f"{where}.{name}", "a string", found, "invalid_type")
     return found
-
-
-def _text(content: Any, where: str, kinds: tuple[str, ...] = _TEXTS) -> str:
-    """A text, whole or in parts."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise invalid(where, "a string or a list of parts", content, "invalid_type")
-    texts = []
-    for place, part in enumerate(content):
-        at = f"{where}[{place}]"
-        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-            raise invalid(at, "an object with a type", part, "invalid_type")
-        if part["type"] not in kinds:
-            raise ApiError(
-                400,
-                f"{at}: this model takes text, expected a part of type {' or '.join(kinds)}, got "
-                f"{part['type']!r:.40}",
-                at,
-                "unsupported_content",
-            )
-        fields = Fields(part, f"{at}.")
-        fields.ignored("type", "annotations", "logprobs", "cache_control", "prompt_cache_breakpoint")
-        texts.append(_needed_text(fields, "text", at))
-        fields.finish()
-    return "".join(texts)
