@@ -37,7 +37,7 @@ WEIGHT_ERROR = 1e-3
 """More than the rounding of single precision can do to a weight."""
 WEIGHT_MIN = 1e-30
 """Weights below may have lost their order to underflow."""
-SHAPINGS_MAX = 64
+SHAPINGS_MAX = 16
 """Samplings of which is kept what they change."""
 
 
@@ -82,7 +82,7 @@ class Ranker:
         self._noises: OrderedDict[tuple[int, int], _Noise] = OrderedDict()
         self._noises_max = max(2, bytes_max // (12 * len(self._ids)))
         self._tokens = vocabulary_size if ids is None else ids
-        self._shapings: dict[Sampling, Shaping] = {}
+        self._shapings: OrderedDict[Sampling, Shaping] = OrderedDict()
         self._grammars: GrammarVocabulary | None = None
 
     def take_grammars(self, grammars: GrammarVocabulary | None) -> None:
@@ -120,9 +120,11 @@ class Ranker:
         found = self._shapings.get(sampling)
         if found is None:
             if len(self._shapings) >= SHAPINGS_MAX:
-                self._shapings.clear()
+                self._shapings.popitem(last=False)
             obeyed = sampling if self._grammars is not None else replace(sampling, grammar=None)
             found = self._shapings[sampling] = Shaping(obeyed, self._tokens, self._grammars)
+        else:
+            self._shapings.move_to_end(sampling)
         return found
 
     def _children(self, logits: F32, temperature: float, noise: _Noise | None, width: int) -> Children:

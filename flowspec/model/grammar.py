@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -35,7 +35,9 @@ from flowspec.extras import how_to_get
 Mask = npt.NDArray[np.bool_]
 
 LEXER_STATES_MAX = 20_000
-"""Of one request, each of one or two KB."""
+"""Of one request, each of one or two KB. It is what bounds a step: the library's other bound counts the
+states that a step makes anew, and so depends on what was asked before."""
+_NO_BOUND = 1 << 62
 _NEVER_IN_UTF8 = 0xFF
 """The library marks special tokens with it."""
 _NO_FORCING = '%llguidance {"no_forcing": true}\n'
@@ -43,9 +45,9 @@ _JSON_SPACES = {"whitespace_flexible": False, "item_separator": ", ?", "key_sepa
 _LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//[^\n]*|#[^\n]*')
 _REFUSED_IN_LARK = (
     (re.compile(r"%llguidance\b"), "options of the library (%llguidance)"),
-    (re.compile(r"^\s*[A-Za-z_]\w*\s*\[", re.MULTILINE), "attributes of rules (name[...])"),
+    (re.compile(r"[\w\-]\s*\["), "attributes of rules (name[...])"),
     (re.compile(r"<[\[|\w]"), "special tokens (<...>)"),
-    (re.compile(r"^\s*(?:start|\w+)\s*:[^\n]*@", re.MULTILINE), "other grammars (@name)"),
+    (re.compile(r"@"), "other grammars (@name)"),
 )
 
 
@@ -70,9 +72,14 @@ def check_library() -> None:
 
 def schema_text(schema: Any) -> str:
     """A JSON schema as a `Grammar` has it: an object, true, or the text of either."""
-    return (
-        schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
-    )
+    if isinstance(schema, str):
+        return schema
+    try:
+        return json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(
+            f"json_schema: expected what JSON can hold, got another object ({error!s:.80})"
+        ) from None
 
 
 @lru_cache(maxsize=64)
@@ -135,9 +142,9 @@ class GrammarMasks:
         self._vocabulary = vocabulary
         self._count = len(vocabulary.tokens.texts)
         self._ends = np.array([end for end in grammar.ends if end < self._count], dtype=np.int64)
-        self._fresh = _matcher(grammar.kind, grammar.text, vocabulary.library)
-        self._matcher = self._fresh.deep_copy()
+        self._grammar = grammar
         self._at: list[int] = []
+        self._start_anew()
 
     def allowed(self, answer: Sequence[int]) -> Mask:
         """Which tokens may follow `[vocabulary]`; at least those that end the answer may."""
@@ -149,27 +156,31 @@ class GrammarMasks:
 
     def is_whole(self, answer: Sequence[int]) -> bool:
         """Whether the answer, without the token that ends it, is a text that the grammar allows."""
-        return self._moved(answer) and bool(self._matcher.is_accepting())
+        return bool(self._asked(answer, lambda: self._matcher.is_accepting()))
 
     def _mask(self, answer: Sequence[int]) -> Mask | None:
         """None where nothing may follow."""
-        if not self._moved(answer):
+        bits = self._asked(answer, lambda: _bits(self._matcher, self._count + 1))
+        if bits is None:
             return None
-        bits = _bits(self._matcher, self._count + 1)
-        if self._matcher.is_error():
-            # Of what it did on other paths something may have counted against a limit.
-            self._start_anew()
-            if not self._moved(answer):
-                return None
-            bits = _bits(self._matcher, self._count + 1)
-            if self._matcher.is_error():
-                self._start_anew()
-                return None
         mask, may_end = bits[: self._count], bits[self._count]
         if not answer and len(self._vocabulary.spaced):
             mask[self._vocabulary.spaced] = False
         mask[self._ends] = may_end
         return mask if mask.any() else None
+
+    def _asked(self, answer: Sequence[int], ask: Callable[[], Any]) -> Any:
+        """What the matcher says behind the answer; None where it cannot be there, or gives up.
+
+        States of other paths count against its limit, too. So one that gave up is asked once more from the
+        beginning, where only those of this path do: what it says is a function of the path.
+        """
+        for _ in range(2):
+            found = ask() if self._moved(answer) else None
+            if not self._matcher.is_error():
+                return found
+            self._start_anew()
+        return None
 
     def _moved(self, answer: Sequence[int]) -> bool:
         """Has the matcher stand behind the answer, if it can; it goes back to where its path leaves that."""
@@ -189,13 +200,12 @@ class GrammarMasks:
             return False
         taken = self._matcher.try_consume_tokens(more) if more else 0
         self._at += more[:taken]
-        if self._matcher.is_error():
-            self._start_anew()
-            return False
         return taken == len(more)
 
     def _start_anew(self) -> None:
-        self._matcher, self._at = self._fresh.deep_copy(), []
+        """With a matcher that has no states yet, which a copy of one would have."""
+        grammar, self._at = self._grammar, []
+        self._matcher = _matcher(grammar.kind, grammar.text, self._vocabulary.library)
 
 
 class _Wrapper:
@@ -238,7 +248,9 @@ def _matcher(kind: str, text: str, tokenizer: Any) -> Any:
     """One that has read nothing; in an error where the grammar cannot be used."""
     import llguidance
 
-    bounds = llguidance.LLParserLimits(max_lexer_states=LEXER_STATES_MAX, verbose_errors=False)
+    bounds = llguidance.LLParserLimits(
+        max_lexer_states=LEXER_STATES_MAX, step_lexer_fuel=_NO_BOUND, verbose_errors=False
+    )
     return llguidance.LLMatcher(tokenizer, _lark(kind, text), log_level=0, limits=bounds)
 
 
@@ -263,6 +275,8 @@ def _lark(kind: str, text: str) -> str:
         wrapped = json.loads(llguidance.LLMatcher.grammar_from_regex(text))
         return f"{_NO_FORCING}{wrapped['grammars'][0]['lark_grammar']}"
     if kind == "lark":
+        if "x-guidance" in text:
+            raise InputError("lark: options of the library (x-guidance) are not taken")
         bare = _LITERAL.sub('""', text)
         for pattern, name in _REFUSED_IN_LARK:
             if pattern.search(bare):

@@ -259,8 +259,9 @@ class AnswerStream:
         is_stopped = self._text is not None and self._text.is_stopped
         if reason != "stop" or grammar is None or tokens is None or is_stopped:
             return
-        if self._question.limits.stop_ids.difference(grammar.ends):
-            return  # a token that is text may have ended it, as was asked
+        last = self._timing.new_tokens[-1:]
+        if last and self._question.limits.stop_ids.difference(grammar.ends).issuperset(last):
+            return  # it ended at a token of text, as was asked
         if not is_whole(grammar, b"".join(tokens.texts[token] for token in self._timing.new_tokens)):
             raise ClusterError(
                 f"the answer cannot go on: {grammar.kind} is too complex for the limits that it is obeyed "

@@ -479,6 +479,9 @@ class Head:
 
     def _begin(self, event: HeadEvent, answer: TokenStream | None, now_s: float) -> None:
         if answer is not None:
+            if answer.is_bound and (trouble := self.grammar_trouble()):  # since it was asked for
+                answer.items.put(InputError(trouble))
+                return
             self._answers[answer.request] = answer
             answer.core_s = -self._core_s
             answer.arithmetic = self._begun_with if answer.count else self._arithmetic

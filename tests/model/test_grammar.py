@@ -169,6 +169,38 @@ def test_two_that_were_asked_in_other_orders_give_the_same_masks() -> None:
         assert ids(GrammarMasks(schema, VOCABULARY), path) == expected[path]
 
 
+def test_at_a_limit_a_mask_is_still_that_of_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was asked before makes states that count against the limit, or that need not be made again."""
+    given_up = begun_anew = 0
+    anew = GrammarMasks._start_anew
+
+    def start_anew(masks: GrammarMasks) -> None:
+        nonlocal begun_anew
+        begun_anew += 1
+        anew(masks)
+
+    monkeypatch.setattr(GrammarMasks, "_start_anew", start_anew)
+    for most in (40, 80, 150, 300):
+        monkeypatch.setattr("flowspec.model.grammar.LEXER_STATES_MAX", most)
+        bound = grammar("regex", ".{0,60}ab.{0,60}(a|b)*a(a|b){6}")
+        warm = GrammarMasks(bound, VOCABULARY)
+        rng = random.Random(most)
+        path: list[int] = []
+        for _ in range(30):
+            for other in rng.sample(range(4, 100), 3):  # wrong guesses beside the path
+                warm.allowed([*path, other])
+            before = begun_anew
+            here = ids(warm, path)
+            given_up += begun_anew - before == 2
+            assert here == ids(GrammarMasks(bound, VOCABULARY), path)
+            follow = sorted(here - {END, OTHER_END})
+            if not follow:
+                break
+            path.append(rng.choice(follow))
+    assert given_up
+    assert begun_anew > 4 * 30 + 2 * given_up, "some limit was reached by what other paths had made"
+
+
 def test_a_text_may_not_begin_with_a_space_that_would_be_lost() -> None:
     spaced = GrammarVocabulary(TokenBytes((b"", b" a", b"a", b" ", b" b"), drops_first_space=True))
     masks = GrammarMasks(grammar("regex", " ?a b?", (0,)), spaced)
@@ -301,6 +333,10 @@ REFUSED = {
     ("lark", "start: nothing"): "unknown name",
     ("lark", 'root ::= "a"'): "Expected token",
     ("lark", 'start[temperature=0.5]: "a"'): "attributes of rules",
+    ("lark", '?start[max_tokens=2]: "a"'): "attributes of rules",
+    ("lark", 'start: a-b\na-b [max_tokens=2]: "a"'): "attributes of rules",
+    ("lark", 'start: %json {"x-guidance": {}}'): "x-guidance",
+    ("lark", "start: @other"): "other grammars",
     ("lark", 'start: "a" <|end|>'): "special tokens",
     ("lark", "start: <[7]>"): "special tokens",
     ("lark", '%llguidance {"no_forcing": false}\nstart: "a"'): "options of the library",
