@@ -31,8 +31,6 @@ STOP_TOKENS_MAX = 512
 CHOICES_MAX = 64
 """Of one request, over all of its prompts."""
 TEMPERATURE_MAX = 2.0
-"""The API's seeds are whole numbers of 64 bits, with a sign; FlowSpec's have none, so those below 0 stand for
-large ones."""
 COMPLETION_TOKENS_DEFAULT = 16
 """The API's own default for completions."""
 _TOKEN_ID = re.compile("0|[1-9][0-9]{0,6}")
@@ -279,6 +277,8 @@ def _continues(fields: Fields, messages: Messages) -> bool:
         raise invalid(
             "continue_final_message", "the last message to be the assistant's", messages[-1]["role"]
         )
+    if continues and "tool_calls" in messages[-1]:
+        raise invalid("continue_final_message", "a last message without calls of tools", True)
     return continues
 
 
@@ -287,11 +287,15 @@ def _continues(fields: Fields, messages: Messages) -> bool:
 
 def _response_format(fields: Fields) -> dict[str, Any] | None:
     """As in the API: a text, a JSON object, or what a schema allows; of a chat alone."""
+    if fields.take("response_format") is None:
+        return None
     form = fields.inner("response_format")
-    kind = form.text("type")
+    kind = form.needed("type")
     described = form.inner("json_schema")
+    if kind != "json_schema":
+        form.neutral("json_schema")
     form.finish()
-    if kind is None or kind == "text":
+    if kind == "text":
         return None
     if kind == "json_object":
         return _checked("response_format", json_schema=_ANY_OBJECT)

@@ -55,6 +55,10 @@ def _message(message: Any, where: str, called: dict[str, str]) -> dict[str, Any]
         if calls := _calls(fields.take("tool_calls"), f"{where}.tool_calls"):
             found["tool_calls"] = calls
             called |= {call["id"]: call["function"]["name"] for call in calls}
+        fields.ignored(
+            "parsed", "provider_specific_fields"
+        )  # what clients made of the content and of its form
+        fields.neutral("refusal", "")
     else:
         fields.neutral("reasoning_content", "")
         fields.neutral("tool_calls", [])
@@ -64,7 +68,7 @@ def _message(message: Any, where: str, called: dict[str, str]) -> dict[str, Any]
             raise invalid(f"{where}.tool_call_id", "the id of a call in a message before it", key)
         found |= {"tool_call_id": key, "name": called[key]}
     fields.neutral("annotations", [])
-    for field in ("refusal", "audio", "function_call"):
+    for field in ("audio", "function_call"):
         fields.neutral(field)
     fields.finish()
     return found
@@ -96,6 +100,7 @@ def _call(found: Any, where: str) -> dict[str, Any]:
     call.ignored("index")
     function = call.inner("function")
     name, arguments = function.needed("name"), function.text("arguments") or "{}"
+    function.ignored("parsed_arguments")  # what clients made of them
     if not isinstance(name, str):
         raise invalid(f"{where}.function.name", "a string", name, "invalid_type")
     function.finish()

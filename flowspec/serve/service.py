@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from flowspec.errors import InputError
 from flowspec.llm import LLM
 from flowspec.model.reply.form import ReplyForm
+from flowspec.model.reply.parts import Tool
 from flowspec.model.text import Bound, Messages, Tokenizer, TooLongError
 from flowspec.runtime.question import Question
 from flowspec.serve.answers import AnswerDispatcher, Answers
@@ -49,11 +50,14 @@ class ServiceOptions:
     model_name: str = ""
 
 
-def _chars(prompt: Prompt) -> int:
-    """Characters of a prompt's texts; none of one that has its tokens."""
+def _chars(prompt: Prompt, tools: Sequence[Tool]) -> int:
+    """Characters of a prompt's texts, about; none of one that has its tokens."""
     if isinstance(prompt, str):
         return len(prompt)
-    return sum(len(each["content"]) for each in prompt) if isinstance(prompt, list) else 0
+    if not isinstance(prompt, list):
+        return 0
+    said = sum(len(str(value)) for message in prompt for value in message.values())
+    return said + sum(len(str(tool.parameters)) + len(tool.description) for tool in tools)
 
 
 def _no_tools(param: str, why: str) -> ApiError:
@@ -109,10 +113,10 @@ class Service:
         bound = Bound(tokens=self.context, is_wanted=lambda: not gone.is_set())
         try:
             for prompt in wanted.prompts:
-                threads = self._long if _chars(prompt) >= LONG_CHARS else self._short
-                work = partial(self._encode, prompt, wanted, bound)
-                ids, form = await asyncio.get_running_loop().run_in_executor(threads, work)
-                found += self._choices(wanted, ids, form)
+                is_long = await self.reading(partial(_chars, prompt, wanted.tools)) >= LONG_CHARS
+                work = partial(self._asked, prompt, wanted, bound)
+                threads = self._long if is_long else self._short
+                found += await asyncio.get_running_loop().run_in_executor(threads, work)
         finally:
             gone.set()  # the client may be
         return found
@@ -152,6 +156,10 @@ class Service:
             if not isinstance(prompt, list)
         ]
         return [text for text in texts for _ in range(wanted.count)]
+
+    def _asked(self, prompt: Prompt, wanted: CompletionRequest, bound: Bound) -> list[Question]:
+        """All choices of a prompt."""
+        return self._choices(wanted, *self._encode(prompt, wanted, bound))
 
     def _encode(
         self, prompt: Prompt, wanted: CompletionRequest, bound: Bound
@@ -211,7 +219,10 @@ class Service:
             most = min(wanted.tokens_max or self.options.new_tokens, self.context - len(ids))
             question = self._llm.question_of(ids, replace(wanted.params, max_new_tokens=most), form)
         except InputError as error:
-            raise ApiError(400, str(error), "temperature", "invalid_value") from None
+            is_bound = wanted.params.bound is not None
+            raise ApiError(
+                400, str(error), "response_format" if is_bound else "temperature", "invalid_value"
+            ) from None
         sampling = question.sampling
         size = self.session.config.vocab_size
         biased = [token for token, _ in sampling.logit_bias]

@@ -13,7 +13,7 @@ TOOLS_MAX = 128
 TOOL_BYTES_MAX = 1 << 20
 """Of all tools together, as JSON."""
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-_NO_GRAMMAR = "this needs structured output, which this server does not have yet"
+_NO_GRAMMAR = "what a model calls is not bound to a format yet"
 
 
 def tools_wanted(fields: Fields) -> tuple[tuple[Tool, ...], bool]:

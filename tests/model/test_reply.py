@@ -342,7 +342,7 @@ def test_thoughts_only_begin_a_reply() -> None:
     assert read(opened, ["\na ", "\n</th", "ink>b"])[:2] == ("b", "a")
 
 
-MARKS = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>"]
+MARKS = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>"]
 
 
 def channels(reply: str, *, has_calls: bool = True, size: int = 99) -> tuple[str, str, list[tuple[str, str]]]:
@@ -383,6 +383,26 @@ def test_channels_hold_thoughts_calls_and_text() -> None:
     assert channels("<|channel|>commentary<|message|>I plan.<|end|>" + other)[0] == "I plan."
     assert channels("<|channel|>final<|message|>Hi.<|return|>") == ("Hi.", "", [])
     assert channels("no channels") == ("no channels", "", [])
+    own = ' to=functions.f<|channel|>commentary<|constrain|>json<|message|>{"a":1}'
+    for size in (1, 3, 99):  # the prompt ends behind <|start|>assistant
+        assert channels(own, size=size) == ("", "", [("f", '{"a":1}')])
+        assert channels(" to be or not", size=size) == (" to be or not", "", [])
+        assert channels(" to=", size=size) == (" to=", "", [])
+    joined = "<|channel|>commentary to=functions.f<|constrain|>json<|message|>{}"
+    assert channels(joined) == ("", "", [("f", "{}")])
+
+
+def test_halves_of_a_character_become_one_or_are_replaced() -> None:
+    for text, said in (("\\ud83d\\ude00", "\U0001f600"), ("\\ud83d", "\ufffd")):
+        for name, reply in (
+            ("python list", f'<|tool_call_start|>[say(text="{text}")]<|tool_call_end|>'),
+            ("Hermes", f'<tool_call>{{"arguments": {{"text": "{text}"}}, "name": "say"}}</tool_call>'),
+        ):
+            _, _, calls = read(form(name), [reply])
+            assert [(called, json.loads(arguments)) for called, arguments in calls] == [
+                ("say", {"text": said})
+            ], name
+            calls[0][1].encode()
 
 
 SIGNS = {

@@ -232,6 +232,14 @@ def test_what_a_chat_is_refused_for(field: str, value: Any, code: str) -> None:
     assert found.message.startswith(field) or repr(field) in found.message
 
 
+def test_a_format_is_obeyed_or_refused() -> None:
+    described = {"schema": {"type": "null"}}
+    missing = refusal(chat, response_format={"json_schema": described})
+    assert (missing.param, missing.code) == ("response_format.type", "missing_required_parameter")
+    beside = refusal(chat, response_format={"type": "json_object", "json_schema": described})
+    assert (beside.param, beside.code) == ("response_format.json_schema", "unsupported_parameter")
+
+
 @pytest.mark.parametrize(
     ("field", "value", "param"),
     [

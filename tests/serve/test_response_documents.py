@@ -77,6 +77,34 @@ def test_a_request_is_the_chat_that_it_stands_for() -> None:
     )
 
 
+def test_items_that_are_kept_may_be_referred_to() -> None:
+    store = ResponseStore()
+    first = form(read(store), store).whole([choice(["b"])], Usage(1, 1, 0))
+    (item,) = first["output"]
+    user = {"role": "user", "content": "c"}
+    sent = read(store, input=[item, user])
+    for reference in ({"type": "item_reference", "id": item["id"]}, {"id": item["id"]}):
+        assert read(store, input=[reference, user]).prompts == sent.prompts
+    assert store.forget(first["id"])
+    for name in (item["id"], 5, None):
+        with pytest.raises(ApiError) as caught:
+            read(store, input=[{"type": "item_reference", "id": name}, user])
+        assert (caught.value.status, caught.value.param) == (404, "input[0].id")
+
+
+def test_tools_and_log_probabilities_do_not_count_again_in_each_turn() -> None:
+    store = ResponseStore(bytes_max=200_000)
+    tools = [{"type": "function", "name": "f", "description": "x" * 30_000}]
+    previous: str | None = None
+    for _ in range(12):
+        wanted = read(store, tools=tools, tool_choice="none", previous_response_id=previous)
+        previous = str(form(wanted, store).whole([choice(["ok"])], Usage(1, 1, 0))["id"])
+    found = store.find(previous or "")
+    assert found is not None
+    assert found.dialogue_bytes < 12 * 200
+    assert 30_000 < found.document_bytes < 35_000
+
+
 def test_nulls_say_nothing() -> None:
     nulls: dict[str, Any] = dict.fromkeys(
         (
@@ -137,7 +165,6 @@ def test_items_are_turns_of_a_chat() -> None:
         ({"input": []}, "input"),
         ({"input": 5}, "input"),
         ({"input": ["hello"]}, "input[0]"),
-        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
         ({"input": [{"type": ["message"]}]}, "input[0].type"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user", "content": "x", "colour": "red"}]}, "input[0].colour"),
@@ -190,7 +217,7 @@ def test_a_field_of_chats_is_told_its_name_here() -> None:
 
 
 def kept(size: int, name: str = "") -> Kept:
-    return Kept({"name": name}, (), size)
+    return Kept({"name": name}, (), size, 0)
 
 
 def test_what_was_not_used_for_the_longest_time_is_forgotten_first() -> None:

@@ -35,6 +35,23 @@ def tool(name: Any = "get_weather", **function: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, **function}}
 
 
+def test_a_message_may_come_back_as_clients_hold_it() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    made = {**call, "function": {**call["function"], "parsed_arguments": {"a": 1}}}
+    plain = {"role": "assistant", "content": "b", "tool_calls": [call]}
+    held = {
+        **plain,
+        "tool_calls": [made],
+        "parsed": {"first": 1},
+        "refusal": "",
+        "provider_specific_fields": {"x": 1},
+    }
+    assert chat(messages=[*HELLO, held]).prompts == chat(messages=[*HELLO, plain]).prompts
+    assert refusal(messages=[{**HELLO[0], "parsed": 1}]).param == "messages[0].parsed"
+    last = refusal(messages=[*HELLO, plain], continue_final_message=True)
+    assert last.param == "continue_final_message"
+
+
 def test_tools_as_templates_have_them() -> None:
     found = chat(tools=[tool(description="d", parameters=SCHEMA, strict=False), tool("g")])
     assert found.tools == (Tool(name="get_weather", description="d", parameters=SCHEMA), Tool(name="g"))
@@ -92,9 +109,9 @@ def test_what_is_refused(fields: dict[str, Any], param: str) -> None:
     assert refusal(**fields).param == param
 
 
-def test_what_needs_a_grammar_says_so() -> None:
+def test_calls_that_would_have_to_be_bound_are_refused() -> None:
     told = refusal(tools=[tool()], tool_choice="required").message
-    assert told.startswith("tool_choice: this needs structured output")
+    assert told.startswith("tool_choice: what a model calls is not bound to a format yet; expected none or")
 
 
 def dialogue(*messages: dict[str, Any]) -> Any:

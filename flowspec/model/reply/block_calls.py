@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flowspec.model.reply.literals import Literals
-from flowspec.model.reply.parts import Part, Tool
+from flowspec.model.reply.parts import Part, Tool, whole_characters
 
 Tools = Mapping[str, Tool]
 Parse = Callable[[str, Tools], list[tuple[str, dict[str, Any]]]]
@@ -60,7 +60,7 @@ class BlockCalls:
 
 
 def _json(arguments: dict[str, Any]) -> str:
-    return json.dumps(arguments, ensure_ascii=False)
+    return whole_characters(json.dumps(arguments, ensure_ascii=False))
 
 
 def python_calls(body: str, tools: Tools) -> list[tuple[str, dict[str, Any]]]:

@@ -8,13 +8,18 @@ import re
 from flowspec.model.harmony import CHANNEL, END, FINAL, MESSAGE
 from flowspec.model.reply.parts import Part
 
+CONSTRAIN = "<|constrain|>"
+"""In a header, before the form that a message has."""
 _TO = re.compile(r"to=(\S+)")
+_RECIPIENT = " to="
+"""What a reply begins with that is a message to somebody: the prompt's end has the rest of its header."""
 _FUNCTIONS = "functions."
 
 
 class ChannelReader:
     """A `PartReader`. Messages to functions are calls if `has_calls`, else they are left out, as messages are
-    without a channel. What comes before the first mark is text, as in a reply without channels."""
+    without a channel. What comes before the first mark is text, as in a reply without channels, unless it
+    says whom the first message is for."""
 
     def __init__(self, *, has_calls: bool) -> None:
         self._has_calls = has_calls
@@ -23,6 +28,8 @@ class ChannelReader:
         self._named = 0
         """From where in it the channel is named; 0: it is not."""
         self._kind: str | None = "content"
+        self._opening: str | None = ""
+        """At a reply's beginning: what may be whom the first message is for; None behind it."""
         self.is_thinking = False
 
     def push(self, text: str, *, is_mark: bool = False) -> list[Part]:
@@ -33,14 +40,32 @@ class ChannelReader:
             return []
         if not text or self._kind is None:
             return []
+        if self._opening is not None:
+            text, self._opening = self._opening + text, None
+            if text.startswith(_RECIPIENT) or _RECIPIENT.startswith(text):
+                self._opening = text
+                return []
         if self._kind == "call":
             return [Part("arguments", text)]
         return [Part("thought" if self._kind == "thought" else "content", text)]
 
     def finish(self) -> list[Part]:
-        return self._end()
+        return [*self._opened(), *self._end()]
+
+    def _opened(self) -> list[Part]:
+        """What was held of the beginning, which is text."""
+        held, self._opening = self._opening, None
+        return [Part("content", held)] if held else []
 
     def _mark(self, mark: str) -> list[Part]:
+        if mark == CONSTRAIN:
+            if self._header is not None:
+                self._header.append(" ")
+            return []
+        if mark == CHANNEL and self._opening:
+            self._header, self._opening = [self._opening], None
+        if opened := self._opened():
+            return [*opened, *self._mark(mark)]
         ended, header = self._end(), self._header
         if mark == MESSAGE:
             return [

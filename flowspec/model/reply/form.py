@@ -15,7 +15,7 @@ from typing import Any
 
 from flowspec.model.harmony import MARKS as CHANNEL_MARKS
 from flowspec.model.reply import block_calls
-from flowspec.model.reply.channels import ChannelReader
+from flowspec.model.reply.channels import CONSTRAIN, ChannelReader
 from flowspec.model.reply.json_calls import JsonCalls, NamedCalls
 from flowspec.model.reply.literals import GEMMA_QUOTE
 from flowspec.model.reply.parts import CallReader, Part, PartReader, Tool, unfinished
@@ -209,7 +209,7 @@ class ReplyForm:
     def marks(self) -> tuple[str, ...]:
         """The texts that have to be seen, also where they are special tokens."""
         if self.is_in_channels:
-            return CHANNEL_MARKS
+            return (*CHANNEL_MARKS, CONSTRAIN)
         thoughts = () if self.thoughts is None else (_first_token(self.thoughts.begin), self.thoughts.end)
         return (*thoughts, *(() if self.calls is None else (*self.calls.marks, *self.calls.others)))
 

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Collection
 
-from flowspec.model.reply.parts import Part
+from flowspec.model.reply.parts import Part, whole_characters
 
 _NAME = r'"name"\s*:\s*"((?:[^"\\]|\\.){1,128})"'
 _BEGIN = re.compile(
@@ -249,7 +249,7 @@ class NamedCalls:
 
 def _text_of(escaped: str) -> str:
     try:
-        return str(json.loads(f'"{escaped}"', strict=False))
+        return whole_characters(json.loads(f'"{escaped}"', strict=False))
     except ValueError:
         return ""
 
@@ -265,6 +265,6 @@ def _call_of(text: str) -> tuple[str, str] | None:
     if not isinstance(found, dict) or not isinstance(found.get("name"), str) or not found["name"]:
         return None
     arguments = found.get("arguments", found.get("parameters"))
-    if isinstance(arguments, str):
-        return found["name"], arguments  # written as the API has them
-    return found["name"], json.dumps({} if arguments is None else arguments, ensure_ascii=False)
+    if not isinstance(arguments, str):  # else written as the API has them
+        arguments = json.dumps({} if arguments is None else arguments, ensure_ascii=False)
+    return whole_characters(found["name"]), whole_characters(arguments)

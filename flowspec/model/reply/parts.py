@@ -69,6 +69,12 @@ class ToolCall:
     arguments: str
 
 
+def whole_characters(text: str) -> str:
+    """A text that was read from escapes such as `\\ud83d\\ude00`: halves of a character put together, and
+    U+FFFD for those without their other half."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 def calls_in(parts: Sequence[Part]) -> list[ToolCall]:
     """The calls that these parts make."""
     found: list[tuple[str, list[str]]] = []

@@ -99,8 +99,14 @@ class ResponseForm:
             "usage": _usage(usage),
         }
         if self._wanted.is_kept:
-            size = self._wanted.dialogue_bytes + len(json.dumps(document["output"]))
-            self._keep(self._id, Kept(document, (*self._wanted.dialogue, self._turn()), size))
+            turn = self._turn()
+            kept = Kept(
+                document,
+                (*self._wanted.dialogue, turn),
+                len(json.dumps(document)),
+                self._wanted.dialogue_bytes + len(json.dumps(turn)),
+            )
+            self._keep(self._id, kept)
         return document
 
     def _response(self, status: str) -> dict[str, Any]:
@@ -133,7 +139,9 @@ class ResponseForm:
 
     def _turn(self) -> dict[str, Any]:
         """The model's turn as a message of a chat, for a dialogue that goes on from here."""
-        texts = {item.kind: item.text for item in self._items}
+        texts: dict[str, str] = {}
+        for item in self._items:
+            texts[item.kind] = texts.get(item.kind, "") + item.text
         found: dict[str, Any] = {"role": "assistant", "content": texts.get("message")}
         if "reasoning" in texts:
             found["reasoning_content"] = texts["reasoning"]

@@ -6,6 +6,7 @@ functions that it called, which are an item each here.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from flowspec.serve.fields import Fields
@@ -13,6 +14,8 @@ from flowspec.serve.messages import text_of
 from flowspec.serve.refusals import ApiError, invalid
 
 ITEMS_MAX = 4096
+REFERENCE = "item_reference"
+Item = dict[str, Any]
 Message = dict[str, Any]
 """A message as `/v1/chat/completions` takes it."""
 Placed = list[tuple[Message, str]]
@@ -21,8 +24,9 @@ _TEXTS = ("input_text", "output_text", "text")
 _ROLES = ("system", "developer", "user", "assistant")
 
 
-def messages_of(found: Any) -> Placed:
-    """The messages of `input`, a text of the user's or a list of items; raises `ApiError`."""
+def messages_of(found: Any, item_of: Callable[[str], Item | None] = lambda name: None) -> Placed:
+    """The messages of `input`, a text of the user's or a list of items; `item_of` gives those that a client
+    refers to. Raises `ApiError`."""
     if isinstance(found, str):
         return [({"role": "user", "content": found}, "input")]
     if not isinstance(found, list) or not found:
@@ -34,12 +38,14 @@ def messages_of(found: Any) -> Placed:
         where = f"input[{place}]"
         if not isinstance(item, dict):
             raise invalid(where, "an object", item, "invalid_type")
+        if item.get("type") == REFERENCE or (item.get("type") is None and set(item) <= {"type", "id"}):
+            item = _referred(item, where, item_of)
         kind = "message" if item.get("type") is None else item["type"]
         read = _READ.get(kind) if isinstance(kind, str) else None
         if read is None:
             raise ApiError(
                 400,
-                f"{where}.type: expected one of {', '.join(_READ)}, got {kind!r:.40}",
+                f"{where}.type: expected one of {', '.join((*_READ, REFERENCE))}, got {kind!r:.40}",
                 f"{where}.type",
                 "unsupported_content",
             )
@@ -48,6 +54,20 @@ def messages_of(found: Any) -> Placed:
         read(fields, turns, where)
         fields.finish()
     return turns.finish()
+
+
+def _referred(item: Item, where: str, item_of: Callable[[str], Item | None]) -> Item:
+    name = item.get("id")
+    found = item_of(name) if isinstance(name, str) else None
+    if found is None:
+        raise ApiError(
+            404,
+            f"{where}.id: expected the id of an item of a response that is kept here, got {name!r:.80}; send "
+            "the item itself, as with store false",
+            f"{where}.id",
+            "item_not_found",
+        )
+    return found
 
 
 class _Turns:

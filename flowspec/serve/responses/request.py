@@ -73,7 +73,7 @@ class ResponseRequest(CompletionRequest):
 def response_wanted(store: ResponseStore, body: dict[str, Any]) -> ResponseRequest:
     """A request, with the dialogue of the response that it goes on from; raises `ApiError`."""
     fields = Fields(body)
-    placed = messages_of(fields.needed("input"))
+    placed = messages_of(fields.needed("input"), store.item)
     instructions = fields.text("instructions")
     previous = fields.text("previous_response_id")
     earlier = None if previous is None else store.find(previous)
@@ -142,12 +142,13 @@ def response_wanted(store: ResponseStore, body: dict[str, Any]) -> ResponseReque
         "tools": body.get("tools") or [],
         "top_logprobs": top or 0,
     }
-    size = _size([said, [message for message, _ in placed]])
+    _size(said)
+    size = _size([message for message, _ in placed])
     return ResponseRequest(
         **{each.name: getattr(wanted, each.name) for each in dataclass_fields(wanted)},
         said=said,
         dialogue=tuple(dialogue),
-        dialogue_bytes=size + (0 if earlier is None else earlier.size),
+        dialogue_bytes=size + (0 if earlier is None else earlier.dialogue_bytes),
         is_kept=is_kept is not False,
         places=tuple(places),
     )

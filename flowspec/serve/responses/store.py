@@ -18,11 +18,22 @@ what they have in common."""
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A response as it was given, and the dialogue with its answer, without instructions; `size` in bytes."""
+    """A response as it was given, and the dialogue with its answer, without instructions; their sizes in
+    bytes, as JSON."""
 
     document: dict[str, Any]
     dialogue: tuple[Message, ...]
-    size: int
+    document_bytes: int
+    dialogue_bytes: int
+
+    @property
+    def output(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.document.get("output", [])
+        return found
+
+    @property
+    def size(self) -> int:
+        return self.document_bytes + self.dialogue_bytes
 
 
 class ResponseStore:
@@ -32,6 +43,7 @@ class ResponseStore:
         self._responses_max = responses_max
         self._bytes_max = bytes_max
         self._kept: OrderedDict[str, Kept] = OrderedDict()
+        self._items: dict[str, dict[str, Any]] = {}
         self._bytes = 0
         self._lock = threading.Lock()
 
@@ -43,9 +55,9 @@ class ResponseStore:
                 return
             self._kept[name] = kept
             self._bytes += kept.size
+            self._items |= {item["id"]: item for item in kept.output}
             while len(self._kept) > self._responses_max or self._bytes > self._bytes_max:
-                _, forgotten = self._kept.popitem(last=False)
-                self._bytes -= forgotten.size
+                self._drop(next(iter(self._kept)))
 
     def find(self, name: str) -> Kept | None:
         """The response of this id, which counts as use."""
@@ -58,10 +70,21 @@ class ResponseStore:
     def forget(self, name: str) -> bool:
         """Whether it was there. Responses that went on from it have its dialogue, still."""
         with self._lock:
-            found = self._kept.pop(name, None)
-            if found is not None:
-                self._bytes -= found.size
-            return found is not None
+            return self._drop(name)
+
+    def item(self, name: str) -> dict[str, Any] | None:
+        """The item of this id, of a response that is kept."""
+        with self._lock:
+            return self._items.get(name)
+
+    def _drop(self, name: str) -> bool:
+        found = self._kept.pop(name, None)
+        if found is None:
+            return False
+        self._bytes -= found.size
+        for item in found.output:
+            del self._items[item["id"]]
+        return True
 
     def missing(self, name: str, param: str | None, code: str) -> ApiError:
         """What is said of an id that nothing is kept under."""
