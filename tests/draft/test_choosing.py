@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub
@@ -22,6 +22,7 @@ from flowspec.draft.choosing import (
     without_model,
 )
 from flowspec.model.files import BUNDLED, DEMO_FOLDER, bundled_models
+from flowspec.plan.placement import ClusterPlan
 from flowspec.plan.refusal import ModelDoesNotFitError
 from flowspec.runtime import session
 from flowspec.runtime.decoding import AUTO, Decoding
@@ -149,6 +150,18 @@ def test_a_plan_reckons_with_what_is_published() -> None:
     assert published_acceptance("ngram", TARGET) is None
 
 
+@dataclass(frozen=True)
+class Opened:
+    """What is asked here of a cluster: a session, which is its decoding."""
+
+    plan: ClusterPlan
+    files: None = None
+    config: None = None
+
+    def session(self, own: Decoding, *_: Any, **__: Any) -> contextlib.AbstractContextManager[Decoding]:
+        return contextlib.nullcontext(own)
+
+
 def test_n_grams_stand_in_where_the_model_does_not_fit_beside_one(
     hub_cache: Path, known_model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,7 +176,7 @@ def test_n_grams_stand_in_where_the_model_does_not_fit_beside_one(
         opened.append(decoding.drafters)
         if decoding.drafters == (SMALL,):
             raise ModelDoesNotFitError("too large", [], [])
-        yield SimpleNamespace(session=lambda own, *_, **__: contextlib.nullcontext(own))
+        yield Opened(ClusterPlan(model="m", fingerprint="", dtype="float32", context=8, stages=()))
 
     monkeypatch.setattr(session, "open_cluster", open_cluster)
     options = ClusterOptions(model=known_model, local=1)
