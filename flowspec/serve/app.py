@@ -22,11 +22,12 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from flowspec.errors import FlowSpecError
+from flowspec.model.reply.parts import new_call_id
 from flowspec.runtime.answer import Answer, Piece
 from flowspec.runtime.question import Question
 from flowspec.serve import metrics, sse
 from flowspec.serve.answers import Answers
-from flowspec.serve.calls import CallDeltas, new_call_id
+from flowspec.serve.calls import CallDeltas
 from flowspec.serve.completion_request import CompletionRequest, chat_wanted, completion_wanted
 from flowspec.serve.documents import Choice, Form, Usage, usage_of
 from flowspec.serve.fields import parse

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from flowspec.model.reply.parts import Part, ToolCall
-
-
-def new_call_id() -> str:
-    """An id as the API has them."""
-    return f"call_{secrets.token_hex(12)}"
+from flowspec.model.reply.parts import Part, ToolCall, new_call_id
 
 
 class CallDeltas:

@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from flowspec.model.reply.parts import new_call_id
 from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime.answer import Answer, Piece
 from flowspec.runtime.token_log import TokenLogprob
 from flowspec.serve import sse
-from flowspec.serve.calls import call_document, new_call_id, thoughts_in
+from flowspec.serve.calls import call_document, thoughts_in
 from flowspec.serve.refusals import ApiError
 from flowspec.serve.tokens import chat_logprobs, completion_logprobs
 from flowspec.version import __version__

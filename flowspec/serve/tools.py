@@ -80,10 +80,7 @@ def _tool(found: Any, where: str) -> Tool:
 
 
 def _forced(choice: Any, tools: tuple[Tool, ...]) -> None:
-    """A choice by which a tool has to be called, for which there is no grammar yet: raises `ApiError`.
-
-    With one it is `constraint_of` (`model/reply/form.py`) that says what the call must be.
-    """
+    """A choice by which a tool has to be called, for which there is no grammar yet: raises `ApiError`."""
     if choice != "required":
         if not isinstance(choice, dict):
             raise invalid("tool_choice", "none, auto, required, or a function", choice)

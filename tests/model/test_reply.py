@@ -17,7 +17,6 @@ from flowspec.model.reply.form import (
     FORMATS,
     THOUGHTS,
     ReplyForm,
-    constraint_of,
     form_of,
     format_of,
     thoughts_of,
@@ -446,21 +445,6 @@ def test_ids_are_what_templates_take_back() -> None:
     mistral = FORMAT["Mistral"].new_id()
     assert len(mistral) == 9
     assert mistral.isalnum()
-
-
-@pytest.mark.parametrize("name", [each.name for each in (*FORMATS, CHANNELS) if each.before])
-def test_a_constraint_says_what_a_call_is_that_is_read_again(name: str) -> None:
-    calls = CHANNELS if name == "channels" else FORMAT[name]
-    found = constraint_of(calls, WEATHER)
-    assert found is not None
-    assert found.schema is WEATHER.parameters
-    reply = found.before + '{"city": "Dallas"}' + found.after
-    read_again = channels(reply) if calls is CHANNELS else read(form(name), [reply])
-    assert read_again == ("", "", [("get_current_weather", '{"city": "Dallas"}')])
-
-
-def test_formats_without_json_have_no_constraint() -> None:
-    assert constraint_of(FORMAT["XML"], WEATHER) is None
 
 
 @pytest.mark.parametrize(

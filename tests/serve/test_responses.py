@@ -40,7 +40,7 @@ def streamed(server: Running, **fields: Any) -> list[Any]:
 def chat(server: Running, messages: list[dict[str, str]], **fields: Any) -> str:
     """What the same dialogue is answered as a chat."""
     with server.client() as client:
-        found = client.chat.completions.create(model=MODEL, messages=messages, **fields)  # type: ignore[call-overload]
+        found: Any = client.chat.completions.create(**{"model": MODEL, "messages": messages, **fields})
     return str(found.choices[0].message.content)
 
 

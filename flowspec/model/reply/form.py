@@ -6,11 +6,8 @@ are those of the families' publishers. This table is the only place that knows t
 
 from __future__ import annotations
 
-import secrets
-import string
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from flowspec.model.harmony import MARKS as CHANNEL_MARKS
@@ -18,7 +15,7 @@ from flowspec.model.reply import block_calls
 from flowspec.model.reply.channels import CONSTRAIN, ChannelReader
 from flowspec.model.reply.json_calls import JsonCalls, NamedCalls
 from flowspec.model.reply.literals import GEMMA_QUOTE
-from flowspec.model.reply.parts import CallReader, Part, PartReader, Tool, unfinished
+from flowspec.model.reply.parts import CallReader, Part, PartReader, Tool, new_call_id, unfinished
 
 Tools = Mapping[str, Tool]
 
@@ -29,9 +26,8 @@ class CallFormat:
 
     `signs`: a template that has one of these texts, or a vocabulary that has one of the `tokens`, is of this
     format. `marks` begin a call; `read` makes what reads on behind one. `is_bare`: a call may also stand
-    alone, at the beginning of the reply. `others`: texts within calls that may be special tokens. `before`
-    and `after`: what stands around the arguments of a call of `{name}`, where these are JSON. `id_chars`: a
-    call's id has so many letters and digits, which the template checks; 0: any. `write`: from names and
+    alone, at the beginning of the reply. `others`: texts within calls that may be special tokens. `id_chars`:
+    a call's id has so many letters and digits, which the template checks; 0: any. `write`: from names and
     arguments to the text of calls, for templates that leave it to whoever has the dialogue.
     """
 
@@ -42,16 +38,12 @@ class CallFormat:
     read: Callable[[str, Tools], CallReader]
     is_bare: bool = False
     others: tuple[str, ...] = ()
-    before: str = ""
-    after: str = ""
     id_chars: int = 0
     write: Callable[[Sequence[tuple[str, Any]]], str] | None = None
 
     def new_id(self) -> str:
         """An id for a call, as the model's template takes it back."""
-        if not self.id_chars:
-            return f"call_{secrets.token_hex(12)}"
-        return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(self.id_chars))
+        return new_call_id(self.id_chars)
 
 
 def _objects(end: str) -> Callable[[str, Tools], CallReader]:
@@ -82,8 +74,6 @@ CHANNELS = CallFormat(
     name="channels",
     signs=(),
     read=_no_reader,
-    before="<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>",
-    after="<|call|>",
 )
 """GPT-OSS; recognised by the marks of `model/harmony.py`."""
 FORMATS = (
@@ -130,8 +120,6 @@ FORMATS = (
         marks=("<|tool_call|>", "<tool_call>"),
         read=_objects("<|/tool_call|>"),
         others=("<|/tool_call|>",),
-        before='<|tool_call|>[{{"name": "{name}", "arguments": ',
-        after="}}]",
     ),
     CallFormat(  # Mistral, since tokenizer version 3
         name="Mistral",
@@ -147,8 +135,6 @@ FORMATS = (
         marks=("<tool_call>",),
         read=_objects("</tool_call>"),
         others=("</tool_call>",),
-        before='<tool_call>\n{{"name": "{name}", "arguments": ',
-        after="}}\n</tool_call>",
     ),
     CallFormat(  # Llama 3.1, 3.2 and 3.3
         name="bare JSON",
@@ -157,8 +143,6 @@ FORMATS = (
         marks=("<|python_tag|>",),
         read=lambda mark, tools: JsonCalls(mark, names=() if mark else tuple(tools)),
         is_bare=True,
-        before='{{"name": "{name}", "parameters": ',
-        after="}}",
     ),
 )
 """In the order in which they are looked for: those with signs that no other has come first."""
@@ -177,16 +161,6 @@ THOUGHTS = (
     Thoughts("[THINK]", "[/THINK]"),  # Mistral
     Thoughts("<think>", "</think>"),  # Qwen3, SmolLM3, GLM, and others
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallConstraint:
-    """What a call must be, for a grammar: `before`, then arguments by the JSON `schema`, then `after`."""
-
-    name: str
-    before: str
-    schema: Mapping[str, Any]
-    after: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -387,16 +361,6 @@ def form_of(
         tools=tools,
         is_single=is_single,
         is_in_channels=is_in_channels,
-    )
-
-
-def constraint_of(calls: CallFormat, tool: Tool) -> CallConstraint | None:
-    """What a call of this tool must be; None for a format whose arguments are no JSON."""
-    if not calls.before:
-        return None
-    named = partial(str.format, name=tool.name)
-    return CallConstraint(
-        name=tool.name, before=named(calls.before), schema=tool.parameters, after=named(calls.after)
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
@@ -67,6 +69,13 @@ class ToolCall:
 
     name: str
     arguments: str
+
+
+def new_call_id(chars: int = 0) -> str:
+    """An id for a call: of so many letters and digits, or (0) as the API has them."""
+    if not chars:
+        return f"call_{secrets.token_hex(12)}"
+    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(chars))
 
 
 def whole_characters(text: str) -> str:
