@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from flowspec.core.protocol.messages import Logprobs
-from flowspec.errors import ClusterError
+from flowspec.errors import ClusterError, InputError
 from flowspec.model.grammar import is_whole
 from flowspec.model.reply.parts import Part, ToolCall, calls_in
 from flowspec.model.text import StopStrings, TextStream, Tokenizer
@@ -253,7 +253,7 @@ class AnswerStream:
         return piece if piece.text or piece.parts or piece.logprobs else None
 
     def _check_whole(self, reason: str) -> None:
-        """Raises `ClusterError` for an answer that a grammar binds and that ended before the grammar lets
+        """Raises `InputError` for an answer that a grammar binds and that ended before the grammar lets
         it."""
         grammar, tokens = self._question.sampling.grammar, self._session.head.plan.tokens
         is_stopped = self._text is not None and self._text.is_stopped
@@ -263,7 +263,7 @@ class AnswerStream:
         if last and self._question.limits.stop_ids.difference(grammar.ends).issuperset(last):
             return  # it ended at a token of text, as was asked
         if not is_whole(grammar, b"".join(tokens.texts[token] for token in self._timing.new_tokens)):
-            raise ClusterError(
+            raise InputError(
                 f"the answer cannot go on: {grammar.kind} is too complex for the limits that it is obeyed "
                 "with, or the model has no tokens for what is due; make it simpler"
             )
