@@ -58,7 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="take this name off the list instead; may be repeated",
     )
     parser.add_argument(
-        "--force", action="store_true", help="make all of these keys anew; the old ones open nothing any more"
+        "--force",
+        action="store_true",
+        help="make these keys anew, with --cluster the heads', too; the old ones open nothing any more",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object (public keys only)")
 
@@ -77,7 +79,9 @@ def run(args: argparse.Namespace) -> int:
             )
         revoke(folder, args.revoke)
     else:
-        heads = args.head or (["head"] if not _has_head(folder) else [])
+        heads = args.head or _heads_of_course(
+            folder, whole_cluster_anew=args.force and args.cluster is not None
+        )
         made, kept = make_keys(
             folder, heads, [*(device.name for device in devices), *args.device], force=args.force
         )
@@ -88,8 +92,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _has_head(folder: Path) -> bool:
-    return (folder / ALLOWED).exists() and bool(read_allowed(folder).heads)
+def _heads_of_course(folder: Path, *, whole_cluster_anew: bool) -> list[str]:
+    """The heads that get keys although no `--head` names one."""
+    listed = list(read_allowed(folder).heads) if (folder / ALLOWED).exists() else []
+    if not listed:
+        return ["head"]
+    return listed if whole_cluster_anew else []
 
 
 def report(folder: Path, made: Sequence[str], kept: Sequence[str], revoked: Sequence[str]) -> dict[str, Any]:

@@ -109,8 +109,13 @@ def test_json_names_what_was_made_and_kept_and_no_secret(
     assert set(before) < set(secrets_of(folder))
     assert main(["keygen", f"--cluster={cluster}", "--json", "--revoke", "pi-3"]) == 0
     assert json.loads(capsys.readouterr().out) == {**expected, "made": [], "kept": [], "revoked": ["pi-3"]}
-    assert main(["keygen", f"--cluster={cluster}", "--force"]) == 0
-    assert not set(before[:2]) & {key.hex() for key in [head_keyring(folder).secret]}
+    assert main(["keygen", f"--cluster={cluster}", "--force", "--json"]) == 0
+    anew = json.loads(capsys.readouterr().out)
+    assert (sorted(anew["made"]), anew["kept"]) == (["head", "pi-1", "pi-2"], [])
+    assert not set(before) & set(secrets_of(folder))
+    assert not set(expected["heads"].values()) & set(anew["heads"].values())
+    assert main(["keygen", f"--out={folder}", "--device=pi-1", "--force", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["made"] == ["pi-1"], "nothing but what is named"
 
 
 def test_keys_for_named_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,7 +31,7 @@ from flowspec.draft.kinds.language import LanguageKind
 from flowspec.draft.language import LanguageModelDrafter
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder
-from flowspec.plan.shape import eagle_shape, mtp_shape, shape_of
+from flowspec.plan.shape import eagle_shape, find_shape, mtp_shape, shape_of
 from tests.draft.assistants import make_assistant
 from tests.draft.blocks import make_block_drafter
 from tests.draft.heads import make_head
@@ -248,5 +248,9 @@ def test_the_planner_reckons_with_files_as_with_shapes() -> None:
     assert by_shape.shape == eagle_shape(shape)
     with pytest.raises(InputError, match="expected the model's vocabulary of 4096, but qwen3-4b has 151936"):
         sketched("qwen3-4b", shape)
+    padded = replace(find_shape("qwen3-4b"), vocabulary=152_064)
+    assert sketched("qwen3-0.6b", padded).shape == find_shape("qwen3-0.6b"), (
+        "one vocabulary, padded differently"
+    )
     with pytest.raises(InputError, match="shape: expected one of "):
         sketched("draft", shape)
