@@ -2,11 +2,14 @@
 
 A roofline: a pass reads its weights once, and the keys and values of its context, at the device's memory
 bandwidth, or computes for longer than that; kernels have to be started whatever they do. So a device runs as
-many nodes as its knee in the time of one. Where the same cores read and compute, a share of the computing
+many nodes as its knee in the time of one; of a mixture of experts further nodes read further experts. Where
+the same cores read and compute, a share of the computing
 (`KernelRates.serial`) comes on top of the reading instead.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from flowspec.core.protocol.precision import (
     CACHE_AUTO,
@@ -53,10 +56,13 @@ def layers_curve(
     read = shape.layer_heads
     cache_bytes = attending * sum(keys_bytes(each, cached_as(cache, precision)) for each in read) / len(read)
     width = sum(each.width for each in read) / len(read)
+    chosen_s = weights.base_s * shape.chosen_params / shape.layer_params
     return Curve(
-        base_s=weights.base_s,
+        base_s=weights.base_s - chosen_s,
         row_s=weights.row_s,
         extra_row_s=weights.extra_row_s,
+        chosen_s=chosen_s,
+        choices=shape.experts / shape.experts_per_row,
         fixed_s=1e-6 * (layers * device.layer_us + device.pass_us),
         context_s=1e-9 * cache_bytes / attention.gb_per_s,
         row_context_s=2e-12 * OPERATIONS * attending * shape.heads * width / attention.tflops,
@@ -69,17 +75,13 @@ def head_curve(device: DeviceProfile, shape: ModelShape, precision: str) -> Curv
 
 def drafter_curve(device: DeviceProfile, shape: ModelShape, precision: str) -> Curve:
     """A whole pass of a drafter, `lm_head` included."""
-    layers, head = (
-        layers_curve(device, shape, precision, shape.layers),
-        weights_curve(device, shape.head_params + shape.extra_params, precision, shape.filed_bytes),
-    )
-    return Curve(
+    layers = layers_curve(device, shape, precision, shape.layers)
+    head = weights_curve(device, shape.head_params + shape.extra_params, precision, shape.filed_bytes)
+    return replace(
+        layers,
         base_s=layers.base_s + head.base_s,
         row_s=layers.row_s + head.row_s,
         extra_row_s=layers.extra_row_s + head.extra_row_s,
-        fixed_s=layers.fixed_s,
-        context_s=layers.context_s,
-        row_context_s=layers.row_context_s,
     )
 
 

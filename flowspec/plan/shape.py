@@ -150,6 +150,13 @@ class ModelShape:
         return of_experts + self.shared_intermediate
 
     @property
+    def chosen_params(self) -> int:
+        """Of `layer_params`, the weights of the experts that one row of a mixture chooses, and another may
+        not."""
+        chosen = self.intermediate - self.shared_intermediate if self.experts > self.experts_per_row else 0
+        return 3 * self.hidden * chosen
+
+    @property
     def head_params(self) -> int:
         return self.hidden * self.vocabulary
 
@@ -310,17 +317,25 @@ def _shape(
     head_dim: int,
     vocabulary: int,
     is_tied: bool = False,
+    *,
+    experts: int = 1,
+    experts_per_row: int = 1,
+    windows: tuple[int, ...] = (),
 ) -> ModelShape:
+    """`intermediate` is an expert's width in a mixture."""
     return ModelShape(
         name=name,
         layers=layers,
         hidden=hidden,
-        intermediate=intermediate,
+        intermediate=intermediate * experts_per_row,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
         vocabulary=vocabulary,
         is_tied=is_tied,
+        experts=experts,
+        experts_per_row=experts_per_row,
+        windows=windows,
     )
 
 
@@ -337,8 +352,17 @@ _KNOWN = (  # from each model's published config.json
     _shape("qwen3-0.6b", 28, 1024, 3072, 16, 8, 128, 151936, True),
     _shape("qwen3-4b", 36, 2560, 9728, 32, 8, 128, 151936, True),
     _shape("qwen3-8b", 36, 4096, 12288, 32, 8, 128, 151936),
+    _shape("qwen3-32b", 64, 5120, 25600, 64, 8, 128, 151936),
+    _shape("qwen3-30b-a3b", 48, 2048, 768, 32, 4, 128, 151936, experts=128, experts_per_row=8),
+    _shape(
+        "gpt-oss-20b", 24, 2880, 2880, 64, 8, 64, 201088, experts=32, experts_per_row=4, windows=(128, 0) * 12
+    ),
+    _shape("olmoe-1b-7b", 16, 2048, 1024, 16, 16, 128, 50304, experts=64, experts_per_row=8),
 )
-_OF_DRAFTERS = (*map(eagle_shape, _KNOWN), *map(block_shape, _KNOWN))
+_OF_DRAFTERS = (
+    *map(eagle_shape, _KNOWN),
+    *(block_shape(shape) for shape in _KNOWN if shape.experts == 1),  # its layers are not a mixture's
+)
 SHAPES = {shape.name: shape for shape in (*_KNOWN, *_OF_DRAFTERS)}
 
 

@@ -7,7 +7,11 @@ the truth, and emulated devices wait until they have come true.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+
+EXPERTS_SHARED = 0.38
+"""Of the experts that a token runs through, those that the token before it ran through, too: as Cohere
+measured it for its mixtures (2026, "Mixture of experts models get more from speculative decoding")."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,9 +19,11 @@ class Curve:
     """Seconds of a pass: a roofline of memory (weights, keys and values) and computing, and what comes on
     top.
 
-    `max(base_s + context_s * context, (row_s + row_context_s * context) * rows) + extra_row_s * rows +
-    fixed_s`, where `context` is how many earlier tokens the rows see. Without a context the knee is at
-    `base_s / row_s` rows.
+    `max(base_s + chosen_s * choices_of(rows) + context_s * context,
+    (row_s + row_context_s * context) * rows) + extra_row_s * rows + fixed_s`, where `context` is how many
+    earlier tokens the rows see. Of a mixture of experts `chosen_s` reads those that one row chooses, and
+    there are `choices` times as many; other models have none. Without either the knee is at `base_s / row_s`
+    rows.
     """
 
     base_s: float = 0.0
@@ -26,30 +32,41 @@ class Curve:
     fixed_s: float = 0.0
     context_s: float = 0.0
     row_context_s: float = 0.0
+    chosen_s: float = 0.0
+    choices: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in (field.name for field in fields(self)):
+        for name in _TIMES:
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name}: expected seconds from 0, got {getattr(self, name)!r}")
+        if not 1 <= self.choices < float("inf"):
+            raise ValueError(f"choices: expected a number from 1, got {self.choices!r}")
+
+    def choices_of(self, rows: int) -> float:
+        """How many times the experts of one row are read for so many rows.
+
+        Each further row shares `EXPERTS_SHARED` of its own with the one before it, and chooses the others as
+        if by chance (2505.19645, which has no such share); those that were read already cost nothing.
+        """
+        return self.choices - (self.choices - 1) * (1 - (1 - EXPERTS_SHARED) / self.choices) ** (rows - 1)
 
     def seconds(self, rows: int, context: int = 0) -> float:
         memory_s = self.base_s + self.context_s * context
+        if self.chosen_s:
+            memory_s += self.chosen_s * self.choices_of(rows)
         compute_s = (self.row_s + self.row_context_s * context) * rows
         return max(memory_s, compute_s) + self.extra_row_s * rows + self.fixed_s
 
     def scaled(self, factor: float) -> Curve:
         """A device that is `factor` times as slow."""
-        return Curve(**{field.name: getattr(self, field.name) * factor for field in fields(self)})
+        return replace(self, **{name: getattr(self, name) * factor for name in _TIMES})
 
     def and_fixed(self, fixed_s: float) -> Curve:
         """The same with `fixed_s` more for each pass."""
-        return Curve(
-            **{
-                field.name: getattr(self, field.name) + (fixed_s if field.name == "fixed_s" else 0.0)
-                for field in fields(self)
-            }
-        )
+        return replace(self, fixed_s=self.fixed_s + fixed_s)
 
+
+_TIMES = tuple(field.name for field in fields(Curve) if field.name.endswith("_s"))
 
 INSTANT = Curve()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from flowspec.core.protocol.precision import PRECISION_BYTES
 from flowspec.plan.cost import OPERATIONS, drafter_curve, head_curve, layers_curve, row_bytes, weights_curve
 from flowspec.plan.profile import DeviceProfile, KernelRates, find_profile, profile_names
 from flowspec.plan.shape import ModelShape, eagle_shape, find_shape
+from flowspec.plan.timing import EXPERTS_SHARED
 
 BOARD = DeviceProfile(
     name="board",
@@ -124,6 +126,36 @@ def test_what_reading_does_not_hide_comes_on_top() -> None:
     assert both.seconds(50) == pytest.approx(2 * roofline.seconds(50))
     assert half.seconds(50) == pytest.approx(1.5 * roofline.seconds(50))
     assert half.seconds(1000) == pytest.approx(roofline.seconds(1000)), "reading hides what it can"
+
+
+def test_more_rows_of_a_mixture_read_more_experts() -> None:
+    """Beside rows that are drawn as it is said: some experts as the row before, the others by chance."""
+    mixture = replace(SHAPE, experts=32, experts_per_row=4)
+    reading = replace(BOARD, tflops={"float16": 1e6}, layer_us=0.0, pass_us=0.0)
+    dense, curve = (layers_curve(reading, shape, "float16", 1) for shape in (SHAPE, mixture))
+    assert curve.seconds(1) == pytest.approx(dense.seconds(1)), "one row reads what it runs through"
+    attention_s = curve.seconds(1) * 3 / 9  # 3 of 9 million weights a layer
+    rng = np.random.default_rng(3)
+    for rows in (2, 4, 8, 16, 32):
+        read = np.mean([len(_experts_read(rng, rows)) for _ in range(2000)]) / 4
+        expected_s = attention_s + (curve.seconds(1) - attention_s) * read
+        assert curve.seconds(rows) == pytest.approx(expected_s, rel=0.03)
+    all_s = attention_s + (curve.seconds(1) - attention_s) * 32 / 4
+    assert curve.seconds(10_000) == pytest.approx(all_s), "there are no more than all"
+    assert drafter_curve(reading, mixture, "float16").seconds(8) > drafter_curve(
+        reading, mixture, "float16"
+    ).seconds(1)
+
+
+def _experts_read(rng: np.random.Generator, rows: int) -> set[int]:
+    last = set(rng.choice(32, 4, replace=False))
+    read = set(last)
+    for _ in range(rows - 1):
+        kept = {each for each in last if rng.random() < EXPERTS_SHARED}
+        others = rng.choice(list(set(range(32)) - kept), 4 - len(kept), replace=False)
+        last = kept | set(others)
+        read |= last
+    return read
 
 
 def test_a_drafter_reads_its_lm_head_in_each_pass() -> None:

@@ -143,6 +143,32 @@ def test_a_mixture_counts_the_experts_of_one_row() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "published", "active"),
+    [
+        ("qwen3-30b-a3b", 30_532_122_624, 3.3e9),
+        ("gpt-oss-20b", 20_914_757_184, 3.6e9),
+        ("olmoe-1b-7b", 6_919_161_856, 1.3e9),
+    ],
+)
+def test_known_mixtures_have_the_published_number_of_parameters(
+    name: str, published: int, active: float
+) -> None:
+    """Those of the file, and those that the publisher calls active, with the embedding or without."""
+    shape = find_shape(name)
+    weights = weights_of(shape)
+    assert shape.layers * weights.layer + weights.embedding + weights.head == pytest.approx(
+        published, rel=0.01
+    )
+    assert shape.params <= active * 1.02
+    assert shape.params + shape.head_params >= active * 0.98
+    chosen = shape.layers * shape.chosen_params
+    others = shape.params - chosen - shape.head_params
+    assert others + chosen * shape.experts // shape.experts_per_row == pytest.approx(
+        published - 2 * shape.head_params, rel=0.01
+    )
+
+
 def test_a_mixture_holds_all_of_its_experts_in_memory() -> None:
     """By the modules themselves: all weights but the router's and the small norms, and every output of a
     quantised matrix."""
@@ -190,9 +216,9 @@ def test_an_eagle_head_is_one_layer_and_a_projection() -> None:
 def test_an_unknown_shape_is_refused_with_those_that_are_known() -> None:
     with pytest.raises(
         InputError,
-        match=r"^shape: expected one of llama-2-7b, .*eagle- or block- before one of these, got 'gpt-2'$",
+        match=r"^shape: expected one of llama-2-7b, .*eagle- or block- before one of these, got 'whisper'$",
     ):
-        find_shape("gpt-2")
+        find_shape("whisper")
 
 
 def test_grouped_heads_and_wide_heads_count() -> None:
