@@ -20,10 +20,11 @@ from flowspec.serve.tokens import chat_logprobs, completion_logprobs
 from flowspec.version import __version__
 
 
-def fingerprint_of(plan: ClusterPlan, arithmetic: str) -> str:
+def fingerprint_of(plan: ClusterPlan, arithmetic: str, grammars: str = "") -> str:
     """`system_fingerprint`: of all that an answer depends on beside the request, so never of how many devices
-    there are."""
-    text = f"{plan.fingerprint} {plan.dtype} {plan.cache} {arithmetic} {plan.context} {__version__}"
+    there are. `grammars` is what obeys them, and its version."""
+    parts = (plan.fingerprint, plan.dtype, plan.cache, arithmetic, plan.context, grammars, __version__)
+    text = " ".join(map(str, parts))
     return f"fp_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 

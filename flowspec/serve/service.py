@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from flowspec.errors import InputError
 from flowspec.llm import LLM
+from flowspec.model.grammar import library_version
 from flowspec.model.reply.form import ReplyForm
 from flowspec.model.reply.parts import Tool
 from flowspec.model.text import Bound, Messages, Tokenizer, TooLongError
@@ -97,7 +98,8 @@ class Service:
     @property
     def fingerprint(self) -> str:
         """`system_fingerprint` of what is answered now."""
-        return fingerprint_of(self.session.head.plan, self.session.head.arithmetic)
+        head = self.session.head
+        return fingerprint_of(head.plan, head.arithmetic, library_version())
 
     # ------------------------------------------------------------------------------------------- requests
 

@@ -95,6 +95,7 @@ def test_a_fingerprint_is_of_what_answers_depend_on() -> None:
     assert fingerprint_of(PLAN, "x") == fingerprint_of(other_split, "x")
     assert fingerprint_of(PLAN, "x") != fingerprint_of(replace(PLAN, dtype="bfloat16"), "x")
     assert fingerprint_of(PLAN, "x") != fingerprint_of(PLAN, "y")
+    assert fingerprint_of(PLAN, "x", "masks 1") != fingerprint_of(PLAN, "x", "masks 2")
 
 
 def test_a_model_is_called_by_its_last_name_unless_it_is_on_the_hub() -> None:
