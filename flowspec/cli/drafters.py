@@ -17,7 +17,7 @@ from flowspec.cli.console import working
 from flowspec.cli.options import add_cache_argument, positive
 from flowspec.cli.plan_request import add_device_arguments, wanted_of
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.precision import PRECISION_BYTES
+from flowspec.core.protocol.precision import FILED, PRECISION_BYTES
 from flowspec.draft.choosing import (
     BOARD,
     BOARDS,
@@ -33,11 +33,12 @@ from flowspec.draft.choosing import (
 )
 from flowspec.draft.kinds import FALLBACK
 from flowspec.draft.published import Measured, table
-from flowspec.errors import InputError, meant
+from flowspec.errors import InputError, first_line, meant
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_models
 from flowspec.model.support import context_max
 from flowspec.plan.accepted_length import EAGLE_2_TREE
 from flowspec.plan.memory import mib, weights_of
+from flowspec.plan.planner import DoesNotFit
 from flowspec.plan.shape import ModelShape
 from flowspec.rounding import rounded
 from flowspec.runtime.cluster import pick_context
@@ -46,6 +47,7 @@ from flowspec.runtime.session import pick_dtype
 
 WIDTH = 80
 INDENT = 9 * " "
+_NO_SHAPE = "the model is not here, and its shape is none that flowspec plan --shape knows"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,17 +97,21 @@ def run(args: argparse.Namespace) -> int:
         )
     taken = best_here(found)
     rated = [Rated(candidate=each, tokens_per_s=None, gain=None) for each in found.found]
-    dtype, base = PRECISION, None
+    dtype, base, why_not = PRECISION, None, _NO_SHAPE
     if found.shape is not None:
         with working("foretelling", quiet=args.json):
             dtype, files = _precision(args)
             rate = _rate(args, found.shape, dtype, files)
-            base = rate(without_model(found.shape))
-            rated = sorted((_rated(each, rate, base) for each in found.found), key=_order)
+            try:
+                base = rate(without_model(found.shape))
+                rated = sorted((_rated(each, rate, base) for each in found.found), key=_order)
+            except DoesNotFit as error:
+                least = "; --dtype int4 takes less memory" if dtype not in ("int4", FILED) else ""
+                why_not = f"{first_line(error)}{least}"
     if args.json:
-        print(json.dumps(report(found, rated, base, taken)))
+        print(json.dumps(report(found, rated, base, taken, "" if base else why_not)))
     else:
-        print("\n".join(_lines(args, found, rated, base, taken, dtype)))
+        print("\n".join(_lines(args, found, rated, base, taken, dtype, why_not)))
     return 0
 
 
@@ -146,14 +152,15 @@ def _order(rated: Rated) -> tuple[bool, bool, float]:
 
 
 def report(
-    found: Candidates, rated: list[Rated], base: float | None, taken: Candidate | None
+    found: Candidates, rated: list[Rated], base: float | None, taken: Candidate | None, why_not: str = ""
 ) -> dict[str, Any]:
-    """What `--json` prints."""
+    """What `--json` prints; `why_not` says why nothing is foretold."""
     assert found.target is not None
     return {
         "model": found.target.model,
         "world": "forecast by formula",
         "without_tokens_per_s": base,
+        "why_not_foretold": why_not or None,
         "taken": None if taken is None else taken.name,
         "drafters": [
             {
@@ -204,16 +211,14 @@ def _lines(
     base: float | None,
     taken: Candidate | None,
     dtype: str,
+    why_not: str,
 ) -> Iterator[str]:
     assert found.target is not None
     here = sum(each.candidate.is_here for each in rated)
     count = "1 published drafter" if len(rated) == 1 else f"{len(rated)} published drafters"
     yield f"{found.target.model}: {count}, {here or 'none'} in the Hugging Face cache"
     if base is None:
-        yield from _filled(
-            "what they would bring is not known: the model is not here, and its shape is none that "
-            "flowspec plan --shape knows"
-        )
+        yield from _filled(f"what they would bring is not known: {why_not}")
     else:
         where = "these devices"
         if args.cluster is None and args.devices is None:

@@ -349,14 +349,19 @@ _KNOWN = (  # from each model's published config.json
     _shape("llama-3.2-3b", 28, 3072, 8192, 24, 8, 128, 128256, True),
     _shape("tinyllama-1.1b", 22, 2048, 5632, 32, 4, 64, 32000),
     _shape("llama-68m", 2, 768, 3072, 12, 12, 64, 32000),
+    _shape("qwen2-7b", 28, 3584, 18944, 28, 4, 128, 152064),
+    _shape("qwen2.5-14b", 48, 5120, 13824, 40, 8, 128, 152064),
     _shape("qwen3-0.6b", 28, 1024, 3072, 16, 8, 128, 151936, True),
+    _shape("qwen3-1.7b", 28, 2048, 6144, 16, 8, 128, 151936, True),
     _shape("qwen3-4b", 36, 2560, 9728, 32, 8, 128, 151936, True),
     _shape("qwen3-8b", 36, 4096, 12288, 32, 8, 128, 151936),
+    _shape("qwen3-14b", 40, 5120, 17408, 40, 8, 128, 151936),
     _shape("qwen3-32b", 64, 5120, 25600, 64, 8, 128, 151936),
     _shape("qwen3-30b-a3b", 48, 2048, 768, 32, 4, 128, 151936, experts=128, experts_per_row=8),
     _shape(
         "gpt-oss-20b", 24, 2880, 2880, 64, 8, 64, 201088, experts=32, experts_per_row=4, windows=(128, 0) * 12
     ),
+    _shape("mixtral-8x7b", 32, 4096, 14336, 32, 8, 128, 32000, experts=8, experts_per_row=2),
     _shape("olmoe-1b-7b", 16, 2048, 1024, 16, 16, 128, 50304, experts=64, experts_per_row=8),
 )
 _OF_DRAFTERS = (

@@ -67,8 +67,21 @@ def test_devices_that_are_named_are_those_that_are_foretold(
     assert boards["without_tokens_per_s"] < here["without_tokens_per_s"]
     gains = [each["gain"] for each in boards["drafters"] if each["gain"] is not None]
     assert gains == sorted(gains, reverse=True)
-    status, _, error = run(capsys, "drafters", model, "--devices", "raspberry-pi-5")
-    assert (status, error) == (2, "flowspec drafters: qwen3-4b does not fit the devices in float16\n")
+
+
+def test_drafters_are_listed_for_devices_that_the_model_does_not_fit(
+    hub_cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("drafters", "Qwen/Qwen3-4B", "--devices", "raspberry-pi-5")
+    status, text, _ = run(capsys, *asked)
+    assert status == 0
+    why = "qwen3-4b does not fit the devices in float16; --dtype int4 takes less memory"
+    assert f"what they would bring is not known: {why}" in " ".join(text.split())
+    report = json.loads(run(capsys, *asked, "--json")[1])
+    assert "does not fit" in report["why_not_foretold"]
+    assert len(report["drafters"]) == len(
+        [line for line in text.splitlines() if line.startswith("      -  ")]
+    )
 
 
 def test_the_order_is_told_and_why_a_drafter_has_no_rate(
@@ -84,10 +97,10 @@ def test_the_order_is_told_and_why_a_drafter_has_no_rate(
 def test_a_model_whose_shape_is_not_known_is_listed_without_rates(
     hub_cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, text, _ = run(capsys, "drafters", "openai/gpt-oss-20b")
+    status, text, _ = run(capsys, "drafters", "Qwen/Qwen3.5-9B")
     assert status == 0
-    assert "what they would bring is not known" in text
-    assert "  -  zhuyksir/EAGLE3-gpt-oss-20b-bf16\n" in text
+    assert "what they would bring is not known: the model is not here" in text
+    assert "      -  " in text
 
 
 def test_the_bundled_model_s_drafters_are_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,9 +22,14 @@ PUBLISHED = {
     "llama-3-70b": (70_553_706_496, False),
     "llama-3.2-1b": (1_235_814_400, True),
     "tinyllama-1.1b": (1_100_048_384, False),
+    "qwen2-7b": (7_615_616_512, False),
+    "qwen2.5-14b": (14_770_033_664, False),
     "qwen3-0.6b": (596_049_920, True),
     "qwen3-4b": (4_022_468_096, True),
     "qwen3-8b": (8_190_735_360, False),
+    "qwen3-1.7b": (1_720_574_976, True),
+    "qwen3-14b": (14_768_307_200, False),
+    "qwen3-32b": (32_762_123_264, False),
 }
 """Parameters as safetensors headers on the hub count them, and whether the embedding is `lm_head` again."""
 
@@ -149,6 +154,7 @@ def test_a_mixture_counts_the_experts_of_one_row() -> None:
         ("qwen3-30b-a3b", 30_532_122_624, 3.3e9),
         ("gpt-oss-20b", 20_914_757_184, 3.6e9),
         ("olmoe-1b-7b", 6_919_161_856, 1.3e9),
+        ("mixtral-8x7b", 46_702_792_704, 12.9e9),
     ],
 )
 def test_known_mixtures_have_the_published_number_of_parameters(
