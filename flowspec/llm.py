@@ -70,6 +70,8 @@ class LLM:
     `method`, `drafter` (one name or several; none given: the cluster file's, else `bundled` for the bundled
     model, else the best published one that is here, else `ngram`), `chain`: how answers are made, as the
     commands' flags of these names; they change the speed and never an answer.
+    `enable_prefix_caching`: whether prompts begin with what the devices have computed of others that begin
+    alike.
     `wait_s`: how long answers wait, in seconds, for a device that is needed to come back; None: for ever.
     `allow_arithmetic_change`: go on with other kernels, which may give other tokens, where the devices that
     are left lack those that an answer began with.
@@ -103,6 +105,7 @@ class LLM:
         method: str | None = None,
         drafter: str | Sequence[str] = (),
         chain: str | None = None,
+        enable_prefix_caching: bool = True,
         wait_s: float | None = None,
         allow_arithmetic_change: bool = False,
         on_note: Callable[[str], None] | None = None,
@@ -133,7 +136,9 @@ class LLM:
         with contextlib.ExitStack() as stack:
             if isinstance(cluster, Cluster):
                 options = replace(options, cluster=stack.enter_context(cluster.file()))
-            decoding = choose_decoding(options.cluster, method, drafters, chain)
+            decoding = choose_decoding(
+                options.cluster, method, drafters, chain, prefix_caching=enable_prefix_caching
+            )
             taken = taken_for(decoding, options.model, options.cluster)
             if taken.drafter is not None:
                 log.info("drafter %s, the best one that is here", taken.drafter.name)
@@ -193,7 +198,11 @@ class LLM:
         self.recommended = recommended(self.session.files, self.session.config)
         head = self.session.head
         self._conversations = Conversations(
-            CONVERSATIONS_KEPT, head.new_request, partial(_forget, head), head.plan.sliding_window
+            CONVERSATIONS_KEPT,
+            head.new_request,
+            partial(_forget, head),
+            head.plan.sliding_window,
+            head.may_copy,
         )
         self._over: deque[tuple[int, Question, tuple[int, ...] | None]] = deque()
         self._taking = threading.Lock()
@@ -368,7 +377,7 @@ class LLM:
         self._check_open()
         with self._taking:
             self._settle()
-            request = self._conversations.take(question.prompt)
+            request = self._conversations.take(question.prompt, question.limits.new_tokens_max)
         over = partial(self._ended, request, question)
         try:
             return AnswerStream(self.session, question, self.tokenizer, request=request, on_over=over)

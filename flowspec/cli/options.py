@@ -182,6 +182,12 @@ def add_decoding_arguments(parser: argparse.ArgumentParser, *, several: bool = F
         ),
     )
     group.add_argument(
+        "--no-enable-prefix-caching",
+        action="store_false",
+        dest="enable_prefix_caching",
+        help=Rare("read prompts anew where they begin as another conversation does, not as they go on"),
+    )
+    group.add_argument(
         "--tree-nodes",
         type=positive,
         metavar="N",
@@ -216,7 +222,13 @@ def decoding_options(
     if args.tree_nodes is not None and args.tree_nodes > TREE_NODES_MAX:
         raise InputError(f"--tree-nodes: expected at most {TREE_NODES_MAX}, got {args.tree_nodes}")
     return choose_decoding(
-        args.cluster, method, drafters, chain, nodes=args.tree_nodes, depth=args.tree_depth
+        args.cluster,
+        method,
+        drafters,
+        chain,
+        nodes=args.tree_nodes,
+        depth=args.tree_depth,
+        prefix_caching=args.enable_prefix_caching,
     )
 
 

@@ -109,6 +109,18 @@ class TreeCache:
         store(slots, keys, values, *self.of(layer))
 
     @torch.inference_mode()
+    def copy(self, source: TreeCache, slots: torch.Tensor) -> None:
+        """Into the first slots what those `slots` `[count]` int64 of another request's hold, in their order,
+        and its states; there is room for them."""
+        count = len(slots)
+        assert count <= self._slots, f"{count} slots are copied, there is room for {self._slots}"
+        for kind, other in zip(self._kinds, source._kinds, strict=True):
+            kind.copy(other, slots)
+        self.inputs[:, :count] = source.inputs[:, slots]
+        self.states.copy_(source.states)
+        self.lengths = [list(each) for each in source.lengths]
+
+    @torch.inference_mode()
     def clear(self, slots: tuple[int, ...]) -> None:
         """Zeroes slots that were freed."""
         index = torch.tensor([slot for slot in slots if slot < self._slots], device=self._device)
@@ -158,6 +170,23 @@ class _KeysAndValues:
         if self.steps is not None:
             of_keys, of_values = self.steps
             self.steps = F.pad(of_keys, (0, 0, 0, 0, 0, more // LANES)), F.pad(of_values, (0, 0, 0, more))
+
+    def copy(self, source: _KeysAndValues, slots: torch.Tensor) -> None:
+        """What lies in the same slots there, as prompts do, goes over in whole blocks of lanes; the rest slot
+        by slot."""
+        count, own = len(slots), torch.arange(len(slots), device=slots.device)
+        moved = (slots != own).nonzero()
+        blocks = (int(moved[0]) if len(moved) else count) // LANES
+        rest, of = own[blocks * LANES :], slots[blocks * LANES :]
+        into, out = (*self.tensors[::2], *self.tensors[1::2]), (*source.tensors[::2], *source.tensors[1::2])
+        lanes = len(into) // 2
+        for mine, other in zip(into[:lanes], out[:lanes], strict=True):
+            mine[:, :, :blocks] = other[:, :, :blocks]
+            found = other.permute(2, 4, 0, 1, 3)[of // LANES, of % LANES]
+            mine.permute(2, 4, 0, 1, 3)[rest // LANES, rest % LANES] = found
+        for mine, other in zip(into[lanes:], out[lanes:], strict=True):
+            mine[:, :, : blocks * LANES] = other[:, :, : blocks * LANES]
+            mine[:, :, blocks * LANES : count] = other[:, :, of]
 
     def clear(self, index: torch.Tensor) -> None:
         self.keys.permute(2, 4, 0, 1, 3)[index // LANES, index % LANES] = 0

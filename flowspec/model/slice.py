@@ -21,7 +21,7 @@ from flowspec.core.protocol.messages import Logprobs
 from flowspec.core.protocol.precision import ACTIVATIONS, CACHE_AUTO, cached_as, cached_bytes
 from flowspec.core.protocol.shared_keys import carried_width, heads_of, holders, sources_of
 from flowspec.core.protocol.sliding_window import STATE_BYTES, STATES_HELD, inputs_of, states_of, windows_of
-from flowspec.core.stage.events import ClearSlots, JobPart, RunLayers, WindowPart
+from flowspec.core.stage.events import ClearSlots, Copied, JobPart, RunLayers, WindowPart
 from flowspec.errors import ClusterError
 from flowspec.model.attention import TreeBatch, TreeCache, TreeRows
 from flowspec.model.beside import Beside, Needs
@@ -158,13 +158,24 @@ class Slice:
             for caches in tuple(self._caches.values())
         )
 
-    def open_cache(self, request: int, slots: int, window_slots: int = 0) -> None:
-        """Layers with a window get `window_slots` (0: `slots`, as all others)."""
+    def open_cache(
+        self, request: int, slots: int, window_slots: int = 0, copied: Copied | None = None
+    ) -> None:
+        """Layers with a window get `window_slots` (0: `slots`, as all others). What is `copied` is there at
+        once: raises `ClusterError` where that is more than there is memory for."""
         windowed = self._windowed if window_slots else []
         whole = [place for place in self._held if place not in windowed]
         self._caches[request] = RequestCaches(
             self._new_cache(whole, slots), self._new_cache(windowed, window_slots) if windowed else None
         )
+        if copied is not None:
+            self._copy(self._caches[copied.source], self._caches[request], copied)
+
+    def _copy(self, source: RequestCaches, into: RequestCaches, copied: Copied) -> None:
+        self._reserve(into, len(copied.slots), len(copied.window_slots))
+        into.whole.copy(source.whole, torch.from_numpy(copied.slots).to(self.device))
+        if into.windowed is not None and source.windowed is not None:
+            into.windowed.copy(source.windowed, torch.from_numpy(copied.window_slots).to(self.device))
 
     def _new_cache(self, layers: list[int], slots: int) -> TreeCache:
         return TreeCache(

@@ -202,7 +202,7 @@ class ComputeThread:
             self._draft(self._drafter, work)
         elif isinstance(work, OpenCache):
             self._beside.make_room(part, part.request_bytes(work.slots, work.window_slots))
-            part.open_cache(work.request, work.slots, work.window_slots)
+            part.open_cache(work.request, work.slots, work.window_slots, work.copied)
         elif isinstance(work, ClearSlots):
             part.clear_slots(work)
         else:

@@ -2,7 +2,10 @@
 again.
 
 The API knows no conversations: a client sends the whole dialogue with each turn. So a few are kept when their
-answers are over, with the tokens they hold, and a prompt that goes on where one stands takes it over.
+answers are over, with the tokens they hold, and a prompt that goes on where one stands takes it over. One
+that goes on from the middle leaves it to whoever comes back, and begins another: the head has the stages copy
+what both begin with (`core.head.sharing`). Where there is no room for two, it takes over what loses less than
+it gains.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from flowspec.core.head.request import Ids, common_prefix
+from flowspec.core.head.sharing import BLOCK
 from flowspec.core.protocol.sliding_window import PROMPT_END_TOKENS, HeldPositions, SlidingWindow
 
 
@@ -25,6 +29,11 @@ class _Conversation:
     windowed: HeldPositions | None
     tokens: Ids = field(default_factory=lambda: np.zeros(0, np.int64))
 
+    def goes_on(self, shared: int) -> bool:
+        """Whether a prompt that begins with so many of its tokens goes on where it stands: next to nothing is
+        lost."""
+        return len(self.tokens) - shared <= PROMPT_END_TOKENS
+
     def may_answer(self, shared: int) -> bool:
         """A prompt that begins with so many of its tokens gains more than this loses, or asks what was asked
         last, or goes on from there: then a template has left out the answer's thoughts, and whatever follows
@@ -36,7 +45,8 @@ class _Conversation:
 
 class Conversations:
     """At most `bound` conversations, those in use and the idle ones; `new` begins one at the head, `forget`
-    ends one there. Layers with a sliding window hold what `sliding_window` says of each (None: all)."""
+    ends one there. Layers with a sliding window hold what `sliding_window` says of each (None: all).
+    `may_copy` says whether another one may begin with a copy, and with so many tokens fits beside all."""
 
     def __init__(
         self,
@@ -44,9 +54,11 @@ class Conversations:
         new: Callable[[], int],
         forget: Callable[[int], None],
         sliding_window: SlidingWindow | None = None,
+        may_copy: Callable[[int], bool] = lambda tokens: False,
     ) -> None:
         self._bound = bound
         self._window = sliding_window
+        self._may_copy = may_copy
         self._new = new
         self._forget = forget
         self._idle: dict[int, _Conversation] = {}
@@ -57,19 +69,22 @@ class Conversations:
         """Those that nobody uses, the least recently used first."""
         return list(self._idle)
 
-    def take(self, prompt: Sequence[int]) -> int:
-        """A conversation for this prompt: the idle one that shares the longest beginning with it, else a new
-        one.
+    def take(self, prompt: Sequence[int], new_tokens: int) -> int:
+        """A conversation for this prompt and an answer of so many tokens: the idle one that shares the
+        longest beginning with it, else a new one.
 
-        One that would lose more than the prompt gains is left alone: it is somebody else's, of whom only the
-        system text is the same. So is one that would have to be read from its beginning again, since the
-        prompt goes back too far: others may go on from where it stands.
+        One that would lose what a copy leaves to it is left alone; where nothing is copied, one that would
+        lose more than the prompt gains: it is somebody else's, of whom only the system text is the same. So
+        is one that would have to be read from its beginning again, since the prompt goes back too far: others
+        may go on from where it stands.
         """
         wanted = np.asarray(prompt, np.int64)
+        copies = self._window is None and self._may_copy(len(wanted) + new_tokens)
         best, most = None, 0
         for number, held in self._idle.items():
             shared = common_prefix(held.tokens, wanted)
-            if shared > most and held.may_answer(shared):
+            is_copied = copies and shared >= BLOCK
+            if shared > most and (held.goes_on(shared) if is_copied else held.may_answer(shared)):
                 best, most = number, shared
         windowed = None if self._window is None else self._window.nothing_run(len(wanted))
         if best is None:

@@ -33,7 +33,7 @@ class Decoding:
     `chain` are the models below the target, lowest first and with commas, or `auto`, where the drafters are
     what there is to choose from. `nodes` and `depth` shape the trees of the methods that have fixed ones;
     `options` are the method's own (`core.methods.options_of`). `coupled`: a drafter that is a model ranks
-    with the target's noise.
+    with the target's noise. With `prefix_caching` prompts begin with what other conversations have computed.
     """
 
     method: str = DEFAULT
@@ -43,6 +43,7 @@ class Decoding:
     depth: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     coupled: bool = True
+    prefix_caching: bool = True
     is_default: bool = False
 
     def drafters_for(self, model: str, placed: Sequence[str] = ()) -> tuple[str, ...]:
@@ -111,6 +112,7 @@ def choose_decoding(
     *,
     nodes: int | None = None,
     depth: int | None = None,
+    prefix_caching: bool = True,
 ) -> Decoding:
     """What is given; a method that is not is chosen by the drafters, which are those of the cluster file if
     none are given."""
@@ -121,4 +123,5 @@ def choose_decoding(
         chain=chain,
         nodes=nodes,
         depth=depth,
+        prefix_caching=prefix_caching,
     )

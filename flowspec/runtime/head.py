@@ -48,6 +48,7 @@ from flowspec.core.head.head import HeadCore
 from flowspec.core.head.link_pacer import FIRST_BYTES
 from flowspec.core.head.prompt_chunks import SlotTime
 from flowspec.core.head.request import Request
+from flowspec.core.head.sharing import BLOCK
 from flowspec.core.methods import WITHOUT_GUESSES, make_method
 from flowspec.core.methods.base import Method
 from flowspec.core.protocol.messages import Hop
@@ -103,7 +104,8 @@ class Head:
     on, each with a thread. Those that are placed on devices must be there at first, unless the recovery may
     start short; later answers go on without those that are lost. `levels` are those of `DrafterTraits`
     (default: all drafters). An `emulation` is what the local daemons were started with. With `keys` the
-    cluster is spoken to in secret, else in the clear. `slot_s` is what is foretold of the stages.
+    cluster is spoken to in secret, else in the clear. `slot_s` is what is foretold of the stages. With
+    `prefix_caching` prompts begin with what other conversations have computed.
     """
 
     def __init__(
@@ -119,6 +121,7 @@ class Head:
         on_event: OnEvent | None = None,
         keys: Keyring | None = None,
         slot_s: SlotTime | None = None,
+        prefix_caching: bool = True,
     ) -> None:
         share_one_heap()
         free_cycles()  # of the head before, in a process that has one after another
@@ -137,6 +140,7 @@ class Head:
             bounds=Bounds(prefill_first=max(1, FIRST_BYTES // max(1, self._row_bytes))),
             slot_s=slot_s,
             sliding_window=plan.sliding_window,
+            prefix_block=BLOCK if prefix_caching else 0,
         )
         self._core.vocabulary = plan.vocabulary
         self._has_told_link = recovery is None  # then links are declared, or nobody is to be told
@@ -214,6 +218,10 @@ class Head:
     def requests(self) -> list[Request]:
         """Every conversation as the core has it: for observers, which run in the head's thread."""
         return self._core.requests()
+
+    def may_copy(self, tokens: int) -> bool:
+        """As `HeadCore.may_copy`."""
+        return self._core.may_copy(tokens)
 
     @property
     def drafters(self) -> list[DraftThread | RemoteDrafter]:

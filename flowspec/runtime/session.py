@@ -311,6 +311,7 @@ class OpenCluster:
             on_event=on_event,
             keys=self.keys,
             slot_s=self._slot_s(),
+            prefix_caching=decoding.prefix_caching,
         ) as head:
             yield Session(self.files, self.config, head, decoding, self.chosen, names)
 

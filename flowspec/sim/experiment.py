@@ -11,6 +11,7 @@ from typing import Any
 
 from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.head import HeadCore
+from flowspec.core.head.sharing import BLOCK
 from flowspec.core.methods import WITHOUT_GUESSES, make_method
 from flowspec.core.methods.base import Method
 from flowspec.core.protocol.sliding_window import SlidingWindow
@@ -35,7 +36,7 @@ class Experiment:
     which are intermediates, above 0 (none: nobody). `row_bytes` is what a row has on the wire (None: a few
     bytes), on its way to each stage alike or one by one, `feature_bytes` what the features of a verified node
     have. With `returned_row_bytes` and
-    `verifying` the head verifies (see `World`).
+    `verifying` the head verifies (see `World`). `prefix_block` is that of `HeadCore`.
     """
 
     devices: tuple[DeviceSpec, ...]
@@ -46,6 +47,7 @@ class Experiment:
     options: Mapping[str, Any] = field(default_factory=dict)
     context: int = 4096
     sliding_window: SlidingWindow | None = None
+    prefix_block: int = BLOCK
     drafting: Curve | tuple[Curve, ...] = INSTANT
     boards: tuple[DrafterDeviceSpec, ...] = ()
     levels: tuple[int, ...] = ()
@@ -101,6 +103,7 @@ class Experiment:
             drafters=traits,
             slot_s=slot_s,
             sliding_window=self.sliding_window,
+            prefix_block=self.prefix_block,
         )
         return World(
             head,

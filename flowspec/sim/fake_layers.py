@@ -18,6 +18,7 @@ from flowspec.core.protocol.sliding_window import SlidingWindow
 from flowspec.core.stage.events import (
     ClearSlots,
     CloseCache,
+    Copied,
     JobPart,
     OpenCache,
     RunLayers,
@@ -47,6 +48,15 @@ class FakeCache:
     def of(slots: int) -> FakeCache:
         empty = np.full(slots, -1, dtype=np.int32)
         return FakeCache(tokens=empty, positions=empty.copy())
+
+    def copy(self, source: FakeCache, slots: I64) -> None:
+        """Into the first slots what those of another request hold, and what its states sum up."""
+        assert (source.positions[slots] >= 0).all(), "slots are copied that hold nothing"
+        self.positions[: len(slots)], self.tokens[: len(slots)] = (
+            source.positions[slots],
+            source.tokens[slots],
+        )
+        self.base, self.snapshot = source.base, source.snapshot
 
     def clear(self, slots: Sequence[int]) -> None:
         places = list(slots)
@@ -102,6 +112,8 @@ class FakeLayers:
             assert command.request not in caches, f"stage {stage} opens request {command.request} twice"
             opened = caches[command.request] = FakeCache.of(command.slots)
             opened.windowed = FakeCache.of(command.window_slots) if command.window_slots else None
+            if command.copied is not None:
+                self._copy(stage, opened, command.copied)
             return
         cache = caches.get(command.request)
         assert cache is not None, f"stage {stage} has no cache for request {command.request}"
@@ -112,6 +124,18 @@ class FakeLayers:
                 cache.windowed.clear(command.window_slots)
         else:
             del caches[command.request]
+
+    def _copy(self, stage: int, opened: FakeCache, copied: Copied) -> None:
+        source = self.caches[stage].get(copied.source)
+        assert source is not None, f"stage {stage} copies from request {copied.source}, which has no cache"
+        at = source.positions[copied.slots]
+        assert at.tolist() == list(range(len(at))), (
+            f"stage {stage} copies another path than from the first on"
+        )
+        opened.copy(source, copied.slots)
+        if opened.windowed is not None:
+            assert source.windowed is not None, f"stage {stage} copies windows from a request without any"
+            opened.windowed.copy(source.windowed, copied.window_slots)
 
     def _keep_states(self, cache: FakeCache, command: ClearSlots) -> None:
         assert self._window is not None, "there are slots for layers with a window"

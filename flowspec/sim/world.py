@@ -351,10 +351,24 @@ class World:
             assert stage.queued <= self.head.flights_max, f"{stage.queued} segments wait at stage {place}"
             if isinstance(self.layers, FakeLayers) and self.devices[place].is_idle:
                 self.layers.validate(place, stage)
+                self._check_copies(place, commands, self.layers)
         others = self.events - self.timers
         assert self.timers <= others + 10, (
             f"{self.timers} timers beside {others} other events: somebody polls"
         )
+
+    def _check_copies(
+        self, place: int, commands: Sequence[HeadCommand | StageCommand], layers: FakeLayers
+    ) -> None:
+        """What a stage copied for a request is what that request begins with, by what the head knows."""
+        known = {request.number: request for request in self.head.requests()}
+        for command in commands:
+            if isinstance(command, OpenCache) and command.copied is not None and command.request in known:
+                text = known[command.request].tree.committed_tokens()
+                found = layers.caches[place][command.request].tokens[: len(command.copied.slots)]
+                assert found.tolist() == text[: len(found)], (
+                    f"stage {place} copied another text than request {command.request} begins with"
+                )
 
 
 def _rows_of(command: SendSegment | SendVerified) -> Tensor | None:

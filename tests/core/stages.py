@@ -28,9 +28,12 @@ def opening(
     top_logprobs: int = -1,
     sampling: Sampling = LIKELIEST,
     answer_start: int | None = None,
+    request: int = 1,
+    source: int = -1,
 ) -> Open:
     return Open(
-        request=1,
+        request=request,
+        source=source,
         epoch=epoch,
         keep=keep,
         length=length,
@@ -42,8 +45,8 @@ def opening(
     )
 
 
-def commit(*path: int, base: int = PROMPT, epoch: int = 0) -> Commit:
-    return Commit(request=1, epoch=epoch, base=base, path=path)
+def commit(*path: int, base: int = PROMPT, epoch: int = 0, request: int = 1) -> Commit:
+    return Commit(request=request, epoch=epoch, base=base, path=path)
 
 
 def segment(

@@ -56,7 +56,7 @@ def assert_faithful(folder: Path, dtype: str) -> None:
 def pipeline(slices: list[Slice], head: HeadCore, drafters: Sequence[Drafter] = ()) -> Pipeline:
     def on_cache(stage: int, command: OpenCache | ClearSlots | CloseCache) -> None:
         if isinstance(command, OpenCache):
-            slices[stage].open_cache(command.request, command.slots, command.window_slots)
+            slices[stage].open_cache(command.request, command.slots, command.window_slots, command.copied)
         elif isinstance(command, ClearSlots):
             slices[stage].clear_slots(command)
         else:

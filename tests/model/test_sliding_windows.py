@@ -7,11 +7,8 @@ logit is compared with that of one slice that holds all and is given one token a
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
-import numpy as np
 import pytest
 
 from flowspec.bench.checkpoints import VOCABULARY_SIZE, make_variant
@@ -21,7 +18,6 @@ from flowspec.core.methods import make_method
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Sampling
 from flowspec.core.protocol.sliding_window import SlidingWindow, states_of, window_for, windows_of
-from flowspec.core.stage.events import JobPart, RunLayers
 from flowspec.core.stage.slots import CacheRoom
 from flowspec.draft.language import LanguageModelDrafter
 from flowspec.errors import InputError
@@ -34,6 +30,7 @@ from flowspec.plan.shape import shape_of
 from flowspec.runtime.loading import slice_memory
 from flowspec.runtime.planning.plan_inputs import counted_weights
 from tests.model.slices import CPU, load_stages, pipeline
+from tests.model.spy import Spy
 from tests.pipeline import ask
 
 CASES = [
@@ -54,43 +51,6 @@ TURNS = ((0, 30), (0, 20), (3, 5), (8, 0), (50, 20), (0, 15))
 """How many tokens the next question goes back, and how many are new."""
 WITHOUT_THOUGHTS = ((2, 6), (1, 5), (0, 9))
 """The same of questions that go on where the answer before them began, or a little before."""
-
-
-class Spy:
-    """Keeps the logits of all rows that the last stage ran, by the path that each stands for."""
-
-    def __init__(self, slices: Sequence[Slice]) -> None:
-        self.slices = slices
-        self.logits: dict[tuple[int, ...], bytes] = {}
-        self.most_bytes = 0
-        self._tokens: dict[tuple[int, int], int] = {}
-
-    def run(self, stage: int, job: RunLayers, payload: Any) -> tuple[Any, ...]:
-        part = self.slices[stage]
-        if stage < len(self.slices) - 1:
-            return part.run(job, payload)
-        rows, states = part.forward(job, payload)
-        logits = part.logits(states)
-        paths = [path for each in job.parts for path in self._paths(each)]
-        self.logits |= {paths[row]: found.tobytes() for row, found in zip(rows, logits, strict=True)}
-        requests = [each for each in job.parts for _ in each.slots]
-        drawn = [
-            part._sampler(requests[row]).draw(logits[place], len(paths[row])) if job.sampled[row] else -1
-            for place, row in enumerate(rows)
-        ]
-        return rows, states[:, :0], tuple(drawn)
-
-    def _paths(self, part: JobPart) -> list[tuple[int, ...]]:
-        self._tokens |= {
-            (part.request, slot): token
-            for slot, token in zip(part.slots.tolist(), part.tokens.tolist(), strict=True)
-        }
-        paths = []
-        for visible in part.visible:
-            slots = np.flatnonzero(visible)
-            slots = slots[np.argsort(part.key_positions[slots])]
-            paths.append(tuple(self._tokens[part.request, slot] for slot in slots.tolist()))
-        return paths
 
 
 @pytest.mark.parametrize(("variant", "dtype", "cache"), CASES)

@@ -7,6 +7,7 @@ from itertools import count
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flowspec.core.head.sharing import BLOCK
 from flowspec.core.protocol.sliding_window import SlidingWindow
 from flowspec.runtime.conversations import Conversations
 
@@ -14,13 +15,16 @@ from flowspec.runtime.conversations import Conversations
 class Pool:
     """A pool, and what the head was told to forget."""
 
-    def __init__(self, bound: int, window: SlidingWindow | None = None) -> None:
+    def __init__(self, bound: int, window: SlidingWindow | None = None, *, room: int = 0) -> None:
+        """With a `room` so many tokens fit beside all others, and prompts begin with copies."""
         self.forgotten: list[int] = []
         numbers = count(1)
-        self.pool = Conversations(bound, lambda: next(numbers), self.forgotten.append, window)
+        self.pool = Conversations(
+            bound, lambda: next(numbers), self.forgotten.append, window, lambda tokens: tokens <= room
+        )
 
     def turn(self, prompt: list[int], answer: list[int]) -> int:
-        number = self.pool.take(prompt)
+        number = self.pool.take(prompt, 1)
         self.pool.give_back(number, [*prompt, *answer])
         return number
 
@@ -38,7 +42,7 @@ def test_the_next_turn_takes_its_conversation() -> None:
 def test_the_longest_beginning_wins() -> None:
     made = Pool(4)
     short = made.turn([1, 2], [])
-    long = made.pool.take([1, 2, 3, 4])
+    long = made.pool.take([1, 2, 3, 4], 1)
     assert long == short, "nothing else is there"
     made.pool.give_back(long, [1, 2, 3, 4])
     other = made.turn([5], [])
@@ -70,10 +74,45 @@ def test_one_that_the_prompt_goes_back_too_far_in_is_left_alone() -> None:
     assert made.turn([1, 2, 3, 4, 5, 9], []) == first, "its sixth sees the fourth, which is held"
 
 
+SYSTEM = list(range(100, 100 + 2 * BLOCK))
+
+
+def test_what_branches_off_leaves_a_dialogue_to_whoever_goes_on_with_it() -> None:
+    made = Pool(8, room=1000)
+    long = list(range(200, 300))
+    first = made.turn([*SYSTEM, 1], long)
+    other = made.turn([*SYSTEM, 2, 3], long[::-1])
+    again = made.turn([*SYSTEM, 1], [5])
+    assert len({first, other, again}) == 3, "another question, and the same once more"
+    assert made.turn([*SYSTEM, 1, *long, 6], [7]) == first
+    assert made.turn([*SYSTEM, 2, 3, *long[::-1], 8], [7]) == other
+    assert made.forgotten == []
+
+
+def test_what_leaves_out_next_to_nothing_takes_over() -> None:
+    """A template ended the prompt before with a few tokens that this one does not have there."""
+    made = Pool(8, room=1000)
+    first = made.turn([*SYSTEM, 1, 2, 3], [4])
+    assert made.turn([*SYSTEM, 1, 2, 5], [4]) == first
+
+
+def test_where_there_is_no_room_for_two_the_gain_decides() -> None:
+    for room, is_taken in ((len(SYSTEM) + 2, True), (len(SYSTEM) + 3, False)):
+        made = Pool(8, room=room)
+        first = made.turn([*SYSTEM, 1], list(range(40)))
+        assert (made.turn([*SYSTEM, 2, 3], [4]) == first) is is_taken
+
+
+def test_what_is_too_short_to_be_copied_is_taken_over() -> None:
+    made = Pool(8, room=1000)
+    first = made.turn([1, 2, 3], list(range(50)))
+    assert made.turn([1, 2, 3], [9]) == first
+
+
 def test_two_requests_do_not_share_one() -> None:
     made = Pool(4)
     made.turn([1, 2, 3], [4])
-    assert made.pool.take([1, 2, 3, 4, 5]) != made.pool.take([1, 2, 3, 4, 5])
+    assert made.pool.take([1, 2, 3, 4, 5], 1) != made.pool.take([1, 2, 3, 4, 5], 1)
 
 
 def test_the_least_recently_used_is_forgotten() -> None:
@@ -87,7 +126,7 @@ def test_the_least_recently_used_is_forgotten() -> None:
 
 def test_one_that_failed_is_forgotten() -> None:
     made = Pool(2)
-    number = made.pool.take([1])
+    number = made.pool.take([1], 1)
     made.pool.drop(number)
     assert (made.forgotten, made.pool.idle) == ([number], [])
 
@@ -105,7 +144,7 @@ def test_there_are_never_more_than_the_bound_unless_all_are_used(
             number, asked = used.popitem()
             made.pool.give_back(number, asked)
         else:
-            number = made.pool.take(prompt)
+            number = made.pool.take(prompt, 1)
             assert number not in used
             assert number not in made.forgotten
             used[number] = prompt

@@ -169,16 +169,19 @@ HOPS = build(
 @st.composite
 def opens(draw: st.DrawFn, request: int | None = None, epoch: int | None = None) -> Open:
     length = draw(st.integers(1, limits.CONTEXT_MAX))
-    own = {
-        name: st.just(value) for name, value in (("request", request), ("epoch", epoch)) if value is not None
-    }
+    number = draw(IDS if request is None else st.just(request))
+    own = {"epoch": st.just(epoch)} if epoch is not None else {}
+    keep = draw(st.integers(0, length - 1))
+    others = IDS.filter(lambda other: other != number)
     slots = st.integers(length, limits.CONTEXT_MAX + limits.TREE_NODES_MAX)
     top = st.integers(-1, limits.TOP_LOGPROBS_MAX)
     return draw(
         build(
             Open,
             **own,
-            keep=st.integers(0, length - 1),
+            request=st.just(number),
+            keep=st.just(keep),
+            source=st.just(-1) | others if keep else st.just(-1),
             length=st.just(length),
             slots=slots,
             sampling=SAMPLINGS,

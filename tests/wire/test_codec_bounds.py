@@ -4,6 +4,7 @@ came."""
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import msgpack
@@ -48,6 +49,7 @@ COMMIT = Commit(request=1, epoch=0, base=1, path=(5,))
 OPENING = Open(
     request=1, epoch=0, keep=0, length=2, root=1, slots=8, sampling=Sampling(temperature=0.5), answer_start=2
 )
+COPYING = replace(OPENING, keep=1, source=4)
 PART = SegmentPart(
     commit=COMMIT,
     opening=OPENING,
@@ -157,7 +159,7 @@ def test_sampling_takes_only_finite_numbers_in_range(name: str, value: float) ->
 
 @pytest.mark.parametrize("start", [-1, 0, 3])
 def test_an_answer_begins_after_a_token_and_not_behind_what_is_known(start: int) -> None:
-    assert header_of(OPENING)[BODY][-1] == 2
+    assert header_of(OPENING)[BODY][8] == 2
     refused([replaced(header_of(OPENING), (BODY, 8), start)], "answer_start")
 
 
@@ -403,6 +405,12 @@ def test_payload_bytes_travel_as_they_are(dtype: str) -> None:
         ),
         (VERIFIED, (1, 0, 4, 0, 1, 0), limits.VOCABULARY_MAX + 1),
         (OPENING, (7,), limits.TOP_LOGPROBS_MAX + 1),
+        (OPENING, (9,), 3),
+        (COPYING, (9,), 1),
+        (COPYING, (9,), -2),
+        (COPYING, (9,), limits.ID_MAX + 1),
+        (COPYING, (9,), None),
+        (COPYING, (2,), 0),
         (OPENING, (6, 5), list(range(limits.SUPPRESS_TOKENS_MAX + 1))),
         (OPENING, (6, 5), [limits.VOCABULARY_MAX + 1]),
         (OPENING, (6, 5), [-1]),

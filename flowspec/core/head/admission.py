@@ -108,6 +108,15 @@ class Admission:
         slots, window_slots = cache_size(used, most), cache_size(min(used, window_most), window_most)
         return tuple(room.need(slots, window_slots) for room in self._rooms)
 
+    def has_room_beside(self, tokens: int) -> bool:
+        """Whether an answer of so many tokens, its prompt included, fits at the stages beside all that is
+        held now. Any thread may ask; what changes meanwhile may be seen or not."""
+        held = sum(tuple(self._held.values()), self._nothing).stages
+        return all(
+            room >= used + need
+            for room, used, need in zip(self.room.stages, held, self._need_of_stages(tokens), strict=False)
+        )
+
     def ask(self, submit: Submit) -> None:
         """An answer is wanted; raises `InputError` for one that there is no room for even alone."""
         assert submit.request not in self._needs, f"request {submit.request} is being answered"

@@ -44,7 +44,7 @@ class DrafterState:
         keep = min(keep, self.filled, self.told)
         fits = opening.length <= context
         self.opening = (
-            replace(opening, keep=keep, slots=context + limits.DRAFT_NODES_MAX, top_logprobs=-1)
+            replace(opening, keep=keep, slots=context + limits.DRAFT_NODES_MAX, top_logprobs=-1, source=-1)
             if fits
             else None
         )

@@ -45,7 +45,8 @@ class Bounds:
 class SentPart:
     """What one segment in flight carries of one request: once it is back, every stage has seen it.
 
-    `end` is the position after its last committed row (0 without one).
+    `end` is the position after its last committed row (0 without one). With it may go an Open by which the
+    stages copy from a `source` (-1: none).
     """
 
     request: int
@@ -54,6 +55,7 @@ class SentPart:
     committed_length: int
     nodes: tuple[int, ...]
     is_prompt: bool
+    source: int = -1
 
     def drawn(self, part: VerifiedPart | None, vocabulary: int) -> dict[int, int]:
         """Next token by node as the last stage says; what it says of an older epoch does not count.
@@ -108,7 +110,13 @@ def embark(
     end = tree.position(last_committed) + 1 if is_prompt or last_committed == tree.root else 0
     request.in_flight += 1
     return part, SentPart(
-        request.number, request.opening.epoch, end, tree.committed_length, tuple(nodes), is_prompt
+        request.number,
+        request.opening.epoch,
+        end,
+        tree.committed_length,
+        tuple(nodes),
+        is_prompt,
+        -1 if part.opening is None else part.opening.source,
     )
 
 
@@ -226,8 +234,20 @@ class SegmentsInFlight:
             assert is_known, f"no stage is told of the end of request {number}, which has guesses in flight"
 
     def carry(self, request: int) -> bool:
-        """Whether any of them carries something of a request."""
-        return any(load.request == request for flight in self._flights.values() for load in flight.loads)
+        """Whether any of them carries something of a request, or an Open that copies from it."""
+        return any(
+            request in (load.request, load.source)
+            for flight in self._flights.values()
+            for load in flight.loads
+        )
+
+    def copy(self, request: int) -> bool:
+        """Whether any of them carries an Open that copies from a request, or to it."""
+        return any(
+            load.source >= 0 and request in (load.request, load.source)
+            for flight in self._flights.values()
+            for load in flight.loads
+        )
 
     def have_guesses(self, request: Request) -> bool:
         """Whether any of them carries nodes of an answer that are not its output; they may be dead, but the

@@ -13,6 +13,10 @@ guesses.
 The committed tokens are the only state that outlives a pipeline. When it is lost what was in flight is
 forgotten, and each answer under way becomes a prompt of what is known of it, in a new epoch;
 `PipelineReformed` opens these on stages that hold nothing.
+
+Prompts begin with what others have computed (`sharing`): the stages copy it. An Open that says so goes with
+the prompt's first segment alone. While that is in flight its source is neither released nor given up, and an
+Open of the source itself goes behind, with a segment, too: so each stage has the source as it was.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from flowspec.core.head import sharing
 from flowspec.core.head.admission import Admission
 from flowspec.core.head.costs import Costs
 from flowspec.core.head.drafter_traits import DrafterTraits
@@ -48,7 +53,7 @@ from flowspec.core.head.events import (
 from flowspec.core.head.flights import Bounds, SegmentsInFlight, SentPart
 from flowspec.core.head.fusion import Fusion
 from flowspec.core.head.prompt_chunks import SlotTime, chunk_rows
-from flowspec.core.head.request import Request, begin
+from flowspec.core.head.request import Request, Source, begin
 from flowspec.core.methods import WITHOUT_GUESSES, make_method
 from flowspec.core.methods.base import Method, View
 from flowspec.core.protocol import limits
@@ -60,6 +65,8 @@ from flowspec.tree import NodeState
 RULES = {
     "taken over": "an answer goes on where another head's ended",
     "kept": "a prompt begins with what the stages have cached",
+    "copies": "a prompt begins with what the stages have cached of another conversation",
+    "reads along": "a prompt waits for another one that is reading the same beginning",
     "read anew": "a prompt goes back behind what layers with a window hold, and is read from its beginning",
     "cancelled": "an answer ends because nobody wants it any more",
     "end told": "the stages are told of an end, for guesses of it are in flight",
@@ -113,9 +120,12 @@ class HeadCore:
         bounds: Bounds | None = None,
         slot_s: SlotTime | None = None,
         sliding_window: SlidingWindow | None = None,
+        prefix_block: int = sharing.BLOCK,
     ) -> None:
         """`slot_s` is foretold of the stages (None: nothing is), and prompts are cut into chunks by it. The
-        stages' layers with a sliding window hold what `sliding_window` says (None: all layers hold all)."""
+        stages' layers with a sliding window hold what `sliding_window` says (None: all layers hold all).
+        Prompts begin with what others have computed, in blocks of `prefix_block` tokens (0: never); but not
+        beside a drafter that wants features, which come only once, with the rows that are run."""
         self.context = context
         self.sliding_window = sliding_window
         self.stage_count = stage_count
@@ -133,6 +143,7 @@ class HeadCore:
         self._requests: dict[int, Request] = {}
         self.flights = SegmentsInFlight(self._requests)
         self.admission = Admission(context, drafters, sliding_window)
+        self._prefix_block = 0 if any(each.needs_features for each in drafters) else prefix_block
         self._leaving: set[int] = set()
         self._turns: list[int] = []
         self._is_prompts_turn = True
@@ -148,6 +159,11 @@ class HeadCore:
     def in_flight(self) -> int:
         """Segments sent whose Verified is not back."""
         return len(self.flights)
+
+    def may_copy(self, tokens: int) -> bool:
+        """Whether a prompt may begin with a copy of what others have, and an answer of so many tokens, the
+        prompt included, fits beside all of them. Any thread may ask."""
+        return self._prefix_block > 0 and self.admission.has_room_beside(tokens)
 
     def requests(self) -> list[Request]:
         """Every conversation that is known, for those who watch."""
@@ -236,6 +252,8 @@ class HeadCore:
             assert not is_late or number not in self._turns, (
                 f"a verified segment of request {number} waits for nothing"
             )
+            is_sent = request.in_flight or request.opened or request.is_prefilled
+            assert request.awaits is None or not is_sent, f"request {number} was sent, and waits for a copy"
         answering = {number for number, request in self._requests.items() if request.submit is not None}
         assert answering.issuperset(self._turns), "an answer that is over has a turn"
         self.flights.validate()
@@ -273,6 +291,7 @@ class HeadCore:
         )
         self.fired["read anew"] += request.is_read_anew
         self.drafters.begin(request, request.computed, self.admission)
+        request.awaits = self._source_of(request)
         self._requests[submit.request] = request
         self.fired["taken over"] += bool(submit.answered)
         self.fired["kept"] += request.reused > 0
@@ -322,6 +341,8 @@ class HeadCore:
             self.fired["end told"] += 1
         if request.number in self._turns:
             self._turns.remove(request.number)
+            if request.awaits is not None:
+                self._tell_opening(request, commands)  # its room is held: so it is there, if with nothing new
         self.admission.end(request.number)
         self.method.ended(request)
         self._rest = [each for each in self._rest if each[0] is not request]
@@ -333,7 +354,7 @@ class HeadCore:
         commands.append(
             Finished(request=request.number, reason=reason, reused=request.reused, statistics=statistics)
         )
-        request.submit = None
+        request.submit = request.awaits = None
         request.held.clear()
         request.logprobs.clear()
 
@@ -353,20 +374,35 @@ class HeadCore:
                 self._give_up(self._requests[each], commands)
             request = self._requests[number]
             request.statistics.admitted(now_s)
+            request.awaits = self._source_of(request)
             self._turns.append(number)
-            self._tell(request.opening, commands)
+            if request.awaits is None:
+                self._tell_opening(request, commands)
+            else:
+                self.fired["reads along"] += not request.awaits.is_ready
         self.fired["waits"] += self.is_formed and self.admission.is_awaited
         return has_admitted
 
+    def _source_of(self, request: Request) -> Source | None:
+        """From whom a prompt of which nothing was sent yet copies its beginning."""
+        if not self._prefix_block:
+            return None
+        return sharing.find(request, self._requests.values(), self._turns, self._prefix_block)
+
+    def _tell_opening(self, request: Request, commands: list[HeadCommand]) -> None:
+        """Says it at once, unless it could overtake an Open that copies from this request, or to it: then it
+        goes with its first segment, behind that one's."""
+        if not self.flights.copy(request.number):
+            self._tell(request.opening, commands)
+
     def _idle(self) -> list[int]:
         """Conversations whose caches nobody uses now: those without an answer under way, the oldest first,
-        then those that wait longest last."""
+        then those that wait longest last; and what the next answer would copy from goes last of all."""
         resting = [number for number, request in self._requests.items() if request.submit is None]
-        return [
-            number
-            for number in (*resting, *reversed(self.admission.waiting))
-            if not self.flights.carry(number)
-        ]
+        waiting = self.admission.waiting
+        idle = [number for number in (*resting, *reversed(waiting)) if not self.flights.carry(number)]
+        source = self._requests[waiting[0]].awaits if waiting else None
+        return idle if source is None else sorted(idle, key=lambda number: number == source.number)
 
     def _give_up(self, request: Request, commands: list[HeadCommand]) -> None:
         """Has a conversation's caches released; whatever is asked of it next begins with a prefill."""
@@ -438,6 +474,7 @@ class HeadCore:
                 self._landed(request, load, drawn.get(load.request), verified.segment)
                 request.statistics.landed(verified.hops, len(load.nodes) / flight.rows, round_trip_s)
             self._release_if_landed(load.request, commands)
+            self._release_if_landed(load.source, commands)
 
     def _landed(self, request: Request, load: SentPart, part: VerifiedPart | None, segment: int) -> None:
         found = load.drawn(part, self.vocabulary)
@@ -519,7 +556,9 @@ class HeadCore:
     def _view(self, now_s: float, *, prompts: bool = False) -> View:
         requests = [self._requests[number] for number in self._turns]
         return View(
-            requests=[request for request in requests if prompts or request.is_decoding],
+            requests=[
+                request for request in requests if (prompts and request.awaits is None) or request.is_decoding
+            ],
             count_living=self.flights.count_living,
             stage_count=self.stage_count,
             costs=self.costs,
@@ -561,10 +600,7 @@ class HeadCore:
             return False
         view = self._view(now_s)
         window = self.method.window(view)
-        prompt = next(
-            (self._requests[number] for number in self._turns if not self._requests[number].is_prefilled),
-            None,
-        )
+        prompt = self._next_prompt()
         may_prefill = prompt is not None and view.living_flights < window + (
             self._is_prompts_turn and self.method.overfills
         )
@@ -574,8 +610,7 @@ class HeadCore:
             fitting = [(request, request.fitting(nodes), False) for request, nodes in choices]
             loads = [each for each in fitting if each[1]]
         loads = self._portioned(loads[: limits.PARTS_PER_SEGMENT_MAX])
-        if not loads and may_prefill:
-            assert prompt is not None
+        if not loads and may_prefill and (prompt := self._board(commands)) is not None:
             self.fired["slow portion"] += self.portions.is_proven and self.portions.are_bound
             loads = [(prompt, prompt.next_chunk(self._chunk_rows(prompt)), True)]
         if not loads:
@@ -586,6 +621,31 @@ class HeadCore:
             self._turns.append(request.number)
         commands.append(SendToFirstStage(segment=self.flights.depart(loads, window, now_s)))
         return True
+
+    def _next_prompt(self) -> Request | None:
+        """Whose prompt is read next; those that wait for another to read what they begin with are not."""
+        prompts = (self._requests[number] for number in self._turns)
+        return next(
+            (
+                prompt
+                for prompt in prompts
+                if not prompt.is_prefilled
+                and (prompt.awaits is None or not sharing.is_reading_it(prompt.awaits, self._requests))
+            ),
+            None,
+        )
+
+    def _board(self, commands: list[HeadCommand]) -> Request | None:
+        """The same, as something of it is to be sent now: it begins with a copy of what others hold by
+        now."""
+        while (prompt := self._next_prompt()) is not None and prompt.awaits is not None:
+            prompt.awaits = self._source_of(prompt)
+            if prompt.awaits is None:
+                self._tell_opening(prompt, commands)
+            elif prompt.awaits.is_ready:
+                self.fired["copies"] += 1
+                sharing.copy(prompt, prompt.awaits, self._requests[prompt.awaits.number])
+        return prompt
 
     def _chunk_rows(self, prompt: Request) -> int:
         """Of the prompt's next chunk. Beside others' segments no stage waits, whatever it is."""

@@ -23,6 +23,17 @@ from flowspec.tree import TokenTree
 Ids = NDArray[np.int64]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A prompt shares its first `count` tokens with what conversation `number` begins with in this epoch; all
+    stages have computed them if it `is_ready`."""
+
+    number: int
+    epoch: int
+    count: int
+    is_ready: bool
+
+
 @dataclass(slots=True)
 class Request:
     """A conversation: its tree lives on between answers, `submit` is the answer under way (None between
@@ -35,7 +46,8 @@ class Request:
     `drafter_states` and `weights` are by drafter: what it has, and how much its word counts among its like;
     `candidates` is what they propose. `is_end_told` says that the stages have heard that the answer is over.
     `windowed` is the least that any stage's layers with a window hold when the answer begins; `is_read_anew`
-    where nothing was kept because of that.
+    where nothing was kept because of that. `text` are the tokens that were known then. What it `awaits` is to
+    be copied from another conversation before anything of it is sent.
     """
 
     tree: TokenTree
@@ -50,6 +62,8 @@ class Request:
     weights: list[float] = field(default_factory=list)
     candidates: Candidates = field(default_factory=Candidates)
     reused: int = 0
+    text: Ids = field(default_factory=lambda: np.zeros(0, np.int64))
+    awaits: Source | None = None
     windowed: HeldPositions | None = None
     is_read_anew: bool = False
     opened: bool = False
@@ -143,8 +157,9 @@ class Request:
         length = self.tree.committed_length
         self.tree.rewind(length)
         self.opening = replace(
-            self.opening, epoch=self.opening.epoch + 1, keep=0, length=length, root=self.tree.root
+            self.opening, epoch=self.opening.epoch + 1, keep=0, length=length, root=self.tree.root, source=-1
         )
+        self.awaits = None
         self.unsent = self.computed = self.in_flight = 0
         self.known_length = length
         if self.windowed is not None:
@@ -153,6 +168,17 @@ class Request:
         self.next_tokens.clear()
         self.logprobs.clear()
         self.held.clear()
+
+    def begin_with(self, source: int, count: int) -> None:
+        """The stages copy the first `count` tokens from another conversation when they open this one; nothing
+        of it was sent yet."""
+        assert not self.opened, "the stages have opened it"
+        assert not self.in_flight, "the stages are opening it"
+        self.opening = replace(self.opening, keep=count, source=source)
+        self.unsent = self.computed = count
+        self.awaits = None
+        if self.submit is not None:
+            self.reused = min(count, len(self.submit.prompt))
 
     @property
     def run_length(self) -> int:
@@ -250,6 +276,7 @@ def begin(
         computed=keep,
         known_length=count,
         reused=min(keep, len(submit.prompt)),
+        text=np.asarray(known, dtype=np.int64),
         windowed=windowed,
         is_read_anew=is_read_anew,
         drafter_states=drafter_states,

@@ -32,7 +32,7 @@ from flowspec.core.protocol.cluster_messages import (
 from flowspec.core.protocol.facts import AskFacts, Facts
 from flowspec.core.protocol.weight_messages import WeightAnswer, WeightQuestion
 
-PROTOCOL_VERSION = 19
+PROTOCOL_VERSION = 20
 """Counts up when a message gets or loses a field, or means something else: both ends must have the same."""
 
 
@@ -167,7 +167,8 @@ class Logprobs:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Open:
     """Begins epoch `epoch` of a request: keep the first `keep` tokens of the last epoch, forget everything
-    else.
+    else. With a `source` (-1: none) the tokens kept are copies of those that this other request begins with,
+    and of its own last epoch the request keeps nothing.
 
     `length` tokens are committed from the start (the prompt); its last one is node `root`. A new chat turn is
     an Open of the next epoch, so this also is the design's Rewind. With `top_logprobs` (-1: none are wanted)
@@ -184,9 +185,14 @@ class Open:
     sampling: Sampling
     top_logprobs: int = -1
     answer_start: int
+    source: int = -1
 
     def __post_init__(self) -> None:
         check_range("request", self.request, 0, limits.ID_MAX)
+        check_range("source", self.source, -1, limits.ID_MAX)
+        is_copied = self.source >= 0
+        check(not is_copied or self.source != self.request, "source", self.source, "another request")
+        check(not is_copied or self.keep > 0, "keep", self.keep, "tokens to copy, where there is a source")
         check_range("top_logprobs", self.top_logprobs, -1, limits.TOP_LOGPROBS_MAX)
         check_range("epoch", self.epoch, 0, limits.ID_MAX)
         check_range("length", self.length, 1, limits.CONTEXT_MAX)

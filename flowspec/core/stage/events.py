@@ -134,13 +134,26 @@ class Trim:
     rows: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Copied:
+    """What a new cache begins with: what that of `source` holds in `slots` `[kept]` int64 goes into its first
+    slots, in this order, and in layers with a sliding window so does that of `window_slots`; and with them
+    states, as they are."""
+
+    source: int
+    slots: npt.NDArray[np.int64]
+    window_slots: npt.NDArray[np.int64]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenCache:
-    """Layers with a sliding window get `window_slots` of their own (0: `slots`, as all others)."""
+    """Layers with a sliding window get `window_slots` of their own (0: `slots`, as all others). It is empty,
+    or begins with what is `copied`."""
 
     request: int
     slots: int
     window_slots: int = 0
+    copied: Copied | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

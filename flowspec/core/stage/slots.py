@@ -97,6 +97,14 @@ class SlotTable:
     def _grow(self, more: int) -> None:
         self.held = np.concatenate([self.held, np.full(more, -1, dtype=np.int32)])
 
+    def fill(self, numbers: npt.NDArray[np.int32]) -> None:
+        """The first slots of an empty table hold these numbers."""
+        assert not len(self.held), "only what is empty is filled"
+        assert len(numbers) <= self.capacity, f"{len(numbers)} are held, {self.capacity} may be"
+        self._grow(cache_size(len(numbers), self.capacity))
+        self.held[: len(numbers)] = numbers
+        self._high = len(numbers)
+
     def free(self, slots: Sequence[int]) -> None:
         for slot in slots:
             assert self.held[slot] >= 0, f"slot {slot} is free already"
@@ -155,6 +163,27 @@ class SlotMap(SlotTable):
         free = self.held[: self._high] < 0
         assert not self.committed[: self._high][free].any(), "a free slot is committed"
 
+    def path(self, length: int) -> npt.NDArray[np.int64]:
+        """The slots of the committed nodes at the first `length` positions, in their order, `[length]`;
+        raises `PeerError` where one of them is missing."""
+        held = self.position[: self._high]
+        slots = np.flatnonzero(self.committed[: self._high] & (held < length))
+        slots = slots[np.argsort(held[slots], kind="stable")]
+        if not np.array_equal(held[slots], np.arange(length)):
+            raise PeerError(
+                f"expected one committed node at each of the first {length} positions; {len(slots)} are here"
+            )
+        return slots
+
+    def copy_path(self, length: int, capacity: int) -> tuple[SlotMap, npt.NDArray[np.int64]]:
+        """A map of this capacity whose first slots hold these nodes, and which slots they have here."""
+        of = self.path(length)
+        copy = SlotMap(capacity)
+        copy.fill(np.arange(length, dtype=np.int32))
+        copy.committed[:length] = True
+        copy.tokens[:length] = self.tokens[of]
+        return copy, of
+
     def from_position(self, position: int) -> list[int]:
         """Slots whose nodes stand at `position` or later."""
         return [int(slot) for slot in np.flatnonzero(self.position[: self._high] >= position)]
@@ -186,6 +215,19 @@ class WindowSlots(SlotTable):
         for slot in slots:
             self._places[slot] = self.take(slot)
         return [self._places[slot] for slot in slots]
+
+    def copy_path(
+        self, of: npt.NDArray[np.int64], capacity: int
+    ) -> tuple[WindowSlots, npt.NDArray[np.int64]]:
+        """The slots, of this capacity, of a copy whose whole map has in slot i what is in slot `of[i]` of the
+        whole map here, and which places they have here."""
+        slots = np.array(
+            [slot for slot, own in enumerate(of.tolist()) if own in self._places], dtype=np.int32
+        )
+        copy = WindowSlots(capacity)
+        copy.fill(slots)
+        copy._places = {slot: place for place, slot in enumerate(slots.tolist())}
+        return copy, np.array([self._places[own] for own in of[slots].tolist()], dtype=np.int64)
 
     def free_of(self, slots: Sequence[int]) -> list[int]:
         """Frees those that hold nodes of these slots of the whole map, as far as there are any."""

@@ -16,7 +16,7 @@ computing is a command. The rules (docs/architecture.md):
   is admitted in that epoch any more: the keys and values of these are for the next turn. All else that it
   says counts as ever, and repeats change nothing.
 - Messages of an older epoch are dropped, an Open of one that was released, too; an Open of a newer one
-  rewinds.
+  rewinds. One with a source begins with a copy of the path of that other request, as far as it says.
 - Layers with a sliding window hold what rows to come may see, and how far a request may go back
   (`sliding_window`). The rest is given back before a segment runs.
 """
@@ -36,6 +36,7 @@ from flowspec.core.stage.events import (
     ClearSlots,
     CloseCache,
     ControlArrived,
+    Copied,
     JobPart,
     LayerEnded,
     LayersDone,
@@ -57,6 +58,7 @@ from flowspec.errors import PeerError
 RULES = {
     "released": "an Open of a conversation that was released is ignored",
     "rewound": "an Open of a newer epoch ends the older one",
+    "copied": "a request begins with a copy of what another one begins with",
     "stale": "a Commit of another epoch, or of what is not held here, is ignored",
     "early": "a Commit names a node that has not come yet",
     "over": "guesses of an answer that is over are dropped",
@@ -273,17 +275,14 @@ class StageCore:
             self.fired["released"] += 1
             return  # a segment that brought the Release was faster
         known = self._requests.get(opening.request)
-        if known is None:
+        if opening.source >= 0 and (known is None or opening.epoch > known.opening.epoch):
+            self._open_copy(opening, known, commands)
+        elif known is None:
             if opening.keep:
                 raise PeerError(
                     f"request {opening.request} keeps {opening.keep} tokens, but nothing of it is held here"
                 )
-            if len(self._requests) >= limits.REQUESTS_MAX:
-                raise PeerError(f"expected at most {limits.REQUESTS_MAX} requests at once, one more came")
-            if opening.slots > self.slots_max:
-                raise PeerError(
-                    f"expected at most {self.slots_max} slots for a request, as assigned, got {opening.slots}"
-                )
+            self._check_room(opening)
             slots, windowed = SlotMap(opening.slots), None
             if (window := self.sliding_window) is not None:
                 window_slots = WindowSlots(min(opening.slots, window.slots))
@@ -305,12 +304,7 @@ class StageCore:
                     f"got {opening.slots}"
                 )
             if (windowed := known.windowed) is not None:
-                held = windowed.held
-                if held.keepable(opening.keep) < opening.keep:
-                    raise PeerError(
-                        f"request {opening.request} keeps {opening.keep} tokens, but layers with a window of "
-                        f"{held.window.tokens} hold nothing before {held.given_back} here"
-                    )
+                _check_keepable(opening, windowed.held)
             self.fired["rewound"] += 1
             self._kill(known, opening.request, set(known.nodes), commands)
             _free(known, known.slots.from_position(opening.keep), commands)
@@ -326,6 +320,58 @@ class StageCore:
                 first = windowed.held.given_back
                 windowed.held = windowed.held.keep(opening.keep, opening.length)
                 self._go_back(request, windowed, first, commands)
+
+    def _check_room(self, opening: Open, *, is_new: bool = True) -> None:
+        """Raises `PeerError` for a request that is one too many, or too large."""
+        if is_new and len(self._requests) >= limits.REQUESTS_MAX:
+            raise PeerError(f"expected at most {limits.REQUESTS_MAX} requests at once, one more came")
+        if opening.slots > self.slots_max:
+            raise PeerError(
+                f"expected at most {self.slots_max} slots for a request, as assigned, got {opening.slots}"
+            )
+
+    def _open_copy(self, opening: Open, known: _Request | None, commands: list[StageCommand]) -> None:
+        """A request begins with a copy of what its source begins with; of its own last epoch, which is
+        `known`, it keeps nothing."""
+        source = self._requests.get(opening.source)
+        if source is None:
+            raise PeerError(
+                f"request {opening.request} keeps {opening.keep} tokens of request {opening.source}, but "
+                "nothing of that is held here"
+            )
+        if source.run_length < opening.keep:
+            raise PeerError(
+                f"request {opening.request} keeps {opening.keep} tokens of {opening.source}, of which "
+                f"{source.run_length} have run here"
+            )
+        if source.windowed is not None:
+            _check_keepable(opening, source.windowed.held)
+        self._check_room(opening, is_new=known is None)
+        slots, of = source.slots.copy_path(opening.keep, opening.slots)
+        if known is not None:
+            self._kill(known, opening.request, set(known.nodes), commands)
+            commands.append(CloseCache(request=opening.request))
+        self.fired["copied"] += 1
+        windowed, window_of = None, np.zeros(0, dtype=np.int64)
+        if source.windowed is not None:
+            held = source.windowed.held
+            window_slots, window_of = source.windowed.slots.copy_path(
+                of, min(opening.slots, held.window.slots)
+            )
+            windowed = _Windowed(window_slots, held.keep(opening.keep, opening.length))
+        request = self._requests[opening.request] = _Request(
+            opening, slots, windowed, opening.length, opening.root, run_length=opening.keep
+        )
+        commands.append(
+            OpenCache(
+                request=opening.request,
+                slots=opening.slots,
+                window_slots=0 if windowed is None else windowed.slots.capacity,
+                copied=Copied(source=opening.source, slots=of, window_slots=window_of),
+            )
+        )
+        if source.windowed is not None and windowed is not None:
+            self._go_back(request, windowed, source.windowed.held.given_back, commands)
 
     def _go_back(
         self, request: _Request, windowed: _Windowed, first: int, commands: list[StageCommand]
@@ -548,6 +594,15 @@ class StageCore:
     def _is_current(self, part: SegmentPart) -> bool:
         request = self._requests.get(part.commit.request)
         return request is not None and request.opening.epoch == part.commit.epoch
+
+
+def _check_keepable(opening: Open, held: HeldPositions) -> None:
+    """Raises `PeerError` where layers with a window have given back what rows behind the kept ones see."""
+    if held.keepable(opening.keep) < opening.keep:
+        raise PeerError(
+            f"request {opening.request} keeps {opening.keep} tokens, but layers with a window of "
+            f"{held.window.tokens} hold nothing before {held.given_back} here"
+        )
 
 
 def _free(request: _Request, slots: list[int], commands: list[StageCommand]) -> None:

@@ -123,6 +123,7 @@ class Play:
             ],
             bounds=schedule.bounds,
             sliding_window=schedule.sliding_window,
+            prefix_block=schedule.prefix_block,
         )
         head.vocabulary = schedule.language.vocabulary_size
         self.cluster = Cluster(

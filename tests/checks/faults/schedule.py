@@ -146,6 +146,7 @@ class Schedule:
     arithmetics: Mapping[str, tuple[str, ...]]
     may_change: bool
     sliding_window: SlidingWindow | None
+    prefix_block: int
 
 
 def draw(seed: int) -> Schedule:
@@ -177,6 +178,7 @@ def draw(seed: int) -> Schedule:
         _dialogue(rng, request, language, context)
         for request in range(rng.choices([1, 2, 3], weights=[6, 3, 1])[0])
     )
+    dialogues = _sharing(random.Random(f"share {seed}"), dialogues, language, context)
     room = random.Random(f"room {seed}")
     heat = random.Random(f"heat {seed}")
     later = random.Random(f"later {seed}")
@@ -267,6 +269,7 @@ def draw(seed: int) -> Schedule:
         arithmetics=arithmetics,
         may_change=may_change,
         sliding_window=draw_window(random.Random(f"window {seed}")),
+        prefix_block=random.Random(f"block {seed}").choice([0, 1, 2, 5, 16]),
     )
     first = narrow.choice([1, 2] if narrows else [1, 2, None])
     if narrows:  # where four rows wait for each other a word takes nearly a second
@@ -274,6 +277,26 @@ def draw(seed: int) -> Schedule:
     hold_s = HOLD_SHARE * made.membership_timeouts.silent_s
     made = replace(made, bounds=replace(made.bounds, prefill_first=first, hold_s=hold_s))
     return made if captures else _with_places(made)
+
+
+def _sharing(
+    rng: random.Random, dialogues: tuple[Dialogue, ...], language: HashLanguage, context: int
+) -> tuple[Dialogue, ...]:
+    """The same, and more of them, of which most begin with one text."""
+    if rng.random() < 0.5:
+        return dialogues
+    text = [rng.randrange(language.vocabulary_size) for _ in range(rng.randint(1, context - 1))]
+    more = [
+        _dialogue(rng, len(dialogues) + number, language, context) for number in range(rng.choice([0, 1, 3]))
+    ]
+    found = []
+    for dialogue in (*dialogues, *more):
+        if rng.random() < 0.8:
+            prompt = (*text[: rng.choice([len(text), rng.randint(1, len(text))])], *dialogue.first.prompt)
+            first = replace(dialogue.first, prompt=prompt[: context - 1], answered=())
+            dialogue = replace(dialogue, first=first)
+        found.append(dialogue)
+    return tuple(found)
 
 
 def _with_places(made: Schedule) -> Schedule:

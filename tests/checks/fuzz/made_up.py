@@ -53,6 +53,7 @@ def _open(chance: random.Random, request: int, epoch: int) -> Open:
         length=length,
         root=chance.randint(0, 20),
         slots=slots,
+        source=chance.choice((-1, -1, 0, 1, 2)),
         sampling=_sampling(chance),
         answer_start=chance.choice((1, length)),
     )

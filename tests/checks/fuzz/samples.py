@@ -66,6 +66,7 @@ _OPEN = Open(
     slots=300,
     sampling=Sampling(temperature=0.7, top_k=40, top_p=0.9, presence_penalty=0.5, seed=7),
     answer_start=4,
+    source=6,
 )
 _COMMIT = Commit(request=1, epoch=2, base=5, path=(10, 11))
 _PART = SegmentPart(

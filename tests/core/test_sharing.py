@@ -1,0 +1,303 @@
+"""Prompts that begin with what other conversations have computed: what the head asks of the stages, and when.
+
+`tests/sim` and `tests/checks/faults` show that answers are right whatever happens meanwhile, `tests/model`
+that bits are.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flowspec.core.head.drafter_traits import DrafterTraits
+from flowspec.core.head.events import (
+    Cancel,
+    Forget,
+    HeadCommand,
+    HeadEvent,
+    PipelineLost,
+    PipelineReformed,
+    SendToFirstStage,
+    SendToStages,
+)
+from flowspec.core.head.head import HeadCore
+from flowspec.core.head.sharing import BLOCK
+from flowspec.core.methods import make_method
+from flowspec.core.protocol.messages import Open, Release, Segment
+from flowspec.core.stage.events import RunLayers
+from flowspec.core.stage.slots import CacheRoom
+from flowspec.sim.fake_layers import FakeLayers
+from flowspec.sim.language import HashLanguage
+from flowspec.wire.codec import Tensor
+from tests.pipeline import Pipeline, ask
+from tests.plain import plain_answer
+
+LANGUAGE = HashLanguage(60, seed=3)
+SYSTEM = [7 * at % 60 for at in range(200)]
+SHARED = 200 // BLOCK * BLOCK
+CONTEXT = 600
+
+
+class Run:
+    """A pipeline of three stages with what its head sent."""
+
+    def __init__(self, head: HeadCore | None = None, seed: int | None = None) -> None:
+        self.head = head or HeadCore(context=CONTEXT, stage_count=3)
+        layers = FakeLayers(3, LANGUAGE)
+        rng = None if seed is None else random.Random(seed)
+
+        def run(stage: int, job: RunLayers, payload: Any) -> tuple[Any, ...]:
+            rows = tuple(range(sum(len(part.slots) for part in job.parts)))
+            sent = None if payload is None else Tensor(rows=len(rows), width=1, dtype="float32", data=payload)
+            outgoing, tokens, _ = layers.run(stage, job, sent, rows)
+            assert outgoing is not None
+            return rows, np.frombuffer(outgoing.data, dtype="<i4")[:, None], tokens
+
+        self.layers = layers
+        self.pipeline = Pipeline(self.head, run, 3, layers.change_cache, rng=rng)
+        self.sent: list[HeadCommand] = []
+        handle = self.head.handle
+
+        def handled(event: HeadEvent, now_s: float) -> list[HeadCommand]:
+            found = handle(event, now_s)
+            self.head.validate()
+            self.sent += found
+            return found
+
+        self.head.handle = handled  # type: ignore[method-assign]
+
+    def start_again(self) -> None:
+        """Other stages, which hold nothing; what was on its way is gone."""
+        self.pipeline._links.clear()
+        self.pipeline.__post_init__()
+        for caches in self.layers.caches:
+            caches.clear()
+
+    @property
+    def segments(self) -> list[Segment]:
+        return [each.segment for each in self.sent if isinstance(each, SendToFirstStage)]
+
+    def prompt_rows(self, request: int) -> int:
+        """Rows of its prompts that were sent."""
+        return sum(
+            sum(part.committed)
+            for segment in self.segments
+            for part in segment.parts
+            if part.commit.request == request
+        )
+
+    def told(self, kind: type) -> list[Any]:
+        """What all stages were told by control connections."""
+        told = [each.message for each in self.sent if isinstance(each, SendToStages)]
+        return [each for each in told if isinstance(each, kind)]
+
+    def openings(self, request: int) -> list[Open]:
+        """Those that went with segments."""
+        return [
+            part.opening
+            for segment in self.segments
+            for part in segment.parts
+            if part.opening is not None and part.commit.request == request
+        ]
+
+    def ask(self, request: int, prompt: Sequence[int], count: int = 5) -> None:
+        self.pipeline.answers.pop(request, None)
+        self.pipeline.give(ask(request, prompt, count))
+
+    def settle(self) -> None:
+        self.pipeline.settle()
+
+    def check(self, request: int, prompt: Sequence[int], count: int = 5) -> None:
+        submit = ask(request, prompt, count)
+        expected = plain_answer(
+            LANGUAGE, submit.prompt, submit.sampling, new_tokens_max=count, context=CONTEXT
+        )
+        assert self.pipeline.answers[request] == expected[0]
+
+
+def test_a_second_client_costs_its_own_tokens() -> None:
+    run = Run()
+    run.ask(1, [*SYSTEM, 1, 2, 3])
+    run.settle()
+    run.ask(2, [*SYSTEM, 4, 5])
+    run.settle()
+    run.check(1, [*SYSTEM, 1, 2, 3])
+    run.check(2, [*SYSTEM, 4, 5])
+    assert run.prompt_rows(2) == 202 - SHARED
+    assert run.pipeline.ends[2].reused == SHARED
+    assert (run.openings(2)[0].source, run.openings(2)[0].keep) == (1, SHARED)
+    assert [each.request for each in run.told(Open)] == [1], "a copy goes with its segment alone"
+
+
+def test_clients_who_come_at_once_wait_for_the_first_to_read() -> None:
+    run = Run()
+    for request in range(1, 9):
+        run.ask(request, [*SYSTEM, request, request])
+    run.settle()
+    for request in range(1, 9):
+        run.check(request, [*SYSTEM, request, request])
+    assert run.prompt_rows(1) == 202
+    assert [run.prompt_rows(request) for request in range(2, 9)] == [202 - SHARED] * 7
+    assert run.head.fired["reads along"] == 7
+
+
+def test_a_dialogue_that_branches_keeps_both_branches() -> None:
+    run = Run()
+    run.ask(1, SYSTEM, 40)
+    run.settle()
+    whole = [*SYSTEM, *run.pipeline.answers[1]]
+    run.ask(2, [*whole[:230], 9], 5)
+    run.settle()
+    run.check(2, [*whole[:230], 9])
+    assert run.prompt_rows(2) == 231 - 230 // BLOCK * BLOCK, "answers are shared as well"
+    run.ask(1, [*whole, 1], 5)
+    run.settle()
+    run.check(1, [*whole, 1])
+    assert run.pipeline.ends[1].reused == len(whole) - 1
+
+
+def test_what_waits_takes_over_when_the_reader_is_cancelled() -> None:
+    run = Run()
+    run.ask(1, [*SYSTEM, 1])
+    run.ask(2, [*SYSTEM, 2])
+    run.ask(3, [*SYSTEM, 3])
+    run.pipeline.give(Cancel(request=1))
+    run.settle()
+    run.check(2, [*SYSTEM, 2])
+    run.check(3, [*SYSTEM, 3])
+    assert run.prompt_rows(3) == 201 - SHARED
+
+
+def test_a_source_is_released_once_it_is_copied() -> None:
+    run = Run()
+    run.ask(1, [*SYSTEM, 1])
+    run.settle()
+    run.ask(2, [*SYSTEM, 2])
+    run.pipeline.give(Forget(request=1))
+    assert run.told(Release) == [], "a segment that copies from it is in flight"
+    run.settle()
+    run.check(2, [*SYSTEM, 2])
+    assert run.told(Release) == [Release(request=1)]
+    assert all(stage.requests() == [2] for stage in run.pipeline.stages)
+
+
+def test_a_source_is_not_rewound_before_it_is_copied() -> None:
+    """Its next question goes back further; the Open of that goes behind the one that copies."""
+    run = Run()
+    run.ask(1, [*SYSTEM, 1])
+    run.settle()
+    before = len(run.told(Open))
+    run.ask(2, [*SYSTEM, 2])
+    run.ask(1, [*SYSTEM[:20], 5])
+    assert len(run.told(Open)) == before
+    run.settle()
+    run.check(2, [*SYSTEM, 2])
+    run.check(1, [*SYSTEM[:20], 5])
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_happens_to_a_source_the_copy_is_right(seed: int) -> None:
+    """Control and data interleave in any order; sources go on, are cancelled, forgotten, and asked again."""
+    rng = random.Random(seed)
+    run = Run(HeadCore(context=CONTEXT, stage_count=3, prefix_block=rng.choice([1, 8, 32])), seed)
+    prompts: dict[int, list[int]] = {}
+    numbers = list(range(1, 5))
+    for _ in range(20):
+        request, known = rng.choice(numbers), {each.number: each for each in run.head.requests()}
+        if request in known and known[request].submit is not None:
+            if rng.random() < 0.3:
+                run.pipeline.give(Cancel(request=request))
+        else:
+            text = prompts.get(rng.choice(numbers), SYSTEM)
+            prompts[request] = [*text[: rng.randint(len(text) // 3, len(text))], *rng.sample(range(60), 2)]
+            run.ask(request, prompts[request], rng.randint(1, 20))
+        if rng.random() < 0.15:
+            other = rng.choice(numbers)
+            numbers[numbers.index(other)] = max(numbers) + 1  # that of one that is over is not used again
+            run.pipeline.give(Forget(request=other))
+            prompts.pop(other, None)
+        for _ in range(rng.choice([0, 3, 30])):
+            if waiting := [key for key, link in run.pipeline._links.items() if link]:
+                run.pipeline.step(rng.choice(waiting))
+    run.settle()
+    for request, prompt in prompts.items():
+        answer = run.pipeline.answers.get(request, [])
+        assert run.pipeline.ends[request].reason in ("length", "cancelled")
+        if answer:
+            run.check(request, prompt, len(answer))
+    assert run.head.fired["copies"], f"seed {seed}"
+    for stage in run.pipeline.stages:
+        stage.validate()
+
+
+def test_less_than_a_block_is_read_again() -> None:
+    run = Run()
+    run.ask(1, [*SYSTEM[: BLOCK - 1], 1])
+    run.settle()
+    run.ask(2, [*SYSTEM[: BLOCK - 1], 2, *SYSTEM])
+    run.settle()
+    assert run.head.fired["copies"] == 0
+    run.ask(3, SYSTEM[:BLOCK])
+    run.ask(4, [*SYSTEM[:BLOCK], 9])
+    run.settle()
+    assert run.head.fired["copies"] == 1, "the last token of a prompt is always run"
+
+
+def test_nothing_is_shared_where_that_is_switched_off() -> None:
+    run = Run(HeadCore(context=CONTEXT, stage_count=3, prefix_block=0))
+    for request in (1, 2):
+        run.ask(request, [*SYSTEM, request])
+    run.settle()
+    assert [run.prompt_rows(request) for request in (1, 2)] == [201, 201]
+
+
+def test_nothing_is_shared_beside_a_drafter_that_wants_features_of_all_rows() -> None:
+    traits = [DrafterTraits(context=CONTEXT, needs_features=True)]
+    head = HeadCore(context=CONTEXT, stage_count=3, method=make_method("continuous"), drafters=traits)
+    for request in (1, 2):
+        head.handle(ask(request, [*SYSTEM, request], 5), 0.0)
+    assert all(each.awaits is None for each in head.requests())
+
+
+def test_what_the_next_answer_copies_from_is_given_up_last() -> None:
+    """Room for two: the older one of two idle conversations stays, for the third begins as it does."""
+    head = HeadCore(context=CONTEXT, stage_count=3)
+    one = head.admission.need_of(ask(1, [*SYSTEM, 1], 5)).stages[0]
+    head.admission.move_to([CacheRoom(slots=2 * one)] * 3)
+    run = Run(head)
+    run.ask(1, [*SYSTEM, 1])
+    run.settle()
+    run.ask(2, [59, 58, *SYSTEM])
+    run.settle()
+    run.ask(3, [*SYSTEM, 3])
+    run.settle()
+    run.check(3, [*SYSTEM, 3])
+    assert run.pipeline.ends[3].reused == SHARED
+    assert sorted(run.pipeline.stages[0].requests()) == [1, 3]
+    assert head.fired["gives up"] == 1
+
+
+def test_a_pipeline_that_is_lost_with_a_copy_on_its_way_begins_anew() -> None:
+    """Nothing is told of copies that were asked of the lost one; of the next one reads for all."""
+    run = Run()
+    run.ask(1, [*SYSTEM, 1])
+    run.settle()
+    texts = {1: [*SYSTEM, 1, *run.pipeline.answers[1], 8], 2: [*SYSTEM, 2], 3: [*SYSTEM, 3]}
+    for request, text in texts.items():
+        run.ask(request, text)
+    assert run.openings(2)[-1].source == 1
+    run.pipeline.give(PipelineLost())
+    assert all(each.opening.source == -1 and each.opening.keep == 0 for each in run.head.requests())
+    run.sent.clear()
+    run.start_again()
+    run.pipeline.give(PipelineReformed(stage_count=3))
+    assert [each.awaits.number for each in run.head.requests() if each.awaits is not None] == [1, 1]
+    run.settle()
+    for request, text in texts.items():
+        run.check(request, text)
+    rows = {request: run.prompt_rows(request) for request in texts}
+    assert rows == {1: len(texts[1]), 2: 201 - SHARED, 3: 201 - SHARED}

@@ -1,0 +1,60 @@
+"""Prompts that begin alike, over real daemons: what is shared is computed once, and answers are those of one
+process that shares nothing."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from flowspec.core.head.sharing import BLOCK
+from flowspec.core.protocol.messages import Sampling
+from flowspec.llm import LLM
+from flowspec.model.files import BUNDLED, ModelFiles
+from flowspec.model.step_by_step import StepByStep
+from flowspec.runtime.answer import Answer
+
+SYSTEM = list(range(300, 300 + 3 * BLOCK + 5))
+NEW_TOKENS = 12
+
+
+@pytest.mark.parametrize(
+    ("dtype", "cache", "stages"), [("float32", "auto", 1), ("bfloat16", "q8_0", 2), ("float32", "q8_0", 3)]
+)
+def test_what_is_shared_is_computed_once_and_changes_no_answer(dtype: str, cache: str, stages: int) -> None:
+    asked: list[tuple[list[int], int, Answer]] = []
+    with LLM(local=stages, dtype=dtype, cache=cache, context=400) as llm:
+        stop_ids = llm.recommended.stop_ids
+
+        def ask(prompt: list[int], seed: int) -> Answer:
+            """Half of them draw the likeliest tokens."""
+            found = llm.generate(
+                prompt, max_new_tokens=NEW_TOKENS, temperature=float(seed % 2), top_p=1, top_k=0, seed=seed
+            )
+            asked.append((prompt, seed, found))
+            return found
+
+        prompts = [[*SYSTEM, 500 + client, *range(600, 640)] for client in range(6)]
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            answers = list(pool.map(ask, prompts, range(6)))
+        reused = sorted(answer.reused_tokens for answer in answers)
+        assert reused == [0, *[3 * BLOCK] * 5], "one has read it for all"
+        goes_on = [*prompts[0], *answers[0].token_ids]
+        edited = ask([*goes_on[: len(SYSTEM)], *range(700, 700 + 2 * BLOCK)], 7)
+        assert edited.reused_tokens == 3 * BLOCK
+        branch = ask([*SYSTEM, *range(700, 700 + BLOCK), 9], 8)
+        assert branch.reused_tokens == 4 * BLOCK, "of the one before"
+        own = ask([*goes_on, 8, 9], 10)
+        assert own.reused_tokens >= len(goes_on) - 1, "nobody took it"
+    alone = StepByStep.load(ModelFiles(BUNDLED), dtype, cache=cache)
+    for prompt, seed, answer in asked:
+        sampling = Sampling(temperature=float(seed % 2), seed=seed)
+        expected = alone.generate(tuple(prompt), sampling, NEW_TOKENS, stop_ids)
+        assert answer.token_ids == tuple(token for token in expected if token not in stop_ids)
+
+
+def test_nothing_is_shared_where_that_is_switched_off() -> None:
+    with LLM(local=1, context=400, enable_prefix_caching=False) as llm:
+        prompts = [[*SYSTEM, 500 + client, *range(600, 800)] for client in range(2)]
+        answers = llm.generate(prompts, max_new_tokens=2)
+        assert [answer.reused_tokens for answer in answers] == [0, 0]
