@@ -173,6 +173,39 @@ REPLIES: list[tuple[str, Any, str, str, str, list[Call]]] = [
             ("get_current_weather", {"city": "12"}),
         ],
     ),
+    (  # ends within values
+        "XML",
+        None,
+        "<tool_call>\n<function=get_current_weather>\n"
+        "<parameter=city>\nsee </tool_call>, </function>\n</parameter>\n"
+        '<parameter=dimensions>\n{"a": "</parameter>\\n</tool_call>"}\n</parameter>\n'
+        "</function>\n</tool_call>ok",
+        "ok",
+        "",
+        [
+            (
+                "get_current_weather",
+                {"city": "see </tool_call>, </function>", "dimensions": {"a": "</parameter>\n</tool_call>"}},
+            )
+        ],
+    ),
+    (  # the same in Python's calls, and in keys and values
+        "python lines",
+        None,
+        '<function_calls>f(a="</function_calls>", b=1)</function_calls>',
+        "",
+        "",
+        [("f", {"a": "</function_calls>", "b": 1})],
+    ),
+    (
+        "keys and values",
+        None,
+        "<tool_call>get_current_weather\n<arg_key>dimensions</arg_key>\n"
+        '<arg_value>{"a": "</arg_value></tool_call>"}</arg_value>\n</tool_call>',
+        "",
+        "",
+        [("get_current_weather", {"dimensions": {"a": "</arg_value></tool_call>"}})],
+    ),
     (  # the same without the first tag, which these models leave out at times
         "XML",
         None,
@@ -462,6 +495,9 @@ def test_ids_are_what_templates_take_back() -> None:
         ("5", {"enum": ["5", "6"]}, "5"),
         ("5", {"type": 5, "anyOf": 7, "enum": {"a": 1}}, 5),
         ("NaN", {"type": "number"}, "NaN"),
+        ("-4E+339", {"type": "number"}, -4 * 10**339),
+        ("[1e400]", {"type": "array"}, [10**400]),
+        ("1e9999", {"type": "number"}, "1e9999"),
         ("[" * 5000, {"type": "array"}, "[" * 5000),
     ],
 )

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from flowspec.model.reply.literals import Literals
+from flowspec.model.reply.literals import Literals, Unfinished, real
 from flowspec.model.reply.parts import Part, Tool, whole_characters
 
 Tools = Mapping[str, Tool]
+_DECODER = json.JSONDecoder()
+_SPACE = re.compile(r"\s*")
 Parse = Callable[[str, Tools], list[tuple[str, dict[str, Any]]]]
-"""From a block's text to calls, each a name with arguments; raises `ValueError` for anything else."""
+"""From a block's text to calls, each a name with arguments; raises `Unfinished` where the text ends within a
+value, and `ValueError` for anything else."""
+_ENDS_MAX = 256
+"""So many ends may be within values; each is a reason to read the block again."""
 
 
 class BlockCalls:
-    """A `CallReader` from a `mark` to `end`. A block that cannot be read is content, as is one without its
-    end if it `needs_end`, since nothing else tells that it is whole."""
+    """A `CallReader` from a `mark` to `end`, but for an `end` within a value. A block that cannot be read is
+    content, as is one without its end if it `needs_end`, since nothing else tells that it is whole."""
 
     def __init__(self, mark: str, end: str, parse: Parse, tools: Tools, *, needs_end: bool) -> None:
         self._needs_end = needs_end
@@ -27,17 +33,31 @@ class BlockCalls:
         self._pieces: list[str] = []
         self._seam = ""
         """What the end may have begun in."""
+        self._ends = 0
 
     def push(self, text: str) -> tuple[list[Part], str | None]:
         seam = self._seam + text
-        at = seam.find(self._end)
         self._pieces.append(text)
-        if at < 0:
-            self._seam = seam[max(0, len(seam) - len(self._end) + 1) :]
-            return [], None
-        rest = seam[at + len(self._end) :]
-        whole = "".join(self._pieces)
-        return self._calls(whole[: len(whole) - len(rest) - len(self._end)], self._end), rest
+        at = seam.find(self._end)
+        while at >= 0:
+            rest = seam[at + len(self._end) :]
+            whole = "".join(self._pieces)
+            body = whole[: len(whole) - len(rest) - len(self._end)]
+            self._ends += 1
+            if self._ends >= _ENDS_MAX or not self._is_within_value(body):
+                return self._calls(body, self._end), rest
+            at = seam.find(self._end, at + 1)
+        self._seam = seam[max(0, len(seam) - len(self._end) + 1) :]
+        return [], None
+
+    def _is_within_value(self, body: str) -> bool:
+        try:
+            self._parse(body, self._tools)
+        except Unfinished:
+            return True
+        except ValueError:
+            pass
+        return False
 
     def finish(self) -> list[Part]:
         """Also a block that lacks its end, if the calls in it are whole: the model's turn ended instead."""
@@ -123,21 +143,20 @@ def xml_calls(body: str, tools: Tools) -> list[tuple[str, dict[str, Any]]]:
     while (begin := _open(body, "<function=", at)) is not None:
         name, at = begin
         end = body.find("</function>", at)
-        if end < 0:
-            raise ValueError("expected the end of a function")
         arguments = {}
-        while (parameter := _open(body, "<parameter=", at, end)) is not None:
+        while (parameter := _open(body, "<parameter=", at, end if end >= 0 else None)) is not None:
             key, at = parameter
-            close = body.find("</parameter>", at)
+            schema = _schema(tools, name, key)
+            close = _value_end(body, at, "</parameter>", schema)
             if close < 0:
-                raise ValueError("expected the end of a parameter")
+                raise Unfinished("expected the end of a parameter")
             end = body.find("</function>", close) if close > end else end  # which the value had in it
-            if end < 0:
-                raise ValueError("expected the end of a function")
             value = body[at:close]
             value = value[value.startswith("\n") : len(value) - value.endswith("\n")]
-            arguments[key] = typed(value, _schema(tools, name, key))
+            arguments[key] = typed(value, schema)
             at = close + len("</parameter>")
+        if end < 0:
+            raise ValueError("expected the end of a function")
         at = end + len("</function>")
         found.append((name, arguments))
     if body[at:].strip():
@@ -165,18 +184,41 @@ def key_value_calls(body: str, tools: Tools) -> list[tuple[str, dict[str, Any]]]
         raise ValueError("expected a name")
     text: dict[str, Any] = {}
     while body[at:].strip():
-        key, at = _between(body, at, "<arg_key>", "</arg_key>")
-        value, at = _between(body, at, "<arg_value>", "</arg_value>")
-        text[key] = typed(value, _schema(tools, name, key))
+        key, at = _between(body, at, "<arg_key>", "</arg_key>", {"type": "string"})
+        schema = _schema(tools, name, key)
+        value, at = _between(body, at, "<arg_value>", "</arg_value>", schema)
+        text[key] = typed(value, schema)
     return [(name, text)]
 
 
-def _between(body: str, at: int, begin: str, end: str) -> tuple[str, int]:
+def _between(body: str, at: int, begin: str, end: str, schema: Mapping[str, Any] | None) -> tuple[str, int]:
     first = body.find(begin, at)
-    last = -1 if first < 0 else body.find(end, first)
-    if last < 0 or body[at:first].strip():
+    if first < 0 or body[at:first].strip():
         raise ValueError(f"expected {begin}")
+    last = _value_end(body, first + len(begin), end, schema)
+    if last < 0:
+        raise Unfinished(f"expected {end}")
     return body[first + len(begin) : last], last + len(end)
+
+
+def _value_end(body: str, at: int, end: str, schema: Mapping[str, Any] | None) -> int:
+    """Where `end` is behind the value that begins there: the first one, or where the value is JSON and no
+    text the first that is in none of its texts. -1: there is none."""
+    if "string" not in types_of(schema):
+        space = _SPACE.match(body, at)
+        assert space is not None
+        try:
+            _, behind = _DECODER.raw_decode(body, space.end())
+        except json.JSONDecodeError as error:
+            if error.msg.startswith("Unterminated"):
+                raise Unfinished("expected the end of a text") from None
+        except (ValueError, RecursionError):
+            pass
+        else:
+            found = body.find(end, behind)
+            if found >= 0 and not body[behind:found].strip():
+                return found
+    return body.find(end, at)
 
 
 def typed(text: str, schema: Mapping[str, Any] | None) -> Any:
@@ -186,7 +228,7 @@ def typed(text: str, schema: Mapping[str, Any] | None) -> Any:
     if "string" in kinds and not ("null" in kinds and text == "null"):
         return text
     try:
-        return json.loads(text, parse_constant=_no_constant)
+        return json.loads(text, parse_constant=_no_constant, parse_float=real)
     except (ValueError, RecursionError):
         pass
     if text[:1] not in ("[", "{") and text not in ("True", "False", "None"):

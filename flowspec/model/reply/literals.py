@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import re
+from decimal import Decimal
 from typing import Any
 
 DEPTH_MAX = 64
@@ -22,10 +23,32 @@ _ESCAPED = {
     **{each: each for each in "\\'\"/"},
 }
 _WORD = re.compile(r"[^\s,\[\](){}:='\"<]+")
-_INTEGER = re.compile(r"[+-]?[0-9]{1,4000}")
+_DIGITS_MAX = 4000
+_INTEGER = re.compile(rf"[+-]?[0-9]{{1,{_DIGITS_MAX}}}")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _NAMES = {"true": True, "True": True, "false": False, "False": False, "null": None, "None": None}
 _SPACE = re.compile(r"\s*")
+
+
+class Unfinished(ValueError):
+    """The text ends within a value, of which there may be more."""
+
+
+def is_word(text: str) -> bool:
+    """Whether this is a name, as `Literals.word` takes them."""
+    return _WORD.fullmatch(text) is not None
+
+
+def real(text: str) -> float | int:
+    """A number, as JSON can have it: one that floats cannot hold is a whole number. Raises `ValueError` for
+    what has more than 4000 digits then."""
+    found = float(text)
+    if math.isfinite(found):
+        return found
+    exact = Decimal(text)
+    if exact.adjusted() > _DIGITS_MAX:
+        raise ValueError(f"expected at most {_DIGITS_MAX} digits")
+    return int(exact)
 
 
 class Literals:
@@ -118,12 +141,12 @@ class Literals:
         if self.take(GEMMA_QUOTE):
             end = self._text.find(GEMMA_QUOTE, self.at)
             if end < 0:
-                raise ValueError("expected the end of a text")
+                raise Unfinished("expected the end of a text")
             begin, self.at = self.at, end + len(GEMMA_QUOTE)
             return self._text[begin:end]
         found = _STRING[self._text[self.at]].match(self._text, self.at)
         if found is None:
-            raise ValueError("expected the end of a text")
+            raise Unfinished("expected the end of a text")
         self.at = found.end()
         return _ESCAPE.sub(_unescaped, found[1])
 
@@ -132,8 +155,8 @@ class Literals:
             return _NAMES[word]
         if _INTEGER.fullmatch(word):
             return int(word)
-        if _NUMBER.fullmatch(word) and math.isfinite(found := float(word)):
-            return found
+        if _NUMBER.fullmatch(word):
+            return real(word)
         if self._bare:
             return word
         raise ValueError(f"expected a value, got {word:.20}")
