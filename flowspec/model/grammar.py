@@ -6,8 +6,9 @@ and in whatever order, gets the same one.
 
 - A token may follow if with it the text is still the beginning of one that the grammar allows, however it is
   cut into tokens: the library's own preference for one way to cut (`no_forcing`) is switched off.
-- Tokens that stand for no text are never in one. Those that end the answer may follow exactly where the text
-  is whole, and nothing else where it cannot go on.
+- Tokens that stand for no text are never in one, but for the marks that the grammar of a reply names, and
+  these only where it names them. Those that end the answer may follow exactly where the text is whole, and
+  nothing else where it cannot go on.
 - White space between the parts of a JSON document is at most one space behind a comma or a colon: a small
   model that may write any of it writes nothing else.
 - Where nothing may follow, the tokens that end the answer may. That is so behind a text that has left the
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -82,11 +83,29 @@ def schema_text(schema: Any) -> str:
         ) from None
 
 
-@lru_cache(maxsize=64)
-def check_grammar(kind: str, text: str) -> None:
+def json_rule(schema: Mapping[str, Any]) -> str:
+    """A JSON document that the schema allows, within a grammar of the form of Lark. Raises `InputError`."""
+    if "x-guidance" in schema:
+        raise InputError("json_schema: options of the library (x-guidance) are not taken")
+    return f"%json {schema_text({**schema, 'x-guidance': _JSON_SPACES})}"
+
+
+def rule_of(kind: str, text: str) -> str:
+    """A text that a grammar of this kind allows, within another one. Raises `InputError`, also for kinds that
+    cannot be within another."""
+    check_library()
+    if kind == "json_schema":
+        return json_rule(_schema(text))
+    if kind == "regex":
+        return _regex_rule(text)
+    raise InputError(f"{kind}: a grammar cannot be a part of a reply with calls or channels")
+
+
+@lru_cache(maxsize=256)
+def check_grammar(kind: str, text: str, marks: int = 0) -> None:
     """Raises `InputError`, in one line, for what the library cannot do, and what no text satisfies as far as
     can be told at its beginning. Takes a second at most, however large the grammar is; for one that was
-    checked of late, nothing."""
+    checked of late, nothing. It names so many `marks`."""
     check_library()
     try:
         size, most = len(text.encode()), limits.GRAMMAR_BYTES_MAX
@@ -94,7 +113,7 @@ def check_grammar(kind: str, text: str) -> None:
         raise InputError(f"{kind}: expected text in UTF-8, got half a character") from None
     if size > most:
         raise InputError(f"{kind}: expected at most {most} bytes, got {size}")
-    matcher = _matcher(kind, text, _any_bytes())
+    matcher = _matcher(kind, text, _CHECKED_MARKS[:marks], _any_bytes())
     matcher.compute_bitmask()
     if matcher.is_error():
         raise InputError(f"{kind}: {_reason(matcher.get_error())}")
@@ -102,10 +121,12 @@ def check_grammar(kind: str, text: str) -> None:
         raise InputError(f"{kind}: {_reason(str(warnings[0]))}")
 
 
-def is_whole(grammar: Grammar, text: bytes) -> bool:
-    """Whether a text is one that the grammar allows, whatever vocabulary wrote it."""
-    matcher = _matcher(grammar.kind, grammar.text, _any_bytes())
-    return matcher.try_consume_tokens(list(text)) == len(text) and bool(matcher.is_accepting())
+def is_whole(grammar: Grammar, tokens: TokenBytes, answer: Sequence[int]) -> bool:
+    """Whether an answer is a text that the grammar allows, however it was cut into tokens."""
+    marks = dict(zip(grammar.marks, _CHECKED_MARKS, strict=False))
+    text = [each for token in answer for each in ((marks[token],) if token in marks else tokens.texts[token])]
+    matcher = _matcher(grammar.kind, grammar.text, _CHECKED_MARKS[: len(marks)], _any_bytes())
+    return matcher.try_consume_tokens(text) == len(text) and bool(matcher.is_accepting())
 
 
 class GrammarVocabulary:
@@ -143,6 +164,7 @@ class GrammarMasks:
         self._count = len(vocabulary.tokens.texts)
         self._ends = np.array([end for end in grammar.ends if end < self._count], dtype=np.int64)
         self._grammar = grammar
+        self._marks = frozenset(mark for mark in grammar.marks if mark < self._count)
         self._at: list[int] = []
         self._start_anew()
 
@@ -196,16 +218,20 @@ class GrammarMasks:
             self._start_anew()
             common = 0
         more = [int(token) for token in answer[common:]]
-        if any(token >= self._count or not self._vocabulary.tokens.texts[token] for token in more):
+        if not all(self._is_text(token) for token in more):
             return False
         taken = self._matcher.try_consume_tokens(more) if more else 0
         self._at += more[:taken]
         return taken == len(more)
 
+    def _is_text(self, token: int) -> bool:
+        """Whether a token may be in the text of the answer."""
+        return token in self._marks or (token < self._count and bool(self._vocabulary.tokens.texts[token]))
+
     def _start_anew(self) -> None:
         """With a matcher that has no states yet, which a copy of one would have."""
         grammar, self._at = self._grammar, []
-        self._matcher = _matcher(grammar.kind, grammar.text, self._vocabulary.library)
+        self._matcher = _matcher(grammar.kind, grammar.text, grammar.marks, self._vocabulary.library)
 
 
 class _Wrapper:
@@ -230,13 +256,15 @@ def _tokenizer(texts: Sequence[bytes]) -> Any:
     return llguidance.LLTokenizer(wrapper, slices=[])  # they take longer to make than they save
 
 
-_ANY_BYTES_COUNT = 256
+_BYTES_COUNT = 256
+_CHECKED_MARKS = tuple(range(_BYTES_COUNT, _BYTES_COUNT + limits.GRAMMAR_MARKS_MAX))
+"""Where a vocabulary of single bytes has marks."""
 
 
 @lru_cache(maxsize=1)
 def _any_bytes() -> Any:
-    """A vocabulary of single bytes, which can write everything."""
-    return _tokenizer([bytes([byte]) for byte in range(_ANY_BYTES_COUNT)])
+    """A vocabulary of single bytes and marks, which can write everything."""
+    return _tokenizer([*(bytes([byte]) for byte in range(_BYTES_COUNT)), *(b"" for _ in _CHECKED_MARKS)])
 
 
 def _bits(matcher: Any, count: int) -> Mask:
@@ -244,14 +272,14 @@ def _bits(matcher: Any, count: int) -> Mask:
     return np.unpackbits(packed, count=count, bitorder="little").astype(np.bool_)
 
 
-def _matcher(kind: str, text: str, tokenizer: Any) -> Any:
+def _matcher(kind: str, text: str, marks: Sequence[int], tokenizer: Any) -> Any:
     """One that has read nothing; in an error where the grammar cannot be used."""
     import llguidance
 
     bounds = llguidance.LLParserLimits(
         max_lexer_states=LEXER_STATES_MAX, step_lexer_fuel=_NO_BOUND, verbose_errors=False
     )
-    return llguidance.LLMatcher(tokenizer, _lark(kind, text), log_level=0, limits=bounds)
+    return llguidance.LLMatcher(tokenizer, _lark(kind, text, marks), log_level=0, limits=bounds)
 
 
 def _reason(error: str) -> str:
@@ -267,13 +295,13 @@ def _reason(error: str) -> str:
     return f"llguidance refuses it: {found:.200}"
 
 
-def _lark(kind: str, text: str) -> str:
+def _lark(kind: str, text: str, marks: Sequence[int]) -> str:
     """The grammar as the library takes it. Raises `InputError` for what it would take and not obey."""
+    if kind == "reply":
+        named = "".join(f"\nmark_{place}: <[{mark}]>" for place, mark in enumerate(marks))
+        return f"{_NO_FORCING}{text}{named}"
     if kind == "regex":
-        import llguidance
-
-        wrapped = json.loads(llguidance.LLMatcher.grammar_from_regex(text))
-        return f"{_NO_FORCING}{wrapped['grammars'][0]['lark_grammar']}"
+        return f"{_NO_FORCING}start: {_regex_rule(text)}"
     if kind == "lark":
         if "x-guidance" in text:
             raise InputError("lark: options of the library (x-guidance) are not taken")
@@ -282,6 +310,17 @@ def _lark(kind: str, text: str) -> str:
             if pattern.search(bare):
                 raise InputError(f"lark: {name} are not taken")
         return f"{_NO_FORCING}{text}"
+    return f"{_NO_FORCING}start: {json_rule(_schema(text))}"
+
+
+def _regex_rule(text: str) -> str:
+    import llguidance
+
+    wrapped = json.loads(llguidance.LLMatcher.grammar_from_regex(text))
+    return str(wrapped["grammars"][0]["lark_grammar"]).removeprefix("start: ")
+
+
+def _schema(text: str) -> dict[str, Any]:
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -289,6 +328,4 @@ def _lark(kind: str, text: str) -> str:
     schema = {} if schema is True else schema
     if not isinstance(schema, dict):
         raise InputError(f"json_schema: expected an object, or true, got {schema!r:.80}")
-    if "x-guidance" in schema:
-        raise InputError("json_schema: options of the library (x-guidance) are not taken")
-    return f"{_NO_FORCING}start: %json {json.dumps({**schema, 'x-guidance': _JSON_SPACES})}"
+    return schema

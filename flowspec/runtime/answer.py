@@ -262,7 +262,7 @@ class AnswerStream:
         last = self._timing.new_tokens[-1:]
         if last and self._question.limits.stop_ids.difference(grammar.ends).issuperset(last):
             return  # it ended at a token of text, as was asked
-        if not is_whole(grammar, b"".join(tokens.texts[token] for token in self._timing.new_tokens)):
+        if not is_whole(grammar, tokens, self._timing.new_tokens):
             raise InputError(
                 f"the answer cannot go on: {grammar.kind} is too complex for the limits that it is obeyed "
                 "with, or the model has no tokens for what is due; make it simpler"

@@ -28,7 +28,7 @@ from flowspec.noise import draw_bits, gumbel
 
 pytest.importorskip("llguidance")
 
-from flowspec.model.grammar import GrammarMasks, GrammarVocabulary, check_grammar, library_version
+from flowspec.model.grammar import GrammarMasks, GrammarVocabulary, check_grammar, is_whole, library_version
 
 END, OTHER_END, MARK, PADDING = 0, 1, 2, 3
 BYTES = tuple(bytes([byte]) for byte in range(256))
@@ -147,6 +147,51 @@ def test_behind_a_text_that_left_the_grammar_it_can_only_end(spec: tuple[str, st
             assert ids(masks, gone) == {END, OTHER_END}
             assert not masks.is_whole(gone)
         assert ids(masks, path) == allowed
+
+
+def test_marks_are_where_a_reply_names_them_and_nowhere_else() -> None:
+    """By the definition again, where two special tokens are written as bytes that are in no text."""
+    marks = {PADDING: b"\xf8", MARK: b"\xf9"}
+    texts = [marks.get(token, b"" if text in marks.values() else text) for token, text in enumerate(TEXTS)]
+    text = 'start: /b?/ mark_0 ("ab" mark_1 | mark_1 "a"){1,2} | "a"'
+    ways = {b"ab\xf9", b"\xf9a"}
+    language = {b"a"} | {
+        before + b"\xf8" + one + more for before in (b"", b"b") for one in ways for more in (*ways, b"")
+    }
+    bound = replace(grammar("reply", text), marks=tuple(marks))
+    masks = GrammarMasks(bound, VOCABULARY)
+    paths: list[tuple[int, ...]] = [()]
+    for path in paths:
+        written = b"".join(texts[token] for token in path)
+        follow = {
+            token
+            for token, own in enumerate(texts)
+            if own and any(whole.startswith(written + own) for whole in language)
+        }
+        paths += [(*path, token) for token in sorted(follow)]
+    random.Random(1).shuffle(paths)
+    for path in paths:
+        written = b"".join(texts[token] for token in path)
+        follow = {
+            token
+            for token, own in enumerate(texts)
+            if own and any(whole.startswith(written + own) for whole in language)
+        }
+        assert ids(masks, path) == follow | ({END, OTHER_END} if written in language else set()), path
+        assert masks.is_whole(path) == is_whole(bound, VOCABULARY.tokens, path) == (written in language)
+    gone = next(path for path in paths if PADDING not in path and path)
+    assert ids(masks, (*gone, MARK)) == {END, OTHER_END}
+    assert len(paths) > 50
+
+
+def test_only_a_reply_has_marks_and_none_that_ends_an_answer() -> None:
+    with pytest.raises(ValueError, match="marks: expected none but in a reply"):
+        replace(grammar("regex", "a"), marks=(MARK,))
+    for marks in ((MARK, MARK), (END,), (-1,)):
+        with pytest.raises(ValueError, match="marks"):
+            replace(grammar("reply", "start: mark_0"), marks=marks)
+    with pytest.raises(InputError, match=r"lark: .*mark_0"):
+        check_grammar("lark", "start: mark_0")
 
 
 def test_two_that_were_asked_in_other_orders_give_the_same_masks() -> None:

@@ -136,11 +136,19 @@ def assigns(draw: st.DrawFn, cls: type) -> Any:
 
 
 TOKENS = st.integers(0, limits.VOCABULARY_MAX)
-GRAMMARS = build(
-    Grammar,
-    kind=st.sampled_from(GRAMMAR_KINDS),
-    text=st.text(max_size=8) | st.just("x" * limits.GRAMMAR_BYTES_MAX),
-    ends=st.sets(TOKENS, min_size=1, max_size=5).map(sorted).map(tuple),
+BOUND_TEXTS = st.text(max_size=8) | st.just("x" * limits.GRAMMAR_BYTES_MAX)
+ENDS = st.sets(TOKENS, min_size=1, max_size=5).map(sorted).map(tuple)
+
+
+@st.composite
+def replies(draw: st.DrawFn) -> Grammar:
+    ends = draw(ENDS)
+    marks = draw(st.lists(TOKENS.filter(lambda token: token not in ends), max_size=5, unique=True))
+    return Grammar(kind="reply", text=draw(BOUND_TEXTS), ends=ends, marks=tuple(marks))
+
+
+GRAMMARS = replies() | build(
+    Grammar, kind=st.sampled_from(GRAMMAR_KINDS), text=BOUND_TEXTS, ends=ENDS, marks=st.just(())
 )
 SAMPLINGS = build(
     Sampling,

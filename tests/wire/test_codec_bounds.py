@@ -487,9 +487,15 @@ def test_as_many_parts_as_a_segment_has_may_bring_the_longest_openings() -> None
         suppress_tokens=tuple(range(last - limits.SUPPRESS_TOKENS_MAX + 1, last + 1)),
         logit_bias=tuple((token, -99.9) for token in range(last - limits.LOGIT_BIAS_MAX + 1, last + 1)),
         grammar=Grammar(
-            kind="json_schema",
+            kind="reply",
             text="x" * limits.GRAMMAR_BYTES_MAX,
             ends=tuple(range(last - limits.GRAMMAR_ENDS_MAX + 1, last + 1)),
+            marks=tuple(
+                range(
+                    last - 2 * limits.GRAMMAR_ENDS_MAX,
+                    last - 2 * limits.GRAMMAR_ENDS_MAX + limits.GRAMMAR_MARKS_MAX,
+                )
+            ),
         ),
     )
     rows = limits.NODES_PER_SEGMENT_MAX // limits.PARTS_PER_SEGMENT_MAX

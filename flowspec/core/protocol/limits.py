@@ -48,6 +48,8 @@ GRAMMAR_BYTES_MAX = 1 << 16
 """
 GRAMMAR_ENDS_MAX = 256
 """Tokens that end an answer which a grammar binds."""
+GRAMMAR_MARKS_MAX = 64
+"""Tokens without text that a grammar names."""
 TOKEN_BYTES_MAX = 1024
 """That one token adds to a text, where grammars are concerned."""
 TOKEN_TABLE_BYTES_MAX = 64 << 20

@@ -36,20 +36,24 @@ PROTOCOL_VERSION = 20
 """Counts up when a message gets or loses a field, or means something else: both ends must have the same."""
 
 
-GRAMMAR_KINDS = ("json_schema", "regex", "lark")
+GRAMMAR_KINDS = ("json_schema", "regex", "lark", "reply")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grammar:
     """What an answer's text must be: a JSON document that a schema allows, what a regular expression matches
-    as a whole, or what llguidance's Lark-like grammar derives; `text` is the schema, expression or grammar.
+    as a whole, what llguidance's Lark-like grammar derives, or such a grammar of a whole reply, with thoughts
+    and calls; `text` is the schema, expression or grammar.
 
-    Where it may end one of the tokens `ends` is drawn, and nowhere else; these ascend.
+    Where it may end one of the tokens `ends` is drawn, and nowhere else; these ascend. `marks` are tokens
+    that stand for no text, of a reply's grammar, which names them `mark_0` and so on, in this order: nowhere
+    else may they be drawn.
     """
 
     kind: str
     text: str
     ends: tuple[int, ...]
+    marks: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         check(self.kind in GRAMMAR_KINDS, "grammar", self.kind, f"one of {', '.join(GRAMMAR_KINDS)}")
@@ -63,6 +67,14 @@ class Grammar:
         check(bool(self.ends), "ends", self.ends, "a token that ends the answer")
         check_all("ends", self.ends, 0, limits.VOCABULARY_MAX, limits.GRAMMAR_ENDS_MAX)
         check(all(map(operator.lt, self.ends, self.ends[1:])), "ends", self.ends, "ascending token ids")
+        check(self.kind == "reply" or not self.marks, "marks", self.marks, "none but in a reply")
+        check_all("marks", self.marks, 0, limits.VOCABULARY_MAX, limits.GRAMMAR_MARKS_MAX)
+        check(
+            len({*self.marks, *self.ends}) == len(self.marks) + len(self.ends),
+            "marks",
+            self.marks,
+            "token ids, each once, that end no answer",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

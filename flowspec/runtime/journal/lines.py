@@ -336,7 +336,8 @@ def _sampling(row: dict[str, Any]) -> Sampling:
     if row.get("grammar") is not None:
         grammar = _field(row, "grammar", dict)
         kind, text = _field(grammar, "kind", str), _field(grammar, "text", str)
-        found["grammar"] = Grammar(kind=kind, text=text, ends=tuple(_numbers(grammar, "ends")))
+        marks = tuple(_numbers(grammar, "marks")) if "marks" in grammar else ()
+        found["grammar"] = Grammar(kind=kind, text=text, ends=tuple(_numbers(grammar, "ends")), marks=marks)
     return Sampling(**found)
 
 

@@ -243,7 +243,7 @@ def test_tokens_that_are_not_drawn_and_biases_are_kept() -> None:
         repetition_penalty=1.2,
         suppress_tokens=(3, 5),
         logit_bias=((2, -100.0), (9, 0.25)),
-        grammar=Grammar(kind="regex", text="a|\u00e9", ends=(1, 7)),
+        grammar=Grammar(kind="reply", text="a|\u00e9", ends=(1, 7), marks=(9, 2)),
     )
     entry = replace(FIRST, sampling=sampling)
     assert read_lines(seal(*rows_of(entry)), "j").last == entry
