@@ -23,6 +23,7 @@ from flowspec.core.protocol.token_bytes import TokenBytes
 from flowspec.errors import InputError, meant
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.grammar import check_grammar, library_version
+from flowspec.model.reply.bound import BoundReply, bound_in_channels
 from flowspec.model.reply.form import ReplyForm
 from flowspec.model.text import Messages, Tokenizer, recommended
 from flowspec.runtime.answer import Answer, AnswerStream, AsyncAnswerStream
@@ -339,14 +340,27 @@ class LLM:
         return self.question_of(self.encode(prompt, raw=raw), params)
 
     def question_of(
-        self, ids: Sequence[int], params: SamplingParams, form: ReplyForm | None = None
+        self,
+        ids: Sequence[int],
+        params: SamplingParams,
+        form: ReplyForm | None = None,
+        bound: BoundReply | None = None,
     ) -> Question:
         """The same for a prompt's token ids; with a `form` the answer's thoughts and calls are told apart
-        from its text."""
+        from its text, and with a `bound` it is what that allows."""
         eos_id = None if self.tokenizer is None else self.tokenizer.eos_id
         sampling, limits = params.sampling(self.recommended), params.limits(self.recommended, eos_id)
         if params.bound is not None:
-            sampling = replace(sampling, grammar=self._grammar(*params.bound, limits.stop_ids))
+            kind, text = params.bound
+            check_grammar(kind, text)
+            if self.tokenizer is not None and self.tokenizer.final_channel() is not None:
+                bound = bound_in_channels(kind, text, self.tokenizer.added_tokens)
+            else:
+                sampling = replace(sampling, grammar=self._grammar(kind, text, limits.stop_ids))
+        if bound is not None:
+            check_grammar("reply", bound.text, len(bound.marks))
+            grammar = self._grammar("reply", bound.text, limits.stop_ids, bound.marks)
+            sampling = replace(sampling, grammar=grammar)
         return Question(
             prompt=ids,
             sampling=sampling,
@@ -356,19 +370,22 @@ class LLM:
             form=form,
         )
 
-    def _grammar(self, kind: str, text: str, stop_ids: frozenset[int]) -> Grammar:
-        """What binds an answer. Raises `InputError` for what cannot be obeyed, or not with this model."""
-        check_grammar(kind, text)
+    def _grammar(
+        self, kind: str, text: str, stop_ids: frozenset[int], marks: tuple[int, ...] = ()
+    ) -> Grammar:
+        """What binds an answer. Raises `InputError` for what cannot be obeyed with this model."""
         tokens = self.session.head.plan.tokens
         if self.tokenizer is None or tokens is None:
             raise InputError(f"{kind}: the model has no tokenizer, so its answers have no text")
-        if self.tokenizer.final_channel() is not None:
-            raise InputError(f"{kind}: this model writes in channels, which no grammar binds yet")
+        if wrong := [mark for mark in marks if mark in stop_ids or mark >= len(tokens.texts)]:
+            raise InputError(
+                f"{kind}: expected no token of calls among those that end answers, got {wrong[0]}"
+            )
         ends = [token for token in sorted(stop_ids) if token < len(tokens.texts) and not tokens.texts[token]]
         if not ends:
             raise InputError(f"{kind}: expected a token that ends answers, but the model names none")
         try:
-            return Grammar(kind=kind, text=text, ends=tuple(ends))
+            return Grammar(kind=kind, text=text, ends=tuple(ends), marks=marks)
         except ValueError as error:
             raise InputError(str(error)) from None
 

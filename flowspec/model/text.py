@@ -237,7 +237,7 @@ class Tokenizer:
 
     def call_format(self, tools: Sequence[Tool]) -> CallFormat | None:
         """How the model writes calls; None: that is not known."""
-        return format_of(self.template(tools), self._added_tokens)
+        return format_of(self.template(tools), self.added_tokens)
 
     def can_think(self, tools: Sequence[Tool] = ()) -> bool:
         """Whether the model may write thoughts."""
@@ -249,15 +249,16 @@ class Tokenizer:
         """The form of the reply to a rendered dialogue: with thoughts, and calls of tools. None for a model
         that writes nothing but text."""
         known = {tool.name: tool for tool in tools}
-        return form_of(self.template(tools), self._added_tokens, prompt, known, is_single=is_single)
+        return form_of(self.template(tools), self.added_tokens, prompt, known, is_single=is_single)
 
     def marks(self, texts: Sequence[str]) -> dict[int, str]:
         """Those of the texts that are tokens of their own, which `decode` may leave out."""
-        added = self._added_tokens
+        added = self.added_tokens
         return {added[text]: text for text in texts if text in added}
 
     @property
-    def _added_tokens(self) -> dict[str, int]:
+    def added_tokens(self) -> Mapping[str, int]:
+        """Tokens that were added to the vocabulary, special ones among them, by their names."""
         if self._added is None:
             self._added = {str(text): token for token, text in self._tokenizer.added_tokens_decoder.items()}
         return self._added
@@ -397,7 +398,7 @@ class Tokenizer:
 
     def final_channel(self) -> FinalChannel | None:
         """What tells, of a new answer, which tokens are its text; None for a model without channels."""
-        marks = {mark: self._added_tokens[mark] for mark in MARKS if mark in self._added_tokens}
+        marks = {mark: self.added_tokens[mark] for mark in MARKS if mark in self.added_tokens}
         return FinalChannel(marks, self.decode) if len(marks) == len(MARKS) else None
 
     def decode(self, tokens: Sequence[int]) -> str:

@@ -15,7 +15,7 @@ from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import SAMPLING_FIELDS, Sampling
 from flowspec.errors import InputError
 from flowspec.model.grammar import check_grammar, schema_text
-from flowspec.model.reply.parts import Tool
+from flowspec.model.reply.bound import Wanted
 from flowspec.model.text import Messages
 from flowspec.runtime.sampling_params import SEEDS, SamplingParams, usable_seed
 from flowspec.serve.fields import Fields
@@ -23,7 +23,7 @@ from flowspec.serve.messages import messages_wanted
 from flowspec.serve.other_fields import HARMLESS, NEUTRAL
 from flowspec.serve.refusals import ApiError, invalid
 from flowspec.serve.template_variables import NO_VARIABLES, TemplateVariables, variables_wanted
-from flowspec.serve.tools import tools_wanted
+from flowspec.serve.tools import NO_TOOLS, ToolUse, tools_wanted
 
 STOPS_MAX = 4
 STOP_CHARS_MAX = 256
@@ -49,8 +49,8 @@ class CompletionRequest:
     with the prompt's text (`echoes`).
 
     `count` choices are wanted of each prompt; choice i is drawn with `seed` + i. `unheeded` are the fields of
-    `HARMLESS` that it has. Of a chat, `tools` may be called, and with `is_single_call` one of them once; its
-    template is told the `variables`.
+    `HARMLESS` that it has. Of a chat, the tools of its `tool_use` may or have to be called; its template is
+    told the `variables`.
     """
 
     model: str | None
@@ -61,8 +61,7 @@ class CompletionRequest:
     is_streamed: bool
     includes_usage: bool
     unheeded: tuple[str, ...] = ()
-    tools: tuple[Tool, ...] = ()
-    is_single_call: bool = False
+    tool_use: ToolUse = NO_TOOLS
     variables: TemplateVariables = NO_VARIABLES
     continues: bool = False
     echoes: bool = False
@@ -85,7 +84,7 @@ def chat_wanted(body: dict[str, Any]) -> CompletionRequest:
     older = fields.whole("max_tokens", 1, limits.CONTEXT_MAX)
     if longest is not None and older not in (None, longest):
         raise invalid("max_tokens", f"{longest}, as max_completion_tokens beside it", older)
-    tools, is_single_call = tools_wanted(fields)
+    tool_use = tools_wanted(fields)
     variables = variables_wanted(fields)
     fields.neutral("functions", [])
     fields.neutral("function_call", "none", "auto")
@@ -97,17 +96,15 @@ def chat_wanted(body: dict[str, Any]) -> CompletionRequest:
     continues = _continues(fields, messages)
     top = None if not logprobs else alternatives or 0
     found = _wanted(fields, (messages,), longest if longest is not None else older, top, bound)
-    if tools and found.params.bound is not None:
-        raise ApiError(
-            400,
-            "tools: FlowSpec does not bind answers that may call tools; expected no tools, or tool_choice "
-            "none, beside the format of the answer",
-            "tools",
-            "unsupported_parameter",
-        )
-    return replace(
-        found, tools=tools, is_single_call=is_single_call, variables=variables, continues=continues
-    )
+    if tool_use.tools and found.params.bound is not None:
+        # a text of this format, or calls
+        calls = tool_use.bound or Wanted(tools=tool_use.tools, is_single=tool_use.is_single)
+        tool_use = replace(tool_use, bound=replace(calls, answer=found.params.bound))
+        found = replace(found, params=replace(found.params, json_schema=None, regex=None, grammar=None))
+    if tool_use.bound is not None and found.params.ignore_eos:
+        text = "ignore_eos: expected false where the format of calls says where the answer ends"
+        raise ApiError(400, text, "ignore_eos", "invalid_value")
+    return replace(found, tool_use=tool_use, variables=variables, continues=continues)
 
 
 def completion_wanted(body: dict[str, Any]) -> CompletionRequest:

@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 
 from flowspec.errors import InputError
 from flowspec.llm import LLM
-from flowspec.model.grammar import library_version
+from flowspec.model.grammar import check_grammar, check_library, library_version
+from flowspec.model.reply.bound import BoundReply, bound_reply
 from flowspec.model.reply.form import ReplyForm
 from flowspec.model.reply.parts import Tool
 from flowspec.model.text import Bound, Messages, Tokenizer, TooLongError
@@ -27,6 +28,8 @@ from flowspec.serve.metrics import Metrics
 from flowspec.serve.other_fields import HARMLESS
 from flowspec.serve.refusals import STOPPING, ApiError, unavailable
 from flowspec.serve.request_queue import RequestQueue
+from flowspec.serve.template_variables import forbids_thoughts
+from flowspec.serve.tools import ToolUse
 from flowspec.serve.totals import Totals
 from flowspec.version import __version__
 
@@ -115,7 +118,7 @@ class Service:
         bound = Bound(tokens=self.context, is_wanted=lambda: not gone.is_set())
         try:
             for prompt in wanted.prompts:
-                is_long = await self.reading(partial(_chars, prompt, wanted.tools)) >= LONG_CHARS
+                is_long = await self.reading(partial(_chars, prompt, wanted.tool_use.tools)) >= LONG_CHARS
                 work = partial(self._asked, prompt, wanted, bound)
                 threads = self._long if is_long else self._short
                 found += await asyncio.get_running_loop().run_in_executor(threads, work)
@@ -165,10 +168,10 @@ class Service:
 
     def _encode(
         self, prompt: Prompt, wanted: CompletionRequest, bound: Bound
-    ) -> tuple[tuple[int, ...], ReplyForm | None]:
+    ) -> tuple[tuple[int, ...], ReplyForm | None, BoundReply | None]:
         try:
             if isinstance(prompt, str):
-                return tuple(self._tokenizer.encode(prompt, bound)), None
+                return tuple(self._tokenizer.encode(prompt, bound)), None, None
             if isinstance(prompt, list):
                 return self._encode_chat(prompt, wanted, bound)
         except TooLongError as error:
@@ -185,15 +188,16 @@ class Service:
                 "prompt",
                 "invalid_value",
             )
-        return prompt, None
+        return prompt, None, None
 
     def _encode_chat(
         self, messages: Messages, wanted: CompletionRequest, bound: Bound
-    ) -> tuple[tuple[int, ...], ReplyForm | None]:
-        """A dialogue with its tools, and the form of the answer."""
-        tokenizer, tools = self._tokenizer, wanted.tools
+    ) -> tuple[tuple[int, ...], ReplyForm | None, BoundReply | None]:
+        """A dialogue with its tools, the form of the answer, and what binds its calls."""
+        tokenizer, use = self._tokenizer, wanted.tool_use
+        tools = use.tools
         if not tokenizer.has_chat_template:
-            return tuple(tokenizer.encode_chat(messages, bound)), None
+            return tuple(tokenizer.encode_chat(messages, bound)), None, None
         names = tokenizer.template_names(tools)
         variables = wanted.variables.for_template(names, can_think=tokenizer.can_think(tools))
         for place, message in enumerate(messages):
@@ -204,14 +208,43 @@ class Service:
         if tools and tokenizer.call_format(tools) is None:
             raise _no_tools("tools", "how this model writes calls of tools is not known here")
         text = tokenizer.render_chat(messages, tools, variables, continues=wanted.continues)
-        if wanted.params.bound is not None:
-            form = None  # the answer is what it is bound to, and has neither thoughts nor calls
-        else:
-            form = tokenizer.reply_form(text, tools, is_single=wanted.is_single_call)
-        return tuple(tokenizer.encode_rendered(text, bound)), form
+        ids = tuple(tokenizer.encode_rendered(text, bound))
+        if wanted.params.bound is not None and tokenizer.final_channel() is None:
+            return ids, None, None  # the answer is what it is bound to, and has neither thoughts nor calls
+        form = tokenizer.reply_form(text, tools, is_single=use.is_single)
+        if form is None or use.bound is None:
+            return ids, form, None
+        is_closed = wanted.continues or (
+            form.thoughts is not None and text.rstrip().endswith(form.thoughts.end)
+        )
+        form = replace(form, is_either=use.bound.answer is not None and not use.bound.is_required)
+        return ids, form, self._bound(form, use, may_think=not is_closed and not forbids_thoughts(variables))
+
+    def _bound(self, form: ReplyForm, use: ToolUse, *, may_think: bool) -> BoundReply:
+        """What binds a reply with calls."""
+        assert use.bound is not None
+        template, added = self._tokenizer.template(use.tools), self._tokenizer.added_tokens
+        tokens = {name: token for name, token in added.items() if token < self.session.config.vocab_size}
+        try:
+            check_library()
+            if use.bound.answer is not None:
+                check_grammar(*use.bound.answer)
+        except InputError as error:
+            param = "tools" if use.bound.answer is None else "response_format"
+            raise ApiError(400, f"{param}: {error}", param, "invalid_value") from None
+        try:
+            found = bound_reply(form, use.bound, tokens, template, may_think=may_think)
+            check_grammar("reply", found.text, len(found.marks))
+        except InputError as error:
+            raise ApiError(400, f"tools: {error}", "tools", "invalid_value") from None
+        return found
 
     def _choices(
-        self, wanted: CompletionRequest, ids: tuple[int, ...], form: ReplyForm | None
+        self,
+        wanted: CompletionRequest,
+        ids: tuple[int, ...],
+        form: ReplyForm | None,
+        bound: BoundReply | None,
     ) -> list[Question]:
         if not ids:
             raise ApiError(400, "prompt: expected at least one token, got none", "prompt", "invalid_value")
@@ -219,12 +252,10 @@ class Service:
             raise self._too_long(wanted.prompts[0], f"{len(ids)}")
         try:
             most = min(wanted.tokens_max or self.options.new_tokens, self.context - len(ids))
-            question = self._llm.question_of(ids, replace(wanted.params, max_new_tokens=most), form)
+            question = self._llm.question_of(ids, replace(wanted.params, max_new_tokens=most), form, bound)
         except InputError as error:
-            is_bound = wanted.params.bound is not None
-            raise ApiError(
-                400, str(error), "response_format" if is_bound else "temperature", "invalid_value"
-            ) from None
+            param = "temperature" if wanted.params.bound is None else "response_format"
+            raise ApiError(400, str(error), param if bound is None else "tools", "invalid_value") from None
         sampling = question.sampling
         size = self.session.config.vocab_size
         biased = [token for token, _ in sampling.logit_bias]

@@ -93,6 +93,13 @@ def variables_wanted(fields: Fields) -> TemplateVariables:
     return TemplateVariables(named=named, thinks=thinks, effort=effort)
 
 
+def forbids_thoughts(variables: Mapping[str, Any]) -> bool:
+    """Whether a template that is given these is told not to let the model think."""
+    return variables.get("reasoning_effort") == "none" or any(
+        variables.get(name) is False for name in _SWITCHES
+    )
+
+
 def _put(found: dict[str, Any], name: str, value: Any, param: str) -> None:
     """Sets a variable that may have been named with another value."""
     if name in found and found[name] != value:

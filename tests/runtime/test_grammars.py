@@ -7,7 +7,7 @@ import json
 import os
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,15 +21,20 @@ from flowspec.core.protocol.messages import Grammar, Sampling
 from flowspec.core.protocol.token_bytes import TokenBytes
 from flowspec.errors import ClusterError, InputError
 from flowspec.model.files import BUNDLED, ModelFiles
-from flowspec.model.grammar import GrammarVocabulary, library_version
+from flowspec.model.grammar import GrammarVocabulary, is_whole, library_version
+from flowspec.model.reply.bound import Wanted, bound_reply
+from flowspec.model.reply.form import form_of
+from flowspec.model.reply.parts import Tool, ToolCall, calls_in
 from flowspec.model.step_by_step import StepByStep
 from flowspec.model.text import Tokenizer, recommended
 from flowspec.runtime import head as head_module
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.session import ClusterOptions, Limits, open_cluster
 from tests.runtime.clusters import wait_until
+from tests.schemas import allows
 
 NEW_TOKENS_MAX = 60
+CALL_TOKENS_MAX = 120
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -87,6 +92,71 @@ def samplings(stop_ids: frozenset[int]) -> Iterator[Sampling]:
         yield Sampling(temperature=temperature, seed=5, grammar=document)
     sentence = Grammar(kind="regex", text=REGEX, ends=ends)
     yield Sampling(temperature=1.0, seed=6, top_p=0.8, frequency_penalty=0.5, grammar=sentence)
+
+
+MARKS = {"<tool_call>": 3, "</tool_call>": 4}
+"""Special tokens of the bundled model, in whose place another model has those of calls."""
+NOTE = Tool(
+    name="take_note",
+    parameters={
+        "type": "object",
+        "properties": {"text": {"type": "string", "maxLength": 9}, "lines": {"enum": [1, 2, 3]}},
+        "required": ["text", "lines"],
+        "additionalProperties": False,
+    },
+)
+FORM = form_of("<tool_call>", MARKS, "", {NOTE.name: NOTE})
+
+
+def with_calls(stop_ids: frozenset[int], spelled: bool) -> Iterator[Sampling]:
+    """Calls that have to be, and one that the model is biased to begin somewhere in its text."""
+    assert FORM is not None
+    for is_required, temperature in ((True, 0.0), (True, 1.0), (False, 1.0)):
+        wanted = Wanted(tools=(NOTE,), is_required=is_required, is_single=True)
+        found = bound_reply(FORM, wanted, {} if spelled else MARKS, "<tool_call>", may_think=False)
+        grammar = Grammar(kind="reply", text=found.text, ends=tuple(sorted(stop_ids)), marks=found.marks)
+        bias = () if is_required or spelled else ((MARKS["<tool_call>"], 18.0),)
+        yield Sampling(temperature=temperature, seed=5, grammar=grammar, logit_bias=bias)
+
+
+def calls_of(answer: Sequence[int], tokenizer: Tokenizer) -> list[ToolCall]:
+    assert FORM is not None
+    reader, names = FORM.reader(), {token: name for name, token in MARKS.items()}
+    parts = [part for token in answer for part in reader.push(names.get(token) or tokenizer.decode([token]))]
+    return calls_in([*parts, *reader.finish()])
+
+
+@pytest.mark.parametrize("spelled", [False, True], ids=["tokens", "spelled"])
+def test_bound_calls_of_every_method_are_those_of_decoding_step_by_step(
+    spelled: bool, files: ModelFiles, tokenizer: Tokenizer, tokens: TokenBytes, plain: StepByStep
+) -> None:
+    stop_ids = recommended(files, files.config()).stop_ids
+    limits = Limits(new_tokens_max=CALL_TOKENS_MAX, stop_ids=stop_ids)
+    prompt = tuple(tokenizer.encode_chat([{"role": "user", "content": QUESTION}]))
+    expected = {
+        sampling: plain.generate(prompt, sampling, CALL_TOKENS_MAX, stop_ids)
+        for sampling in with_calls(stop_ids, spelled)
+    }
+    count = 0
+    for sampling, answer in expected.items():
+        assert answer[-1] in stop_ids, tokenizer.decode(answer)
+        assert sampling.grammar is not None
+        assert is_whole(sampling.grammar, tokens, answer[:-1])
+        calls = calls_of(answer[:-1], tokenizer)
+        assert all(allows(NOTE.parameters, json.loads(call.arguments)) for call in calls)
+        assert calls or sampling.grammar.text.startswith("start: (T")
+        count += len(calls)
+    assert count == (2 if spelled else 3)
+    with open_cluster(ClusterOptions(model=BUNDLED, dtype="float32", local=2, context=200)) as opened:
+        cluster = replace(opened, plan=replace(opened.plan, tokens=tokens))
+        for method in METHODS:
+            name = None if method == "ar" else BUNDLED
+            decoding = Decoding(method=method, drafters=(name,))
+            with cluster.session(decoding, lambda text, share: None) as session:
+                for sampling, answer in expected.items():
+                    stream = session.submit(prompt, sampling, limits, request=session.head.new_request())
+                    found = tuple(token for batch in stream for token in batch.tokens)
+                    assert found == answer[:-1], method
 
 
 @pytest.mark.parametrize("stages", [1, 3])

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowspec.core.protocol.messages import Sampling
-from flowspec.model.reply.parts import Part, ToolCall
+from flowspec.model.reply.bound import Wanted
+from flowspec.model.reply.parts import Part, Tool, ToolCall
 from flowspec.runtime.answer import Answer, Piece
 from flowspec.runtime.token_stream import Timing
 from flowspec.serve.calls import CallDeltas
@@ -103,6 +104,36 @@ def test_tools_and_log_probabilities_do_not_count_again_in_each_turn() -> None:
     assert found is not None
     assert found.dialogue_bytes < 12 * 200
     assert 30_000 < found.document_bytes < 35_000
+
+
+def test_calls_are_bound_as_in_a_chat() -> None:
+    """In the shapes that these requests have."""
+    tools = [{"type": "function", "name": name, "parameters": {}, "strict": False} for name in "fg"]
+    strict = [tools[0], {**tools[1], "strict": True}]
+    f, g = Tool(name="f"), Tool(name="g")
+    some = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "g"}]}
+    text = {"format": {"type": "json_schema", "name": "a", "schema": {"type": "object"}}}
+    for fields, bound in (
+        ({"tools": tools}, None),
+        ({"tools": strict}, Wanted(tools=(f, g))),
+        ({"tools": tools, "tool_choice": "required"}, Wanted(tools=(f, g), is_required=True)),
+        (
+            {"tools": tools, "tool_choice": {"type": "function", "name": "g"}},
+            Wanted(tools=(g,), is_required=True, is_single=True),
+        ),
+        ({"tools": tools, "tool_choice": some}, Wanted(tools=(g,))),
+        (
+            {"tools": tools, "text": text},
+            Wanted(tools=(f, g), answer=("json_schema", '{"type":"object"}')),
+        ),
+    ):
+        found = read(**fields)
+        assert found.tool_use.bound == bound
+        assert found.said["tool_choice"] == fields.get("tool_choice", "auto")
+    wrong = {**some, "tools": [{"type": "function", "name": "h"}]}
+    refused = refusal(tools=tools, tool_choice=wrong)
+    assert refused.param == "tool_choice.tools[0].name"
+    assert refused.message.startswith("tool_choice.tools[0].name: expected the name of a tool")
 
 
 def test_nulls_say_nothing() -> None:

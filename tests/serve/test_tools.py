@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
+from flowspec.model.reply.bound import Wanted
 from flowspec.model.reply.parts import Part, Tool
 from flowspec.model.template_names import TemplateNames, names_in
 from flowspec.serve.calls import CallDeltas
 from flowspec.serve.completion_request import CompletionRequest, chat_wanted
 from flowspec.serve.refusals import ApiError
 from flowspec.serve.template_variables import TemplateVariables
-from flowspec.serve.tools import TOOL_BYTES_MAX, TOOLS_MAX
+from flowspec.serve.tools import TOOL_BYTES_MAX, TOOLS_MAX, ToolUse
 
 HELLO = [{"role": "user", "content": "hello"}]
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -35,6 +36,13 @@ def tool(name: Any = "get_weather", **function: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, **function}}
 
 
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    return {
+        "type": "allowed_tools",
+        "allowed_tools": {"mode": mode, "tools": [tool(name) for name in names]},
+    }
+
+
 def test_a_message_may_come_back_as_clients_hold_it() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
     made = {**call, "function": {**call["function"], "parsed_arguments": {"a": 1}}}
@@ -53,9 +61,10 @@ def test_a_message_may_come_back_as_clients_hold_it() -> None:
 
 
 def test_tools_as_templates_have_them() -> None:
-    found = chat(tools=[tool(description="d", parameters=SCHEMA, strict=False), tool("g")])
+    found = chat(tools=[tool(description="d", parameters=SCHEMA, strict=False), tool("g")]).tool_use
+    assert found.bound is None
     assert found.tools == (Tool(name="get_weather", description="d", parameters=SCHEMA), Tool(name="g"))
-    assert not found.is_single_call
+    assert not found.is_single
     assert found.tools[0].document == tool(description="d", parameters=SCHEMA)
     assert found.tools[1].document == tool(
         "g", description="", parameters={"type": "object", "properties": {}}
@@ -63,10 +72,51 @@ def test_tools_as_templates_have_them() -> None:
 
 
 def test_what_may_be_called() -> None:
-    assert chat(tools=[tool()], tool_choice="none").tools == ()
-    assert len(chat(tools=[tool()], tool_choice="auto", parallel_tool_calls=True).tools) == 1
-    assert chat(tools=[tool()], parallel_tool_calls=False).is_single_call
-    assert chat(tools=None, tool_choice=None, parallel_tool_calls=None).tools == ()
+    assert chat(tools=[tool()], tool_choice="none").tool_use == ToolUse()
+    assert chat(tools=[tool(strict=True)], tool_choice="none").tool_use == ToolUse()
+    found = chat(tools=[tool()], tool_choice="auto", parallel_tool_calls=True).tool_use
+    assert (len(found.tools), found.bound) == (1, None)
+    assert chat(tools=[tool()], parallel_tool_calls=False).tool_use.is_single
+    assert chat(tools=None, tool_choice=None, parallel_tool_calls=None).tool_use == ToolUse()
+
+
+F, G = Tool(name="f"), Tool(name="g")
+
+
+@pytest.mark.parametrize(
+    ("fields", "bound", "is_single"),
+    [
+        ({"tools": [tool("f", strict=True), tool("g")]}, Wanted(tools=(F, G)), False),
+        (
+            {"tools": [tool("f"), tool("g", strict=True)], "parallel_tool_calls": False},
+            Wanted(tools=(F, G), is_single=True),
+            True,
+        ),
+        ({"tool_choice": "required"}, Wanted(tools=(F, G), is_required=True), False),
+        (
+            {"tool_choice": "required", "parallel_tool_calls": False},
+            Wanted(tools=(F, G), is_required=True, is_single=True),
+            True,
+        ),
+        ({"tool_choice": tool("g")}, Wanted(tools=(G,), is_required=True, is_single=True), True),
+        ({"tool_choice": allowed("auto", "g")}, Wanted(tools=(G,)), False),
+        ({"tool_choice": allowed("required", "g", "f")}, Wanted(tools=(F, G), is_required=True), False),
+        (
+            {"response_format": {"type": "json_object"}},
+            Wanted(tools=(F, G), answer=("json_schema", '{"type":"object"}')),
+            False,
+        ),
+        (
+            {"structured_outputs": {"regex": "a"}, "tool_choice": "required"},
+            Wanted(tools=(F, G), is_required=True, answer=("regex", "a")),
+            False,
+        ),
+    ],
+)
+def test_what_calls_are_bound_to(fields: dict[str, Any], bound: Wanted, is_single: bool) -> None:
+    found = chat(**{"tools": [tool("f"), tool("g")], **fields})
+    assert found.tool_use == ToolUse(tools=(F, G), is_single=is_single, bound=bound)
+    assert found.params.bound is None, "what binds the text is a part of that"
 
 
 @pytest.mark.parametrize(
@@ -82,17 +132,23 @@ def test_what_may_be_called() -> None:
         ({"tools": [tool("f\n")]}, "tools[0].function.name"),
         ({"tools": [tool(5)]}, "tools[0].function.name"),
         ({"tools": [tool(parameters=[])]}, "tools[0].function.parameters"),
-        ({"tools": [tool(strict=True)]}, "tools[0].function.strict"),
         ({"tools": [tool(strict="yes")]}, "tools[0].function.strict"),
         ({"tools": [tool(colour="red")]}, "tools[0].function.colour"),
         ({"tools": [tool(), tool()]}, "tools"),
         ({"tools": [tool(f"f{place}") for place in range(TOOLS_MAX + 1)]}, "tools"),
         ({"tools": [tool(description="x" * TOOL_BYTES_MAX)]}, "tools"),
-        ({"tools": [tool()], "tool_choice": "required"}, "tool_choice"),
-        ({"tools": [tool()], "tool_choice": tool()}, "tool_choice"),
         ({"tools": [tool()], "tool_choice": tool("g")}, "tool_choice.function.name"),
-        ({"tools": [tool()], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.type"),
+        ({"tools": [tool()], "tool_choice": {"type": "function"}}, "tool_choice.function"),
+        ({"tools": [tool()], "tool_choice": {"type": "custom"}}, "tool_choice.type"),
+        ({"tools": [tool()], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools"),
+        ({"tools": [tool()], "tool_choice": allowed("any", "get_weather")}, "tool_choice.allowed_tools.mode"),
+        ({"tools": [tool()], "tool_choice": allowed("auto")}, "tool_choice.allowed_tools.tools"),
+        (
+            {"tools": [tool()], "tool_choice": allowed("auto", "g")},
+            "tool_choice.allowed_tools.tools[0].function.name",
+        ),
         ({"tools": [tool()], "tool_choice": 5}, "tool_choice"),
+        ({"tools": [tool()], "tool_choice": "required", "ignore_eos": True}, "ignore_eos"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [tool()], "parallel_tool_calls": "no"}, "parallel_tool_calls"),
         ({"chat_template_kwargs": []}, "chat_template_kwargs"),
@@ -107,11 +163,6 @@ def test_what_may_be_called() -> None:
 )
 def test_what_is_refused(fields: dict[str, Any], param: str) -> None:
     assert refusal(**fields).param == param
-
-
-def test_calls_that_would_have_to_be_bound_are_refused() -> None:
-    told = refusal(tools=[tool()], tool_choice="required").message
-    assert told.startswith("tool_choice: what a model calls is not bound to a format yet; expected none or")
 
 
 def dialogue(*messages: dict[str, Any]) -> Any:

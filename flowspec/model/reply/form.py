@@ -12,6 +12,14 @@ from typing import Any
 
 from flowspec.model.harmony import MARKS as CHANNEL_MARKS
 from flowspec.model.reply import block_calls
+from flowspec.model.reply.call_shape import (
+    CallShape,
+    Maybe,
+    gemma_arguments,
+    json_arguments,
+    python_arguments,
+    tagged_arguments,
+)
 from flowspec.model.reply.channels import CONSTRAIN, ChannelReader
 from flowspec.model.reply.json_calls import JsonCalls, NamedCalls
 from flowspec.model.reply.literals import GEMMA_QUOTE
@@ -26,8 +34,9 @@ class CallFormat:
 
     `signs`: a template that has one of these texts, or a vocabulary that has one of the `tokens`, is of this
     format. `marks` begin a call; `read` makes what reads on behind one. `is_bare`: a call may also stand
-    alone, at the beginning of the reply. `others`: texts within calls that may be special tokens. `id_chars`:
-    a call's id has so many letters and digits, which the template checks; 0: any. `write`: from names and
+    alone, at the beginning of the reply. `others`: texts within calls that may be special tokens. `shape`:
+    how a grammar has them, by which of the marks and others the template or the vocabulary has. `id_chars`: a
+    call's id has so many letters and digits, which the template checks; 0: any. `write`: from names and
     arguments to the text of calls, for templates that leave it to whoever has the dialogue.
     """
 
@@ -38,6 +47,7 @@ class CallFormat:
     read: Callable[[str, Tools], CallReader]
     is_bare: bool = False
     others: tuple[str, ...] = ()
+    shape: Callable[[Collection[str]], CallShape]
     id_chars: int = 0
     write: Callable[[Sequence[tuple[str, Any]]], str] | None = None
 
@@ -70,10 +80,57 @@ def _no_reader(mark: str, tools: Tools) -> CallReader:
     raise AssertionError("channels have a reader of their own")
 
 
+def _no_shape(known: Collection[str]) -> CallShape:
+    raise AssertionError("channels have a grammar of their own")
+
+
+def _always(shape: CallShape) -> Callable[[Collection[str]], CallShape]:
+    return lambda known: shape
+
+
+def _json_list(known: Collection[str]) -> CallShape:
+    """Granite's ends with the reply, Phi's with a mark."""
+    end = "<|/tool_call|>"
+    return CallShape(
+        mark=next(each for each in ("<|tool_call|>", "<tool_call>") if each in known),
+        opening=("[",),
+        begin=('{"name": "{name}", "arguments": ',),
+        arguments=json_arguments,
+        end="}",
+        between=", ",
+        closing=f"]{end}" if end in known else "]",
+        is_last=end not in known,
+    )
+
+
+def _mistral(known: Collection[str]) -> CallShape:
+    """A list up to tokenizer version 7, then names with arguments, first with ids between them."""
+    if "[ARGS]" not in known:
+        return CallShape(
+            mark="[TOOL_CALLS]",
+            opening=(Maybe(" "), "["),
+            begin=('{"name": "{name}", "arguments": ',),
+            arguments=json_arguments,
+            end="}",
+            between=", ",
+            closing="]",
+            is_last=True,
+        )
+    with_id = (Maybe("[CALL_ID]", "[a-zA-Z0-9]{9}"),) if "[CALL_ID]" in known else ()
+    return CallShape(
+        mark="[TOOL_CALLS]",
+        begin=("{name}", *with_id, "[ARGS]"),
+        arguments=json_arguments,
+        end="",
+        is_each=True,
+    )
+
+
 CHANNELS = CallFormat(
     name="channels",
     signs=(),
     read=_no_reader,
+    shape=_no_shape,
 )
 """GPT-OSS; recognised by the marks of `model/harmony.py`."""
 FORMATS = (
@@ -83,6 +140,15 @@ FORMATS = (
         marks=("<|tool_call>",),
         read=_block("<tool_call|>", block_calls.gemma_calls),
         others=("<tool_call|>", GEMMA_QUOTE),
+        shape=_always(
+            CallShape(
+                mark="<|tool_call>",
+                begin=("call:{name}{",),
+                arguments=gemma_arguments,
+                end="}<tool_call|>",
+                is_each=True,
+            )
+        ),
     ),
     CallFormat(  # LFM2
         name="python list",
@@ -92,6 +158,17 @@ FORMATS = (
         read=_block("<|tool_call_end|>", block_calls.python_calls),
         others=("<|tool_call_end|>",),
         write=lambda calls: f"<|tool_call_start|>{block_calls.python_text(calls)}<|tool_call_end|>",
+        shape=_always(
+            CallShape(
+                mark="<|tool_call_start|>",
+                opening=("[",),
+                begin=("{name}(",),
+                arguments=python_arguments,
+                end=")",
+                between=", ",
+                closing="]<|tool_call_end|>",
+            )
+        ),
     ),
     CallFormat(  # OLMo 3
         name="python lines",
@@ -99,6 +176,16 @@ FORMATS = (
         marks=("<function_calls>",),
         read=_block("</function_calls>", block_calls.python_calls),
         others=("</function_calls>",),
+        shape=_always(
+            CallShape(
+                mark="<function_calls>",
+                begin=("{name}(",),
+                arguments=python_arguments,
+                end=")",
+                between="\n",
+                closing="</function_calls>",
+            )
+        ),
     ),
     CallFormat(  # Qwen3-Coder, Qwen3.5
         name="XML",
@@ -106,6 +193,16 @@ FORMATS = (
         marks=("<tool_call>", "<function="),
         read=_xml,
         others=("</tool_call>",),
+        shape=_always(
+            CallShape(
+                mark="<tool_call>",
+                begin=("\n<function={name}>\n",),
+                arguments=tagged_arguments("<parameter=", (">\n",), "\n</parameter>", "\n"),
+                end="</function>\n</tool_call>",
+                between="\n",
+                is_each=True,
+            )
+        ),
     ),
     CallFormat(  # GLM-4.5
         name="keys and values",
@@ -113,6 +210,18 @@ FORMATS = (
         marks=("<tool_call>",),
         read=_block("</tool_call>", block_calls.key_value_calls, needs_end=True),
         others=("</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+        shape=_always(
+            CallShape(
+                mark="<tool_call>",
+                begin=("{name}", Maybe("\n")),
+                arguments=tagged_arguments(
+                    "<arg_key>", ("</arg_key>", Maybe("\n"), "<arg_value>"), "</arg_value>", Maybe("\n")
+                ),
+                end="</tool_call>",
+                between="\n",
+                is_each=True,
+            )
+        ),
     ),
     CallFormat(  # Granite 3, Phi-4-mini
         name="JSON list",
@@ -120,6 +229,7 @@ FORMATS = (
         marks=("<|tool_call|>", "<tool_call>"),
         read=_objects("<|/tool_call|>"),
         others=("<|/tool_call|>",),
+        shape=_json_list,
     ),
     CallFormat(  # Mistral, since tokenizer version 3
         name="Mistral",
@@ -128,6 +238,7 @@ FORMATS = (
         read=lambda mark, tools: NamedCalls(mark),
         others=("[ARGS]", "[CALL_ID]"),
         id_chars=9,
+        shape=_mistral,
     ),
     CallFormat(  # Hermes, Qwen2.5, Qwen3, SmolLM3, Granite 4
         name="Hermes",
@@ -135,6 +246,16 @@ FORMATS = (
         marks=("<tool_call>",),
         read=_objects("</tool_call>"),
         others=("</tool_call>",),
+        shape=_always(
+            CallShape(
+                mark="<tool_call>",
+                begin=('\n{"name": "{name}", "arguments": ',),
+                arguments=json_arguments,
+                end="}\n</tool_call>",
+                between="\n",
+                is_each=True,
+            )
+        ),
     ),
     CallFormat(  # Llama 3.1, 3.2 and 3.3
         name="bare JSON",
@@ -143,6 +264,16 @@ FORMATS = (
         marks=("<|python_tag|>",),
         read=lambda mark, tools: JsonCalls(mark, names=() if mark else tuple(tools)),
         is_bare=True,
+        shape=_always(
+            CallShape(
+                mark="<|python_tag|>",
+                begin=('{"name": "{name}", "parameters": ',),
+                arguments=json_arguments,
+                end="}",
+                between="; ",
+                is_last=True,
+            )
+        ),
     ),
 )
 """In the order in which they are looked for: those with signs that no other has come first."""
@@ -169,7 +300,8 @@ class ReplyForm:
 
     `thoughts`: what stands around thoughts; `is_thinking`: the prompt ends within one. `calls`: the format of
     calls, where tools may be called, which are `tools`; `is_single`: the reply ends with the first call.
-    `is_in_channels`: the model writes messages in channels.
+    `is_either`: a reply that does not begin with a call has none. `is_in_channels`: the model writes messages
+    in channels.
     """
 
     thoughts: Thoughts | None = None
@@ -177,6 +309,7 @@ class ReplyForm:
     calls: CallFormat | None = None
     tools: Tools = field(default_factory=dict)
     is_single: bool = False
+    is_either: bool = False
     is_in_channels: bool = False
 
     @property
@@ -285,6 +418,10 @@ class TagReader:
             self._text = self._text.lstrip()
             if not self._text:
                 return False
+        if self._form.is_either and not any(
+            self._text.startswith(mark) or mark.startswith(self._text) for mark in self._marks
+        ):
+            self._marks = ()
         places = [(at, mark) for mark in self._marks if (at := self._text.find(mark)) >= 0]
         if places:
             at, mark = min(places)

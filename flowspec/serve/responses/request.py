@@ -174,7 +174,7 @@ def _named(error: ApiError, places: list[str] | tuple[str, ...]) -> ApiError:
     elif param == "messages":
         param = "input"
     elif param.startswith(("tools[", "tool_choice.")):
-        param = param.replace(".function", "", 1)
+        param = param.replace(".allowed_tools", "", 1).replace(".function", "", 1)
     else:
         for name, here in _NAMES:
             if param == name or param.startswith((f"{name}.", f"{name}[")):
@@ -253,13 +253,24 @@ def _tools(fields: Fields) -> Any:
                 f"tools[{place}].type",
                 "unsupported_parameter",
             )
-        tools.append({"type": "function", "function": {name: tool[name] for name in tool if name != "type"}})
+        tools.append(_as_chats(tool))
     return tools
 
 
 def _tool_choice(fields: Fields) -> Any:
-    """The chat's `tool_choice`."""
+    """The chat's `tool_choice`: what is said of a function, or of those that are allowed, is an object of its
+    own there."""
     found = fields.take("tool_choice")
-    if not isinstance(found, dict) or found.get("type") != "function":
+    if not isinstance(found, dict) or found.get("type") not in ("function", "allowed_tools"):
         return found
-    return {"type": "function", "function": {name: found[name] for name in found if name != "type"}}
+    said = {name: found[name] for name in found if name != "type"}
+    if found["type"] == "allowed_tools" and isinstance(said.get("tools"), list):
+        said["tools"] = [_as_chats(each) for each in said["tools"]]
+    return {"type": found["type"], found["type"]: said}
+
+
+def _as_chats(tool: Any) -> Any:
+    """A function whose fields are an object of their own."""
+    if not isinstance(tool, dict) or tool.get("type") != "function":
+        return tool
+    return {"type": "function", "function": {name: tool[name] for name in tool if name != "type"}}

@@ -1,0 +1,422 @@
+"""Replies that are bound to calls: whatever is drawn among what the grammar allows, the reader of the same
+form reads calls in it, with arguments that the tools' schemas allow."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("llguidance")
+
+from flowspec.core.protocol.messages import Grammar
+from flowspec.core.protocol.token_bytes import TokenBytes
+from flowspec.errors import InputError
+from flowspec.model.grammar import GrammarMasks, GrammarVocabulary, check_grammar, is_whole
+from flowspec.model.harmony import MARKS as CHANNEL_MARKS
+from flowspec.model.reply.bound import BoundReply, Wanted, bound_in_channels, bound_reply
+from flowspec.model.reply.channels import CONSTRAIN
+from flowspec.model.reply.form import CHANNELS, FORMATS, THOUGHTS, ReplyForm
+from flowspec.model.reply.parts import Part, Tool, calls_in
+from tests.schemas import allows
+
+END = 0
+BYTES = tuple(bytes([byte]) for byte in range(256))
+WORDS = (b'"}', b'{"', b'": ', b'", "', b"}\n", b"\n<", b"ab", b"></", b"parameter>", b"\n\n", b")]", b'")')
+WEATHER = Tool(
+    name="get_weather",
+    parameters={
+        "type": "object",
+        "properties": {
+            "city": {"type": "string"},
+            "days": {"type": "integer", "minimum": 1, "maximum": 14},
+            "unit": {"enum": ["celsius", "kelvin\n", "a: b, c"]},
+            "note": {"anyOf": [{"type": "string", "maxLength": 9}, {"type": "null"}]},
+        },
+        "required": ["city", "unit"],
+        "additionalProperties": False,
+    },
+)
+PLACES = Tool(
+    name="get",
+    parameters={
+        "type": "object",
+        "properties": {
+            "place": {"$ref": "#/$defs/Place"},
+            "tags": {"type": "array", "items": {"type": "string"}, "maxItems": 3},
+            "is_open": {"type": ["boolean", "null"]},
+            "kind": {"const": 5},
+        },
+        "required": ["place", "tags"],
+        "$defs": {
+            "Place": {
+                "type": "object",
+                "properties": {"name": {"type": "string"}, "at": {"type": "number"}},
+                "required": ["name"],
+                "additionalProperties": False,
+            }
+        },
+    },
+)
+NOTHING = Tool(name="get-time", parameters={"type": "object", "properties": {}})
+TOOLS = (WEATHER, PLACES, NOTHING)
+ANSWER = {
+    "type": "object",
+    "properties": {"answer": {"type": "string", "maxLength": 40}, "is_sure": {"type": "boolean"}},
+    "required": ["answer", "is_sure"],
+    "additionalProperties": False,
+}
+GEMMA, BRACKETS, TAGS = THOUGHTS
+ALL = {each.name: each for each in (*FORMATS, CHANNELS)}
+VARIANTS = {
+    **{name: (name, ALL[name].marks + ALL[name].others) for name in ALL},
+    "Mistral": ("Mistral", ("[TOOL_CALLS]", "[ARGS]")),
+    "Mistral with ids": ("Mistral", ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")),
+    "Mistral list": ("Mistral", ("[TOOL_CALLS]",)),
+    "JSON list without an end": ("JSON list", ("<|tool_call|>",)),
+    "channels": ("channels", (*CHANNEL_MARKS, CONSTRAIN)),
+}
+"""Formats, each with those of its texts that the model has."""
+
+
+def form_of(variant: str, thoughts: Any = None, **fields: Any) -> ReplyForm:
+    name = VARIANTS[variant][0]
+    known = {tool.name: tool for tool in TOOLS}
+    return ReplyForm(
+        calls=ALL[name], tools=known, thoughts=thoughts, is_in_channels=name == "channels", **fields
+    )
+
+
+class Model:
+    """A vocabulary, of which the marks are tokens of their own, or none of them is, and a die for a model."""
+
+    def __init__(self, variant: str, form: ReplyForm, *, has_tokens: bool) -> None:
+        names = dict.fromkeys(
+            (*VARIANTS[variant][1], *(each for each in form.marks if each in _thought_marks(form)))
+        )
+        first = 1 + len(BYTES) + len(WORDS)
+        self.tokens = {name: first + place for place, name in enumerate(names)} if has_tokens else {}
+        spelled = () if has_tokens else tuple(name.encode() for name in names)
+        parts = tuple(part for name in spelled for part in (name[:-1], name[-2:] + b"\n"))
+        self.table = TokenBytes((b"", *BYTES, *WORDS, *(b"" for _ in self.tokens), *parts, b""))
+        self.template = " ".join(names)
+        self.names = {token: name for name, token in self.tokens.items()}
+        self.vocabulary = GrammarVocabulary(self.table)
+        tags = (*names, "\n</parameter>", "</parameter>", "</function>", "</arg_value>", "}", ")", "\n")
+        self.wishes = [tag.encode() for tag in tags]
+
+    def grammar(self, found: BoundReply) -> Grammar:
+        check_grammar("reply", found.text, len(found.marks))
+        return Grammar(kind="reply", text=found.text, ends=(END,), marks=found.marks)
+
+    def draws(self, grammar: Grammar, seed: int, first: str = "", most: int = 3000) -> list[int]:
+        """Any reply that the grammar allows: at random, with a wish to write marks now and then, `first` of
+        all this text, and to end at last."""
+        dice, masks = random.Random(seed), GrammarMasks(grammar, self.vocabulary)
+        answer: list[int] = []
+        wish = first.encode()
+        while len(answer) < most:
+            allowed = np.flatnonzero(masks.allowed(answer)).tolist()
+            if not wish and dice.random() < 0.15:
+                wish = dice.choice(self.wishes)
+            wished = [token for token in allowed if (text := self._written(token)) and wish.startswith(text)]
+            if wished:
+                token = max(wished, key=lambda each: len(self._written(each)))
+                wish = wish[len(self._written(token)) :]
+            else:
+                wish = b""
+                (token,) = dice.choices(allowed, [self._weight(each, len(answer)) for each in allowed])
+            if token == END:
+                assert masks.is_whole(answer)
+                assert is_whole(grammar, self.table, answer)
+                return answer
+            answer.append(token)
+        raise AssertionError(f"no end: {self.text(answer)[-300:]!r}")
+
+    def _written(self, token: int) -> bytes:
+        return self.names[token].encode() if token in self.names else self.table.texts[token]
+
+    def _weight(self, token: int, length: int) -> float:
+        is_long = length > 400
+        if token == END or token in self.names:
+            return 4000 if is_long else 40
+        if is_long and self.table.texts[token][:1] in (b'"', b"]"):
+            return 400
+        return 40 if any(sign in b'"<>[]{}()|/,;\n' for sign in self.table.texts[token]) else 1
+
+    def pieces(self, answer: list[int]) -> Iterator[tuple[str, bool]]:
+        """Texts, and names of marks."""
+        held = b""
+        for token in answer:
+            if token in self.names:
+                yield held.decode(), False
+                yield self.names[token], True
+                held = b""
+            else:
+                held += self.table.texts[token]
+        yield held.decode(), False
+
+    def text(self, answer: list[int]) -> str:
+        return "".join(text for text, _ in self.pieces(answer))
+
+    def read(self, form: ReplyForm, answer: list[int], size: int) -> list[Part]:
+        reader, found = form.reader(), []
+        for text, is_mark in self.pieces(answer):
+            if is_mark:
+                found += reader.push(text, is_mark=True)
+            for at in range(0, 0 if is_mark else len(text), size):
+                found += reader.push(text[at : at + size])
+        return [*found, *reader.finish()]
+
+
+def _thought_marks(form: ReplyForm) -> tuple[str, ...]:
+    if form.thoughts is None:
+        return ()
+    return (form.thoughts.begin, form.thoughts.begin[:10], form.thoughts.end)
+
+
+def said(parts: list[Part], kind: str) -> str:
+    return "".join(part.text for part in parts if part.kind == kind)
+
+
+BEGINNINGS: tuple[Callable[[ReplyForm], str], ...] = (
+    lambda form: "<|channel|>final" if form.is_in_channels else "Well, ",
+    lambda form: "<|channel|>analysis" if form.is_in_channels else f"{TAGS.begin}Hm.",
+    lambda form: (
+        "<|channel|>commentary to=" if form.is_in_channels or form.calls is None else form.calls.marks[0]
+    ),
+    lambda form: "{",
+)
+
+
+def check_calls(parts: list[Part], schemas: Mapping[str, Any]) -> int:
+    """That each call is one of a tool, with arguments that are JSON and that its schema allows."""
+    calls = calls_in(parts)
+    for call in calls:
+        assert allows(schemas[call.name], json.loads(call.arguments)), call
+    assert sum(part.kind == "end" for part in parts) == len(calls)
+    return len(calls)
+
+
+SCHEMAS = {tool.name: tool.parameters for tool in TOOLS}
+
+
+@pytest.mark.parametrize("has_tokens", [True, False], ids=["tokens", "spelled"])
+@pytest.mark.parametrize("variant", [each for each in VARIANTS])
+def test_a_reply_that_has_to_call_does(variant: str, has_tokens: bool) -> None:
+    if variant == "channels" and not has_tokens:
+        pytest.skip("what is in channels has tokens for them")
+    counts = set()
+    for thoughts in (None, TAGS):
+        if variant == "channels" and thoughts:
+            continue
+        form = form_of(variant, thoughts)
+        model = Model(variant, form, has_tokens=has_tokens)
+        for is_single in (False, True):
+            wanted = Wanted(tools=TOOLS, is_required=True, is_single=is_single)
+            bound = bound_reply(form, wanted, model.tokens, model.template, may_think=True)
+            grammar = model.grammar(bound)
+            for seed in range(6):
+                answer = model.draws(grammar, seed)
+                for size in (1, 7, 10_000):
+                    parts = model.read(form, answer, size)
+                    assert said(parts, "content") == "", model.text(answer)
+                    count = check_calls(parts, SCHEMAS)
+                    assert count == 1 if is_single else count >= 1
+                counts.add(count)
+    assert len(counts) > 1 or variant == "channels"
+
+
+@pytest.mark.parametrize("has_tokens", [True, False], ids=["tokens", "spelled"])
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("is_single", [False, True], ids=["any number", "one"])
+def test_a_reply_that_may_call_is_bound_where_it_does(
+    variant: str, has_tokens: bool, is_single: bool
+) -> None:
+    if variant == "channels" and not has_tokens:
+        pytest.skip("what is in channels has tokens for them")
+    form = form_of(variant, None if variant == "channels" else TAGS, is_single=is_single)
+    model = Model(variant, form, has_tokens=has_tokens)
+    wanted = Wanted(tools=TOOLS, is_single=is_single)
+    grammar = model.grammar(bound_reply(form, wanted, model.tokens, model.template, may_think=True))
+    calls, thoughts = set(), set()
+    for seed in range(12):
+        answer = model.draws(grammar, seed, BEGINNINGS[seed % len(BEGINNINGS)](form))
+        for size in (1, 7, 10_000):
+            parts = model.read(form, answer, size)
+            count = check_calls(parts, SCHEMAS)
+            assert count <= 1 or not is_single
+        calls.add(bool(count))
+        thoughts.add(bool(said(parts, "thought")))
+    assert calls == thoughts == {True, False}
+
+
+@pytest.mark.parametrize("variant", [each for each in VARIANTS if each != "bare JSON"])
+def test_a_reply_is_a_call_or_the_document_that_was_asked_for(variant: str) -> None:
+    form = form_of(variant, None if variant == "channels" else TAGS, is_either=True)
+    model = Model(variant, form, has_tokens=True)
+    wanted = Wanted(tools=TOOLS, answer=("json_schema", json.dumps(ANSWER)))
+    grammar = model.grammar(bound_reply(form, wanted, model.tokens, model.template, may_think=True))
+    told = set()
+    for seed in range(12):
+        answer = model.draws(grammar, seed, BEGINNINGS[seed % len(BEGINNINGS)](form))
+        for size in (1, 10_000):
+            parts = model.read(form, answer, size)
+            text, count = said(parts, "content"), check_calls(parts, SCHEMAS)
+            assert bool(text) is not bool(count)
+            assert not text or allows(ANSWER, json.loads(text))
+        told.add(bool(text))
+    assert told == {True, False}
+
+
+def test_an_answer_in_json_cannot_be_told_from_a_call_in_json() -> None:
+    wanted = Wanted(tools=TOOLS, answer=("json_schema", json.dumps(ANSWER)))
+    with pytest.raises(InputError, match="calls as JSON without a mark"):
+        bound_reply(form_of("bare JSON"), wanted, {}, "", may_think=True)
+
+
+@pytest.mark.parametrize("kind", ["json_schema", "regex"])
+def test_the_text_in_channels_is_the_final_one(kind: str) -> None:
+    form = replace(form_of("channels"), calls=None)
+    model = Model("channels", form, has_tokens=True)
+    text = json.dumps(ANSWER) if kind == "json_schema" else "(yes|no) [0-9]{2}"
+    grammar = model.grammar(bound_in_channels(kind, text, model.tokens))
+    thoughts = 0
+    for seed in range(8):
+        parts = model.read(form, model.draws(grammar, seed), 7)
+        found = said(parts, "content")
+        if kind == "json_schema":
+            assert allows(ANSWER, json.loads(found))
+        else:
+            assert re.fullmatch(text, found)
+        thoughts += bool(said(parts, "thought"))
+    assert thoughts
+
+
+@pytest.mark.parametrize(
+    ("variant", "thoughts"),
+    [("Hermes", TAGS), ("Mistral", BRACKETS), ("gemma", GEMMA), ("bare JSON", TAGS)],
+    ids=str,
+)
+@pytest.mark.parametrize("has_tokens", [True, False], ids=["tokens", "spelled"])
+@pytest.mark.parametrize("is_required", [True, False], ids=["required", "auto"])
+def test_thoughts_are_where_the_prompt_or_the_request_has_them(
+    variant: str, thoughts: Any, has_tokens: bool, is_required: bool
+) -> None:
+    wanted = Wanted(tools=TOOLS, is_required=is_required)
+    for is_thinking, may_think in ((True, True), (True, False), (False, True), (False, False)):
+        form = form_of(variant, thoughts, is_thinking=is_thinking)
+        model = Model(variant, form, has_tokens=has_tokens)
+        bound = bound_reply(form, wanted, model.tokens, model.template, may_think=may_think)
+        grammar, thought = model.grammar(bound), set()
+        for seed in range(10):
+            parts = model.read(form, model.draws(grammar, seed, thoughts.begin if seed else ""), 7)
+            check_calls(parts, SCHEMAS)
+            thought.add(bool(said(parts, "thought").strip()))
+        assert (True in thought) is (is_thinking or may_think)
+
+
+@pytest.mark.parametrize("is_required", [True, False], ids=["required", "auto"])
+def test_a_special_token_is_possible_only_where_the_grammar_names_it(is_required: bool) -> None:
+    """Of Hermes' format: in turn, and nowhere else; other special tokens never."""
+    form = form_of("Hermes", TAGS)
+    model = Model("Hermes", form, has_tokens=True)
+    wanted = Wanted(tools=TOOLS, is_required=is_required)
+    grammar = model.grammar(bound_reply(form, wanted, model.tokens, model.template, may_think=True))
+    masks = GrammarMasks(grammar, model.vocabulary)
+    begin, end = model.tokens["<tool_call>"], model.tokens["</tool_call>"]
+    think, thought = model.tokens["<think>"], model.tokens["</think>"]
+    for seed in range(8):
+        answer = model.draws(grammar, seed, BEGINNINGS[seed % len(BEGINNINGS)](form))
+        state = "begin"
+        for place in range(len(answer) + 1):
+            allowed = {token for token in np.flatnonzero(masks.allowed(answer[:place])).tolist()}
+            special = allowed & {*model.names, len(model.table.texts) - 1}
+            token = answer[place] if place < len(answer) else END
+            expected = {
+                "begin": {think, begin},
+                "thought": {thought},
+                "call": {end},
+                "text": {begin},
+            }[state]
+            assert special in (set(), expected)  # none within a character, say
+            state = {think: "thought", thought: "text", begin: "call", end: "text"}.get(
+                token, "text" if state == "begin" else state
+            )
+
+
+UNBINDABLE: list[tuple[str, dict[str, Any], str]] = [
+    ("Hermes", {"not": {}}, "Unimplemented keys"),
+    ("Hermes", {"x-guidance": {}}, "options of the library"),
+    ("Hermes", {"properties": {"a": {"$ref": "#/$defs/none"}}}, "llguidance refuses it"),
+    ("XML", {"properties": {"a": {"type": "string", "pattern": "^a$"}}}, "'pattern' of a text is not obeyed"),
+    ("XML", {"properties": {"a<": {"type": "string"}}}, "expected names without <"),
+    ("XML", {"properties": {"a": {"enum": ["x</parameter>"]}}}, "expected texts without </parameter>"),
+    ("keys and values", {"anyOf": [{"required": ["a"]}]}, "'anyOf' is not obeyed"),
+    ("keys and values", {"properties": {}, "required": ["b"]}, "required property 'b' is unsatisfiable"),
+    ("python list", {"properties": {"a b": {"type": "string"}}}, "expected names that are one word"),
+]
+
+
+@pytest.mark.parametrize(("variant", "parameters", "told"), UNBINDABLE)
+def test_what_cannot_be_obeyed_is_refused_with_the_name_of_the_tool(
+    variant: str, parameters: dict[str, Any], told: str
+) -> None:
+    tool = Tool(name="broken", parameters={"type": "object", **parameters})
+    names = VARIANTS[variant][1]
+    with pytest.raises(InputError) as refused:
+        bound_reply(form_of(variant), Wanted(tools=(WEATHER, tool)), {}, " ".join(names), may_think=False)
+    assert str(refused.value).startswith("the parameters of 'broken' cannot be obeyed: ")
+    assert told in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("variant", ["Hermes", "XML", "keys and values", "python list", "gemma"])
+def test_texts_and_numbers_of_every_kind_of_schema(variant: str) -> None:
+    """Of which formats without quotes write each in another way."""
+    kinds: dict[str, Any] = {
+        "a": {"type": "string", "minLength": 2, "maxLength": 4},
+        "b": {"type": ["string", "null"], "enum": ["x", "", None]},
+        "c": {"type": "string", "const": "12"},
+        "d": {"anyOf": [{"type": "string", "enum": ["true", "1"]}, {"type": "integer"}, {"type": "null"}]},
+        "e": {"type": "array", "items": {"$ref": "#/$defs/E"}, "minItems": 1, "maxItems": 2},
+        "f": {"type": ["integer", "null"], "minimum": -5, "maximum": 5},
+        "g": True,
+    }
+    needed = ["a", "b", "c", "d", "e", "f"]
+    parameters = {
+        "type": "object",
+        "properties": kinds,
+        "required": needed,
+        "$defs": {"E": {"type": "string", "enum": ["p", "q r"]}},
+        "additionalProperties": False,
+    }
+    tool = Tool(name="f", parameters=parameters)
+    form = replace(form_of(variant), tools={"f": tool})
+    model = Model(variant, form, has_tokens=True)
+    wanted = Wanted(tools=(tool,), is_required=True, is_single=True)
+    grammar = model.grammar(bound_reply(form, wanted, model.tokens, model.template, may_think=True))
+    for seed in range(12):
+        parts = model.read(form, model.draws(grammar, seed), 7)
+        assert check_calls(parts, {"f": parameters}) == 1
+
+
+def test_tools_of_which_the_grammar_is_too_large_are_refused() -> None:
+    tools = tuple(
+        Tool(
+            name=f"f{place}",
+            parameters={"type": "object", "properties": {"a": {"enum": [f"{place}" + "x" * 900]}}},
+        )
+        for place in range(90)
+    )
+    found = bound_reply(form_of("Hermes"), Wanted(tools=tools), {}, "<tool_call>", may_think=False)
+    with pytest.raises(InputError, match="reply: expected at most 65536 bytes, got"):
+        check_grammar("reply", found.text, len(found.marks))
+    found = bound_reply(form_of("Hermes"), Wanted(tools=tools[:50]), {}, "<tool_call>", may_think=False)
+    check_grammar("reply", found.text, len(found.marks))

@@ -1,0 +1,237 @@
+"""Calls that are bound, by the official client against a real server of a real model: the bundled one, given
+the chat template of a family that calls tools, and its marks as special tokens. It has never seen a call, so
+whatever is right in one is the grammar's doing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import openai
+import pytest
+from pydantic import BaseModel, ConfigDict, Field
+
+pytest.importorskip("llguidance")
+
+from flowspec.llm import LLM
+from flowspec.model.files import bundled_folder
+from tests.schemas import allows
+from tests.serve.scripted_model import GPT_OSS, QWEN3
+from tests.serve.servers import Running, running
+
+CODER = QWEN3.replace("return a json object within", "write <function=NAME><parameter=KEY> within")
+ASKED: list[dict[str, Any]] = [{"role": "user", "content": "What is 17 + 25?"}]
+BIASED = 12.0
+
+
+class Add(BaseModel):
+    """Adds two numbers."""
+
+    model_config = ConfigDict(extra="forbid")
+    first: int = Field(ge=0, le=999)
+    second: int = Field(ge=0, le=999)
+    unit: Literal["apples", "none"]
+
+
+class Note(BaseModel):
+    """Takes a note."""
+
+    model_config = ConfigDict(extra="forbid")
+    text: str = Field(max_length=12)
+
+
+STRICT = [openai.pydantic_function_tool(Add), openai.pydantic_function_tool(Note)]
+LOOSE: list[Any] = [
+    {"type": "function", "function": {key: tool["function"][key] for key in ("name", "parameters")}}
+    for tool in STRICT
+]
+SCHEMAS = {tool["function"]["name"]: tool["function"]["parameters"] for tool in STRICT}
+
+
+@dataclass(slots=True)
+class Served:
+    """A server, the model's name, and its vocabulary."""
+
+    server: Running
+    name: str
+    vocabulary: dict[str, int]
+
+    def ask(self, **fields: Any) -> Any:
+        with self.server.client() as client:
+            return client.chat.completions.create(
+                **{"model": self.name, "messages": ASKED, "max_tokens": 200, "tools": LOOSE, **fields}
+            ).choices[0]
+
+    def refused(self, **fields: Any) -> openai.BadRequestError:
+        with pytest.raises(openai.BadRequestError) as refused:
+            self.ask(**fields)
+        assert "\n" not in refused.value.message
+        return refused.value
+
+
+def folder_of(folder: Path, template: str, names: tuple[str, ...]) -> dict[str, int]:
+    """The bundled model with another template, and these names in the place of its rarest tokens."""
+    shutil.copytree(bundled_folder("target"), folder)
+    for path in folder.glob("*.json"):  # the name of what ends answers, of which channels make another use
+        path.write_text(path.read_text("utf-8").replace('"<|end|>"', '"<|return|>"'), "utf-8")
+    path = folder / "tokenizer.json"
+    document = json.loads(path.read_text("utf-8"))
+    vocabulary, merges = document["model"]["vocab"], document["model"]["merges"]
+    for name in names:
+        piece, token = max(vocabulary.items(), key=lambda item: item[1] if item[0] not in names else -1)
+        del vocabulary[piece]
+        merges.remove(next(pair for pair in merges if "".join(pair) == piece))
+        vocabulary[name] = token
+        entry = {**document["added_tokens"][0], "id": token, "content": name, "special": False}
+        document["added_tokens"].append(entry)
+    path.write_text(json.dumps(document), "utf-8")
+    config = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
+    config.pop("chat_template", None)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), "utf-8")
+    (folder / "chat_template.jinja").write_text(template, "utf-8")
+    return dict(vocabulary)
+
+
+FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "Hermes": (QWEN3, ("<tool_call>", "</tool_call>", "<think>", "</think>")),
+    "spelled": (QWEN3, ()),
+    "XML": (CODER, ("<tool_call>", "</tool_call>", "<think>", "</think>")),
+    "channels": (
+        GPT_OSS,
+        ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>", "<|call|>"),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def served(request: pytest.FixtureRequest, folders: Path) -> Iterator[Served]:
+    template, names = FAMILIES[request.param]
+    folder = folders / request.param
+    vocabulary = folder_of(folder, template, names)
+    with LLM(str(folder), dtype="float32", local=2, drafter="ngram") as llm, running(llm) as server:
+        yield Served(server, server.service.model, vocabulary)
+
+
+def check(call: Any) -> None:
+    assert allows(SCHEMAS[call.function.name], json.loads(call.function.arguments)), call
+
+
+def unthinking(served: Served) -> dict[str, Any]:
+    """For answers that are to have no thoughts, which the toy would not end."""
+    if served.name != "channels":
+        return {"extra_body": {"enable_thinking": False}}
+    word = "analysis"  # the channel that it would begin
+    beginnings = [served.vocabulary.get(word[:size]) for size in range(1, len(word))]
+    return {"logit_bias": {str(token): -100 for token in beginnings if token is not None}}
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_a_call_that_is_required_is_made(served: Served, temperature: int) -> None:
+    found = served.ask(
+        tool_choice="required",
+        temperature=temperature,
+        seed=4,
+        parallel_tool_calls=False,
+        **unthinking(served),
+    )
+    assert found.finish_reason == "tool_calls"
+    (call,) = found.message.tool_calls
+    check(call)
+    assert not (found.message.content or "").strip()
+
+
+def test_a_function_that_is_named_is_called_once(served: Served) -> None:
+    choice = {"type": "function", "function": {"name": "Note"}}
+    found = served.ask(tool_choice=choice, temperature=1, seed=2, n=2, **unthinking(served))
+    (call,) = found.message.tool_calls
+    assert call.function.name == "Note"
+    check(call)
+    some = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [choice]}}
+    allowed = served.ask(tool_choice=some, parallel_tool_calls=False, **unthinking(served))
+    assert allowed.message.tool_calls[0].function.name == "Note"
+
+
+def test_a_stream_and_a_response_bring_the_same_call(served: Served) -> None:
+    wanted = {"temperature": 1, "seed": 7, **unthinking(served)}
+    choice = {"type": "function", "function": {"name": "Add"}}
+    (call,) = served.ask(tool_choice=choice, **wanted).message.tool_calls
+    name, arguments = "", ""
+    with served.server.client() as client:
+        chunks = client.chat.completions.create(
+            model=served.name,
+            messages=ASKED,
+            max_tokens=200,
+            tools=LOOSE,
+            tool_choice=choice,
+            stream=True,
+            **wanted,
+        )
+        for chunk in chunks:
+            for piece in chunk.choices[0].delta.tool_calls or () if chunk.choices else ():
+                name += piece.function.name or ""
+                arguments += piece.function.arguments or ""
+        bias = wanted.pop("logit_bias", None)
+        body = wanted.pop("extra_body", {})
+        seed = wanted.pop("seed")
+        response = client.responses.create(
+            model=served.name,
+            input=ASKED[0]["content"],
+            max_output_tokens=200,
+            tools=[{"type": "function", "strict": True, **tool["function"]} for tool in LOOSE],
+            tool_choice={"type": "function", "name": "Add"},
+            extra_body={**body, "seed": seed, **({} if bias is None else {"logit_bias": bias})},
+            **wanted,
+        )
+    assert (name, arguments) == (call.function.name, call.function.arguments)
+    (item,) = [each for each in response.output if each.type == "function_call"]
+    assert (item.name, item.arguments) == (name, arguments)
+
+
+def test_strict_tools_of_the_client_come_back_as_their_classes(served: Served) -> None:
+    """Where the model calls, which it does where the mark of a call is made likely; else its text is any."""
+    asked = {"tools": STRICT, "parallel_tool_calls": False, **unthinking(served)}
+    if "<tool_call>" not in served.vocabulary:
+        for call in served.ask(**asked).message.tool_calls or ():
+            check(call)
+        return
+    bias = {str(served.vocabulary["<tool_call>"]): 100}
+    with served.server.client() as client:
+        found = client.chat.completions.parse(
+            model=served.name, messages=ASKED, max_tokens=200, temperature=1, seed=3, logit_bias=bias, **asked
+        )
+    (call,) = found.choices[0].message.tool_calls
+    check(call)
+    assert isinstance(call.function.parsed_arguments, Add | Note)
+
+
+def test_a_text_of_a_format_may_stand_in_place_of_a_call(served: Served) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMAS["Add"]}}
+    found = served.ask(
+        response_format=form, temperature=1, seed=1, parallel_tool_calls=False, **unthinking(served)
+    )
+    if found.message.tool_calls:
+        for call in found.message.tool_calls:
+            check(call)
+        assert not found.message.content
+    else:
+        assert allows(SCHEMAS["Add"], json.loads(found.message.content))
+    alone = served.ask(response_format=form, tools=openai.omit, seed=1, **unthinking(served))
+    assert allows(SCHEMAS["Add"], json.loads(alone.message.content))
+
+
+def test_what_cannot_be_obeyed_is_refused_in_one_line(served: Served) -> None:
+    broken = {"type": "function", "function": {"name": "f", "parameters": {"not": {}}, "strict": True}}
+    told = served.refused(tools=[broken])
+    assert told.param == "tools"
+    assert "tools: the parameters of 'f' cannot be obeyed: json_schema: llguidance refuses it" in told.message
+    lark = served.refused(extra_body={"structured_outputs": {"grammar": 'start: "a"'}})
+    assert "a grammar cannot be a part of a reply" in lark.message
