@@ -49,6 +49,8 @@ LOCAL_DEFAULT = 4
 PROMPTS = "a text, token ids, or messages with role and content"
 
 log = logging.getLogger("flowspec")
+_ELSEWHERE = {"lark": "grammar", "schema": "json_schema", "response_format": "json_schema"}
+"""What is called otherwise in documents that people come from."""
 
 Prompt = str | list[int] | Messages
 """A text, token ids, or a dialogue of `{"role": ..., "content": ...}`."""
@@ -331,7 +333,8 @@ class LLM:
         known = [each.name for each in fields(SamplingParams)]
         for name in sampling:
             if name not in known:  # a mistake in the program, as any other keyword that is not known
-                raise TypeError(f"unexpected keyword {name!r}{meant(name, known)}")
+                hint = f"; did you mean {_ELSEWHERE[name]}?" if name in _ELSEWHERE else meant(name, known)
+                raise TypeError(f"unexpected keyword {name!r}{hint}")
         params = replace(params or SamplingParams(), **sampling)
         if params.stop and self.tokenizer is None:
             raise InputError(

@@ -210,6 +210,8 @@ def test_what_cannot_be_is_one_line(llm: LLM) -> None:
         llm.generate(SUM, temprature=1)
     with pytest.raises(TypeError, match="'max_tokens'; did you mean max_new_tokens"):
         llm.generate(SUM, max_tokens=1)
+    with pytest.raises(TypeError, match="'lark'; did you mean grammar"):
+        llm.generate(SUM, lark="start: /a/")
     with pytest.raises(InputError, match="role: expected assistant, system, user, got 'tool', which"):
         llm.generate([{"role": "user", "content": SUM}, {"role": "tool", "content": "42"}])
     for named, said in (

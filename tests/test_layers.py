@@ -32,6 +32,7 @@ LAYERS = [
             "child_process",
             "demo",
             "extras",
+            "plain_json",
         ),
         *("version", "rounding", "extras"),
     },

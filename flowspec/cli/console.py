@@ -39,7 +39,7 @@ class PlainConsole(Console):
 def loading_bar(*, quiet: bool, is_logged: bool = False) -> Iterator[ProgressCall]:
     """Shows how far the devices have come with their layers, on standard error while it is a terminal.
 
-    Elsewhere, if it `is_logged`, a line tells each step once."""
+    Elsewhere a line says that it begins, and if it `is_logged`, one more each step, once."""
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
         told: set[str] = set()
@@ -49,11 +49,9 @@ def loading_bar(*, quiet: bool, is_logged: bool = False) -> Iterator[ProgressCal
                 told.add(text)
                 note(f"({text})")
 
-        if is_logged and not quiet:
+        if not quiet:
             tell("starting; loading the model takes a while", 0)
-            yield tell
-        else:
-            yield lambda text, share: None
+        yield tell if is_logged and not quiet else lambda text, share: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
     with Progress(*columns, console=console, transient=True) as progress:

@@ -538,6 +538,9 @@ class TextStream:
         self._text = ""
         self._shown = 0
         self.is_stopped = False
+        """Nothing of what comes is read any more."""
+        self.is_cut = False
+        """The text ended before a stop string, which is no part of it."""
 
     @property
     def text(self) -> str:
@@ -614,7 +617,7 @@ class TextStream:
         found = [at for stop in self._stops if (at := self._text.find(stop, searched)) >= 0]
         if found:
             self._text = self._text[: min(found)]
-            self.is_stopped = True
+            self.is_stopped = self.is_cut = True
 
     def _overlap(self, stop: str) -> int:
         """Length of the longest end of the text that may become the stop string."""

@@ -65,7 +65,7 @@ class TokenLog:
         """At the end: all others, but those of a stop text, which are no part of the answer's."""
         if self._stream is None:
             return self.up_to(1)
-        return self.up_to(len(self._stream.text) + (not self._stream.is_stopped))
+        return self.up_to(len(self._stream.text) + (not self._stream.is_cut))
 
     def _entry(self, token: int, found: Logprobs, offset: int) -> TokenLogprob:
         top = (

@@ -34,6 +34,7 @@ from flowspec.serve.fields import parse
 from flowspec.serve.guard import Counted, Guard, read_body, refused, while_there
 from flowspec.serve.refusals import SERVER, STOPPING, ApiError, of_error, unavailable
 from flowspec.serve.responses.form import ResponseForm
+from flowspec.serve.responses.pages import page_of
 from flowspec.serve.responses.request import ResponseRequest, response_wanted
 from flowspec.serve.responses.store import ResponseStore
 from flowspec.serve.service import Service
@@ -42,6 +43,8 @@ KEEP_ALIVE_S = 10.0
 """How often a stream that has nothing to say says so."""
 _PATH_CHARS_MAX = 120
 """Of an unknown path, what is compared with those that are there."""
+_ALIKE = 0.7
+"""From so much likeness on a path may be another one misspelt."""
 _PLACE = re.compile(r"{[^}]*}")
 
 
@@ -217,7 +220,7 @@ def _choices(wanted: CompletionRequest, questions: list[Question], echoed: list[
     forms = [question.form for question in questions]
     ids = [new_call_id if form is None or form.calls is None else form.calls.new_id for form in forms]
     return [
-        Choice(place // wanted.count, new_id, [text] if text else [])
+        Choice(place // wanted.count, new_id, text)
         for place, (new_id, text) in enumerate(zip(ids, echoed, strict=True))
     ]
 
@@ -243,13 +246,21 @@ def response_routes(service: Service) -> list[Route]:
         found = store.find(name) if is_told else None
         if found is None and (is_told or not store.forget(name)):
             raise store.missing(name, None, "response_not_found")
-        return JSONResponse(
-            {"id": name, "object": "response", "deleted": True} if found is None else found.document
-        )
+        if found is None:
+            return JSONResponse({"id": name, "object": "response", "deleted": True})
+        return Response(found.document, media_type="application/json")
+
+    async def input_items(request: Request) -> Response:
+        name = request.path_params["name"]
+        found = store.find(name)
+        if found is None:
+            raise store.missing(name, None, "response_not_found")
+        return JSONResponse(page_of(found.input_items, request.query_params.multi_items()))
 
     return [
         Route("/v1/responses", AnswerRoute(service, partial(response_wanted, store), form), methods=["POST"]),
         Route("/v1/responses/{name}", kept, methods=["GET", "DELETE"]),
+        Route("/v1/responses/{name}/input_items", input_items),
     ]
 
 
@@ -314,6 +325,8 @@ def build_app(service: Service, access: AccessRules, more: Sequence[BaseRoute] =
         path = path if path in known else path.rstrip("/")
         if path in known:
             return path
+        if path.startswith("/v1/responses/") and path.endswith("/input_items"):
+            return "/v1/responses/{name}/input_items"
         for named in ("/v1/models/", "/v1/responses/"):
             if path.startswith(named):
                 return f"{named}{{name}}"
@@ -355,11 +368,17 @@ def _refused_http(request: Request, error: HTTPException, paths: Sequence[str]) 
 
 
 def _closest(path: str, paths: Sequence[str]) -> list[str]:
-    """All paths as documents write them, first those that are most like this one."""
+    """All paths as documents write them: first those that this one may be meant for, the most alike before
+    others, then the rest in their own order."""
     asked = path[:_PATH_CHARS_MAX].rstrip("/")
-    likeness = {each: SequenceMatcher(None, asked, each, autojunk=False).ratio() for each in paths}
-    ends = {each: bool(asked) and each.endswith(asked) for each in paths}  # all but /v1 is there
-    ordered = sorted(paths, key=lambda each: (not ends[each], -likeness[each]))
+
+    def likeness(known: str) -> float:
+        found = SequenceMatcher(None, asked, known, autojunk=False).ratio()
+        if asked and known.endswith(asked):  # all but /v1 is there
+            return 1 + found
+        return found if found >= _ALIKE else 0
+
+    ordered = sorted(paths, key=likeness, reverse=True)  # keeps the order of equals
     return [_PLACE.sub("NAME", each) for each in ordered]
 
 

@@ -20,7 +20,7 @@ from flowspec.model.text import Messages
 from flowspec.runtime.sampling_params import SEEDS, SamplingParams, usable_seed
 from flowspec.serve.fields import Fields
 from flowspec.serve.messages import messages_wanted
-from flowspec.serve.other_fields import HARMLESS, NEUTRAL
+from flowspec.serve.other_fields import ELSEWHERE, HARMLESS, NEUTRAL
 from flowspec.serve.refusals import ApiError, invalid
 from flowspec.serve.template_variables import NO_VARIABLES, TemplateVariables, variables_wanted
 from flowspec.serve.tools import NO_TOOLS, ToolUse, tools_wanted
@@ -49,8 +49,8 @@ class CompletionRequest:
     with the prompt's text (`echoes`).
 
     `count` choices are wanted of each prompt; choice i is drawn with `seed` + i. `unheeded` are the fields of
-    `HARMLESS` that it has. Of a chat, the tools of its `tool_use` may or have to be called; its template is
-    told the `variables`.
+    `HARMLESS` that it has, and `bound_by` the one that binds the answer to a format, if any does. Of a chat,
+    the tools of its `tool_use` may or have to be called; its template is told the `variables`.
     """
 
     model: str | None
@@ -65,6 +65,7 @@ class CompletionRequest:
     variables: TemplateVariables = NO_VARIABLES
     continues: bool = False
     echoes: bool = False
+    bound_by: str = ""
 
     def named(self, error: ApiError) -> ApiError:
         """What is said of a field by the name that it has in the request."""
@@ -141,6 +142,7 @@ def _wanted(
     bound: dict[str, Any] | None = None,
 ) -> CompletionRequest:
     """The fields that both forms have, and no others; `bound` is what was said already of a grammar."""
+    bound_by = "response_format" if bound else "structured_outputs"
     bound = _one_bound(bound, _structured_outputs(fields))
     ignores_eos = fields.flag("ignore_eos")
     if bound and ignores_eos:
@@ -183,12 +185,13 @@ def _wanted(
         count=count,
         is_streamed=is_streamed,
         includes_usage=includes_usage,
+        bound_by=bound_by if bound else "",
     )
     sampled = f"; how tokens are drawn is said by {', '.join(SAMPLING_FIELDS)}"
     fields.neutral("typical_p", 1, instead=sampled)  # of other servers
     fields.neutral_rest(NEUTRAL)
     unheeded = fields.harmless(HARMLESS)
-    fields.finish()
+    fields.finish(ELSEWHERE)
     return replace(found, unheeded=unheeded)
 
 
@@ -291,7 +294,7 @@ def _response_format(fields: Fields) -> dict[str, Any] | None:
     described = form.inner("json_schema")
     if kind != "json_schema":
         form.neutral("json_schema")
-    form.finish()
+    form.finish({"schema": "response_format.json_schema.schema", "strict": "json_schema.strict"})
     if kind == "text":
         return None
     if kind == "json_object":
@@ -301,7 +304,8 @@ def _response_format(fields: Fields) -> dict[str, Any] | None:
     schema = described.needed("schema")
     described.ignored("name", "description", "strict")  # what a schema says is obeyed, strict or not
     described.finish()
-    return _checked("response_format", json_schema=_a_schema("response_format.json_schema.schema", schema))
+    where = "response_format.json_schema.schema"
+    return _checked(where, json_schema=_a_schema(where, schema))
 
 
 def _structured_outputs(fields: Fields) -> dict[str, Any] | None:
@@ -316,18 +320,19 @@ def _structured_outputs(fields: Fields) -> dict[str, Any] | None:
         "choice": form.take("choice"),
         "grammar": form.text("grammar"),
     }
-    form.finish()
+    form.finish({"lark": f"{name}.grammar"})
     given = {field: value for field, value in said.items() if value is not None}
     if len(given) > 1:
         raise invalid(name, f"one of {', '.join(said)}", list(given))
     for field, value in given.items():
+        where = f"{name}.{field}"
         if field == "json":
-            return _checked(name, json_schema=_a_schema(f"{name}.json", value))
+            return _checked(where, json_schema=_a_schema(where, value))
         if field == "json_object":
-            return _checked(name, json_schema=_ANY_OBJECT)
+            return _checked(where, json_schema=_ANY_OBJECT)
         if field == "choice":
-            return _checked(name, regex=_one_of(f"{name}.choice", value))
-        return _checked(name, **{field: value})
+            return _checked(where, regex=_one_of(where, value))
+        return _checked(where, **{field: value})
     return None
 
 
@@ -347,8 +352,10 @@ def _a_schema(name: str, found: Any) -> str:
 
 def _one_of(name: str, found: Any) -> str:
     """A regular expression for one of some texts."""
-    if not isinstance(found, list) or not found or not all(isinstance(each, str) and each for each in found):
-        raise invalid(name, "a list of texts, none of them empty", found, "invalid_type")
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        raise invalid(name, "a list of texts", found, "invalid_type")
+    if not found or not all(found):
+        raise invalid(name, "at least one text, none of them empty", found)
     return "|".join(_SIGN.sub(r"\\\g<0>", each) for each in found)
 
 
@@ -378,6 +385,8 @@ def _prompts(found: Any) -> tuple[Prompt, ...]:
             return tuple(found)
         if all(isinstance(each, list) and each and _is_ids(each) for each in found):
             return tuple(tuple(each) for each in found)
+    if found == [] or (isinstance(found, list) and [] in found):
+        raise invalid("prompt", "at least one text or token id", found)
     raise invalid("prompt", "a string, token ids, or a list of either", found, "invalid_type")
 
 

@@ -30,27 +30,34 @@ def fingerprint_of(plan: ClusterPlan, arithmetic: str, grammars: str = "") -> st
 
 @dataclass(slots=True)
 class Choice:
-    """One answer as far as it has come; `prompt` is its prompt's place in the request, and `new_id` makes
-    ids for calls."""
+    """One answer as far as it has come; `prompt` is its prompt's place in the request, `new_id` makes ids for
+    calls, and its text begins with what is `echoed`."""
 
     prompt: int
     new_id: Callable[[], str] = new_call_id
-    text: list[str] = field(default_factory=list)
-    entries: list[TokenLogprob] = field(default_factory=list)
+    echoed: str = ""
+    pieces: list[Piece] = field(default_factory=list)
     answer: Answer | None = None
 
     def add(self, event: Piece | Answer) -> None:
         if isinstance(event, Answer):
             self.answer = event
         else:
-            self.text.append(event.text)
-            self.entries += event.logprobs
+            self.pieces.append(event)
+
+    @property
+    def text(self) -> str:
+        return self.echoed + "".join(piece.text for piece in self.pieces)
+
+    @property
+    def entries(self) -> list[TokenLogprob]:
+        return [entry for piece in self.pieces for entry in piece.logprobs]
 
     @property
     def message(self) -> dict[str, Any]:
         """What the assistant said, as a chat has it; no text where that beside calls is nothing but space."""
         assert self.answer is not None
-        text, calls = "".join(self.text), [call_document(call, self.new_id()) for call in self.answer.calls]
+        text, calls = self.text, [call_document(call, self.new_id()) for call in self.answer.calls]
         found: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if self.answer.thoughts:
             found["reasoning_content"] = self.answer.thoughts
@@ -120,9 +127,9 @@ class Form:
     def opening(self, choices: Sequence[Choice]) -> bytes:
         """What a stream begins with: for each choice of a chat, and of a completion that echoes."""
         return b"".join(
-            sse.data(self.begin(index, "".join(choice.text)))
+            sse.data(self.begin(index, choice.echoed))
             for index, choice in enumerate(choices)
-            if self.is_chat or choice.text
+            if self.is_chat or choice.echoed
         )
 
     def said(self, index: int, piece: Piece, calls: Sequence[dict[str, Any]]) -> bytes:
@@ -149,7 +156,7 @@ class Form:
 
     def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
         assert choice.answer is not None
-        said = {"message": choice.message} if self.is_chat else {"text": "".join(choice.text)}
+        said = {"message": choice.message} if self.is_chat else {"text": choice.text}
         return {
             "index": index,
             **said,

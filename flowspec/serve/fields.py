@@ -12,13 +12,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from flowspec.errors import meant
+from flowspec.plain_json import read_json
 from flowspec.serve.refusals import ApiError, invalid
 
 
 def parse(body: bytes) -> dict[str, Any]:
     """A request's body; raises `ApiError` for anything but one JSON object."""
     try:
-        found = json.loads(body.decode("utf-8"), parse_constant=_no_constant)
+        found = read_json(body.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise ApiError(
             400, f"expected a JSON object as body, got something else: {error!s:.120}", code="invalid_json"
@@ -30,16 +31,20 @@ def parse(body: bytes) -> dict[str, Any]:
     return found
 
 
-def json_bytes(field: str, found: Any) -> int:
-    """How many bytes a field has as JSON; raises `ApiError` for one of too many brackets in brackets."""
+def json_of(found: Any, field: str | None = None) -> bytes:
+    """What was read from a request as JSON again; `field` names it in errors. Raises `ApiError` for too many
+    brackets in brackets, and for text with halves of characters, which no answer could repeat."""
+    where = "" if field is None else f"{field}: "
     try:
-        return len(json.dumps(found, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+        return json.dumps(found, ensure_ascii=False, separators=(",", ":")).encode()
     except RecursionError:
-        raise ApiError(400, f"{field}: expected fewer brackets in brackets", field, "invalid_value") from None
+        expected = "expected fewer brackets in brackets"
+    except UnicodeEncodeError:
+        expected = "expected text in whole characters, got half of one"
+    raise ApiError(400, f"{where}{expected}", field, "invalid_value")
 
 
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+_NOWHERE: Mapping[str, str] = {}
 
 
 class Fields:
@@ -159,13 +164,11 @@ class Fields:
             if field not in self._known:
                 self.neutral(field, *values)
 
-    def finish(self) -> None:
-        """Raises `ApiError` for a field that nobody took."""
+    def finish(self, elsewhere: Mapping[str, str] = _NOWHERE) -> None:
+        """Raises `ApiError` for a field that nobody took; `elsewhere` tells what fields of other servers are
+        here."""
         for field in self._left:
             name = self.name(field)[:120]
-            raise ApiError(
-                400,
-                f"unknown field {name!r:.120}{meant(field[:120], self._known)}",
-                name,
-                "unknown_parameter",
-            )
+            here = elsewhere.get(field)
+            hint = meant(field[:120], self._known) if here is None else f"; here that is {here}"
+            raise ApiError(400, f"unknown field {name!r:.120}{hint}", name, "unknown_parameter")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from flowspec.model.text import Messages
+from flowspec.plain_json import read_json
 from flowspec.serve.fields import Fields
 from flowspec.serve.refusals import ApiError, invalid
 
@@ -25,8 +25,10 @@ _ROLES = {
 def messages_wanted(fields: Fields) -> Messages:
     """The dialogue; raises `ApiError`."""
     found = fields.needed("messages")
-    if not isinstance(found, list) or not found:
-        raise invalid("messages", "a list of at least one message", found, "invalid_type")
+    if not isinstance(found, list):
+        raise invalid("messages", "a list of messages", found, "invalid_type")
+    if not found:
+        raise invalid("messages", "at least one message", found)
     if len(found) > MESSAGES_MAX:
         raise invalid("messages", f"at most {MESSAGES_MAX} messages", len(found))
     called: dict[str, str] = {}
@@ -86,7 +88,7 @@ def _calls(found: Any, where: str) -> list[dict[str, Any]]:
 
 def _call(found: Any, where: str) -> dict[str, Any]:
     """A call with its arguments as an object, which templates want; as the text that they are, where they are
-    none: the model wrote it, and reads it again."""
+    none that could be written again (NaN): the model wrote it, and reads it again."""
     if not isinstance(found, dict):
         raise invalid(where, "an object", found, "invalid_type")
     call = Fields(found, f"{where}.")
@@ -106,7 +108,7 @@ def _call(found: Any, where: str) -> dict[str, Any]:
     function.finish()
     call.finish()
     try:
-        parsed = json.loads(arguments)
+        parsed = read_json(arguments)
     except (ValueError, RecursionError):
         parsed = None
     usable = parsed if isinstance(parsed, dict) else arguments

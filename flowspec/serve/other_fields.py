@@ -1,5 +1,5 @@
 """Fields of the API and of other servers that this one takes without doing anything for them: they cannot
-change an answer, or hold a value by which nothing is asked."""
+change an answer, or hold a value by which nothing is asked. And those that have another name here."""
 
 from __future__ import annotations
 
@@ -61,3 +61,19 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }
 """Fields of vLLM and llama.cpp that clients send whether or not anything is asked by them, with the values by
 which nothing is; any other value is refused."""
+
+ELSEWHERE: Mapping[str, str] = {
+    "json_schema": "response_format of type json_schema",
+    "format": "response_format",
+    "lark": "structured_outputs.grammar",
+    "regex": "structured_outputs.regex",
+    "choice": "structured_outputs.choice",
+    "guided_json": "structured_outputs.json",
+    "guided_regex": "structured_outputs.regex",
+    "guided_choice": "structured_outputs.choice",
+    "guided_grammar": "structured_outputs.grammar",
+    "n_predict": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "num_predict": "max_tokens",
+}
+"""What fields of llama.cpp, Ollama, transformers, older vLLM and our own Python API are called here."""

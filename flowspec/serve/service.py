@@ -254,8 +254,8 @@ class Service:
             most = min(wanted.tokens_max or self.options.new_tokens, self.context - len(ids))
             question = self._llm.question_of(ids, replace(wanted.params, max_new_tokens=most), form, bound)
         except InputError as error:
-            param = "temperature" if wanted.params.bound is None else "response_format"
-            raise ApiError(400, str(error), param if bound is None else "tools", "invalid_value") from None
+            param = "tools" if bound is not None else wanted.bound_by or "temperature"
+            raise ApiError(400, str(error), param, "invalid_value") from None
         sampling = question.sampling
         size = self.session.config.vocab_size
         biased = [token for token, _ in sampling.logit_bias]

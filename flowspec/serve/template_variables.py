@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flowspec.model.template_names import TemplateNames
-from flowspec.serve.fields import Fields, json_bytes
+from flowspec.serve.fields import Fields, json_of
 from flowspec.serve.refusals import ApiError, invalid
 
 VARIABLES_MAX = 64
@@ -78,7 +78,7 @@ def variables_wanted(fields: Fields) -> TemplateVariables:
     named = named or {}
     if len(named) > VARIABLES_MAX:
         raise invalid("chat_template_kwargs", f"at most {VARIABLES_MAX} variables", len(named))
-    size = json_bytes("chat_template_kwargs", named)
+    size = len(json_of(named, "chat_template_kwargs"))
     if size > VARIABLE_BYTES_MAX:
         raise invalid("chat_template_kwargs", f"at most {VARIABLE_BYTES_MAX} bytes", size)
     for name in named:

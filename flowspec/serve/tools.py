@@ -8,7 +8,7 @@ from typing import Any
 
 from flowspec.model.reply.bound import Wanted
 from flowspec.model.reply.parts import Tool
-from flowspec.serve.fields import Fields, json_bytes
+from flowspec.serve.fields import Fields, json_of
 from flowspec.serve.refusals import ApiError, invalid
 
 TOOLS_MAX = 128
@@ -110,7 +110,7 @@ def _tools(found: list[Any]) -> tuple[tuple[Tool, ...], bool]:
         raise invalid("tools", f"at most {TOOLS_MAX} tools", len(found))
     each = [_tool(tool, f"tools[{place}]") for place, tool in enumerate(found)]
     tools = tuple(tool for tool, _ in each)
-    size = json_bytes("tools", [tool.document for tool in tools])
+    size = len(json_of([tool.document for tool in tools], "tools"))
     if size > TOOL_BYTES_MAX:
         raise invalid("tools", f"at most {TOOL_BYTES_MAX} bytes", size)
     seen: set[str] = set()

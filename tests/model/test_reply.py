@@ -302,6 +302,8 @@ TEXTS = [
     ("Hermes", '<tool_call>{"name": 5, "arguments": {}}</tool_call>'),
     ("Hermes", '<tool_call>\n{"arguments": {"a": 1'),
     ("Hermes", "<tool_call></tool_call>"),
+    ("Hermes", '<tool_call>{"arguments": {"a": 1e9999}, "name": "f"}</tool_call>'),
+    ("Hermes", '<tool_call>{"arguments": {"a": NaN}, "name": "f"}</tool_call>'),
     ("Mistral", "[TOOL_CALLS] not json at all"),
     ("Mistral", "[TOOL_CALLS]"),
     ("Mistral", "[TOOL_CALLS][ARGS]{}"),

@@ -305,6 +305,17 @@ def test_a_path_that_is_not_there_is_told_what_is_closest_first(
     assert "/v1/models/NAME" in told
 
 
+@pytest.mark.parametrize(
+    "path", ["/", "/api/generate", "/apply-template", "/v1/embeddings", "/nonsense/" * 50]
+)
+def test_paths_that_are_like_none_are_told_all_in_their_own_order(server: Running, path: str) -> None:
+    found = httpx.post(f"{server.url.removesuffix('/v1')}{path}", json={})
+    told = found.json()["error"]["message"].partition("there is /")[2]
+    assert told.startswith(
+        "v1/models, /v1/models/NAME, /v1/chat/completions, /v1/completions, /v1/responses, "
+    )
+
+
 def test_a_slash_at_the_end_makes_no_other_path(server: Running) -> None:
     body = {"messages": SUM, "max_tokens": 2}
     assert httpx.post(f"{server.url}/chat/completions/", json=body).status_code == 200

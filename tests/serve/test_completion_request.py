@@ -170,6 +170,44 @@ def test_a_field_that_is_misspelt_is_refused_with_what_is_meant(field: str, mean
     assert refusal(chat, wibble=1).message == "unknown field 'wibble'"
 
 
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"lark": "start: /a/"}, "unknown field 'lark'; here that is structured_outputs.grammar"),
+        (
+            {"structured_outputs": {"lark": "start: /a/"}},
+            "unknown field 'structured_outputs.lark'; here that is structured_outputs.grammar",
+        ),
+        ({"guided_json": {}}, "unknown field 'guided_json'; here that is structured_outputs.json"),
+        ({"n_predict": 5}, "unknown field 'n_predict'; here that is max_tokens"),
+        (
+            {"response_format": {"type": "json_object", "schema": {}}},
+            "unknown field 'response_format.schema'; here that is response_format.json_schema.schema",
+        ),
+    ],
+)
+def test_a_field_of_another_server_is_refused_with_its_name_here(fields: dict[str, Any], told: str) -> None:
+    found = refusal(chat, **fields)
+    assert (found.code, found.message) == ("unknown_parameter", told)
+
+
+@pytest.mark.parametrize(
+    ("read", "field", "value"),
+    [
+        (chat, "messages", []),
+        (completion, "prompt", []),
+        (completion, "prompt", [[]]),
+        (completion, "prompt", [[1], []]),
+        (chat, "structured_outputs", {"choice": []}),
+        (chat, "structured_outputs", {"choice": [""]}),
+    ],
+)
+def test_an_empty_list_is_no_wrong_type(read: Any, field: str, value: Any) -> None:
+    found = refusal(read, **{field: value})
+    assert found.code == "invalid_value"
+    assert "at least one" in found.message
+
+
 def test_an_empty_name_of_a_model_is_none() -> None:
     assert chat(model="").model is None
 
@@ -222,7 +260,7 @@ def test_an_empty_name_of_a_model_is_none() -> None:
         ("top_logprobs", 3, "invalid_value"),
         ("model", 5, "invalid_type"),
         ("messages", None, "missing_required_parameter"),
-        ("messages", [], "invalid_type"),
+        ("messages", [], "invalid_value"),
         ("messages", "hello", "invalid_type"),
     ],
 )
@@ -382,6 +420,7 @@ def test_choices_are_counted_over_all_prompts() -> None:
         b'"a"',
         b"\xff{}",
         b'{"a": NaN}',
+        b'{"a": 1e9999}',
         b"[" * 100_000,
         b'{"a": ' + b"9" * 5000 + b"}",
         b"null",

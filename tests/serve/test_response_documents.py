@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -21,6 +21,7 @@ from flowspec.serve.documents import Choice, Usage
 from flowspec.serve.refusals import ApiError
 from flowspec.serve.responses.form import ResponseForm
 from flowspec.serve.responses.items import messages_of
+from flowspec.serve.responses.pages import page_of
 from flowspec.serve.responses.request import ResponseRequest, response_wanted
 from flowspec.serve.responses.store import Kept, ResponseStore
 
@@ -102,8 +103,8 @@ def test_tools_and_log_probabilities_do_not_count_again_in_each_turn() -> None:
         previous = str(form(wanted, store).whole([choice(["ok"])], Usage(1, 1, 0))["id"])
     found = store.find(previous or "")
     assert found is not None
-    assert found.dialogue_bytes < 12 * 200
-    assert 30_000 < found.document_bytes < 35_000
+    assert len(found.input) < 12 * 600
+    assert 30_000 < len(found.document) < 35_000
 
 
 def test_calls_are_bound_as_in_a_chat() -> None:
@@ -144,7 +145,9 @@ def test_nulls_say_nothing() -> None:
             *("conversation", "prompt", "stream", "stream_options", "messages", "max_tool_calls"),
         )
     )
-    assert read(**nulls) == read()
+    assert replace(read(**nulls), items=b"") == replace(
+        read(), items=b""
+    )  # whose items have ids of their own
 
 
 def test_items_are_turns_of_a_chat() -> None:
@@ -204,7 +207,8 @@ def test_items_are_turns_of_a_chat() -> None:
         ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
         ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input[0].arguments"),
         ({"input": [{"type": "reasoning", "encrypted_content": "x"}]}, "input[0].encrypted_content"),
-        ({"input": "\ud800"}, None),
+        ({"input": "\ud800"}, "input"),
+        ({"metadata": {"a": "\ud800"}}, None),
         ({"metadata": {"a": 1}}, "metadata"),
         ({"metadata": {str(n): "" for n in range(17)}}, "metadata"),
         ({"store": "yes"}, "store"),
@@ -248,7 +252,7 @@ def test_a_field_of_chats_is_told_its_name_here() -> None:
 
 
 def kept(size: int, name: str = "") -> Kept:
-    return Kept({"name": name}, (), size, 0)
+    return Kept(name.encode(), b" " * (size - len(name)))
 
 
 def test_what_was_not_used_for_the_longest_time_is_forgotten_first() -> None:
@@ -271,7 +275,7 @@ def test_what_was_not_used_for_the_longest_time_is_forgotten_first() -> None:
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from("abcdefgh"), st.sampled_from(["keep", "find", "forget"]), st.integers(0, 60)
+            st.sampled_from("abcdefgh"), st.sampled_from(["keep", "find", "forget"]), st.integers(10, 60)
         )
     )
 )
@@ -296,7 +300,7 @@ def test_a_store_never_holds_more_than_it_may(steps: list[tuple[str, str, int]])
     for name in list(model):
         found = store.find(name)
         assert found is not None
-        assert found.document == {"name": name}
+        assert found.document == name.encode()
     assert [
         f"{letter}{place}"
         for place, (letter, step, _) in enumerate(steps)
@@ -311,12 +315,13 @@ def test_a_store_never_holds_more_than_it_may(steps: list[tuple[str, str, int]])
 def test_a_dialogue_that_goes_on_counts_whole() -> None:
     store = ResponseStore()
     first = read(store, input="a" * 1000)
-    assert 1000 < first.dialogue_bytes < 2000
+    assert 1000 < len(first.items) < 2000
     form(first, store).whole([choice(["b" * 500])], Usage(1, 1, 0))
     (name,) = store._kept
     second = read(store, previous_response_id=name, input="c")
-    assert second.dialogue_bytes > first.dialogue_bytes + 500
-    assert [message["content"][:1] for message in second.dialogue] == ["a", "b", "c"]
+    assert len(second.items) > len(first.items) + 500
+    (dialogue,) = second.prompts
+    assert [message["content"][:1] for message in cast(Any, dialogue)] == ["a", "b", "c"]
     assert second.places == ("previous_response_id", "previous_response_id", "input")
 
 
@@ -324,8 +329,12 @@ def test_a_dialogue_that_goes_on_counts_whole() -> None:
 
 
 def choice(texts: list[str], reason: str = "stop") -> Choice:
+    return heard([*(Piece(text=text) for text in texts), answer(reason)])
+
+
+def heard(events: list[Any]) -> Choice:
     found = Choice(0)
-    for event in [*(Piece(text=text) for text in texts), answer(reason)]:
+    for event in events:
         found.add(event)
     return found
 
@@ -377,8 +386,8 @@ def test_the_pieces_put_together_are_the_text(texts: list[str], reason: str) -> 
     assert found[-2]["item"] == last["response"]["output"][0]
     kept_one = store.find(last["response"]["id"])
     assert kept_one is not None
-    assert kept_one.document == last["response"]
-    assert kept_one.dialogue[-1] == {"role": "assistant", "content": text}
+    assert kept_one.response == last["response"]
+    assert messages_of(kept_one.items)[-1][0] == {"role": "assistant", "content": text}
 
 
 CALLS = st.lists(
@@ -432,8 +441,7 @@ def test_thoughts_text_and_calls_are_an_item_each(
         said = "".join(each["delta"] for each in own if each["type"].endswith(".delta"))
         assert said == (item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"])
 
-    plain = Choice(0, text=texts, answer=ended)
-    whole = form(read(store), store).whole([plain], usage)
+    whole = form(read(store), store).whole([heard([*parts, ended])], usage)
     ids = ("id", "call_id")
     assert [{**item, **dict.fromkeys(ids)} for item in whole["output"]] == [
         {**item, **dict.fromkeys(ids)} for item in output
@@ -442,7 +450,8 @@ def test_thoughts_text_and_calls_are_an_item_each(
     assert kept_one is not None
     items = [{"role": "user", "content": "hello"}, *output]
     given_back = [message for message, _ in messages_of(items)]
-    assert list(kept_one.dialogue) == given_back, "as if a client had sent the output again"
+    kept_dialogue = [message for message, _ in messages_of(kept_one.items)]
+    assert kept_dialogue == given_back, "as if a client had sent the output again"
     assert found[-1]["response"]["usage"]["output_tokens_details"] == {"reasoning_tokens": 1}
 
 
@@ -460,3 +469,98 @@ def test_store_false_keeps_nothing() -> None:
     store = ResponseStore()
     found = form(read(store, store=False), store).whole([choice(["a"])], Usage(1, 1, 0))
     assert (found["store"], store.find(found["id"])) == (False, None)
+
+
+# ------------------------------------------------------------------------------------- calls before the text
+
+
+def test_text_behind_a_call_comes_in_the_same_order_at_once_and_streamed() -> None:
+    store = ResponseStore()
+    call = (Part("name", "f"), Part("arguments", "{}"), Part("end"))
+    pieces = [Piece(text="", parts=call), Piece(text="Checking."), Piece(text="", parts=call)]
+    ended = replace(answer(), calls=(ToolCall("f", "{}"), ToolCall("f", "{}")))
+    whole = form(read(store), store).whole([heard([*pieces, ended])], Usage(1, 1, 0))
+    streamed, deltas = form(read(store), store), CallDeltas()
+    frames = [streamed.said(0, piece, deltas.add(piece.parts)) for piece in pieces]
+    frames += [streamed.over(0, ended), streamed.closing([], Usage(1, 1, 0))]
+    output = events(b"".join(frames))[-1]["response"]["output"]
+    for found in (whole["output"], output):
+        assert [item["type"] for item in found] == ["function_call", "message", "function_call"]
+
+
+# ------------------------------------------------------------------------------------ instructions and items
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_instructions_and_a_system_message_are_one(role: str) -> None:
+    items = [{"role": role, "content": "b"}, {"role": role, "content": "c"}, {"role": "user", "content": "d"}]
+    found = read(instructions="a", input=[*items, {"role": "system", "content": "e"}])
+    (dialogue,) = found.prompts
+    assert [(each["role"], each["content"]) for each in cast(Any, dialogue)] == [
+        ("system", "a\n\nb\n\nc"),
+        ("user", "d"),
+        ("system", "e"),
+    ]
+    assert found.places == ("instructions", "input[2]", "input[3]")
+    (alone,) = read(input=items).prompts
+    assert [each["content"] for each in cast(Any, alone)] == ["b", "c", "d"], "a dialogue stays as it is"
+
+
+def page(items: list[dict[str, Any]], **query: str) -> tuple[list[str], bool]:
+    found = page_of(items, list(query.items()))
+    names = [item["id"] for item in found["data"]]
+    ends = (names[0], names[-1]) if names else (None, None)
+    assert (found["object"], found["first_id"], found["last_id"]) == ("list", *ends)
+    return names, found["has_more"]
+
+
+def test_items_are_listed_page_by_page() -> None:
+    items = [{"id": f"i{place}"} for place in range(25)]
+    names = [item["id"] for item in items]
+    assert page(items) == (names[:4:-1], True)
+    assert page(items, after="i5") == (names[4::-1], False)
+    assert page(items, order="asc", limit="100") == (names, False)
+    assert page(items, order="asc", limit="25") == (names, False)
+    assert page(items, order="asc", limit="3", after="i3") == (["i4", "i5", "i6"], True)
+    assert page(items, after="i0", include="message.output_text.logprobs") == ([], False)
+    for field, value in (
+        ("limit", "0"),
+        ("limit", "101"),
+        ("limit", "-1"),
+        ("limit", "x"),
+        ("order", "up"),
+        ("after", "i25"),
+        ("include", "all"),
+        ("wibble", "1"),
+    ):
+        with pytest.raises(ApiError) as caught:
+            page_of(items, [(field, value)])
+        assert (caught.value.status, caught.value.param) == (400, field)
+
+
+def test_the_input_of_a_response_is_its_whole_dialogue() -> None:
+    store = ResponseStore()
+    first = form(read(store, input="a", instructions="i"), store).whole([choice(["b"])], Usage(1, 1, 0))
+    sent = [
+        {"role": "developer", "content": [{"type": "input_text", "text": "c"}]},
+        {"role": "assistant", "content": "d"},
+        {"type": "item_reference", "id": first["output"][0]["id"]},
+    ]
+    wanted = read(store, input=sent, previous_response_id=first["id"], store=True)
+    assert store.forget(first["id"])
+    second = form(wanted, store).whole([choice(["e"])], Usage(1, 1, 0))
+    found = store.find(second["id"])
+    assert found is not None
+    texts = [
+        (item["role"], item["content"][0]["type"], item["content"][0]["text"]) for item in found.input_items
+    ]
+    assert texts == [
+        ("user", "input_text", "a"),
+        ("assistant", "output_text", "b"),
+        ("developer", "input_text", "c"),
+        ("assistant", "output_text", "d"),
+        ("assistant", "output_text", "b"),
+    ]
+    assert all(item["id"].startswith("msg_") and item["type"] == "message" for item in found.input_items)
+    assert found.input_items[1]["id"] == first["output"][0]["id"]
+    assert len(found.document) + len(found.input) == found.size

@@ -168,6 +168,27 @@ def test_what_is_kept_can_be_asked_for_and_forgotten(server: Running) -> None:
     assert httpx.options(url).headers["allow"] == "DELETE, GET, HEAD"
 
 
+def test_the_items_that_a_response_answers_are_listed(server: Running) -> None:
+    first = ask(server, instructions="Be short.", max_output_tokens=4)
+    second = ask(server, input="Go on.", previous_response_id=first.id, max_output_tokens=4)
+    with server.client() as client:
+        listed = list(client.responses.input_items.list(second.id, order="asc", limit=2))
+        assert [item.type for item in listed] == ["message"] * 3, "over two pages"
+        texts = [item.content[0].text for item in listed]  # type: ignore[union-attr]
+        assert texts == [SUM, first.output_text, "Go on."]
+        (last,) = client.responses.input_items.list(second.id, limit=1).data
+        assert last.id == listed[-1].id
+        again: Any = [item.to_dict() for item in listed]
+        found = client.responses.create(model=MODEL, input=again, max_output_tokens=4, temperature=0)
+        sent = ask(server, input="Go on.", previous_response_id=first.id, max_output_tokens=4, temperature=0)
+        assert found.output_text == sent.output_text
+        with pytest.raises(openai.NotFoundError, match="there is no response 'resp_x'"):
+            client.responses.input_items.list("resp_x")
+        with pytest.raises(openai.BadRequestError, match="limit: expected a whole number from 1 to 100"):
+            client.responses.input_items.list(second.id, limit=101)
+    assert server.count('flowspec_requests_total{route="/v1/responses/{name}/input_items",status="404"}') == 1
+
+
 def test_logprobs_are_those_of_the_chat(server: Running) -> None:
     wanted: Any = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
     with server.client() as client:

@@ -85,8 +85,16 @@ def test_what_clients_of_vllm_ask_is_obeyed(server: Running, asked: dict[str, An
 @pytest.mark.parametrize(
     ("asked", "param", "text"),
     [
-        ({"response_format": schema({"not": {}})}, "response_format", 'Unimplemented keys: ["not"]'),
-        ({"response_format": schema({"$ref": "#"})}, "response_format", "expected what some text satisfies"),
+        (
+            {"response_format": schema({"not": {}})},
+            "response_format.json_schema.schema",
+            'Unimplemented keys: ["not"]',
+        ),
+        (
+            {"response_format": schema({"$ref": "#"})},
+            "response_format.json_schema.schema",
+            "expected what some text satisfies",
+        ),
         ({"response_format": schema(5)}, "response_format.json_schema.schema", "expected a JSON schema"),
         ({"response_format": {"type": "xml"}}, "response_format.type", "json_object or json_schema"),
         (
@@ -96,7 +104,7 @@ def test_what_clients_of_vllm_ask_is_obeyed(server: Running, asked: dict[str, An
         ),
         (
             {"response_format": schema({"enum": ["x" * 1_000_000]})},
-            "response_format",
+            "response_format.json_schema.schema",
             "expected at most 65536 bytes",
         ),
         (
@@ -104,8 +112,12 @@ def test_what_clients_of_vllm_ask_is_obeyed(server: Running, asked: dict[str, An
             "ignore_eos",
             "expected false",
         ),
-        ({"extra_body": {"structured_outputs": {"regex": "("}}}, "structured_outputs", "unclosed group"),
-        ({"extra_body": {"structured_outputs": {"choice": []}}}, "structured_outputs.choice", "a list of"),
+        (
+            {"extra_body": {"structured_outputs": {"regex": "("}}},
+            "structured_outputs.regex",
+            "unclosed group",
+        ),
+        ({"extra_body": {"structured_outputs": {"choice": []}}}, "structured_outputs.choice", "at least one"),
         (
             {"extra_body": {"structured_outputs": {"regex": "a", "grammar": "b"}}},
             "structured_outputs",

@@ -298,6 +298,15 @@ def test_logprobs_are_of_all_tokens(qwen: Qwen) -> None:
     assert len(answer.choices[0].logprobs.content) == model.answered
 
 
+def test_a_call_that_ends_the_answer_keeps_its_logprobs(qwen: Qwen) -> None:
+    server, model = qwen
+    model.reply = "Yes." + CALL + CALL
+    answer = ask(server, tools=TOOLS, logprobs=True, parallel_tool_calls=False)
+    told = answer.choices[0].logprobs.content
+    assert len(told) == model.answered
+    assert "".join(each.token for each in told) == "Yes." + CALL.removesuffix("}\n</tool_call>")
+
+
 def test_thinking_is_switched_by_the_template(qwen: Qwen) -> None:
     server, model = qwen
     model.reply = "Yes."

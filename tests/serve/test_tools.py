@@ -197,7 +197,9 @@ def test_calls_and_results_as_templates_have_them() -> None:
     )
 
 
-@pytest.mark.parametrize("arguments", ["oops", "[1]", '{"a": ', "[" * 100_000])
+@pytest.mark.parametrize(
+    "arguments", ["oops", "[1]", '{"a": ', "[" * 100_000, '{"a": NaN}', '{"a": -Infinity}', '{"a": 1e9999}']
+)
 def test_arguments_that_are_no_object_stay_the_text_that_the_model_wrote(arguments: str) -> None:
     assert dialogue(called(arguments))[1]["tool_calls"][0]["function"]["arguments"] == arguments
 

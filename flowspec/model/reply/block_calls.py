@@ -7,8 +7,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from flowspec.model.reply.literals import Literals, Unfinished, real
+from flowspec.model.reply.literals import Literals, Unfinished
 from flowspec.model.reply.parts import Part, Tool, whole_characters
+from flowspec.plain_json import read_json
 
 Tools = Mapping[str, Tool]
 _DECODER = json.JSONDecoder()
@@ -228,7 +229,7 @@ def typed(text: str, schema: Mapping[str, Any] | None) -> Any:
     if "string" in kinds and not ("null" in kinds and text == "null"):
         return text
     try:
-        return json.loads(text, parse_constant=_no_constant, parse_float=real)
+        return read_json(text)
     except (ValueError, RecursionError):
         pass
     if text[:1] not in ("[", "{") and text not in ("True", "False", "None"):
@@ -268,7 +269,3 @@ def _schema(tools: Tools, name: str, key: str) -> Mapping[str, Any] | None:
     fields = None if tool is None else tool.parameters.get("properties")
     found = fields.get(key) if isinstance(fields, Mapping) else None
     return found if isinstance(found, Mapping) else None
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(name)

@@ -12,6 +12,7 @@ import re
 from collections.abc import Collection
 
 from flowspec.model.reply.parts import Part, whole_characters
+from flowspec.plain_json import read_json
 
 _NAME = r'"name"\s*:\s*"((?:[^"\\]|\\.){1,128})"'
 _BEGIN = re.compile(
@@ -255,9 +256,10 @@ def _text_of(escaped: str) -> str:
 
 
 def _call_of(text: str) -> tuple[str, str] | None:
-    """Name and arguments of a whole object; None for one that is no call."""
+    """Name and arguments of a whole object; None for one that is no call, or has a number that could not be
+    written as JSON again."""
     try:
-        found = json.loads(text, strict=False)
+        found = read_json(text, strict=False)
     except (ValueError, RecursionError):
         return None
     if isinstance(found, dict) and isinstance(found.get("function"), dict):

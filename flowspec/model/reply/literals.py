@@ -4,10 +4,10 @@ and warns of what somebody else wrote."""
 
 from __future__ import annotations
 
-import math
 import re
-from decimal import Decimal
 from typing import Any
+
+from flowspec.plain_json import DIGITS_MAX, real
 
 DEPTH_MAX = 64
 GEMMA_QUOTE = '<|"|>'
@@ -23,8 +23,7 @@ _ESCAPED = {
     **{each: each for each in "\\'\"/"},
 }
 _WORD = re.compile(r"[^\s,\[\](){}:='\"<]+")
-_DIGITS_MAX = 4000
-_INTEGER = re.compile(rf"[+-]?[0-9]{{1,{_DIGITS_MAX}}}")
+_INTEGER = re.compile(rf"[+-]?[0-9]{{1,{DIGITS_MAX}}}")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _NAMES = {"true": True, "True": True, "false": False, "False": False, "null": None, "None": None}
 _SPACE = re.compile(r"\s*")
@@ -37,18 +36,6 @@ class Unfinished(ValueError):
 def is_word(text: str) -> bool:
     """Whether this is a name, as `Literals.word` takes them."""
     return _WORD.fullmatch(text) is not None
-
-
-def real(text: str) -> float | int:
-    """A number, as JSON can have it: one that floats cannot hold is a whole number. Raises `ValueError` for
-    what has more than 4000 digits then."""
-    found = float(text)
-    if math.isfinite(found):
-        return found
-    exact = Decimal(text)
-    if exact.adjusted() > _DIGITS_MAX:
-        raise ValueError(f"expected at most {_DIGITS_MAX} digits")
-    return int(exact)
 
 
 class Literals:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -10,19 +9,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flowspec.core.protocol.messages import Sampling
-from flowspec.model.reply.parts import ToolCall
 from flowspec.runtime.answer import Answer, Piece
 from flowspec.runtime.token_log import TokenLogprob
 from flowspec.serve import sse
-from flowspec.serve.calls import call_document, thoughts_in
+from flowspec.serve.calls import CallDeltas, thoughts_in
 from flowspec.serve.documents import Choice, Usage
+from flowspec.serve.fields import json_of
 from flowspec.serve.refusals import ApiError
+from flowspec.serve.responses.items import new_id
 from flowspec.serve.responses.request import ResponseRequest
 from flowspec.serve.responses.store import Kept
 from flowspec.serve.tokens import chat_logprobs
 
 Keep = Callable[[str, Kept], None]
-_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
 
 
 @dataclass(slots=True)
@@ -80,13 +79,11 @@ class ResponseForm:
     def whole(self, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
         """The response when it is over; from now on it is kept."""
         (choice,) = choices
-        answer = choice.answer
-        assert answer is not None
-        self._think(answer.thoughts)
-        self._say("".join(choice.text), choice.entries)
-        for index, call in enumerate(answer.calls):
-            self._call({"index": index, **call_document(call, choice.new_id())})
-        self.over(0, answer)
+        assert choice.answer is not None
+        calls = CallDeltas(choice.new_id)
+        for piece in choice.pieces:
+            self.said(0, piece, calls.add(piece.parts))
+        self.over(0, choice.answer)
         return self._finished(usage)
 
     def _finished(self, usage: Usage) -> dict[str, Any]:
@@ -99,14 +96,8 @@ class ResponseForm:
             "usage": _usage(usage),
         }
         if self._wanted.is_kept:
-            turn = self._turn()
-            kept = Kept(
-                document,
-                (*self._wanted.dialogue, turn),
-                len(json.dumps(document)),
-                self._wanted.dialogue_bytes + len(json.dumps(turn)),
-            )
-            self._keep(self._id, kept)
+            ids = tuple(item.id for item in self._items)
+            self._keep(self._id, Kept(json_of(document), self._wanted.items, ids))
         return document
 
     def _response(self, status: str) -> dict[str, Any]:
@@ -136,20 +127,6 @@ class ResponseForm:
 
     def _logprobs(self, entries: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
         return chat_logprobs(entries)["content"] if self._has_logprobs else []
-
-    def _turn(self) -> dict[str, Any]:
-        """The model's turn as a message of a chat, for a dialogue that goes on from here."""
-        texts: dict[str, str] = {}
-        for item in self._items:
-            texts[item.kind] = texts.get(item.kind, "") + item.text
-        found: dict[str, Any] = {"role": "assistant", "content": texts.get("message")}
-        if "reasoning" in texts:
-            found["reasoning_content"] = texts["reasoning"]
-        if self._calls:
-            found["tool_calls"] = [
-                call_document(ToolCall(item.name, item.text), item.call_id) for item in self._calls.values()
-            ]
-        return found
 
     # -------------------------------------------------------------------------------------------- events
 
@@ -239,7 +216,7 @@ class ResponseForm:
         for item in self._items:
             if item.kind == kind != "function_call" and item.status == "in_progress":
                 return item, b""
-        item = _Item(kind, len(self._items), f"{_PREFIXES[kind]}_{secrets.token_hex(24)}", call_id, name)
+        item = _Item(kind, len(self._items), new_id(kind), call_id, name)
         self._items.append(item)
         document = self._document(item)
         if "content" in document:

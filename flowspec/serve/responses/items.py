@@ -6,7 +6,8 @@ functions that it called, which are an item each here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from flowspec.serve.fields import Fields
@@ -20,26 +21,48 @@ Message = dict[str, Any]
 """A message as `/v1/chat/completions` takes it."""
 Placed = list[tuple[Message, str]]
 """Messages, each with the name of the field that it comes from."""
+PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
+"""With which ids of items begin."""
 _TEXTS = ("input_text", "output_text", "text")
 _ROLES = ("system", "developer", "user", "assistant")
 
 
-def messages_of(found: Any, item_of: Callable[[str], Item | None] = lambda name: None) -> Placed:
-    """The messages of `input`, a text of the user's or a list of items; `item_of` gives those that a client
-    refers to. Raises `ApiError`."""
+def new_id(kind: str) -> str:
+    """An id for an item of this kind."""
+    return f"{PREFIXES[kind]}_{secrets.token_hex(24)}"
+
+
+def read_input(
+    found: Any, item_of: Callable[[str], Item | None] = lambda name: None
+) -> tuple[Placed, list[Item]]:
+    """The messages of `input`, a text of the user's or a list of items, and its items as they are listed;
+    `item_of` gives those that a client refers to. Raises `ApiError`."""
     if isinstance(found, str):
-        return [({"role": "user", "content": found}, "input")]
-    if not isinstance(found, list) or not found:
-        raise invalid("input", "a string or a list of at least one item", found, "invalid_type")
+        message = {"role": "user", "content": found}
+        return [(message, "input")], [listed(message)]
+    if not isinstance(found, list):
+        raise invalid("input", "a string or a list of items", found, "invalid_type")
+    if not found:
+        raise invalid("input", "at least one item", found)
     if len(found) > ITEMS_MAX:
         raise invalid("input", f"at most {ITEMS_MAX} items", len(found))
-    turns = _Turns()
+    items = []
     for place, item in enumerate(found):
         where = f"input[{place}]"
         if not isinstance(item, dict):
             raise invalid(where, "an object", item, "invalid_type")
         if item.get("type") == REFERENCE or (item.get("type") is None and set(item) <= {"type", "id"}):
             item = _referred(item, where, item_of)
+        items.append(item)
+    placed = messages_of(items)
+    return placed, [listed(item) for item in items]
+
+
+def messages_of(items: Sequence[Item]) -> Placed:
+    """The messages that these items are. Raises `ApiError`."""
+    turns = _Turns()
+    for place, item in enumerate(items):
+        where = f"input[{place}]"
         kind = "message" if item.get("type") is None else item["type"]
         read = _READ.get(kind) if isinstance(kind, str) else None
         if read is None:
@@ -54,6 +77,29 @@ def messages_of(found: Any, item_of: Callable[[str], Item | None] = lambda name:
         read(fields, turns, where)
         fields.finish()
     return turns.finish()
+
+
+def listed(item: Item) -> Item:
+    """An item that `messages_of` took, as a response's items are listed: with an id and a state, its content
+    in parts, without log-probabilities."""
+    kind = item.get("type") or "message"
+    key, status = item.get("id"), item.get("status")
+    found = {
+        **item,
+        "id": key if isinstance(key, str) and key else new_id(kind),
+        "type": kind,
+        "status": status if isinstance(status, str) else "completed",
+    }
+    if kind == "message":
+        content = item["content"]
+        parts = [{"text": content}] if isinstance(content, str) else content
+        found["content"] = [_listed_part(part, is_own=item["role"] == "assistant") for part in parts]
+    return found
+
+
+def _listed_part(part: Item, *, is_own: bool) -> Item:
+    more: Item = {"annotations": [], "logprobs": []} if is_own else {}
+    return {**part, "type": "output_text" if is_own else "input_text", **more}
 
 
 def _referred(item: Item, where: str, item_of: Callable[[str], Item | None]) -> Item:

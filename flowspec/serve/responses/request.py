@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,9 +11,9 @@ from typing import Any
 from flowspec.core.protocol import limits
 from flowspec.errors import meant
 from flowspec.serve.completion_request import CompletionRequest, chat_wanted
-from flowspec.serve.fields import Fields
+from flowspec.serve.fields import Fields, json_of
 from flowspec.serve.refusals import ApiError, invalid
-from flowspec.serve.responses.items import Message, messages_of
+from flowspec.serve.responses.items import Placed, messages_of, read_input
 from flowspec.serve.responses.store import ResponseStore
 
 LOGPROBS = "message.output_text.logprobs"
@@ -28,6 +27,7 @@ NEVER_HERE = (
     "code_interpreter_call.outputs",
 )
 """What `include` may name without effect: parts of items that no response has here."""
+INCLUDABLE = (LOGPROBS, *NEVER_HERE)
 _METADATA_MAX = (16, 64, 512)
 """Pairs, characters of a name, and of a value."""
 _CALLED_HERE = {
@@ -56,13 +56,12 @@ _MESSAGE = re.compile(r"messages\[([0-9]+)\]")
 class ResponseRequest(CompletionRequest):
     """A chat with what responses have beside it.
 
-    `said` are the fields that the response repeats; `dialogue` are the messages without instructions, of
-    `dialogue_bytes` as JSON; `places` names for each of the chat's messages the field that it comes from.
+    `said` are the fields that the response repeats; `items` is the dialogue without instructions, as a JSON
+    list of items; `places` names for each of the chat's messages the field that it comes from.
     """
 
     said: Mapping[str, Any]
-    dialogue: tuple[Message, ...]
-    dialogue_bytes: int
+    items: bytes
     is_kept: bool
     places: tuple[str, ...]
 
@@ -73,7 +72,7 @@ class ResponseRequest(CompletionRequest):
 def response_wanted(store: ResponseStore, body: dict[str, Any]) -> ResponseRequest:
     """A request, with the dialogue of the response that it goes on from; raises `ApiError`."""
     fields = Fields(body)
-    placed = messages_of(fields.needed("input"), store.item)
+    placed, items = read_input(fields.needed("input"), store.item)
     instructions = fields.text("instructions")
     previous = fields.text("previous_response_id")
     earlier = None if previous is None else store.find(previous)
@@ -104,14 +103,15 @@ def response_wanted(store: ResponseStore, body: dict[str, Any]) -> ResponseReque
             raise ApiError(
                 400, f"{field}: in this API that is {name}; expected nothing", field, "unknown_parameter"
             )
-    dialogue = [*(() if earlier is None else earlier.dialogue), *(message for message, _ in placed)]
-    places = [*(["previous_response_id"] * (len(dialogue) - len(placed))), *(where for _, where in placed)]
-    messages = dialogue
+    if earlier is not None:
+        said_before = earlier.items
+        placed = [*((each, "previous_response_id") for each, _ in messages_of(said_before)), *placed]
+        items = [*said_before, *items]
     if instructions:
-        messages = [{"role": "system", "content": instructions}, *dialogue]
-        places.insert(0, "instructions")
+        placed = _instructed(instructions, placed)
+    places = tuple(where for _, where in placed)
     chat = fields.rest() | {
-        "messages": messages,
+        "messages": [message for message, _ in placed],
         "max_completion_tokens": longest,
         "logprobs": has_logprobs,
         "top_logprobs": top,
@@ -142,29 +142,27 @@ def response_wanted(store: ResponseStore, body: dict[str, Any]) -> ResponseReque
         "tools": body.get("tools") or [],
         "top_logprobs": top or 0,
     }
-    _size(said)
-    size = _size([message for message, _ in placed])
+    json_of(said)  # a response has to be able to repeat it
     return ResponseRequest(
         **{each.name: getattr(wanted, each.name) for each in dataclass_fields(wanted)},
         said=said,
-        dialogue=tuple(dialogue),
-        dialogue_bytes=size + (0 if earlier is None else earlier.dialogue_bytes),
+        items=json_of(items, "input"),
         is_kept=is_kept is not False,
-        places=tuple(places),
+        places=places,
     )
 
 
-def _size(found: Any) -> int:
-    """Bytes as JSON; raises `ApiError` for a text with halves of characters, which no answer could repeat."""
-    try:
-        return len(json.dumps(found, ensure_ascii=False).encode())
-    except (ValueError, RecursionError) as error:
-        raise ApiError(
-            400, f"expected text in whole characters, got {error!s:.120}", code="invalid_value"
-        ) from None
+def _instructed(instructions: str, placed: Placed) -> Placed:
+    """The dialogue behind its instructions. System messages that it begins with are put together with them:
+    many templates have a place for one alone, and refuse or leave out a second."""
+    texts = [instructions]
+    rest = list(placed)
+    while rest and rest[0][0]["role"] in ("system", "developer"):
+        texts.append(rest.pop(0)[0]["content"])
+    return [({"role": "system", "content": "\n\n".join(texts)}, "instructions"), *rest]
 
 
-def _named(error: ApiError, places: list[str] | tuple[str, ...]) -> ApiError:
+def _named(error: ApiError, places: tuple[str, ...]) -> ApiError:
     """What is said of a chat's field as said of the field here."""
     if error.param is None:
         return error
@@ -205,10 +203,9 @@ def _logprobs(fields: Fields) -> tuple[bool, int | None]:
     found = fields.take("include")
     if found is not None and (type(found) is not list or not all(type(each) is str for each in found)):
         raise invalid("include", "a list of strings", found, "invalid_type")
-    names = (LOGPROBS, *NEVER_HERE)
     for each in found or ():
-        if each not in names:
-            raise invalid("include", f"some of {', '.join(names)}", each)
+        if each not in INCLUDABLE:
+            raise invalid("include", f"some of {', '.join(INCLUDABLE)}", each)
     is_wanted = LOGPROBS in (found or ())
     top = fields.whole("top_logprobs", 0, limits.TOP_LOGPROBS_MAX)
     if top and not is_wanted:

@@ -2,38 +2,52 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
 from flowspec.serve.refusals import ApiError
-from flowspec.serve.responses.items import Message
+from flowspec.serve.responses.items import Item, listed
 
 RESPONSES_MAX = 1024
 BYTES_MAX = 64 << 20
-"""Of all responses that are kept, as JSON, each with its whole dialogue, though those of one dialogue share
-what they have in common."""
+"""Of all responses that are kept, each with its whole dialogue, though those of one dialogue have much in
+common."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A response as it was given, and the dialogue with its answer, without instructions; their sizes in
-    bytes, as JSON."""
+    """A response as it was given, and the items that it answers: the whole dialogue, without instructions.
 
-    document: dict[str, Any]
-    dialogue: tuple[Message, ...]
-    document_bytes: int
-    dialogue_bytes: int
+    Both are held as the JSON that they are (as objects they would take several times as much memory) and read
+    when somebody asks. `output_ids` are those of the items of the response's output.
+    """
+
+    document: bytes
+    input: bytes
+    output_ids: tuple[str, ...] = ()
 
     @property
-    def output(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.document.get("output", [])
+    def response(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.document)
         return found
 
     @property
+    def input_items(self) -> list[Item]:
+        found: list[Item] = json.loads(self.input)
+        return found
+
+    @property
+    def items(self) -> list[Item]:
+        """The dialogue with its answer, as a response that goes on from here answers it."""
+        return [*self.input_items, *(listed(item) for item in self.response["output"])]
+
+    @property
     def size(self) -> int:
-        return self.document_bytes + self.dialogue_bytes
+        """Bytes in memory, but for what any response takes."""
+        return len(self.document) + len(self.input)
 
 
 class ResponseStore:
@@ -43,7 +57,8 @@ class ResponseStore:
         self._responses_max = responses_max
         self._bytes_max = bytes_max
         self._kept: OrderedDict[str, Kept] = OrderedDict()
-        self._items: dict[str, dict[str, Any]] = {}
+        self._owners: dict[str, str] = {}
+        """By the ids of items, the responses that have them in their output."""
         self._bytes = 0
         self._lock = threading.Lock()
 
@@ -55,7 +70,7 @@ class ResponseStore:
                 return
             self._kept[name] = kept
             self._bytes += kept.size
-            self._items |= {item["id"]: item for item in kept.output}
+            self._owners |= dict.fromkeys(kept.output_ids, name)
             while len(self._kept) > self._responses_max or self._bytes > self._bytes_max:
                 self._drop(next(iter(self._kept)))
 
@@ -72,18 +87,21 @@ class ResponseStore:
         with self._lock:
             return self._drop(name)
 
-    def item(self, name: str) -> dict[str, Any] | None:
-        """The item of this id, of a response that is kept."""
+    def item(self, name: str) -> Item | None:
+        """The item of this id in the output of a response that is kept."""
         with self._lock:
-            return self._items.get(name)
+            found = self._kept.get(self._owners.get(name, ""))
+        return (
+            None if found is None else next(each for each in found.response["output"] if each["id"] == name)
+        )
 
     def _drop(self, name: str) -> bool:
         found = self._kept.pop(name, None)
         if found is None:
             return False
         self._bytes -= found.size
-        for item in found.output:
-            del self._items[item["id"]]
+        for item in found.output_ids:
+            del self._owners[item]
         return True
 
     def missing(self, name: str, param: str | None, code: str) -> ApiError:
