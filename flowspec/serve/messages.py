@@ -136,6 +136,7 @@ def text_of(content: Any, where: str, kinds: Sequence[str] = ("text",)) -> str:
             )
         fields = Fields(part, f"{at}.")
         fields.ignored("type", "annotations", "logprobs", "cache_control", "prompt_cache_breakpoint")
+        fields.ignored("parsed")  # what clients made of the text
         text = fields.needed("text")
         if not isinstance(text, str):
             raise invalid(f"{at}.text", "a string", text, "invalid_type")

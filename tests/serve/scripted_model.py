@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -148,10 +148,11 @@ def tokenizer_of(folder: Path, template: str) -> Tokenizer:
 
 @dataclass(slots=True)
 class ScriptedModel:
-    """Answers every question with `reply`; `prompts` are what it was asked, as text."""
+    """Answers every question with `reply`, or with what that says of the prompt; `prompts` are what it was
+    asked, as text."""
 
     tokenizer: Tokenizer
-    reply: str = ""
+    reply: str | Callable[[str], str] = ""
     prompts: list[str] = field(default_factory=list)
     answered: int = 0
     """Tokens of the last answer."""
@@ -173,7 +174,8 @@ class ScriptedModel:
         told = (Logprobs(chosen=-0.5, ids=(), values=()),) if top_logprobs >= 0 else ()
         taken: list[int] = []
         reason = "stop"
-        for token in self.tokenizer._tokenizer(self.reply, add_special_tokens=False)["input_ids"]:
+        reply = self.reply if isinstance(self.reply, str) else self.reply(self.prompts[-1])
+        for token in self.tokenizer._tokenizer(reply, add_special_tokens=False)["input_ids"]:
             if len(taken) == limits.new_tokens_max:
                 reason = "length"
                 break

@@ -165,9 +165,18 @@ def test_items_are_turns_of_a_chat() -> None:
             "id": "msg_1",
             "status": "completed",
             "role": "assistant",
-            "content": [{"type": "output_text", "text": "b", "annotations": [], "logprobs": []}],
+            "content": [
+                {"type": "output_text", "text": "b", "annotations": [], "logprobs": [], "parsed": {"a": 1}}
+            ],
         },
-        {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "f", "arguments": "{}"},
+        {
+            "type": "function_call",
+            "id": "fc_1",
+            "call_id": "c1",
+            "name": "f",
+            "arguments": "{}",
+            "parsed_arguments": None,
+        },
         {"type": "function_call", "call_id": "c2", "name": "g", "arguments": "{1}", "status": "completed"},
         {"type": "function_call_output", "call_id": "c1", "output": "o"},
         {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "p"}]},

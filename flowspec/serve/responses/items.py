@@ -85,7 +85,7 @@ def listed(item: Item) -> Item:
     kind = item.get("type") or "message"
     key, status = item.get("id"), item.get("status")
     found = {
-        **item,
+        **{name: value for name, value in item.items() if name != "parsed_arguments"},
         "id": key if isinstance(key, str) and key else new_id(kind),
         "type": kind,
         "status": status if isinstance(status, str) else "completed",
@@ -99,7 +99,8 @@ def listed(item: Item) -> Item:
 
 def _listed_part(part: Item, *, is_own: bool) -> Item:
     more: Item = {"annotations": [], "logprobs": []} if is_own else {}
-    return {**part, "type": "output_text" if is_own else "input_text", **more}
+    said = {name: value for name, value in part.items() if name != "parsed"}
+    return {**said, "type": "output_text" if is_own else "input_text", **more}
 
 
 def _referred(item: Item, where: str, item_of: Callable[[str], Item | None]) -> Item:
@@ -168,6 +169,7 @@ def _function_call(fields: Fields, turns: _Turns, where: str) -> None:
     called = {name: _needed_text(fields, name, where) for name in ("call_id", "name", "arguments")}
     for field in ("namespace", "async", "caller"):
         fields.neutral(field)
+    fields.ignored("parsed_arguments")  # what clients made of them
     call = {
         "id": called["call_id"],
         "type": "function",
