@@ -100,6 +100,67 @@ def test_each_test_is_counted_with_its_reason(
     assert (unit / "test_basic.py").read_text() == TESTS, "the checkout is as it was"
 
 
+THEIRS = """
+import openai
+import pytest
+from tests.utils import FLAGS_ARGS, RemoteOpenAIServer, only_on_gpus
+from vllm.sampling_params import SamplingParams
+from vllm.repo import fetch
+
+MODEL_NAME = "somebody/theirs"
+
+class Own(SamplingParams):
+    pass
+
+@pytest.fixture
+def server():
+    with RemoteOpenAIServer(MODEL_NAME, [*FLAGS_ARGS, f"--adapter={fetch().path}"]) as found:
+        yield found
+
+@pytest.fixture
+def client(server):
+    with server.get_client() as found:
+        yield found
+
+@pytest.mark.parametrize("name", [MODEL_NAME, "somebody/theirs"])
+@only_on_gpus
+def test_is_refused(client, name):
+    assert name == "ours"
+    client.chat.completions.create(model=name, messages=[], extra_body={"wibble": 1})
+
+def test_passes(client):
+    assert client.models.list().data[0].id == MODEL_NAME
+
+def test_needs_their_own_code(server):
+    fetch(server.url_for("v1"))
+
+def test_asks_nobody():
+    assert SamplingParams() is None
+"""
+
+
+def test_vllms_tests_are_read_without_it(
+    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "tests" / "entrypoints" / "openai" / "chat_completion"
+    folder.mkdir(parents=True)
+    for package in (tmp_path / "tests", folder.parents[1], folder.parent, folder):
+        (package / "__init__.py").write_text("")
+    (tmp_path / "tests" / "conftest.py").write_text("import vllm_that_is_not_there")
+    (folder / "test_chat.py").write_text(THEIRS)
+    assert main([str(tmp_path), "--url", url, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["counts"] == {"refused": 2, "passed": 1, "skipped": 1}
+    assert found["reasons"]["refused"] == {
+        "400 /v1/chat/completions: unknown field wibble": [
+            "test_chat.py::test_is_refused[ours0]",
+            "test_chat.py::test_is_refused[ours1]",
+        ]
+    }
+    assert main([str(tmp_path), "--url", url, "--files", "chat,nothing"]) == 2
+    assert "--files: expected some of chat," in capsys.readouterr().err
+
+
 def test_what_is_no_checkout_or_no_server_is_told(
     tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
