@@ -22,6 +22,8 @@ from flowspec.cli.terminal import broken_for, note
 from flowspec.cli.visible import visible
 from flowspec.runtime.pipeline_connections import Progress as ProgressCall
 
+STARTING = "starting; loading the model takes a while"
+
 
 class PlainConsole(Console):
     """A console that sends no control characters but its own."""
@@ -39,7 +41,7 @@ class PlainConsole(Console):
 def loading_bar(*, quiet: bool, is_logged: bool = False) -> Iterator[ProgressCall]:
     """Shows how far the devices have come with their layers, on standard error while it is a terminal.
 
-    Elsewhere a line says that it begins, and if it `is_logged`, one more each step, once."""
+    Elsewhere, if it `is_logged`, a line tells each step once."""
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
         told: set[str] = set()
@@ -49,9 +51,11 @@ def loading_bar(*, quiet: bool, is_logged: bool = False) -> Iterator[ProgressCal
                 told.add(text)
                 note(f"({text})")
 
-        if not quiet:
-            tell("starting; loading the model takes a while", 0)
-        yield tell if is_logged and not quiet else lambda text, share: None
+        if is_logged and not quiet:
+            tell(STARTING, 0)
+            yield tell
+        else:
+            yield lambda text, share: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
     with Progress(*columns, console=console, transient=True) as progress:

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable
 
-from flowspec.cli.console import loading_bar
+from flowspec.cli.console import STARTING, loading_bar
 from flowspec.cli.options import cluster_options, decoding_options, joined
 from flowspec.cli.terminal import note
 from flowspec.draft.choosing import BOARD, BOARDS, best_download, on_equal_devices, without_model
@@ -33,8 +33,8 @@ def open_llm(
     is_logged: bool = False,
     also: Progress = lambda text, share: None,
 ) -> LLM:
-    """Opens it, with a bar while the layers are loaded; the arguments are those of `LLM.opened` and
-    `loading_bar`; `also` is told what the bar is."""
+    """Opens it, with a bar while the layers are loaded, or a line before where no terminal shows one; the
+    arguments are those of `LLM.opened` and `loading_bar`; `also` is told what the bar is."""
     if not args.json:
         for name in dict.fromkeys((args.model or BUNDLED, *joined(args.drafter))):
             tell_of_hub(name)
@@ -46,6 +46,11 @@ def open_llm(
         tell_of_drafters(taken, model)
     with loading_bar(quiet=args.json, is_logged=is_logged) as shown:
 
+        def checked(files: ModelFiles) -> None:
+            check(files)
+            if not (args.json or is_logged or sys.stderr.isatty()):
+                note(f"({STARTING})")  # what can be wrong was found; from here on nothing else is told
+
         def progress(text: str, share: float) -> None:
             also(text, share)
             shown(text, share)
@@ -55,7 +60,7 @@ def open_llm(
             taken.decoding,
             recovery_options,
             progress,
-            check,
+            checked,
             needs_text=needs_text,
         )
 

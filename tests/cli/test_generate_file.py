@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from flowspec.bench.checkpoints import SMALL, make_checkpoint
+from flowspec.cli.console import STARTING
 from flowspec.core.protocol.limits import REQUESTS_MAX
 from flowspec.draft.kinds import WORDS
 from tests import warm
@@ -92,7 +93,8 @@ def test_text_comes_in_the_order_of_the_file_with_a_line_of_figures_each(tmp_pat
     done = generate("--prompts", str(path), "--parallel", "3", *COMMON)
     heads = [line.split("]")[0] for line in done.stdout.splitlines() if line.startswith("[")]
     assert heads == ["[1", "[3", "[4"], "lines are named by their numbers"
-    figures = done.stderr.splitlines()
+    first, *figures = done.stderr.splitlines()
+    assert first == f"({STARTING})"
     assert len(figures) == 3
     assert all("tokens/s, first after" in line for line in figures)
 
@@ -137,7 +139,7 @@ def refusal(*arguments: str) -> str:
     """The one line on standard error of a command that is refused."""
     done = generate(*arguments, status=2)
     assert done.stdout == ""
-    (line,) = done.stderr.splitlines()
+    (line,) = [line for line in done.stderr.splitlines() if line != f"({STARTING})"]
     assert line.startswith("flowspec generate: ")
     return line.removeprefix("flowspec generate: ")
 
