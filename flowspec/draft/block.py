@@ -16,7 +16,7 @@ import torch
 from flowspec.core.protocol.messages import Open, Proposal
 from flowspec.core.stage.events import ClearSlots, RunLayers
 from flowspec.draft.block_head import BlockHead
-from flowspec.draft.cached import Row
+from flowspec.draft.cached import Masks, Row
 from flowspec.draft.featured import FeatureDrafter, Request
 
 
@@ -99,7 +99,7 @@ class BlockDrafter(FeatureDrafter[BlockHead, _Request]):
             return found, torch.empty((0, self._head.hidden_size))
         return found, self._head.after(torch.stack(guesses), [row.token for row in found])
 
-    def _propose(self, rows: Sequence[Row], hidden: torch.Tensor, width: int) -> list[Proposal]:
+    def _propose(self, rows: Sequence[Row], hidden: torch.Tensor, width: int, masks: Masks) -> list[Proposal]:
         """Ranks once for all nodes of a request that have the same guesses: those at one place, of a drafter
         that looks at the token before, those with one token there. Where the text before changes what is
         drawn, each has its own."""
@@ -115,7 +115,7 @@ class BlockDrafter(FeatureDrafter[BlockHead, _Request]):
         ]
         first = {place: index for index, place in reversed([*enumerate(places)])}
         chosen = sorted(first.values())
-        ranked = super()._propose([rows[index] for index in chosen], hidden[chosen], width)
+        ranked = super()._propose([rows[index] for index in chosen], hidden[chosen], width, masks)
         of = {places[index]: proposal for index, proposal in zip(chosen, ranked, strict=True)}
         return [
             replace(of[place], epoch=row.epoch, node=row.node)

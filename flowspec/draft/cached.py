@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -31,10 +32,16 @@ from flowspec.core.stage.stage import StageCore
 from flowspec.core.text_before import TextBefore
 from flowspec.draft.ranking import F32, Ranker
 from flowspec.model.accelerator import accelerator_of
-from flowspec.model.grammar import GrammarVocabulary
+from flowspec.model.ahead import Ahead
+from flowspec.model.grammar import GrammarVocabulary, Mask
+from flowspec.model.shaping import are_masks_beside
 
 ROWS_RANKED_MAX = 32
 """Rows whose logits are in memory at once."""
+
+
+Masks = Ahead[tuple[int, int], Mask | None]
+"""By request and node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +94,8 @@ class TreeCachedDrafter(ABC):
             command = commands.popleft()
             if isinstance(command, RunLayers):
                 rows = _rows_of(command, segment)
-                proposals += self._propose(*self.run(command, rows), width)
+                with self._masks_of(rows) as masks:
+                    proposals += self._propose(*self.run(command, rows), width, masks)
                 nothing = (-1,) * len(rows)
                 done = LayersDone(
                     job=command.job,
@@ -139,7 +147,22 @@ class TreeCachedDrafter(ABC):
         elif isinstance(command, CloseCache):
             self.close_cache(command.request)
 
-    def _propose(self, rows: Sequence[Row], hidden: torch.Tensor, width: int) -> list[Proposal]:
+    def _masks_of(self, rows: Sequence[Row]) -> Masks:
+        """What grammars allow below the rows that are asked."""
+        wanted = {
+            (row.request, row.node): partial(self._ranker.shaping(row.sampling).mask, row.text)
+            for row in rows
+            if row.text is not None and row.sampling.grammar is not None
+        }
+        return Ahead(wanted, beside=are_masks_beside(self._ranker.grammars))
+
+    def _propose(
+        self,
+        rows: Sequence[Row],
+        hidden: torch.Tensor,
+        width: int,
+        masks: Masks,
+    ) -> list[Proposal]:
         found = []
         for first in range(0, len(rows), ROWS_RANKED_MAX):
             some = rows[first : first + ROWS_RANKED_MAX]
@@ -149,6 +172,7 @@ class TreeCachedDrafter(ABC):
                 [(row.sampling, row.position + 1) for row in some],
                 width,
                 [row.text for row in some],
+                [_taken(masks, row) for row in some],
             )
             for row, children in zip(some, ranked, strict=True):
                 found.append(
@@ -161,6 +185,11 @@ class TreeCachedDrafter(ABC):
                     )
                 )
         return found
+
+
+def _taken(masks: Masks, row: Row) -> Mask | None:
+    """None where nothing is masked, or a row of an earlier job is asked about: its mask is computed then."""
+    return None if row.sampling.grammar is None else masks.take((row.request, row.node))
 
 
 def _rows_of(job: RunLayers, segment: Segment) -> list[Row]:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from flowspec.core.protocol.messages import Sampling
 from flowspec.core.text_before import TextBefore
-from flowspec.model.grammar import GrammarVocabulary
+from flowspec.model.grammar import GrammarVocabulary, Mask
 from flowspec.model.shaping import Shaping
 from flowspec.noise import CACHE_BYTES_MAX, U64, bits_above, draw_bits, gumbel
 
@@ -83,11 +83,11 @@ class Ranker:
         self._noises_max = max(2, bytes_max // (12 * len(self._ids)))
         self._tokens = vocabulary_size if ids is None else ids
         self._shapings: OrderedDict[Sampling, Shaping] = OrderedDict()
-        self._grammars: GrammarVocabulary | None = None
+        self.grammars: GrammarVocabulary | None = None
 
     def take_grammars(self, grammars: GrammarVocabulary | None) -> None:
         """From now on children are those that grammars allow; without their vocabulary, any."""
-        self._grammars = grammars
+        self.grammars = grammars
         self._shapings.clear()
 
     def best(
@@ -96,17 +96,22 @@ class Ranker:
         asked: Sequence[tuple[Sampling, int]],
         width: int,
         texts: Sequence[TextBefore | None] = (),
+        masks: Sequence[Mask | None] = (),
     ) -> list[Children]:
         """Up to `width` children for each row of `logits` `[rows, columns]`; `asked` is its sampling and the
-        children's position, `texts` what stands before them (empty: no sampling needs it)."""
+        children's position, `texts` what stands before them (empty: no sampling needs it), `masks` what
+        their `shaping` allows there, where it was asked."""
         logits = logits[:, : len(self._ids)]
         found = []
-        before = texts or [None] * len(asked)
-        for row, (sampling, position), text in zip(logits, asked, before, strict=True):
+        nothing = [None] * len(asked)
+        for row, (sampling, position), text, mask in zip(
+            logits, asked, texts or nothing, masks or nothing, strict=True
+        ):
             is_noisy = self._coupled and sampling.temperature > 0
             noise = self._noise(sampling.seed, position) if is_noisy else None
             if sampling.is_shaped:
-                found.append(self._allowed(self._shaping(sampling).of(row, text), sampling, noise, width))
+                shaped = self.shaping(sampling).of(row, text, mask)
+                found.append(self._allowed(shaped, sampling, noise, width))
             else:
                 found.append(self._children(row, sampling.temperature, noise, width))
         return found
@@ -116,13 +121,15 @@ class Ranker:
         count = min(width, int(np.count_nonzero(logits > -np.inf)))
         return self._children(logits, sampling.temperature, noise, count) if count else Children((), ())
 
-    def _shaping(self, sampling: Sampling) -> Shaping:
+    def shaping(self, sampling: Sampling) -> Shaping:
+        """What makes of a model's logits what is ranked. Its masks may be asked for by another thread, as
+        long as `best` is given them and asks for none itself."""
         found = self._shapings.get(sampling)
         if found is None:
             if len(self._shapings) >= SHAPINGS_MAX:
                 self._shapings.popitem(last=False)
-            obeyed = sampling if self._grammars is not None else replace(sampling, grammar=None)
-            found = self._shapings[sampling] = Shaping(obeyed, self._tokens, self._grammars)
+            obeyed = sampling if self.grammars is not None else replace(sampling, grammar=None)
+            found = self._shapings[sampling] = Shaping(obeyed, self._tokens, self.grammars)
         else:
             self._shapings.move_to_end(sampling)
         return found

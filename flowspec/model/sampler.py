@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from flowspec.core.protocol.messages import Logprobs, Sampling
 from flowspec.core.text_before import TextBefore
-from flowspec.model.grammar import GrammarVocabulary
+from flowspec.model.grammar import GrammarVocabulary, Mask
 from flowspec.model.shaping import Shaping
 from flowspec.noise import NoiseCache, bits_above, draw_bits, gumbel
 
@@ -53,13 +53,20 @@ class Sampler:
         self._noise = NoiseCache(sampling.seed, vocabulary_size)
         self._shaping = Shaping(sampling, vocabulary_size, grammars) if sampling.is_shaped else None
 
-    def shaped(self, logits: F32, text: TextBefore | None = None) -> F32:
-        """What is drawn from: the logits themselves where nothing is to be changed of them."""
-        return logits if self._shaping is None else self._shaping.of(logits, text)
+    def mask(self, text: TextBefore) -> Mask | None:
+        """Which tokens a grammar allows behind a text (`Shaping.mask`); None where none binds it."""
+        return None if self._shaping is None else self._shaping.mask(text)
 
-    def draw(self, logits: F32, position: int, text: TextBefore | None = None) -> int:
-        """The token at `position`, that of the token being drawn."""
-        sampling, logits = self.sampling, self.shaped(logits, text)
+    def shaped(self, logits: F32, text: TextBefore | None = None, mask: Mask | None = None) -> F32:
+        """What is drawn from: the logits themselves where nothing is to be changed of them."""
+        return logits if self._shaping is None else self._shaping.of(logits, text, mask)
+
+    def draw(
+        self, logits: F32, position: int, text: TextBefore | None = None, mask: Mask | None = None
+    ) -> int:
+        """The token at `position`, that of the token being drawn; the `mask` behind the text where that is
+        known already."""
+        sampling, logits = self.sampling, self.shaped(logits, text, mask)
         if sampling.temperature == 0:
             return int(np.argmax(logits))
         if 0 < sampling.top_k < len(logits):

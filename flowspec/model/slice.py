@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -22,17 +23,23 @@ from flowspec.core.protocol.precision import ACTIVATIONS, CACHE_AUTO, cached_as,
 from flowspec.core.protocol.shared_keys import carried_width, heads_of, holders, sources_of
 from flowspec.core.protocol.sliding_window import STATE_BYTES, STATES_HELD, inputs_of, states_of, windows_of
 from flowspec.core.stage.events import ClearSlots, Copied, JobPart, RunLayers, WindowPart
+from flowspec.core.text_before import TextBefore
 from flowspec.errors import ClusterError
+from flowspec.model.ahead import Ahead
 from flowspec.model.attention import TreeBatch, TreeCache, TreeRows
 from flowspec.model.beside import Beside, Needs
 from flowspec.model.files import ModelFiles
-from flowspec.model.grammar import GrammarVocabulary
+from flowspec.model.grammar import GrammarVocabulary, Mask
 from flowspec.model.kernels import CACHE_DTYPES, DTYPES, kernel_of
 from flowspec.model.linear_attention import BASE, SNAPSHOT, copy_state, pass_by, state_shape
 from flowspec.model.pieces import KeptModules, Pieces, Span
 from flowspec.model.sampler import F32, Sampler, logprobs
+from flowspec.model.shaping import are_masks_beside
 from flowspec.model.support import family_of
 from flowspec.model.weights import RoundedStore, fill
+
+Masked = tuple[TextBefore, Mask | None]
+"""The text before a token, and which tokens a grammar allows there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,14 +241,20 @@ class Slice:
         without captures), and on the last slice their next tokens (-1 where none was asked for) and
         log-probabilities, as in `LayersDone`.
         """
-        rows, states = self.forward(job, payload, dead_rows)
         if not self.span.is_last:
-            return rows, states, (), ()
-        size = self.config.hidden_size
-        features = states[:, size:]  # [rows, hidden * captured]
-        if self.span.count in self.captures:
-            features = torch.cat([features, self.pieces.norm(states[:, :size])], dim=1)
-        return rows, features, *self._sample(job, rows, states[:, :size])
+            return *self.forward(job, payload, dead_rows), (), ()
+        with self._masks_of(job) as masks:
+
+            def dead_of_masks() -> frozenset[int]:
+                masks.drop(dead := dead_rows())
+                return dead
+
+            rows, states = self.forward(job, payload, dead_of_masks)
+            size = self.config.hidden_size
+            features = states[:, size:]  # [rows, hidden * captured]
+            if self.span.count in self.captures:
+                features = torch.cat([features, self.pieces.norm(states[:, :size])], dim=1)
+            return rows, features, *self._sample(job, rows, states[:, :size], masks)
 
     @torch.inference_mode()
     def forward(
@@ -352,8 +365,21 @@ class Slice:
         if caches.windowed is not None:
             caches.windowed.reserve(window_slots)
 
+    def _masks_of(self, job: RunLayers) -> Ahead[int, Masked]:
+        """What grammars allow behind the job's rows that are asked for and bound by one; by row of the
+        job."""
+        wanted: dict[int, Callable[[], Masked]] = {}
+        first = 0
+        for part in job.parts:
+            if part.sampling.grammar is not None and part.sampled.any():
+                sampler = self._sampler(part)
+                for row in np.flatnonzero(part.sampled).tolist():
+                    wanted[first + row] = partial(_masked, sampler, part, row)
+            first += len(part.slots)
+        return Ahead(wanted, beside=are_masks_beside(self.grammars))
+
     def _sample(
-        self, job: RunLayers, rows: tuple[int, ...], hidden: torch.Tensor
+        self, job: RunLayers, rows: tuple[int, ...], hidden: torch.Tensor, masks: Ahead[int, Masked]
     ) -> tuple[tuple[int, ...], tuple[Logprobs | None, ...]]:
         """Next tokens of the surviving rows `[rows, hidden]`, and their log-probabilities; `lm_head` runs
         only for those asked for."""
@@ -367,9 +393,11 @@ class Slice:
         if wanted:
             for row_logits, index in zip(self.logits(hidden[wanted]), wanted, strict=True):
                 part, row = places[rows[index]]
-                tokens[index] = self._sampler(part).draw(
-                    row_logits, int(part.positions[row]) + 1, part.text(row)
-                )
+                is_bound = part.sampling.grammar is not None
+                masked = masks.take(rows[index]) if is_bound else None
+                text, mask = masked or (part.text(row), None)
+                position = int(part.positions[row]) + 1
+                tokens[index] = self._sampler(part).draw(row_logits, position, text, mask)
                 if part.top_logprobs >= 0:
                     found[index] = logprobs(row_logits, tokens[index], part.top_logprobs)
         return tuple(tokens), tuple(found)
@@ -381,6 +409,12 @@ class Slice:
                 part.sampling, self.config.vocab_size, self.grammars
             )
         return sampler
+
+
+def _masked(sampler: Sampler, part: JobPart, row: int) -> Masked:
+    text = part.text(row)
+    assert text is not None, "a grammar needs the text"
+    return text, sampler.mask(text)
 
 
 def _through_window(rows: TreeRows, window: WindowPart, cache: TreeCache) -> TreeRows:
