@@ -2,7 +2,7 @@
 
 A drafter is a `TextProposer`, which says what may follow. Which tokens are the text, which nodes live below
 it and what they hold is kept here, by the Commits that all drafters are told. What may not be drawn is left
-out here, too.
+out here, too, and what a grammar knows of the text (`draft.guide`) is added.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.messages import Open, Proposal, Release, Segment, SegmentPart
+from flowspec.core.protocol.messages import Grammar, Open, Proposal, Release, Segment, SegmentPart
+from flowspec.core.protocol.token_bytes import TokenBytes
 from flowspec.core.stage.path import living_below, newly_committed
+from flowspec.draft.guide import Guide, Words
 from flowspec.errors import PeerError
 
 if TYPE_CHECKING:
@@ -44,7 +46,7 @@ class TextProposer(ABC):
 @dataclass(slots=True)
 class _Request:
     """One request. `proposer` has the committed path as far as its tokens are known without a gap, `ahead` is
-    known beyond one.
+    known beyond one. A `guide` says what a grammar makes of its guesses.
 
     `nodes` holds parent and token of the root and the living nodes below it; `early` are committed nodes
     still to come.
@@ -54,6 +56,7 @@ class _Request:
     proposer: TextProposer
     length: int
     root: int
+    guide: Guide | None
     nodes: dict[int, tuple[int, int]] = field(default_factory=dict)
     ahead: dict[int, int] = field(default_factory=dict)
     early: set[int] = field(default_factory=set)
@@ -99,6 +102,9 @@ class _Request:
             node, token = self.nodes[node]
             branch.append(token)
         found = self.proposer.propose(branch[::-1], width)
+        if self.guide is not None:
+            answer = (*self.proposer.tokens[self.opening.answer_start :], *branch[::-1])
+            found = self.guide.guesses(answer, found, width)
         return [each for each in found if each[0] not in suppressed] if suppressed else found
 
 
@@ -113,6 +119,12 @@ class TextDrafter:
         self.context = context
         self._proposer = proposer
         self._requests: dict[int, _Request] = {}
+        self._tokens: TokenBytes | None = None
+        self._words: Words | None = None
+
+    def take_tokens(self, tokens: TokenBytes) -> None:
+        """From now on answers that a grammar binds are guessed by it, too; the tokens are the target's."""
+        self._tokens, self._words = tokens, None
 
     def draft(self, segment: Segment, width: int) -> tuple[Proposal, ...]:
         """Up to `width` children for every root or uncommitted row that lives; none where nothing may
@@ -150,4 +162,13 @@ class TextDrafter:
             return
         proposer = self._proposer() if known is None else known.proposer
         proposer.cut(opening.keep)
-        self._requests[opening.request] = _Request(opening, proposer, opening.length, opening.root)
+        guide = self._guide(opening.sampling.grammar)
+        self._requests[opening.request] = _Request(opening, proposer, opening.length, opening.root, guide)
+
+    def _guide(self, grammar: Grammar | None) -> Guide | None:
+        """Only who needs it pays for an index of all tokens."""
+        if grammar is None or self._tokens is None:
+            return None
+        if self._words is None:
+            self._words = Words(self._tokens)
+        return Guide(grammar, self._words)

@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -113,7 +114,7 @@ def check_grammar(kind: str, text: str, marks: int = 0) -> None:
         raise InputError(f"{kind}: expected text in UTF-8, got half a character") from None
     if size > most:
         raise InputError(f"{kind}: expected at most {most} bytes, got {size}")
-    matcher = _matcher(kind, text, _CHECKED_MARKS[:marks], _any_bytes())
+    matcher = _matcher(kind, text, _BYTE_MARKS[:marks], single_bytes().library)
     matcher.compute_bitmask()
     if matcher.is_error():
         raise InputError(f"{kind}: {_reason(matcher.get_error())}")
@@ -123,10 +124,21 @@ def check_grammar(kind: str, text: str, marks: int = 0) -> None:
 
 def is_whole(grammar: Grammar, tokens: TokenBytes, answer: Sequence[int]) -> bool:
     """Whether an answer is a text that the grammar allows, however it was cut into tokens."""
-    marks = dict(zip(grammar.marks, _CHECKED_MARKS, strict=False))
-    text = [each for token in answer for each in ((marks[token],) if token in marks else tokens.texts[token])]
-    matcher = _matcher(grammar.kind, grammar.text, _CHECKED_MARKS[: len(marks)], _any_bytes())
-    return matcher.try_consume_tokens(text) == len(text) and bool(matcher.is_accepting())
+    text = [each for token in answer for each in in_bytes(grammar, tokens, token)]
+    return GrammarMasks(over_bytes(grammar), single_bytes()).is_whole(text)
+
+
+def over_bytes(grammar: Grammar) -> Grammar:
+    """The same grammar for the vocabulary of `single_bytes`."""
+    return replace(grammar, marks=_BYTE_MARKS[: len(grammar.marks)])
+
+
+def in_bytes(grammar: Grammar, tokens: TokenBytes, token: int) -> Sequence[int]:
+    """A token in the vocabulary of `single_bytes`; nothing for one that has no text, and is none of the
+    grammar's marks."""
+    if token in grammar.marks:
+        return (_BYTE_MARKS[grammar.marks.index(token)],)
+    return tokens.texts[token] if token < len(tokens.texts) else b""
 
 
 class GrammarVocabulary:
@@ -179,6 +191,17 @@ class GrammarMasks:
     def is_whole(self, answer: Sequence[int]) -> bool:
         """Whether the answer, without the token that ends it, is a text that the grammar allows."""
         return bool(self._asked(answer, lambda: self._matcher.is_accepting()))
+
+    def forced(self, answer: Sequence[int]) -> bytes:
+        """What every text that the grammar allows goes on with behind the answer, as far as the library
+        sees; empty where texts differ at once, or none goes on."""
+        found = self._asked(answer, lambda: self._matcher.compute_ff_bytes())
+        return b"" if found is None else bytes(found)
+
+    def may_go_on(self, answer: Sequence[int], more: Sequence[int]) -> bool:
+        """Whether these tokens may follow, one behind the other."""
+        found = self._asked(answer, lambda: self._matcher.validate_tokens(list(more)))
+        return found is not None and int(found) == len(more)
 
     def _mask(self, answer: Sequence[int]) -> Mask | None:
         """None where nothing may follow."""
@@ -257,14 +280,17 @@ def _tokenizer(texts: Sequence[bytes]) -> Any:
 
 
 _BYTES_COUNT = 256
-_CHECKED_MARKS = tuple(range(_BYTES_COUNT, _BYTES_COUNT + limits.GRAMMAR_MARKS_MAX))
+_BYTE_MARKS = tuple(range(_BYTES_COUNT, _BYTES_COUNT + limits.GRAMMAR_MARKS_MAX))
 """Where a vocabulary of single bytes has marks."""
 
 
 @lru_cache(maxsize=1)
-def _any_bytes() -> Any:
-    """A vocabulary of single bytes and marks, which can write everything."""
-    return _tokenizer([*(bytes([byte]) for byte in range(_BYTES_COUNT)), *(b"" for _ in _CHECKED_MARKS)])
+def single_bytes() -> GrammarVocabulary:
+    """A vocabulary of single bytes and marks, by which a grammar speaks of texts, whatever tokens write
+    them."""
+    return GrammarVocabulary(
+        TokenBytes((*(bytes([byte]) for byte in range(_BYTES_COUNT)), *(b"" for _ in _BYTE_MARKS)))
+    )
 
 
 def _bits(matcher: Any, count: int) -> Mask:

@@ -350,15 +350,18 @@ def open_session(
 
 
 def _give_grammars(drafters: Sequence[Drafter | PlacedDrafter], tokens: TokenBytes) -> None:
-    """Has drafters that compute here propose what grammars allow."""
-    here = [each for each in drafters if not isinstance(each, PlacedDrafter | TextDrafter)]
-    if not here:
+    """Has drafters that are here propose what grammars allow."""
+    for each in drafters:
+        if isinstance(each, TextDrafter):
+            each.take_tokens(tokens)
+    computing = [each for each in drafters if not isinstance(each, PlacedDrafter | TextDrafter)]
+    if not computing:
         return
     from flowspec.draft.cached import TreeCachedDrafter
     from flowspec.model.grammar import GrammarVocabulary
 
     grammars = GrammarVocabulary(tokens)
-    for drafter in here:
+    for drafter in computing:
         if isinstance(drafter, TreeCachedDrafter):
             drafter.take_grammars(grammars)
 

@@ -1,0 +1,99 @@
+"""What a grammar tells drafters that look at texts alone: which of their guesses it forbids, and what follows
+for certain, or as good as.
+
+It asks the grammar of bytes, not of tokens, which takes microseconds and no mask. Two things come of that.
+Where one token alone can follow, it is proposed as certain. Where the next bytes are certain and several
+tokens can write them (`{"name": ` is `{"`, `name`, or `{`, `"`, `n`), the longest of these is a guess like
+any other: tokenizers mostly cut so, and the head learns how often the model does. What is drawn, the masks of
+the last stage decide.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from flowspec.core.protocol.messages import Grammar
+from flowspec.core.protocol.token_bytes import TokenBytes
+from flowspec.model.grammar import GrammarMasks, in_bytes, over_bytes, single_bytes
+
+CERTAIN = 1.0
+_MARK = b"\xff"
+"""What stands before a mark among the bytes that follow for certain; in no text."""
+LONGEST = 0.98
+"""The confidence in the longest token that writes what is certain; others seldom have this one, so that the
+head learns of it alone."""
+
+
+class Words:
+    """The tokens of a vocabulary by their texts."""
+
+    def __init__(self, tokens: TokenBytes) -> None:
+        self.tokens = tokens
+        self._ids: dict[bytes, list[int]] = {}
+        for token, text in enumerate(tokens.texts):
+            if text:
+                self._ids.setdefault(text, []).append(token)
+        self._sorted = sorted(self._ids)
+        self._longest = max(map(len, self._ids), default=0)
+
+    def written_by(self, run: bytes) -> list[int]:
+        """The tokens that write the beginning of a run of bytes, or all of it; the longest last."""
+        ends = range(1, min(len(run), self._longest) + 1)
+        return [token for end in ends for token in self._ids.get(run[:end], ())]
+
+    def goes_beyond(self, run: bytes) -> bool:
+        """Whether some token writes a run of bytes and more."""
+        place = bisect_left(self._sorted, run)
+        place += place < len(self._sorted) and self._sorted[place] == run
+        return place < len(self._sorted) and self._sorted[place].startswith(run)
+
+
+class Guide:
+    """That of one request."""
+
+    def __init__(self, grammar: Grammar, words: Words) -> None:
+        self._words = words
+        self._bound = grammar
+        self._grammar = GrammarMasks(over_bytes(grammar), single_bytes())
+
+    def guesses(
+        self, answer: Sequence[int], found: Sequence[tuple[int, float]], width: int
+    ) -> list[tuple[int, float]]:
+        """Up to `width` tokens that may follow an answer, surest first, with the confidence in each: of those
+        that were `found` the allowed ones, and what the grammar says itself.
+
+        None where only the end may follow: nothing is drafted there.
+        """
+        parts = [self._in_bytes(token) for token in answer]
+        if not all(parts):
+            return []
+        text = [each for part in parts for each in part]
+        run, mark, _ = self._grammar.forced(text).partition(_MARK)
+        if run:
+            wholly = [token for token in self._words.written_by(run) if self._may_begin(token, answer)]
+            if len(wholly) == 1 and not self._words.goes_beyond(run):
+                return [(wholly[0], CERTAIN)]
+            own = [(wholly[-1], LONGEST)] if wholly else []
+        else:
+            marks = self._bound.marks if mark else ()
+            own = [(token, CERTAIN) for token in marks if self._may_follow(token, answer, text, run)]
+        known = {token for token, _ in own}
+        for token, confidence in found:
+            if token not in known and self._may_follow(token, answer, text, run):
+                own.append((token, confidence))
+        return sorted(own, key=lambda guess: -guess[1])[:width]
+
+    def _may_begin(self, token: int, answer: Sequence[int]) -> bool:
+        """Whether a token may be where it would be by the vocabulary."""
+        tokens = self._words.tokens
+        return bool(answer) or not (tokens.drops_first_space and tokens.texts[token].startswith(b" "))
+
+    def _may_follow(self, token: int, answer: Sequence[int], text: Sequence[int], run: bytes) -> bool:
+        own = self._in_bytes(token)
+        if not own or not self._may_begin(token, answer):
+            return False
+        return list(run[: len(own)]) == list(own) or self._grammar.may_go_on(text, own)
+
+    def _in_bytes(self, token: int) -> Sequence[int]:
+        return in_bytes(self._bound, self._words.tokens, token)
