@@ -3,7 +3,7 @@
 Exact: runs prompts on the cluster, with every method, set of drafters, chain and number of users that is
 asked for, and step by step in this process, and compares token by token. Faithful: reads a text with the
 model as FlowSpec runs it and with transformers, and compares logits and perplexity. Exit status 0: exact and
-faithful; 1: a wrong token, or not faithful.
+faithful; 1: a wrong token, or not faithful. A few of the answers are bound by a schema, where devices can.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,6 +43,7 @@ from flowspec.core.protocol.limits import REQUESTS_MAX
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles, bundled_folder
+from flowspec.model.grammar import GrammarVocabulary
 from flowspec.model.prompts import of_each_domain, read_prompts
 from flowspec.model.text import Tokenizer, recommended
 from flowspec.rounding import rounded
@@ -135,6 +136,7 @@ def run(args: argparse.Namespace) -> int:
         decoding.check(args.model, placed)
     largest = max(decodings, key=lambda each: len(each.drafters_for(args.model, placed)))
     from flowspec.bench import faithfulness
+    from flowspec.bench.bound_cases import BoundCases
     from flowspec.bench.exactness import answer, judge
     from flowspec.bench.outcome import WRONG
     from flowspec.model.step_by_step import (
@@ -143,8 +145,12 @@ def run(args: argparse.Namespace) -> int:
 
     console = Console(stderr=True)
     found: list[ClusterAnswer] = []
+    bound: BoundCases | None = None
+    free_only = ""  # why no answer was bound somewhere
     for count in counts:
-        with open_cluster(cluster_options(args, count), decoding=largest) as cluster:
+        with open_cluster(cluster_options(args, count), decoding=largest) as opened:
+            bound = bound or BoundCases(opened.files, opened.config)
+            cluster = replace(opened, plan=replace(opened.plan, tokens=bound.tokens))
             for decoding in decodings:
                 with contextlib.ExitStack() as stack:
                     with loading_bar(quiet=args.json) as progress:
@@ -155,6 +161,10 @@ def run(args: argparse.Namespace) -> int:
                     cases = make_cases(
                         args, [advice.with_suppressed(each) for each in samplings], prompts, files
                     )
+                    if why_not := bound.why or session.head.grammar_trouble():
+                        free_only = why_not
+                    else:
+                        cases += bound.of(cases)
                     bar = stack.enter_context(
                         Progress(
                             console=console, transient=True, disable=args.json or not console.is_terminal
@@ -168,6 +178,8 @@ def run(args: argparse.Namespace) -> int:
                         answers = pool.map(partial(answer, session, limits=limits, users=users), cases)
                         found += bar.track(answers, total=len(cases), description=_describe(session, users))
     plain = StepByStep.load(files, plan.dtype, arithmetic=arithmetic, cache=plan.cache)
+    if plan.tokens is not None:
+        plain.grammars = GrammarVocabulary(plan.tokens)
     with Progress(console=console, transient=True, disable=args.json or not console.is_terminal) as bar:
         verdicts = [
             judge(plain, one, limits.stop_ids) for one in bar.track(found, description="step by step")
@@ -177,9 +189,9 @@ def run(args: argparse.Namespace) -> int:
             files, plan.dtype, plain, lambda share: bar.update(reading, completed=share)
         )
     if args.json:
-        print(json.dumps(report(verdicts, faithful)))
+        print(json.dumps(report(verdicts, faithful, free_only)))
     else:
-        show(verdicts, faithful)
+        show(verdicts, faithful, free_only)
     return 0 if faithful.is_faithful and not any(verdict.kind == WRONG for verdict in verdicts) else 1
 
 
@@ -262,8 +274,8 @@ def make_cases(
     ]
 
 
-def report(verdicts: list[Verdict], faithful: Faithfulness) -> dict[str, Any]:
-    """Both statements, for JSON."""
+def report(verdicts: list[Verdict], faithful: Faithfulness, free_only: str = "") -> dict[str, Any]:
+    """Both statements, for JSON; `free_only` is why no answer was bound by a schema, where none was."""
     counts = Counter(verdict.kind for verdict in verdicts)
     return {
         "exact": {
@@ -273,6 +285,7 @@ def report(verdicts: list[Verdict], faithful: Faithfulness) -> dict[str, Any]:
             "tokens": sum(len(verdict.found.tokens) for verdict in verdicts),
             "unlikely_tokens": sum(verdict.unlikely for verdict in verdicts),
             "answers": [_answer_report(verdict) for verdict in verdicts],
+            "not_bound": free_only,
         },
         "faithful": faithful.report(),
     }
@@ -289,6 +302,7 @@ def _answer_report(verdict: Verdict) -> dict[str, Any]:
         "stages": found.stages,
         "temperature": found.case.sampling.temperature,
         "seed": found.case.sampling.seed,
+        "is_bound": found.case.sampling.grammar is not None,
         "verdict": verdict.kind,
         "new_tokens": len(found.tokens),
         "unlikely_tokens": verdict.unlikely,
@@ -296,7 +310,7 @@ def _answer_report(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def show(verdicts: list[Verdict], faithful: Faithfulness) -> None:
+def show(verdicts: list[Verdict], faithful: Faithfulness, free_only: str = "") -> None:
     rows = []
     groups: dict[tuple[str, str, int, int, float], list[Verdict]] = {}
     for verdict in verdicts:
@@ -316,8 +330,17 @@ def show(verdicts: list[Verdict], faithful: Faithfulness) -> None:
             tell(f"wrong: {_asked(verdict.found)}: {_told(verdict.difference)}")
     wrong = sum(verdict.kind == "wrong" for verdict in verdicts)
     exact = f"NO, {wrong} of {len(verdicts)} answers are wrong" if wrong else "yes, all answers are equal"
-    for line in (f"exact: {exact}", *sampled_lines(verdicts), *faithful_lines(faithful)):
+    bound = bound_lines(verdicts, free_only)
+    for line in (f"exact: {exact}", *sampled_lines(verdicts), *faithful_lines(faithful), *bound):
         tell(line)
+
+
+def bound_lines(verdicts: list[Verdict], free_only: str) -> Iterator[str]:
+    """How many answers a schema bound, and why others were not."""
+    if count := sum(verdict.found.case.sampling.grammar is not None for verdict in verdicts):
+        yield f"structured output: {count} of the answers were bound by a schema"
+    if free_only:
+        yield f"structured output is not checked{' everywhere' if count else ''}: {free_only}"
 
 
 def sampled_lines(verdicts: list[Verdict]) -> Iterator[str]:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ import pytest
 from gguf import GGMLQuantizationType
 
 from flowspec.bench.checkpoints import make_variant
+from flowspec.bench.exactness import ClusterAnswer, Verdict, judge
 from flowspec.cli.main import main
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import meant
 from flowspec.model.files import BUNDLED, TOY_TOLD, ModelFiles
 from flowspec.model.reference import Reference
+from flowspec.model.step_by_step import StepByStep
 from flowspec.model.text import Tokenizer
 from flowspec.version import __version__
 from tests import warm
@@ -184,6 +187,30 @@ def test_verify_fails_where_the_model_is_exact_but_not_faithful(
     few = ["--prompt-token-ids=5,6,7", "--temperatures=0", "--max-new-tokens=4", "--local=1", "--method=ar"]
     assert main(["verify", f"--model={folder}", *few]) == 1
     assert "exact: yes, all answers are equal\nfaithful: NO, perplexity is" in capsys.readouterr().out
+
+
+def test_verify_checks_answers_that_a_schema_binds(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another schema step by step than on the devices gives other tokens."""
+    pytest.importorskip("llguidance")
+    few = ["--limit=1", "--temperatures=0", "--max-new-tokens=24", "--local=2", "--method=continuous"]
+    true = judge
+
+    def judged(plain: StepByStep, found: ClusterAnswer, stop_ids: frozenset[int]) -> Verdict:
+        grammar = found.case.sampling.grammar
+        if grammar is None:
+            return true(plain, found, stop_ids)
+        other = replace(grammar, text='{"type": "integer"}')
+        case = replace(found.case, sampling=replace(found.case.sampling, grammar=other))
+        assert true(plain, found, stop_ids).kind == "exact"
+        return true(plain, replace(found, case=case), stop_ids)
+
+    monkeypatch.setattr("flowspec.bench.exactness.judge", judged)
+    assert main(["verify", *few]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert "exact: NO, 1 of 2 answers are wrong" in lines
+    assert lines[-1] == "structured output: 1 of the answers were bound by a schema"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
