@@ -11,18 +11,24 @@ the last stage decide.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from itertools import islice
 
 from flowspec.core.protocol.messages import Grammar
 from flowspec.core.protocol.token_bytes import TokenBytes
 from flowspec.model.grammar import GrammarMasks, in_bytes, over_bytes, single_bytes
 
 CERTAIN = 1.0
-_MARK = b"\xff"
-"""What stands before a mark among the bytes that follow for certain; in no text."""
+CERTAIN_MAX = 64
+"""Tokens that are said to be certain at once."""
+BEYOND_MAX = 32
+"""Tokens that begin with what is certain and go on, of which the grammar is asked."""
 LONGEST = 0.98
 """The confidence in the longest token that writes what is certain; others seldom have this one, so that the
 head learns of it alone."""
+_MARK = b"\xff"
+"""What stands before a mark among the bytes that are certain; in no text."""
 
 
 class Words:
@@ -38,15 +44,18 @@ class Words:
         self._longest = max(map(len, self._ids), default=0)
 
     def written_by(self, run: bytes) -> list[int]:
-        """The tokens that write the beginning of a run of bytes, or all of it; the longest last."""
+        """The tokens that write the beginning of a run of bytes, or all of it; the longest last. None for an
+        empty one."""
         ends = range(1, min(len(run), self._longest) + 1)
         return [token for end in ends for token in self._ids.get(run[:end], ())]
 
-    def goes_beyond(self, run: bytes) -> bool:
-        """Whether some token writes a run of bytes and more."""
+    def beyond(self, run: bytes) -> Iterator[int]:
+        """The tokens that write a run of bytes and more."""
         place = bisect_left(self._sorted, run)
         place += place < len(self._sorted) and self._sorted[place] == run
-        return place < len(self._sorted) and self._sorted[place].startswith(run)
+        while place < len(self._sorted) and self._sorted[place].startswith(run):
+            yield from self._ids[self._sorted[place]]
+            place += 1
 
 
 class Guide:
@@ -65,24 +74,58 @@ class Guide:
 
         None where only the end may follow: nothing is drafted there.
         """
-        parts = [self._in_bytes(token) for token in answer]
-        if not all(parts):
+        if not self._is_text(answer):
             return []
-        text = [each for part in parts for each in part]
-        run, mark, _ = self._grammar.forced(text).partition(_MARK)
-        if run:
-            wholly = [token for token in self._words.written_by(run) if self._may_begin(token, answer)]
-            if len(wholly) == 1 and not self._words.goes_beyond(run):
-                return [(wholly[0], CERTAIN)]
-            own = [(wholly[-1], LONGEST)] if wholly else []
-        else:
-            marks = self._bound.marks if mark else ()
-            own = [(token, CERTAIN) for token in marks if self._may_follow(token, answer, text, run)]
+        text = self._text(answer)
+        run = self._grammar.forced(text)
+        if only := self._only(run, answer):
+            return [(only[0], CERTAIN)]
+        own = [(token, LONGEST) for token in self._writing(run, answer)[-1:]]
         known = {token for token, _ in own}
         for token, confidence in found:
             if token not in known and self._may_follow(token, answer, text, run):
                 own.append((token, confidence))
         return sorted(own, key=lambda guess: -guess[1])[:width]
+
+    def certain(self, answer: Sequence[int]) -> list[int]:
+        """The tokens that alone can follow an answer, one behind the other."""
+        found: list[int] = []
+        while len(found) < CERTAIN_MAX and self._is_text([*answer, *found]):
+            whole = [*answer, *found]
+            run = self._grammar.forced(self._text(whole))
+            tokens = self._only(run, whole)
+            if not tokens:
+                break
+            found += tokens
+        return found
+
+    def _is_text(self, answer: Sequence[int]) -> bool:
+        return all(len(self._in_bytes(token)) for token in answer)
+
+    def _in_bytes(self, token: int) -> Sequence[int]:
+        return in_bytes(self._bound, self._words.tokens, token)
+
+    def _text(self, answer: Sequence[int]) -> list[int]:
+        return [each for token in answer for each in self._in_bytes(token)]
+
+    def _writing(self, run: bytes, answer: Sequence[int]) -> list[int]:
+        """The tokens that write what is certain, or its beginning; the longest last."""
+        return [token for token in self._words.written_by(run) if self._may_begin(token, answer)]
+
+    def _only(self, run: bytes, answer: Sequence[int]) -> list[int]:
+        """The one token that can write what is certain; none where there are others, or too many to ask
+        about."""
+        text = self._text(answer)
+        if run.startswith(_MARK):
+            return [token for token in self._bound.marks if self._may_follow(token, answer, text, b"")]
+        writing = self._writing(run, answer)
+        if len(writing) != 1:
+            return []
+        longer = list(islice(self._words.beyond(run), BEYOND_MAX + 1))
+        is_alone = len(longer) <= BEYOND_MAX and not any(
+            self._may_follow(token, answer, text, run) for token in longer
+        )
+        return writing if is_alone else []
 
     def _may_begin(self, token: int, answer: Sequence[int]) -> bool:
         """Whether a token may be where it would be by the vocabulary."""
@@ -95,5 +138,9 @@ class Guide:
             return False
         return list(run[: len(own)]) == list(own) or self._grammar.may_go_on(text, own)
 
-    def _in_bytes(self, token: int) -> Sequence[int]:
-        return in_bytes(self._bound, self._words.tokens, token)
+
+def certain_of(tokens: TokenBytes) -> Callable[[Grammar], Callable[[Sequence[int]], Sequence[int]]]:
+    """What a head asks what is certain (`core.head.certain`); only who needs it pays for an index of all
+    tokens."""
+    words = lru_cache(maxsize=1)(lambda: Words(tokens))
+    return lambda grammar: Guide(grammar, words()).certain

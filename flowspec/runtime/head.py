@@ -53,6 +53,7 @@ from flowspec.core.methods import WITHOUT_GUESSES, make_method
 from flowspec.core.methods.base import Method
 from flowspec.core.protocol.messages import Hop
 from flowspec.core.protocol.precision import ACTIVATIONS
+from flowspec.draft.guide import certain_of
 from flowspec.draft.protocol import Drafter
 from flowspec.draft.text import TextDrafter
 from flowspec.errors import BrokenError, ClusterError, FlowSpecError, InputError, PeerError
@@ -141,6 +142,7 @@ class Head:
             slot_s=slot_s,
             sliding_window=plan.sliding_window,
             prefix_block=BLOCK if prefix_caching else 0,
+            certain_of=None if plan.tokens is None else certain_of(plan.tokens),
         )
         self._core.vocabulary = plan.vocabulary
         self._has_told_link = recovery is None  # then links are declared, or nobody is to be told

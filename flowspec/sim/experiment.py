@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from flowspec.core.head.certain import CertainOf
 from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.head import HeadCore
 from flowspec.core.head.sharing import BLOCK
@@ -57,6 +58,7 @@ class Experiment:
     returned_row_bytes: int = 0
     verifying: Curve = INSTANT
     seed: int = 0
+    certain_of: CertainOf | None = None
 
     def plan(self, *, has_features: bool = False) -> ClusterPlan:
         """What its devices are told that they are: a layer each, by number."""
@@ -104,6 +106,7 @@ class Experiment:
             slot_s=slot_s,
             sliding_window=self.sliding_window,
             prefix_block=self.prefix_block,
+            certain_of=self.certain_of,
         )
         return World(
             head,

@@ -8,6 +8,7 @@ never guesses. `format` says nothing here, as in the specification.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from typing import Any
 from urllib.parse import unquote
 
 DEPTH_MAX = 60
+EXPONENT_MAX = 400
 _ANNOTATIONS = {
     "$schema",
     "$comment",
@@ -44,12 +46,25 @@ def is_valid(schema: Any, document: Any, *, is_draft7: bool) -> bool:
     return _Checker(schema, is_draft7).allows(schema, document, 0)
 
 
+def read(text: str) -> Any:
+    """A document with its numbers as they are written, which doubles may not hold. Raises `ValueError` for
+    what is none, and `UnknownError` for numbers of very many digits."""
+    return json.loads(text, parse_float=_exact)
+
+
+def _exact(text: str) -> Fraction:
+    _, _, exponent = text.lower().partition("e")
+    if abs(int(exponent or "0")) > EXPONENT_MAX:
+        raise UnknownError("a number of very many digits")
+    return Fraction(text)
+
+
 def equal(first: Any, second: Any) -> bool:
     """As JSON has it: 1 is 1.0, and neither is true."""
     if isinstance(first, bool) or isinstance(second, bool):
         return first is second
-    if isinstance(first, (int, float)) and isinstance(second, (int, float)):
-        return first == second
+    if _is_number(first) and _is_number(second):
+        return bool(first == second)
     if isinstance(first, list) and isinstance(second, list):
         return len(first) == len(second) and all(map(equal, first, second))
     if isinstance(first, dict) and isinstance(second, dict):
@@ -58,7 +73,7 @@ def equal(first: Any, second: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, (int, float, Fraction)) and not isinstance(value, bool)
 
 
 _TYPES: dict[str, Callable[[Any], bool]] = {

@@ -15,7 +15,7 @@ pytest.importorskip("llguidance")
 from flowspec.model import shaping
 from flowspec.model.grammar import GrammarMasks, Mask
 from flowspec.model.sampler import Sampler
-from tests.checks.json_validity import UnknownError, equal, is_valid
+from tests.checks.json_validity import UnknownError, equal, is_valid, read
 from tests.checks.schemas import DRAFTS, asked_for, entries, main
 
 OBJECT = {"properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
@@ -169,5 +169,10 @@ def test_drafts_differ_and_what_is_unknown_is_said() -> None:
     ):
         with pytest.raises(UnknownError):
             is_valid(schema, "1", is_draft7=False)
+    assert is_valid({"multipleOf": 1.5}, read("40000000000780000000900000000000.5"), is_draft7=False)
+    assert not is_valid({"multipleOf": 1.5}, read("40000000000780000000900000000001.5"), is_draft7=False)
+    assert is_valid({"type": "integer", "enum": [1]}, read("1.0"), is_draft7=False)
+    with pytest.raises(UnknownError):
+        read("1e401")
     assert equal([{"a": 1}], [{"a": 1.0}])
     assert not equal({"a": 1}, {"b": 1})

@@ -13,7 +13,7 @@ pytest.importorskip("llguidance")
 
 from flowspec.core.protocol.messages import Grammar, Sampling
 from flowspec.core.protocol.token_bytes import TokenBytes
-from flowspec.draft.guide import CERTAIN, LONGEST, Guide, Words
+from flowspec.draft.guide import CERTAIN, LONGEST, Guide, Words, certain_of
 from flowspec.draft.text import TextDrafter, TextProposer
 from flowspec.model.grammar import GrammarMasks, GrammarVocabulary
 from tests.draft.trees import Teller, segment
@@ -94,6 +94,33 @@ def test_guesses_are_among_what_the_masks_allow_and_certain_ones_are_all_of_it(
     assert certain + cuts > 20
     if tokens is SPARSE:
         assert certain > 20
+
+
+@pytest.mark.parametrize("tokens", [TOKENS, SPARSE])
+@pytest.mark.parametrize("spec", GRAMMARS, ids=str)
+def test_what_is_certain_is_what_masks_of_one_token_say_one_behind_the_other(
+    spec: tuple[str, str], tokens: TokenBytes
+) -> None:
+    rng = random.Random(5)
+    certain_here = certain_of(tokens)(bound(*spec))
+    masks = GrammarMasks(bound(*spec), GrammarVocabulary(tokens))
+    longest = 0
+    for _ in range(10):
+        path: list[int] = []
+        while True:
+            chain: list[int] = []
+            while len(only := np.flatnonzero(masks.allowed([*path, *chain])).tolist()) == 1 and only != [END]:
+                chain += only
+            found = list(certain_here(path))
+            assert found == chain[: len(found)], "nothing is certain that is not"
+            assert bool(found) == bool(chain)
+            longest = max(longest, len(found))
+            allowed = sorted(set(np.flatnonzero(masks.allowed(path)).tolist()) - {END})
+            if not allowed:
+                break
+            path.append(rng.choice(allowed))
+    assert longest > 1 or tokens is TOKENS
+    assert certain_here([len(tokens.texts)]) == []
 
 
 def test_the_longest_token_that_writes_what_is_certain_is_guessed() -> None:

@@ -20,6 +20,7 @@ from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Grammar, Sampling
 from flowspec.core.protocol.sliding_window import SlidingWindow
 from flowspec.core.protocol.token_bytes import TokenBytes
+from flowspec.draft.guide import certain_of
 from flowspec.model.grammar import GrammarVocabulary, library_version
 from flowspec.plan.timing import Curve, LinkSpec
 from flowspec.sim.device import DeviceSpec
@@ -106,6 +107,8 @@ def draw(seed: int) -> Schedule:
     wanted = random.Random(seed)
     for dialogue in schedule.dialogues:
         dialogue.first = replace(dialogue.first, top_logprobs=wanted.choice([-1, -1, 0, 3, 20]))
+    if language.grammars is not None and random.Random(f"certain {seed}").random() < 0.7:
+        schedule.experiment = replace(schedule.experiment, certain_of=certain_of(language.grammars.tokens))
     if make_method(method).drafters_max > 1 and chances.random() < 0.6:
         _add_drafters(chances, schedule)
     _share(random.Random(f"share {seed}"), schedule)
@@ -315,7 +318,8 @@ def bound(rng: random.Random, sampling: Sampling) -> Sampling:
     """Some may only write what a grammar allows, and end where it lets them."""
     if rng.random() < 0.8:
         return sampling
-    text = rng.choice(["(ab?|c[d-f]{2,4}|[a-c])*", "[a-f]{30}", "(a|b[a-f]|[c-f]{3})+"])
+    texts = ["(ab?|c[d-f]{2,4}|[a-c])*", "[a-f]{30}", "(a|b[a-f]|[c-f]{3})+", "(abcdef|f[abc]edab)+"]
+    text = rng.choice(texts)
     return replace(sampling, grammar=Grammar(kind="regex", text=text, ends=(0,)))
 
 

@@ -30,7 +30,11 @@ def most_valuable(request: Request, drafter: int, traits: DrafterTraits, count_m
 
 
 def expandable(request: Request, drafter: int, traits: DrafterTraits, node: int) -> bool:
-    """Whether a model may be asked what comes after a node (the root or a living one) now."""
+    """Whether a model may be asked what comes after a node (the root or a living one) now, and need be."""
+    return not request.settled.get(node, False) and _can_run(request, drafter, traits, node)
+
+
+def _can_run(request: Request, drafter: int, traits: DrafterTraits, node: int) -> bool:
     drafter_state = request.drafter_states[drafter]
     if request.submit is None or drafter_state.opening is None or drafter_state.knows(node):
         return False
@@ -98,7 +102,7 @@ def _with_ancestors(
                 break
             node = tree.parent(node)
         if len(wanted) + len(branch) <= rows_max and all(
-            expandable(request, drafter, traits, above) for above in branch[1:]
+            _can_run(request, drafter, traits, above) for above in branch[1:]
         ):
             wanted.update(dict.fromkeys(reversed(branch)))
     return list(wanted)

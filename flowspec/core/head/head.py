@@ -27,6 +27,7 @@ from dataclasses import dataclass
 
 from flowspec.core.head import sharing
 from flowspec.core.head.admission import Admission
+from flowspec.core.head.certain import CertainOf
 from flowspec.core.head.costs import Costs
 from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.drafters import Drafters
@@ -121,6 +122,7 @@ class HeadCore:
         slot_s: SlotTime | None = None,
         sliding_window: SlidingWindow | None = None,
         prefix_block: int = sharing.BLOCK,
+        certain_of: CertainOf | None = None,
     ) -> None:
         """`slot_s` is foretold of the stages (None: nothing is), and prompts are cut into chunks by it. The
         stages' layers with a sliding window hold what `sliding_window` says (None: all layers hold all).
@@ -131,6 +133,7 @@ class HeadCore:
         self.stage_count = stage_count
         self.bounds = bounds or Bounds()
         self._slot_s = slot_s
+        self._certain_of = certain_of
         self.method = method or make_method(WITHOUT_GUESSES)
         assert len(drafters) <= self.method.drafters_max, (
             f"{self.method.name} makes use of {self.method.drafters_max} drafters"
@@ -290,6 +293,8 @@ class HeadCore:
             now_s=now_s,
         )
         self.fired["read anew"] += request.is_read_anew
+        if self._certain_of is not None and submit.sampling.grammar is not None and self.method.drafts:
+            request.certain = self._certain_of(submit.sampling.grammar)
         self.drafters.begin(request, request.computed, self.admission)
         request.awaits = self._source_of(request)
         self._requests[submit.request] = request

@@ -4,7 +4,7 @@ both."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -47,7 +47,9 @@ class Request:
     `candidates` is what they propose. `is_end_told` says that the stages have heard that the answer is over.
     `windowed` is the least that any stage's layers with a window hold when the answer begins; `is_read_anew`
     where nothing was kept because of that. `text` are the tokens that were known then. What it `awaits` is to
-    be copied from another conversation before anything of it is sent.
+    be copied from another conversation before anything of it is sent. `certain` gives the tokens that alone
+    can follow an answer, where it is bound; `settled` has the nodes for which that was looked up, and whether
+    there is one.
     """
 
     tree: TokenTree
@@ -76,6 +78,8 @@ class Request:
     served: int = 0
     is_end_told: bool = False
     plan: Any = None
+    certain: Callable[[Sequence[int]], Sequence[int]] | None = None
+    settled: dict[int, bool] = field(default_factory=dict)
 
     @property
     def number(self) -> int:
@@ -143,9 +147,19 @@ class Request:
         for node in dead:
             self.next_tokens.pop(node, None)
             self.logprobs.pop(node, None)
+            self.settled.pop(node, None)
         for drafter_state in self.drafter_states:
             drafter_state.forget(dead)
         self.candidates.forget(dead)
+
+    def revalue(self, node: int, chance: float) -> None:
+        """A living node has another chance: it and what hangs below it come up where they are worth it."""
+        for moved in self.tree.revalue(node, chance):
+            for drafter_state in self.drafter_states:
+                if not drafter_state.knows(moved):
+                    drafter_state.offer(self.tree, moved)
+            if moved in self.candidates.next_value:
+                self.candidates.push(moved, self.tree.log_value(moved))
 
     def reopen(self) -> None:
         """The stages are gone: an answer under way begins again where it stands, its committed tokens being
@@ -167,6 +181,7 @@ class Request:
         self.opened = self.root_sent = self.is_end_told = False
         self.next_tokens.clear()
         self.logprobs.clear()
+        self.settled.clear()
         self.held.clear()
 
     def begin_with(self, source: int, count: int) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import heapq
 import math
 
+from flowspec.core.head.certain import settle
 from flowspec.core.head.fusion import Fusion, Ranked
 from flowspec.core.head.request import Request
 from flowspec.core.protocol import limits
@@ -19,7 +20,7 @@ REJECTED = 0.5
 def learn(request: Request, drafter: int, proposal: Proposal, fusion: Fusion) -> None:
     """Notes what a model proposes below a node, if that still lives; what is there already is valued anew."""
     candidates, node = request.candidates, proposal.node
-    if request.submit is None or not request.is_living(node):
+    if request.submit is None or not request.is_living(node) or request.settled.get(node, False):
         return
     found = candidates.offers.setdefault(node, {})
     found[drafter] = tuple(zip(proposal.tokens, proposal.confidences, strict=True))
@@ -44,12 +45,7 @@ def _revalue(request: Request, node: int, ranked: Ranked, fusion: Fusion) -> Non
         if chance is None and tree.state(child) is NodeState.DRAFTED:
             request.forget(tree.drop(child))
             continue
-        for moved in tree.revalue(child, least if chance is None else chance):
-            for drafter_state in request.drafter_states:
-                if not drafter_state.knows(moved):
-                    drafter_state.offer(tree, moved)
-            if moved in request.candidates.next_value:
-                request.candidates.push(moved, tree.log_value(moved))
+        request.revalue(child, least if chance is None else chance)
 
 
 def grow(request: Request, value_min: float, fusion: Fusion) -> int:
@@ -62,6 +58,7 @@ def grow(request: Request, value_min: float, fusion: Fusion) -> int:
     tree, candidates = request.tree, request.candidates
     floor = tree.log_value(tree.root) + (math.log(value_min) if value_min > 0 else -math.inf)
     before = len(tree)
+    settle(request, tree.root)
     while candidates.heap and -candidates.heap[0][0] >= floor and tree.alive_count < limits.DRAFT_NODES_MAX:
         cost, node = heapq.heappop(candidates.heap)
         if candidates.next_value.get(node) == -cost and request.is_living(node):
@@ -92,6 +89,7 @@ def _grow_below(request: Request, node: int, floor: float, fusion: Fusion) -> fl
             child = tree.add(node, token, chance)
             for drafter_state in request.drafter_states:
                 drafter_state.offer(tree, child)
+            settle(request, child)
     return None
 
 
@@ -100,6 +98,7 @@ def observe(request: Request, node: int, token: int, fusion: Fusion) -> None:
     candidates = request.candidates
     candidates.grown.pop(node, None)
     candidates.next_value.pop(node, None)
+    request.settled.pop(node, None)
     found, ranked = candidates.offers.pop(node, None), candidates.ranked.pop(node, None)
     if found is not None and ranked is not None:
         fusion.observe(found, ranked, token)
