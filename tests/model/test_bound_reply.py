@@ -345,9 +345,13 @@ def test_a_special_token_is_possible_only_where_the_grammar_names_it(is_required
                 "call": {end},
                 "text": {begin},
             }[state]
-            assert special in (set(), expected)  # none within a character, say
+            if state == "begin":  # with space before it
+                assert special <= expected
+                assert place or special == expected
+            else:
+                assert special in (set(), expected)  # none within a character, say
             state = {think: "thought", thought: "text", begin: "call", end: "text"}.get(
-                token, "text" if state == "begin" else state
+                token, "text" if state == "begin" and model.text(answer[: place + 1]).strip() else state
             )
 
 
@@ -420,3 +424,105 @@ def test_tools_of_which_the_grammar_is_too_large_are_refused() -> None:
         check_grammar("reply", found.text, len(found.marks))
     found = bound_reply(form_of("Hermes"), Wanted(tools=tools[:50]), {}, "<tool_call>", may_think=False)
     check_grammar("reply", found.text, len(found.marks))
+
+
+PUBLISHED: list[tuple[str, Any, str]] = [
+    (
+        "Hermes",
+        TAGS,
+        '<think>\nIn Paris.\n</think>\n\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris", '
+        '"unit": "celsius"}}\n</tool_call>\n<tool_call>\n{"name": "get-time", "arguments": {}}\n</tool_call>',
+    ),
+    (
+        "XML",
+        None,
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n3\n"
+        "</parameter>\n<parameter=unit>\ncelsius\n</parameter>\n</function>\n</tool_call>",
+    ),
+    (
+        "keys and values",
+        TAGS,
+        "\n<think>Paris, then.</think>\n<tool_call>get_weather\n<arg_key>city</arg_key>\n"
+        "<arg_value>Paris</arg_value>\n<arg_key>unit</arg_key>\n<arg_value>celsius</arg_value>\n</tool_call>",
+    ),
+    ("bare JSON", None, '{"name": "get_weather", "parameters": {"city": "Paris", "unit": "celsius"}}'),
+    (
+        "Mistral list",
+        None,
+        '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Paris", "unit": "celsius"}}, '
+        '{"name": "get-time", "arguments": {}}]',
+    ),
+    (
+        "Mistral",
+        BRACKETS,
+        '[THINK]Paris.[/THINK][TOOL_CALLS]get_weather[ARGS]{"city": "Paris", "unit": "celsius"}',
+    ),
+    (
+        "Mistral with ids",
+        None,
+        '[TOOL_CALLS]get_weather[CALL_ID]D681PevKs[ARGS]{"city": "Paris", "unit": "celsius"}'
+        "[TOOL_CALLS]get-time[CALL_ID]D681PevKt[ARGS]{}",
+    ),
+    (
+        "JSON list",
+        None,
+        '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris", "unit": "celsius"}}]'
+        "<|/tool_call|>",
+    ),
+    (
+        "JSON list without an end",
+        None,
+        '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris", "unit": "celsius"}}]',
+    ),
+    (
+        "python list",
+        None,
+        '<|tool_call_start|>[get_weather(city="Paris", unit="celsius"), get(place={"name": "x"}, '
+        "tags=[], is_open=True)]<|tool_call_end|>",
+    ),
+    (
+        "python lines",
+        None,
+        '<function_calls>get_weather(city="Paris", unit="celsius", note=null)\nget-time()</function_calls>',
+    ),
+    (
+        "gemma",
+        GEMMA,
+        '<|channel>thought\nIn Paris.<channel|><|tool_call>call:get_weather{city:<|"|>Paris<|"|>,days:3,'
+        'unit:<|"|>celsius<|"|>}<tool_call|><|tool_call>call:get{place:{name:<|"|>x<|"|>},tags:[<|"|>a<|"|>,'
+        '<|"|>b<|"|>]}<tool_call|>',
+    ),
+    (
+        "channels",
+        None,
+        "<|channel|>analysis<|message|>In Paris.<|end|><|start|>assistant<|channel|>commentary "
+        'to=functions.get_weather <|constrain|>json<|message|>{"city":"Paris","unit":"celsius"}',
+    ),
+]
+"""Calls in the layout that their publishers print or that their templates write."""
+
+
+@pytest.mark.parametrize(("variant", "thoughts", "reply"), PUBLISHED, ids=lambda each: str(each)[:24])
+@pytest.mark.parametrize("has_tokens", [True, False], ids=["tokens", "spelled"])
+def test_what_a_grammar_allows_is_what_the_model_was_trained_to_write(
+    variant: str, thoughts: Any, reply: str, has_tokens: bool
+) -> None:
+    """By each of the masks on the way, where a call has to be and where one may."""
+    if variant == "channels" and not has_tokens:
+        pytest.skip("what is in channels has tokens for them")
+    form = form_of(variant, thoughts)
+    model = Model(variant, form, has_tokens=has_tokens)
+    for is_required in (True, False):
+        wanted = Wanted(tools=TOOLS, is_required=is_required)
+        grammar = model.grammar(bound_reply(form, wanted, model.tokens, model.template, may_think=True))
+        masks = GrammarMasks(grammar, model.vocabulary)
+        answer: list[int] = []
+        for piece in re.split(f"({'|'.join(map(re.escape, model.tokens)) or '(?!)'})", reply):
+            for token in (
+                [model.tokens[piece]] if piece in model.tokens else [1 + byte for byte in piece.encode()]
+            ):
+                assert masks.allowed(answer)[token], model.text([*answer, token])
+                answer.append(token)
+        assert masks.is_whole(answer)
+        parts = model.read(form, answer, 7)
+        assert check_calls(parts, SCHEMAS) == len(re.findall("get_weather|get-time|get[({]place", reply))

@@ -22,7 +22,7 @@ from flowspec.model.reply.form import ReplyForm
 from flowspec.model.reply.parts import Tool
 
 _SPACE = r"/[ \n]{0,4}/"
-"""Between thoughts and what follows them, if that is no text."""
+"""Before thoughts (GLM), and between them and what follows, if that is no text."""
 _NO_OBJECT = r"/[\s\x1c-\x1f]*([^\s\x1c-\x1f{](?s:.*))?/"
 
 
@@ -66,7 +66,7 @@ def _thoughts(rules: Rules, form: ReplyForm, *, may_think: bool, space: str) -> 
     if thoughts is None or not (form.is_thinking or may_think):
         return ""
     rest = f"{rules.text_up_to(thoughts.end, [thoughts.end])} {space}".rstrip()
-    return rest if form.is_thinking else f"({rules.spelled(thoughts.begin)} {rest})?"
+    return rest if form.is_thinking else f"({rules.behind(_SPACE, thoughts.begin)} {rest})?"
 
 
 def _behind_thoughts(rules: Rules, form: ReplyForm, wanted: Wanted, known: Collection[str]) -> str:

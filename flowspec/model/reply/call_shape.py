@@ -21,6 +21,8 @@ _DESCRIBING = frozenset(
 )
 _OF_OBJECTS = _DESCRIBING | {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
 _OF_TEXTS = _DESCRIBING | {"type", "enum", "const", "minLength", "maxLength", "anyOf", "oneOf"}
+_DEPTH_MAX = 8
+"""So far lists and objects within others are written in a format of their own."""
 _ANY_OTHER = ("additionalProperties", "patternProperties", "$ref", "allOf", "anyOf", "oneOf", "if")
 """What says which properties there may be beside those of `properties`."""
 
@@ -69,12 +71,15 @@ class Rules:
     def text_up_to(self, end: str, without: Iterable[str], **bounds: Any) -> str:
         """Any text that has none of these in it, and `end` behind it, which is one of them or begins with
         one; the `bounds` are those of `text`."""
-        if self._cut.match(end):
-            return f"{self.text(without, **bounds)} {self.spelled(end)}"
-        found = self._cut.search(end)
-        at = len(end) if found is None else found.start()
-        head = self._terminal(f"{self.text(without, **bounds)} {quoted(end[:at])}")
-        return f"{head} {self.spelled(end[at:])}".rstrip()
+        return self.behind(self.text(without, **bounds), end)
+
+    def behind(self, before: str, text: str) -> str:
+        """A text behind what a terminal or an expression matches, as one terminal up to the first special
+        token: where the library cuts texts into terminals it takes the longest ones, whatever follows."""
+        found = self._cut.search(text)
+        at = len(text) if found is None else found.start()
+        head = self._terminal(f"{before} {quoted(text[:at])}") if at else before
+        return f"{head} {self.spelled(text[at:])}".rstrip()
 
     def text(
         self, without: Iterable[str], *, least: int = 0, most: int | None = None, first: str = ""
@@ -169,38 +174,85 @@ def json_arguments(rules: Rules, tool: Tool) -> str:
 
 
 def python_arguments(rules: Rules, tool: Tool) -> str:
-    """`city="Tokyo", days=3`; what JSON writes is read there, too."""
-    return _listed(
-        rules,
-        [(f"{_word(key)}=", _json(rules, tool, schema), needed) for key, schema, needed in _fields(tool)],
-        ", ",
-    )
+    """`city="Tokyo", days=3`: values as JSON writes them, which is read there, too, or by Python's names."""
+
+    def value(schema: Any) -> str:
+        kinds, ways = types_of(schema), [_json(rules, tool, schema)]
+        if isinstance(schema, Mapping) and not {"enum", "const"} & set(schema):
+            ways += ['"True"', '"False"'] if "boolean" in kinds else []
+            ways += ['"None"'] if "null" in kinds else []
+        return rules.one_of(ways) if len(ways) > 1 else ways[0]
+
+    each = _fields(parameters_of(tool))
+    return _listed(rules, [(f"{_word(key)}=", value(schema), needed) for key, schema, needed in each], ", ")
 
 
 def gemma_arguments(rules: Rules, tool: Tool) -> str:
-    """`city:<|"|>Tokyo<|"|>,days:3`; lists and objects as JSON."""
+    """`city:<|"|>Tokyo<|"|>,days:3`, and lists and objects in the same way, where the schema says what is in
+    them; else as JSON, which is read there, too."""
+    each = _fields(parameters_of(tool))
+    listed = [(f"{_word(key)}:", _gemma_value(rules, tool, schema), needed) for key, schema, needed in each]
+    return _listed(rules, listed, ",")
 
-    def value(schema: Any) -> str:
-        kinds = types_of(schema)
-        if "string" not in kinds or kinds - {"string", "null"} or not isinstance(schema, Mapping):
-            return _json(rules, tool, schema)
-        try:
-            texts = _texts(schema)
-        except InputError:
-            return _json(rules, tool, schema)
-        ways = []
-        for each in texts:
-            if isinstance(each, str):
-                ways.append(rules.spelled(f"{GEMMA_QUOTE}{_without(each, GEMMA_QUOTE)}{GEMMA_QUOTE}"))
-            else:
-                least, most = each
-                body = rules.text_up_to(GEMMA_QUOTE, [GEMMA_QUOTE], least=least, most=most)
-                ways.append(f"{rules.spelled(GEMMA_QUOTE)} {body}")
-        return rules.one_of([*ways, *(['"null"'] if "null" in kinds else [])])
 
-    return _listed(
-        rules, [(f"{_word(key)}:", value(schema), needed) for key, schema, needed in _fields(tool)], ","
-    )
+def _gemma_value(rules: Rules, tool: Tool, schema: Any, depth: int = 0) -> str:
+    found = _resolved(tool, schema)
+    kinds, said = types_of(found), set(found) - _DESCRIBING
+
+    def inner(schema: Any) -> str:
+        return _gemma_value(rules, tool, schema, depth + 1)
+
+    try:
+        if depth > _DEPTH_MAX:
+            pass
+        elif said == {"anyOf"}:
+            return rules.one_of([inner(each) for each in found["anyOf"]])
+        elif "string" in kinds and kinds <= {"string", "null"}:
+            ways = [_gemma_text(rules, each) for each in _texts(found)]
+            return rules.one_of([*ways, *(['"null"'] if "null" in kinds else [])])
+        elif kinds == {"array"} and {"items"} <= said <= {"type", "items", "minItems", "maxItems"}:
+            return rules.rule(
+                _gemma_list(inner(found["items"]), found.get("minItems", 0), found.get("maxItems"))
+            )
+        elif kinds == {"object"} and found.get("properties") and not found.get("additionalProperties"):
+            each = [(f"{_word(key)}:", inner(value), needed) for key, value, needed in _fields(found)]
+            return rules.rule(f'"{{" {_listed(rules, each, ",")} "}}"')
+    except InputError:
+        pass
+    return _json(rules, tool, schema)
+
+
+def _gemma_text(rules: Rules, text: str | tuple[int, int | None]) -> str:
+    if isinstance(text, str):
+        return rules.spelled(f"{GEMMA_QUOTE}{_without(text, GEMMA_QUOTE)}{GEMMA_QUOTE}")
+    least, most = text
+    body = rules.text_up_to(GEMMA_QUOTE, [GEMMA_QUOTE], least=least, most=most)
+    return f"{rules.spelled(GEMMA_QUOTE)} {body}"
+
+
+def _gemma_list(item: str, least: Any, most: Any) -> str:
+    """So many of an item; raises `InputError`."""
+    if type(least) is not int or least < 0 or (most is not None and (type(most) is not int or most < 1)):
+        raise InputError(f"expected numbers of items, got {least!r:.40} and {most!r:.40}")
+    if most is not None and most < least:
+        raise InputError("expected what some list satisfies, got what none does")
+    more = f'("," {item}){{{max(0, least - 1)},{"" if most is None else most - 1}}}'
+    return f'"[" {item} {more} "]"' if least else f'"[" ({item} {more})? "]"'
+
+
+def _resolved(tool: Tool, schema: Any) -> Mapping[str, Any]:
+    """What a schema refers to, if it says nothing else."""
+    if not isinstance(schema, Mapping):
+        return {}
+    name = str(schema.get("$ref", "")).removeprefix("#/$defs/")
+    named = tool.parameters.get("$defs")
+    if (
+        set(schema) - _DESCRIBING == {"$ref"}
+        and isinstance(named, Mapping)
+        and isinstance(named.get(name), Mapping)
+    ):
+        return dict(named[name])
+    return schema
 
 
 def tagged_arguments(before: str, between: tuple[Piece, ...], close: str, after: Piece) -> Arguments:
@@ -209,7 +261,7 @@ def tagged_arguments(before: str, between: tuple[Piece, ...], close: str, after:
 
     def found(rules: Rules, tool: Tool) -> str:
         each = []
-        for key, schema, needed in _fields(tool):
+        for key, schema, needed in _fields(parameters_of(tool)):
             if not key or key != key.strip() or any(sign in key for sign in "<>\n"):
                 raise InputError(f"expected names without <, > and white space around them, got {key!r:.80}")
             value = _tagged_value(rules, tool, schema, close)
@@ -234,14 +286,13 @@ def _tagged_value(rules: Rules, tool: Tool, schema: Any, close: str) -> str:
     return rules.one_of(ways)
 
 
-def _fields(tool: Tool) -> Iterator[tuple[str, Any, bool]]:
-    """Names, schemas, and whether they are needed, for formats in which arguments are no object."""
-    schema = parameters_of(tool)
+def _fields(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any, bool]]:
+    """Names, schemas, and whether they are needed, of an object that is not written as JSON."""
     for name in schema:
         if name not in _OF_OBJECTS:
             raise InputError(f"of all arguments together, {name!r:.40} is not obeyed in this model's format")
-    if schema["type"] != "object":
-        raise InputError(f"type: expected object, got {schema['type']!r:.40}")
+    if schema.get("type") != "object":
+        raise InputError(f"type: expected object, got {schema.get('type')!r:.40}")
     fields, needed = schema.get("properties", {}), schema.get("required", [])
     if not isinstance(fields, Mapping) or not isinstance(needed, list):
         raise InputError("expected properties to be an object, and required a list")
