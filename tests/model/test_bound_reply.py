@@ -411,19 +411,49 @@ def test_texts_and_numbers_of_every_kind_of_schema(variant: str) -> None:
         assert check_calls(parts, {"f": parameters}) == 1
 
 
-def test_tools_of_which_the_grammar_is_too_large_are_refused() -> None:
-    tools = tuple(
-        Tool(
-            name=f"f{place}",
-            parameters={"type": "object", "properties": {"a": {"enum": [f"{place}" + "x" * 900]}}},
+def test_tools_of_which_the_schemas_are_too_large_are_refused() -> None:
+    """Words that only describe do not count, but a property may have the name of one."""
+
+    def asked(count: int, words: int) -> BoundReply:
+        kind = {"enum": ["x" * 900], "description": "d" * words, "examples": [{"description": 1}]}
+        tools = tuple(
+            Tool(
+                name=f"f{place}",
+                parameters={"type": "object", "properties": {"description": kind, f"{place}": kind}},
+            )
+            for place in range(count)
         )
-        for place in range(90)
-    )
-    found = bound_reply(form_of("Hermes"), Wanted(tools=tools), {}, "<tool_call>", may_think=False)
-    with pytest.raises(InputError, match="reply: expected at most 65536 bytes, got"):
-        check_grammar("reply", found.text, len(found.marks))
-    found = bound_reply(form_of("Hermes"), Wanted(tools=tools[:50]), {}, "<tool_call>", may_think=False)
+        return bound_reply(form_of("Hermes"), Wanted(tools=tools), {}, "<tool_call>", may_think=False)
+
+    with pytest.raises(InputError, match="the parameters of all tools: expected at most 65536 bytes, got"):
+        asked(90, 0)
+    found = asked(25, 9000)
     check_grammar("reply", found.text, len(found.marks))
+    assert "ddd" not in found.text
+    assert '"description":{"enum"' in found.text
+    assert len(found.text) < 65_536
+
+
+@pytest.mark.parametrize("variant", ["Hermes", "XML", "gemma", "python list"])
+@pytest.mark.parametrize("word", ["items", "anyOf", "properties"])
+def test_schemas_within_schemas_are_bound_or_refused_by_name(variant: str, word: str) -> None:
+    for depth in (5, 60, 300, 900):
+        inner: Any = {"type": "string"}
+        for _ in range(depth):
+            inner = (
+                {"items": inner, "type": "array"}
+                if word == "items"
+                else {word: [inner] if word == "anyOf" else {"a": inner}}
+            )
+        tool = Tool(name="deep", parameters={"type": "object", "properties": {"a": inner}})
+        refused = ""
+        try:
+            found = bound_reply(form_of(variant), Wanted(tools=(tool,)), {}, "<tool_call>", may_think=False)
+            check_grammar("reply", found.text, len(found.marks))
+        except InputError as error:
+            refused = str(error)
+        assert depth > 5 or not refused
+        assert not refused or re.fullmatch("the parameters of 'deep' cannot be obeyed: .+", refused)
 
 
 PUBLISHED: list[tuple[str, Any, str]] = [

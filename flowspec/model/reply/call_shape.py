@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from flowspec.core.protocol import limits
 from flowspec.errors import InputError
 from flowspec.model.grammar import check_grammar, json_rule, schema_text
 from flowspec.model.reply.block_calls import types_of
@@ -16,8 +17,12 @@ from flowspec.model.reply.parts import Tool
 
 _SIGN = re.compile(r"[^\w<>]")
 _ANY = "/(?s:.*)/"
-_DESCRIBING = frozenset(
-    ("title", "description", "default", "examples", "deprecated", "$comment", "$schema", "$id")
+_WORDS = frozenset(("title", "description", "default", "examples", "deprecated", "$comment"))
+_DESCRIBING = _WORDS | {"$schema", "$id"}
+_NAMED_SCHEMAS = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
+_LISTED_SCHEMAS = frozenset(("anyOf", "oneOf", "allOf", "prefixItems"))
+_INNER_SCHEMAS = frozenset(
+    ("items", "additionalProperties", "unevaluatedProperties", "contains", "propertyNames")
 )
 _OF_OBJECTS = _DESCRIBING | {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
 _OF_TEXTS = _DESCRIBING | {"type", "enum", "const", "minLength", "maxLength", "anyOf", "oneOf"}
@@ -156,17 +161,49 @@ def arguments_of(rules: Rules, tool: Tool, written: Arguments) -> str:
     try:
         check_grammar("json_schema", schema_text(parameters_of(tool)))
         return written(rules, tool)
-    except InputError as error:
+    except (InputError, RecursionError) as error:
         raise InputError(f"the parameters of {tool.name!r} cannot be obeyed: {error}") from None
 
 
 def parameters_of(tool: Tool) -> dict[str, Any]:
     """The schema of a tool's arguments: an object of what it declares, and of nothing else unless it says
-    so."""
-    found = {"type": "object", **tool.parameters}
+    so. Raises `InputError` for one of too many schemas in schemas."""
+    try:
+        found = {"type": "object", **_undescribed(tool.parameters)}
+    except RecursionError:
+        raise InputError(
+            f"the parameters of {tool.name!r} cannot be obeyed: expected fewer schemas in schemas"
+        ) from None
     if "properties" in found and not any(each in found for each in _ANY_OTHER):
         found["additionalProperties"] = False
     return found
+
+
+def _undescribed(schema: Any) -> Any:
+    """Without the words that only describe, which are most of many a tool's schema."""
+    if not isinstance(schema, Mapping):
+        return schema
+    found: dict[str, Any] = {}
+    for word, said in schema.items():
+        if word in _WORDS:
+            continue
+        if word in _NAMED_SCHEMAS and isinstance(said, Mapping):
+            found[word] = {name: _undescribed(each) for name, each in said.items()}
+        elif word in _LISTED_SCHEMAS and isinstance(said, list):
+            found[word] = [_undescribed(each) for each in said]
+        else:
+            found[word] = _undescribed(said) if word in _INNER_SCHEMAS else said
+    return found
+
+
+def check_size(tools: Sequence[Tool]) -> None:
+    """Raises `InputError` for tools whose schemas make a grammar that is too large, before any of them is
+    looked into."""
+    size = sum(len(schema_text(parameters_of(tool)).encode("utf-8", "surrogatepass")) for tool in tools)
+    if size > limits.GRAMMAR_BYTES_MAX:
+        raise InputError(
+            f"the parameters of all tools: expected at most {limits.GRAMMAR_BYTES_MAX} bytes, got {size}"
+        )
 
 
 def json_arguments(rules: Rules, tool: Tool) -> str:
@@ -176,31 +213,34 @@ def json_arguments(rules: Rules, tool: Tool) -> str:
 def python_arguments(rules: Rules, tool: Tool) -> str:
     """`city="Tokyo", days=3`: values as JSON writes them, which is read there, too, or by Python's names."""
 
+    root = parameters_of(tool)
+
     def value(schema: Any) -> str:
-        kinds, ways = types_of(schema), [_json(rules, tool, schema)]
+        kinds, ways = types_of(schema), [_json(rules, root, schema)]
         if isinstance(schema, Mapping) and not {"enum", "const"} & set(schema):
             ways += ['"True"', '"False"'] if "boolean" in kinds else []
             ways += ['"None"'] if "null" in kinds else []
         return rules.one_of(ways) if len(ways) > 1 else ways[0]
 
-    each = _fields(parameters_of(tool))
+    each = _fields(root)
     return _listed(rules, [(f"{_word(key)}=", value(schema), needed) for key, schema, needed in each], ", ")
 
 
 def gemma_arguments(rules: Rules, tool: Tool) -> str:
     """`city:<|"|>Tokyo<|"|>,days:3`, and lists and objects in the same way, where the schema says what is in
     them; else as JSON, which is read there, too."""
-    each = _fields(parameters_of(tool))
-    listed = [(f"{_word(key)}:", _gemma_value(rules, tool, schema), needed) for key, schema, needed in each]
+    root = parameters_of(tool)
+    each = _fields(root)
+    listed = [(f"{_word(key)}:", _gemma_value(rules, root, schema), needed) for key, schema, needed in each]
     return _listed(rules, listed, ",")
 
 
-def _gemma_value(rules: Rules, tool: Tool, schema: Any, depth: int = 0) -> str:
-    found = _resolved(tool, schema)
+def _gemma_value(rules: Rules, root: Mapping[str, Any], schema: Any, depth: int = 0) -> str:
+    found = _resolved(root, schema)
     kinds, said = types_of(found), set(found) - _DESCRIBING
 
     def inner(schema: Any) -> str:
-        return _gemma_value(rules, tool, schema, depth + 1)
+        return _gemma_value(rules, root, schema, depth + 1)
 
     try:
         if depth > _DEPTH_MAX:
@@ -219,7 +259,7 @@ def _gemma_value(rules: Rules, tool: Tool, schema: Any, depth: int = 0) -> str:
             return rules.rule(f'"{{" {_listed(rules, each, ",")} "}}"')
     except InputError:
         pass
-    return _json(rules, tool, schema)
+    return _json(rules, root, schema)
 
 
 def _gemma_text(rules: Rules, text: str | tuple[int, int | None]) -> str:
@@ -240,12 +280,12 @@ def _gemma_list(item: str, least: Any, most: Any) -> str:
     return f'"[" {item} {more} "]"' if least else f'"[" ({item} {more})? "]"'
 
 
-def _resolved(tool: Tool, schema: Any) -> Mapping[str, Any]:
+def _resolved(root: Mapping[str, Any], schema: Any) -> Mapping[str, Any]:
     """What a schema refers to, if it says nothing else."""
     if not isinstance(schema, Mapping):
         return {}
     name = str(schema.get("$ref", "")).removeprefix("#/$defs/")
-    named = tool.parameters.get("$defs")
+    named = root.get("$defs")
     if (
         set(schema) - _DESCRIBING == {"$ref"}
         and isinstance(named, Mapping)
@@ -260,11 +300,11 @@ def tagged_arguments(before: str, between: tuple[Piece, ...], close: str, after:
     the tag in `close`, and anything else as JSON."""
 
     def found(rules: Rules, tool: Tool) -> str:
-        each = []
-        for key, schema, needed in _fields(parameters_of(tool)):
+        root, each = parameters_of(tool), []
+        for key, schema, needed in _fields(root):
             if not key or key != key.strip() or any(sign in key for sign in "<>\n"):
                 raise InputError(f"expected names without <, > and white space around them, got {key!r:.80}")
-            value = _tagged_value(rules, tool, schema, close)
+            value = _tagged_value(rules, root, schema, close)
             written = f"{rules.spelled(before + key, *between)} {value} {rules.spelled(after)}".rstrip()
             each.append(written if needed else f"({written})?")
         return " ".join(each)
@@ -272,10 +312,10 @@ def tagged_arguments(before: str, between: tuple[Piece, ...], close: str, after:
     return found
 
 
-def _tagged_value(rules: Rules, tool: Tool, schema: Any, close: str) -> str:
+def _tagged_value(rules: Rules, root: Mapping[str, Any], schema: Any, close: str) -> str:
     kinds = types_of(schema)
     if "string" not in kinds:
-        return f"{_json(rules, tool, schema)} {rules.spelled(close)}"
+        return f"{_json(rules, root, schema)} {rules.spelled(close)}"
     tag, ways = close.strip(), []
     for each in (*_texts(schema), *(["null"] if "null" in kinds else [])):
         if isinstance(each, str):
@@ -339,13 +379,13 @@ def _texts(schema: Mapping[str, Any]) -> list[str | tuple[int, int | None]]:
     return [*fitting]
 
 
-def _json(rules: Rules, tool: Tool, schema: Any) -> str:
-    """A value of a schema within that of a tool's parameters."""
+def _json(rules: Rules, root: Mapping[str, Any], schema: Any) -> str:
+    """A value of a schema within that of a tool's parameters, the `root`."""
     if schema is True:
         schema = {}
     if not isinstance(schema, Mapping):
         raise InputError(f"expected a JSON schema, got {schema!r:.80}")
-    named = {name: tool.parameters[name] for name in ("$defs", "definitions") if name in tool.parameters}
+    named: dict[str, Any] = {name: root[name] for name in ("$defs", "definitions") if name in root}
     return rules.rule(json_rule({**named, **schema}))
 
 
