@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Commit, Expand, Proposed, Release, Segment, SegmentPart
 from flowspec.core.stage.drafter import DrafterCore
 from flowspec.errors import PeerError
+from tests.core.stages import opening
 
 
 def job(number: int, *requests: int, releases: tuple[int, ...] = ()) -> Expand:
@@ -49,6 +52,15 @@ def test_a_second_job_must_wait_for_the_first_ones_answer() -> None:
     core.handle(job(0, 1), 0.0)
     with pytest.raises(PeerError, match="job 1 came while job 0 runs"):
         core.handle(job(1, 1), 0.0)
+
+
+def test_a_drafter_copies_nothing() -> None:
+    core, sent = DrafterCore(), job(0, 1)
+    copying = opening(keep=1, source=2)
+    parts = tuple(replace(part, opening=copying) for part in sent.segment.parts)
+    with pytest.raises(PeerError, match="request 1 begins with a copy"):
+        core.handle(replace(sent, segment=replace(sent.segment, parts=parts)), 0.0)
+    core.handle(sent, 0.0)
 
 
 def test_requests_are_bounded() -> None:

@@ -48,6 +48,9 @@ class DrafterCore:
         if isinstance(event, Expand):
             if self._job is not None:
                 raise PeerError(f"job {event.segment.segment} came while job {self._job} runs")
+            openings = [part.opening for part in event.segment.parts if part.opening is not None]
+            if copying := [opening.request for opening in openings if opening.source >= 0]:
+                raise PeerError(f"request {copying[0]} begins with a copy, but a drafter reads what it needs")
             self._job, self._started_s = event.segment.segment, now_s
             self._open.difference_update(release.request for release in event.segment.releases)
             self._open.update(part.commit.request for part in event.segment.parts)
