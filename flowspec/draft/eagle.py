@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from flowspec.core.head.events import CopyFeatures
 from flowspec.core.protocol.messages import Open, SegmentPart
 from flowspec.core.stage.events import ClearSlots, JobPart, RunLayers
 from flowspec.draft.cached import Row
@@ -73,6 +74,13 @@ class _Request(ChainRequest):
 
 class EagleDrafter(ChainDrafter[CachedHead, _Request, _Entry]):
     """A `Drafter`; see the module."""
+
+    def copy_features(self, message: CopyFeatures) -> None:
+        """The rows that were copied are run here all the same, with the same features."""
+        own, others = self._truths.setdefault(message.request, {}), self._truths.get(message.source, {})
+        for node, other in zip(message.nodes, message.source_nodes, strict=True):
+            if other in others:
+                own[node] = others[other]
 
     def new_request(self, opening: Open) -> _Request:
         return _Request(opening, opening.root)

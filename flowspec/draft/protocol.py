@@ -4,8 +4,9 @@ another."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from flowspec.core.head.events import CopyFeatures
 from flowspec.core.protocol.messages import Proposal, Release, Segment
 
 if TYPE_CHECKING:
@@ -50,3 +51,11 @@ class Drafter(Protocol):
         """Features `[len(ids), hidden * len(captures)]` of nodes that are now committed; only for those that
         want any."""
         ...
+
+
+@runtime_checkable
+class CopiesFeatures(Protocol):
+    """A drafter that keeps all features which it was given, and so can take those of one node for
+    another's."""
+
+    def copy_features(self, message: CopyFeatures) -> None: ...

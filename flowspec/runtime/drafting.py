@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flowspec.core.head.events import Draft, Drafted, SendToDrafter
+from flowspec.core.head.events import CopyFeatures, Draft, Drafted, SendToDrafter
 from flowspec.core.protocol.messages import VerifiedPart
 from flowspec.draft.kinds import FALLBACK
-from flowspec.draft.protocol import Drafter
+from flowspec.draft.protocol import CopiesFeatures, Drafter
 from flowspec.errors import ClusterError, FlowSpecError
 from flowspec.model.device_errors import is_out_of_memory
 from flowspec.plan.timing import Curve
@@ -116,8 +116,12 @@ class DraftThread:
                 )
             )
         elif isinstance(work, SendToDrafter):
-            self.drafter.release(work.message)
-            give_back()
+            if isinstance(work.message, CopyFeatures):
+                assert isinstance(self.drafter, CopiesFeatures), "its traits say that it copies none"
+                self.drafter.copy_features(work.message)
+            else:
+                self.drafter.release(work.message)
+                give_back()
         else:
             features = to_torch(work.tensor, tuple(range(work.tensor.rows)))  # [rows, hidden * captures]
             first = 0

@@ -54,7 +54,7 @@ from flowspec.core.methods.base import Method
 from flowspec.core.protocol.messages import Hop
 from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.draft.guide import certain_of
-from flowspec.draft.protocol import Drafter
+from flowspec.draft.protocol import CopiesFeatures, Drafter
 from flowspec.draft.text import TextDrafter
 from flowspec.errors import BrokenError, ClusterError, FlowSpecError, InputError, PeerError
 from flowspec.extras import how_to_get
@@ -95,6 +95,7 @@ def traits_of(drafter: Drafter | PlacedDrafter, level: int) -> DrafterTraits:
         level=level,
         cache_slots=drafter.cache_slots,
         looks_up=isinstance(drafter, TextDrafter),
+        copies_features=isinstance(drafter, CopiesFeatures),
     )
 
 

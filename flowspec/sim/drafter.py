@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from flowspec.core.head.events import CopyFeatures
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Commit, Open, Proposal, Release, Segment, SegmentPart
 from flowspec.core.stage.path import living_below, newly_committed
@@ -107,6 +108,13 @@ class FakeDrafter:
         )
         if epoch > self._released.get(request, -1):
             self._featured.setdefault(request, set()).update(ids)
+
+    def copy_features(self, message: CopyFeatures) -> None:
+        """Notes whose features are those of other nodes, which must have come."""
+        assert self.captures, "features for a drafter that wants none"
+        missing = set(message.source_nodes) - self._featured.get(message.source, set())
+        assert not missing, f"nodes {sorted(missing)} of request {message.source} came without their features"
+        self._featured.setdefault(message.request, set()).update(message.nodes)
 
     # -------------------------------------------------------------------------------------------- its view
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from flowspec.core.head.events import Draft, Drafted, SendToDrafter
 from flowspec.core.protocol.messages import Release, Segment
-from flowspec.draft.protocol import Drafter
+from flowspec.draft.protocol import CopiesFeatures, Drafter
 from flowspec.plan.timing import Curve, LinkSpec
 from flowspec.sim.clock import Clock
 from flowspec.sim.link import Frames, OneWayLink, SimulatedLink
@@ -83,7 +83,9 @@ class DrafterDevice:
             self._take(command)
         else:
             self._sent.append(command)
-            self.out.send(command.segment if isinstance(command, Draft) else command.message)
+            message = command.segment if isinstance(command, Draft) else command.message
+            assert isinstance(message, Segment | Release), "who wants features is at the head"
+            self.out.send(message)
 
     def lose(self, drafter: int) -> None:
         """A drafter is gone: what it was at is not told, and what is asked of it from now on is not heard."""
@@ -103,7 +105,11 @@ class DrafterDevice:
             return
         drafter = self._drafters[command.drafter]
         if isinstance(command, SendToDrafter):
-            drafter.release(command.message)
+            if isinstance(command.message, Release):
+                drafter.release(command.message)
+            else:
+                assert isinstance(drafter, CopiesFeatures), "its traits say that it copies none"
+                drafter.copy_features(command.message)
             return
         started_s = max(self._free_s, self._clock.now_s)
         proposals = drafter.draft(command.segment, command.width)

@@ -16,7 +16,7 @@ from flowspec.core.head.sharing import BLOCK
 from flowspec.core.methods import WITHOUT_GUESSES, make_method
 from flowspec.core.methods.base import Method
 from flowspec.core.protocol.sliding_window import SlidingWindow
-from flowspec.draft.protocol import Drafter
+from flowspec.draft.protocol import CopiesFeatures, Drafter
 from flowspec.draft.text import TextDrafter
 from flowspec.plan.placement import ClusterPlan, StagePlan
 from flowspec.plan.timing import DIRECT, INSTANT, Curve, LinkSpec, slowest
@@ -93,6 +93,7 @@ class Experiment:
                 needs_features=bool(drafter.captures),
                 level=level,
                 looks_up=isinstance(drafter, TextDrafter),
+                copies_features=isinstance(drafter, CopiesFeatures),
             )
             for drafter, level in zip(drafters, self.levels or (0,) * len(drafters), strict=True)
         ]

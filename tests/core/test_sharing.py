@@ -30,10 +30,13 @@ from flowspec.core.methods import make_method
 from flowspec.core.protocol.messages import Open, Release, Segment
 from flowspec.core.stage.events import RunLayers
 from flowspec.core.stage.slots import CacheRoom
+from flowspec.sim.device import DeviceSpec
+from flowspec.sim.drafter import FakeDrafter
+from flowspec.sim.experiment import Experiment
 from flowspec.sim.fake_layers import FakeLayers
 from flowspec.sim.language import HashLanguage
 from flowspec.wire.codec import Tensor
-from tests.pipeline import Pipeline, ask
+from tests.pipeline import Pipeline, ask, validate_at_rest
 from tests.plain import plain_answer
 
 LANGUAGE = HashLanguage(60, seed=3)
@@ -261,6 +264,25 @@ def test_nothing_is_shared_beside_a_drafter_that_wants_features_of_all_rows() ->
     for request in (1, 2):
         head.handle(ask(request, [*SYSTEM, request], 5), 0.0)
     assert all(each.awaits is None for each in head.requests())
+
+
+def test_a_drafter_that_copies_features_gets_those_of_what_is_copied() -> None:
+    language = LANGUAGE
+    experiment = Experiment(devices=(DeviceSpec(),) * 3, method="continuous", context=CONTEXT)
+    drafter = FakeDrafter(language, 0.9, seed=1, context=CONTEXT, captures=(1,))
+    world = experiment.build(language, [drafter])
+    for request in (1, 2, 3):
+        world.at(float(request > 2), ask(request, [*SYSTEM, request], 20))
+    world.run()
+    validate_at_rest(world)
+    for request in (1, 2, 3):
+        (answer,) = world.answers[request]
+        expected, _ = plain_answer(
+            language, (*SYSTEM, request), answer.submit.sampling, new_tokens_max=20, context=CONTEXT
+        )
+        assert answer.tokens == expected
+        assert answer.end is not None
+        assert (answer.end.reused, answer.end.statistics.nodes_drafted > 10) == (SHARED * (request > 1), True)
 
 
 def test_what_the_next_answer_copies_from_is_given_up_last() -> None:

@@ -53,6 +53,20 @@ def test_what_is_shared_is_computed_once_and_changes_no_answer(dtype: str, cache
         assert answer.token_ids == tuple(token for token in expected if token not in stop_ids)
 
 
+def test_a_head_that_reads_features_guesses_behind_what_was_copied() -> None:
+    """It gets those of the rows that were not run again from whom they were copied."""
+    with LLM(local=2, dtype="float32", context=400, drafter="eagle") as llm:
+        prompts = [[*SYSTEM, 500 + client, *range(600, 640)] for client in range(3)]
+        answers = [llm.generate(prompt, max_new_tokens=NEW_TOKENS, temperature=0) for prompt in prompts]
+        stop_ids = llm.recommended.stop_ids
+    assert [answer.reused_tokens for answer in answers] == [0, 3 * BLOCK, 3 * BLOCK]
+    assert all(answer.statistics["nodes_drafted"] >= NEW_TOKENS // 2 for answer in answers)
+    alone = StepByStep.load(ModelFiles(BUNDLED), "float32")
+    for prompt, answer in zip(prompts, answers, strict=True):
+        expected = alone.generate(tuple(prompt), Sampling(), NEW_TOKENS, stop_ids)
+        assert answer.token_ids == tuple(token for token in expected if token not in stop_ids)
+
+
 def test_nothing_is_shared_where_that_is_switched_off() -> None:
     with LLM(local=1, context=400, enable_prefix_caching=False) as llm:
         prompts = [[*SYSTEM, 500 + client, *range(600, 800)] for client in range(2)]

@@ -12,8 +12,9 @@ class DrafterTraits:
     """What the head must know of a model beside the target.
 
     The positions it can handle, whether it wants features of verified nodes, its level (0 for a drafter,
-    higher for an intermediate), how many cache slots it has memory for, of all conversations together, and
-    whether it looks up texts, which takes next to no time.
+    higher for an intermediate), how many cache slots it has memory for, of all conversations together,
+    whether it looks up texts, which takes next to no time, and whether it `copies_features`, if it wants any
+    (`CopyFeatures`).
     """
 
     context: int
@@ -21,3 +22,4 @@ class DrafterTraits:
     level: int = 0
     cache_slots: int = limits.ID_MAX
     looks_up: bool = False
+    copies_features: bool = False

@@ -14,6 +14,7 @@ from flowspec.core.head.drafter_jobs import draft_part
 from flowspec.core.head.drafter_state import DrafterState
 from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.events import (
+    CopyFeatures,
     Draft,
     Drafted,
     HeadCommand,
@@ -74,6 +75,18 @@ class Drafters:
         """The caches of a request may go."""
         there = (drafter for drafter in range(len(self.traits)) if drafter not in self._lost)
         commands.extend(SendToDrafter(drafter=drafter, message=release) for drafter in there)
+
+    def copy(self, request: Request, other: Request, count: int, commands: list[HeadCommand]) -> None:
+        """The stages copy the first `count` tokens of a request from another one: models that want features
+        of these get the other's."""
+        nodes, source_nodes = tuple(request.tree.path[:count]), tuple(other.tree.path[:count])
+        message = CopyFeatures(
+            request=request.number, nodes=nodes, source=other.number, source_nodes=source_nodes
+        )
+        for drafter, traits in enumerate(self.traits):
+            if traits.needs_features:
+                assert traits.copies_features, f"model {drafter} would lack features of what is copied"
+                commands.append(SendToDrafter(drafter=drafter, message=message))
 
     def lost(self, drafter: int, requests: Iterable[Request]) -> None:
         """A model is gone, and with it the job that it was at; one that wants features never is, for it is in

@@ -176,10 +176,22 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SendToDrafter:
-    """To a drafter, in order with its jobs."""
+class CopyFeatures:
+    """The target's features of `nodes` of a request are those of the `source_nodes` of another, which stand
+    behind the same text: rows that were copied do not come back with any."""
 
-    message: Release
+    request: int
+    nodes: tuple[int, ...]
+    source: int
+    source_nodes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendToDrafter:
+    """To a drafter, in order with its jobs; features are copied by those alone whose traits say so, which are
+    in the head's process."""
+
+    message: Release | CopyFeatures
     drafter: int = 0
 
 

@@ -127,7 +127,8 @@ class HeadCore:
         """`slot_s` is foretold of the stages (None: nothing is), and prompts are cut into chunks by it. The
         stages' layers with a sliding window hold what `sliding_window` says (None: all layers hold all).
         Prompts begin with what others have computed, in blocks of `prefix_block` tokens (0: never); but not
-        beside a drafter that wants features, which come only once, with the rows that are run."""
+        beside a drafter that wants features and copies none: they come only once, with the rows that are
+        run."""
         self.context = context
         self.sliding_window = sliding_window
         self.stage_count = stage_count
@@ -146,7 +147,8 @@ class HeadCore:
         self._requests: dict[int, Request] = {}
         self.flights = SegmentsInFlight(self._requests)
         self.admission = Admission(context, drafters, sliding_window)
-        self._prefix_block = 0 if any(each.needs_features for each in drafters) else prefix_block
+        lacking = any(each.needs_features and not each.copies_features for each in drafters)
+        self._prefix_block = 0 if lacking else prefix_block
         self._leaving: set[int] = set()
         self._turns: list[int] = []
         self._is_prompts_turn = True
@@ -649,7 +651,9 @@ class HeadCore:
                 self._tell_opening(prompt, commands)
             elif prompt.awaits.is_ready:
                 self.fired["copies"] += 1
-                sharing.copy(prompt, prompt.awaits, self._requests[prompt.awaits.number])
+                source, other = prompt.awaits, self._requests[prompt.awaits.number]
+                sharing.copy(prompt, source, other)
+                self.drafters.copy(prompt, other, source.count, commands)
         return prompt
 
     def _chunk_rows(self, prompt: Request) -> int:

@@ -109,6 +109,7 @@ class RemoteDrafterCore:
             self._job, self._sent_s = event.job, now_s
             return [Expand(segment=event.segment, width=event.width)]
         else:
+            assert isinstance(event.message, Release), "who wants features is in the head's process"
             return [event.message]
         return []
 

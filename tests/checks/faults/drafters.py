@@ -25,6 +25,7 @@ from flowspec.core.cluster.forming import (
 from flowspec.core.cluster.membership import Membership, MembershipTimeouts, SessionStarted
 from flowspec.core.driving import Driver
 from flowspec.core.head.events import (
+    CopyFeatures,
     Draft,
     Drafted,
     DrafterLost,
@@ -80,7 +81,10 @@ class LocalDrafters:
     def post(self, work: Draft | SendToDrafter) -> None:
         drafter = self._drafters[work.drafter]
         if isinstance(work, SendToDrafter):
-            drafter.release(work.message)
+            if isinstance(work.message, CopyFeatures):
+                drafter.copy_features(work.message)
+            else:
+                drafter.release(work.message)
             return
         started_s = self._process.now_s
         ended_s = started_s + self._drafting[work.drafter].seconds(work.segment.row_count, work.context)

@@ -116,6 +116,7 @@ class Play:
                 DrafterTraits(
                     context=each.context,
                     needs_features=bool(each.captures),
+                    copies_features=True,
                     cache_slots=each.cache_slots,
                     level=level,
                 )
