@@ -116,21 +116,17 @@ def draw(seed: int) -> Schedule:
 
 
 def _share(rng: random.Random, schedule: Schedule) -> None:
-    """Short blocks are shared; and some dialogues, or all of more of them, begin with the same text."""
+    """Short blocks are shared; and at times there are more dialogues, which begin as others do: what a seed
+    had stays as it was."""
     context, language = schedule.experiment.context, schedule.language
     schedule.experiment = replace(schedule.experiment, prefix_block=rng.choice([0, 1, 2, 5, 16]))
-    if rng.random() < 0.4:
-        return
-    text = [rng.randrange(language.vocabulary_size) for _ in range(rng.randint(1, context - 1))]
-    for _ in range(rng.choice([0, 1, 2, 5])):
-        schedule.dialogues.append(_dialogue(rng, len(schedule.dialogues), language, context))
-    for dialogue in schedule.dialogues:
-        if rng.random() < 0.8:
-            prompt = (*text[: rng.choice([len(text), rng.randint(1, len(text))])], *dialogue.first.prompt)
-            submit = replace(dialogue.first, prompt=prompt[: context - 1], answered=())
-            dialogue.first = replace(
-                submit, stop_rule=None if submit.stop_rule is None else StopAfter(rng.randint(1, 5))
-            )
+    for _ in range(rng.choice([0, 0, 1, 2, 5])):
+        dialogue = _dialogue(rng, len(schedule.dialogues), language, context)
+        text = rng.choice(schedule.dialogues).first.prompt
+        prompt = (*text[: rng.choice([len(text), rng.randint(1, len(text))])], *dialogue.first.prompt)
+        rule = None if dialogue.first.stop_rule is None else StopAfter(rng.randint(1, 5))
+        dialogue.first = replace(dialogue.first, prompt=prompt[: context - 1], stop_rule=rule)
+        schedule.dialogues.append(dialogue)
 
 
 def draw_window(rng: random.Random) -> SlidingWindow | None:

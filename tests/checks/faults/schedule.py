@@ -178,7 +178,6 @@ def draw(seed: int) -> Schedule:
         _dialogue(rng, request, language, context)
         for request in range(rng.choices([1, 2, 3], weights=[6, 3, 1])[0])
     )
-    dialogues = _sharing(random.Random(f"share {seed}"), dialogues, language, context)
     room = random.Random(f"room {seed}")
     heat = random.Random(f"heat {seed}")
     later = random.Random(f"later {seed}")
@@ -271,6 +270,7 @@ def draw(seed: int) -> Schedule:
         sliding_window=draw_window(random.Random(f"window {seed}")),
         prefix_block=random.Random(f"block {seed}").choice([0, 1, 2, 5, 16]),
     )
+    made = replace(made, dialogues=_sharing(random.Random(f"share {seed}"), dialogues, language, context))
     first = narrow.choice([1, 2] if narrows else [1, 2, None])
     if narrows:  # where four rows wait for each other a word takes nearly a second
         made = replace(made, membership_timeouts=replace(made.membership_timeouts, silent_s=SILENT_S))
@@ -282,21 +282,16 @@ def draw(seed: int) -> Schedule:
 def _sharing(
     rng: random.Random, dialogues: tuple[Dialogue, ...], language: HashLanguage, context: int
 ) -> tuple[Dialogue, ...]:
-    """The same, and more of them, of which most begin with one text."""
-    if rng.random() < 0.5:
-        return dialogues
-    text = [rng.randrange(language.vocabulary_size) for _ in range(rng.randint(1, context - 1))]
-    more = [
-        _dialogue(rng, len(dialogues) + number, language, context) for number in range(rng.choice([0, 1, 3]))
-    ]
-    found = []
-    for dialogue in (*dialogues, *more):
-        if rng.random() < 0.8:
-            prompt = (*text[: rng.choice([len(text), rng.randint(1, len(text))])], *dialogue.first.prompt)
-            first = replace(dialogue.first, prompt=prompt[: context - 1], answered=())
-            dialogue = replace(dialogue, first=first)
-        found.append(dialogue)
-    return tuple(found)
+    """The same, and at times more of them, which begin as others do: what a seed had stays as it was."""
+    more: list[Dialogue] = []
+    for _ in range(rng.choice([0, 0, 1, 3])):
+        dialogue = _dialogue(rng, len(dialogues) + len(more), language, context)
+        text = rng.choice([*dialogues, *more]).first.prompt
+        prompt = (*text[: rng.choice([len(text), rng.randint(1, len(text))])], *dialogue.first.prompt)
+        more.append(
+            replace(dialogue, first=replace(dialogue.first, prompt=prompt[: context - 1], answered=()))
+        )
+    return (*dialogues, *more)
 
 
 def _with_places(made: Schedule) -> Schedule:
