@@ -24,6 +24,7 @@ from typing import NoReturn
 import pytest
 from gguf import GGMLQuantizationType
 
+from flowspec.cli.console import STARTING
 from flowspec.cli.main import main
 from flowspec.errors import InputError
 from flowspec.model.files import bundled_folder
@@ -52,8 +53,9 @@ def refusal(*args: str | bytes, status: int = 2, stdin: bytes = b"", home: Path 
 
 
 def only_line(text: str, command: str) -> str:
-    """The one line that a command has told, without the usage and its own name before it."""
-    lines = text.splitlines()
+    """The one line that a command has told, without the usage and its own name before it, and that it has
+    begun, for what only the loaded model can tell."""
+    lines = [line for line in text.splitlines() if line != f"({STARTING})"]
     if lines and lines[0].startswith("usage: "):
         while lines[0].startswith(("usage: ", " ")):
             lines.pop(0)
