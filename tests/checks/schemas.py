@@ -36,6 +36,7 @@ from flowspec.core.head.head import HeadCore
 from flowspec.core.methods import METHODS, WITHOUT_GUESSES, make_method
 from flowspec.core.protocol.messages import Grammar, Sampling
 from flowspec.draft.cached import TreeCachedDrafter
+from flowspec.draft.guide import certain_of
 from flowspec.draft.kinds import FALLBACK, open_drafter
 from flowspec.draft.text import TextDrafter
 from flowspec.errors import InputError
@@ -172,7 +173,13 @@ class Rig:
                 DrafterTraits(context=each.context, looks_up=isinstance(each, TextDrafter))
                 for each in drafters
             ]
-            head = HeadCore(context=CONTEXT, stage_count=STAGES, method=make_method(method), drafters=traits)
+            head = HeadCore(
+                context=CONTEXT,
+                stage_count=STAGES,
+                method=make_method(method),
+                drafters=traits,
+                certain_of=certain_of(tokens),
+            )
             run = pipeline(slices, head, drafters)
             run.rng = random.Random(method)
             self._runs[f"{method} with {name}" if drafters else method] = run
