@@ -5,7 +5,6 @@ whatever is right in one is the grammar's doing."""
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +17,10 @@ from pydantic import BaseModel, ConfigDict, Field
 pytest.importorskip("llguidance")
 
 from flowspec.llm import LLM
-from flowspec.model.files import bundled_folder
 from tests.schemas import allows
 from tests.serve.scripted_model import GPT_OSS, QWEN3
 from tests.serve.servers import Running, running
+from tests.serve.templated_model import folder_of
 
 CODER = QWEN3.replace("return a json object within", "write <function=NAME><parameter=KEY> within")
 ASKED: list[dict[str, Any]] = [{"role": "user", "content": "What is 17 + 25?"}]
@@ -71,29 +70,6 @@ class Served:
             self.ask(**fields)
         assert "\n" not in refused.value.message
         return refused.value
-
-
-def folder_of(folder: Path, template: str, names: tuple[str, ...]) -> dict[str, int]:
-    """The bundled model with another template, and these names in the place of its rarest tokens."""
-    shutil.copytree(bundled_folder("target"), folder)
-    for path in folder.glob("*.json"):  # the name of what ends answers, of which channels make another use
-        path.write_text(path.read_text("utf-8").replace('"<|end|>"', '"<|return|>"'), "utf-8")
-    path = folder / "tokenizer.json"
-    document = json.loads(path.read_text("utf-8"))
-    vocabulary, merges = document["model"]["vocab"], document["model"]["merges"]
-    for name in names:
-        piece, token = max(vocabulary.items(), key=lambda item: item[1] if item[0] not in names else -1)
-        del vocabulary[piece]
-        merges.remove(next(pair for pair in merges if "".join(pair) == piece))
-        vocabulary[name] = token
-        entry = {**document["added_tokens"][0], "id": token, "content": name, "special": False}
-        document["added_tokens"].append(entry)
-    path.write_text(json.dumps(document), "utf-8")
-    config = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
-    config.pop("chat_template", None)
-    (folder / "tokenizer_config.json").write_text(json.dumps(config), "utf-8")
-    (folder / "chat_template.jinja").write_text(template, "utf-8")
-    return dict(vocabulary)
 
 
 FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {

@@ -94,7 +94,9 @@ for (const [name, own] of Object.entries(models)) {
     return checkWeather(text, cities);
   };
   tasks.forced[`${name}_call`] = async () => {
-    const { toolCalls } = await generateText({ model: own, ...asked([]), toolChoice: "required" });
+    // Once: each step has to call, also one behind a result.
+    const once = { toolChoice: "required", stopWhen: stepCountIs(1) };
+    const { toolCalls } = await generateText({ model: own, ...asked([]), ...once });
     return check(toolCalls.length === 1, toolCalls);
   };
 }
