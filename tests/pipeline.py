@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flowspec.core.head.events import (
+    CopyFeatures,
     Draft,
     Drafted,
     Emit,
@@ -40,7 +41,7 @@ from flowspec.core.stage.events import (
     Trim,
 )
 from flowspec.core.stage.stage import StageCore
-from flowspec.draft.protocol import Drafter
+from flowspec.draft.protocol import CopiesFeatures, Drafter
 from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.fake_layers import FakeLayers
 from flowspec.sim.world import World
@@ -155,7 +156,11 @@ class Pipeline:
             else:
                 drafter = self.drafters[command.drafter]
                 if isinstance(command, SendToDrafter):
-                    drafter.release(command.message)
+                    if isinstance(command.message, CopyFeatures):
+                        assert isinstance(drafter, CopiesFeatures), "its traits say that it copies none"
+                        drafter.copy_features(command.message)
+                    else:
+                        drafter.release(command.message)
                 else:
                     assert isinstance(command, Draft)
                     proposals = drafter.draft(command.segment, command.width)
