@@ -24,6 +24,7 @@ from flowspec.core.head.events import (
     SendToFirstStage,
     SendToStages,
 )
+from flowspec.core.head.flights import Bounds
 from flowspec.core.head.head import HeadCore
 from flowspec.core.head.sharing import BLOCK
 from flowspec.core.methods import make_method
@@ -200,6 +201,26 @@ def test_a_source_is_not_rewound_before_it_is_copied() -> None:
     run.settle()
     run.check(2, [*SYSTEM, 2])
     run.check(1, [*SYSTEM[:20], 5])
+
+
+def test_whoever_waits_in_vain_holds_up_nobody() -> None:
+    """Its source goes while one segment, all that may be in flight, is on its way. Now a longer beginning is
+    that of an answer whose root is still to be sent, and that is sent, though it is the turn of a prompt."""
+    run = Run(HeadCore(context=CONTEXT, stage_count=3, prefix_block=1, bounds=Bounds(flights_max=1)))
+    run.ask(1, SYSTEM, 40)
+    run.settle()
+    text = [*SYSTEM, *run.pipeline.answers[1], 3]
+    run.ask(2, SYSTEM, 40)
+    while len(run.pipeline.answers.get(2, ())) < 10:
+        run.pipeline.step(next(key for key, link in run.pipeline._links.items() if link))
+    run.ask(3, text)
+    (asked,) = (each for each in run.head.requests() if each.number == 3)
+    assert (asked.awaits and asked.awaits.number, run.head.in_flight) == (1, 1)
+    run.pipeline.give(Forget(request=1))
+    run.settle()
+    run.check(2, SYSTEM, 40)
+    run.check(3, text)
+    assert run.pipeline.ends[3].reused > len(SYSTEM)
 
 
 @pytest.mark.parametrize("seed", range(40))

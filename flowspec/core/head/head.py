@@ -607,18 +607,18 @@ class HeadCore:
             return False
         view = self._view(now_s)
         window = self.method.window(view)
-        prompt = self._next_prompt()
-        may_prefill = prompt is not None and view.living_flights < window + (
-            self._is_prompts_turn and self.method.overfills
-        )
+        has_room = view.living_flights < window + (self._is_prompts_turn and self.method.overfills)
+        prompt = self._next_prompt(commands) if has_room else None
         loads = self._left()
-        if not loads and (not may_prefill or not self._is_prompts_turn):
+        if not loads and (prompt is None or not self._is_prompts_turn):
             choices = self.method.send(view)
             fitting = [(request, request.fitting(nodes), False) for request, nodes in choices]
             loads = [each for each in fitting if each[1]]
         loads = self._portioned(loads[: limits.PARTS_PER_SEGMENT_MAX])
-        if not loads and may_prefill and (prompt := self._board(commands)) is not None:
+        if not loads and prompt is not None:
             self.fired["slow portion"] += self.portions.is_proven and self.portions.are_bound
+            if prompt.awaits is not None:
+                self._copy(prompt, prompt.awaits, commands)
             loads = [(prompt, prompt.next_chunk(self._chunk_rows(prompt)), True)]
         if not loads:
             return False
@@ -629,32 +629,26 @@ class HeadCore:
         commands.append(SendToFirstStage(segment=self.flights.depart(loads, window, now_s)))
         return True
 
-    def _next_prompt(self) -> Request | None:
-        """Whose prompt is read next; those that wait for another to read what they begin with are not."""
-        prompts = (self._requests[number] for number in self._turns)
-        return next(
-            (
-                prompt
-                for prompt in prompts
-                if not prompt.is_prefilled
-                and (prompt.awaits is None or not sharing.is_reading_it(prompt.awaits, self._requests))
-            ),
-            None,
-        )
+    def _next_prompt(self, commands: list[HeadCommand]) -> Request | None:
+        """Whose prompt is read next; those that wait for another to read what they begin with are not. One
+        whose wait is over looks anew for whom to copy from: it may be nobody, or another one to wait for."""
+        for prompt in [self._requests[number] for number in self._turns]:
+            if prompt.is_prefilled:
+                continue
+            if prompt.awaits is not None and not sharing.is_reading_it(prompt.awaits, self._requests):
+                prompt.awaits = self._source_of(prompt)
+                if prompt.awaits is None:
+                    self._tell_opening(prompt, commands)
+            if prompt.awaits is None or prompt.awaits.is_ready:
+                return prompt
+        return None
 
-    def _board(self, commands: list[HeadCommand]) -> Request | None:
-        """The same, as something of it is to be sent now: it begins with a copy of what others hold by
-        now."""
-        while (prompt := self._next_prompt()) is not None and prompt.awaits is not None:
-            prompt.awaits = self._source_of(prompt)
-            if prompt.awaits is None:
-                self._tell_opening(prompt, commands)
-            elif prompt.awaits.is_ready:
-                self.fired["copies"] += 1
-                source, other = prompt.awaits, self._requests[prompt.awaits.number]
-                sharing.copy(prompt, source, other)
-                self.drafters.copy(prompt, other, source.count, commands)
-        return prompt
+    def _copy(self, prompt: Request, source: Source, commands: list[HeadCommand]) -> None:
+        """Has a prompt, of which something is sent now, begin with what others hold by now."""
+        self.fired["copies"] += 1
+        other = self._requests[source.number]
+        sharing.copy(prompt, source, other)
+        self.drafters.copy(prompt, other, source.count, commands)
 
     def _chunk_rows(self, prompt: Request) -> int:
         """Of the prompt's next chunk. Beside others' segments no stage waits, whatever it is."""
