@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -10,10 +10,12 @@ from flowspec.core.head.certain import CHANCE
 from flowspec.core.head.drafter_jobs import draft_part, expandable, most_valuable
 from flowspec.core.head.events import Draft, Finished
 from flowspec.core.head.fusion import Fusion
+from flowspec.core.head.head import HeadCore
 from flowspec.core.head.request import Request
 from flowspec.core.head.tree_growth import grow, learn, observe
-from flowspec.core.methods import METHODS, WITHOUT_GUESSES
+from flowspec.core.methods import METHODS, WITHOUT_GUESSES, make_method
 from flowspec.core.protocol.messages import Grammar, Proposal, Sampling
+from flowspec.errors import InputError
 from flowspec.plan.timing import Curve
 from flowspec.sim.device import DeviceSpec
 from flowspec.sim.drafter import FakeDrafter
@@ -177,3 +179,17 @@ def test_with_every_method_answers_are_the_same_and_come_sooner(method: str, qua
     else:
         assert guided_s < (0.6 if quality is None else 1.05) * free_s
         assert guided_jobs <= 0.7 * free_jobs
+
+
+def test_a_grammar_that_is_refused_leaves_nothing_behind() -> None:
+    """A journal may hold what was never checked here."""
+
+    def refuse(grammar: Grammar) -> Callable[[Sequence[int]], Sequence[int]]:
+        raise InputError("regex: llguidance refuses it")
+
+    head = HeadCore(context=50, stage_count=1, method=make_method("continuous"), certain_of=refuse)
+    with pytest.raises(InputError, match="refuses it"):
+        head.handle(ask(1, [1, 2], 5, sampling=Sampling(grammar=GRAMMAR)), 0.0)
+    head.handle(ask(1, [1, 2], 5), 0.0)
+    head.validate()
+    assert [request.number for request in head.requests()] == [1]

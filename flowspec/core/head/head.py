@@ -285,7 +285,9 @@ class HeadCore:
         assert submit.request not in self._leaving, (
             f"request {submit.request} is over; its id is not used again"
         )
-        self.admission.ask(submit)
+        grammar = submit.sampling.grammar if self.method.drafts else None
+        certain = None if self._certain_of is None or grammar is None else self._certain_of(grammar)
+        self.admission.ask(submit)  # what is refused has left nothing behind
         request = begin(
             old,
             submit,
@@ -295,8 +297,7 @@ class HeadCore:
             now_s=now_s,
         )
         self.fired["read anew"] += request.is_read_anew
-        if self._certain_of is not None and submit.sampling.grammar is not None and self.method.drafts:
-            request.certain = self._certain_of(submit.sampling.grammar)
+        request.certain = certain
         self.drafters.begin(request, request.computed, self.admission)
         request.awaits = self._source_of(request)
         self._requests[submit.request] = request
