@@ -17,7 +17,7 @@ from itertools import islice
 
 from flowspec.core.protocol.messages import Grammar
 from flowspec.core.protocol.token_bytes import TokenBytes
-from flowspec.model.grammar import GrammarMasks, in_bytes, over_bytes, single_bytes
+from flowspec.model.grammar import GrammarMasks, common_beginning, in_bytes, over_bytes, single_bytes
 
 CERTAIN = 1.0
 CERTAIN_MAX = 64
@@ -59,12 +59,16 @@ class Words:
 
 
 class Guide:
-    """That of one request."""
+    """That of one request. It remembers what it was asked last, so that a question costs what is new of the
+    answer, however long that is."""
 
     def __init__(self, grammar: Grammar, words: Words) -> None:
         self._words = words
         self._bound = grammar
         self._grammar = GrammarMasks(over_bytes(grammar), single_bytes())
+        self._last: list[int] = []
+        self._bytes: list[int] = []
+        self._ends = [0]  # of each token of the last answer, and before the first
 
     def guesses(
         self, answer: Sequence[int], found: Sequence[tuple[int, float]], width: int
@@ -74,67 +78,73 @@ class Guide:
 
         None where only the end may follow: nothing is drafted there.
         """
-        if not self._is_text(answer):
-            return []
         text = self._text(answer)
+        if text is None:
+            return []
         run = self._grammar.forced(text)
-        if only := self._only(run, answer):
+        if only := self._only(run, text):
             return [(only[0], CERTAIN)]
-        own = [(token, LONGEST) for token in self._writing(run, answer)[-1:]]
+        own = [(token, LONGEST) for token in self._writing(run, text)[-1:]]
         known = {token for token, _ in own}
         for token, confidence in found:
-            if token not in known and self._may_follow(token, answer, text, run):
+            if token not in known and self._may_follow(token, text, run):
                 own.append((token, confidence))
         return sorted(own, key=lambda guess: -guess[1])[:width]
 
     def certain(self, answer: Sequence[int]) -> list[int]:
         """The tokens that alone can follow an answer, one behind the other."""
-        found: list[int] = []
-        while len(found) < CERTAIN_MAX and self._is_text([*answer, *found]):
-            whole = [*answer, *found]
-            run = self._grammar.forced(self._text(whole))
-            tokens = self._only(run, whole)
+        text, found = self._text(answer), list[int]()
+        while text is not None and len(found) < CERTAIN_MAX:
+            tokens = self._only(self._grammar.forced(text), text)
             if not tokens:
                 break
             found += tokens
+            text = [*text, *(each for token in tokens for each in self._in_bytes(token))]
         return found
-
-    def _is_text(self, answer: Sequence[int]) -> bool:
-        return all(len(self._in_bytes(token)) for token in answer)
 
     def _in_bytes(self, token: int) -> Sequence[int]:
         return in_bytes(self._bound, self._words.tokens, token)
 
-    def _text(self, answer: Sequence[int]) -> list[int]:
-        return [each for token in answer for each in self._in_bytes(token)]
+    def _text(self, answer: Sequence[int]) -> list[int] | None:
+        """An answer in bytes; None where a token of it has none."""
+        wanted = list(answer)
+        kept = common_beginning(wanted, self._last)
+        del self._last[kept:], self._ends[kept + 1 :], self._bytes[self._ends[kept] :]
+        for token in wanted[kept:]:
+            own = self._in_bytes(token)
+            if not own:
+                return None
+            self._last.append(token)
+            self._bytes += own
+            self._ends.append(len(self._bytes))
+        return list(self._bytes)
 
-    def _writing(self, run: bytes, answer: Sequence[int]) -> list[int]:
+    def _writing(self, run: bytes, text: Sequence[int]) -> list[int]:
         """The tokens that write what is certain, or its beginning; the longest last."""
-        return [token for token in self._words.written_by(run) if self._may_begin(token, answer)]
+        return [token for token in self._words.written_by(run) if self._may_begin(token, text)]
 
-    def _only(self, run: bytes, answer: Sequence[int]) -> list[int]:
+    def _only(self, run: bytes, text: Sequence[int]) -> list[int]:
         """The one token that can write what is certain; none where there are others, or too many to ask
         about."""
-        text = self._text(answer)
         if run.startswith(_MARK):
-            return [token for token in self._bound.marks if self._may_follow(token, answer, text, b"")]
-        writing = self._writing(run, answer)
+            return [token for token in self._bound.marks if self._may_follow(token, text, b"")]
+        writing = self._writing(run, text)
         if len(writing) != 1:
             return []
         longer = list(islice(self._words.beyond(run), BEYOND_MAX + 1))
         is_alone = len(longer) <= BEYOND_MAX and not any(
-            self._may_follow(token, answer, text, run) for token in longer
+            self._may_follow(token, text, run) for token in longer
         )
         return writing if is_alone else []
 
-    def _may_begin(self, token: int, answer: Sequence[int]) -> bool:
+    def _may_begin(self, token: int, text: Sequence[int]) -> bool:
         """Whether a token may be where it would be by the vocabulary."""
         tokens = self._words.tokens
-        return bool(answer) or not (tokens.drops_first_space and tokens.texts[token].startswith(b" "))
+        return bool(text) or not (tokens.drops_first_space and tokens.texts[token].startswith(b" "))
 
-    def _may_follow(self, token: int, answer: Sequence[int], text: Sequence[int], run: bytes) -> bool:
+    def _may_follow(self, token: int, text: Sequence[int], run: bytes) -> bool:
         own = self._in_bytes(token)
-        if not own or not self._may_begin(token, answer):
+        if not own or not self._may_begin(token, text):
             return False
         return list(run[: len(own)]) == list(own) or self._grammar.may_go_on(text, own)
 

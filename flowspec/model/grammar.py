@@ -141,6 +141,21 @@ def in_bytes(grammar: Grammar, tokens: TokenBytes, token: int) -> Sequence[int]:
     return tokens.texts[token] if token < len(tokens.texts) else b""
 
 
+def common_beginning(first: list[int], second: list[int]) -> int:
+    """How many tokens both begin with. Lists are compared as wholes, so that an answer of thousands of tokens
+    takes microseconds."""
+    same, end = 0, min(len(first), len(second))
+    if first[:end] == second[:end]:
+        return end
+    while end - same > 1:  # they differ before `end`
+        middle = (same + end) // 2
+        if first[same:middle] == second[same:middle]:
+            same = middle
+        else:
+            end = middle
+    return same
+
+
 class GrammarVocabulary:
     """A model's vocabulary as the library holds it, for the masks of any number of requests."""
 
@@ -229,11 +244,7 @@ class GrammarMasks:
 
     def _moved(self, answer: Sequence[int]) -> bool:
         """Has the matcher stand behind the answer, if it can; it goes back to where its path leaves that."""
-        common = len(self._at)
-        if list(answer[:common]) != self._at:
-            pairs = enumerate(zip(self._at, answer, strict=False))
-            ends = min(common, len(answer))
-            common = next((place for place, (mine, token) in pairs if mine != token), ends)
+        common = common_beginning(self._at, list(answer))
         if common < len(self._at):
             self._matcher.rollback(len(self._at) - common)
             del self._at[common:]

@@ -15,7 +15,7 @@ from flowspec.core.protocol.messages import Grammar, Sampling
 from flowspec.core.protocol.token_bytes import TokenBytes
 from flowspec.draft.guide import CERTAIN, LONGEST, Guide, Words, certain_of
 from flowspec.draft.text import TextDrafter, TextProposer
-from flowspec.model.grammar import GrammarMasks, GrammarVocabulary
+from flowspec.model.grammar import GrammarMasks, GrammarVocabulary, in_bytes
 from tests.draft.trees import Teller, segment
 
 BYTES = tuple(bytes([byte]) for byte in range(256))
@@ -121,6 +121,40 @@ def test_what_is_certain_is_what_masks_of_one_token_say_one_behind_the_other(
             path.append(rng.choice(allowed))
     assert longest > 1 or tokens is TOKENS
     assert certain_here([len(tokens.texts)]) == []
+
+
+@pytest.mark.parametrize("spec", GRAMMARS, ids=str)
+def test_what_a_guide_was_asked_before_changes_nothing(spec: tuple[str, str]) -> None:
+    """Answers that branch off from the one before, go back, and hold tokens without text."""
+    rng = random.Random(str(spec))
+    words, answer = Words(SPARSE), list[int]()
+    guide, masks = Guide(bound(*spec), words), GrammarMasks(bound(*spec), GrammarVocabulary(SPARSE))
+    for _ in range(60):
+        answer = answer[: rng.choice([len(answer), rng.randint(0, len(answer))])]
+        if rng.random() < 0.1:
+            answer = [*answer, rng.choice([END, len(SPARSE.texts)]), 1]
+        elif allowed := np.flatnonzero(masks.allowed(answer)).tolist():
+            answer = [*answer, rng.choice(allowed)]
+        fresh, found = Guide(bound(*spec), words), [(token, 0.5) for token in range(len(SPARSE.texts))]
+        assert guide.certain(answer) == fresh.certain(answer)
+        assert guide.guesses(answer, found, 99) == fresh.guesses(answer, found, 99)
+
+
+def test_a_question_costs_what_is_new_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    guide, asked = Guide(bound("regex", "a*"), Words(TOKENS)), 0
+    answer = [2 + ord("a")] * 5000
+
+    def counted(grammar: Grammar, tokens: TokenBytes, token: int) -> Sequence[int]:
+        nonlocal asked
+        asked += 1
+        return in_bytes(grammar, tokens, token)
+
+    monkeypatch.setattr("flowspec.draft.guide.in_bytes", counted)
+    assert guide.certain(answer) == []
+    assert asked == len(answer)
+    for length in (4990, 5000, 4999):
+        assert guide.certain(answer[:length]) == []
+    assert asked == len(answer) + 10
 
 
 def test_the_longest_token_that_writes_what_is_certain_is_guessed() -> None:

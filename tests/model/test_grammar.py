@@ -28,7 +28,14 @@ from flowspec.noise import draw_bits, gumbel
 
 pytest.importorskip("llguidance")
 
-from flowspec.model.grammar import GrammarMasks, GrammarVocabulary, check_grammar, is_whole, library_version
+from flowspec.model.grammar import (
+    GrammarMasks,
+    GrammarVocabulary,
+    check_grammar,
+    common_beginning,
+    is_whole,
+    library_version,
+)
 
 END, OTHER_END, MARK, PADDING = 0, 1, 2, 3
 BYTES = tuple(bytes([byte]) for byte in range(256))
@@ -462,3 +469,12 @@ def test_token_bytes_travel_as_they_are() -> None:
             TokenBytes.unpacked(broken)
     with pytest.raises(ValueError, match="1024 bytes each"):
         TokenBytes((b"x" * 1025,))
+
+
+def test_what_two_answers_both_begin_with() -> None:
+    rng = random.Random(0)
+    for _ in range(300):
+        first = [rng.randrange(2) for _ in range(rng.randrange(12))]
+        second = [*first[: rng.randrange(13)], *(rng.randrange(2) for _ in range(rng.randrange(4)))]
+        whole = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
+        assert common_beginning(first, second) == common_beginning(second, first) == len(list(whole))
