@@ -81,13 +81,18 @@ class Conversations:
         wanted = np.asarray(prompt, np.int64)
         copies = self._window is None and self._may_copy(len(wanted) + new_tokens)
         best, most = None, 0
+        source, most_copied = None, 0
         for number, held in self._idle.items():
             shared = common_prefix(held.tokens, wanted)
             is_copied = copies and shared >= BLOCK
+            if is_copied and shared > most_copied:
+                source, most_copied = number, shared
             if shared > most and (held.goes_on(shared) if is_copied else held.may_answer(shared)):
                 best, most = number, shared
         windowed = None if self._window is None else self._window.nothing_run(len(wanted))
         if best is None:
+            if source is not None:  # it is used: as the oldest one it would go before it was copied
+                self._idle[source] = self._idle.pop(source)
             self._make_room(self._bound - 1)
             best = self._new()
         elif (old := self._idle.pop(best).windowed) is not None:

@@ -89,6 +89,14 @@ def test_what_branches_off_leaves_a_dialogue_to_whoever_goes_on_with_it() -> Non
     assert made.forgotten == []
 
 
+def test_what_is_copied_is_not_forgotten_for_the_copy() -> None:
+    made = Pool(2, room=1000)
+    first, second = made.turn([*SYSTEM, 1], list(range(200, 300))), made.turn([9, 8, 7], [])
+    third = made.turn([*SYSTEM, 2, 3], [])
+    assert made.forgotten == [second]
+    assert made.pool.idle == [first, third]
+
+
 def test_what_leaves_out_next_to_nothing_takes_over() -> None:
     """A template ended the prompt before with a few tokens that this one does not have there."""
     made = Pool(8, room=1000)
