@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flowspec.model.text import Messages
-from flowspec.plain_json import read_json
+from flowspec.plain_json import Reals, read_json
 from flowspec.serve.fields import Fields
 from flowspec.serve.refusals import ApiError, invalid
 
@@ -32,12 +32,13 @@ def messages_wanted(fields: Fields) -> Messages:
     if len(found) > MESSAGES_MAX:
         raise invalid("messages", f"at most {MESSAGES_MAX} messages", len(found))
     called: dict[str, str] = {}
-    return [_message(message, f"messages[{place}]", called) for place, message in enumerate(found)]
+    reals = Reals()
+    return [_message(message, f"messages[{place}]", called, reals) for place, message in enumerate(found)]
 
 
-def _message(message: Any, where: str, called: dict[str, str]) -> dict[str, Any]:
+def _message(message: Any, where: str, called: dict[str, str], reals: Reals) -> dict[str, Any]:
     """A message, also one that a client gives back as it got it. `called` are the names of tools that were
-    called before, by the calls' ids."""
+    called before, by the calls' ids; `reals` reads the numbers of all arguments."""
     if not isinstance(message, dict):
         raise invalid(where, "an object", message, "invalid_type")
     fields = Fields(message, f"{where}.")
@@ -54,7 +55,7 @@ def _message(message: Any, where: str, called: dict[str, str]) -> dict[str, Any]
         thoughts = [fields.text(name) for name in ("reasoning_content", "reasoning")]
         if thought := next((each for each in thoughts if each), None):
             found["reasoning_content"] = thought
-        if calls := _calls(fields.take("tool_calls"), f"{where}.tool_calls"):
+        if calls := _calls(fields.take("tool_calls"), f"{where}.tool_calls", reals):
             found["tool_calls"] = calls
             called |= {call["id"]: call["function"]["name"] for call in calls}
         fields.ignored(
@@ -76,17 +77,17 @@ def _message(message: Any, where: str, called: dict[str, str]) -> dict[str, Any]
     return found
 
 
-def _calls(found: Any, where: str) -> list[dict[str, Any]]:
+def _calls(found: Any, where: str, reals: Reals) -> list[dict[str, Any]]:
     if found is None:
         return []
     if not isinstance(found, list):
         raise invalid(where, "a list of calls", found, "invalid_type")
     if len(found) > CALLS_MAX:
         raise invalid(where, f"at most {CALLS_MAX} calls", len(found))
-    return [_call(call, f"{where}[{place}]") for place, call in enumerate(found)]
+    return [_call(call, f"{where}[{place}]", reals) for place, call in enumerate(found)]
 
 
-def _call(found: Any, where: str) -> dict[str, Any]:
+def _call(found: Any, where: str, reals: Reals) -> dict[str, Any]:
     """A call with its arguments as an object, which templates want; as the text that they are, where they are
     none that could be written again (NaN): the model wrote it, and reads it again."""
     if not isinstance(found, dict):
@@ -108,7 +109,7 @@ def _call(found: Any, where: str) -> dict[str, Any]:
     function.finish()
     call.finish()
     try:
-        parsed = read_json(arguments)
+        parsed = read_json(arguments, reals=reals)
     except (ValueError, RecursionError):
         parsed = None
     usable = parsed if isinstance(parsed, dict) else arguments

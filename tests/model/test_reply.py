@@ -500,6 +500,8 @@ def test_ids_are_what_templates_take_back() -> None:
         ("-4E+339", {"type": "number"}, -4 * 10**339),
         ("[1e400]", {"type": "array"}, [10**400]),
         ("1e9999", {"type": "number"}, "1e9999"),
+        ("[1e" + "9" * 30 + "]", {"type": "array"}, "[1e" + "9" * 30 + "]"),
+        ("{'a': 1e" + "9" * 30 + "}", {"type": "object"}, "{'a': 1e" + "9" * 30 + "}"),
         ("[" * 5000, {"type": "array"}, "[" * 5000),
     ],
 )

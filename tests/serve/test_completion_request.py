@@ -421,6 +421,8 @@ def test_choices_are_counted_over_all_prompts() -> None:
         b"\xff{}",
         b'{"a": NaN}',
         b'{"a": 1e9999}',
+        b'{"a": 1e99999999999999999999999}',
+        b'{"a": [' + b",".join([b"1e4"] * 99 + [b"1e3999"] * 17) + b"]}",
         b"[" * 100_000,
         b'{"a": ' + b"9" * 5000 + b"}",
         b"null",
@@ -430,6 +432,22 @@ def test_what_is_no_json_object_is_refused(body: bytes) -> None:
     with pytest.raises(ApiError) as caught:
         parse(body)
     assert (caught.value.status, caught.value.code) == (400, "invalid_json")
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        *("temperature", "top_p", "min_p", "top_k", "seed", "max_tokens", "max_completion_tokens", "n"),
+        *("presence_penalty", "frequency_penalty", "repetition_penalty", "typical_p", "repeat_penalty"),
+    ],
+)
+def test_numbers_beyond_all_bounds_are_refused_by_name(field: str) -> None:
+    for number in ("1e400", "-1e400", "1e3999"):
+        found = refusal(chat, **parse(f'{{"{field}": {number}}}'.encode()))
+        assert (found.status, found.param) == (400, field)
+        assert len(found.message) < 300
+    biased = refusal(chat, **parse(b'{"logit_bias": {"5": 1e400}}'))
+    assert biased.param == "logit_bias"
 
 
 def test_errors_have_the_form_of_the_api() -> None:

@@ -204,6 +204,13 @@ def test_arguments_that_are_no_object_stay_the_text_that_the_model_wrote(argumen
     assert dialogue(called(arguments))[1]["tool_calls"][0]["function"]["arguments"] == arguments
 
 
+def test_the_long_numbers_of_all_arguments_are_counted_together() -> None:
+    """They take the time of thousands of characters each; arguments beyond them stay texts."""
+    found = dialogue(*[called('{"a": 1e3999}') for _ in range(20)])[1:]
+    read = [message["tool_calls"][0]["function"]["arguments"] for message in found]
+    assert read == [{"a": 10**3999}] * 16 + ['{"a": 1e3999}'] * 4
+
+
 @pytest.mark.parametrize(
     ("messages", "param"),
     [

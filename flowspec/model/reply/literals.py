@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from flowspec.plain_json import DIGITS_MAX, real
+from flowspec.plain_json import DIGITS_MAX, Reals
 
 DEPTH_MAX = 64
 GEMMA_QUOTE = '<|"|>'
@@ -47,6 +47,7 @@ class Literals:
     def __init__(self, text: str, *, bare: bool = False) -> None:
         self._text = text
         self._bare = bare
+        self._reals = Reals()
         self.at = 0
 
     def skip(self) -> None:
@@ -143,7 +144,7 @@ class Literals:
         if _INTEGER.fullmatch(word):
             return int(word)
         if _NUMBER.fullmatch(word):
-            return real(word)
+            return self._reals.read(word)
         if self._bare:
             return word
         raise ValueError(f"expected a value, got {word:.20}")
