@@ -365,6 +365,13 @@ UNBINDABLE: list[tuple[str, dict[str, Any], str]] = [
     ("keys and values", {"anyOf": [{"required": ["a"]}]}, "'anyOf' is not obeyed"),
     ("keys and values", {"properties": {}, "required": ["b"]}, "required property 'b' is unsatisfiable"),
     ("python list", {"properties": {"a b": {"type": "string"}}}, "expected names that are one word"),
+    ("python list", {"properties": {"a": {"items": {"$ref": "#"}}}}, "$ref: expected one to $defs"),
+    ("gemma", {"properties": {"a": {"$ref": "#/properties/b"}, "b": {}}}, "$ref: expected one to"),
+    (
+        "XML",
+        {"properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"items": {"$ref": "#"}}}},
+        "$ref: expected one to",
+    ),
 ]
 
 
@@ -454,6 +461,23 @@ def test_schemas_within_schemas_are_bound_or_refused_by_name(variant: str, word:
             refused = str(error)
         assert depth > 5 or not refused
         assert not refused or re.fullmatch("the parameters of 'deep' cannot be obeyed: .+", refused)
+
+
+def test_schemas_that_refer_to_one_another_are_written_once_for_each_depth() -> None:
+    """Not for each of 20 to the 8th ways through them."""
+    node = {
+        "type": "object",
+        "properties": {f"k{place}": {"$ref": "#/$defs/N"} for place in range(20)},
+        "additionalProperties": False,
+    }
+    parameters = {"type": "object", "properties": {"a": {"$ref": "#/$defs/N"}}, "$defs": {"N": node}}
+    tool = Tool(name="f", parameters=parameters)
+    form = replace(form_of("gemma"), tools={"f": tool})
+    model = Model("gemma", form, has_tokens=True)
+    wanted = Wanted(tools=(tool,), is_required=True, is_single=True)
+    grammar = model.grammar(bound_reply(form, wanted, model.tokens, model.template, may_think=False))
+    for seed in range(4):
+        assert check_calls(model.read(form, model.draws(grammar, seed), 7), {"f": parameters}) == 1
 
 
 PUBLISHED: list[tuple[str, Any, str]] = [

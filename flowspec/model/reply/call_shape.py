@@ -230,20 +230,32 @@ def gemma_arguments(rules: Rules, tool: Tool) -> str:
     """`city:<|"|>Tokyo<|"|>,days:3`, and lists and objects in the same way, where the schema says what is in
     them; else as JSON, which is read there, too."""
     root = parameters_of(tool)
-    each = _fields(root)
-    listed = [(f"{_word(key)}:", _gemma_value(rules, root, schema), needed) for key, schema, needed in each]
-    return _listed(rules, listed, ",")
+    known: dict[tuple[str, int], str] = {}
+
+    def value(schema: Any, depth: int = 0) -> str:
+        """Written once for each depth: schemas that refer to one another would make a tree of all ways."""
+        key = (schema_text(schema), depth)
+        if key not in known:
+            known[key] = _gemma_value(
+                rules, root, schema, lambda inner: value(inner, depth + 1), is_deep=depth > _DEPTH_MAX
+            )
+        return known[key]
+
+    return _listed(rules, _gemma_fields(root, value), ",")
 
 
-def _gemma_value(rules: Rules, root: Mapping[str, Any], schema: Any, depth: int = 0) -> str:
+def _gemma_fields(schema: Mapping[str, Any], value: Callable[[Any], str]) -> list[tuple[str, str, bool]]:
+    return [(f"{_word(key)}:", value(inner), needed) for key, inner, needed in _fields(schema)]
+
+
+def _gemma_value(
+    rules: Rules, root: Mapping[str, Any], schema: Any, inner: Callable[[Any], str], *, is_deep: bool
+) -> str:
+    """A value, and by `inner` those in it; one that `is_deep` is JSON."""
     found = _resolved(root, schema)
     kinds, said = types_of(found), set(found) - _DESCRIBING
-
-    def inner(schema: Any) -> str:
-        return _gemma_value(rules, root, schema, depth + 1)
-
     try:
-        if depth > _DEPTH_MAX:
+        if is_deep:
             pass
         elif said == {"anyOf"}:
             return rules.one_of([inner(each) for each in found["anyOf"]])
@@ -255,8 +267,7 @@ def _gemma_value(rules: Rules, root: Mapping[str, Any], schema: Any, depth: int 
                 _gemma_list(inner(found["items"]), found.get("minItems", 0), found.get("maxItems"))
             )
         elif kinds == {"object"} and found.get("properties") and not found.get("additionalProperties"):
-            each = [(f"{_word(key)}:", inner(value), needed) for key, value, needed in _fields(found)]
-            return rules.rule(f'"{{" {_listed(rules, each, ",")} "}}"')
+            return rules.rule(f'"{{" {_listed(rules, _gemma_fields(found, inner), ",")} "}}"')
     except InputError:
         pass
     return _json(rules, root, schema)
@@ -380,13 +391,32 @@ def _texts(schema: Mapping[str, Any]) -> list[str | tuple[int, int | None]]:
 
 
 def _json(rules: Rules, root: Mapping[str, Any], schema: Any) -> str:
-    """A value of a schema within that of a tool's parameters, the `root`."""
+    """A value of a schema within that of a tool's parameters, the `root`, that stands alone here."""
     if schema is True:
         schema = {}
     if not isinstance(schema, Mapping):
         raise InputError(f"expected a JSON schema, got {schema!r:.80}")
+    if not any(_references(schema)):
+        return rules.rule(json_rule(schema))
     named: dict[str, Any] = {name: root[name] for name in ("$defs", "definitions") if name in root}
-    return rules.rule(json_rule({**named, **schema}))
+    for reference in (*_references(schema), *_references(named)):
+        if not reference.startswith(("#/$defs/", "#/definitions/")):
+            raise InputError(
+                f"$ref: expected one to $defs or definitions, in this model's format, got {reference!r:.80}"
+            )
+    return rules.rule(json_rule({**schema, **named}))
+
+
+def _references(schema: Any) -> Iterator[str]:
+    """To what a schema and those in it refer."""
+    if isinstance(schema, Mapping):
+        if isinstance(found := schema.get("$ref"), str):
+            yield found
+        for each in schema.values():
+            yield from _references(each)
+    elif isinstance(schema, list):
+        for each in schema:
+            yield from _references(each)
 
 
 def _listed(rules: Rules, each: Sequence[tuple[str, str, bool]], comma: str) -> str:
