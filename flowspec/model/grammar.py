@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -33,6 +33,7 @@ from flowspec.core.protocol.messages import Grammar
 from flowspec.core.protocol.token_bytes import TokenBytes
 from flowspec.errors import InputError
 from flowspec.extras import how_to_get
+from flowspec.model.schema_size import check_size, size_of
 
 Mask = npt.NDArray[np.bool_]
 
@@ -45,6 +46,8 @@ _NEVER_IN_UTF8 = 0xFF
 _NO_FORCING = '%llguidance {"no_forcing": true}\n'
 _JSON_SPACES = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 _LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//[^\n]*|#[^\n]*')
+_JSON_IN_LARK = re.compile(r"%json\s*")
+_DECODER = json.JSONDecoder()
 _REFUSED_IN_LARK = (
     (re.compile(r"%llguidance\b"), "options of the library (%llguidance)"),
     (re.compile(r"[\w\-]\s*\["), "attributes of rules (name[...])"),
@@ -88,6 +91,7 @@ def json_rule(schema: Mapping[str, Any]) -> str:
     """A JSON document that the schema allows, within a grammar of the form of Lark. Raises `InputError`."""
     if "x-guidance" in schema:
         raise InputError("json_schema: options of the library (x-guidance) are not taken")
+    check_size(size_of(schema))
     return f"%json {schema_text({**schema, 'x-guidance': _JSON_SPACES})}"
 
 
@@ -346,8 +350,20 @@ def _lark(kind: str, text: str, marks: Sequence[int]) -> str:
         for pattern, name in _REFUSED_IN_LARK:
             if pattern.search(bare):
                 raise InputError(f"lark: {name} are not taken")
+        check_size(sum(map(size_of, _schemas_in(text))), "lark: %json")
         return f"{_NO_FORCING}{text}"
     return f"{_NO_FORCING}start: {json_rule(_schema(text))}"
+
+
+def _schemas_in(text: str) -> Iterator[dict[str, Any]]:
+    """The schemas within a grammar of the form of Lark."""
+    for found in _JSON_IN_LARK.finditer(text):
+        try:
+            schema, _ = _DECODER.raw_decode(text, found.end())
+        except (ValueError, RecursionError):
+            raise InputError("lark: expected a JSON schema behind %json") from None
+        if isinstance(schema, dict):
+            yield schema
 
 
 def _regex_rule(text: str) -> str:

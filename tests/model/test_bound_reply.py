@@ -441,6 +441,31 @@ def test_tools_of_which_the_schemas_are_too_large_are_refused() -> None:
     assert len(found.text) < 65_536
 
 
+@pytest.mark.parametrize("variant", ["Hermes", "XML", "python list"])
+def test_tools_of_which_the_schemas_come_to_too_much_are_refused(variant: str) -> None:
+    """Each alone is not too much; nor are many arguments that each have all that the schemas share."""
+
+    def asked(count: int, fields: int) -> str:
+        items = {"type": "array", "items": {"type": "integer"}, "maxItems": 1000}
+        parameters = {
+            "type": "object",
+            "properties": {
+                f"a{place}": {"anyOf": [{"$ref": "#/$defs/A"}, {"const": place}]} for place in range(fields)
+            },
+            "$defs": {"A": items},
+        }
+        tools = tuple(Tool(name=f"f{place}", parameters=parameters) for place in range(count))
+        names = " ".join(VARIANTS[variant][1])
+        return bound_reply(form_of(variant), Wanted(tools=tools), {}, names, may_think=False).text
+
+    assert asked(3, 3)
+    with pytest.raises(InputError, match="the parameters of all tools: expected at most 16384 schemas and"):
+        asked(30, 1)
+    if variant != "Hermes":
+        with pytest.raises(InputError, match="of 'f0' cannot be obeyed: json_schema: expected at most 16384"):
+            asked(1, 30)
+
+
 @pytest.mark.parametrize("variant", ["Hermes", "XML", "gemma", "python list"])
 @pytest.mark.parametrize("word", ["items", "anyOf", "properties"])
 def test_schemas_within_schemas_are_bound_or_refused_by_name(variant: str, word: str) -> None:

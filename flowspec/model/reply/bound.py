@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from flowspec.errors import InputError
 from flowspec.model.grammar import rule_of
 from flowspec.model.harmony import CHANNEL, END, FINAL, MESSAGE, START
-from flowspec.model.reply.call_shape import Rules, arguments_of, check_size, json_arguments
+from flowspec.model.reply.call_shape import Rules, arguments_of, check_sizes, json_arguments
 from flowspec.model.reply.channels import CONSTRAIN
 from flowspec.model.reply.form import ReplyForm
 from flowspec.model.reply.parts import Tool
@@ -50,7 +50,7 @@ def bound_reply(
 ) -> BoundReply:
     """What binds a reply of this form. `tokens` are the special tokens by their names. `may_think`: it may
     begin with thoughts, if the model has any. Raises `InputError` for what cannot be obeyed."""
-    check_size(wanted.tools)
+    check_sizes(wanted.tools)
     rules = Rules(tokens, form.marks)
     if form.is_in_channels:
         start = _in_channels(rules, form, wanted, tokens)

@@ -14,18 +14,17 @@ from flowspec.model.grammar import check_grammar, json_rule, schema_text
 from flowspec.model.reply.block_calls import types_of
 from flowspec.model.reply.literals import GEMMA_QUOTE, is_word
 from flowspec.model.reply.parts import Tool
+from flowspec.model.schema_size import DESCRIBING, NAMED_SCHEMAS, check_size, size_of
 
 _SIGN = re.compile(r"[^\w<>]")
 _ANY = "/(?s:.*)/"
-_WORDS = frozenset(("title", "description", "default", "examples", "deprecated", "$comment"))
-_DESCRIBING = _WORDS | {"$schema", "$id"}
-_NAMED_SCHEMAS = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
+_WORDS = DESCRIBING - {"$schema", "$id"}
 _LISTED_SCHEMAS = frozenset(("anyOf", "oneOf", "allOf", "prefixItems"))
 _INNER_SCHEMAS = frozenset(
     ("items", "additionalProperties", "unevaluatedProperties", "contains", "propertyNames")
 )
-_OF_OBJECTS = _DESCRIBING | {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
-_OF_TEXTS = _DESCRIBING | {"type", "enum", "const", "minLength", "maxLength", "anyOf", "oneOf"}
+_OF_OBJECTS = DESCRIBING | {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
+_OF_TEXTS = DESCRIBING | {"type", "enum", "const", "minLength", "maxLength", "anyOf", "oneOf"}
 _DEPTH_MAX = 8
 """So far lists and objects within others are written in a format of their own."""
 _ANY_OTHER = ("additionalProperties", "patternProperties", "$ref", "allOf", "anyOf", "oneOf", "if")
@@ -51,6 +50,7 @@ class Rules:
         self._cut = re.compile("|".join(map(re.escape, self._tokens)) or "(?!)")
         self._marks: dict[int, None] = {}
         self._rules: dict[str, str] = {}
+        self._size = 0
 
     @property
     def marks(self) -> tuple[int, ...]:
@@ -65,6 +65,15 @@ class Rules:
     def rule(self, body: str) -> str:
         """The name of a rule with this body."""
         return self._rules.setdefault(body, f"r{len(self._rules)}")
+
+    def json(self, schema: Mapping[str, Any]) -> str:
+        """The name of a rule for what a schema allows. Raises `InputError` where all schemas together come to
+        too much."""
+        body = json_rule(schema)
+        if body not in self._rules:
+            self._size += size_of(schema)
+            check_size(self._size)
+        return self.rule(body)
 
     def one_of(self, bodies: Sequence[str]) -> str:
         return self.rule(" | ".join(bodies))
@@ -187,7 +196,7 @@ def _undescribed(schema: Any) -> Any:
     for word, said in schema.items():
         if word in _WORDS:
             continue
-        if word in _NAMED_SCHEMAS and isinstance(said, Mapping):
+        if word in NAMED_SCHEMAS and isinstance(said, Mapping):
             found[word] = {name: _undescribed(each) for name, each in said.items()}
         elif word in _LISTED_SCHEMAS and isinstance(said, list):
             found[word] = [_undescribed(each) for each in said]
@@ -196,18 +205,20 @@ def _undescribed(schema: Any) -> Any:
     return found
 
 
-def check_size(tools: Sequence[Tool]) -> None:
+def check_sizes(tools: Sequence[Tool]) -> None:
     """Raises `InputError` for tools whose schemas make a grammar that is too large, before any of them is
     looked into."""
-    size = sum(len(schema_text(parameters_of(tool)).encode("utf-8", "surrogatepass")) for tool in tools)
+    schemas = [parameters_of(tool) for tool in tools]
+    size = sum(len(schema_text(each).encode("utf-8", "surrogatepass")) for each in schemas)
     if size > limits.GRAMMAR_BYTES_MAX:
         raise InputError(
             f"the parameters of all tools: expected at most {limits.GRAMMAR_BYTES_MAX} bytes, got {size}"
         )
+    check_size(sum(map(size_of, schemas)), "the parameters of all tools")
 
 
 def json_arguments(rules: Rules, tool: Tool) -> str:
-    return rules.rule(json_rule(parameters_of(tool)))
+    return rules.json(parameters_of(tool))
 
 
 def python_arguments(rules: Rules, tool: Tool) -> str:
@@ -253,7 +264,7 @@ def _gemma_value(
 ) -> str:
     """A value, and by `inner` those in it; one that `is_deep` is JSON."""
     found = _resolved(root, schema)
-    kinds, said = types_of(found), set(found) - _DESCRIBING
+    kinds, said = types_of(found), set(found) - DESCRIBING
     try:
         if is_deep:
             pass
@@ -298,7 +309,7 @@ def _resolved(root: Mapping[str, Any], schema: Any) -> Mapping[str, Any]:
     name = str(schema.get("$ref", "")).removeprefix("#/$defs/")
     named = root.get("$defs")
     if (
-        set(schema) - _DESCRIBING == {"$ref"}
+        set(schema) - DESCRIBING == {"$ref"}
         and isinstance(named, Mapping)
         and isinstance(named.get(name), Mapping)
     ):
@@ -397,14 +408,14 @@ def _json(rules: Rules, root: Mapping[str, Any], schema: Any) -> str:
     if not isinstance(schema, Mapping):
         raise InputError(f"expected a JSON schema, got {schema!r:.80}")
     if not any(_references(schema)):
-        return rules.rule(json_rule(schema))
+        return rules.json(schema)
     named: dict[str, Any] = {name: root[name] for name in ("$defs", "definitions") if name in root}
     for reference in (*_references(schema), *_references(named)):
         if not reference.startswith(("#/$defs/", "#/definitions/")):
             raise InputError(
                 f"$ref: expected one to $defs or definitions, in this model's format, got {reference!r:.80}"
             )
-    return rules.rule(json_rule({**schema, **named}))
+    return rules.json({**schema, **named})
 
 
 def _references(schema: Any) -> Iterator[str]:

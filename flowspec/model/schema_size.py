@@ -1,0 +1,107 @@
+"""How much a JSON schema comes to when it is made into a grammar, which can be a million times its text.
+
+Each item up to `maxItems` is a rule of its own there, and what is put together (`allOf`, a `$ref` with more
+beside it) is written out wherever that is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import unquote
+
+from flowspec.errors import InputError
+
+SIZE_MAX = 1 << 14
+"""Schemas and items in all; llguidance takes about a second and 150 MB for as many."""
+DESCRIBING = frozenset(
+    ("title", "description", "default", "examples", "deprecated", "$comment", "$schema", "$id")
+)
+"""Words that say nothing of a value."""
+NAMED_SCHEMAS = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
+"""Words that hold schemas by names."""
+_VALUES = frozenset(("enum", "const", "default", "examples"))
+_PLACE = re.compile("[0-9]{1,6}")
+_BESIDE = DESCRIBING | {"$defs", "definitions"}
+
+
+def check_size(size: int, what: str = "json_schema") -> None:
+    """Raises `InputError` for what comes to too much."""
+    if size > SIZE_MAX:
+        raise InputError(
+            f"{what}: expected at most {SIZE_MAX} schemas and items (minItems, maxItems), each counted "
+            "wherever it is put together with others (allOf, $ref)"
+        )
+
+
+def size_of(schema: Mapping[str, Any]) -> int:
+    """Schemas and items that this comes to; any number beyond the bound for more. Raises `InputError` for too
+    many schemas in schemas."""
+    try:
+        return _Sizes(schema).of(schema, is_whole=False)
+    except RecursionError:
+        raise InputError("json_schema: expected fewer schemas in schemas") from None
+
+
+class _Sizes:
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._whole: dict[str, int] = {}
+
+    def of(self, schema: Any, *, is_whole: bool) -> int:
+        """With all that it refers to where it `is_whole`, as is what is put together."""
+        if not isinstance(schema, Mapping):
+            return 1
+        is_whole = is_whole or _is_put_together(schema)
+        size = 1 + max((_number(schema.get(word)) for word in ("minItems", "maxItems")), default=0)
+        if is_whole and isinstance(reference := schema.get("$ref"), str):
+            size += self._referred(reference)
+        for inner in _inner(schema):
+            size += self.of(inner, is_whole=is_whole)
+            if size > SIZE_MAX:
+                break
+        return size
+
+    def _referred(self, reference: str) -> int:
+        if reference not in self._whole:
+            self._whole[reference] = 0  # the library refuses what it would have to write out for ever
+            self._whole[reference] = self.of(self._found(reference), is_whole=True)
+        return self._whole[reference]
+
+    def _found(self, reference: str) -> Any:
+        if not reference.startswith("#") or reference[1:2] not in ("", "/"):
+            raise InputError(
+                f"json_schema: expected a $ref to a place here, with more beside it, got {reference!r:.80}"
+            )
+        found: Any = self._root
+        for part in unquote(reference[1:]).split("/")[1:]:
+            name = part.replace("~1", "/").replace("~0", "~")
+            if isinstance(found, list):
+                found = dict(enumerate(found)).get(int(name)) if _PLACE.fullmatch(name) else None
+            else:
+                found = found.get(name) if isinstance(found, Mapping) else None
+        return found
+
+
+def _is_put_together(schema: Mapping[str, Any]) -> bool:
+    together = schema.get("allOf")
+    if isinstance(together, list) and len(together) > 1:
+        return True
+    said = set(schema) - _BESIDE
+    return len(said) > 1 and not said.isdisjoint(("$ref", "allOf", "anyOf", "oneOf"))
+
+
+def _number(found: Any) -> int:
+    return min(found, SIZE_MAX) if type(found) is int and found > 0 else 0
+
+
+def _inner(schema: Mapping[str, Any]) -> Iterator[Any]:
+    """The schemas in a schema."""
+    for word, said in schema.items():
+        if word in NAMED_SCHEMAS and isinstance(said, Mapping):
+            yield from said.values()
+        elif word not in _VALUES and isinstance(said, list):
+            yield from (each for each in said if isinstance(each, Mapping))
+        elif word not in _VALUES and isinstance(said, Mapping):
+            yield said
