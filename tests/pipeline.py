@@ -26,7 +26,7 @@ from flowspec.core.head.events import (
     VerifiedArrived,
 )
 from flowspec.core.head.head import HeadCore
-from flowspec.core.protocol.messages import Sampling, Segment
+from flowspec.core.protocol.messages import Release, Sampling, Segment
 from flowspec.core.stage.events import (
     ClearSlots,
     CloseCache,
@@ -155,12 +155,12 @@ class Pipeline:
                 self._timer_s = command.at_s
             else:
                 drafter = self.drafters[command.drafter]
-                if isinstance(command, SendToDrafter):
-                    if isinstance(command.message, CopyFeatures):
-                        assert isinstance(drafter, CopiesFeatures), "its traits say that it copies none"
-                        drafter.copy_features(command.message)
-                    else:
-                        drafter.release(command.message)
+                message = command.message if isinstance(command, SendToDrafter) else None
+                if isinstance(message, Release):
+                    drafter.release(message)
+                elif message is not None:
+                    assert isinstance(drafter, CopiesFeatures), "its traits say that it copies none"
+                    drafter.copy_features(message)
                 else:
                     assert isinstance(command, Draft)
                     proposals = drafter.draft(command.segment, command.width)
