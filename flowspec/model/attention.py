@@ -28,6 +28,9 @@ from flowspec.model.arithmetic.operations import Sight, attention, store
 from flowspec.model.arithmetic.packed import GROUP
 from flowspec.model.arithmetic.plain import LANES
 
+MOVED_AT_ONCE = 256
+"""Slots that are copied at once to others: of an 8 B model in bfloat16 16 MiB of keys."""
+
 
 class TreeCache:
     """What one request holds in some layers of a slice, counted from its first; grown in blocks: keys and
@@ -173,20 +176,24 @@ class _KeysAndValues:
 
     def copy(self, source: _KeysAndValues, slots: torch.Tensor) -> None:
         """What lies in the same slots there, as prompts do, goes over in whole blocks of lanes; the rest slot
-        by slot."""
+        by slot, a few at a time: these are in memory once more meanwhile."""
         count, own = len(slots), torch.arange(len(slots), device=slots.device)
         moved = (slots != own).nonzero()
         blocks = (int(moved[0]) if len(moved) else count) // LANES
-        rest, of = own[blocks * LANES :], slots[blocks * LANES :]
+        same = blocks * LANES
         into, out = (*self.tensors[::2], *self.tensors[1::2]), (*source.tensors[::2], *source.tensors[1::2])
         lanes = len(into) // 2
         for mine, other in zip(into[:lanes], out[:lanes], strict=True):
             mine[:, :, :blocks] = other[:, :, :blocks]
-            found = other.permute(2, 4, 0, 1, 3)[of // LANES, of % LANES]
-            mine.permute(2, 4, 0, 1, 3)[rest // LANES, rest % LANES] = found
         for mine, other in zip(into[lanes:], out[lanes:], strict=True):
-            mine[:, :, : blocks * LANES] = other[:, :, : blocks * LANES]
-            mine[:, :, blocks * LANES : count] = other[:, :, of]
+            mine[:, :, :same] = other[:, :, :same]
+        pieces = (torch.split(each[same:], MOVED_AT_ONCE) for each in (own, slots))
+        for rest, of in zip(*pieces, strict=True):
+            for mine, other in zip(into[:lanes], out[:lanes], strict=True):
+                found = other.permute(2, 4, 0, 1, 3)[of // LANES, of % LANES]
+                mine.permute(2, 4, 0, 1, 3)[rest // LANES, rest % LANES] = found
+            for mine, other in zip(into[lanes:], out[lanes:], strict=True):
+                mine.index_copy_(2, rest, other.index_select(2, of))
 
     def clear(self, index: torch.Tensor) -> None:
         self.keys.permute(2, 4, 0, 1, 3)[index // LANES, index % LANES] = 0

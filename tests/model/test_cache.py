@@ -15,7 +15,7 @@ from flowspec.core.protocol.shared_keys import Heads
 from flowspec.model.arithmetic import build, compiled
 from flowspec.model.arithmetic.operations import Sight, attention
 from flowspec.model.arithmetic.plain import LANES
-from flowspec.model.attention import TreeCache
+from flowspec.model.attention import MOVED_AT_ONCE, TreeCache
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.kernels import CACHE_DTYPES
 from flowspec.model.pieces import Span
@@ -132,3 +132,31 @@ def test_q8_0_takes_little_more_than_half_of_16_bits() -> None:
         for each in ("q8_0", "bfloat16")
     ]
     assert sizes[0] / sizes[1] == 34 / 64
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize(("same", "moved"), [(700, 0), (37, 2 * MOVED_AT_ONCE + 9), (0, 1), (64, 16)])
+def test_a_copy_has_each_slot_where_it_belongs_and_nothing_else(
+    dtype: torch.dtype, same: int, moved: int
+) -> None:
+    """A prompt's slots lie where they lay, those of an answer with guesses beside it do not."""
+    torch.manual_seed(same)
+    source, copy = cache_of(48, 1600, dtype), cache_of(48, same + moved + 40, dtype)
+    for of in source.of(0), source.of(1):
+        for tensor in (*of[:2], *(of[2] or ())):
+            tensor.copy_(torch.randint(-99, 99, tensor.shape))
+    slots = torch.cat([torch.arange(same), same + 1 + torch.randperm(1500 - same)[:moved]])
+    copy.copy(source, slots)
+    for layer in range(2):
+        mine, other = copy.of(layer), source.of(layer)
+        pairs = [*zip(mine[:2], other[:2], strict=True), *zip(mine[2] or (), other[2] or (), strict=True)]
+        for place, (own, theirs) in enumerate(pairs):
+            is_keys = place % 2 == 0  # and their steps: blocks of lanes
+            for slot in range(own.shape[1] * (LANES if is_keys else 1)):
+                found = own[:, slot // LANES, ..., slot % LANES] if is_keys else own[:, slot]
+                if slot >= len(slots):
+                    assert not found.any()
+                    continue
+                of_slot = int(slots[slot])
+                lane = theirs[:, of_slot // LANES, ..., of_slot % LANES] if is_keys else theirs[:, of_slot]
+                assert torch.equal(found, lane), f"slot {slot}"
