@@ -94,6 +94,21 @@ def test_items_that_are_kept_may_be_referred_to() -> None:
         assert (caught.value.status, caught.value.param) == (404, "input[0].id")
 
 
+def test_an_item_that_is_referred_to_often_is_read_once() -> None:
+    """Reading it takes all of its response, and a request may have thousands of references."""
+    store, asked = ResponseStore(), []
+    item = {"id": "msg_1", "type": "message", "role": "user", "content": "Hello"}
+
+    def found(name: str) -> dict[str, Any] | None:
+        asked.append(name)
+        return item if name == "msg_1" else None
+
+    store.item = found  # type: ignore[method-assign]
+    wanted = read(store, input=[{"type": "item_reference", "id": "msg_1"}] * 500)
+    assert [each["content"] for each in cast(Any, wanted.prompts[0])] == ["Hello"] * 500
+    assert asked == ["msg_1"]
+
+
 def test_tools_and_log_probabilities_do_not_count_again_in_each_turn() -> None:
     store = ResponseStore(bytes_max=200_000)
     tools = [{"type": "function", "name": "f", "description": "x" * 30_000}]

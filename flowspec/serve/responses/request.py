@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from dataclasses import fields as dataclass_fields
+from functools import cache
 from typing import Any
 
 from flowspec.core.protocol import limits
@@ -72,7 +73,7 @@ class ResponseRequest(CompletionRequest):
 def response_wanted(store: ResponseStore, body: dict[str, Any]) -> ResponseRequest:
     """A request, with the dialogue of the response that it goes on from; raises `ApiError`."""
     fields = Fields(body)
-    placed, items = read_input(fields.needed("input"), store.item)
+    placed, items = read_input(fields.needed("input"), cache(store.item))  # which reads a whole response
     instructions = fields.text("instructions")
     previous = fields.text("previous_response_id")
     earlier = None if previous is None else store.find(previous)
