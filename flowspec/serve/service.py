@@ -217,7 +217,8 @@ class Service:
         is_closed = wanted.continues or (
             form.thoughts is not None and text.rstrip().endswith(form.thoughts.end)
         )
-        form = replace(form, is_either=use.bound.answer is not None and not use.bound.is_required)
+        is_either = use.bound.answer is not None and not use.bound.is_required
+        form = replace(form, is_bound=True, is_either=is_either)
         return ids, form, self._bound(form, use, may_think=not is_closed and not forbids_thoughts(variables))
 
     def _bound(self, form: ReplyForm, use: ToolUse, *, may_think: bool) -> BoundReply:

@@ -605,3 +605,21 @@ def test_what_a_grammar_allows_is_what_the_model_was_trained_to_write(
         assert masks.is_whole(answer)
         parts = model.read(form, answer, 7)
         assert check_calls(parts, SCHEMAS) == len(re.findall("get_weather|get-time|get[({]place", reply))
+
+
+@pytest.mark.parametrize(("variant", "thoughts", "reply"), PUBLISHED, ids=lambda each: str(each)[:24])
+def test_a_bound_call_that_the_reply_ends_within_is_no_text(variant: str, thoughts: Any, reply: str) -> None:
+    """Nor is any part of it behind its mark, wherever `max_tokens` cuts it; one that is not bound is text."""
+    mark = "{" if variant == "bare JSON" else ALL[VARIANTS[variant][0]].marks[:1]
+    if not mark or mark[0] not in reply:
+        pytest.skip("what is in channels is never text by mistake")
+    first = reply.index(mark[0])
+    following = reply.find(mark[0], first + 1) if variant != "bare JSON" else -1
+    shown: dict[bool, set[bool]] = {True: set(), False: set()}
+    for end in range(first + len(mark[0]), following if following >= 0 else len(reply)):
+        for is_bound, found in shown.items():
+            reader = form_of(variant, thoughts, is_bound=is_bound).reader()
+            parts = [*reader.push(reply[:end]), *reader.finish()]
+            found.add(bool(said(parts, "content").strip()))
+    assert shown[True] == {False}
+    assert True in shown[False]

@@ -204,6 +204,13 @@ def test_a_text_of_a_format_may_stand_in_place_of_a_call(served: Served) -> None
     assert allows(SCHEMAS["Add"], json.loads(alone.message.content))
 
 
+def test_nothing_of_a_call_that_max_tokens_cuts_is_text(served: Served) -> None:
+    for most in (14, 17):
+        found = served.ask(tool_choice="required", max_tokens=most, **unthinking(served))
+        assert found.finish_reason == "length"
+        assert not (found.message.content or "").strip()
+
+
 def test_what_cannot_be_obeyed_is_refused_in_one_line(served: Served) -> None:
     broken = {"type": "function", "function": {"name": "f", "parameters": {"not": {}}, "strict": True}}
     told = served.refused(tools=[broken])

@@ -300,8 +300,8 @@ class ReplyForm:
 
     `thoughts`: what stands around thoughts; `is_thinking`: the prompt ends within one. `calls`: the format of
     calls, where tools may be called, which are `tools`; `is_single`: the reply ends with the first call.
-    `is_either`: a reply that does not begin with a call has none. `is_in_channels`: the model writes messages
-    in channels.
+    `is_either`: a reply that does not begin with a call has none. `is_bound`: what begins as a call is one,
+    or the reply ends within it. `is_in_channels`: the model writes messages in channels.
     """
 
     thoughts: Thoughts | None = None
@@ -310,6 +310,7 @@ class ReplyForm:
     tools: Tools = field(default_factory=dict)
     is_single: bool = False
     is_either: bool = False
+    is_bound: bool = False
     is_in_channels: bool = False
 
     @property
@@ -355,7 +356,8 @@ class TagReader:
 
     def finish(self) -> list[Part]:
         if self._call is not None:
-            self._out += self._call.finish()
+            found = self._call.finish()
+            self._out += [part for part in found if part.kind != "content" or not self._form.is_bound]
         elif self.is_thinking:
             self._say("thought", self._text.rstrip())
         else:
