@@ -1,7 +1,7 @@
 """What a grammar tells drafters that look at texts alone: which of their guesses it forbids, and what follows
 for certain, or as good as.
 
-It asks the grammar of bytes, not of tokens, which takes microseconds and no mask. Two things come of that.
+It asks the grammar of bytes, not of tokens, which takes microseconds a byte. Two things come of that.
 Where one token alone can follow, it is proposed as certain. Where the next bytes are certain and several
 tokens can write them (`{"name": ` is `{"`, `name`, or `{`, `"`, `n`), the longest of these is a guess like
 any other: tokenizers mostly cut so, and the head learns how often the model does. What is drawn, the masks of
@@ -17,11 +17,20 @@ from itertools import islice
 
 from flowspec.core.protocol.messages import Grammar
 from flowspec.core.protocol.token_bytes import TokenBytes
-from flowspec.model.grammar import GrammarMasks, common_beginning, in_bytes, over_bytes, single_bytes
+from flowspec.model.grammar import (
+    BYTES_COUNT,
+    GrammarMasks,
+    common_beginning,
+    in_bytes,
+    over_bytes,
+    single_bytes,
+)
 
 CERTAIN = 1.0
 CERTAIN_MAX = 64
 """Tokens that are said to be certain at once."""
+RUN_MAX = 32
+"""Bytes that are asked for at once: each costs the grammar a question of its own."""
 BEYOND_MAX = 32
 """Tokens that begin with what is certain and go on, of which the grammar is asked."""
 LONGEST = 0.98
@@ -81,7 +90,7 @@ class Guide:
         text = self._text(answer)
         if text is None:
             return []
-        run = self._grammar.forced(text)
+        run = self._run(text)
         if only := self._only(run, text):
             return [(only[0], CERTAIN)]
         own = [(token, LONGEST) for token in self._writing(run, text)[-1:]]
@@ -93,14 +102,21 @@ class Guide:
 
     def certain(self, answer: Sequence[int]) -> list[int]:
         """The tokens that alone can follow an answer, one behind the other."""
-        text, found = self._text(answer), list[int]()
+        text, found, run = self._text(answer), list[int](), b""
         while text is not None and len(found) < CERTAIN_MAX:
-            tokens = self._only(self._grammar.forced(text), text)
+            run = self._run(text) if len(run) < RUN_MAX // 2 else run
+            tokens = self._only(run, text)
             if not tokens:
                 break
-            found += tokens
-            text = [*text, *(each for token in tokens for each in self._in_bytes(token))]
+            more = [each for token in tokens for each in self._in_bytes(token)]
+            found, text, run = [*found, *tokens], [*text, *more], run[len(more) :]
         return found
+
+    def _run(self, text: Sequence[int]) -> bytes:
+        """What every text goes on with, or the beginning of that; a mark stands alone."""
+        found = self._grammar.forced(text, RUN_MAX)
+        end = next((place for place, each in enumerate(found) if each >= BYTES_COUNT), len(found))
+        return bytes(found[:end]) if end or not found else _MARK
 
     def _in_bytes(self, token: int) -> Sequence[int]:
         return in_bytes(self._bound, self._words.tokens, token)

@@ -211,11 +211,27 @@ class GrammarMasks:
         """Whether the answer, without the token that ends it, is a text that the grammar allows."""
         return bool(self._asked(answer, lambda: self._matcher.is_accepting()))
 
-    def forced(self, answer: Sequence[int]) -> bytes:
-        """What every text that the grammar allows goes on with behind the answer, as far as the library
-        sees; empty where texts differ at once, or none goes on."""
-        found = self._asked(answer, lambda: self._matcher.compute_ff_bytes())
-        return b"" if found is None else bytes(found)
+    def forced(self, answer: Sequence[int], most: int) -> list[int]:
+        """The tokens that alone can follow behind the answer, one behind the other, `most` of them; none
+        where others can, or the answer may end.
+
+        The library could say all of them at once, which is a million where `a{1000000}` is asked for, and
+        takes seconds.
+        """
+        return self._asked(answer, lambda: self._alone(most)) or []
+
+    def _alone(self, most: int) -> list[int]:
+        found: list[int] = []
+        every = (1 << (self._count + 1)) - 1
+        while len(found) < most:
+            allowed = int.from_bytes(self._matcher.compute_bitmask(), "little") & every
+            if allowed.bit_count() != 1 or allowed >> self._count:
+                break
+            found.append(allowed.bit_length() - 1)
+            self._matcher.consume_token(found[-1])
+        if found and not self._matcher.is_error():
+            self._matcher.rollback(len(found))
+        return found
 
     def may_go_on(self, answer: Sequence[int], more: Sequence[int]) -> bool:
         """Whether these tokens may follow, one behind the other."""
@@ -294,8 +310,8 @@ def _tokenizer(texts: Sequence[bytes]) -> Any:
     return llguidance.LLTokenizer(wrapper, slices=[])  # they take longer to make than they save
 
 
-_BYTES_COUNT = 256
-_BYTE_MARKS = tuple(range(_BYTES_COUNT, _BYTES_COUNT + limits.GRAMMAR_MARKS_MAX))
+BYTES_COUNT = 256
+_BYTE_MARKS = tuple(range(BYTES_COUNT, BYTES_COUNT + limits.GRAMMAR_MARKS_MAX))
 """Where a vocabulary of single bytes has marks."""
 
 
@@ -304,7 +320,7 @@ def single_bytes() -> GrammarVocabulary:
     """A vocabulary of single bytes and marks, by which a grammar speaks of texts, whatever tokens write
     them."""
     return GrammarVocabulary(
-        TokenBytes((*(bytes([byte]) for byte in range(_BYTES_COUNT)), *(b"" for _ in _BYTE_MARKS)))
+        TokenBytes((*(bytes([byte]) for byte in range(BYTES_COUNT)), *(b"" for _ in _BYTE_MARKS)))
     )
 
 

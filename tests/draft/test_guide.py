@@ -13,9 +13,9 @@ pytest.importorskip("llguidance")
 
 from flowspec.core.protocol.messages import Grammar, Sampling
 from flowspec.core.protocol.token_bytes import TokenBytes
-from flowspec.draft.guide import CERTAIN, LONGEST, Guide, Words, certain_of
+from flowspec.draft.guide import CERTAIN, CERTAIN_MAX, LONGEST, Guide, Words, certain_of
 from flowspec.draft.text import TextDrafter, TextProposer
-from flowspec.model.grammar import GrammarMasks, GrammarVocabulary, in_bytes
+from flowspec.model.grammar import GrammarMasks, GrammarVocabulary, in_bytes, over_bytes, single_bytes
 from tests.draft.trees import Teller, segment
 
 BYTES = tuple(bytes([byte]) for byte in range(256))
@@ -55,6 +55,10 @@ GRAMMARS = (
     ),
     ("json_schema", '{"type": "array", "items": {"type": "boolean"}, "maxItems": 2}'),
 )
+DOUBLED = "\n".join(
+    ['start: "b" n0', *(f"n{depth}: n{depth + 1} n{depth + 1}" for depth in range(40)), 'n40: "a"']
+)
+"""A text of 2**40 letters."""
 
 
 def bound(kind: str, text: str) -> Grammar:
@@ -155,6 +159,16 @@ def test_a_question_costs_what_is_new_of_the_answer(monkeypatch: pytest.MonkeyPa
     for length in (4990, 5000, 4999):
         assert guide.certain(answer[:length]) == []
     assert asked == len(answer) + 10
+
+
+@pytest.mark.parametrize("spec", [("regex", "b?a{1000000}"), ("lark", DOUBLED)], ids=("counted", "doubled"))
+def test_what_is_certain_for_very_long_is_asked_for_in_parts(spec: tuple[str, str]) -> None:
+    guide = Guide(bound(*spec), Words(TOKENS))
+    answer = [2 + ord("b")]
+    assert len(guide.certain(answer)) == CERTAIN_MAX
+    assert guide.guesses(answer, [], 1)
+    masks = GrammarMasks(over_bytes(bound(*spec)), single_bytes())
+    assert masks.forced(list(b"b"), 5) == list(b"aaaaa")
 
 
 def test_the_longest_token_that_writes_what_is_certain_is_guessed() -> None:
