@@ -37,7 +37,7 @@ from tests.serve.templated_model import folder_of
 ANSWER_S = 120.0
 """A request without any answer for so long is lost."""
 LINE_CHARS_MAX = 600
-GROWTH_BYTES = 512 << 20
+GROWTH_BYTES = 768 << 20
 """What all processes of the server may keep of everything together; most of it are the caches of
 conversations, of which 96 are kept."""
 ALONE = 10
