@@ -23,7 +23,7 @@ from flowspec.core.protocol.token_bytes import TokenBytes
 from flowspec.errors import InputError, meant
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.grammar import check_grammar, library_version
-from flowspec.model.reply.bound import BoundReply, bound_in_channels
+from flowspec.model.reply.bound import BoundReply, bound_text
 from flowspec.model.reply.form import ReplyForm
 from flowspec.model.text import Messages, Tokenizer, recommended
 from flowspec.runtime.answer import Answer, AnswerStream, AsyncAnswerStream
@@ -350,16 +350,21 @@ class LLM:
         bound: BoundReply | None = None,
     ) -> Question:
         """The same for a prompt's token ids; with a `form` the answer's thoughts and calls are told apart
-        from its text, and with a `bound` it is what that allows."""
+        from its text, which then is what the `params` bind; with a `bound` all of it is what that
+        allows."""
         eos_id = None if self.tokenizer is None else self.tokenizer.eos_id
         sampling, limits = params.sampling(self.recommended), params.limits(self.recommended, eos_id)
         if params.bound is not None:
-            kind, text = params.bound
-            check_grammar(kind, text)
-            if self.tokenizer is not None and self.tokenizer.final_channel() is not None:
-                bound = bound_in_channels(kind, text, self.tokenizer.added_tokens)
+            check_grammar(*params.bound)
+            told = form
+            if told is None and self.tokenizer is not None and self.tokenizer.final_channel() is not None:
+                told = ReplyForm(is_in_channels=True)
+            if told is None or self.tokenizer is None:
+                sampling = replace(sampling, grammar=self._grammar(*params.bound, limits.stop_ids))
             else:
-                sampling = replace(sampling, grammar=self._grammar(kind, text, limits.stop_ids))
+                added, count = self.tokenizer.added_tokens, self.session.config.vocab_size
+                tokens = {name: token for name, token in added.items() if token < count}
+                bound = bound_text(told, *params.bound, tokens)
         if bound is not None:
             check_grammar("reply", bound.text, len(bound.marks))
             grammar = self._grammar("reply", bound.text, limits.stop_ids, bound.marks)
@@ -382,7 +387,7 @@ class LLM:
             raise InputError(f"{kind}: the model has no tokenizer, so its answers have no text")
         if wrong := [mark for mark in marks if mark in stop_ids or mark >= len(tokens.texts)]:
             raise InputError(
-                f"{kind}: expected no token of calls among those that end answers, got {wrong[0]}"
+                f"{kind}: expected no token of calls or thoughts among those that end answers, got {wrong[0]}"
             )
         ends = [token for token in sorted(stop_ids) if token < len(tokens.texts) and not tokens.texts[token]]
         if not ends:

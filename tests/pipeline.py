@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flowspec.core.head.events import (
-    CopyFeatures,
     Draft,
     Drafted,
     Emit,

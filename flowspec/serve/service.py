@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from flowspec.errors import InputError
 from flowspec.llm import LLM
 from flowspec.model.grammar import check_grammar, check_library, library_version
-from flowspec.model.reply.bound import BoundReply, bound_reply
+from flowspec.model.reply.bound import BoundReply, bound_reply, may_think_first
 from flowspec.model.reply.form import ReplyForm
 from flowspec.model.reply.parts import Tool
 from flowspec.model.text import Bound, Messages, Tokenizer, TooLongError
@@ -209,17 +209,21 @@ class Service:
             raise _no_tools("tools", "how this model writes calls of tools is not known here")
         text = tokenizer.render_chat(messages, tools, variables, continues=wanted.continues)
         ids = tuple(tokenizer.encode_rendered(text, bound))
-        if wanted.params.bound is not None and tokenizer.final_channel() is None:
-            return ids, None, None  # the answer is what it is bound to, and has neither thoughts nor calls
         form = tokenizer.reply_form(text, tools, is_single=use.is_single)
-        if form is None or use.bound is None:
-            return ids, form, None
+        if form is None:
+            return ids, None, None
         is_closed = wanted.continues or (
             form.thoughts is not None and text.rstrip().endswith(form.thoughts.end)
         )
+        may_think = not is_closed and not forbids_thoughts(variables)
+        if wanted.params.bound is not None:  # a text and no calls, which `question_of` binds by its form
+            has_parts = may_think_first(form, *wanted.params.bound, may_think=may_think)
+            return ids, form if has_parts else None, None
+        if use.bound is None:
+            return ids, form, None
         is_either = use.bound.answer is not None and not use.bound.is_required
         form = replace(form, is_bound=True, is_either=is_either)
-        return ids, form, self._bound(form, use, may_think=not is_closed and not forbids_thoughts(variables))
+        return ids, form, self._bound(form, use, may_think=may_think)
 
     def _bound(self, form: ReplyForm, use: ToolUse, *, may_think: bool) -> BoundReply:
         """What binds a reply with calls."""

@@ -1,5 +1,6 @@
-"""Replies that are bound to calls: whatever is drawn among what the grammar allows, the reader of the same
-form reads calls in it, with arguments that the tools' schemas allow."""
+"""Replies that are bound to calls, or to a text behind thoughts: whatever is drawn among what the grammar
+allows, the reader of the same form reads calls in it, with arguments that the tools' schemas allow, or a text
+of the format."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from flowspec.core.protocol.token_bytes import TokenBytes
 from flowspec.errors import InputError
 from flowspec.model.grammar import GrammarMasks, GrammarVocabulary, check_grammar, is_whole
 from flowspec.model.harmony import MARKS as CHANNEL_MARKS
-from flowspec.model.reply.bound import BoundReply, Wanted, bound_in_channels, bound_reply
+from flowspec.model.reply.bound import BoundReply, Wanted, bound_reply, bound_text, may_think_first
 from flowspec.model.reply.channels import CONSTRAIN
 from flowspec.model.reply.form import CHANNELS, FORMATS, THOUGHTS, ReplyForm
 from flowspec.model.reply.parts import Part, Tool, calls_in
@@ -286,7 +287,7 @@ def test_the_text_in_channels_is_the_final_one(kind: str) -> None:
     form = replace(form_of("channels"), calls=None)
     model = Model("channels", form, has_tokens=True)
     text = json.dumps(ANSWER) if kind == "json_schema" else "(yes|no) [0-9]{2}"
-    grammar = model.grammar(bound_in_channels(kind, text, model.tokens))
+    grammar = model.grammar(bound_text(form, kind, text, model.tokens))
     thoughts = 0
     for seed in range(8):
         parts = model.read(form, model.draws(grammar, seed), 7)
@@ -297,6 +298,98 @@ def test_the_text_in_channels_is_the_final_one(kind: str) -> None:
             assert re.fullmatch(text, found)
         thoughts += bool(said(parts, "thought"))
     assert thoughts
+
+
+FORMATS_OF_TEXTS = {
+    "document": ("json_schema", json.dumps(ANSWER)),
+    "expression": ("regex", "(yes|no) [0-9]{2}"),
+    "any text": ("regex", "(?s:.{0,9})"),
+    "no text": ("regex", ""),
+    "perhaps a space": ("regex", "a?( b|c)"),
+    "perhaps thoughts": ("regex", r"(<think>|\[THINK\]|<\|channel>thought|no)[a-z]"),
+}
+
+
+@pytest.mark.parametrize("thoughts", THOUGHTS, ids=str)
+@pytest.mark.parametrize("has_tokens", [True, False], ids=["tokens", "spelled"])
+@pytest.mark.parametrize("is_thinking", [True, False], ids=["begun", "free"])
+def test_a_text_of_a_format_stands_behind_thoughts(
+    thoughts: Any, has_tokens: bool, is_thinking: bool
+) -> None:
+    form = ReplyForm(thoughts=thoughts, is_thinking=is_thinking)
+    model = Model("bare JSON", form, has_tokens=has_tokens)
+    thought = set()
+    for kind, text in FORMATS_OF_TEXTS.values():
+        assert may_think_first(form, kind, text, may_think=True)
+        grammar = model.grammar(bound_text(form, kind, text, model.tokens))
+        for seed in range(6):
+            answer = model.draws(grammar, seed, "" if seed % 2 else f"{thoughts.begin}Hm.{thoughts.end}")
+            for size in (1, 7, 10_000):
+                parts = model.read(form, answer, size)
+                found = said(parts, "content")
+                if kind == "json_schema":
+                    assert allows(ANSWER, json.loads(found)), model.text(answer)
+                else:
+                    assert re.fullmatch(text, found), model.text(answer)
+            thought.add(thoughts.end in model.text(answer))
+    assert thought == ({True} if is_thinking else {True, False})
+
+
+def test_a_model_thinks_first_where_it_may_and_where_the_text_can_be_told() -> None:
+    free, begun = ReplyForm(thoughts=TAGS), ReplyForm(thoughts=TAGS, is_thinking=True)
+    document = FORMATS_OF_TEXTS["document"]
+    assert may_think_first(free, *document, may_think=True)
+    assert may_think_first(begun, *document, may_think=False)
+    assert may_think_first(ReplyForm(is_in_channels=True), *document, may_think=False)
+    assert not may_think_first(free, *document, may_think=False)
+    assert not may_think_first(ReplyForm(), *document, may_think=True)
+    for kind, text in (
+        ("lark", 'start: "a"'),
+        ("regex", " yes| no"),
+        ("regex", r"\s+[a-z]*|<think>a"),
+        ("regex", "("),
+        ("regex", "\ud800"),
+    ):
+        assert not may_think_first(begun, kind, text, may_think=True), text
+
+
+THOUGHT_DOCUMENTS = [
+    (TAGS, False, '<think>\nIn Paris: 1 < 2.\n</think>\n\n{"answer": "Paris", "is_sure": true}'),
+    (TAGS, False, '<think>\n\n</think>\n\n{"answer": "Paris", "is_sure": true}'),
+    (TAGS, False, '\n<think>Paris, then.</think>\n{"answer":"Paris","is_sure":true}'),
+    (TAGS, True, '\nIn Paris, says {"a": 1}.\n</think>\n\n{"answer": "Paris", "is_sure": true}'),
+    (TAGS, True, 'Paris.</think>{"answer": "Paris", "is_sure": true}'),
+    (BRACKETS, False, '[THINK]Paris.[/THINK]{"answer": "Paris", "is_sure": true}'),
+    (GEMMA, False, '<|channel>thought\nIn Paris.<channel|>{"answer": "Paris", "is_sure": true}'),
+    (TAGS, False, '{"answer": "Paris", "is_sure": true}'),
+]
+"""In the layout of templates: Qwen3's, with thoughts and without, GLM's, those of Qwen3 and DeepSeek-R1 that
+have begun the thoughts, Magistral's, and Gemma's."""
+
+
+@pytest.mark.parametrize(
+    ("thoughts", "is_thinking", "reply"), THOUGHT_DOCUMENTS, ids=lambda each: str(each)[:24]
+)
+@pytest.mark.parametrize("has_tokens", [True, False], ids=["tokens", "spelled"])
+def test_thoughts_before_a_document_are_written_as_the_model_was_trained_to(
+    thoughts: Any, is_thinking: bool, reply: str, has_tokens: bool
+) -> None:
+    form = ReplyForm(thoughts=thoughts, is_thinking=is_thinking)
+    model = Model("bare JSON", form, has_tokens=has_tokens)
+    grammar = model.grammar(bound_text(form, *FORMATS_OF_TEXTS["document"], model.tokens))
+    masks = GrammarMasks(grammar, model.vocabulary)
+    answer: list[int] = []
+    for piece in re.split(f"({'|'.join(map(re.escape, model.tokens)) or '(?!)'})", reply):
+        found = [model.tokens[piece]] if piece in model.tokens else [1 + byte for byte in piece.encode()]
+        for token in found:
+            assert masks.allowed(answer)[token], model.text([*answer, token])
+            assert not masks.allowed(answer)[END]
+            answer.append(token)
+    assert masks.is_whole(answer)
+    assert np.flatnonzero(masks.allowed(answer)).tolist() == [END]
+    parts = model.read(form, answer, 7)
+    assert json.loads(said(parts, "content")) == {"answer": "Paris", "is_sure": True}
+    assert bool(said(parts, "thought")) is ("Paris" in reply.partition('"answer"')[0])
 
 
 @pytest.mark.parametrize(

@@ -16,13 +16,13 @@ import pytest
 pytest.importorskip("llguidance")
 
 from flowspec import LLM
-from flowspec.core.methods import METHODS
+from flowspec.core.methods import DEFAULT, METHODS, WITHOUT_GUESSES
 from flowspec.core.protocol.messages import Grammar, Sampling
 from flowspec.core.protocol.token_bytes import TokenBytes
 from flowspec.errors import ClusterError, InputError
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.grammar import GrammarVocabulary, is_whole, library_version
-from flowspec.model.reply.bound import Wanted, bound_reply
+from flowspec.model.reply.bound import Wanted, bound_reply, bound_text
 from flowspec.model.reply.form import form_of
 from flowspec.model.reply.parts import Tool, ToolCall, calls_in
 from flowspec.model.step_by_step import StepByStep
@@ -157,6 +157,50 @@ def test_bound_calls_of_every_method_are_those_of_decoding_step_by_step(
                     stream = session.submit(prompt, sampling, limits, request=session.head.new_request())
                     found = tuple(token for batch in stream for token in batch.tokens)
                     assert found == answer[:-1], method
+
+
+THOUGHT_MARKS = {"<think>": 3, "</think>": 4}
+THINKING = form_of("<think>", (), "", {})
+
+
+def test_thoughts_before_a_document_are_those_of_decoding_step_by_step(
+    files: ModelFiles, tokenizer: Tokenizer, tokens: TokenBytes, plain: StepByStep
+) -> None:
+    """By a model that is biased to begin thoughts, and to end them; plainly, and by the method that is the
+    default."""
+    assert THINKING is not None
+    stop_ids = recommended(files, files.config()).stop_ids
+    found = bound_text(THINKING, "json_schema", json.dumps(SCHEMA), THOUGHT_MARKS)
+    grammar = Grammar(kind="reply", text=found.text, ends=tuple(sorted(stop_ids)), marks=found.marks)
+    prompt = tuple(tokenizer.encode_chat([{"role": "user", "content": QUESTION}]))
+    expected, thoughts = {}, 0
+    for temperature, end in ((0.0, 8.0), (1.0, 8.0), (1.0, 16.0)):
+        bias = ((THOUGHT_MARKS["<think>"], 90.0), (THOUGHT_MARKS["</think>"], end))
+        sampling = Sampling(temperature=temperature, seed=5, grammar=grammar, logit_bias=bias)
+        expected[sampling] = plain.generate(prompt, sampling, CALL_TOKENS_MAX, stop_ids)
+        answer = expected[sampling]
+        assert answer[0] == THOUGHT_MARKS["<think>"]
+        if THOUGHT_MARKS["</think>"] not in answer:
+            assert len(answer) == CALL_TOKENS_MAX
+            continue
+        at = answer.index(THOUGHT_MARKS["</think>"])
+        thoughts += at > 1
+        assert answer[-1] in stop_ids
+        assert is_whole(grammar, tokens, answer[:-1])
+        check_document(tokenizer.decode(answer[at + 1 : -1]))
+    assert thoughts
+    limits = Limits(new_tokens_max=CALL_TOKENS_MAX, stop_ids=stop_ids)
+    with open_cluster(ClusterOptions(model=BUNDLED, dtype="float32", local=2, context=200)) as opened:
+        cluster = replace(opened, plan=replace(opened.plan, tokens=tokens))
+        for method in (DEFAULT, WITHOUT_GUESSES):
+            name = None if method == WITHOUT_GUESSES else BUNDLED
+            with cluster.session(
+                Decoding(method=method, drafters=(name,)), lambda text, share: None
+            ) as session:
+                for sampling, answer in expected.items():
+                    stream = session.submit(prompt, sampling, limits, request=session.head.new_request())
+                    told = tuple(token for batch in stream for token in batch.tokens)
+                    assert told == (answer[:-1] if answer[-1] in stop_ids else answer), method
 
 
 @pytest.mark.parametrize("stages", [1, 3])

@@ -1,6 +1,6 @@
-"""What a reply must be that calls tools by their schemas: a grammar of all that the model writes, with its
-thoughts, in its own format. What it allows, the reader of the same form reads as calls that the schemas
-allow.
+"""What a reply must be that calls tools by their schemas, or is a text of a format: a grammar of all that the
+model writes, with its thoughts, in its own format. What it allows, the reader of the same form reads as calls
+that the schemas allow, or as such a text.
 
 - A mark that is a token of its own is possible where the grammar names it, and nowhere else; one that the
   vocabulary spells with other tokens is a text like any other. No free text has a mark in it as a text, since
@@ -10,11 +10,12 @@ allow.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flowspec.errors import InputError
-from flowspec.model.grammar import rule_of
+from flowspec.model.grammar import check_grammar, rule_of
 from flowspec.model.harmony import CHANNEL, END, FINAL, MESSAGE, START
 from flowspec.model.reply.call_shape import Rules, arguments_of, check_sizes, json_arguments
 from flowspec.model.reply.channels import CONSTRAIN
@@ -62,6 +63,41 @@ def bound_reply(
     return BoundReply(rules.grammar(start), rules.marks)
 
 
+def bound_text(form: ReplyForm, kind: str, text: str, tokens: Mapping[str, int]) -> BoundReply:
+    """A reply of this form, without calls, of which the text is one that a grammar allows: in the final
+    channel, or behind thoughts, if there are any. Raises `InputError` for what cannot be obeyed."""
+    wanted = Wanted(answer=(kind, text))
+    return bound_reply(replace(form, calls=None), wanted, tokens, "", may_think=True)
+
+
+def may_think_first(form: ReplyForm, kind: str, text: str, *, may_think: bool) -> bool:
+    """Whether a model may think before a text that this grammar allows: it can, the prompt has begun it or it
+    `may_think`, and the text can be told from thoughts. True for what is in channels."""
+    if form.is_in_channels:
+        return True
+    if form.thoughts is None or kind == "lark" or not (form.is_thinking or may_think):
+        return False
+    if kind != "regex":
+        return True
+    rules = Rules({}, ())
+    try:
+        check_grammar(kind, text)
+        check_grammar("reply", rules.grammar(_text_of(rules, form, kind, text)))
+    except InputError:
+        return False
+    return True
+
+
+def _text_of(rules: Rules, form: ReplyForm, kind: str, text: str) -> str:
+    """A text of a grammar. Where thoughts may stand before it, it begins neither as they do nor with the
+    space behind them, which readers leave out; a document never does."""
+    found = rule_of(kind, text)
+    if kind != "regex" or form.thoughts is None:
+        return rules.rule(found)
+    begin = re.escape(form.thoughts.begin)
+    return rules.text((), first=rf"{found} & ~/([\s\x1c-\x1f]|{begin})(?s:.*)/")
+
+
 def _thoughts(rules: Rules, form: ReplyForm, *, may_think: bool, space: str) -> str:
     thoughts = form.thoughts
     if thoughts is None or not (form.is_thinking or may_think):
@@ -71,7 +107,9 @@ def _thoughts(rules: Rules, form: ReplyForm, *, may_think: bool, space: str) -> 
 
 
 def _behind_thoughts(rules: Rules, form: ReplyForm, wanted: Wanted, known: Collection[str]) -> str:
-    assert form.calls is not None
+    if form.calls is None:
+        assert wanted.answer is not None
+        return _text_of(rules, form, *wanted.answer)
     shape, is_bare = form.calls.shape(known), form.calls.is_bare
     call, mark = shape.call(rules, wanted.tools), rules.spelled(shape.mark)
     between = rules.spelled(shape.between)
@@ -102,12 +140,6 @@ def _behind_thoughts(rules: Rules, form: ReplyForm, wanted: Wanted, known: Colle
 
 
 # ----------------------------------------------------------------------------------------------- channels
-
-
-def bound_in_channels(kind: str, text: str, tokens: Mapping[str, int]) -> BoundReply:
-    """A reply in channels of which the text is one that a grammar allows."""
-    form = ReplyForm(is_in_channels=True)
-    return bound_reply(form, Wanted(answer=(kind, text)), tokens, "", may_think=True)
 
 
 def _in_channels(rules: Rules, form: ReplyForm, wanted: Wanted, tokens: Collection[str]) -> str:

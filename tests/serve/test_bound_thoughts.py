@@ -1,0 +1,211 @@
+"""Answers of a format behind thoughts, by the official client against a real server of a real model: the
+bundled one, given the chat template of a family that thinks, and its marks as special tokens. It has never
+thought, so it is biased to begin thoughts and to end them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from pydantic import BaseModel, ConfigDict, Field
+
+pytest.importorskip("llguidance")
+
+from flowspec.llm import LLM
+from tests.serve.scripted_model import QWEN3
+from tests.serve.servers import running
+from tests.serve.test_bound_calls import ASKED, Served, folder_of
+
+BEGUN = QWEN3.replace(
+    "</think>\n\n{% endif %}{% endif %}", "</think>\n\n{% else %}<think>\n{% endif %}{% endif %}"
+)
+"""As Qwen3.5's, which begins the thoughts itself."""
+MARKS = ("<think>", "</think>")
+
+
+class Sum(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    first: int = Field(ge=0, le=999)
+    label: str = Field(max_length=12)
+    is_even: bool
+
+
+FORM: dict[str, Any] = {
+    "type": "json_schema",
+    "json_schema": {"name": "Sum", "schema": Sum.model_json_schema()},
+}
+
+
+@pytest.fixture(scope="module", params=[QWEN3, BEGUN], ids=["its own", "begun"])
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("models") / "thinking"
+    vocabulary = folder_of(folder, request.param, MARKS)
+    with LLM(str(folder), dtype="float32", local=2, drafter="ngram") as llm, running(llm) as server:
+        yield Served(server, server.service.model, vocabulary)
+
+
+def ask(served: Served, **fields: Any) -> Any:
+    return served.ask(**{"tools": openai.omit, "temperature": 1, "seed": 3, **thinking(served), **fields})
+
+
+def thinking(served: Served, end: int = 8) -> dict[str, Any]:
+    """That it begins thoughts where it may, and ends them with so much of a bias."""
+    begin, close = (str(served.vocabulary[mark]) for mark in MARKS)
+    return {"logit_bias": {begin: 100, close: end}}
+
+
+def thoughts_of(choice: Any) -> str | None:
+    return getattr(choice.message, "reasoning_content", None)
+
+
+def test_a_class_of_the_client_comes_back_behind_thoughts(served: Served) -> None:
+    asked: dict[str, Any] = {"model": served.name, "messages": ASKED, "max_tokens": 300}
+    thoughts = set()
+    with served.server.client() as client:
+        for temperature, end in ((0, 12), (1, 8)):
+            found = client.chat.completions.parse(
+                **asked,
+                **thinking(served, end),
+                response_format=Sum,
+                temperature=temperature,
+                seed=1,
+                logprobs=True,
+            )
+            (choice,) = found.choices
+            assert choice.finish_reason == "stop"
+            assert isinstance(choice.message.parsed, Sum)
+            assert json.loads(choice.message.content) == choice.message.parsed.model_dump()
+            assert 0 < found.usage.completion_tokens_details.reasoning_tokens < found.usage.completion_tokens
+            assert len(choice.logprobs.content) == found.usage.completion_tokens
+            thoughts.add(thoughts_of(choice))
+    assert any(thoughts)
+
+
+def test_a_stream_and_a_response_bring_the_same(served: Served) -> None:
+    whole = ask(served, response_format=FORM, max_tokens=300)
+    parts = {"content": "", "reasoning_content": ""}
+    with served.server.client() as client:
+        for chunk in client.chat.completions.create(
+            model=served.name,
+            messages=ASKED,
+            max_tokens=300,
+            temperature=1,
+            seed=3,
+            stream=True,
+            response_format=FORM,
+            **thinking(served),
+        ):
+            for name in parts if chunk.choices else ():
+                parts[name] += getattr(chunk.choices[0].delta, name, None) or ""
+        response = client.responses.create(
+            model=served.name,
+            input=ASKED[0]["content"],
+            max_output_tokens=300,
+            temperature=1,
+            text={"format": {"type": "json_schema", "name": "Sum", "schema": Sum.model_json_schema()}},
+            extra_body={"seed": 3, **thinking(served)},
+        )
+    assert (parts["content"], parts["reasoning_content"]) == (whole.message.content, thoughts_of(whole))
+    assert Sum.model_validate_json(whole.message.content)
+    assert response.output_text == whole.message.content
+    (item,) = [each for each in response.output if each.type == "reasoning"]
+    assert item.content[0].text == thoughts_of(whole)
+
+
+@pytest.mark.parametrize(
+    ("asked", "pattern"),
+    [
+        ({"regex": r"[A-C]{2}\d"}, r"[A-C]{2}\d"),
+        ({"choice": ["a+b", "c (d)"]}, r"a\+b|c \(d\)"),
+        ({"json": {"enum": [17, 42]}}, "17|42"),
+        ({"json_object": True}, r"\{.*"),
+    ],
+    ids=str,
+)
+def test_what_clients_of_vllm_ask_is_obeyed_behind_thoughts(
+    served: Served, asked: dict[str, Any], pattern: str
+) -> None:
+    found = ask(served, extra_body={"structured_outputs": asked})
+    assert thoughts_of(found)
+    assert re.fullmatch(pattern, found.message.content, re.DOTALL)
+
+
+def test_thoughts_that_do_not_end_are_cut_by_the_number_of_tokens(served: Served) -> None:
+    found = ask(served, response_format=FORM, max_tokens=12, **thinking(served, end=-100))
+    assert found.finish_reason == "length"
+    assert not found.message.content
+    assert thoughts_of(found)
+
+
+def test_stop_texts_are_looked_for_behind_thoughts(served: Served) -> None:
+    free = ask(served, response_format=FORM)
+    stop = '"first'
+    assert stop in free.message.content
+    cut = ask(served, response_format=FORM, stop=stop)
+    assert (cut.message.content, cut.finish_reason) == ("{", "stop")
+    assert thoughts_of(cut) == thoughts_of(free)
+
+
+def test_where_it_is_not_to_think_the_answer_is_bound_from_its_first_token(served: Served) -> None:
+    told = ask(served, response_format=FORM, extra_body={"enable_thinking": False})
+    wanted = {"regex": "(yes|no)"}
+    continued = ask(
+        served,
+        messages=[*ASKED, {"role": "assistant", "content": "I say"}],
+        extra_body={
+            "structured_outputs": wanted,
+            "continue_final_message": True,
+            "add_generation_prompt": False,
+        },
+    )
+    lark = ask(served, extra_body={"structured_outputs": {"grammar": 'start: "yes" | "no"'}})
+    spaced = ask(served, extra_body={"structured_outputs": {"choice": [" yes", " no"]}})
+    for found in (told, continued, lark, spaced):
+        assert not thoughts_of(found)
+    assert Sum.model_validate_json(told.message.content)
+    assert continued.message.content in ("yes", "no")
+    assert lark.message.content in ("yes", "no")
+    assert spaced.message.content in (" yes", " no")
+
+
+def test_completions_and_python_know_no_thoughts(served: Served) -> None:
+    with served.server.client() as client:
+        raw = client.completions.create(
+            model=served.name,
+            prompt="It is",
+            extra_body={"structured_outputs": {"regex": "yes|no"}, **thinking(served)},
+        )
+    assert raw.choices[0].text in ("yes", "no")
+    llm = served.server.service._llm
+    bias = {int(token): value for token, value in thinking(served)["logit_bias"].items()}
+    assert llm.generate("What is 17 + 25?", regex="yes|no", logit_bias=bias).text in ("yes", "no")
+
+
+def test_what_cannot_be_obeyed_is_refused_by_the_name_of_the_field(served: Served) -> None:
+    for fields, text, param in (
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"not": {}}}}},
+            'Unimplemented keys: ["not"]',
+            "response_format.json_schema.schema",
+        ),
+        (
+            {"extra_body": {"structured_outputs": {"regex": "("}}},
+            "unclosed group",
+            "structured_outputs.regex",
+        ),
+        (
+            {
+                "response_format": FORM,
+                "extra_body": {"stop_token_ids": [served.vocabulary["</think>"]]},
+            },
+            "no token of calls or thoughts among those that end answers",
+            "response_format",
+        ),
+    ):
+        told = served.refused(**{"tools": openai.omit, **fields})
+        assert text in told.message
+        assert told.param == param
