@@ -3,10 +3,13 @@ others what is new to them, and only then is it taken in."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from flowspec.core.protocol.messages import Sampling
+from flowspec.core.protocol.token_bytes import TokenBytes
+from flowspec.model.files import ModelFiles
 from flowspec.model.reference import Reference
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.head import Head
@@ -26,6 +29,9 @@ def test_the_pipeline_that_works_is_given_up_when_the_device_is_ready_and_not_be
         LocalDaemon(name=each.name, port=int(each.address.rpartition(":")[2]), pid=0) for each in started
     ]
     plan, notes = plan_for(folder, daemons), []
+    size = ModelFiles(str(folder)).config().vocab_size
+    bytes_of_all = TokenBytes(tuple(bytes([token % 256]) for token in range(size)))
+    plan = replace(plan, tokens=bytes_of_all)  # the last device asks for them, in its new process, too
     devices = [Device(name=stage.name, address=stage.address) for stage in plan.stages]
     answered = 0
     try:

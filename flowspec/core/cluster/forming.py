@@ -1022,6 +1022,10 @@ class PipelineCore:
                 preparation.progressed_s = now_s
         elif isinstance(message, AskModel):
             self._commands.append(ServeWeights(pipeline=preparation.number, device=device))
+        elif isinstance(message, AskTokens):
+            self._commands.append(
+                SendTokens(pipeline=preparation.number, device=device, offset=message.offset)
+            )
         elif isinstance(message, Ready) and device in preparation.welcomed:
             preparation.ready.add(device)
             preparation.load_s = max(preparation.load_s, message.load_s)
