@@ -28,6 +28,8 @@ from flowspec.serve.tools import NO_TOOLS, ToolUse, tools_wanted
 STOPS_MAX = 4
 STOP_CHARS_MAX = 256
 STOP_TOKENS_MAX = 512
+TOKENS_MAX = (1 << 63) - 1
+"""What clients may ask for who want no limit; the context has less room."""
 CHOICES_MAX = 64
 """Of one request, over all of its prompts."""
 TEMPERATURE_MAX = 2.0
@@ -81,8 +83,8 @@ def chat_wanted(body: dict[str, Any]) -> CompletionRequest:
         raise ApiError(
             400, "top_logprobs: expected logprobs to be true beside it", "top_logprobs", "invalid_value"
         )
-    longest = fields.whole("max_completion_tokens", 1, limits.CONTEXT_MAX)
-    older = fields.whole("max_tokens", 1, limits.CONTEXT_MAX)
+    longest = fields.whole("max_completion_tokens", 1, TOKENS_MAX)
+    older = fields.whole("max_tokens", 1, TOKENS_MAX)
     if longest is not None and older not in (None, longest):
         raise invalid("max_tokens", f"{longest}, as max_completion_tokens beside it", older)
     tool_use = tools_wanted(fields)
@@ -113,7 +115,7 @@ def completion_wanted(body: dict[str, Any]) -> CompletionRequest:
     fields = Fields(body)
     prompts = _prompts(fields.needed("prompt"))
     alternatives = fields.whole("logprobs", 0, limits.TOP_LOGPROBS_MAX)
-    longest = fields.whole("max_tokens", 1, limits.CONTEXT_MAX)
+    longest = fields.whole("max_tokens", 1, TOKENS_MAX)
     echoes = fields.flag("echo")
     if echoes and alternatives is not None:
         raise ApiError(

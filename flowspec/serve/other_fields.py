@@ -82,5 +82,8 @@ ELSEWHERE: Mapping[str, str] = {
     "n_predict": "max_tokens",
     "max_new_tokens": "max_tokens",
     "num_predict": "max_tokens",
+    "prompt": "messages (a prompt goes to /v1/completions)",
+    "messages": "prompt (messages go to /v1/chat/completions)",
 }
-"""What fields of llama.cpp, Ollama, transformers, older vLLM and our own Python API are called here."""
+"""What fields of llama.cpp, Ollama, transformers, older vLLM, our own Python API and the other kind of
+request are called here."""

@@ -180,6 +180,7 @@ def test_a_field_that_is_misspelt_is_refused_with_what_is_meant(field: str, mean
         ),
         ({"guided_json": {}}, "unknown field 'guided_json'; here that is structured_outputs.json"),
         ({"n_predict": 5}, "unknown field 'n_predict'; here that is max_tokens"),
+        ({"prompt": "a"}, "unknown field 'prompt'; here that is messages (a prompt goes to /v1/completions)"),
         (
             {"response_format": {"type": "json_object", "schema": {}}},
             "unknown field 'response_format.schema'; here that is response_format.json_schema.schema",
@@ -256,7 +257,7 @@ def test_an_empty_name_of_a_model_is_none() -> None:
         ("stream", "yes", "invalid_type"),
         ("stream_options", {"include_usage": True}, "invalid_value"),
         ("max_tokens", 0, "invalid_value"),
-        ("max_completion_tokens", 1 << 30, "invalid_value"),
+        ("max_completion_tokens", 1 << 63, "invalid_value"),
         ("top_logprobs", 3, "invalid_value"),
         ("model", 5, "invalid_type"),
         ("messages", None, "missing_required_parameter"),
@@ -403,6 +404,7 @@ def test_either_name_of_the_length_will_do_and_both_if_they_agree() -> None:
         chat(max_completion_tokens=5).tokens_max,
         chat(max_tokens=5, max_completion_tokens=5).tokens_max,
     ] == [5] * 3
+    assert chat(max_tokens=2**63 - 1).tokens_max == 2**63 - 1, "who wants no limit"
     assert refusal(chat, max_tokens=5, max_completion_tokens=6).param == "max_tokens"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from flowspec.core.protocol import limits
 from flowspec.errors import meant
-from flowspec.serve.completion_request import CompletionRequest, chat_wanted
+from flowspec.serve.completion_request import TOKENS_MAX, CompletionRequest, chat_wanted
 from flowspec.serve.fields import Fields, json_of
 from flowspec.serve.refusals import ApiError, invalid
 from flowspec.serve.responses.items import Placed, messages_of, read_input
@@ -83,7 +83,7 @@ def response_wanted(store: ResponseStore, body: dict[str, Any]) -> ResponseReque
     if is_kept is not None and type(is_kept) is not bool:
         raise invalid("store", "true or false", is_kept, "invalid_type")
     metadata = _metadata(fields)
-    longest = fields.whole("max_output_tokens", 1, limits.CONTEXT_MAX)
+    longest = fields.whole("max_output_tokens", 1, TOKENS_MAX)
     has_logprobs, top = _logprobs(fields)
     text, effort = fields.inner("text"), _effort(fields)
     form, verbosity = _form(text), text.take("verbosity")
