@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from flowspec.core.head.events import CopyFeatures
 from flowspec.core.protocol.messages import Proposal, Release, Segment
 
 if TYPE_CHECKING:
     import torch
+
+    from flowspec.core.head.events import CopyFeatures  # a daemon that waits has no use for the head's
 
 
 class Drafter(Protocol):
