@@ -95,7 +95,7 @@ def test_the_next_burst_begins_anew() -> None:
 def test_of_a_whole_answer_they_are_those_of_its_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "WINDOW_S", 1e6)
     compared = 0
-    for seed in range(80):
+    for seed in range(160):
         mirror, run = watch_schedule(seed)
         if len(run.world.answers) != 1 or len(run.world.answers[0]) != 1 or not mirror.seen["begin"]:
             continue
