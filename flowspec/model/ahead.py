@@ -76,7 +76,7 @@ class Ahead(Generic[KeyT, T]):
                     with self._news:
                         self._found[key] = found
                         self._news.notify()
-        except BaseException as error:  # noqa: BLE001 - the top of a thread: whoever takes or leaves raises it
+        except BaseException as error:  # noqa: BLE001 - whoever takes or leaves raises it
             with self._news:
                 self._error = error
                 self._news.notify()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flowspec.core.protocol.messages import Release
+from flowspec.core.protocol.messages import Open, Release
 from flowspec.core.protocol.sliding_window import SlidingWindow
 from flowspec.core.stage.events import ClearSlots, CloseCache, ControlArrived, OpenCache, StageCommand, Trim
 from flowspec.core.stage.stage import StageCore
@@ -49,7 +49,9 @@ def test_a_copy_holds_the_committed_nodes_in_order() -> None:
 def test_what_follows_a_copy_sees_it_and_the_source_goes_on() -> None:
     core = guessed()
     rows = [(12, 11, 2), (13, 12, 3)]
-    part = segment(3, rows, prompt=True, newest=commit(base=4, request=2), opens=copying().message)  # type: ignore[arg-type]
+    opening = copying().message
+    assert isinstance(opening, Open)
+    part = segment(3, rows, prompt=True, newest=commit(base=4, request=2), opens=opening)
     commands = arrive(core, part)
     (job,) = run_of(commands).parts
     assert job.slots.tolist() == [2, 3]
