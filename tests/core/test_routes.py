@@ -147,7 +147,7 @@ def test_a_board_that_others_wait_for_keeps_its_drafters_apart() -> None:
     run = Run(
         "cosine",
         (0.9, 0.9, 0.9),
-        drafting=(Curve(base_s=0.02),) * 3,
+        drafting=(Curve(base_s=0.012),) * 3,
         answers=6,
         boards=(DrafterDeviceSpec(drafters=(0, 1, 2)),),
     )

@@ -1,25 +1,41 @@
-"""Whether guessing pays: tokens per second with the drafter at work, beside those with the drafter at rest.
+"""Whether guessing pays: the clock with the drafter at work, beside the clock with the drafter at rest.
 
 Where a drafter has cores of its own it costs nothing that a slot's price does not say. Where it shares them
 with a stage, or is slow or wrong, plain decoding can be faster, and no model of costs sees that as surely as
-a look at the clock. So where the rate is not clearly above what plain decoding should reach, a few tokens are
-decoded plainly, and the faster way is kept for a while; each time that confirms it, for longer. What plain
-decoding gives hardly depends on the text, what guessing gives does: so guessing is also given up between
-trials when it falls behind the plain rate last measured, and a new answer soon gets a new chance.
+a look at the clock. Two questions are asked again and again, and each is paid for in tokens:
+
+- *Is guessing worse than plain decoding?* Its **regret** is how many tokens plain decoding would have given
+  beyond those that came, counted from where that was least (a cumulative sum, as in quality control: E. S.
+  Page, 1954). Verdicts come in bursts, so a few slow tokens say little; a regret of several tokens does. It
+  is also all that giving up late can have cost. After a rest guessing is on trial: it is given up sooner,
+  until it has been the faster way for some time.
+- *Has that changed?* What plain decoding gives hardly depends on the text, what guessing gives does. A rest
+  ends after a while, twice as long a one each time that guessing fails again. An answer that begins may be of
+  another kind, so it ends a rest, too; where that fails, again with twice the patience. Where guessing is the
+  faster way, but not clearly, what plain decoding gives is measured now and then, ever more seldom.
+
+With the patience at its longest a trial of `REGRET_TRIAL` tokens each `REST_TOKENS_MAX` is all that is lost.
 """
 
 from __future__ import annotations
 
 CLEARLY_BETTER = 1.3
-"""Times the rate of plain decoding, as last measured or else estimated, from which on no trial is made."""
-MARGIN = 1.03
-"""How much faster the other way must be."""
-SETTLING_TOKENS = 3
-"""Tokens after a change that still owe to what was before."""
-TRIAL_TOKENS = 12
-LOOK_TOKENS = 16
-"""Tokens of guessing between two looks at its rate."""
-STAY_TOKENS_MIN, STAY_TOKENS_MAX = 24, 768
+"""Times the rate of plain decoding, as last measured or else estimated, from which on it is not measured."""
+REGRET = 10.0
+"""Tokens of regret at which guessing is given up that had been the faster way."""
+REGRET_TRIAL = 6.0
+"""Tokens of regret at which a trial has failed; what the drafter takes to catch up is among them."""
+PROOF_TOKENS = 32
+"""Tokens after which a trial is passed that was the faster way."""
+SETTLING_TOKENS = 2
+"""Tokens of rest that still owe to guesses."""
+MEASURED_TOKENS = 10
+"""Tokens for which plain decoding is measured."""
+REST_TOKENS_MIN, REST_TOKENS_MAX = 24, 768
+NEW_ANSWER_TOKENS_MIN = 8
+"""Tokens that an answer that begins in a rest is decoded plainly before it has its trial."""
+UNMEASURED_TOKENS_MIN, UNMEASURED_TOKENS_MAX = 48, 2_048
+"""Tokens of guessing between two measurements of plain decoding."""
 
 
 class Governor:
@@ -27,22 +43,22 @@ class Governor:
 
     def __init__(self) -> None:
         self.is_resting = False
-        self._is_trial = False
-        self._rates = {False: 0.0, True: 0.0}
-        self._stay = STAY_TOKENS_MIN
-        self._stayed = float(STAY_TOKENS_MIN)
-        self._left = LOOK_TOKENS
-        self._settling = float(SETTLING_TOKENS)
+        self._plain_rate = 0.0
         self._emitted = 0.0
-        self._tokens = 0.0
-        self._since_s: float | None = None
+        self._looked_s: float | None = None
+        self._rest_tokens = REST_TOKENS_MIN
+        self._new_answer_tokens = NEW_ANSWER_TOKENS_MIN
+        self._unmeasured_tokens = UNMEASURED_TOKENS_MIN
+        self._is_new_answer = False
+        self._is_measuring = False
+        self._is_trial = self._is_trial_of_new = False
+        self._start()
 
     def begin(self) -> None:
         """An answer begins: the time until its first token says nothing, and its text may be another one for
         the drafter."""
-        self._since_s = None
-        self._settling = SETTLING_TOKENS
-        self._left = min(self._left, STAY_TOKENS_MIN)
+        self._looked_s = None
+        self._is_new_answer = True
 
     def emitted(self, tokens: float) -> None:
         """Tokens of each answer under way became known, on average; `look` comes after."""
@@ -53,51 +69,84 @@ class Governor:
         nobody knows."""
         if self._emitted == 0:
             return
-        emitted, self._emitted = self._emitted, 0.0
-        if self._settling > 0:
-            self._settling -= emitted
-            if self._settling <= 0:
-                self._since_s, self._tokens = now_s, 0.0
+        tokens, self._emitted = self._emitted, 0.0
+        looked_s, self._looked_s = self._looked_s, now_s
+        if looked_s is None:
             return
-        if self._since_s is None:
-            self._since_s, self._tokens = now_s, 0.0
-            return
-        self._tokens += emitted
-        if self._tokens >= self._left and now_s > self._since_s:
-            self._rates[self.is_resting] = self._tokens / (now_s - self._since_s)
-            self._decide(plain_rate)
-            self._since_s, self._tokens = now_s, 0.0
+        if self.is_resting:
+            self._rested(tokens, now_s - looked_s)
+        else:
+            self._guessed(tokens, now_s - looked_s, self._plain_rate or plain_rate)
 
-    def _decide(self, plain_rate: float) -> None:
-        """A phase is over: stay, try the other way, or after a trial keep what was faster."""
-        here, there = self._rates[self.is_resting], self._rates[not self.is_resting]
-        if self._is_trial:
-            if here > MARGIN * there:
-                self._stay = STAY_TOKENS_MIN
-                self._keep()
+    # ------------------------------------------------------------------------------ a phase, look by look
+
+    def _guessed(self, tokens: float, took_s: float, plain_rate: float) -> None:
+        self._tokens += tokens
+        self._took_s += took_s
+        more = took_s * plain_rate - tokens
+        self._regret = max(0.0, self._regret + more)
+        is_faster = self._tokens >= self._took_s * plain_rate
+        if self._regret > (REGRET_TRIAL if self._is_trial else REGRET):
+            self._give_up()
+        elif self._is_trial and self._tokens >= PROOF_TOKENS and is_faster:
+            self._is_trial = False
+            self._rest_tokens, self._new_answer_tokens = REST_TOKENS_MIN, NEW_ANSWER_TOKENS_MIN
+        elif plain_rate and not self._is_trial and self._tokens >= self._unmeasured_tokens:
+            if self._tokens < CLEARLY_BETTER * plain_rate * self._took_s:
+                self._is_measuring = True
+                self._guessing_rate = self._tokens / self._took_s
+                self._rest()
             else:
-                self._stay = min(2 * self._stay, STAY_TOKENS_MAX)
-                self._change()
-        elif self.is_resting:
-            self._try()
-        elif MARGIN * here < there:
-            self._stay = STAY_TOKENS_MIN
-            self._change()
-        elif here < CLEARLY_BETTER * (there or plain_rate):
-            self._stayed += self._tokens
-            if self._stayed >= self._stay:
-                self._try()
+                self._tokens = self._took_s = 0.0
 
-    def _keep(self) -> None:
-        """What is done now stays."""
-        self._is_trial, self._stayed = False, 0.0
-        self._left = self._stay if self.is_resting else LOOK_TOKENS
+    def _rested(self, tokens: float, took_s: float) -> None:
+        self._tokens += tokens
+        if self._tokens > SETTLING_TOKENS:
+            self._measured_tokens += tokens
+            self._took_s += took_s
+        if self._is_measuring:
+            if self._measured_tokens >= MEASURED_TOKENS:
+                self._measured()
+        elif self._tokens >= self._rest_tokens or (
+            self._is_new_answer and self._tokens >= self._new_answer_tokens
+        ):
+            self._learn()
+            self._is_trial, self._is_trial_of_new = True, self._is_new_answer
+            self._start()
 
-    def _change(self) -> None:
-        self.is_resting = not self.is_resting
-        self._settling = SETTLING_TOKENS
-        self._keep()
+    # ------------------------------------------------------------------------------ from phase to phase
 
-    def _try(self) -> None:
-        self._change()
-        self._is_trial, self._left = True, TRIAL_TOKENS
+    def _give_up(self) -> None:
+        if not self._is_trial:
+            self._rest_tokens = REST_TOKENS_MIN
+        else:
+            self._rest_tokens = min(2 * self._rest_tokens, REST_TOKENS_MAX)
+            if self._is_trial_of_new:
+                self._new_answer_tokens = min(2 * self._new_answer_tokens, REST_TOKENS_MAX)
+        self._rest()
+
+    def _measured(self) -> None:
+        """What plain decoding gives is known: the faster way is kept."""
+        self._is_measuring = False
+        self._learn()
+        if self._guessing_rate >= self._plain_rate:
+            self._unmeasured_tokens = min(2 * self._unmeasured_tokens, UNMEASURED_TOKENS_MAX)
+            self._start()
+        else:
+            self._unmeasured_tokens = UNMEASURED_TOKENS_MIN
+            self._rest_tokens = REST_TOKENS_MIN
+
+    def _learn(self) -> None:
+        if self._took_s > 0:
+            self._plain_rate = self._measured_tokens / self._took_s
+
+    def _rest(self) -> None:
+        self.is_resting, self._is_trial = True, False
+        self._is_new_answer = False
+        self._tokens = self._took_s = self._measured_tokens = 0.0
+
+    def _start(self) -> None:
+        """Guessing begins, or goes on."""
+        self.is_resting = False
+        self._is_new_answer = False
+        self._tokens = self._took_s = self._measured_tokens = self._regret = 0.0
