@@ -52,7 +52,10 @@ class Governor:
         self._is_new_answer = False
         self._is_measuring = False
         self._is_trial = self._is_trial_of_new = False
-        self._start()
+        self._tokens, self._took_s = 0.0, 0.0  # of this phase
+        self._measured_tokens = 0.0
+        self._guessing_rate = 0.0
+        self._regret = 0.0
 
     def begin(self) -> None:
         """An answer begins: the time until its first token says nothing, and its text may be another one for
