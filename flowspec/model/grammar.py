@@ -33,6 +33,7 @@ from flowspec.core.protocol.messages import Grammar
 from flowspec.core.protocol.token_bytes import TokenBytes
 from flowspec.errors import InputError
 from flowspec.extras import how_to_get
+from flowspec.model.schema_place import place_of_fault
 from flowspec.model.schema_size import check_size, size_of
 
 Mask = npt.NDArray[np.bool_]
@@ -46,6 +47,8 @@ _NEVER_IN_UTF8 = 0xFF
 _NO_FORCING = '%llguidance {"no_forcing": true}\n'
 _JSON_SPACES = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 _LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//[^\n]*|#[^\n]*')
+_PLACED_BYTES_MAX = 1 << 14
+"""In schemas up to this the place of a fault is looked for, which takes some times as long as to find it."""
 _JSON_IN_LARK = re.compile(r"%json\s*")
 _DECODER = json.JSONDecoder()
 _REFUSED_IN_LARK = (
@@ -117,13 +120,19 @@ def check_grammar(kind: str, text: str, marks: int = 0) -> None:
     except UnicodeEncodeError:
         raise InputError(f"{kind}: expected text in UTF-8, got half a character") from None
     if size > most:
-        raise InputError(f"{kind}: expected at most {most} bytes, got {size}")
+        told = f"{kind}: expected at most {most} bytes, got {size}"
+        if kind == "reply":
+            told = (
+                "reply: the format of calls and the schemas of tools and answer, which devices get with "
+                f"the prompt: expected at most {most} bytes, got {size}; offer fewer or smaller tools"
+            )
+        raise InputError(told)
     matcher = _matcher(kind, text, _BYTE_MARKS[:marks], single_bytes().library)
     matcher.compute_bitmask()
-    if matcher.is_error():
-        raise InputError(f"{kind}: {_reason(matcher.get_error())}")
-    if warnings := matcher.get_grammar_warnings():
-        raise InputError(f"{kind}: {_reason(str(warnings[0]))}")
+    if reason := _refusal(matcher):
+        is_placed = kind == "json_schema" and size <= _PLACED_BYTES_MAX
+        place = place_of_fault(_schema(text), reason, _refusal_of) if is_placed else ""
+        raise InputError(f"{kind}{place}: {reason}")
 
 
 def is_whole(grammar: Grammar, tokens: TokenBytes, answer: Sequence[int]) -> bool:
@@ -339,6 +348,24 @@ def _matcher(kind: str, text: str, marks: Sequence[int], tokenizer: Any) -> Any:
     return llguidance.LLMatcher(tokenizer, _lark(kind, text, marks), log_level=0, limits=bounds)
 
 
+def _refusal(matcher: Any) -> str:
+    """Why this grammar cannot be used; empty where it can."""
+    if matcher.is_error():
+        return _reason(matcher.get_error())
+    warnings = matcher.get_grammar_warnings()
+    return _reason(str(warnings[0])) if warnings else ""
+
+
+def _refusal_of(schema: Mapping[str, Any]) -> str:
+    """The same of a schema within another one."""
+    try:
+        matcher = _matcher("json_schema", schema_text(schema), (), single_bytes().library)
+    except InputError:
+        return ""
+    matcher.compute_bitmask()
+    return _refusal(matcher)
+
+
 def _reason(error: str) -> str:
     """What the library says, as one line of people's words."""
     lines = [line.strip() for line in error.splitlines() if line.strip()]
@@ -393,7 +420,9 @@ def _schema(text: str) -> dict[str, Any]:
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"json_schema: expected a JSON document, got another text ({error!s:.80})") from None
+        raise InputError(
+            f"json_schema: expected an object, got text that is no JSON document ({error!s:.80})"
+        ) from None
     schema = {} if schema is True else schema
     if not isinstance(schema, dict):
         raise InputError(f"json_schema: expected an object, or true, got {schema!r:.80}")

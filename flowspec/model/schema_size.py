@@ -57,7 +57,7 @@ class _Sizes:
         size = 1 + max((_number(schema.get(word)) for word in ("minItems", "maxItems")), default=0)
         if is_whole and isinstance(reference := schema.get("$ref"), str):
             size += self._referred(reference)
-        for inner in _inner(schema):
+        for _, inner in inner_schemas(schema):
             size += self.of(inner, is_whole=is_whole)
             if size > SIZE_MAX:
                 break
@@ -96,12 +96,12 @@ def _number(found: Any) -> int:
     return min(found, SIZE_MAX) if type(found) is int and found > 0 else 0
 
 
-def _inner(schema: Mapping[str, Any]) -> Iterator[Any]:
-    """The schemas in a schema."""
+def inner_schemas(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The schemas in a schema, each with its place there: `.properties.city`, `.anyOf[0]`."""
     for word, said in schema.items():
         if word in NAMED_SCHEMAS and isinstance(said, Mapping):
-            yield from said.values()
+            yield from ((f".{word}.{name}", each) for name, each in said.items())
         elif word not in _VALUES and isinstance(said, list):
-            yield from (each for each in said if isinstance(each, Mapping))
+            yield from ((f".{word}[{at}]", each) for at, each in enumerate(said) if isinstance(each, Mapping))
         elif word not in _VALUES and isinstance(said, Mapping):
-            yield said
+            yield f".{word}", said

@@ -361,15 +361,15 @@ def _refused_http(request: Request, error: HTTPException, paths: Sequence[str]) 
         if request.method == "OPTIONS":
             return Response(status_code=204, headers=headers)
     told = {
-        404: f"there is no {path!r:.120} here; there is {', '.join(_closest(path, paths))}",
+        404: f"there is no {path!r:.120} here; {_there_is(path, paths)}",
         405: f"{request.method} is not a method of {path!r:.120}; expected {allowed}",
     }
     return refused(ApiError(error.status_code, told.get(error.status_code, error.detail), headers=headers))
 
 
-def _closest(path: str, paths: Sequence[str]) -> list[str]:
+def _there_is(path: str, paths: Sequence[str]) -> str:
     """All paths as documents write them: first those that this one may be meant for, the most alike before
-    others, then the rest in their own order."""
+    others and asked after, then the rest in their own order."""
     asked = path[:_PATH_CHARS_MAX].rstrip("/")
 
     def likeness(known: str) -> float:
@@ -379,7 +379,10 @@ def _closest(path: str, paths: Sequence[str]) -> list[str]:
         return found if found >= _ALIKE else 0
 
     ordered = sorted(paths, key=likeness, reverse=True)  # keeps the order of equals
-    return [_PLACE.sub("NAME", each) for each in ordered]
+    meant, *others = (_PLACE.sub("NAME", each) for each in ordered)
+    if likeness(ordered[0]):
+        return f"did you mean {meant}? There is also {', '.join(others)}"
+    return f"there is {', '.join((meant, *others))}"
 
 
 async def _fail(request: Request, error: Exception) -> Response:

@@ -348,7 +348,7 @@ def _one_bound(first: dict[str, Any] | None, other: dict[str, Any] | None) -> di
 def _a_schema(name: str, found: Any) -> str:
     """The text of a schema, which may be one, or the document."""
     if not isinstance(found, dict | bool | str):
-        raise invalid(name, "a JSON schema", found, "invalid_type")
+        raise invalid(name, "a JSON schema, which is an object", found, "invalid_type")
     return schema_text(found)
 
 
@@ -364,10 +364,11 @@ def _one_of(name: str, found: Any) -> str:
 def _checked(name: str, **bound: str) -> dict[str, Any]:
     """What binds the answer, if it can; takes a second at most, in a thread that reads requests."""
     ((kind, text),) = bound.items()
+    kind = "lark" if kind == "grammar" else kind
     try:
-        check_grammar("lark" if kind == "grammar" else kind, text)
-    except InputError as error:
-        raise ApiError(400, f"{name}: {error}", name, "invalid_value") from None
+        check_grammar(kind, text)
+    except InputError as error:  # which begins with the kind, and the place in it
+        raise ApiError(400, f"{name}{str(error).removeprefix(kind)}", name, "invalid_value") from None
     return bound
 
 

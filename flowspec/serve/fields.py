@@ -6,9 +6,11 @@ should be.
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 from flowspec.errors import meant
@@ -45,6 +47,9 @@ def json_of(found: Any, field: str | None = None) -> bytes:
 
 
 _NOWHERE: Mapping[str, str] = {}
+_COMPARED_MAX = 64
+_NAME_CHARS_MAX = 80
+"""So many fields, with names so long, are looked at for a misspelt one."""
 
 
 class Fields:
@@ -71,11 +76,17 @@ class Fields:
         if found is None:
             raise ApiError(
                 400,
-                f"{self.name(field)}: expected a value, got none",
+                f"{self.name(field)}: expected a value, got none{self._written_for(field)}",
                 self.name(field),
                 "missing_required_parameter",
             )
         return found
+
+    def _written_for(self, field: str) -> str:
+        """The end of an error: under which name a field may have been given that is missing."""
+        left = [each for each in islice(self._left, _COMPARED_MAX) if len(each) <= _NAME_CHARS_MAX]
+        found = difflib.get_close_matches(field, left, n=1)
+        return f"; did you write {found[0]!r} for it?" if found else ""
 
     def of_type(self, field: str, kind: type[int | float]) -> int | float | None:
         """A number of any size, whole for `int`."""

@@ -241,7 +241,8 @@ class Service:
             found = bound_reply(form, use.bound, tokens, template, may_think=may_think)
             check_grammar("reply", found.text, len(found.marks))
         except InputError as error:
-            raise ApiError(400, f"tools: {error}", "tools", "invalid_value") from None
+            told = str(error).removeprefix("reply: ")
+            raise ApiError(400, f"tools: {told}", "tools", "invalid_value") from None
         return found
 
     def _choices(

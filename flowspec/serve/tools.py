@@ -142,7 +142,13 @@ def _tool(found: Any, where: str) -> tuple[Tool, bool]:
     description = function.text("description") or ""
     parameters = function.take("parameters")
     if parameters is not None and not isinstance(parameters, dict):
-        raise invalid(f"{where}.function.parameters", "a JSON schema", parameters, "invalid_type")
+        got = "text; parse it first" if isinstance(parameters, str) else f"{parameters!r:.80}"
+        raise ApiError(
+            400,
+            f"{where}.function.parameters: expected a JSON schema, which is an object, got {got}",
+            f"{where}.function.parameters",
+            "invalid_type",
+        )
     is_strict = function.flag("strict")
     function.finish()
     tool.ignored("cache_control")

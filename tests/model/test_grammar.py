@@ -376,8 +376,8 @@ REFUSED = {
     ("json_schema", '{"$ref": "#"}'): "expected what some text satisfies",
     ("json_schema", "false"): "expected an object, or true",
     ("json_schema", "[1]"): "expected an object, or true",
-    ("json_schema", "{"): "expected a JSON document",
-    ("json_schema", "[" * 5000): "expected a JSON document",
+    ("json_schema", "{"): "expected an object, got text that is no JSON document",
+    ("json_schema", "[" * 5000): "expected an object, got text that is no JSON document",
     ("json_schema", '{"x-guidance": {}}'): "x-guidance",
     ("json_schema", '{"type": "array", "minItems": 1000000000}'): "expected at most 16384 schemas and items",
     ("lark", 'start: %json {"type": "array", "maxItems": 1000000000}'): "expected at most 16384 schemas and",
@@ -408,6 +408,44 @@ def test_what_cannot_be_obeyed_is_refused_in_one_line(spec: tuple[str, str]) -> 
     assert text.startswith(f"{spec[0]}: ")
     assert "\n" not in text
     assert len(text) < 300
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        (
+            {"properties": {"a": {"type": "array", "items": {"minimum": "x", "type": "integer"}}}},
+            ".properties.a.items",
+        ),
+        ({"anyOf": [{"type": "null"}, {"type": "strin"}]}, ".anyOf[1]"),
+        (
+            {"properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"items": {"not": {}}}}},
+            ".$defs.A.items",
+        ),
+        ({"properties": {"a": {"$ref": "#/$defs/B"}}, "$defs": {"A": {}}}, ".properties.a"),
+        (
+            {
+                "type": "object",
+                "properties": {"a": {"allOf": [{"type": "null"}, {"type": "string"}]}},
+                "required": ["a"],
+            },
+            "",
+        ),
+        ({"properties": ["a"]}, ""),
+        ({"properties": {"a" * 200: {"not": {}}}}, ""),
+    ],
+    ids=str,
+)
+def test_the_place_of_a_fault_is_told(schema: dict[str, Any], place: str) -> None:
+    with pytest.raises(InputError) as found:
+        check_grammar("json_schema", json.dumps(schema))
+    assert str(found.value).startswith(f"json_schema{place}: llguidance refuses it: ")
+
+
+def test_a_reply_that_is_too_large_is_called_by_what_it_is() -> None:
+    what = r"reply: the format of calls and the schemas of tools .* expected at most 65536 .*; offer fewer"
+    with pytest.raises(InputError, match=what):
+        check_grammar("reply", "start: " + '"a" ' * 20_000)
 
 
 @pytest.mark.parametrize("spec", LANGUAGES, ids=lambda spec: spec[1][:30])

@@ -301,7 +301,7 @@ def test_a_path_that_is_not_there_is_told_what_is_closest_first(
     found = httpx.post(f"{server.url.removesuffix('/v1')}{path}", json={})
     assert found.status_code == 404
     told = found.json()["error"]["message"]
-    assert told.startswith(f"there is no {path!r} here; there is {closest}, ")
+    assert told.startswith(f"there is no {path!r} here; did you mean {closest}? There is also /")
     assert "/v1/models/NAME" in told
 
 

@@ -170,6 +170,34 @@ def test_a_field_that_is_misspelt_is_refused_with_what_is_meant(field: str, mean
     assert refusal(chat, wibble=1).message == "unknown field 'wibble'"
 
 
+def test_a_needed_field_that_is_misspelt_is_looked_for() -> None:
+    told = refusal(chat, messages=None, message=[{"role": "user", "content": "hi"}])
+    assert told.message == "messages: expected a value, got none; did you write 'message' for it?"
+    assert (told.param, told.code) == ("messages", "missing_required_parameter")
+    told = refusal(chat, messages=[{"roles": "user", "content": "hi"}])
+    assert told.message == "messages[0].role: expected a value, got none; did you write 'roles' for it?"
+    assert refusal(chat, messages=None).message == "messages: expected a value, got none"
+
+
+def test_a_schema_is_refused_at_its_place_or_for_being_text() -> None:
+    def told(schema: object) -> str:
+        form = {"type": "json_schema", "json_schema": {"schema": schema}}
+        return refusal(chat, response_format=form).message
+
+    where = "response_format.json_schema.schema"
+    assert told({"properties": {"a": {"type": "strin"}}}) == (
+        f"{where}.properties.a: llguidance refuses it: Invalid type: strin"
+    )
+    assert told("{'type': 1}").startswith(f"{where}: expected an object, got text that is no JSON document (")
+    assert told([1]) == f"{where}: expected a JSON schema, which is an object, got [1]"
+    regex = refusal(chat, structured_outputs={"regex": "("}).message
+    assert regex.startswith("structured_outputs.regex: llguidance refuses it: ")
+    function = {"name": "f", "parameters": '{"type": "object"}'}
+    assert refusal(chat, tools=[{"type": "function", "function": function}]).message == (
+        "tools[0].function.parameters: expected a JSON schema, which is an object, got text; parse it first"
+    )
+
+
 @pytest.mark.parametrize(
     ("fields", "told"),
     [

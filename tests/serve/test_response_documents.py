@@ -269,6 +269,8 @@ def test_a_field_of_chats_is_told_its_name_here() -> None:
     )
     told = refusal(max_output_token=5).message
     assert told == "unknown field 'max_output_token'; did you mean max_output_tokens?"
+    chat = {"input": None, "messages": [{"role": "user", "content": "hi"}]}
+    assert refusal(**chat).message == "messages: in this API that is input; expected nothing"
     assert refusal(temprature=5).message.endswith("did you mean temperature?")
 
 

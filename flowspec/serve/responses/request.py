@@ -73,6 +73,11 @@ class ResponseRequest(CompletionRequest):
 def response_wanted(store: ResponseStore, body: dict[str, Any]) -> ResponseRequest:
     """A request, with the dialogue of the response that it goes on from; raises `ApiError`."""
     fields = Fields(body)
+    for field, name in _CALLED_HERE.items():
+        if fields.take(field) is not None:
+            raise ApiError(
+                400, f"{field}: in this API that is {name}; expected nothing", field, "unknown_parameter"
+            )
     placed, items = read_input(fields.needed("input"), cache(store.item))  # which reads a whole response
     instructions = fields.text("instructions")
     previous = fields.text("previous_response_id")
@@ -99,11 +104,6 @@ def response_wanted(store: ResponseStore, body: dict[str, Any]) -> ResponseReque
     fields.neutral("context_management", [])
     for field in ("conversation", "prompt", "moderation", "image", "access_programs", "background_options"):
         fields.neutral(field)
-    for field, name in _CALLED_HERE.items():
-        if fields.take(field) is not None:
-            raise ApiError(
-                400, f"{field}: in this API that is {name}; expected nothing", field, "unknown_parameter"
-            )
     if earlier is not None:
         said_before = earlier.items
         placed = [*((each, "previous_response_id") for each, _ in messages_of(said_before)), *placed]
