@@ -33,6 +33,7 @@ from flowspec.runtime.health.gather import gather
 from flowspec.runtime.health.needs import ModelNeeds, find_needs
 from flowspec.runtime.local import LocalCluster
 from flowspec.runtime.machine import Machine
+from flowspec.runtime.planning.survey import machine_of, usable_memory
 from flowspec.runtime.security.cluster_keys import cluster_keys
 from flowspec.version import __version__
 
@@ -44,7 +45,7 @@ COLUMNS = (
     "layers",
     "FlowSpec",
     "torch",
-    "memory free",
+    "may use",
     "layers need",
     "interface",
     "from here",
@@ -133,12 +134,15 @@ def report(found: Sequence[Examined], findings: Sequence[Finding], needs: ModelN
 
 def show(found: Sequence[Examined], findings: Sequence[Finding], needs: ModelNeeds) -> None:
     rows = []
+    answered = [each for each in found if each.facts is not None]
+    hosts = {each.device.name: machine_of(each.device.address) for each in answered}
+    usable = usable_memory(answered, hosts)
     for each in found:
         need = needs.of(each.device.name)
         layers, size = (
             ("-", "-") if need is None else (f"{need.first}-{need.end - 1}", mib(need.memory.total_bytes))
         )
-        rows.append((each.device.name, layers, *_cells(each, size)))
+        rows.append((each.device.name, layers, *_cells(each, usable.get(each.device.name, 0), size)))
     show_table(COLUMNS, rows)
     console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
     parts = f"weights, cache for {needs.context} tokens and {mib(WORK_BYTES)} to work in"
@@ -162,19 +166,16 @@ def show(found: Sequence[Examined], findings: Sequence[Finding], needs: ModelNee
     console.print(f"{_many(count['problem'], 'problem')}, {_many(count['warning'], 'warning')}")
 
 
-def _cells(each: Examined, need: str) -> list[str]:
+def _cells(each: Examined, usable_bytes: int, need: str) -> list[str]:
     facts = each.facts
     if facts is None:
         return ["-", "-", "-", need, "-", "-", "-"]
-    free = facts.memory_available_bytes
-    if facts.memory_limit_bytes:
-        free = min(free, max(0, facts.memory_limit_bytes - facts.resident_bytes))
     interface = facts.interface
     speed = f" {interface.speed_mbps} Mbit/s" if interface is not None and interface.speed_mbps else ""
     return [
         each.welcome.version if each.welcome is not None else "-",
         f"{facts.software.torch or '-'}{f' (CUDA {facts.software.cuda})' if facts.software.cuda else ''}",
-        mib(free),
+        mib(usable_bytes),
         need,
         f"{interface.name}, {interface.kind}{speed}" if interface is not None else "-",
         _link(each.from_head),

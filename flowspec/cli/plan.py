@@ -299,7 +299,13 @@ def report(
         },
         "limits": limits(request, plan),
         "would_help": [
-            {"change": each.text, "tokens_per_s": _helped(best, each), "gain": each.gain} for each in helps
+            {
+                "change": each.text,
+                "tokens_per_s": _helped(best, each),
+                "gain": each.gain,
+                "is_simulated": each.is_simulated,
+            }
+            for each in helps
         ],
         "would_download": None
         if download is None
@@ -396,10 +402,13 @@ def plan_lines(
     yield from _forecast_lines(request, best)
     if _is_shared(best):
         yield from _filled(_beside_one(wanted, best, one))
-    if helps:
-        yield "\nwould help, by formula"
-        width = max(HELP_WIDTH, *(len(option.text) + 1 for option in helps[:HELPS_SHOWN]))
-        for option in helps[:HELPS_SHOWN]:
+    shown = helps[:HELPS_SHOWN]
+    width = max(HELP_WIDTH, *(len(option.text) + 1 for option in shown), 0)
+    for is_simulated, world in ((True, "simulated"), (False, "by formula")):
+        of_world = [option for option in shown if option.is_simulated == is_simulated]
+        if of_world:
+            yield f"\nwould help, {world}"
+        for option in of_world:
             rate = rounded(_helped(best, option))
             yield f"  {option.text:<{width}}{option.gain or 0:>+7.0%}{rate:>7} tokens/s"
     if download is not None:
@@ -497,7 +506,7 @@ def absent_lines(without: Sequence[Without] | None, asked: Survey | None) -> Ite
 
 
 def _helped(best: Rated, option: Option) -> float:
-    """The rate with a change, whose gain the formula tells."""
+    """The rate with a change, by its gain."""
     return best.tokens_per_s * (1 + (option.gain or 0.0))
 
 
@@ -505,14 +514,17 @@ def _forecast_lines(request: PlanRequest, best: Rated) -> Iterator[str]:
     plan, simulation, found = best.plan, best.simulation, best.plan.forecast
     each = f", {rounded(best.tokens_per_s / request.users)} each" if request.users > 1 else ""
     yield f"foretold: {rounded(best.tokens_per_s)} tokens/s{each}"
-    if simulation is not None and plan.guesses:
+    if simulation is not None:
         noise = f" (standard error {simulation.error:.0%})" if simulation.error else ""
+        count = len(simulation.tokens)
+        answers = "1 answer" if count == 1 else f"{count} answers"
         yield (
-            f"  simulated, {len(simulation.tokens)} answers of {planned.FORETOLD_TOKENS} tokens{noise}; by "
-            f"formula {rounded(found.tokens_per_s)}"
+            f"  simulated, {answers} of {planned.FORETOLD_TOKENS} tokens{noise}; by formula "
+            f"{rounded(found.tokens_per_s)}"
         )
     if plan.guesses:
-        yield f"  guessing pays: plain decoding would give {rounded(plan.plain.tokens_per_s)}"
+        world = "" if simulation is None else ", by formula"
+        yield f"  guessing pays: plain decoding would give {rounded(plan.plain.tokens_per_s)}{world}"
         slots = "1 slot" if plan.window == 1 else f"{plan.window} slots"
         nodes = "1 node" if found.nodes == 1 else f"{found.nodes} nodes"
         yield f"  --method {DEFAULT}: about {nodes} a slot, {slots} in flight"

@@ -54,7 +54,8 @@ def with_eagle(request: PlanRequest, tokens_per_s: float, *, is_quick: bool) -> 
         return None
     gain = rate / tokens_per_s - 1
     text = f"--drafter {SKETCH}, a head that is right at {head.acceptance:.1%}"
-    return Option(text=text, tokens_per_s=rate, gain=gain) if gain >= GAIN_MIN else None
+    option = Option(text=text, tokens_per_s=rate, gain=gain, is_simulated=not is_quick)
+    return option if gain >= GAIN_MIN else None
 
 
 def _rate(request: PlanRequest, *, is_quick: bool) -> float:

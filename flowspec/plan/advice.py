@@ -33,12 +33,13 @@ LOWER = ("float16", *filter(is_packed, OF_ANY_MODEL))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """A change, and what the planner foretells of it; `gain` is by how much the rate grows, None where there
-    was no rate."""
+    """A change, and what the planner foretells of it, by formula unless it `is_simulated`; `gain` is by how
+    much the rate grows, None where there was no rate."""
 
     text: str
     tokens_per_s: float
     gain: float | None = None
+    is_simulated: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

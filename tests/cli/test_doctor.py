@@ -12,16 +12,20 @@ from typing import Any
 
 import pytest
 
+from flowspec.cli.doctor import show
 from flowspec.cli.main import main
 from flowspec.core.protocol.cluster_messages import Error
 from flowspec.core.protocol.facts import AskFacts, Facts
+from flowspec.plan.memory import mib
 from flowspec.runtime.cluster import Device
-from flowspec.runtime.health.examine import ask_all
+from flowspec.runtime.health.examine import Examined, ask_all
 from flowspec.runtime.links import measure_links
+from flowspec.runtime.planning.survey import usable_memory
 from flowspec.version import __version__
 from tests.cli.pseudo_terminal import COLUMNS, shown
 from tests.daemons import DaemonProcess, daemon_process, of_version, slow_wire
 from tests.runtime.clusters import Peer, whole_model
+from tests.runtime.health.test_diagnose import FACTS, needs
 
 BUNDLED_FOLDER = str(Path(__file__).parents[2] / "flowspec/demo/target")
 
@@ -223,6 +227,22 @@ def test_wrong_input_is_one_line(args: list[str], expected: str, capsys: pytest.
     assert expected in line
 
 
+def test_daemons_of_one_machine_are_told_the_memory_that_a_plan_gives_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = [
+        Examined(device=Device(name=name, address=address), facts=FACTS)
+        for name, address in (("one", "10.0.0.1:7701"), ("two", "10.0.0.1:7702"), ("far", "10.0.0.2:7700"))
+    ]
+    hosts = {"one": "10.0.0.1", "two": "10.0.0.1", "far": "10.0.0.2"}
+    usable = {name: mib(size) for name, size in usable_memory(found, hosts).items()}
+    show(found, [], needs(1))
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
+    assert usable["one"] == usable["two"] != usable["far"]
+    for name, size in usable.items():
+        assert size in lines[name]
+
+
 def test_no_word_is_broken_in_a_terminal_of_80_columns(healthy: list[DaemonProcess], tmp_path: Path) -> None:
     path = cluster_file(tmp_path, {daemon.name: daemon.address for daemon in healthy})
     lines = shown("doctor", f"--cluster={path}", "--context=64", "--layers=4,4")
@@ -231,7 +251,7 @@ def test_no_word_is_broken_in_a_terminal_of_80_columns(healthy: list[DaemonProce
     heads = [line.split() for line in lines if line.startswith("device")]
     assert [head[0] for head in heads] == ["device"] * len(heads)
     assert len(heads) > 1, "it does not fit at once"
-    for word in ("FlowSpec", "memory free", "interface", "from here", "onward", "lo, loopback", __version__):
+    for word in ("FlowSpec", "may use", "interface", "from here", "onward", "lo, loopback", __version__):
         assert word in text
     assert len(re.findall(r"\d+\.\d\d ms, \d+ Mbit/s", text)) == 3, "two links from here, and one onward"
 

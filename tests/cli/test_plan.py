@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from flowspec.bench import planned
+from flowspec.bench.planned import Simulated
 from flowspec.cli.main import main
 from flowspec.core.protocol.precision import CACHES
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.slice import Span
 from flowspec.plan.memory import stage_memory
-from flowspec.plan.planner import Plan
+from flowspec.plan.planner import Plan, make_plan
 from flowspec.plan.shape import shape_of
 from flowspec.plan.sites import PlanRequest
 from flowspec.rounding import duration, rounded
@@ -350,6 +352,43 @@ def test_what_would_help_stands_in_columns_whatever_the_boards_are_called(
     rows = text.partition("would help, by formula\n")[2].partition("\n\n")[0].splitlines()
     assert any(board.stem in row for row in rows)
     assert len({row.rindex("%") for row in rows}) == len({len(row) for row in rows}) == 1
+
+
+def test_each_figure_says_its_world(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = "flowspec.cli.plan"
+    made = Simulated(tokens=(24, 24), seconds=(8.0, 8.0))
+    monkeypatch.setattr(f"{command}.foretold", lambda request, plan: made)
+    monkeypatch.setattr("flowspec.cli.plan_beside.refined_plan", refined := refined_by(made))
+    monkeypatch.setattr(f"{command}.refined_plan", refined)
+    text = plan(capsys, *FIVE)[1]
+    assert re.search(r"foretold: 3 tokens/s\n  simulated, 2 answers of 96 tokens; by formula [0-9.]+\n", text)
+    assert re.search(r"guessing pays: plain decoding would give [0-9.]+, by formula\n", text)
+    monkeypatch.setattr(
+        "flowspec.cli.plan_beside.refined_plan", refined_by(Simulated(tokens=(24,), seconds=(4.0,)))
+    )
+    args = [*FIVE, "--drafter", "ngram"]
+    simulated, _, formula = plan(capsys, *args)[1].partition("would help, by formula\n")
+    assert "would help, simulated\n  --drafter eagle, a head that is right at " in simulated
+    assert "+100%" in simulated, "6 tokens/s instead of 3"
+    assert "--drafter eagle" not in formula
+    (eagle,) = (
+        each for each in json.loads(plan(capsys, *args, "--json")[1])["would_help"] if each["is_simulated"]
+    )
+    assert (eagle["gain"], eagle["tokens_per_s"]) == (1.0, 6.0)
+    quick = plan(capsys, *args, "--quick")[1].partition("would help, by formula\n")[2]
+    assert "  --drafter eagle, a head" in quick
+
+
+def refined_by(made: Simulated) -> Callable[[PlanRequest], planned.Refined]:
+    """A plan by formula, as if its simulation had given this."""
+
+    def refined(request: PlanRequest) -> planned.Refined:
+        best = make_plan(request)
+        return planned.Refined(plan=best, simulated=made, fastest=best, rates=[(best, made.tokens_per_s)])
+
+    return refined
 
 
 MIX = ["--shape", "llama-2-7b", "--link", "150/0.5", "--quick"]

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 import secrets
+import shlex
 import socket as sockets
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -32,8 +34,13 @@ from flowspec.version import __version__
 from flowspec.wire.codec import decode
 
 NAME = "flowspec doctor"
+_START = "start its daemon: flowspec daemon"
 HELLO_S = timeouts.CONNECT_S
 """How long a daemon may take to say Welcome; a head has as much patience."""
+REFUSED_S = 2.0
+"""How long it is dialled where the machine refuses all connections: a daemon may be starting again."""
+REFUSAL_S = 0.25
+"""How long a machine may then take to refuse one more."""
 FACTS_S, TRIED_S = 30.0, 120.0
 """How long it may take to tell its facts, and what it may have to try first: how fast it is, which kernels
 are right. The first time, it may have to import torch, on a small board from an SD card."""
@@ -157,10 +164,13 @@ def ask_all(
     context: zmq.Context[Any] = zmq.Context()
     at_once = examine_timeouts.at_once if within_s == math.inf else HURRIED_AT_ONCE
     share_s = within_s / max(1, math.ceil(len(devices) / at_once))
+    machines = Counter(split_address(device.address)[0] for device in devices)
 
     def ask(device: Device) -> Examined:
         question = AskFacts(model=model, fingerprint=fingerprint, speed=device.name in speed, dtype=dtype)
         found = _ask(context, device, question, keys, time.monotonic() + share_s, examine_timeouts)
+        if found.failure is not None and machines[split_address(device.address)[0]] > 1:
+            found.failure = _beside_others(found.failure, device)
         step(device.name)
         return found
 
@@ -271,6 +281,10 @@ class _Talk:
 
     def hello(self) -> Welcome:
         self._link.send(Hello(name=self._name, version=__version__, role="head-control"))
+        patience_s = self._within(min(REFUSED_S, self._timeouts.hello_s))
+        is_waited_for = self._timeouts.hello_s > REFUSED_S and not self._monitor.await_ready(patience_s)
+        if is_waited_for and self._monitor.refusal is None and _is_refused(self._device):
+            raise _ExamineError(_nothing_listens(self._device))
         answer = self._answer(self._timeouts.hello_s)
         if not isinstance(answer, Welcome):
             raise _ExamineError(
@@ -311,6 +325,13 @@ class _Talk:
         return max(0.0, min(limit_s, ANSWER_SHARE * (self._deadline_s - time.monotonic())))
 
 
+def _beside_others(failure: Failure, device: Device) -> Failure:
+    """With the flags that a daemon needs which is not the only one of its machine."""
+    if not failure.advice.startswith(_START):
+        return failure
+    return replace(failure, advice=f"{failure.advice} --name {shlex.quote(device.name)} --threads 1")
+
+
 def _no_entry(told: str) -> Failure:
     """Of what a refused handshake says, what is wrong and what to do."""
     text, _, advice = told.partition(": ")
@@ -323,6 +344,24 @@ def _other_version(text: str) -> Failure:
         f"its FlowSpec is not this one ({__version__}): {text}",
         "install the same version on all devices (launch/boards install) and start its daemon again",
     )
+
+
+def _is_refused(device: Device) -> bool:
+    """Whether a machine says at once that nothing listens there."""
+    host, port = split_address(device.address)
+    try:
+        sockets.create_connection((resolve(host), port), timeout=REFUSAL_S).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _nothing_listens(device: Device) -> Failure:
+    host, port = split_address(device.address)
+    text = f"the machine is there, but nothing listens at {device.address}"
+    return Failure("reachable", text, f"{_START} --host {host} --port {port}")
 
 
 def _why_silent(device: Device, limit_s: float, left_s: float) -> Failure:
@@ -343,8 +382,7 @@ def _why_silent(device: Device, limit_s: float, left_s: float) -> Failure:
             )
             return Failure("reachable", text, "look at its log; start its daemon again, or correct the port")
     except ConnectionRefusedError:
-        text = f"the machine is there, but nothing listens at {device.address}"
-        return Failure("reachable", text, f"start its daemon: flowspec daemon --host {host} --port {port}")
+        return _nothing_listens(device)
     except OSError as error:
         why = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
         text = f"cannot reach {device.address} ({why})"

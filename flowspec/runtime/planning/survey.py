@@ -126,7 +126,7 @@ def survey(
     there = _without(answered, left_out)
     hosts = {each.device.name: resolve(split_address(each.device.address)[0]) for each in there}
     profiles, sources = _profiles(there, declared)
-    sites = _sites(profiles, _memory(there, hosts), precision)
+    sites = _sites(profiles, usable_memory(there, hosts), precision)
     cores = _cores(there, hosts, sources)
     here = [name for name, host in hosts.items() if is_here(host)]
     if not here:
@@ -260,8 +260,9 @@ UNKNOWN = DeviceProfile(
 """Where no device of a cluster can tell: all are taken for alike, and layers are shared out evenly."""
 
 
-def _memory(found: Sequence[Examined], hosts: dict[str, str]) -> dict[str, int]:
-    """What our processes may take on each device. Daemons of one host share what is free there evenly."""
+def usable_memory(found: Sequence[Examined], hosts: Mapping[str, str]) -> dict[str, int]:
+    """What our processes may take on each device that told its facts. Daemons of one host share what is free
+    there evenly."""
     beside = Counter(hosts.values())
     taken: Counter[str] = Counter()
     for each in found:

@@ -6,11 +6,13 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from flowspec.errors import ClusterError
 from flowspec.runtime.cluster import Device
+from flowspec.runtime.health.examine import ExamineTimeouts, ask_all
 from flowspec.runtime.planning.first_look import refuse_silent
 from tests.daemons import DaemonProcess, daemon_process
 
@@ -34,6 +36,21 @@ def silent() -> Device:
 def test_nobody_answers() -> None:
     with pytest.raises(ClusterError, match=r"gone at 127\.0\.0\.1:\d+: .*start its daemon"):
         refuse_silent([silent()], None, needs_all=False)
+
+
+def test_a_machine_that_refuses_is_not_waited_for_longer() -> None:
+    ages = ExamineTimeouts(hello_s=6.0, why_s=0.0)  # whoever waits to the end cannot tell why
+    one, other = silent(), replace(silent(), name="too")
+    (found,) = ask_all([one], examine_timeouts=ages)
+    assert found.failure is not None
+    port = one.address.rpartition(":")[2]
+    start = f"start its daemon: flowspec daemon --host 127.0.0.1 --port {port}"
+    assert (found.failure.check, found.failure.advice) == ("reachable", start)
+    assert "nothing listens" in found.failure.text
+    both = ask_all([one, other], examine_timeouts=ages)
+    advice = [each.failure.advice for each in both if each.failure is not None]
+    assert advice[0] == f"{start} --name gone --threads 1", "they share a machine's cores"
+    assert advice[1].endswith(" --name too --threads 1")
 
 
 def test_one_answers(there: Device) -> None:
