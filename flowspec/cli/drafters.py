@@ -172,6 +172,7 @@ def report(
                 "parameters": each.candidate.row.parameters,
                 "bytes": each.candidate.row.bytes,
                 "is_here": each.candidate.is_here,
+                "bytes_here": each.candidate.bytes_here or None,
                 "refusal": each.candidate.refusal or None,
                 "accepted": [_measured(one) for one in each.candidate.row.measured],
                 "acceptance": _acceptance(each.candidate),
@@ -244,10 +245,13 @@ def _lines(
 
 def _told(rated: Rated, taken: Candidate | None, *, is_foretold: bool) -> Iterator[str]:
     row, candidate = rated.candidate.row, rated.candidate
-    size = None if row.parameters is None else f"{rounded(row.parameters / 1e9)} billion parameters"
-    if row.bytes is not None:
-        size = mib(row.bytes)
-    facts = [row.layout, size or "size not known", f"licence {row.licence or 'not known'}"]
+    facts = [row.layout]
+    if size := row.bytes or candidate.bytes_here:
+        facts.append(mib(size))
+    elif row.parameters is not None:
+        facts.append(f"{rounded(row.parameters / 1e9)} billion parameters")
+    if row.licence is not None:
+        facts.append(f"licence {row.licence}")
     if candidate.is_here:
         facts.append("here" if candidate is not taken else "here, taken")
     text = [", ".join(facts)]

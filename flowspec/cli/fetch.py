@@ -29,6 +29,7 @@ from flowspec.model.hub_choices import (
     CHECKPOINT,
     Choice,
     cached,
+    check_any,
     choices_of,
     chosen,
     download,
@@ -90,7 +91,9 @@ def run(args: argparse.Namespace) -> int:
 
     if is_offline_mode():
         return _offline(args, repository, file)
-    found = choices_of(repository, hub_sizes(repository))
+    sizes = hub_sizes(repository)
+    found = choices_of(repository, sizes)
+    check_any(found, repository, sizes)
     if file:
         found = [choice for choice in found if file in choice.sizes]
         if not found:

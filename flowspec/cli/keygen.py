@@ -7,6 +7,8 @@ Run again after adding a device: it makes what is missing and keeps the rest. No
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ipaddress
 import json
 import shlex
 from collections.abc import Sequence
@@ -133,23 +135,51 @@ def show(
             tell(f"{title}: {', '.join(names)}")
     tell(
         f"\nEach device needs its own NAME{SUFFIX} and {ALLOWED} in ~/{ON_DEVICE}, and its daemon started "
-        "again. Over ssh:"
+        "again."
     )
-    boards = _boards()
-    if cluster is not None and boards:
-        print(f"  {boards} start {shlex.quote(str(cluster))}")
-        print("or by hand:")
-    for name in allowed.devices:
-        device = next((each for each in devices if each.name == name), None)
-        target = name if device is None else device.ssh or split_address(device.address)[0].strip("[]")
-        files = " ".join(shlex.quote(str(folder / each)) for each in (f"{name}{SUFFIX}", ALLOWED))
+    known = {device.name: device for device in devices}
+    local = [name for name in allowed.devices if name in known and _is_here(known[name])]
+    remote = [name for name in allowed.devices if name not in local]
+    if remote:
+        print("Over ssh:")
+        boards = _boards()
+        if cluster is not None and boards:
+            print(f"  {boards} start {shlex.quote(str(cluster))}")
+            print("or by hand:")
+    for name in remote:
+        device = known.get(name)
+        target = name if device is None else device.ssh or _host(device)
         print(f"  ssh {target} 'mkdir -p -m 700 {ON_DEVICE}' &&")
-        print(f"    scp -p {files} {target}:{ON_DEVICE}/")
+        print(f"    scp -p {_files(folder, [name])} {target}:{ON_DEVICE}/")
+    if local:
+        print("On this machine:")
+        print(f"  install -d -m 700 ~/{ON_DEVICE} &&")
+        print(f"    install -m 600 {_files(folder, local)} ~/{ON_DEVICE}/")
     where = "beside the cluster file, as NAME.keys for NAME.toml" if cluster is None else "here"
     tell(
         f"The head finds its own key and the list {where}. Who has a {SUFFIX} file can speak as its name: "
         "keep them to yourself."
     )
+
+
+def _files(folder: Path, names: Sequence[str]) -> str:
+    """The keys of devices and the list, for a shell."""
+    return " ".join(
+        shlex.quote(str(folder / each)) for each in (*(f"{name}{SUFFIX}" for name in names), ALLOWED)
+    )
+
+
+def _host(device: Device) -> str:
+    return split_address(device.address)[0].strip("[]")
+
+
+def _is_here(device: Device) -> bool:
+    """Whether a device is a daemon of this machine, by its address."""
+    host = _host(device)
+    is_named = host == "localhost"  # other names are not looked up for this
+    with contextlib.suppress(ValueError):
+        is_named = is_named or ipaddress.ip_address(host).is_loopback
+    return device.ssh is None and is_named
 
 
 def _boards() -> str:

@@ -41,14 +41,16 @@ Download = tuple["Candidate", float]
 class Candidate:
     """A published drafter for the model in question.
 
-    `name` is what `--drafter` takes. `refusal` says why it cannot be used as far as that is known; where it
-    is empty `planned` is what the planner reckons with, None if that is not known."""
+    `name` is what `--drafter` takes. `bytes_here` are those of its files where it is here. `refusal` says why
+    it cannot be used as far as that is known; where it is empty `planned` is what the planner reckons with,
+    None if that is not known."""
 
     row: Published
     name: str
     is_here: bool
     refusal: str
     planned: PlannedDrafter | None
+    bytes_here: int = 0
 
     @property
     def is_usable(self) -> bool:
@@ -171,7 +173,8 @@ def _name(row: Published, kind: type[Kind] | None) -> str:
 def _candidate(row: Published, target: ModelFiles | None, shape: ModelShape | None) -> Candidate:
     kind = of_layout(row.layout)
     is_word = kind is not None and issubclass(kind, WordKind)  # it comes with the target
-    is_here = target is not None if is_word else "config.json" in cached_sizes(row.drafter)
+    sizes = {} if is_word else cached_sizes(row.drafter)
+    is_here = target is not None if is_word else "config.json" in sizes
     refusal, planned = "", None
     if kind is None:
         refusal = f"FlowSpec does not run {row.layout} yet"
@@ -184,7 +187,14 @@ def _candidate(row: Published, target: ModelFiles | None, shape: ModelShape | No
                 refusal = f"its weights come as a .{row.files}, to be converted first (docs/security.md)"
         except InputError as error:
             refusal = first_line(error)
-    return Candidate(row=row, name=_name(row, kind), is_here=is_here, refusal=refusal, planned=planned)
+    return Candidate(
+        row=row,
+        name=_name(row, kind),
+        is_here=is_here,
+        refusal=refusal,
+        planned=planned,
+        bytes_here=sum(sizes.values()) if is_here else 0,
+    )
 
 
 def _opened(row: Published, kind: type[Kind]) -> Kind:

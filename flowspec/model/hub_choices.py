@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ USUAL = ("Q4_K_M", "Q4_0", CHECKPOINT)
 """What is taken where nobody says, the first that is there."""
 _QUANT = re.compile(r"(?:^|[-._])((?:I?Q|TQ)\d\w*|BF16|F16|F32|MXFP4\w*)$", re.IGNORECASE)
 _WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
+_PICKLES = re.compile(r"pytorch_model(-\d{5}-of-\d{5})?\.bin")
 _HEADER_BYTES = (1 << 23, 1 << 25, 1 << 27)
 """Of a GGUF file, so much is read to see what the model is; more where its vocabulary is longer."""
 
@@ -95,6 +96,15 @@ def chosen(choices: list[Choice], quant: str | None, repository: str) -> Choice:
         return choices[0]
     asked = "expected --quant" if quant is None else f"has no {quant}; expected --quant"
     raise InputError(f"{repository!r} on the hub: {asked} with one of {names}")
+
+
+def check_any(choices: list[Choice], repository: str, names: Iterable[str]) -> None:
+    """Raises `InputError` where a repository with files of these `names` has nothing to choose."""
+    if not choices and any(_PICKLES.fullmatch(name) for name in names):
+        raise InputError(
+            f"{repository!r} on the hub has its weights as .bin alone, a pickle: if it is an EAGLE head, "
+            f"--drafter {repository} downloads it; a model is to be converted first (docs/security.md)"
+        )
 
 
 def hub_sizes(repository: str) -> dict[str, int]:

@@ -88,10 +88,10 @@ class Table:
         return Table(where=f"{self.where}: {key}", data=found)
 
     def tables(self, key: str) -> list[Table]:
-        """`[[key]]`, at least one."""
+        """`key = [{...}]` or `[[key]]`, at least one."""
         found = self.data.get(key)
         if not isinstance(found, list) or not found or not all(isinstance(each, dict) for each in found):
-            self.wrong(key, f"at least one table [[{key}]]")
+            self.wrong(key, f"at least one table, in {key} = [...] or as [[{key}]]")
         return [
             Table(where=f"{self.where}: {key} {number}", data=each) for number, each in enumerate(found, 1)
         ]

@@ -48,8 +48,7 @@ def _with_drafters(path: Path, devices: Sequence[Device]) -> list[Device]:
     models = {device: model for model, device in read_drafters(path).items()}
     if models and any(device.name == HEAD for device in devices):
         raise InputError(
-            f"{path}: name: expected another than {HEAD!r}, which is where a [[drafter]] runs that has no "
-            "device"
+            f"{path}: name: expected another than {HEAD!r}, which is where a drafter runs that has no device"
         )
     found = [replace(device, drafter=models.pop(device.name, None)) for device in devices]
     models.pop(HEAD, None)

@@ -47,8 +47,8 @@ class Refusal(enum.Enum):
             )
         if self is Refusal.MECHANISM:
             return (
-                "it has no keys, but this end has: copy its key there and start it again (launch/boards "
-                "start does both)"
+                f"it has no keys, but this end has ({keys.where}): copy its key there, as flowspec keygen "
+                "prints, and start it again (launch/boards start does both)"
             )
         if self is Refusal.UNLISTED:
             return (
@@ -56,8 +56,8 @@ class Refusal(enum.Enum):
                 "(launch/boards start does both)"
             )
         return (
-            f"it has no keys, or not the one that {keys.where} has for it: copy its key and that list there "
-            "again, or correct the address"
+            f"it has no keys, or not the one that {keys.where} has for it: copy its key and that list there, "
+            "as flowspec keygen prints, and start it again, or correct the address"
         )
 
 

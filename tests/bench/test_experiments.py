@@ -230,7 +230,7 @@ def test_tuned_methods_are_read_from_their_file_and_stay_on_their_testbeds(tmp_p
             "",
             "methods: expected a list of methods, or tables [[method]], got nothing",
         ),
-        (TESTBED, "", "testbed: expected at least one table [[testbed]], got nothing"),
+        (TESTBED, "", "testbed: expected at least one table, in testbed = [...] or as [[testbed]]"),
         (TESTBED, TESTBED * 2, "testbed: expected each name once, got 'two boards' twice"),
         ('name = "two boards"\n', "", "testbed 1: name: expected a printable text, got nothing"),
         (

@@ -16,6 +16,7 @@ from flowspec.cli import opening, plan
 from flowspec.cli.main import main
 from flowspec.draft.choosing import BOARD
 from flowspec.model.files import DEMO_FOLDER
+from flowspec.plan.memory import mib
 from flowspec.plan.planner import DoesNotFit
 from flowspec.plan.sites import PlanRequest
 from flowspec.runtime.decoding import Decoding
@@ -132,6 +133,12 @@ def test_a_plan_takes_what_is_here_and_tells_which_download_would_help(
     args = ("plan", "--quick", "--model", known_model, *PIS)
     _, text, _ = run(capsys, *args)
     assert f"drafter {HEAD}, the best one that is here" in text
+    _, listed, _ = run(capsys, "drafters", known_model)
+    (told,) = (line for line in listed.splitlines() if line.endswith(", here, taken"))
+    size = sum(path.stat().st_size for path in (DEMO_FOLDER / "eagle").iterdir())
+    assert f", {mib(size)}, " in told, "no card says how large it is; its files do"
+    assert "size not known" not in listed
+    assert "licence not known" not in listed
     assert "as is published of it" in " ".join(text.split())
     assert max(map(len, text.splitlines()[1:])) <= 80, "but for the model's path"
     told = json.loads(run(capsys, *args, "--json")[1])

@@ -18,7 +18,7 @@ from gguf import GGMLQuantizationType
 from flowspec.bench.checkpoints import make_variant
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
-from flowspec.model.hub_choices import CHECKPOINT, choices_of, chosen
+from flowspec.model.hub_choices import CHECKPOINT, check_any, choices_of, chosen
 from tests.cli.test_commands import FLOWSPEC
 from tests.ggufs import convert, make
 
@@ -59,6 +59,15 @@ def test_choices_are_named_as_people_name_them() -> None:
             chosen(given, quant, MODEL)
         assert expected in str(caught.value)
     assert chosen(found[3:4], None, MODEL) is found[3]
+
+
+def test_weights_that_are_pickles_are_told_of() -> None:
+    for names in (["pytorch_model.bin"], ["pytorch_model-00001-of-00002.bin", "config.json"]):
+        with pytest.raises(InputError, match=f"as .bin alone, a pickle: .* --drafter {MODEL} downloads it"):
+            check_any([], MODEL, names)
+    check_any([], MODEL, ["config.json"])
+    sizes = {"config.json": 1, "model.safetensors": 2, "pytorch_model.bin": 2}
+    check_any(choices_of(MODEL, sizes), MODEL, sizes)
 
 
 @pytest.fixture

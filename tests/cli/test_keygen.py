@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from flowspec.cli import keygen
 from flowspec.cli.main import main
 from flowspec.runtime.security import keyfiles
 from flowspec.runtime.security.cluster_keys import keys_folder
-from flowspec.runtime.security.keyfiles import head_keyring
+from flowspec.runtime.security.keyfiles import device_keyring, head_keyring
 from tests.cli.pseudo_terminal import shown
 
 CLUSTER = (
@@ -57,6 +58,33 @@ def test_keys_for_a_cluster_file_and_what_to_copy_where(
     assert f"{folder}/allowed.toml 192.0.2.2:.config/flowspec/keys/" in shown
     assert f"launch/boards start {cluster}" in shown
     assert not any(secret in shown for secret in secrets_of(folder))
+
+
+def test_what_is_for_this_machine_is_copied_without_ssh(
+    cluster: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = (
+        '[[device]]\nname = "one"\naddress = "127.0.0.1:7701"\n'
+        '[[device]]\nname = "two"\naddress = "localhost:7702"\n'
+        '[[device]]\nname = "six"\naddress = "[::1]:7703"\n'
+    )
+    cluster.write_text(own)
+    assert main(["keygen", f"--cluster={cluster}"]) == 0
+    shown = capsys.readouterr().out
+    assert not any(word in shown for word in ("ssh", "scp", "launch/boards"))
+    home = cluster.parent / "user"
+    monkeypatch.setenv("HOME", str(home))
+    copied = shown.partition("On this machine:\n")[2].partition("\nThe head")[0]
+    subprocess.run(["/bin/sh", "-ec", copied], check=True)
+    keys = home / ".config/flowspec/keys"
+    assert device_keyring(keys, "two").name == "two", "its modes are as keys need them"
+    assert {path.name for path in keys.iterdir()} == {"allowed.toml", "one.key", "six.key", "two.key"}
+    cluster.write_text(CLUSTER + own)
+    assert main(["keygen", f"--cluster={cluster}"]) == 0
+    shown = capsys.readouterr().out
+    assert "pi-1.key" in shown
+    assert "scp" in shown
+    assert "127.0.0.1" not in shown
 
 
 def test_launch_boards_is_named_as_it_can_be_called(

@@ -96,7 +96,11 @@ def test_a_packed_precision_without_a_right_kernel_is_left_out_unless_it_was_ask
         (["--out=nowhere/x.toml"], "--out: expected a file in a folder that exists, got nowhere/x.toml", 2),
         (["--out=x.json"], "--out: expected a file that ends with .toml, got x.json", 2),
         (["--cluster=none.toml"], "none.toml: expected a cluster file, but it cannot be read", 2),
-        (["--cluster=bad.toml"], "bad.toml: device: expected at least one table [[device]]", 2),
+        (
+            ["--cluster=bad.toml"],
+            "bad.toml: device: expected at least one table, in device = [...] or as [[device]]",
+            2,
+        ),
         (["--threads=0"], "argument --threads: expected a whole number from 1, got '0'", 2),
         (
             ["--dtype=float32,float16"],

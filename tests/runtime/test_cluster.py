@@ -184,7 +184,7 @@ def test_a_device_that_has_a_drafter_runs_no_stage(tmp_path: Path) -> None:
         (TWO.replace("address", 'name = "a"\naddress'), "name:", "'a' twice"),
         (TWO + "name = '10.0.0.1'", "name:", "'10.0.0.1' twice"),
         (TWO + "layers = [0, 8]", "layers:", "10.0.0.1 has none"),
-        ("drafter = 4\n" + TWO, "drafter:", "at least one table [[drafter]]"),
+        ("drafter = 4\n" + TWO, "drafter:", "at least one table, in drafter = [...] or as [[drafter]]"),
         (TWO + "[[drafter]]\nmodel = 'draft'", "drafter 1: device:", "a device of this file"),
         (TWO + "[[drafter]]\ndevice = 'head'", "drafter 1: model:", "as --drafter takes it"),
         (

@@ -105,6 +105,7 @@ def test_without_the_keys_the_doctor_says_what_is_missing(
     (found,) = ask_all(devices_of(cluster.wait())[:1], keys=keys)
     assert found.failure is not None
     assert (found.failure.check, "it has no keys" in found.failure.text) == ("keys", True)
+    assert "as flowspec keygen prints" in found.failure.advice
     assert "copy its key" in found.failure.advice
     with pytest.raises(
         ClusterError, match=r"does not answer: .*encrypted connections only, and there are no keys here"
