@@ -12,6 +12,7 @@ import functools
 import hashlib
 import importlib.util
 import json
+import logging
 import os
 import platform
 import selectors
@@ -64,6 +65,8 @@ _DRIVER_FILES = ("/proc/driver/nvidia/version", "/etc/nv_tegra_release", "/proc/
 _GPU_FILES = "/proc/driver/nvidia/gpus/*/information"
 _OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM)
 """Signals that come from outside, as from the system where memory runs out: none is a kernel's own fault."""
+log = logging.getLogger("flowspec.kernels")
+
 Libraries = dict[str, list[int]]
 """Files of shared libraries, each with its size and the time when it was written."""
 
@@ -160,17 +163,17 @@ Tell = Callable[[float], None]
 """Told now and then how far a trial has come, from 0 to 1, so that whoever waits knows that it goes on."""
 
 
-def check_torch() -> None:
+def check_torch(tell: Tell = lambda share: None) -> None:
     """Makes sure that torch may be imported into this process, and computes float32, which all else needs.
 
     Raises `InputError` where importing it would end us.
     """
-    tried("float32", "cpu")
+    tried("float32", "cpu", tell)
 
 
-def tried(dtype: str, device: str) -> Trial:
+def tried(dtype: str, device: str, tell: Tell = lambda share: None) -> Trial:
     """`run_trial`, or what it found earlier in this process."""
-    return _found.get((dtype, device)) or run_trial(dtype, device)
+    return _found.get((dtype, device)) or run_trial(dtype, device, tell)
 
 
 def run_trial(
@@ -188,13 +191,18 @@ def run_trial(
     folder). Raises `NoRightKernelError`, and `InputError` where torch cannot run here or the device cannot do
     that precision.
     """
-    built = build.build()
+    built = build.build(tell)
     path = (cache_folder() if folder is None else folder) / "kernels" / f"{_key(dtype, device, built)}.json"
     found = _kept(path, dtype, device)
     if found is None:
         with locked(path, lambda: tell(0.0)):
             found = _kept(path, dtype, device)
             if found is None:
+                log.info(
+                    "trying kernels of %s on this processor, once: what is right is kept in %s",
+                    dtype,
+                    path.parent,
+                )
                 found = _try(dtype, device, built, tell, command or CHILD, limit_s or TRIAL_S)
                 if not any(verdict.may_pass for verdict in found.verdicts):
                     with contextlib.suppress(OSError):  # it is tried again next time

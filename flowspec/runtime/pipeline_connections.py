@@ -54,6 +54,8 @@ from flowspec.runtime.weights.server import WeightServer
 from flowspec.version import __version__
 from flowspec.wire.codec import BYTES, Envelope, Tensor, decode
 
+KERNELS = "trying kernels"
+"""Of `LOADING_STEPS`, what is done once for a processor."""
 Progress = Callable[[str, float], None]
 """Called with a line of text, a device's name and after a colon what it is doing, and a share of that from 0
 to 1."""
@@ -61,6 +63,11 @@ ConnectionEvent = (
     DeviceMessageArrived | ConnectionClosed | DialRefused | AddressNotFound | DeviceBrokeProtocol | SendFailed
 )
 """What the sockets of a pipeline tell."""
+
+
+def told_of(device: str, doing: str) -> str:
+    """The text of a `Progress`."""
+    return f"{device}: {doing}{', once' if doing == KERNELS else ''}"
 
 
 def new_session() -> int:

@@ -66,7 +66,13 @@ from flowspec.runtime import timeouts
 from flowspec.runtime.addresses import ADDRESSES
 from flowspec.runtime.emulation import Emulation
 from flowspec.runtime.heap import give_back
-from flowspec.runtime.pipeline_connections import PipelineConnections, Progress, described, new_session
+from flowspec.runtime.pipeline_connections import (
+    PipelineConnections,
+    Progress,
+    described,
+    new_session,
+    told_of,
+)
 from flowspec.runtime.probes import Probes
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.transport import Wake, poll_timeout_ms, ready_sources, split_address
@@ -340,7 +346,7 @@ class Pipelines:
             self._use(self._open[command.pipeline], command)
 
     def _load(self, progress: ShowProgress) -> None:
-        self._progress(f"{progress.device}: {progress.doing}", progress.share)
+        self._progress(told_of(progress.device, progress.doing), progress.share)
         if progress.share < 1:
             self._loading[progress.device] = progress.doing, progress.share
         else:

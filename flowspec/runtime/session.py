@@ -44,7 +44,7 @@ from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.emulation import Emulation
 from flowspec.runtime.head import Head, OnEvent
 from flowspec.runtime.local import LocalCluster
-from flowspec.runtime.pipeline_connections import Progress
+from flowspec.runtime.pipeline_connections import KERNELS, Progress, told_of
 from flowspec.runtime.pipelines import Recovery
 from flowspec.runtime.placing import assign_devices, captures_of, open_drafters, own_devices, use_one_thread
 from flowspec.runtime.planning.absent_devices import AbsentDevices
@@ -337,13 +337,17 @@ def open_session(
     needs_all = recovery_options is None
     with contextlib.ExitStack() as stack:
         try:
-            cluster = stack.enter_context(open_cluster(options, meanwhile, decoding, needs_all=needs_all))
+            cluster = stack.enter_context(
+                open_cluster(options, meanwhile, decoding, progress, needs_all=needs_all)
+            )
         except ModelDoesNotFitError:
             if not decoding.is_default:
                 raise
             _tell_left_out(decoding.drafters, "with it the model does not fit", recovery_options)
             decoding = replace(decoding, drafters=(FALLBACK,), is_default=False)
-            cluster = stack.enter_context(open_cluster(options, meanwhile, decoding, needs_all=needs_all))
+            cluster = stack.enter_context(
+                open_cluster(options, meanwhile, decoding, progress, needs_all=needs_all)
+            )
         plan = replace(cluster.plan, tokens=tokens(cluster.files, cluster.config))
         cluster = replace(cluster, plan=plan)
         yield stack.enter_context(cluster.session(decoding, progress, recovery_options=recovery_options))
@@ -377,6 +381,7 @@ def open_cluster(
     options: ClusterOptions,
     meanwhile: Callable[[ModelFiles], None] = lambda files: None,
     decoding: Decoding | None = None,
+    progress: Progress = lambda text, share: None,
     *,
     needs_all: bool = True,
 ) -> Iterator[OpenCluster]:
@@ -401,12 +406,25 @@ def open_cluster(
     files.check_weights()
     decoding = decoding or Decoding()
     if options.cluster is None:
-        with _local_cluster(options, files, raw, decoding, meanwhile) as cluster:
+        with _local_cluster(options, files, raw, decoding, meanwhile, progress) as cluster:
             yield cluster
     else:
         cluster = _listed_cluster(options, options.cluster, files, raw, decoding, needs_all=needs_all)
         meanwhile(files)
         yield cluster
+
+
+def _try_torch(progress: Progress) -> None:
+    """`check_torch`, with what it does the first time."""
+    shares: list[float] = []
+
+    def tell(share: float) -> None:
+        shares.append(share)
+        progress(told_of("this machine", KERNELS), share)
+
+    check_torch(tell)
+    if shares:
+        tell(1.0)
 
 
 @contextlib.contextmanager
@@ -416,6 +434,7 @@ def _local_cluster(
     raw: dict[str, Any],
     decoding: Decoding,
     meanwhile: Callable[[ModelFiles], None],
+    progress: Progress,
 ) -> Iterator[OpenCluster]:
     """Daemons on this machine: those of the stages, then those of drafters."""
     emulation = options.emulation
@@ -427,7 +446,7 @@ def _local_cluster(
         options.layers,
     )
     _check_context(options, raw)
-    check_torch()
+    _try_torch(progress)
     with LocalCluster(
         len(names),
         device=options.local_device,

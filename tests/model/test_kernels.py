@@ -350,6 +350,29 @@ def test_all_code_that_is_tried_counts() -> None:
     assert code - imported == {"kernel_checks"}
 
 
+def test_a_first_build_is_told_of_before_it_is_made_and_a_later_one_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    steps: list[object] = []
+    ready: list[Path] = []
+    monkeypatch.setattr(build, "_compiler", lambda: ("cc", [], "a compiler"))
+    monkeypatch.setattr(build, "_whole", lambda folder, name: next(iter(ready), None))
+
+    def compile_it(*words: object) -> Path:
+        steps.append("compiled")
+        ready.append(tmp_path / "canonical.so")
+        return ready[0]
+
+    monkeypatch.setattr(build, "_compile", compile_it)
+    monkeypatch.setattr(build, "cache_folder", lambda: tmp_path)
+    caplog.set_level("INFO", "flowspec.kernels")
+    assert build.build(steps.append) == build.build(steps.append) == ready[0]
+    assert steps == [0.0, "compiled"]
+    assert caplog.messages == [
+        f"compiling kernels for this processor, once: what comes of it is kept in {tmp_path}/arithmetic"
+    ]
+
+
 @without_compiler
 def test_whoever_waits_for_a_trial_of_another_process_says_so(tmp_path: Path) -> None:
     class Ended(Exception):

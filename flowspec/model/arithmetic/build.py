@@ -12,10 +12,12 @@ import contextlib
 import functools
 import hashlib
 import importlib.util
+import logging
 import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from flowspec.folders import cache_folder, locked
@@ -27,6 +29,8 @@ NATIVE = ("-march=native", "-mcpu=native")
 """How compilers are asked for all that this processor can, on x86 and on ARM."""
 BUILD_S = 300.0
 _allowed: Path | None = None
+
+log = logging.getLogger("flowspec.kernels")
 
 
 def allow(path: Path | None) -> None:
@@ -40,8 +44,9 @@ def allowed() -> Path | None:
     return _allowed
 
 
-def build() -> Path | None:
-    """Builds the library for this processor if that was not done before; None where no compiler can."""
+def build(tell: Callable[[float], None] = lambda share: None) -> Path | None:
+    """Builds the library for this processor if that was not done before, which it is to `tell` first; None
+    where no compiler can."""
     compiler = _compiler()
     if compiler is None:
         return None
@@ -53,8 +58,10 @@ def build() -> Path | None:
     found = _whole(folder, name)
     if found is not None:
         return found
+    log.info("compiling kernels for this processor, once: what comes of it is kept in %s", folder)
+    tell(0.0)
     try:
-        with locked(folder / name):
+        with locked(folder / name, lambda: tell(0.0)):
             return _whole(folder, name) or _compile(command, flags, folder, name)
     except OSError:
         return None
