@@ -212,8 +212,8 @@ class Pipeline:
 
 
 def ask(request: int, prompt: Sequence[int], count: int, **extra: object) -> Submit:
-    fields = {"sampling": Sampling(), "stop_ids": frozenset(), **extra}
-    return Submit(request=request, prompt=tuple(prompt), new_tokens_max=count, **fields)  # type: ignore[arg-type]
+    fields: dict[str, Any] = {"sampling": Sampling(), "stop_ids": frozenset(), **extra}
+    return Submit(request=request, prompt=tuple(prompt), new_tokens_max=count, **fields)
 
 
 @dataclass(frozen=True)

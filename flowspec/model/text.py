@@ -130,7 +130,7 @@ class Tokenizer:
                     )
             except InputError:
                 raise
-            except Exception as error:  # noqa: BLE001 - tokenizers raises just that, transformers whatever it meets in a broken file
+            except Exception as error:  # noqa: BLE001 - both libraries raise anything for a broken file
                 text = " ".join(str(error).split())
                 raise InputError(f"cannot read the tokenizer of {files.model!r}: {text:.200}") from None
         self._steps: set[str] | None = None
@@ -193,7 +193,7 @@ class Tokenizer:
                         **(variables or {}),
                     )
                 )
-        except Exception as error:  # noqa: BLE001 - a template is a program of the model's, and may raise anything
+        except Exception as error:  # noqa: BLE001 - a template is a program, and may raise anything
             raise InputError(
                 f"the model's chat template refuses this dialogue: {first_line(error)}"
             ) from None

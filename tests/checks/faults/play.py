@@ -215,7 +215,10 @@ class Play:
             back_s = self.clock.now_s + max(
                 (each.back_s(name) for each in self._watching for name in each.out), default=0.0
             )
-            is_back = lambda: not any(each.out for each in self._watching)  # noqa: E731 - whoever is not back in time fails its oracle
+
+            def is_back() -> bool:  # whoever is not back in time fails its oracle
+                return not any(each.out for each in self._watching)
+
             self._run_until(is_back, back_s + LOOK_S)
         # Whatever comes out is the finding; it is told with its instant, and the cause stays attached.
         except Exception as error:
