@@ -117,6 +117,8 @@ def _summary(command: str) -> str:
 def _meant(flag: str, asked: Parser) -> str:
     """As `meant`, with what other programs call it."""
     known = FLAGS_ELSEWHERE.get(flag)
+    if flag in ("--threads", "-t") and "--local" in asked.flags:
+        return ": flowspec daemon has it; each process of --local has one thread"
     return f"; did you mean {known}?" if known in asked.flags else meant(flag, asked.flags)
 
 

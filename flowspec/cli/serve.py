@@ -1,5 +1,5 @@
-"""Serve the model by an OpenAI-compatible API, for editors and programs, and a page with a chat and a live
-view of the pipeline. Tools (function calls), which agents ask for, are not there yet.
+"""Serve the model by an OpenAI-compatible API, for editors, agents and programs, with tools (function calls)
+and answers by a schema, and a page with a chat and a live view of the pipeline.
 
 Listens at once, prints its addresses when it is ready, and runs until it is stopped (Ctrl-C, SIGTERM). See
 docs/serving.md and docs/watching.md.

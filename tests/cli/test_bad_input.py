@@ -210,6 +210,10 @@ def refused(
             "unrecognized argument --modell; did you mean --model? (see flowspec generate --help)",
         ),
         (
+            ["generate", "--local=2", "--threads=1", "hi"],
+            "unrecognized argument --threads: flowspec daemon has it; each process of --local has one thread",
+        ),
+        (
             ["generate", "a", "prompt"],
             "expected one prompt, got 2 words; quote them: 'a prompt' (see flowspec generate --help)",
         ),

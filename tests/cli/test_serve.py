@@ -146,7 +146,7 @@ def test_what_is_not_installed_is_said(
     assert "needs packages that are not installed (uvicorn): run launch/install serve\n" in refused(capsys)
 
 
-def test_that_the_model_is_a_toy_and_tools_are_not_there_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_that_the_model_is_a_toy_and_that_there_are_tools_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     with warm.Popen([*SERVE, "--port=0", "--local=1"], stdout=-1, stderr=-1, text=True) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -155,7 +155,7 @@ def test_that_the_model_is_a_toy_and_tools_are_not_there_is_said(capsys: pytest.
     with pytest.raises(SystemExit):
         build_parser(["serve"]).parse_args(["serve", "--help"])
     told = " ".join(capsys.readouterr().out.split())
-    assert "Tools (function calls), which agents ask for, are not there yet." in told
+    assert "with tools (function calls) and answers by a schema" in told
 
 
 def test_the_help_fits_a_terminal(
