@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from flowspec.bench.checkpoints import make_variant
+from flowspec.bench.checkpoints import SMALL, VARIANTS, make_checkpoint, make_variant
 from flowspec.bench.faithfulness import (
     PERPLEXITY_LIMIT,
     TOKENS,
@@ -137,8 +137,20 @@ def test_what_logits_hide_perplexity_shows(monkeypatch: pytest.MonkeyPatch) -> N
     found = check(files, "bfloat16", StepByStep.load(files, "bfloat16"))
     assert found.text == "the shipped text"
     assert found.largest <= found.limit
-    assert found.change > PERPLEXITY_LIMIT
+    assert found.change > found.perplexity_limit == PERPLEXITY_LIMIT, "no error of ours makes it wider"
     assert [fault.partition(",")[0] for fault in found.faults] == [f"perplexity is {found.perplexity:.5g}"]
+
+
+def test_chance_makes_no_untrained_model_unfaithful(tmp_path: Path) -> None:
+    """Rounding moves the states of this one far: perplexity is off by more than half a percent, and by less
+    than chance makes of as much rounding."""
+    family, shape = VARIANTS["qwen3.5-text"]
+    files = ModelFiles(str(make_checkpoint(tmp_path, family, {**SMALL, **shape, "vocab_size": 4096}, seed=1)))
+    found = check(files, "int8", StepByStep.load(files, "int8"))
+    assert PERPLEXITY_LIMIT < found.perplexity_limit < 1.5 * PERPLEXITY_LIMIT
+    assert found.faults == []
+    off = replace(found, perplexity=found.reference * (1 + 1.01 * found.perplexity_limit))
+    assert len(off.faults) == 1
 
 
 def test_each_figure_has_its_limit() -> None:
