@@ -113,7 +113,7 @@ def chat_wanted(body: dict[str, Any]) -> CompletionRequest:
 def completion_wanted(body: dict[str, Any]) -> CompletionRequest:
     """A request to `/v1/completions`; raises `ApiError`."""
     fields = Fields(body)
-    prompts = _prompts(fields.needed("prompt"))
+    prompts = _prompts(fields.needed("prompt", {"messages": "prompt (messages go to /v1/chat/completions)"}))
     alternatives = fields.whole("logprobs", 0, limits.TOP_LOGPROBS_MAX)
     longest = fields.whole("max_tokens", 1, TOKENS_MAX)
     echoes = fields.flag("echo")

@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from itertools import islice
-from typing import Any
+from typing import Any, NoReturn
 
 from flowspec.errors import meant
 from flowspec.plain_json import read_json
@@ -71,9 +71,12 @@ class Fields:
         self._left.pop(field, None)
         return self._data.get(field)
 
-    def needed(self, field: str) -> Any:
+    def needed(self, field: str, elsewhere: Mapping[str, str] = _NOWHERE) -> Any:
+        """The field, which has to be there; `elsewhere` as in `finish`, for what may be there instead."""
         found = self.take(field)
         if found is None:
+            for other in elsewhere.keys() & self._left.keys():
+                self._refuse(other, elsewhere)
             raise ApiError(
                 400,
                 f"{self.name(field)}: expected a value, got none{self._written_for(field)}",
@@ -179,7 +182,10 @@ class Fields:
         """Raises `ApiError` for a field that nobody took; `elsewhere` tells what fields of other servers are
         here."""
         for field in self._left:
-            name = self.name(field)[:120]
-            here = elsewhere.get(field)
-            hint = meant(field[:120], self._known) if here is None else f"; here that is {here}"
-            raise ApiError(400, f"unknown field {name!r:.120}{hint}", name, "unknown_parameter")
+            self._refuse(field, elsewhere)
+
+    def _refuse(self, field: str, elsewhere: Mapping[str, str]) -> NoReturn:
+        name = self.name(field)[:120]
+        here = elsewhere.get(field)
+        hint = meant(field[:120], self._known) if here is None else f"; here that is {here}"
+        raise ApiError(400, f"unknown field {name!r:.120}{hint}", name, "unknown_parameter")

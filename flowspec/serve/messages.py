@@ -8,6 +8,7 @@ from typing import Any
 from flowspec.model.text import Messages
 from flowspec.plain_json import Reals, read_json
 from flowspec.serve.fields import Fields
+from flowspec.serve.other_fields import ELSEWHERE
 from flowspec.serve.refusals import ApiError, invalid
 
 MESSAGES_MAX = 4096
@@ -24,7 +25,7 @@ _ROLES = {
 
 def messages_wanted(fields: Fields) -> Messages:
     """The dialogue; raises `ApiError`."""
-    found = fields.needed("messages")
+    found = fields.needed("messages", {"prompt": ELSEWHERE["prompt"]})
     if not isinstance(found, list):
         raise invalid("messages", "a list of messages", found, "invalid_type")
     if not found:

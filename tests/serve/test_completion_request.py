@@ -177,6 +177,10 @@ def test_a_needed_field_that_is_misspelt_is_looked_for() -> None:
     told = refusal(chat, messages=[{"roles": "user", "content": "hi"}])
     assert told.message == "messages[0].role: expected a value, got none; did you write 'roles' for it?"
     assert refusal(chat, messages=None).message == "messages: expected a value, got none"
+    told = refusal(chat, messages=None, prompt="hi").message
+    assert told == "unknown field 'prompt'; here that is messages (a prompt goes to /v1/completions)"
+    told = refusal(completion, prompt=None, messages=[]).message
+    assert told == "unknown field 'messages'; here that is prompt (messages go to /v1/chat/completions)"
 
 
 def test_a_schema_is_refused_at_its_place_or_for_being_text() -> None:
