@@ -1,8 +1,10 @@
-"""Checkpoints in the layouts of GPTQ, AWQ and GPT-OSS, written by numpy alone: nothing of it reads one."""
+"""Checkpoints in the layouts of GPTQ, AWQ, FP8 and GPT-OSS, written by numpy alone (but for floats of 8 bits,
+which it has not): nothing of it reads one."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +13,34 @@ import torch
 from safetensors.torch import load_file, save_file
 
 GROUP = 32
+BLOCK = 24
+"""Outputs and inputs that share a scale of floats; no divisor of what the tests' experts have."""
 FLOATS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 """Those of 4 bits that are not below zero."""
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+LARGEST = 448
+"""Of floats of 8 bits (e4m3)."""
 
 
-def convert(source: Path, to: Path, method: str, *, is_whole: bool = True, **settings: Any) -> Path:
+def convert(
+    source: Path, to: Path, method: str, *, is_whole: bool = True, experts: str = "apart", **settings: Any
+) -> Path:
     """A checkpoint whose decoder's matrices are of 4 bits, or those of its layers alone; `method` is `gptq`
-    (symmetric), `awq`, or `mxfp4` of GPT-OSS, whose experts alone are."""
+    (symmetric), `awq`, `fp8` (of 8 bits), or `mxfp4` of GPT-OSS, whose experts alone are.
+
+    Experts that are one tensor for all are written `apart`, gate and up, too; `stacked` as they are, with
+    scales (`fp8` alone); or `plain`, not quantised.
+    """
     to.mkdir()
     config = json.loads((source / "config.json").read_text())
     config["quantization_config"] = {
         "gptq": {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": True, "desc_act": False},
         "awq": {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True},
+        "fp8": {
+            "quant_method": "fp8",
+            "activation_scheme": "dynamic",
+            "weight_block_size": [BLOCK, BLOCK],
+        },
         "mxfp4": {
             "quant_method": "mxfp4",
             "modules_to_not_convert": [
@@ -39,16 +56,64 @@ def convert(source: Path, to: Path, method: str, *, is_whole: bool = True, **set
             made = _mxfp4(values.float().numpy()) if is_expert else {"": values.bfloat16()}
             tensors.update({name + leaf: torch.as_tensor(found) for leaf, found in made.items()})
             continue
-        is_matrix = values.dim() == 2 and ".layers." in name and not name.endswith("gate.weight")
+        if values.dim() == 3 and ".experts." in name and experts != "plain":
+            for expert_name, matrix in _by_expert(name, values.float().numpy()) if experts == "apart" else ():
+                tensors.update(_made(method, expert_name, matrix))
+            if experts == "stacked":
+                both = [_fp8(matrix) for matrix in values.float().numpy()]
+                tensors[name] = torch.stack([_floats(each["weight"]) for each in both])
+                scales = [torch.from_numpy(each["weight_scale_inv"]) for each in both]
+                tensors[f"{name}_scale_inv"] = torch.stack(scales)
+            continue
+        is_router = name.endswith(("mlp.gate.weight", "router.proj.weight"))
+        is_matrix = values.dim() == 2 and ".layers." in name and not is_router
         is_matrix |= is_whole and "per_layer_model_projection" in name
         if not is_matrix:
             tensors[name] = values.bfloat16()
             continue
-        made = (_gptq if method == "gptq" else _awq)(values.float().numpy())
-        stem = name.removesuffix("weight")
-        tensors.update({stem + leaf: torch.from_numpy(found.copy()) for leaf, found in made.items()})
+        tensors.update(_made(method, name, values.float().numpy()))
     save_file(tensors, to / "model.safetensors", {"format": "pt"})
     return to
+
+
+def _made(method: str, name: str, matrix: np.ndarray[Any, Any]) -> dict[str, torch.Tensor]:
+    """What stands in the place of the weight `name`."""
+    made = {"gptq": _gptq, "awq": _awq, "fp8": _fp8}[method](matrix)
+    is_float = method == "fp8"
+    return {
+        name.removesuffix("weight") + leaf: _floats(found)
+        if is_float and leaf == "weight"
+        else torch.from_numpy(found.copy())
+        for leaf, found in made.items()
+    }
+
+
+def _by_expert(name: str, values: np.ndarray[Any, Any]) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+    """The matrices of single experts in a tensor `[experts, out, in]`, gate above up."""
+    stem, _, kind = name.rpartition(".")
+    for expert, matrix in enumerate(values):
+        if kind == "down_proj":
+            yield f"{stem}.{expert}.down_proj.weight", matrix
+            continue
+        for part, half in zip(("gate_proj", "up_proj"), np.split(matrix, 2), strict=True):
+            yield f"{stem}.{expert}.{part}.weight", half
+
+
+def _fp8(weight: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    """Numbers that are floats of 8 bits after rounding, and a scale for each block of outputs and inputs."""
+    outputs, inputs = weight.shape
+    scales = np.zeros((-(-outputs // BLOCK), -(-inputs // BLOCK)), np.float32)
+    numbers = np.empty_like(weight, np.float32)
+    for row in range(len(scales)):
+        for column in range(scales.shape[1]):
+            where = np.s_[row * BLOCK : (row + 1) * BLOCK, column * BLOCK : (column + 1) * BLOCK]
+            scales[row, column] = np.abs(weight[where]).max() / LARGEST
+            numbers[where] = weight[where] / scales[row, column]
+    return {"weight": numbers, "weight_scale_inv": scales}
+
+
+def _floats(numbers: np.ndarray[Any, Any]) -> torch.Tensor:
+    return torch.from_numpy(numbers).to(torch.float8_e4m3fn)
 
 
 def _mxfp4(weight: np.ndarray[Any, Any]) -> dict[str, Any]:

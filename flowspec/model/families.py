@@ -125,6 +125,13 @@ class Family:
         modeling = importlib.import_module(f"transformers.models.{self.module}.modeling_{self.module}")
         return getattr(modeling, f"{self.prefix}Text{name}", None) or getattr(modeling, self.prefix + name)
 
+    def ways_to_stack(self, name: str) -> tuple[tuple[str, ...], ...]:
+        """The ways in which files may hold a layer's parameter `name` expert by expert, each the tensors of
+        expert `{}`: as in `stacked`, or as one tensor; none where it is no such parameter."""
+        apart = self.stacked.get(name)
+        stem, _, leaf = name.rpartition(".")
+        return () if apart is None else (apart, (f"{stem}.{{}}.{leaf}.weight",))
+
     def root(self, names: Names) -> Root:
         """Where a checkpoint with these tensors keeps its decoder; the family's first place where it is in
         none."""
@@ -203,7 +210,7 @@ _GEMMA4 = Family(
     rotary_by_layer_type=True,
     router="scaled softmax to 1",
     stacked={
-        "experts.gate_up_proj": ("experts.{}.gate_up_proj.weight",),
+        "experts.gate_up_proj": ("experts.{}.gate_proj.weight", "experts.{}.up_proj.weight"),
         "experts.down_proj": ("experts.{}.down_proj.weight",),
     },
     has_layer_inputs=True,

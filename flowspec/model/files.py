@@ -24,7 +24,7 @@ from flowspec.model.gguf.config import config_of
 from flowspec.model.gguf.file import GgufFile
 from flowspec.model.gguf.names import is_gguf, parts_of
 from flowspec.model.hub import hub_file
-from flowspec.model.joined_experts import JoinedExperts
+from flowspec.model.joined_experts import JoinedExperts, StackedExperts
 from flowspec.model.json_files import read_json
 from flowspec.model.layer_by_layer import LayerByLayer
 from flowspec.model.prequantised.scheme import Scheme, scheme_of
@@ -284,6 +284,8 @@ class ModelFiles:
         """The tensors that a checkpoint's `raw` ones stand for."""
         if self.joins_experts:
             raw = JoinedExperts(self.model, raw, experts_of(self.config()))
+        elif self.stacks_experts:
+            raw = StackedExperts(self.model, raw, experts_of(self.config()))
         if self.scheme is not None:
             from flowspec.model.prequantised.tensors import PrequantisedTensors
 
@@ -297,6 +299,13 @@ class ModelFiles:
         """Whether its safetensors hold all experts of a layer in one tensor (`joined_experts.py`)."""
         family = FAMILIES.get(str(self.raw_config().get("model_type")))
         return self.gguf is None and family is not None and family.joins_experts
+
+    @property
+    def stacks_experts(self) -> bool:
+        """Whether its safetensors are quantised and may hold all experts of a layer in one tensor
+        (`joined_experts.py`), of which each is packed by itself."""
+        family = FAMILIES.get(str(self.raw_config().get("model_type")))
+        return self.scheme is not None and family is not None and bool(family.stacked)
 
     @property
     def has_layer_inputs(self) -> bool:

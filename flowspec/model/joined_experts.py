@@ -1,9 +1,12 @@
-"""A layer's experts that a checkpoint holds in one tensor for each matrix (GPT-OSS), under the names that
-they would have one by one.
+"""A layer's experts that a checkpoint holds in one tensor for each matrix, under the names that they would
+have one by one. So they are read, sent and packed as those of any mixture.
 
-As transformers saves them: inputs first, and the outputs of gate and up in turns. As they are published:
-outputs first, also in turns, as MXFP4, of which these are compressed-tensors' names. So they are read, sent
-and packed as those of any mixture.
+GPT-OSS's, as transformers saves them: inputs first, and the outputs of gate and up in turns. As they are
+published: outputs first, also in turns, as MXFP4, of which these are compressed-tensors' names.
+
+Those of other families in a checkpoint that a tool quantised: outputs first, gate above up, in floats of 8
+bits with scales (transformers), or in 16 bits because the tool left them (gptqmodel). Gate and up stay one
+matrix, since a block of outputs that share a scale may reach from one into the other.
 """
 
 from __future__ import annotations
@@ -72,3 +75,42 @@ class JoinedExperts(PartsOfTensors[_Place]):
             part = part.T
         part = part[place.first :: place.step]
         return part.flatten(1) if place.suffix == _BLOCKS else part
+
+
+_STACKED = re.compile(r"(.+\.experts)\.(gate_up_proj|down_proj)(|_scale_inv)")
+
+
+@dataclass(frozen=True, slots=True)
+class _Expert:
+    """One expert's part of a tensor."""
+
+    tensor: str
+    expert: int
+
+
+class StackedExperts(PartsOfTensors[_Expert]):
+    """As `JoinedExperts`, of families whose matrices have their outputs first."""
+
+    def __init__(self, model: str, raw: Tensors, experts: int) -> None:
+        super().__init__(model, raw)
+        self._experts = experts
+        for tensor in raw:
+            found = _STACKED.fullmatch(tensor)
+            if found is None:
+                self._places[tensor] = None
+                continue
+            stem, kind, suffix = found.groups()
+            for expert in range(experts):
+                self._places[f"{stem}.{expert}.{kind}.weight{suffix}"] = _Expert(tensor, expert)
+
+    def _shape_of(self, place: _Expert) -> tuple[int, ...]:
+        whole = self._raw.shape(place.tensor)
+        if not whole or whole[0] != self._experts:
+            raise InputError(
+                f"tensor {place.tensor} of {self._model!r}: expected {self._experts} experts by config.json, "
+                f"got the shape {list(whole)}"
+            )
+        return whole[1:]
+
+    def _part(self, place: _Expert, whole: Any) -> Any:
+        return whole[place.expert]

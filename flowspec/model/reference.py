@@ -22,6 +22,7 @@ from flowspec.core.protocol.messages import Sampling
 from flowspec.core.protocol.precision import ACTIVATIONS, CACHE_AUTO, FILED, Q8_0, Q8_0_NUMBERS, cached_as
 from flowspec.core.text_before import TextBefore
 from flowspec.model.arithmetic.packed import FORMS, numbers_of
+from flowspec.model.families import FAMILIES, PLAIN_ROOT, Family
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf import gemma4
 from flowspec.model.gguf.config import MODEL_TYPES
@@ -33,6 +34,7 @@ from flowspec.model.linear_attention import STORED_FADING
 from flowspec.model.prequantised.scheme import QUANTISED
 from flowspec.model.quantised import LINEARS, QuantisedLinear
 from flowspec.model.sampler import F32, Sampler
+from flowspec.model.tensors import Tensors
 from flowspec.model.weights import is_of_router
 
 ROUTER_BITS = 4
@@ -74,6 +76,7 @@ class Reference:
         self._answers: dict[tuple[Any, ...], list[int]] = {}
         self._packed = _packed_parameters(self._model, files) if files.is_packed else frozenset()
         self._tensors = files.tensors()
+        self._family = FAMILIES[files.config().model_type]
         self._wide = _wide_parameters(self._model, files)
         self.round_to(dtype)
 
@@ -115,12 +118,32 @@ class Reference:
         """What a quantised checkpoint has in other numbers than layers compute with is rounded to those."""
         parameters = dict(self._model.named_parameters())
         rounded = {
-            name: self._rounded_anew(name)
-            for name in self._tensors
-            if id(parameters.get(whole_name(name))) in self._packed and self._tensors.is_rounded_anew(name)
+            ours: self._rounded_anew(name)
+            for name, ours in plain_names(self._family, self._tensors).items()
+            if id(parameters.get(whole_name(ours))) in self._packed and self._tensors.is_rounded_anew(name)
         }
         for name, values in together(rounded).items():
             parameters[name].copy_(values)
+        for index, layer in enumerate(self._model.get_decoder().layers):
+            for name in self._family.stacked:
+                values_of_all = self._rounded_experts(index, name)
+                if values_of_all is not None:
+                    layer.get_parameter(name).copy_(values_of_all)
+
+    def _rounded_experts(self, layer: int, name: str) -> torch.Tensor | None:
+        """A layer's parameter of all experts, `[experts, out, in]`, of matrices that are rounded anew; None
+        where it has none such."""
+        prefix = f"{self._family.root(self._tensors).prefix}layers.{layer}."
+        for way in self._family.ways_to_stack(name):
+            experts: list[torch.Tensor] = []
+            while (single := prefix + way[0].format(len(experts))) in self._tensors:
+                if not self._tensors.is_rounded_anew(single):
+                    return None
+                parts = [self._rounded_anew(prefix + part.format(len(experts))) for part in way]
+                experts.append(torch.cat(parts))
+            if experts:
+                return torch.stack(experts)
+        return None
 
     def _rounded_anew(self, name: str) -> torch.Tensor:
         rows, columns = shape = self._tensors.shape(name)
@@ -239,8 +262,15 @@ def is_inputs_first(module: torch.nn.Module) -> bool:
 def joined(model: Any, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """With one tensor for all experts of a layer, and for all layers, where transformers has no more names,
     instead of single ones."""
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
     found = together(weights)
+    joins_itself = get_checkpoint_conversion_mapping(model.config.model_type) is not None
     for path, module in model.named_modules():
+        if not joins_itself and f"{path}.0.gate_proj.weight" in found:
+            for expert in range(module.num_experts):
+                both = [found.pop(f"{path}.{expert}.{part}_proj.weight") for part in ("gate", "up")]
+                found[f"{path}.{expert}.gate_up_proj.weight"] = torch.cat(both)
         if f"{path}.0.gate_up_proj.weight" in found:
             for name in ("gate_up_proj", "down_proj"):
                 names = [f"{path}.{expert}.{name}.weight" for expert in range(module.num_experts)]
@@ -259,6 +289,17 @@ def joined(model: Any, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tens
     return found
 
 
+def plain_names(family: Family, tensors: Tensors) -> dict[str, str]:
+    """What a model that is the decoder alone calls each tensor of a checkpoint, by its name there, which may
+    be that of a part of a multimodal model."""
+    root = family.root(tensors)
+    found = {}
+    for name in tensors:
+        is_inside = name.startswith(root.prefix)
+        found[name] = PLAIN_ROOT.prefix + name.removeprefix(root.prefix) if is_inside else name
+    return found | ({root.lm_head: PLAIN_ROOT.lm_head} if root.lm_head in found else {})
+
+
 def _wide_parameters(model: Any, files: ModelFiles) -> frozenset[int]:
     """Those, by identity, that slices hold in float32 in every precision: how fast states fade, where a file
     has more than its logarithm."""
@@ -272,15 +313,16 @@ def _wide_parameters(model: Any, files: ModelFiles) -> frozenset[int]:
 def _packed_parameters(model: Any, files: ModelFiles) -> frozenset[int]:
     """The parameters, by identity, whose numbers are those of packed tensors: slices hold these as they
     are."""
-    tensors = files.tensors()
-    packed = {whole_name(name) for name in tensors if tensors.form(name)}
+    tensors, family = files.tensors(), FAMILIES[files.config().model_type]
+    packed = {whole_name(ours) for name, ours in plain_names(family, tensors).items() if tensors.form(name)}
     experts = {name.partition(".experts.")[0] for name in packed if ".experts." in name}
     found = []
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(path, recurse=False):
-            is_matrix = isinstance(module, torch.nn.Linear | torch.nn.Embedding)  # a router is none
+            is_matrix = isinstance(module, torch.nn.Linear | torch.nn.Embedding)
             is_expert = parameter.dim() == 3 and name.partition(".experts.")[0] in experts
-            found += [id(parameter)] if is_expert or (is_matrix and name in packed) else []
+            is_packed = is_matrix and name in packed and not is_of_router(name)
+            found += [id(parameter)] if is_expert or is_packed else []
     return frozenset(found)
 
 
@@ -310,7 +352,8 @@ def _unpacked_model(files: ModelFiles, **options: Any) -> Any:
             weights = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=empty)["tensors"]
     else:
         own = files.tensors()
-        weights = joined(empty, {name: own.load(name, own.shape(name)) for name in own})
+        names = plain_names(FAMILIES[config.model_type], own)
+        weights = joined(empty, {ours: own.load(name, own.shape(name)) for name, ours in names.items()})
         for name in [name for name in weights if name.endswith(STORED_FADING)]:
             weights[f"{name}_log"] = (-weights.pop(name)).double().log().float()
     # Not `gguf_file=`, which wants the accelerate package, does the same, and takes a config with less in it.

@@ -83,7 +83,7 @@ def family_of(config: Any, model: str) -> Family:
             f"model {model!r} is a {named[0]}, which is more or other than a {family.prefix} that generates "
             f"text; expected {family.prefix}ForCausalLM"
         )
-    scheme = scheme_of({name: getattr(config, name, None) for name in QUANTISED}, model)
+    scheme_of({name: getattr(config, name, None) for name in QUANTISED}, model)
     check_rotary(config, family, model)
     _check_fields(config, family, model)
     _check_repeated(config, family, model)
@@ -91,11 +91,6 @@ def family_of(config: Any, model: str) -> Family:
     _check_experts(config, model)
     _check_layer_types(config, family, model)
     _check_layer_inputs(config, model)
-    if scheme is not None and getattr(config, "enable_moe_block", None):
-        raise InputError(
-            f"model {model!r} is quantised, which FlowSpec does not read of {config.model_type} with "
-            "experts; expected the checkpoint it was made of, with --dtype int4, or a GGUF file"
-        )
     _check_shared_keys(config, model)
     if getattr(config, "enable_moe_block", None):
         _check_experts_beside(config, model)

@@ -353,11 +353,12 @@ def _sources(
 ) -> tuple[TensorSource, ...]:
     """The tensors of a layer's parameter: itself, or expert by expert those that are stacked in it `[experts,
     rows, columns]`."""
-    joined = family.stacked.get(name)
+    ways = family.ways_to_stack(name)
     if prefix + name in tensors:
         return (TensorSource(prefix + name),)
-    if joined is None:
+    if not ways:
         return (TensorSource(prefix + family.renamed.get(name, name)),)
+    joined = next((way for way in ways if prefix + way[0].format(0) in tensors), ways[0])
     rows = value.shape[1] // len(joined)
     return tuple(
         TensorSource(prefix + each.format(expert), (expert, slice(place * rows, (place + 1) * rows)))

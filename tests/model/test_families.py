@@ -575,15 +575,6 @@ REFUSED = {
         {"num_kv_shared_layers": 1, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]},
         "num_kv_shared_layers: expected a layer of the type full_attention before the last 1",
     ),
-    "quantised, of a mixture that is not read so": (
-        "gemma4_text",
-        {
-            **{"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32},
-            **GEMMA4,
-            "quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True},
-        },
-        "is quantised, which FlowSpec does not read of gemma4_text with experts",
-    ),
     "small table": (
         "gemma4_text",
         {"vocab_size_per_layer_input": 299, **GEMMA4},

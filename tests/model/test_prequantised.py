@@ -157,6 +157,16 @@ def test_what_is_not_computed_with_is_refused_by_name(given: Any, expected: str)
     assert "\n" not in text
 
 
+MIXTURES = (
+    ("experts apart in gptq", "gemma4-mixture", "gptq", "apart"),
+    ("experts apart in fp8", "qwen3-moe", "fp8", "apart"),
+    ("experts stacked in fp8", "gemma4-mixture", "fp8", "stacked"),
+    ("more experts stacked in fp8", "qwen3-moe-fused", "fp8", "stacked"),
+    ("experts in numbers beside awq", "gemma4-mixture", "awq", "plain"),
+)
+"""Name, checkpoint, method, and how its experts are written."""
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     folder = tmp_path_factory.mktemp("prequantised")
@@ -172,12 +182,27 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
             make_checkpoint(folder / "inputs", family, shape)
             convert(folder / "inputs", folder / "gptq of gemma4", "gptq")
             convert(folder / "inputs", folder / "awq of gemma4", "awq", is_whole=False)
+            for kind, variant, method, experts in MIXTURES:
+                source = folder / f"plain {variant}"
+                if variant == "gemma4-mixture" and not source.exists():  # wider, and rounding moves much
+                    shape = {**SMALL, **VARIANTS[variant][1], "initializer_range": 0.03}
+                    whole = {"text_config": shape, "tie_word_embeddings": True}
+                    make_checkpoint(source, "gemma4", whole)
+                elif not source.exists():
+                    make_variant(source, variant)
+                convert(source, folder / kind, method, experts=experts)
         return folder / method
 
     return get
 
 
-@pytest.mark.parametrize("method", ["gptq", "awq", "mxfp4", "gptq of gemma4", "awq of gemma4"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        *("gptq", "awq", "mxfp4", "gptq of gemma4", "awq of gemma4"),
+        *(kind for kind, *_ in MIXTURES),
+    ],
+)
 def test_a_model_runs_as_it_is_packed_and_is_faithful(method: str, made: Callable[[str], Path]) -> None:
     files = ModelFiles(str(made(method)))
     config = files.config()
@@ -264,6 +289,70 @@ def test_a_damaged_matrix_is_refused_in_one_line(
         Slice.load(files, Span(first=0, end=1, count=4), FILED, CPU)
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+GATE_UP = "model.language_model.layers.0.experts.gate_up_proj"
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (
+            lambda tensors: tensors.pop(f"{GATE_UP}_scale_inv"),
+            "experts.0.gate_up_proj.weight of",
+        ),
+        (
+            lambda tensors: tensors.update({GATE_UP: tensors[GATE_UP][:-1].clone()}),
+            f"tensor {GATE_UP} of",
+        ),
+        (
+            lambda tensors: tensors.update({f"{GATE_UP}_scale_inv": torch.ones(6, 3, 5)}),
+            "tensor model.language_model.layers.0.experts.0.gate_up_proj.weight_scale_inv of",
+        ),
+        (
+            lambda tensors: tensors.update({f"{GATE_UP}_scale": tensors.pop(f"{GATE_UP}_scale_inv")}),
+            f"the checkpoint holds {GATE_UP}_scale, for which",
+        ),
+        (
+            lambda tensors: tensors.pop(GATE_UP.replace("experts.gate_up", "mlp.gate") + ".weight_scale_inv"),
+            "mlp.gate_proj.weight of",
+        ),
+    ],
+    ids=range(5),
+)
+def test_experts_that_are_not_all_there_are_refused_in_one_line(
+    change: Callable[[dict[str, torch.Tensor]], object],
+    expected: str,
+    made: Callable[[str], Path],
+    tmp_path: Path,
+) -> None:
+    files = damaged(made("experts stacked in fp8"), tmp_path / "damaged", change)
+    with pytest.raises(InputError) as caught:
+        Slice.load(files, Span(first=0, end=1, count=4), FILED, CPU)
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_gate_and_up_of_an_expert_may_have_a_scale_each(made: Callable[[str], Path], tmp_path: Path) -> None:
+    """As transformers writes experts that are not scaled by blocks."""
+    scales = torch.rand(6, 2, 1, generator=torch.Generator().manual_seed(1)) + 0.5
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[f"{GATE_UP}_scale_inv"] = scales
+
+    files = damaged(made("experts stacked in fp8"), tmp_path / "two", change)
+    path = tmp_path / "two" / "config.json"
+    config = json.loads(path.read_text())
+    del config["quantization_config"]["weight_block_size"]
+    path.write_text(json.dumps(config))
+    levels = load_file(tmp_path / "two" / "model.safetensors")[GATE_UP].float()
+    tensors = ModelFiles(str(tmp_path / "two")).tensors()
+    for expert in range(6):
+        name = GATE_UP.replace("experts.", f"experts.{expert}.") + ".weight"
+        gate, up = levels[expert].chunk(2)
+        expected = torch.cat([gate * scales[expert, 0], up * scales[expert, 1]])
+        assert torch.equal(tensors.load(name, tensors.shape(name)), expected)
+    assert files.model
 
 
 def test_levels_are_no_weights_of_a_plain_model(made: Callable[[str], Path], tmp_path: Path) -> None:

@@ -297,8 +297,7 @@ class GgufTensors(PlacedTensors[_Place]):
             if architecture in linear_attention.ARCHITECTURES and hasattr(layer, "linear_attn"):
                 take_stored_fading(layer)
             for name in layer.state_dict():
-                own = family.stacked.get(name, (family.renamed.get(name, name),))
-                layers += [f"{PLAIN_ROOT.prefix}layers.{index}.{each}" for each in own]
+                layers += [f"{PLAIN_ROOT.prefix}layers.{index}.{each}" for each in _single(family, name)]
         outside = [f"{PLAIN_ROOT.prefix}{each}.weight" for each in ("embed_tokens", family.last_norm)]
         named = {
             self._processor.preprocess_name(_converted_name(name)): name
@@ -323,3 +322,12 @@ class GgufTensors(PlacedTensors[_Place]):
                     name = f"{PLAIN_ROOT.prefix}layers.{layer}.{LAYER_INPUT}.{kind}.weight"
                     places[name] = _Place(tensor, layer=None if tensor == gemma4.NORM else layer)
         return places
+
+
+def _single(family: Family, name: str) -> list[str]:
+    """What files may call a layer's parameter, or what it is made of, with `{}` for an expert.
+
+    Single matrices come last: some of transformers' processors give both of their tensors the joined name.
+    """
+    ways = family.ways_to_stack(name) or ((family.renamed.get(name, name),),)
+    return list(dict.fromkeys(each for way in reversed(ways) for each in way))

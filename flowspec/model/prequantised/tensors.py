@@ -24,6 +24,8 @@ WEIGHT = ".weight"
 BLOCK_NUMBERS = 1 << 20
 """So many weights are unpacked at once."""
 WORD_BITS = 32
+PLAIN_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+"""Of tensors that are not quantised."""
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of eight outputs each four bits of a word are of, the lowest bits first."""
 Tensor = Callable[[str, tuple[int, ...]], torch.Tensor]
@@ -80,15 +82,14 @@ class PrequantisedTensors(Tensors):
     def load(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """A matrix that is quantised in float32."""
         if not self._is_quantised(name):
-            found: torch.Tensor = self._raw.load(name, shape)
-            return found
+            return self._unscaled(name, shape)
         made = torch.empty(shape)
         self.copy_into(name, made)
         return made
 
     def copy_into(self, name: str, part: torch.Tensor) -> None:
         if not self._is_quantised(name):
-            self._raw.copy_into(name, part)
+            part.copy_(self._unscaled(name, tuple(part.shape)))
             return
         check_shape(name, self._model, part.shape, self.shape(name))
         read = self._reader(name)
@@ -114,7 +115,7 @@ class PrequantisedTensors(Tensors):
         if self._is_quantised(name):
             read = self._reader(name)
         else:
-            numbers = self._raw.load(name, shape)
+            numbers = self._unscaled(name, shape)
 
             def read(first: int, end: int) -> Portion:
                 return numbers[first:end].float(), torch.ones((end - first, 1))
@@ -138,6 +139,16 @@ class PrequantisedTensors(Tensors):
 
     def _is_quantised(self, name: str) -> bool:
         return len(self._files.get(name, ())) > 1
+
+    def _unscaled(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """A tensor that is not quantised; raises `InputError` for levels whose scales are missing."""
+        found: torch.Tensor = self._raw.load(name, shape)
+        if found.dtype not in PLAIN_DTYPES:
+            raise InputError(
+                f"{name} of {self._model!r} holds levels ({str(found.dtype).removeprefix('torch.')}), but "
+                f"the checkpoint has no {' or '.join(TENSORS[self._scheme.layout][1])} for it"
+            )
+        return found
 
     def _blocks(self, name: str) -> Iterator[tuple[int, int]]:
         outputs, inputs = self.shape(name)
@@ -284,10 +295,13 @@ class PrequantisedTensors(Tensors):
         leaf: str,
         shape: tuple[int, int],
     ) -> torch.Tensor:
-        """Float32 `[outputs, groups]`; one for all is stored as one number."""
+        """Float32 `[outputs, groups]`; one for all is stored as one number, and as two where an expert's gate
+        and up are one matrix."""
         found = self._raw.shape(own[leaf]) if leaf in own else ()
         if math.prod(found) == 1:
             return tensor(leaf, found).float().reshape(1, 1).expand(shape)
+        if found == (2, 1) and shape[1] == 1 and shape[0] % 2 == 0:
+            return tensor(leaf, found).float().repeat_interleave(shape[0] // 2, dim=0)
         return tensor(leaf, shape if len(found) == 2 else shape[:1]).float().reshape(shape)
 
 

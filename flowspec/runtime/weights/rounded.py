@@ -188,7 +188,8 @@ def _how(files: ModelFiles, name: str) -> Identity:
     if files.gguf_architecture:
         return (files.gguf_architecture, json.dumps(files.raw_config(), sort_keys=True), name)
     how = () if files.scheme is None else (repr(files.scheme),)
-    return (*how, name) if files.joins_experts or files.has_layer_inputs else how
+    is_part = files.joins_experts or files.stacks_experts or files.has_layer_inputs
+    return (*how, name) if is_part else how
 
 
 @contextlib.contextmanager
