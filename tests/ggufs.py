@@ -280,14 +280,18 @@ def convert(
     """
     config = ModelFiles(str(checkpoint)).config()
     architecture = ARCHITECTURES.get(config.model_type, config.model_type)
-    written = {**_metadata(config, architecture), **(metadata or {})}
+    written, numbers = _metadata(config, architecture), _numbers(checkpoint)
+    if any(name.startswith(_ahead(config)) for name in numbers):
+        written[f"{architecture}.block_count"] += 1
+        written[f"{architecture}.nextn_predict_layers"] = 1
+    written |= metadata or {}
     path.parent.mkdir(exist_ok=True)
     writer = GGUFWriter(
         path, architecture, split_max_tensors=part_tensors, small_first_shard=bool(part_tensors)
     )
     for key, value in written.items():
         add_entry(writer, key, value)
-    tensors = {**_tensors(_numbers(checkpoint), config, architecture), **(extra or {})}
+    tensors = {**_tensors(numbers, config, architecture), **(extra or {})}
     kinds = [kind] if isinstance(kind, GGMLQuantizationType) else list(kind)
     for number, (name, values) in enumerate(tensors.items()):
         own = kinds[number % len(kinds)]
@@ -396,7 +400,7 @@ def _metadata(config: Any, architecture: str) -> dict[str, Any]:
             "ssm.group_count": config.linear_num_key_heads,
             "ssm.time_step_rank": config.linear_num_value_heads,
             "ssm.inner_size": config.linear_num_value_heads * config.linear_value_head_dim,
-            "full_attention_interval": 2,
+            "full_attention_interval": config.layer_types.index("full_attention") + 1,
             "rope.dimension_sections": [*rope["mrope_section"], 0],
         }
         del found["vocab_size"]
@@ -474,12 +478,44 @@ _GEMMA4_NAMES = {
 }
 
 
+NEXTN = {
+    "mtp.fc": "eh_proj",
+    "mtp.pre_fc_norm_embedding": "enorm",
+    "mtp.pre_fc_norm_hidden": "hnorm",
+    "mtp.norm": "shared_head_norm",
+    "eh_proj": "eh_proj",
+    "enorm": "enorm",
+    "hnorm": "hnorm",
+    "shared_head.norm": "shared_head_norm",
+    "shared_head.head": "shared_head_head",
+    "embed_tokens": "embed_tokens",
+}
+"""What llama.cpp calls the parts of an MTP layer beside its decoder layer, by what checkpoints call them."""
+
+
+def _ahead(config: Any) -> tuple[str, ...]:
+    """How names of an MTP layer begin in checkpoints of Qwen3.5 and GLM-4.5."""
+    return "mtp.", f"model.layers.{config.num_hidden_layers}."
+
+
+def _nextn(name: str, config: Any) -> str:
+    """The name in a GGUF file of what is no part of the decoder layer in an MTP layer; else empty."""
+    _, of_glm = _ahead(config)
+    leaf = NEXTN.get(name.removeprefix(of_glm).removesuffix(".weight"), "")
+    return f"blk.{config.num_hidden_layers}.nextn.{leaf}.weight" if leaf else ""
+
+
 def _tensors(checkpoint: Tensors, config: Any, architecture: str) -> Tensors:
     (arch,) = [key for key, value in MODEL_ARCH_NAMES.items() if value == architecture]
-    names = get_tensor_name_map(arch, config.num_hidden_layers)
+    names = get_tensor_name_map(arch, config.num_hidden_layers + 1)
     found: Tensors = {}
     experts: dict[str, list[Any]] = {}
     for name, values in checkpoint.items():
+        if name.startswith(_ahead(config)) and (renamed := _nextn(name, config)):
+            is_moved = architecture in LINEAR and values.ndim == 1
+            found[renamed] = (values + 1 if is_moved else values).astype(np.float32)
+            continue
+        name = name.replace("mtp.layers.0.", f"model.layers.{config.num_hidden_layers}.")
         if architecture == "gemma4" and name.endswith((*_GEMMA4_NAMES,)):
             layer, _, leaf = name.partition("layers.")[2].partition(".")
             found[f"blk.{layer}.{_GEMMA4_NAMES[leaf]}"] = values.astype(np.float32)

@@ -3,12 +3,13 @@ of one layer, as which it is loaded (`mtp_head.py`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from flowspec.errors import InputError
 from flowspec.model.families import FAMILIES, PLAIN_ROOT, Family, MtpLayout
 from flowspec.model.files import ModelFiles
+from flowspec.model.gguf.names import NEXTN, NEXTN_NAMES
 from flowspec.model.tensors import Tensors
 
 if TYPE_CHECKING:
@@ -47,12 +48,20 @@ def find_layout(files: ModelFiles, config: Any, family: Family) -> MtpLayout:
 
 def _obstacle(files: ModelFiles, config: Any, family: Family | None) -> str:
     """Why a model's MTP layer cannot be used; empty where it can."""
-    if files.gguf is not None:
-        return "is a GGUF file, of which FlowSpec reads none"
     if family is None or family.mtp is None:
         return NONE
     prefix = family.mtp.prefix.format(config.num_hidden_layers)
-    if not any(name.startswith(prefix) for name in files.file_map()):
+    names: Iterable[str] = ()
+    if files.gguf is None:
+        names = files.file_map()
+    else:
+        prefix, names = f"blk.{config.num_hidden_layers}.{NEXTN}", files.gguf_file.tensors
+        strange = {
+            f"{prefix}{leaf}.weight" for part, leaf in NEXTN_NAMES.items() if not getattr(family.mtp, part)
+        }
+        if strange & set(names):
+            return f"holds {min(strange & set(names))}, for which its family's MTP layer has no place"
+    if not any(name.startswith(prefix) for name in names):
         return f"holds no tensor {prefix}*"
     count = getattr(config, family.mtp.count, 1)
     if count != 1:

@@ -15,7 +15,6 @@ SGLang.
 
 from __future__ import annotations
 
-import copy
 from functools import partial
 from typing import Any
 
@@ -27,7 +26,7 @@ from flowspec.core.protocol.shared_keys import heads_of
 from flowspec.draft.mtp_files import ENTRY, MtpTensors, find_layout
 from flowspec.model.arithmetic.operations import function
 from flowspec.model.attention import TreeBatch, TreeCache
-from flowspec.model.families import Family
+from flowspec.model.families import Family, config_of_mtp
 from flowspec.model.files import ModelFiles
 from flowspec.model.kernels import DTYPES, kernel_of
 from flowspec.model.pieces import Pieces, Span
@@ -78,7 +77,7 @@ class MtpHead:
         tensors = target.tensors()
         shared = (embedding_name(whole, family, tensors), lm_head_name(whole, family, tensors))
         own = MtpTensors(tensors, layout, whole.num_hidden_layers, shared)
-        config = _one_layer(whole)
+        config = config_of_mtp(whole)
         pieces = Pieces.build(config, family, Span(first=0, end=1, count=1))
         with torch.device("meta"):
             pieces.layers[0].add_module(ENTRY, _Entry(config, family))
@@ -131,14 +130,3 @@ class MtpHead:
             config, self._pieces.lm_head(hidden), partial(function, name="tanh")
         )
         return found.float()
-
-
-def _one_layer(config: Any) -> Any:
-    """The config of a model of one layer that attends, with experts where most layers have them."""
-    config = copy.deepcopy(config)
-    config.num_hidden_layers = 1
-    if getattr(config, "layer_types", None):
-        config.layer_types = ["full_attention"]
-    if hasattr(config, "first_k_dense_replace"):
-        config.first_k_dense_replace = 0
-    return config

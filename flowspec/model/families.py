@@ -9,6 +9,7 @@ parity test (`tests/model/test_parity.py`); everything else is refused by name b
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
 from collections.abc import Callable, Mapping
@@ -62,6 +63,18 @@ class MtpLayout:
     last_norm: str
     own_embedding: str = ""
     own_lm_head: str = ""
+
+
+def config_of_mtp(config: Any) -> Any:
+    """The config of a model of one layer that attends, with experts where most layers have them: of the
+    decoder layer in an MTP layer."""
+    config = copy.deepcopy(config)
+    config.num_hidden_layers = 1
+    if getattr(config, "layer_types", None):
+        config.layer_types = ["full_attention"]
+    if hasattr(config, "first_k_dense_replace"):
+        config.first_k_dense_replace = 0
+    return config
 
 
 def _as_it_is(config: Any, rounded: Callable[[float], float]) -> float:

@@ -119,7 +119,7 @@ def test_a_target_without_an_mtp_layer_is_told_so(target: ModelFiles, tmp_path: 
     text = refused("mtp", target, "has none that FlowSpec reads; give another --drafter$")
     assert text.startswith(start)
     file = convert(small(tmp_path / "small"), tmp_path / "small.gguf")
-    refused("mtp", ModelFiles(str(file)), "is a GGUF file, of which FlowSpec reads none; give another")
+    refused("mtp", ModelFiles(str(file)), "has none that FlowSpec reads; give another")
     shape = shape_of(target.config(), "some")
     with pytest.raises(InputError, match=rf"^{start}.* but 'some' has none"):
         find_drafter("mtp").reckoned(shape)

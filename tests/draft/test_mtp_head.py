@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -33,6 +35,7 @@ from flowspec.plan.shape import mtp_shape, shape_of
 from flowspec.runtime.planning.plan_inputs import counted_weights
 from tests.draft.mtp import SHARDS, VARIANTS, Published, Weights, make_mtp, read, write
 from tests.draft.trees import Teller, segment
+from tests.ggufs import convert as convert_to_gguf
 from tests.model.slices import CPU, load_stages, pipeline
 from tests.pipeline import Pipeline, ask
 from tests.prequantised import convert
@@ -101,6 +104,51 @@ def test_a_chain_is_what_the_published_code_computes(name: str, folders: dict[st
     assert head.logits(found).dtype == torch.float32
     layers = ModelFiles(str(folders[name])).raw_config()["num_hidden_layers"]
     assert (head.capture, head.hidden_size, head.target_ids()) == ((layers,), HIDDEN, None)
+
+
+@pytest.mark.parametrize("name", ["qwen3.5-text", "qwen3.5-moe", "glm4-moe", "glm4-moe-own"])
+def test_a_layer_in_a_gguf_file_is_that_of_the_checkpoint(
+    name: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """Also in a file that calls a layer's matrices as llama.cpp does, and counts it among its blocks."""
+    path = convert_to_gguf(folders[name], tmp_path / "m.gguf")
+    files, whole = ModelFiles(str(path)), ModelFiles(str(folders[name])).config()
+    assert files.config().num_hidden_layers == whole.num_hidden_layers
+    assert has_mtp(files, files.config())
+    head = MtpHead.load(files, "float32", CPU)
+    tokens, features = some_input()
+    expected, logits = Published(folders[name])(tokens, features)
+    found = run(head, tokens, head.project(features), range(-1, 8), 9)
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(head.logits(found), logits, atol=2e-5, rtol=1e-5)
+
+
+def test_a_layer_in_a_gguf_file_stays_packed(folders: dict[str, Path], tmp_path: Path) -> None:
+    path = convert_to_gguf(folders["glm4-moe-own"], tmp_path / "m.gguf", GGMLQuantizationType.Q8_0)
+    head = MtpHead.load(ModelFiles(str(path)), "gguf", CPU)
+    tokens, features = some_input()
+    _, expected = Published(folders["glm4-moe-own"])(tokens, features)
+    logits = head.logits(run(head, tokens, features, range(-1, 8), 9))
+    assert float((logits - expected).std() / expected.std()) < 0.06
+    assert head.weight_bytes < load(folders["glm4-moe-own"], "bfloat16").weight_bytes * 0.6
+
+
+def test_what_a_gguf_file_has_too_much_or_too_little_of_is_refused(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    table = np.zeros((VOCABULARY_SIZE, HIDDEN), np.float32)
+    for given, expected in (
+        ({"extra": {"blk.6.nextn.embed_tokens.weight": table}}, "holds blk.6.nextn.embed_tokens.weight, for"),
+        ({"drop": ("blk.6.nextn.eh_proj.weight",)}, "has no tensor mtp.fc.weight"),
+    ):
+        path = convert_to_gguf(folders["qwen3.5-text"], tmp_path / "m.gguf", **given)
+        with pytest.raises(InputError, match=re.escape(expected)) as caught:
+            MtpHead.load(ModelFiles(str(path)), "float32", CPU)
+        assert "\n" not in str(caught.value)
+    unsaid = {"qwen35.block_count": 7, "qwen35.nextn_predict_layers": 0}
+    path = convert_to_gguf(folders["qwen3.5-text"], tmp_path / "m.gguf", metadata=unsaid)
+    with pytest.raises(InputError, match=r"holds blk\.6\..*: it is of another architecture"):
+        ModelFiles(str(path)).tensors()  # as a layer of the model it would change every answer
 
 
 def test_a_tree_in_two_jobs_is_every_branch_alone(folders: dict[str, Path]) -> None:

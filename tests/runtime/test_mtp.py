@@ -6,20 +6,28 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from gguf import GGMLQuantizationType
 
 from flowspec.bench.exactness import Case, answer, judge
 from flowspec.bench.outcome import EXACT
 from flowspec.core.protocol.messages import Sampling
+from flowspec.core.protocol.precision import FILED
 from flowspec.model.files import ModelFiles
 from flowspec.model.step_by_step import StepByStep
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.session import ClusterOptions, Limits, open_cluster
 from tests.draft.mtp import make_mtp
+from tests.ggufs import convert
 
 
-@pytest.mark.parametrize(("variant", "dtype"), [("qwen3.5-moe-fused", "float32"), ("glm4-moe", "bfloat16")])
+@pytest.mark.parametrize(
+    ("variant", "dtype"),
+    [("qwen3.5-moe-fused", "float32"), ("glm4-moe", "bfloat16"), ("glm4-moe", FILED)],
+)
 def test_answers_on_processes_are_exact(variant: str, dtype: str, tmp_path: Path) -> None:
-    model = make_mtp(tmp_path, variant)
+    model = make_mtp(tmp_path / "model", variant)
+    if dtype == FILED:
+        model = convert(model, tmp_path / "m.gguf", GGMLQuantizationType.Q8_0)
     limits = Limits(new_tokens_max=12, stop_ids=frozenset())
     cases = [
         Case(prompt_id="text", prompt=tuple(range(7, 30)), sampling=Sampling(temperature=temperature, seed=1))

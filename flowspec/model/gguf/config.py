@@ -287,7 +287,7 @@ def _llama(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def _glm4_moe(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
-    """Blocks that guess the tokens after the next one are counted in the file, and are left out here."""
+    """Blocks that guess the tokens after the next one are counted in the file, and are no layers."""
     guessing = stated.take("nextn_predict_layers", 0)
     gate = stated.take("expert_gating_func", _SIGMOID)
     if gate != _SIGMOID:
@@ -311,7 +311,7 @@ def _glm4_moe(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
 
 def _qwen35(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
     """Which layers attend follows from an interval, or is said of each. Blocks that guess the tokens after
-    the next one are counted in the file, and are left out here."""
+    the next one are counted in the file, and are no layers."""
     blocks, guessing = raw["num_hidden_layers"], stated.take("nextn_predict_layers", 0)
     layers = blocks - guessing
     interval = stated.take("full_attention_interval", 4)
@@ -328,7 +328,7 @@ def _qwen35(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
     attends = has_state[:layers].index(False) if False in has_state[:layers] else 0
     return {
         "num_hidden_layers": layers,
-        "num_nextn_predict_layers": guessing,
+        "mtp_num_hidden_layers": guessing,
         "layer_types": [LINEAR if each else "full_attention" for each in has_state[:layers]],
         "linear_conv_kernel_dim": stated.need("ssm.conv_kernel"),
         "linear_key_head_dim": stated.need("ssm.state_size"),

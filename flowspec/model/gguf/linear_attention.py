@@ -22,6 +22,7 @@ ARCHITECTURES = ("qwen35", "qwen35moe")
 CONVOLUTION = ".ssm_conv1d.weight"
 _FADING = "linear_attn.A_log"
 _LAST = ".ssm_out.weight"
+_NORMS = ("_norm.weight", ".enorm.weight", ".hnorm.weight")
 _OWN_NORM = ".ssm_norm.weight"
 """Which transformers, too, has as it is multiplied with."""
 _BEHIND_KEYS = (".attn_qkv.weight", CONVOLUTION)
@@ -49,7 +50,7 @@ class LinearAttention:
 
     def process(self, weights: npt.NDArray[Any], name: str) -> Any:
         """`weights` as transformers has them."""
-        if name.endswith("_norm.weight") and not name.endswith(_OWN_NORM):
+        if name.endswith(_NORMS) and not name.endswith(_OWN_NORM):
             weights = weights - 1
         elif name.endswith(_BEHIND_KEYS):
             weights = np.concatenate(

@@ -19,3 +19,16 @@ def parts_of(gguf: str) -> list[str]:
     if found is None:
         return [gguf]
     return [f"{found[1]}-{number:05}-of-{found[3]}.gguf" for number in range(1, int(found[3]) + 1)]
+
+
+NEXTN = "nextn."
+"""How names begin, in a block behind the last layer, of what an MTP layer has beside a decoder layer."""
+NEXTN_NAMES = {
+    "embedding": "enorm",
+    "feature": "hnorm",
+    "projection": "eh_proj",
+    "last_norm": "shared_head_norm",
+    "own_embedding": "embed_tokens",
+    "own_lm_head": "shared_head_head",
+}
+"""What follows, by what `MtpLayout` calls it."""

@@ -22,11 +22,12 @@ from flowspec.core.protocol.shared_keys import sources_of
 from flowspec.errors import InputError
 from flowspec.model.arithmetic.operations import as_q8_0
 from flowspec.model.arithmetic.packed import FORMS, PANEL, packed
-from flowspec.model.families import PLAIN_ROOT, Family, check_family
+from flowspec.model.families import PLAIN_ROOT, Family, MtpLayout, check_family, config_of_mtp
 from flowspec.model.gguf import gemma4, linear_attention
 from flowspec.model.gguf.blocks import panels_of
 from flowspec.model.gguf.config import FACTORS
 from flowspec.model.gguf.file import SMALL, GgufFile, GgufTensor, tell_gguf_version
+from flowspec.model.gguf.names import NEXTN, NEXTN_NAMES
 from flowspec.model.layer_by_layer import LAYER_INPUT
 from flowspec.model.linear_attention import take_stored_fading
 from flowspec.model.tensors import ROUNDED_ANEW, PlacedTensors, check_shape
@@ -65,9 +66,9 @@ def _is_small(tensor: GgufTensor) -> bool:
     return any(map(tensor.name.__contains__, SMALL))
 
 
-def _guessing_blocks(config: Any) -> tuple[str, ...]:
-    """How tensors begin of layers behind the last one, which guess tokens that follow: not read."""
-    count = getattr(config, "num_nextn_predict_layers", 0) or 0
+def _guessing_blocks(config: Any, family: Family) -> tuple[str, ...]:
+    """How tensors begin of layers behind the last one, which guess tokens that follow."""
+    count = getattr(config, family.mtp.count, 0) or 0 if family.mtp else 0
     return tuple(f"blk.{config.num_hidden_layers + place}." for place in range(count))
 
 
@@ -108,7 +109,7 @@ class GgufTensors(PlacedTensors[_Place]):
         self._processor: Any = processor(config=config.to_dict())
         self._places = self._find(config, family, architecture, names)
         left = set(names) - {place.tensor for place in self._places.values()} - set(FACTORS)
-        left -= {name for name in left if name.startswith(_guessing_blocks(config))}
+        left -= {name for name in left if name.startswith(_guessing_blocks(config, family))}
         left -= _idle(config)
         if left:
             raise InputError(
@@ -303,9 +304,14 @@ class GgufTensors(PlacedTensors[_Place]):
             self._processor.preprocess_name(_converted_name(name)): name
             for name in (*outside, *layers, PLAIN_ROOT.lm_head)
         }
+        ahead = _guessing_blocks(config, family)
+        if family.mtp is not None and len(ahead) == 1:
+            named |= self._named_ahead(config, family, family.mtp)
         # transformers looks through a whole model's modules for names; these are all there are
         model = SimpleNamespace(config=config, state_dict=lambda: list(named), named_children=tuple)
-        found = get_gguf_hf_weights_map(model, self._processor, architecture, config.num_hidden_layers)
+        found = get_gguf_hf_weights_map(
+            model, self._processor, architecture, config.num_hidden_layers + len(ahead)
+        )
         places = {}
         for tensor, renamed in found.items():
             name = named[renamed]
@@ -316,12 +322,31 @@ class GgufTensors(PlacedTensors[_Place]):
             else:
                 for expert in range(self._expert_count):
                     places[name.format(expert)] = _Place(tensor, expert)
+        if family.mtp is not None and len(ahead) == 1:
+            stem = family.mtp.prefix.format(config.num_hidden_layers)
+            for part, leaf in NEXTN_NAMES.items():
+                tensor, own = f"{ahead[0]}{NEXTN}{leaf}.weight", getattr(family.mtp, part)
+                if own and tensor in names:
+                    places[f"{stem}{own}.weight"] = _Place(tensor)
         for kind, tensor in gemma4.OF_ALL_LAYERS.items():
             if tensor in names:
                 for layer in range(config.num_hidden_layers):
                     name = f"{PLAIN_ROOT.prefix}layers.{layer}.{LAYER_INPUT}.{kind}.weight"
                     places[name] = _Place(tensor, layer=None if tensor == gemma4.NORM else layer)
         return places
+
+    def _named_ahead(self, config: Any, family: Family, layout: MtpLayout) -> dict[str, str]:
+        """The names that a checkpoint has for the decoder layer in its MTP layer, by those that llama.cpp's
+        converter looks up, which are of one layer more."""
+        with torch.device("meta"):
+            layer = family.piece("DecoderLayer")(config_of_mtp(config), 0)
+        block = f"{PLAIN_ROOT.prefix}layers.{config.num_hidden_layers}."
+        prefix = layout.prefix.format(config.num_hidden_layers) + layout.layer
+        return {
+            self._processor.preprocess_name(_converted_name(block + each)): prefix + each
+            for name in layer.state_dict()
+            for each in _single(family, name)
+        }
 
 
 def _single(family: Family, name: str) -> list[str]:
