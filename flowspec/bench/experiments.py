@@ -253,14 +253,13 @@ def _testbed(table: Table, experiment: Path, drafters: Sequence[str]) -> Testbed
             "head_ms",
         }
     )
-    counted = [(_profile(table, "devices", name, experiment), count) for name, count in _counted(table)]
-    devices = tuple(device for device, count in counted for _ in range(count))
+    devices = counted_profiles(table, "devices", experiment)
     shape = table.found("shape", lambda: find_shape(table.text("shape")))
     found = Testbed(
         name=table.text("name"),
         devices=devices,
         head=_profile(table, "head", table.text("head"), experiment) if "head" in table.data else devices[0],
-        link=_link(table),
+        link=link_of(table),
         shape=shape,
         drafter_shape=table.found(
             "drafter_shape", lambda: find_shape(table.text("drafter_shape", f"eagle-{shape.name}"))
@@ -283,7 +282,7 @@ def _testbed(table: Table, experiment: Path, drafters: Sequence[str]) -> Testbed
     return found
 
 
-def _link(table: Table) -> LinkSpec:
+def link_of(table: Table) -> LinkSpec:
     return LinkSpec(
         bandwidth_mbps=table.number("bandwidth_mbps"),
         delay_s=table.number("latency_ms", 0.0, least=0.0) / 1000,
@@ -312,19 +311,24 @@ def _board(table: Table, experiment: Path, testbed: Testbed, drafters: Sequence[
         shape=table.found("shape", lambda: find_shape(table.text("shape", usual))),
         precision=table.text("precision", testbed.precision, among=PRECISION_BYTES),
         device=device,
-        link=None if device is None else _link(table) if has_link else testbed.link,
+        link=None if device is None else link_of(table) if has_link else testbed.link,
     )
     table.found("precision", lambda: (device or testbed.head).rates(found.precision))
     return found
 
 
-def _counted(table: Table) -> list[tuple[str, int]]:
-    """`raspberry-pi-5` or `8 x raspberry-pi-5`, taken apart."""
+def counted_profiles(table: Table, key: str, experiment: Path) -> tuple[DeviceProfile, ...]:
+    """Of `raspberry-pi-5` or `8 x raspberry-pi-5` in a list, one for each device."""
+    counted = [(_profile(table, key, name, experiment), count) for name, count in _counted(table, key)]
+    return tuple(device for device, count in counted for _ in range(count))
+
+
+def _counted(table: Table, key: str) -> list[tuple[str, int]]:
     found = []
-    for text in table.texts("devices"):
+    for text in table.texts(key):
         count, times, name = text.partition(" x ")
         if times and not (count.isdecimal() and 1 <= int(count) <= STAGES_MAX):
-            table.wrong("devices", 'names such as "jetson-orin-nano" or "4 x jetson-orin-nano"')
+            table.wrong(key, 'names such as "jetson-orin-nano" or "4 x jetson-orin-nano"')
         found.append((name, int(count)) if times else (text, 1))
     return found
 

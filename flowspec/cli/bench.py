@@ -34,6 +34,7 @@ from flowspec.bench.bench import (
 from flowspec.bench.config import AR, CLUSTER, EMULATED, OURS, SIMULATED, WORLDS, Bench, Setup
 from flowspec.bench.console import progress
 from flowspec.bench.drafting import RANDOM
+from flowspec.bench.experiments import find_experiment
 from flowspec.bench.html_report import write_report
 from flowspec.bench.load import read_loads
 from flowspec.bench.load_runs import run_loads
@@ -41,6 +42,7 @@ from flowspec.bench.load_runs import total as load_total
 from flowspec.bench.outcome import WRONG, Record, read_records
 from flowspec.bench.plain import PlainCase
 from flowspec.bench.report import few, markdown, show
+from flowspec.bench.rival_experiment import is_of_rivals
 from flowspec.bench.setting import command_of, setting_of
 from flowspec.bench.simulated import stages_of
 from flowspec.bench.summary import PAPER, REFERENCES, first_of, summarise
@@ -49,6 +51,7 @@ from flowspec.bench.tune import todo_of, tune
 from flowspec.bench.tune import total as tuning_total
 from flowspec.bench.virtual_runs import VirtualRuns
 from flowspec.cli.bench_request import DEFAULT, JOBS_MAX, kinder, pick_experiment
+from flowspec.cli.bench_rivals import run_rival_bench
 from flowspec.cli.options import number_list, positive, positives, reals
 from flowspec.cli.parser import Rare
 from flowspec.cli.terminal import note
@@ -151,6 +154,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if is_of_rivals(path := find_experiment(args.experiment)):
+        return run_rival_bench(args, path)
     bench = pick_experiment(args)
     if not args.no_plots and not plots.can_draw():
         raise InputError(f"{plots.NEEDED}; --no-plots goes on without")

@@ -30,7 +30,7 @@ from flowspec.draft.kinds import FALLBACK, NONE
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, TOY
 from flowspec.plan.absence import Without, without_each
-from flowspec.plan.advice import Option, improvements, limits
+from flowspec.plan.advice import GAIN_MIN, Option, improvements, limits
 from flowspec.plan.left_out import why_left_out
 from flowspec.plan.memory import PROCESS_BYTES, mib
 from flowspec.plan.partition import Partition
@@ -38,6 +38,7 @@ from flowspec.plan.planner import DoesNotFit, Plan, make_plan, rate_split
 from flowspec.plan.refusal import ModelDoesNotFitError, refusing
 from flowspec.plan.sites import PlanRequest, Site
 from flowspec.plan.split import checked_split
+from flowspec.plan.tensor_parallel import best_cut, can_cut
 from flowspec.plan.timing import LinkSpec
 from flowspec.rounding import duration, rounded
 from flowspec.runtime.cluster import split_layers, stage_devices
@@ -297,6 +298,7 @@ def report(
             "board": one.site.profile.name,
             "tokens_per_s": one.tokens_per_s,
         },
+        "tensor_parallel": _cut_report(request, best),
         "limits": limits(request, plan),
         "would_help": [
             {
@@ -402,6 +404,7 @@ def plan_lines(
     yield from _forecast_lines(request, best)
     if _is_shared(best):
         yield from _filled(_beside_one(wanted, best, one))
+    yield from _filled(_beside_cut(request, best))
     shown = helps[:HELPS_SHOWN]
     width = max(HELP_WIDTH, *(len(option.text) + 1 for option in shown), 0)
     for is_simulated, world in ((True, "simulated"), (False, "by formula")):
@@ -440,6 +443,27 @@ def _beside_one(wanted: Wanted, best: Rated, one: Alone | None) -> str:
     name = f"one {one.site.profile.name}" if wanted.survey is None else one.site.name
     times = rounded(best.tokens_per_s / one.tokens_per_s)
     return f"alone: {name} gives {rounded(one.tokens_per_s)} tokens/s; the plan is {times} times as fast"
+
+
+def _cut_report(request: PlanRequest, best: Rated) -> dict[str, Any] | None:
+    """What tensor parallelism would give one user, of models that distributed-llama has."""
+    precision = best.plan.precision
+    cut = best_cut(request, precision) if request.users == 1 and can_cut(request.shape, precision) else None
+    if cut is None:
+        return None
+    rate = 1 / cut.pass_s(1, request.typical_context)
+    return {"boards": len(cut.boards), "tokens_per_s": rate, "times": rate / best.tokens_per_s}
+
+
+def _beside_cut(request: PlanRequest, best: Rated) -> str:
+    """Where tensor parallelism would win, and by how much; else nothing."""
+    found = _cut_report(request, best)
+    if found is None or found["times"] < 1 + GAIN_MIN:
+        return ""
+    return (
+        f"tensor parallelism: distributed-llama on {found['boards']} of the boards would give "
+        f"{rounded(found['tokens_per_s'])} tokens/s, by formula, {rounded(found['times'])} times the plan's"
+    )
 
 
 def _left_out_lines(wanted: Wanted, best: Rated) -> Iterator[str]:

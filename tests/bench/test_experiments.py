@@ -9,6 +9,7 @@ import pytest
 
 from flowspec.bench.config import CLUSTER, EMULATED, SIMULATED, Bench, Setup
 from flowspec.bench.experiments import experiment_folders, find_experiment, pick_setups, read_experiment
+from flowspec.bench.rival_experiment import is_of_rivals
 from flowspec.cli.bench_request import pick_experiment
 from flowspec.cli.commands import build_parser
 from flowspec.core.methods import METHODS
@@ -17,7 +18,7 @@ from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED
 from tests.bench.benches import TOML
 
-SHIPPED = sorted(experiment_folders()[0].glob("*.toml"))
+SHIPPED = sorted(path for path in experiment_folders()[0].glob("*.toml") if not is_of_rivals(path))
 METHOD = '\n[[method]]\nname = "a"\nmethod = "tree-sd"\n'
 PUBLISHED = (
     '\n[[published]]\ntestbed = "two boards"\nreference = "ar"\n'

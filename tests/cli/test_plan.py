@@ -139,6 +139,27 @@ def test_a_plan_stands_beside_one_of_its_devices_alone_and_an_eagle_head(
     assert "\nalone: the model fits none of the devices by itself\n" in large
 
 
+def test_a_plan_names_tensor_parallelism_where_it_would_win(capsys: pytest.CaptureFixture[str]) -> None:
+    args = ("--shape", "llama-3-8b", "--devices", "4x raspberry-pi-5", "--quick", "--drafter", "ngram")
+    found = json.loads(plan(capsys, *args, "--dtype", "int4", "--json")[1])
+    cut = found["tensor_parallel"]
+    assert cut["boards"] == 4
+    assert cut["times"] == pytest.approx(cut["tokens_per_s"] / found["tokens_per_s"])
+    assert cut["times"] > 1.5
+    text = plan(capsys, *args, "--dtype", "int4")[1]
+    said = (
+        "tensor parallelism: distributed-llama on 4 of the boards would give "
+        f"{rounded(cut['tokens_per_s'])} tokens/s, by formula, {rounded(cut['times'])} times the plan's"
+    )
+    assert said in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= 80
+    slow = (*args, "--dtype", "int4", "--link", "50/20")
+    assert json.loads(plan(capsys, *slow, "--json")[1])["tensor_parallel"]["times"] < 1
+    assert "tensor parallelism" not in plan(capsys, *slow)[1]
+    for other in (("--dtype", "float16"), ("--dtype", "int4", "--users", "2")):
+        assert json.loads(plan(capsys, *args, *other, "--json")[1])["tensor_parallel"] is None
+
+
 def test_a_plan_tells_of_a_board_that_flowspec_may_not_run_on(capsys: pytest.CaptureFixture[str]) -> None:
     args = ("--shape", "tinyllama-1.1b", "--quick", "--devices")
     assert (

@@ -1,0 +1,114 @@
+"""`flowspec bench` with an experiment of rivals: its flags, its folder, what it writes and prints."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from flowspec.bench import plots, rival_report
+from flowspec.bench.bench import COMMAND, EXPERIMENT, RESULTS
+from flowspec.bench.console import progress
+from flowspec.bench.rival_experiment import RivalExperiment, read_rivals
+from flowspec.bench.rival_runs import read_rival_records, run_rivals, total
+from flowspec.bench.setting import command_of
+from flowspec.cli.bench_request import JOBS_MAX
+from flowspec.cli.terminal import note
+from flowspec.errors import InputError
+
+OTHERS = (
+    "world",
+    "methods",
+    "model",
+    "drafter",
+    "prompts",
+    "limit",
+    "temperatures",
+    "seeds",
+    "repeat",
+    "users",
+    "answers",
+    "max_new_tokens",
+    "cluster",
+    "local",
+    "tune",
+)
+"""Flags that such an experiment has no use for."""
+
+
+def run_rival_bench(args: argparse.Namespace, path: Path) -> int:
+    bench = _picked(args, read_rivals(path))
+    if not args.no_plots and not plots.can_draw():
+        raise InputError(f"{plots.NEEDED}; --no-plots goes on without")
+    out = args.out or Path("results") / f"{bench.name}-simulated"
+    _open(bench, out, command_of(args.words))
+    done = read_rival_records(out / RESULTS)
+    try:
+        with progress("starting processes", total(bench), len(done), quiet=args.json) as step:
+            records = run_rivals(bench, done, out, args.jobs, step)
+    except KeyboardInterrupt:
+        kept = f"{len(read_rival_records(out / RESULTS))} of {total(bench)} answers in {out}"
+        raise KeyboardInterrupt(f"kept {kept}; go on with: {command_of(args.words)}") from None
+    summary = rival_report.summarise(bench, records)
+    summary["command"] = command_of(args.words)
+    (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", "utf-8")
+    (out / "summary.md").write_text(rival_report.markdown(summary), "utf-8")
+    if not args.no_plots:
+        rival_report.draw(summary, out)
+    if args.json:
+        print(json.dumps(summary))
+    else:
+        rival_report.show(summary)
+        note(f"tables: {out}/summary.md (plots, a board kind each, and all it is made of are beside it)")
+    return 0
+
+
+def _picked(args: argparse.Namespace, bench: RivalExperiment) -> RivalExperiment:
+    for name in OTHERS:
+        if getattr(args, name):
+            flag = f"--{name.replace('_', '-')}"
+            raise InputError(
+                f"{flag}: expected none with an experiment of rivals, which takes --testbeds, --out, --jobs, "
+                "--json and --no-plots"
+            )
+    if args.jobs > JOBS_MAX:
+        raise InputError(f"--jobs: expected at most {JOBS_MAX}, got {args.jobs}")
+    if args.testbeds is None:
+        return bench
+    names, known = args.testbeds.split(","), [testbed.name for testbed in bench.testbeds]
+    for name in names:
+        if name not in known:
+            raise InputError(f"--testbeds: expected names among {'; '.join(known)}, got {name!r:.80}")
+    return replace(
+        bench,
+        testbeds=tuple(testbed for testbed in bench.testbeds if testbed.name in names),
+        figures=tuple(each for each in bench.figures if each.testbed in names),
+    )
+
+
+def _open(bench: RivalExperiment, out: Path, command: str) -> None:
+    """Makes the folder, or finds that it holds results of this experiment; raises `InputError` if of
+    another."""
+    described = json.loads(json.dumps(asdict(bench), default=str))
+    path = out / EXPERIMENT
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if (out / RESULTS).exists():
+            known = json.loads(path.read_text("utf-8"))
+            before = known.pop(COMMAND, "") if isinstance(known, dict) else ""
+            if known != described:
+                raise InputError(
+                    f"--out: {out} holds results of another experiment; go on with those by: {before}; or "
+                    "begin anew: give another --out, or remove the folder"
+                )
+        path.write_text(json.dumps({COMMAND: command, **described}, indent=1), "utf-8")
+    except ValueError:
+        raise InputError(
+            f"{path}: expected what an earlier run wrote, got something else; remove the folder, or give "
+            "another --out"
+        ) from None
+    except OSError as error:
+        raise InputError(
+            f"--out: expected a folder that can be written, got {out} ({error.strerror})"
+        ) from None
