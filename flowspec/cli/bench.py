@@ -2,8 +2,9 @@
 
 Writes results.jsonl while it runs, then report.html, summary.json, summary.md, speedup.png, timeline.png and
 trace.json, and of virtual time a recording of an answer by each of a few methods; with users loads.jsonl,
-then report.html, summary.json, summary.md and load.png; with chains of models chains.png, too. Interrupted,
-it goes on where it was when it is started again. Exit status 1 if an answer differs from plain decoding's.
+then report.html, summary.json, summary.md and load.png; with chains of models chains.png, too; of rivals
+summary.json, summary.md and a plot for each kind of boards. Interrupted, it goes on where it was when it is
+started again. Exit status 1 if an answer differs from plain decoding's.
 """
 
 from __future__ import annotations

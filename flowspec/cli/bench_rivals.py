@@ -95,12 +95,13 @@ def _open(bench: RivalExperiment, out: Path, command: str) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
         if (out / RESULTS).exists():
-            known = json.loads(path.read_text("utf-8"))
+            known = json.loads(path.read_text("utf-8")) if path.exists() else {}
             before = known.pop(COMMAND, "") if isinstance(known, dict) else ""
             if known != described:
+                how = f"go on with those by: {before}; or " if before else ""
                 raise InputError(
-                    f"--out: {out} holds results of another experiment; go on with those by: {before}; or "
-                    "begin anew: give another --out, or remove the folder"
+                    f"--out: {out} holds results of another experiment; {how}begin anew: give another --out, "
+                    "or remove the folder"
                 )
         path.write_text(json.dumps({COMMAND: command, **described}, indent=1), "utf-8")
     except ValueError:

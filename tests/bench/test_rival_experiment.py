@@ -149,12 +149,25 @@ def test_flags_that_mean_nothing_are_refused(
     assert not out.exists()
 
 
+@pytest.mark.parametrize(
+    ("kept", "said"),
+    [
+        (
+            '{"command": "flowspec bench --experiment x"}',
+            "go on with those by: flowspec bench --experiment x; or",
+        ),
+        ("{}", "holds results of another experiment; begin anew: give another --out, or remove the folder"),
+        (None, "holds results of another experiment; begin anew"),
+        ("not JSON", "expected what an earlier run wrote, got something else"),
+    ],
+)
 def test_a_folder_of_another_experiment_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kept: str | None, said: str
 ) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / RESULTS).write_text("")
-    (out / "experiment.json").write_text("{}")
+    if kept is not None:
+        (out / "experiment.json").write_text(kept)
     assert main(["bench", "--experiment", str(written(tmp_path)), "--out", str(out), "--no-plots"]) == 2
-    assert "holds results of another experiment" in " ".join(capsys.readouterr().err.split())
+    assert said in " ".join(capsys.readouterr().err.split())
