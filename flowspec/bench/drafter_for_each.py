@@ -37,6 +37,12 @@ class DrafterForEach:
         told = [getattr(each, "pass_rows", ()) for each in self._asked]
         return [sum(rows) for rows in zip_longest(*told, fillvalue=0)]
 
+    @property
+    def ranked_rows(self) -> int | None:
+        """Rows of the last job that are proposed children; None where its drafters do not say it."""
+        told = [getattr(each, "ranked_rows", None) for each in self._asked]
+        return None if not told or None in told else sum(rows for rows in told if rows is not None)
+
     def draft(self, segment: Segment, width: int) -> tuple[Proposal, ...]:
         self._asked = [self._drafters[part.commit.request] for part in segment.parts]
         found: list[Proposal] = []

@@ -87,6 +87,8 @@ class PathReader:
         self.captures, self.context = drafter.captures, drafter.context
         self.weight_bytes, self.cache_slots = drafter.weight_bytes, drafter.cache_slots
         self.depths = depths
+        self.ranked_rows = 0
+        """Rows of the last job that are proposed children: of a block they may be without a pass."""
         self._drafter, self._path, self._features = drafter, path, features
         self._position: dict[tuple[int, int], int] = {}
         """Of a request's node."""
@@ -106,7 +108,10 @@ class PathReader:
             for node, position in zip(part.ids, part.positions, strict=True):
                 self._position[request, node] = position
         self._give()
-        return self._drafter.draft(segment, width)
+        self._drafter.pass_rows = []  # a job in which nothing runs leaves them as they were
+        found = self._drafter.draft(segment, width)
+        self.ranked_rows = len(found)
+        return found
 
     def take_features(self, request: int, epoch: int, ids: Sequence[int], features: object) -> None:
         """Who says that they are here; what they are is known from the path."""

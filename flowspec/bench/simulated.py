@@ -107,6 +107,7 @@ def experiment(
         options=setup.options,
         context=context,
         drafting=places.curves,
+        ranking=places.rankings,
         boards=places.boards,
         levels=tuple(range(len(models))) if setup.chain else (),
         head_s=testbed.head_s,

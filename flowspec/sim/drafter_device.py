@@ -51,6 +51,7 @@ class DrafterDevice:
         spec: DrafterDeviceSpec,
         drafters: Mapping[int, Drafter],
         curves: Mapping[int, Curve],
+        rankings: Mapping[int, Curve],
         tell: Callable[[Drafted], None],
         *,
         chance: random.Random,
@@ -62,6 +63,7 @@ class DrafterDevice:
         self._clock = clock
         self._drafters = drafters
         self._curves = curves
+        self._rankings = rankings
         self._tell = tell
         self._free_s = 0.0
         self.lost: set[int] = set()
@@ -113,9 +115,7 @@ class DrafterDevice:
             return
         started_s = max(self._free_s, self._clock.now_s)
         proposals = drafter.draft(command.segment, command.width)
-        passes = getattr(drafter, "pass_rows", None) or (command.segment.row_count,)
-        curve = self._curves[command.drafter]
-        ended_s = started_s + sum(curve.seconds(rows, command.context) for rows in passes)
+        ended_s = started_s + self._seconds(drafter, command)
         self._free_s = ended_s
         self.busy_s += ended_s - started_s
         done = Drafted(
@@ -126,6 +126,15 @@ class DrafterDevice:
             ended_s=ended_s,
         )
         self._clock.at(ended_s, lambda: self._done(done))
+
+    def _seconds(self, drafter: Drafter, command: Draft) -> float:
+        """Of the job that it has just done."""
+        passes = getattr(drafter, "pass_rows", None) or ()
+        ranked = None if passes else getattr(drafter, "ranked_rows", None)
+        if ranked is not None:
+            return self._rankings[command.drafter].seconds(ranked) if ranked else 0.0
+        curve = self._curves[command.drafter]
+        return sum(curve.seconds(rows, command.context) for rows in passes or (command.segment.row_count,))
 
     def _done(self, done: Drafted) -> None:
         if self.back is None:

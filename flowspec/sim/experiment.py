@@ -33,11 +33,11 @@ class Experiment:
     """One device for each stage; every connection alike unless `links` says otherwise.
 
     `method` is a name, to which `options` belong as `make_method` takes them, or makes one. `drafting` is the
-    time of every drafter, or of each; `boards` say which of them share a board (none: nobody), and `levels`
-    which are intermediates, above 0 (none: nobody). `row_bytes` is what a row has on the wire (None: a few
-    bytes), on its way to each stage alike or one by one, `feature_bytes` what the features of a verified node
-    have. With `returned_row_bytes` and
-    `verifying` the head verifies (see `World`). `prefix_block` is that of `HeadCore`.
+    time of every drafter, or of each, and `ranking` of each as `World` takes it; `boards` say which of them
+    share a board (none: nobody), and `levels` which are intermediates, above 0 (none: nobody). `row_bytes` is
+    what a row has on the wire (None: a few bytes), on its way to each stage alike or one by one,
+    `feature_bytes` what the features of a verified node have. With `returned_row_bytes` and `verifying` the
+    head verifies (see `World`). `prefix_block` is that of `HeadCore`.
     """
 
     devices: tuple[DeviceSpec, ...]
@@ -50,6 +50,7 @@ class Experiment:
     sliding_window: SlidingWindow | None = None
     prefix_block: int = BLOCK
     drafting: Curve | tuple[Curve, ...] = INSTANT
+    ranking: tuple[Curve, ...] = ()
     boards: tuple[DrafterDeviceSpec, ...] = ()
     levels: tuple[int, ...] = ()
     head_s: float = 0.0
@@ -117,6 +118,7 @@ class Experiment:
             layers=FakeLayers(count, language, sliding_window=self.sliding_window),
             drafters=drafters,
             drafting=self.drafting if isinstance(self.drafting, tuple) else (self.drafting,) * len(drafters),
+            ranking=self.ranking,
             boards=self.boards,
             head_s=self.head_s,
             row_bytes=self.row_bytes,

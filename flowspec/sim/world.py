@@ -88,7 +88,9 @@ class World:
     one by one) and of a Verified's have on the wire; `head_s` is what the head spends on each event;
     `drafting` is each drafter's time for a number of rows, and `boards` say which of them share one (none:
     nobody; each has processors of its own at the head). A drafter that says of its last job how many rows
-    each pass had (`pass_rows`) takes as long as these; any other takes one pass.
+    each pass had (`pass_rows`) takes as long as these; any other takes one pass. Where one had none, and
+    says how many rows it ranked all the same (`ranked_rows`: a block that was guessed before), these take
+    what `ranking` says, which is `lm_head`'s time.
     Where the head verifies instead of the last stage, `returned_row_bytes` of each row that this one ran
     travel back, and `verifying` is the head's time for them.
     """
@@ -103,6 +105,7 @@ class World:
         layers: Layers,
         drafters: Sequence[Drafter] = (),
         drafting: Sequence[Curve] = (),
+        ranking: Sequence[Curve] = (),
         boards: Sequence[DrafterDeviceSpec] = (),
         head_s: float = 0.0,
         row_bytes: int | tuple[int, ...] | None = None,
@@ -176,6 +179,7 @@ class World:
                 spec,
                 {number: drafters[number] for number in spec.drafters},
                 {number: drafting[number] for number in spec.drafters},
+                {number: (ranking or drafting)[number] for number in spec.drafters},
                 self._to_head,
                 chance=random.Random(chances.getrandbits(64)),
             )
