@@ -208,7 +208,7 @@ def _planned(row: Published, kind: type[Kind], shape: ModelShape, *, is_here: bo
     if is_here or issubclass(kind, WordKind):
         planned = _opened(row, kind).reckoned(shape)
     else:
-        planned = kind.unseen(shape) if row.shape is None else sketched(row.shape, shape)
+        planned = kind.unseen(shape, row.layout) if row.shape is None else sketched(row.shape, shape)
     if planned is None:
         return None
     return replace(planned, name=row.drafter, acceptance=row.acceptance or planned.acceptance)

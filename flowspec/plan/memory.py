@@ -96,7 +96,7 @@ def weights_of(shape: ModelShape) -> ModelWeights:
     idle_experts = 3 * shape.hidden * (shape.held_intermediate - shape.intermediate)
     return ModelWeights(
         layer=shape.layer_params + idle_experts + 2 * shape.hidden,
-        embedding=shape.head_params,
+        embedding=shape.hidden * shape.vocabulary,
         head=shape.head_params,
         norm=shape.hidden,
         table=shape.table,
@@ -182,7 +182,7 @@ def drafter_memory(shape: ModelShape, precision: str, *, context: int, users: in
     weights, kept = weights_of(shape), kept_bytes(precision)
     matrices, outputs = (
         shape.layers * weights.layer + weights.head + shape.extra_params,
-        shape.layers * layer_outputs(shape) + shape.vocabulary,
+        shape.layers * layer_outputs(shape) + shape.choices,
     )
     if precision == FILED:
         size = (matrices + weights.embedding * (not shape.is_tied)) * shape.filed_bytes + weights.norm * kept

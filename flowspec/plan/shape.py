@@ -84,6 +84,7 @@ class ModelShape:
     weights of one on average. `table` are the weights of a layer's own embedding of tokens, `carried` the
     most numbers that go with a hidden state. `has_mtp`: the model's checkpoint has a layer that guesses
     further tokens. `filed_bytes` is what a weight takes on average as the model's GGUF file packs it.
+    `drafted`: tokens that a drafter's own `lm_head` chooses among, where these are not all (0: they are).
     """
 
     name: str
@@ -111,6 +112,7 @@ class ModelShape:
     carried: int = 0
     has_mtp: bool = False
     filed_bytes: float = USUAL_FILED_BYTES
+    drafted: int = 0
 
     @property
     def layer_heads(self) -> tuple[Heads, ...]:
@@ -158,7 +160,12 @@ class ModelShape:
 
     @property
     def head_params(self) -> int:
-        return self.hidden * self.vocabulary
+        return self.hidden * self.choices
+
+    @property
+    def choices(self) -> int:
+        """Outputs of `lm_head`."""
+        return self.drafted or self.vocabulary
 
     @property
     def params(self) -> int:
@@ -263,6 +270,8 @@ def _expert_width(config: Any) -> int:
 
 
 _BLOCK_LAYERS = 5
+_CAPTURES = 3
+_DRAFT_VOCABULARY = 32_000
 
 
 def eagle_shape(target: ModelShape) -> ModelShape:
@@ -278,6 +287,19 @@ def eagle_shape(target: ModelShape) -> ModelShape:
         head_dim=target.head_dim,
         vocabulary=target.vocabulary,
         extra_params=2 * target.hidden * target.hidden,
+    )
+
+
+def eagle3_shape(target: ModelShape) -> ModelShape:
+    """An EAGLE-3 head: one layer whose queries, keys and values read embedding and feature side by side, a
+    projection of three of the target's states, and an `lm_head` for 32,000 tokens (2503.01840, and the heads
+    that are published)."""
+    return replace(
+        eagle_shape(target),
+        name=f"eagle3-{target.name}",
+        extra_params=_CAPTURES * target.hidden**2
+        + target.hidden * target.head_dim * (target.heads + 2 * target.kv_heads),
+        drafted=_DRAFT_VOCABULARY if target.vocabulary > _DRAFT_VOCABULARY else 0,
     )
 
 
@@ -366,6 +388,7 @@ _KNOWN = (  # from each model's published config.json
 )
 _OF_DRAFTERS = (
     *map(eagle_shape, _KNOWN),
+    *map(eagle3_shape, _KNOWN),
     *(block_shape(shape) for shape in _KNOWN if shape.experts == 1),  # its layers are not a mixture's
 )
 SHAPES = {shape.name: shape for shape in (*_KNOWN, *_OF_DRAFTERS)}
@@ -376,7 +399,7 @@ def find_shape(name: str) -> ModelShape:
     if name not in SHAPES:
         known = ", ".join(shape.name for shape in _KNOWN)
         raise InputError(
-            f"shape: expected one of {known}, or eagle- or block- before one of these, got {name!r:.80}"
-            f"{meant(name, SHAPES)}"
+            f"shape: expected one of {known}, or eagle-, eagle3- or block- before one of these, got "
+            f"{name!r:.80}{meant(name, SHAPES)}"
         )
     return SHAPES[name]

@@ -4,6 +4,7 @@ what to do."""
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from flowspec.bench.checkpoints import SMALL, VOCABULARY_SIZE, make_checkpoint, make_variant
 from flowspec.core.protocol.messages import Sampling
@@ -27,6 +29,7 @@ from flowspec.draft.kinds import (
     sketched,
 )
 from flowspec.draft.kinds.base import TextKind
+from flowspec.draft.kinds.eagle import Eagle
 from flowspec.draft.kinds.language import LanguageKind
 from flowspec.draft.language import LanguageModelDrafter
 from flowspec.errors import InputError
@@ -238,6 +241,30 @@ def test_every_kind_is_found_by_its_word_or_its_files(tmp_path: Path) -> None:
     assert [kind for kind, is_placed in zip(ALL, placed, strict=True) if is_placed] == [LanguageKind], (
         "a device loads a whole model, and nothing else"
     )
+
+
+@pytest.mark.parametrize("name", ["eagle3", "block"])
+def test_the_planner_reckons_with_the_weights_that_files_have(name: str) -> None:
+    """All matrices but the lookups, and the target's `lm_head` where the files have none."""
+    shape = shape_of(ModelFiles(BUNDLED).config(), "bundled")
+    (path,) = bundled_folder(name).glob("*.safetensors")
+    sizes = {key: each.shape for key, each in load_file(path).items() if each.ndim == 2}
+    lookups = ("embed_tokens.weight", "markov_head.markov_w1.weight", "confidence_head.proj.weight")
+    read = sum(math.prod(size) for key, size in sizes.items() if key not in lookups)
+    if "lm_head.weight" not in sizes:
+        read += shape.head_params
+    planned = find_drafter(name).reckoned(shape)
+    assert planned is not None
+    assert planned.shape is not None
+    assert planned.shape.params == read
+    assert planned.shape != eagle_shape(shape)
+
+
+def test_heads_that_are_not_here_are_reckoned_with_by_their_layout() -> None:
+    shape = find_shape("qwen3-8b")
+    for layout, name in (("eagle", "eagle-qwen3-8b"), ("eagle3", "eagle3-qwen3-8b")):
+        planned = Eagle.unseen(shape, layout)
+        assert planned.shape == find_shape(name)
 
 
 def test_the_planner_reckons_with_files_as_with_shapes() -> None:

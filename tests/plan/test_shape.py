@@ -11,7 +11,7 @@ from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles, bundled_folder
 from flowspec.model.pieces import Pieces, Span
 from flowspec.model.support import family_of
-from flowspec.plan.memory import layer_outputs, weights_of
+from flowspec.plan.memory import drafter_memory, layer_outputs, weights_of
 from flowspec.plan.shape import SHAPES, ModelShape, eagle_shape, find_shape, shape_of
 
 PUBLISHED = {
@@ -219,10 +219,25 @@ def test_an_eagle_head_is_one_layer_and_a_projection() -> None:
     assert eagle.params == target.layer_params + target.head_params + 2 * 4096 * 4096
 
 
+def test_an_eagle_3_head_reads_twice_the_width_and_guesses_32000_tokens() -> None:
+    """EAGLE-3's for Llama 3.1 8B: `q_proj` [4096, 8192], `k_proj` and `v_proj` [1024, 8192], `o_proj` [4096,
+    4096], an MLP, `fc` [4096, 12288], `lm_head` [32000, 4096], and the target's embedding, which no pass
+    reads."""
+    head, target = SHAPES["eagle3-llama-3-8b"], find_shape("llama-3-8b")
+    attention = 4096 * 8192 + 2 * 1024 * 8192 + 4096 * 4096
+    read = attention + 3 * 4096 * 14336 + 4096 * 12288 + 32000 * 4096
+    assert head.params == read
+    weights = drafter_memory(head, "float16", context=64, users=1).weight_bytes / 2
+    assert read + 128256 * 4096 < weights < read + 128256 * 4096 + 10 * 4096
+    assert head.vocabulary == target.vocabulary
+    assert SHAPES["eagle3-llama-2-7b"].drafted == 0, "32,000 tokens are all of its vocabulary"
+
+
 def test_an_unknown_shape_is_refused_with_those_that_are_known() -> None:
     with pytest.raises(
         InputError,
-        match=r"^shape: expected one of llama-2-7b, .*eagle- or block- before one of these, got 'whisper'$",
+        match=r"^shape: expected one of llama-2-7b, .*eagle-, eagle3- or block- before one of these, got "
+        r"'whisper'$",
     ):
         find_shape("whisper")
 

@@ -74,8 +74,9 @@ class Kind(ABC):
         """What the planner reckons with; None where nothing drafts. Raises `InputError`."""
 
     @classmethod
-    def unseen(cls, target: ModelShape) -> sites.PlannedDrafter | None:
-        """The same for one that is published for the target and not here; None where that tells no shape."""
+    def unseen(cls, target: ModelShape, layout: str) -> sites.PlannedDrafter | None:
+        """The same for one that is published for the target in a layout and is not here; None where that
+        tells no shape."""
         return None
 
     @classmethod

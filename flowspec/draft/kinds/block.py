@@ -3,6 +3,7 @@ sent."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -42,11 +43,18 @@ class Block(FileKind):
         return BlockDrafter(loaded, target, context=context, coupled=coupled)
 
     @classmethod
-    def unseen(cls, target: ModelShape) -> sites.PlannedDrafter | None:
+    def unseen(cls, target: ModelShape, layout: str) -> sites.PlannedDrafter | None:
         if target.experts > 1:
             return None  # its layers are not as the target's
         return cls.of_shape(block_shape(target), target)
 
     def reckoned(self, target: ModelShape) -> sites.PlannedDrafter:
-        shape = shape_of(self.files.config(), self.name)
-        return self.of_shape(replace(shape, extra_params=5 * target.hidden**2), target)
+        shape, tensors = shape_of(self.files.config(), self.name), self.files.tensors()
+        extra = sum(math.prod(tensors.shape(name)) for name in _BESIDE_LAYERS if name in tensors)
+        tensors.close()
+        return self.of_shape(replace(shape, extra_params=extra), target)
+
+
+_BESIDE_LAYERS = ("fc.weight", "markov_head.markov_w2.weight", "markov_head.gate_proj.weight")
+"""Matrices of a pass that are in no layer: the projection of the target's states, and what the token before
+adds to logits."""
