@@ -18,7 +18,7 @@ from flowspec.bench.config import SIMULATED, Bench, Setup, prompt_path
 from flowspec.bench.outcome import Key, Record, read_records
 from flowspec.bench.plain import PlainCase, make_samplings, plain_cases
 from flowspec.bench.summary import TUNED
-from flowspec.bench.synthetic import PROMPT_TOKENS, synthetic_cases
+from flowspec.bench.synthetic import PROMPT_TOKENS, SYNTHETIC_DOMAIN, synthetic_cases
 from flowspec.bench.virtual_runs import VirtualRuns, Work, open_workers
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
@@ -58,6 +58,7 @@ def read_cases(bench: Bench, cache: Path | None, *, for_tuning: bool = False) ->
         samplings,
         bench.new_tokens,
         first=SYNTHETIC_TUNING if for_tuning else 0,
+        domains=(SYNTHETIC_DOMAIN,) if bench.profile is None else bench.profile.domains,
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from flowspec.bench.profiles import Profile
 from flowspec.core.methods import DEFAULT, WITHOUT_GUESSES, find_method
 from flowspec.core.protocol import limits
 from flowspec.model.files import BUNDLED, bundled_folder
@@ -92,7 +93,9 @@ class Testbed:
     without one drafting takes no time.
     `slowdown` multiplies the time of every stage's device, `head_slowdown` that of the drafters' devices:
     free parameters, 1 where nothing is known better. Links are all alike unless `hops` has one for each: head
-    to first stage, between stages, last stage to head.
+    to first stage, between stages, last stage to head. `features_apart`: states that drafters read do not
+    travel behind every row, as they do in the runtime, but those of verified nodes alone, straight to the
+    head.
     """
 
     name: str
@@ -107,6 +110,7 @@ class Testbed:
     head_s: float = HEAD_MS / 1000
     split: tuple[int, ...] = ()
     hops: tuple[LinkSpec, ...] = ()
+    features_apart: bool = False
     boards: tuple[DrafterPlacement, ...] = ()
 
     __test__ = False  # for pytest, which would take it for tests
@@ -124,6 +128,8 @@ class Bench:
     """An experiment. `limit` is prompts per file (None: all), `repeat` how often each is run (real worlds
     only).
 
+    A synthetic model's drafter is right with the probability `acceptance`, or as its `profile` says.
+
     With `users` it is loads that are run, one of each number of users, of so many `answers` together (None:
     every prompt once). The cluster world is that of the file `cluster`, or without one `local` daemons of
     this machine.
@@ -136,6 +142,7 @@ class Bench:
     model: str = BUNDLED
     drafters: tuple[str, ...] = (BUNDLED,)
     acceptance: float = 0.0
+    profile: Profile | None = None
     prompts: tuple[str, ...] = (SHIPPED_PROMPTS,)
     limit: int | None = None
     temperatures: tuple[float, ...] = (0.0,)

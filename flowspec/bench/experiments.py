@@ -28,6 +28,8 @@ from flowspec.bench.config import (
     drafters_max,
 )
 from flowspec.bench.guesses import WIDTH_MAX
+from flowspec.bench.profiles import Profile as AcceptanceProfile
+from flowspec.bench.profiles import find_profile as find_acceptance_profile
 from flowspec.core.methods import CHAIN, METHODS, find_method
 from flowspec.core.methods.base import Parameter
 from flowspec.core.protocol.limits import DRAFTERS_MAX, STAGES_MAX
@@ -71,6 +73,7 @@ _KEYS = frozenset(
         "drafter",
         "drafters",
         "acceptance",
+        "profile",
         "method",
         "methods",
         "tuned",
@@ -88,6 +91,7 @@ _KEYS = frozenset(
         "answers",
     ]
 )
+_OF_SYNTHETIC_ONES = ("acceptance", "profile")
 _OF_REAL_MODELS = ("drafter", "drafters", "prompts")
 """What a synthetic model has no use for: it draws its prompts, its answers and its guesses by chance."""
 
@@ -99,7 +103,7 @@ def read_experiment(path: Path) -> Bench:
     world = table.text("world", SIMULATED, among=WORLDS)
     model = table.text("model", BUNDLED)
     is_synthetic = model == SYNTHETIC
-    for key in _OF_REAL_MODELS if is_synthetic else ("acceptance",):
+    for key in _OF_REAL_MODELS if is_synthetic else _OF_SYNTHETIC_ONES:
         if key in table.data:
             table.wrong(key, f"nothing for model {model!r}, which has no use for it")
     drafters = (SYNTHETIC,) if is_synthetic else _drafters(table)
@@ -115,7 +119,10 @@ def read_experiment(path: Path) -> Bench:
         setups=setups,
         model=model,
         drafters=drafters,
-        acceptance=table.number("acceptance", most=ACCEPTANCE_MAX) if is_synthetic else 0.0,
+        acceptance=table.number("acceptance", most=ACCEPTANCE_MAX)
+        if is_synthetic and "profile" not in table.data
+        else 0.0,
+        profile=_acceptance_profile(table, path) if "profile" in table.data else None,
         prompts=tuple(
             dict.fromkeys(_beside(path, name) for name in table.texts("prompts", [SHIPPED_PROMPTS]))
         ),
@@ -132,6 +139,16 @@ def read_experiment(path: Path) -> Bench:
         published=tuple(_published(each, testbeds, setups) for each in table.tables("published"))
         if "published" in table.data
         else (),
+    )
+
+
+def _acceptance_profile(table: Table, experiment: Path) -> AcceptanceProfile:
+    if "acceptance" in table.data:
+        table.wrong("acceptance", "either `acceptance` or `profile`")
+    name = table.text("profile")
+    return table.found(
+        "profile",
+        lambda: find_acceptance_profile(_beside(experiment, name) if name.endswith(".toml") else name),
     )
 
 
@@ -251,6 +268,7 @@ def _testbed(table: Table, experiment: Path, drafters: Sequence[str]) -> Testbed
             "slowdown",
             "head_slowdown",
             "head_ms",
+            "features_apart",
         }
     )
     devices = counted_profiles(table, "devices", experiment)
@@ -268,6 +286,7 @@ def _testbed(table: Table, experiment: Path, drafters: Sequence[str]) -> Testbed
         slowdown=table.number("slowdown", 1.0),
         head_slowdown=table.number("head_slowdown", table.number("slowdown", 1.0)),
         head_s=table.number("head_ms", HEAD_MS, least=0.0) / 1000,
+        features_apart=table.flag("features_apart", False),
     )
     if "drafters" in table.data:
         found = replace(

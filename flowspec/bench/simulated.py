@@ -76,7 +76,8 @@ def experiment(
     depths: Sequence[float] = (),
 ) -> Experiment:
     """The testbed as the simulator takes it, for one method with these models beside the target, which read
-    the target's states at these `depths` (`depths_of`): with each row travel those of the layers before."""
+    the target's states at these `depths` (`depths_of`): with each row travel those of the layers before; sent
+    apart, those of verified nodes alone, and all on the last way."""
     places = places_of(testbed, models)
     curves = stage_curves(testbed)
     verifying = INSTANT
@@ -92,7 +93,8 @@ def experiment(
     sampling = INSTANT if setup.published else sampling_curve(testbed)
     row = row_bytes(testbed.shape, testbed.precision)
     before = [0, *itertools.accumulate(testbed.layers)][: len(curves)]
-    captured = [sum(depth * testbed.shape.layers < first for depth in depths) for first in before]
+    riding = () if testbed.features_apart else depths
+    captured = [sum(depth * testbed.shape.layers < first for depth in riding) for first in before]
     return Experiment(
         devices=tuple(
             DeviceSpec(

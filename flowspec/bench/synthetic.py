@@ -26,6 +26,7 @@ from flowspec.core.protocol.messages import Sampling
 from flowspec.draft.ranking import Children
 
 VOCABULARY = 32_000
+SYNTHETIC_DOMAIN = "synthetic"
 CONCENTRATION = 2.0
 """Sum of the Beta distribution's parameters: at 2 with a mean of .5 it is uniform, below it leans to the
 extremes."""
@@ -47,9 +48,10 @@ def synthetic_cases(
     new_tokens: int,
     first: int = 0,
     prompt_tokens: int = PROMPT_TOKENS,
+    domains: Sequence[str] = (SYNTHETIC_DOMAIN,),
 ) -> list[PlainCase]:
     """Prompts and answers by chance, always the same for a number of a prompt (counted from `first`) and a
-    sampling."""
+    sampling; of these domains in turns."""
     found = []
     for sampling in samplings:
         for number in range(first, first + count):
@@ -57,7 +59,7 @@ def synthetic_cases(
             tokens = tuple(int(token) for token in chance.integers(0, VOCABULARY, prompt_tokens + new_tokens))
             case = PlainCase(
                 prompt_id=str(number + 1),
-                domain="synthetic",
+                domain=domains[number % len(domains)],
                 prompt=tokens[:prompt_tokens],
                 sampling=sampling,
                 new_tokens_max=new_tokens,
@@ -66,6 +68,20 @@ def synthetic_cases(
             )
             found.append(case)
     return found
+
+
+def children_of(first: int, sure: float, true: int | None = None, lucky: float = 0.0) -> Children:
+    """What is said where the best guess has the confidence `sure`: tokens from `first` on, but for the true
+    one, whose rank is drawn by `lucky` from 0 to 1."""
+    tokens = [first + other for other in OTHERS]
+    if true is not None:
+        rank = int(math.log(1 - lucky) / math.log(1 - sure))
+        tokens = [token if token != true else VOCABULARY for token in tokens]
+        if rank < WIDTH_MAX:
+            tokens[rank] = true
+    return Children(
+        tokens=tuple(tokens), confidences=tuple(sure * (1 - sure) ** rank for rank in range(WIDTH_MAX))
+    )
 
 
 class Synthetic:
@@ -114,16 +130,10 @@ class _SyntheticGuesses(Guesses):
         chance = random.Random(hash((self.case.sampling.seed, length, position is None, *recent)))
         sure = min(SURE_MAX, max(1 - SURE_MAX, chance.betavariate(self._a, self._b)))
         first = chance.randrange(VOCABULARY // WIDTH_MAX)
-        tokens = [first + other for other in OTHERS]
-        if position is not None and position < len(self._path):
-            lucky = chance.random()
-            if self._drawn is not None and position >= len(self.case.prompt):
-                sure, lucky = self._drawn[position - len(self.case.prompt)]
-                sure = min(SURE_MAX, max(1 - SURE_MAX, sure))
-            true, rank = self._path[position], int(math.log(1 - lucky) / math.log(1 - sure))
-            tokens = [token if token != true else VOCABULARY for token in tokens]
-            if rank < WIDTH_MAX:
-                tokens[rank] = true
-        return Children(
-            tokens=tuple(tokens), confidences=tuple(sure * (1 - sure) ** rank for rank in range(WIDTH_MAX))
-        )
+        if position is None or position >= len(self._path):
+            return children_of(first, sure)
+        lucky = chance.random()
+        if self._drawn is not None and position >= len(self.case.prompt):
+            sure, lucky = self._drawn[position - len(self.case.prompt)]
+            sure = min(SURE_MAX, max(1 - SURE_MAX, sure))
+        return children_of(first, sure, self._path[position], lucky)

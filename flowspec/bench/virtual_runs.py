@@ -144,7 +144,11 @@ class VirtualRuns:
     def _drafting(self, name: str, coupled: bool) -> VirtualDrafter:
         key = (name, coupled)
         if key not in self._draftings:
-            if self.bench.is_synthetic:
+            if self.bench.profile is not None:
+                from flowspec.bench.profiled import Profiled  # needs torch
+
+                self._draftings[key] = Profiled(self.bench.profile, self.bench.context)
+            elif self.bench.is_synthetic:
                 self._draftings[key] = Synthetic(self.bench.acceptance, self.bench.context)
             else:
                 self._draftings[key] = open_drafting(name, ModelFiles(self.bench.model), coupled=coupled)

@@ -128,6 +128,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="jsonl in Spec-Bench form, or `shipped`; may be repeated",
     )
+    group.add_argument(
+        "--profile",
+        metavar="NAME-OR-FILE",
+        help=Rare("how often a synthetic drafter is right: a shipped profile's name, or a .toml file"),
+    )
     group.add_argument("--limit", type=positive, metavar="N", help="prompts per file")
     group.add_argument("--temperatures", type=reals, metavar="0,1", help="sampling temperatures")
     group.add_argument("--seeds", type=number_list, metavar="1,2", help="seeds, at temperatures above 0")

@@ -13,6 +13,7 @@ from flowspec.bench.config import CLUSTER, SIMULATED, SYNTHETIC, USERS_MAX, Benc
 from flowspec.bench.drafting import RANDOM
 from flowspec.bench.experiments import find_experiment, pick_setups, read_experiment
 from flowspec.bench.plain import make_samplings
+from flowspec.bench.profiles import find_profile
 from flowspec.core.protocol.limits import DRAFTERS_MAX
 from flowspec.draft.kinds import NONE, check_drafter
 from flowspec.errors import InputError
@@ -30,6 +31,7 @@ def pick_experiment(args: argparse.Namespace) -> Bench:
         "model": args.model,
         "drafters": None if args.drafter is None else tuple(dict.fromkeys(args.drafter)),
         "prompts": tuple(args.prompts) if args.prompts else None,
+        "profile": None if args.profile is None else find_profile(args.profile),
         "limit": args.limit,
         "temperatures": args.temperatures and tuple(dict.fromkeys(args.temperatures)),
         "seeds": None if args.seeds is None else tuple(dict.fromkeys(args.seeds)),
@@ -43,6 +45,13 @@ def pick_experiment(args: argparse.Namespace) -> Bench:
     if args.model not in (None, SYNTHETIC) and bench.is_synthetic and args.drafter is None:
         changes["drafters"] = (BUNDLED,)
     bench = replace(bench, **{name: value for name, value in changes.items() if value is not None})
+    if args.profile is not None:
+        if not bench.is_synthetic:
+            raise InputError(
+                f"--profile is for a synthetic drafter; expected an experiment with model synthetic, got "
+                f"{bench.model!r:.80}"
+            )
+        bench = replace(bench, acceptance=0.0)
     if args.local is not None:
         bench = replace(bench, cluster=None)
     if args.methods is not None:
@@ -118,8 +127,15 @@ def _check_model(bench: Bench, args: argparse.Namespace) -> None:
     """A synthetic model has chance for drafters and prompts."""
     if not bench.is_synthetic:
         return
-    if bench.acceptance == 0:
-        raise InputError("--model: synthetic is for experiments that say its `acceptance`")
+    if bench.acceptance == 0 and bench.profile is None:
+        raise InputError("--model: synthetic is for experiments that say its `acceptance`, or its `profile`")
+    if bench.profile is not None:
+        known = bench.profile.temperatures
+        if missing := [each for each in bench.temperatures if each not in known]:
+            raise InputError(
+                f"--temperatures: expected some of {', '.join(f'{each:g}' for each in known)}, which the "
+                f"profile {bench.profile.name} tells, got {missing[0]:g}"
+            )
     for flag, value in (("--drafter", args.drafter), ("--prompts", args.prompts)):
         if value is not None:
             raise InputError(

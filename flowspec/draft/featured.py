@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -21,7 +21,6 @@ from flowspec.draft.cached import Row, TreeCachedDrafter
 from flowspec.draft.ranking import F32, Ranker
 from flowspec.errors import ClusterError
 from flowspec.model.attention import TreeCache
-from flowspec.model.files import ModelFiles
 
 
 class Head(Protocol):
@@ -61,6 +60,13 @@ class Head(Protocol):
 
     def target_ids(self) -> torch.Tensor | None:
         """The target's id of every draft id, `[draft vocabulary]` int64; None when they are the same."""
+
+
+class Target(Protocol):
+    """What a drafter must know of the model that it drafts for: `ModelFiles`."""
+
+    def config(self) -> Any:
+        """With `vocab_size`."""
 
 
 @dataclass(slots=True)
@@ -108,7 +114,7 @@ class FeatureDrafter(TreeCachedDrafter, Generic[HeadT, RequestT]):
     """A `Drafter`; see the module."""
 
     def __init__(
-        self, head: HeadT, target: ModelFiles, *, context: int | None = None, coupled: bool = True
+        self, head: HeadT, target: Target, *, context: int | None = None, coupled: bool = True
     ) -> None:
         """Over a head that is loaded for this target; `context` is the target's."""
         self.captures = head.capture

@@ -86,5 +86,9 @@ class PrefixView:
                 asked.append((node, prefix))
         return asked
 
+    def prefix(self, request: int, node: int) -> int:
+        """Of a node that was given."""
+        return self._known[request][node]
+
     def release(self, request: int) -> None:
         self._known.pop(request, None)

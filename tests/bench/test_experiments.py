@@ -515,7 +515,9 @@ def test_experiments_that_cannot_be_run_as_asked_are_refused(tiny: str) -> None:
         match=r"--experiment: expected a file or one of cosine, coupling, .*paper.*, got 'nothing'",
     ):
         pick("--experiment", "nothing")
-    with pytest.raises(InputError, match="--model: synthetic is for experiments that say its `acceptance`"):
+    with pytest.raises(
+        InputError, match="--model: synthetic is for experiments that say its `acceptance`, or"
+    ):
         pick("--experiment", "paper-bundled", "--model", "synthetic")
     Path(tiny).write_text(TOML + TESTBED.replace("two boards", "three") + METHOD + 'testbeds = ["three"]\n')
     with pytest.raises(InputError, match="expected a method that is run on one of the testbeds, got none"):

@@ -257,3 +257,5 @@ def test_states_that_drafters_read_travel_with_rows_from_their_layers_on() -> No
     assert counts[0] == 0 < counts[1] <= counts[3] < 3
     assert found.row_bytes == tuple(size * (1 + count) for count in counts)
     assert found.feature_bytes == 3 * size
+    apart = experiment(replace(testbed, features_apart=True), OURS, 1024, ["a"], depths)
+    assert (apart.row_bytes, apart.feature_bytes) == ((size,) * 4, 3 * size), "those of verified nodes alone"
