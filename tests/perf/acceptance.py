@@ -2,7 +2,7 @@
 
     python -m tests.perf.acceptance --drafter eagle3 --prompts FILE ... --out FOLDER [--json]
 
-The drafter walks along plain answers. At every eighth token it is told all that the target has computed up to
+The drafter walks along plain answers. At every third token it is told all that the target has computed up to
 there (features, where it reads any), and then given the answer's own next tokens as guesses. A proposal's
 *distance* is how many tokens it is ahead of the newest token that the target has given: 1 is what follows
 that one. So places of an answer are asked about at distances up to 16, which is where a full pipeline is,
@@ -35,16 +35,18 @@ from flowspec.draft.kinds import find_drafter
 from flowspec.draft.kinds.base import FileKind
 from flowspec.draft.kinds.block import Block
 from flowspec.draft.protocol import Drafter
-from flowspec.errors import FlowSpecError
+from flowspec.errors import FlowSpecError, InputError
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.prompts import Prompt, read_prompts
 
-AHEAD, STRIDE = 16, 8
+AHEAD, STRIDE = 16, 3
 """Distances that are asked about, and tokens between two places from where they are."""
 CHUNK = 256
 """Rows of a prompt that a drafter is given at once."""
 SLOTS_MORE = 900
 """Of a request's cache, for all the guesses that are made below one path."""
+TOKENS_LEAST = 10
+"""At distance 1, at each temperature: a domain of fewer tells nothing, and is left out of the profile."""
 COUNTED = "counted.jsonl"
 
 Hits = list[list[int]]
@@ -170,7 +172,10 @@ def profile_of(
         for mine, other in zip(known, hits, strict=True):
             mine[:] = map(sum, zip(mine, other, strict=True))
     shares = []
+    few = {domain for (domain, _), hits in sums.items() if hits[0][WIDTH_MAX] < TOKENS_LEAST}
     for (domain, temperature), hits in sums.items():
+        if domain in few:
+            continue
         asked = [row for row in hits if row[WIDTH_MAX]]
         shares.append(
             Shares(
@@ -181,6 +186,11 @@ def profile_of(
                     tuple(round(sum(row[:within]) / row[WIDTH_MAX], 4) for within in WITHIN) for row in asked
                 ),
             )
+        )
+    if not shares:
+        raise InputError(
+            f"--each: expected answers of {TOKENS_LEAST} tokens to guess in one domain at least, got fewer; "
+            "give more prompts"
         )
     return Profile(
         name=name,
@@ -263,9 +273,10 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--json", action="store_true", help="print the profiles as one JSON object")
     args = parser.parse_args(words)
-    args.source = "python -m tests.perf.acceptance " + " ".join(
-        f"--{name} {value}" for name, value in (("each", args.each), ("temperatures", args.temperatures))
+    args.source = f"tests.perf.acceptance, {args.each} of each domain of " + ", ".join(
+        Path(name).stem for name in args.prompts or [SHIPPED_PROMPTS]
     )
+    args.source += f"; up to {args.max_new_tokens} tokens"
     target = ModelFiles(args.model)
     samplings = make_samplings([float(each) for each in args.temperatures.split(",")], [1])
     args.out.mkdir(parents=True, exist_ok=True)
