@@ -40,7 +40,7 @@ DTYPES = ("float32", "bfloat16", "float16", "int8", "int4")
 @pytest.fixture
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine without one: nothing is built of `canonical.c`, and what was is not used."""
-    monkeypatch.setattr(build, "build", lambda: None)
+    monkeypatch.setattr(build, "build", lambda *_: None)
     monkeypatch.setattr(build, "_allowed", None)
 
 
@@ -533,7 +533,7 @@ def test_what_does_not_run_here_is_left_and_told(
     broken.write_text("no library")
     if source:
         broken = small_build(source, tmp_path, monkeypatch)
-    monkeypatch.setattr(build, "build", lambda: broken)
+    monkeypatch.setattr(build, "build", lambda *_: broken)
     monkeypatch.setattr(build, "_allowed", None)
     found = run_trial("int8", "cpu", folder=tmp_path)
     assert found.verdicts[0].kernel == COMPILED
@@ -576,7 +576,7 @@ def test_what_was_damaged_in_the_cache_is_built_again(
 def test_without_what_is_built_answers_are_right_and_a_line_says_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "build", lambda: None)
+    monkeypatch.setattr(build, "build", lambda *_: None)
     monkeypatch.setattr(build, "_allowed", None)
     found = run_trial("int8", "cpu", folder=tmp_path)
     assert found.arithmetics == ("digits",)
