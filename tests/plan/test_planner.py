@@ -227,6 +227,18 @@ def test_what_helps_is_planned_anew_and_sorted() -> None:
     assert min(rates) > plan.forecast.tokens_per_s
 
 
+@pytest.mark.parametrize(("board", "is_advised"), [("jetson-orin-nano", True), ("raspberry-pi-5", False)])
+def test_a_packed_file_is_to_be_packed_anew_where_that_is_far_faster(board: str, is_advised: bool) -> None:
+    request = request_of(board, board, precision="gguf", drafter=None)
+    plan = make_plan(request)
+    found = {option.text: option for option in improvements(request, plan)}
+    told = found.get("--dtype int4, which packs the weights anew")
+    assert (told is not None) == is_advised
+    if told is not None:
+        assert told.tokens_per_s == make_plan(replace(request, precisions=("int4",))).forecast.tokens_per_s
+        assert told.tokens_per_s > 2 * plan.forecast.tokens_per_s
+
+
 def test_a_model_that_does_not_fit_comes_with_shortfalls_and_options_that_do() -> None:
     request = request_of("jetson-orin-nano", "raspberry-pi-5", context=4096)
     with pytest.raises(DoesNotFit, match="llama-2-7b does not fit the devices in float16"):
