@@ -299,20 +299,41 @@ def tree_attention(
     s_aux: torch.Tensor | None = None,
     **_unused: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Writes the rows' keys and values to their slots, unless the layer attends to another's, then attends to
-    what each row sees, and to sinks `s_aux` `[heads]`; returns `[1, rows, heads, head_dim]`."""
-    source = tree.sources.get(module.layer_idx, module.layer_idx)
-    layer = source - tree.first_layer
+    """`attended`, as transformers calls it: to what each row sees, and to sinks `s_aux` `[heads]`; returns
+    `[1, rows, heads, head_dim]`."""
+    by_row = query[0].transpose(0, 1)
+    found = attended(
+        tree, module.layer_idx, by_row, key[0], value[0], scaling, sliding_window, softcap, s_aux
+    )
+    return found[None], None
+
+
+def attended(
+    tree: TreeBatch,
+    layer_idx: int,
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scale: float,
+    window: int | None = None,
+    cap: float | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`[rows, heads, head_dim]` from queries of that shape, and `keys` and `values` `[kv_heads, rows,
+    head_dim]`, which go to the rows' slots first, unless the layer attends to another's."""
+    source = tree.sources.get(layer_idx, layer_idx)
+    layer, are_all = source - tree.first_layer, len(tree.requests) == 1
     outputs = []
     for request in tree.requests:
         rows = request.of(layer)
-        assert rows is request or sliding_window is not None, "a layer without a window holds all"
-        span = slice(rows.first, rows.first + len(rows.slots))
-        if source == module.layer_idx:
-            rows.cache.write(layer, rows.slots, key[0, :, span], value[0, :, span])
-        own = query[0, :, span].transpose(0, 1)  # [rows, heads, head_dim]
-        keys, values, steps = rows.cache.of(layer)
-        sight = rows.sight(sliding_window)
-        outputs.append(attention(own, keys, values, sight, scaling, softcap, steps, s_aux))
-    output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)  # [rows, heads, head_dim]
-    return output[None], None
+        assert rows is request or window is not None, "a layer without a window holds all"
+        own, new_keys, new_values = queries, keys, values
+        if not are_all:
+            span = slice(rows.first, rows.first + len(rows.slots))
+            own, new_keys, new_values = queries[span], keys[:, span], values[:, span]
+        held_keys, held_values, steps = rows.cache.of(layer)
+        if source == layer_idx:
+            store(rows.slots, new_keys, new_values, held_keys, held_values, steps)
+        sight = rows.sight(window)
+        outputs.append(attention(own, held_keys, held_values, sight, scale, cap, steps, sinks))
+    return outputs[0] if are_all else torch.cat(outputs)

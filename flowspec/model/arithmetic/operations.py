@@ -34,6 +34,11 @@ def function(x: torch.Tensor, name: str) -> torch.Tensor:
     return library.function(x.contiguous(), name)
 
 
+def gated(gate: torch.Tensor, up: torch.Tensor, name: str) -> torch.Tensor:
+    """A function of `gate`, rounded to the dtype, times `up`, number by number."""
+    return function(gate, name).mul_(up)
+
+
 def clamped_swiglu(gate: torch.Tensor, up: torch.Tensor, slope: float, limit: float) -> torch.Tensor:
     """`gate * sigmoid(slope * gate) * (up + 1)`, number by number and rounded once; `gate` counts as `limit`
     where it is above, `up` where it is farther from 0 (GPT-OSS)."""

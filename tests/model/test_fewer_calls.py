@@ -1,0 +1,132 @@
+"""Attention and MLPs in fewer calls: the bits of transformers' own code, and that code where it does more."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, LlamaConfig
+from transformers.models.llama import modeling_llama as llama
+
+from flowspec.bench.checkpoints import SMALL, VARIANTS
+from flowspec.core.protocol.messages import Sampling
+from flowspec.core.stage.events import JobPart, RunLayers
+from flowspec.model import pieces
+from flowspec.model.attention import attended
+from flowspec.model.families import FAMILIES
+from flowspec.model.fewer_calls import in_fewer_calls
+from flowspec.model.pieces import Pieces, Span
+from flowspec.model.products import filled
+from flowspec.model.slice import Slice
+
+FUNCTIONS = {"SiLUActivation": "silu", "SiLU": "silu"}
+
+
+def slice_of(variant: str) -> Slice:
+    """Two layers of random weights; of layers with and without a window, or turns, both kinds."""
+    name, changes = VARIANTS[variant]
+    config = AutoConfig.for_model(name, **{**SMALL, **changes})
+    made = Pieces.build(config, FAMILIES[name], Span(first=2, end=4, count=config.num_hidden_layers + 1))
+    generator = torch.Generator().manual_seed(1)
+    for module in made.loaded:
+        module.to_empty(device="cpu").to(torch.bfloat16)
+        for weights in module.parameters():
+            weights.data = (torch.randn(weights.shape, generator=generator) * 0.15).bfloat16()
+    made.call_directly(filled)
+    return Slice(made, "bfloat16", torch.device("cpu"))
+
+
+def run(part: Slice, requests: list[tuple[int, int]]) -> torch.Tensor:
+    """What layers give for so many rows each of some requests, behind what they have run."""
+    parts, generator = [], torch.Generator().manual_seed(2)
+    for request, (first, count) in enumerate(requests):
+        numbers, high = np.arange(first, first + count), first + count
+        parts.append(
+            JobPart(
+                request=request,
+                slots=numbers,
+                tokens=np.zeros(count, dtype=np.int64),
+                positions=numbers,
+                key_positions=np.arange(high, dtype=np.int32),
+                visible=np.tril(np.ones((high, high), dtype=np.bool_))[first:].copy(),
+                sampled=np.zeros(count, dtype=np.bool_),
+                sampling=Sampling(),
+            )
+        )
+    total = sum(count for _, count in requests)
+    given = torch.randn((total, part.config.hidden_size), generator=generator).bfloat16()
+    job = RunLayers(job=0, parts=tuple(parts), payload=None, rows=tuple(range(total)))
+    return part.forward(job, given)[1]
+
+
+@pytest.mark.parametrize(
+    "variant",
+    ["llama-grouped", "qwen2-sliding", "qwen3", "mistral-sliding", "gemma2", "smollm3", "granite"],
+)
+def test_layers_give_the_bits_of_transformers_code(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, attends = slice_of(variant), 0
+
+    def count(*args: Any, **others: Any) -> torch.Tensor:
+        nonlocal attends
+        attends += 1
+        return attended(*args, **others)
+
+    monkeypatch.setattr(pieces, "in_fewer_calls", lambda *_: None)
+    own = slice_of(variant)
+    monkeypatch.setattr("flowspec.model.attention.attended", count)  # by transformers' code alone
+    for part in (ours, own):
+        part.open_cache(0, 64)
+        part.open_cache(1, 64)
+    for requests in ([(0, 20), (0, 3)], [(20, 1)], [(21, 2), (3, 1)]):
+        found = run(ours, requests)
+        assert attends == 0, "this part of a family's code runs"
+        assert torch.equal(found, run(own, requests))
+        assert attends > 0
+        attends = 0
+
+
+def changed(function: Any, before: str, after: str) -> Any:
+    """A function of transformers' with another line."""
+    source = inspect.cleandoc("\n" + inspect.getsource(inspect.unwrap(function)))
+    assert source.count(before) == 1
+    names = {**vars(llama)}
+    exec(source.replace(before, after), names)
+    return names["forward"]
+
+
+MLP, ATTENTION = llama.LlamaMLP.forward, llama.LlamaAttention.forward
+
+
+@pytest.mark.parametrize(
+    ("function", "before", "after"),
+    [
+        (MLP, "self.up_proj(x)", "self.up_proj(x) * 2"),
+        (MLP, "self.act_fn(self.gate_proj(x))", "self.gate_proj(x)"),
+        (ATTENTION, "scaling=self.scaling,", "scaling=self.scaling, strange=1,"),
+        (ATTENTION, "scaling=self.scaling,", ""),
+        (ATTENTION, "self.o_proj(attn_output)", "self.o_proj(attn_output) + 1"),
+        (ATTENTION, "cos, sin = position_embeddings", "cos, sin = position_embeddings[::-1]"),
+        (ATTENTION, "self.v_proj(hidden_states)", "(self.v_proj(hidden_states) + 1)"),
+        (ATTENTION, "cos, sin = position_embeddings", "cos, sin = self.something"),
+    ],
+)
+def test_code_that_does_anything_else_stays(function: Any, before: str, after: str) -> None:
+    config = LlamaConfig(**SMALL, attn_implementation="flowspec_tree")
+    with torch.device("meta"):
+        made: Any = llama.LlamaMLP(config) if function is MLP else llama.LlamaAttention(config, 0)
+    assert in_fewer_calls(made, function, FUNCTIONS, False) is not None
+    assert in_fewer_calls(made, changed(function, before, after), FUNCTIONS, False) is None
+
+
+def test_what_code_tells_the_attention_is_told_from_here() -> None:
+    config = LlamaConfig(**SMALL, attn_implementation="flowspec_tree")
+    with torch.device("meta"):
+        made: Any = llama.LlamaAttention(config, 0)
+    told = changed(ATTENTION, "scaling=self.scaling,", "scaling=self.scaling / 2, sliding_window=7,")
+    found = in_fewer_calls(made, told, FUNCTIONS, False)
+    assert found is not None
+    names = inspect.getclosurevars(found).nonlocals["given"]["told"]
+    assert names == {"scale": made.scaling / 2, "window": 7}
