@@ -227,6 +227,15 @@ def test_what_helps_is_planned_anew_and_sorted() -> None:
     assert min(rates) > plan.forecast.tokens_per_s
 
 
+def test_of_splits_that_decode_alike_the_one_is_taken_by_which_prompts_are_through_soonest() -> None:
+    request = request_of("raspberry-pi-5", "raspberry-pi-5", precision="int4", drafter=None, all_devices=True)
+    plan = make_plan(request)
+    for first in range(8, SHAPE.layers - 8):
+        other = rate_split(request, request.sites, plan.head, [first, SHAPE.layers - first])
+        assert other.forecast.tokens_per_s == pytest.approx(plan.forecast.tokens_per_s, rel=1e-6)
+        assert other.forecast.slot_s >= plan.forecast.slot_s * (1 - 1e-9)
+
+
 @pytest.mark.parametrize(("board", "is_advised"), [("jetson-orin-nano", True), ("raspberry-pi-5", False)])
 def test_a_packed_file_is_to_be_packed_anew_where_that_is_far_faster(board: str, is_advised: bool) -> None:
     request = request_of(board, board, precision="gguf", drafter=None)
