@@ -144,6 +144,10 @@ def compiled_fault(progress: Callable[[], None] = lambda: None) -> str:
             expected = plain.FUNCTIONS[name](given.float()).to(dtype)
             if not torch.equal(_bits(library.function(given, name)), _bits(expected)):
                 return f"differs from the definition of {name} in {str(dtype)[6:]}"
+            gates, by = given.roll(5), given.roll(3)  # and one number beside another that is none
+            expected = plain.FUNCTIONS[name](gates.float()).to(dtype) * by
+            if not torch.equal(_bits(library.function(gates, name, by)), _bits(expected)):
+                return f"differs from the definition of {name} and a product in {str(dtype)[6:]}"
         for width in (1, 5, 64, 100, 896):
             fault = _rows_fault(library, torch.randn((7, width), generator=generator).to(dtype), generator)
             if fault:

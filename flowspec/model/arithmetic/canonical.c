@@ -236,6 +236,12 @@ INLINE void narrow_all(const float *from, int64_t count, void *to, int64_t at, i
 INLINE vector rounded(vector value, int kind) {
     if (kind == FLOAT32)
         return value;
+    if (kind == BFLOAT16) {
+        integers bits = (integers)value, none = (bits & (int32_t)0x80000000) | 0x7fc00000;
+        integers near = (bits + 0x7fff + (bits >> 16 & 1)) & (int32_t)0xffff0000;
+        integers where = (bits & 0x7fffffff) > 0x7f800000;
+        return (vector)((near & ~where) | (none & where));
+    }
     uint16_t room[WIDTH];
     narrow(room, 0, kind, value);
     return widened(room, 0, kind);
@@ -992,73 +998,141 @@ INLINE vector chosen(integers where, vector yes, vector no) {
     return (vector)(((integers)yes & where) | ((integers)no & ~where));
 }
 
-INLINE vector least(vector a, vector b) { return chosen(a < b, a, b); }
+/* Of two numbers the second where they are equal or one is none, as instructions of x86 have it. */
+INLINE vector least(vector a, vector b) {
+#if defined(__AVX512F__)
+    return (vector)_mm512_min_ps((__m512)a, (__m512)b);
+#elif VECTOR_BYTES == 32
+    return (vector)_mm256_min_ps((__m256)a, (__m256)b);
+#else
+    return chosen(a < b, a, b);
+#endif
+}
 
-INLINE vector greatest(vector a, vector b) { return chosen(a > b, a, b); }
+INLINE vector greatest(vector a, vector b) {
+#if defined(__AVX512F__)
+    return (vector)_mm512_max_ps((__m512)a, (__m512)b);
+#elif VECTOR_BYTES == 32
+    return (vector)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+    return chosen(a > b, a, b);
+#endif
+}
 
 /* e^x: 0 below EXP_LEAST, as for EXP_MOST above it. What is no number stays so. */
 #define EXP_LEAST -86.0f
 #define EXP_MOST 88.0f
-INLINE vector exponential(vector x) {
-    vector bounded = greatest(least(x, all(EXP_MOST)), all(EXP_LEAST));
-    vector shifted = bounded * all(1.44269504088896341f) + all(12582912.0f);
-    vector whole = shifted - all(12582912.0f);
-    vector rest = (bounded - whole * all(0.693359375f)) - whole * all(-2.12194440e-4f);
-    vector sum = rest * all(1.9875691500e-4f) + all(1.3981999507e-3f);
-    sum = sum * rest + all(8.3334519073e-3f);
-    sum = sum * rest + all(4.1665795894e-2f);
-    sum = sum * rest + all(1.6666665459e-1f);
-    sum = sum * rest + all(5.0000001201e-1f);
-    sum = sum * (rest * rest) + rest + all(1.0f);
-    integers power = ((integers)shifted - (integers)all(12582912.0f)) << 23;
-    vector found = (vector)((integers)sum + power);
-    found = chosen(x < all(EXP_LEAST), all(0.0f), found);
-    return chosen(x == x, found, x);
+#define TOGETHER 4 /* vectors whose steps alternate, for each step waits for the one before */
+#define EACH(i, count) _Pragma("GCC unroll 4") for (int i = 0; i < (count); i++)
+INLINE void exponentials(vector *x, int count) { /* a constant, at most TOGETHER */
+    vector shifted[TOGETHER], rest[TOGETHER], sum[TOGETHER];
+    EACH(i, count) shifted[i] = greatest(least(x[i], all(EXP_MOST)), all(EXP_LEAST));
+    EACH(i, count) rest[i] = shifted[i];
+    EACH(i, count) shifted[i] = shifted[i] * all(1.44269504088896341f) + all(12582912.0f);
+    EACH(i, count) {
+        vector whole = shifted[i] - all(12582912.0f);
+        rest[i] = (rest[i] - whole * all(0.693359375f)) - whole * all(-2.12194440e-4f);
+    }
+    EACH(i, count) sum[i] = rest[i] * all(1.9875691500e-4f) + all(1.3981999507e-3f);
+    EACH(i, count) sum[i] = sum[i] * rest[i] + all(8.3334519073e-3f);
+    EACH(i, count) sum[i] = sum[i] * rest[i] + all(4.1665795894e-2f);
+    EACH(i, count) sum[i] = sum[i] * rest[i] + all(1.6666665459e-1f);
+    EACH(i, count) sum[i] = sum[i] * rest[i] + all(5.0000001201e-1f);
+    EACH(i, count) sum[i] = sum[i] * (rest[i] * rest[i]) + rest[i] + all(1.0f);
+    EACH(i, count) {
+        integers power = ((integers)shifted[i] - (integers)all(12582912.0f)) << 23;
+        sum[i] = (vector)((integers)sum[i] + power);
+    }
+    EACH(i, count) sum[i] = chosen(x[i] < all(EXP_LEAST), all(0.0f), sum[i]);
+    EACH(i, count) x[i] = chosen(x[i] == x[i], sum[i], x[i]);
 }
 
-INLINE vector logistic(vector x) { return all(1.0f) / (all(1.0f) + exponential(-x)); }
+INLINE vector exponential(vector x) {
+    exponentials(&x, 1);
+    return x;
+}
+
+INLINE void logistics(vector *x, int count) {
+    EACH(i, count) x[i] = -x[i];
+    exponentials(x, count);
+    EACH(i, count) x[i] = all(1.0f) / (all(1.0f) + x[i]);
+}
+
+INLINE void hyperbolics(vector *x, int count) {
+    vector sizes[TOGETHER];
+    EACH(i, count) {
+        vector size = (vector)((integers)x[i] & 0x7fffffff);
+        sizes[i] = size + size;
+    }
+    exponentials(sizes, count);
+    EACH(i, count) {
+        vector found = all(1.0f) - all(2.0f) * (all(1.0f) / (all(1.0f) + sizes[i]));
+        x[i] = (vector)((integers)found | ((integers)x[i] & (integers)all(-0.0f)));
+    }
+}
 
 INLINE vector hyperbolic(vector x) {
-    vector size = (vector)((integers)x & 0x7fffffff);
-    vector found = all(1.0f) - all(2.0f) * (all(1.0f) / (all(1.0f) + exponential(size + size)));
-    return (vector)((integers)found | ((integers)x & (integers)all(-0.0f)));
+    hyperbolics(&x, 1);
+    return x;
 }
 
 enum { SILU, GELU_TANH, TANH, SIGMOID };
 
-INLINE vector function_of(vector x, int function) {
-    if (function == SILU)
-        return x * logistic(x);
+INLINE void functions_of(vector *x, int count, int function) {
+    vector inner[TOGETHER];
     if (function == TANH)
-        return hyperbolic(x);
-    if (function == SIGMOID)
-        return logistic(x);
-    vector inner = (x + all(0.044715f) * (x * x * x)) * all(0.79788456080286536f);
-    return all(0.5f) * x * (all(1.0f) + hyperbolic(inner));
+        hyperbolics(x, count);
+    else if (function == SIGMOID)
+        logistics(x, count);
+    else if (function == SILU) {
+        EACH(i, count) inner[i] = x[i];
+        logistics(inner, count);
+        EACH(i, count) x[i] = x[i] * inner[i];
+    } else {
+        EACH(i, count) inner[i] = (x[i] + all(0.044715f) * (x[i] * x[i] * x[i])) * all(0.79788456080286536f);
+        hyperbolics(inner, count);
+        EACH(i, count) x[i] = all(0.5f) * x[i] * (all(1.0f) + inner[i]);
+    }
 }
 
-INLINE void function_of_all(int kind, const void *x, int64_t count, int function, void *y) {
+/* Without `times` the function's results; else these are rounded, and multiplied by them. */
+INLINE void function_of_all(int kind, const void *x, int64_t count, int function, const void *times, void *y) {
     int64_t i = 0;
-    for (; i + WIDTH <= count; i += WIDTH)
-        narrow(y, i, kind, function_of(widened(x, i, kind), function));
+    for (; i + TOGETHER * WIDTH <= count; i += TOGETHER * WIDTH) {
+        vector found[TOGETHER];
+        EACH(v, TOGETHER) found[v] = widened(x, i + v * WIDTH, kind);
+        functions_of(found, TOGETHER, function);
+        if (times)
+            EACH(v, TOGETHER) found[v] = rounded(found[v], kind) * widened(times, i + v * WIDTH, kind);
+        EACH(v, TOGETHER) narrow(y, i + v * WIDTH, kind, found[v]);
+    }
+    for (; i + WIDTH <= count; i += WIDTH) {
+        vector found = widened(x, i, kind);
+        functions_of(&found, 1, function);
+        narrow(y, i, kind, times ? rounded(found, kind) * widened(times, i, kind) : found);
+    }
     if (i < count) {
-        float rest[WIDTH] = {0};
+        float rest[WIDTH] = {0}, by[WIDTH] = {0};
         widen_all(x, i, kind, count - i, rest);
-        store(rest, function_of(load(rest), function));
+        vector found = load(rest);
+        functions_of(&found, 1, function);
+        if (times)
+            widen_all(times, i, kind, count - i, by);
+        store(rest, times ? rounded(found, kind) * load(by) : found);
         narrow_all(rest, count - i, y, i, kind);
     }
 }
 
-/* y [count] from x [count], both of a kind. */
-void flowspec_function(const void *x, int kind, int64_t count, int function, void *y) {
+/* y [count] from x [count] and, if given, times [count], all of a kind. */
+void flowspec_function(const void *x, int kind, int64_t count, int function, const void *times, void *y) {
     if (function == SILU)
-        FOR_KIND(kind, function_of_all, x, count, SILU, y);
+        FOR_KIND(kind, function_of_all, x, count, SILU, times, y);
     else if (function == GELU_TANH)
-        FOR_KIND(kind, function_of_all, x, count, GELU_TANH, y);
+        FOR_KIND(kind, function_of_all, x, count, GELU_TANH, times, y);
     else if (function == TANH)
-        FOR_KIND(kind, function_of_all, x, count, TANH, y);
+        FOR_KIND(kind, function_of_all, x, count, TANH, times, y);
     else
-        FOR_KIND(kind, function_of_all, x, count, SIGMOID, y);
+        FOR_KIND(kind, function_of_all, x, count, SIGMOID, times, y);
 }
 
 /* -------------------------------------------------------------------------------------------------------------
@@ -1331,26 +1405,41 @@ INLINE vector value_of(const Attention *a, int kind, int64_t slot, int64_t from)
 #else
 #define VALUES_MAX 4
 #endif
+#if VECTOR_BYTES == 64
+#define KEY_BLOCKS 2 /* blocks of sixteen slots whose scores are summed at once, for each of QUERIES queries */
+#else
+#define KEY_BLOCKS 1
+#endif
 
-/* Scores of `count` queries with sixteen slots, summed number by number of the head's width. */
-INLINE void scores_of(const Attention *a, const float *const *queries, int count, const float *keys,
-                      int64_t block, float **scores) {
-    vector sums[QUERIES][PARTS];
+/* Scores of `count` queries with sixteen slots of each of some blocks (both constants), summed number by number
+ * of the head's width. */
+INLINE void scores_of(const Attention *a, const float *const *queries, int count, int some,
+                      const float *const *keys, const int64_t *blocks, float **scores) {
+    vector sums[QUERIES][KEY_BLOCKS * PARTS];
+#pragma GCC unroll 8
     for (int q = 0; q < count; q++)
-        for (int p = 0; p < PARTS; p++)
+#pragma GCC unroll 8
+        for (int p = 0; p < some * PARTS; p++)
             sums[q][p] = all(0);
-    for (int64_t d = 0; d < a->width; d++)
-        for (int p = 0; p < PARTS; p++) {
-            vector key = load(keys + d * LANES + p * WIDTH);
-            for (int q = 0; q < count; q++)
-                sums[q][p] += all(queries[q][d]) * key;
-        }
+    for (int64_t d = 0; d < a->width; d++) {
+        vector key[KEY_BLOCKS * PARTS];
+#pragma GCC unroll 8
+        for (int p = 0; p < some * PARTS; p++)
+            key[p] = load(keys[p / PARTS] + d * LANES + p % PARTS * WIDTH);
+#pragma GCC unroll 8
+        for (int q = 0; q < count; q++)
+#pragma GCC unroll 8
+            for (int p = 0; p < some * PARTS; p++)
+                sums[q][p] += all(queries[q][d]) * key[p];
+    }
+#pragma GCC unroll 8
     for (int q = 0; q < count; q++)
-        for (int p = 0; p < PARTS; p++) {
+#pragma GCC unroll 8
+        for (int p = 0; p < some * PARTS; p++) {
             vector score = sums[q][p] * all(a->scale);
             if (a->cap > 0)
                 score = hyperbolic(score * all(a->cap_inverse)) * all(a->cap);
-            store(scores[q] + block * LANES + p * WIDTH, score);
+            store(scores[q] + blocks[p / PARTS] * LANES + p % PARTS * WIDTH, score);
         }
 }
 
@@ -1377,12 +1466,23 @@ INLINE float shares_of(const uint16_t *seen, int64_t blocks, float sink, float *
     float most = sink;
     for (int i = 0; i < WIDTH; i++)
         most = is_odd[i] || most != most ? NAN : highest[i] > most ? highest[i] : most;
+    vector shares[TOGETHER];
+    float *at[TOGETHER];
+    integers are_seen[TOGETHER];
+    int some = 0;
     for (int64_t b = 0; b < blocks; b++)
         for (int p = 0; p < PARTS && seen[b]; p++) {
-            float *at = scores + b * LANES + p * WIDTH;
-            vector share = exponential(load(at) - all(most));
-            store(at, chosen(lanes_seen(seen[b], p * WIDTH), share, all(0.0f)));
+            at[some] = scores + b * LANES + p * WIDTH;
+            are_seen[some] = lanes_seen(seen[b], p * WIDTH);
+            shares[some] = load(at[some]) - all(most);
+            if (++some == TOGETHER) {
+                exponentials(shares, TOGETHER);
+                EACH(i, TOGETHER) store(at[i], chosen(are_seen[i], shares[i], all(0.0f)));
+                some = 0;
+            }
         }
+    for (int i = 0; i < some; i++)
+        store(at[i], chosen(are_seen[i], exponential(shares[i]), all(0.0f)));
     return most;
 }
 
@@ -1428,57 +1528,80 @@ INLINE void values_of(const Attention *a, int64_t first, int kind, int vectors, 
     }
 }
 
-/* Up to QUERIES queries (row and head of one group) at a time: `first` of them on, of `many`. */
-INLINE void attend(const Attention *a, int kind, int64_t kv_head, int64_t row_first, int64_t row_end,
-                   float *room) {
-    int64_t group = a->heads / a->kv_heads, blocks = (a->high + LANES - 1) / LANES,
-            many = (row_end - row_first) * group;
-    float *keys = room, *totals = keys + a->width * LANES, *wide = totals + QUERIES * a->value_width,
-          *sinks = wide + many * a->width, *scores = sinks + many; /* wide: queries [row_end - row_first, group,
-                                                                      width]; sinks: shares */
-    uint16_t *slots_seen = (uint16_t *)(scores + many * blocks * LANES); /* [row_end - row_first + 1, blocks], a
-                                                                             bit for each slot; the last: by any */
-    uint8_t *is_whole = (uint8_t *)(slots_seen + (row_end - row_first + 1) * blocks); /* [row_end - row_first,
-                            a->blocks]: whether a row sees all slots of a block of positions */
-    memset(slots_seen, 0, sizeof(uint16_t) * (size_t)((row_end - row_first + 1) * blocks));
-    uint16_t *any = slots_seen + (row_end - row_first) * blocks;
-    for (int64_t r = 0; r < row_end - row_first; r++) {
+/* What at most ROWS_SHARED rows see, whatever the head: `slots` [rows + 1, blocks of sixteen slots], a bit for
+ * each slot, the last row what any sees; `is_whole` [rows, blocks of positions], whether a row sees all of one. */
+typedef struct {
+    uint16_t *slots;
+    uint8_t *is_whole;
+} Seen;
+
+INLINE void look(const Attention *a, int64_t row_first, int64_t rows, const Seen *found) {
+    int64_t blocks = (a->high + LANES - 1) / LANES;
+    uint16_t *any = found->slots + rows * blocks;
+    memset(found->slots, 0, sizeof(uint16_t) * (size_t)((rows + 1) * blocks));
+    for (int64_t r = 0; r < rows; r++) {
         const uint8_t *seen = a->seen + (row_first + r) * a->high;
         for (int64_t s = 0; s < a->high; s++)
-            slots_seen[r * blocks + s / LANES] |= (uint16_t)((seen[s] != 0) << s % LANES);
+            found->slots[r * blocks + s / LANES] |= (uint16_t)((seen[s] != 0) << s % LANES);
         for (int64_t b = 0; b < blocks; b++)
-            any[b] |= slots_seen[r * blocks + b];
+            any[b] |= found->slots[r * blocks + b];
         int64_t j = 0;
         for (int64_t b = 0; b < a->blocks; b++) {
             uint8_t sees_all = 1;
             for (; j < a->ends[b]; j++)
                 sees_all &= seen[a->order[j]] != 0;
-            is_whole[r * a->blocks + b] = sees_all;
+            found->is_whole[r * a->blocks + b] = sees_all;
         }
     }
+}
+
+/* Up to QUERIES queries (row and head of one group) at a time: `first` of them on, of `many`. */
+INLINE void attend(const Attention *a, int kind, int64_t kv_head, int64_t row_first, int64_t row_end,
+                   const Seen *seen_here, float *room) {
+    int64_t group = a->heads / a->kv_heads, blocks = (a->high + LANES - 1) / LANES,
+            many = (row_end - row_first) * group;
+    float *keys = room, *totals = keys + KEY_BLOCKS * a->width * LANES, *wide = totals + QUERIES * a->value_width,
+          *sinks = wide + many * a->width, *scores = sinks + many; /* wide: queries [row_end - row_first, group,
+                                                                      width]; sinks: shares */
+    const uint16_t *slots_seen = seen_here->slots, *any = slots_seen + (row_end - row_first) * blocks;
+    const uint8_t *is_whole = seen_here->is_whole;
     for (int64_t r = 0; r < row_end - row_first; r++) {
         int64_t from = ((row_first + r) * a->heads + kv_head * group) * a->width;
         FOR_KIND(a->kind, WIDEN_ALL, a->queries, from, group * a->width, wide + r * group * a->width);
     }
     const float *queries[QUERIES];
     float *own[QUERIES];
-    for (int64_t b = 0; b < blocks; b++) {
-        if (!any[b])
-            continue;
-        const float *block = keys_of(a, kind, kv_head * (a->slots / LANES) + b, keys);
-        int count = 0;
-        for (int64_t n = 0; n < many; n++) {
-            if (slots_seen[n / group * blocks + b]) {
+    for (int64_t b = 0; b < blocks;) {
+        const float *block[KEY_BLOCKS];
+        int64_t which[KEY_BLOCKS];
+        int some = 0, count = 0;
+        for (; b < blocks && some < KEY_BLOCKS; b++)
+            if (any[b]) {
+                which[some] = b;
+                block[some] = keys_of(a, kind, kv_head * (a->slots / LANES) + b, keys + some * a->width * LANES);
+                some++;
+            }
+        for (int64_t n = 0; n < many && some; n++) {
+            uint16_t seen = 0;
+            for (int i = 0; i < some; i++)
+                seen |= slots_seen[n / group * blocks + which[i]];
+            if (seen) {
                 queries[count] = wide + n * a->width;
                 own[count++] = scores + n * blocks * LANES;
             }
             if (count == QUERIES) {
-                scores_of(a, queries, QUERIES, block, b, own);
+                if (some == KEY_BLOCKS)
+                    scores_of(a, queries, QUERIES, KEY_BLOCKS, block, which, own);
+                else
+                    scores_of(a, queries, QUERIES, 1, block, which, own);
                 count = 0;
             }
         }
         for (int q = 0; q < count; q++)
-            scores_of(a, queries + q, 1, block, b, own + q);
+            if (some == KEY_BLOCKS)
+                scores_of(a, queries + q, 1, KEY_BLOCKS, block, which, own + q);
+            else
+                scores_of(a, queries + q, 1, 1, block, which, own + q);
     }
     for (int64_t n = 0; n < many; n++) {
         float sink = a->sinks ? a->sinks[kv_head * group + n % group] : -INFINITY;
@@ -1527,32 +1650,46 @@ INLINE void attend(const Attention *a, int kind, int64_t kv_head, int64_t row_fi
 int flowspec_attention(const Attention *a) {
     int64_t chunks = (a->rows + ROWS_SHARED - 1) / ROWS_SHARED, units = chunks * a->kv_heads;
     int64_t blocks = (a->high + LANES - 1) / LANES, shared = a->rows < ROWS_SHARED ? a->rows : ROWS_SHARED;
-    int64_t numbers =
-        a->width * LANES + a->value_width * QUERIES + shared * (a->heads / a->kv_heads) * (a->width + 1 + blocks * LANES);
-    size_t bytes = sizeof(float) * numbers + sizeof(uint16_t) * (shared + 1) * blocks + shared * a->blocks + 64;
+    int64_t numbers = KEY_BLOCKS * a->width * LANES + a->value_width * QUERIES +
+                      shared * (a->heads / a->kv_heads) * (a->width + 1 + blocks * LANES);
+    size_t bytes = sizeof(float) * numbers, seen_slots = (shared + 1) * blocks, seen_blocks = shared * a->blocks;
     int is_done = 1, threads = worthwhile(a->threads, 2 * a->rows * a->heads * a->high * a->width);
+    uint16_t *slots = malloc(chunks * (sizeof(uint16_t) * seen_slots + seen_blocks) + 1);
+    if (slots == NULL)
+        return 0;
+    uint8_t *is_whole = (uint8_t *)(slots + chunks * seen_slots);
     (void)threads; /* where OpenMP is not used */
+#ifdef _OPENMP
+#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
+#endif
+    for (int64_t chunk = 0; chunk < chunks; chunk++) {
+        int64_t first = chunk * ROWS_SHARED, rows = a->rows - first < ROWS_SHARED ? a->rows - first : ROWS_SHARED;
+        Seen seen = {slots + chunk * seen_slots, is_whole + chunk * seen_blocks};
+        look(a, first, rows, &seen);
+    }
 #ifdef _OPENMP
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1) reduction(&& : is_done)
 #endif
     for (int64_t unit = 0; unit < units; unit++) {
         int64_t first = unit / a->kv_heads * ROWS_SHARED,
                 end = first + ROWS_SHARED < a->rows ? first + ROWS_SHARED : a->rows;
+        Seen seen = {slots + unit / a->kv_heads * seen_slots, is_whole + unit / a->kv_heads * seen_blocks};
         float *room = malloc(bytes);
         if (room == NULL) {
             is_done = 0;
             continue;
         }
         if (a->cache_kind == FLOAT32)
-            attend(a, FLOAT32, unit % a->kv_heads, first, end, room);
+            attend(a, FLOAT32, unit % a->kv_heads, first, end, &seen, room);
         else if (a->cache_kind == BFLOAT16)
-            attend(a, BFLOAT16, unit % a->kv_heads, first, end, room);
+            attend(a, BFLOAT16, unit % a->kv_heads, first, end, &seen, room);
         else if (a->cache_kind == FLOAT16)
-            attend(a, FLOAT16, unit % a->kv_heads, first, end, room);
+            attend(a, FLOAT16, unit % a->kv_heads, first, end, &seen, room);
         else
-            attend(a, LEVELS8, unit % a->kv_heads, first, end, room);
+            attend(a, LEVELS8, unit % a->kv_heads, first, end, &seen, room);
         free(room);
     }
+    free(slots);
     return is_done;
 }
 

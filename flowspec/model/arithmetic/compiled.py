@@ -106,7 +106,7 @@ class Library:
         self._linear.argtypes = (pointer, small, number, number, pointer, small, number, pointer, small)
         self._packed.argtypes = (ctypes.POINTER(_Packed),)
         self._packed_rows.argtypes = (pointer, small, number, pointer, number, pointer)
-        self._function.argtypes = (pointer, small, number, small, pointer)
+        self._function.argtypes = (pointer, small, number, small, pointer, pointer)
         self._norm.argtypes = (ctypes.POINTER(_Norm),)
         self._halves.argtypes = (ctypes.POINTER(_Halves),)
         self._turn.argtypes = (ctypes.POINTER(_Turn),)
@@ -160,10 +160,12 @@ class Library:
         )
         return found
 
-    def function(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        """One of `FUNCTIONS`, number by number."""
+    def function(self, x: torch.Tensor, name: str, times: torch.Tensor | None = None) -> torch.Tensor:
+        """One of `FUNCTIONS`, number by number, which `times`, if given, is multiplied by (`gated`)."""
+        assert times is None or (times.dtype, times.shape) == (x.dtype, x.shape), "both are read alike"
         found = torch.empty_like(x)
-        self._function(x.data_ptr(), KINDS[x.dtype], x.numel(), FUNCTIONS.index(name), found.data_ptr())
+        by = None if times is None else times.data_ptr()
+        self._function(x.data_ptr(), KINDS[x.dtype], x.numel(), FUNCTIONS.index(name), by, found.data_ptr())
         return found
 
     def norm(self, x: torch.Tensor, weights: torch.Tensor, eps: float, how: Norm) -> torch.Tensor:

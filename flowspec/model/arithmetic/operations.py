@@ -36,7 +36,10 @@ def function(x: torch.Tensor, name: str) -> torch.Tensor:
 
 def gated(gate: torch.Tensor, up: torch.Tensor, name: str) -> torch.Tensor:
     """A function of `gate`, rounded to the dtype, times `up`, number by number."""
-    return function(gate, name).mul_(up)
+    library = _library(gate)
+    if library is None:
+        return plain.FUNCTIONS[name](gate.float()).to(gate.dtype) * up
+    return library.function(gate.contiguous(), name, up.contiguous())
 
 
 def clamped_swiglu(gate: torch.Tensor, up: torch.Tensor, slope: float, limit: float) -> torch.Tensor:
