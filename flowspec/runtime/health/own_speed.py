@@ -88,7 +88,7 @@ def _key(machine: Machine) -> str:
     )
     return (
         f"{platform.node()}, {platform.machine()}, {machine.device}, {threads}, torch "
-        f"{importlib.metadata.version('torch')}"
+        f"{importlib.metadata.version('torch')}, packed weights too"
     )
 
 

@@ -3,6 +3,7 @@ works."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,9 @@ import pytest
 import torch
 
 from flowspec.core.protocol.precision import PRECISION_BYTES
+from flowspec.model.arithmetic import compiled
+from flowspec.model.gguf_layers import GgufLinear
+from flowspec.model.trials import check_torch
 from flowspec.plan.profile import find_profile, profile_names
 from flowspec.plan.speed import completed, profile_of, speed_of
 from flowspec.runtime.health import own_speed as module
@@ -108,6 +112,21 @@ def test_this_machine_can_be_probed() -> None:
     found = probe(torch.device("cpu"))
     assert speed_of(found, "probed").float32 > 0
     assert {"float32", "float16", "bfloat16"} == found.tflops.keys()
+
+
+def test_a_probe_measures_the_kernels_of_packed_weights_that_were_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    check_torch()
+    told = speed_of(probe(torch.device("cpu")), "probed").packed
+    assert [each.dtype for each in told] == (["int4", "gguf"] if compiled.library() is not None else [])
+    monkeypatch.setattr(GgufLinear, "forward", lambda self, rows: time.sleep(0.5))
+    slow = probe(torch.device("cpu")).packed
+    assert slow.keys() == {each.dtype for each in told}
+    for rates in slow.values():
+        assert rates.gb_per_s < 0.2, "what is measured is what a slice's layers call"
+    monkeypatch.setattr(compiled, "library", lambda: None)
+    assert probe(torch.device("cpu")).packed == {}, "the definitions are not looked at"
 
 
 @pytest.mark.parametrize(
