@@ -131,7 +131,8 @@ def _told(part: Any, own: Call, turns: bool, rotary_is_partial: bool) -> dict[st
     generator = torch.Generator().manual_seed(1)
     x = torch.randn((1, ROWS, 8), generator=generator)
     angle_width = width // 2 if rotary_is_partial else width
-    angles = tuple(torch.randn((1, ROWS, angle_width), generator=generator) for _ in range(2))
+    cosine, sine = (torch.randn((1, ROWS, angle_width), generator=generator) for _ in range(2))
+    angles = cosine, sine
 
     def matrix(outputs: int) -> Call:
         weights = torch.randn((outputs, 8), generator=generator)
@@ -183,8 +184,7 @@ def _told(part: Any, own: Call, turns: bool, rotary_is_partial: bool) -> dict[st
         )
     except Exception:  # noqa: BLE001 - whatever its code wants that is not there
         return None
-    (own_rows, our_rows) = heard if len(heard) == 2 else ((), (None,))
-    are_same = len(own_rows) == len(our_rows) and all(map(torch.equal, own_rows, our_rows))
+    are_same = len(heard) == 2 and all(map(torch.equal, *heard))
     unknown = {name for name, value in told.items() if value is not None} - _TOLD.keys() - _UNTOLD
     if not are_same or unknown or not torch.equal(found, expected) or "scaling" not in told:
         return None

@@ -122,9 +122,9 @@ def _changes(request: PlanRequest, plan: Plan) -> Iterator[tuple[str, PlanReques
         where = "" if shared is None else ", on a machine of its own"
         yield f"one {profile.name} more{where}", replace(request, sites=(*request.sites, more))
     for precision in LOWER:
-        more = PRECISION_BYTES[precision] - PRECISION_BYTES[plan.precision]
-        if more <= 0 and precision not in request.precisions:
-            text = precision if more < 0 else ANEW.format(precision)
+        beyond = PRECISION_BYTES[precision] - PRECISION_BYTES[plan.precision]
+        if beyond <= 0 and precision not in request.precisions:
+            text = precision if beyond < 0 else ANEW.format(precision)
             yield text, replace(request, precisions=(precision,))
     drafter = request.drafter
     # How often n-grams are right is the text's, and nothing that anybody could choose.
