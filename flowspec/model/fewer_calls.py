@@ -20,8 +20,8 @@ from flowspec.model.arithmetic import plain
 from flowspec.model.arithmetic.operations import gated, turned
 from flowspec.model.attention import TreeBatch, attended
 
-ROWS = 3
-"""With which a module's code is tried."""
+SIZES = (1e-3, 1.0, 1e4)
+"""Of the rows with which a module's code is tried: some code clips what is large."""
 _TOLD = {"scaling": "scale", "sliding_window": "window", "softcap": "cap"}
 """What code may tell the attention that `attended` knows, by its name there."""
 _UNTOLD = {"dropout", "tree", "position_ids"}
@@ -104,9 +104,13 @@ class _StandIn:
         return getattr(self._part, name)
 
 
+def _rows(generator: torch.Generator) -> torch.Tensor:
+    """`[1, rows, 8]`, a row of each size."""
+    return torch.randn((1, len(SIZES), 8), generator=generator) * torch.tensor(SIZES)[:, None]
+
+
 def _is_gated(part: Any, own: Call) -> bool:
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn((1, ROWS, 8), generator=generator)
+    x = _rows(torch.Generator().manual_seed(1))
     given = _StandIn(
         part,
         gate_proj=lambda rows: rows * 2 - 1,
@@ -129,9 +133,9 @@ def _told(part: Any, own: Call, turns: bool, rotary_is_partial: bool) -> dict[st
         return None
     heads, kv_heads = (each.out_features // width for each in (part.q_proj, part.k_proj))
     generator = torch.Generator().manual_seed(1)
-    x = torch.randn((1, ROWS, 8), generator=generator)
+    x = _rows(generator)
     angle_width = width // 2 if rotary_is_partial else width
-    cosine, sine = (torch.randn((1, ROWS, angle_width), generator=generator) for _ in range(2))
+    cosine, sine = (torch.randn((1, len(SIZES), angle_width), generator=generator) for _ in range(2))
     angles = cosine, sine
 
     def matrix(outputs: int) -> Call:

@@ -105,11 +105,13 @@ MLP, ATTENTION = llama.LlamaMLP.forward, llama.LlamaAttention.forward
     [
         (MLP, "self.up_proj(x)", "self.up_proj(x) * 2"),
         (MLP, "self.act_fn(self.gate_proj(x))", "self.gate_proj(x)"),
+        (MLP, "self.up_proj(x)", "self.up_proj(x).clamp(max=1000)"),
         (ATTENTION, "scaling=self.scaling,", "scaling=self.scaling, strange=1,"),
         (ATTENTION, "scaling=self.scaling,", ""),
         (ATTENTION, "self.o_proj(attn_output)", "self.o_proj(attn_output) + 1"),
         (ATTENTION, "cos, sin = position_embeddings", "cos, sin = position_embeddings[::-1]"),
         (ATTENTION, "self.v_proj(hidden_states)", "(self.v_proj(hidden_states) + 1)"),
+        (ATTENTION, "self.v_proj(hidden_states)", "self.v_proj(hidden_states).clamp(-1000, 1000)"),
         (ATTENTION, "cos, sin = position_embeddings", "cos, sin = self.something"),
     ],
 )
