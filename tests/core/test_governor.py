@@ -5,11 +5,15 @@ from __future__ import annotations
 
 import itertools
 import random
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flowspec.core.head.request import Request
+from flowspec.core.methods.continuous import Continuous
 from flowspec.core.methods.governor import (
     CLEARLY_BETTER,
     MEASURED_TOKENS,
@@ -63,6 +67,7 @@ class Bursts:
             self._now_s += 5  # the prompt
             if self._governor is not None:
                 self._governor.begin()
+                self._governor.idle()
             end, was_resting = tokens + 96, False
             while tokens < end:
                 is_resting = self._governor is not None and self._governor.is_resting
@@ -194,8 +199,44 @@ def test_the_time_before_an_answer_counts_for_nothing() -> None:
         for _ in range(40):
             decoding.now_s += pause_s
             decoding.governor.begin()
+            decoding.governor.idle()
             decoding.run(24)
     assert slow.rested == quick.rested
+
+
+def test_answers_that_begin_all_the_time_beside_others_do_not_hide_what_guessing_costs() -> None:
+    """Many users with short answers: one begins with each token of the others."""
+    decoding = Decoding(3.0)
+    for _ in range(3_000):
+        decoding.governor.begin()
+        decoding.run(1)
+    assert sum(decoding.rested[1_000:]) > 0.9 * 2_000
+
+
+def test_the_clock_goes_on_while_any_answer_gives_tokens() -> None:
+    """Two answers; the prompt of the second is still read when the first one ends."""
+    told: list[str] = []
+
+    class Told(Governor):
+        def begin(self) -> None:
+            told.append("begin")
+
+        def idle(self) -> None:
+            told.append("idle")
+
+    method = Continuous()
+    method._governor = Told()
+    first, second = (cast("Request", SimpleNamespace(number=number, served=0)) for number in (1, 2))
+    method.begin(first)
+    assert told == ["begin", "idle"]
+    method.walked(first, 1)
+    method.begin(second)
+    assert told == ["begin", "idle", "begin"]
+    method.ended(first)
+    assert told == ["begin", "idle", "begin", "idle"]
+    method.walked(second, 1)
+    method.begin(second)  # again, on other stages
+    assert told == ["begin", "idle", "begin", "idle", "begin", "idle"]
 
 
 def test_nobody_knows_what_plain_decoding_takes_at_first() -> None:

@@ -74,14 +74,27 @@ class Continuous(Method):
         self._typical_rows = 1.0
         self._sent = 0
         self._answers = 1
+        self._answering: set[int] = set()
+        """Requests that have given a token and not ended."""
         self._governor = Governor()
 
     def begin(self, request: Request) -> None:
         request.served = self._sent
         self._governor.begin()
+        self._stopped(request)
 
     def walked(self, request: Request, emitted: int) -> None:
+        self._answering.add(request.number)
         self._governor.emitted(emitted / self._answers)
+
+    def ended(self, request: Request) -> None:
+        self._stopped(request)
+
+    def _stopped(self, request: Request) -> None:
+        """It gives no tokens until its prompt is read, or any more."""
+        self._answering.discard(request.number)
+        if not self._answering:
+            self._governor.idle()
 
     def window(self, view: View) -> int:
         if self._window is not None:

@@ -90,6 +90,7 @@ class Cosine(Continuous):
         self._team_size.tokens += emitted / self._answers
 
     def ended(self, request: Request) -> None:
+        super().ended(request)
         self.expertise.end(request.plan.record)
 
     def experience(self) -> tuple[Expertise, TeamSize]:

@@ -58,10 +58,12 @@ class Governor:
         self._regret = 0.0
 
     def begin(self) -> None:
-        """An answer begins: the time until its first token says nothing, and its text may be another one for
-        the drafter."""
-        self._looked_s = None
+        """An answer begins: its text may be another one for the drafter."""
         self._is_new_answer = True
+
+    def idle(self) -> None:
+        """No answer is under way: the time until the next token says nothing."""
+        self._looked_s = None
 
     def emitted(self, tokens: float) -> None:
         """Tokens of each answer under way became known, on average; `look` comes after."""

@@ -155,6 +155,7 @@ class SpecRouter(Continuous):
         self.measured.compare(observation.offers)
 
     def ended(self, request: Request) -> None:
+        super().ended(request)
         self.measured.expertise.end(request.plan.record)
 
     def experience(self) -> ChainRecords:
