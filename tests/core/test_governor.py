@@ -157,6 +157,17 @@ def test_plain_decoding_that_is_faster_than_its_estimate_is_found() -> None:
     assert sum(decoding.run(2_000)) > 1_700
 
 
+def test_plain_decoding_that_was_measured_in_a_bad_moment_is_measured_again() -> None:
+    """A device was away, or a link stood still; then plain decoding is again as fast as it should be."""
+    decoding = Decoding(0.9)
+    decoding.run(UNMEASURED_TOKENS_MIN + 5)
+    assert decoding.governor.is_resting
+    decoding.now_s += 60
+    decoding.run(MEASURED_TOKENS)
+    decoding.guessing_s = 1.6
+    assert sum(decoding.run(4_000)) > 0.8 * 4_000
+
+
 def test_plain_decoding_is_measured_ever_more_seldom_where_guessing_is_better() -> None:
     decoding = Decoding(0.9)
     rested = decoding.run(10_000)

@@ -20,7 +20,8 @@ With the patience at its longest a trial of `REGRET_TRIAL` tokens each `REST_TOK
 from __future__ import annotations
 
 CLEARLY_BETTER = 1.3
-"""Times the rate of plain decoding, as last measured or else estimated, from which on it is not measured."""
+"""Times the rate of plain decoding, as last measured and as estimated, from which on it is not measured. The
+estimate knows what a measurement cannot: that stages were lost or slow then, and are not now."""
 REGRET = 10.0
 """Tokens of regret at which guessing is given up that had been the faster way."""
 REGRET_TRIAL = 6.0
@@ -33,7 +34,7 @@ MEASURED_TOKENS = 10
 """Tokens for which plain decoding is measured."""
 REST_TOKENS_MIN, REST_TOKENS_MAX = 24, 768
 NEW_ANSWER_TOKENS_MIN = 8
-"""Tokens that an answer that begins in a rest is decoded plainly before it has its trial."""
+"""Tokens of a rest after which an answer that begins has its trial."""
 UNMEASURED_TOKENS_MIN, UNMEASURED_TOKENS_MAX = 48, 2_048
 """Tokens of guessing between two measurements of plain decoding."""
 
@@ -81,11 +82,12 @@ class Governor:
         if self.is_resting:
             self._rested(tokens, now_s - looked_s)
         else:
-            self._guessed(tokens, now_s - looked_s, self._plain_rate or plain_rate)
+            self._guessed(tokens, now_s - looked_s, plain_rate)
 
     # ------------------------------------------------------------------------------ a phase, look by look
 
-    def _guessed(self, tokens: float, took_s: float, plain_rate: float) -> None:
+    def _guessed(self, tokens: float, took_s: float, estimate: float) -> None:
+        plain_rate = self._plain_rate or estimate
         self._tokens += tokens
         self._took_s += took_s
         more = took_s * plain_rate - tokens
@@ -97,7 +99,7 @@ class Governor:
             self._is_trial = False
             self._rest_tokens, self._new_answer_tokens = REST_TOKENS_MIN, NEW_ANSWER_TOKENS_MIN
         elif plain_rate and not self._is_trial and self._tokens >= self._unmeasured_tokens:
-            if self._tokens < CLEARLY_BETTER * plain_rate * self._took_s:
+            if self._tokens < CLEARLY_BETTER * max(plain_rate, estimate) * self._took_s:
                 self._is_measuring = True
                 self._guessing_rate = self._tokens / self._took_s
                 self._rest()
