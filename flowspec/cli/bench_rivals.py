@@ -23,6 +23,7 @@ OTHERS = (
     "model",
     "drafter",
     "prompts",
+    "profile",
     "limit",
     "temperatures",
     "seeds",

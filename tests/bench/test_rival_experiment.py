@@ -137,6 +137,7 @@ def test_a_small_one_is_run_and_gone_on_with(tmp_path: Path, capsys: pytest.Capt
             "--methods: expected none with an experiment of rivals, which takes --testbeds,",
         ),
         (["--max-new-tokens", "9"], "--max-new-tokens: expected none with"),
+        (["--profile", "eagle3"], "--profile: expected none with"),
         (["--testbeds", "no"], "--testbeds: expected names among three boards, got 'no'"),
     ],
 )
