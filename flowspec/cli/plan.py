@@ -38,7 +38,7 @@ from flowspec.plan.planner import DoesNotFit, Plan, make_plan, rate_split
 from flowspec.plan.refusal import ModelDoesNotFitError, refusing
 from flowspec.plan.sites import PlanRequest, Site
 from flowspec.plan.split import checked_split
-from flowspec.plan.tensor_parallel import best_cut, can_cut
+from flowspec.plan.tensor_parallel import best_cut
 from flowspec.plan.timing import LinkSpec
 from flowspec.rounding import duration, rounded
 from flowspec.runtime.cluster import split_layers, stage_devices
@@ -447,8 +447,7 @@ def _beside_one(wanted: Wanted, best: Rated, one: Alone | None) -> str:
 
 def _cut_report(request: PlanRequest, best: Rated) -> dict[str, Any] | None:
     """What tensor parallelism would give one user, of models that distributed-llama has."""
-    precision = best.plan.precision
-    cut = best_cut(request, precision) if request.users == 1 and can_cut(request.shape, precision) else None
+    cut = best_cut(request, best.plan.precision) if request.users == 1 else None
     if cut is None:
         return None
     rate = 1 / cut.pass_s(1, request.typical_context)

@@ -66,7 +66,7 @@ class _Placed:
 
 def rivals_of(request: PlanRequest, prompt: int) -> dict[str, Rival]:
     """What each rival makes of a request for one user with a drafter, in its first precision; those are
-    missing that the model does not fit."""
+    missing that the model does not fit, or that have no such models."""
     plainly, in_turns, at_once = (
         list(_placed(request, guesses=guesses, overlaps=overlaps))
         for guesses, overlaps in ((False, False), (True, False), (True, True))

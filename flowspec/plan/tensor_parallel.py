@@ -86,7 +86,9 @@ def can_cut(shape: ModelShape, precision: str) -> bool:
 
 def best_cut(request: PlanRequest, precision: str) -> TensorParallel | None:
     """The number of boards, the fastest first, that makes one user's plain decoding fastest; None where the
-    model does not fit."""
+    model does not fit, or is not one that `can_cut`."""
+    if not can_cut(request.shape, precision):
+        return None
     ranked = sorted(request.stage_sites, key=lambda each: -each.profile.bytes_per_s())
     found = []
     count = 2

@@ -187,6 +187,9 @@ def test_only_models_and_precisions_that_distributed_llama_has_are_cut() -> None
     assert can_cut(find_shape("llama-3-8b"), "int4")
     assert not can_cut(find_shape("llama-3-8b"), "float16")
     assert not can_cut(find_shape("gpt-oss-20b"), "int4")
+    found = rivals_of(asked("jetson-agx-orin", 4, "gpt-oss-20b"), 512)
+    assert PLAIN in found
+    assert TENSOR_PARALLEL not in found
 
 
 @pytest.mark.parametrize(("acceptance", "length"), EAGLE_2_LENGTHS)
