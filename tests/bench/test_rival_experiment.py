@@ -47,7 +47,7 @@ def written(tmp_path: Path, text: str = TOML) -> Path:
     return path
 
 
-def test_the_shipped_one_has_what_issue_27_asks_for() -> None:
+def test_the_shipped_one_has_every_model_board_and_network() -> None:
     path = find_experiment("rivals")
     assert is_of_rivals(path)
     assert not is_of_rivals(find_experiment("paper"))
