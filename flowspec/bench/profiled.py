@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from flowspec.core.protocol.messages import Proposal, Release, Segment
 from flowspec.draft.block import BlockDrafter
 from flowspec.draft.cached import Masks, Row
 from flowspec.draft.eagle import EagleDrafter
+from flowspec.draft.featured import FeatureDrafter
 from flowspec.draft.ranking import Children
 from flowspec.model.attention import TreeBatch, TreeCache
 from flowspec.sim.prefixes import PrefixView
@@ -184,11 +185,12 @@ class _Vocabulary:
         return SimpleNamespace(vocab_size=VOCABULARY)
 
 
-class ChainOfProfile(EagleDrafter):
-    """`depths` as in `bench.feature_guesses.PathReader`, and so is `ranked_rows`."""
+class _OfProfile(FeatureDrafter[Any, Any]):
+    """What both drafters have in common: `depths` as in `bench.feature_guesses.PathReader`, and so is
+    `ranked_rows`."""
 
-    def __init__(self, guesses: ProfiledGuesses, depths: Sequence[float]) -> None:
-        super().__init__(_CountingChain(guesses.context), _Vocabulary(), context=guesses.context)
+    def __init__(self, head: Any, guesses: ProfiledGuesses, depths: Sequence[float]) -> None:
+        super().__init__(head, _Vocabulary(), context=guesses.context)
         self.depths = tuple(depths)
         self.ranked_rows = 0
         self._texts = _Texts(guesses)
@@ -211,29 +213,13 @@ class ChainOfProfile(EagleDrafter):
         return self._texts.propose(rows, hidden, width)
 
 
-class BlockOfProfile(BlockDrafter):
-    """As `ChainOfProfile`; a block has as many guesses as the profile has distances."""
+class ChainOfProfile(_OfProfile, EagleDrafter):
+    def __init__(self, guesses: ProfiledGuesses, depths: Sequence[float]) -> None:
+        super().__init__(_CountingChain(guesses.context), guesses, depths)
+
+
+class BlockOfProfile(_OfProfile, BlockDrafter):
+    """A block has as many guesses as the profile has distances."""
 
     def __init__(self, guesses: ProfiledGuesses, depths: Sequence[float]) -> None:
-        head = cast("Any", _CountingBlock(guesses.context, guesses.distances))
-        super().__init__(head, _Vocabulary(), context=guesses.context)
-        self.depths = tuple(depths)
-        self.ranked_rows = 0
-        self._texts = _Texts(guesses)
-
-    def draft(self, segment: Segment, width: int) -> tuple[Proposal, ...]:
-        self._texts.learn(segment)
-        self.pass_rows = []
-        found = super().draft(segment, width)
-        self.ranked_rows = len(found)
-        return found
-
-    def release(self, message: Release) -> None:
-        super().release(message)
-        self._texts.release(message.request)
-
-    def take_features(self, request: int, epoch: int, ids: Sequence[int], features: object) -> None:
-        super().take_features(request, epoch, ids, torch.zeros((len(ids), 1)))
-
-    def _propose(self, rows: Sequence[Row], hidden: torch.Tensor, width: int, masks: Masks) -> list[Proposal]:
-        return self._texts.propose(rows, hidden, width)
+        super().__init__(_CountingBlock(guesses.context, guesses.distances), guesses, depths)
