@@ -105,7 +105,7 @@ def _open(bench: RivalExperiment, out: Path, command: str) -> None:
                     "or remove the folder"
                 )
         path.write_text(json.dumps({COMMAND: command, **described}, indent=1), "utf-8")
-    except ValueError:
+    except (ValueError, RecursionError):
         raise InputError(
             f"{path}: expected what an earlier run wrote, got something else; remove the folder, or give "
             "another --out"

@@ -160,6 +160,7 @@ def test_flags_that_mean_nothing_are_refused(
         ("{}", "holds results of another experiment; begin anew: give another --out, or remove the folder"),
         (None, "holds results of another experiment; begin anew"),
         ("not JSON", "expected what an earlier run wrote, got something else"),
+        ("[" * 100_000, "expected what an earlier run wrote, got something else"),
     ],
 )
 def test_a_folder_of_another_experiment_is_refused(
