@@ -10,7 +10,7 @@ attention is what it is told from here. A module that does anything else keeps i
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
@@ -22,6 +22,9 @@ from flowspec.model.attention import TreeBatch, attended
 
 SIZES = (1e-3, 1.0, 1e4)
 """Of the rows with which a module's code is tried: some code clips what is large."""
+_TRIALS = ((torch.float32, SIZES), (torch.bfloat16, SIZES[1:]))
+"""In float32 small differences show, in bfloat16 what code rounds less or more often. What code tells the
+attention must not follow from how many rows there are."""
 _TOLD = {"scaling": "scale", "sliding_window": "window", "softcap": "cap"}
 """What code may tell the attention that `attended` knows, by its name there."""
 _UNTOLD = {"dropout", "tree", "position_ids"}
@@ -93,6 +96,11 @@ def _attention(
     return part.o_proj(found.flatten(1))[None], None
 
 
+def _are_same(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    """torch counts numbers of two types as equal."""
+    return found.dtype == expected.dtype and torch.equal(found, expected)
+
+
 class _StandIn:
     """A module with others in the place of its own."""
 
@@ -104,13 +112,18 @@ class _StandIn:
         return getattr(self._part, name)
 
 
-def _rows(generator: torch.Generator) -> torch.Tensor:
+def _rows(generator: torch.Generator, dtype: torch.dtype, sizes: Sequence[float]) -> torch.Tensor:
     """`[1, rows, 8]`, a row of each size."""
-    return torch.randn((1, len(SIZES), 8), generator=generator) * torch.tensor(SIZES)[:, None]
+    rows = torch.randn((1, len(sizes), 8), generator=generator) * torch.tensor(sizes)[:, None]
+    return rows.to(dtype)
 
 
 def _is_gated(part: Any, own: Call) -> bool:
-    x = _rows(torch.Generator().manual_seed(1))
+    return all(_is_gated_in(part, own, *trial) for trial in _TRIALS)
+
+
+def _is_gated_in(part: Any, own: Call, dtype: torch.dtype, sizes: Sequence[float]) -> bool:
+    x = _rows(torch.Generator().manual_seed(1), dtype, sizes)
     given = _StandIn(
         part,
         gate_proj=lambda rows: rows * 2 - 1,
@@ -121,36 +134,52 @@ def _is_gated(part: Any, own: Call) -> bool:
     expected = ((x * 2 - 1) + 7) * x.flip(-1)
     expected = expected * expected + 3
     try:
-        return torch.equal(own(given, x), expected)
+        return _are_same(own(given, x), expected)
     except Exception:  # noqa: BLE001 - whatever its code wants that is not there
         return False
 
 
 def _told(part: Any, own: Call, turns: bool, rotary_is_partial: bool) -> dict[str, Any] | None:
     """What the code tells the attention, if it computes what `_attention` does."""
+    first, *others = (_told_in(part, own, turns, rotary_is_partial, *trial) for trial in _TRIALS)
+    return first if all(each == first for each in others) else None
+
+
+def _told_in(
+    part: Any,
+    own: Call,
+    turns: bool,
+    rotary_is_partial: bool,
+    dtype: torch.dtype,
+    sizes: Sequence[float],
+) -> dict[str, Any] | None:
     width = getattr(part, "head_dim", None)
     if not isinstance(width, int) or width % 4:
         return None
     heads, kv_heads = (each.out_features // width for each in (part.q_proj, part.k_proj))
     generator = torch.Generator().manual_seed(1)
-    x = _rows(generator)
+    x = _rows(generator, dtype, sizes)
+
+    def some(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(dtype)
+
     angle_width = width // 2 if rotary_is_partial else width
-    cosine, sine = (torch.randn((1, len(SIZES), angle_width), generator=generator) for _ in range(2))
-    angles = cosine, sine
+    angles = some(1, len(sizes), angle_width), some(1, len(sizes), angle_width)
 
     def matrix(outputs: int) -> Call:
-        weights = torch.randn((outputs, 8), generator=generator)
-        return lambda rows: (rows[..., None, :8] * weights).sum(dim=-1)
+        weights = some(outputs, 8)
+        return lambda rows: (rows[..., None, :] * weights).sum(dim=-1)
 
     def norm(shift: float) -> Call:
         return lambda numbers: numbers * numbers.amax(dim=-1, keepdim=True) + shift
 
+    by = some(heads * width)  # number by number, so that all are looked at
     given = _StandIn(
         part,
         q_proj=matrix(heads * width),
         k_proj=matrix(kv_heads * width),
         v_proj=matrix(kv_heads * width),
-        o_proj=matrix(8),
+        o_proj=lambda rows: rows * by,
         q_norm=norm(1.0),
         k_norm=norm(2.0),
     )
@@ -175,7 +204,15 @@ def _told(part: Any, own: Call, turns: bool, rotary_is_partial: bool) -> dict[st
         names = {**code.__globals__, "ALL_ATTENTION_FUNCTIONS": choice}
         tried = FunctionType(code.__code__, names, code.__name__, code.__defaults__, code.__closure__)
         tried.__kwdefaults__ = code.__kwdefaults__
-        found, _ = tried(given, x, position_embeddings=angles, attention_mask=None, tree=tree)
+        positions = torch.tensor([[7 * place + 3 for place in range(len(sizes))]])
+        found, _ = tried(
+            given,
+            x,
+            attention_mask=None,
+            position_ids=positions,
+            position_embeddings=angles,
+            tree=tree,
+        )
         expected, _ = _attention(
             given,
             x,
@@ -188,8 +225,10 @@ def _told(part: Any, own: Call, turns: bool, rotary_is_partial: bool) -> dict[st
         )
     except Exception:  # noqa: BLE001 - whatever its code wants that is not there
         return None
-    are_same = len(heard) == 2 and all(map(torch.equal, *heard))
+    are_same = len(heard) == 2 and all(map(_are_same, *heard))
     unknown = {name for name, value in told.items() if value is not None} - _TOLD.keys() - _UNTOLD
-    if not are_same or unknown or not torch.equal(found, expected) or "scaling" not in told:
+    known = {_TOLD[name]: value for name, value in told.items() if name in _TOLD}
+    are_numbers = all(value is None or isinstance(value, int | float) for value in known.values())
+    if not are_same or unknown or not _are_same(found, expected) or "scaling" not in told:
         return None
-    return {_TOLD[name]: value for name, value in told.items() if name in _TOLD}
+    return known if are_numbers else None

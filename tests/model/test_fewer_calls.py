@@ -98,6 +98,9 @@ def changed(function: Any, before: str, after: str) -> Any:
 
 
 MLP, ATTENTION = llama.LlamaMLP.forward, llama.LlamaAttention.forward
+_WIDER = "(self.act_fn(self.gate_proj(x).float()) * self.up_proj(x)).to(x.dtype)"
+_LATER = "torch.cat([attn_output[..., :-1], 2 * attn_output[..., -1:]], dim=-1)"
+_BY_POSITION = 'hidden_states * (1 if kwargs.get("position_ids") is None else kwargs["position_ids"].max())'
 
 
 @pytest.mark.parametrize(
@@ -106,7 +109,14 @@ MLP, ATTENTION = llama.LlamaMLP.forward, llama.LlamaAttention.forward
         (MLP, "self.up_proj(x)", "self.up_proj(x) * 2"),
         (MLP, "self.act_fn(self.gate_proj(x))", "self.gate_proj(x)"),
         (MLP, "self.up_proj(x)", "self.up_proj(x).clamp(max=1000)"),
+        (MLP, "self.act_fn(self.gate_proj(x)) * self.up_proj(x)", _WIDER),
         (ATTENTION, "scaling=self.scaling,", "scaling=self.scaling, strange=1,"),
+        (ATTENTION, "scaling=self.scaling,", "scaling=self.scaling / hidden_states.shape[1],"),
+        (ATTENTION, "scaling=self.scaling,", "scaling=torch.tensor(self.scaling),"),
+        (ATTENTION, "self.o_proj(attn_output)", f"self.o_proj({_LATER})"),
+        (ATTENTION, "self.q_proj(hidden_states)", f"self.q_proj({_BY_POSITION})"),
+        (ATTENTION, "self.v_proj(hidden_states)", "self.v_proj(hidden_states).float()"),
+        (ATTENTION, "self.v_proj(hidden_states)", "(self.v_proj(hidden_states) * 1.001)"),
         (ATTENTION, "scaling=self.scaling,", ""),
         (ATTENTION, "self.o_proj(attn_output)", "self.o_proj(attn_output) + 1"),
         (ATTENTION, "cos, sin = position_embeddings", "cos, sin = position_embeddings[::-1]"),

@@ -205,6 +205,10 @@ class Library:
     def turned(self, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
         """As `plain.turned`, of rows and heads however far apart; the result lies row by row."""
         _, heads, rows, width = x.shape
+        for each in (cosine, sine):
+            assert each.dtype == x.dtype, "the source reads both alike"
+            assert each.is_contiguous()
+            assert each.shape == (1, rows, cosine.shape[-1])
         found = x.new_empty((1, rows, heads, width))
         where = x.data_ptr(), cosine.data_ptr(), sine.data_ptr(), found.data_ptr()
         _, between_heads, between_rows, _ = x.stride()
