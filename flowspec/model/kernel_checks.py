@@ -137,7 +137,8 @@ def compiled_fault(progress: Callable[[], None] = lambda: None) -> str:
     special = torch.tensor(
         [0.0, -0.0, 1e-40, -86.0, -86.1, 88.0, 89.0, 1e30, -1e30, float("inf"), -float("inf"), float("nan")]
     )
-    numbers = torch.cat([20 * torch.randn(10007, generator=generator), special])
+    # Also in front: there several vectors are computed together, at the end one and what fills none.
+    numbers = torch.cat([special, 20 * torch.randn(10007, generator=generator), special])
     for dtype in DTYPES.values():
         given = numbers.to(dtype)
         for name in compiled.FUNCTIONS:
@@ -337,9 +338,10 @@ def _panels(form: Form, inputs: int, outputs: int, generator: torch.Generator) -
 def _tree(
     group: int, width: int, kind: torch.dtype, window: int | None, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None, Sight]:
-    """Queries, keys and values of 13 nodes of a random tree below 150 committed ones, all in random slots;
-    with the steps between levels where they are levels."""
-    committed, count, kv_heads = 150, 13, 2
+    """Queries, keys and values of 17 nodes of a random tree below 160 committed ones, all in random slots;
+    with the steps between levels where they are levels. Sixteen rows share what is looked up, and blocks of
+    slots may be taken in pairs: there is one more of each."""
+    committed, count, kv_heads = 160, 17, 2
     high = committed + count + 20
     slots = torch.randperm(high, generator=generator)[: committed + count]
     positions = torch.full((high,), -1, dtype=torch.int32)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -510,6 +511,38 @@ def test_what_is_built_of_another_definition_is_found(
     right = getattr(plain, name)
     monkeypatch.setattr(plain, name, lambda *x: torch.nextafter(right(*x), torch.ones(())))
     assert kernel_checks.compiled_fault().startswith("differs from the definition of")
+
+
+@pytest.mark.parametrize("number", [-0.0, 1e-40, -86.1, 89.0, float("inf"), float("nan")])
+def test_rare_numbers_are_tried_where_vectors_are_computed_together(
+    number: float, built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = plain.FUNCTIONS["silu"]
+
+    def other(x: torch.Tensor) -> torch.Tensor:
+        found, rare = right(x), torch.tensor(number)
+        is_it = x.isnan() if number != number else x.view(torch.int32) == rare.view(torch.int32)
+        is_it[64:] = False
+        return torch.where(is_it, 7.0, found)
+
+    monkeypatch.setattr(build, "_allowed", built)
+    monkeypatch.setitem(plain.FUNCTIONS, "silu", other)
+    assert kernel_checks.compiled_fault() == "differs from the definition of silu in float32"
+
+
+def test_attention_is_tried_with_more_rows_than_share_what_they_see(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = plain.attention
+
+    def other(*given: Any) -> torch.Tensor:
+        found = right(*given)
+        found[16:] = torch.nextafter(found[16:], torch.ones(()))
+        return found
+
+    monkeypatch.setattr(build, "_allowed", built)
+    monkeypatch.setattr(plain, "attention", other)
+    assert kernel_checks.compiled_fault().startswith("differs from the definition of attention")
 
 
 ILLEGAL = """
