@@ -428,6 +428,11 @@ def test_which_layers_have_states(qwen: Path, tmp_path: Path) -> None:
             {"attention.recurrent_layers": [1, 0, 1, 0]},
             "attention.recurrent_layers: expected true or false for each of 4 layers",
         ),
+        ({"nextn_predict_layers": 2.5}, "nextn_predict_layers: expected a whole number, got 2.5"),
+        (
+            {"nextn_predict_layers": 4},
+            "nextn_predict_layers: expected fewer than the 4 of block_count, got 4",
+        ),
         ({"ssm.inner_size": 767}, "ssm.inner_size: expected a multiple of ssm.time_step_rank, 6, got 767"),
         ({"rope.dimension_sections": [2, 2, 2, 2]}, "rope.dimension_sections: expected no fourth section"),
         ({"ssm.conv_kernel": None}, "has no qwen35.ssm.conv_kernel; convert the model again"),

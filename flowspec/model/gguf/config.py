@@ -286,9 +286,17 @@ def _llama(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
     return {} if window is None else {"model_type": "mistral", "sliding_window": window}
 
 
+def _guessing(stated: Stated, blocks: int) -> int:
+    """How many of so many blocks guess the tokens after the next one."""
+    found = stated.count("nextn_predict_layers")
+    if found >= blocks:
+        stated.refuse("nextn_predict_layers", found, f"fewer than the {blocks} of block_count")
+    return found
+
+
 def _glm4_moe(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
     """Blocks that guess the tokens after the next one are counted in the file, and are no layers."""
-    guessing = stated.take("nextn_predict_layers", 0)
+    guessing = _guessing(stated, raw["num_hidden_layers"])
     gate = stated.take("expert_gating_func", _SIGMOID)
     if gate != _SIGMOID:
         stated.refuse("expert_gating_func", gate, f"{_SIGMOID} (sigmoid)")
@@ -312,7 +320,8 @@ def _glm4_moe(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
 def _qwen35(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
     """Which layers attend follows from an interval, or is said of each. Blocks that guess the tokens after
     the next one are counted in the file, and are no layers."""
-    blocks, guessing = raw["num_hidden_layers"], stated.take("nextn_predict_layers", 0)
+    blocks = raw["num_hidden_layers"]
+    guessing = _guessing(stated, blocks)
     layers = blocks - guessing
     interval = stated.take("full_attention_interval", 4)
     by_interval = [place % interval != 0 for place in range(1, layers + 1)]
