@@ -182,7 +182,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
             make_checkpoint(folder / "inputs", family, shape)
             convert(folder / "inputs", folder / "gptq of gemma4", "gptq")
             convert(folder / "inputs", folder / "awq of gemma4", "awq", is_whole=False)
-            for kind, variant, method, experts in MIXTURES:
+            for kind, variant, how, experts in MIXTURES:
                 source = folder / f"plain {variant}"
                 if variant == "gemma4-mixture" and not source.exists():  # wider, and rounding moves much
                     shape = {**SMALL, **VARIANTS[variant][1], "initializer_range": 0.03}
@@ -190,7 +190,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
                     make_checkpoint(source, "gemma4", whole)
                 elif not source.exists():
                     make_variant(source, variant)
-                convert(source, folder / kind, method, experts=experts)
+                convert(source, folder / kind, how, experts=experts)
         return folder / method
 
     return get
