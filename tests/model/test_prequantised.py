@@ -355,6 +355,22 @@ def test_gate_and_up_of_an_expert_may_have_a_scale_each(made: Callable[[str], Pa
     assert files.model
 
 
+def test_no_other_matrix_has_two_scales(made: Callable[[str], Path], tmp_path: Path) -> None:
+    name = "model.language_model.layers.0.self_attn.q_proj.weight"
+    damaged(
+        made("experts stacked in fp8"),
+        tmp_path / "two",
+        lambda tensors: tensors.update({f"{name}_scale_inv": torch.tensor([[1.0], [2.0]])}),
+    )
+    path = tmp_path / "two" / "config.json"
+    config = json.loads(path.read_text())
+    del config["quantization_config"]["weight_block_size"]
+    path.write_text(json.dumps(config))
+    tensors = ModelFiles(str(tmp_path / "two")).tensors()
+    with pytest.raises(InputError, match=f"tensor {name}_scale_inv of .*: expected"):
+        tensors.load(name, tensors.shape(name))
+
+
 def test_levels_are_no_weights_of_a_plain_model(made: Callable[[str], Path], tmp_path: Path) -> None:
     damaged(made("gptq"), tmp_path / "other", lambda tensors: None)
     path = tmp_path / "other" / "config.json"

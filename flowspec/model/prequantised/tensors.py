@@ -296,11 +296,12 @@ class PrequantisedTensors(Tensors):
         shape: tuple[int, int],
     ) -> torch.Tensor:
         """Float32 `[outputs, groups]`; one for all is stored as one number, and as two where an expert's gate
-        and up are one matrix."""
+        and up are one matrix of floats."""
         found = self._raw.shape(own[leaf]) if leaf in own else ()
         if math.prod(found) == 1:
             return tensor(leaf, found).float().reshape(1, 1).expand(shape)
-        if found == (2, 1) and shape[1] == 1 and shape[0] % 2 == 0:
+        has_two = self._scheme.layout == FLOATS and own["weight"].endswith("gate_up_proj.weight")
+        if has_two and found == (2, 1) and shape[1] == 1 and shape[0] % 2 == 0:
             return tensor(leaf, found).float().repeat_interleave(shape[0] // 2, dim=0)
         return tensor(leaf, shape if len(found) == 2 else shape[:1]).float().reshape(shape)
 
