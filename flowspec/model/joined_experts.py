@@ -96,7 +96,7 @@ class StackedExperts(PartsOfTensors[_Expert]):
         self._experts = experts
         for tensor in raw:
             found = _STACKED.fullmatch(tensor)
-            if found is None:
+            if found is None or not experts:  # what no module has a place for is to be seen
                 self._places[tensor] = None
                 continue
             stem, kind, suffix = found.groups()

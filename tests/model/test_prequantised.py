@@ -355,6 +355,16 @@ def test_gate_and_up_of_an_expert_may_have_a_scale_each(made: Callable[[str], Pa
     assert files.model
 
 
+def test_experts_of_a_model_that_is_no_mixture_are_refused(
+    made: Callable[[str], Path], tmp_path: Path
+) -> None:
+    name = "model.layers.0.experts.gate_up_proj"
+    more = {name: torch.ones((2, 4, 4), dtype=torch.bfloat16)}
+    files = damaged(made("gptq of gemma4"), tmp_path / "more", lambda tensors: tensors.update(more))
+    with pytest.raises(InputError, match=f"the checkpoint holds {name}, for which"):
+        Slice.load(files, Span(first=0, end=1, count=4), FILED, CPU)
+
+
 def test_no_other_matrix_has_two_scales(made: Callable[[str], Path], tmp_path: Path) -> None:
     name = "model.language_model.layers.0.self_attn.q_proj.weight"
     damaged(
