@@ -137,8 +137,8 @@ class Reference:
         for way in self._family.ways_to_stack(name):
             experts: list[torch.Tensor] = []
             while (single := prefix + way[0].format(len(experts))) in self._tensors:
-                if not self._tensors.is_rounded_anew(single):
-                    return None
+                if len(self._tensors.shape(single)) != 2 or not self._tensors.is_rounded_anew(single):
+                    return None  # a bias is no matrix
                 parts = [self._rounded_anew(prefix + part.format(len(experts))) for part in way]
                 experts.append(torch.cat(parts))
             if experts:
@@ -267,7 +267,8 @@ def joined(model: Any, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tens
     found = together(weights)
     joins_itself = get_checkpoint_conversion_mapping(model.config.model_type) is not None
     for path, module in model.named_modules():
-        if not joins_itself and f"{path}.0.gate_proj.weight" in found:
+        inputs_are_first = is_inputs_first(module)
+        if not joins_itself and not inputs_are_first and f"{path}.0.gate_proj.weight" in found:
             for expert in range(module.num_experts):
                 both = [found.pop(f"{path}.{expert}.{part}_proj.weight") for part in ("gate", "up")]
                 found[f"{path}.{expert}.gate_up_proj.weight"] = torch.cat(both)
@@ -275,7 +276,7 @@ def joined(model: Any, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tens
             for name in ("gate_up_proj", "down_proj"):
                 names = [f"{path}.{expert}.{name}.weight" for expert in range(module.num_experts)]
                 found[f"{path}.{name}"] = torch.stack([found.pop(each) for each in names])
-        if not is_inputs_first(module):
+        if not inputs_are_first:
             continue
         for leaf, suffix in (("weight", ""), ("bias", "_bias")):
             parts = {}
