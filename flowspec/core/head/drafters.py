@@ -52,6 +52,14 @@ class Drafters:
         )  # rows of each one's job, and when it was asked for
         self.turnaround_s = [0.0] * len(traits)
 
+    @property
+    def asked_s(self) -> list[float | None]:
+        """When each was asked what it is at; None: it is idle."""
+        return [
+            None if job is None else asked_s
+            for job, (_, asked_s) in zip(self._jobs, self._asked, strict=True)
+        ]
+
     def begin(self, request: Request, keep: int, admission: Admission) -> None:
         """A new answer, or a new epoch of one: the first `keep` tokens are those of the last one."""
         request.drafter_states = request.drafter_states or [DrafterState() for _ in self.traits]

@@ -572,6 +572,8 @@ class HeadCore:
             costs=self.costs,
             traits=self.drafters.traits,
             turnaround_s=self.drafters.turnaround_s,
+            asked_s=self.drafters.asked_s,
+            prompts_wait=not all(request.is_prefilled for request in requests),
             now_s=now_s,
         )
 

@@ -38,7 +38,8 @@ class View:
     """What methods see. `requests` are those that are answered now, the longest unserved first.
 
     `traits` are the models beside the target; `turnaround_s` is how long each took of late from a question to
-    its answer (0: not known).
+    its answer (0: not known), `asked_s` when it was asked what it is at (None: it is idle). With
+    `prompts_wait` a chunk of a prompt would take a slot that is left free.
     """
 
     requests: Sequence[Request]
@@ -47,6 +48,8 @@ class View:
     costs: Costs
     traits: Sequence[DrafterTraits]
     turnaround_s: Sequence[float]
+    asked_s: Sequence[float | None]
+    prompts_wait: bool
     now_s: float
     _living_flights: int = -1
 

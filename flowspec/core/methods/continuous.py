@@ -1,7 +1,7 @@
 """`continuous`: FlowSpec's own method. No turns: every event may send, draft or commit.
 
-- A root that is not on its way (an answer begins, or a miss) goes out at once, with the best of what is
-  drafted below it.
+- A root that is not on its way (an answer begins, or a miss) goes out with the best of what is drafted below
+  it: at once, or when the drafter has said more, where that is the faster way (`patience`).
 - Otherwise a segment goes out when the pipeline can take it: fewer living segments than the window, and the
   bottleneck about to be through with the last one. It holds the most valuable unsent nodes of all requests,
   as far as a node's value pays for the time that it adds to the slot.
@@ -18,8 +18,9 @@ from collections.abc import Sequence
 
 from flowspec.core.head.drafter_jobs import most_valuable
 from flowspec.core.head.request import Request
-from flowspec.core.methods.base import Choice, Method, Parameter, View
+from flowspec.core.methods.base import Choice, Method, Observation, Parameter, View
 from flowspec.core.methods.governor import Governor
+from flowspec.core.methods.patience import LATE, Hope, Slots, gain_s
 from flowspec.core.protocol import limits
 
 VALUE_MIN = 0.002
@@ -36,6 +37,11 @@ NODES_PER_ANSWER = 3
 """Nodes in a drafting job for each answer under way, where that is more than a job's usual size."""
 BACKLOG_SEGMENTS = 2
 """The drafter rests when this many next segments are drafted with better nodes than any it could expand."""
+CHANCE_AT_FIRST = 0.8
+CHANCE_TOKENS_MIN, CHANCE_TOKENS_MAX = 4, 64
+"""How often a token is guessed is the mean over so many of late; the first value counts as so many."""
+CHANCE_LEAST = 0.05
+"""Guesses less likely than this are seldom sent: not that deep in a tree."""
 
 
 class Continuous(Method):
@@ -47,6 +53,7 @@ class Continuous(Method):
         Parameter("batch"),
         Parameter("width"),
         Parameter("window"),
+        Parameter("patience", kind=bool),
     )
     nodes_parameter = "segment_nodes"
     commits_at_once = True
@@ -63,6 +70,7 @@ class Continuous(Method):
         value_min: float = VALUE_MIN,
         window: int | None = None,
         window_slack: float = WINDOW_SLACK,
+        patience: bool = True,
     ) -> None:
         self.segment_nodes = segment_nodes
         self.batch = batch
@@ -70,6 +78,7 @@ class Continuous(Method):
         self.value_min = value_min
         self.window_slack = window_slack
         self._window = window
+        self._is_patient = patience
         self._pace_s = 0.0
         self._typical_rows = 1.0
         self._sent = 0
@@ -77,11 +86,30 @@ class Continuous(Method):
         self._answering: set[int] = set()
         """Requests that have given a token and not ended."""
         self._governor = Governor()
+        self._chance = CHANCE_AT_FIRST  # that what is said of a right node holds the next token, and is sent
+        self._chance_tokens = CHANCE_TOKENS_MIN
+        self._price = 0.0
+        self._waits_since_s = -1.0  # that a root waits for the drafter; -1: none does
+        self._waits_until_s = 0.0
 
     def begin(self, request: Request) -> None:
         request.served = self._sent
         self._governor.begin()
         self._stopped(request)
+
+    def observed(self, request: Request, observation: Observation) -> None:
+        tree = request.tree
+        node = tree.child(tree.root, observation.token)
+        is_guessed = node is not None and tree.value(node) >= max(self._price, CHANCE_LEAST)
+        self._chance_tokens = min(self._chance_tokens + 1, CHANCE_TOKENS_MAX)
+        self._chance += (is_guessed - self._chance) / self._chance_tokens
+
+    def experience(self) -> object:
+        return self._chance, self._chance_tokens
+
+    def take(self, experience: object) -> None:
+        assert isinstance(experience, tuple)
+        self._chance, self._chance_tokens = experience
 
     def walked(self, request: Request, emitted: int) -> None:
         self._answering.add(request.number)
@@ -111,10 +139,15 @@ class Continuous(Method):
             trip_s = view.costs.quickest_trip_s(self._answers) if view.costs.is_known else 0.0
             self._governor.look(view.now_s, 1 / trip_s if trip_s else 0.0)
         roots = [request for request in view.requests if not request.root_sent]
+        if not roots:
+            self._waits_since_s = -1.0
         room = self.window(view) - view.living_flights
         if room < 0 or (not roots and (room == 0 or view.now_s < self._pace_s)):
             return []  # with many requests, roots beyond the one above the window wait and share a segment
         choices = self._best(view, roots)
+        if roots and self._waits(view, roots, choices):
+            return []
+        self._waits_since_s = -1.0
         if choices:
             rows = sum(len(nodes) for _, nodes in choices)
             self._sent += 1
@@ -125,9 +158,72 @@ class Continuous(Method):
         return choices
 
     def wake_s(self, view: View) -> float | None:
+        if self._waits_since_s >= 0 and view.now_s < self._waits_until_s:
+            return self._waits_until_s
         if view.now_s < self._pace_s and view.living_flights < self.window(view):
             return self._pace_s
         return None
+
+    def _waits(self, view: View, roots: list[Request], choices: list[Choice]) -> bool:
+        """Whether roots should not go yet, which lasts for no longer than the slot that they would take
+        alone."""
+        is_waiting = self._waits_since_s >= 0
+        if (
+            not self._is_patient
+            or self._governor.is_resting
+            or view.prompts_wait  # a chunk of theirs would take the slot
+            or not view.costs.is_known
+            or (is_waiting and view.now_s >= self._waits_until_s)
+        ):
+            return False
+        rows = sum(len(nodes) for _, nodes in choices)
+        usual = max(rows + len(roots), round(self._typical_rows))
+        slots = Slots(
+            alone_s=view.costs.slot_s(rows),
+            usual_s=view.costs.slot_s(usual),
+            longer_s=view.costs.trip_s(usual) - view.costs.trip_s(rows),
+        )
+        since_s = self._waits_since_s if is_waiting else view.now_s
+        self._price = view.costs.rate * view.costs.marginal_s(rows)
+        least = self._price
+        if rows >= self.segment_nodes:
+            least = max(least, min(request.tree.value(nodes[-1]) for request, nodes in choices))
+        best_s = 0.0
+        for drafter, traits in enumerate(view.traits):
+            pass_s, asked_s = view.turnaround_s[drafter], view.asked_s[drafter]
+            late_s = LATE * pass_s + (view.now_s if asked_s is None else asked_s)
+            if not pass_s or traits.level or view.now_s >= late_s:
+                continue
+            hopes = self._hopes(view, roots, drafter, least)
+            others = len(choices) - len(hopes)
+            found_s = gain_s(hopes, others, slots) if hopes else 0.0
+            if found_s > best_s:
+                best_s, self._waits_until_s = found_s, min(late_s, since_s + slots.alone_s)
+        self._waits_since_s = since_s if best_s > 0 else -1.0
+        return best_s > 0
+
+    def _hopes(self, view: View, roots: list[Request], drafter: int, least: float) -> list[Hope]:
+        """What a drafter's next pass promises: of the nodes that it is or would be asked about those with
+        children worth `least`."""
+        pass_s, asked_s = view.turnaround_s[drafter], view.asked_s[drafter]
+        left_s = 0.0 if asked_s is None else max(0.0, asked_s + pass_s - view.now_s)
+        next_asked: dict[int, list[int]] | None = None
+        found = []
+        for request in roots:
+            tree, first_s = request.tree, left_s
+            nodes = [node for node in request.drafter_states[drafter].pending if request.is_living(node)]
+            if not nodes:
+                if next_asked is None:
+                    next_asked = {other.number: asked for other, asked in self.expand(view, drafter)}
+                nodes, first_s = next_asked.get(request.number, []), left_s + pass_s
+            reach = sum(
+                tree.value(node) - sum(tree.value(child) for child in tree.children(node))
+                for node in nodes
+                if tree.value(node) * self._chance >= least
+            )
+            if reach > 0:
+                found.append(Hope(first_s=first_s, pass_s=pass_s, reach=min(1.0, reach), chance=self._chance))
+        return found
 
     def _least(self, view: View) -> float:
         return self.value_min if len(view.requests) < 2 else max(self.value_min, VALUE_MIN_SHARED)

@@ -80,6 +80,7 @@ class Cosine(Continuous):
         self._weigh(request)
 
     def observed(self, request: Request, observation: Observation) -> None:
+        super().observed(request, observation)
         self.expertise.observe(request.plan.record, observation.chances)
         team = [drafter for drafter in request.plan.chosen if drafter not in self._lookups]
         self._team_size.observe(team, observation.offers, observation.token)

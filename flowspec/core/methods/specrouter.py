@@ -147,6 +147,7 @@ class SpecRouter(Continuous):
         request.plan.timed_s = None
 
     def observed(self, request: Request, observation: Observation) -> None:
+        super().observed(request, observation)
         found = {
             model: float(any(token == observation.token for token, _ in offers[:FEW]))
             for model, offers in observation.offers.items()

@@ -1,0 +1,191 @@
+"""When a root waits for the drafter: the rule against schedules that are played out, and a head that is
+played by hand."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from flowspec.core.head.events import DrafterLost
+from flowspec.core.methods.continuous import Continuous
+from flowspec.core.methods.patience import Hope, Slots, gain_s
+from tests.core.scripted_head import (
+    MISS,
+    NOTHING,
+    ScriptedHead,
+    drafts,
+    emits,
+    hops,
+    kinds,
+    sends,
+    sends_all,
+    wakes,
+)
+
+SLOT_S = 1 / 8
+PASS_S = 1 / 64
+
+
+def level(slot_s: float) -> Slots:
+    return Slots(alone_s=slot_s, usual_s=slot_s, longer_s=0.0)
+
+
+def hope(pass_s: float, chance: float, reach: float = 1.0) -> Hope:
+    return Hope(first_s=pass_s, pass_s=pass_s, reach=reach, chance=chance)
+
+
+def played(wait_s: float, pass_s: float, right: int) -> float:
+    """When the segment with the last right guess departs; a slot takes a second."""
+    departs_s, sent = wait_s, int(wait_s / pass_s + 1e-9)
+    while sent < right:
+        departs_s += 1
+        sent = int(departs_s / pass_s + 1e-9)
+    return departs_s
+
+
+@pytest.mark.parametrize("pass_s", [0.04, 0.11, 0.3, 0.7])
+@pytest.mark.parametrize("chance", [0.5, 0.72, 0.86])
+def test_what_waiting_saves_is_what_comes_of_it(pass_s: float, chance: float) -> None:
+    draw = random.Random(1)
+    runs = []
+    for _ in range(20_000):
+        right = 0
+        while draw.random() < chance and right < 60:
+            right += 1
+        runs.append(right)
+    at_once_s = sum(played(0.0, pass_s, right) for right in runs)
+    waits = [passes * pass_s for passes in range(1, 13) if passes * pass_s < 1]
+    saved = [
+        (at_once_s - sum(played(wait_s, pass_s, right) for right in runs)) / len(runs) for wait_s in waits
+    ]
+    found = gain_s([hope(pass_s, chance)], 0, level(1.0))
+    clear = [saved_s for saved_s, wait_s in zip(saved, waits, strict=True) if saved_s > 0.1 * wait_s]
+    assert found == pytest.approx(max(clear, default=0.0), abs=0.02)
+
+
+def test_a_pass_as_long_as_a_slot_is_not_waited_for() -> None:
+    assert gain_s([hope(1.0, 0.95)], 0, level(1.0)) == 0
+    assert gain_s([hope(0.1, 0.7)], 0, level(1.0)) > 0.15
+
+
+def test_a_longer_trip_outweighs_what_is_saved() -> None:
+    """Where a row takes long, guesses make the correction late at every stage."""
+    assert gain_s([hope(0.1, 0.6)], 0, Slots(alone_s=1.0, usual_s=1.2, longer_s=0.2)) > 0
+    assert gain_s([hope(0.1, 0.6)], 0, Slots(alone_s=1.0, usual_s=1.2, longer_s=8 * 0.2)) == 0
+
+
+def test_answers_that_wait_for_nothing_are_late_too() -> None:
+    assert gain_s([hope(0.1, 0.7)] * 2, 0, level(1.0)) == pytest.approx(
+        2 * gain_s([hope(0.1, 0.7)], 0, level(1))
+    )
+    assert 0 < gain_s([hope(0.1, 0.7)], 1, level(1.0)) < gain_s([hope(0.1, 0.7)], 0, level(1.0))
+    assert gain_s([hope(0.1, 0.7)], 9, level(1.0)) == 0
+
+
+def played_head(pass_s: float = PASS_S, requests: int = 1, *, patience: bool = True) -> ScriptedHead:
+    """One stage; the drafter takes so long for a pass, is idle now, and has had nothing to say."""
+    head = ScriptedHead(Continuous(patience=patience), stages=1)
+    for rows in (1, 64):
+        head.core.costs.learn(hops(1, rows, SLOT_S), rows, -SLOT_S, 0.0)
+    for request in range(1, requests + 1):
+        head.ask(request, (5,))
+    while head.job is not None:
+        head.now_s += pass_s
+        head.propose({})
+    return head
+
+
+def missed(head: ScriptedHead) -> list[tuple[object, ...]]:
+    return head.back({0: MISS})
+
+
+def test_a_root_that_was_missed_waits_for_a_quick_drafter() -> None:
+    head = played_head()
+    at_s = head.now_s
+    assert missed(head) == [emits(MISS), drafts(1), wakes(at_s + 1.5 * PASS_S)]
+    head.now_s += PASS_S
+    said = head.propose({1: [(20, 0.6), (21, 0.3)]})
+    assert said[0] == drafts(2, 3), "a second pass pays, too"
+    head.now_s += PASS_S
+    said = head.propose({2: [(30, 0.1)], 3: [(31, 0.1)]})
+    assert said[0] == sends(1, 2, 3, 4, 5), "what a third could say is not likely to be needed"
+
+
+def test_a_root_does_not_wait_for_a_drafter_that_is_slower_than_a_slot() -> None:
+    head = played_head(pass_s=1.2 * SLOT_S)
+    assert missed(head)[:2] == [emits(MISS), sends(1)]
+
+
+def test_a_root_goes_when_the_drafter_is_late() -> None:
+    head = played_head()
+    at_s = head.now_s
+    missed(head)
+    assert head.wake(at_s + 1.4 * PASS_S) == [wakes(at_s + 1.5 * PASS_S)], "too early: once more"
+    assert head.wake(at_s + 1.5 * PASS_S) == [sends(1)]
+    assert head.job is not None, "which still is at it"
+
+
+def test_a_root_waits_for_no_longer_than_a_slot_in_all() -> None:
+    head = played_head()
+    at_s = head.now_s
+    said = missed(head)
+    passes = 0
+    while "send" not in kinds(said):
+        passes += 1
+        assert passes * PASS_S <= SLOT_S
+        head.now_s = at_s + passes * PASS_S
+        said = head.propose(lambda node: [(40, 0.99)])
+    assert passes > 2
+
+
+def test_a_root_goes_at_once_when_the_drafter_is_lost() -> None:
+    head = played_head()
+    missed(head)
+    assert head.give(NOTHING) == [], "it waits"
+    assert head.give(DrafterLost(drafter=0)) == [sends(1)]
+    head.job = None
+    assert head.back({1: MISS}) == [emits(MISS), sends(2)]
+
+
+def test_nobody_waits_while_the_drafter_rests() -> None:
+    head = played_head()
+    assert isinstance(head.core.method, Continuous)
+    head.core.method._governor.is_resting = True
+    assert missed(head) == [emits(MISS), sends(1)]
+
+
+def test_patience_can_be_switched_off() -> None:
+    assert missed(played_head(patience=False))[:2] == [emits(MISS), sends(1)]
+
+
+def test_roots_of_several_answers_wait_together() -> None:
+    head = played_head(requests=2)
+    assert kinds(head.back({0: MISS})).count("send") == 2, "a root, and the other's prompt"
+    head.now_s += PASS_S
+    head.propose({})
+    head.core.method.take((0.7, 64))
+    at_s = head.now_s
+    assert head.back({1: MISS}) == [emits(MISS), drafts(2), wakes(at_s + 1.5 * PASS_S)]
+    assert head.back_all({2: {0: MISS}}) == [emits(MISS, request=2)], "nothing is in flight, and both wait"
+    assert head.wake(at_s + 1.5 * PASS_S) == [sends_all({1: (2,), 2: (1,)})]
+
+
+def test_a_root_goes_along_where_another_answer_fills_the_slot_anyway() -> None:
+    """The root that waits saves less than the other one's guesses would lose."""
+    head = played_head(requests=2)
+    head.back({0: MISS})
+    head.now_s += PASS_S
+    head.propose({})
+    head.core.method.take((0.7, 64))
+    other = head.request(2)
+    other.root_sent = True
+    other.tree.add(other.tree.root, 30, 0.9)
+    said = head.back({1: MISS})
+    assert dict(said[1][1]).keys() == {1, 2}
+
+
+def test_a_root_does_not_wait_while_a_prompt_does() -> None:
+    head = played_head()
+    head.ask(2, range(5, 9))
+    assert sends(1) in missed(head)
