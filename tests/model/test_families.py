@@ -27,6 +27,7 @@ from flowspec.bench.checkpoints import SMALL, VARIANTS, VOCABULARY_SIZE, make_ch
 from flowspec.core.protocol.messages import Sampling
 from flowspec.core.stage.events import JobPart, RunLayers
 from flowspec.errors import InputError
+from flowspec.model import pieces
 from flowspec.model.arithmetic import plain
 from flowspec.model.arithmetic.operations import turned, turned_alone
 from flowspec.model.experts import row_experts
@@ -60,7 +61,9 @@ def config_of(family: str, **fields: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
-def test_queries_and_keys_are_turned_by_our_own_function(name: str) -> None:
+def test_queries_and_keys_are_turned_by_our_own_function(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a family's own code."""
+    monkeypatch.setattr(pieces, "in_fewer_calls", lambda *_: None)
     config = config_of(name)
     module = FAMILIES[name].piece("Attention")(getattr(config, FAMILIES[name].part or "", config), 0)
     own = type(module).forward
@@ -79,6 +82,7 @@ def test_a_function_that_stands_in_another_is_found(monkeypatch: pytest.MonkeyPa
         return inner(*given, **named)
 
     monkeypatch.setattr(kind, "forward", renaming)
+    monkeypatch.setattr(pieces, "in_fewer_calls", lambda *_: None)
     module = kind(config_of("llama"), 0)
     call_directly(module, FAMILIES["llama"])
     assert type(module).__call__.__globals__["apply_rotary_pos_emb"] is turned
