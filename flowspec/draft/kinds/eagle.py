@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from flowspec.draft.eagle_fields import fields_of
 from flowspec.draft.eagle_files import HeadTensors, is_eagle
 from flowspec.draft.kinds.base import FileKind
 from flowspec.draft.protocol import Drafter
@@ -75,8 +76,6 @@ class Eagle(FileKind):
 def _own_shape(files: ModelFiles, tensors: HeadTensors, target: ModelShape) -> ModelShape:
     """An EAGLE-3 head as its tensors are: heads differ in width, in how many states they project and in how
     many tokens they guess. What they lack is the target's."""
-    from flowspec.draft.eagle_fields import fields_of
-
     fields, matrices = fields_of(files.raw_config(), files.model), dict[str, tuple[int, ...]]()
     for name in tensors.names:
         if len(shape := tensors.shape(name)) == 2:
