@@ -98,8 +98,11 @@ def _limited(prompts: Sequence[Prompt], limit: int | None) -> list[Prompt]:
     return [prompt for prompt in prompts if prompt.prompt_id in chosen]
 
 
-def warm_up_cases(cases: Sequence[PlainCase], count: int = WARM_UP_CASES) -> list[PlainCase]:
-    """`count` cases, evenly spaced from the first on, at each temperature, with the first seed."""
+def warm_up_cases(bench: Bench, cases: Sequence[PlainCase], count: int = WARM_UP_CASES) -> list[PlainCase]:
+    """What heads learn from beforehand: `count` cases, evenly spaced from the first on, at each temperature,
+    with the first seed; none where they are to have learnt nothing."""
+    if bench.nothing_learnt:
+        return []
     by_temperature: dict[float, list[PlainCase]] = {}
     for case in cases:
         some = by_temperature.setdefault(case.sampling.temperature, [])
@@ -211,7 +214,7 @@ def run_simulated(
     found = list(done)
     with open_workers(
         bench,
-        warm_up_cases(cases),
+        warm_up_cases(bench, cases),
         max(1, min(jobs, len(work))),
         VirtualRuns.records,
         kept=out / RESULTS,

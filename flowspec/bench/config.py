@@ -132,7 +132,7 @@ class Bench:
 
     With `users` it is loads that are run, one of each number of users, of so many `answers` together (None:
     every prompt once). The cluster world is that of the file `cluster`, or without one `local` daemons of
-    this machine.
+    this machine. With `nothing_learnt`, heads in virtual time have answered nothing before.
     """
 
     name: str
@@ -155,6 +155,7 @@ class Bench:
     local: int = 4
     users: tuple[int, ...] = ()
     answers: int | None = None
+    nothing_learnt: bool = False
 
     @property
     def is_synthetic(self) -> bool:

@@ -89,6 +89,7 @@ _KEYS = frozenset(
         "local",
         "users",
         "answers",
+        "nothing_learnt",
     ]
 )
 _OF_SYNTHETIC_ONES = ("acceptance", "profile")
@@ -136,6 +137,7 @@ def read_experiment(path: Path) -> Bench:
         local=table.whole("local", 4),
         users=_users(table, world) if "users" in table.data else (),
         answers=table.whole("answers") if "answers" in table.data else None,
+        nothing_learnt=table.flag("nothing_learnt", False),
         published=tuple(_published(each, testbeds, setups) for each in table.tables("published"))
         if "published" in table.data
         else (),

@@ -47,7 +47,7 @@ def run_loads(
     found = list(done)
     with open_workers(
         bench,
-        warm_up_cases(cases),
+        warm_up_cases(bench, cases),
         max(1, min(jobs, len(work))),
         loads_of,
         kept=out / LOADS,

@@ -74,7 +74,9 @@ def tune(bench: Bench, path: Path, jobs: int, step: Step) -> tuple[Setup, ...]:
         )
         path.parent.mkdir(parents=True, exist_ok=True)
         cases = read_cases(tuning, path.with_name(ANSWERS), for_tuning=True)
-        with open_workers(tuning, warm_up_cases(cases, 1), jobs, VirtualRuns.records, keeps=True) as run:
+        with open_workers(
+            tuning, warm_up_cases(tuning, cases, 1), jobs, VirtualRuns.records, keeps=True
+        ) as run:
             for testbed, method in todo:
                 best = _best(testbed, method, cases, run, step)
                 found.append(replace(best, name=method + TUNED, testbeds=(testbed.name,)))

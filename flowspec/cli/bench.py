@@ -152,6 +152,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=Rare("answers of each load, of all its users (default: each prompt once)"),
     )
     group.add_argument("--max-new-tokens", type=positive, metavar="N", help="longest answer")
+    group.add_argument(
+        "--nothing-learnt",
+        action="store_true",
+        help=Rare("in virtual time, by heads that have answered nothing before (default: two answers)"),
+    )
     where = group.add_mutually_exclusive_group()
     where.add_argument(
         "--cluster", type=Path, metavar="FILE.toml", help="the devices of this cluster file (world cluster)"
@@ -318,7 +323,7 @@ def _recorded(bench: Bench, cases: Sequence[PlainCase], out: Path) -> dict[str, 
         (case for case in cases if case.sampling.temperature == bench.temperatures[0]),
         key=lambda case: len(case.answer),
     )
-    runs = VirtualRuns(bench, warm_up_cases(cases))
+    runs = VirtualRuns(bench, warm_up_cases(bench, cases))
     decode = _decode(bench)
     traces = {}
     for setup in drawn:

@@ -41,6 +41,7 @@ def pick_experiment(args: argparse.Namespace) -> Bench:
         "local": args.local,
         "users": None if args.users is None else tuple(sorted(set(args.users))),
         "answers": args.answers,
+        "nothing_learnt": args.nothing_learnt or None,
     }
     if args.model not in (None, SYNTHETIC) and bench.is_synthetic and args.drafter is None:
         changes["drafters"] = (BUNDLED,)
@@ -180,6 +181,10 @@ def _check_places(bench: Bench, args: argparse.Namespace) -> None:
 
 
 def _check_loads(bench: Bench) -> None:
+    if bench.nothing_learnt and bench.world != SIMULATED:
+        raise InputError(
+            f"--nothing-learnt is for virtual time: expected --world simulated, got {bench.world}"
+        )
     if bench.answers and not bench.users:
         raise InputError("--answers is for loads: expected --users, too")
     if not bench.users:

@@ -34,6 +34,7 @@ OTHERS = (
     "cluster",
     "local",
     "tune",
+    "nothing_learnt",
 )
 """Flags that such an experiment has no use for."""
 

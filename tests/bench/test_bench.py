@@ -291,20 +291,24 @@ def test_records_are_put_in_the_experiments_order(whole: list[Record]) -> None:
 
 
 def test_heads_learn_from_the_first_case_and_one_from_the_middle_with_the_first_seed() -> None:
-    cases = read_cases(synthetic(limit=5, seeds=(7, 8)), None)
+    bench = synthetic(limit=5, seeds=(7, 8))
+    cases = read_cases(bench, None)
     assert [
-        (case.prompt_id, case.sampling.temperature, case.sampling.seed) for case in warm_up_cases(cases)
+        (case.prompt_id, case.sampling.temperature, case.sampling.seed)
+        for case in warm_up_cases(bench, cases)
     ] == [
         ("1", 0.0, 0),
         ("3", 0.0, 0),
         ("1", 1.0, 7),
         ("3", 1.0, 7),
     ]
-    assert [(case.prompt_id, case.sampling.temperature) for case in warm_up_cases(cases, 1)] == [
+    assert [(case.prompt_id, case.sampling.temperature) for case in warm_up_cases(bench, cases, 1)] == [
         ("1", 0.0),
         ("1", 1.0),
     ]
-    assert len(warm_up_cases(read_cases(synthetic(limit=1), None))) == 2
+    one = synthetic(limit=1)
+    assert len(warm_up_cases(one, read_cases(one, None))) == 2
+    assert warm_up_cases(replace(bench, nothing_learnt=True), cases) == []
 
 
 def answered(

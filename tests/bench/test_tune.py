@@ -71,7 +71,7 @@ def rate(testbed: Testbed, method: str, options: Mapping[str, Any]) -> float:
 
 def _rate(testbed: Testbed, method: str, options: Mapping[str, Any]) -> float:
     cases = read_cases(replace(BENCH, limit=1), None, for_tuning=True)
-    runs = VirtualRuns(BENCH, warm_up_cases(cases, 1))
+    runs = VirtualRuns(BENCH, warm_up_cases(BENCH, cases, 1))
     setup = Setup(name="a", method=method, options=options)
     time_s: dict[float, float] = defaultdict(float)
     for number, case in enumerate(cases):
