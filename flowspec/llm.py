@@ -75,6 +75,8 @@ class LLM:
     commands' flags of these names; they change the speed and never an answer.
     `enable_prefix_caching`: whether prompts begin with what the devices have computed of others that begin
     alike.
+    `keep_learnt`: whether to begin with what earlier runs with the same models and devices learnt of the
+    drafters, and to keep what is learnt; it changes the speed and never an answer.
     `wait_s`: how long answers wait, in seconds, for a device that is needed to come back; None: for ever.
     `allow_arithmetic_change`: go on with other kernels, which may give other tokens, where the devices that
     are left lack those that an answer began with.
@@ -109,6 +111,7 @@ class LLM:
         drafter: str | Sequence[str] = (),
         chain: str | None = None,
         enable_prefix_caching: bool = True,
+        keep_learnt: bool = True,
         wait_s: float | None = None,
         allow_arithmetic_change: bool = False,
         on_note: Callable[[str], None] | None = None,
@@ -140,7 +143,12 @@ class LLM:
             if isinstance(cluster, Cluster):
                 options = replace(options, cluster=stack.enter_context(cluster.file()))
             decoding = choose_decoding(
-                options.cluster, method, drafters, chain, prefix_caching=enable_prefix_caching
+                options.cluster,
+                method,
+                drafters,
+                chain,
+                prefix_caching=enable_prefix_caching,
+                keep_learnt=keep_learnt,
             )
             taken = taken_for(decoding, options.model, options.cluster)
             if taken.drafter is not None:

@@ -187,6 +187,18 @@ def add_decoding_arguments(parser: argparse.ArgumentParser, *, several: bool = F
         dest="enable_prefix_caching",
         help=Rare("read prompts anew where they begin as another conversation does, not as they go on"),
     )
+    if several:
+        parser.set_defaults(keep_learnt=False)
+    else:
+        group.add_argument(
+            "--no-keep-learnt",
+            action="store_false",
+            dest="keep_learnt",
+            help=Rare(
+                "neither begin with what earlier runs with the same models and devices learnt of the "
+                "drafters, nor keep what is learnt"
+            ),
+        )
     group.add_argument(
         "--tree-nodes",
         type=positive,
@@ -229,6 +241,7 @@ def decoding_options(
         nodes=args.tree_nodes,
         depth=args.tree_depth,
         prefix_caching=args.enable_prefix_caching,
+        keep_learnt=args.keep_learnt,
     )
 
 

@@ -21,6 +21,8 @@ WIDTH = 79
 CHAINS_SHOWN = 4
 EXAMPLE_CHARS = 32
 """Of a prompt of the domain: its end."""
+EARLIER = "(in earlier runs)"
+"""Of whose prompts no text is kept."""
 WAITED_SHOWN_S = 0.01
 """A wait for room that is told."""
 
@@ -104,11 +106,12 @@ def expertise_table(session: Session, tokenizer: Tokenizer | None) -> Table | No
         return None
     table = Table("prompts like", "answers", *session.drafters, box=None)
     for domain in found:
-        text = (
-            " ".join(map(str, domain["example"]))
-            if tokenizer is None
-            else " ".join(tokenizer.decode(domain["example"]).split())
-        )
+        if not domain["example"]:
+            text = EARLIER
+        elif tokenizer is None:
+            text = " ".join(map(str, domain["example"]))
+        else:
+            text = " ".join(tokenizer.decode(domain["example"]).split())
         worth = [
             f"[bold]{value:.2f}[/]" if name == domain["best"] else f"{value:.2f}"
             for name, value in domain["worth"].items()

@@ -34,6 +34,7 @@ class Decoding:
     what there is to choose from. `nodes` and `depth` shape the trees of the methods that have fixed ones;
     `options` are the method's own (`core.methods.options_of`). `coupled`: a drafter that is a model ranks
     with the target's noise. With `prefix_caching` prompts begin with what other conversations have computed.
+    With `keep_learnt` it begins with what earlier runs learnt of the drafters, and keeps what it learns.
     """
 
     method: str = DEFAULT
@@ -44,6 +45,7 @@ class Decoding:
     options: Mapping[str, Any] = field(default_factory=dict)
     coupled: bool = True
     prefix_caching: bool = True
+    keep_learnt: bool = False
     is_default: bool = False
 
     def drafters_for(self, model: str, placed: Sequence[str] = ()) -> tuple[str, ...]:
@@ -113,6 +115,7 @@ def choose_decoding(
     nodes: int | None = None,
     depth: int | None = None,
     prefix_caching: bool = True,
+    keep_learnt: bool = False,
 ) -> Decoding:
     """What is given; a method that is not is chosen by the drafters, which are those of the cluster file if
     none are given."""
@@ -124,4 +127,5 @@ def choose_decoding(
         nodes=nodes,
         depth=depth,
         prefix_caching=prefix_caching,
+        keep_learnt=keep_learnt,
     )

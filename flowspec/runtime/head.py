@@ -65,6 +65,7 @@ from flowspec.runtime.compute import Crashed, WorkFailed
 from flowspec.runtime.drafting import DraftThread
 from flowspec.runtime.emulation import Emulation
 from flowspec.runtime.heap import free_cycles, share_one_heap
+from flowspec.runtime.learnt import WRITE_EVERY_S, LearntFile
 from flowspec.runtime.pipeline_connections import Progress, StageStatus
 from flowspec.runtime.pipelines import Pipelines, Recovery
 from flowspec.runtime.remote_drafter import DrafterAbsent, Notice, PlacedDrafter, RemoteDrafter, Result
@@ -107,7 +108,8 @@ class Head:
     start short; later answers go on without those that are lost. `levels` are those of `DrafterTraits`
     (default: all drafters). An `emulation` is what the local daemons were started with. With `keys` the
     cluster is spoken to in secret, else in the clear. `slot_s` is what is foretold of the stages. With
-    `prefix_caching` prompts begin with what other conversations have computed.
+    `prefix_caching` prompts begin with what other conversations have computed. It begins with what is in the
+    `learnt` file, and keeps there what it learns.
     """
 
     def __init__(
@@ -124,6 +126,7 @@ class Head:
         keys: Keyring | None = None,
         slot_s: SlotTime | None = None,
         prefix_caching: bool = True,
+        learnt: LearntFile | None = None,
     ) -> None:
         share_one_heap()
         free_cycles()  # of the head before, in a process that has one after another
@@ -146,6 +149,8 @@ class Head:
             certain_of=None if plan.tokens is None else certain_of(plan.tokens),
         )
         self._core.vocabulary = plan.vocabulary
+        self._learnt = learnt
+        self._keep_at_s = time.monotonic() + WRITE_EVERY_S
         self._has_told_link = recovery is None  # then links are declared, or nobody is to be told
         self._is_checked = is_on()
         self._wake = Wake()
@@ -166,6 +171,7 @@ class Head:
         self._stages_shown: list[StageStatus] = []
         pace = None if emulation is None else emulation.drafting
         self._on_note = log.warning if recovery is None else recovery.on_note
+        self._recall()
         self._may_be_short = recovery is not None and recovery.start is Start.SHORT
         self._progress = progress
         self._drafting: list[DraftThread | RemoteDrafter] = []
@@ -362,6 +368,8 @@ class Head:
         except BaseException as error:
             self._fail(ClusterError(f"the head failed: {type(error).__name__}: {error}"))
             raise
+        else:
+            self._keep()
         finally:
             self._end_answers(ClusterError("the head is closed"))
             self._disconnect()
@@ -545,13 +553,35 @@ class Head:
                 answer = self._answers.pop(command.request)
                 report = {**command.statistics.report(), "head_s": round(answer.core_s + self._core_s, 6)}
                 answer.items.put(End(reason=command.reason, reused=command.reused, statistics=report))
-
+        if now_s >= self._keep_at_s and any(isinstance(command, Finished) for command in for_readers):
+            self._keep()
         for observer in self._observers:
             try:
                 observer(event, commands, now_s)
             except Exception:  # a defect in what only looks on must not cost an answer
                 log.exception("an observer failed, and is told no more; the head goes on")
                 self.unobserve(observer)
+
+    def _recall(self) -> None:
+        """Begins with what an earlier run learnt, as far as it can be read."""
+        if self._learnt is None:
+            return
+        try:
+            found = self._learnt.read()
+            if found is not None:
+                self._core.recall(found)
+        except ValueError as error:
+            self._on_note(f"{self._learnt.path} is not used, and will be written anew: {error}")
+
+    def _keep(self) -> None:
+        if self._learnt is None or self._tokens == 0:
+            return
+        self._keep_at_s = time.monotonic() + WRITE_EVERY_S
+        try:
+            self._learnt.write(self._core.kept())
+        except OSError as error:
+            self._on_note(f"what is learnt of drafters is not kept: {self._learnt.path}: {error.strerror}")
+            self._learnt = None
 
     def _disconnect(self) -> None:
         for thread in self._drafting:

@@ -43,6 +43,7 @@ from flowspec.runtime.cluster_file import read_cluster, read_drafters
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.emulation import Emulation
 from flowspec.runtime.head import Head, OnEvent
+from flowspec.runtime.learnt import LearntFile
 from flowspec.runtime.local import LocalCluster
 from flowspec.runtime.pipeline_connections import KERNELS, Progress, told_of
 from flowspec.runtime.pipelines import Recovery
@@ -312,6 +313,7 @@ class OpenCluster:
             keys=self.keys,
             slot_s=self._slot_s(),
             prefix_caching=decoding.prefix_caching,
+            learnt=LearntFile(plan, method.name, names) if decoding.keep_learnt and names else None,
         ) as head:
             yield Session(self.files, self.config, head, decoding, self.chosen, names)
 

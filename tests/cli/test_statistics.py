@@ -115,3 +115,18 @@ def test_a_chat_shows_them_for_its_last_answer() -> None:
         "seconds",
     ]
     assert all(len(line) <= 80 for line in after.splitlines())
+
+
+def test_of_prompts_of_earlier_runs_no_text_is_shown() -> None:
+    class Learnt:
+        drafters = ("draft",)
+
+        def expertise_report(self) -> list[dict[str, Any]]:
+            return [
+                {"answers": 3, "best": "draft", "worth": {"draft": 0.8}, "example": example}
+                for example in ([], [5, 6])
+            ]
+
+    table = statistics.expertise_table(Learnt(), None)  # type: ignore[arg-type]
+    assert table is not None
+    assert list(table.columns[0].cells) == ["(in earlier runs)", "5 6"]

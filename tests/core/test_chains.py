@@ -72,9 +72,11 @@ def test_sixteen_levels_are_decided_about_with_a_few_chains(monkeypatch: pytest.
     found: list[int] = []
     choose = SpecRouter._choose
 
-    def counted(method: SpecRouter, view: View, request: Request, seconds: Mapping[Chain, float]) -> None:
+    def counted(
+        method: SpecRouter, view: View, request: Request, seconds: Mapping[Chain, float], *, is_seen: bool
+    ) -> None:
         found.append(len(seconds))
-        choose(method, view, request, seconds)
+        choose(method, view, request, seconds, is_seen=is_seen)
 
     monkeypatch.setattr(SpecRouter, "_choose", counted)
     run = Run("specrouter", [0.9 - 0.05 * level for level in range(16)], levels=tuple(range(16)), answers=2)

@@ -6,11 +6,19 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from flowspec.core.head.events import Draft, DrafterLost, Submit
+from flowspec.core.head.expertise import Expertise
 from flowspec.core.methods.cosine import Cosine
-from flowspec.core.methods.specrouter import SpecRouter, similarity
+from flowspec.core.methods.specrouter import (
+    STAY_TOKENS,
+    TO_COME_MAX,
+    ChainRecords,
+    SpecRouter,
+    similarity,
+)
 from flowspec.core.protocol.messages import Sampling
 from flowspec.plan.timing import Curve
 from flowspec.sim.device import DeviceSpec
@@ -174,6 +182,51 @@ def test_a_judge_that_is_right_and_quick_is_taken_in() -> None:
 def test_a_judge_that_is_slow_is_left_out() -> None:
     run = Run("specrouter", (0.8, 0.97), levels=(0, 1), drafting=(FAST, SLOW), answers=6)
     assert [run.chains(request)[-1] for request in (4, 5)] == [(0,), (0,)]
+
+
+def test_a_judge_that_pays_is_in_the_first_answers_chain_from_its_beginning() -> None:
+    run = Run("specrouter", (0.3, 0.97), levels=(0, 1), answers=1)
+    assert run.chains(0)[0] == (0, 1)
+    assert all(1 in chain for chain in run.chains(0))
+
+
+def test_a_judge_that_has_not_answered_yet_is_known_to_take_so_long() -> None:
+    """It is at its first job for the whole answer, and no chain waits for it from the first choice on."""
+    run = Run("specrouter", (0.8, 0.97), levels=(0, 1), drafting=(FAST, Curve(base_s=100.0)), answers=1)
+    assert run.chains(0) == [(0, 1), (0,)]
+
+
+@pytest.mark.parametrize(("slower", "pays_after"), [(1.0, 100), (1.1, 700)])
+def test_a_chain_is_tried_where_the_tokens_to_come_would_pay_for_it(slower: float, pays_after: int) -> None:
+    def gain(tokens: int) -> float:
+        return ChainRecords(Expertise(2), tokens=tokens).gain((0,), slower)
+
+    assert gain(0) < gain(pays_after // 2) < 0 < gain(pays_after)
+    assert gain(TO_COME_MAX) == gain(2 * TO_COME_MAX)
+
+
+def test_what_is_gained_by_a_try_is_the_mean_over_what_it_may_turn_out_to_take() -> None:
+    """By drawing two million times how long the chain takes in truth, and what a timing of that would say."""
+    measured = ChainRecords(Expertise(2), tokens=1000, times={(0,): 3})
+    draw, many = np.random.default_rng(1).normal, 2 * 10**6
+    spread, known = 0.5, 3 + 5
+    truth = np.log(1.1) + draw(0, spread / np.sqrt(known), many)
+    timing = truth + draw(0, spread, many)
+    believed = (known * np.log(1.1) + timing) / (known + 1)
+    saved = np.maximum(-believed, 0).mean() * 1000
+    assert measured.gain((0,), 1.1) == pytest.approx(saved - 0.1 * STAY_TOKENS - 3, abs=0.05)
+
+
+def test_a_chain_that_was_timed_often_is_hardly_tried_again() -> None:
+    measured = ChainRecords(Expertise(2), tokens=1000)
+    new = measured.gain((0,), 1.1)
+    measured.times[0,] = 20
+    assert measured.gain((0,), 1.1) < 0 < new
+
+
+def test_of_two_chains_that_are_as_fast_the_better_known_one_is_taken() -> None:
+    measured = ChainRecords(Expertise(2), times={(0, 1): 9, (0,): 1})
+    assert measured.corrected((0, 1), 0.1) < measured.corrected((0,), 0.1)
 
 
 def test_a_chain_that_is_given_stays_and_others_are_not_asked() -> None:

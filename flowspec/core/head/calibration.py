@@ -7,6 +7,9 @@ which a few observations outweigh, and old observations fade, so that a change o
 from __future__ import annotations
 
 import math
+from typing import Any
+
+from flowspec.core.head.kept import Kept
 
 BINS = 16
 ODDS_SPAN = 5.0
@@ -38,6 +41,18 @@ class Calibrator:
         self._trials[index] = self._trials[index] * keep + 1
         self._hits[index] = self._hits[index] * keep + is_right
         self._claimed[index] = self._claimed[index] * keep + confidence
+
+    def kept(self) -> dict[str, Any]:
+        return {"trials": self._trials, "hits": self._hits, "claimed": self._claimed}
+
+    def recall(self, kept: Kept) -> None:
+        """Raises `ValueError`."""
+        trials = kept["trials"].numbers(BINS, most=MEMORY)
+        counts = [
+            [each.number(most=most) for each, most in zip(kept[key].each(BINS), trials, strict=True)]
+            for key in ("hits", "claimed")
+        ]
+        self._trials, (self._hits, self._claimed) = trials, counts
 
     @property
     def weight(self) -> float:

@@ -20,6 +20,9 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from flowspec.core.head.kept import COUNT_MAX, Kept
 
 SHARE_NEW = 0.06
 """Weight of the newest match in a request's moving average, once there have been some; the first ones count
@@ -44,6 +47,8 @@ DOMAINS_MAX = 32
 ALIKE = 0.25
 """Cosine from which on two prompts are taken to be about the same."""
 EXAMPLE_TOKENS = 48
+KEPT_BUCKETS = 256
+"""Of a domain between runs, the heaviest: by these it is known again."""
 EVERYWHERE = 0.2
 """What keeps a word that all prompts use from counting for nothing: the same prompt twice is the same domain.
 """
@@ -75,6 +80,14 @@ class DrafterScores:
         self.seen[drafter] += 1
         self.worth[drafter] += max(self.share, 1 / self.seen[drafter]) * (chance - self.worth[drafter])
 
+    def kept(self) -> dict[str, Any]:
+        return {"worth": self.worth, "seen": self.seen}
+
+    def recall(self, kept: Kept) -> None:
+        """Raises `ValueError`."""
+        worth = kept["worth"].numbers(len(self.worth), most=1.0)
+        self.worth, self.seen = worth, kept["seen"].wholes(len(self.seen))
+
     def beside(self, drafter: int, prior: float, weight: int) -> float:
         """A drafter's worth where something known beforehand counts for `weight` matches."""
         seen = min(self.seen[drafter], round(1 / self.share))
@@ -86,7 +99,8 @@ class Domain:
     """Prompts that are alike: the sum of their sketches, and what drafters were worth in the answers to them,
     of which so many ended.
 
-    `example` is how the first of them ends, `working` how many requests each drafter works for now.
+    `example` is how the first of them in this run ends, `working` how many requests each drafter works for
+    now.
     """
 
     example: tuple[int, ...]
@@ -111,13 +125,16 @@ class RequestRecord:
 
 
 class Expertise:
-    """See the module. `domains` is the table that people are shown."""
+    """See the module. `domains` is the table that people are shown. What is `expected` of each drafter
+    beforehand counts for so many matches."""
 
-    def __init__(self, drafters: int) -> None:
+    def __init__(self, drafters: int, expected: Sequence[float] = (), matches: int = 0) -> None:
         self.drafters = drafters
         self._prompts = 0
         self._used: Counter[int] = Counter()  # prompts that use a bucket
         self._overall = DrafterScores.empty(drafters, SHARE_DOMAIN)
+        if expected:
+            self._overall = DrafterScores(list(expected), [matches] * drafters, SHARE_DOMAIN)
         self.domains: list[Domain] = []
 
     def begin(self, prompt: Sequence[int]) -> RequestRecord:
@@ -141,7 +158,9 @@ class Expertise:
                 )
             )
             best = len(self.domains) - 1
-        self.domains[best].add(found)
+        domain = self.domains[best]
+        domain.add(found)
+        domain.example = domain.example or tuple(prompt[-EXAMPLE_TOKENS:])
         return RequestRecord(domain=best, scores=DrafterScores.empty(self.drafters, SHARE_NEW))
 
     def _likeness(self, centre: Sketch, found: Sketch) -> float:
@@ -253,6 +272,43 @@ class Expertise:
         for drafter in chosen:
             working[drafter] += 1
         record.chosen = chosen
+
+    def kept(self) -> dict[str, Any]:
+        """Of prompts no text, but which buckets they use."""
+        domains = []
+        for domain in self.domains:
+            heaviest = sorted(domain.centre, key=lambda bucket: (-domain.centre[bucket], bucket))[
+                :KEPT_BUCKETS
+            ]
+            words = [[bucket, domain.centre[bucket], self._used[bucket]] for bucket in heaviest]
+            domains.append({"answers": domain.answers, **domain.scores.kept(), "words": words})
+        return {"prompts": self._prompts, "overall": self._overall.kept(), "domains": domains}
+
+    def recall(self, kept: Kept) -> None:
+        """Raises `ValueError`."""
+        prompts = kept["prompts"].whole()
+        overall = DrafterScores.empty(self.drafters, SHARE_DOMAIN)
+        overall.recall(kept["overall"])
+        used: Counter[int] = Counter()
+        domains = []
+        for found in kept["domains"].each(most=DOMAINS_MAX):
+            scores = DrafterScores.empty(self.drafters, SHARE_DOMAIN)
+            scores.recall(found)
+            centre: Sketch = {}
+            for word in found["words"].each(most=KEPT_BUCKETS):
+                bucket = word[0].whole(0, BUCKETS - 1)
+                centre[bucket] = word[1].number(most=COUNT_MAX)
+                used[bucket] = word[2].whole(1, max(1, prompts))
+            domains.append(
+                Domain(
+                    example=(),
+                    centre=centre,
+                    scores=scores,
+                    working=[0] * self.drafters,
+                    answers=found["answers"].whole(),
+                )
+            )
+        self._prompts, self._overall, self._used, self.domains = prompts, overall, used, domains
 
 
 def _second(pair: tuple[int, float]) -> float:

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from flowspec.core.head.calibration import Calibrator
+from flowspec.core.head.kept import Kept
 
 Offers = tuple[tuple[int, float], ...]
 """Tokens below a node, each with a model's own confidence in it (0 to 1)."""
@@ -85,6 +87,20 @@ class Fusion:
         if ranked.judge is self.fused:
             for proposed, score in ranked.offers:
                 self.fused.observe(score, is_right=proposed == token)
+
+    def kept(self) -> dict[str, Any]:
+        return {
+            "models": [calibrator.kept() for calibrator in self.calibrators],
+            "fused": self.fused.kept(),
+        }
+
+    def recall(self, kept: Kept) -> None:
+        """Raises `ValueError`."""
+        for calibrator, found in zip(
+            self.calibrators, kept["models"].each(len(self.calibrators)), strict=True
+        ):
+            calibrator.recall(found)
+        self.fused.recall(kept["fused"])
 
     @property
     def error(self) -> float:

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from flowspec.core.head import sharing
 from flowspec.core.head.admission import Admission
@@ -53,6 +54,7 @@ from flowspec.core.head.events import (
 )
 from flowspec.core.head.flights import Bounds, SegmentsInFlight, SentPart
 from flowspec.core.head.fusion import Fusion
+from flowspec.core.head.kept import Kept
 from flowspec.core.head.prompt_chunks import SlotTime, chunk_rows
 from flowspec.core.head.request import Request, Source, begin
 from flowspec.core.methods import WITHOUT_GUESSES, make_method
@@ -90,18 +92,21 @@ Boarding = tuple[Request, list[int], bool]
 """Nodes of a request that go into a segment, and whether they are of its prompt."""
 UNKNOWN_LEFT_S = 1e-3
 """What is taken to be left of an answer whose speed is unknown: little, so that nobody waits for its end."""
+TURNAROUND_MAX_S = 600.0
+"""Of what is kept between runs: longer ones would be believed for too long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experience:
-    """Of slots and speed, of the models beside the target, and `of_method` what its method learnt, which that
-    method alone understands.
+    """Of slots and speed, of the models beside the target and how fast they answer, and `of_method` what its
+    method learnt, which that method alone understands.
 
     Not a copy: it goes on learning with the head that has it.
     """
 
     costs: Costs
     fusion: Fusion
+    turnaround_s: list[float]
     of_method: object = None
 
 
@@ -139,6 +144,7 @@ class HeadCore:
         assert len(drafters) <= self.method.drafters_max, (
             f"{self.method.name} makes use of {self.method.drafters_max} drafters"
         )
+        self.method.meet(drafters)
         self.drafters = Drafters(drafters, self.method)
         self.costs = Costs(stage_count)
         self.portions = self.bounds.portions()
@@ -176,12 +182,35 @@ class HeadCore:
 
     def experience(self) -> Experience:
         """What is known by now."""
-        return Experience(costs=self.costs, fusion=self.drafters.fusion, of_method=self.method.experience())
+        return Experience(
+            costs=self.costs,
+            fusion=self.drafters.fusion,
+            turnaround_s=self.drafters.turnaround_s,
+            of_method=self.method.experience(),
+        )
 
     def take(self, experience: Experience) -> None:
         """Begin with what another head learnt with the same stages, models and method."""
         self.costs, self.drafters.fusion = experience.costs, experience.fusion
+        self.drafters.turnaround_s = experience.turnaround_s
         self.method.take(experience.of_method)
+
+    def kept(self) -> dict[str, Any]:
+        """What is worth keeping for a later run with the same models, method and devices: plain data, as JSON
+        can hold it."""
+        return {
+            "turnaround_s": self.drafters.turnaround_s,
+            "fusion": self.drafters.fusion.kept(),
+            "method": self.method.kept(),
+        }
+
+    def recall(self, data: Any) -> None:
+        """Begin with what is `kept` of an earlier run; raises `ValueError`."""
+        kept = Kept(data)
+        turnaround_s = kept["turnaround_s"].numbers(len(self.drafters.traits), most=TURNAROUND_MAX_S)
+        self.drafters.fusion.recall(kept["fusion"])
+        self.method.recall(kept["method"])
+        self.drafters.turnaround_s = turnaround_s
 
     def flight_s(self, now_s: float) -> float:
         """For how long the oldest segment in flight has been so; 0 without any."""

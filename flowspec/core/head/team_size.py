@@ -14,8 +14,10 @@ verification time; in a pipeline that is full a level that comes late costs befo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from flowspec.core.head.fusion import Offers
+from flowspec.core.head.kept import Kept
 
 FEW = 3
 """Proposals below a node that are likely to be sent."""
@@ -82,6 +84,24 @@ class TeamSize:
             self.size = more
             self._trial_after = min(2 * self._trial_after, TRIAL_AFTER_MAX)
             self._trial_at = self.tokens + self._trial_after
+
+    def kept(self) -> dict[str, Any]:
+        return {
+            "size": self.size,
+            "gains": self._gains,
+            "seen": self._seen,
+            "levels_s": self._levels_s,
+            "trial_after": self._trial_after,
+        }
+
+    def recall(self, kept: Kept) -> None:
+        """Tokens are counted anew. Raises `ValueError`."""
+        size = kept["size"].whole(1, self._most)
+        gains, seen = kept["gains"].numbers(self._most, -1.0, 1.0), kept["seen"].wholes(self._most)
+        levels_s = kept["levels_s"].numbers(self._most + 1)
+        trial_after = kept["trial_after"].whole(TRIAL_AFTER_MIN, TRIAL_AFTER_MAX)
+        self.size, self._gains, self._seen, self._levels_s = size, gains, seen, levels_s
+        self._trial_after, self._trial_at = trial_after, float(trial_after)
 
     def _costs_s(self, size: int) -> float:
         """What the last of so many drafters adds to a level."""

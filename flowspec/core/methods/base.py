@@ -10,12 +10,14 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from flowspec.core.head.costs import Costs
 from flowspec.core.head.drafter_jobs import expandable
 from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.expertise import Expertise
 from flowspec.core.head.fusion import Offers
+from flowspec.core.head.kept import Kept
 from flowspec.core.head.request import Request
 from flowspec.core.protocol import limits
 
@@ -129,6 +131,9 @@ class Method:
         """Living segments that may be in flight."""
         return view.stage_count + 1
 
+    def meet(self, traits: Sequence[DrafterTraits]) -> None:
+        """These are the models beside the target; told once, before all else."""
+
     def begin(self, request: Request) -> None:
         """A new answer begins, or one begins again on other stages."""
         request.plan = None
@@ -165,6 +170,13 @@ class Method:
 
     def take(self, experience: object) -> None:
         """Begin with what another of its kind learnt."""
+
+    def kept(self) -> dict[str, Any]:
+        """What of it is worth keeping between runs, as plain data (`core.head.kept`)."""
+        return {}
+
+    def recall(self, kept: Kept) -> None:
+        """Begin with what is `kept` of an earlier run; raises `ValueError`."""
 
 
 def beam(view: View, request: Request, width: int, depth: int) -> list[int] | None:

@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from typing import Any
 
 from flowspec.core.head.drafter_jobs import most_valuable
+from flowspec.core.head.kept import Kept
 from flowspec.core.head.request import Request
 from flowspec.core.methods.base import Choice, Method, Observation, Parameter, View
 from flowspec.core.methods.governor import Governor
@@ -110,6 +112,19 @@ class Continuous(Method):
     def take(self, experience: object) -> None:
         assert isinstance(experience, tuple)
         self._chance, self._chance_tokens = experience
+
+    def kept(self) -> dict[str, Any]:
+        return {
+            "chance": self._chance,
+            "chance_tokens": self._chance_tokens,
+            "governor": self._governor.kept(),
+        }
+
+    def recall(self, kept: Kept) -> None:
+        chance = kept["chance"].number(most=1.0)
+        chance_tokens = kept["chance_tokens"].whole(CHANCE_TOKENS_MIN, CHANCE_TOKENS_MAX)
+        self._governor.recall(kept["governor"])
+        self._chance, self._chance_tokens = chance, chance_tokens
 
     def walked(self, request: Request, emitted: int) -> None:
         self._answering.add(request.number)

@@ -18,7 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.expertise import Expertise, RequestRecord
+from flowspec.core.head.kept import Kept
 from flowspec.core.head.request import Request
 from flowspec.core.head.team_size import TeamSize
 from flowspec.core.methods.base import Observation, Parameter, View
@@ -69,11 +71,12 @@ class Cosine(Continuous):
         self._team_size = TeamSize(1)
         self._lookups: tuple[int, ...] = ()
 
+    def meet(self, traits: Sequence[DrafterTraits]) -> None:
+        self.expertise = Expertise(len(traits))
+        self._team_size = TeamSize(len(traits))
+
     def begin(self, request: Request) -> None:
         super().begin(request)
-        if self.expertise.drafters != len(request.drafter_states):
-            self.expertise = Expertise(len(request.drafter_states))
-            self._team_size = TeamSize(len(request.drafter_states))
         if request.plan is None:
             assert request.submit is not None
             request.plan = DrafterChoice(record=self.expertise.begin(request.submit.prompt))
@@ -100,6 +103,15 @@ class Cosine(Continuous):
     def take(self, experience: object) -> None:
         assert isinstance(experience, tuple)
         self.expertise, self._team_size = experience
+
+    def kept(self) -> dict[str, Any]:
+        team = {"expertise": self.expertise.kept(), "team_size": self._team_size.kept()}
+        return {**super().kept(), **team}
+
+    def recall(self, kept: Kept) -> None:
+        super().recall(kept)
+        self.expertise.recall(kept["expertise"])
+        self._team_size.recall(kept["team_size"])
 
     def _weigh(self, request: Request) -> None:
         if self._routing:

@@ -19,6 +19,10 @@ With the patience at its longest a trial of `REGRET_TRIAL` tokens each `REST_TOK
 
 from __future__ import annotations
 
+from typing import Any
+
+from flowspec.core.head.kept import Kept
+
 CLEARLY_BETTER = 1.3
 """Times the rate of plain decoding, as last measured and as estimated, from which on it is not measured. The
 estimate knows what a measurement cannot: that stages were lost or slow then, and are not now."""
@@ -83,6 +87,27 @@ class Governor:
             self._rested(tokens, now_s - looked_s)
         else:
             self._guessed(tokens, now_s - looked_s, plain_rate)
+
+    def kept(self) -> dict[str, Any]:
+        return {
+            "plain_rate": self._plain_rate,
+            "is_faster": not self.is_resting or self._is_measuring,
+            "rest_tokens": self._rest_tokens,
+            "new_answer_tokens": self._new_answer_tokens,
+            "unmeasured_tokens": self._unmeasured_tokens,
+        }
+
+    def recall(self, kept: Kept) -> None:
+        """An earlier run's verdict: guessing is on trial from the start where it was the slower way. Raises
+        `ValueError`."""
+        plain_rate = kept["plain_rate"].number()
+        rest_tokens = kept["rest_tokens"].whole(REST_TOKENS_MIN, REST_TOKENS_MAX)
+        new_answer_tokens = kept["new_answer_tokens"].whole(NEW_ANSWER_TOKENS_MIN, REST_TOKENS_MAX)
+        unmeasured_tokens = kept["unmeasured_tokens"].whole(UNMEASURED_TOKENS_MIN, UNMEASURED_TOKENS_MAX)
+        is_faster = kept["is_faster"].flag()
+        self._plain_rate, self._rest_tokens = plain_rate, rest_tokens
+        self._new_answer_tokens, self._unmeasured_tokens = new_answer_tokens, unmeasured_tokens
+        self._is_trial = self._is_trial_of_new = not is_faster
 
     # ------------------------------------------------------------------------------ a phase, look by look
 

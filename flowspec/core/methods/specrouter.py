@@ -8,8 +8,8 @@ chain are not asked; they catch up when they are needed again.
 
 Which chain is the fastest is predicted for each request from what was measured: a token takes as long as the
 chain needs to draft another level, and where it was not foreseen a trip of the pipeline more. With `a` the
-share of tokens in this request (started from others of its domain) that were among the best few of what the
-chain's surest model proposed:
+share of tokens in this request (started from others of its domain) that were the best guess of the chain's
+surest model:
 
     time per token = level + (1 - a) trip,   level = max(t_drafter, t_judge (1 - s), ...)
 
@@ -17,6 +17,12 @@ chain's surest model proposed:
 s) levels in one pass before it disagrees). What a chain took in truth, as a share of what was predicted,
 corrects what is predicted for it. Plain decoding, the shortest chain, is what the governor compares with
 (`methods.governor`), by the clock alone.
+
+Nothing need be learnt before the first answer. An intermediate is taken to miss half of what the model below
+it misses, until tokens tell. The turnaround of a model that was never asked is not known, so the first chain
+has a model of each level, and is looked at again as soon as all have answered once. A chain that is not
+predicted to be the fastest is tried where the tokens to come would pay for it: as many are taken to come as
+there were, and what another timing teaches is known by how many there were.
 """
 
 from __future__ import annotations
@@ -27,8 +33,10 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
-from flowspec.core.head.expertise import Expertise, RequestRecord
+from flowspec.core.head.drafter_traits import DrafterTraits
+from flowspec.core.head.expertise import UNKNOWN, Expertise, RequestRecord
 from flowspec.core.head.fusion import Offers
+from flowspec.core.head.kept import Kept
 from flowspec.core.head.request import Request
 from flowspec.core.methods.base import Choice, Observation, View
 from flowspec.core.methods.chains import Chain, by_level, chains_to_try, slowest_s
@@ -41,20 +49,26 @@ SETTLING_TOKENS = 4
 """The first of them still owe to the chain before and are not timed."""
 GAIN = 1.15
 """How much faster another chain must be: what a request's last 16 tokens tell of it is as uncertain."""
-PROBE_TOKENS_MIN, PROBE_TOKENS_MAX = 32, 1024
-"""Tokens from one probe to the next, each time twice as many: then the chain that was tried least has a turn,
-where it might be the fastest."""
-MIGHT_BE_FASTEST = 1.5
-"""Times the best prediction, up to which a chain is worth a probe."""
+SPREAD = 0.5
+"""Standard deviation of a timing by what is predicted, as a logarithm."""
+CHANGE_TOKENS = 3.0
+"""What a try costs even if the chain is as fast: whoever comes in reads what it lacks."""
+TO_COME_MAX = 4096
+"""Tokens to come, at most, for which a chain that is tried may pay: the models and texts of later ones may be
+others."""
+MISSES_BELOW = 0.5
+"""Share of what a model misses that the one above it misses, too, before tokens tell."""
+EXPECTED_MATCHES = 4
+"""Tokens that this counts for."""
 SHARE_NEW = 0.05
 """Weight of the newest timing in a chain's correction; some tokens tell little."""
 DOUBT = 5
 """Timings that the prediction as it is counts for."""
 SHARE_NEW_SIMILARITY = 0.1
 SIMILARITY_AT_FIRST = 0.6
-FEW = 3
-"""Proposals below a node that are likely to be sent."""
 SIMILARITY_MAX = 0.95
+CORRECTION_MAX = 20.0
+"""As a logarithm; more is no time."""
 TIMED_KEPT = 64
 """Chains of which it is known how they did, the last ones: what others did is too long ago."""
 PLAIN: Chain = ()
@@ -62,22 +76,28 @@ PLAIN: Chain = ()
 
 @dataclass(slots=True)
 class ChainChoice:
-    """Where a request is: its chain since it had `began` tokens, timed from `timed` on."""
+    """Where a request is: its chain since it had `began` tokens, timed from `timed` on.
+
+    `is_blind`: it was chosen while not all models had answered once; `is_trial`: it is not predicted to be
+    the fastest.
+    """
 
     record: RequestRecord
     chain: Chain = PLAIN
     began: int = 0
     timed: int = 0
     timed_s: float | None = None
+    is_blind: bool = False
+    is_trial: bool = False
 
 
 @dataclass(slots=True)
 class ChainRecords:
-    """What is learnt of models and chains: who is worth what, how alike two models are, how often each chain
-    was timed.
+    """What is learnt of models and chains in so many `tokens`: who is worth what, how alike two models are,
+    how often each chain was timed.
 
-    After `tokens`, the next probe is due at `probe_at`, and the one after it `probe_after` later. What a
-    chain takes as a share of what is predicted is, as a logarithm, `common` to all plus its own `correction`.
+    What a chain takes as a share of what is predicted is, as a logarithm, `common` to all plus its own
+    `correction`.
     """
 
     expertise: Expertise
@@ -86,8 +106,6 @@ class ChainRecords:
     common: float = 0.0
     correction: dict[Chain, float] = field(default_factory=dict)
     tokens: int = 0
-    probe_at: int = PROBE_TOKENS_MIN
-    probe_after: int = PROBE_TOKENS_MIN
 
     def compare(self, offers: Mapping[int, Offers]) -> None:
         for pair in combinations(sorted(offers), 2):
@@ -114,8 +132,56 @@ class ChainRecords:
             del self.times[other]
             self.correction.pop(other, None)
 
+    def kept(self) -> dict[str, Any]:
+        return {
+            "tokens": self.tokens,
+            "expertise": self.expertise.kept(),
+            "similar": [[*pair, alike] for pair, alike in self.similar.items()],
+            "common": self.common,
+            "chains": [
+                {"models": chain, "timings": seen, "correction": self.correction.get(chain, 0.0)}
+                for chain, seen in self.times.items()
+            ],
+        }
+
+    def recall(self, kept: Kept) -> None:
+        """Raises `ValueError`."""
+        most = self.expertise.drafters - 1
+        tokens = kept["tokens"].whole()
+        common = kept["common"].number(-CORRECTION_MAX, CORRECTION_MAX)
+        similar = {
+            (each[0].whole(0, most), each[1].whole(0, most)): each[2].number(most=1.0)
+            for each in kept["similar"].each(most=(most + 1) ** 2)
+        }
+        times: dict[Chain, int] = {}
+        correction: dict[Chain, float] = {}
+        for each in kept["chains"].each(most=TIMED_KEPT):
+            chain = tuple(model.whole(0, most) for model in each["models"].each(most=most + 1))
+            times[chain] = each["timings"].whole()
+            correction[chain] = each["correction"].number(-CORRECTION_MAX, CORRECTION_MAX)
+        self.expertise.recall(kept["expertise"])
+        self.tokens, self.common, self.similar = tokens, common, similar
+        self.times, self.correction = times, correction
+
     def corrected(self, chain: Chain, seconds: float) -> float:
-        return seconds * math.exp(self.common + self.correction.get(chain, 0.0))
+        """What a chain is expected to take where `seconds` are predicted, and what that may be off by: of two
+        that are as fast, the one that is better known is taken."""
+        doubt = SPREAD / math.sqrt(self.times.get(chain, 0) + DOUBT)
+        return seconds * math.exp(self.common + self.correction.get(chain, 0.0) + doubt)
+
+    def gain(self, chain: Chain, slower: float) -> float:
+        """By how many tokens' time it is expected to be better to try a chain for `STAY_TOKENS` than to stay
+        with the best one, of which it is predicted to take `slower` times the time (1 or more).
+
+        One timing more moves what is predicted of it by `moved`, up or down. Where it becomes the best one,
+        all tokens to come have what that saves: the knowledge gradient (Frazier, Powell, Dayanik 2008).
+        """
+        seen = min(self.times.get(chain, 0), 1 / SHARE_NEW) + DOUBT
+        moved = SPREAD * math.sqrt(1 / seen - 1 / (seen + 1))
+        far = math.log(slower) / moved
+        density = math.exp(-far * far / 2) / math.sqrt(2 * math.pi)
+        saved = moved * (density - far * math.erfc(far / math.sqrt(2)) / 2)
+        return saved * min(self.tokens, TO_COME_MAX) - (slower - 1) * STAY_TOKENS - CHANGE_TOKENS
 
 
 def similarity(first: Offers, second: Offers) -> float:
@@ -136,11 +202,12 @@ class SpecRouter(Continuous):
         self.measured = ChainRecords(Expertise(0))
         self._fixed = chain
 
+    def meet(self, traits: Sequence[DrafterTraits]) -> None:
+        expected = [1 - (1 - UNKNOWN) * MISSES_BELOW**each.level for each in traits]
+        self.take(ChainRecords(Expertise(len(traits), expected, EXPECTED_MATCHES)))
+
     def begin(self, request: Request) -> None:
         super().begin(request)
-        if self.measured.expertise.drafters != len(request.drafter_states):
-            self.measured = ChainRecords(Expertise(len(request.drafter_states)))
-            self.expertise = self.measured.expertise
         if request.plan is None:
             assert request.submit is not None
             request.plan = ChainChoice(record=self.measured.expertise.begin(request.submit.prompt))
@@ -149,7 +216,7 @@ class SpecRouter(Continuous):
     def observed(self, request: Request, observation: Observation) -> None:
         super().observed(request, observation)
         found = {
-            model: float(any(token == observation.token for token, _ in offers[:FEW]))
+            model: float(bool(offers) and offers[0][0] == observation.token)
             for model, offers in observation.offers.items()
         }
         self.measured.expertise.observe(request.plan.record, found)
@@ -166,6 +233,13 @@ class SpecRouter(Continuous):
         assert isinstance(experience, ChainRecords)
         self.measured = experience
         self.expertise = experience.expertise
+
+    def kept(self) -> dict[str, Any]:
+        return {**super().kept(), "measured": self.measured.kept()}
+
+    def recall(self, kept: Kept) -> None:
+        super().recall(kept)
+        self.measured.recall(kept["measured"])
 
     def walked(self, request: Request, emitted: int) -> None:
         super().walked(request, emitted)
@@ -198,7 +272,9 @@ class SpecRouter(Continuous):
         if tokens and (route.timed_s is None or route.timed < route.began + SETTLING_TOKENS <= tokens):
             route.timed, route.timed_s = tokens, view.now_s
         is_gone = not set(route.chain) <= set(there)
-        if not is_gone and route.chain and tokens < route.began + STAY_TOKENS:
+        is_seen = view.costs.is_known and all(view.turnaround_s[model] for model in there)
+        is_due = tokens >= route.began + STAY_TOKENS or (route.is_blind and is_seen)
+        if route.chain and not is_gone and not is_due:
             return
         found = self._predicted(view, request, there)
         if (
@@ -207,6 +283,7 @@ class SpecRouter(Continuous):
             and tokens > route.timed
             and view.now_s > route.timed_s
             and found[route.chain]
+            and not route.is_blind
         ):
             self.measured.learn(
                 route.chain, (view.now_s - route.timed_s) / (tokens - route.timed) / found[route.chain]
@@ -215,13 +292,15 @@ class SpecRouter(Continuous):
             view,
             request,
             {chain: self.measured.corrected(chain, seconds) for chain, seconds in found.items()},
+            is_seen=is_seen,
         )
         route.began, route.timed_s = tokens, None
 
-    def _choose(self, view: View, request: Request, seconds: Mapping[Chain, float]) -> None:
-        """The fastest chain, or the one that is there if it is about as fast; now and then one of which
-        little is known."""
+    def _choose(self, view: View, request: Request, seconds: Mapping[Chain, float], *, is_seen: bool) -> None:
+        """The fastest chain, or the one that is there if it is about as fast, or one that is worth a try."""
         route: ChainChoice = request.plan
+        was_settled = not (route.is_blind or route.is_trial)
+        route.is_blind, route.is_trial = not is_seen, False
         if not seconds:
             if route.chain != PLAIN:
                 self._change(view, request, PLAIN, "no model is there")
@@ -229,30 +308,29 @@ class SpecRouter(Continuous):
         best = min(
             seconds, key=lambda chain: (seconds[chain], -len(chain), chain)
         )  # a judge that costs nothing may help
-        likely = [
-            chain
-            for chain in seconds
-            if seconds[chain] <= MIGHT_BE_FASTEST * seconds[best] and chain != route.chain
-        ]
         if route.chain not in seconds:
+            is_first = route.began == 0 and not route.chain
             self._change(
-                view,
-                request,
-                best,
-                "predicted to be the fastest" if route.began == 0 and not route.chain else "a model is gone",
+                view, request, best, "predicted to be the fastest" if is_first else "a model is gone"
             )
-        elif self.measured.tokens >= self.measured.probe_at and likely:
-            self.measured.probe_after = min(2 * self.measured.probe_after, PROBE_TOKENS_MAX)
-            self.measured.probe_at = self.measured.tokens + self.measured.probe_after
-            least = min(likely, key=lambda chain: (self.measured.times.get(chain, 0), seconds[chain]))
-            self._change(view, request, least, "a probe")
-        elif GAIN * seconds[best] < seconds[route.chain]:
-            self._change(
-                view,
-                request,
-                best,
-                f"{duration(seconds[best])} a token, not {duration(seconds[route.chain])}",
-            )
+        elif (tried := self._worth_a_try(seconds, best)) is not None and tried != route.chain:
+            route.is_trial = True
+            self._change(view, request, tried, "a try")
+        elif (GAIN if was_settled else 1.0) * seconds[best] < seconds[route.chain]:
+            told = f"{duration(seconds[best])} a token, not {duration(seconds[route.chain])}"
+            self._change(view, request, best, told)
+
+    def _worth_a_try(self, seconds: Mapping[Chain, float], best: Chain) -> Chain | None:
+        """The chain that it pays most to try, if one is expected to pay."""
+        if not seconds[best]:
+            return None
+        gains = {
+            chain: self.measured.gain(chain, each / seconds[best])
+            for chain, each in seconds.items()
+            if chain != best
+        }
+        tried = max(gains, key=gains.__getitem__, default=None)
+        return tried if tried is not None and gains[tried] > 0 else None
 
     def _change(self, view: View, request: Request, chain: Chain, reason: str) -> None:
         request.plan.chain = chain
@@ -265,7 +343,10 @@ class SpecRouter(Continuous):
 
         0 while the pipeline's times are not known.
         """
-        turn_s = view.turnaround_s
+        turn_s = [
+            known_s or (view.now_s - asked_s if asked_s is not None else 0.0)  # at its first job: no less
+            for known_s, asked_s in zip(view.turnaround_s, view.asked_s, strict=True)
+        ]
 
         def step_s(low: int, high: int) -> float:
             return turn_s[high] * (1 - min(SIMILARITY_MAX, self.measured.similarity(low, high)))

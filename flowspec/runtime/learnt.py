@@ -1,0 +1,84 @@
+"""What heads learnt of the models beside the target, kept between runs: a file for each model, precision,
+method, set of drafters and split over devices.
+
+It changes how fast answers are, never which. The files are JSON that a person can read and delete, in
+`~/.local/state/flowspec/learnt`, for the user alone; of prompts they hold no text, but how often tokens were
+used, by which a prompt of the same kind is known again. Those that were not used for longest go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from flowspec.folders import state_folder, write_whole
+from flowspec.plain_json import read_json
+from flowspec.plan.placement import ClusterPlan
+
+FORMAT = 1
+FILES_MAX = 64
+BYTES_MAX = 4 << 20
+"""Of a file that is read; what is written is far less."""
+WRITE_EVERY_S = 60.0
+"""A head that goes on answering writes no more often."""
+
+log = logging.getLogger("flowspec.learnt")
+
+
+class LearntFile:
+    """Where a head with this plan, method and drafters keeps what it learns."""
+
+    def __init__(self, plan: ClusterPlan, method: str, drafters: Sequence[str]) -> None:
+        self._of = {
+            "format": FORMAT,
+            "model": plan.model,
+            "fingerprint": plan.fingerprint,
+            "precision": plan.dtype,
+            "method": method,
+            "drafters": list(drafters),
+            "stages": [[stage.name, stage.first, stage.end] for stage in plan.stages],
+        }
+        digest = hashlib.sha256(json.dumps(self._of).encode()).hexdigest()[:12]
+        name = re.sub(r"[^A-Za-z0-9.]+", "-", Path(plan.model).name)[:40].strip("-.")
+        self.path = state_folder() / "learnt" / f"{name or 'model'}-{method}-{digest}.json"
+
+    def read(self) -> Any:
+        """What was kept; None if nothing was. Raises `ValueError` with what is wrong with the file."""
+        try:
+            with self.path.open("rb") as file:
+                data = file.read(BYTES_MAX + 1)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise ValueError(f"expected a file that can be read ({error.strerror})") from None
+        if len(data) > BYTES_MAX:
+            raise ValueError(f"expected at most {BYTES_MAX >> 20} MiB")
+        try:
+            found = read_json(data.decode())
+        except (ValueError, RecursionError):
+            raise ValueError("expected JSON") from None
+        if not isinstance(found, dict) or {key: found.get(key) for key in self._of} != self._of:
+            raise ValueError("expected what was learnt of these models and devices")
+        return found.get("learnt")
+
+    def write(self, learnt: Any) -> None:
+        """Raises `OSError`."""
+        text = json.dumps({**self._of, "learnt": learnt}, indent=1)
+        text = re.sub(r"\[[^][{}]*\]", lambda found: re.sub(r"\n *", " ", found[0]), text)  # a list, a line
+        write_whole(self.path, text.encode())
+        _remove_oldest(self.path.parent)
+
+
+def _remove_oldest(folder: Path) -> None:
+    """Other heads may do the same at the same time."""
+    with contextlib.suppress(OSError):
+        files = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
+        for path in files[:-FILES_MAX]:
+            path.unlink()
+            log.info("%s was removed: only the last %d are kept", path, FILES_MAX)

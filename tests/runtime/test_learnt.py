@@ -1,0 +1,119 @@
+"""What heads learnt, from run to run: files that are bounded, private and never trusted."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flowspec.llm import LLM
+from flowspec.plan.placement import ClusterPlan, StagePlan
+from flowspec.runtime.learnt import BYTES_MAX, FILES_MAX, LearntFile
+
+PLAN = ClusterPlan(
+    model="some/model",
+    fingerprint="f",
+    dtype="bfloat16",
+    context=100,
+    stages=(StagePlan(name="a", address="a:1", first=0, end=4),),
+)
+QUESTION = "What is 17 + 25?"
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    return tmp_path / "flowspec" / "learnt"
+
+
+def file(method: str = "cosine", drafters: tuple[str, ...] = ("draft",)) -> LearntFile:
+    return LearntFile(PLAN, method, drafters)
+
+
+def test_a_file_is_of_one_model_method_and_set_of_drafters(state: Path) -> None:
+    assert file().read() is None
+    file().write({"a": [1.5, [2, "x  [y]"]]})
+    assert file().read() == {"a": [1.5, [2, "x  [y]"]]}
+    assert file("specrouter").read() is file(drafters=("mid",)).read() is None
+    assert file().path.name.startswith("model-cosine-")
+    assert stat.S_IMODE(file().path.stat().st_mode) == 0o600
+
+
+def test_the_files_that_were_not_used_for_longest_go(state: Path) -> None:
+    for number in range(FILES_MAX + 3):
+        one = file(drafters=(str(number),))
+        one.write(number)
+        os.utime(one.path, (number, number))
+    file().write("new")
+    assert len(list(state.iterdir())) == FILES_MAX
+    assert file().read() == "new"
+    assert [file(drafters=(str(number),)).read() for number in (2, 3, 4)] == [None, None, 4]
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (b"{", "expected JSON"),
+        (b"\xff\xfe", "expected JSON"),
+        (b"[" * 100_000, "expected JSON"),
+        (b'{"format": NaN}', "expected JSON"),
+        (b"[]", "expected what was learnt of these models and devices"),
+        (b'{"format": 1, "model": "other", "learnt": {}}', "expected what was learnt of these models"),
+        (b" " * (BYTES_MAX + 1), "expected at most 4 MiB"),
+    ],
+)
+def test_what_is_no_such_file_is_told_in_a_line(data: bytes, told: str) -> None:
+    file().write(None)
+    file().path.write_bytes(data)
+    with pytest.raises(ValueError, match=told):
+        file().read()
+
+
+def answered(notes: list[str] | None = None, **options: Any) -> str:
+    with LLM(
+        local=1, context=200, drafter="draft", method="cosine", on_note=(notes or []).append, **options
+    ) as llm:
+        return llm.generate(QUESTION, temperature=0).text
+
+
+def test_a_run_begins_with_what_the_last_one_learnt_and_answers_alike(state: Path) -> None:
+    def kept() -> Any:
+        (path,) = state.iterdir()
+        return json.loads(path.read_text("utf-8"))["learnt"]
+
+    first = answered()
+    once = kept()
+    assert answered() == first
+    twice = kept()
+    for method, prompts in ((once["method"], 1), (twice["method"], 2)):
+        assert method["expertise"]["prompts"] == prompts
+        (domain,) = method["expertise"]["domains"]
+        assert domain["answers"] == prompts
+    assert QUESTION.split()[-1] not in json.dumps(twice)
+
+
+def test_a_damaged_file_is_told_of_and_costs_nothing(state: Path) -> None:
+    first = answered()
+    (path,) = state.iterdir()
+    whole = json.loads(path.read_text("utf-8"))
+    whole["learnt"]["method"]["chance"] = "much"
+    path.write_text(json.dumps(whole), "utf-8")
+    notes: list[str] = ["so that it is kept"]
+    assert answered(notes) == first
+    told = "learnt.method.chance: expected a number, got 'much'"
+    assert notes[1:] == [f"{path} is not used, and will be written anew: {told}"]
+    assert json.loads(path.read_text("utf-8"))["learnt"]["method"]["chance"] != "much"
+
+
+def test_nothing_is_kept_where_that_is_not_wanted_or_cannot_be(state: Path) -> None:
+    answered(keep_learnt=False)
+    assert not state.exists()
+    state.parent.mkdir(parents=True)
+    state.write_text("a file where a folder should be", "utf-8")
+    notes: list[str] = ["so that it is kept"]
+    answered(notes)
+    assert [note for note in notes if "is not kept" in note or "is not used" in note]
