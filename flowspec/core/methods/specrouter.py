@@ -299,7 +299,7 @@ class SpecRouter(Continuous):
     def _choose(self, view: View, request: Request, seconds: Mapping[Chain, float], *, is_seen: bool) -> None:
         """The fastest chain, or the one that is there if it is about as fast, or one that is worth a try."""
         route: ChainChoice = request.plan
-        was_settled = not (route.is_blind or route.is_trial)
+        was_trial = route.is_trial
         route.is_blind, route.is_trial = not is_seen, False
         if not seconds:
             if route.chain != PLAIN:
@@ -316,7 +316,7 @@ class SpecRouter(Continuous):
         elif (tried := self._worth_a_try(seconds, best)) is not None and tried != route.chain:
             route.is_trial = True
             self._change(view, request, tried, "a try")
-        elif (GAIN if was_settled else 1.0) * seconds[best] < seconds[route.chain]:
+        elif (1.0 if was_trial else GAIN) * seconds[best] < seconds[route.chain]:
             told = f"{duration(seconds[best])} a token, not {duration(seconds[route.chain])}"
             self._change(view, request, best, told)
 
