@@ -174,21 +174,21 @@ def _tables(summary: Mapping[str, Any]) -> Iterator[ReportTable]:
         )
         yield ReportTable(
             title=f"What explains it: {place(table)}",
-            columns=["method", "tokens per segment", "stages busy", "rows dropped", "bound reached", EXACT],
+            columns=["method", "tokens per segment", "stages busy", "rows dropped", "oracle", EXACT],
             rows=[
                 [
                     name_of(name),
                     NONE if (of := statistics[name])["acceptance"] is None else f"{of['acceptance']:.2f}",
                     percent(of["busy"]),
                     NONE if of["dropped_per_100_rows"] is None else f"{of['dropped_per_100_rows']:.0f}%",
-                    percent(of["bound_share"]),
+                    percent(of["oracle_share"]),
                     f"{of['agreement'][EXACT]} of {of['answers']}",
                 ]
                 for name in table["methods"]
             ],
             note="Tokens per segment: that a segment sent gave, on average. Rows dropped: of those computed, "
-            "found wrong before they were through. Bound reached: the least time possible with these "
-            "guesses, by the time it took.",
+            "found wrong before they were through. Oracle: the least time in which one who knows the "
+            "answers could have had them with the best of all methods' guesses, by the time it took.",
         )
     for table in summary.get("chains", ()):
         domains, rows = chain_report.latency_rows(table)

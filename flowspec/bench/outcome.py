@@ -24,8 +24,9 @@ class Record:
     cost in it.
 
     `chains` are the chains of models that were chosen, each as (tokens known, seconds, models, reason), none
-    where nothing is chosen. `bound_s` is the least time per token at this `S` and `rho`; `energy_j` counts
-    all boards of the testbed.
+    where nothing is chosen. `oracle_s` is the least that the time after the first token could have been with
+    the guesses of this answer (`bench.oracle`), None where that is not known; `energy_j` counts all boards of
+    the testbed.
 
     `arithmetic` is what was computed with (`core.cluster.agreement`), empty where nothing was.
     """
@@ -55,7 +56,7 @@ class Record:
     energy_j: float
     tau_s: float
     trip_s: float
-    bound_s: float
+    oracle_s: float | None
     chains: list[Any]
     events: int
     digest: str

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from flowspec.bench.config import Bench, Setup, Testbed
+from flowspec.bench.oracle import Station
 from flowspec.bench.outcome import EXACT, WRONG, Record
 from flowspec.bench.plain import PlainCase
-from flowspec.bench.trace import Trace, slots_of
+from flowspec.bench.trace import Trace, oracle_s, slots_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +60,10 @@ def record_of(
     energy_j: float,
     events: int,
     digest: str,
+    stations: Sequence[Station] | None = None,
 ) -> Record:
-    """What is kept of an answer; what slots cost in it is counted from its first token on."""
+    """What is kept of an answer; what slots cost in it is counted from its first token on. `stations` as in
+    `trace.oracle_s`."""
     found = answered.report
     decode_s = answered.last_s - answered.first_s
     slots = slots_of(answered.trace.since(answered.first_s, answered.last_s))
@@ -90,7 +93,7 @@ def record_of(
         energy_j=energy_j,
         tau_s=slots.tau_s if slots else 0.0,
         trip_s=slots.trip_s if slots else 0.0,
-        bound_s=slots.bound_s(found["tokens_per_commit"], found["share_in_flight"]) if slots else 0.0,
+        oracle_s=oracle_s(answered.trace, stations),
         chains=list(found.get("chains", ())),
         events=events,
         digest=digest,

@@ -21,6 +21,7 @@ from flowspec import checking
 from flowspec.bench.config import SIMULATED, Bench, Setup, Testbed
 from flowspec.bench.drafter_places import places_of
 from flowspec.bench.guesses import depths_of
+from flowspec.bench.oracle import Station
 from flowspec.bench.outcome import Record
 from flowspec.bench.plain import PlainCase
 from flowspec.bench.recording import RecordedAnswer, energy_of, record_of
@@ -31,7 +32,7 @@ from flowspec.core.methods import find_method
 from flowspec.core.protocol.precision import PRECISION_BYTES
 from flowspec.draft.protocol import Drafter
 from flowspec.plan.cost import head_curve, layers_curve, row_bytes
-from flowspec.plan.timing import INSTANT, Curve
+from flowspec.plan.timing import INSTANT, Curve, LinkSpec
 from flowspec.sim.device import DeviceSpec
 from flowspec.sim.experiment import Experiment
 from flowspec.sim.language import AnswerLanguage
@@ -117,6 +118,34 @@ def experiment(
         feature_bytes=row * len(depths) if depths else None,
         returned_row_bytes=row if setup.published else 0,
         verifying=verifying,
+    )
+
+
+def stations_of(experiment: Experiment, context: int) -> list[Station]:
+    """What carries segments in such a cluster, in order, for an answer behind `context` tokens: the way to
+    each stage with the stage, the way back, the head. Of messages the payload alone is counted."""
+    links = experiment.links
+    stages = len(experiment.devices)
+    ways = (experiment.data,) * (stages + 1) if links is None else links.data
+    sizes = experiment.row_bytes
+    rows_bytes = list(sizes) if isinstance(sizes, tuple) else [sizes or 0] * stages
+    rows_bytes[0] = 0  # tokens
+    found = []
+    for number, (way, row, device) in enumerate(zip(ways, rows_bytes, experiment.devices, strict=False)):
+        found += [_way(way, row), _stage(device, context, number)]
+    found.append(_way(ways[-1], (experiment.feature_bytes or 0) + experiment.returned_row_bytes))
+    verifying, head_s = experiment.verifying, experiment.head_s
+    found.append(Station(busy_s=lambda rows: head_s + verifying.seconds(rows)))
+    return found
+
+
+def _way(link: LinkSpec, row_bytes: int) -> Station:
+    return Station(busy_s=lambda rows: link.transfer_s(rows * row_bytes), delay_s=link.delay_s)
+
+
+def _stage(device: DeviceSpec, context: int, number: int) -> Station:
+    return Station(
+        busy_s=lambda rows: device.curve.seconds(rows, context) + device.sampling.seconds(rows), stage=number
     )
 
 
@@ -276,4 +305,8 @@ def _record(
         ),
         events=world.events,
         digest=world.digest.hex(),
+        stations=stations_of(
+            experiment(testbed, setup, bench.context, list(drafters), depths_of(drafters.values())),
+            len(case.prompt),
+        ),
     )

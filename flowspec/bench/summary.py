@@ -100,16 +100,35 @@ def _ratio(samples: np.ndarray, prompts: int) -> Ratio:
     return {"ratio": float(samples[0]), "low": low, "high": high}
 
 
-def statistics(records: Sequence[Record]) -> dict[str, Any]:
+Answer = tuple[str, str, float, int, int]
+"""What several methods were asked alike: testbed, prompt, temperature, seed, round."""
+
+
+def _answer(record: Record) -> Answer:
+    return (record.testbed, record.prompt_id, record.temperature, record.seed, record.repeat)
+
+
+def least_s(records: Iterable[Record]) -> dict[Answer, float]:
+    """The time after the first token that an oracle would have taken for each answer, at least, with the
+    guesses of whichever method's are best for it. Plain decoding, which has none, is judged by it, too."""
+    found: dict[Answer, float] = {}
+    for record in records:
+        if record.oracle_s is not None and record.agreement == EXACT:
+            answer = _answer(record)
+            found[answer] = min(record.oracle_s, found.get(answer, record.oracle_s))
+    return found
+
+
+def statistics(records: Sequence[Record], least: Mapping[Answer, float]) -> dict[str, Any]:
     """What explains a method's rate; means are over the answers that have one. None where there is nothing to
-    tell from."""
+    tell from. `least` is that of `least_s` over all methods."""
     agreements = Counter(record.agreement for record in records)
     timed = [record for record in records if counts(record)]
     slotted = [record for record in timed if record.tau_s > 0]
     tokens = sum(record.new_tokens for record in records)
     rows = sum(record.rows for record in records)
-    time_s = sum(record.decode_s for record in slotted)
-    bound_s = sum(record.bound_s * (record.new_tokens - 1) for record in slotted)
+    bounded = [record for record in timed if record.agreement == EXACT and _answer(record) in least]
+    own = [record for record in bounded if record.oracle_s is not None]
     stages = max((len(record.stage_busy) for record in timed), default=0)
     busy = [
         fmean(record.stage_busy[stage] for record in timed if stage < len(record.stage_busy))
@@ -131,9 +150,14 @@ def statistics(records: Sequence[Record]) -> dict[str, Any]:
         "time_to_first_token_s": _mean(record.time_to_first_token_s for record in records),
         "tau_s": _mean(record.tau_s for record in slotted),
         "trip_s": _mean(record.trip_s for record in slotted),
-        "bound_share": bound_s / time_s if time_s else None,
+        "oracle_share": _share(sum(least[_answer(each)] for each in bounded), bounded),
+        "own_oracle_share": _share(sum(each.oracle_s or 0.0 for each in own), own),
         "agreement": {each: agreements[each] for each in (EXACT, WRONG)},
     }
+
+
+def _share(of_s: float, records: Sequence[Record]) -> float | None:
+    return of_s / sum(record.decode_s for record in records) if records else None
 
 
 def _mean(values: Iterable[float]) -> float | None:
@@ -184,6 +208,7 @@ def first_of(names: Iterable[str], among: Mapping[str, Any]) -> str | None:
 def _table(measured: Mapping[str, Sums], by_method: Mapping[str, Sequence[Record]]) -> dict[str, Any]:
     chunked = first_of(REFERENCES, measured)
     references = [AR] * (AR in measured) + ([chunked] if chunked else [])
+    least = least_s(record for records in by_method.values() for record in records)
     return {
         "methods": list(measured),
         "domains": sorted({domain for each in measured.values() for domain in each}),
@@ -193,7 +218,7 @@ def _table(measured: Mapping[str, Sums], by_method: Mapping[str, Sequence[Record
             name: {method: paired(each, measured[name]) for method, each in measured.items()}
             for name in references
         },
-        "statistics": {method: statistics(by_method[method]) for method in measured},
+        "statistics": {method: statistics(by_method[method], least) for method in measured},
     }
 
 

@@ -1,7 +1,7 @@
 """Tokens per second of `continuous` and of plain decoding, foretold from what a slot and a trip of a pipeline
 take.
 
-The formula is the bound's (`docs/methods.md`): a token takes `m (L(n) - tau(n)) + tau(n) / S`, where n nodes
+The formula is that of `docs/methods.md`: a token takes `m (L(n) - tau(n)) + tau(n) / S`, where n nodes
 go into a slot that takes tau(n), S tokens come of it, and m = 1 - rho is the share of tokens that were not in
 flight when they were known. What n, S and m are is the method's doing. It is taken to choose n, and by how
 many levels y a slot takes the tree further, as well as it can. Then S is the mean number of levels until one

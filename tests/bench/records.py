@@ -31,7 +31,7 @@ def record(method: str, prompt: str, tokens: int, seconds: float, **changes: Any
         "energy_j": 3.0,
         "tau_s": 0.1,
         "trip_s": 0.2,
-        "bound_s": 0.1,
+        "oracle_s": 0.1,
         "chains": [],
         "events": 1,
         "digest": "00",

@@ -170,6 +170,7 @@ def test_emulated_boards_answer_exactly_in_their_time_and_only_what_is_missing(
         assert record.tokens_per_s == (NEW_TOKENS - 1) / record.decode_s
         assert record.time_to_first_token_s >= trip_s
         assert record.trip_s > record.tau_s >= TESTBED.slowdown * 0.01
+        assert (record.oracle_s or 0.0) > TESTBED.slowdown * 0.02
         assert record.network_bytes > (len(case.prompt) + NEW_TOKENS - 1) * hidden_bytes, (
             "every token's row goes from stage to stage"
         )

@@ -108,6 +108,7 @@ def test_answers_are_exact_and_features_travel(reads: str) -> None:
         assert drafter is not None
         record = run(bench, boards(4), OURS, case, {"some": drafter}).record
         assert record.agreement == EXACT
+        assert 0 < (record.oracle_s or 0.0) <= record.decode_s * (1 + 1e-9)
         sent.append(record.network_bytes / record.rows)
     assert (sent[0] > 1.2 * sent[1]) == (reads != TEXT), "a state of the middle rides with each row"
 

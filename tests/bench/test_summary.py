@@ -154,7 +154,7 @@ def test_statistics_are_means_over_answers_and_counts_per_token() -> None:
             stage_busy=[1.0, 0.5],
             dropped_rows=4,
             rows=16,
-            bound_s=0.1,
+            oracle_s=1.5,
         ),
         record(
             "continuous",
@@ -166,7 +166,7 @@ def test_statistics_are_means_over_answers_and_counts_per_token() -> None:
             stage_busy=[0.5, 0.0],
             rows=4,
             agreement="exact",
-            bound_s=0.1,
+            oracle_s=None,
         ),
         record("continuous", "c", 0, 0.0, S=99.0, rows=0, agreement="wrong", network_bytes=210, energy_j=0.0),
     ]
@@ -178,8 +178,29 @@ def test_statistics_are_means_over_answers_and_counts_per_token() -> None:
         pytest.approx(10.0),
         pytest.approx(6 / 41),
     )
-    assert found["bound_share"] == pytest.approx((0.1 * 9 + 0.1 * 29) / 6.0)
+    assert found["oracle_share"] == found["own_oracle_share"] == pytest.approx(1.5 / 2.0)
     assert found["agreement"] == {"exact": 2, "wrong": 1}
+
+
+def test_all_methods_are_judged_by_the_best_guesses_of_any() -> None:
+    records = [
+        record("ar", "a", 9, 10.0, oracle_s=10.0),
+        record("ar", "b", 9, 10.0, oracle_s=9.0),
+        record("tree-sd", "a", 9, 5.0, oracle_s=3.0),
+        record("continuous", "a", 9, 4.0, oracle_s=2.0),
+        record("continuous", "a", 9, 4.0, oracle_s=1.0, seed=2),
+        record("pipedec", "a", 9, 4.0, oracle_s=0.5, agreement="wrong"),
+    ]
+    (table,) = summary_of(records)["tables"]
+    shares = {
+        method: (of["oracle_share"], of["own_oracle_share"]) for method, of in table["statistics"].items()
+    }
+    assert shares == {
+        "ar": (pytest.approx((2 + 9) / 20), pytest.approx(19 / 20)),
+        "tree-sd": (pytest.approx(2 / 5), pytest.approx(3 / 5)),
+        "continuous": (pytest.approx(3 / 8), pytest.approx(3 / 8)),
+        "pipedec": (None, None),
+    }
 
 
 def test_cells_say_where_continuous_stands() -> None:
@@ -280,7 +301,7 @@ def test_rates_have_three_digits(value: float | None, text: str) -> None:
 def test_the_terminal_has_room_for_it(capsys: pytest.CaptureFixture[str]) -> None:
     names = ("ar", "chunk-pp (published)", "flowspec-paper (published)", "continuous")
     records = [
-        record(name, prompt, 1000, 1 / speed, bound_s=0.0001)
+        record(name, prompt, 1000, 1 / speed, oracle_s=0.1)
         for speed, name in enumerate(names, 1)
         for prompt in "ab"
     ]

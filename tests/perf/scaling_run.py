@@ -17,7 +17,7 @@ from flowspec.bench.plain import PlainCase
 from flowspec.bench.recording import is_plain
 from flowspec.bench.simulated import run_many
 from flowspec.bench.synthetic import PROMPT_TOKENS, Synthetic, synthetic_cases
-from flowspec.bench.trace import Trace, slots_of
+from flowspec.bench.trace import Slots, Trace, slots_of
 from flowspec.core.head.head import Experience
 from flowspec.core.protocol.messages import Sampling
 from flowspec.core.protocol.precision import PRECISION_BYTES
@@ -183,6 +183,11 @@ def memory_of(testbed: Testbed, users: int) -> SliceMemory:
     return SliceMemory(weight_bytes=int(max(weights) * size), cache_bytes=held)
 
 
+def _bound_tokens_per_s(slots: Slots, S: float, rho: float) -> float:
+    missed = 1 - rho
+    return 1 / (missed * slots.trip_s + max(0.0, 1 / max(S, 1e-9) - missed) * slots.tau_s)
+
+
 def _point(
     testbed: Testbed,
     setup: Setup,
@@ -216,7 +221,7 @@ def _point(
         window=sum(each.windows for each in found) / max(1, sum(each.segments for each in found)),
         tau_s=slots.tau_s if slots else 0.0,
         trip_s=slots.trip_s if slots else 0.0,
-        bound_tokens_per_s=1 / slots.bound_s(S, rho) if slots and len(cases) == 1 else None,
+        bound_tokens_per_s=_bound_tokens_per_s(slots, S, rho) if slots and len(cases) == 1 else None,
         stage_busy=max(device.busy_s for device in world.devices) / times_s[-1],
         link_busy=max(link.busy_s for link in world.data) / times_s[-1],
         drafter_busy=sum(board.busy_s for board in world.boards) / times_s[-1],

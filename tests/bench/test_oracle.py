@@ -1,0 +1,217 @@
+"""The oracle's bound beside all schedules that there are, tried one by one."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowspec.bench import trace
+from flowspec.bench.config import Setup
+from flowspec.bench.oracle import SeenToken, Station, earliest_s
+from flowspec.bench.simulated import run as run_case
+from flowspec.bench.synthetic import Synthetic, synthetic_cases
+from flowspec.core.protocol.messages import Sampling
+from flowspec.plan.shape import find_shape
+from tests.bench.benches import boards, drafters, synthetic
+
+TOKENS_MAX = 7
+
+
+@dataclass(frozen=True)
+class Run:
+    """A recorded answer by hand; of each station the seconds of 1, 2, ... rows and the delay behind it."""
+
+    known_s: tuple[float, ...]
+    here_s: tuple[float, ...]
+    asked_s: tuple[float, ...]
+    stations: tuple[tuple[tuple[float, ...], float], ...]
+    free_s: tuple[float, ...]
+
+    def bound_s(self) -> list[float]:
+        tokens = [
+            SeenToken(known_s=known, here_s=here, asked_s=asked if here < known else None)
+            for known, here, asked in zip(self.known_s, self.here_s, self.asked_s, strict=True)
+        ]
+        stations = [
+            Station(busy_s=lambda rows, of=of: of[rows - 1], delay_s=delay_s) for of, delay_s in self.stations
+        ]
+        return earliest_s(tokens, stations, self.free_s)
+
+    def schedules(self) -> Iterator[list[float]]:
+        """When each token is known in every schedule that sends each segment as soon as may be."""
+        sent = len(self.known_s) - 1
+        for cuts in itertools.product((False, True), repeat=sent - 1):
+            ends = [at for at, is_cut in enumerate((*cuts, True), 1) if is_cut]
+            found = self._schedule(ends)
+            if found is not None:
+                yield found
+
+    def _schedule(self, ends: Sequence[int]) -> list[float] | None:
+        """Segments of the tokens before each of `ends`; None where one would have to carry what only it can
+        tell."""
+        known, here, free = {0: self.known_s[0]}, dict[int, float](), list(self.free_s)
+        first = 0
+        for end in ends:
+            for token in range(first, end):
+                ways = [known[token]] if token in known else []
+                if self.here_s[token] < self.known_s[token]:
+                    pass_s = self.here_s[token] - self.asked_s[token]
+                    if token == 0:
+                        ways.append(self.here_s[0])
+                    else:
+                        parent_s = self.here_s[token - 1]
+                        ways.append(here[token - 1] + (self.asked_s[token] - parent_s) + pass_s)
+                        ways += [
+                            max(at_s, here[token - 1]) + (self.asked_s[token] - self.known_s[each]) + pass_s
+                            for each, at_s in known.items()
+                            if parent_s <= self.known_s[each] <= self.asked_s[token]
+                        ]
+                if not ways:
+                    return None
+                here[token] = min(ways)
+            at_s = max(here[token] for token in range(first, end))
+            for number, (busy_s, delay_s) in enumerate(self.stations):
+                free[number] = max(at_s, free[number]) + busy_s[end - first - 1]
+                at_s = free[number] + delay_s
+            at_s = max(at_s, known[0])  # nothing overtakes the prompt
+            known.update((token + 1, at_s) for token in range(first, end))
+            first = end
+        return [known[token] for token in range(len(self.known_s))]
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> Run:
+    few = st.integers(0, 6)
+    count = draw(st.integers(2, TOKENS_MAX))
+    known, here, asked = [float(draw(few))], [0.0], [0.0]
+    for _ in range(count - 1):
+        known.append(known[-1] + draw(st.integers(0, 12)))
+        asked.append(here[-1] + draw(st.integers(0, 9)))
+        here.append(min(asked[-1] + draw(few), known[-1]) if draw(st.booleans()) else known[-1])
+    stations = []
+    for _ in range(draw(st.integers(1, 4))):
+        busy_s = draw(st.lists(few, min_size=count, max_size=count))
+        busy_s = busy_s if draw(st.booleans()) else itertools.accumulate(busy_s)
+        stations.append((tuple(map(float, busy_s)), float(draw(few))))
+    free = tuple(float(draw(few)) for _ in stations)
+    return Run(tuple(known), tuple(here), tuple(asked), tuple(stations), free)
+
+
+@given(runs())
+def test_no_schedule_is_faster(run: Run) -> None:
+    bound_s = run.bound_s()
+    schedules = list(run.schedules())
+    assert schedules, "one token a segment is always possible"
+    for known_s in schedules:
+        assert all(least <= each for least, each in zip(bound_s, known_s, strict=True))
+
+
+@given(runs(), st.lists(st.integers(0, 6), min_size=TOKENS_MAX, max_size=TOKENS_MAX))
+def test_at_one_station_it_is_the_best_schedule_where_no_guess_waits_for_a_verdict(
+    run: Run, gaps: list[int]
+) -> None:
+    here_s = tuple(float(each) for each in itertools.accumulate(gaps[: len(run.known_s)]))
+    alone = replace(
+        run,
+        known_s=(here_s[0], *(1000.0 + at for at in range(1, len(here_s)))),
+        here_s=here_s,
+        asked_s=here_s,
+        stations=tuple((tuple(sorted(busy_s)), delay_s) for busy_s, delay_s in run.stations[:1]),
+        free_s=run.free_s[:1],
+    )
+    best_s = [min(each) for each in zip(*alone.schedules(), strict=True)]
+    assert alone.bound_s() == best_s
+
+
+def test_without_guesses_each_token_takes_a_trip() -> None:
+    run = Run(
+        known_s=(5.0, 20.0, 40.0),
+        here_s=(5.0, 20.0, 40.0),
+        asked_s=(0.0, 0.0, 0.0),
+        stations=(((2.0, 3.0), 1.0), ((4.0, 9.0), 0.5)),
+        free_s=(0.0, 0.0),
+    )
+    assert run.bound_s() == [5.0, 12.5, 20.0]
+
+
+def test_nothing_overtakes_the_prompt() -> None:
+    """The first token was guessed at 3, and comes of the prompt at 10."""
+    run = Run((10.0, 20.0), (3.0, 20.0), (1.0, 0.0), (((2.0, 3.0), 0.0),), (0.0,))
+    assert run.bound_s() == [10.0, 10.0]
+
+
+def test_where_more_rows_are_quicker_fewer_are_taken_to_be_as_quick() -> None:
+    """One token alone takes 5, two take 2: so the first may be known with the second, 2 after that was
+    there."""
+    run = Run((0.0, 50.0, 60.0), (0.0, 1.0, 60.0), (0.0, 1.0, 0.0), (((5.0, 2.0), 0.0),), (0.0,))
+    assert min(known_s[1] for known_s in run.schedules()) == 3.0
+    assert run.bound_s() == [0.0, 2.0, 3.0]
+
+
+TRIP_32 = (((2.0, 2.0, 2.0), 30.0),)
+
+
+def test_a_guess_comes_as_long_after_the_token_before_as_it_did() -> None:
+    """The second token, known at 60 by waiting in vain, could be known at 42; the third was asked for 1 after
+    that, and said 3 later."""
+    run = Run((10.0, 60.0, 120.0, 150.0), (10.0, 60.0, 64.0, 150.0), (0.0, 0.0, 61.0, 0.0), TRIP_32, (10.0,))
+    assert run.bound_s() == [10.0, 42.0, 74.0, 46.0 + 32.0]
+
+
+def test_a_guess_comes_as_long_after_the_verdict_that_it_may_have_waited_for_as_it_did() -> None:
+    """The second token was guessed at 15; the third was asked for at 61, long after, but 1 after the second
+    was known."""
+    run = Run((10.0, 60.0, 120.0, 150.0), (10.0, 15.0, 64.0, 150.0), (0.0, 12.0, 61.0, 0.0), TRIP_32, (10.0,))
+    assert run.bound_s() == [10.0, 42.0, 15.0 + 32.0, 46.0 + 32.0]
+
+
+def test_a_guess_of_a_pass_that_began_before_a_verdict_does_not_wait_for_it() -> None:
+    """The second token was guessed at 15, and the third asked for at 20: that it was known at 21 says
+    nothing."""
+    run = Run((10.0, 21.0, 120.0, 150.0), (10.0, 15.0, 64.0, 150.0), (0.0, 12.0, 20.0, 0.0), TRIP_32, (10.0,))
+    assert run.bound_s() == [10.0, 42.0, 47.0, 47.0 + 32.0]
+
+
+def test_nobody_is_asked_below_a_token_that_is_not_there() -> None:
+    """The third token was there when the second was known, and then the fourth was asked for; to the oracle
+    the third comes later than that the second is known."""
+    known_s, here_s = (10.0, 60.0, 120.0, 150.0, 180.0), (10.0, 15.0, 50.0, 64.0, 180.0)
+    run = Run(known_s, here_s, (0.0, 12.0, 20.0, 61.0, 0.0), (((2.0, 2.0, 2.0, 2.0), 30.0),), (10.0,))
+    assert run.bound_s() == [10.0, 42.0, 47.0, 47.0 + 32.0, 47.0 + 1.0 + 3.0 + 32.0]
+
+
+@pytest.mark.parametrize("method", ["continuous", "tree-sd", "pipedec"])
+@pytest.mark.parametrize("stages", [1, 4])
+def test_of_simulated_answers_the_best_of_all_schedules_is_hardly_slower(
+    method: str, stages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Run] = []
+
+    def spy(tokens: Sequence[SeenToken], stations: Sequence[Station], free_s: Sequence[float]) -> list[float]:
+        rows = range(1, len(tokens))
+        run = Run(
+            known_s=tuple(each.known_s for each in tokens),
+            here_s=tuple(each.here_s for each in tokens),
+            asked_s=tuple(each.here_s if each.asked_s is None else each.asked_s for each in tokens),
+            stations=tuple((tuple(map(each.busy_s, rows)), each.delay_s) for each in stations),
+            free_s=tuple(free_s),
+        )
+        found.append(run)
+        return earliest_s(tokens, stations, free_s)
+
+    monkeypatch.setattr(trace, "earliest_s", spy)
+    testbed = boards(stages, shape=find_shape("llama-2-7b"), drafter_shape=find_shape("eagle-llama-2-7b"))
+    setup = Setup(name=method, method=method)
+    for case in synthetic_cases(2, [Sampling()], 10):
+        made = drafters(setup, Synthetic(0.7, 1024).begin(case))
+        record = run_case(synthetic(), testbed, setup, case, made).record
+        best_s = min(known_s[-1] for known_s in found[-1].schedules()) - found[-1].known_s[0]
+        assert record.oracle_s is not None
+        assert 0.9 * best_s <= record.oracle_s <= best_s * (1 + 1e-9)
+        assert best_s <= record.decode_s * (1 + 1e-9)
+        assert any(here < known for here, known in zip(found[-1].here_s, found[-1].known_s, strict=True))
