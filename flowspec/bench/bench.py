@@ -7,14 +7,14 @@ tables and no plots.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from flowspec.bench.config import SIMULATED, Bench, Setup, prompt_path
+from flowspec.bench.out_folder import first_difference, open_folder, shown
 from flowspec.bench.outcome import Key, Record, read_records
 from flowspec.bench.plain import PlainCase, make_samplings, plain_cases
 from flowspec.bench.summary import TUNED
@@ -26,9 +26,6 @@ from flowspec.model.prompts import Prompt, read_prompts
 
 RESULTS = "results.jsonl"
 LOADS = "loads.jsonl"
-EXPERIMENT = "experiment.json"
-COMMAND = "command"
-"""In it: the command that made it."""
 ANSWERS = "answers.json"
 TUNED_FILE = "tuned.toml"
 WARM_UP_CASES = 2
@@ -122,41 +119,16 @@ def open_out(bench: Bench, out: Path, command: str = "", *, to_be_tuned: bool = 
     An experiment may come back with more methods than it had. `to_be_tuned`: with tuned ones, which are not
     known yet. `command` is kept beside a new one, for whoever wants to go on with it.
     """
-    described = json.loads(json.dumps(asdict(bench), default=str))
-    path = out / EXPERIMENT
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        known = (
-            _described(path) if any((out / name).exists() for name in (RESULTS, LOADS, TUNED_FILE)) else None
-        )
-        before = "" if known is None else str(known.pop(COMMAND, ""))
-        difference = None if known is None else _difference(known, described, to_be_tuned)
-        if difference is not None:
-            how = f"go on with those by: {before}" if before else "give the same flags as then"
-            raise InputError(
-                f"--out: {out} holds results of another experiment ({difference}); {how}; or begin anew: "
-                "give another --out, or remove the folder"
-            )
-        if known is None or not (to_be_tuned or known == described):
-            path.write_text(json.dumps({COMMAND: command, **described}, indent=1), "utf-8")
-    except OSError as error:
-        raise InputError(
-            f"--out: expected a folder that can be written, got {out} ({error.strerror})"
-        ) from None
-    return read_records(out / RESULTS)
-
-
-def _described(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text("utf-8"))
-        if isinstance(found, dict) and isinstance(found.get("setups"), list):
-            return found
-    except (OSError, ValueError, RecursionError):
-        pass
-    raise InputError(
-        f"{path}: expected what an earlier run wrote, got something else; remove the folder, or give another "
-        "--out"
+    open_folder(
+        bench,
+        out,
+        command,
+        results=(RESULTS, LOADS, TUNED_FILE),
+        difference=lambda known, new: _difference(known, new, to_be_tuned),
+        lists=("setups",),
+        stays=to_be_tuned,
     )
+    return read_records(out / RESULTS)
 
 
 def _difference(known: dict[str, Any], new: dict[str, Any], to_be_tuned: bool) -> str | None:
@@ -173,36 +145,13 @@ def _difference(known: dict[str, Any], new: dict[str, Any], to_be_tuned: bool) -
         }
     for key in ("name", "world", "model"):  # another one of these explains all other differences
         if known.get(key) != new.get(key):
-            return f"{key}: expected {_shown(known.get(key))}, got {_shown(new.get(key))}"
+            return f"{key}: expected {shown(known.get(key))}, got {shown(new.get(key))}"
     if not old_setups.keys() <= new_setups.keys():
         names = [dict.fromkeys(each["name"] for each in some.values()) for some in (old_setups, new_setups)]
         return "methods: expected " + ", got ".join(map(", ".join, names))
-    return _first_difference(
+    return first_difference(
         known | {"setups": old_setups}, new | {"setups": {name: new_setups.get(name) for name in old_setups}}
     )
-
-
-def _shown(value: Any) -> str:
-    """A value, whole; of what has names, and many figures, its names."""
-    if value is None:
-        return "nothing"
-    named = value if isinstance(value, list) else [value]
-    if named and all(isinstance(each, dict) and "name" in each for each in named):
-        return ", ".join(each["name"] for each in named)
-    return json.dumps(value)
-
-
-def _first_difference(known: Any, new: Any, where: str = "") -> str | None:
-    if isinstance(known, dict) and isinstance(new, dict):
-        pairs = [(key, known.get(key), new.get(key)) for key in dict.fromkeys((*known, *new))]
-    elif isinstance(known, list) and isinstance(new, list) and len(known) == len(new):
-        pairs = [(number, *pair) for number, pair in enumerate(zip(known, new, strict=True), 1)]
-    else:
-        if known == new:
-            return None
-        return f"{where}: expected {_shown(known)}, got {_shown(new)}"
-    differences = (_first_difference(old, now, f"{where} {key}".strip()) for key, old, now in pairs)
-    return next((difference for difference in differences if difference is not None), None)
 
 
 def run_simulated(

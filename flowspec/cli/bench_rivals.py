@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from flowspec.bench import plots, rival_report
-from flowspec.bench.bench import COMMAND, EXPERIMENT, RESULTS
+from flowspec.bench.bench import RESULTS
 from flowspec.bench.console import progress
+from flowspec.bench.out_folder import open_folder
 from flowspec.bench.rival_experiment import RivalExperiment, read_rivals
 from flowspec.bench.rival_runs import read_rival_records, run_rivals, total
 from flowspec.bench.setting import command_of
@@ -44,7 +45,7 @@ def run_rival_bench(args: argparse.Namespace, path: Path) -> int:
     if not args.no_plots and not plots.can_draw():
         raise InputError(f"{plots.NEEDED}; --no-plots goes on without")
     out = args.out or Path("results") / f"{bench.name}-simulated"
-    _open(bench, out, command_of(args.words))
+    open_folder(bench, out, command_of(args.words), results=(RESULTS,))
     done = read_rival_records(out / RESULTS)
     try:
         with progress("starting processes", total(bench), len(done), quiet=args.json) as step:
@@ -87,31 +88,3 @@ def _picked(args: argparse.Namespace, bench: RivalExperiment) -> RivalExperiment
         testbeds=tuple(testbed for testbed in bench.testbeds if testbed.name in names),
         figures=tuple(each for each in bench.figures if each.testbed in names),
     )
-
-
-def _open(bench: RivalExperiment, out: Path, command: str) -> None:
-    """Makes the folder, or finds that it holds results of this experiment; raises `InputError` if of
-    another."""
-    described = json.loads(json.dumps(asdict(bench), default=str))
-    path = out / EXPERIMENT
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        if (out / RESULTS).exists():
-            known = json.loads(path.read_text("utf-8")) if path.exists() else {}
-            before = known.pop(COMMAND, "") if isinstance(known, dict) else ""
-            if known != described:
-                how = f"go on with those by: {before}; or " if before else ""
-                raise InputError(
-                    f"--out: {out} holds results of another experiment; {how}begin anew: give another --out, "
-                    "or remove the folder"
-                )
-        path.write_text(json.dumps({COMMAND: command, **described}, indent=1), "utf-8")
-    except (ValueError, RecursionError):
-        raise InputError(
-            f"{path}: expected what an earlier run wrote, got something else; remove the folder, or give "
-            "another --out"
-        ) from None
-    except OSError as error:
-        raise InputError(
-            f"--out: expected a folder that can be written, got {out} ({error.strerror})"
-        ) from None

@@ -15,7 +15,6 @@ import pytest
 from flowspec.bench import bench as bench_module
 from flowspec.bench import virtual_runs, workers
 from flowspec.bench.bench import (
-    EXPERIMENT,
     RESULTS,
     TUNED_FILE,
     in_order,
@@ -27,6 +26,7 @@ from flowspec.bench.bench import (
     warm_up_cases,
 )
 from flowspec.bench.config import Bench, Setup
+from flowspec.bench.out_folder import EXPERIMENT
 from flowspec.bench.outcome import EXACT, Record, read_records, write_records
 from flowspec.bench.plain import PlainCase
 from flowspec.bench.virtual_runs import VirtualRuns, Work, open_workers

@@ -155,10 +155,11 @@ def test_flags_that_mean_nothing_are_refused(
     [
         (
             '{"command": "flowspec bench --experiment x"}',
-            "go on with those by: flowspec bench --experiment x; or",
+            'another experiment (name: expected nothing, got "some"); go on with those by: flowspec bench '
+            "--experiment x; or begin anew: give another --out, or remove the folder",
         ),
-        ("{}", "holds results of another experiment; begin anew: give another --out, or remove the folder"),
-        (None, "holds results of another experiment; begin anew"),
+        ("{}", '(name: expected nothing, got "some"); give the same flags as then; or begin anew: give'),
+        (None, "expected what an earlier run wrote, got something else"),
         ("not JSON", "expected what an earlier run wrote, got something else"),
         ("[" * 100_000, "expected what an earlier run wrote, got something else"),
     ],

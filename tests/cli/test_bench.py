@@ -19,7 +19,8 @@ import psutil
 import pytest
 
 from flowspec.bench import tune as tune_module
-from flowspec.bench.bench import EXPERIMENT, RESULTS, TUNED_FILE, open_out
+from flowspec.bench.bench import RESULTS, TUNED_FILE, open_out
+from flowspec.bench.out_folder import EXPERIMENT
 from flowspec.bench.outcome import WRONG, Record, read_records, write_records
 from flowspec.cli import bench as bench_command
 from flowspec.cli.bench import _tuned, _verdict
