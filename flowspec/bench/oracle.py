@@ -44,13 +44,14 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenToken:
-    """A token of an answer, by the head's clock: when it was `known`, when it was `here` as a guess, and when
-    the drafter was `asked` for that. One that was not guessed before it was known was here when it was known,
-    and nobody was asked."""
+    """A token of an answer, by the head's clock: when it was `known`, when it was `here` as a guess, when the
+    drafter was `asked` for that, and when it was `sent`. One that was not guessed before it was known was
+    here when it was known, and nobody was asked. Nothing follows the last one, so that it may be not sent."""
 
     known_s: float
     here_s: float
     asked_s: float | None = None
+    sent_s: float | None = None
 
     @property
     def is_guessed(self) -> bool:

@@ -30,6 +30,7 @@ class TokenLog:
         """Which segment carried the prompt's last token."""
         self._ids: dict[tuple[int, int], int] = {}
         self._here_s: dict[tuple[int, int], tuple[float, float | None]] = {}
+        self._sent_s: dict[tuple[int, int], float] = {}
         self._known: list[tuple[int, float]] = []
 
     def watch(self, event: HeadEvent, commands: Sequence[HeadCommand], now_s: float) -> None:
@@ -61,6 +62,8 @@ class TokenLog:
             if position >= self._length:
                 self._ids[parent, token] = node
                 self._here_s.setdefault((parent, token), (now_s, None))
+                if segment is not None:
+                    self._sent_s.setdefault((parent, token), now_s)
             elif position == self._length - 1 and segment is not None:
                 self._last, self.prompt_segment = node, segment
 
@@ -78,6 +81,7 @@ class TokenLog:
                     known_s=known_s,
                     here_s=here_s if is_guessed else known_s,
                     asked_s=asked_s if is_guessed else None,
+                    sent_s=self._sent_s.get((node, token)),
                 )
             )
             node = self._ids.get((node, token))

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from flowspec.bench.oracle import Station, earliest_s
+from flowspec.bench.oracle import SeenToken, Station, earliest_s
 from flowspec.bench.token_log import TokenLog
 from flowspec.core.head.events import (
     Drafted,
@@ -84,14 +84,17 @@ def slots_of(trace: Trace) -> Slots | None:
     return Slots(tau_s=max(stages), trip_s=sum(stages) + link_s)
 
 
-def oracle_s(trace: Trace, stations: Sequence[Station] | None = None) -> float | None:
+def oracle_s(
+    trace: Trace, stations: Sequence[Station] | None = None, tokens: Sequence[SeenToken] | None = None
+) -> float | None:
     """How long after its first token an oracle would have known the last one of a recorded answer, at least
     (`bench.oracle`).
 
-    `stations` are what its pipeline costs, None where that is only known from the trips. None for an answer
-    of fewer than two tokens, and for one that cannot be followed.
+    `stations` are what its pipeline costs, None where that is only known from the trips; `tokens` are other
+    ones than those of the answer. None for an answer of fewer than two tokens, and for one that cannot be
+    followed.
     """
-    tokens = trace.log.tokens()
+    tokens = trace.log.tokens() if tokens is None else tokens
     prompt = next((trip for trip in trace.trips if trip.segment == trace.log.prompt_segment), None)
     stations = _measured(trace.trips) if stations is None else stations
     if len(tokens) < 2 or prompt is None or not stations:

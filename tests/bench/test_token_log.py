@@ -62,7 +62,7 @@ def test_a_guess_is_there_once_a_drafter_has_said_it_and_was_asked_for_with_its_
     log.watch(None, [SendToFirstStage(segment=rows(2, (5, 2, 21, 3)))], 8.0)  # type: ignore[arg-type]
     assert log.tokens() == [
         SeenToken(known_s=5.0, here_s=2.0, asked_s=1.0),
-        SeenToken(known_s=7.0, here_s=4.0, asked_s=2.0),
+        SeenToken(known_s=7.0, here_s=4.0, asked_s=2.0, sent_s=8.0),
         SeenToken(known_s=7.0, here_s=7.0),
     ]
 
@@ -73,7 +73,10 @@ def test_what_is_said_when_it_is_known_is_no_guess_and_what_is_sent_before_is_on
         (None, [Emit(request=4, tokens=(11,))], 2.0),
         (said(0, 2, 21), [Emit(request=4, tokens=(21,))], 3.0),
     ).log
-    assert log.tokens() == [SeenToken(known_s=2.0, here_s=1.0), SeenToken(known_s=3.0, here_s=3.0)]
+    assert log.tokens() == [
+        SeenToken(known_s=2.0, here_s=1.0, sent_s=1.0),
+        SeenToken(known_s=3.0, here_s=3.0),
+    ]
 
 
 def hop(rows_alive: int, compute_s: float, dead: int = 0) -> Hop:
