@@ -243,6 +243,7 @@ def test_several_models_on_boards_of_their_own_give_the_plain_answer(chain: str)
         if (drafter := Synthetic(0.6, 1024).begin(case)()) is not None
     }
     found = run(synthetic(), boards(boards=(APART,)), replace(OURS, chain=chain), case, models)
+    assert 0 < (found.record.oracle_s or 0.0) <= found.record.decode_s * (1 + 1e-9)
     assert found.record.agreement == EXACT
     assert found.experience.fusion.levels == ((0, 1) if chain else (0, 0))
     assert all(calibrator.weight > 0 for calibrator in found.experience.fusion.calibrators)
