@@ -122,7 +122,7 @@ def gaps_of(bench: Bench) -> Iterator[tuple[tuple[float, str], Gap]]:
     """By temperature and domain, of each answer of the experiment's first method on its first testbed."""
     testbed, setup = bench.testbeds[0], bench.setups[0]
     cases = read_cases(bench, None)
-    runs = VirtualRuns(bench, warm_up_cases(cases))
+    runs = VirtualRuns(bench, warm_up_cases(bench, cases))
     with progress("answers", len(cases)) as step:
         for number, case in enumerate(cases):
             drafters = runs.drafters(setup, case)
