@@ -50,12 +50,18 @@ def read_cases(bench: Bench, cache: Path | None, *, for_tuning: bool = False) ->
             f"a synthetic prompt has {PROMPT_TOKENS} tokens, which with {bench.new_tokens} new ones is more "
             f"than the context of {bench.context}"
         )
+    domains: tuple[str, ...] = (SYNTHETIC_DOMAIN,)
+    if bench.declared:
+        domains = bench.declared[0].domains
+    elif bench.profile is not None:
+        domains = bench.profile.domains
     return synthetic_cases(
         bench.limit or SYNTHETIC_PROMPTS,
         samplings,
         bench.new_tokens,
         first=SYNTHETIC_TUNING if for_tuning else 0,
-        domains=(SYNTHETIC_DOMAIN,) if bench.profile is None else bench.profile.domains,
+        domains=domains,
+        have_words=bool(bench.declared),
     )
 
 

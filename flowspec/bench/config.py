@@ -124,11 +124,24 @@ class Testbed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeclaredDrafter:
+    """A synthetic drafter: its `acceptance` by domain, how often its best guess is right."""
+
+    name: str
+    acceptance: tuple[tuple[str, float], ...]
+
+    @property
+    def domains(self) -> tuple[str, ...]:
+        return tuple(domain for domain, _ in self.acceptance)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
     """An experiment. `limit` is prompts per file (None: all), `repeat` how often each is run (real worlds
     only).
 
-    A synthetic model's drafter is right with the probability `acceptance`, or as its `profile` says.
+    A synthetic model's drafter is right with the probability `acceptance`, or as its `profile` says; or there
+    are several, as `declared`, whose luck has a `correlation` (`bench.declared`).
 
     With `users` it is loads that are run, one of each number of users, of so many `answers` together (None:
     every prompt once). The cluster world is that of the file `cluster`, or without one `local` daemons of
@@ -143,6 +156,8 @@ class Bench:
     drafters: tuple[str, ...] = (BUNDLED,)
     acceptance: float = 0.0
     profile: Profile | None = None
+    declared: tuple[DeclaredDrafter, ...] = ()
+    correlation: float = 0.0
     prompts: tuple[str, ...] = (SHIPPED_PROMPTS,)
     limit: int | None = None
     temperatures: tuple[float, ...] = (0.0,)

@@ -21,6 +21,7 @@ from flowspec.bench.config import (
     USERS_MAX,
     WORLDS,
     Bench,
+    DeclaredDrafter,
     DrafterPlacement,
     Published,
     Setup,
@@ -74,6 +75,7 @@ _KEYS = frozenset(
         "drafters",
         "acceptance",
         "profile",
+        "correlation",
         "method",
         "methods",
         "tuned",
@@ -104,10 +106,13 @@ def read_experiment(path: Path) -> Bench:
     world = table.text("world", SIMULATED, among=WORLDS)
     model = table.text("model", BUNDLED)
     is_synthetic = model == SYNTHETIC
+    declared = _declared(table) if is_synthetic and isinstance(table.data.get("drafter"), list) else ()
     for key in _OF_REAL_MODELS if is_synthetic else _OF_SYNTHETIC_ONES:
-        if key in table.data:
+        if key in table.data and not (key == "drafter" and declared):
             table.wrong(key, f"nothing for model {model!r}, which has no use for it")
-    drafters = (SYNTHETIC,) if is_synthetic else _drafters(table)
+    if "correlation" in table.data and not declared:
+        table.wrong("correlation", "nothing without tables [[drafter]]")
+    drafters = tuple(each.name for each in declared) or ((SYNTHETIC,) if is_synthetic else _drafters(table))
     testbeds: tuple[Testbed, ...] = ()
     if "testbed" in table.data or world != CLUSTER:
         testbeds = tuple(_testbed(each, path, drafters) for each in table.tables("testbed"))
@@ -121,8 +126,10 @@ def read_experiment(path: Path) -> Bench:
         model=model,
         drafters=drafters,
         acceptance=table.number("acceptance", most=ACCEPTANCE_MAX)
-        if is_synthetic and "profile" not in table.data
+        if is_synthetic and "profile" not in table.data and not declared
         else 0.0,
+        declared=declared,
+        correlation=table.number("correlation", 0.0, least=0.0, most=1.0),
         profile=_acceptance_profile(table, path) if "profile" in table.data else None,
         prompts=tuple(
             dict.fromkeys(_beside(path, name) for name in table.texts("prompts", [SHIPPED_PROMPTS]))
@@ -142,6 +149,32 @@ def read_experiment(path: Path) -> Bench:
         if "published" in table.data
         else (),
     )
+
+
+def _declared(table: Table) -> tuple[DeclaredDrafter, ...]:
+    """Tables [[drafter]] of a synthetic model: a name, and its acceptance in each domain."""
+    for key in _OF_SYNTHETIC_ONES:
+        if key in table.data:
+            table.wrong(key, "nothing beside tables [[drafter]], which say their own")
+    found: list[DeclaredDrafter] = []
+    for each in table.tables("drafter"):
+        each.check({"name", "acceptance"})
+        name = each.text("name")
+        if name in (NONE, SYNTHETIC, *(other.name for other in found)):
+            each.wrong("name", "a name of its own")
+        shares = each.table("acceptance")
+        if not shares.data or not all(domain.isprintable() for domain in shares.data):
+            each.wrong("acceptance", "a share for each domain: { code = 0.8, plays = 0.5 }")
+        one = DeclaredDrafter(
+            name=name,
+            acceptance=tuple((domain, shares.number(domain, most=ACCEPTANCE_MAX)) for domain in shares.data),
+        )
+        if found and set(one.domains) != set(found[0].domains):
+            each.wrong("acceptance", f"the domains of {found[0].name}: {', '.join(found[0].domains)}")
+        found.append(one)
+    if len(found) > DRAFTERS_MAX:
+        table.wrong("drafter", f"at most {DRAFTERS_MAX} drafters")
+    return tuple(found)
 
 
 def _acceptance_profile(table: Table, experiment: Path) -> AcceptanceProfile:

@@ -34,6 +34,8 @@ SURE_MAX = 0.995
 RECENT = 8
 """Tokens of a prefix that decide what the drafter says after it."""
 PROMPT_TOKENS = 64
+WORDS = 16
+"""Tokens that prompts of a domain use."""
 OTHERS = tuple(rank * (VOCABULARY // WIDTH_MAX) for rank in range(WIDTH_MAX))
 """Tokens that are not the same, whatever is added to them all."""
 STOP_NEVER: frozenset[int] = frozenset()
@@ -49,14 +51,22 @@ def synthetic_cases(
     first: int = 0,
     prompt_tokens: int = PROMPT_TOKENS,
     domains: Sequence[str] = (SYNTHETIC_DOMAIN,),
+    *,
+    have_words: bool = False,
 ) -> list[PlainCase]:
     """Prompts and answers by chance, always the same for a number of a prompt (counted from `first`) and a
-    sampling; of these domains in turns."""
+    sampling; of these domains in turns. Where they `have_words`, half of a prompt is of its domain's own, by
+    which it can be known."""
     found = []
     for sampling in samplings:
         for number in range(first, first + count):
             chance = np.random.default_rng((number, sampling.seed, round(1000 * sampling.temperature)))
             tokens = tuple(int(token) for token in chance.integers(0, VOCABULARY, prompt_tokens + new_tokens))
+            if have_words:
+                words = np.random.default_rng((number % len(domains), WORDS)).integers(0, VOCABULARY, WORDS)
+                said = chance.choice(words, prompt_tokens)
+                mixed = np.where(chance.random(prompt_tokens) < 0.5, said, tokens[:prompt_tokens])
+                tokens = (*(int(token) for token in mixed), *tokens[prompt_tokens:])
             case = PlainCase(
                 prompt_id=str(number + 1),
                 domain=domains[number % len(domains)],

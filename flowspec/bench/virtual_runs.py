@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from flowspec.bench.config import Bench, Setup, Testbed
+from flowspec.bench.declared import Declared
 from flowspec.bench.drafting import VirtualDrafter, open_drafting
 from flowspec.bench.guesses import Maker
 from flowspec.bench.outcome import Record, write_records
@@ -148,6 +149,14 @@ class VirtualRuns:
                 from flowspec.bench.profiled import Profiled  # needs torch
 
                 self._draftings[key] = Profiled(self.bench.profile, self.bench.context)
+            elif self.bench.declared:
+                names = [each.name for each in self.bench.declared]
+                self._draftings[key] = Declared(
+                    self.bench.declared[names.index(name)],
+                    names.index(name),
+                    self.bench.correlation,
+                    self.bench.context,
+                )
             elif self.bench.is_synthetic:
                 self._draftings[key] = Synthetic(self.bench.acceptance, self.bench.context)
             else:

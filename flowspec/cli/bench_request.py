@@ -52,6 +52,8 @@ def pick_experiment(args: argparse.Namespace) -> Bench:
                 f"--profile is for a synthetic drafter; expected an experiment with model synthetic, got "
                 f"{bench.model!r:.80}"
             )
+        if bench.declared:
+            raise InputError("--profile: expected none with an experiment that declares its drafters")
         bench = replace(bench, acceptance=0.0)
     if args.local is not None:
         bench = replace(bench, cluster=None)
@@ -128,7 +130,7 @@ def _check_model(bench: Bench, args: argparse.Namespace) -> None:
     """A synthetic model has chance for drafters and prompts."""
     if not bench.is_synthetic:
         return
-    if bench.acceptance == 0 and bench.profile is None:
+    if bench.acceptance == 0 and bench.profile is None and not bench.declared:
         raise InputError("--model: synthetic is for experiments that say its `acceptance`, or its `profile`")
     if bench.profile is not None:
         known = bench.profile.temperatures

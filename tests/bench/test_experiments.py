@@ -512,7 +512,7 @@ def test_a_wrong_flag_is_one_line(tiny: str, flags: list[str], expected: str) ->
 def test_experiments_that_cannot_be_run_as_asked_are_refused(tiny: str) -> None:
     with pytest.raises(
         InputError,
-        match=r"--experiment: expected a file or one of cosine, coupling, .*paper.*, got 'nothing'",
+        match=r"--experiment: expected a file or one of cosine, cosine-published, .*paper.*, got 'nothing'",
     ):
         pick("--experiment", "nothing")
     with pytest.raises(
