@@ -9,10 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
 from flowspec.core.head.events import (
     Draft,
     Drafted,
     Emit,
+    FeaturesArrived,
     Finished,
     HeadEvent,
     SegmentTimed,
@@ -21,6 +24,7 @@ from flowspec.core.head.events import (
     SendToStages,
     SetTimer,
     Submit,
+    TakeFeatures,
     TimerFired,
     VerifiedArrived,
 )
@@ -34,6 +38,7 @@ from flowspec.core.stage.events import (
     OpenCache,
     RunLayers,
     SegmentArrived,
+    SendFeatures,
     SendSegment,
     SendVerified,
     StageEvent,
@@ -58,8 +63,8 @@ STEP_S = 0.001
 class Pipeline:
     """Links are queues; with a `random.Random` control and data interleave in any legal order.
 
-    The clock moves with every event, and a timer fires when its instant has come or nothing else is on its
-    way.
+    What drafters want of rows comes from the last stage, whose payload it is. The clock moves with every
+    event, and a timer fires when its instant has come or nothing else is on its way.
     """
 
     head: HeadCore
@@ -80,10 +85,12 @@ class Pipeline:
                 is_last=index == self.stage_count - 1,
                 slots_max=SLOTS_MAX,
                 sliding_window=self.head.sliding_window,
-                returns_features=any(drafter.captures for drafter in self.drafters),
             )
             for index in range(self.stage_count)
         ]
+        self._has_features = any(drafter.captures for drafter in self.drafters)
+        if self._has_features:
+            self.head.features.begin((self.stage_count - 1,))
         self._links: dict[tuple[str, int], deque[HeadEvent | StageEvent]] = {}
         self._timer_s: float | None = None
 
@@ -93,7 +100,9 @@ class Pipeline:
     def send(self, segment: Segment) -> None:
         """Runs a segment through all stages without the head; its Verified is dropped."""
         self._put("data", 0, SegmentArrived(segment=segment, payload=None, received_s=self.now_s))
-        while waiting := [key for key, link in self._links.items() if link and key[0] != "head"]:
+        while waiting := [
+            key for key, link in self._links.items() if link and key[0] not in ("head", "features")
+        ]:
             self.step(waiting[0])
         self._links.pop(("head", 0), None)
 
@@ -113,7 +122,7 @@ class Pipeline:
     def step(self, key: tuple[str, int]) -> None:
         event = self._links[key].popleft()
         self.now_s += STEP_S
-        if key[0] == "head":
+        if key[0] in ("head", "features"):
             self._to_head(event)  # type: ignore[arg-type]
         else:
             self._to_stage(key[1], event)  # type: ignore[arg-type]
@@ -129,7 +138,11 @@ class Pipeline:
             rows = tuple(done.rows[place] for place in kept)
             tokens = tuple(done.next_tokens[place] for place in kept) if done.next_tokens else ()
             self._links["compute", index][0] = replace(
-                done, rows=rows, payload=done.payload[kept], next_tokens=tokens
+                done,
+                rows=rows,
+                payload=None if done.payload is None else done.payload[kept],
+                next_tokens=tokens,
+                captured=tuple(done.captured[place] for place in kept) if done.captured else (),
             )
 
     def _put(self, kind: str, index: int, event: HeadEvent | StageEvent) -> None:
@@ -157,6 +170,9 @@ class Pipeline:
                 message = command.message if isinstance(command, SendToDrafter) else None
                 if isinstance(message, Release):
                     drafter.release(message)
+                elif isinstance(message, TakeFeatures):
+                    own = torch.stack([row for (row,) in message.rows])
+                    drafter.take_features(message.request, message.epoch, message.nodes, own)
                 elif message is not None:
                     assert isinstance(drafter, CopiesFeatures), "its traits say that it copies none"
                     drafter.copy_features(message)
@@ -173,26 +189,20 @@ class Pipeline:
                     )
                     self._put("head", 1, done)
 
-    def _give_features(self, command: SendVerified) -> None:
-        """What the last stage computed of verified nodes, to the drafters that asked for it."""
-        for drafter in self.drafters:
-            rows = iter(command.rows)
-            for part in command.verified.parts if drafter.captures else ():
-                own = [next(rows) for _ in part.ids]
-                drafter.take_features(part.request, part.epoch, part.ids, command.payload[own])
-
     def _to_stage(self, index: int, event: StageEvent) -> None:
         for command in self.stages[index].handle(event, self.now_s):
             if isinstance(command, RunLayers):
                 payload = None if command.payload is None else command.payload[list(command.rows)]
                 rows, hidden, tokens, *_ = self.run_layers(index, command, payload)
+                is_last = index == self.stage_count - 1
                 done = LayersDone(
                     job=command.job,
                     rows=rows,
-                    payload=hidden,
+                    payload=None if is_last else hidden,
                     next_tokens=tokens,
                     started_s=self.now_s,
                     ended_s=self.now_s + STEP_S,
+                    captured=tuple(hidden) if is_last and self._has_features else (),
                 )
                 self._put("compute", index, done)
             elif isinstance(command, SendSegment):
@@ -203,8 +213,10 @@ class Pipeline:
                     SegmentArrived(segment=command.segment, payload=payload, received_s=self.now_s),
                 )
             elif isinstance(command, SendVerified):
-                self._give_features(command)
                 self._put("head", 0, VerifiedArrived(verified=command.verified))
+            elif isinstance(command, SendFeatures):
+                event = FeaturesArrived(stage=index, features=command.features, rows=command.rows)
+                self._put("features", index, event)
             elif isinstance(command, Trim):
                 self._trim(index, command)
             else:

@@ -93,9 +93,7 @@ class Testbed:
     without one drafting takes no time.
     `slowdown` multiplies the time of every stage's device, `head_slowdown` that of the drafters' devices:
     free parameters, 1 where nothing is known better. Links are all alike unless `hops` has one for each: head
-    to first stage, between stages, last stage to head. `features_apart`: states that drafters read do not
-    travel behind every row, as they do in the runtime, but those of verified nodes alone, straight to the
-    head.
+    to first stage, between stages, last stage to head.
     """
 
     name: str
@@ -110,7 +108,6 @@ class Testbed:
     head_s: float = HEAD_MS / 1000
     split: tuple[int, ...] = ()
     hops: tuple[LinkSpec, ...] = ()
-    features_apart: bool = False
     boards: tuple[DrafterPlacement, ...] = ()
 
     __test__ = False  # for pytest, which would take it for tests

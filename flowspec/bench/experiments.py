@@ -303,7 +303,6 @@ def _testbed(table: Table, experiment: Path, drafters: Sequence[str]) -> Testbed
             "slowdown",
             "head_slowdown",
             "head_ms",
-            "features_apart",
         }
     )
     devices = counted_profiles(table, "devices", experiment)
@@ -321,7 +320,6 @@ def _testbed(table: Table, experiment: Path, drafters: Sequence[str]) -> Testbed
         slowdown=table.number("slowdown", 1.0),
         head_slowdown=table.number("head_slowdown", table.number("slowdown", 1.0)),
         head_s=table.number("head_ms", HEAD_MS, least=0.0) / 1000,
-        features_apart=table.flag("features_apart", False),
     )
     if "drafters" in table.data:
         found = replace(

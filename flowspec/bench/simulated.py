@@ -13,6 +13,7 @@ not as ours does:
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -77,8 +78,7 @@ def experiment(
     depths: Sequence[float] = (),
 ) -> Experiment:
     """The testbed as the simulator takes it, for one method with these models beside the target, which read
-    the target's states at these `depths` (`depths_of`): with each row travel those of the layers before; sent
-    apart, those of verified nodes alone, and all on the last way."""
+    the target's states at these `depths` (`depths_of`), each captured by the stage that has its layer."""
     places = places_of(testbed, models)
     curves = stage_curves(testbed)
     verifying = INSTANT
@@ -93,9 +93,6 @@ def experiment(
     last = len(curves) - 1
     sampling = INSTANT if setup.published else sampling_curve(testbed)
     row = row_bytes(testbed.shape, testbed.precision)
-    before = [0, *itertools.accumulate(testbed.layers)][: len(curves)]
-    riding = () if testbed.features_apart else depths
-    captured = [sum(depth * testbed.shape.layers < first for depth in riding) for first in before]
     return Experiment(
         devices=tuple(
             DeviceSpec(
@@ -114,8 +111,9 @@ def experiment(
         boards=places.boards,
         levels=tuple(range(len(models))) if setup.chain else (),
         head_s=testbed.head_s,
-        row_bytes=tuple(row * (1 + count) for count in captured),
-        feature_bytes=row * len(depths) if depths else None,
+        row_bytes=row,
+        captured=captured_by(testbed.layers, depths) if depths else (),
+        feature_bytes=row,
         returned_row_bytes=row if setup.published else 0,
         verifying=verifying,
     )
@@ -133,7 +131,9 @@ def stations_of(experiment: Experiment, context: int) -> list[Station]:
     found = []
     for number, (way, row, device) in enumerate(zip(ways, rows_bytes, experiment.devices, strict=False)):
         found += [_way(way, row), _stage(device, context, number)]
-    found.append(_way(ways[-1], (experiment.feature_bytes or 0) + experiment.returned_row_bytes))
+    last_states = experiment.captured[-1] if experiment.captured else 0  # the verdict comes behind them
+    features = last_states * (experiment.feature_bytes or 0)
+    found.append(_way(ways[-1], features + experiment.returned_row_bytes))
     verifying, head_s = experiment.verifying, experiment.head_s
     found.append(Station(busy_s=lambda rows: head_s + verifying.seconds(rows)))
     return found
@@ -147,6 +147,14 @@ def _stage(device: DeviceSpec, context: int, number: int) -> Station:
     return Station(
         busy_s=lambda rows: device.curve.seconds(rows, context) + device.sampling.seconds(rows), stage=number
     )
+
+
+def captured_by(layers: Sequence[int], depths: Sequence[float]) -> tuple[int, ...]:
+    """How many of the states at these depths, as shares of all layers, each stage has; 1 is what comes out of
+    the last."""
+    ends, count = list(itertools.accumulate(layers)), sum(layers)
+    places = [min(bisect.bisect_right(ends, depth * count), len(ends) - 1) for depth in depths]
+    return tuple(places.count(stage) for stage in range(len(ends)))
 
 
 def _copy_s(testbed: Testbed, layers: int, index: int) -> float:

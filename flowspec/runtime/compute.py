@@ -101,6 +101,7 @@ class ComputeThread:
         self._beside = BackgroundLoader(machine, self._tell_of, self._fail_beside, self.claims)
         self._held: Held | None = None
         self._drafter: Drafter | None = None
+        self._captured = 0
         self._grammars: GrammarVocabulary | None = None
         self._has_imports = False
         self._detours: set[str] = set()
@@ -237,7 +238,7 @@ class ComputeThread:
             job, payload, dead_rows if pacer is None else partial(pacer.boundary, dead_rows)
         )
         ended_s = time.monotonic()
-        onward = to_wire(states) if rows and states.shape[1] else None
+        onward, captured = split(states, self._captured * part.config.hidden_size) if rows else (None, ())
         if pacer is not None:
             ended_s = pacer.end(dead_rows)
         return LayersDone(
@@ -248,6 +249,7 @@ class ComputeThread:
             started_s=started_s,
             ended_s=ended_s,
             logprobs=logprobs,
+            captured=captured,
         )
 
     def _load(self, assign: Assign) -> None:
@@ -317,7 +319,7 @@ class ComputeThread:
 
     def _take_on(self, part: Slice, assign: Assign, cache_bytes_max: int) -> None:
         """Makes of loaded layers what is assigned, with nothing cached."""
-        part.captures = assign.captures
+        part.captures, self._captured = assign.captures, assign.captured
         part.grammars = self._grammars_of(assign)
         part.cache_bytes_max = cache_bytes_max
         self._drafter = None
@@ -341,6 +343,14 @@ class ComputeThread:
         if self._grammars is None or self._grammars.tokens.digest != digest:
             self._grammars = GrammarVocabulary(ask_tokens(self.channel, digest, assign.tokens_bytes))
         return self._grammars
+
+
+def split(states: torch.Tensor, captured_width: int) -> tuple[Tensor | None, tuple[Tensor, ...]]:
+    """Of what a slice made of rows `[rows, width]`: what goes to the next stage, None where there is nothing;
+    and of each row what was captured, by itself, which stands last and is so wide."""
+    width = states.shape[1] - captured_width
+    onward = to_wire(states[:, :width]) if width else None
+    return onward, to_wire(states[:, width:]).apart() if captured_width else ()
 
 
 def _loaded(part: Slice, *, reused: bool, received_bytes: int = 0) -> Loaded:

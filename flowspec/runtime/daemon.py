@@ -52,13 +52,15 @@ from flowspec.core.cluster.daemon import (
 )
 from flowspec.core.driving import Driver, Log, turn
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.cluster_messages import AskArithmetics, Error, Loading, Ping, Pong, Ready, Welcome
+from flowspec.core.protocol.cluster_messages import AskArithmetics, Error, Loading, Pong, Ready, Welcome
 from flowspec.core.protocol.facts import AskFacts
 from flowspec.core.protocol.messages import Message
 from flowspec.core.stage.events import (
     CloseCache,
     LayerEnded,
+    SendFeatures,
     SendSegment,
+    SendVerified,
     Trim,
 )
 from flowspec.errors import InputError, NoRoomError, PeerError, UnexpectedError
@@ -79,7 +81,7 @@ from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.transport import Sender, Wake, poll_timeout_ms, ready_sources
 from flowspec.runtime.weights.head_channel import HeadQuestion, LoadProgress
 from flowspec.version import __version__
-from flowspec.wire.codec import decode
+from flowspec.wire.codec import decode, joined
 
 log = logging.getLogger("flowspec.daemon")
 
@@ -138,8 +140,9 @@ class Daemon:
         self._further = self._compute.further
         self._next: NextHop | None = None
         self._shape: Shaper | None = None
+        self._shape_to_head: Shaper | None = None
         self._data: Sender | None = None
-        self._last_sent: Message = Ping()
+        self._last_sent: dict[bool, Message] = {}  # whether to the head, else to the next hop
         self._stopping = ""
         self._is_checked = is_on()
         self._broken: BrokenCoreError | None = None
@@ -186,13 +189,17 @@ class Daemon:
         return self._core.assignment is not None
 
     def _turn(self) -> None:
-        onward = self._data if self._next is None else self._next.link
-        due_s = float("inf") if onward is None else onward.due_s
+        onward = None if self._next is None else self._next.link
+        links = [
+            (is_head, link) for is_head, link in ((True, self._data), (False, onward)) if link is not None
+        ]
+        due_s = min((link.due_s for _, link in links), default=float("inf"))
         most_ms = HELD_POLL_MS if self._is_held else IDLE_POLL_MS
         ready = ready_sources(self._poller.poll(poll_timeout_ms(due_s, time.monotonic(), most_ms)))
         now_s = time.monotonic()
-        if onward is not None and not onward.flush(now_s):
-            self._unsent(self._core.number, self._last_sent, now_s)
+        for is_head, link in links:
+            if not link.flush(now_s):
+                self._unsent(self._core.number, self._last_sent[is_head], now_s)
         if (
             self._lifeline_fd is not None
             and self._lifeline_fd in ready
@@ -326,9 +333,8 @@ class Daemon:
         elif isinstance(command, StartAssignment):
             self._start_assignment(command)
         elif isinstance(command, Attach):
-            if self._next is None:
-                self._data = link_of(command.caller)
-                self._data.shape = self._shape
+            self._data = link_of(command.caller)
+            self._data.shape = self._shape_to_head
         elif isinstance(command, EndAssignment):
             self._end_assignment(command)
         elif isinstance(command, SendReady):
@@ -353,18 +359,19 @@ class Daemon:
                 self._worker.ask(link, question, is_held=self._is_held)
 
     def _send_on(self, command: SendOn) -> None:
-        work = command.work
-        self._last_sent = work.segment if isinstance(work, SendSegment) else work.verified
-        tensor = work.payload.select(work.rows) if work.rows else None
-        link = (
-            link_of(command.caller)
-            if command.caller is not None
-            else None
-            if self._next is None
-            else self._next.link
-        )
-        if link is None or not link.send(self._last_sent, tensor):
-            self._unsent(command.assignment_id, self._last_sent, self._now_s)
+        work, message, tensor = command.work, _message_of(command.work), None
+        if isinstance(work, SendSegment) and work.rows:
+            tensor = work.payload.select(work.rows)
+        elif isinstance(work, SendFeatures):
+            tensor = joined([(row,) for row in work.rows])
+        is_head = command.caller is not None
+        self._last_sent[is_head] = message
+        if command.caller is not None:
+            link: Sender | None = link_of(command.caller)
+        else:
+            link = None if self._next is None else self._next.link
+        if link is None or not link.send(message, tensor):
+            self._unsent(command.assignment_id, message, self._now_s)
 
     def _unsent(self, assignment_id: int, message: Message, now_s: float) -> None:
         self._give(CommandFailed(assignment_id=assignment_id, message=message), now_s)
@@ -427,7 +434,9 @@ class Daemon:
         """An assignment begins: the next hop is dialled, and the slice loaded."""
         assign, peer = command.assign, peer_of(command.caller)
         self._peers.kept_incarnation = peer.incarnation
-        self._shape = None if self._emulation is None else self._emulation.shaper(assign.stage)
+        if self._emulation is not None:
+            self._shape = self._emulation.shaper(assign.stage)
+            self._shape_to_head = self._emulation.shaper_to_head(assign.stage, assign.captured)
         if assign.next_hop:
             try:
                 self._next = NextHop(
@@ -456,7 +465,7 @@ class Daemon:
         self._peers.kept_incarnation = None
         if self._next is not None:
             self._next.close()
-        self._next = self._data = self._shape = None
+        self._next = self._data = self._shape = self._shape_to_head = None
 
     def _take_result(self) -> bool:
         """Takes the next thing that the compute thread did, or how far the running job has come; whether
@@ -506,6 +515,12 @@ class Daemon:
                 log.exception("unexpected error over what was computed")
                 text = str(unexpected(error, "over what was computed"))
                 self._give(ComputeFailed(assignment_id=assignment_id, text=text, is_gone=True), now_s)
+
+
+def _message_of(work: SendSegment | SendVerified | SendFeatures) -> Message:
+    if isinstance(work, SendSegment):
+        return work.segment
+    return work.verified if isinstance(work, SendVerified) else work.features
 
 
 def peer_of(caller: Caller) -> Peer:

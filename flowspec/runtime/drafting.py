@@ -1,9 +1,8 @@
 """The drafter's thread in the head's process: runs drafting jobs one after another, while the head keeps
 listening.
 
-Work goes in by `post` and `post_features` and is done in that order; results come back on `results` with a
-wake-up. After a failure nothing more is done: what a drafter that broke off in the middle would say could not
-be trusted.
+Work goes in by `post` and is done in that order; results come back on `results` with a wake-up. After a
+failure nothing more is done: what a drafter that broke off in the middle would say could not be trusted.
 """
 
 from __future__ import annotations
@@ -14,12 +13,9 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from flowspec.core.head.events import CopyFeatures, Draft, Drafted, SendToDrafter
-from flowspec.core.protocol.messages import VerifiedPart
+from flowspec.core.head.events import CopyFeatures, Draft, Drafted, SendToDrafter, TakeFeatures
 from flowspec.draft.kinds import FALLBACK
 from flowspec.draft.protocol import CopiesFeatures, Drafter
 from flowspec.errors import ClusterError, FlowSpecError
@@ -31,13 +27,7 @@ from flowspec.runtime.compute import SWITCH_INTERVAL_S, Crashed, WorkFailed, to_
 from flowspec.runtime.emulation import DraftPacer
 from flowspec.runtime.heap import give_back
 from flowspec.runtime.transport import Wake
-from flowspec.wire.codec import Tensor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Features:
-    parts: tuple[VerifiedPart, ...]
-    tensor: Tensor
+from flowspec.wire.codec import joined
 
 
 class DraftThread:
@@ -50,7 +40,7 @@ class DraftThread:
         self._pacer = None if pace is None else DraftPacer(pace)
         self.results: deque[Drafted | WorkFailed | Crashed] = deque()
         self._wake = wake
-        self._work: queue.SimpleQueue[Draft | SendToDrafter | _Features | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[Draft | SendToDrafter | None] = queue.SimpleQueue()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._thread = threading.Thread(target=self._run, name="drafter", daemon=True)
         self._thread.start()
@@ -67,12 +57,6 @@ class DraftThread:
 
     def post(self, work: Draft | SendToDrafter) -> None:
         self._work.put(work)
-
-    def post_features(self, parts: Sequence[VerifiedPart], tensor: Tensor) -> None:
-        """The features that came with a Verified: a row for every id of its parts, in order. Who wants none
-        is not bothered."""
-        if self.drafter.captures:
-            self._work.put(_Features(parts=tuple(parts), tensor=tensor))
 
     def stop(self, timeout_s: float = timeouts.COMPUTE_STOP_S) -> None:
         """Ends the thread after what it is doing now, and waits for that no longer than `timeout_s`."""
@@ -97,7 +81,7 @@ class DraftThread:
                     self._tell(Crashed(error=error))
                 return
 
-    def _do(self, work: Draft | SendToDrafter | _Features) -> None:
+    def _do(self, work: Draft | SendToDrafter) -> None:
         if isinstance(work, Draft):
             started_s = time.monotonic()
             proposals = self.drafter.draft(work.segment, work.width)
@@ -115,20 +99,16 @@ class DraftThread:
                     ended_s=ended_s,
                 )
             )
-        elif isinstance(work, SendToDrafter):
-            if isinstance(work.message, CopyFeatures):
-                assert isinstance(self.drafter, CopiesFeatures), "its traits say that it copies none"
-                self.drafter.copy_features(work.message)
-            else:
-                self.drafter.release(work.message)
-                give_back()
+        elif isinstance(work.message, TakeFeatures):
+            own = work.message
+            features = to_torch(joined(own.rows), tuple(range(len(own.nodes))))  # [nodes, hidden * captures]
+            self.drafter.take_features(own.request, own.epoch, own.nodes, features)
+        elif isinstance(work.message, CopyFeatures):
+            assert isinstance(self.drafter, CopiesFeatures), "its traits say that it copies none"
+            self.drafter.copy_features(work.message)
         else:
-            features = to_torch(work.tensor, tuple(range(work.tensor.rows)))  # [rows, hidden * captures]
-            first = 0
-            for part in work.parts:
-                end = first + len(part.ids)
-                self.drafter.take_features(part.request, part.epoch, part.ids, features[first:end])
-                first = end
+            self.drafter.release(work.message)
+            give_back()
 
     def _tell(self, result: Drafted | WorkFailed | Crashed) -> None:
         self.results.append(result)

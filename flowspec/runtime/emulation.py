@@ -47,7 +47,7 @@ class DeviceEmulation:
     """What one local daemon pretends to be.
 
     `layers` is the time of all its layers together, `sampling` what the last stage adds after them.
-    `outgoing` is the link to the next hop, from the last stage back to the head. A row of a payload counts
+    `outgoing` is the link to the next hop, and another like it to the head. A row of a payload counts
     `row_bytes` there, as in the declared model; 0 counts the bytes that really travel. With `layer_count`,
     `layers` is the time of so many, and it takes its share for those that it holds. After `cool_s` of work it
     is hot, and takes `heat` times as long.
@@ -73,6 +73,12 @@ class DeviceEmulation:
     def shaper(self, stage: int) -> Shaper:
         """The shape of what leaves the daemon when it is stage number `stage`."""
         return Shaper(self.outgoing, row_bytes=self.row_bytes, chance=random.Random(f"stage {stage}"))
+
+    def shaper_to_head(self, stage: int, captured: int) -> Shaper:
+        """The shape of what it sends straight to the head: verdicts, and features of so many states."""
+        return Shaper(
+            self.outgoing, row_bytes=self.row_bytes * captured, chance=random.Random(f"to head {stage}")
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,7 +40,6 @@ from flowspec.core.head.events import (
     SetTimer,
     Submit,
     TimerFired,
-    VerifiedArrived,
 )
 from flowspec.core.head.expertise import Expertise
 from flowspec.core.head.flights import Bounds
@@ -51,6 +50,7 @@ from flowspec.core.head.request import Request
 from flowspec.core.head.sharing import BLOCK
 from flowspec.core.methods import WITHOUT_GUESSES, make_method
 from flowspec.core.methods.base import Method
+from flowspec.core.protocol.cluster_messages import capturing_of
 from flowspec.core.protocol.messages import Hop
 from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.draft.guide import certain_of
@@ -59,7 +59,7 @@ from flowspec.draft.text import TextDrafter
 from flowspec.errors import BrokenError, ClusterError, FlowSpecError, InputError, PeerError
 from flowspec.extras import how_to_get
 from flowspec.model.grammar import library_version
-from flowspec.plan.placement import ClusterPlan
+from flowspec.plan.placement import ClusterPlan, assigns_of
 from flowspec.plan.timing import Curve
 from flowspec.runtime.compute import Crashed, WorkFailed
 from flowspec.runtime.drafting import DraftThread
@@ -135,7 +135,7 @@ class Head:
             traits_of(drafter, level)
             for drafter, level in zip(drafters, levels or [0] * len(drafters), strict=True)
         ]
-        width = plan.carried + plan.hidden_size * (1 + len(plan.captures))
+        width = plan.carried + plan.hidden_size
         self._row_bytes = width * DTYPE_BYTES[ACTIVATIONS[plan.dtype]]
         self._core = HeadCore(
             context=plan.context,
@@ -147,6 +147,7 @@ class Head:
             sliding_window=plan.sliding_window,
             prefix_block=BLOCK if prefix_caching else 0,
             certain_of=None if plan.tokens is None else certain_of(plan.tokens),
+            capturing=capturing_of(assigns_of(plan)),
         )
         self._core.vocabulary = plan.vocabulary
         self._learnt = learnt
@@ -376,11 +377,8 @@ class Head:
 
     def _turn(self) -> None:
         try:
-            for verified, features in self._pipelines.listen(self._patience_ms()):
-                if features is not None:
-                    for thread in self._drafting:
-                        thread.post_features(verified.parts, features)
-                self._step(VerifiedArrived(verified=verified), time.monotonic())
+            for event in self._pipelines.listen(self._patience_ms()):
+                self._step(event, time.monotonic())
         except PeerError as error:
             self._pipelines.broken(BrokenError(str(error), ""))
         self._meanwhile()

@@ -29,11 +29,14 @@ from flowspec.core.cluster.forming import (
     SendFailed,
 )
 from flowspec.core.cluster.incarnation import SESSION_BITS
+from flowspec.core.head.events import FeaturesArrived, VerifiedArrived
+from flowspec.core.head.features import check_features
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import Error, Hello, Pong, Ready, Reset, Welcome
 from flowspec.core.protocol.messages import (
     Commit,
     Expand,
+    Features,
     Message,
     Open,
     Proposed,
@@ -41,11 +44,10 @@ from flowspec.core.protocol.messages import (
     Segment,
     Verified,
 )
-from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.core.protocol.weight_messages import TensorBytes
 from flowspec.core.stage.slots import CacheRoom
 from flowspec.errors import InputError, PeerError
-from flowspec.plan.placement import ClusterPlan, StagePlan
+from flowspec.plan.placement import ClusterPlan, StagePlan, assigns_of
 from flowspec.runtime.emulation import Emulation
 from flowspec.runtime.monitor import Monitor
 from flowspec.runtime.security.keyring import Keyring
@@ -257,9 +259,9 @@ class PipelineConnections:
 
     def heard(
         self, ready: set[Any], now_s: float
-    ) -> Iterator[ConnectionEvent | tuple[Verified, Tensor | None]]:
-        """What has come on the sockets that are `ready`, data first; what was verified comes with its
-        features."""
+    ) -> Iterator[ConnectionEvent | VerifiedArrived | FeaturesArrived]:
+        """What has come on the sockets that are `ready`, data first; what was verified, and features, are for
+        the head's core."""
         for device, link in self._shaped:
             if not link.flush(now_s):
                 self._unsent.append(SendFailed(pipeline=self.number, device=device, what="messages"))
@@ -284,7 +286,7 @@ class PipelineConnections:
 
     def _read(
         self, connection: DeviceConnection
-    ) -> Iterator[ConnectionEvent | tuple[Verified, Tensor | None]]:
+    ) -> Iterator[ConnectionEvent | VerifiedArrived | FeaturesArrived]:
         stage = self._by_name[connection.device]
         for _ in range(limits.MESSAGES_PER_TURN_MAX):
             frames = receive(connection.socket)
@@ -295,8 +297,10 @@ class PipelineConnections:
                 connection.receiver.check(envelope)
                 message = envelope.message
                 if connection.role == DATA and isinstance(message, Verified):
-                    check_features(self.plan, message, envelope.tensor)
-                    yield message, envelope.tensor
+                    yield VerifiedArrived(verified=message)
+                    continue
+                if connection.role == DATA and isinstance(message, Features):
+                    yield self._features(connection.device, message, envelope.tensor)
                     continue
             except PeerError as error:
                 device, text = (
@@ -310,6 +314,14 @@ class PipelineConnections:
             yield DeviceMessageArrived(
                 pipeline=self.number, device=connection.device, role=connection.role, message=message
             )
+
+    def _features(self, device: str, message: Features, tensor: Tensor | None) -> FeaturesArrived:
+        """Raises `PeerError` for features that are not those that the stage was to capture."""
+        index = next(at for at, stage in enumerate(self.plan.stages) if stage.name == device)
+        assign = assigns_of(self.plan)[index]
+        check_features(assign, self.plan.hidden_size, message, tensor)
+        assert tensor is not None, "the codec refuses features without rows"
+        return FeaturesArrived(stage=index, features=message, rows=tensor.apart())
 
     def _note(self, connection: DeviceConnection, stage: StageStatus, envelope: Envelope) -> None:
         """Keeps what others want to know of a device."""
@@ -360,13 +372,3 @@ class PipelineConnections:
                 connection.monitor.close()
                 connection.socket.close(linger=0)
         self._context.destroy(linger=200)
-
-
-def check_features(plan: ClusterPlan, verified: Verified, features: Tensor | None) -> None:
-    """Raises `PeerError` for features that are not those that the drafter asked for."""
-    if not verified.row_count or not plan.captures or not plan.hidden_size:
-        return
-    expected = (verified.row_count, len(plan.captures) * plan.hidden_size, ACTIVATIONS[plan.dtype])
-    found = None if features is None else (features.rows, features.width, features.dtype)
-    if found != expected:
-        raise PeerError(f"expected features of {expected} with segment {verified.segment}, got {found}")

@@ -58,8 +58,8 @@ from flowspec.core.cluster.membership import (
     Tick,
 )
 from flowspec.core.driving import Driver, Log
-from flowspec.core.head.events import PipelineLost, PipelineReformed
-from flowspec.core.protocol.messages import Hop, Verified
+from flowspec.core.head.events import FeaturesArrived, PipelineLost, PipelineReformed, VerifiedArrived
+from flowspec.core.protocol.messages import Hop
 from flowspec.errors import BrokenError, ClusterError, FlowSpecError, InputError
 from flowspec.plan.placement import ClusterPlan, assigns_of
 from flowspec.runtime import timeouts
@@ -76,7 +76,6 @@ from flowspec.runtime.pipeline_connections import (
 from flowspec.runtime.probes import Probes
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.transport import Wake, poll_timeout_ms, ready_sources, split_address
-from flowspec.wire.codec import Tensor
 
 POLL_MS = 100
 """How long a poll of the first pipeline may wait."""
@@ -206,14 +205,14 @@ class Pipelines:
             if not self._meanwhile():
                 raise ClusterError("the head is closed")
 
-    def listen(self, timeout_ms: int) -> Iterator[tuple[Verified, Tensor | None]]:
-        """Waits for anything to happen and yields what was verified; a pipeline that is wanted is formed on
-        the way."""
+    def listen(self, timeout_ms: int) -> Iterator[VerifiedArrived | FeaturesArrived]:
+        """Waits for anything to happen and yields what is for the head's core; a pipeline that is wanted is
+        formed on the way."""
         ready = self._poll(min(timeout_ms, poll_timeout_ms(self.due_s, time.monotonic(), timeout_ms)))
         now_s = time.monotonic()
         for connections in tuple(self._open.values()):
             for heard in connections.heard(ready, now_s):
-                if isinstance(heard, tuple):
+                if isinstance(heard, VerifiedArrived | FeaturesArrived):
                     if connections is self.connections:
                         yield heard
                 else:
@@ -425,4 +424,8 @@ class Pipelines:
         connections.begin(command.rooms, self._emulation)
         self.connections, self.plan, self._was_formed = connections, connections.plan, True
         if not is_first:
-            self._on_change(PipelineReformed(stage_count=command.stage_count, rooms=command.rooms))
+            self._on_change(
+                PipelineReformed(
+                    stage_count=command.stage_count, rooms=command.rooms, capturing=command.capturing
+                )
+            )

@@ -12,7 +12,6 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +35,7 @@ from flowspec.core.head.remote_drafter import (
     RemoteDrafterCore,
     RemoteDrafterEvent,
 )
-from flowspec.core.protocol.messages import Expand, Release, VerifiedPart
+from flowspec.core.protocol.messages import Expand, Release
 from flowspec.errors import BrokenError, FlowSpecError
 from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime import timeouts
@@ -45,7 +44,6 @@ from flowspec.runtime.pipeline_connections import StageStatus
 from flowspec.runtime.pipelines import Pipelines, Recovery
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.transport import Wake, poll_timeout_ms
-from flowspec.wire.codec import Tensor
 
 POLL_MS = 500
 
@@ -142,9 +140,6 @@ class RemoteDrafter:
     def post(self, work: Draft | SendToDrafter | DrafterRecovered) -> None:
         self._work.append(work)
         self._wake.set()
-
-    def post_features(self, parts: Sequence[VerifiedPart], tensor: Tensor) -> None:
-        """A drafter that wants features runs at the head."""
 
     def stop(self, timeout_s: float = timeouts.COMPUTE_STOP_S) -> None:
         """Lets go of the device, and waits for that no longer than `timeout_s`."""

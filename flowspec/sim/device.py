@@ -81,8 +81,11 @@ class SimulatedDevice:
         layers: Layers,
         is_last: bool,
         done: Callable[[LayersDone], None],
+        captures: int = 0,
     ) -> None:
+        """Of each row it captures so many states, for which its payload stands in."""
         self.spec = spec
+        self._captures = captures
         self.jobs = 0
         self.rows = 0
         self.busy_s = 0.0
@@ -185,14 +188,23 @@ class SimulatedDevice:
         for command in self._waiting:
             self._layers.change_cache(self._stage, command)
         self._waiting.clear()
+        captured = _repeated(outgoing, self._captures).apart() if outgoing and self._captures else ()
         self._done(
             LayersDone(
                 job=run.job.job,
                 rows=run.rows,
-                payload=outgoing,
+                payload=None if self._is_last else outgoing,
                 next_tokens=next_tokens,
                 started_s=run.started_s,
                 ended_s=now_s,
                 logprobs=logprobs,
+                captured=captured,
             )
         )
+
+
+def _repeated(tensor: Tensor, count: int) -> Tensor:
+    """`[rows, 1]` so many times side by side."""
+    size = len(tensor.data) // tensor.rows
+    data = b"".join(bytes(tensor.data[at : at + size]) * count for at in range(0, len(tensor.data), size))
+    return Tensor(rows=tensor.rows, width=count, dtype=tensor.dtype, data=data)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from flowspec.core.head.events import CopyFeatures
+from flowspec.core.head.request import PREDICTED_MAX
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Commit, Open, Proposal, Release, Segment, SegmentPart
 from flowspec.core.stage.path import living_below, newly_committed
@@ -58,7 +59,9 @@ class FakeDrafter:
         context: int = 1 << 20,
         captures: tuple[int, ...] = (),
         cache_slots: int = limits.ID_MAX,
+        is_honest: bool = True,
     ) -> None:
+        """Features are not looked at where those who send them may not be honest."""
         assert 0 <= quality <= 1
         self.captures = captures
         self.context = context
@@ -71,7 +74,8 @@ class FakeDrafter:
         self._other = language.other(seed)
         self._ids = np.arange(language.vocabulary_size)
         self._views: dict[int, _View] = {}
-        self._featured: dict[int, set[int]] = {}
+        self._is_honest = is_honest
+        self._featured: dict[int, dict[int, bytes]] = {}
         self._released: dict[int, int] = {}
 
     def requests(self) -> list[int]:
@@ -100,21 +104,24 @@ class FakeDrafter:
         self._released[message.request] = message.epoch
 
     def take_features(self, request: int, epoch: int, ids: Any, features: Any) -> None:
-        """Notes whose features came; those of a request that is over are of no use, but may still be on their
-        way."""
+        """Notes the features of nodes; those of a request that is over are of no use, but may still be on
+        their way."""
         assert self.captures, "features for a drafter that wants none"
         assert len(ids) == features.rows, (
             f"{len(ids)} nodes of request {request}, epoch {epoch}, came with {features.rows} features"
         )
         if epoch > self._released.get(request, -1):
-            self._featured.setdefault(request, set()).update(ids)
+            own = (bytes(row.data) for row in features.apart())
+            self._featured.setdefault(request, {}).update(zip(ids, own, strict=True))
 
     def copy_features(self, message: CopyFeatures) -> None:
         """Notes whose features are those of other nodes, which must have come."""
         assert self.captures, "features for a drafter that wants none"
-        missing = set(message.source_nodes) - self._featured.get(message.source, set())
+        others = self._featured.get(message.source, {})
+        missing = set(message.source_nodes).difference(others)
         assert not missing, f"nodes {sorted(missing)} of request {message.source} came without their features"
-        self._featured.setdefault(message.request, set()).update(message.nodes)
+        copies = [others[node] for node in message.source_nodes]
+        self._featured.setdefault(message.request, {}).update(zip(message.nodes, copies, strict=True))
 
     # -------------------------------------------------------------------------------------------- its view
 
@@ -219,13 +226,21 @@ class FakeDrafter:
         )
 
     def _check_features(self, view: _View, position: int) -> None:
-        """An EAGLE head runs a token of the path together with the target's feature of the one before it."""
+        """An EAGLE head runs a token of the path together with the target's feature of the one before it,
+        which stands in for that one's token; or with its own prediction, not far from such a feature."""
         if self.captures and position > 0:
             assert position - 1 in view.path, f"position {position} of the path came before the one before it"
-            before = view.path[position - 1][0]
-            known = self._featured.get(view.opening.request, set())
-            assert before in known, (
+            before, token = view.path[position - 1]
+            known = self._featured.get(view.opening.request, {})
+            feature, least = known.get(before), max(0, position - 1 - PREDICTED_MAX)
+            if feature is None and any(view.path[at][0] in known for at in range(least, position)):
+                return
+            assert feature is not None, (
                 f"position {position} of the path is to be run, but the feature of the one before never came"
+            )
+            found = np.frombuffer(feature, dtype="<i4")
+            assert not self._is_honest or (found == token).all(), (
+                f"the features of node {before}, which holds token {token}, are of tokens {found}"
             )
 
     def _propose(self, view: _View, node: int, width: int) -> Proposal:

@@ -11,14 +11,15 @@ import random
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any, cast
 
-from flowspec.core.head.events import Draft, Drafted, SendToDrafter
+from flowspec.core.head.events import CopyFeatures, Draft, Drafted, SendToDrafter
 from flowspec.core.protocol.messages import Release, Segment
 from flowspec.draft.protocol import CopiesFeatures, Drafter
 from flowspec.plan.timing import Curve, LinkSpec
 from flowspec.sim.clock import Clock
 from flowspec.sim.link import Frames, OneWayLink, SimulatedLink
-from flowspec.wire.codec import Envelope
+from flowspec.wire.codec import Envelope, joined
 
 ANSWER_BYTES = 64
 """A message of proposals without these: its header and the times of the job."""
@@ -107,11 +108,15 @@ class DrafterDevice:
             return
         drafter = self._drafters[command.drafter]
         if isinstance(command, SendToDrafter):
-            if isinstance(command.message, Release):
-                drafter.release(command.message)
-            else:
+            message = command.message
+            if isinstance(message, Release):
+                drafter.release(message)
+            elif isinstance(message, CopyFeatures):
                 assert isinstance(drafter, CopiesFeatures), "its traits say that it copies none"
-                drafter.copy_features(command.message)
+                drafter.copy_features(message)
+            else:  # stand-ins for the tensors of a real drafter; only a fake one reads them
+                rows = cast(Any, joined(message.rows))
+                drafter.take_features(message.request, message.epoch, message.nodes, rows)
             return
         started_s = max(self._free_s, self._clock.now_s)
         proposals = drafter.draft(command.segment, command.width)

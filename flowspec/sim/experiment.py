@@ -36,7 +36,8 @@ class Experiment:
     time of every drafter, or of each, and `ranking` of each as `World` takes it; `boards` say which of them
     share a board (none: nobody), and `levels` which are intermediates, above 0 (none: nobody). `row_bytes` is
     what a row has on the wire (None: a few bytes), on its way to each stage alike or one by one,
-    `feature_bytes` what the features of a verified node have. With `returned_row_bytes` and `verifying` the
+    `feature_bytes` what a captured state has. Where a drafter wants features each stage captures as many
+    states as `captured` says (none: both ends one). With `returned_row_bytes` and `verifying` the
     head verifies (see `World`). `prefix_block` is that of `HeadCore`.
     """
 
@@ -55,14 +56,24 @@ class Experiment:
     levels: tuple[int, ...] = ()
     head_s: float = 0.0
     row_bytes: int | tuple[int, ...] | None = None
+    captured: tuple[int, ...] = ()
     feature_bytes: int | None = None
     returned_row_bytes: int = 0
     verifying: Curve = INSTANT
     seed: int = 0
     certain_of: CertainOf | None = None
 
-    def plan(self, *, has_features: bool = False) -> ClusterPlan:
-        """What its devices are told that they are: a layer each, by number."""
+    def captured_by(self, traits: Sequence[DrafterTraits]) -> tuple[int, ...]:
+        """How many states each stage captures for these models beside the target; empty for none."""
+        if not any(each.needs_features for each in traits):
+            return ()
+        last = len(self.devices) - 1
+        return self.captured or tuple(int(index in (0, last)) for index in range(last + 1))
+
+    def plan(self, captured: Sequence[int] = ()) -> ClusterPlan:
+        """What its devices are told that they are: as many layers each as one of them captures, at least one,
+        by number."""
+        wide = max(1, *captured, 1)
         names = [f"stage{index}" for index in range(len(self.devices))]
         return ClusterPlan(
             model="simulated",
@@ -70,10 +81,10 @@ class Experiment:
             dtype="float32",
             context=self.context,
             stages=tuple(
-                StagePlan(name=name, address=f"{name}:1", first=at, end=at + 1)
+                StagePlan(name=name, address=f"{name}:1", first=at * wide, end=(at + 1) * wide)
                 for at, name in enumerate(names)
             ),
-            captures=(0,) if has_features else (),
+            captures=tuple(at * wide + each for at, own in enumerate(captured) for each in range(own)),
             sliding_window=self.sliding_window,
         )
 
@@ -99,6 +110,7 @@ class Experiment:
             for drafter, level in zip(drafters, self.levels or (0,) * len(drafters), strict=True)
         ]
         method = make_method(self.method, **self.options) if isinstance(self.method, str) else self.method()
+        captured = self.captured_by(traits)
         slot_s = slowest([device.curve for device in self.devices])
         head = HeadCore(
             context=self.context,
@@ -109,10 +121,11 @@ class Experiment:
             sliding_window=self.sliding_window,
             prefix_block=self.prefix_block,
             certain_of=self.certain_of,
+            capturing=tuple(index for index, own in enumerate(captured) if own),
         )
         return World(
             head,
-            FormedPipeline(self.plan(has_features=any(each.needs_features for each in traits))).stages,
+            FormedPipeline(self.plan(captured)).stages,
             devices=self.devices,
             links=self.links or Links(control=(self.control,) * count, data=(self.data,) * (count + 1)),
             layers=FakeLayers(count, language, sliding_window=self.sliding_window),
@@ -122,6 +135,7 @@ class Experiment:
             boards=self.boards,
             head_s=self.head_s,
             row_bytes=self.row_bytes,
+            captured=captured,
             feature_bytes=self.feature_bytes,
             returned_row_bytes=self.returned_row_bytes,
             verifying=self.verifying,

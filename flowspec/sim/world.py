@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 from flowspec.core.head.events import (
     Cancel,
@@ -19,6 +19,7 @@ from flowspec.core.head.events import (
     Drafted,
     DrafterLost,
     Emit,
+    FeaturesArrived,
     Finished,
     Forget,
     HeadCommand,
@@ -33,7 +34,7 @@ from flowspec.core.head.events import (
     VerifiedArrived,
 )
 from flowspec.core.head.head import HeadCore
-from flowspec.core.protocol.messages import Commit, Open, Release, Segment, Verified
+from flowspec.core.protocol.messages import Commit, Features, Open, Release, Segment, Verified
 from flowspec.core.stage.events import (
     ClearSlots,
     CloseCache,
@@ -41,8 +42,8 @@ from flowspec.core.stage.events import (
     OpenCache,
     RunLayers,
     SegmentArrived,
+    SendFeatures,
     SendSegment,
-    SendVerified,
     StageCommand,
     StageEvent,
     Trim,
@@ -57,7 +58,7 @@ from flowspec.sim.fake_layers import FakeLayers
 from flowspec.sim.head_checker import HeadChecker
 from flowspec.sim.link import Frames, SimulatedLink
 from flowspec.sim.record import HEAD, Digest, SimulatedAnswer
-from flowspec.wire.codec import Envelope, Tensor
+from flowspec.wire.codec import Envelope, Tensor, joined
 
 EVENTS_MAX = 1_000_000
 
@@ -65,7 +66,7 @@ EVENTS_MAX = 1_000_000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
     """`control[i]` is from the head to stage i; `data[i]` leads to stage i, and the last one from the last
-    stage to the head."""
+    stage to the head. Features of other stages than the last go to the head on ways like `control[i]`."""
 
     control: tuple[LinkSpec, ...]
     data: tuple[LinkSpec, ...]
@@ -84,8 +85,9 @@ class Handled:
 class World:
     """Executes the commands of `head` and `stages`.
 
-    `row_bytes` and `feature_bytes` are what a row of a segment's payload (on its way to each stage alike, or
-    one by one) and of a Verified's have on the wire; `head_s` is what the head spends on each event;
+    Each stage captures as many states of a row as `captured` says. `row_bytes` is what a row of a segment's
+    payload has on the wire (on its way to each stage alike, or one by one), `feature_bytes` what a captured
+    state has; `head_s` is what the head spends on each event;
     `drafting` is each drafter's time for a number of rows, and `boards` say which of them share one (none:
     nobody; each has processors of its own at the head). A drafter that says of its last job how many rows
     each pass had (`pass_rows`) takes as long as these; any other takes one pass. Where one had none, and
@@ -109,6 +111,7 @@ class World:
         boards: Sequence[DrafterDeviceSpec] = (),
         head_s: float = 0.0,
         row_bytes: int | tuple[int, ...] | None = None,
+        captured: Sequence[int] = (),
         feature_bytes: int | None = None,
         returned_row_bytes: int = 0,
         verifying: Curve = INSTANT,
@@ -141,7 +144,15 @@ class World:
         self._timer: Alarm | None = None
         self._is_drafting = [False] * len(drafters)
         self.devices = [
-            SimulatedDevice(self.clock, spec, index, layers, index == last, partial(self._to_stage, index))
+            SimulatedDevice(
+                self.clock,
+                spec,
+                index,
+                layers,
+                index == last,
+                partial(self._to_stage, index),
+                captures=captured[index] if captured else 0,
+            )
             for index, spec in enumerate(devices)
         ]
         # Each connection has its own chance: what is late on one says nothing about the others, so control
@@ -167,9 +178,11 @@ class World:
                 self.clock,
                 spec,
                 "head" if index == 0 else f"stage{index - 1}",
-                partial(self._segment_arrived, index) if index <= last else self._verified_arrived,
+                partial(self._segment_arrived, index)
+                if index <= last
+                else partial(self._to_head_arrived, last),
                 chance=random.Random(chances.getrandbits(64)),
-                row_bytes=(*sizes, feature_bytes)[index],
+                row_bytes=(*sizes, _feature_bytes(feature_bytes, captured, last))[index],
             )
             for index, spec in enumerate(links.data)
         ]
@@ -185,6 +198,18 @@ class World:
             )
             for spec in specs
         ]
+        self.features = {
+            index: SimulatedLink(
+                self.clock,
+                links.control[index],
+                f"stage{index}",
+                partial(self._to_head_arrived, index),
+                chance=random.Random(chances.getrandbits(64)),
+                row_bytes=_feature_bytes(feature_bytes, captured, index),
+            )
+            for index in range(last)
+            if captured and captured[index]
+        }
         self._board_of = {
             number: board for board, spec in zip(self.boards, specs, strict=True) for number in spec.drafters
         }
@@ -195,7 +220,7 @@ class World:
 
     @property
     def bytes_sent(self) -> int:
-        return sum(link.bytes for link in (*self.control, *self.data)) + sum(
+        return sum(link.bytes for link in (*self.control, *self.data, *self.features.values())) + sum(
             board.bytes_sent for board in self.boards
         )
 
@@ -277,24 +302,17 @@ class World:
         self.timers += 1
         self._to_head(TimerFired())
 
-    def _verified_arrived(self, envelope: Envelope, frames: Frames) -> None:
-        verified = envelope.message
-        assert isinstance(verified, Verified)
-        if envelope.tensor is not None:
-            first = 0
-            for part in verified.parts:
-                rows = range(first, first + len(part.ids))
-                for drafter in self.drafters:
-                    if (
-                        drafter.captures
-                    ):  # stand-ins for the tensors of a real drafter; only a fake one takes them
-                        drafter.take_features(
-                            part.request, part.epoch, part.ids, cast(Any, envelope.tensor.select(rows))
-                        )
-                first += len(part.ids)
-        returned = verified.hops[-1].rows
+    def _to_head_arrived(self, stage: int, envelope: Envelope, frames: Frames) -> None:
+        message = envelope.message
+        if isinstance(message, Features):
+            assert envelope.tensor is not None, "features come with rows"
+            rows = envelope.tensor.apart()
+            self._to_head(FeaturesArrived(stage=stage, features=message, rows=rows), frames)
+            return
+        assert isinstance(message, Verified)
+        returned = message.hops[-1].rows
         self._to_head(
-            VerifiedArrived(verified=verified), frames, self._verifying.seconds(returned) if returned else 0.0
+            VerifiedArrived(verified=message), frames, self._verifying.seconds(returned) if returned else 0.0
         )
 
     # ------------------------------------------------------------------------------------------- the stages
@@ -326,9 +344,12 @@ class World:
                 device.change_cache(command)
             elif isinstance(command, SendSegment):
                 onward.send(command.segment, _rows_of(command))
+            elif isinstance(command, SendFeatures):
+                way = self.features.get(index, onward)
+                way.send(command.features, joined([(row,) for row in command.rows]))
             else:
                 returned = self._returned_row_bytes * command.verified.hops[-1].rows
-                onward.send(command.verified, _rows_of(command), extra_bytes=returned)
+                onward.send(command.verified, extra_bytes=returned)
         self._handled(index, event, commands)
 
     def _handled(
@@ -375,7 +396,12 @@ class World:
                 )
 
 
-def _rows_of(command: SendSegment | SendVerified) -> Tensor | None:
+def _feature_bytes(state: int | None, captured: Sequence[int], stage: int) -> int | None:
+    """What a row of a stage's features has on the wire, where a captured state has so many bytes."""
+    return None if state is None or not captured else state * captured[stage]
+
+
+def _rows_of(command: SendSegment) -> Tensor | None:
     """The rows of a payload that travel; none at all is a header only."""
     if command.payload is None or not command.rows:
         return None

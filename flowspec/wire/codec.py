@@ -52,6 +52,27 @@ class Tensor:
         data = b"".join(bytes(self.data[row * size : (row + 1) * size]) for row in rows)
         return Tensor(rows=len(rows), width=self.width, dtype=self.dtype, data=data)
 
+    def apart(self) -> tuple[Tensor, ...]:
+        """The rows one by one, each with memory of its own."""
+        size = self.width * DTYPE_BYTES[self.dtype]
+        starts = range(0, self.rows * size, size)
+        return tuple(
+            Tensor(rows=1, width=self.width, dtype=self.dtype, data=bytes(self.data[at : at + size]))
+            for at in starts
+        )
+
+
+def joined(rows: Sequence[Sequence[Tensor]]) -> Tensor:
+    """Activations of whose rows, each of one dtype, the parts come one by one (`Tensor.apart`): `[rows,
+    width]`, all parts side by side."""
+    first = rows[0]
+    return Tensor(
+        rows=len(rows),
+        width=sum(part.width for part in first),
+        dtype=first[0].dtype,
+        data=b"".join(part.data for row in rows for part in row),
+    )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
@@ -132,12 +153,16 @@ def _check_payload(message: Message, tensor: Tensor | None) -> None:
                 f"expected a payload of 1 to {limits.WEIGHT_CHUNK_BYTES} bytes of weights, got {found}"
             )
     elif tensor is not None:
-        if not isinstance(message, messages.Segment | messages.Verified):
+        if not isinstance(message, messages.Segment | messages.Features):
             raise PeerError(f"a {type(message).__name__} carries no payload")
         if tensor.dtype == BYTES:
             raise PeerError(f"expected a payload of {', '.join(DTYPE_BYTES)}, got bytes")
+        if isinstance(message, messages.Features) and not tensor.width:
+            raise PeerError("expected features, got rows of no width")
         if tensor.rows != message.row_count:
             raise PeerError(f"expected a payload of {message.row_count} rows, got {tensor.rows}")
+    elif isinstance(message, messages.Features):
+        raise PeerError(f"expected a payload of {message.row_count} rows, got none")
 
 
 def _tensor(shape: Any, frames: Sequence[bytes | memoryview]) -> Tensor | None:

@@ -279,18 +279,14 @@ def test_whatever_is_slower_about_a_testbed_makes_answers_slower() -> None:
             assert record.agreement == EXACT
 
 
-def test_states_that_drafters_read_travel_with_rows_from_their_layers_on() -> None:
+def test_states_that_drafters_read_are_captured_where_their_layers_are() -> None:
     testbed = boards(4)
     layers = testbed.shape.layers
-    depths = tuple(layer / layers for layer in (2, layers // 2, layers - 1))
-    plain = experiment(testbed, OURS, 1024, ["a"])
-    found = experiment(testbed, OURS, 1024, ["a"], depths)
     size = row_bytes(testbed.shape, testbed.precision)
-    assert (plain.row_bytes, plain.feature_bytes) == ((size,) * 4, None)
-    firsts = [sum(testbed.layers[:stage]) for stage in range(4)]
-    counts = [sum(depth * layers < first for depth in depths) for first in firsts]
-    assert counts[0] == 0 < counts[1] <= counts[3] < 3
-    assert found.row_bytes == tuple(size * (1 + count) for count in counts)
-    assert found.feature_bytes == 3 * size
-    apart = experiment(replace(testbed, features_apart=True), OURS, 1024, ["a"], depths)
-    assert (apart.row_bytes, apart.feature_bytes) == ((size,) * 4, 3 * size), "those of verified nodes alone"
+    plain = experiment(testbed, OURS, 1024, ["a"])
+    assert (plain.row_bytes, plain.captured) == (size, ())
+    first, second = testbed.layers[0], sum(testbed.layers[:2])
+    depths = tuple(layer / layers for layer in (0, first - 1, first, second, layers))
+    found = experiment(testbed, OURS, 1024, ["a"], depths)
+    assert (found.row_bytes, found.feature_bytes) == (size, size), "rows carry none of them"
+    assert found.captured == (2, 1, 1, 1), "what comes out of the last layer is the last stage's"

@@ -41,10 +41,10 @@ def asked(
     drafter_context: int = 1000,
     new_tokens_max: int = 100,
     stop_ids: frozenset[int] = frozenset(),
-    computed: int | None = None,
+    featured: int | None = None,
 ) -> Request:
     """A request whose prompt are tokens 100, 101, ... in nodes 0, 1, ...; all of it but the root is
-    computed."""
+    computed, and drafters have its features."""
     tree = TokenTree()
     tree.extend_path(range(100, 100 + prompt))
     drafter_state = DrafterState()
@@ -62,7 +62,8 @@ def asked(
         opening=opening(prompt),
         context=context,
         unsent=prompt,
-        computed=prompt - 1 if computed is None else computed,
+        computed=prompt - 1,
+        featured=prompt - 1 if featured is None else featured,
         known_length=prompt,
         statistics=Statistics(stage_count=1),
         drafter_states=[drafter_state],

@@ -80,16 +80,23 @@ def finish(
     *,
     rows: tuple[int, ...] | None = None,
     drawn: tuple[int, ...] | None = None,
+    captured: tuple[object, ...] = (),
 ) -> list[StageCommand]:
     """Ends a job; next tokens are `drawn`, else 1000 + row."""
     count = sum(len(part.slots) for part in job.parts)
     rows = tuple(range(count)) if rows is None else rows
     sampled = np.concatenate([part.sampled for part in job.parts])
     tokens = drawn or tuple(1000 + row if sampled[row] else -1 for row in rows) if core.is_last else ()
-    return core.handle(
-        LayersDone(job=job.job, rows=rows, payload="hidden", next_tokens=tokens, started_s=0.0, ended_s=0.0),
-        0.0,
+    done = LayersDone(
+        job=job.job,
+        rows=rows,
+        payload="hidden",
+        next_tokens=tokens,
+        started_s=0.0,
+        ended_s=0.0,
+        captured=captured,
     )
+    return core.handle(done, 0.0)
 
 
 def run_of(commands: list[StageCommand]) -> RunLayers:

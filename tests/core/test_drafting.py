@@ -9,7 +9,7 @@ from flowspec.core.head.calibration import Calibrator
 from flowspec.core.head.drafter_jobs import draft_part, expandable
 from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.fusion import Fusion
-from flowspec.core.head.request import Request
+from flowspec.core.head.request import PREDICTED_MAX, Request
 from flowspec.core.head.tree_growth import grow, observe
 from flowspec.core.protocol import limits
 from tests.core.asked import (
@@ -181,16 +181,21 @@ def test_nothing_is_asked_about_beyond_the_drafters_context() -> None:
     assert not expandable(asked(10), 0, DrafterTraits(context=10), 9)
 
 
-@pytest.mark.parametrize(("computed", "may"), [(8, False), (9, True), (10, True)])
-def test_a_drafter_that_wants_features_waits_for_those_of_the_path(computed: int, may: bool) -> None:
-    request = asked(10, computed=computed)
+@pytest.mark.parametrize(("featured", "may"), [(8, False), (9, True), (10, True)])
+def test_a_drafter_that_wants_features_waits_for_those_of_the_path(featured: int, may: bool) -> None:
+    request = asked(10, featured=featured)
     assert expandable(request, 0, WANTS_FEATURES, 9) is may
     assert expandable(request, 0, PLAIN, 9)
     child = request.tree.add(9, 7, 0.5)
     assert expandable(request, 0, WANTS_FEATURES, child) is may, "guesses of others do not lead past them"
     request.drafter_states[0].answered.add(9)
     assert expandable(request, 0, WANTS_FEATURES, child), "its own guesses go on from features of its own"
-    assert not expandable(asked(1, computed=1), 0, WANTS_FEATURES, 0), "the first token has nothing before it"
+    late = asked(10, featured=9 - PREDICTED_MAX)
+    late.wants_features = late.is_overdue = True
+    assert expandable(late, 0, WANTS_FEATURES, 9), "some that are late it predicts itself"
+    late.featured -= 1
+    assert not expandable(late, 0, WANTS_FEATURES, 9), "not as many as that"
+    assert not expandable(asked(1, featured=1), 0, WANTS_FEATURES, 0), "the first token has nothing before it"
 
 
 @pytest.mark.parametrize(("limit", "value"), [("new_tokens_max", 3), ("context", 8)])

@@ -87,13 +87,15 @@ def rooms_of(stages: int, slots: int = READY.cache_slots) -> tuple[CacheRoom, ..
     return (CacheRoom(slots=slots),) * stages
 
 
-def parts_of(*devices: str) -> tuple[Assignment, ...]:
+def parts_of(*devices: str, captures: tuple[int, ...] = ()) -> tuple[Assignment, ...]:
     """A plan with a layer for each."""
     stages = tuple(
         StagePlan(name=name, address=f"{name}:1", first=index, end=index + 1)
         for index, name in enumerate(devices)
     )
-    plan = ClusterPlan(model="m", fingerprint="f", dtype="float32", context=100, stages=stages)
+    plan = ClusterPlan(
+        model="m", fingerprint="f", dtype="float32", context=100, stages=stages, captures=captures
+    )
     return tuple(
         Assignment(device=name, place=f"device {name} at {name}:1", assign=assign)
         for name, assign in zip(devices, assigns_of(plan), strict=True)
@@ -119,6 +121,7 @@ class Bench:
         self.has: dict[str, tuple[str, ...]] = {}
         self.now_s = 0.0
         self.gain: float | None = None
+        self.captures: tuple[int, ...] = ()
 
     def give(self, event: FormingEvent) -> list[FormingCommand]:
         found = []
@@ -126,7 +129,11 @@ class Bench:
             found.append(command)
             if isinstance(command, AskPlan):
                 gain = self.gain if command.is_beside else None
-                planned = PlanMade(parts=parts_of(*command.devices), is_beside=command.is_beside, gain=gain)
+                planned = PlanMade(
+                    parts=parts_of(*command.devices, captures=self.captures),
+                    is_beside=command.is_beside,
+                    gain=gain,
+                )
                 found += self.core.handle(planned, self.now_s)
         self.core.validate()
         return found
@@ -213,6 +220,20 @@ def test_a_pipeline_is_dialled_assigned_and_there_when_all_are_ready_and_both_en
     assert bench.says("c", WELCOME, DATA) == [
         StartPipeline(pipeline=1, stage_count=3, rooms=rooms_of(3, 500), arithmetic="x")
     ]
+
+
+def test_whoever_captures_features_gets_a_data_connection_too_and_the_pipeline_waits_for_it() -> None:
+    bench = Bench("a", "b", "c", "d")
+    bench.captures = (1, 4)
+    bench.give(SessionStarted())
+    found = bench.welcomes("a", "b", "c", "d")
+    assert [each for each in found if isinstance(each, Dial)] == dials(1, "a", "b", "d", role=DATA)
+    for device in ("a", "b", "c", "d"):
+        bench.says(device, READY)
+    assert [bench.says(device, WELCOME, DATA) for device in ("a", "d")] == [[], []]
+    (started,) = bench.says("b", WELCOME, DATA)
+    assert isinstance(started, StartPipeline)
+    assert started.capturing == (1, 3)
 
 
 def test_weights_are_served_and_progress_is_shown() -> None:

@@ -18,6 +18,7 @@ from flowspec.core.stage.events import (
     OpenCache,
     RunLayers,
     SegmentArrived,
+    SendFeatures,
     SendSegment,
     SendVerified,
     StageCommand,
@@ -250,17 +251,82 @@ def test_a_hop_counts_where_dead_rows_left() -> None:
     assert (hop.rows, hop.dead_in_queue, hop.dead_between_layers, hop.dead_late) == (3, 1, 1, 1)
 
 
-def test_features_of_the_prompt_and_of_the_path_go_back_with_verified() -> None:
-    core = StageCore(is_last=True, slots_max=64, returns_features=True)
+# ----------------------------------------------------------------------------------------------- features
+
+
+def captured(*rows: int) -> tuple[str, ...]:
+    return tuple(f"row {row}" for row in rows)
+
+
+def sent_features(commands: list[StageCommand]) -> list[tuple[int, tuple[int, ...], tuple[object, ...]]]:
+    """Epoch, nodes and rows of what goes to the head."""
+    found = [command for command in commands if isinstance(command, SendFeatures)]
+    return [(each.features.epoch, each.features.ids, each.rows) for each in found]
+
+
+def test_what_was_captured_of_committed_rows_leaves_with_the_job_that_ran_them() -> None:
+    core = StageCore(is_last=False, slots_max=64)
     job = run_of(arrive(core, segment(0, [(0, -1, 0), (1, 0, 1), (2, 1, 2)], prompt=True, opens=opening())))
-    (sent,) = finish(core, job, drawn=(-1, -1, 30))
+    commands = finish(core, job, captured=captured(0, 1, 2))
+    assert sent_features(commands) == [(0, (0, 1, 2), ("row 0", "row 1", "row 2"))]
+    assert isinstance(commands[-1], SendSegment)
+    job = run_of(arrive(core, segment(1, [(3, 2, 3), (4, 3, 4)])))
+    core.handle(ControlArrived(message=commit(3)), 0.0)
+    assert sent_features(finish(core, job, captured=captured(3, 4))) == [(0, (3,), ("row 3",))]
+    core.validate()
+
+
+def test_what_was_captured_of_a_guess_waits_for_the_commit_that_names_it() -> None:
+    core = opened()
+    job = run_of(arrive(core, segment(1, [(3, 2, 3), (4, 2, 3), (5, 4, 4), (6, 5, 5)])))
+    assert sent_features(finish(core, job, captured=captured(3, 4, 5, 6))) == []
+    late = core.handle(ControlArrived(message=commit(4, 5)), 0.0)
+    assert sent_features(late) == [(0, (4, 5), ("row 4", "row 5"))], "what is dead took its own along"
+    assert sent_features(core.handle(ControlArrived(message=commit(4, 5)), 0.0)) == [], "once is enough"
+    assert sent_features(core.handle(ControlArrived(message=commit(4, 5, 6)), 0.0)) == [(0, (6,), ("row 6",))]
+    core.validate()
+
+
+def test_what_was_captured_of_an_epoch_that_is_over_is_kept_no_longer() -> None:
+    core = opened()
+    job = run_of(arrive(core, segment(1, [(3, 2, 3)])))
+    finish(core, job, captured=captured(3))
+    core.handle(ControlArrived(message=opening(epoch=1, keep=2, root=7)), 0.0)
+    assert sent_features(core.handle(ControlArrived(message=commit(3, epoch=1)), 0.0)) == []
+    job = run_of(arrive(core, segment(2, [(3, 2, 3)], newest=commit(3, epoch=1))))
+    core.handle(ControlArrived(message=Release(request=1)), 0.0)
+    assert sent_features(finish(core, job, captured=captured(3))) == [], "the conversation is over"
+
+
+def test_the_last_stage_sends_what_it_captured_of_what_it_reports_before_the_report() -> None:
+    core = StageCore(is_last=True, slots_max=64)
+    job = run_of(arrive(core, segment(0, [(0, -1, 0), (1, 0, 1), (2, 1, 2)], prompt=True, opens=opening())))
+    first, sent = finish(core, job, drawn=(-1, -1, 30), captured=captured(0, 1, 2))
+    assert sent_features([first]) == [(0, (0, 1, 2), ("row 0", "row 1", "row 2"))]
     assert isinstance(sent, SendVerified)
-    assert [(part.ids, part.next_tokens) for part in sent.verified.parts] == [((0, 1, 2), (-1, -1, 30))]
-    assert (sent.payload, sent.rows) == ("hidden", (0, 1, 2))
+    assert [(part.ids, part.next_tokens) for part in sent.verified.parts] == [((2,), (30,))]
     job = run_of(arrive(core, segment(1, [(3, 2, 3), (4, 3, 4), (5, 3, 4)])))
-    _, sent = finish(core, job, drawn=(50, 7, 8))
-    assert isinstance(sent, SendVerified)
-    assert (sent.verified.parts[0].ids, sent.rows) == ((3, 5), (0, 2))
+    commands = finish(core, job, drawn=(50, 7, 8), captured=captured(3, 4, 5))
+    assert sent_features(commands) == [(0, (3, 5), ("row 3", "row 5"))], "node 4 holds another token"
+    assert sent_features(core.handle(ControlArrived(message=commit(3, 5)), 0.0)) == []
+
+
+def test_no_message_of_features_is_longer_than_messages_may_be() -> None:
+    """A head that is not honest names a long path of guesses at once."""
+    count = limits.FEATURES_ROWS_MAX + 10
+    core = StageCore(is_last=False, slots_max=count + 100)
+    arrived = arrive(core, segment(0, [(2, 1, 2)], opens=opening(slots=count + 100)))
+    finish(core, run_of(arrived), captured=captured(2))
+    rows = [(node, node - 1, node) for node in range(3, count + 3)]
+    for number in range(2):
+        part = rows[number * 70 : (number + 1) * 70]
+        finish(
+            core,
+            run_of(arrive(core, segment(number + 1, part))),
+            captured=captured(*(row[0] for row in part)),
+        )
+    found = sent_features(core.handle(ControlArrived(message=commit(*(row[0] for row in rows))), 0.0))
+    assert [len(ids) for _, ids, _ in found] == [limits.FEATURES_ROWS_MAX, 10]
 
 
 def test_a_commit_of_more_tokens_than_slots_is_refused() -> None:

@@ -45,6 +45,7 @@ from flowspec.core.protocol.messages import (
     HOP_SECONDS,
     Commit,
     Expand,
+    Features,
     Grammar,
     Hop,
     Logprobs,
@@ -232,9 +233,8 @@ def logprobs(draw: st.DrawFn) -> Logprobs:
 @st.composite
 def verified_parts(draw: st.DrawFn) -> VerifiedPart:
     ids = draw(st.lists(IDS, max_size=5).map(tuple))
-    tokens = tuple(draw(st.integers(-1, limits.VOCABULARY_MAX)) for _ in ids)
-    drawn = len(ids) - tokens.count(-1)
-    found = tuple(draw(logprobs()) for _ in range(drawn)) if draw(st.booleans()) else ()
+    tokens = tuple(draw(st.integers(0, limits.VOCABULARY_MAX)) for _ in ids)
+    found = tuple(draw(logprobs()) for _ in ids) if draw(st.booleans()) else ()
     return draw(build(VerifiedPart, ids=st.just(ids), next_tokens=st.just(tokens), logprobs=st.just(found)))
 
 
@@ -316,6 +316,7 @@ SPECIAL: dict[str, st.SearchStrategy[Any]] = {
         parts=st.lists(verified_parts(), max_size=3).map(tuple),
         hops=st.lists(HOPS, max_size=3).map(tuple),
     ),
+    "Features": build(Features, ids=st.lists(IDS, min_size=1, max_size=5).map(tuple)),
     "Expand": build(
         Expand,
         segment=SEGMENTS.map(lambda segment: replace(segment, hops=())),
@@ -369,11 +370,11 @@ def envelopes(draw: st.DrawFn, cls: type | None = None) -> Envelope:
     if isinstance(message, TensorBytes):
         width = draw(st.integers(1, 9))
         tensor = Tensor(rows=1, width=width, dtype=BYTES, data=random.Random(width).randbytes(width))
-    elif isinstance(message, Segment) and draw(st.booleans()):
+    elif isinstance(message, Features) or (isinstance(message, Segment) and draw(st.booleans())):
         dtype, rows, width = (
             draw(st.sampled_from(sorted(DTYPE_BYTES))),
             message.row_count,
-            draw(st.integers(0, 4)),
+            draw(st.integers(int(isinstance(message, Features)), 4)),
         )
         data = random.Random(width).randbytes(rows * width * DTYPE_BYTES[dtype])
         tensor = Tensor(rows=rows, width=width, dtype=dtype, data=data)

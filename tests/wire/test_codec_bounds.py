@@ -17,6 +17,7 @@ from flowspec.core.protocol.messages import (
     PROTOCOL_VERSION,
     Commit,
     Expand,
+    Features,
     Grammar,
     Hop,
     Logprobs,
@@ -42,7 +43,7 @@ from flowspec.core.protocol.weight_messages import (
     TensorList,
 )
 from flowspec.errors import PeerError
-from flowspec.wire.codec import BYTES, DTYPE_BYTES, KINDS, Envelope, Tensor, decode, encode
+from flowspec.wire.codec import BYTES, DTYPE_BYTES, KINDS, Envelope, Tensor, decode, encode, joined
 from tests.checks.fuzz.samples import sample_envelopes
 
 COMMIT = Commit(request=1, epoch=0, base=1, path=(5,))
@@ -65,7 +66,7 @@ LOGPROBS = Logprobs(chosen=-1.5, ids=(3, 4), values=(-0.5, -1.5))
 LIKELIEST = [LOGPROBS.chosen, list(LOGPROBS.ids), list(LOGPROBS.values)]
 VERIFIED = Verified(
     segment=0,
-    parts=(VerifiedPart(request=1, epoch=0, ids=(4, 5), next_tokens=(7, -1), logprobs=(LOGPROBS,)),),
+    parts=(VerifiedPart(request=1, epoch=0, ids=(4, 5), next_tokens=(7, 8), logprobs=(LOGPROBS,) * 2),),
     hops=(HOP,),
 )
 EXPAND = Expand(segment=Segment(segment=0, parts=(PART,)), width=8)
@@ -360,6 +361,32 @@ def test_the_largest_lists_of_tensors_fit_into_a_header() -> None:
         assert decode(encode(envelope)) == envelope
 
 
+FEATURES = Features(request=1, epoch=0, ids=(4, 5))
+
+
+def test_features_come_with_a_row_for_each_node_and_a_width() -> None:
+    tensor = Tensor(rows=2, width=3, dtype="float16", data=bytes(12))
+    envelope = Envelope(incarnation=3, sender="s", sequence=0, message=FEATURES, tensor=tensor)
+    assert decode(encode(envelope)) == envelope
+    refused([header_of_bytes(FEATURES)], "expected a payload of 2 rows, got none")
+    for shape, size, match in (
+        ([2, 0, "float16"], 0, "rows of no width"),
+        ([1, 3, "float16"], 6, "expected a payload of 2 rows, got 1"),
+        ([2, 3, BYTES], 6, "expected a payload of float32"),
+    ):
+        refused([replaced(header_of(FEATURES), (6,), shape), bytes(size)], match)
+    for ids in ([], [-1], [0] * (limits.FEATURES_ROWS_MAX + 1)):
+        refused([replaced(header_of(FEATURES, tensor), (BODY, 2), ids), bytes(12)], "broken Features: ids")
+
+
+def test_a_verdict_carries_no_payload() -> None:
+    refused([replaced(header_of(VERIFIED), (6,), [2, 1, "float16"]), bytes(4)], "Verified carries no payload")
+
+
+def test_the_largest_message_of_features_is_no_larger_than_a_payload_may_be() -> None:
+    assert limits.FEATURES_ROWS_MAX * limits.CAPTURES_MAX * 16_384 * 4 == limits.PAYLOAD_BYTES_MAX
+
+
 def test_only_a_segment_carries_a_payload() -> None:
     refused(
         [replaced(header_of(Pong(queued=0, done=0, memory_bytes=0)), (6,), [0, 0, "float32"]), b""],
@@ -394,8 +421,8 @@ def test_payload_bytes_travel_as_they_are(dtype: str) -> None:
         (SEGMENT, (1, 0, 1, 1), 1),
         (SEGMENT, (2,), [[0.0, 0.0, 0.0, 0]] * (limits.STAGES_MAX + 1)),
         (Verified(segment=0, parts=(), hops=()), (1,), [[1, 0, [4, 5], [7]]]),
-        (VERIFIED, (1, 0, 4), [LIKELIEST] * 2),
-        (VERIFIED, (1, 0, 3), [7, 8]),
+        (VERIFIED, (1, 0, 4), [LIKELIEST]),
+        (VERIFIED, (1, 0, 3), [7, -1]),
         (VERIFIED, (1, 0, 4, 0, 1), [3]),
         (VERIFIED, (1, 0, 4, 0, 2), [-0.5] * 3),
         (
@@ -524,6 +551,18 @@ def test_rows_can_be_taken_out_of_a_payload(rows: tuple[int, ...], wrap: type) -
     taken = Tensor(rows=3, width=4, dtype="float16", data=wrap(b"".join(lines))).select(rows)
     assert (taken.rows, taken.width, taken.dtype) == (len(rows), 4, "float16")
     assert bytes(taken.data) == b"".join(lines[row] for row in rows)
+
+
+def test_rows_come_apart_each_with_memory_of_its_own_and_are_joined_side_by_side() -> None:
+    data = bytearray(range(12))
+    first = Tensor(rows=3, width=2, dtype="float16", data=memoryview(data)).apart()
+    data[:] = bytes(12)
+    assert [bytes(row.data) for row in first] == [bytes(range(at, at + 4)) for at in (0, 4, 8)]
+    second = Tensor(rows=3, width=1, dtype="float16", data=b"aabbcc").apart()
+    found = joined([*zip(first, second, strict=True)])
+    assert (found.rows, found.width, found.dtype) == (3, 3, "float16")
+    lines = [bytes(range(4)) + b"aa", bytes(range(4, 8)) + b"bb", bytes(range(8, 12)) + b"cc"]
+    assert bytes(found.data) == b"".join(lines)
 
 
 FACTS = next(each.message for each in sample_envelopes() if isinstance(each.message, Facts))

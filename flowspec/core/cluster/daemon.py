@@ -61,6 +61,7 @@ from flowspec.core.stage.events import (
     OpenCache,
     RunLayers,
     SegmentArrived,
+    SendFeatures,
     SendSegment,
     SendVerified,
     StageCommand,
@@ -295,7 +296,7 @@ class SendOn:
 
     assignment_id: int
     caller: Caller | None
-    work: SendSegment | SendVerified
+    work: SendSegment | SendVerified | SendFeatures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -363,7 +364,7 @@ class EndPreparation:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attach:
     """The head's data connection is there, on which assignment `assignment_id` answers if its stage is the
-    last."""
+    last, and sends features."""
 
     assignment_id: int
     caller: Caller
@@ -854,11 +855,12 @@ class DaemonCore:
     def _pass_on(self, assignment: ActiveAssignment, command: StageCommand | DrafterEvent) -> None:
         if isinstance(command, SendSegment):
             self._commands.append(SendOn(assignment_id=assignment.number, caller=None, work=command))
-        elif isinstance(command, SendVerified):
+        elif isinstance(command, SendVerified | SendFeatures):
             if self.assignment is not assignment:
                 return  # what was to be sent before it could not be
             if assignment.data is None:
-                self._unsent(CommandFailed(assignment_id=assignment.number, message=command.verified))
+                message = command.verified if isinstance(command, SendVerified) else command.features
+                self._unsent(CommandFailed(assignment_id=assignment.number, message=message))
             else:
                 self._commands.append(
                     SendOn(assignment_id=assignment.number, caller=assignment.data, work=command)
@@ -878,7 +880,6 @@ def core_of(assign: Assign, queued_max: int = limits.QUEUED_SEGMENTS_MAX) -> Sta
     return StageCore(
         is_last=is_last,
         slots_max=slots_max,
-        returns_features=bool(assign.captures) and is_last,
         queued_max=queued_max,
         sliding_window=assign.sliding_window,
     )

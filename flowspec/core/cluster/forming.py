@@ -8,8 +8,8 @@ cluster of the fault simulator carry out the same commands.
 - Every pipeline has a number of its own, its generation, and connections of its own. Words on the connections
   of another one count for nothing.
 - First every device is dialled, and asked which arithmetics it has (`core.cluster.agreement`). When all have
-  answered and agree, the ends get a second connection for data, and each device its part. The pipeline is
-  there when all are ready and both ends have answered on the data connections.
+  answered and agree, both ends, and whoever captures features, get a second connection for data, and each
+  device its part. The pipeline is there when all are ready and have answered on the data connections.
 - Where the first pipeline is formed a device whose head died is waited for until that one's lease is over. A
   device that another head uses is left out until it is free.
 - A device that was absent at the start, and answers now, is surveyed before it is planned with: nothing is
@@ -80,8 +80,9 @@ from flowspec.core.protocol.cluster_messages import (
     Ready,
     Reset,
     Welcome,
+    capturing_of,
 )
-from flowspec.core.protocol.messages import Hop, Message, Proposed, Verified
+from flowspec.core.protocol.messages import Features, Hop, Message, Proposed, Verified
 from flowspec.core.protocol.weight_messages import AskModel, AskTokens
 from flowspec.core.stage.slots import CacheRoom
 
@@ -349,7 +350,8 @@ class SendTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartPipeline:
-    """The pipeline is there, with this room for caches at each stage: nobody needs weights any more.
+    """The pipeline is there, with this room for caches at each stage: nobody needs weights any more. The
+    stages `capturing` send features.
 
     All its stages compute with this `arithmetic` (empty: it is a drafter's).
     """
@@ -358,6 +360,7 @@ class StartPipeline:
     stage_count: int
     rooms: tuple[CacheRoom, ...]
     arithmetic: str = ""
+    capturing: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -476,11 +479,12 @@ class _Pipeline:
         return tuple(part.device for part in self.parts)
 
     @property
-    def ends(self) -> tuple[str, ...]:
+    def with_data(self) -> tuple[str, ...]:
         """The devices that data goes to and comes from: none of a drafter, whose answers come on control."""
         if self.parts[0].assign.drafting is not None:
             return ()
-        return tuple(dict.fromkeys((self.parts[0].device, self.parts[-1].device)))
+        ends = {self.parts[0].device, self.parts[-1].device}
+        return tuple(part.device for part in self.parts if part.device in ends or part.assign.captured)
 
     def part(self, device: str) -> Assignment:
         return next(part for part in self.parts if part.device == device)
@@ -832,7 +836,7 @@ class PipelineCore:
             self._look_whether_formed(pipeline, now_s)
         elif isinstance(message, Error):
             self._suspect(pipeline, _Fault(text=message.text, why=message.text), now_s)
-        elif not isinstance(message, Verified):
+        elif not isinstance(message, Verified | Features):
             self.fired["misspoke"] += 1
             text = f"{device} sent an unexpected {type(message).__name__}"
             self._break(_Fault(text=text, why=text), now_s)
@@ -856,7 +860,7 @@ class PipelineCore:
         pipeline.is_assigned = True
         pipeline.parts = computing(pipeline.parts, pipeline.arithmetic)
         self._commands += [
-            Dial(pipeline=pipeline.number, device=device, role=DATA) for device in pipeline.ends
+            Dial(pipeline=pipeline.number, device=device, role=DATA) for device in pipeline.with_data
         ]
         self._commands += [
             SendControl(pipeline=pipeline.number, device=part.device, message=part.assign)
@@ -884,7 +888,7 @@ class PipelineCore:
 
     def _look_whether_formed(self, pipeline: _Pipeline, now_s: float) -> None:
         is_there = len(pipeline.ready) == len(pipeline.parts) and all(
-            (end, DATA) in pipeline.welcomed for end in pipeline.ends
+            (device, DATA) in pipeline.welcomed for device in pipeline.with_data
         )
         if not is_there or pipeline.is_formed:
             return
@@ -903,6 +907,7 @@ class PipelineCore:
                 stage_count=len(pipeline.parts),
                 rooms=rooms,
                 arithmetic=pipeline.arithmetic,
+                capturing=capturing_of([part.assign for part in pipeline.parts]),
             )
         )
 

@@ -44,7 +44,7 @@ def _can_run(request: Request, drafter: int, traits: DrafterTraits, node: int) -
     return (
         not traits.needs_features
         or drafter_state.knows(tree.root)
-        or 0 < tree.position(tree.root) <= request.computed
+        or 0 < tree.position(tree.root) <= request.featured + request.predicted_max
     )
 
 

@@ -19,6 +19,7 @@ from flowspec.core.head.events import (
     Drafted,
     HeadCommand,
     SendToDrafter,
+    TakeFeatures,
 )
 from flowspec.core.head.fusion import Fusion
 from flowspec.core.head.request import Request
@@ -86,7 +87,7 @@ class Drafters:
 
     def copy(self, request: Request, other: Request, count: int, commands: list[HeadCommand]) -> None:
         """The stages copy the first `count` tokens of a request from another one: models that want features
-        of these get the other's."""
+        of these, which have the other's, get them."""
         nodes, source_nodes = tuple(request.tree.path[:count]), tuple(other.tree.path[:count])
         message = CopyFeatures(
             request=request.number, nodes=nodes, source=other.number, source_nodes=source_nodes
@@ -95,6 +96,12 @@ class Drafters:
             if traits.needs_features:
                 assert traits.copies_features, f"model {drafter} would lack features of what is copied"
                 commands.append(SendToDrafter(drafter=drafter, message=message))
+                request.featured = count
+
+    def give(self, message: TakeFeatures, commands: list[HeadCommand]) -> None:
+        """Features have come, for all who want any."""
+        wanting = (drafter for drafter, traits in enumerate(self.traits) if traits.needs_features)
+        commands.extend(SendToDrafter(drafter=drafter, message=message) for drafter in wanting)
 
     def lost(self, drafter: int, requests: Iterable[Request]) -> None:
         """A model is gone, and with it the job that it was at; one that wants features never is, for it is in

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from flowspec.core.head.statistics import Statistics
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import (
     Commit,
+    Features,
     Hop,
     Logprobs,
     Open,
@@ -121,11 +122,21 @@ class PipelineLost:
 class PipelineReformed:
     """A new pipeline of `stage_count` stages, which hold nothing, takes the place of the lost one.
 
-    They have this room for caches.
+    They have this room for caches; those `capturing` send features.
     """
 
     stage_count: int
     rooms: tuple[CacheRoom, ...] = (UNBOUNDED,)
+    capturing: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeaturesArrived:
+    """Stage number `stage` sent what it captured of nodes; `rows` has a handle for each."""
+
+    stage: int
+    features: Features
+    rows: tuple[Any, ...] = field(repr=False)
 
 
 HeadEvent = (
@@ -133,6 +144,7 @@ HeadEvent = (
     | Cancel
     | Forget
     | VerifiedArrived
+    | FeaturesArrived
     | Drafted
     | DrafterLost
     | DrafterRecovered
@@ -187,11 +199,22 @@ class CopyFeatures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SendToDrafter:
-    """To a drafter, in order with its jobs; features are copied by those alone whose traits say so, which are
-    in the head's process."""
+class TakeFeatures:
+    """The target's features of nodes of a request: of each the parts that the stages captured, in pipeline
+    order."""
 
-    message: Release | CopyFeatures
+    request: int
+    epoch: int
+    nodes: tuple[int, ...]
+    rows: tuple[tuple[Any, ...], ...] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendToDrafter:
+    """To a drafter, in order with its jobs; features are for those alone whose traits say so, which are in
+    the head's process."""
+
+    message: Release | CopyFeatures | TakeFeatures
     drafter: int = 0
 
 

@@ -83,8 +83,7 @@ class SentPart:
         """
         if part is None or part.epoch != self.epoch:
             return {}
-        drawn = [node for node, token in zip(part.ids, part.next_tokens, strict=True) if token >= 0]
-        wanted = len(drawn) if top >= 0 else 0
+        wanted = len(part.ids) if top >= 0 else 0
         if len(part.logprobs) != wanted:
             raise PeerError(
                 f"expected log-probabilities of {wanted} tokens of request {self.request}, got "
@@ -93,7 +92,7 @@ class SentPart:
         for each in part.logprobs:
             if len(each.ids) > top or max(each.ids, default=0) >= vocabulary:
                 raise PeerError(f"expected at most {top} likeliest tokens below {vocabulary}, got {each.ids}")
-        return dict(zip(drawn, part.logprobs, strict=False))
+        return dict(zip(part.ids, part.logprobs, strict=False))
 
 
 def embark(

@@ -38,6 +38,7 @@ from flowspec.core.head.events import (
     DrafterLost,
     DrafterRecovered,
     Emit,
+    FeaturesArrived,
     Finished,
     Forget,
     HeadCommand,
@@ -52,6 +53,7 @@ from flowspec.core.head.events import (
     TimerFired,
     VerifiedArrived,
 )
+from flowspec.core.head.features import LATE_S, FeatureDesk
 from flowspec.core.head.flights import Bounds, SegmentsInFlight, SentPart
 from flowspec.core.head.fusion import Fusion
 from flowspec.core.head.kept import Kept
@@ -84,6 +86,8 @@ RULES = {
     "goes alone": "nothing follows a segment, for the links of the pipeline are not known yet",
     "slow portion": "a prompt's portion is smaller than it could be, for a link is slow",
     "slow guesses": "what a method chose goes in several segments, for a link is slow",
+    "early features": "features wait for those of other stages, or for the verdict",
+    "late features": "features that a drafter lacks are waited for no longer",
     "drafter lost": "a model beside the target is asked no more",
     "drafter back": "a model that was lost is asked again, and begins with nothing",
 }
@@ -128,12 +132,13 @@ class HeadCore:
         sliding_window: SlidingWindow | None = None,
         prefix_block: int = sharing.BLOCK,
         certain_of: CertainOf | None = None,
+        capturing: tuple[int, ...] = (),
     ) -> None:
         """`slot_s` is foretold of the stages (None: nothing is), and prompts are cut into chunks by it. The
         stages' layers with a sliding window hold what `sliding_window` says (None: all layers hold all).
         Prompts begin with what others have computed, in blocks of `prefix_block` tokens (0: never); but not
         beside a drafter that wants features and copies none: they come only once, with the rows that are
-        run."""
+        run. The stages `capturing` send features."""
         self.context = context
         self.sliding_window = sliding_window
         self.stage_count = stage_count
@@ -153,6 +158,8 @@ class HeadCore:
         self._requests: dict[int, Request] = {}
         self.flights = SegmentsInFlight(self._requests)
         self.admission = Admission(context, drafters, sliding_window)
+        self.features = FeatureDesk(capturing)
+        self._wants_features = any(each.needs_features for each in drafters)
         lacking = any(each.needs_features and not each.copies_features for each in drafters)
         self._prefix_block = 0 if lacking else prefix_block
         self._leaving: set[int] = set()
@@ -243,6 +250,8 @@ class HeadCore:
             self._forget(event.request, commands)
         elif isinstance(event, VerifiedArrived):
             self._verified(event.verified, now_s, commands)
+        elif isinstance(event, FeaturesArrived):
+            self._features_arrived(event, commands)
         elif isinstance(event, Drafted):
             self.drafters.drafted(event, self._requests, now_s)
         elif isinstance(event, DrafterLost):
@@ -260,11 +269,12 @@ class HeadCore:
             self._timer_s = None
         else:
             raise AssertionError(f"no event of a head: {event!r}")
+        self._note_overdue(now_s)
         self._walk_held(now_s, commands)
         while self._admit(now_s, commands) or self._send(now_s, commands) or self._walk_held(now_s, commands):
             pass
         self.drafters.start(lambda: self._view(now_s, prompts=True), commands)
-        wake_s = self.method.wake_s(self._view(now_s))
+        wake_s = self._wake_s(now_s)
         if wake_s is not None and wake_s != self._timer_s:
             self._timer_s = wake_s
             commands.append(SetTimer(at_s=wake_s))
@@ -292,6 +302,7 @@ class HeadCore:
         assert answering.issuperset(self._turns), "an answer that is over has a turn"
         self.flights.validate()
         self.admission.validate()
+        self.features.validate(self._requests)
 
     # ------------------------------------------------------------------------------------------- requests
 
@@ -323,13 +334,16 @@ class HeadCore:
             context=self.context,
             stage_count=self.stage_count,
             sliding_window=self.sliding_window,
+            wants_features=self._wants_features,
             now_s=now_s,
         )
+        self.features.forget_dead(request)
         self.fired["read anew"] += request.is_read_anew
         request.certain = certain
         self.drafters.begin(request, request.computed, self.admission)
         request.awaits = self._source_of(request)
         self._requests[submit.request] = request
+        self._give_features(request, commands)
         self.fired["taken over"] += bool(submit.answered)
         self.fired["kept"] += request.reused > 0
         self.method.begin(request)
@@ -351,6 +365,7 @@ class HeadCore:
         if request.submit is not None:
             self._end(request, "cancelled", commands)
         del self._requests[number]
+        self.features.forget(number)
         self.drafters.release(Release(request=number), commands)
         self._leaving.add(number)
         self.fired["forgotten"] += 1
@@ -448,6 +463,8 @@ class HeadCore:
         self._release(release, commands)
         self.drafters.release(release, commands)
         request.drafter_states = []
+        request.featured = 0
+        self.features.forget(request.number)
         self._begin_again(request)
 
     def _begin_again(self, request: Request) -> None:
@@ -467,6 +484,7 @@ class HeadCore:
     def _lost(self, event: PipelineLost, now_s: float) -> None:
         self.is_formed = False
         self.flights.clear()
+        self.features.begin(())
         for number in self._leaving:
             self.admission.release(number)
         self._leaving.clear()
@@ -479,6 +497,7 @@ class HeadCore:
         assert not self.is_formed, "a pipeline is formed that was not lost"
         self.is_formed = True
         self.stage_count = event.stage_count
+        self.features.begin(event.capturing)
         self.costs = Costs(event.stage_count)
         self.portions = self.bounds.portions()
         self._turns.clear()
@@ -529,6 +548,32 @@ class HeadCore:
         request.held.append({node: token for node, token in found.items() if token >= 0})
         request.logprobs.update(load.logprobs(part, request.opening.top_logprobs, self.vocabulary))
 
+    def _features_arrived(self, event: FeaturesArrived, commands: list[HeadCommand]) -> None:
+        request = self._requests.get(event.features.request)
+        self.features.take(event, request)
+        self.fired["early features"] += request is not None and not self._give_features(request, commands)
+
+    def _give_features(self, request: Request, commands: list[HeadCommand]) -> bool:
+        """Gives drafters what is complete by now of a request; whether anything is."""
+        found = self.features.complete(request) if request.wants_features else None
+        if found is not None:
+            self.drafters.give(found, commands)
+        return found is not None
+
+    def _note_overdue(self, now_s: float) -> None:
+        """Features that are waited for too long are waited for no more."""
+        for request in (self._requests[number] for number in self._turns):
+            if request.awaits_features and now_s >= request.due_s:
+                self.fired["late features"] += 1
+                request.is_overdue = True
+
+    def _wake_s(self, now_s: float) -> float | None:
+        """When to look again if nothing else happens."""
+        waiting = (self._requests[number] for number in self._turns)
+        found = [each.due_s for each in waiting if each.awaits_features and each.due_s < float("inf")]
+        wake_s = self.method.wake_s(self._view(now_s))
+        return min([*found, *(() if wake_s is None else (wake_s,))], default=None)
+
     def _walk_held(self, now_s: float, commands: list[HeadCommand]) -> bool:
         """Looks at verified segments, in order, as far as the method lets it; whether there were any."""
         has_walked = False
@@ -548,6 +593,7 @@ class HeadCore:
         emitted: list[int] = []
         logprobs: list[Logprobs] = []
         reason = ""
+        has_all = request.featured == tree.committed_length - 1
         while not reason and (token := request.next_tokens.pop(tree.root, None)) is not None:
             self.drafters.observe(request, token)
             if token in submit.stop_ids:
@@ -563,12 +609,17 @@ class HeadCore:
                 request.root_sent and not reason
             )  # nothing waits for what follows the last one
         if emitted:
+            if has_all or request.due_s == float("inf"):
+                request.due_s, request.is_overdue = now_s + LATE_S, False
+            self._give_features(request, commands)
             self.drafters.grow(request)
             commands.append(Emit(request=request.number, tokens=tuple(emitted), logprobs=tuple(logprobs)))
             self._learn_pace(request, len(emitted), now_s)
         if reason:
             self._end(request, reason, commands)
-        elif emitted and request.in_flight and self.method.commits_at_once:
+        elif emitted and (
+            request.wants_features or (request.in_flight and self.method.commits_at_once)
+        ):  # stages send features of what they know to be committed
             self._tell(request.commit(), commands)
         return len(emitted)
 

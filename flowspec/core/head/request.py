@@ -21,6 +21,8 @@ from flowspec.core.protocol.sliding_window import HeldPositions, SlidingWindow
 from flowspec.tree import TokenTree
 
 Ids = NDArray[np.int64]
+PREDICTED_MAX = 8
+"""A drafter guesses little that is right from predictions of so many predictions, and each is a pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +41,10 @@ class Request:
     """A conversation: its tree lives on between answers, `submit` is the answer under way (None between
     answers).
 
-    `unsent` is the next prompt position to send; positions below `computed` have passed every stage.
+    `unsent` is the next prompt position to send; positions below `computed` have passed every stage. Where it
+    `wants_features`, drafters have those of positions below `featured`; others are waited for until `due_s`
+    (infinity before the first verdict),
+    and from then on `is_overdue` says so, until all have come.
     `known_length` is the committed length that every stage has been told, so Commits begin there. `held` are
     tokens verified that the method has not walked yet, `logprobs` those of the tokens after living nodes,
     `plan` is the method's own note. `reused` prompt tokens were cached when the answer began.
@@ -60,6 +65,10 @@ class Request:
     computed: int
     known_length: int
     statistics: Statistics
+    wants_features: bool = False
+    featured: int = 0
+    due_s: float = float("inf")
+    is_overdue: bool = False
     drafter_states: list[DrafterState] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
     candidates: Candidates = field(default_factory=Candidates)
@@ -111,7 +120,13 @@ class Request:
         )
         alive_max = limits.DRAFT_NODES_MAX + 1
         assert tree.alive_count <= alive_max, f"{tree.alive_count} living nodes of request {number}"
-        for name, length in (("computed", self.computed), ("told", self.known_length), ("sent", self.unsent)):
+        lengths = {
+            "computed": self.computed,
+            "told": self.known_length,
+            "sent": self.unsent,
+            "featured": self.featured,
+        }
+        for name, length in lengths.items():
             assert length <= tree.committed_length, (
                 f"request {number}: {length} positions are {name}, more than committed"
             )
@@ -139,9 +154,20 @@ class Request:
         is_last = child - len(self.submit.prompt) + 1 >= self.submit.new_tokens_max
         return not is_last and child + 1 < self.context
 
+    @property
+    def awaits_features(self) -> bool:
+        """Whether features are on their way without which drafters cannot go on from the root."""
+        return self.wants_features and self.featured < self.tree.committed_length - 1 and not self.is_overdue
+
+    @property
+    def predicted_max(self) -> int:
+        """How many features before the root drafters may put up their own predictions for."""
+        return PREDICTED_MAX if self.is_overdue and self.featured else 0
+
     def is_pending(self, node: int) -> bool:
         """Whether a model is about to tell what comes after a node."""
-        return any(node in drafter_state.pending for drafter_state in self.drafter_states)
+        is_asked = any(node in drafter_state.pending for drafter_state in self.drafter_states)
+        return is_asked or (node == self.tree.root and self.awaits_features)
 
     def forget(self, dead: Sequence[int]) -> None:
         for node in dead:
@@ -206,6 +232,11 @@ class Request:
         (else they die there)."""
         return min(self.computed, self.known_length)
 
+    @property
+    def copyable(self) -> int:
+        """Path nodes that another conversation may begin with a copy of."""
+        return min(self.kept_everywhere, self.featured) if self.wants_features else self.kept_everywhere
+
     def fitting(self, nodes: list[int]) -> list[int]:
         """As many of the nodes as the stages have slots for; the root's is reserved with the context."""
         return nodes[: limits.TREE_NODES_MAX - self.tree.sent_alive + (nodes[0] == self.tree.root)]
@@ -245,6 +276,7 @@ def begin(
     context: int,
     stage_count: int,
     sliding_window: SlidingWindow | None,
+    wants_features: bool = False,
     now_s: float,
 ) -> Request:
     """A new answer, in the conversation `old` if there is one, of which everything is kept that the stages
@@ -295,6 +327,8 @@ def begin(
         windowed=windowed,
         is_read_anew=is_read_anew,
         drafter_states=drafter_states,
+        wants_features=wants_features,
+        featured=0 if old is None else min(old.featured, keep),
         new_tokens=list(submit.answered),
         statistics=Statistics(stage_count=stage_count, submitted_s=now_s),
     )

@@ -36,7 +36,7 @@ def find(
     text = np.array(request.tree.committed_tokens(), dtype=np.int64)
     least, best = request.opening.keep // block * block + block, None
     for other in others:
-        has, goes_on = other.kept_everywhere, other.number in reading and other.awaits is None
+        has, goes_on = other.copyable, other.number in reading and other.awaits is None
         reach = min(len(text) - 1, other.tree.committed_length if goes_on else has)
         if other is request or reach < least or not _is_told(other):
             continue
@@ -56,7 +56,7 @@ def is_reading_it(source: Source, requests: Mapping[int, Request]) -> bool:
         other is not None
         and other.submit is not None
         and other.opening.epoch == source.epoch
-        and other.kept_everywhere < source.count
+        and other.copyable < source.count
     )
 
 

@@ -6,6 +6,7 @@ As all messages (`messages`) these are frozen, and validated when built, on eith
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flowspec.core.protocol import limits
@@ -83,8 +84,8 @@ class Assign:
     (`host:port` of `next_name`).
 
     `captures` names hidden states that a drafter wants of committed nodes: the inputs of those layers,
-    `layer_count` being the output after the final norm. They ride behind the hidden states to the last stage,
-    and back with Verified.
+    `layer_count` being the output after the final norm. Each stage keeps those of its own layers, and sends
+    them straight to the head (`Features`).
 
     `next_ip` is the address of the host of `next_hop` as the head knows it (empty: it knows none), for a
     daemon that cannot look it up.
@@ -196,9 +197,20 @@ class Assign:
         return f"{layers} (stage {self.stage + 1} of {self.stages}, {self.arithmetic or self.dtype})"
 
     def payload_width(self, hidden_size: int, carried: int = 0) -> int:
-        """Width of the rows that this stage receives: the hidden state, what the slice needs beside it (so
-        many `carried` numbers), and what earlier stages captured."""
-        return carried + hidden_size * (1 + sum(layer < self.first_layer for layer in self.captures))
+        """Width of the rows that this stage receives: the hidden state, and so many `carried` numbers that
+        the slice needs beside it."""
+        return carried + hidden_size
+
+    @property
+    def captured(self) -> int:
+        """How many of the `captures` this stage has."""
+        end = self.end_layer + (self.end_layer == self.layer_count)
+        return sum(self.first_layer <= layer < end for layer in self.captures)
+
+
+def capturing_of(assigns: Sequence[Assign]) -> tuple[int, ...]:
+    """Which stages capture anything, by number; the assigns are in pipeline order."""
+    return tuple(index for index, assign in enumerate(assigns) if assign.captured)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

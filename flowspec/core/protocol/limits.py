@@ -14,6 +14,9 @@ REQUESTS_MAX = 256
 CONVERSATIONS_MAX = 128
 """Conversations that a head keeps at once: half of what a stage keeps, for a Release may come later than the
 next Open."""
+FEATURES_ROWS_MAX = 128
+"""Nodes of one message of features. With eight states of each, of 16,384 numbers of 4 bytes, that is the
+largest payload."""
 COMMIT_PATH_MAX = 4096
 """Nodes that one Commit names: those since the last Commit that every stage is known to have."""
 LIST_MAX = 4096

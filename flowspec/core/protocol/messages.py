@@ -32,7 +32,7 @@ from flowspec.core.protocol.cluster_messages import (
 from flowspec.core.protocol.facts import AskFacts, Facts
 from flowspec.core.protocol.weight_messages import WeightAnswer, WeightQuestion
 
-PROTOCOL_VERSION = 20
+PROTOCOL_VERSION = 21
 """Counts up when a message gets or loses a field, or means something else: both ends must have the same."""
 
 
@@ -375,11 +375,9 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedPart:
-    """Next tokens of the nodes of one request that the last stage found on the output's path, -1 where none
-    was asked for.
+    """Next tokens of the nodes of one request that the last stage found on the output's path.
 
-    Those without a next token are rows of a prompt; they are named only where features travel with the
-    message. `logprobs` are one for each next token, in order, or none at all.
+    `logprobs` are one for each next token, in order, or none at all.
     """
 
     request: int
@@ -392,26 +390,22 @@ class VerifiedPart:
         check_range("request", self.request, 0, limits.ID_MAX)
         check_range("epoch", self.epoch, 0, limits.ID_MAX)
         check_all("ids", self.ids, 0, limits.ID_MAX, limits.NODES_PER_SEGMENT_MAX)
-        check_all("next_tokens", self.next_tokens, -1, limits.VOCABULARY_MAX, limits.NODES_PER_SEGMENT_MAX)
+        check_all("next_tokens", self.next_tokens, 0, limits.VOCABULARY_MAX, limits.NODES_PER_SEGMENT_MAX)
         check(
             len(self.ids) == len(self.next_tokens),
             "next_tokens",
             len(self.next_tokens),
             f"{len(self.ids)} entries",
         )
-        drawn = len(self.ids) - self.next_tokens.count(-1)
+        count = len(self.ids)
         check(
-            len(self.logprobs) in (0, drawn), "logprobs", f"{len(self.logprobs)} entries", f"none, or {drawn}"
+            len(self.logprobs) in (0, count), "logprobs", f"{len(self.logprobs)} entries", f"none, or {count}"
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """The last stage's word on a segment; one for every segment, empty ones too: it is the credit.
-
-    Where a drafter asked for features, their rows (one for every id, in order) travel as a frame of their
-    own.
-    """
+    """The last stage's word on a segment; one for every segment, empty ones too: it is the credit."""
 
     segment: int
     parts: tuple[VerifiedPart, ...]
@@ -423,6 +417,26 @@ class Verified:
     @property
     def row_count(self) -> int:
         return sum(len(part.ids) for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Features:
+    """What a stage captured of nodes of one request that are committed, for drafters at the head: a row for
+    each, in order, as a frame of its own (`Assign.captures`)."""
+
+    request: int
+    epoch: int
+    ids: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        check_range("request", self.request, 0, limits.ID_MAX)
+        check_range("epoch", self.epoch, 0, limits.ID_MAX)
+        check(bool(self.ids), "ids", self.ids, "a node")
+        check_all("ids", self.ids, 0, limits.ID_MAX, limits.FEATURES_ROWS_MAX)
+
+    @property
+    def row_count(self) -> int:
+        return len(self.ids)
 
 
 # ------------------------------------------------------------------------------------------------- drafting
@@ -506,4 +520,5 @@ Message = (
     | Proposed
     | AskArithmetics
     | Arithmetics
+    | Features
 )

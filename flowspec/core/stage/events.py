@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from flowspec.core.protocol.messages import (
     Commit,
+    Features,
     Logprobs,
     Open,
     Release,
@@ -38,8 +39,8 @@ class ControlArrived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayersDone:
-    """A job ended: `rows` (of the job) survived; `payload` is `[len(rows), width]`, on the last stage their
-    features if asked for.
+    """A job ended: `rows` (of the job) survived; `payload` is `[len(rows), width]`, None on the last stage.
+    `captured` is what a drafter wants of each row and this stage has, a handle for each (empty: nothing).
 
     `next_tokens` are the last stage's, -1 where none was asked for; `logprobs` are theirs, None where none
     was asked for (empty: nobody did).
@@ -52,6 +53,7 @@ class LayersDone:
     started_s: float
     ended_s: float
     logprobs: tuple[Logprobs | None, ...] = ()
+    captured: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,12 +191,19 @@ class SendSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendVerified:
-    """To the head: `rows` of `payload` are the features of the reported nodes (None: nobody asked for
-    features)."""
+    """To the head."""
 
     verified: Verified
-    payload: Any = None
-    rows: tuple[int, ...] = ()
 
 
-StageCommand = RunLayers | Trim | OpenCache | ClearSlots | CloseCache | SendSegment | SendVerified
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendFeatures:
+    """To the head: `rows` are what was captured of each node, as it came with `LayersDone`."""
+
+    features: Features
+    rows: tuple[Any, ...]
+
+
+StageCommand = (
+    RunLayers | Trim | OpenCache | ClearSlots | CloseCache | SendSegment | SendVerified | SendFeatures
+)

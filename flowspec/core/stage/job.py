@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from flowspec.core.protocol.messages import Hop, Segment, Verified, VerifiedPart
-from flowspec.core.stage.events import LayersDone, SendSegment, SendVerified
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.messages import Features, Hop, Segment, Verified, VerifiedPart
+from flowspec.core.stage.events import LayersDone, SendFeatures, SendSegment, SendVerified
 
 Alive = Sequence[tuple[int, tuple[int, int]]]
 """Rows that are still alive: the index among those that came back from the layers, and `(part, row)` in the
@@ -27,12 +29,10 @@ class Job:
     started_s: float
 
 
-def verified(
-    job: Job, done: LayersDone, alive: Alive, hops: tuple[Hop, ...], *, has_features: bool
-) -> SendVerified:
-    """The report to the head: rows whose next token was drawn, and with features the prompt's rows, too."""
+def verified(job: Job, done: LayersDone, alive: Alive, hops: tuple[Hop, ...]) -> SendVerified:
+    """The report to the head: rows whose next token was drawn."""
     reported = sorted(
-        ((index, at) for index, at in alive if has_features or done.next_tokens[index] >= 0),
+        ((index, at) for index, at in alive if done.next_tokens[index] >= 0),
         key=lambda entry: entry[1][0],
     )
     indices: dict[int, list[int]] = {}
@@ -52,9 +52,19 @@ def verified(
         )
         for number, own in indices.items()
     )
-    rows = tuple(index for index, _ in reported) if has_features else ()
-    report = Verified(segment=job.segment.segment, parts=parts, hops=hops)
-    return SendVerified(verified=report, payload=done.payload if rows else None, rows=rows)
+    return SendVerified(verified=Verified(segment=job.segment.segment, parts=parts, hops=hops))
+
+
+def features(request: int, epoch: int, captured: Sequence[tuple[int, Any]]) -> list[SendFeatures]:
+    """What was captured of nodes of one request, as it travels."""
+    most = limits.FEATURES_ROWS_MAX
+    return [
+        SendFeatures(
+            features=Features(request=request, epoch=epoch, ids=tuple(node for node, _ in some)),
+            rows=tuple(row for _, row in some),
+        )
+        for some in (captured[at : at + most] for at in range(0, len(captured), most))
+    ]
 
 
 def onward(job: Job, done: LayersDone, alive: Alive, hops: tuple[Hop, ...]) -> SendSegment:

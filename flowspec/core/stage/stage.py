@@ -17,6 +17,9 @@ computing is a command. The rules (docs/architecture.md):
   says counts as ever, and repeats change nothing.
 - Messages of an older epoch are dropped, an Open of one that was released, too; an Open of a newer one
   rewinds. One with a source begins with a copy of the path of that other request, as far as it says.
+- What is captured of a row for drafters at the head is kept with its node, and goes there once that is known
+  to be committed: with the job that ran a committed row, with the Commit that names a guess, and on the last
+  stage, which knows first, with what it reports. What is dead takes it along.
 - Layers with a sliding window hold what rows to come may see, and how far a request may go back
   (`sliding_window`). The rest is given back before a segment runs.
 """
@@ -25,7 +28,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -43,6 +46,7 @@ from flowspec.core.stage.events import (
     OpenCache,
     RunLayers,
     SegmentArrived,
+    SendFeatures,
     SendSegment,
     SendVerified,
     StageCommand,
@@ -50,7 +54,7 @@ from flowspec.core.stage.events import (
     Trim,
     WindowPart,
 )
-from flowspec.core.stage.job import Job, hop_of, onward, verified
+from flowspec.core.stage.job import Job, features, hop_of, onward, verified
 from flowspec.core.stage.path import living_below, newly_committed
 from flowspec.core.stage.slots import SlotMap, WindowSlots
 from flowspec.errors import PeerError
@@ -73,6 +77,8 @@ RULES = {
     "passed on": "a segment of which nothing lives passes on at once",
     "dead late": "rows that ran are dropped before they are sent on",
     "given back": "layers with a sliding window give back what no row to come sees",
+    "features": "what was captured of committed rows goes to the head with the job that ran them",
+    "features later": "what was captured of guesses goes to the head once these are committed",
     "restored": "a prompt goes on within the one before, whose end layers with a sliding window kept",
 }
 """What is decided here, by name; `StageCore.fired` counts."""
@@ -81,13 +87,14 @@ RULES = {
 @dataclass(slots=True)
 class _Node:
     """`drawn` is the next token after this node, -1 while the last stage does not know it (other stages never
-    do)."""
+    do). `captured` is what drafters want of a guess that has run, until it is sent (None: nothing)."""
 
     parent: int
     token: int
     slot: int
     committed: bool
     drawn: int = -1
+    captured: Any = None
 
 
 @dataclass(slots=True)
@@ -135,7 +142,6 @@ class StageCore:
         *,
         is_last: bool,
         slots_max: int,
-        returns_features: bool = False,
         queued_max: int = limits.QUEUED_SEGMENTS_MAX,
         sliding_window: SlidingWindow | None = None,
     ) -> None:
@@ -143,7 +149,6 @@ class StageCore:
         self.is_last = is_last
         self.sliding_window = sliding_window
         self.queued_max = queued_max
-        self.returns_features = returns_features
         self.slots_max = slots_max
         self.fired: Counter[str] = Counter()
         self._requests: dict[int, _Request] = {}
@@ -222,6 +227,9 @@ class StageCore:
                 request.windowed.slots.validate()
             position, is_committed = slots.position[: slots.high], slots.committed[: slots.high]
             living = sorted(node.slot for node in request.nodes.values() if not node.committed)
+            assert all(node.captured is None for node in request.nodes.values() if node.committed), (
+                f"features of committed nodes of request {number} were not sent"
+            )
             assert not (request.is_over and living), (
                 f"guesses are kept of an answer of request {number} that is over"
             )
@@ -414,6 +422,7 @@ class StageCore:
                 f"a Commit of {commit.length} tokens of a request that reserved {request.slots.capacity} "
                 "slots"
             )
+        captured: list[tuple[int, Any]] = []
         for node in fresh:
             known = request.nodes.get(node)
             if known is None:
@@ -421,10 +430,16 @@ class StageCore:
                 request.early.add(node)
             else:
                 known.committed = True
+                if known.captured is not None:
+                    captured.append((node, known.captured))
+                    known.captured = None
                 request.slots.committed[known.slot] = True
                 request.run_length = max(request.run_length, int(request.slots.position[known.slot]) + 1)
         request.committed_length = commit.length
         request.root = fresh[-1]
+        if captured:
+            self.fired["features later"] += 1
+            commands += features(commit.request, commit.epoch, captured)
         self._prune(request, commit.request, commands)
 
     def _prune(self, request: _Request, number: int, commands: list[StageCommand]) -> None:
@@ -546,7 +561,30 @@ class StageCore:
         self._free_since_s = now_s
         if self.is_last:
             self._walk(job, event, commands)
+        commands += self._captured(job, event)
         commands.append(self._pass_on(job, event, now_s))
+
+    def _captured(self, job: Job, done: LayersDone) -> list[SendFeatures]:
+        """What was captured of rows that are committed, or that the last stage found on the path, goes to the
+        head; the other living nodes keep it."""
+        found: dict[int, list[tuple[int, Any]]] = {}
+        for row, captured in zip(done.rows, done.captured, strict=bool(done.captured)):
+            number, index = job.rows[row]
+            part = job.segment.parts[number]
+            if row in job.dead or not self._is_current(part):
+                continue
+            known = self._requests[part.commit.request].nodes.get(part.ids[index])
+            if known is None or known.committed or self.is_last:  # a committed row above the root is not kept
+                found.setdefault(number, []).append((part.ids[index], captured))
+            else:
+                known.captured = captured
+        self.fired["features"] += bool(found)
+        commits = {number: job.segment.parts[number].commit for number in found}
+        return [
+            sent
+            for at, own in found.items()
+            for sent in features(commits[at].request, commits[at].epoch, own)
+        ]
 
     def _walk(self, job: Job, done: LayersDone, commands: list[StageCommand]) -> None:
         """Note the tokens drawn; the children that hold others are dead, rows of this job among them."""
@@ -585,11 +623,7 @@ class StageCore:
         ]
         self.fired["dead late"] += len(alive) < len(done.rows)
         hops = (*segment.hops, hop_of(job, done, len(alive), now_s))
-        return (
-            verified(job, done, alive, hops, has_features=self.returns_features)
-            if self.is_last
-            else onward(job, done, alive, hops)
-        )
+        return verified(job, done, alive, hops) if self.is_last else onward(job, done, alive, hops)
 
     def _is_current(self, part: SegmentPart) -> bool:
         request = self._requests.get(part.commit.request)

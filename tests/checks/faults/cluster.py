@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
 
 from flowspec.core.cluster.agreement import Agreement
 from flowspec.core.cluster.forming import (
@@ -31,6 +30,7 @@ from flowspec.core.head.events import (
     Draft,
     DrafterLost,
     Emit,
+    FeaturesArrived,
     Finished,
     Forget,
     HeadEvent,
@@ -45,9 +45,10 @@ from flowspec.core.head.events import (
     TimerFired,
     VerifiedArrived,
 )
+from flowspec.core.head.features import check_features
 from flowspec.core.head.head import HeadCore
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.messages import Release, Verified
+from flowspec.core.protocol.messages import Features, Release, Verified
 from flowspec.errors import PeerError
 from flowspec.plan.placement import ClusterPlan, StagePlan, assigns_of
 from flowspec.plan.split import weighted_split
@@ -56,7 +57,7 @@ from flowspec.sim.clock import Alarm, Clock
 from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.head_checker import HeadChecker
 from flowspec.sim.record import SimulatedAnswer
-from flowspec.wire.codec import Envelope
+from flowspec.wire.codec import Envelope, Tensor
 from tests.checks.faults.daemon import SimDaemon
 from tests.checks.faults.dialects import Spans
 from tests.checks.faults.drafters import LocalDrafters, Place, SimRemoteDrafter
@@ -344,24 +345,24 @@ class Cluster:
         return before_s / after_s
 
     def _take(self, device: str, role: str, envelope: Envelope) -> bool:
-        """What was verified is for the head's core."""
+        """What was verified, and features, are for the head's core."""
         message = envelope.message
-        if not isinstance(message, Verified) or role != DATA:
+        if not isinstance(message, Verified | Features) or role != DATA:
             return False
         if not self.head.is_formed:
             return True
-        if envelope.tensor is not None:
-            first = 0
-            for part in message.parts:
-                rows = range(first, first + len(part.ids))
-                for drafter in self._drafters:
-                    if drafter.captures:
-                        drafter.take_features(
-                            part.request, part.epoch, part.ids, cast(Any, envelope.tensor.select(rows))
-                        )
-                first += len(part.ids)
         try:
-            self._step(VerifiedArrived(verified=message))
+            if isinstance(message, Verified):
+                self._step(VerifiedArrived(verified=message))
+            else:
+                self._step(self._features(device, message, envelope.tensor))
         except PeerError as error:
             self._pipelines.wronged(self.forming.number, "", str(error))
         return True
+
+    def _features(self, device: str, message: Features, tensor: Tensor | None) -> FeaturesArrived:
+        """Raises `PeerError` for others than the stage was to capture."""
+        stage = next(at for at, part in enumerate(self.parts) if part.device == device)
+        check_features(self.parts[stage].assign, 1, message, tensor)
+        assert tensor is not None, "the codec refuses features without rows"
+        return FeaturesArrived(stage=stage, features=message, rows=tensor.apart())

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from flowspec import __version__
 from flowspec.core.cluster.daemon import (
     Attach,
@@ -66,7 +64,9 @@ from flowspec.core.stage.events import (
     LayersDone,
     OpenCache,
     RunLayers,
+    SendFeatures,
     SendSegment,
+    SendVerified,
     Trim,
 )
 from flowspec.core.stage.slots import cache_size
@@ -78,7 +78,7 @@ from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.fake_layers import FakeLayers
 from flowspec.sim.language import HashLanguage
 from flowspec.sim.link import Frames
-from flowspec.wire.codec import Envelope, Tensor
+from flowspec.wire.codec import Envelope, Tensor, joined
 from tests.checks.faults.dialects import PLAIN, spoken
 from tests.checks.faults.network import Connection, Network
 
@@ -513,12 +513,17 @@ class SimDaemon:
         part, work = self._part, command.work
         if part is None or part.assignment_id != command.assignment_id:
             return
-        message = work.segment if isinstance(work, SendSegment) else work.verified
-        tensor = work.payload.select(work.rows) if work.payload is not None and work.rows else None
-        if command.caller is None:
+        message: Message
+        if isinstance(work, SendSegment):
             assert part.next_hop is not None, "a stage that is ready has its next hop"
-            part.next_hop.send(self.name, message, tensor and widened(tensor, part.assign))
-        elif not self._send(command.caller, message, tensor):
+            has_rows = work.payload is not None and work.rows
+            part.next_hop.send(self.name, work.segment, work.payload.select(work.rows) if has_rows else None)
+            return
+        message, tensor = work.verified if isinstance(work, SendVerified) else work.features, None
+        if isinstance(work, SendFeatures):
+            tensor = joined([(row,) for row in work.rows])
+        assert command.caller is not None, "the head is told"
+        if not self._send(command.caller, message, tensor):
             self._driver.give(CommandFailed(assignment_id=command.assignment_id, message=message))
 
     # --------------------------------------------------------------------------------------------- holding
@@ -541,6 +546,7 @@ class SimDaemon:
             layers,
             is_last,
             lambda done: self._done(life, assignment_id, done),
+            captures=assign.captured,
         )
         part = self._part = _Part(
             assignment_id, assign, core if isinstance(core, StageCore) else None, layers, device
@@ -755,7 +761,7 @@ class SimDaemon:
                 )
                 return
             part.began_s = self._clock.now_s
-            part.device.run(replace(work, payload=narrowed(work.payload)))
+            part.device.run(work)
         elif isinstance(work, Trim):
             if not part.device.is_idle:  # of a stopped process the job may be done while nobody was told
                 part.device.trim(work)
@@ -848,21 +854,6 @@ def wild_proposals(segment: Segment, width: int) -> tuple[Proposal, ...]:
         for part in segment.parts
         for node in part.ids
     )
-
-
-def widened(tensor: Tensor, assign: Assign) -> Tensor:
-    """What a stage sends on: behind its rows `[rows, 1]` ride the hidden states captured so far, for which
-    they stand in themselves."""
-    width = 1 + sum(layer < assign.end_layer for layer in assign.captures)
-    rows = np.frombuffer(tensor.data, dtype="<i4")
-    return Tensor(rows=tensor.rows, width=width, dtype=tensor.dtype, data=np.repeat(rows, width).tobytes())
-
-
-def narrowed(tensor: Tensor | None) -> Tensor | None:
-    if tensor is None or tensor.width == 1:
-        return tensor
-    rows = np.frombuffer(tensor.data, dtype="<i4").reshape(tensor.rows, tensor.width)  # [rows, 1 + captured]
-    return Tensor(rows=tensor.rows, width=1, dtype=tensor.dtype, data=rows[:, 0].tobytes())
 
 
 def _fired(part: _Part | None) -> Counter[str]:

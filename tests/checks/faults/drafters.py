@@ -32,6 +32,7 @@ from flowspec.core.head.events import (
     DrafterRecovered,
     HeadEvent,
     SendToDrafter,
+    TakeFeatures,
 )
 from flowspec.core.head.remote_drafter import (
     BreakPipeline,
@@ -45,7 +46,7 @@ from flowspec.core.protocol.messages import Expand, Proposed, Release
 from flowspec.plan.placement import ClusterPlan, StagePlan, assigns_of
 from flowspec.plan.timing import Curve
 from flowspec.sim.drafter import FakeDrafter
-from flowspec.wire.codec import Envelope
+from flowspec.wire.codec import Envelope, joined
 from tests.checks.faults.daemon import SimDaemon
 from tests.checks.faults.network import Network
 from tests.checks.faults.pipelines import HEAD, SimPipelines
@@ -81,10 +82,14 @@ class LocalDrafters:
     def post(self, work: Draft | SendToDrafter) -> None:
         drafter = self._drafters[work.drafter]
         if isinstance(work, SendToDrafter):
-            if isinstance(work.message, CopyFeatures):
-                drafter.copy_features(work.message)
+            message = work.message
+            if isinstance(message, CopyFeatures):
+                drafter.copy_features(message)
+            elif isinstance(message, TakeFeatures):
+                rows = joined(message.rows)
+                drafter.take_features(message.request, message.epoch, message.nodes, rows)
             else:
-                drafter.release(work.message)
+                drafter.release(message)
             return
         started_s = self._process.now_s
         ended_s = started_s + self._drafting[work.drafter].seconds(work.segment.row_count, work.context)

@@ -154,7 +154,11 @@ class SimPipelines:
             self._lines[command.pipeline].dialled[command.device, CONTROL].send(HEAD, command.message)
         elif isinstance(command, StartPipeline):
             self._tell(HEAD, "the pipeline is formed")
-            self._on_change(PipelineReformed(stage_count=command.stage_count, rooms=command.rooms))
+            self._on_change(
+                PipelineReformed(
+                    stage_count=command.stage_count, rooms=command.rooms, capturing=command.capturing
+                )
+            )
         elif isinstance(command, StopPipeline):
             self._on_change(PipelineLost(silent_s=command.silent_s))
         elif isinstance(command, HangUp):

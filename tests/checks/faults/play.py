@@ -102,6 +102,7 @@ class Play:
                 context=schedule.context,
                 captures=schedule.captures,
                 cache_slots=schedule.draft_slots,
+                is_honest=self._is_honest,
             )
             for number, quality in enumerate(schedule.qualities)
         ]

@@ -173,7 +173,7 @@ def draw(seed: int) -> Schedule:
         if name == "ar"
         else {"nodes": rng.choice([4, 16]), "depth": rng.choice([1, 3]), "width": rng.choice([1, 3])}
     )
-    captures = (1,) if rng.random() < 0.15 else ()
+    has_features = rng.random() < 0.15
     dialogues = tuple(
         _dialogue(rng, request, language, context)
         for request in range(rng.choices([1, 2, 3], weights=[6, 3, 1])[0])
@@ -243,7 +243,7 @@ def draw(seed: int) -> Schedule:
         draft_slots=rng.choice([0, 1, 2, 64]) * (context + limits.DRAFT_NODES_MAX),
         qualities=tuple(qualities),
         levels=(0, *(rng.choice([0, 0, 1, 2]) for _ in qualities[1:]))[: len(qualities)],
-        captures=captures,
+        captures=(),
         drafting=tuple(Curve(base_s=rng.choice([0.0, 0.003, 0.05])) for _ in qualities),
         places=(None,) * len(qualities),
         dialogues=dialogues,
@@ -253,7 +253,7 @@ def draw(seed: int) -> Schedule:
                     *_faults(
                         rng,
                         devices,
-                        0 if captures else len(qualities),
+                        0 if has_features else len(qualities),
                         [dialogue.at_s for dialogue in dialogues],
                     ),
                     *_more_faults(random.Random(f"more {seed}"), devices),
@@ -276,7 +276,9 @@ def draw(seed: int) -> Schedule:
         made = replace(made, membership_timeouts=replace(made.membership_timeouts, silent_s=SILENT_S))
     hold_s = HOLD_SHARE * made.membership_timeouts.silent_s
     made = replace(made, bounds=replace(made.bounds, prefill_first=first, hold_s=hold_s))
-    return made if captures else _with_places(made)
+    if not has_features:
+        return _with_places(made)
+    return replace(made, captures=_captures(random.Random(f"captures {seed}"), made.layer_count))
 
 
 def _sharing(
@@ -471,6 +473,11 @@ def _start_faults(rng: random.Random, devices: tuple[str, ...]) -> tuple[Fault, 
         Fault(kind="no name", at_s=at_s, for_s=for_s, where=(HEAD, device)),
         Fault(kind="crash", at_s=at_s, for_s=0.3 * for_s, where=(device,)),
     )
+
+
+def _captures(rng: random.Random, layer_count: int) -> tuple[int, ...]:
+    """Hidden states of one to three stages or of fewer, the output among them or not."""
+    return tuple(sorted(rng.sample(range(layer_count + 1), rng.randint(1, min(3, layer_count)))))
 
 
 def _arithmetics(rng: random.Random, devices: tuple[str, ...]) -> dict[str, tuple[str, ...]]:

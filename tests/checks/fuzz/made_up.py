@@ -10,6 +10,7 @@ from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import (
     HOP_SECONDS,
     Commit,
+    Features,
     Hop,
     Logprobs,
     Message,
@@ -31,9 +32,9 @@ EPOCHS = 3
 def made_up(kind: str, chance: random.Random) -> Message:
     """A message for this kind of connection: `control`, `data` or `head`. Raises `ValueError` for one that
     breaks a message's own rules."""
-    return (
-        _verified(chance) if kind == "head" else _control(chance) if kind == "control" else _segment(chance)
-    )
+    if kind == "head":
+        return _features(chance) if chance.random() < 0.3 else _verified(chance)
+    return _control(chance) if kind == "control" else _segment(chance)
 
 
 def _few(chance: random.Random, most: int, low: int = 0) -> tuple[int, ...]:
@@ -116,17 +117,22 @@ def _verified(chance: random.Random) -> Verified:
     for _ in range(chance.randint(0, 2)):
         ids = _few(chance, 5)
         tokens = tuple(
-            chance.choice((-1, chance.randrange(VOCABULARY), VOCABULARY, limits.VOCABULARY_MAX)) for _ in ids
+            chance.choice((chance.randrange(VOCABULARY), VOCABULARY, limits.VOCABULARY_MAX)) for _ in ids
         )
         few = tuple(chance.randrange(VOCABULARY + 1) for _ in range(chance.randint(0, 3)))
         logprobs = (Logprobs(chosen=-0.5, ids=few, values=(-0.5,) * len(few)),) * (
-            chance.randint(0, 1) * (len(ids) - tokens.count(-1))
+            chance.randint(0, 1) * len(ids)
         )
         request, epoch = chance.randrange(REQUESTS), chance.randrange(EPOCHS)
         parts.append(
             VerifiedPart(request=request, epoch=epoch, ids=ids, next_tokens=tokens, logprobs=logprobs)
         )
     return Verified(segment=chance.randrange(40), parts=tuple(parts), hops=_hops(chance))
+
+
+def _features(chance: random.Random) -> Features:
+    request, epoch = chance.randrange(REQUESTS), chance.randrange(EPOCHS)
+    return Features(request=request, epoch=epoch, ids=_few(chance, 5))
 
 
 def _hops(chance: random.Random) -> tuple[Hop, ...]:

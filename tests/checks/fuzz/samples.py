@@ -24,6 +24,7 @@ from flowspec.core.protocol.facts import AskFacts, Board, Facts, Interface, Kern
 from flowspec.core.protocol.messages import (
     Commit,
     Expand,
+    Features,
     Hop,
     Logprobs,
     Message,
@@ -167,14 +168,17 @@ MESSAGES: tuple[Message, ...] = (
     Segment(segment=5, parts=(), releases=(Release(request=3, epoch=1), Release(request=4))),
     Verified(
         segment=4,
-        parts=(VerifiedPart(request=1, epoch=2, ids=(11, 12), next_tokens=(4, -1)),),
+        parts=(VerifiedPart(request=1, epoch=2, ids=(11, 12), next_tokens=(4, 5)),),
         hops=(_HOP, _HOP),
     ),
     Verified(
         segment=4,
-        parts=(VerifiedPart(request=1, epoch=2, ids=(11, 12), next_tokens=(-1, 4), logprobs=(_LOGPROBS,)),),
+        parts=(
+            VerifiedPart(request=1, epoch=2, ids=(11, 12), next_tokens=(5, 4), logprobs=(_LOGPROBS,) * 2),
+        ),
         hops=(),
     ),
+    Features(request=1, epoch=2, ids=(11, 12, 13)),
     Release(request=1),
     AskModel(),
     AskNames(first=0),
@@ -238,12 +242,13 @@ def sample_envelopes() -> list[Envelope]:
         payloads: list[Tensor | None] = [None]
         if isinstance(message, TensorBytes):
             payloads = [Tensor(rows=1, width=4, dtype=BYTES, data=b"abcd")]
-        elif isinstance(message, Segment | Verified) and message.row_count:
+        elif isinstance(message, Segment | Features) and message.row_count:
             rows, width = message.row_count, 4
-            payloads += [
+            of_each = [
                 Tensor(rows=rows, width=width, dtype=dtype, data=bytes(rows * width * size))
                 for dtype, size in DTYPE_BYTES.items()
             ]
+            payloads = [*payloads, *of_each] if isinstance(message, Segment) else [*of_each]
         found += [
             Envelope(incarnation=77, sender="head", sequence=number, message=message, tensor=each)
             for each in payloads

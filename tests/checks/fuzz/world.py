@@ -18,7 +18,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from flowspec.core.protocol.messages import Segment, Verified
+from flowspec.core.protocol.messages import Features, Segment
 from flowspec.sim.link import Frames as AnyFrames
 from flowspec.wire.codec import Envelope, Tensor, decode, encode
 from tests.checks.faults.network import Connection
@@ -70,10 +70,6 @@ class World:
         self._late: dict[tuple[int, str], tuple[Connection, Frames]] = {}
         self._is_over = False
         schedule = draw(genome[0] % SEEDS)
-        if (
-            self._rate
-        ):  # features come once: a drafter that wants them cannot do without those that somebody changed
-            schedule = replace(schedule, captures=())
         self._play = Play(schedule, self._tamper if self._rate else None)
 
     def run(self) -> Ending:
@@ -130,8 +126,8 @@ class World:
             message = made_up(kind, chance)
         except ValueError:  # a message's own rules: our frame would not leave
             return self._seen
-        rows = message.row_count if isinstance(message, Segment | Verified) else 0
-        has_payload = rows and chance.random() < 0.7
+        rows = message.row_count if isinstance(message, Segment | Features) else 0
+        has_payload = rows and (isinstance(message, Features) or chance.random() < 0.7)
         tensor = Tensor(rows=rows, width=1, dtype="float32", data=bytes(4 * rows)) if has_payload else None
         envelope = Envelope(
             incarnation=connection.incarnation, sender="x", sequence=0, message=message, tensor=tensor
