@@ -43,8 +43,7 @@ class Request:
 
     `unsent` is the next prompt position to send; positions below `computed` have passed every stage. Where it
     `wants_features`, drafters have those of positions below `featured`; others are waited for until `due_s`
-    (infinity before the first verdict),
-    and from then on `is_overdue` says so, until all have come.
+    (infinity before the first verdict), and from then on `is_overdue` says so, until all have come.
     `known_length` is the committed length that every stage has been told, so Commits begin there. `held` are
     tokens verified that the method has not walked yet, `logprobs` those of the tokens after living nodes,
     `plan` is the method's own note. `reused` prompt tokens were cached when the answer began.
