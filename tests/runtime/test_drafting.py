@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from flowspec.core.head.events import Draft, Drafted, SendToDrafter
+from flowspec.core.head.events import Draft, Drafted, SendToDrafter, TakeFeatures
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.messages import Proposal, Release, Segment, VerifiedPart
+from flowspec.core.protocol.messages import Proposal, Release, Segment
 from flowspec.errors import ClusterError, InputError
 from flowspec.runtime.compute import Crashed, WorkFailed, to_wire
 from flowspec.runtime.drafting import DraftThread
@@ -69,12 +69,13 @@ def result(thread: DraftThread, wake: Wake) -> Any:
 def test_work_is_done_in_the_order_in_which_it_came(thread: tuple[DraftThread, Notebook, Wake]) -> None:
     running, drafter, wake = thread
     features = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], dtype=torch.bfloat16)
-    parts = (
-        VerifiedPart(request=1, epoch=0, ids=(7, 8), next_tokens=(-1, 3)),
-        VerifiedPart(request=2, epoch=4, ids=(9,), next_tokens=(2,)),
-    )
+    first_row, second_row, third_row = to_wire(features).apart()
     running.post(job(0))
-    running.post_features(parts, to_wire(features))
+    for message in (
+        TakeFeatures(request=1, epoch=0, nodes=(7, 8), rows=((first_row,), (second_row,))),
+        TakeFeatures(request=2, epoch=4, nodes=(9,), rows=((third_row, first_row),)),
+    ):
+        running.post(SendToDrafter(message=message))
     running.post(SendToDrafter(message=Release(request=2)))
     running.post(job(1))
     first, second = result(running, wake), result(running, wake)
@@ -85,7 +86,7 @@ def test_work_is_done_in_the_order_in_which_it_came(thread: tuple[DraftThread, N
     assert drafter.told == [
         (0, 3),
         (1, 0, (7, 8), [[1.0, 2.0], [3.0, 4.0]]),
-        (2, 4, (9,), [[5.0, 6.0]]),
+        (2, 4, (9,), [[5.0, 6.0, 1.0, 2.0]]),  # of two stages
         Release(request=2),
         (1, 3),
     ]

@@ -15,7 +15,7 @@ import zmq
 from flowspec.core.head.events import Draft, Drafted
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import Ping, Pong
-from flowspec.core.protocol.messages import Sampling, Segment, Verified, VerifiedPart
+from flowspec.core.protocol.messages import Features, Sampling, Segment
 from flowspec.core.stage.events import JobPart, RunLayers, Trim
 from flowspec.errors import ClusterError
 from flowspec.plan.timing import DIRECT, INSTANT, Curve, LinkSpec
@@ -297,10 +297,9 @@ def simulated_arrivals(
     return found
 
 
-def segment_of(rows: int) -> tuple[Verified, Tensor]:
+def features_of(rows: int) -> tuple[Features, Tensor]:
     """A message that carries a payload, `[rows, 8]`."""
-    parts = (VerifiedPart(request=1, epoch=0, ids=tuple(range(rows)), next_tokens=(-1,) * rows),)
-    return Verified(segment=1, parts=parts, hops=()), Tensor(
+    return Features(request=1, epoch=0, ids=tuple(range(rows))), Tensor(
         rows=rows, width=8, dtype="float32", data=bytes(32 * rows)
     )
 
@@ -323,7 +322,7 @@ def test_messages_arrive_when_the_simulator_says_so(spec: LinkSpec, row_bytes: i
     for _ in range(60):
         at_s += chance.uniform(0, 0.01)
         sends.append(
-            (at_s, Ping(), None) if chance.random() < 0.4 else (at_s, *segment_of(chance.randint(1, 9)))
+            (at_s, Ping(), None) if chance.random() < 0.4 else (at_s, *features_of(chance.randint(1, 9)))
         )
     found = arrivals(Shaper(spec, row_bytes=row_bytes, chance=random.Random("x")), sends)
     assert found == pytest.approx(simulated_arrivals(spec, row_bytes or None, sends), abs=1e-12)
