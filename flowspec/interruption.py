@@ -9,10 +9,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from sys import UnraisableHookArgs
+from typing import Any
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C."""
@@ -35,7 +32,8 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _unraisable(tell: Callable[[UnraisableHookArgs], Any], dropped: UnraisableHookArgs) -> None:
+def _unraisable(tell: Callable[[Any], Any], dropped: Any) -> None:
+    """`sys.unraisablehook`, which tells of all else as `tell` does."""
     if issubclass(dropped.exc_type, KeyboardInterrupt):
         again = threading.Timer(AGAIN_S, _thread.interrupt_main)  # here it would be dropped once more
         again.daemon = True

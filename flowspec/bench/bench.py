@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +126,7 @@ def open_out(bench: Bench, out: Path, command: str = "", *, to_be_tuned: bool = 
     known yet. `command` is kept beside a new one, for whoever wants to go on with it.
     """
     open_folder(
-        bench,
+        asdict(bench),
         out,
         command,
         results=(RESULTS, LOADS, TUNED_FILE),

@@ -21,7 +21,7 @@ import numpy as np
 from flowspec.bench.config import DeclaredDrafter
 from flowspec.bench.guesses import WIDTH_MAX, Guesses, Maker, MemoDrafter
 from flowspec.bench.plain import PlainCase
-from flowspec.bench.synthetic import CONCENTRATION, QUANTILES, RECENT, SURE_MAX, VOCABULARY, children_of
+from flowspec.bench.synthetic import CONCENTRATION, QUANTILES, RECENT, VOCABULARY, children_of
 from flowspec.draft.ranking import Children
 
 PHI = np.vectorize(NormalDist().cdf)
@@ -80,13 +80,9 @@ class _DeclaredGuesses(Guesses):
         first = (everyone if is_shared else own).randrange(VOCABULARY // WIDTH_MAX)
         if position is None or position >= len(self._path):
             a = self._acceptance * CONCENTRATION
-            return children_of(first, _bounded(own.betavariate(a, CONCENTRATION - a)))
+            return children_of(first, own.betavariate(a, CONCENTRATION - a))
         sure, lucky = float(self._sure[position]), float(self._lucky[position])
-        return children_of(first, _bounded(sure), self._path[position], lucky)
-
-
-def _bounded(sure: float) -> float:
-    return min(SURE_MAX, max(1 - SURE_MAX, sure))
+        return children_of(first, sure, self._path[position], lucky)
 
 
 @cache

@@ -5,14 +5,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flowspec.errors import InputError
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 EXPERIMENT = "experiment.json"
 COMMAND = "command"
@@ -47,7 +43,7 @@ def first_difference(known: Any, new: Any, where: str = "") -> str | None:
 
 
 def open_folder(
-    experiment: DataclassInstance,
+    experiment: Described,
     out: Path,
     command: str,
     *,
@@ -56,14 +52,14 @@ def open_folder(
     lists: Sequence[str] = (),
     stays: bool = False,
 ) -> None:
-    """Makes the folder, or finds that what it holds is of this experiment; raises `InputError` if it is of
-    another.
+    """Makes the folder, or finds that what it holds is of this experiment, of which all fields are given;
+    raises `InputError` if it is of another.
 
     It holds something where one of the files `results` is there. `difference` says what of the known one is
     not so in the new one, None if it may be gone on with; `lists` are the keys that it looks for lists at.
     The new one is written down with the `command` that began it, unless the known one `stays`.
     """
-    new = json.loads(json.dumps(asdict(experiment), default=str))
+    new = json.loads(json.dumps(experiment, default=str))
     path = out / EXPERIMENT
     try:
         out.mkdir(parents=True, exist_ok=True)

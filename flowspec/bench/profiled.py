@@ -21,7 +21,7 @@ import torch
 from flowspec.bench.guesses import WIDTH_MAX, Guesses, Maker, MemoDrafter
 from flowspec.bench.plain import PlainCase
 from flowspec.bench.profiles import BLOCK, TEXT, Profile, beta_of
-from flowspec.bench.synthetic import QUANTILES, RECENT, SURE_MAX, VOCABULARY, children_of
+from flowspec.bench.synthetic import QUANTILES, RECENT, VOCABULARY, children_of
 from flowspec.core.protocol.messages import Proposal, Release, Segment
 from flowspec.draft.block import BlockDrafter
 from flowspec.draft.cached import Masks, Row
@@ -85,7 +85,7 @@ class ProfiledGuesses(Guesses):
         length, recent = self.prefixes.length(prefix), self.prefixes.recent(prefix, RECENT)
         chance = random.Random(hash((self.case.sampling.seed, length, position is None, *recent)))
         at, first, lucky = chance.random(), chance.randrange(VOCABULARY // WIDTH_MAX), chance.random()
-        sure = min(SURE_MAX, max(1 - SURE_MAX, self._quantiles[distance - 1][int(at * QUANTILES)]))
+        sure = self._quantiles[distance - 1][int(at * QUANTILES)]
         true = None if position is None or position >= len(self._path) else self._path[position]
         return children_of(first, sure, true, lucky)
 

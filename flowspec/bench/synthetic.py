@@ -83,6 +83,7 @@ def synthetic_cases(
 def children_of(first: int, sure: float, true: int | None = None, lucky: float = 0.0) -> Children:
     """What is said where the best guess has the confidence `sure`: tokens from `first` on, but for the true
     one, whose rank is drawn by `lucky` from 0 to 1."""
+    sure = min(SURE_MAX, max(1 - SURE_MAX, sure))
     tokens = [first + other for other in OTHERS]
     if true is not None:
         rank = int(math.log(1 - lucky) / math.log(1 - sure))
@@ -138,12 +139,11 @@ class _SyntheticGuesses(Guesses):
         # What is said after a prefix depends on its tokens, not on its number, which differs between methods.
         length, recent = self.prefixes.length(prefix), self.prefixes.recent(prefix, RECENT)
         chance = random.Random(hash((self.case.sampling.seed, length, position is None, *recent)))
-        sure = min(SURE_MAX, max(1 - SURE_MAX, chance.betavariate(self._a, self._b)))
+        sure = chance.betavariate(self._a, self._b)
         first = chance.randrange(VOCABULARY // WIDTH_MAX)
         if position is None or position >= len(self._path):
             return children_of(first, sure)
         lucky = chance.random()
         if self._drawn is not None and position >= len(self.case.prompt):
             sure, lucky = self._drawn[position - len(self.case.prompt)]
-            sure = min(SURE_MAX, max(1 - SURE_MAX, sure))
         return children_of(first, sure, self._path[position], lucky)

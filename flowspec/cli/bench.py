@@ -176,7 +176,7 @@ def run(args: argparse.Namespace) -> int:
     if args.tune:
         bench = _tuned(bench, out, args)
     done = open_out(bench, out, command_of(args.words))
-    with _interruptible(lambda: f"plain answers ({plain.kept(out / ANSWERS)}) in {out}", args):
+    with _interruptible(lambda: f"{plain.kept(out / ANSWERS)} plain answers in {out}", args):
         cases = read_cases(bench, out / ANSWERS)
     if bench.users:
         of = load_total(bench, cases)

@@ -73,7 +73,7 @@ class Experiment:
     def plan(self, captured: Sequence[int] = ()) -> ClusterPlan:
         """What its devices are told that they are: as many layers each as one of them captures, at least one,
         by number."""
-        wide = max(1, *captured, 1)
+        wide = max([1, *captured])
         names = [f"stage{index}" for index in range(len(self.devices))]
         return ClusterPlan(
             model="simulated",
