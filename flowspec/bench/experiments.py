@@ -36,7 +36,7 @@ from flowspec.core.methods.base import Parameter
 from flowspec.core.protocol.limits import DRAFTERS_MAX, STAGES_MAX
 from flowspec.core.protocol.precision import PRECISION_BYTES
 from flowspec.draft.kinds import NONE
-from flowspec.errors import InputError
+from flowspec.errors import InputError, meant
 from flowspec.model.files import BUNDLED
 from flowspec.plan.profile import DeviceProfile, find_profile
 from flowspec.plan.shape import find_shape
@@ -62,6 +62,7 @@ def find_experiment(name: str) -> Path:
         return shipped[name]
     raise InputError(
         f"--experiment: expected a file or one of {', '.join(sorted(shipped))}, got {name!r:.80}"
+        f"{meant(name, shipped)}"
     )
 
 
@@ -457,12 +458,11 @@ def _chosen(table: Table, method: str, drafters: Sequence[str]) -> tuple[str, ..
 def pick_setups(setups: Sequence[Setup], names: Sequence[str]) -> tuple[Setup, ...]:
     """The setups of these names; a method that none has the name of is taken with its defaults. Raises
     `InputError`."""
-    known = dict.fromkeys(setup.name for setup in setups)
+    known = dict.fromkeys([*(setup.name for setup in setups), *METHODS])
     for name in names:
-        if name not in known and name not in METHODS:
+        if name not in known:
             raise InputError(
-                f"--methods: expected names among {', '.join(dict.fromkeys([*known, *METHODS]))}, got "
-                f"{name!r:.80}"
+                f"--methods: expected names among {', '.join(known)}, got {name!r:.80}{meant(name, known)}"
             )
     found = []
     for name in dict.fromkeys(names):

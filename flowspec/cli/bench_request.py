@@ -16,7 +16,7 @@ from flowspec.bench.plain import make_samplings
 from flowspec.bench.profiles import find_profile
 from flowspec.core.protocol.limits import DRAFTERS_MAX
 from flowspec.draft.kinds import NONE, check_drafter
-from flowspec.errors import InputError
+from flowspec.errors import InputError, meant
 from flowspec.model.files import BUNDLED
 
 JOBS_MAX = 64
@@ -100,7 +100,9 @@ def _pick_testbeds(bench: Bench, names: Sequence[str]) -> tuple[Testbed, ...]:
     known = [testbed.name for testbed in bench.testbeds]
     for name in names:
         if name not in known:
-            raise InputError(f"--testbeds: expected names among {'; '.join(known)}, got {name!r:.80}")
+            raise InputError(
+                f"--testbeds: expected names among {'; '.join(known)}, got {name!r:.80}{meant(name, known)}"
+            )
     return tuple(testbed for testbed in bench.testbeds if testbed.name in names)
 
 

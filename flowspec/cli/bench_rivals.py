@@ -16,7 +16,7 @@ from flowspec.bench.rival_runs import read_rival_records, run_rivals, total
 from flowspec.bench.setting import command_of
 from flowspec.cli.bench_request import JOBS_MAX
 from flowspec.cli.terminal import note
-from flowspec.errors import InputError
+from flowspec.errors import InputError, meant
 
 OTHERS = (
     "world",
@@ -82,7 +82,9 @@ def _picked(args: argparse.Namespace, bench: RivalExperiment) -> RivalExperiment
     names, known = args.testbeds.split(","), [testbed.name for testbed in bench.testbeds]
     for name in names:
         if name not in known:
-            raise InputError(f"--testbeds: expected names among {'; '.join(known)}, got {name!r:.80}")
+            raise InputError(
+                f"--testbeds: expected names among {'; '.join(known)}, got {name!r:.80}{meant(name, known)}"
+            )
     return replace(
         bench,
         testbeds=tuple(testbed for testbed in bench.testbeds if testbed.name in names),

@@ -158,6 +158,21 @@ def test_what_is_wrong_is_told_in_one_line(
     assert not (tmp_path / "out" / RESULTS).exists()
 
 
+@pytest.mark.parametrize(
+    ("flag", "wrong", "known"),
+    [
+        ("--experiment", "papr", "paper"),
+        ("--methods", "continous", "continuous"),
+        ("--testbeds", "two board", "two boards"),
+    ],
+)
+def test_a_wrong_name_is_answered_with_the_one_that_was_meant(
+    tiny: Path, tmp_path: Path, refused: Callable[..., str], flag: str, wrong: str, known: str
+) -> None:
+    told = refused("--experiment", tiny, "--out", tmp_path / "out", flag, wrong)
+    assert told.endswith(f", got '{wrong}'; did you mean {known}?")
+
+
 def test_matplotlib_is_asked_for_before_anything_runs(
     tiny: Path, tmp_path: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -175,6 +175,6 @@ def _guesses(plan: Plan, measured: Measured) -> Iterator[Cause]:
     """Weighed by how many times as many tokens wait."""
     if plan.guesses and abs(measured.missed - plan.forecast.missed) > MISSED:
         share = max(measured.missed, 0.01) / max(plan.forecast.missed, 0.01)
-        usual = f"{plan.forecast.missed:.0%} is usual"
-        text = f"{measured.missed:.0%} of the tokens were not guessed, where {usual}"
+        reckoned = f"the plan reckons with {plan.forecast.missed:.0%}, and texts differ"
+        text = f"{measured.missed:.0%} of the tokens were not guessed; {reckoned}"
         yield Cause(times=share, kind="guesses", text=text)

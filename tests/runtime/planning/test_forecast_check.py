@@ -141,7 +141,8 @@ def test_a_link() -> None:
 
 def test_guesses_for_better_and_for_worse() -> None:
     (why,) = told(REQUEST, PLAN, measured(missed=min(1.0, PLAN.forecast.missed + 0.3)))
-    assert why.endswith(f"of the tokens were not guessed, where {PLAN.forecast.missed:.0%} is usual")
+    reckoned = f"the plan reckons with {PLAN.forecast.missed:.0%}, and texts differ"
+    assert why.endswith(f"of the tokens were not guessed; {reckoned}")
     assert told(REQUEST, PLAN, measured(missed=0.0)) == [], "which does not explain slowness"
     assert len(told(REQUEST, PLAN, measured(missed=0.0, tokens_per_s=3 * RATE))) == 1
 
