@@ -71,8 +71,8 @@ class LLM:
     `context`: tokens of a prompt and its answer together, for which memory is reserved; None: 4096, or the
     model's limit.
     `method`, `drafter` (one name or several; none given: the cluster file's, else `bundled` for the bundled
-    model, else the best published one that is here, else `ngram`), `chain`: how answers are made, as the
-    commands' flags of these names; they change the speed and never an answer.
+    model or the best published one that is here, with `ngram` beside it), `chain`: how answers are made, as
+    the commands' flags of these names; they change the speed and never an answer.
     `enable_prefix_caching`: whether prompts begin with what the devices have computed of others that begin
     alike.
     `keep_learnt`: whether to begin with what earlier runs with the same models and devices learnt of the

@@ -169,8 +169,8 @@ def add_decoding_arguments(parser: argparse.ArgumentParser, *, several: bool = F
             if several
             else "may be repeated, for several that draft together"
         )
-        + " (default: those of the cluster file, else bundled for the bundled model, else the best published "
-        + f"one that is here, else {FALLBACK})",
+        + " (default: those of the cluster file, else bundled for the bundled model or the best published "
+        + f"one that is here, with {FALLBACK} beside it)",
     )
     group.add_argument(
         "--chain",

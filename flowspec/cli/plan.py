@@ -113,8 +113,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=drafter_names,
         metavar="NAME[,NAME...]",
         help="what guesses ahead, as for chat; eagle is an EAGLE head for the model; or a shape's name "
-        "(default, as for chat: the cluster file's, else bundled for the bundled model, else the best "
-        f"published one that is here, else {FALLBACK})",
+        "(default, as for chat: the cluster file's, else bundled for the bundled model or the best published "
+        f"one that is here, else {FALLBACK})",
     )
     group.add_argument(
         "--acceptance",
@@ -398,7 +398,9 @@ def plan_lines(
     )
     yield f"head{' and drafter' if plan.guesses else ''} on {plan.head.name}: {alone}"
     accepted = f", {request.drafter.acceptance:.1%} of its best guesses right" if request.drafter else ""
-    yield from _filled(f"drafter {', '.join(wanted.drafters) or NONE}{note}{accepted}")
+    others = wanted.drafters[1:]
+    beside = f"; what {' and '.join(others)} beside it will guess is not reckoned with" if others else ""
+    yield from _filled(f"drafter {wanted.drafters[0] if wanted.drafters else NONE}{note}{accepted}{beside}")
     yield from _left_out_lines(wanted, best)
     yield ""
     yield from _forecast_lines(request, best)

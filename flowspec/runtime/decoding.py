@@ -26,9 +26,9 @@ def method_for(drafters: Sequence[str], chain: str | None) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoding:
-    """How answers are made: the method, and what drafts for it (none given: the bundled drafter for the
-    bundled model, else n-grams). With `is_default` nobody named them: n-grams stand in for one that cannot be
-    opened.
+    """How answers are made: the method, and what drafts for it (none given: the bundled drafter and look-ups
+    for the bundled model, else look-ups alone). With `is_default` nobody named them: look-ups stand in for a
+    model that cannot be opened.
 
     `chain` are the models below the target, lowest first and with commas, or `auto`, where the drafters are
     what there is to choose from. `nodes` and `depth` shape the trees of the methods that have fixed ones;
@@ -59,11 +59,17 @@ class Decoding:
         if self.chain not in (None, AUTO):
             assert self.chain is not None
             return tuple(filter(None, self.chain.split(",")))
-        own = BUNDLED_CHAIN if self.chain == AUTO else (BUNDLED,)
+        own = BUNDLED_CHAIN if self.chain == AUTO else self.beside_look_ups(BUNDLED)
         names = self.drafters or tuple(placed) or (own if model == BUNDLED else (FALLBACK,))
         if self.chain == AUTO:
             return tuple(sorted(names, key=lambda name: find_drafter(name).parameter_count()))
         return names
+
+    def beside_look_ups(self, name: str) -> tuple[str, ...]:
+        """A drafter that nobody named, with look-ups in the conversation where the method makes use of both:
+        they take next to no time, and know what is said again."""
+        takes_both = find_method(self.method).drafters_max > 1 and self.method not in CHAINED
+        return (name, FALLBACK) if takes_both else (name,)
 
     def check(self, model: str, placed: Sequence[str] = ()) -> None:
         """Raises `InputError` for names that mean nothing, or that do not go together; `place` looks into the

@@ -1,5 +1,5 @@
 """The drafter that is taken where the user names none: of the published ones for the model the best that is
-here, else what `Decoding` says."""
+here, with look-ups beside it, else what `Decoding` says."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ def taken_for(decoding: Decoding, model: str, cluster: Path | None) -> Taken:
     found = candidates(model)
     best = best_here(found)
     if best is not None:
-        decoding = replace(decoding, drafters=(best.name,), is_default=True)
+        decoding = replace(decoding, drafters=decoding.beside_look_ups(best.name), is_default=True)
     return Taken(decoding=decoding, candidates=found, drafter=best)

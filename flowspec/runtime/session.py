@@ -373,8 +373,8 @@ def _give_grammars(drafters: Sequence[Drafter | PlacedDrafter], tokens: TokenByt
 
 
 def _tell_left_out(drafters: Sequence[str], why: str, options: RecoveryOptions | None) -> None:
-    """That n-grams stand in for drafters that nobody named."""
-    told = f"drafter {', '.join(drafters)} is left out: {why}"
+    """That look-ups stand in for a model that nobody named."""
+    told = f"drafter {', '.join(name for name in drafters if name != FALLBACK)} is left out: {why}"
     (log.warning if options is None else options.on_note)(told)
 
 

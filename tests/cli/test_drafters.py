@@ -142,7 +142,7 @@ def test_a_plan_takes_what_is_here_and_tells_which_download_would_help(
     assert "as is published of it" in " ".join(text.split())
     assert max(map(len, text.splitlines()[1:])) <= 80, "but for the model's path"
     told = json.loads(run(capsys, *args, "--json")[1])
-    assert told["drafters"] == [HEAD]
+    assert told["drafters"] == [HEAD, "ngram"]
     assert told["acceptance"] == pytest.approx(0.63, abs=0.01)
     assert told["would_download"] is None, "nothing else that runs is published for it with figures"
     given = json.loads(run(capsys, *args, "--drafter", "ngram", "--json")[1])
@@ -206,7 +206,7 @@ def test_an_answer_is_guessed_with_what_is_here_and_goes_on_without_what_cannot_
     status, right, error = run(capsys, *args)
     assert status == 0
     assert f"(drafter {HEAD}, the best one that is here; --drafter ngram does without)\n" in error
-    assert f"drafter {HEAD}\n" in error, "it has drafted"
+    assert f"drafter {HEAD}, ngram\n" in error, "it has drafted"
     files["model.safetensors"] = save({**load(files["model.safetensors"]), "unheard.of": torch.zeros(1)})
     shutil.rmtree(hub_cache)
     put(hub_cache, HEAD, files)

@@ -21,6 +21,7 @@ from flowspec.draft.choosing import (
     published_acceptance,
     without_model,
 )
+from flowspec.draft.kinds import FALLBACK
 from flowspec.model.files import BUNDLED, DEMO_FOLDER, bundled_models
 from flowspec.plan.placement import ClusterPlan
 from flowspec.plan.refusal import ModelDoesNotFitError
@@ -67,7 +68,9 @@ def test_what_is_in_the_cache_and_fits_is_taken(hub_cache: Path, known_model: st
     assert planned.acceptance == of(found, HEAD).row.acceptance == pytest.approx(0.63, abs=0.01)
     taken = taken_for(Decoding(), known_model, None)
     assert taken.drafter == of(found, HEAD)
-    assert (taken.decoding.drafters, taken.decoding.is_default) == ((HEAD,), True)
+    assert (taken.decoding.drafters, taken.decoding.is_default) == ((HEAD, FALLBACK), True)
+    alone = taken_for(Decoding(method="tree-sd"), known_model, None).decoding
+    assert alone.drafters == (HEAD,), "it makes use of one"
 
 
 def test_what_does_not_fit_is_left_out_with_a_reason(
@@ -174,7 +177,7 @@ def test_n_grams_stand_in_where_the_model_does_not_fit_beside_one(
         options: ClusterOptions, meanwhile: object, decoding: Decoding, *_: object, **__: object
     ) -> Iterator[Any]:
         opened.append(decoding.drafters)
-        if decoding.drafters == (SMALL,):
+        if SMALL in decoding.drafters:
             raise ModelDoesNotFitError("too large", [], [])
         yield Opened(ClusterPlan(model="m", fingerprint="", dtype="float32", context=8, stages=()))
 
@@ -182,10 +185,10 @@ def test_n_grams_stand_in_where_the_model_does_not_fit_beside_one(
     options = ClusterOptions(model=known_model, local=1)
     told: list[str] = []
     recovery = RecoveryOptions(on_note=told.append)
-    taken = Decoding(drafters=(SMALL,), is_default=True)
+    taken = Decoding(drafters=(SMALL, FALLBACK), is_default=True)
     with session.open_session(options, taken, lambda *_: None, recovery_options=recovery) as own:
         assert own == Decoding(drafters=("ngram",))
-    assert opened == [(SMALL,), ("ngram",)]
+    assert opened == [(SMALL, "ngram"), ("ngram",)]
     assert told == [f"drafter {SMALL} is left out: with it the model does not fit"]
     given = Decoding(drafters=(SMALL,))
     with (

@@ -20,7 +20,10 @@ from flowspec.runtime.remote_drafter import PlacedDrafter
 
 
 def test_what_drafts_where_nothing_is_said() -> None:
-    assert Decoding().drafters_for(BUNDLED) == (BUNDLED,)
+    assert Decoding().drafters_for(BUNDLED) == (BUNDLED, FALLBACK)
+    assert Decoding(drafters=(BUNDLED,)).drafters_for(BUNDLED) == (BUNDLED,), "what is named, and no more"
+    assert Decoding(method="pipedec").drafters_for(BUNDLED) == (BUNDLED,), "it makes use of one"
+    assert Decoding(method="specrouter").drafters_for(BUNDLED) == (BUNDLED,), "look-ups verify nothing"
     assert Decoding().drafters_for("some/model") == (FALLBACK,)
     assert Decoding().drafters_for(BUNDLED, ("draft-math", "mid")) == ("draft-math", "mid"), (
         "what the cluster file has devices for"
