@@ -63,6 +63,7 @@ def test_the_experiments_that_are_promised_are_there() -> None:
         "paper-bundled",
         "specrouter",
         "suffix",
+        "teams",
     }
     cosine, specrouter = (read_experiment(find_experiment(name)) for name in ("cosine", "specrouter"))
     for bench in (cosine, specrouter):

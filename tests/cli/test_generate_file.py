@@ -67,9 +67,7 @@ def test_three_at_a_time_give_what_plain_decoding_gives_one_by_one(
     found = [json.loads(line) for line in done.stdout.splitlines()]
     order = [(str(row["question_id"]), turn) for row in DIALOGUES for turn in range(len(row["turns"]))]
     assert [(answer["prompt"], answer["turn"]) for answer in found] == order
-    assert [(answer["method"], answer["drafter"]) for answer in found] == [("continuous", "bundled")] * len(
-        order
-    )
+    assert {(answer["method"], answer["drafter"]) for answer in found} == {("continuous", "bundled, ngram")}
     assert {(answer["method"], answer["drafter"]) for answer in one_by_one} == {("ar", "none")}
     assert [answer["token_ids"] for answer in found] == [answer["token_ids"] for answer in one_by_one]
     assert [answer["text"] for answer in found] == [answer["text"] for answer in one_by_one]

@@ -57,7 +57,7 @@ def test_generate_saves_a_recording_of_its_answer(tmp_path: Path, capsys: pytest
         "cluster",
         "bundled",
         "continuous",
-        ["bundled"],
+        ["bundled", "ngram"],
     )
     assert [stage["name"] for stage in document["stages"]] == [stage["name"] for stage in answer["stages"]]
     end = frames[-1]
