@@ -133,6 +133,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME-OR-FILE",
         help=Rare("how often a synthetic drafter is right: a shipped profile's name, or a .toml file"),
     )
+    group.add_argument(
+        "--acceptance",
+        type=float,
+        metavar="SHARE",
+        help=Rare("the share of a synthetic drafter's best guesses that are right, the same everywhere"),
+    )
     group.add_argument("--limit", type=positive, metavar="N", help="prompts per file")
     group.add_argument("--temperatures", type=reals, metavar="0,1", help="sampling temperatures")
     group.add_argument("--seeds", type=number_list, metavar="1,2", help="seeds, at temperatures above 0")

@@ -11,7 +11,7 @@ from typing import Any
 
 from flowspec.bench.config import CLUSTER, SIMULATED, SYNTHETIC, USERS_MAX, Bench, Testbed
 from flowspec.bench.drafting import RANDOM
-from flowspec.bench.experiments import find_experiment, pick_setups, read_experiment
+from flowspec.bench.experiments import ACCEPTANCE_MAX, find_experiment, pick_setups, read_experiment
 from flowspec.bench.plain import make_samplings
 from flowspec.bench.profiles import find_profile
 from flowspec.core.protocol.limits import DRAFTERS_MAX
@@ -46,15 +46,24 @@ def pick_experiment(args: argparse.Namespace) -> Bench:
     if args.model not in (None, SYNTHETIC) and bench.is_synthetic and args.drafter is None:
         changes["drafters"] = (BUNDLED,)
     bench = replace(bench, **{name: value for name, value in changes.items() if value is not None})
-    if args.profile is not None:
-        if not bench.is_synthetic:
+    for flag, value in (("--profile", args.profile), ("--acceptance", args.acceptance)):
+        if value is not None and not bench.is_synthetic:
             raise InputError(
-                f"--profile is for a synthetic drafter; expected an experiment with model synthetic, got "
+                f"{flag} is for a synthetic drafter; expected an experiment with model synthetic, got "
                 f"{bench.model!r:.80}"
             )
-        if bench.declared:
-            raise InputError("--profile: expected none with an experiment that declares its drafters")
+        if value is not None and bench.declared:
+            raise InputError(f"{flag}: expected none with an experiment that declares its drafters")
+    if args.acceptance is not None and not 0 < args.acceptance <= ACCEPTANCE_MAX:
+        raise InputError(
+            f"--acceptance: expected a share above 0, up to {ACCEPTANCE_MAX:g}, got {args.acceptance:g}"
+        )
+    if args.profile is not None and args.acceptance is not None:
+        raise InputError("expected one of --profile and --acceptance, got both")
+    if args.profile is not None:
         bench = replace(bench, acceptance=0.0)
+    if args.acceptance is not None:
+        bench = replace(bench, acceptance=args.acceptance, profile=None)
     if args.local is not None:
         bench = replace(bench, cluster=None)
     if args.methods is not None:

@@ -25,6 +25,7 @@ OTHERS = (
     "drafter",
     "prompts",
     "profile",
+    "acceptance",
     "limit",
     "temperatures",
     "seeds",

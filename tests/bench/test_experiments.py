@@ -56,6 +56,7 @@ def test_a_shipped_experiment_reads(path: Path) -> None:
 def test_the_experiments_that_are_promised_are_there() -> None:
     assert {path.stem for path in SHIPPED} >= {
         "cosine",
+        "acceptance",
         "coupling",
         "floor",
         "matrix",
@@ -452,6 +453,18 @@ def test_flags_override_the_experiment(tiny: str) -> None:
     )
 
 
+def test_a_synthetic_drafter_is_as_often_right_as_the_flag_says(tiny: str) -> None:
+    assert (pick("--experiment", tiny).acceptance, pick("--experiment", tiny).profile) == (0.6, None)
+    assert pick("--experiment", tiny, "--acceptance", "0.86").acceptance == 0.86
+    profiled = Path(tiny).with_name("profiled.toml")
+    profiled.write_text(Path(tiny).read_text().replace("acceptance = 0.6", 'profile = "eagle3"'))
+    assert pick("--experiment", str(profiled)).profile is not None
+    flat = pick("--experiment", str(profiled), "--acceptance", "0.7")
+    assert (flat.acceptance, flat.profile) == (0.7, None)
+    matrix, acceptance = (read_experiment(find_experiment(name)) for name in ("matrix", "acceptance"))
+    assert acceptance.testbeds == matrix.testbeds
+
+
 def test_a_cluster_of_flags_is_not_the_experiments(tiny: str, tmp_path: Path) -> None:
     text = TOML.replace('model = "synthetic"\nacceptance = 0.6', 'world = "cluster"\ncluster = "boards.toml"')
     (tmp_path / "boards.toml").touch()
@@ -488,6 +501,17 @@ def test_a_cluster_of_flags_is_not_the_experiments(tiny: str, tmp_path: Path) ->
             "--tune finds parameters for one drafter; expected",
         ),
         (["--jobs", "65"], "--jobs: expected at most 64, got 65"),
+        (["--acceptance", "1"], "--acceptance: expected a share above 0, up to 0.99, got 1"),
+        (["--acceptance", "nan"], "--acceptance: expected a share above 0, up to 0.99, got nan"),
+        (
+            ["--acceptance", ".5", "--profile", "eagle3"],
+            "expected one of --profile and --acceptance, got both",
+        ),
+        (
+            ["--model", "bundled", "--acceptance", ".5"],
+            "--acceptance is for a synthetic drafter; expected an experiment with model "
+            "synthetic, got 'bundled'",
+        ),
         (
             ["--model", "bundled", "--drafter", "/no/such"],
             f"--drafter: expected bundled, {', '.join(WORDS)}, one of block, draft, draft-code",
@@ -513,7 +537,7 @@ def test_a_wrong_flag_is_one_line(tiny: str, flags: list[str], expected: str) ->
 def test_experiments_that_cannot_be_run_as_asked_are_refused(tiny: str) -> None:
     with pytest.raises(
         InputError,
-        match=r"--experiment: expected a file or one of cosine, cosine-published, .*paper.*, got 'nothing'",
+        match=r"--experiment: expected a file or one of acceptance, cosine, .*paper.*, got 'nothing'",
     ):
         pick("--experiment", "nothing")
     with pytest.raises(

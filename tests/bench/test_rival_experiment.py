@@ -138,6 +138,7 @@ def test_a_small_one_is_run_and_gone_on_with(tmp_path: Path, capsys: pytest.Capt
         ),
         (["--max-new-tokens", "9"], "--max-new-tokens: expected none with"),
         (["--profile", "eagle3"], "--profile: expected none with"),
+        (["--acceptance", ".5"], "--acceptance: expected none with"),
         (["--testbeds", "no"], "--testbeds: expected names among three boards, got 'no'"),
     ],
 )

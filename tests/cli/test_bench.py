@@ -110,7 +110,7 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., str]]:
 @pytest.mark.parametrize(
     ("args", "expected"),
     [
-        (["--experiment", "nothing"], "--experiment: expected a file or one of cosine, cosine-published,"),
+        (["--experiment", "nothing"], "--experiment: expected a file or one of acceptance, cosine,"),
         (["--methods", "best"], "--methods: expected names among ar, continuous"),
         (["--testbeds", "x"], "--testbeds: expected names among two boards, got 'x'"),
         (["--world", "dream"], "argument --world: expected one of simulated, "),
