@@ -19,6 +19,7 @@ from flowspec.plan.profile import DeviceProfile
 from flowspec.plan.shape import ModelShape
 from flowspec.plan.split import weighted_split
 from flowspec.plan.timing import LinkSpec
+from flowspec.runtime.timeouts import SILENT_S
 
 SIMULATED, EMULATED, CLUSTER = "simulated", "emulated", "cluster"
 WORLDS = (SIMULATED, EMULATED, CLUSTER)
@@ -133,6 +134,17 @@ class DeclaredDrafter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoadStep:
+    """A span of a load that changes: so many `users` for so many `seconds`, in which the passes of the `slow`
+    drafters take so many times as long, and the `lost` ones are not there."""
+
+    users: int
+    seconds: float
+    slow: tuple[tuple[str, float], ...] = ()
+    lost: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
     """An experiment. `limit` is prompts per file (None: all), `repeat` how often each is run (real worlds
     only).
@@ -141,8 +153,10 @@ class Bench:
     are several, as `declared`, whose luck has a `correlation` (`bench.declared`).
 
     With `users` it is loads that are run, one of each number of users, of so many `answers` together (None:
-    every prompt once). The cluster world is that of the file `cluster`, or without one `local` daemons of
-    this machine. With `nothing_learnt`, heads in virtual time have answered nothing before.
+    every prompt once); with `steps` one load that changes, in which a drafter that is lost has been silent
+    for `silent_s` when the head hears of it. The cluster world is that of the file `cluster`, or without one
+    `local` daemons of this machine. With `nothing_learnt`, heads in virtual time have answered nothing
+    before.
     """
 
     name: str
@@ -167,6 +181,8 @@ class Bench:
     local: int = 4
     users: tuple[int, ...] = ()
     answers: int | None = None
+    steps: tuple[LoadStep, ...] = ()
+    silent_s: float = SILENT_S
     nothing_learnt: bool = False
 
     @property

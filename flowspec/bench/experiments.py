@@ -23,6 +23,7 @@ from flowspec.bench.config import (
     Bench,
     DeclaredDrafter,
     DrafterPlacement,
+    LoadStep,
     Published,
     Setup,
     Testbed,
@@ -42,6 +43,7 @@ from flowspec.plan.profile import DeviceProfile, find_profile
 from flowspec.plan.shape import find_shape
 from flowspec.plan.tables import Table, read_toml
 from flowspec.plan.timing import LinkSpec
+from flowspec.runtime.timeouts import SILENT_S
 
 ACCEPTANCE_MAX = 0.99
 
@@ -92,6 +94,8 @@ _KEYS = frozenset(
         "local",
         "users",
         "answers",
+        "step",
+        "silent_s",
         "nothing_learnt",
     ]
 )
@@ -145,6 +149,8 @@ def read_experiment(path: Path) -> Bench:
         local=table.whole("local", 4),
         users=_users(table, world) if "users" in table.data else (),
         answers=table.whole("answers") if "answers" in table.data else None,
+        steps=_steps(table, world, drafters) if "step" in table.data else (),
+        silent_s=_silent_s(table),
         nothing_learnt=table.flag("nothing_learnt", False),
         published=tuple(_published(each, testbeds, setups) for each in table.tables("published"))
         if "published" in table.data
@@ -202,6 +208,49 @@ def _users(table: Table, world: str) -> tuple[int, ...]:
     if world != SIMULATED:
         table.wrong("users", f"nothing in world {world}: loads are run in virtual time")
     return tuple(sorted({int(count) for count in users}))
+
+
+STEP_S_MAX = 3600.0
+TIMES_MAX = 1000.0
+
+
+def _silent_s(table: Table) -> float:
+    if "silent_s" in table.data and "step" not in table.data:
+        table.wrong("silent_s", "nothing without tables [[step]], in which drafters are lost")
+    return table.number("silent_s", SILENT_S, least=0.0, most=STEP_S_MAX)
+
+
+def _steps(table: Table, world: str, drafters: Sequence[str]) -> tuple[LoadStep, ...]:
+    """Tables [[step]]: users, for how long, and which drafters are slow or lost meanwhile."""
+    for key in ("users", "answers"):
+        if key in table.data:
+            table.wrong(key, "nothing beside tables [[step]], which say how many users there are")
+    if world != SIMULATED:
+        table.wrong("step", f"nothing in world {world}: loads are run in virtual time")
+    found = tuple(_step(each, drafters) for each in table.tables("step"))
+    silent_s = _silent_s(table)
+    for step in found:
+        if step.lost and step.seconds <= silent_s:
+            table.wrong(
+                "silent_s",
+                f"less than the {step.seconds:g} s of a step in which a drafter is lost ({silent_s:g} s)",
+            )
+    return found
+
+
+def _step(table: Table, drafters: Sequence[str]) -> LoadStep:
+    table.check({"users", "seconds", "slow", "lost"})
+    slow = table.table("slow", needed=False)
+    lost = tuple(table.texts("lost")) if "lost" in table.data else ()
+    for key, names in (("slow", tuple(slow.data)), ("lost", lost)):
+        if not set(names) <= set(drafters):
+            table.wrong(key, f"names among the experiment's drafters {', '.join(drafters)}")
+    return LoadStep(
+        users=table.whole("users", most=USERS_MAX),
+        seconds=table.number("seconds", most=STEP_S_MAX),
+        slow=tuple((name, slow.number(name, most=TIMES_MAX)) for name in slow.data),
+        lost=tuple(dict.fromkeys(lost)),
+    )
 
 
 def _drafters(table: Table) -> tuple[str, ...]:

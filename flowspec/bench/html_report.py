@@ -11,7 +11,7 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
-from flowspec.bench import chain_report, load_report, validation
+from flowspec.bench import chain_report, load_report, load_steps_report, validation
 from flowspec.bench.config import AR, OURS
 from flowspec.bench.outcome import EXACT, WRONG
 from flowspec.bench.plots import looks, name_of
@@ -26,6 +26,7 @@ CAPTIONS = {
     "chains.png": "The chain of models that is at work, answer by answer.",
     "load.png": "Tokens per second against seconds per answer, by number of users; up and to the left is "
     "better.",
+    "steps.png": "Tokens per second while the load changes, beside the single drafter, and who drafts.",
 }
 """By the name of a picture; a report shows those that are there, in this order."""
 
@@ -76,7 +77,7 @@ def page(summary: Mapping[str, Any], folder: Path) -> str:
         exactness=exactness(summary),
         has_intervals=not is_load and has_intervals(summary),
         charts=[] if is_load else [_chart(table) for table in summary["tables"]],
-        tables=list(_load_tables(summary) if is_load else _tables(summary)),
+        tables=list(_tables_of(summary)),
         pictures=[
             (b64encode((folder / name).read_bytes()).decode(), caption)
             for name, caption in CAPTIONS.items()
@@ -195,6 +196,33 @@ def _tables(summary: Mapping[str, Any]) -> Iterator[ReportTable]:
         yield ReportTable(
             title=f"Seconds per answer by chain: {place(table)}", columns=["chain", *domains], rows=rows
         )
+
+
+def _tables_of(summary: Mapping[str, Any]) -> Iterator[ReportTable]:
+    """Of answers, of loads, or of a load of steps."""
+    if "silent_s" in summary:
+        return _step_tables(summary)
+    return _load_tables(summary) if "wrong" in summary else _tables(summary)
+
+
+def _step_tables(summary: Mapping[str, Any]) -> Iterator[ReportTable]:
+    for table in summary["tables"]:
+        if beside := load_steps_report.beside_rows(table):
+            yield ReportTable(
+                title=f"{place(table)}: by {table['single']}",
+                columns=load_steps_report.beside_columns(),
+                rows=beside,
+                note=f"{load_steps_report.BESIDE_EXPLAINED} {load_steps_report.verdict(table)}".replace(
+                    "`", ""
+                ),
+            )
+        for step in table["steps"]:
+            yield ReportTable(
+                title=f"{place(table)}, step {step['step']}: {load_steps_report.step_title(step)}",
+                columns=["method", *load_steps_report.COLUMNS],
+                rows=load_steps_report.rows(step),
+                note=load_steps_report.EXPLAINED,
+            )
 
 
 def _load_tables(summary: Mapping[str, Any]) -> Iterator[ReportTable]:

@@ -2,9 +2,10 @@
 
 Writes results.jsonl while it runs, then report.html, summary.json, summary.md, speedup.png, timeline.png and
 trace.json, and of virtual time a recording of an answer by each of a few methods; with users loads.jsonl,
-then report.html, summary.json, summary.md and load.png; with chains of models chains.png, too; of rivals
-summary.json, summary.md and a plot for each kind of boards. Interrupted, it goes on where it was when it is
-started again. Exit status 1 if an answer differs from plain decoding's.
+then report.html, summary.json, summary.md and load.png, or steps.png where the load changes in steps; with
+chains of models chains.png, too; of rivals summary.json, summary.md and a plot for each kind of boards.
+Interrupted, it goes on where it was when it is started again. Exit status 1 if an answer differs from plain
+decoding's.
 """
 
 from __future__ import annotations
@@ -19,7 +20,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flowspec.bench import chain_report, chains, load_report, load_summary, plain, plots, timeline, validation
+from flowspec.bench import (
+    chain_report,
+    chains,
+    load_report,
+    load_steps_report,
+    load_steps_runs,
+    load_steps_summary,
+    load_summary,
+    plain,
+    plots,
+    timeline,
+    validation,
+)
 from flowspec.bench.bench import (
     ANSWERS,
     LOADS,
@@ -40,6 +53,7 @@ from flowspec.bench.html_report import write_report
 from flowspec.bench.load import read_loads
 from flowspec.bench.load_runs import run_loads
 from flowspec.bench.load_runs import total as load_total
+from flowspec.bench.load_steps import read_step_loads
 from flowspec.bench.outcome import WRONG, Record, read_records
 from flowspec.bench.plain import PlainCase
 from flowspec.bench.report import few, markdown, show
@@ -188,6 +202,10 @@ def run(args: argparse.Namespace) -> int:
         of = load_total(bench, cases)
         with _interruptible(lambda: f"{len(read_loads(out / LOADS))} of {of} loads in {out}", args):
             return _loads(bench, cases, out, args)
+    if bench.steps:
+        of = load_steps_runs.total(bench, cases)
+        with _interruptible(lambda: f"{len(read_step_loads(out / LOADS))} of {of} loads in {out}", args):
+            return _step_loads(bench, cases, out, args)
     of = total(bench, cases)
     with _interruptible(lambda: f"{len(read_records(out / RESULTS))} of {of} answers in {out}", args):
         return _answers(bench, cases, done, out, args)
@@ -246,6 +264,26 @@ def _loads(bench: Bench, cases: Sequence[PlainCase], out: Path, args: argparse.N
         print(json.dumps(summary))
     else:
         load_report.show(summary)
+        note(f"report: {out}/report.html (all it is made of is beside it)")
+    return 1 if summary["wrong"] else 0
+
+
+def _step_loads(bench: Bench, cases: Sequence[PlainCase], out: Path, args: argparse.Namespace) -> int:
+    done = read_step_loads(out / LOADS)
+    of = load_steps_runs.total(bench, cases)
+    with progress(STARTING[bench.world], of, len(done), quiet=args.json) as step:
+        records = load_steps_runs.run_step_loads(bench, cases, done, out, args.jobs, step)
+    summary = load_steps_summary.summarise(bench, records)
+    summary["setting"] = setting_of(bench, cases, args.words)
+    (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", "utf-8")
+    (out / "summary.md").write_text(load_steps_report.markdown(summary), "utf-8")
+    if not args.no_plots:
+        load_steps_report.draw(summary, out / "steps.png")
+    write_report(summary, out)
+    if args.json:
+        print(json.dumps(summary))
+    else:
+        load_steps_report.show(summary)
         note(f"report: {out}/report.html (all it is made of is beside it)")
     return 1 if summary["wrong"] else 0
 

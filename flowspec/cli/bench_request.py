@@ -198,6 +198,17 @@ def _check_loads(bench: Bench) -> None:
         raise InputError(
             f"--nothing-learnt is for virtual time: expected --world simulated, got {bench.world}"
         )
+    if bench.steps and (bench.users or bench.answers):
+        flag = "--users" if bench.users else "--answers"
+        raise InputError(
+            f"{flag}: expected none with experiment {bench.name!r}, whose tables [[step]] say how many users "
+            "there are"
+        )
+    if bench.steps and bench.world != SIMULATED:
+        raise InputError(
+            "--world: loads are run in virtual time; expected simulated with tables [[step]], got "
+            f"{bench.world}"
+        )
     if bench.answers and not bench.users:
         raise InputError("--answers is for loads: expected --users, too")
     if not bench.users:
@@ -218,5 +229,7 @@ def _check_tuning(bench: Bench) -> None:
         )
     if bench.users:
         raise InputError("--tune works on single answers: expected no --users")
+    if bench.steps:
+        raise InputError("--tune works on single answers: expected an experiment without tables [[step]]")
     if bench.world != SIMULATED:
         raise InputError(f"--tune works in virtual time: expected --world simulated, got {bench.world}")

@@ -102,6 +102,10 @@ class SimulatedDevice:
     def is_idle(self) -> bool:
         return self._run is None
 
+    def busy_until(self, now_s: float) -> float:
+        """For how many seconds it computed up to now, the job that runs among them."""
+        return self.busy_s + (0.0 if self._run is None else now_s - self._run.started_s)
+
     @property
     def further(self) -> tuple[int, float] | None:
         """Which job runs, and when it last began or ended a layer; None if none does."""

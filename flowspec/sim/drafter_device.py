@@ -8,7 +8,7 @@ nothing, and never knows what a proposal is worth.
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -68,6 +68,8 @@ class DrafterDevice:
         self._tell = tell
         self._free_s = 0.0
         self.lost: set[int] = set()
+        self._losses = Counter[int]()
+        self._times: dict[int, float] = {}
         self._sent: deque[Draft | SendToDrafter] = deque()
         self.out: SimulatedLink | None = None
         self.back: OneWayLink | None = None
@@ -93,6 +95,15 @@ class DrafterDevice:
     def lose(self, drafter: int) -> None:
         """A drafter is gone: what it was at is not told, and what is asked of it from now on is not heard."""
         self.lost.add(drafter)
+        self._losses[drafter] += 1
+
+    def bring_back(self, drafter: int) -> None:
+        """It is there again, and hears what is asked from now on."""
+        self.lost.discard(drafter)
+
+    def slow(self, drafter: int, times: float) -> None:
+        """Its jobs take so many times as long from now on; 1 is as its curve says."""
+        self._times[drafter] = times
 
     def _arrived(self, envelope: Envelope, frames: Frames) -> None:
         command, message = self._sent.popleft(), envelope.message
@@ -120,7 +131,7 @@ class DrafterDevice:
             return
         started_s = max(self._free_s, self._clock.now_s)
         proposals = drafter.draft(command.segment, command.width)
-        ended_s = started_s + self._seconds(drafter, command)
+        ended_s = started_s + self._times.get(command.drafter, 1.0) * self._seconds(drafter, command)
         self._free_s = ended_s
         self.busy_s += ended_s - started_s
         done = Drafted(
@@ -130,7 +141,8 @@ class DrafterDevice:
             started_s=started_s,
             ended_s=ended_s,
         )
-        self._clock.at(ended_s, lambda: self._done(done))
+        losses = self._losses[command.drafter]
+        self._clock.at(ended_s, lambda: self._done(done, losses))
 
     def _seconds(self, drafter: Drafter, command: Draft) -> float:
         """Of the job that it has just done."""
@@ -141,14 +153,15 @@ class DrafterDevice:
         curve = self._curves[command.drafter]
         return sum(curve.seconds(rows, command.context) for rows in passes or (command.segment.row_count,))
 
-    def _done(self, done: Drafted) -> None:
+    def _done(self, done: Drafted, losses: int) -> None:
         if self.back is None:
-            self._answer(done)
+            self._answer(done, losses)
         else:
             guesses = sum(len(proposal.tokens) for proposal in done.proposals)
             size = ANSWER_BYTES + PROPOSAL_BYTES * len(done.proposals) + GUESS_BYTES * guesses
-            self.back.carry(size, lambda: self._answer(done))
+            self.back.carry(size, lambda: self._answer(done, losses))
 
-    def _answer(self, done: Drafted) -> None:
-        if done.drafter not in self.lost:
+    def _answer(self, done: Drafted, losses: int) -> None:
+        """Of a job that began after so many losses of its drafter; what was lost since is not told."""
+        if self._losses[done.drafter] == losses:
             self._tell(done)

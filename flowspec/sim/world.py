@@ -18,6 +18,7 @@ from flowspec.core.head.events import (
     Draft,
     Drafted,
     DrafterLost,
+    DrafterRecovered,
     Emit,
     FeaturesArrived,
     Finished,
@@ -224,10 +225,14 @@ class World:
             board.bytes_sent for board in self.boards
         )
 
-    def at(self, time_s: float, event: Submit | Cancel | Forget | DrafterLost) -> None:
-        """Have someone at the head ask for something, or a drafter lost, at `time_s`, or now if that is
-        past."""
+    def at(self, time_s: float, event: Submit | Cancel | Forget | DrafterLost | DrafterRecovered) -> None:
+        """Have someone at the head ask for something, or a drafter lost or back, at `time_s`, or now if that
+        is past."""
         self.clock.at(time_s, lambda: self._happen(event))
+
+    def board_of(self, drafter: int) -> DrafterDevice:
+        """Where it runs: there it can be made slow, or be lost before the head hears of it."""
+        return self._board_of[drafter]
 
     def run(self, until_s: float = float("inf"), events_max: int = EVENTS_MAX) -> None:
         """Lets virtual time pass until nothing moves any more, or up to `until_s`."""
@@ -236,9 +241,11 @@ class World:
 
     # --------------------------------------------------------------------------------------------- the head
 
-    def _happen(self, event: Submit | Cancel | Forget | DrafterLost) -> None:
+    def _happen(self, event: Submit | Cancel | Forget | DrafterLost | DrafterRecovered) -> None:
         if isinstance(event, DrafterLost):
             self._board_of[event.drafter].lose(event.drafter)
+        elif isinstance(event, DrafterRecovered):
+            self._board_of[event.drafter].bring_back(event.drafter)
         self._to_head(event)
 
     def _to_head(self, event: HeadEvent, frames: Frames = (), verifying_s: float = 0.0) -> None:

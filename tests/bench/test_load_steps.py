@@ -1,0 +1,406 @@
+"""Loads that change in steps: users who come and go, drafters that are slow, lost and back, exact all the
+time, and told in figures that follow from what happened."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flowspec.bench import simulated
+from flowspec.bench.bench import read_cases
+from flowspec.bench.config import AR, Bench, DeclaredDrafter, LoadStep, Setup
+from flowspec.bench.experiments import find_experiment, read_experiment
+from flowspec.bench.load_steps import (
+    BINS,
+    StepAnswer,
+    StepSpan,
+    StepsRecord,
+    dealt,
+    read_step_loads,
+    run_step_load,
+    starts_of,
+)
+from flowspec.bench.load_steps_report import draw, markdown
+from flowspec.bench.load_steps_runs import pending
+from flowspec.bench.load_steps_summary import beside, figures, summarise
+from flowspec.bench.outcome import EXACT, WRONG, write_records
+from flowspec.bench.virtual_runs import VirtualRuns
+from flowspec.cli.main import main
+from flowspec.errors import InputError
+from flowspec.sim.language import AnswerLanguage
+from tests.bench.benches import boards, synthetic
+
+SINGLE = Setup(name="continuous", method="continuous", drafters=("all",))
+TEAM = Setup(name="cosine", method="cosine", drafters=("all", "code", "plays"))
+DECLARED = (
+    DeclaredDrafter(name="all", acceptance=(("code", 0.5), ("plays", 0.5))),
+    DeclaredDrafter(name="code", acceptance=(("code", 0.8), ("plays", 0.3))),
+    DeclaredDrafter(name="plays", acceptance=(("code", 0.3), ("plays", 0.8))),
+)
+STEPS = (LoadStep(users=1, seconds=2.0), LoadStep(users=3, seconds=2.0), LoadStep(users=2, seconds=2.0))
+
+
+def experiment(*steps: LoadStep, **changes: Any) -> Bench:
+    plain: dict[str, Any] = {
+        "setups": (SINGLE, TEAM),
+        "drafters": tuple(each.name for each in DECLARED),
+        "declared": DECLARED,
+        "acceptance": 0.0,
+        "temperatures": (0.0,),
+        "limit": 12,
+        "new_tokens": 10,
+        "steps": steps or STEPS,
+        "silent_s": 0.5,
+    }
+    return synthetic(**(plain | changes))
+
+
+def run(bench: Bench, setup: Setup) -> StepsRecord:
+    runs = VirtualRuns(bench, ())
+    return run_step_load(bench, boards(), setup, read_cases(bench, None), partial(runs.drafters, setup))
+
+
+@pytest.fixture(scope="module")
+def both() -> dict[str, StepsRecord]:
+    return {setup.name: run(experiment(), setup) for setup in (SINGLE, TEAM)}
+
+
+def test_in_each_step_so_many_users_ask_and_who_goes_waits_for_the_answer(
+    both: dict[str, StepsRecord],
+) -> None:
+    record = both["cosine"]
+    assert {answer.agreement for answer in record.answers} == {EXACT}
+    starts = starts_of(STEPS)
+    for answer in record.answers:
+        step, start_s, end_s = STEPS[answer.step], starts[answer.step], starts[answer.step + 1]
+        assert answer.user < step.users
+        assert start_s <= answer.asked_s < end_s
+        under_way = [other for other in record.answers if other.asked_s <= answer.asked_s < other.last_s]
+        assert step.users <= len(under_way) <= 3
+        assert len({other.user for other in under_way}) == len(under_way), "a user asks twice at once"
+    first = [answer for answer in record.answers if answer.step == 1 and answer.turn == 0]
+    assert sorted(answer.user for answer in first) == [0, 1, 2]
+    assert all(answer.asked_s == starts[1] for answer in first if answer.user > 0)
+    assert max(answer.last_s for answer in record.answers) > starts[-1], "the last ones are waited for"
+
+
+def test_tokens_are_counted_in_the_step_in_which_they_came(both: dict[str, StepsRecord]) -> None:
+    for record in both.values():
+        counted = sum(sum(span.tokens) for span in record.spans)
+        late = sum(answer.new_tokens for answer in record.answers if answer.first_s >= starts_of(STEPS)[-1])
+        whole = sum(answer.new_tokens for answer in record.answers if answer.last_s < starts_of(STEPS)[-1])
+        assert whole <= counted <= sum(answer.new_tokens for answer in record.answers) - late
+        assert all(0 < share <= 1 for span in record.spans for share in span.stage_busy)
+
+
+def test_whatever_the_setup_a_place_and_turn_has_the_same_prompt(both: dict[str, StepsRecord]) -> None:
+    asked = [
+        {(each.step, each.user, each.turn): each.prompt_id for each in record.answers}
+        for record in both.values()
+    ]
+    common = asked[0].keys() & asked[1].keys()
+    assert len(common) > 6
+    assert all(asked[0][key] == asked[1][key] for key in common)
+
+
+def test_equal_loads_are_equal(both: dict[str, StepsRecord]) -> None:
+    assert run(experiment(), TEAM) == both["cosine"]
+
+
+def test_nobody_is_given_what_another_has_and_domains_take_turns() -> None:
+    cases = read_cases(experiment(limit=24), None)
+    for turn in range(8):
+        given = [dealt(cases, 4, 0, user, turn) for user in range(4)]
+        assert len({case.prompt_id for case in given}) == 4
+        assert [case.domain for case in given] == [["code", "plays"][(user + turn) % 2] for user in range(4)]
+    own = [dealt(cases, 4, 0, 0, turn).prompt_id for turn in range(6)]
+    assert len(set(own)) == 6
+    assert own != [dealt(cases, 4, 1, 0, turn).prompt_id for turn in range(6)]
+
+
+def test_a_drafter_is_slow_lost_and_back_as_the_steps_say() -> None:
+    whole = LoadStep(users=2, seconds=3.0)
+    steps = (
+        whole,
+        replace(whole, slow=(("all", 50.0),)),
+        replace(whole, lost=("all",)),
+        whole,
+    )
+    bench = experiment(*steps)
+    record = run(bench, SINGLE)
+    assert {answer.agreement for answer in record.answers} == {EXACT}
+    usual, slow, lost, back = (span.asked["all"] for span in record.spans)
+    assert 0 < sum(slow) < 0.5 * sum(usual)
+    silent = int(BINS * bench.silent_s / whole.seconds) + 1
+    assert sum(lost[silent:]) == 0
+    assert sum(back) > 0.5 * sum(usual)
+    rates = [sum(span.tokens) for span in record.spans]
+    assert rates[2] < 0.8 * rates[0]
+    assert rates[3] > 0.8 * rates[0]
+
+
+def test_an_answer_that_is_not_the_plain_one_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tampered(answers: Any) -> AnswerLanguage:
+        prompt, answer = next(iter(answers.items()))
+        return AnswerLanguage({**answers, prompt: (*answer[:-1], answer[-1] ^ 1)})
+
+    monkeypatch.setattr(simulated, "AnswerLanguage", tampered)
+    record = run(experiment(limit=2), Setup(name=AR, method=AR))
+    wrong = {answer.prompt_id for answer in record.answers if answer.agreement == WRONG}
+    assert wrong == {"1"}
+    assert any(answer.agreement == EXACT for answer in record.answers)
+
+
+def made(method: str, seconds: Sequence[float], rates: Sequence[int], *, drafters: int) -> StepsRecord:
+    """One user, who waits so many seconds for answers of ten tokens, alternately of two domains."""
+    asked_s = 0.0
+    answers = []
+    for turn, whole_s in enumerate(seconds):
+        answers.append(
+            StepAnswer(
+                step=0,
+                user=0,
+                turn=turn,
+                prompt_id=str(turn),
+                domain=("code", "plays")[turn % 2],
+                asked_s=asked_s,
+                first_s=asked_s + 0.5,
+                last_s=asked_s + whole_s,
+                new_tokens=10,
+                agreement=EXACT,
+            )
+        )
+        asked_s += whole_s
+    span = StepSpan(
+        tokens=list(rates), asked={str(at): [at] for at in range(drafters)}, stage_busy=[0.5, 0.9]
+    )
+    return StepsRecord(
+        experiment="by hand",
+        world="simulated",
+        testbed="boards",
+        method=method,
+        temperature=0.0,
+        seed=0,
+        drafters=drafters,
+        answers=answers,
+        spans=[span],
+        events=1,
+        digest="00",
+    )
+
+
+STEP = LoadStep(users=1, seconds=8.0, slow=(("1", 4.0),), lost=("2",))
+QUICK = made("quick", (2.0, 2.0, 2.0, 2.0), [10] * 8, drafters=1)
+TARDY = made("tardy", (4.0, 4.0), [5] * 8, drafters=1)
+MANY = made("many", (4.0, 1.0, 1.0, 1.0, 1.0), [0, 0, 0, 10, 20, 20, 20, 20], drafters=3)
+
+
+def test_figures_are_what_they_say() -> None:
+    found = figures(MANY, STEP, 0)
+    assert (found["answers"], found["tokens_per_s"], found["latency_s"]) == (5, 90 / 8, 1.6)
+    assert found["first_token_s"] == 0.5
+    assert found["lost_s"] == pytest.approx(4 * 70 / 80)
+    assert figures(QUICK, STEP, 0)["lost_s"] == 0
+    assert found["drafted"] == {"0": 0, "1": 1 / 3, "2": 2 / 3}
+    speed = beside(MANY, QUICK, 0)["speed"]
+    assert (speed["all"]["answers"], speed["all"]["ratio"]) == (4, 8 / 7)
+    assert (speed["code"]["ratio"], speed["plays"]["ratio"]) == (4 / 5, 2.0)
+    assert (speed["first"]["ratio"], speed["first"]["low"], speed["later"]["ratio"]) == (0.5, None, 2.0)
+    assert (speed["code"]["low"], speed["code"]["high"]) == (0.5, 2.0)
+
+
+def test_several_drafters_are_compared_with_the_best_of_one(tmp_path: Path) -> None:
+    bench = experiment(STEP)
+    records = [TARDY, QUICK, MANY, made(AR, (8.0,), [2] * 8, drafters=0)]
+    summary = summarise(bench, records)
+    (table,) = summary["tables"]
+    assert (table["single"], summary["answers"], summary["wrong"]) == ("quick", 12, 0)
+    assert {(each["method"], each["of"], each["ratio"]) for each in table["below"]} == {
+        ("many", "code", 0.8),
+        ("many", "first", 0.5),
+    }
+    text = markdown(summary)
+    assert "step 1: 1 user, 1 4 times as slow, 2 lost (simulated)" in text
+    assert (
+        "Below 0.97 of `quick` in throughput or speed, in any step or on any domain: step 1, code: many 0.80"
+        in text
+    )
+    assert "| many | 5 | 11.2 | 1.60 |" in text
+    pytest.importorskip("matplotlib")
+    bins = [
+        replace(each, spans=[replace(each.spans[0], asked={name: [1] * 8 for name in each.spans[0].asked})])
+        for each in records
+    ]
+    draw(summarise(bench, bins), tmp_path / "steps.png")
+    assert (tmp_path / "steps.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_records_are_read_back_as_they_were_written(tmp_path: Path) -> None:
+    write_records(tmp_path / "loads.jsonl", [QUICK, MANY])
+    assert read_step_loads(tmp_path / "loads.jsonl") == [QUICK, MANY]
+    (tmp_path / "loads.jsonl").write_text(json.dumps({**asdict(QUICK), "more": 1}) + "\n")
+    with pytest.raises(InputError, match="expected results of this version of FlowSpec"):
+        read_step_loads(tmp_path / "loads.jsonl")
+
+
+def test_what_is_done_is_not_run_again() -> None:
+    bench = experiment()
+    cases = read_cases(bench, None)
+    assert [work.job[1].name for work in pending(bench, cases, set())] == ["continuous", "cosine"]
+    (rest,) = pending(bench, cases, {("boards", "continuous", 0.0, 0)})
+    assert rest.job[1].name == "cosine"
+
+
+def test_the_shipped_experiment_changes_users_and_drafters() -> None:
+    bench = read_experiment(find_experiment("load-steps"))
+    assert {step.users for step in bench.steps} == {1, 2, 4, 16}
+    assert any(step.slow for step in bench.steps)
+    assert any(step.lost for step in bench.steps)
+    assert not bench.steps[-1].lost, "the lost one comes back"
+
+
+TOML = """
+name = "tiny-steps"
+model = "synthetic"
+limit = 6
+new_tokens = 8
+silent_s = 0.2
+
+[[drafter]]
+name = "all"
+acceptance = { code = 0.5, plays = 0.5 }
+
+[[drafter]]
+name = "own"
+acceptance = { code = 0.8, plays = 0.3 }
+
+[[step]]
+users = 1
+seconds = 1
+
+[[step]]
+users = 2
+seconds = 1
+slow = { own = 3 }
+lost = ["all"]
+
+[[testbed]]
+name = "two boards"
+devices = ["2 x jetson-orin-nano"]
+bandwidth_mbps = 150
+latency_ms = 1
+shape = "tinyllama-1.1b"
+
+[[method]]
+name = "ar"
+
+[[method]]
+name = "continuous"
+drafters = ["all"]
+
+[[method]]
+name = "cosine"
+"""
+
+
+def test_the_command_writes_steps_and_goes_on_where_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    (tmp_path / "steps.toml").write_text(TOML)
+    out = tmp_path / "out"
+    asked = ["bench", "--experiment", str(tmp_path / "steps.toml"), "--out", str(out), "--jobs", "1"]
+    assert main([*asked, "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["wrong"] == 0
+    assert [step["users"] for step in summary["tables"][0]["steps"]] == [1, 2]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "experiment.json",
+        "loads.jsonl",
+        "report.html",
+        "steps.png",
+        "summary.json",
+        "summary.md",
+    ]
+    lines = (out / "loads.jsonl").read_text().splitlines(keepends=True)
+    (out / "loads.jsonl").write_text("".join(lines[:2]))
+    assert main(asked) == 0
+    assert "2 users, own 3 times as slow, all lost" in capsys.readouterr().out
+    assert (out / "loads.jsonl").read_text().splitlines(keepends=True) == lines
+    assert json.loads((out / "summary.json").read_text())["tables"] == summary["tables"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ("users = 2", "users = 65", "step 2: users: expected a whole number from 1 to 64, got 65"),
+        ("users = 2", "users = 1.5", "step 2: users: expected a whole number from 1 to 64, got 1.5"),
+        ("users = 2\n", "", "step 2: users: expected a whole number from 1 to 64, got nothing"),
+        (
+            "seconds = 1\nslow",
+            "seconds = 0\nslow",
+            "step 2: seconds: expected a number above 0 to 3600, got 0",
+        ),
+        ("{ own = 3 }", "{ own = 0 }", "step 2: slow: own: expected a number above 0 to 1000, got 0"),
+        (
+            "{ own = 3 }",
+            "{ mine = 3 }",
+            "step 2: slow: expected names among the experiment's drafters all, own",
+        ),
+        ("{ own = 3 }", "3", "step 2: slow: expected a table [slow], got 3"),
+        (
+            'lost = ["all"]',
+            'lost = ["any"]',
+            "step 2: lost: expected names among the experiment's drafters all, own",
+        ),
+        ('lost = ["all"]', "lost = []", "step 2: lost: expected a list of printable texts, got []"),
+        ("slow =", "slows =", "step 2: unknown key 'slows'"),
+        ("silent_s = 0.2", "silent_s = 1", "silent_s: expected less than the 1 s of a step"),
+        ("silent_s = 0.2", "silent_s = -1", "silent_s: expected a number from 0 to 3600, got -1"),
+        ("silent_s = 0.2", "silent_s = 0.2\nusers = [1]", "users: expected nothing beside tables [[step]]"),
+        ("silent_s = 0.2", "silent_s = 0.2\nanswers = 3", "answers: expected nothing beside tables [[step]]"),
+        ("silent_s = 0.2", 'silent_s = 0.2\nworld = "cluster"', "step: expected nothing in world cluster"),
+    ],
+)
+def test_what_is_wrong_with_a_step_is_one_line(
+    tmp_path: Path, before: str, after: str, expected: str
+) -> None:
+    path = tmp_path / "steps.toml"
+    assert TOML.count(before) == 1
+    path.write_text(TOML.replace(before, after))
+    with pytest.raises(InputError) as caught:
+        read_experiment(path)
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_silence_without_steps_says_nothing(tmp_path: Path) -> None:
+    text = TOML.replace("users = 1\nseconds = 1\n", "").replace("[[step]]", "")
+    path = tmp_path / "steps.toml"
+    path.write_text(text.replace('users = 2\nseconds = 1\nslow = { own = 3 }\nlost = ["all"]\n', ""))
+    with pytest.raises(InputError, match=r"silent_s: expected nothing without tables \[\[step\]\]"):
+        read_experiment(path)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--users", "2"], "--users: expected none with experiment 'tiny-steps'"),
+        (["--answers", "2"], "--answers: expected none with experiment 'tiny-steps'"),
+        (["--world", "emulated"], "--world: loads are run in virtual time"),
+    ],
+)
+def test_flags_that_do_not_go_with_steps_are_refused_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], expected: str
+) -> None:
+    (tmp_path / "steps.toml").write_text(TOML)
+    out = str(tmp_path / "out")
+    assert main(["bench", "--experiment", str(tmp_path / "steps.toml"), "--out", out, *flags]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert expected in line
