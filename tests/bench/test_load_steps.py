@@ -14,7 +14,15 @@ import pytest
 
 from flowspec.bench import simulated
 from flowspec.bench.bench import read_cases
-from flowspec.bench.config import AR, Bench, DeclaredDrafter, LoadStep, Setup
+from flowspec.bench.config import (
+    AR,
+    Bench,
+    DeclaredDrafter,
+    DrafterPlacement,
+    LoadStep,
+    Setup,
+    Testbed,
+)
 from flowspec.bench.experiments import find_experiment, read_experiment
 from flowspec.bench.load_steps import (
     BINS,
@@ -143,6 +151,53 @@ def test_a_drafter_is_slow_lost_and_back_as_the_steps_say() -> None:
     rates = [sum(span.tokens) for span in record.spans]
     assert rates[2] < 0.8 * rates[0]
     assert rates[3] > 0.8 * rates[0]
+
+
+BEST = DeclaredDrafter(name="best", acceptance=(("code", 0.85),))
+OTHER = DeclaredDrafter(name="other", acceptance=(("code", 0.6),))
+
+
+def alone_on_boards() -> Testbed:
+    """Two stages, and a board for each of two drafters."""
+    found = boards()
+    placed = [
+        DrafterPlacement(
+            models=(each.name,),
+            shape=found.drafter_shape,  # type: ignore[arg-type]
+            precision=found.precision,
+            device=found.head,
+            link=found.link,
+        )
+        for each in (BEST, OTHER)
+    ]
+    return replace(found, boards=tuple(placed))
+
+
+def run_alone(setup: Setup, *steps: LoadStep, silent_s: float) -> StepsRecord:
+    bench = experiment(
+        *steps, drafters=("best", "other"), declared=(BEST, OTHER), silent_s=silent_s, new_tokens=24
+    )
+    runs = VirtualRuns(bench, ())
+    cases = read_cases(bench, None)
+    record = run_step_load(bench, alone_on_boards(), setup, cases, partial(runs.drafters, setup))
+    assert {answer.agreement for answer in record.answers} == {EXACT}
+    return record
+
+
+BOTH = Setup(name="cosine", method="cosine", options={"count": 1})
+
+
+def test_who_says_nothing_is_not_waited_for_until_the_loss_is_noticed() -> None:
+    """The other one drafts within a trip, as if it were alone."""
+    steps = (LoadStep(users=1, seconds=6.0), LoadStep(users=1, seconds=4.0, lost=("best",)))
+    team = run_alone(BOTH, *steps, silent_s=3.9)
+    single = run_alone(
+        Setup(name="continuous", method="continuous", drafters=("other",)), *steps, silent_s=3.9
+    )
+    plain = run_alone(Setup(name=AR, method=AR), *steps, silent_s=3.9)
+    rates = [sum(each.spans[1].tokens) for each in (plain, single, team)]
+    assert rates[1] > 1.3 * rates[0]
+    assert rates[2] > 0.9 * rates[1]
 
 
 def test_an_answer_that_is_not_the_plain_one_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

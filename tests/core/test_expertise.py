@@ -137,6 +137,17 @@ def test_a_drafter_that_takes_longer_must_save_as_many_misses() -> None:
     assert expertise.choose(expertise.begin(CODE), 1, (0, 1), (0.05, 0.25))[0] == 0
 
 
+def test_one_that_had_no_job_for_long_is_tried_as_if_it_were_as_fast_as_is_hoped() -> None:
+    """It is not taken for that: whoever is chosen is so by what is known."""
+    expertise = Expertise(2)
+    for _ in range(40):
+        answered(expertise, CODE, (0.6, 0.8))
+    slow = (0.05, 0.4)
+    assert expertise.choose(expertise.begin(CODE), 1, (0, 1), slow) == (0,)
+    assert expertise.choose(expertise.begin(CODE), 1, (0, 1), slow, (0.05, 0.05)) == (0, 1)
+    assert expertise.choose(expertise.begin(CODE), 1, (0, 1), (0.05, 0.05), (0.05, 0.05))[0] == 1
+
+
 def test_one_that_has_the_text_already_stays_unless_another_is_clearly_better() -> None:
     expertise = Expertise(2)
     record = expertise.begin(CODE)

@@ -13,9 +13,11 @@ from flowspec.core.cluster.membership import (
 )
 from flowspec.core.head.admission import Admission
 from flowspec.core.head.drafter_traits import DrafterTraits
+from flowspec.core.head.drafters import PAUSE_S
 from flowspec.core.head.events import (
     Cancel,
     Draft,
+    Drafted,
     DrafterLost,
     DrafterRecovered,
     HeadCommand,
@@ -67,6 +69,47 @@ def test_one_that_is_lost_before_it_was_there_is_asked_when_it_comes() -> None:
     head.handle(DrafterLost(drafter=1), 0.0)
     assert set(drafted_for(head.handle(submit(1), 1.0))) == {0}
     assert drafted_for(head.handle(DrafterRecovered(drafter=1, cache_slots=ONE), 2.0)) == {1: [1]}
+
+
+def test_how_fast_one_was_before_it_was_lost_says_nothing_of_it_now() -> None:
+    head = head_with(2)
+    head.drafters.turnaround_s[:] = [0.5, 0.5]
+    head.handle(DrafterLost(drafter=1), 0.0)
+    head.handle(DrafterRecovered(drafter=1, cache_slots=ONE), 2.0)
+    assert head.drafters.turnaround_s == [0.5, 0.0]
+
+
+def test_a_job_that_lasts_for_much_longer_than_usual_is_overdue() -> None:
+    head = head_with(2)
+    head.drafters.turnaround_s[:] = [0.5, 0.0]
+    assert set(drafted_for(head.handle(submit(1), 10.0))) == {0, 1}
+    assert head.drafters.overdue_s(10.9) == [0.0, 0.0]
+    assert head.drafters.overdue_s(11.5) == [1.5, 0.0], "nothing is known of how long the other one takes"
+
+
+def test_after_a_pause_how_fast_one_is_is_learnt_anew() -> None:
+    head = head_with(1)
+
+    def ask(request: int, at_s: float, takes_s: float) -> None:
+        """An answer whose first job is all that there is of it."""
+        (draft,) = (each for each in head.handle(submit(request), at_s) if isinstance(each, Draft))
+        assert head.drafters.paused(at_s + 100.0) == [False], "it is at a job"
+        done = Drafted(drafter=0, job=draft.job, proposals=(), started_s=at_s, ended_s=at_s + takes_s)
+        assert not drafted_for(head.handle(done, at_s + takes_s))
+        head.handle(Cancel(request=request), at_s + takes_s)
+
+    assert head.drafters.paused(1000.0) == [False], (
+        "it had no job yet, and what is known may be of another run"
+    )
+    ask(1, 10.0, 1.0)
+    ask(2, 12.0, 2.0)
+    assert head.drafters.turnaround_s == [1.1]
+    assert head.drafters.paused(14.0 + PAUSE_S - 1) == [False]
+    assert head.drafters.paused(14.0 + PAUSE_S + 1) == [True]
+    ask(3, 14.0 + PAUSE_S + 1, 4.0)
+    assert head.drafters.turnaround_s == [4.0]
+    ask(4, 14.0 + PAUSE_S + 6, 2.0)
+    assert head.drafters.turnaround_s == [3.0]
 
 
 def test_one_that_comes_back_with_less_memory_is_given_to_those_who_came_first() -> None:

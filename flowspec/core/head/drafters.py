@@ -32,8 +32,15 @@ DRAFT_ROWS_MAX = 256
 """Rows of one drafting job; a prompt takes several."""
 USUAL_ROWS_MAX = 64
 """Jobs of more rows bring a model up to date and say nothing of how fast it answers."""
+USUAL_ROWS = 16
+"""A usual job has about so many; one of more takes longer by no more than that."""
 SHARE_NEW = 0.1
 """Weight of the newest job in how fast a model answers."""
+OVERDUE = 2.0
+"""A job that takes so many times as long as it should is overdue."""
+PAUSE_S = 20.0
+"""After so long without a job how fast a model was says little of how fast it is: other work or heat slow a
+device down for about that long."""
 
 
 class Drafters:
@@ -52,6 +59,8 @@ class Drafters:
             traits
         )  # rows of each one's job, and when it was asked for
         self.turnaround_s = [0.0] * len(traits)
+        self._answered_s: list[float | None] = [None] * len(traits)
+        self._jobs_since_pause = [round(1 / SHARE_NEW)] * len(traits)
 
     @property
     def asked_s(self) -> list[float | None]:
@@ -59,6 +68,22 @@ class Drafters:
         return [
             None if job is None else asked_s
             for job, (_, asked_s) in zip(self._jobs, self._asked, strict=True)
+        ]
+
+    def overdue_s(self, now_s: float) -> list[float]:
+        """How long each has been at a job that it should be through with; 0 where it is idle or in time."""
+        found = []
+        for job, (rows, asked_s), usual_s in zip(self._jobs, self._asked, self.turnaround_s, strict=True):
+            lasted_s = 0.0 if job is None else now_s - asked_s
+            is_late = usual_s > 0 and lasted_s > OVERDUE * usual_s * max(1.0, rows / USUAL_ROWS)
+            found.append(lasted_s if is_late else 0.0)
+        return found
+
+    def paused(self, now_s: float) -> list[bool]:
+        """Who has had no job for so long that nobody knows how fast it is."""
+        return [
+            job is None and answered_s is not None and now_s - answered_s > PAUSE_S
+            for job, answered_s in zip(self._jobs, self._answered_s, strict=True)
         ]
 
     def begin(self, request: Request, keep: int, admission: Admission) -> None:
@@ -121,6 +146,7 @@ class Drafters:
         """A lost model is there again, with nothing: it is given each text anew, as far as it is wanted for
         it."""
         self._lost.discard(drafter)
+        self.turnaround_s[drafter] = 0.0
         for request in (each for each in requests if each.drafter_states):
             drafter_state = request.drafter_states[drafter] = DrafterState()
             if request.submit is not None and admission.may_draft(request.number, drafter):
@@ -170,9 +196,7 @@ class Drafters:
         )
         self._jobs_done[event.drafter] += 1
         rows, asked_s = self._asked[event.drafter]
-        if rows <= USUAL_ROWS_MAX:
-            before_s = self.turnaround_s[event.drafter] or now_s - asked_s
-            self.turnaround_s[event.drafter] = before_s + SHARE_NEW * (now_s - asked_s - before_s)
+        self._timed(event.drafter, rows, asked_s, now_s)
         known = {number: requests[number] for number in asked if number in requests}
         current = {number: request for number, request in known.items() if request.submit is not None}
         for proposal in event.proposals:
@@ -184,6 +208,18 @@ class Drafters:
             request.statistics.draft_passes += 1
             request.statistics.draft_s += (event.ended_s - event.started_s) / len(current)
             self.grow(request)
+
+    def _timed(self, drafter: int, rows: int, asked_s: float, now_s: float) -> None:
+        """A job of so many rows is done. After a pause its time counts as a plain mean at first."""
+        answered_s = self._answered_s[drafter]
+        if answered_s is not None and asked_s - answered_s > PAUSE_S:
+            self._jobs_since_pause[drafter] = 0
+        self._answered_s[drafter] = now_s
+        if rows <= USUAL_ROWS_MAX:
+            before_s = self.turnaround_s[drafter] or now_s - asked_s
+            self._jobs_since_pause[drafter] += 1
+            weight = max(SHARE_NEW, 1 / self._jobs_since_pause[drafter])
+            self.turnaround_s[drafter] = before_s + weight * (now_s - asked_s - before_s)
 
     def observe(self, request: Request, token: int) -> None:
         """The token after a request's root is known."""

@@ -217,13 +217,19 @@ class Expertise:
         return [each / most if most > 0 else 1.0 for each in worth]
 
     def choose(
-        self, record: RequestRecord, count: int, among: Iterable[int], delays: Sequence[float]
+        self,
+        record: RequestRecord,
+        count: int,
+        among: Iterable[int],
+        delays: Sequence[float],
+        hoped: Sequence[float] = (),
     ) -> tuple[int, ...]:
         """The drafters that are to work for the request now: the `count` that suit it best, best first, and
         perhaps one on trial.
 
         `delays` is how long each takes for a level, in trips of the pipeline: a miss costs a trip, so this is
-        the share of misses that a slower drafter must save.
+        the share of misses that a slower drafter must save. Who would be tried is taken to be as fast as is
+        `hoped` (nothing: as its delay says).
         """
         before = record.chosen
         self.put(record, ())
@@ -241,7 +247,8 @@ class Expertise:
         eagerness = EXPLORE * (1 - max(self.worth(record), default=0.0)) * math.sqrt(math.log(1 + sum(known)))
 
         def bound(drafter: int) -> float:
-            return gains[drafter] + eagerness / math.sqrt(1 + known[drafter])
+            faster = delays[drafter] - hoped[drafter] if hoped else 0.0
+            return gains[drafter] + faster + eagerness / math.sqrt(1 + known[drafter])
 
         order = sorted(
             among, key=lambda drafter: (not self._overall.seen[drafter], -gains[drafter], drafter)

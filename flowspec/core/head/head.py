@@ -653,6 +653,8 @@ class HeadCore:
             traits=self.drafters.traits,
             turnaround_s=self.drafters.turnaround_s,
             asked_s=self.drafters.asked_s,
+            overdue_s=self.drafters.overdue_s(now_s),
+            paused=self.drafters.paused(now_s),
             prompts_wait=not all(request.is_prefilled for request in requests),
             now_s=now_s,
         )

@@ -40,8 +40,10 @@ class View:
     """What methods see. `requests` are those that are answered now, the longest unserved first.
 
     `traits` are the models beside the target; `turnaround_s` is how long each took of late from a question to
-    its answer (0: not known), `asked_s` when it was asked what it is at (None: it is idle). With
-    `prompts_wait` a chunk of a prompt would take a slot that is left free.
+    its answer (0: not known), `asked_s` when it was asked what it is at (None: it is idle); `overdue_s` for
+    how long it has been at a job that it should be through with (0: it is not), and `paused` whether it had
+    none for so long that nobody knows how fast it is. With `prompts_wait` a chunk of a prompt would take a
+    slot that is left free.
     """
 
     requests: Sequence[Request]
@@ -51,6 +53,8 @@ class View:
     traits: Sequence[DrafterTraits]
     turnaround_s: Sequence[float]
     asked_s: Sequence[float | None]
+    overdue_s: Sequence[float]
+    paused: Sequence[bool]
     prompts_wait: bool
     now_s: float
     _living_flights: int = -1

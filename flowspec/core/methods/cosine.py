@@ -33,6 +33,17 @@ BEHIND_MAX = 16
 on meanwhile."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How long each drafter takes for a level, in trips of the pipeline: `delays` as it was of late, a job
+    that is overdue among it, `hoped` of those that had no job for long as of the fastest. Who is `stuck`
+    keeps a level waiting for a trip already: to wait longer is worse than to do without."""
+
+    delays: Sequence[float]
+    hoped: Sequence[float]
+    stuck: frozenset[int]
+
+
 @dataclass(slots=True)
 class DrafterChoice:
     """Who drafts for a request: those of its record until it has `until` tokens, and those `before` them
@@ -120,9 +131,8 @@ class Cosine(Continuous):
     def requests_of(self, view: View, drafter: int) -> list[Request]:
         self._lookups = tuple(number for number, traits in enumerate(view.traits) if traits.looks_up)
         count = self._count or self._adapted(view)
-        trip_s = self._trip_s(view) if view.costs.is_known else 0.0
-        delays = [turnaround_s / trip_s if trip_s else 0.0 for turnaround_s in view.turnaround_s]
-        return [request for request in view.requests if drafter in self._drafters_of(request, count, delays)]
+        pace = self._pace(view)
+        return [request for request in view.requests if drafter in self._drafters_of(request, count, pace)]
 
     def _adapted(self, view: View) -> int:
         """How many drafters work for each request: as many as pay."""
@@ -139,18 +149,37 @@ class Cosine(Continuous):
     def _trip_s(self, view: View) -> float:
         return view.costs.trip_s(max(1, round(self._typical_rows)))
 
-    def _drafters_of(self, request: Request, count: int, delays: Sequence[float]) -> tuple[int, ...]:
+    def _pace(self, view: View) -> Pace:
+        trip_s = self._trip_s(view) if view.costs.is_known else 0.0
+        if not trip_s:
+            zeros = [0.0] * len(view.traits)
+            return Pace(delays=zeros, hoped=zeros, stuck=frozenset())
+        delays = [
+            max(usual_s, overdue_s) / trip_s
+            for usual_s, overdue_s in zip(view.turnaround_s, view.overdue_s, strict=True)
+        ]
+        least = min((each for each in delays if each), default=0.0)
+        return Pace(
+            delays=delays,
+            hoped=[
+                least if is_paused else delay for delay, is_paused in zip(delays, view.paused, strict=True)
+            ],
+            stuck=frozenset(drafter for drafter, late_s in enumerate(view.overdue_s) if late_s > trip_s),
+        )
+
+    def _drafters_of(self, request: Request, count: int, pace: Pace) -> tuple[int, ...]:
         route: DrafterChoice = request.plan
         there = [
             drafter
             for drafter, drafter_state in enumerate(request.drafter_states)
             if drafter_state.opening is not None
         ]
+        there = [drafter for drafter in there if drafter not in pace.stuck] or there
         if len(request.new_tokens) >= route.until or not set(route.chosen) <= set(there):
             route.before = route.chosen
             models = [drafter for drafter in there if drafter not in self._lookups]
             if self._routing:
-                chosen = self.expertise.choose(route.record, count, models, delays)
+                chosen = self.expertise.choose(route.record, count, models, pace.delays, pace.hoped)
             else:
                 turns = range(request.number, request.number + min(count, len(models)))
                 chosen = tuple(models[turn % len(models)] for turn in turns)
