@@ -141,6 +141,7 @@ def draw(summary: Mapping[str, Any], path: Path) -> None:
         for ax in (rate_ax, ratio_ax, drafted_ax):
             _mark(ax, table)
         _label(rate_ax, table)
+        drafted_ax.set_xlabel("seconds")
     drawing.savefig(path)
 
 
@@ -179,15 +180,17 @@ def _looks(table: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _rates(ax: Any, table: Mapping[str, Any]) -> None:
+    from matplotlib.ticker import LogLocator, NullLocator
+
     for name, look in _looks(table).items():
         xs, ys = _line(table, table["curves"][name]["tokens_per_s"])
         ax.plot(xs, ys, linewidth=1.8, label=name_of(name), **look)
     ax.set_yscale("log")
+    ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     ax.yaxis.set_major_formatter("{x:g}")
-    ax.yaxis.set_minor_formatter("{x:g}")
-    ax.tick_params(axis="y", which="minor", labelsize=8)
+    ax.yaxis.set_minor_locator(NullLocator())
     ax.set_ylabel("tokens/s of all users")
-    ax.legend(frameon=False, fontsize=10, loc="lower right", ncols=4)
+    ax.legend(frameon=False, fontsize=10, loc="lower right", ncols=len(table["curves"]))
 
 
 def _ratios(ax: Any, table: Mapping[str, Any]) -> None:
@@ -214,30 +217,28 @@ def _ratios(ax: Any, table: Mapping[str, Any]) -> None:
 
 
 def _drafted(ax: Any, table: Mapping[str, Any]) -> None:
-    """Shares of the rows that drafters are asked about."""
+    """Shares of the rows that drafters are asked about, in bars of a few bins."""
     names = [name for name in table["curves"] if any(name in step["to_single"] for step in table["steps"])]
     if not names:
         ax.set_visible(False)
         return
     asked = table["curves"][names[0]]["asked"]
     drafters = list(asked[0])
-    lines = [_line(table, [span[drafter] for span in asked]) for drafter in drafters]
-    xs = lines[0][0]
-    sums = [sum(values) for values in zip(*(ys for _, ys in lines), strict=True)]
-    shares = [
-        [own / all_ if all_ > 0 else 0.0 for own, all_ in zip(ys, sums, strict=True)] for _, ys in lines
-    ]
-    ax.stackplot(
-        xs,
-        shares,
-        labels=drafters,
-        colors=PALETTE[: len(drafters)] if len(drafters) <= len(PALETTE) else None,
-        alpha=0.75,
-        linewidth=0,
-    )
+    for number, drafter in enumerate(drafters):
+        lefts, widths, bottoms, heights = [], [], [], []
+        for step, span in zip(table["steps"], asked, strict=True):
+            bins = len(span[drafter])
+            for first in range(0, bins, SMOOTHED):
+                rows = [sum(span[each][first : first + SMOOTHED]) for each in drafters]
+                lefts.append(step["start_s"] + first * step["seconds"] / bins)
+                widths.append(min(SMOOTHED, bins - first) * step["seconds"] / bins)
+                bottoms.append(sum(rows[:number]) / max(1, sum(rows)))
+                heights.append(rows[number] / max(1, sum(rows)))
+        colour = PALETTE[number % len(PALETTE)]
+        ax.bar(lefts, heights, widths, bottoms, align="edge", color=colour, alpha=0.8, label=drafter)
     ax.set_ylim(0, 1)
     ax.set_ylabel(f"{names[0]}: who drafts\n(share of rows)")
-    ax.legend(frameon=True, framealpha=0.85, fontsize=9, loc="lower right", ncols=len(drafters))
+    ax.legend(frameon=False, fontsize=9, loc="lower left", bbox_to_anchor=(0, 0.98), ncols=len(drafters))
 
 
 def _mark(ax: Any, table: Mapping[str, Any]) -> None:
@@ -250,7 +251,6 @@ def _mark(ax: Any, table: Mapping[str, Any]) -> None:
             ax.axvspan(
                 step["start_s"], step["start_s"] + step["seconds"], color="#888888", alpha=0.12, linewidth=0
             )
-    ax.set_xlabel("seconds")
     ax.grid(axis="y", color="#dddddd", linewidth=0.6)
     ax.set_axisbelow(True)
     ax.spines[["top", "right"]].set_visible(False)
