@@ -119,8 +119,15 @@ def has_instructions(dtype: str) -> bool:
 def has_products(dtype: str) -> bool:
     """Whether this x86 processor multiplies numbers of 16 bits and adds up in 32 in one step; False where
     torch cannot tell."""
-    names = {
-        "bfloat16": ("_is_avx512_bf16_supported", "_is_amx_tile_supported"),
-        "float16": ("_is_amx_fp16_supported",),
-    }[dtype]
-    return any(bool(asked()) for name in names if (asked := getattr(torch.cpu, name, None)) is not None)
+    return has_tiles(dtype) or (dtype == "bfloat16" and _has("_is_avx512_bf16_supported"))
+
+
+def has_tiles(dtype: str) -> bool:
+    """Whether it does so for whole tiles of a matrix (AMX), of which torch's kernels make use; False where
+    torch cannot tell."""
+    return _has({"bfloat16": "_is_amx_tile_supported", "float16": "_is_amx_fp16_supported"}[dtype])
+
+
+def _has(name: str) -> bool:
+    asked = getattr(torch.cpu, name, None)
+    return asked is not None and bool(asked())

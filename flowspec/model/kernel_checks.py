@@ -13,6 +13,7 @@ import argparse
 import hashlib
 import itertools
 import json
+import math
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -39,7 +40,7 @@ from flowspec.model.arithmetic.plain import LANES
 from flowspec.model.attention import TreeBatch, TreeCache, TreeRows, tree_attention
 from flowspec.model.device_errors import is_out_of_memory
 from flowspec.model.gguf_layers import GgufLinear, Part, stay_packed
-from flowspec.model.kernels import DTYPES, Kernel, kernels_of
+from flowspec.model.kernels import DTYPES, PAIRS16, Kernel, kernels_of
 from flowspec.model.quantised import LINEARS, SMALL, QuantisedLinear, exact_rows, powers, quantise
 from flowspec.model.trials import ATTENTION, COMPILED, TRIAL_S, loaded_libraries
 
@@ -384,6 +385,8 @@ def linear_fault(
 ) -> str:
     """What is wrong with a kernel, or nothing. Calls `progress` now and then; `bits` takes what it
     computed."""
+    if kernel.arithmetic == PAIRS16 and (fault := pairs_fault(progress)):
+        return fault
     for layer, weights, rows, expected, allowed in _layers(dtype, kernel, device):
         outputs, inputs = weights.shape
         given = torch.from_numpy(rows).to(DTYPES[ACTIVATIONS[dtype]]).to(device)
@@ -409,6 +412,38 @@ def linear_fault(
                 off = np.abs(found.double().cpu().numpy() - uneven_expected[own])
                 if not (off <= uneven_allowed[own]).all():
                     return f"computes something else than it should {where}: off by {off.max():.3g}"
+    return ""
+
+
+def pairs_fault(progress: Callable[[], None] = lambda: None) -> str:
+    """Where this processor multiplies pairs of bfloat16 otherwise than `plain.py` has it, or nothing: numbers
+    as models have them, sums about the smallest normal number, and numbers that are none."""
+    library = compiled.library()
+    assert library is not None
+    generator = torch.Generator().manual_seed(3)
+    least = 2.0**-63
+    # The second one of a pair comes first. The smallest normal number without half a last place below it is
+    # too small, and without a quarter it is not.
+    rare = torch.tensor([[-(2.0**-24), 1], [-(2.0**-25), 1], [-(2.0**-26), 1], [2.0**-8, -1], [1, -1]])
+    none = torch.tensor([[1e30, 1e30], [math.inf, 1], [math.inf, -math.inf], [math.nan, 1]])
+    for inputs, outputs in ((64, 48), (75, 21), (2080, 10)):
+        rows, weights = (torch.randn((count, inputs), generator=generator) for count in (ROWS // 4, outputs))
+        sizes = least * torch.exp2(torch.randint(-5, 4, (2, inputs), generator=generator))
+        for x, w in (
+            (rows, weights),
+            (rows * sizes[0], weights * sizes[1]),
+            (F.pad(least * torch.cat([rare, none]), (0, inputs - 2)), torch.full((outputs, inputs), least)),
+        ):
+            progress()
+            given, matrix = x.bfloat16(), w.bfloat16()
+            expected = plain.pairs_product(given, matrix)
+            for count, first in ((len(x), 0), (5, 0), (1, len(x) - 1)):
+                found = library.pairs(given[first : first + count], matrix, torch.float32)
+                if not torch.equal(_bits(found), _bits(expected[first : first + count])):
+                    return (
+                        f"differs from the definition of products in pairs of {count} rows of "
+                        f"{inputs} x {outputs}"
+                    )
     return ""
 
 

@@ -20,8 +20,14 @@ from flowspec.errors import InputError
 from flowspec.model.accelerator import accelerator_of
 from flowspec.model.arithmetic import compiled
 from flowspec.model.gguf_layers import GgufLinear, PlainGgufLinear
-from flowspec.model.half import FbgemmHalfLinear, PlainHalfLinear, has_instructions, has_products
-from flowspec.model.products import Product, filled, in_blocks, lanes16, row_by_row
+from flowspec.model.half import (
+    FbgemmHalfLinear,
+    PlainHalfLinear,
+    has_instructions,
+    has_products,
+    has_tiles,
+)
+from flowspec.model.products import Product, filled, in_blocks, lanes16, pairs16, row_by_row
 from flowspec.model.quantised import (
     LINEARS,
     OnednnInt8Linear,
@@ -64,6 +70,9 @@ class Kernel:
 
 LANES16 = "lanes16"
 """The arithmetic of our own products: the same bits on every processor that has a compiler."""
+PAIRS16 = "pairs16"
+"""The arithmetic of our own products of bfloat16 in pairs: the same bits on every processor that has the
+instruction, since the trial holds it to a definition."""
 DIGITS = "digits"
 """The arithmetic of int8: products and sums of integers, the same bits everywhere."""
 GROUPS32 = "groups32"
@@ -121,8 +130,13 @@ def _cpu_kernels(dtype: str) -> tuple[Kernel, ...]:
         arithmetic = _local("torch-row-by-row", dtype, cpu)
         return (torch_own, Kernel(name="torch-row-by-row", product=row_by_row, arithmetic=arithmetic))
     plain = Kernel(name="plain", linear=PlainHalfLinear, arithmetic=_plain_arithmetic(dtype))
+    pairs: tuple[Kernel, ...] = ()
+    if dtype == "bfloat16" and (library := compiled.library()) is not None and library.has_pairs:
+        pairs = (Kernel(name=PAIRS16, product=pairs16, arithmetic=PAIRS16),)
+    if has_tiles(dtype):
+        return (torch_own, *pairs, *lanes, plain)
     if has_products(dtype):
-        return (torch_own, *lanes, plain)
+        return (*pairs, torch_own, *lanes, plain)
     fbgemm: tuple[Kernel, ...] = ()
     if (
         "fbgemm" in engines

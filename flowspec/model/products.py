@@ -2,12 +2,13 @@
 beside it.
 
 *lanes16* is our own, in C (`arithmetic/canonical.c`): sixteen lanes of fused steps, the same bits on every
-processor. *filled* is torch's own kernel for always so many rows, or a multiple of it: torch takes other
-kernels for few rows, whose sums have another order. Which multiple is enough was measured, and is tried
-before it is used, as all kernels are (`kernels.py`). *row_by_row* is that kernel for one row at a time and by
-one thread: as slow as it sounds, and right where no multiple is enough, as with OpenBLAS on ARM. *in_blocks*
-is for GPUs, whose libraries choose a kernel by the number of rows at every size: seen on an H200, where a
-float32 row alone has other bits than among 16.
+processor. *pairs16* is our own, too, for processors with an instruction that multiplies pairs of bfloat16
+(AVX512_BF16): sixteen lanes of pairs. *filled* is torch's own kernel for always so many rows, or a multiple
+of it: torch takes other kernels for few rows, whose sums have another order. Which multiple is enough was
+measured, and is tried before it is used, as all kernels are (`kernels.py`). *row_by_row* is that kernel for
+one row at a time and by one thread: as slow as it sounds, and right where no multiple is enough, as with
+OpenBLAS on ARM. *in_blocks* is for GPUs, whose libraries choose a kernel by the number of rows at every size:
+seen on an H200, where a float32 row alone has other bits than among 16.
 """
 
 from __future__ import annotations
@@ -36,6 +37,17 @@ def lanes16(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
     if bias is None:
         return library.linear(x.contiguous(), weight)
     found = library.linear(x.float().contiguous(), weight)  # rounded once, with the bias
+    found += bias
+    return found.to(x.dtype)
+
+
+def pairs16(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Of bfloat16, by the library that was built, which must have it."""
+    library = compiled.library()
+    assert library is not None, "a kernel is used only where it is there"
+    if bias is None:
+        return library.pairs(x.contiguous(), weight, x.dtype)
+    found = library.pairs(x.contiguous(), weight, torch.float32)  # rounded once, with the bias
     found += bias
     return found.to(x.dtype)
 

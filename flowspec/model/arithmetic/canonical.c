@@ -487,6 +487,220 @@ int flowspec_linear(const void *x, int kind, int64_t rows, int64_t in, const voi
 }
 
 /* ------------------------------------------------------------------------------------------------------
+ * products in pairs */
+
+/* Of bfloat16, on processors with an instruction that multiplies two pairs of them and adds both products to a
+ * float32. It does so by two fused steps, the second of the pair first; what is below the smallest normal number
+ * counts as zero, before and after each (`plain.pairs_product`). Lane i sums inputs 2 i and 2 i + 1 of every 32;
+ * the last inputs count as filled up with zeros; then the lanes are summed. Weights are read as they lie. */
+#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+#define STEP 32         /* inputs, of all lanes */
+#define PAIR_ROWS 4     /* whose sums with those of PAIR_OUTPUTS fill the registers, */
+#define PAIR_OUTPUTS 6  /* but for what is multiplied */
+#define PAIR_TILE (PAIR_ROWS * PAIR_OUTPUTS)
+#define NEAR_WEIGHTS (256 << 10) /* bytes that stay in the second cache while rows pass */
+#define NEAR_ROWS (1 << 20)      /* bytes of rows that pass at once */
+
+typedef struct {
+    const uint16_t *x, *w;
+    void *y;
+    int64_t rows, in, out;
+    int32_t kind, threads; /* the kind of y */
+} Pairs;
+
+/* The lanes of `first` in halves, then those of `second`: eight sums each of what were sixteen. */
+INLINE vector halved(vector first, vector second) {
+    return (vector)_mm512_shuffle_f32x4((__m512)first, (__m512)second, 0x44) +
+           (vector)_mm512_shuffle_f32x4((__m512)first, (__m512)second, 0xee);
+}
+
+/* Of two vectors with two outputs each, whose lanes are eight: four outputs, in turn from the first and the
+ * second, with four lanes. */
+INLINE vector quartered(vector first, vector second) {
+    const __m512i low = _mm512_setr_epi64(0, 1, 8, 9, 4, 5, 12, 13);
+    const __m512i high = _mm512_setr_epi64(2, 3, 10, 11, 6, 7, 14, 15);
+    return (vector)_mm512_permutex2var_pd((__m512d)first, low, (__m512d)second) +
+           (vector)_mm512_permutex2var_pd((__m512d)first, high, (__m512d)second);
+}
+
+/* And so on: eight outputs with two lanes. */
+INLINE vector paired(vector first, vector second) {
+    return (vector)_mm512_unpacklo_pd((__m512d)first, (__m512d)second) +
+           (vector)_mm512_unpackhi_pd((__m512d)first, (__m512d)second);
+}
+
+INLINE vector single(vector first, vector second) {
+    return (vector)_mm512_shuffle_ps((__m512)first, (__m512)second, 0x88) +
+           (vector)_mm512_shuffle_ps((__m512)first, (__m512)second, 0xdd);
+}
+
+/* The sums of sixteen times sixteen lanes, each as `lanes_sum` gives it. */
+INLINE vector sums_of_16(const vector *lanes) {
+    vector eight[8], four[4];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++)
+        eight[i] = halved(lanes[i], lanes[i + 8]);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++)
+        four[i] = quartered(eight[i], eight[i + 4]);
+    return single(paired(four[0], four[1]), paired(four[2], four[3]));
+}
+
+/* Of eight times sixteen, in the first half of a vector. */
+INLINE vector sums_of_8(const vector *lanes) {
+    vector eight[4], four[2];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++)
+        eight[i] = halved(lanes[i], lanes[i + 4]);
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++)
+        four[i] = quartered(eight[i], eight[i + 2]);
+    vector two = paired(four[0], four[1]), twice = single(two, two);
+    return (vector)_mm512_permutexvar_pd(_mm512_setr_epi64(0, 2, 4, 6, 0, 2, 4, 6), (__m512d)twice);
+}
+
+INLINE vector pairs_added(vector sums, __m512i x, __m512i w) {
+    return (vector)_mm512_dpbf16_ps((__m512)sums, (__m512bh)x, (__m512bh)w);
+}
+
+/* Four rows by `outputs` (a constant), as lanes. Rows lie step by step, four times 32 inputs. Of `portion` (a
+ * constant) rows of weights from `ahead` on, which come later, memory is asked for what it has. Where rows are
+ * `few` the processor is faster than memory, and would ask for weights itself, in an order in which memory is
+ * slow: loading rows again for each output holds it back, which made a pass faster by a third. */
+INLINE void add_pairs(int outputs, int portion, int few, const uint16_t *x, const uint16_t *w, int64_t in,
+                      const uint16_t *ahead, vector *sums) {
+    const int64_t whole = in / STEP * STEP;
+#pragma GCC unroll 24
+    for (int i = 0; i < PAIR_ROWS * outputs; i++)
+        sums[i] = all(0.0f);
+    for (int64_t i = 0; i < whole; i += STEP) {
+        __m512i rows[PAIR_ROWS];
+#pragma GCC unroll 4
+        for (int r = 0; r < PAIR_ROWS; r++)
+            rows[r] = _mm512_loadu_si512(x + PAIR_ROWS * i + STEP * r);
+#pragma GCC unroll 8
+        for (int o = 0; o < outputs; o++) {
+            if (o < portion)
+                _mm_prefetch((const char *)(ahead + o * in + i), _MM_HINT_T1);
+            __m512i weights = _mm512_loadu_si512(w + o * in + i);
+            if (few) {
+                __asm__ volatile("" ::: "memory");
+#pragma GCC unroll 4
+                for (int r = 0; r < PAIR_ROWS; r++)
+                    rows[r] = _mm512_loadu_si512(x + PAIR_ROWS * i + STEP * r);
+            }
+#pragma GCC unroll 4
+            for (int r = 0; r < PAIR_ROWS; r++)
+                sums[r * outputs + o] = pairs_added(sums[r * outputs + o], rows[r], weights);
+        }
+    }
+    if (whole == in)
+        return;
+    const __mmask32 there = (__mmask32)(((uint64_t)1 << (in - whole)) - 1);
+#pragma GCC unroll 8
+    for (int o = 0; o < outputs; o++) {
+        __m512i weights = _mm512_maskz_loadu_epi16(there, w + o * in + whole);
+#pragma GCC unroll 4
+        for (int r = 0; r < PAIR_ROWS; r++)
+            sums[r * outputs + o] =
+                pairs_added(sums[r * outputs + o], _mm512_loadu_si512(x + PAIR_ROWS * whole + STEP * r), weights);
+    }
+}
+
+/* Of at most four rows from `row` on and PAIR_OUTPUTS outputs, or of one. */
+INLINE void tile_of_pairs(int outputs, int portion, int few, const Pairs *at, const uint16_t *x, int64_t row,
+                          int64_t first, int64_t ahead) {
+    vector lanes[PAIR_TILE];
+    float sums[PAIR_TILE + 8];
+    uint16_t short_ones[PAIR_TILE + 8];
+    add_pairs(outputs, portion, few, x, at->w + first * at->in, at->in, at->w + ahead * at->in, lanes);
+    if (outputs == PAIR_OUTPUTS) {
+        store(sums, sums_of_16(lanes));
+        store(sums + 16, sums_of_8(lanes + 16));
+    } else
+        for (int i = 0; i < PAIR_ROWS * outputs; i++)
+            sums[i] = lanes_sum(lanes + i);
+    const int64_t size = at->kind == FLOAT32 ? 4 : 2, rows = at->rows - row;
+    const char *found = at->kind == FLOAT32 ? (const char *)sums : (const char *)short_ones;
+    if (at->kind != FLOAT32)
+        narrow_all(sums, outputs == PAIR_OUTPUTS ? PAIR_TILE + 8 : PAIR_ROWS, short_ones, 0, BFLOAT16);
+    for (int r = 0; r < PAIR_ROWS && r < rows; r++)
+        memcpy((char *)at->y + ((row + r) * at->out + first) * size, found + r * outputs * size, outputs * size);
+}
+
+/* Outputs from `begin` to `end` of all rows. Blocks of weights stay near while rows pass by four, and meanwhile
+ * the next block is fetched, portion by portion. */
+static void outputs_of_pairs(const Pairs *at, const uint16_t *x, int64_t begin, int64_t end) {
+    const int64_t steps = (at->in + STEP - 1) / STEP, row_bytes = 2 * STEP * steps;
+    const int64_t groups = 1 + at->rows * row_bytes / NEAR_ROWS, all_tiles = (at->rows + PAIR_ROWS - 1) / PAIR_ROWS;
+    const int64_t group = (all_tiles + groups - 1) / groups * PAIR_ROWS;
+    for (int64_t from = 0; from < at->rows; from += group) {
+        int64_t to = from + group < at->rows ? from + group : at->rows;
+        int64_t tiles = (to - from + PAIR_ROWS - 1) / PAIR_ROWS;
+        int portion = tiles == 1 ? 6 : tiles == 2 ? 3 : tiles < 6 ? 2 : 1;
+        int64_t near = tiles < 6 ? 1 : NEAR_WEIGHTS / row_bytes / PAIR_OUTPUTS;
+        int64_t block = PAIR_OUTPUTS * (near > 1 ? near : 1);
+        for (int64_t o = begin; o < end; o += block) {
+            int64_t block_end = o + block < end ? o + block : end, ahead = block_end;
+            int64_t ahead_end = block_end + block < end ? block_end + block : end;
+            for (int64_t row = from; row < to; row += PAIR_ROWS) {
+                const uint16_t *rows = x + row * STEP * steps;
+                int64_t first = o;
+                for (; first + PAIR_OUTPUTS <= block_end; first += PAIR_OUTPUTS) {
+                    int some = ahead + portion <= ahead_end ? portion : 0;
+#define TILE(some, few) tile_of_pairs(PAIR_OUTPUTS, some, few, at, rows, row, first, ahead)
+                    if (tiles == 1 && some)
+                        TILE(6, 1);
+                    else if (some == 3)
+                        TILE(3, 0);
+                    else if (some == 2)
+                        TILE(2, 0);
+                    else if (some == 1)
+                        TILE(1, 0);
+                    else
+                        TILE(0, 0);
+#undef TILE
+                    ahead += some;
+                }
+                for (; first < block_end; first++)
+                    tile_of_pairs(1, 0, 0, at, rows, row, first, first);
+            }
+        }
+    }
+}
+
+/* y [rows, out], float32 or bfloat16, from x [rows, in] and w [out, in], both bfloat16; returns 0 where memory
+ * lacks. */
+int flowspec_pairs(const Pairs *given) {
+    const Pairs at = *given;
+    const int threads = worthwhile(at.threads, at.rows * at.in * at.out);
+    const int64_t steps = (at.in + STEP - 1) / STEP, tiles = (at.rows + PAIR_ROWS - 1) / PAIR_ROWS;
+    uint16_t *x = aligned_alloc(64, 64 * (tiles * PAIR_ROWS * steps + 1));
+    if (x == NULL)
+        return 0;
+    for (int64_t row = 0; row < tiles * PAIR_ROWS; row++)
+        for (int64_t step = 0; step < steps; step++) {
+            uint16_t *to = x + ((row / PAIR_ROWS * steps + step) * PAIR_ROWS + row % PAIR_ROWS) * STEP;
+            int64_t left = at.in - step * STEP, count = left < STEP ? left : STEP;
+            memset(to, 0, 2 * STEP);
+            if (row < at.rows)
+                memcpy(to, at.x + row * at.in + step * STEP, 2 * count);
+        }
+    int64_t share = (at.out + threads - 1) / threads;
+    share = (share + PAIR_OUTPUTS - 1) / PAIR_OUTPUTS * PAIR_OUTPUTS;
+#ifdef _OPENMP
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+#endif
+    for (int thread = 0; thread < threads; thread++) {
+        int64_t begin = thread * share, end = begin + share < at.out ? begin + share : at.out;
+        outputs_of_pairs(&at, x, begin, end);
+    }
+    free(x);
+    return 1;
+}
+#endif
+
+/* ------------------------------------------------------------------------------------------------------
  * packed linear layers */
 
 /* Packed weights lie in panels of sixteen outputs (`packed.py` says how). Levels of a group of 32 inputs are

@@ -53,6 +53,14 @@ class _Packed(ctypes.Structure):
     )
 
 
+class _Pairs(ctypes.Structure):
+    _fields_ = (
+        *_fields(ctypes.c_void_p, "x weights y"),
+        *_fields(ctypes.c_int64, "rows inputs outputs"),
+        *_fields(ctypes.c_int32, "kind threads"),
+    )
+
+
 class _Delta(ctypes.Structure):
     _fields_ = (
         *_fields(ctypes.c_void_p, "queries keys values decays shares states steps found"),
@@ -103,6 +111,9 @@ class Library:
         self._packed_rows = library.flowspec_packed_rows
         self._turn, self._store = library.flowspec_turn, library.flowspec_store
         self._delta, self._halves = library.flowspec_delta, library.flowspec_halves
+        self._pairs = getattr(library, "flowspec_pairs", None)
+        if self._pairs is not None:
+            self._pairs.argtypes = (ctypes.POINTER(_Pairs),)
         self._linear.argtypes = (pointer, small, number, number, pointer, small, number, pointer, small)
         self._packed.argtypes = (ctypes.POINTER(_Packed),)
         self._packed_rows.argtypes = (pointer, small, number, pointer, number, pointer)
@@ -126,6 +137,25 @@ class Library:
         found = x.new_empty((rows, outputs))
         given = x.data_ptr(), KINDS[x.dtype], rows, inputs, weights.data_ptr(), KINDS[weights.dtype], outputs
         if not self._linear(*given, found.data_ptr(), torch.get_num_threads()):
+            raise MemoryError("no memory for a linear layer")
+        return found
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether the processor that this was built for multiplies pairs of bfloat16."""
+        return self._pairs is not None
+
+    def pairs(self, x: torch.Tensor, weights: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """As `plain.pairs_product`, rounded to `dtype`, float32 or bfloat16; for `has_pairs` alone."""
+        assert self._pairs is not None, "the processor that this was built for has no such instruction"
+        (rows, inputs), outputs = x.shape, len(weights)
+        assert all(each.dtype == torch.bfloat16 and each.is_contiguous() for each in (x, weights))
+        assert weights.shape == (outputs, inputs)
+        assert dtype in (torch.float32, torch.bfloat16), "the source rounds to no other"
+        found = x.new_empty((rows, outputs), dtype=dtype)
+        where = x.data_ptr(), weights.data_ptr(), found.data_ptr()
+        given = _Pairs(*where, rows, inputs, outputs, KINDS[dtype], torch.get_num_threads())
+        if not self._pairs(given):
             raise MemoryError("no memory for a linear layer")
         return found
 

@@ -26,6 +26,8 @@ LANES = 16
 BLOCK = 64
 """Positions whose values are summed one after another, before their sum is added to those of the blocks
 before."""
+_NORMAL_LEAST = 2.0**-126
+"""Of float32; half a last place below it rounds to it."""
 EXP_LEAST, EXP_MOST = -86.0, 88.0
 _SHIFT = 12582912.0
 """1.5 * 2^23: a float32 that was added to it has lost its fraction, rounded to even."""
@@ -67,6 +69,45 @@ def halves_sum(terms: torch.Tensor) -> torch.Tensor:
         room //= 2
         terms = terms[..., :room] + terms[..., room:]
     return terms[..., 0]
+
+
+def pairs_product(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Float32 `[rows, out]` from bfloat16 `[rows, in]` and `[out, in]`, as x86 multiplies pairs (VDPBF16PS).
+
+    Of every 32 inputs lane i adds the products of inputs 2 i + 1 and 2 i, in this order, each by a fused step
+    (`_flushed_step`); the last inputs are filled up with zeros. Then the lanes are summed in halves.
+    """
+    (rows, inputs), outputs = x.shape, len(weights)
+    missing = -inputs % (2 * LANES)
+    left, right = (_flushed(F.pad(each, (0, missing)).double()) for each in (x, weights))
+    left, right = left.view(rows, 1, -1, LANES, 2), right.view(1, outputs, -1, LANES, 2)
+    lanes = torch.zeros((rows, outputs, LANES), dtype=torch.float64)
+    for step in range(left.shape[2]):
+        for place in (1, 0):
+            lanes = _flushed_step(left[:, :, step, :, place], right[:, :, step, :, place], lanes)
+    return halves_sum(lanes.float())
+
+
+def _flushed_step(x: torch.Tensor, y: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    """x * y + total of numbers of bfloat16 and float32, rounded once to float32; zero where that is below the
+    smallest normal number. All are held in float64, in which products of such numbers are exact."""
+    product = x * y
+    found = product + total
+    part = found - product
+    lost = (product - (found - part)) + (total - part)  # what the sum in float64 lost, exactly
+    # Where it lost something its last digit becomes odd, so that what is rounded to float32 is on the side of
+    # a tie, or of a bound, on which the right sum is.
+    bits = found.view(torch.int64)
+    away = (lost > 0) == (found > 0)
+    odd = torch.where(away, bits + 1, bits - 1).view(torch.float64)
+    is_even = (bits & 1 == 0) & (lost != 0) & found.isfinite()
+    return _flushed(torch.where(is_even, odd, found)).float().double()
+
+
+def _flushed(x: torch.Tensor) -> torch.Tensor:
+    """Float64, but what float32 would round to less than its smallest normal number is a zero of that
+    sign."""
+    return torch.where(x.abs() < _NORMAL_LEAST * (1 - 2.0**-25), x * 0.0, x)
 
 
 def exp(x: torch.Tensor) -> torch.Tensor:

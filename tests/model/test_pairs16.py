@@ -1,0 +1,218 @@
+"""pairs16: what `plain.py` has of products in pairs, and what `canonical.c` computes where the processor has
+the instruction, is what exact fractions give, step by step; for any shape and threads."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Callable
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowspec.model import kernel_checks, kernels
+from flowspec.model.arithmetic import build, plain
+from flowspec.model.arithmetic.compiled import Library
+from flowspec.model.kernels import PAIRS16, kernels_of
+from flowspec.model.products import pairs16
+from tests.model.slices import CPU
+from tests.model.threads import threads_of
+
+LEAST = -126
+"""Numbers below 2 to this count as zeros."""
+Products = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def places(number: Fraction) -> int:
+    """The power of two that a number, not zero, is at least, and less than twice."""
+    power = number.numerator.bit_length() - number.denominator.bit_length()
+    return power if abs(number) >= Fraction(2) ** power else power - 1
+
+
+def step(a: Fraction, b: Fraction, total: Fraction) -> Fraction:
+    """a * b + total, rounded once to 24 places, of two numbers as near to the even one; nothing below 2^-126.
+    `round` of a fraction is exact, and takes the even one."""
+    a, b = (Fraction(0) if abs(each) < Fraction(2) ** LEAST else each for each in (a, b))
+    found = a * b + total
+    if not found:
+        return found
+    unit = Fraction(2) ** (places(abs(found)) - 23)
+    found = round(found / unit) * unit
+    return found if abs(found) >= Fraction(2) ** LEAST else Fraction(0)
+
+
+def exactly(x: torch.Tensor, weights: torch.Tensor) -> list[list[float]]:
+    """What a row of results is, from steps in fractions, and lanes summed in halves by numbers of 32 bits."""
+
+    def one(row: list[float], weight: list[float]) -> float:
+        lanes = [Fraction(0)] * 16
+        pairs = [*zip(map(Fraction, row), map(Fraction, weight), strict=True)]
+        for at in range(0, len(pairs), 2):
+            for a, b in reversed(pairs[at : at + 2]):
+                lanes[at // 2 % 16] = step(a, b, lanes[at // 2 % 16])
+        sums = [float(lane) for lane in lanes]
+        while len(sums) > 1:
+            half = len(sums) // 2
+            wide = [a + b for a, b in zip(sums[:half], sums[half:], strict=True)]
+            sums = [struct.unpack("f", struct.pack("f", each))[0] for each in wide]
+        return sums[0]
+
+    return [[one(row, weight) for weight in weights.tolist()] for row in x.tolist()]
+
+
+def numbers(shape: tuple[int, int], powers: tuple[int, int], seed: int) -> torch.Tensor:
+    """Random numbers of bfloat16 times powers of two from the first to the last of these."""
+    generator = torch.Generator().manual_seed(seed)
+    times = torch.exp2(torch.randint(powers[0], powers[1] + 1, shape, generator=generator).float())
+    return (torch.randn(shape, generator=generator) * times).bfloat16()
+
+
+@pytest.fixture(params=["definition", "built"])
+def products(request: pytest.FixtureRequest, library: Library) -> Products:
+    if request.param == "definition":
+        return plain.pairs_product
+    return lambda x, weights: here(library).pairs(x, weights, torch.float32)
+
+
+def here(library: Library) -> Library:
+    if not library.has_pairs:
+        pytest.skip("this processor does not multiply pairs of bfloat16")
+    return library
+
+
+@pytest.mark.parametrize("powers", [(0, 0), (-8, 8), (-66, -60), (-140, 20)])
+@pytest.mark.parametrize("inputs", [1, 2, 31, 64, 75, 290])
+def test_a_row_is_what_steps_in_fractions_give(
+    products: Products, inputs: int, powers: tuple[int, int]
+) -> None:
+    x, weights = numbers((5, inputs), powers, 1), numbers((8, inputs), powers, 2)
+    assert products(x, weights).tolist() == exactly(x, weights)
+
+
+def test_orders_roundings_and_what_is_too_small(products: Products) -> None:
+    """Sums that another order, one rounding for both products, or another bound would give otherwise."""
+    least, tie = 2.0**-63, 2.0**-24
+    cases = [
+        ([1, tie], [-1, 1]),  # the second product first: nothing; the first one first: 2^-24
+        ([0, 1, *30 * [0], tie, tie], [1, 1, *30 * [0], 1, 1]),  # 1, in two roundings; 1 + 2^-23 in one
+        ([0, 1, *30 * [0], tie, -1], [1, 1, *30 * [0], 1, 1]),
+        ([2.0**-130, 2.0**-130], [2.0**60, 1]),  # factors that count as zeros
+        ([-(2.0**-70), 0], [2.0**-60, 0]),  # a product that counts as zero, of that sign
+        ([-least * 2.0**-24, least], [least, least]),  # below by half a last place and by a quarter
+        ([-least * 2.0**-25, least], [least, least]),
+        ([-least * 2.0**-26, least], [least, least]),
+        ([least, -1.5 * least], [least, least]),  # too small after one step, and right after both
+    ]
+    for left, right in cases:
+        x, weights = (torch.tensor([each], dtype=torch.bfloat16) for each in (left, right))
+        assert x.tolist() == [left]
+        assert products(x, weights).tolist() == exactly(x, weights), (left, right)
+    assert exactly(torch.tensor([[-least * 2.0**-24, least]]), torch.tensor([[least, least]])) == [[0.0]]
+    assert exactly(torch.tensor([[-least * 2.0**-25, least]]), torch.tensor([[least, least]])) == [[least**2]]
+
+
+def test_what_is_no_number_stays_what_it_is(products: Products) -> None:
+    inf, nan, most = float("inf"), float("nan"), 2.0**127
+    x = torch.tensor([[inf, 1], [inf, -inf], [nan, 1], [most, most], [most, -inf], [0, inf]]).bfloat16()
+    weights = torch.tensor([[1, 1], [2, 2], [0, 1]]).bfloat16()
+    found = products(x, weights)
+    expected = torch.tensor(
+        [[inf, inf, nan], [nan, nan, nan], [nan, nan, nan], [inf, inf, most], [-inf, -inf, -inf], [inf] * 3]
+    )
+    assert torch.equal(found.nan_to_num(7, 8, 9), expected.nan_to_num(7, 8, 9))
+
+
+@given(
+    rows=st.integers(1, 75),
+    inputs=st.integers(1, 1100),
+    outputs=st.integers(1, 120),
+    threads=st.integers(1, 3),
+)
+def test_a_row_has_the_same_bits_in_any_number_of_rows(
+    library: Library, rows: int, inputs: int, outputs: int, threads: int
+) -> None:
+    pairs = here(library).pairs
+    x, weights = numbers((rows, inputs), (-2, 2), rows), numbers((outputs, inputs), (-2, 2), outputs)
+    with threads_of(threads):
+        together = pairs(x, weights, torch.float32)
+        assert torch.equal(pairs(x, weights, torch.bfloat16), together.bfloat16())
+    alone = torch.cat([pairs(row[None], weights, torch.float32) for row in x])
+    assert together.equal(alone)
+
+
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(300, 2080, 31), (70, 16416, 13), (23, 600, 700)])
+def test_many_rows_and_long_ones_are_divided_and_lose_none(
+    library: Library, rows: int, inputs: int, outputs: int
+) -> None:
+    """Rows that do not fit beside each other, a block of weights, and outputs that are left over."""
+    pairs = here(library).pairs
+    x, weights = numbers((rows, inputs), (-2, 2), 1), numbers((outputs, inputs), (-2, 2), 2)
+    found = pairs(x, weights, torch.float32)
+    exact = x.double() @ weights.double().T
+    assert (found - exact).abs().max() < 1e-6 * (x.double().abs() @ weights.double().abs().T).max()
+    for row in (0, rows // 2, rows - 1):
+        assert pairs(x[row : row + 1], weights, torch.float32).equal(found[row : row + 1])
+
+
+def test_numbers_behind_a_row_do_not_matter(library: Library) -> None:
+    """Weights of the next row, and what lies behind the last one."""
+    room = torch.full((4, 75), float("nan"), dtype=torch.bfloat16)
+    room[:2] = numbers((2, 75), (0, 0), 1)
+    x = numbers((3, 75), (0, 0), 2)
+    found = here(library).pairs(x, room[:2], torch.float32)
+    assert found.equal(here(library).pairs(x, room[:2].clone(), torch.float32))
+    assert found.isfinite().all()
+    assert here(library).pairs(x[:0], room, torch.float32).shape == (0, 4)
+
+
+def test_a_bias_is_added_before_the_result_is_rounded(library: Library) -> None:
+    x, weights = numbers((3, 64), (0, 0), 1), numbers((7, 64), (0, 0), 2)
+    bias = numbers((1, 7), (0, 0), 3)[0]
+    expected = (here(library).pairs(x, weights, torch.float32) + bias).bfloat16()
+    assert pairs16(x, weights, bias).equal(expected)
+    assert pairs16(x, weights, None).equal(library.pairs(x, weights, torch.float32).bfloat16())
+
+
+# ------------------------------------------------------------------------------------ who is taken, and tried
+
+
+def test_it_comes_first_in_bfloat16_where_the_processor_has_it(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here(library)
+    cases = itertools.product((False, True), (False, True), (False, True))
+    for is_built, has_tiles, has_products in cases:
+        monkeypatch.setattr(kernels, "has_tiles", lambda dtype, has=has_tiles: has)
+        monkeypatch.setattr(kernels, "has_products", lambda dtype, has=has_tiles or has_products: has)
+        monkeypatch.setattr(build, "_allowed", build.build() if is_built else None)
+        names = [kernel.name for kernel in kernels_of("bfloat16", CPU)]
+        if not is_built or not (has_tiles or has_products):
+            assert PAIRS16 not in names
+        else:
+            assert names[:2] == (["torch", PAIRS16] if has_tiles else [PAIRS16, "torch"])
+        assert PAIRS16 not in [kernel.name for kernel in kernels_of("float16", CPU)]
+
+
+def test_a_processor_that_multiplies_pairs_otherwise_is_found(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here(library)
+    (kernel,) = (kernel for kernel in kernels_of("bfloat16", CPU) if kernel.name == PAIRS16)
+    assert kernel_checks.pairs_fault() == ""
+    right = Library.pairs
+
+    def first_one_first(self: Library, x: torch.Tensor, w: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        swapped = (each.unflatten(1, (-1, 2)).flip(2).flatten(1) for each in (x[:, : x.shape[1] // 2 * 2], w))
+        return right(self, *swapped, dtype)
+
+    def small_ones_kept(self: Library, x: torch.Tensor, w: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        found, wide = right(self, x, w, torch.float32), (x.double() @ w.double().T).float()
+        return torch.where((found == 0) & (wide != 0), wide, found).to(dtype)
+
+    for wrong, rows in ((first_one_first, 8), (small_ones_kept, 9)):
+        monkeypatch.setattr(Library, "pairs", wrong)
+        fault = kernel_checks.linear_fault("bfloat16", kernel, CPU)
+        assert fault == f"differs from the definition of products in pairs of {rows} rows of 64 x 48"
