@@ -466,8 +466,11 @@ def _setup(table: Table, drafters: Sequence[str] = ()) -> Setup:
     chosen = _chosen(table, name, drafters)
     if CHAIN in table.data and method.takes_chain:
         options[CHAIN] = None if table.data[CHAIN] == AUTO else tuple(range(len(chosen or ())))
+    called = table.text("name")
+    if "," in called:
+        table.wrong("name", "one without commas, which part names after --methods")
     return Setup(
-        name=table.text("name"),
+        name=called,
         method=name,
         options=options,
         coupled=table.flag("coupled", True),

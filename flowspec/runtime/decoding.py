@@ -10,7 +10,7 @@ from typing import Any
 
 from flowspec.core.methods import CHAIN, CHAINED, DEFAULT, default_method, find_method
 from flowspec.core.protocol import limits
-from flowspec.draft.kinds import FALLBACK, NONE, check_drafter, find_drafter, model_name
+from flowspec.draft.kinds import FALLBACK, NONE, WITHOUT_TENSORS, check_drafter, find_drafter, model_name
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED
 from flowspec.runtime.cluster_file import read_drafters
@@ -21,7 +21,9 @@ BUNDLED_CHAIN = ("draft", "mid")
 
 
 def method_for(drafters: Sequence[str], chain: str | None) -> str:
-    return default_method(has_team=len(drafters) > 1, has_chain=chain is not None)
+    """Where none is named. Look-ups beside one model need nobody to choose between them."""
+    models = [name for name in drafters if name not in WITHOUT_TENSORS]
+    return default_method(has_team=len(models) > 1, has_chain=chain is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

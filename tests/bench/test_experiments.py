@@ -307,6 +307,10 @@ def test_a_wrong_file_is_one_line_with_table_key_and_what_was_expected(
         ),
         (METHOD.replace('name = "a"', ""), "method 1: name: expected a printable text, got nothing"),
         (
+            METHOD.replace('"a"', '"a, b"'),
+            "method 1: name: expected one without commas, which part names after --methods, got 'a, b'",
+        ),
+        (
             METHOD + "count = 3",
             "method 1: unknown key 'count'; expected chain, coupled, depth, drafters, method",
         ),

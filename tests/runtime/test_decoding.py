@@ -33,6 +33,13 @@ def test_what_drafts_where_nothing_is_said() -> None:
     assert Decoding(drafters=(NONE,)).drafters_for(BUNDLED, ("draft-math",)) == ()
 
 
+def test_several_models_draft_by_a_method_that_chooses_between_them() -> None:
+    default = Decoding().method
+    for alone in ((), ("draft",), ("ngram",), ("draft", "ngram"), ("draft", "ngram", "suffix")):
+        assert method_for(alone, None) == default
+    assert method_for(("draft", "mid"), None) == method_for(("draft", "ngram", "mid"), None) == "cosine"
+
+
 def test_a_chain_is_in_the_order_given_or_by_size() -> None:
     chained = Decoding(method=method_for((), "auto"), chain="mid,draft")
     assert chained.drafters_for(BUNDLED) == ("mid", "draft")
