@@ -121,9 +121,12 @@ def test_an_announced_daemon_that_is_gone_is_shown_and_not_written(
     assert not path.exists()
 
 
-def test_false_announcements_take_no_longer_than_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody announces more daemons than there are, none of which tells its address."""
-    looked_up = []
+def test_false_announcements_are_looked_up_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody announces more daemons than there are, none of which tells its address: one after another they
+    would take a second each."""
+    looked_up: list[str] = []
+    ended: list[str] = []
+    most = 0
 
     def opened(*_: Any, handlers: Any = (), **__: Any) -> Any:
         for handler in handlers:
@@ -132,8 +135,11 @@ def test_false_announcements_take_no_longer_than_the_search(monkeypatch: pytest.
         return network
 
     def get_service_info(service: str, name: str, patience_ms: int) -> None:
+        nonlocal most
         looked_up.append(name)
+        most = max(most, len(looked_up) - len(ended))
         time.sleep(patience_ms / 1000)
+        ended.append(name)
 
     network = SimpleNamespace(
         Zeroconf=opened,
@@ -145,10 +151,8 @@ def test_false_announcements_take_no_longer_than_the_search(monkeypatch: pytest.
         close=lambda: None,
     )
     monkeypatch.setattr("flowspec.runtime.discovery._zeroconf", lambda: network)
-    begun_s = time.monotonic()
     assert find_announced(1.0) == []
-    assert time.monotonic() - begun_s < 3.0, "one after another they took a second each"
-    assert len(looked_up) == FOUND_MAX
+    assert 10 < most <= len(looked_up) <= FOUND_MAX
 
 
 def test_the_time_out_is_that_of_the_whole_command(
