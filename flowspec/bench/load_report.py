@@ -11,7 +11,7 @@ from typing import Any
 
 from flowspec.bench.console import show as show_table
 from flowspec.bench.plots import COLOURS, HEIGHT_IN, OTHER_COLOURS, WIDTH_IN, figure, heading, name_of
-from flowspec.bench.report import WIDTH, WORLDS, grid, percent, place, rate
+from flowspec.bench.report import WIDTH, WORLDS, grid, load_opening, percent, place, rate
 
 NONE = "-"
 COLUMNS = (
@@ -71,15 +71,7 @@ def load_title(table: Mapping[str, Any], load: Mapping[str, Any]) -> str:
 def markdown(summary: Mapping[str, Any]) -> str:
     """GitHub tables, one for each load."""
     world = summary["world"]
-    lines = [
-        f"# {summary['experiment']}: **{world.upper()} world**",
-        "",
-        f"**{world}** is {WORLDS.get(world, 'a world of its own')}. {summary['answers']} answers, "
-        f"{summary['wrong']} of them wrong.",
-        "",
-        EXPLAINED,
-        "",
-    ]
+    lines = load_opening(summary, EXPLAINED)
     for table in summary["tables"]:
         for load in table["loads"]:
             lines += [f"## {load_title(table, load)} ({world})", "", *grid(["method", *COLUMNS], rows(load))]

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from flowspec.bench.config import Bench, LoadStep, Setup, Testbed
 from flowspec.bench.drafter_for_each import DrafterForEach
+from flowspec.bench.load import LoadAnswer
 from flowspec.bench.outcome import read_lines
 from flowspec.bench.plain import PlainCase
 from flowspec.bench.recording import agreement_of
@@ -38,24 +39,11 @@ DraftersOf = Callable[[PlainCase], Drafters]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepAnswer:
-    """One answer, asked for in a step as the `turn`th there of its user, in instants of its world's clock."""
+class StepAnswer(LoadAnswer):
+    """One answer, asked for in a step as the `turn`th there of its user."""
 
     step: int
-    user: int
     turn: int
-    prompt_id: str
-    domain: str
-    asked_s: float
-    first_s: float
-    last_s: float
-    new_tokens: int
-    agreement: str
-
-    @property
-    def whole_s(self) -> float:
-        """From the question to the last token."""
-        return self.last_s - self.asked_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import Any
 from flowspec.bench.console import show as show_table
 from flowspec.bench.load_steps_summary import ALL, BELOW, FIRST, LATER
 from flowspec.bench.plots import COLOURS, OTHER_COLOURS, PALETTE, WIDTH_IN, figure, heading, name_of
-from flowspec.bench.report import NONE, WIDTH, WORLDS, grid, percent, place, rate, times
+from flowspec.bench.report import NONE, WIDTH, WORLDS, grid, load_opening, percent, place, rate, times
 
 COLUMNS = ("answers", "tok/s", "latency s", "p95 s", "first s", "lost s", "stages")
 BESIDE = ("tok/s", "speed", *(FIRST, LATER), "by domain")
@@ -89,15 +89,7 @@ def _cell(each: Mapping[str, Any]) -> str:
 def markdown(summary: Mapping[str, Any]) -> str:
     """GitHub tables, one for each step, and what is beside the single drafter."""
     world = summary["world"]
-    lines = [
-        f"# {summary['experiment']}: **{world.upper()} world**",
-        "",
-        f"**{world}** is {WORLDS.get(world, 'a world of its own')}. {summary['answers']} answers, "
-        f"{summary['wrong']} of them wrong.",
-        "",
-        EXPLAINED,
-        "",
-    ]
+    lines = load_opening(summary, EXPLAINED)
     for table in summary["tables"]:
         if beside := beside_rows(table):
             lines += [f"## {place(table)}: by `{table['single']}` ({world})", "", BESIDE_EXPLAINED, ""]

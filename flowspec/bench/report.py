@@ -82,6 +82,20 @@ def _thousandths(ratio: Ratio) -> str:
     return f"{ratio['ratio']:.3f}{interval}"
 
 
+def load_opening(summary: Mapping[str, Any], explained: str) -> list[str]:
+    """How the document of an experiment of loads begins."""
+    world = summary["world"]
+    return [
+        f"# {summary['experiment']}: **{world.upper()} world**",
+        "",
+        f"**{world}** is {WORLDS.get(world, 'a world of its own')}. {summary['answers']} answers, "
+        f"{summary['wrong']} of them wrong.",
+        "",
+        explained,
+        "",
+    ]
+
+
 def grid(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """The lines of a GitHub table."""
     lines = [columns, ["---"] + ["---:"] * (len(columns) - 1), *rows]

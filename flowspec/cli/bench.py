@@ -15,8 +15,9 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -255,17 +256,8 @@ def _loads(bench: Bench, cases: Sequence[PlainCase], out: Path, args: argparse.N
         records = run_loads(bench, cases, done, out, args.jobs, step)
     summary = load_summary.summarise(bench.name, bench.world, records)
     summary["setting"] = setting_of(bench, cases, args.words)
-    (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", "utf-8")
-    (out / "summary.md").write_text(load_report.markdown(summary), "utf-8")
-    if not args.no_plots:
-        load_report.draw(summary, out / "load.png")
-    write_report(summary, out)
-    if args.json:
-        print(json.dumps(summary))
-    else:
-        load_report.show(summary)
-        note(f"report: {out}/report.html (all it is made of is beside it)")
-    return 1 if summary["wrong"] else 0
+    draw = partial(load_report.draw, summary, out / "load.png")
+    return _tell_loads(summary, out, args, load_report.markdown, load_report.show, draw)
 
 
 def _step_loads(bench: Bench, cases: Sequence[PlainCase], out: Path, args: argparse.Namespace) -> int:
@@ -275,15 +267,28 @@ def _step_loads(bench: Bench, cases: Sequence[PlainCase], out: Path, args: argpa
         records = load_steps_runs.run_step_loads(bench, cases, done, out, args.jobs, step)
     summary = load_steps_summary.summarise(bench, records)
     summary["setting"] = setting_of(bench, cases, args.words)
+    draw = partial(load_steps_report.draw, summary, out / "steps.png")
+    return _tell_loads(summary, out, args, load_steps_report.markdown, load_steps_report.show, draw)
+
+
+def _tell_loads(
+    summary: dict[str, Any],
+    out: Path,
+    args: argparse.Namespace,
+    markdown: Callable[[Mapping[str, Any]], str],
+    show: Callable[[Mapping[str, Any]], None],
+    draw: Callable[[], None],
+) -> int:
+    """Writes what came of loads and tells it; the exit status."""
     (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", "utf-8")
-    (out / "summary.md").write_text(load_steps_report.markdown(summary), "utf-8")
+    (out / "summary.md").write_text(markdown(summary), "utf-8")
     if not args.no_plots:
-        load_steps_report.draw(summary, out / "steps.png")
+        draw()
     write_report(summary, out)
     if args.json:
         print(json.dumps(summary))
     else:
-        load_steps_report.show(summary)
+        show(summary)
         note(f"report: {out}/report.html (all it is made of is beside it)")
     return 1 if summary["wrong"] else 0
 
