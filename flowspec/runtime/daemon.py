@@ -124,7 +124,7 @@ class Daemon:
         self._worker = QuestionWorker[AskFacts](
             self._wake,
             "facts",
-            lambda question, is_held, tell: gather(question, machine, is_held=is_held, keys=keys),
+            lambda question, is_held, tell: gather(question, machine, is_held=is_held, keys=keys, tell=tell),
         )
         self._trier = QuestionWorker[AskArithmetics](
             self._wake,

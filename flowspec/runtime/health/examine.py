@@ -19,7 +19,7 @@ from typing import Any
 
 import zmq
 
-from flowspec.core.protocol.cluster_messages import Error, Hello, Welcome
+from flowspec.core.protocol.cluster_messages import Error, Hello, Loading, Welcome
 from flowspec.core.protocol.facts import AskFacts, Facts, Interface, LinkFacts
 from flowspec.core.protocol.messages import Message
 from flowspec.errors import ClusterError, FlowSpecError, PeerError
@@ -43,7 +43,9 @@ REFUSAL_S = 0.25
 """How long a machine may then take to refuse one more."""
 FACTS_S, TRIED_S = 30.0, 120.0
 """How long it may take to tell its facts, and what it may have to try first: how fast it is, which kernels
-are right. The first time, it may have to import torch, on a small board from an SD card."""
+are right. The first time, it may have to import torch, on a small board from an SD card. ..."""
+TRYING_S = 900.0
+"""... Where it tells how far it has come, it may take so long as a whole."""
 LINK_S = 75.0
 """How long to measure a link to the next device; longer than its time-outs."""
 ASKED_AT_ONCE = 16
@@ -94,6 +96,13 @@ class Examined:
     clock_offset_s: float = 0.0
     from_head: LinkFacts | None = None
     onward: LinkFacts | None = None
+
+
+TELLS_NOTHING = Failure(
+    "reachable",
+    "its daemon is there, but did not tell about the device in time",
+    "ask again: a machine that is busy needs longer; if that does not help, look at its log",
+)
 
 
 class _ExamineError(Exception):
@@ -271,6 +280,7 @@ class _Talk:
         self._monitor = Monitor(self._socket)
         self._link = Sender(self._socket, incarnation=secrets.randbits(48), sender=self._name)
         self._receiver = Receiver(self._link.incarnation)
+        self._is_there = False
 
     def __enter__(self) -> _Talk:
         return self
@@ -295,11 +305,14 @@ class _Talk:
                 )
             )
         self._link.count_from(answer.count)
+        self._is_there = True
         return answer
 
     def facts(self, question: AskFacts, limit_s: float) -> Facts:
         self._link.send(question)
-        answer = self._answer(limit_s)
+        self._deadline_s = min(self._deadline_s, time.monotonic() + TRYING_S)
+        while isinstance(answer := self._answer(limit_s), Loading):
+            pass
         if isinstance(answer, Facts):
             return answer
         text = answer.text if isinstance(answer, Error) else f"it answered with a {type(answer).__name__}"
@@ -309,9 +322,11 @@ class _Talk:
 
     def _answer(self, limit_s: float) -> Message:
         limit_s = self._within(limit_s)
-        if not self._monitor.await_ready(limit_s):
+        if limit_s <= 0 or not self._monitor.await_ready(limit_s):
             if self._monitor.refusal is not None:
                 raise _ExamineError(_no_entry(self._monitor.refusal.told(self._keys)))
+            if self._is_there:
+                raise _ExamineError(TELLS_NOTHING)
             raise _ExamineError(_why_silent(self._device, limit_s, self._within(self._timeouts.why_s)))
         try:
             envelope = decode(self._socket.recv_multipart())

@@ -35,8 +35,10 @@ def gather(
     is_held: bool = False,
     root: Path = Path("/"),
     keys: Keyring | None = None,
+    tell: Tell = lambda share: None,
 ) -> Facts:
-    """The facts of this machine as they are now; `keys` are for the link that is asked for."""
+    """The facts of this machine as they are now; `keys` are for the link that is asked for, and `tell` is
+    told how far kernels have been tried where that was not done before."""
     next_device = Device(name=question.next_name or "the next device", address=question.next_hop)
     software = read_software()
     memory = host_memory(root)
@@ -62,7 +64,7 @@ def gather(
         model=model_state(question.model, question.fingerprint) if question.model else "",
         link=link_facts(next_device, keys, effort) if question.next_hop else None,
         speed=own_speed(machine, may_probe=not is_held) if question.speed else None,
-        kernel=kernel_facts(question.dtype, machine) if question.dtype else None,
+        kernel=kernel_facts(question.dtype, machine, tell) if question.dtype else None,
     )
 
 
