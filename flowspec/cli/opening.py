@@ -11,8 +11,9 @@ from collections.abc import Callable
 from flowspec.cli.console import STARTING, loading_bar
 from flowspec.cli.options import cluster_options, decoding_options, joined
 from flowspec.cli.terminal import note
+from flowspec.core.methods import find_method
 from flowspec.draft.choosing import BOARD, BOARDS, best_download, on_equal_devices, without_model
-from flowspec.draft.kinds import FALLBACK
+from flowspec.draft.kinds import FALLBACK, NONE
 from flowspec.llm import LLM
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.hub import is_fetched
@@ -66,7 +67,11 @@ def open_llm(
 
 
 def tell_of_drafters(taken: Taken, model: str) -> None:
-    """Says which drafter is taken where the user named none, and on a terminal which download would help."""
+    """Says which drafter is taken where the user named none, or that none is used whom the user named, and on
+    a terminal which download would help."""
+    decoding = taken.decoding
+    if decoding.drafters not in ((), (NONE,)) and not find_method(decoding.method).drafts:
+        note(f"(method {decoding.method} guesses nothing: without {', '.join(decoding.drafters)})")
     if taken.drafter is not None:
         note(f"(drafter {taken.drafter.name}, the best one that is here; --drafter {FALLBACK} does without)")
     shape = taken.candidates.shape

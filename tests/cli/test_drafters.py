@@ -15,7 +15,7 @@ from safetensors.torch import load, save
 from flowspec.cli import opening, plan
 from flowspec.cli.main import main
 from flowspec.draft.choosing import BOARD
-from flowspec.model.files import DEMO_FOLDER
+from flowspec.model.files import BUNDLED, DEMO_FOLDER
 from flowspec.plan.memory import mib
 from flowspec.plan.planner import DoesNotFit
 from flowspec.plan.sites import PlanRequest
@@ -195,6 +195,23 @@ def test_a_download_is_told_of_on_a_terminal_only(
     (line,) = told
     assert "--drafter AngelSlim/Qwen3-4B_eagle3 downloads it; " in line
     assert f"flowspec drafters {known} tells more" in line
+
+
+@pytest.mark.parametrize(
+    ("drafters", "method", "line"),
+    [
+        (("bundled", "ngram"), "ar", ["(method ar guesses nothing: without bundled, ngram)"]),
+        (("none",), "ar", []),
+        (("bundled",), "continuous", []),
+    ],
+)
+def test_named_drafters_that_are_not_used_are_told_of(
+    drafters: tuple[str, ...], method: str, line: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(opening, "note", told.append)
+    opening.tell_of_drafters(taken_for(Decoding(method=method, drafters=drafters), BUNDLED, None), BUNDLED)
+    assert told == line
 
 
 def test_an_answer_is_guessed_with_what_is_here_and_goes_on_without_what_cannot_be_opened(
