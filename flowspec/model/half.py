@@ -117,15 +117,17 @@ def has_instructions(dtype: str) -> bool:
 
 
 def has_products(dtype: str) -> bool:
-    """Whether this x86 processor multiplies numbers of 16 bits and adds up in 32 in one step; False where
-    torch cannot tell."""
-    return has_tiles(dtype) or (dtype == "bfloat16" and _has("_is_avx512_bf16_supported"))
+    """Whether this x86 processor multiplies numbers of 16 bits and adds up in 32 in one step, and torch's
+    oneDNN makes use of it; False where torch cannot tell."""
+    has_pairs = dtype == "bfloat16" and has_instructions(dtype) and _has("_is_avx512_bf16_supported")
+    return has_tiles(dtype) or has_pairs
 
 
 def has_tiles(dtype: str) -> bool:
     """Whether it does so for whole tiles of a matrix (AMX), of which torch's kernels make use; False where
     torch cannot tell."""
-    return _has({"bfloat16": "_is_amx_tile_supported", "float16": "_is_amx_fp16_supported"}[dtype])
+    name = {"bfloat16": "_is_amx_tile_supported", "float16": "_is_amx_fp16_supported"}[dtype]
+    return has_instructions(dtype) and _has(name)
 
 
 def _has(name: str) -> bool:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from flowspec.bench.checkpoints import SMALL, make_checkpoint
+from flowspec.model import half
 from flowspec.model.arithmetic import build
 from flowspec.model.files import ModelFiles
 from flowspec.model.half import FbgemmHalfLinear, PlainHalfLinear
@@ -183,6 +184,15 @@ def test_torch_is_preferred_where_the_processor_has_instructions_or_fbgemm_is_mi
     monkeypatch.setattr("flowspec.model.kernels.has_instructions", lambda dtype: False)
     monkeypatch.setattr("flowspec.model.kernels._engines", lambda: ("qnnpack",))
     assert [kernel.name for kernel in kernels_of("bfloat16", CPU)] == ["torch", "plain"]
+
+
+def test_instructions_that_onednn_is_kept_from_count_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by ONEDNN_MAX_CPU_ISA: torch's kernel would be several times as slow as ours."""
+    for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
+        monkeypatch.setattr(torch.cpu, name, lambda: True, raising=False)
+    for is_seen in (True, False):
+        monkeypatch.setattr(half, "has_instructions", lambda dtype, here=is_seen: here)
+        assert half.has_products("bfloat16") == half.has_tiles("bfloat16") == is_seen
 
 
 def test_our_own_products_come_first_but_for_a_processor_that_has_such_instructions(
