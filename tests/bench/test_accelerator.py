@@ -55,7 +55,7 @@ def warm_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def broken(
-    how: str, dtypes: tuple[str, ...] = ("float32", "bfloat16", "int8"), seconds: float = 100.0
+    how: str, dtypes: tuple[str, ...] = ("float32", "bfloat16", "int8"), seconds: float = 1000.0
 ) -> list[Outcome]:
     told: list[Outcome] = []
     command = (sys.executable, "-m", "tests.bench.broken_accelerator", how)
@@ -186,7 +186,7 @@ def test_what_fails_is_told_in_a_line(how: str, fault: str) -> None:
 
 
 def test_what_hangs_is_ended_and_what_does_not_fit_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(check.SHARES, "verify", 0.02)
+    monkeypatch.setitem(check.SHARES, "verify", 0.002)
     outcomes = broken("hangs", ("float32",))
     assert states(outcomes)["slice float32"] == RIGHT
     assert states(outcomes)["verify float32"] == UNFINISHED
