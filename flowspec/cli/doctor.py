@@ -86,7 +86,13 @@ def run(args: argparse.Namespace) -> int:
             ]
         step = stack.enter_context(progress("asking", step_count(devices)))
         found = examine(
-            devices, model=needs.model, fingerprint=needs.fingerprint, dtype=needs.dtype, step=step, keys=keys
+            devices,
+            model=needs.model,
+            fingerprint=needs.fingerprint,
+            dtype=needs.dtype,
+            step=step,
+            tell=lambda text, share: step(f"{text} ({share:.0%})", 0),
+            keys=keys,
         )
     findings = diagnose(found, gather(AskFacts(), Machine(device="cpu")), needs)
     if args.json:

@@ -71,7 +71,8 @@ def tell_of_drafters(taken: Taken, model: str) -> None:
     a terminal which download would help."""
     decoding = taken.decoding
     if decoding.drafters not in ((), (NONE,)) and not find_method(decoding.method).drafts:
-        note(f"(method {decoding.method} guesses nothing: without {', '.join(decoding.drafters)})")
+        named = ",".join(decoding.drafters)
+        note(f"(--drafter {named} is not used: method {decoding.method} guesses nothing)")
     if taken.drafter is not None:
         note(f"(drafter {taken.drafter.name}, the best one that is here; --drafter {FALLBACK} does without)")
     shape = taken.candidates.shape

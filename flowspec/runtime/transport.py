@@ -68,7 +68,10 @@ def split_address(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     is_host, is_port = bool(host) and "/" not in host, port.isdecimal() and len(port) <= 5
     if not is_host or not is_port or not 0 < int(port) < 65536:
-        raise InputError(f"expected an address host:port with a port from 1 to 65535, got {address!r:.80}")
+        raise InputError(
+            "expected an address host:port with a port from 1 to 65535, as in 192.168.1.21:7700, got "
+            f"{address!r:.80}"
+        )
     return host, int(port)
 
 

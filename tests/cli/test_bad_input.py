@@ -342,11 +342,13 @@ def test_a_broken_cluster_file_is_named(refused: Callable[..., str], tmp_path: P
         ("[[device]", "expected TOML, got "),
         (
             '[[device]]\naddress = "host"',
-            "device 1: address: expected an address host:port with a port from 1 to 65535, got 'host'",
+            "device 1: address: expected an address host:port with a port from 1 to 65535, as in "
+            "192.168.1.21:7700, got 'host'",
         ),
         (
             '[[device]]\naddress = "http://192.0.2.1:7700"',
-            "expected an address host:port with a port from 1 to 65535, got 'http://192.0.2.1:7700'",
+            "expected an address host:port with a port from 1 to 65535, as in 192.168.1.21:7700, got "
+            "'http://192.0.2.1:7700'",
         ),
         (
             '[[device]]\naddress = "a:1"\nlayers = [0, 7]',

@@ -200,7 +200,7 @@ def test_a_download_is_told_of_on_a_terminal_only(
 @pytest.mark.parametrize(
     ("drafters", "method", "line"),
     [
-        (("bundled", "ngram"), "ar", ["(method ar guesses nothing: without bundled, ngram)"]),
+        (("bundled", "ngram"), "ar", ["(--drafter bundled,ngram is not used: method ar guesses nothing)"]),
         (("none",), "ar", []),
         (("bundled",), "continuous", []),
     ],

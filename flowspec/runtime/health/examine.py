@@ -10,11 +10,13 @@ import math
 import secrets
 import shlex
 import socket as sockets
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import zmq
@@ -28,6 +30,7 @@ from flowspec.runtime.cluster import Device
 from flowspec.runtime.health.gather import link_facts
 from flowspec.runtime.health.interfaces import interface_of, own_address, resolve
 from flowspec.runtime.monitor import Monitor
+from flowspec.runtime.pipeline_connections import Progress, told_of
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.transport import Receiver, Sender, dial, split_address
 from flowspec.version import __version__
@@ -52,6 +55,9 @@ ASKED_AT_ONCE = 16
 ANSWER_SHARE = 0.9
 HURRIED_AT_ONCE = 128
 """Where there is a time for all of them: those that do not answer then keep few others waiting."""
+
+LOOK_EVERY_S = 0.25
+"""How often those that wait for an answer look whether who asks has given up."""
 
 Step = Callable[[str], None]
 
@@ -132,11 +138,14 @@ def examine(
     fingerprint: str = "",
     dtype: str = "",
     step: Step = lambda done: None,
+    tell: Progress = lambda text, share: None,
     keys: Keyring | None = None,
 ) -> list[Examined]:
     """Everything that can be found out about these devices, in their order; a device that does not answer has
-    a `failure`."""
-    found = ask_all(devices, model=model, fingerprint=fingerprint, dtype=dtype, step=step, keys=keys)
+    a `failure`. `tell` is told by several threads what keeps a device from answering."""
+    found = ask_all(
+        devices, model=model, fingerprint=fingerprint, dtype=dtype, step=step, tell=tell, keys=keys
+    )
     context: zmq.Context[Any] = zmq.Context()
     try:
         for each, following in zip(found, [*found[1:], None], strict=True):
@@ -161,6 +170,7 @@ def ask_all(
     dtype: str = "",
     speed: Collection[str] = (),
     step: Step = lambda done: None,
+    tell: Progress = lambda text, share: None,
     keys: Keyring | None = None,
     within_s: float = math.inf,
     examine_timeouts: ExamineTimeouts = EXAMINE_TIMEOUTS,
@@ -174,10 +184,13 @@ def ask_all(
     at_once = examine_timeouts.at_once if within_s == math.inf else HURRIED_AT_ONCE
     share_s = within_s / max(1, math.ceil(len(devices) / at_once))
     machines = Counter(split_address(device.address)[0] for device in devices)
+    is_over = threading.Event()
 
     def ask(device: Device) -> Examined:
         question = AskFacts(model=model, fingerprint=fingerprint, speed=device.name in speed, dtype=dtype)
-        found = _ask(context, device, question, keys, time.monotonic() + share_s, examine_timeouts)
+        deadline_s = time.monotonic() + share_s
+        talk = partial(_Talk, context, device, keys, deadline_s, examine_timeouts, is_over)
+        found = _ask(talk, device, question, tell)
         if found.failure is not None and machines[split_address(device.address)[0]] > 1:
             found.failure = _beside_others(found.failure, device)
         step(device.name)
@@ -185,31 +198,26 @@ def ask_all(
 
     try:
         with ThreadPoolExecutor(at_once) as threads:
-            return list(threads.map(ask, devices))
+            try:
+                return list(threads.map(ask, devices))
+            finally:
+                is_over.set()  # Ctrl-C: some may wait for minutes
     finally:
         context.destroy(linger=0)
 
 
-def _ask(
-    context: zmq.Context[Any],
-    device: Device,
-    question: AskFacts,
-    keys: Keyring | None,
-    deadline_s: float,
-    examine_timeouts: ExamineTimeouts,
-) -> Examined:
+def _ask(open_talk: Callable[[], _Talk], device: Device, question: AskFacts, tell: Progress) -> Examined:
     found = Examined(device=device)
     try:
         address = resolve(split_address(device.address)[0])
         own = own_address(address)
         found.own = interface_of(own) if own else None
-        with _Talk(context, device, keys, deadline_s, examine_timeouts) as talk:
+        with open_talk() as talk:
             started_s = time.perf_counter()
             found.welcome = talk.hello()
             found.trip_s = (time.perf_counter() - started_s) / 2
-            found.facts = talk.facts(
-                replace(question, address=address), TRIED_S if question.speed or question.dtype else FACTS_S
-            )
+            limit_s = TRIED_S if question.speed or question.dtype else FACTS_S
+            found.facts = talk.facts(replace(question, address=address), limit_s, tell)
             found.clock_offset_s = found.facts.clock_s + found.trip_s - time.time()
     except _ExamineError as error:
         found.failure = error.failure
@@ -270,8 +278,11 @@ class _Talk:
         keys: Keyring | None,
         deadline_s: float = math.inf,
         examine_timeouts: ExamineTimeouts = EXAMINE_TIMEOUTS,
+        is_over: threading.Event | None = None,
     ) -> None:
+        """`is_over` is set where who asks has given up."""
         self._device = device
+        self._is_over = is_over or threading.Event()
         self._timeouts = examine_timeouts
         self._deadline_s = deadline_s
         self._keys = keys
@@ -308,11 +319,11 @@ class _Talk:
         self._is_there = True
         return answer
 
-    def facts(self, question: AskFacts, limit_s: float) -> Facts:
+    def facts(self, question: AskFacts, limit_s: float, tell: Progress = lambda text, share: None) -> Facts:
         self._link.send(question)
         self._deadline_s = min(self._deadline_s, time.monotonic() + TRYING_S)
         while isinstance(answer := self._answer(limit_s), Loading):
-            pass
+            tell(told_of(self._device.name, answer.doing), answer.share)
         if isinstance(answer, Facts):
             return answer
         text = answer.text if isinstance(answer, Error) else f"it answered with a {type(answer).__name__}"
@@ -322,7 +333,7 @@ class _Talk:
 
     def _answer(self, limit_s: float) -> Message:
         limit_s = self._within(limit_s)
-        if limit_s <= 0 or not self._monitor.await_ready(limit_s):
+        if not self._speaks(limit_s):
             if self._monitor.refusal is not None:
                 raise _ExamineError(_no_entry(self._monitor.refusal.told(self._keys)))
             if self._is_there:
@@ -334,6 +345,16 @@ class _Talk:
             return envelope.message
         except PeerError as error:
             raise _ExamineError(_other_version(str(error))) from None
+
+    def _speaks(self, limit_s: float) -> bool:
+        """Waits for a word of the daemon's; False when the time is up, or a handshake has failed for good."""
+        end_s = time.monotonic() + limit_s
+        while (left_s := end_s - time.monotonic()) > 0 and not self._is_over.is_set():
+            if self._monitor.await_ready(min(LOOK_EVERY_S, left_s)):
+                return True
+            if self._monitor.refusal is not None and self._monitor.refusal.is_final:
+                break
+        return False
 
     def _within(self, limit_s: float) -> float:
         """As much of it as there is left; a little stays, to find out why there is no answer."""

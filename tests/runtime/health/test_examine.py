@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import threading
 from collections.abc import Iterator, Sequence
 
@@ -14,6 +16,7 @@ from flowspec.core.protocol.facts import AskFacts, Facts
 from flowspec.core.protocol.messages import Message
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.health import examine
+from flowspec.runtime.pipeline_connections import Progress
 from flowspec.runtime.transport import Sender
 from flowspec.version import __version__
 from flowspec.wire.codec import decode
@@ -62,8 +65,8 @@ def daemon(*answers: Message, forever: Sequence[Message] = ()) -> Iterator[Devic
         context.destroy(linger=0)
 
 
-def told(device: Device) -> Facts | str:
-    (found,) = examine.ask_all([device], dtype="bfloat16")
+def told(device: Device, tell: Progress = lambda text, share: None) -> Facts | str:
+    (found,) = examine.ask_all([device], dtype="bfloat16", tell=tell)
     if found.failure is not None:
         return f"{found.failure.text}; {found.failure.advice}"
     assert found.facts is not None
@@ -71,8 +74,10 @@ def told(device: Device) -> Facts | str:
 
 
 def test_a_daemon_that_tries_its_kernels_is_waited_for() -> None:
+    doing: list[tuple[str, float]] = []
     with daemon(*TRYING, FACTS) as device:
-        assert told(device) == FACTS
+        assert told(device, lambda text, share: doing.append((text, share))) == FACTS
+    assert doing == [("x: trying kernels, once", share) for share in (0.0, 0.5, 0.5)]
 
 
 def test_one_that_says_no_more_is_there_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,3 +93,9 @@ def test_one_that_tries_for_ever_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(examine, "TRYING_S", 1.0)
     with daemon(forever=TRYING[:1]) as device:
         assert "its daemon is there" in str(told(device))
+
+
+def test_ctrl_c_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examine, "TRIED_S", 1e6)
+    with daemon(TRYING[0]) as device, pytest.raises(KeyboardInterrupt):
+        told(device, lambda text, share: os.kill(os.getpid(), signal.SIGINT))
