@@ -29,7 +29,12 @@ OURS = DEFAULT
 AR = WITHOUT_GUESSES
 SHIPPED_PROMPTS = "shipped"
 TUNING_PROMPTS = "shipped-tuning"
-PROMPT_FILES = {SHIPPED_PROMPTS: "bench.jsonl", TUNING_PROMPTS: "bench-tuning.jsonl"}
+UNSEEN_PROMPTS = "shipped-unseen"
+PROMPT_FILES = {
+    SHIPPED_PROMPTS: "bench.jsonl",
+    TUNING_PROMPTS: "bench-tuning.jsonl",
+    UNSEEN_PROMPTS: "bench-unseen.jsonl",
+}
 USERS_MAX = limits.CONVERSATIONS_MAX // 2
 """Of a load: beside the answers under way the head remembers those that it is about to forget."""
 HEAD_MS = 0.5

@@ -55,15 +55,21 @@ def experiment_folders() -> list[Path]:
     ]
 
 
+def shipped_experiments() -> dict[str, Path]:
+    """Their files by name."""
+    found = {path.stem: path for folder in reversed(experiment_folders()) for path in folder.glob("*.toml")}
+    return dict(sorted(found.items()))
+
+
 def find_experiment(name: str) -> Path:
     """A file, or one of the shipped experiments by its name; raises `InputError`."""
     if Path(name).is_file():
         return Path(name)
-    shipped = {path.stem: path for folder in reversed(experiment_folders()) for path in folder.glob("*.toml")}
+    shipped = shipped_experiments()
     if name in shipped:
         return shipped[name]
     raise InputError(
-        f"--experiment: expected a file or one of {', '.join(sorted(shipped))}, got {name!r:.80}"
+        f"--experiment: expected a file or one of {', '.join(shipped)}, got {name!r:.80}"
         f"{meant(name, shipped)}"
     )
 

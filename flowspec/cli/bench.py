@@ -49,7 +49,7 @@ from flowspec.bench.bench import (
 from flowspec.bench.config import AR, CLUSTER, EMULATED, OURS, SIMULATED, WORLDS, Bench, Setup
 from flowspec.bench.console import progress
 from flowspec.bench.drafting import RANDOM
-from flowspec.bench.experiments import find_experiment
+from flowspec.bench.experiments import find_experiment, shipped_experiments
 from flowspec.bench.html_report import write_report
 from flowspec.bench.load import read_loads
 from flowspec.bench.load_runs import run_loads
@@ -92,8 +92,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--experiment",
         default=DEFAULT,
-        metavar="FILE",
-        help="experiment file, or a shipped one's name (default: %(default)s)",
+        metavar="NAME-OR-FILE",
+        help=f"a file, or one of {', '.join(shipped_experiments())} (default: %(default)s)",
     )
     parser.add_argument(
         "--out",
@@ -141,7 +141,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--prompts",
         action="append",
         metavar="FILE",
-        help="jsonl in Spec-Bench form, or `shipped`; may be repeated",
+        help="jsonl in Spec-Bench form, `shipped` or `shipped-unseen`; may be repeated",
     )
     group.add_argument(
         "--profile",

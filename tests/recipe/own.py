@@ -1,12 +1,12 @@
 """Text that the target writes itself, and what it held likely at every token: what a drafter has to guess in
 use.
 
-The target answers the training prompts of the four domains, many at once, greedily and sampled; beside every
-token of an answer its `BEST` likeliest are kept with their probabilities, so that training on this text needs
-no teacher.
+The target answers the training prompts of the four domains, or of others that files ask of it (asked.py),
+many at once, greedily and sampled; beside every token of an answer its `BEST` likeliest are kept with their
+probabilities, so that training on this text needs no teacher.
 
-    python -m tests.recipe.own --out OUT --problems gsm8k_train.jsonl --plays plays.txt [--tokens
-    1700000]
+    python -m tests.recipe.own --out OUT --problems gsm8k_train.jsonl --plays plays.txt
+    python -m tests.recipe.own --out OUT --asked javascript.jsonl --tokens 250000
 
 Resumable: OUT fills with one file per few hundred answers, and the same command goes on behind the last one.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.cache_utils import Cache, DynamicLayer
 
 from flowspec.model.files import bundled_folder
+from flowspec.model.prompts import read_prompts
 from flowspec.model.reference import cache_name
-from tests.recipe.corpus import DOMAINS, documents, parse_mix, split
+from tests.recipe.corpus import Messages, documents, parse_mix, split
 
 BEST = 128
-TEMPERATURES = (0.0, 1.0, 0.7)
 PROMPT_TOKENS_MAX = 320
 ANSWERS_PER_FILE = 384
 COMPACT_BELOW = 7 / 8
@@ -186,31 +187,42 @@ class OwnText:
         )
 
 
+def questions(args: argparse.Namespace) -> dict[str, list[Messages]]:
+    """What the target is asked, by domain: what the files ask, or the training questions of the mix."""
+    found: dict[str, list[Messages]] = defaultdict(list)
+    if args.asked:
+        for prompt in [prompt for path in args.asked for prompt in read_prompts(path)]:
+            found[prompt.domain].append([{"role": "user", "content": prompt.turns[0]}])
+        return found
+    for domain, dialogues in documents(args.problems, args.plays).items():
+        if domain in parse_mix(args.mix):
+            found[domain] = [dialogue[:-1] for dialogue in split(dialogues)[1]]
+    return found
+
+
 def write(args: argparse.Namespace) -> None:
     torch.set_num_threads(args.threads)
     tokenizer = AutoTokenizer.from_pretrained(args.target)
     target: Any = AutoModelForCausalLM.from_pretrained(args.target, dtype=torch.float32)
     target = target.eval().to(args.device)
     prompts: dict[str, list[list[int]]] = {}
-    weights = parse_mix(args.mix)
-    for domain, found in documents(args.problems, args.plays).items():
-        if domain not in weights:
-            continue
-        asked = [dialogue[:-1] for dialogue in split(found)[1][: args.prompts_max]]
+    for domain, asked in questions(args).items():
         texts = [
             tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-            for messages in asked
+            for messages in asked[: args.prompts_max]
         ]
         encoded = tokenizer(texts, add_special_tokens=False)["input_ids"]
         prompts[domain] = [ids for ids in encoded if len(ids) <= PROMPT_TOKENS_MAX]
     print("prompts:", {domain: len(found) for domain, found in prompts.items()}, flush=True)
+    weights = dict.fromkeys(prompts, 1.0) if args.asked else parse_mix(args.mix)
     args.out.mkdir(parents=True, exist_ok=True)
     done = sorted(args.out.glob("*.npz"))
-    files, written = dict.fromkeys(DOMAINS, 0), dict.fromkeys(DOMAINS, 0)
+    files, written = dict.fromkeys(weights, 0), dict.fromkeys(weights, 0)
     for path in done:
         domain = path.stem.partition("-")[2]
-        files[domain] += 1
-        written[domain] += len(np.load(path)["tokens"])
+        if domain in weights:
+            files[domain] += 1
+            written[domain] += len(np.load(path)["tokens"])
     started, before = time.monotonic(), sum(written.values())
     number = len(done)
     while sum(written.values()) < args.tokens:
@@ -219,7 +231,7 @@ def write(args: argparse.Namespace) -> None:
         for i in range(files[domain] * ANSWERS_PER_FILE, (files[domain] + 1) * ANSWERS_PER_FILE):
             again, which = divmod(i, len(prompts[domain]))
             choice.append(prompts[domain][which])
-            temperatures.append(TEMPERATURES[(which + again) % len(TEMPERATURES)])
+            temperatures.append(args.temperatures[(which + again) % len(args.temperatures)])
         order = np.argsort([len(prompt) for prompt in choice], kind="stable")  # little padding
         random = torch.Generator(args.device).manual_seed(number)
         answers: dict[int, Answer] = {}
@@ -253,11 +265,13 @@ def main() -> None:
         help="folder of the model that writes (the bundled one)",
     )
     parser.add_argument("--out", type=Path, required=True, help="folder for the text")
+    parser.add_argument("--problems", type=Path, help="jsonl of word problems (question, answer)")
+    parser.add_argument("--plays", type=Path, help="text file of plays, speeches separated by blank lines")
     parser.add_argument(
-        "--problems", type=Path, required=True, help="jsonl of word problems (question, answer)"
-    )
-    parser.add_argument(
-        "--plays", type=Path, required=True, help="text file of plays, speeches separated by blank lines"
+        "--asked",
+        type=Path,
+        action="append",
+        help="jsonl of prompts with their domains, as many tokens of each, instead of the four; repeatable",
     )
     parser.add_argument(
         "--mix",
@@ -272,9 +286,18 @@ def main() -> None:
     parser.add_argument(
         "--prompts-max", type=int, default=20_000, help="prompts to take of a domain (%(default)s)"
     )
+    parser.add_argument(
+        "--temperatures",
+        type=lambda text: [float(each) for each in text.split(",")],
+        default="0,1,0.7",
+        help="one after the other (%(default)s)",
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cpu", help="cpu or cuda (%(default)s)")
-    write(parser.parse_args())
+    args = parser.parse_args()
+    if not args.asked and not (args.problems and args.plays):
+        parser.error("--problems and --plays are needed, or --asked")
+    write(args)
 
 
 if __name__ == "__main__":
