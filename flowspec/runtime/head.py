@@ -20,6 +20,7 @@ from dataclasses import replace
 from flowspec.checking import check, is_on
 from flowspec.core.cluster.forming import Start
 from flowspec.core.cluster.membership import Tick
+from flowspec.core.head.domains import Domains
 from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.events import (
     Cancel,
@@ -243,6 +244,11 @@ class Head:
         """What the method learnt of the models beside the target, by what prompts are about, if it goes by
         that."""
         return self._core.method.expertise
+
+    @property
+    def domains(self) -> Domains | None:
+        """The kinds of prompts that the method tells apart, if it does."""
+        return self._core.method.domains
 
     @property
     def plan(self) -> ClusterPlan:

@@ -212,11 +212,11 @@ class Session:
         `worth` is 0 to 1 by name, `best` the name of the one worth most; `example` are the last token ids of
         one of the prompts.
         """
-        expertise = self.head.expertise
-        if expertise is None:
+        expertise, domains = self.head.expertise, self.head.domains
+        if expertise is None or domains is None:
             return []
         found = []
-        for domain in list(expertise.domains):
+        for number, domain in enumerate(list(expertise.domains)):
             worth = {
                 name: round(value, 4)
                 for name, value in zip(self.drafters, expertise.in_domain(domain), strict=True)
@@ -226,7 +226,7 @@ class Session:
                     "answers": domain.answers,
                     "best": max(worth, key=worth.__getitem__),
                     "worth": worth,
-                    "example": list(domain.example),
+                    "example": list(domains.examples[number]),
                 }
             )
         return found

@@ -16,7 +16,7 @@ from flowspec.bench.experiments import find_experiment, read_experiment
 from flowspec.bench.guesses import Guesses, MemoDrafter
 from flowspec.bench.plain import PlainCase
 from flowspec.bench.synthetic import synthetic_cases
-from flowspec.core.head.expertise import Expertise
+from flowspec.core.head.domains import Domains
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import InputError
 
@@ -82,13 +82,13 @@ def test_of_what_is_wrong_they_say_the_same_as_often() -> None:
 
 
 def test_prompts_of_a_domain_are_known_by_their_words() -> None:
-    expertise = Expertise(1)
+    domains = Domains()
     prompts = synthetic_cases(12, [Sampling()], 8, domains=("a", "b", "c"), have_words=True)
-    found = [expertise.begin(case.prompt).domain for case in prompts]
+    found = [domains.find(case.prompt) for case in prompts]
     assert found == [0, 1, 2] * 4
-    apart = Expertise(1)
+    apart = Domains()
     others = synthetic_cases(12, [Sampling()], 8, domains=("a", "b", "c"))
-    assert len({apart.begin(case.prompt).domain for case in others}) > 3
+    assert len({apart.find(case.prompt) for case in others}) > 3
 
 
 def test_the_published_setting_is_read_with_its_drafters_and_domains() -> None:

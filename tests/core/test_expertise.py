@@ -1,5 +1,4 @@
-"""Who suits which request: domains found in prompts, worth learnt from matches, and choices that weigh
-both."""
+"""Who suits which request: worth learnt from matches by domain, and choices that weigh it."""
 
 from __future__ import annotations
 
@@ -7,50 +6,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.core.head.expertise import DOMAINS_MAX, UNKNOWN, Expertise, RequestRecord, sketch
+from flowspec.core.head.expertise import UNKNOWN, Expertise, RequestRecord
 
 EQUAL = (0.0, 0.0)
-TEMPLATE = tuple(range(1, 20))
-"""What every prompt begins with."""
-CODE, PLAYS = (100, 101, 102, 103), (200, 201, 202, 203)
+CODE, PLAYS = 0, 1
 
 
 def answered(
-    expertise: Expertise, prompt: tuple[int, ...], chances: tuple[float, ...], tokens: int = 10
+    expertise: Expertise, domain: int, chances: tuple[float, ...], tokens: int = 10
 ) -> RequestRecord:
     """An answer of so many tokens, to each of which drafter j had given `chances[j]`."""
-    record = expertise.begin(prompt)
+    record = expertise.begin(domain)
     for _ in range(tokens):
         expertise.observe(record, dict(enumerate(chances)))
     expertise.end(record)
     return record
 
 
-def test_prompts_of_the_same_rare_words_are_one_domain_whatever_all_prompts_share() -> None:
-    expertise = Expertise(1)
-    domains = [
-        expertise.begin((*TEMPLATE, *words)).domain
-        for words in (CODE, PLAYS, CODE[1:], PLAYS[:3], (*CODE, *CODE))
-    ]
-    assert domains == [0, 1, 0, 1, 0]
-
-
-def test_there_are_so_many_domains_and_no_more() -> None:
-    expertise = Expertise(1)
-    for number in range(3 * DOMAINS_MAX):
-        expertise.begin((10 * number, 10 * number + 1))
-    assert len(expertise.domains) == DOMAINS_MAX
-
-
-def test_an_empty_prompt_and_one_of_a_single_word_have_a_domain_too() -> None:
-    expertise = Expertise(2)
-    assert [expertise.begin(prompt).domain for prompt in ((), (7,), (7,))] == [0, 1, 1]
-    assert sketch(()) == {}
-
-
-def known(expertise: Expertise, prompt: tuple[int, ...]) -> list[float]:
+def known(expertise: Expertise, domain: int) -> list[float]:
     """What a request begins with."""
-    return expertise.worth(expertise.begin(prompt))
+    return expertise.worth(expertise.begin(domain))
 
 
 def test_a_request_begins_with_what_its_domain_learnt_and_a_new_domain_with_what_all_did() -> None:
@@ -175,7 +150,7 @@ def test_worth_is_a_mean_of_chances_and_the_best_weighs_one(
 ) -> None:
     expertise = Expertise(3)
     for number in range(answers):
-        record = expertise.begin((*TEMPLATE, number))
+        record = expertise.begin(number)
         for chances in matches:
             expertise.observe(record, chances)
             assert len(expertise.choose(record, count, range(3), (*EQUAL, 0.0))) in (count, min(3, count + 1))

@@ -4,7 +4,12 @@ verdict."""
 from __future__ import annotations
 
 import itertools
+import json
 import random
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import cast
 
@@ -12,10 +17,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flowspec.core.head.kept import Kept
 from flowspec.core.head.request import Request
 from flowspec.core.methods.continuous import Continuous
 from flowspec.core.methods.governor import (
     CLEARLY_BETTER,
+    GAIN_MAX,
     MEASURED_TOKENS,
     NEW_ANSWER_TOKENS_MIN,
     REGRET,
@@ -51,45 +58,73 @@ class Decoding:
         return self.rested[-tokens:]
 
 
+@dataclass(frozen=True)
+class Kind:
+    """Answers in which guessing gives `ratio` times the tokens of plain decoding, more or less by answer, so
+    many each; `domain` None: of an unknown one."""
+
+    ratio: float
+    domain: int | None = None
+    tokens: int = 96
+    spread: float = 0.15
+
+
 class Bursts:
-    """Answers of 96 tokens whose verdicts bring a geometric number of tokens each, `ratio` times as fast as
-    plain decoding, more or less by answer; waking the drafter costs time."""
+    """Answers whose verdicts bring a geometric number of tokens each; waking the drafter costs time."""
 
     def __init__(self, seed: int, governor: Governor | None) -> None:
         self._random = random.Random(seed)
         self._governor = governor
         self._now_s = 0.0
 
-    def tokens_per_s(self, ratios: list[float], answers: int) -> float:
-        tokens, took_s = 0, 0.0
-        for number in range(answers):
-            ratio = ratios[number % len(ratios)] * self._random.lognormvariate(-0.011, 0.15)
-            self._now_s += 5  # the prompt
+    def rates(self, kinds: Sequence[Kind]) -> dict[Kind, float]:
+        """An answer of each, in this order: tokens per second by kind."""
+        tokens: Counter[Kind] = Counter()
+        took_s: defaultdict[Kind, float] = defaultdict(float)
+        for kind in kinds:
+            answered = self._answer(kind)
+            tokens[kind] += answered[0]
+            took_s[kind] += answered[1]
+        return {kind: tokens[kind] / took_s[kind] for kind in tokens}
+
+    def _answer(self, kind: Kind) -> tuple[int, float]:
+        tokens, took_s, was_resting = 0, 0.0, False
+        ratio = kind.ratio * self._random.lognormvariate(-(kind.spread**2) / 2, kind.spread)
+        self._now_s += 5  # the prompt
+        if self._governor is not None:
+            self._governor.begin(kind.domain)
+            self._governor.idle()
+        while tokens < kind.tokens:
+            is_resting = self._governor is not None and self._governor.is_resting
+            count, pass_s = 1, PLAIN_S * self._random.choice((0.9, 1, 1.1))
+            if not is_resting:
+                while count < 8 and self._random.random() < 0.55:
+                    count += 1
+                pass_s = 2.2 / ratio * self._random.choice((0.8, 1, 1.2))
+                pass_s += CATCHING_UP_S if was_resting else 0.0
+            was_resting = is_resting
+            self._now_s += pass_s
+            took_s += pass_s
+            tokens += count
             if self._governor is not None:
-                self._governor.begin()
-                self._governor.idle()
-            end, was_resting = tokens + 96, False
-            while tokens < end:
-                is_resting = self._governor is not None and self._governor.is_resting
-                count, pass_s = 1, PLAIN_S * self._random.choice((0.9, 1, 1.1))
-                if not is_resting:
-                    while count < 8 and self._random.random() < 0.55:
-                        count += 1
-                    pass_s = 2.2 / ratio * self._random.choice((0.8, 1, 1.2))
-                    pass_s += CATCHING_UP_S if was_resting else 0.0
-                was_resting = is_resting
-                self._now_s += pass_s
-                took_s += pass_s
-                tokens += count
-                if self._governor is not None:
-                    self._governor.emitted(count)
-                    self._governor.look(self._now_s, 1 / PLAIN_S)
-        return tokens / took_s
+                self._governor.emitted(count)
+                self._governor.look(self._now_s, 1 / PLAIN_S)
+        if self._governor is not None:
+            self._governor.end()
+        return tokens, took_s
+
+
+def mean_rates(kinds: Sequence[Kind], *, governed: bool = True, seeds: int = 12) -> dict[Kind, float]:
+    """Of sessions with these answers."""
+    found = [Bursts(seed, Governor() if governed else None).rates(kinds) for seed in range(seeds)]
+    return {kind: statistics.mean(each[kind] for each in found) for kind in found[0]}
 
 
 def mean_rate(ratios: list[float], *, governed: bool = True) -> float:
-    rates = [Bursts(seed, Governor() if governed else None).tokens_per_s(ratios, 40) for seed in range(12)]
-    return sum(rates) / len(rates)
+    """Of forty answers that nobody can tell apart, with these ratios in turns."""
+    kinds = [Kind(ratios[number % len(ratios)]) for number in range(40)]
+    rates = mean_rates(kinds, governed=governed)
+    return len(kinds) / sum(1 / rates[kind] for kind in kinds)
 
 
 @pytest.mark.parametrize("ratio", [0.3, 0.5, 0.7, 0.85, 0.95])
@@ -106,6 +141,168 @@ def test_where_guessing_is_faster_nearly_all_of_it_is_had(ratio: float) -> None:
 @pytest.mark.parametrize("ratios", [[0.7, 1.5], [0.8, 0.8, 0.8, 2.0], [2.2, 1.8, 2.3, 1.4, 0.8, 0.9]])
 def test_answers_of_unlike_kinds_are_faster_than_by_either_way_alone(ratios: list[float]) -> None:
     assert mean_rate(ratios) > max(1.02, mean_rate(ratios, governed=False))
+
+
+TOKENS = [32, 96, 256]
+ORDERS = {
+    "in turns": lambda kinds: [kinds[number % len(kinds)] for number in range(40)],
+    "in blocks": lambda kinds: [kinds[number // 10 % len(kinds)] for number in range(60)],
+    "mixed": lambda kinds: random.Random(7).choices(kinds, k=60),
+}
+
+
+def of_domains(*ratios: float, tokens: int) -> list[Kind]:
+    return [Kind(ratio, domain, tokens) for domain, ratio in enumerate(ratios)]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize("ratios", [(0.7, 1.5), (0.5, 2.2), (0.6, 0.9, 1.6)])
+def test_where_kinds_are_known_apart_each_has_its_faster_way(
+    ratios: tuple[float, ...], tokens: int, order: str
+) -> None:
+    """From the first token of the first answer on."""
+    kinds = ORDERS[order](of_domains(*ratios, tokens=tokens))
+    rates, best = mean_rates(kinds), mean_rates(kinds, governed=False)
+    for kind, rate in rates.items():
+        assert rate > 0.93 * max(1.0, best[kind])
+
+
+@pytest.mark.parametrize("ratio", [0.3, 0.7, 0.85, 0.95, 1.15, 1.25, 1.5, 2.5])
+@pytest.mark.parametrize("tokens", TOKENS)
+def test_a_single_kind_that_is_known_loses_nothing_by_that(ratio: float, tokens: int) -> None:
+    known, unknown = (
+        mean_rates([Kind(ratio, domain, tokens)] * (6_000 // tokens), seeds=24).popitem()[1]
+        for domain in (0, None)
+    )
+    assert known > 0.98 * unknown
+    assert known > 0.965
+
+
+def test_a_domain_of_unlike_prompts_goes_by_what_guessing_gains_on_average() -> None:
+    gains = Kind(1.2, 0, spread=0.35)
+    assert mean_rates([gains] * 60, seeds=24)[gains] > 1.1
+    loses = Kind(0.85, 0, spread=0.35)
+    assert mean_rates([loses] * 60, seeds=24)[loses] > 0.98
+
+
+class Answers:
+    """Answers whose tokens come evenly."""
+
+    def __init__(self, governor: Governor) -> None:
+        self.governor = governor
+        self._now_s = 0.0
+
+    def answer(self, domain: int | None, guessing_s: float, tokens: int = 96) -> list[bool]:
+        """Whether the drafter rested, token by token."""
+        rested = []
+        self.governor.begin(domain)
+        self.governor.idle()
+        for _ in range(tokens):
+            rested.append(self.governor.is_resting)
+            self._now_s += PLAIN_S if rested[-1] else guessing_s
+            self.governor.emitted(1)
+            self.governor.look(self._now_s, 1 / PLAIN_S)
+        self.governor.end()
+        return rested
+
+
+CODE, PLAYS, SUMS = 0, 1, 2
+
+
+def test_an_answer_begins_as_its_domain_did_last() -> None:
+    answers = Answers(Governor())
+    for _ in range(6):
+        answers.answer(CODE, 1.6)
+        answers.answer(PLAYS, 0.6)
+    for _ in range(3):
+        assert all(answers.answer(CODE, 1.6)[:40])
+        assert not any(answers.answer(PLAYS, 0.6))
+    assert not any(answers.answer(SUMS, 0.6)), "not known: as the last one that was not"
+
+
+def test_a_domain_that_loses_has_ever_fewer_trials_and_others_that_win_change_nothing() -> None:
+    answers = Answers(Governor())
+    tried = []
+    for _ in range(60):
+        tried.append(not all(answers.answer(CODE, 1.6)))
+        answers.answer(PLAYS, 0.6)
+    assert tried[0]
+    assert 3 <= sum(tried) <= 12
+    assert sum(tried[-32:]) == 32 * 96 // REST_TOKENS_MAX, "as seldom as it gets"
+
+
+def test_a_trial_that_a_domain_passes_gives_its_patience_back() -> None:
+    """It is at the beginning of an answer, as soon as the domain has rested for long enough."""
+    answers = Answers(Governor())
+    for _ in range(40):
+        answers.answer(CODE, 1.6)
+    late = [answers.answer(CODE, 0.6) for _ in range(1 + REST_TOKENS_MAX // 96)]
+    passed = [number for number, rested in enumerate(late) if not any(rested)]
+    assert passed
+    assert not any(late[-1])
+    assert answers.governor.kept()["domains"][0]["rest_tokens"] == REST_TOKENS_MIN
+
+
+def test_an_answer_of_a_domain_that_is_known_is_on_trial_unless_guesses_clearly_gain_there() -> None:
+    """Those that come after it begin with guesses in either case."""
+    answers = Answers(Governor())
+    answers.answer(CODE, 0.6, tokens=6)
+    assert answers.answer(CODE, 1.5).index(True) == pytest.approx(REGRET_TRIAL / 0.5, abs=2)
+    for _ in range(10):
+        answers.answer(PLAYS, 0.6, tokens=UNMEASURED_TOKENS_MIN + 2)  # so that no measurement comes between
+    assert answers.answer(PLAYS, 1.5).index(True) == pytest.approx(REGRET / 0.5, abs=2)
+    assert not any(answers.answer(PLAYS, 0.6))
+
+
+def test_answers_too_short_for_a_verdict_make_one_together() -> None:
+    answers = Answers(Governor())
+    rested = [answers.answer(CODE, 1.5, tokens=6) for _ in range(60)]
+    assert sum(map(sum, rested)) > 0.75 * 360
+    assert not any(map(any, (answers.answer(PLAYS, 0.6, tokens=6) for _ in range(60))))
+
+
+def test_several_answers_at_once_are_looked_at_as_one_and_change_no_domain() -> None:
+    answers = Answers(Governor())
+    for _ in range(2):
+        answers.answer(CODE, 1.6)
+        answers.answer(PLAYS, 0.6)
+    before = answers.governor.kept()["domains"]
+    answers.governor.begin(PLAYS)
+    answers.answer(None, 1.6, tokens=2_000)
+    assert answers.governor.kept()["domains"] == before
+    assert answers.governor.is_resting
+    assert not any(answers.answer(PLAYS, 0.6))
+
+
+def test_a_domain_rests_on_in_the_next_run() -> None:
+    first = Answers(Governor())
+    for _ in range(12):
+        first.answer(CODE, 1.6)
+        first.answer(PLAYS, 0.6)
+    kept = json.loads(json.dumps(first.governor.kept()))
+    second = Governor()
+    second.recall(Kept(kept), domains=2)
+    assert second.kept() == kept
+    second.begin(CODE)
+    assert second.is_resting
+    second.begin(PLAYS)
+    assert not second.is_resting
+
+
+def test_what_is_kept_of_domains_is_checked_and_a_former_file_has_none() -> None:
+    first = Answers(Governor())
+    first.answer(CODE, 1.6)
+    kept = first.governor.kept()
+    with pytest.raises(ValueError, match=r"domains: expected at most 0 values, got 1"):
+        Governor().recall(Kept(kept), domains=0)
+    kept["domains"][0]["gain"] = GAIN_MAX + 1
+    with pytest.raises(ValueError, match=r"domains\[0\].gain: expected a number from -8 to 8"):
+        Governor().recall(Kept(kept), domains=1)
+    del kept["domains"]
+    former = Governor()
+    former.recall(Kept(kept))
+    assert former.kept() == {**kept, "domains": [], "is_faster": True}, "on trial from the start"
 
 
 def test_guessing_that_is_clearly_better_is_never_put_on_trial() -> None:
@@ -229,7 +426,7 @@ def test_the_clock_goes_on_while_any_answer_gives_tokens() -> None:
     told: list[str] = []
 
     class Told(Governor):
-        def begin(self) -> None:
+        def begin(self, domain: int | None = None) -> None:
             told.append("begin")
 
         def idle(self) -> None:
@@ -237,7 +434,7 @@ def test_the_clock_goes_on_while_any_answer_gives_tokens() -> None:
 
     method = Continuous()
     method._governor = Told()
-    first, second = (cast("Request", SimpleNamespace(number=number, served=0)) for number in (1, 2))
+    first, second = (question(number, (number,)) for number in (1, 2))
     method.begin(first)
     assert told == ["begin", "idle"]
     method.walked(first, 1)
@@ -248,6 +445,37 @@ def test_the_clock_goes_on_while_any_answer_gives_tokens() -> None:
     method.walked(second, 1)
     method.begin(second)  # again, on other stages
     assert told == ["begin", "idle", "begin", "idle", "begin", "idle"]
+
+
+def question(number: int, prompt: tuple[int, ...]) -> Request:
+    return cast("Request", SimpleNamespace(number=number, served=0, submit=SimpleNamespace(prompt=prompt)))
+
+
+def test_the_governor_is_told_the_domain_of_an_answer_that_is_alone() -> None:
+    told: list[int | str | None] = []
+
+    class Told(Governor):
+        def begin(self, domain: int | None = None) -> None:
+            told.append(domain)
+
+        def end(self) -> None:
+            told.append("end")
+
+    method = Continuous()
+    method._governor = Told()
+    prompts = {1: (1, 2, 3), 2: (7, 8, 9), 3: (1, 2, 3)}
+    questions = {number: question(number, prompt) for number, prompt in prompts.items()}
+    for number in prompts:
+        method.begin(questions[number])
+        method.begin(questions[number])  # again, on other stages
+        method.ended(questions[number])
+    assert told == [0, 0, "end", 1, 1, "end", 0, 0, "end"]
+    told.clear()
+    method.begin(questions[1])
+    method.begin(questions[2])
+    method.ended(questions[1])
+    method.ended(questions[2])
+    assert told == [0, None, "end"]
 
 
 def test_nobody_knows_what_plain_decoding_takes_at_first() -> None:

@@ -151,7 +151,7 @@ def test_a_root_goes_at_once_when_the_drafter_is_lost() -> None:
 def test_nobody_waits_while_the_drafter_rests() -> None:
     head = played_head()
     assert isinstance(head.core.method, Continuous)
-    head.core.method._governor.is_resting = True
+    head.core.method._governor._stance.is_resting = True
     assert missed(head) == [emits(MISS), sends(1)]
 
 

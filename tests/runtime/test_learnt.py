@@ -90,7 +90,7 @@ def test_a_run_begins_with_what_the_last_one_learnt_and_answers_alike(state: Pat
     assert answered() == first
     twice = kept()
     for method, prompts in ((once["method"], 1), (twice["method"], 2)):
-        assert method["expertise"]["prompts"] == prompts
+        assert method["domains"]["prompts"] == prompts
         (domain,) = method["expertise"]["domains"]
         assert domain["answers"] == prompts
     assert "example" not in json.dumps(twice), "no text is kept"

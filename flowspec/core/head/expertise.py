@@ -4,8 +4,7 @@ domain.
 A drafter's expertise in a request is a mean of the chances that it gave to what came true: in that request,
 shrunk towards what it was worth in all requests of the domain so far, and this towards all requests whatever.
 Those under way count at once, so that users who ask the same kind of thing at the same time learn from each
-other. Nobody says what a request is about, so domains are found: prompts that use the same tokens, of those
-that not every prompt uses, belong together (leader clustering by the cosine of tf-idf vectors).
+other. Which domain a request is of is found in its prompt (`core.head.domains`).
 
 A drafter that is new to a domain, or might be better by an upper confidence bound (docs/methods.md),
 works beside those that were chosen for a few tokens, so that a trial costs an answer nothing but the
@@ -17,12 +16,11 @@ request tries it for all. Pure; knows no sockets and no models.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flowspec.core.head.kept import COUNT_MAX, Kept
+from flowspec.core.head.kept import Kept
 
 SHARE_NEW = 0.06
 """Weight of the newest match in a request's moving average, once there have been some; the first ones count
@@ -42,25 +40,6 @@ TRIAL = 24
 at a time tries it."""
 STAY = 0.04
 """What another drafter must be worth more than one that has the request's text already."""
-BUCKETS = 4096
-DOMAINS_MAX = 32
-ALIKE = 0.25
-"""Cosine from which on two prompts are taken to be about the same."""
-EXAMPLE_TOKENS = 48
-KEPT_BUCKETS = 256
-"""Of a domain between runs, the heaviest: by these it is known again."""
-EVERYWHERE = 0.2
-"""What keeps a word that all prompts use from counting for nothing: the same prompt twice is the same domain.
-"""
-
-Sketch = dict[int, float]
-
-
-def sketch(tokens: Sequence[int]) -> Sketch:
-    """What a text uses: log-weighted counts by bucket of token ids."""
-    return {
-        bucket: 1 + math.log(count) for bucket, count in Counter(token % BUCKETS for token in tokens).items()
-    }
 
 
 @dataclass(slots=True)
@@ -96,22 +75,16 @@ class DrafterScores:
 
 @dataclass(slots=True)
 class Domain:
-    """Prompts that are alike: the sum of their sketches, and what drafters were worth in the answers to them,
-    of which so many ended.
+    """What drafters were worth in the answers to prompts that are alike, of which so many ended; `working` is
+    how many requests each drafter works for now."""
 
-    `example` is how the first of them in this run ends, `working` how many requests each drafter works for
-    now.
-    """
-
-    example: tuple[int, ...]
-    centre: Sketch
     scores: DrafterScores
     working: list[int]
     answers: int = 0
 
-    def add(self, found: Sketch) -> None:
-        for bucket, weight in found.items():
-            self.centre[bucket] = self.centre.get(bucket, 0.0) + weight
+    @staticmethod
+    def empty(drafters: int) -> Domain:
+        return Domain(DrafterScores.empty(drafters, SHARE_DOMAIN), [0] * drafters)
 
 
 @dataclass(slots=True)
@@ -125,57 +98,21 @@ class RequestRecord:
 
 
 class Expertise:
-    """See the module. `domains` is the table that people are shown. What is `expected` of each drafter
-    beforehand counts for so many matches."""
+    """See the module. `domains` is the table that people are shown, by number. What is `expected` of each
+    drafter beforehand counts for so many matches."""
 
     def __init__(self, drafters: int, expected: Sequence[float] = (), matches: int = 0) -> None:
         self.drafters = drafters
-        self._prompts = 0
-        self._used: Counter[int] = Counter()  # prompts that use a bucket
         self._overall = DrafterScores.empty(drafters, SHARE_DOMAIN)
         if expected:
             self._overall = DrafterScores(list(expected), [matches] * drafters, SHARE_DOMAIN)
         self.domains: list[Domain] = []
 
-    def begin(self, prompt: Sequence[int]) -> RequestRecord:
-        """A new answer, which belongs to the domain most like it or to a new one."""
-        found = sketch(prompt)
-        self._prompts += 1
-        self._used.update(found.keys())
-        best, likeness = max(
-            ((at, self._likeness(domain.centre, found)) for at, domain in enumerate(self.domains)),
-            key=_second,
-            default=(-1, 0.0),
-        )
-        if best < 0 or (likeness < ALIKE and len(self.domains) < DOMAINS_MAX):
-            scores = DrafterScores.empty(self.drafters, SHARE_DOMAIN)
-            self.domains.append(
-                Domain(
-                    example=tuple(prompt[-EXAMPLE_TOKENS:]),
-                    centre={},
-                    scores=scores,
-                    working=[0] * self.drafters,
-                )
-            )
-            best = len(self.domains) - 1
-        domain = self.domains[best]
-        domain.add(found)
-        domain.example = domain.example or tuple(prompt[-EXAMPLE_TOKENS:])
-        return RequestRecord(domain=best, scores=DrafterScores.empty(self.drafters, SHARE_NEW))
-
-    def _likeness(self, centre: Sketch, found: Sketch) -> float:
-        """Their cosine, in which a bucket counts the less the more prompts use it, and little where only one
-        does: it tells of no other."""
-        rarity = {
-            bucket: math.log((self._prompts + EVERYWHERE) / used) * math.log(1 + used)
-            for bucket in (*centre, *found)
-            for used in (self._used[bucket],)
-        }
-        dot = sum(weight * centre.get(bucket, 0.0) * rarity[bucket] ** 2 for bucket, weight in found.items())
-        squares = [
-            sum((weight * rarity[bucket]) ** 2 for bucket, weight in each.items()) for each in (centre, found)
-        ]
-        return dot / math.sqrt(squares[0] * squares[1]) if min(squares) > 0 else 0.0
+    def begin(self, domain: int) -> RequestRecord:
+        """A new answer, to a prompt of this domain."""
+        while len(self.domains) <= domain:
+            self.domains.append(Domain.empty(self.drafters))
+        return RequestRecord(domain=domain, scores=DrafterScores.empty(self.drafters, SHARE_NEW))
 
     def observe(self, record: RequestRecord, chances: Mapping[int, float]) -> None:
         """Drafters had given these chances to the token that came true (0: they had not proposed it)."""
@@ -281,42 +218,17 @@ class Expertise:
         record.chosen = chosen
 
     def kept(self) -> dict[str, Any]:
-        """Of prompts no text, but which buckets they use."""
-        domains = []
-        for domain in self.domains:
-            heaviest = sorted(domain.centre, key=lambda bucket: (-domain.centre[bucket], bucket))[
-                :KEPT_BUCKETS
-            ]
-            words = [[bucket, domain.centre[bucket], self._used[bucket]] for bucket in heaviest]
-            domains.append({"answers": domain.answers, **domain.scores.kept(), "words": words})
-        return {"prompts": self._prompts, "overall": self._overall.kept(), "domains": domains}
+        domains = [{"answers": domain.answers, **domain.scores.kept()} for domain in self.domains]
+        return {"overall": self._overall.kept(), "domains": domains}
 
-    def recall(self, kept: Kept) -> None:
-        """Raises `ValueError`."""
-        prompts = kept["prompts"].whole()
+    def recall(self, kept: Kept, domains_max: int) -> None:
+        """Of at most so many domains; raises `ValueError`."""
         overall = DrafterScores.empty(self.drafters, SHARE_DOMAIN)
         overall.recall(kept["overall"])
-        used: Counter[int] = Counter()
         domains = []
-        for found in kept["domains"].each(most=DOMAINS_MAX):
-            scores = DrafterScores.empty(self.drafters, SHARE_DOMAIN)
-            scores.recall(found)
-            centre: Sketch = {}
-            for word in found["words"].each(most=KEPT_BUCKETS):
-                bucket = word[0].whole(0, BUCKETS - 1)
-                centre[bucket] = word[1].number(most=COUNT_MAX)
-                used[bucket] = word[2].whole(1, max(1, prompts))
-            domains.append(
-                Domain(
-                    example=(),
-                    centre=centre,
-                    scores=scores,
-                    working=[0] * self.drafters,
-                    answers=found["answers"].whole(),
-                )
-            )
-        self._prompts, self._overall, self._used, self.domains = prompts, overall, used, domains
-
-
-def _second(pair: tuple[int, float]) -> float:
-    return pair[1]
+        for found in kept["domains"].each(most=domains_max):
+            domain = Domain.empty(self.drafters)
+            domain.scores.recall(found)
+            domain.answers = found["answers"].whole()
+            domains.append(domain)
+        self._overall, self.domains = overall, domains

@@ -32,6 +32,10 @@ class Kept:
             return Kept(self.data[key], place)
         raise ValueError(f"{place}: expected a value, got none")
 
+    def __contains__(self, key: str) -> bool:
+        """Whether there is a value by that name: what a former version kept has not all of them."""
+        return isinstance(self.data, dict) and key in self.data
+
     def each(self, count: int | None = None, most: int | None = None) -> Iterator[Kept]:
         """The members of a list of `count` ones, or at `most` so many."""
         if not isinstance(self.data, list):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flowspec.core.head.costs import Costs
+from flowspec.core.head.domains import Domains
 from flowspec.core.head.drafter_jobs import expandable
 from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.expertise import Expertise
@@ -130,6 +131,8 @@ class Method:
     """Models beside the target that it can make use of."""
     expertise: Expertise | None = None
     """What it learnt of them by domain, if that is what it goes by."""
+    domains: Domains | None = None
+    """The kinds of prompts that it tells apart, if it does."""
 
     def window(self, view: View) -> int:
         """Living segments that may be in flight."""

@@ -17,6 +17,7 @@ import heapq
 from collections.abc import Sequence
 from typing import Any
 
+from flowspec.core.head.domains import Domains
 from flowspec.core.head.drafter_jobs import most_valuable
 from flowspec.core.head.kept import Kept
 from flowspec.core.head.request import Request
@@ -44,6 +45,7 @@ CHANCE_TOKENS_MIN, CHANCE_TOKENS_MAX = 4, 64
 """How often a token is guessed is the mean over so many of late; the first value counts as so many."""
 CHANCE_LEAST = 0.05
 """Guesses less likely than this are seldom sent: not that deep in a tree."""
+NO_DOMAINS = {"prompts": 0, "domains": []}
 
 
 class Continuous(Method):
@@ -62,6 +64,7 @@ class Continuous(Method):
     is_calibrated = True
     overfills = True
     drafters_max = limits.DRAFTERS_MAX
+    domains: Domains
 
     def __init__(
         self,
@@ -87,6 +90,9 @@ class Continuous(Method):
         self._answers = 1
         self._answering: set[int] = set()
         """Requests that have given a token and not ended."""
+        self.domains = Domains()
+        self._domain_of: dict[int, int] = {}
+        """Of the requests that are answered or will be, by number."""
         self._governor = Governor()
         self._chance = CHANCE_AT_FIRST  # that what is said of a right node holds the next token, and is sent
         self._chance_tokens = CHANCE_TOKENS_MIN
@@ -96,7 +102,11 @@ class Continuous(Method):
 
     def begin(self, request: Request) -> None:
         request.served = self._sent
-        self._governor.begin()
+        if request.number not in self._domain_of:  # else it begins again on other stages
+            assert request.submit is not None
+            self._domain_of[request.number] = self.domains.find(request.submit.prompt)
+        is_alone = len(self._domain_of) == 1
+        self._governor.begin(self._domain_of[request.number] if is_alone else None)
         self._stopped(request)
 
     def observed(self, request: Request, observation: Observation) -> None:
@@ -118,19 +128,28 @@ class Continuous(Method):
             "chance": self._chance,
             "chance_tokens": self._chance_tokens,
             "governor": self._governor.kept(),
+            "domains": self.domains.kept(),
         }
 
     def recall(self, kept: Kept) -> None:
+        self.domains.recall(self._kept_domains(kept))
         chance = kept["chance"].number(most=1.0)
         chance_tokens = kept["chance_tokens"].whole(CHANCE_TOKENS_MIN, CHANCE_TOKENS_MAX)
-        self._governor.recall(kept["governor"])
+        self._governor.recall(kept["governor"], len(self.domains))
         self._chance, self._chance_tokens = chance, chance_tokens
+
+    def _kept_domains(self, kept: Kept) -> Kept:
+        """The kinds of prompts that an earlier run told apart; a file of before has none."""
+        return kept["domains"] if "domains" in kept else Kept(NO_DOMAINS)
 
     def walked(self, request: Request, emitted: int) -> None:
         self._answering.add(request.number)
         self._governor.emitted(emitted / self._answers)
 
     def ended(self, request: Request) -> None:
+        self._domain_of.pop(request.number, None)
+        if not self._domain_of:
+            self._governor.end()
         self._stopped(request)
 
     def _stopped(self, request: Request) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flowspec.core.head.domains import Domains
 from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.expertise import Expertise, RequestRecord
 from flowspec.core.head.kept import Kept
@@ -89,8 +90,7 @@ class Cosine(Continuous):
     def begin(self, request: Request) -> None:
         super().begin(request)
         if request.plan is None:
-            assert request.submit is not None
-            request.plan = DrafterChoice(record=self.expertise.begin(request.submit.prompt))
+            request.plan = DrafterChoice(record=self.expertise.begin(self._domain_of[request.number]))
         self._weigh(request)
 
     def observed(self, request: Request, observation: Observation) -> None:
@@ -108,12 +108,12 @@ class Cosine(Continuous):
         super().ended(request)
         self.expertise.end(request.plan.record)
 
-    def experience(self) -> tuple[Expertise, TeamSize]:
-        return self.expertise, self._team_size
+    def experience(self) -> tuple[Domains, Expertise, TeamSize]:
+        return self.domains, self.expertise, self._team_size
 
     def take(self, experience: object) -> None:
         assert isinstance(experience, tuple)
-        self.expertise, self._team_size = experience
+        self.domains, self.expertise, self._team_size = experience
 
     def kept(self) -> dict[str, Any]:
         team = {"expertise": self.expertise.kept(), "team_size": self._team_size.kept()}
@@ -121,8 +121,12 @@ class Cosine(Continuous):
 
     def recall(self, kept: Kept) -> None:
         super().recall(kept)
-        self.expertise.recall(kept["expertise"])
+        self.expertise.recall(kept["expertise"], len(self.domains))
         self._team_size.recall(kept["team_size"])
+
+    def _kept_domains(self, kept: Kept) -> Kept:
+        """A file of before has them beside what drafters are worth in them."""
+        return kept["domains"] if "domains" in kept else kept["expertise"]
 
     def _weigh(self, request: Request) -> None:
         if self._routing:

@@ -14,11 +14,23 @@ a look at the clock. Two questions are asked again and again, and each is paid f
   another kind, so it ends a rest, too; where that fails, again with twice the patience. Where guessing is the
   faster way, but not clearly, what plain decoding gives is measured now and then, ever more seldom.
 
+What is learnt holds for a *kind of prompt* (`core.head.domains`): where one memory serves all, prompts that
+guessing suits give back the patience that others had built up, and each answer of these pays for it anew.
+Each domain whose answers guessing was tried in has a `Stance` of its own: where the look at the clock is, its
+patience, and what guessing **gains** in an answer, in tokens, on average. An answer of a domain where that is
+above 0 begins with guesses, on trial; where it is not, and guessing was given up, at rest, until the domain
+has rested for as long as its patience says. A trial that begins with an answer has all of it to pay, and
+nothing to catch up with. An answer of a domain that is not known yet goes by the `Stance` that all of these
+share, and so does all that is under way where answers are several at once: then it is how full the slots are
+that decides, and one look is at all of them.
+
 With the patience at its longest a trial of `REGRET_TRIAL` tokens each `REST_TOKENS_MAX` is all that is lost.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from dataclasses import dataclass
 from typing import Any
 
 from flowspec.core.head.kept import Kept
@@ -37,34 +49,127 @@ SETTLING_TOKENS = 2
 MEASURED_TOKENS = 10
 """Tokens for which plain decoding is measured."""
 REST_TOKENS_MIN, REST_TOKENS_MAX = 24, 768
+LONGER, LONGER_KNOWN = 2, 4
+"""How many times as long the next rest is where a trial failed; and in a domain that is known."""
 NEW_ANSWER_TOKENS_MIN = 8
-"""Tokens of a rest after which an answer that begins has its trial."""
+"""Tokens of a rest after which an answer that begins has its trial, while its domain is not known."""
 UNMEASURED_TOKENS_MIN, UNMEASURED_TOKENS_MAX = 48, 2_048
 """Tokens of guessing between two measurements of plain decoding."""
+SHARE_NEW = 0.1
+"""Weight of the newest answer in what guessing gains in one; the first ones count as a plain mean with one in
+which it gained nothing."""
+GAIN_CLEAR = 4.0
+"""Tokens from which on guessing clearly gains: an answer may lose as much as without a trial."""
+GAIN_MAX = 8.0
+"""Tokens that guessing gains in an answer, at most, or loses: what was better for long may be so no more."""
+
+
+@dataclass(slots=True)
+class Stance:
+    """Where the look at the clock is in answers of a kind, with the patience and `gain` that are learnt of
+    them.
+
+    `tokens` and `took_s` are those of this rest, of which `measured_tokens` are timed, or of this trial;
+    `unmeasured_tokens` those of guessing, trials and all, since plain decoding was measured.
+    """
+
+    is_resting: bool = False
+    is_measuring: bool = False
+    is_trial: bool = False
+    rest_tokens: int = REST_TOKENS_MIN
+    tokens: float = 0.0
+    took_s: float = 0.0
+    measured_tokens: float = 0.0
+    unmeasured_tokens: float = 0.0
+    unmeasured_s: float = 0.0
+    guessing_rate: float = 0.0
+    regret: float = 0.0
+    gain: float = 0.0
+    answers: int = 0
+
+    def rest(self) -> None:
+        self.is_resting, self.is_trial = True, False
+        self.tokens = self.took_s = self.measured_tokens = 0.0
+
+    def start(self, *, is_trial: bool) -> None:
+        """Guessing begins, or goes on."""
+        self.is_resting, self.is_trial = False, is_trial
+        self.tokens = self.took_s = self.measured_tokens = self.regret = 0.0
+        self.unmeasured_tokens = self.unmeasured_s = 0.0
+
+    def answered(self, gain: float) -> None:
+        """An answer is over in which guessing was tried."""
+        self.answers += 1
+        self.gain += max(SHARE_NEW, 1 / (self.answers + 1)) * (gain - self.gain)
+        self.gain = min(GAIN_MAX, max(-GAIN_MAX, self.gain))
+
+    def kept(self) -> dict[str, Any]:
+        return {
+            "is_faster": not self.is_resting or self.is_measuring,
+            "rest_tokens": self.rest_tokens,
+            "rested": self.tokens if self.is_resting and not self.is_measuring else 0.0,
+            "gain": self.gain,
+            "answers": self.answers,
+        }
+
+    @staticmethod
+    def recalled(kept: Kept) -> Stance:
+        """Raises `ValueError`."""
+        return Stance(
+            is_resting=not kept["is_faster"].flag(),
+            rest_tokens=kept["rest_tokens"].whole(REST_TOKENS_MIN, REST_TOKENS_MAX),
+            tokens=kept["rested"].number(),
+            gain=kept["gain"].number(-GAIN_MAX, GAIN_MAX),
+            answers=kept["answers"].whole(),
+        )
 
 
 class Governor:
-    """`is_resting`: the drafter should not be asked for anything now."""
+    """See the module."""
 
     def __init__(self) -> None:
-        self.is_resting = False
         self._plain_rate = 0.0
+        self._unmeasured_tokens = UNMEASURED_TOKENS_MIN
         self._emitted = 0.0
         self._looked_s: float | None = None
-        self._rest_tokens = REST_TOKENS_MIN
+        self._shared = self._stance = Stance()
+        self._stances: dict[int, Stance] = {}  # of the domains that are known
         self._new_answer_tokens = NEW_ANSWER_TOKENS_MIN
-        self._unmeasured_tokens = UNMEASURED_TOKENS_MIN
-        self._is_new_answer = False
-        self._is_measuring = False
-        self._is_trial = self._is_trial_of_new = False
-        self._tokens, self._took_s = 0.0, 0.0  # of this phase
-        self._measured_tokens = 0.0
-        self._guessing_rate = 0.0
-        self._regret = 0.0
+        self._is_new_answer = self._is_trial_of_new = False  # of those that share a stance
+        self._domain: int | None = None  # of the answer under way, if it is alone
+        self._gain: float | None = None  # of guesses in it, if there were any
+        self._rested_tokens = 0.0  # in it, since it began or guesses were given up
 
-    def begin(self) -> None:
-        """An answer begins: its text may be another one for the drafter."""
-        self._is_new_answer = True
+    @property
+    def is_resting(self) -> bool:
+        """The drafter should not be asked for anything now."""
+        return self._stance.is_resting
+
+    def begin(self, domain: int | None = None) -> None:
+        """An answer begins: of this domain, or (None) beside others, and then all are looked at as one until
+        none is under way."""
+        self._leave()
+        self._domain, self._gain, self._rested_tokens = domain, None, 0.0
+        known = None if domain is None else self._stances.get(domain)
+        self._stance = stance = self._shared if known is None else known
+        if known is None:
+            self._is_new_answer = True
+        elif stance.is_resting:
+            is_due = stance.gain > 0 or stance.tokens >= stance.rest_tokens
+            if is_due and not stance.is_measuring:
+                stance.start(is_trial=True)
+        elif not stance.is_trial:
+            stance.is_trial = True
+            stance.tokens = stance.took_s = 0.0
+
+    def end(self) -> None:
+        """The last answer under way is over."""
+        if self._domain is not None and self._gain is not None:
+            if self._stance is self._shared:
+                self._stance = dataclasses.replace(self._shared)
+                self._stances[self._domain] = self._stance
+            self._stance.answered(self._gain)
+        self._leave()
 
     def idle(self) -> None:
         """No answer is under way: the time until the next token says nothing."""
@@ -89,96 +194,139 @@ class Governor:
             self._guessed(tokens, now_s - looked_s, plain_rate)
 
     def kept(self) -> dict[str, Any]:
+        stance = self._shared
         return {
             "plain_rate": self._plain_rate,
-            "is_faster": not self.is_resting or self._is_measuring,
-            "rest_tokens": self._rest_tokens,
+            "is_faster": not stance.is_resting or stance.is_measuring,
+            "rest_tokens": stance.rest_tokens,
             "new_answer_tokens": self._new_answer_tokens,
             "unmeasured_tokens": self._unmeasured_tokens,
+            "domains": [
+                {"domain": domain, **stance.kept()} for domain, stance in sorted(self._stances.items())
+            ],
         }
 
-    def recall(self, kept: Kept) -> None:
-        """An earlier run's verdict: guessing is on trial from the start where it was the slower way. Raises
-        `ValueError`."""
+    def recall(self, kept: Kept, domains: int = 0) -> None:
+        """An earlier run's verdicts, with so many domains. Where guessing was the slower way for those that
+        share a stance it is on trial from the start; a domain rests on. Files of before have no stances of
+        domains. Raises `ValueError`."""
         plain_rate = kept["plain_rate"].number()
         rest_tokens = kept["rest_tokens"].whole(REST_TOKENS_MIN, REST_TOKENS_MAX)
         new_answer_tokens = kept["new_answer_tokens"].whole(NEW_ANSWER_TOKENS_MIN, REST_TOKENS_MAX)
         unmeasured_tokens = kept["unmeasured_tokens"].whole(UNMEASURED_TOKENS_MIN, UNMEASURED_TOKENS_MAX)
         is_faster = kept["is_faster"].flag()
-        self._plain_rate, self._rest_tokens = plain_rate, rest_tokens
-        self._new_answer_tokens, self._unmeasured_tokens = new_answer_tokens, unmeasured_tokens
-        self._is_trial = self._is_trial_of_new = not is_faster
+        stances = {}
+        if "domains" in kept:
+            for each in kept["domains"].each(most=domains):
+                stances[each["domain"].whole(0, domains - 1)] = Stance.recalled(each)
+        self._plain_rate, self._unmeasured_tokens = plain_rate, unmeasured_tokens
+        self._new_answer_tokens = new_answer_tokens
+        self._shared = self._stance = Stance(rest_tokens=rest_tokens, is_trial=not is_faster)
+        self._is_trial_of_new = not is_faster
+        self._stances = stances
 
-    # ------------------------------------------------------------------------------ a phase, look by look
+    # ------------------------------------------------------------------------------------ look by look
 
     def _guessed(self, tokens: float, took_s: float, estimate: float) -> None:
+        stance = self._stance
         plain_rate = self._plain_rate or estimate
-        self._tokens += tokens
-        self._took_s += took_s
+        stance.tokens += tokens
+        stance.took_s += took_s
+        stance.unmeasured_tokens += tokens
+        stance.unmeasured_s += took_s
         more = took_s * plain_rate - tokens
-        self._regret = max(0.0, self._regret + more)
-        is_faster = self._tokens >= self._took_s * plain_rate
-        if self._regret > (REGRET_TRIAL if self._is_trial else REGRET):
+        stance.regret = max(0.0, stance.regret + more)
+        if plain_rate:
+            self._gain = (self._gain or 0.0) - more
+        is_faster = stance.tokens >= stance.took_s * plain_rate
+        if stance.regret > self._regret_max():
             self._give_up()
-        elif self._is_trial and self._tokens >= PROOF_TOKENS and is_faster:
-            self._is_trial = False
-            self._rest_tokens, self._new_answer_tokens = REST_TOKENS_MIN, NEW_ANSWER_TOKENS_MIN
-        elif plain_rate and not self._is_trial and self._tokens >= self._unmeasured_tokens:
-            if self._tokens < CLEARLY_BETTER * max(plain_rate, estimate) * self._took_s:
-                self._is_measuring = True
-                self._guessing_rate = self._tokens / self._took_s
+        elif stance.is_trial and stance.tokens >= PROOF_TOKENS and is_faster:
+            stance.is_trial, stance.rest_tokens = False, REST_TOKENS_MIN
+            if stance is self._shared:
+                self._new_answer_tokens = NEW_ANSWER_TOKENS_MIN
+        elif plain_rate and not stance.is_trial and stance.unmeasured_tokens >= self._unmeasured_tokens:
+            if stance.unmeasured_tokens < CLEARLY_BETTER * max(plain_rate, estimate) * stance.unmeasured_s:
+                stance.is_measuring = True
+                stance.guessing_rate = stance.unmeasured_tokens / stance.unmeasured_s
                 self._rest()
             else:
-                self._tokens = self._took_s = 0.0
+                stance.unmeasured_tokens = stance.unmeasured_s = 0.0
 
     def _rested(self, tokens: float, took_s: float) -> None:
-        self._tokens += tokens
-        if self._tokens > SETTLING_TOKENS:
-            self._measured_tokens += tokens
-            self._took_s += took_s
-        if self._is_measuring:
-            if self._measured_tokens >= MEASURED_TOKENS:
+        stance = self._stance
+        stance.tokens += tokens
+        self._rested_tokens += tokens
+        if self._rested_tokens > SETTLING_TOKENS:
+            stance.measured_tokens += tokens
+            stance.took_s += took_s
+        if stance.is_measuring:
+            if stance.measured_tokens >= MEASURED_TOKENS:
                 self._measured()
-        elif self._tokens >= self._rest_tokens or (
-            self._is_new_answer and self._tokens >= self._new_answer_tokens
-        ):
+        elif self._is_due():
             self._learn()
-            self._is_trial, self._is_trial_of_new = True, self._is_new_answer
-            self._start()
+            if stance is self._shared:
+                self._is_trial_of_new, self._is_new_answer = self._is_new_answer, False
+            stance.start(is_trial=True)
 
-    # ------------------------------------------------------------------------------ from phase to phase
+    def _regret_max(self) -> float:
+        """More where guesses have clearly gained of late: it is rather bad luck then that they do not."""
+        stance = self._stance
+        gains = stance is not self._shared and stance.gain >= GAIN_CLEAR
+        return REGRET_TRIAL if stance.is_trial and not gains else REGRET
+
+    def _is_due(self) -> bool:
+        """Whether a rest has lasted long enough in the midst of an answer."""
+        stance = self._stance
+        if stance is not self._shared:
+            return self._rested_tokens >= stance.rest_tokens
+        return stance.tokens >= stance.rest_tokens or (
+            self._is_new_answer and stance.tokens >= self._new_answer_tokens
+        )
+
+    # ------------------------------------------------------------------------------------ from one to another
 
     def _give_up(self) -> None:
-        if not self._is_trial:
-            self._rest_tokens = REST_TOKENS_MIN
+        stance = self._stance
+        if not stance.is_trial:
+            stance.rest_tokens = REST_TOKENS_MIN
+        elif stance is not self._shared:
+            stance.rest_tokens = min(LONGER_KNOWN * stance.rest_tokens, REST_TOKENS_MAX)
         else:
-            self._rest_tokens = min(2 * self._rest_tokens, REST_TOKENS_MAX)
+            stance.rest_tokens = min(LONGER * stance.rest_tokens, REST_TOKENS_MAX)
             if self._is_trial_of_new:
-                self._new_answer_tokens = min(2 * self._new_answer_tokens, REST_TOKENS_MAX)
+                self._new_answer_tokens = min(LONGER * self._new_answer_tokens, REST_TOKENS_MAX)
         self._rest()
 
     def _measured(self) -> None:
         """What plain decoding gives is known: the faster way is kept."""
-        self._is_measuring = False
+        stance = self._stance
+        stance.is_measuring = False
         self._learn()
-        if self._guessing_rate >= self._plain_rate:
+        if stance.guessing_rate >= self._plain_rate:
             self._unmeasured_tokens = min(2 * self._unmeasured_tokens, UNMEASURED_TOKENS_MAX)
-            self._start()
+            stance.start(is_trial=False)
         else:
             self._unmeasured_tokens = UNMEASURED_TOKENS_MIN
-            self._rest_tokens = REST_TOKENS_MIN
+            stance.rest_tokens = REST_TOKENS_MIN
 
     def _learn(self) -> None:
-        if self._took_s > 0:
-            self._plain_rate = self._measured_tokens / self._took_s
+        stance = self._stance
+        if stance.took_s > 0:
+            self._plain_rate = stance.measured_tokens / stance.took_s
 
     def _rest(self) -> None:
-        self.is_resting, self._is_trial = True, False
-        self._is_new_answer = False
-        self._tokens = self._took_s = self._measured_tokens = 0.0
+        self._rested_tokens = 0.0
+        if self._stance is self._shared:
+            self._is_new_answer = False
+        self._stance.rest()
 
-    def _start(self) -> None:
-        """Guessing begins, or goes on."""
-        self.is_resting = False
-        self._is_new_answer = False
-        self._tokens = self._took_s = self._measured_tokens = self._regret = 0.0
+    def _leave(self) -> None:
+        """Other answers come, and it may be long until the next one of this kind: what was measured of plain
+        decoding is taken in while it is new."""
+        stance = self._stance
+        if stance is not self._shared and stance.is_resting and not stance.is_measuring:
+            if stance.measured_tokens >= MEASURED_TOKENS:
+                self._learn()
+            stance.took_s = stance.measured_tokens = 0.0
+        self._domain = None

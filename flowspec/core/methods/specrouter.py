@@ -33,6 +33,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
+from flowspec.core.head.domains import Domains
 from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.expertise import UNKNOWN, Expertise, RequestRecord
 from flowspec.core.head.fusion import Offers
@@ -144,8 +145,8 @@ class ChainRecords:
             ],
         }
 
-    def recall(self, kept: Kept) -> None:
-        """Raises `ValueError`."""
+    def recall(self, kept: Kept, domains: int) -> None:
+        """Of at most so many domains; raises `ValueError`."""
         most = self.expertise.drafters - 1
         tokens = kept["tokens"].whole()
         common = kept["common"].number(-CORRECTION_MAX, CORRECTION_MAX)
@@ -159,7 +160,7 @@ class ChainRecords:
             chain = tuple(model.whole(0, most) for model in each["models"].each(most=most + 1))
             times[chain] = each["timings"].whole()
             correction[chain] = each["correction"].number(-CORRECTION_MAX, CORRECTION_MAX)
-        self.expertise.recall(kept["expertise"])
+        self.expertise.recall(kept["expertise"], domains)
         self.tokens, self.common, self.similar = tokens, common, similar
         self.times, self.correction = times, correction
 
@@ -204,13 +205,13 @@ class SpecRouter(Continuous):
 
     def meet(self, traits: Sequence[DrafterTraits]) -> None:
         expected = [1 - (1 - UNKNOWN) * MISSES_BELOW**each.level for each in traits]
-        self.take(ChainRecords(Expertise(len(traits), expected, EXPECTED_MATCHES)))
+        self.take((Domains(), ChainRecords(Expertise(len(traits), expected, EXPECTED_MATCHES))))
 
     def begin(self, request: Request) -> None:
         super().begin(request)
         if request.plan is None:
-            assert request.submit is not None
-            request.plan = ChainChoice(record=self.measured.expertise.begin(request.submit.prompt))
+            record = self.measured.expertise.begin(self._domain_of[request.number])
+            request.plan = ChainChoice(record=record)
         request.plan.timed_s = None
 
     def observed(self, request: Request, observation: Observation) -> None:
@@ -226,20 +227,24 @@ class SpecRouter(Continuous):
         super().ended(request)
         self.measured.expertise.end(request.plan.record)
 
-    def experience(self) -> ChainRecords:
-        return self.measured
+    def experience(self) -> tuple[Domains, ChainRecords]:
+        return self.domains, self.measured
 
     def take(self, experience: object) -> None:
-        assert isinstance(experience, ChainRecords)
-        self.measured = experience
-        self.expertise = experience.expertise
+        assert isinstance(experience, tuple)
+        self.domains, self.measured = experience
+        self.expertise = self.measured.expertise
 
     def kept(self) -> dict[str, Any]:
         return {**super().kept(), "measured": self.measured.kept()}
 
     def recall(self, kept: Kept) -> None:
         super().recall(kept)
-        self.measured.recall(kept["measured"])
+        self.measured.recall(kept["measured"], len(self.domains))
+
+    def _kept_domains(self, kept: Kept) -> Kept:
+        """A file of before has them beside what models are worth in them."""
+        return kept["domains"] if "domains" in kept else kept["measured"]["expertise"]
 
     def walked(self, request: Request, emitted: int) -> None:
         super().walked(request, emitted)
