@@ -46,12 +46,17 @@ import numpy as np
 class SeenToken:
     """A token of an answer, by the head's clock: when it was `known`, when it was `here` as a guess, when the
     drafter was `asked` for that, and when it was `sent`. One that was not guessed before it was known was
-    here when it was known, and nobody was asked. Nothing follows the last one, so that it may be not sent."""
+    here when it was known, and nobody was asked. Nothing follows the last one, so that it may be not sent.
+
+    `rank` is its place, from 1, among the guesses of whoever said it first before it was known; a drafter
+    `has_spoken` if by then one had said what may come there, this token or others."""
 
     known_s: float
     here_s: float
     asked_s: float | None = None
     sent_s: float | None = None
+    rank: int | None = None
+    has_spoken: bool = False
 
     @property
     def is_guessed(self) -> bool:

@@ -29,7 +29,8 @@ class TokenLog:
         self.prompt_segment = -1
         """Which segment carried the prompt's last token."""
         self._ids: dict[tuple[int, int], int] = {}
-        self._here_s: dict[tuple[int, int], tuple[float, float | None]] = {}
+        self._here_s: dict[tuple[int, int], tuple[float, float | None, int | None]] = {}
+        self._spoken_s: dict[int, float] = {}
         self._sent_s: dict[tuple[int, int], float] = {}
         self._known: list[tuple[int, float]] = []
 
@@ -40,8 +41,9 @@ class TokenLog:
             asked_s = self._asked_s.pop((event.drafter, event.job), None)
             for proposal in event.proposals:
                 if proposal.request == self._request:
-                    for token in proposal.tokens:
-                        self._here_s.setdefault((proposal.node, token), (now_s, asked_s))
+                    self._spoken_s.setdefault(proposal.node, now_s)
+                    for rank, token in enumerate(proposal.tokens, 1):
+                        self._here_s.setdefault((proposal.node, token), (now_s, asked_s, rank))
         for command in commands:
             if isinstance(command, SendToFirstStage):
                 for part in command.segment.parts:
@@ -61,7 +63,7 @@ class TokenLog:
         ):
             if position >= self._length:
                 self._ids[parent, token] = node
-                self._here_s.setdefault((parent, token), (now_s, None))
+                self._here_s.setdefault((parent, token), (now_s, None, None))
                 if segment is not None:
                     self._sent_s.setdefault((parent, token), now_s)
             elif position == self._length - 1 and segment is not None:
@@ -74,7 +76,7 @@ class TokenLog:
         for token, known_s in self._known:
             if node is None:
                 return []
-            here_s, asked_s = self._here_s.get((node, token), (known_s, None))
+            here_s, asked_s, rank = self._here_s.get((node, token), (known_s, None, None))
             is_guessed = here_s < known_s
             found.append(
                 SeenToken(
@@ -82,6 +84,8 @@ class TokenLog:
                     here_s=here_s if is_guessed else known_s,
                     asked_s=asked_s if is_guessed else None,
                     sent_s=self._sent_s.get((node, token)),
+                    rank=rank if is_guessed else None,
+                    has_spoken=self._spoken_s.get(node, known_s) < known_s,
                 )
             )
             node = self._ids.get((node, token))

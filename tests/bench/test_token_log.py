@@ -61,8 +61,8 @@ def test_a_guess_is_there_once_a_drafter_has_said_it_and_was_asked_for_with_its_
     assert log.tokens() == []  # nothing tells which node the token 21 was
     log.watch(None, [SendToFirstStage(segment=rows(2, (5, 2, 21, 3)))], 8.0)  # type: ignore[arg-type]
     assert log.tokens() == [
-        SeenToken(known_s=5.0, here_s=2.0, asked_s=1.0),
-        SeenToken(known_s=7.0, here_s=4.0, asked_s=2.0, sent_s=8.0),
+        SeenToken(known_s=5.0, here_s=2.0, asked_s=1.0, rank=2, has_spoken=True),
+        SeenToken(known_s=7.0, here_s=4.0, asked_s=2.0, sent_s=8.0, rank=1, has_spoken=True),
         SeenToken(known_s=7.0, here_s=7.0),
     ]
 
@@ -75,6 +75,18 @@ def test_what_is_said_when_it_is_known_is_no_guess_and_what_is_sent_before_is_on
     ).log
     assert log.tokens() == [
         SeenToken(known_s=2.0, here_s=1.0, sent_s=1.0),
+        SeenToken(known_s=3.0, here_s=3.0),
+    ]
+
+
+def test_a_drafter_may_speak_in_time_and_not_say_the_token() -> None:
+    log = watched(
+        (said(0, 1, 10, 12), [SendToFirstStage(segment=rows(1, (2, 1, 11, 2)))], 1.0),
+        (None, [Emit(request=4, tokens=(11,))], 2.0),
+        (said(1, 2, 21), [Emit(request=4, tokens=(22,))], 3.0),
+    ).log
+    assert log.tokens() == [
+        SeenToken(known_s=2.0, here_s=1.0, sent_s=1.0, has_spoken=True),
         SeenToken(known_s=3.0, here_s=3.0),
     ]
 

@@ -1,7 +1,7 @@
 """Where the time goes by which an answer is later than an oracle's (`flowspec.bench.oracle`).
 
     python -m tests.perf.oracle_gap [--experiment NAME-OR-FILE] [--method NAME] [--prompts FILE ...]
-        [--limit N] [--temperatures 0,1] [--json]
+        [--limit N] [--temperatures 0,1] [--testbed NAME] [--acceptance SHARE] [--json]
 
 The oracle's time is reckoned again and again, each time with less that it may do better than the method:
 
@@ -13,6 +13,11 @@ The oracle's time is reckoned again and again, each time with less that it may d
 
 Each is told as a share of the time that the answers took, and so is the oracle's own. *unsaid* is the share
 of tokens that no drafter said before they were known: each costs the oracle a trip, too.
+
+A second table tells what had become of each token by the time that it was known (the verdict on the one
+before it was back), as shares of all tokens: it was the drafter's best guess or another one, in flight or
+not; the drafter had spoken of what may come there, and not guessed it; or had not spoken of it yet. What was
+not in flight then was missed, and cost a trip.
 """
 
 from __future__ import annotations
@@ -20,21 +25,31 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from flowspec.bench.bench import read_cases, warm_up_cases
-from flowspec.bench.config import OURS, Bench
+from flowspec.bench.config import OURS, Bench, Testbed
 from flowspec.bench.console import progress, show
-from flowspec.bench.experiments import find_experiment, pick_setups, read_experiment
+from flowspec.bench.experiments import ACCEPTANCE_MAX, find_experiment, pick_setups, read_experiment
 from flowspec.bench.guesses import depths_of
 from flowspec.bench.oracle import SeenToken, Station
 from flowspec.bench.simulated import experiment, stations_of
 from flowspec.bench.trace import Trace, oracle_s
 from flowspec.bench.virtual_runs import VirtualRuns, Work
+from flowspec.errors import InputError
 from tests.command import Parser, run_command
 
 ALL = "all"
+FATES = (
+    "best_in_flight",
+    "other_in_flight",
+    "best_not_sent",
+    "other_not_sent",
+    "not_guessed",
+    "not_spoken_of",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +63,12 @@ class Gap:
     in_time_s: float = 0.0
     tokens: int = 0
     unsaid: int = 0
+    best_in_flight: int = 0
+    other_in_flight: int = 0
+    best_not_sent: int = 0
+    other_not_sent: int = 0
+    not_guessed: int = 0
+    not_spoken_of: int = 0
 
     def __add__(self, other: Gap) -> Gap:
         ours, theirs = asdict(self), asdict(other)
@@ -65,11 +86,26 @@ class Gap:
         shares = {name: each_s / self.took_s for name, each_s in seconds.items()}
         return shares | {"unsaid": self.unsaid / self.tokens}
 
+    def fates(self) -> dict[str, float]:
+        """Of the tokens, each of which had one of them; they are 1 together."""
+        return {name.replace("_", " "): getattr(self, name) / self.tokens for name in FATES}
+
+
+def was_in_flight(token: SeenToken) -> bool:
+    """Whether it was sent as a guess."""
+    return token.sent_s is not None and token.sent_s < token.known_s
+
+
+def fate_of(token: SeenToken) -> str:
+    """Which of `FATES` it had."""
+    if token.rank is None:
+        return "not_guessed" if token.has_spoken else "not_spoken_of"
+    return f"{'best' if token.rank == 1 else 'other'}_{'in_flight' if was_in_flight(token) else 'not_sent'}"
+
 
 def only_sent(token: SeenToken) -> SeenToken:
     """The same, but not guessed if it was not sent as a guess."""
-    is_sent = token.sent_s is not None and token.sent_s < token.known_s
-    return token if is_sent else replace(token, here_s=token.known_s, asked_s=None)
+    return token if was_in_flight(token) else replace(token, here_s=token.known_s, asked_s=None)
 
 
 def when_sent(token: SeenToken) -> SeenToken:
@@ -115,6 +151,7 @@ def gap_of(trace: Trace, stations: Sequence[Station]) -> Gap | None:
         in_time_s=least_s([when_sent(each) for each in tokens]),
         tokens=len(tokens) - 1,
         unsaid=sum(not each.is_guessed for each in tokens[1:]),
+        **Counter(fate_of(each) for each in tokens[1:]),
     )
 
 
@@ -142,26 +179,58 @@ def command(args: argparse.Namespace) -> int:
         prompts=tuple(args.prompts or bench.prompts),
         limit=args.limit or bench.limit,
         temperatures=args.temperatures or bench.temperatures,
+        testbeds=(picked(bench, args.testbed),),
     )
+    if args.acceptance is not None:
+        if not bench.is_synthetic:
+            raise InputError(
+                f"--acceptance: expected an experiment with model synthetic, got {bench.model!r:.80}"
+            )
+        bench = replace(bench, acceptance=args.acceptance, profile=None)
     sums: dict[tuple[float, str], Gap] = {}
     for (temperature, domain), gap in gaps_of(bench):
         for key in ((temperature, domain), (temperature, ALL)):
             sums[key] = sums.get(key, Gap()) + gap
     if args.json:
         found = [
-            {"temperature": temperature, "domain": domain, **asdict(gap), "shares": gap.shares()}
+            {
+                "temperature": temperature,
+                "domain": domain,
+                **asdict(gap),
+                "shares": gap.shares(),
+                "fates": gap.fates(),
+            }
             for (temperature, domain), gap in sums.items()
         ]
         print(json.dumps(found))
         return 0
     for temperature in dict.fromkeys(temperature for temperature, _ in sums):
         here = {domain: gap for (at, domain), gap in sums.items() if at == temperature}
-        rows = [
-            [domain, *(f"{100 * each:.1f}%" for each in gap.shares().values())]
-            for domain, gap in here.items()
-        ]
-        show(f"{args.method}, temperature {temperature:g} (simulated)", ["", *here[ALL].shares()], rows)
+        for title, of in (("time", Gap.shares), ("tokens", Gap.fates)):
+            rows = [
+                [domain, *(f"{100 * each:.1f}%" for each in of(gap).values())] for domain, gap in here.items()
+            ]
+            show(
+                f"{args.method}, temperature {temperature:g}, shares of {title} (simulated)",
+                ["", *of(here[ALL])],
+                rows,
+            )
     return 0
+
+
+def picked(bench: Bench, name: str | None) -> Testbed:
+    """The testbed of this name, or the first one."""
+    known = {testbed.name: testbed for testbed in bench.testbeds}
+    if name is not None and name not in known:
+        raise InputError(f"--testbed: expected one of {'; '.join(known)}, got {name!r:.80}")
+    return bench.testbeds[0] if name is None else known[name]
+
+
+def share(text: str) -> float:
+    found = float(text)
+    if not 0 < found <= ACCEPTANCE_MAX:
+        raise argparse.ArgumentTypeError(f"expected a share above 0, up to {ACCEPTANCE_MAX:g}, got {text!r}")
+    return found
 
 
 def temperatures(text: str) -> tuple[float, ...]:
@@ -174,6 +243,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--method", default=OURS, help="default: %(default)s")
     parser.add_argument("--prompts", action="append", metavar="FILE", help="may be repeated")
     parser.add_argument("--temperatures", type=temperatures, metavar="T,T", help="default: the experiment's")
+    parser.add_argument("--testbed", metavar="NAME", help="default: the experiment's first")
+    parser.add_argument("--acceptance", type=share, metavar="SHARE", help="of a synthetic drafter")
     parser.whole("--limit", None, "prompts per file")
     return run_command(parser, command, argv)
 
