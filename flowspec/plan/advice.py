@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from flowspec.core.protocol.limits import STAGES_MAX
 from flowspec.core.protocol.precision import OF_ANY_MODEL, PRECISION_BYTES, Q8_0, is_packed
 from flowspec.errors import InputError
-from flowspec.plan.forecast import PASS_LEVELS
+from flowspec.plan.forecast import FITTED
 from flowspec.plan.partition import Arrangement, Partition
 from flowspec.plan.planner import Plan, make_plan
 from flowspec.plan.profile import DeviceProfile, find_profile, profile_names
@@ -66,7 +66,7 @@ def limits(request: PlanRequest, plan: Plan) -> list[str]:
     drafting_s = 0.0
     if plan.guesses:
         drafting_s = float(
-            PASS_LEVELS * forecast.levels * Partition(request).guessing(plan.split.arrangement).pass_s
+            FITTED.pass_levels * forecast.levels * Partition(request).guessing(plan.split.arrangement).pass_s
         )
     slot_s = max(slowest.slot_s, plan.link_s, drafting_s)
     if slot_s == drafting_s:

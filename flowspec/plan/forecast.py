@@ -1,12 +1,15 @@
 """Tokens per second of `continuous` and of plain decoding, foretold from what a slot and a trip of a pipeline
 take.
 
-The formula is that of `docs/methods.md`: a token takes `m (L(n) - tau(n)) + tau(n) / S`, where n nodes
-go into a slot that takes tau(n), S tokens come of it, and m = 1 - rho is the share of tokens that were not in
-flight when they were known. What n, S and m are is the method's doing. It is taken to choose n, and by how
-many levels y a slot takes the tree further, as well as it can. Then S is the mean number of levels until one
-is missed, `(1 - (1 - m)^y) / m`, and m follows from how wide the tree is (n / y nodes a level) and how many
-levels D it is ahead of what is known (some for each further slot in flight):
+The formula is that of `docs/methods.md`, and a drafter: a token takes `m (L(n) - tau(n) + k d) + tau(n) / S`,
+where n nodes go into a slot that takes tau(n), S tokens come of it, and m = 1 - rho is the share of tokens
+that were not in flight when they were known. Such a token is told to the drafter at once, and what follows
+from it waits for k passes of d seconds: for some as many as a slot has levels, since a correction has
+patience (`core.methods.patience`) where a slot of its own would be longer. What n, S and m are is the
+method's doing. It is taken to choose n, and by how many levels y a slot takes the tree further, as well as it
+can. Then S is the mean number of levels until one is missed, `(1 - (1 - m)^y) / m`, and m follows from how
+wide the tree is (n / y nodes a level) and how many levels D it is ahead of what is known (some for each
+further slot in flight):
 
     m = (1 - a) exp(-c a^p ln(w n/y)^q D^-r)        with the drafter's acceptance a
 
@@ -26,24 +29,31 @@ F64 = npt.NDArray[np.float64]
 
 NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
 """Nodes of a slot that are tried."""
-LEVELS: F64 = np.geomspace(0.15, 12, 20)
-"""Levels of the tree that a slot adds (y)."""
+LEVELS: F64 = 2.0 ** (np.arange(-8, 12) / 3)
+"""Levels of the tree that a slot adds (y), one among them: all that a single row can add."""
 HEAD_S = 0.0005
 """What the head spends on an event, as in `bench.config`."""
 
-SHARPNESS = 1.956
-ACCEPTANCE_POWER = 1.436
-WIDTH_POWER = 1.392
-WIDTH_FACTOR = 3.574
-DEPTH_POWER = 2.037
-FLIGHT_DEPTH = 0.2368
-SLOT_DEPTH = 0.7018
-LEAST = 0.04708
-PASS_LEVELS = 1.151
-MISSED_PASS = 0.653
-MISSED_TRIP = 1.141
-BUSY_S = 0.001084
-"""Fitted to simulations; `_missed` and `seconds_per_token` say what each is for."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constants:
+    """Fitted to simulations (`tests.perf.planner_fit`); `_missed` and `seconds_per_token` say what each is
+    for."""
+
+    sharpness: float = 1.0435
+    acceptance_power: float = 0.3863
+    width_power: float = 0.5625
+    width_factor: float = 1.0061
+    depth_power: float = 0.4898
+    flight_depth: float = 0.1427
+    slot_depth: float = 0.6658
+    least: float = 0.0237
+    pass_levels: float = 0.8851
+    missed_pass: float = 0.4801
+    busy_s: float = 0.0015
+
+
+FITTED = Constants()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,12 +79,14 @@ class Forecast:
     levels: float
 
 
-def _missed(acceptance: float | F64, width: F64, depth: F64) -> F64:
+def _missed(known: Constants, acceptance: float | F64, width: F64, depth: F64) -> F64:
     """The chance that a token is none of `width` nodes at its level, `depth` levels below the last that is
     known."""
-    sharp = SHARPNESS * acceptance**ACCEPTANCE_POWER
-    bits = np.log(np.maximum(WIDTH_FACTOR * width, 1)) ** WIDTH_POWER
-    return np.asarray((1 - acceptance) * np.maximum(np.exp(-sharp * bits * depth**-DEPTH_POWER), LEAST))
+    sharp = known.sharpness * acceptance**known.acceptance_power
+    bits = np.log(np.maximum(known.width_factor * width, 1)) ** known.width_power
+    return np.asarray(
+        (1 - acceptance) * np.maximum(np.exp(-sharp * bits * depth**-known.depth_power), known.least)
+    )
 
 
 def seconds_per_token(
@@ -83,23 +95,26 @@ def seconds_per_token(
     nodes: F64,
     guessing: Guessing,
     share: float | F64 = 1.0,
+    known: Constants = FITTED,
 ) -> tuple[F64, F64, F64]:
     """One user's seconds per token, with the levels and the misses they come of; all of the shape of the
     arguments, which broadcast.
 
     A slot of `nodes` of this user takes `slot_s`, a trip `trip_s`; the user has one in every `share` slots. A
-    level costs the drafter most of a pass, and a miss a part of one.
+    level costs the drafter about a pass. After a miss the tree begins anew: the correction, or what follows
+    it, waits for a part of the passes that a slot's levels take. The head is busy with each slot, too.
     """
     slot_s, trip_s, nodes, share = (
         np.asarray(each, dtype=np.float64)[..., None] for each in (slot_s, trip_s, nodes, share)
     )
-    every_s = np.maximum(np.maximum(slot_s * share, PASS_LEVELS * LEVELS * guessing.pass_s), BUSY_S)
-    ahead = FLIGHT_DEPTH * LEVELS * np.maximum(trip_s / every_s - 1, 0) + SLOT_DEPTH * np.maximum(
-        LEVELS - 1, 0
-    )
-    missed = _missed(guessing.acceptance, nodes / LEVELS, 1 + ahead)
+    every_s = np.maximum(slot_s * share, known.pass_levels * LEVELS * guessing.pass_s) + known.busy_s
+    trip_s = trip_s + known.busy_s
+    flight, slot = np.maximum(trip_s / every_s - 1, 0), np.maximum(LEVELS - 1, 0)
+    ahead = known.flight_depth * LEVELS * flight + known.slot_depth * slot
+    missed = _missed(known, guessing.acceptance, nodes / LEVELS, 1 + ahead)
     tokens = (1 - (1 - missed) ** LEVELS) / missed
-    waiting_s = np.maximum(MISSED_TRIP * trip_s - every_s, 0) + MISSED_PASS * guessing.pass_s
+    drafting_s = known.missed_pass * guessing.pass_s * np.maximum(LEVELS, 1)
+    waiting_s = np.maximum(trip_s - every_s, 0) + drafting_s
     time_s = np.where(nodes < LEVELS, np.inf, missed * waiting_s + every_s / tokens)
     at: Any = time_s.argmin(axis=-1)[..., None]
     found = [np.take_along_axis(each, at, -1)[..., 0] for each in np.broadcast_arrays(time_s, LEVELS, missed)]

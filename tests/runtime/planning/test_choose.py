@@ -78,7 +78,7 @@ def stages(plan: Plan) -> list[StagePlan]:
 
 
 def test_a_slow_device_is_left_out_and_that_is_said() -> None:
-    found = survey_of(NANO, PI, NANO)
+    found = survey_of(NANO, PI, NANO, memory_bytes=5 * GIB // 2)  # of which two hold the model
     chosen = choose(request_of(found), found)
     devices = [Device(name=site.name, address=f"{site.name}:7700") for site in found.sites]
     assert list(chosen.unused) == ["d1"]
@@ -132,7 +132,8 @@ def test_after_a_loss_nothing_is_told_of_layers_that_are_others_by_now() -> None
     left = [StagePlan(name="d0", address="", first=0, end=16)]
     assert chosen.lines(left) == ["layers shared out anew"]
     assert chosen.lines(left, "d1 was lost meanwhile") == ["layers shared out anew: d1 was lost meanwhile"]
-    planned = choose(request_of(found := survey_of(NANO, PI, NANO)), found)
+    found = survey_of(NANO, PI, NANO, memory_bytes=5 * GIB // 2)
+    planned = choose(request_of(found), found)
     assert list(planned.unused) == ["d1"]
     even = [
         StagePlan(name=f"d{number}", address="", first=8 * number, end=8 + 8 * number) for number in (0, 1)
