@@ -22,6 +22,7 @@ from flowspec.plan.timing import LinkSpec
 
 FLAG = "rivals"
 """The key that tells such an experiment from others."""
+ANSWERS_MAX = 1000
 _KEYS = {
     "name",
     FLAG,
@@ -31,6 +32,7 @@ _KEYS = {
     "typical_context",
     "prompt",
     "new_tokens",
+    "answers",
     "acceptances",
     "published",
     "network",
@@ -66,7 +68,8 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RivalExperiment:
-    """`published` is the acceptance of the drafters that others published, among those that are tried."""
+    """`published` is the acceptance of the drafters that others published, among those that are tried. Each
+    rate is of `answers` answers of `new_tokens` tokens."""
 
     name: str
     models: tuple[ModelShape, ...]
@@ -75,6 +78,7 @@ class RivalExperiment:
     typical_context: int
     prompt: int
     new_tokens: int
+    answers: int
     published: float
     networks: tuple[RivalNetwork, ...]
     testbeds: tuple[Boards, ...]
@@ -121,6 +125,7 @@ def read_rivals(path: Path) -> RivalExperiment:
         typical_context=table.whole("typical_context", 512),
         prompt=table.whole("prompt", 512),
         new_tokens=table.whole("new_tokens", 48),
+        answers=table.whole("answers", 1, most=ANSWERS_MAX),
         published=published,
         networks=networks,
         testbeds=testbeds,

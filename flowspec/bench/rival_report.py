@@ -49,6 +49,7 @@ def summarise(bench: RivalExperiment, records: Sequence[RivalRecord]) -> dict[st
         "prompt": bench.prompt,
         "context": bench.typical_context,
         "new_tokens": bench.new_tokens,
+        "answers": bench.answers,
         "published_acceptance": bench.published,
         "cells": [_cell(bench, cell, kept) for cell in cells_of(bench)],
         "figures": [
@@ -108,6 +109,7 @@ def _cell(bench: RivalExperiment, cell: Cell, kept: Mapping[Any, RivalRecord]) -
 def _simulated(record: RivalRecord) -> dict[str, Any]:
     return {
         "tokens_per_s": record.tokens / record.seconds,
+        "error": record.error,
         "how": "simulated",
         "boards": record.boards,
         "first_token_s": record.first_token_s,

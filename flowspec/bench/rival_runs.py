@@ -21,7 +21,6 @@ from flowspec.plan.sites import PlanRequest
 SPEC_PIPE = "pipedec"
 PLANS = 8
 """Plans among which the best with guesses is looked for."""
-ANSWERS = 1
 FIRST = 60_000_000
 """The first case of the answers."""
 FEW_NODES, MANY_NODES = 4, 16
@@ -33,8 +32,9 @@ Key = tuple[str, str, str, float, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RivalRecord:
-    """One simulated answer, or why there is none: it has no tokens where the model does not fit (`boards` 0),
-    or not with a drafter. `plain_tokens_per_s` is the plan's without guesses."""
+    """Simulated answers, or why there are none: no tokens where the model does not fit (`boards` 0), or not
+    with a drafter. `error` is the standard error of their rate as a share of it, 0 for a single one;
+    `plain_tokens_per_s` is the plan's rate without guesses."""
 
     testbed: str
     network: str
@@ -44,6 +44,7 @@ class RivalRecord:
     boards: int
     tokens: int
     seconds: float
+    error: float
     plain_tokens_per_s: float
     first_token_s: float
 
@@ -149,6 +150,7 @@ def _record(
         boards=0,
         tokens=0,
         seconds=0.0,
+        error=0.0,
         plain_tokens_per_s=0.0,
         first_token_s=0.0,
     )
@@ -167,12 +169,12 @@ def _record(
     made = simulated(
         replace(request, drafter=replace(request.drafter, acceptance=acceptance)),
         plan,
-        answers=ANSWERS,
+        answers=bench.answers,
         tokens=bench.new_tokens,
         first=FIRST,
         setup=setup_of(method, request, plan),
     )
-    return replace(found, tokens=sum(made.tokens), seconds=sum(made.seconds))
+    return replace(found, tokens=sum(made.tokens), seconds=sum(made.seconds), error=made.error)
 
 
 def setup_of(method: str, request: PlanRequest, plan: Plan) -> Setup:

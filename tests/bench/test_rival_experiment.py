@@ -19,6 +19,7 @@ rivals = true
 models = ["tinyllama-1.1b", "llama-2-70b"]
 precision = "int4"
 new_tokens = 8
+answers = 2
 prompt = 40
 typical_context = 64
 acceptances = [0.5, 0.8]
@@ -82,6 +83,7 @@ def test_the_shipped_one_has_every_model_board_and_network() -> None:
         ("0.5, 0.8", "0.5, 1", "acceptances: expected numbers above 0, up to 0.99, got [0.5, 1]"),
         ('"llama-2-70b"', '"lama"', "models: shape: expected one of llama-2-7b,"),
         ("new_tokens", "tokens", "unknown key 'tokens'"),
+        ("answers = 2", "answers = 0", "answers: expected a whole number from 1 to 1000, got 0"),
         ('model = "tiny', 'model = "t', "figure 1: model: expected one of tinyllama-1.1b, llama-2-70b"),
         ("3 x rasp", "0 x rasp", "testbed 1: devices: expected names such as"),
         ("latency_ms", "latency", "network 1: unknown key 'latency'"),
@@ -110,6 +112,9 @@ def test_a_small_one_is_run_and_gone_on_with(tmp_path: Path, capsys: pytest.Capt
     assert (low["acceptance"], high["acceptance"]) == (0.5, 0.8)
     assert "SpecPipe (pipedec)" in high["rivals"]
     assert "SpecPipe (pipedec)" not in low["rivals"]
+    assert (high["ours"]["how"], summary["answers"]) == ("simulated", 2)
+    assert 0 < high["ours"]["error"] < 0.5
+    assert {record.tokens for record in records if record.boards} == {2 * 7}, "each but its first token"
     best = max(each["tokens_per_s"] for each in high["rivals"].values())
     assert high["rivals"][high["best_rival"]]["tokens_per_s"] == best
     assert high["to_best_rival"] == pytest.approx(high["ours"]["tokens_per_s"] / best)
