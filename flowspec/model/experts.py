@@ -7,7 +7,8 @@ in ascending order, in the model's dtype.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +20,9 @@ from flowspec.model.gguf_layers import GgufLinear, Part, stay_packed
 from flowspec.model.quantised import QuantisedLinear, Rounded, pack
 
 EXPERTS_NAME = "flowspec_rows"
+GROUP_ROWS = 256
+"""What is no product is computed for the experts of a group at once: starting it costs more than doing it
+where rows are few. More rows would take memory, and gain nothing."""
 
 
 def row_experts(
@@ -27,14 +31,40 @@ def row_experts(
     """`[rows, hidden]` from `hidden` of that shape and each row's experts and their weights, `[rows, experts
     per token]`."""
     output = torch.zeros_like(hidden)
-    for expert in sorted(set(chosen.flatten().tolist())):
-        rows, places = (chosen == expert).nonzero(as_tuple=True)
-        gate, up = _product(experts, "gate_up_proj", expert, hidden[rows]).chunk(2, dim=-1)
-        found = (
-            _product(experts, "down_proj", expert, _gated(experts, gate, up)) * weights[rows, places, None]
-        )
-        output.index_add_(0, rows, found.to(output.dtype))  # no row is in `rows` twice
+    choices = chosen.flatten()
+    order = choices.argsort(stable=True)
+    rows, shares = order // chosen.shape[1], weights.flatten()[order, None]
+    end = 0
+    for group in _groups(Counter(choices.tolist())):
+        counts = list(group.values())
+        begin, end = end, end + sum(counts)
+        own = rows[begin:end]
+        gate, up = _products(experts, "gate_up_proj", group, hidden[own]).chunk(2, dim=-1)
+        found = _products(experts, "down_proj", group, _gated(experts, gate, up)) * shares[begin:end]
+        for owners, part in zip(own.split(counts), found.to(output.dtype).split(counts), strict=True):
+            output.index_add_(0, owners, part)  # no row is in `owners` twice
     return output
+
+
+def _groups(chosen: Mapping[int, int]) -> Iterator[dict[int, int]]:
+    """The experts in ascending order, each with its number of rows, in groups of `GROUP_ROWS` rows at most or
+    one expert."""
+    group: dict[int, int] = {}
+    for expert in sorted(chosen):
+        if group and sum(group.values()) + chosen[expert] > GROUP_ROWS:
+            yield group
+            group = {}
+        group[expert] = chosen[expert]
+    if group:
+        yield group
+
+
+def _products(experts: Any, name: str, group: Mapping[int, int], rows: torch.Tensor) -> torch.Tensor:
+    """Of each expert of a group with its own rows, which follow one another."""
+    parts = rows.split(list(group.values()))
+    return torch.cat(
+        [_product(experts, name, expert, part) for expert, part in zip(group, parts, strict=True)]
+    )
 
 
 def _gated(experts: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
