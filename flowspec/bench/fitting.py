@@ -48,6 +48,7 @@ def fit(measured: MachineTimes, machine: MeasuredMachine, name: str, basis: str)
             for dtype in machine.packed
         },
         layer_us=max(LEAST_US, 1e6 * share * layer_s),
+        expert_us=max(LEAST_US, 1e6 * share * _expert_s(measured.tiny_mixtures)),
         pass_us=max(LEAST_US, 1e6 * pass_s),
     )
 
@@ -67,6 +68,13 @@ def _overheads(tiny: Sequence[LayerPoint]) -> tuple[float, float]:
     few, many = sorted(tiny, key=lambda point: point.layers)
     layer_s = max(0.0, (many.s - few.s) / (many.layers - few.layers))
     return layer_s, max(0.0, few.s - few.layers * layer_s)
+
+
+def _expert_s(tiny: Sequence[LayerPoint]) -> float:
+    """What each expert takes beside its weights: one row's slope over the number that it runs through."""
+    few, many = sorted(tiny, key=lambda point: point.shape.experts_per_row)
+    more = many.layers * (many.shape.experts_per_row - few.shape.experts_per_row)
+    return max(0.0, (many.s - few.s) / more)
 
 
 def _rates(

@@ -2,9 +2,9 @@
 (`bench.fitting`).
 
 Measured are real slices of models made for it: wide ones that fit no cache, whose time is reading weights and
-computing, and tiny ones, whose time is everything else. Wide ones are also measured in packed precisions, by
-the kernels that a stage would use here. The tasks take turns, round after round, and of each
-the second fastest run counts: what else runs on a machine only ever adds time.
+computing, and tiny ones, whose time is everything else, with and without experts. Wide ones are also measured
+in packed precisions, by the kernels that a stage would use here. The tasks take turns, round after round, and
+of each the second fastest run counts: what else runs on a machine only ever adds time.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ SLOTS = 256
 VOCABULARY = 32000
 VOCABULARY_TINY = 256
 WIDTH_TINY = 64
+EXPERTS_TINY, EXPERT_WIDTH_TINY = 16, 16
+"""Of a tiny mixture, and neurons of each."""
 SHORT_S = 0.02
 RUNS_MAX = 8
 """A task that is shorter than `SHORT_S` has so many runs in each round: an interrupt counts for more there.
@@ -69,6 +71,12 @@ class MeasuredMachine:
         """Of a weight in all precisions together."""
         return sum(map(read_bytes, (self.dtype, *self.packed)))
 
+    @property
+    def experts_dtype(self) -> str:
+        """In which tiny mixtures are measured: int4 where it is measured at all. Mixtures are large, so most
+        run packed, and there each product takes a few calls more."""
+        return "int4" if "int4" in self.packed else self.dtype
+
     def free_bytes(self) -> int:
         return accelerator_of(self.device).free_bytes()
 
@@ -85,6 +93,8 @@ class Effort:
     """Hidden sizes with layers: so many that together they fit no cache."""
     tiny: tuple[int, int] = (2, 12)
     """Numbers of layers of the tiny models: one layer more costs what a layer costs beside its weights."""
+    tiny_experts: tuple[int, int] = (2, EXPERTS_TINY - 2)
+    """Experts a row of the tiny mixtures: one more costs what an expert costs beside its weights."""
     rounds: int = 12
 
     def fitting(self, machine: MeasuredMachine) -> Effort:
@@ -94,7 +104,7 @@ class Effort:
             widths = tuple((hidden >> halved, layers) for hidden, layers in self.widths)
             need = sum(made_shape(hidden, layers).params for hidden, layers in widths) * machine.weight_bytes
             if need < MEMORY_SHARE_MAX * machine.free_bytes():
-                return Effort(rows=self.rows, widths=widths, tiny=self.tiny, rounds=self.rounds)
+                return replace(self, widths=widths)
         raise ClusterError(
             f"measuring needs {mib(int(need / MEMORY_SHARE_MAX))} of free memory, but "
             f"{mib(machine.free_bytes())} are free here"
@@ -121,25 +131,31 @@ class MachineTimes:
 
     layers: Mapping[str, tuple[LayerPoint, ...]]
     tiny: tuple[LayerPoint, ...]
+    tiny_mixtures: tuple[LayerPoint, ...]
     lm_head_s: Mapping[int, float]
     lm_head_shape: ModelShape
     drafter_s: Mapping[int, float]
 
 
 def fast_times(
-    tasks: Mapping[Any, Task], rounds: int, step: Step, names: Callable[[Any], str]
+    tasks: Mapping[Any, Task],
+    rounds: int,
+    step: Step,
+    names: Callable[[Any], str],
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[Any, float]:
-    """The second fastest run of each task, in seconds; the tasks take turns, short ones with several runs in
-    each round after the first. No task runs twice in a row: a cache may hold packed weights."""
+    """The second fastest run of each task, in seconds by `clock`; the tasks take turns, short ones with
+    several runs in each round after the first. No task runs twice in a row: a cache may hold packed
+    weights."""
     spent: dict[Any, list[float]] = {key: [] for key in tasks}
     runs = dict.fromkeys(tasks, 1)
     for number in range(rounds + 1):
         for turn in range(max(runs.values())):
             for key, task in tasks.items():
                 if turn < runs[key]:
-                    started_s = time.perf_counter()
+                    started_s = clock()
                     task()
-                    spent[key].append(time.perf_counter() - started_s)
+                    spent[key].append(clock() - started_s)
                 if not turn:
                     step(names(key))
         if not number:
@@ -163,8 +179,19 @@ def made_shape(hidden: int, layers: int, vocabulary: int = VOCABULARY) -> ModelS
     )
 
 
+def tiny_mixture(layers: int, experts_per_row: int) -> ModelShape:
+    """Tiny layers with `EXPERTS_TINY` experts."""
+    return replace(
+        made_shape(WIDTH_TINY, layers, VOCABULARY_TINY),
+        intermediate=EXPERT_WIDTH_TINY * experts_per_row,
+        experts=EXPERTS_TINY,
+        experts_per_row=experts_per_row,
+    )
+
+
 def made_model(folder: Path, shape: ModelShape) -> ModelFiles:
-    """A checkpoint of random weights, in bfloat16 to be half as large on disk."""
+    """A checkpoint of random weights, in bfloat16 to be half as large on disk: a Llama, or a mixture in
+    Qwen3's layout."""
     config = {
         "vocab_size": shape.vocabulary,
         "hidden_size": shape.hidden,
@@ -176,7 +203,15 @@ def made_model(folder: Path, shape: ModelShape) -> ModelFiles:
         "max_position_embeddings": 4 * SLOTS,
         "tie_word_embeddings": True,
     }
-    return ModelFiles(str(make_checkpoint(folder, "llama", config, dtype=torch.bfloat16)))
+    if shape.experts > 1:
+        config |= {
+            "moe_intermediate_size": shape.intermediate // shape.experts_per_row,
+            "num_experts": shape.experts,
+            "num_experts_per_tok": shape.experts_per_row,
+            "norm_topk_prob": True,
+        }
+    family = "qwen3_moe" if shape.experts > 1 else "llama"
+    return ModelFiles(str(make_checkpoint(folder, family, config, dtype=torch.bfloat16)))
 
 
 def made_slices(
@@ -275,13 +310,18 @@ def drafter_task(drafter: Drafter, rows: int) -> Task:
 
 
 def step_count(machine: MeasuredMachine, effort: Effort, beside: int = 0) -> int:
-    count = len(effort.rows) * (len(effort.widths) * (1 + len(machine.packed)) + 2) + len(effort.tiny)
+    count = len(effort.rows) * (len(effort.widths) * (1 + len(machine.packed)) + 2)
+    count += len(effort.tiny) + len(effort.tiny_experts)
     return (effort.rounds + 1) * (count + beside)
 
 
 @torch.inference_mode()
 def measure_beside(
-    machine: MeasuredMachine, effort: Effort, beside: Mapping[Any, Task], step: Step
+    machine: MeasuredMachine,
+    effort: Effort,
+    beside: Mapping[Any, Task],
+    step: Step,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[MachineTimes, dict[Any, float]]:
     """Measures this machine, and in the same rounds the tasks `beside`, whose times come second; takes
     `step_count` steps."""
@@ -305,8 +345,12 @@ def measure_beside(
     for layers, shape in tiny.items():
         ((_, part),) = made_slices(machine, shape, [machine.dtype]).values()
         tasks["tiny", layers, 1] = pass_task(machine, part, 1)
+    mixtures = {chosen: tiny_mixture(max(effort.tiny), chosen) for chosen in effort.tiny_experts}
+    for chosen, shape in mixtures.items():
+        ((_, part),) = made_slices(machine, shape, [machine.experts_dtype]).values()
+        tasks["tiny experts", chosen, 1] = pass_task(machine, part, 1)
     tasks.update({("beside", key, 0): task for key, task in beside.items()})
-    spent = fast_times(tasks, effort.rounds, step, _name)
+    spent = fast_times(tasks, effort.rounds, step, _name, clock)
     measured = MachineTimes(
         layers={
             dtype: tuple(
@@ -325,6 +369,10 @@ def measure_beside(
             LayerPoint(shape=shape, layers=layers, rows=1, s=spent["tiny", layers, 1])
             for layers, shape in tiny.items()
         ),
+        tiny_mixtures=tuple(
+            LayerPoint(shape=shape, layers=shape.layers, rows=1, s=spent["tiny experts", chosen, 1])
+            for chosen, shape in mixtures.items()
+        ),
         lm_head_s={rows: spent["lm_head", narrowest, rows] for rows in effort.rows},
         lm_head_shape=shapes[narrowest],
         drafter_s={rows: spent["drafter", 0, rows] for rows in effort.rows},
@@ -341,5 +389,6 @@ def _name(key: tuple[str, Any, int]) -> str:
         "lm_head": f"lm_head, {rows} rows",
         "drafter": f"drafter, {rows} rows",
         "tiny": f"{what} tiny layers",
+        "tiny experts": f"tiny layers of {what} experts a row",
         "beside": f"{what}",
     }[kind]

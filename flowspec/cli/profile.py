@@ -142,7 +142,7 @@ def run(args: argparse.Namespace) -> int:
         for dtype in off:
             rates = profile.rates(dtype)
             print(f"{dtype}: {rates.gb_per_s:.1f} GB/s, {1000 * rates.tflops:.1f} GFLOP/s")
-        print(f"{profile.layer_us:.0f} us a layer")
+        print(f"{profile.layer_us:.0f} us a layer, {profile.expert_us:.0f} us an expert")
         for peer in peers:
             print(f"{peer.name}: {1000 * peer.latency_s:.2f} ms, {peer.bandwidth_mbps:.0f} Mbit/s")
         print(f"written to {out}")
@@ -205,7 +205,11 @@ def numbers(profile: DeviceProfile) -> dict[str, dict[str, Any]]:
             }
             for dtype, rates in profile.packed.items()
         },
-        "overhead": {"layer_us": round(profile.layer_us, 1), "pass_us": round(profile.pass_us, 1)},
+        "overhead": {
+            "layer_us": round(profile.layer_us, 1),
+            "expert_us": round(profile.expert_us, 1),
+            "pass_us": round(profile.pass_us, 1),
+        },
     }
 
 
@@ -225,6 +229,9 @@ def raw(machine: MeasuredMachine, measured: MachineTimes, peers: Sequence[Measur
         "kernels": {dtype: kernel_of(dtype, machine.device).name for dtype in machine.packed},
         "layer_ms": layers,
         "tiny_pass_ms": {str(point.layers): round(1e3 * point.s, 4) for point in measured.tiny},
+        "tiny_experts_pass_ms": {
+            str(point.shape.experts_per_row): round(1e3 * point.s, 4) for point in measured.tiny_mixtures
+        },
         "lm_head_ms": {str(rows): round(1e3 * spent, 4) for rows, spent in measured.lm_head_s.items()},
         "drafter_ms": {str(rows): round(1e3 * spent, 4) for rows, spent in measured.drafter_s.items()},
         "links": {
@@ -255,6 +262,7 @@ def profile_lines(
         "serial": f"{source}: the share of computing that reading does not hide",
         "basis": "for people",
         "layer_us": f"{source}: tiny layers",
+        "expert_us": f"{source}: tiny layers with few and many experts a row",
         "pass_us": f"{source}: tiny layers",
     }
     import torch
@@ -274,7 +282,7 @@ def profile_lines(
     yield f"dtype = {toml_text(found['dtype'])}"
     yield f"device = {toml_text(found['device'])}"
     yield f"lm_head_size = {[measured.lm_head_shape.hidden, measured.lm_head_shape.vocabulary]}"
-    for key in ("kernels", "tiny_pass_ms", "lm_head_ms", "drafter_ms"):
+    for key in ("kernels", "tiny_pass_ms", "tiny_experts_pass_ms", "lm_head_ms", "drafter_ms"):
         yield f"{key} = {_inline(found[key])}"
     by_title = {f"layer_ms.{dtype}": by_width for dtype, by_width in found["layer_ms"].items()}
     for title, tables in {**by_title, "links": found["links"]}.items():

@@ -41,7 +41,9 @@ def row_experts(
         own = rows[begin:end]
         gate, up = _products(experts, "gate_up_proj", group, hidden[own]).chunk(2, dim=-1)
         found = _products(experts, "down_proj", group, _gated(experts, gate, up)) * shares[begin:end]
-        for owners, part in zip(own.split(counts), found.to(output.dtype).split(counts), strict=True):
+        for owners, part in zip(
+            own.split_with_sizes(counts), found.to(output.dtype).split_with_sizes(counts), strict=True
+        ):
             output.index_add_(0, owners, part)  # no row is in `owners` twice
     return output
 
@@ -61,7 +63,7 @@ def _groups(chosen: Mapping[int, int]) -> Iterator[dict[int, int]]:
 
 def _products(experts: Any, name: str, group: Mapping[int, int], rows: torch.Tensor) -> torch.Tensor:
     """Of each expert of a group with its own rows, which follow one another."""
-    parts = rows.split(list(group.values()))
+    parts = rows.split_with_sizes(list(group.values()))
     return torch.cat(
         [_product(experts, name, expert, part) for expert, part in zip(group, parts, strict=True)]
     )

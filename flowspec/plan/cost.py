@@ -2,8 +2,8 @@
 
 A roofline: a pass reads its weights once, and the keys and values of its context, at the device's memory
 bandwidth, or computes for longer than that; kernels have to be started whatever they do. So a device runs as
-many nodes as its knee in the time of one; of a mixture of experts further nodes read further experts. Where
-the same cores read and compute, a share of the computing
+many nodes as its knee in the time of one; of a mixture of experts further nodes read further experts, each of
+which has to be started, too. Where the same cores read and compute, a share of the computing
 (`KernelRates.serial`) comes on top of the reading instead.
 """
 
@@ -25,6 +25,9 @@ from flowspec.plan.timing import Curve
 
 OPERATIONS = 2.0
 """Floating-point operations for each weight and row: multiply and add."""
+CHOOSING = 9
+"""What choosing experts takes in a mixture's layer, beside what other layers do: as much as starting so many.
+Measured on a CPU (docs/devices.md)."""
 
 
 def weights_curve(
@@ -56,14 +59,17 @@ def layers_curve(
     read = shape.layer_heads
     cache_bytes = attending * sum(keys_bytes(each, cached_as(cache, precision)) for each in read) / len(read)
     width = sum(each.width for each in read) / len(read)
+    expert_s = 1e-6 * layers * device.expert_us if shape.experts > 1 else 0.0
     chosen_s = weights.base_s * shape.chosen_params / shape.layer_params
     return Curve(
         base_s=weights.base_s - chosen_s,
         row_s=weights.row_s,
         extra_row_s=weights.extra_row_s,
         chosen_s=chosen_s,
+        start_s=expert_s * shape.experts_per_row,
+        shared=shape.experts_shared,
         choices=shape.experts / shape.experts_per_row,
-        fixed_s=1e-6 * (layers * device.layer_us + device.pass_us),
+        fixed_s=1e-6 * (layers * device.layer_us + device.pass_us) + CHOOSING * expert_s,
         context_s=1e-9 * cache_bytes / attention.gb_per_s,
         row_context_s=2e-12 * OPERATIONS * attending * shape.heads * width / attention.tflops,
     )

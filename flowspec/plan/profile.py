@@ -21,10 +21,13 @@ RATES = {
     "memory_efficiency": (1e-3, 1.0),
     "compute_efficiency": (1e-4, 1.0),
     "layer_us": (0.0, 1e7),
+    "expert_us": (0.0, 1e7),
     "pass_us": (0.0, 1e7),
 }
 TFLOPS = (1e-6, 1e6)
 """The slowest boards and the largest servers are far from all of these bounds."""
+EXPERT_SHARE = 0.25
+"""Of `layer_us`: `expert_us` of a profile that says none. docs/devices.md tells how it was measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +55,8 @@ class DeviceProfile:
     `memory_gb_per_s` and `tflops` (by precision that is not packed, dense) are peaks; `memory_efficiency` and
     `compute_efficiency` the shares of these that a pass over layers reaches, `serial` as in `KernelRates`.
     `packed` has the rates of packed precisions. `layer_us` is spent on each layer whatever its size
-    (launching kernels, Python), `pass_us` on each pass. `idle_w` and `busy_w` are for the whole board. A
+    (launching kernels, Python), `expert_us` on each expert of a mixture that any row of a layer's pass
+    chooses, `pass_us` on each pass. `idle_w` and `busy_w` are for the whole board. A
     `caution` is why FlowSpec does not run there as the profile says: such a board is not advised.
     """
 
@@ -65,6 +69,7 @@ class DeviceProfile:
     serial: float = 0.0
     packed: Mapping[str, KernelRates] = field(default_factory=dict)
     layer_us: float = 0.0
+    expert_us: float = 0.0
     pass_us: float = 0.0
     idle_w: float = 0.0
     busy_w: float = 0.0
@@ -85,6 +90,7 @@ class DeviceProfile:
             tflops={precision: rate / factor for precision, rate in self.tflops.items()},
             packed={precision: rates.slowed(factor) for precision, rates in self.packed.items()},
             layer_us=self.layer_us * factor,
+            expert_us=self.expert_us * factor,
             pass_us=self.pass_us * factor,
         )
 
@@ -176,6 +182,7 @@ def read_profile(path: Path) -> DeviceProfile:
     tflops = {name: compute.number(name) for name in UNPACKED if name in compute.data}
     if not tflops:
         raise InputError(f"{path}: compute: expected TFLOP/s for at least one of {', '.join(UNPACKED)}")
+    layer_us = overhead.number("layer_us", 0.0, least=0.0)
     found = DeviceProfile(
         name=path.stem,
         memory_gb=memory.number("gb"),
@@ -185,7 +192,8 @@ def read_profile(path: Path) -> DeviceProfile:
         compute_efficiency=compute.number("efficiency", most=1.0),
         serial=compute.number("serial", 0.0, least=0.0, most=1.0),
         packed={name: _read_rates(packed.table(name)) for name in PACKED if name in packed.data},
-        layer_us=overhead.number("layer_us", 0.0, least=0.0),
+        layer_us=layer_us,
+        expert_us=overhead.number("expert_us", EXPERT_SHARE * layer_us, least=0.0),
         pass_us=overhead.number("pass_us", 0.0, least=0.0),
         idle_w=power.number("idle_w", 0.0, least=0.0),
         busy_w=power.number("busy_w", 0.0, least=0.0),
@@ -195,7 +203,7 @@ def read_profile(path: Path) -> DeviceProfile:
     memory.check({"gb", "gb_per_s", "efficiency"})
     compute.check({"efficiency", "serial", *UNPACKED})
     packed.check(PACKED)
-    overhead.check({"layer_us", "pass_us"})
+    overhead.check({"layer_us", "expert_us", "pass_us"})
     power.check({"idle_w", "busy_w"})
     if wrong := implausible(found):
         raise InputError(f"{path}: expected what a device can be, got {wrong}")

@@ -22,6 +22,7 @@ from flowspec.core.protocol.shared_keys import (
 )
 from flowspec.core.protocol.sliding_window import LINEAR, inputs_of, states_of, windows_of
 from flowspec.errors import InputError, meant
+from flowspec.plan.timing import EXPERTS_SHARED
 
 USUAL_FILED_BYTES = PRECISIONS[FILED].weight_bytes + PRECISIONS[FILED].group_bytes
 """Of a weight in a GGUF file, where nothing else is known of it."""
@@ -75,16 +76,17 @@ class ModelShape:
 
     `is_tied`: `lm_head` has the embedding's weights. A mixture of experts counts those that one row runs
     through: what a pass of one row reads, and less than what is in memory: `experts` are there, of which a
-    row runs through `experts_per_row`, and each through `shared_intermediate` neurons besides. `windows` are
-    how many positions each layer sees (0: all; none given: all see all). `inputs` are how many numbers a
-    layer holds of a token where it does not hold keys and values (0: it does; none given: all do), of
-    `mixer_params` weights each in the place of attention's, and `states` how many numbers its state has.
-    `has_gates`: attention has as many outputs again for gates as for queries. Where layers are unlike,
-    `unlike` are the heads of each, `sources` to whose keys and values it attends, and `mean_params` the
-    weights of one on average. `table` are the weights of a layer's own embedding of tokens, `carried` the
-    most numbers that go with a hidden state. `has_mtp`: the model's checkpoint has a layer that guesses
-    further tokens. `filed_bytes` is what a weight takes on average as the model's GGUF file packs it.
-    `drafted`: tokens that a drafter's own `lm_head` chooses among, where these are not all (0: they are).
+    row runs through `experts_per_row`, `experts_shared` of them with the row before it, and each through
+    `shared_intermediate` neurons besides. `windows` are how many positions each layer sees (0: all; none
+    given: all see all). `inputs` are how many numbers a layer holds of a token where it does not hold keys
+    and values (0: it does; none given: all do), of `mixer_params` weights each in the place of attention's,
+    and `states` how many numbers its state has. `has_gates`: attention has as many outputs again for gates as
+    for queries. Where layers are unlike, `unlike` are the heads of each, `sources` to whose keys and values
+    it attends, and `mean_params` the weights of one on average. `table` are the weights of a layer's own
+    embedding of tokens, `carried` the most numbers that go with a hidden state. `has_mtp`: the model's
+    checkpoint has a layer that guesses further tokens. `filed_bytes` is what a weight takes on average as the
+    model's GGUF file packs it. `drafted`: tokens that a drafter's own `lm_head` chooses among, where these
+    are not all (0: they are).
     """
 
     name: str
@@ -99,6 +101,7 @@ class ModelShape:
     is_tied: bool = False
     experts: int = 1
     experts_per_row: int = 1
+    experts_shared: float = EXPERTS_SHARED
     shared_intermediate: int = 0
     windows: tuple[int, ...] = ()
     inputs: tuple[int, ...] = ()
@@ -323,6 +326,7 @@ def mtp_shape(target: ModelShape) -> ModelShape:
         is_tied=target.is_tied,
         experts=target.experts,
         experts_per_row=target.experts_per_row,
+        experts_shared=target.experts_shared,
         shared_intermediate=target.shared_intermediate,
         has_gates=target.has_gates,
         filed_bytes=target.filed_bytes,

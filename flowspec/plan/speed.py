@@ -31,6 +31,7 @@ def speed_of(profile: DeviceProfile, source: str) -> Speed:
             for dtype, rates in profile.packed.items()
         ),
         layer_us=profile.layer_us,
+        expert_us=profile.expert_us,
         pass_us=profile.pass_us,
     )
 
@@ -50,6 +51,7 @@ def profile_of(speed: Speed, memory_bytes: int) -> DeviceProfile:
             for each in speed.packed
         },
         layer_us=speed.layer_us,
+        expert_us=speed.expert_us,
         pass_us=speed.pass_us,
     )
 

@@ -74,7 +74,8 @@ class TensorParallel:
         return self.link.delay_s + self.link.jitter_s / 2
 
     def _part(self, board: DeviceProfile, share: float) -> Curve:
-        whole = layers_curve(board, self.shape, self.precision, self.shape.layers)
+        started = replace(board, expert_us=0.0)  # `OVERHEAD` was measured of a mixture
+        whole = layers_curve(started, self.shape, self.precision, self.shape.layers)
         return replace(whole.scaled(share), fixed_s=OVERHEAD * whole.fixed_s)
 
 

@@ -20,10 +20,11 @@ class Curve:
     top.
 
     `max(base_s + chosen_s * choices_of(rows) + context_s * context,
-    (row_s + row_context_s * context) * rows) + extra_row_s * rows + fixed_s`, where `context` is how many
-    earlier tokens the rows see. Of a mixture of experts `chosen_s` reads those that one row chooses, and
-    there are `choices` times as many; other models have none. Without either the knee is at `base_s / row_s`
-    rows.
+    (row_s + row_context_s * context) * rows) + extra_row_s * rows + start_s * choices_of(rows) + fixed_s`,
+    where `context` is how many earlier tokens the rows see. Of a mixture of experts `chosen_s` reads those
+    that one row chooses, `start_s` is what starting these takes, and there are `choices` times as many, of
+    which a row has the share `shared` with the row before; other models have none. Without either the knee is
+    at `base_s / row_s` rows.
     """
 
     base_s: float = 0.0
@@ -33,7 +34,9 @@ class Curve:
     context_s: float = 0.0
     row_context_s: float = 0.0
     chosen_s: float = 0.0
+    start_s: float = 0.0
     choices: float = 1.0
+    shared: float = EXPERTS_SHARED
 
     def __post_init__(self) -> None:
         for name in _TIMES:
@@ -41,21 +44,29 @@ class Curve:
                 raise ValueError(f"{name}: expected seconds from 0, got {getattr(self, name)!r}")
         if not 1 <= self.choices < float("inf"):
             raise ValueError(f"choices: expected a number from 1, got {self.choices!r}")
+        if not 0 <= self.shared <= 1:
+            raise ValueError(f"shared: expected a share, got {self.shared!r}")
 
     def choices_of(self, rows: int) -> float:
         """How many times the experts of one row are read for so many rows.
 
-        Each further row shares `EXPERTS_SHARED` of its own with the one before it, and chooses the others as
-        if by chance (2505.19645, which has no such share); those that were read already cost nothing.
+        Each further row has `shared` of its own from the one before it, and chooses the others by chance
+        among those that this one did not choose; those that were read already cost nothing. With no more in
+        common than chance has it that is 2505.19645's number, and fewer is taken for as many.
         """
-        return self.choices - (self.choices - 1) * (1 - (1 - EXPERTS_SHARED) / self.choices) ** (rows - 1)
+        if self.choices == 1:
+            return 1.0
+        left = (1 - max(self.shared, 1 / self.choices)) / (self.choices - 1)
+        return self.choices - (self.choices - 1) * (1 - left) ** (rows - 1)
 
     def seconds(self, rows: int, context: int = 0) -> float:
-        memory_s = self.base_s + self.context_s * context
-        if self.chosen_s:
-            memory_s += self.chosen_s * self.choices_of(rows)
+        memory_s, fixed_s = self.base_s + self.context_s * context, self.fixed_s
+        if self.chosen_s or self.start_s:
+            choices = self.choices_of(rows)
+            memory_s += self.chosen_s * choices
+            fixed_s += self.start_s * choices
         compute_s = (self.row_s + self.row_context_s * context) * rows
-        return max(memory_s, compute_s) + self.extra_row_s * rows + self.fixed_s
+        return max(memory_s, compute_s) + self.extra_row_s * rows + fixed_s
 
     def scaled(self, factor: float) -> Curve:
         """A device that is `factor` times as slow."""

@@ -4,6 +4,7 @@ is asserted."""
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,13 @@ def test_packed_precisions_are_measured_beside_the_machines_own(tmp_path: Path) 
     assert 4.5 / 8 < point.shape.filed_bytes < 8.5 / 8, "between Q4_K and Q8_0"
     profile = fit(measured, machine, "here", "measured here")
     assert profile.packed.keys() == {"int4", "gguf"}
+    assert [point.shape.experts_per_row for point in measured.tiny_mixtures] == [2, 14]
+    few, many = (
+        replace(point, s=1e-3 + 2 * (1e-3 + 25e-6 * point.shape.experts_per_row))
+        for point in measured.tiny_mixtures
+    )
+    profile = fit(replace(measured, tiny_mixtures=(many, few)), machine, "here", "measured here")
+    assert profile.expert_us == pytest.approx(25), "two layers, twelve experts more in each"
     (tmp_path / "here.toml").write_text("\n".join(profile_lines(profile, machine, measured, [], "h", "s")))
     read = read_profile(tmp_path / "here.toml")
     for dtype in machine.packed:
@@ -46,6 +54,7 @@ def test_packed_precisions_are_measured_beside_the_machines_own(tmp_path: Path) 
         assert read.rates(dtype).gb_per_s == pytest.approx(profile.rates(dtype).gb_per_s, rel=1e-3)
         assert read.rates(dtype).tflops == pytest.approx(profile.rates(dtype).tflops, rel=1e-3)
         assert read.rates(dtype).serial == profile.rates(dtype).serial
+    assert read.expert_us == pytest.approx(25)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -54,6 +54,8 @@ def test_a_quick_profile_reads_back_with_its_links(tmp_path: Path, daemon: Local
     assert read.packed == {}
     assert (read.memory_efficiency, read.compute_efficiency) == (1.0, 1.0)
     assert read.layer_us > 0
+    assert read.expert_us == found["profile"]["overhead"]["expert_us"] > 0
+    assert set(found["measured"]["tiny_experts_pass_ms"]) == {"2", "14"}
     assert read.busy_w == 0, "nothing here measures power"
     measured = found["measured"]
     assert set(measured["lm_head_ms"]) == set(measured["drafter_ms"]) == {"1", "8", "32", "64"}

@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowspec.core.protocol.precision import PRECISION_BYTES
-from flowspec.plan.cost import OPERATIONS, drafter_curve, head_curve, layers_curve, row_bytes, weights_curve
+from flowspec.plan.cost import (
+    CHOOSING,
+    OPERATIONS,
+    drafter_curve,
+    head_curve,
+    layers_curve,
+    row_bytes,
+    weights_curve,
+)
 from flowspec.plan.profile import DeviceProfile, KernelRates, find_profile, profile_names
 from flowspec.plan.shape import ModelShape, eagle_shape, find_shape
 from flowspec.plan.timing import EXPERTS_SHARED
@@ -129,7 +137,8 @@ def test_what_reading_does_not_hide_comes_on_top() -> None:
 
 
 def test_more_rows_of_a_mixture_read_more_experts() -> None:
-    """Beside rows that are drawn as it is said: some experts as the row before, the others by chance."""
+    """Beside rows that are drawn as it is said: some experts as the row before, the others by chance among
+    those that it did not choose."""
     mixture = replace(SHAPE, experts=32, experts_per_row=4)
     reading = replace(BOARD, tflops={"float16": 1e6}, layer_us=0.0, pass_us=0.0)
     dense, curve = (layers_curve(reading, shape, "float16", 1) for shape in (SHAPE, mixture))
@@ -147,12 +156,44 @@ def test_more_rows_of_a_mixture_read_more_experts() -> None:
     ).seconds(1)
 
 
+@pytest.mark.parametrize(("experts", "chosen"), [(8, 2), (64, 8), (128, 8), (6, 5), (4, 4)])
+def test_rows_that_share_no_more_than_chance_has_it_read_as_many_experts_as_draws(
+    experts: int, chosen: int
+) -> None:
+    mixture = replace(SHAPE, experts=experts, experts_per_row=chosen, experts_shared=0.0)
+    curve = layers_curve(BOARD, mixture, "float16", 1)
+    rng = np.random.default_rng(4)
+    for rows in (1, 2, 3, 8, 20):
+        draws = [
+            {int(each) for _ in range(rows) for each in rng.choice(experts, chosen, replace=False)}
+            for _ in range(2000)
+        ]
+        assert curve.choices_of(rows) * chosen == pytest.approx(np.mean([*map(len, draws)]), rel=0.02)
+    alike = layers_curve(BOARD, replace(mixture, experts_shared=1.0), "float16", 1)
+    if experts > chosen:
+        assert alike.choices_of(50) == 1
+
+
+def test_experts_have_to_be_chosen_and_each_that_is_read_to_be_started() -> None:
+    mixture = replace(SHAPE, experts=32, experts_per_row=4)
+    plain = layers_curve(BOARD, mixture, "float16", 3)
+    starting = layers_curve(replace(BOARD, expert_us=20.0), mixture, "float16", 3)
+    for rows in (1, 2, 16, 500):
+        more_s = starting.seconds(rows) - plain.seconds(rows)
+        assert more_s == pytest.approx(3 * 20e-6 * (CHOOSING + 4 * plain.choices_of(rows)))
+    assert layers_curve(replace(BOARD, expert_us=20.0), SHAPE, "float16", 3) == layers_curve(
+        BOARD, SHAPE, "float16", 3
+    ), "other models have none"
+    slow = layers_curve(replace(BOARD, expert_us=20.0).slowed(3), mixture, "float16", 3)
+    assert slow.seconds(7) == pytest.approx(3 * starting.seconds(7))
+
+
 def _experts_read(rng: np.random.Generator, rows: int) -> set[int]:
     last = set(rng.choice(32, 4, replace=False))
     read = set(last)
     for _ in range(rows - 1):
         kept = {each for each in last if rng.random() < EXPERTS_SHARED}
-        others = rng.choice(list(set(range(32)) - kept), 4 - len(kept), replace=False)
+        others = rng.choice(list(set(range(32)) - last), 4 - len(kept), replace=False)
         last = kept | set(others)
         read |= last
     return read

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flowspec.errors import InputError
-from flowspec.plan.profile import find_profile, profile_names, read_profile
+from flowspec.plan.profile import EXPERT_SHARE, find_profile, profile_names, read_profile
 
 DEVICES = Path(__file__).parents[2] / "devices"
 BOARDS = sorted(DEVICES.glob("*.toml"))
@@ -109,6 +109,17 @@ def test_a_profile_of_ones_own_is_found_by_its_file(tmp_path: Path) -> None:
     assert profile.basis("int4") == "a guess"
 
 
+def test_what_an_expert_takes_is_read_or_assumed(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(GOOD)
+    assert find_profile(str(path)).expert_us == EXPERT_SHARE * 200.0
+    path.write_text(GOOD.replace("layer_us = 200.0", "layer_us = 200.0\nexpert_us = 7.5"))
+    assert find_profile(str(path)).expert_us == 7.5
+    path.write_text(GOOD.replace("layer_us = 200.0", "expert_us = 1e9"))
+    with pytest.raises(InputError, match=r"got a speed of 1e\+09 \(expert_us\)"):
+        find_profile(str(path))
+
+
 def test_an_unknown_board_is_refused_with_those_that_are_known() -> None:
     with pytest.raises(
         InputError, match=r"^device: expected a \.toml file or one of jetson-agx-orin, .*, got 'cray-1'$"
@@ -147,7 +158,12 @@ def test_a_board_is_no_path(name: str) -> None:
         (
             "layer_us = 200.0",
             "layer_ms = 0.2",
-            r"overhead: unknown key 'layer_ms'; expected layer_us, pass_us",
+            r"overhead: unknown key 'layer_ms'; expected expert_us, layer_us, pass_us",
+        ),
+        (
+            "layer_us = 200.0",
+            "expert_us = -1",
+            r"overhead: expert_us: expected a number from 0, got -1",
         ),
         ("layer_us = 200.0", "layer_us = -1", r"overhead: layer_us: expected a number from 0, got -1"),
         ("[packed.int4]", "[packed.fp8]", r"packed: unknown key 'fp8'; expected .*int4"),

@@ -190,6 +190,7 @@ class Speed:
     serial: float
     packed: tuple[PackedSpeed, ...]
     layer_us: float
+    expert_us: float
     pass_us: float
 
     def __post_init__(self) -> None:
@@ -199,7 +200,7 @@ class Speed:
         for field in ("memory_efficiency", "compute_efficiency"):
             check(0 < getattr(self, field) <= 1, field, getattr(self, field), "a share above 0")
         check_range("serial", self.serial, 0, 1)
-        for field in (*UNPACKED, "layer_us", "pass_us"):
+        for field in (*UNPACKED, "layer_us", "expert_us", "pass_us"):
             check_range(field, getattr(self, field), 0, _RATE_MAX)
         check(
             any(getattr(self, field) for field in UNPACKED),

@@ -111,6 +111,7 @@ def test_a_precision_that_a_profile_lacks_runs_as_the_slowest() -> None:
 def test_this_machine_can_be_probed() -> None:
     found = probe(torch.device("cpu"))
     assert speed_of(found, "probed").float32 > 0
+    assert 0 < speed_of(found, "probed").expert_us < found.layer_us
     assert {"float32", "float16", "bfloat16"} == found.tflops.keys()
 
 

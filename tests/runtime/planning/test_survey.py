@@ -281,6 +281,7 @@ def test_a_device_that_was_absent_is_known_when_it_has_been_asked(cluster: Clust
         ({"speed": replace(PI, memory_efficiency=5e-324)}, "a speed of 4.94066e-324 (memory_efficiency)"),
         ({"speed": replace(PI, float32=5e-324)}, "4.94066e-324 TFLOP/s in float32"),
         ({"speed": replace(PI, layer_us=1e9)}, "a speed of 1e+09 (layer_us)"),
+        ({"speed": replace(PI, expert_us=1e9)}, "a speed of 1e+09 (expert_us)"),
     ],
 )
 def test_a_device_whose_facts_cannot_be_is_left_out(
