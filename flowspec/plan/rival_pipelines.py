@@ -66,7 +66,10 @@ class _Placed:
 
 def rivals_of(request: PlanRequest, prompt: int) -> dict[str, Rival]:
     """What each rival makes of a request for one user with a drafter, in its first precision; those are
-    missing that the model does not fit, or that have no such models."""
+    missing that the model does not fit, or that have no such models. They run all experts of a mixture in one
+    kernel: `expert_us` is what it costs to start ours one by one."""
+    sites = (replace(each, profile=replace(each.profile, expert_us=0.0)) for each in request.sites)
+    request = replace(request, sites=tuple(sites))
     plainly, in_turns, at_once = (
         list(_placed(request, guesses=guesses, overlaps=overlaps))
         for guesses, overlaps in ((False, False), (True, False), (True, True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import pytest
@@ -353,6 +353,18 @@ def test_pipe_infer_is_continuous_with_chains_alone() -> None:
 
 
 # ------------------------------------------------------------------------------------------------- all rivals
+
+
+def test_rivals_do_not_pay_for_starting_a_mixtures_experts_one_by_one() -> None:
+    request = asked("raspberry-pi-5", 4, "qwen3-30b-a3b")
+    slow = replace(
+        request,
+        sites=tuple(
+            site(each.name, replace(each.profile, expert_us=10 * each.profile.layer_us))
+            for each in request.sites
+        ),
+    )
+    assert rivals_of(slow, 512) == rivals_of(request, 512)
 
 
 def test_rivals_of_four_pis() -> None:
