@@ -68,7 +68,7 @@ from flowspec.bench.tune import total as tuning_total
 from flowspec.bench.virtual_runs import VirtualRuns
 from flowspec.cli.bench_request import DEFAULT, JOBS_MAX, kinder, pick_experiment
 from flowspec.cli.bench_rivals import run_rival_bench
-from flowspec.cli.options import number_list, positive, positives, reals
+from flowspec.cli.options import drafter_names, number_list, positive, positives, reals
 from flowspec.cli.parser import Rare
 from flowspec.cli.terminal import note
 from flowspec.draft.kinds import WORDS
@@ -130,8 +130,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--model", "-m", metavar="PATH-OR-HUB-ID", help="the model that answers")
     group.add_argument(
         "--drafter",
-        action="append",
-        metavar="NAME",
+        action="extend",
+        type=drafter_names,
+        metavar="NAME[,NAME...]",
         help=(
             "bundled or another bundled model by name, a folder or hub id of a small model, "
             f"{', '.join(WORDS[:-1])}, {RANDOM} or {WORDS[-1]}; may be repeated"

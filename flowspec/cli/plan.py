@@ -381,7 +381,7 @@ def plan_lines(
         yield f"the {TOY}; name another: --model or --shape"
     yield from _filled(f"devices: {_boards(request.sites)}\n" if wanted.survey is None else "")
     yield ""
-    heads = f"{'layers':>9}{'weights':>10}{'cache':>10}{'needs':>10}{'of':>9}{'a slot':>8}"
+    heads = f"{'layers':>8}{'weights':>10}{'cache':>10}{'needs':>10}{'has':>10}{'a slot':>8}"
     yield f"{'stage':<{NAME_WIDTH}}{heads}"
     for stage in plan.stages:
         layers = f"{stage.first}-{stage.end - 1}"
@@ -389,8 +389,8 @@ def plan_lines(
             f"{mib(size):>10}"
             for size in (stage.need.weight_bytes, stage.need.cache_bytes, stage.total_bytes)
         )
-        room = f"{mib(stage.site.memory_bytes):>9}{1000 * stage.slot_s:>5.0f} ms"
-        yield f"{stage.site.name:<{NAME_WIDTH}}{layers:>9}{sizes}{room}"
+        room = f"{mib(stage.site.memory_bytes):>10}{1000 * stage.slot_s:>5.0f} ms"
+        yield f"{stage.site.name:<{NAME_WIDTH}}{layers:>8}{sizes}{room}"
     alone = (
         f"no stage there, {mib(plan.head_bytes)} of {mib(plan.head.memory_bytes)}"
         if plan.is_head_free

@@ -252,7 +252,14 @@ def _boards(words: Sequence[str]) -> list[str]:
         match = re.fullmatch(r"(?:(\d+) ?x)?\s*(\S.*?)\s*", part.strip())
         if match is None or (match[1] and not re.fullmatch(r"[1-9]\d{0,2}", match[1])):
             raise InputError(
-                f"--devices: expected boards with commas, such as 2x raspberry-pi-5, got {part!r:.80}"
+                "--devices: expected boards with commas, one or more of each, such as 2x raspberry-pi-5, got "
+                f"{part!r:.80}"
+            )
+        apart = re.fullmatch(r"(\S+)\s+(\d+ ?x.*)", match[2])
+        if apart is not None:
+            raise InputError(
+                f"--devices: expected a comma between boards, such as {apart[1]:.80}, {apart[2]:.80}, got "
+                f"{match[2]!r:.80}"
             )
         counted = re.fullmatch(r"([1-9]\d{0,2})\s+(\S+)", match[2])
         if counted is not None and not match[1]:

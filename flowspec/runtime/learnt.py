@@ -63,8 +63,12 @@ class LearntFile:
             found = read_json(data.decode())
         except (ValueError, RecursionError):
             raise ValueError("expected JSON") from None
-        if not isinstance(found, dict) or {key: found.get(key) for key in self._of} != self._of:
+        if not isinstance(found, dict):
             raise ValueError("expected what was learnt of these models and devices")
+        for key, own in self._of.items():
+            if found.get(key) != own:
+                got = json.dumps(found.get(key))
+                raise ValueError(f"{key}: expected {json.dumps(own):.80}, got {got:.80}")
         return found.get("learnt")
 
     def write(self, learnt: Any) -> None:

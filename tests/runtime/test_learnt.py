@@ -62,7 +62,8 @@ def test_the_files_that_were_not_used_for_longest_go(state: Path) -> None:
         (b"[" * 100_000, "expected JSON"),
         (b'{"format": NaN}', "expected JSON"),
         (b"[]", "expected what was learnt of these models and devices"),
-        (b'{"format": 1, "model": "other", "learnt": {}}', "expected what was learnt of these models"),
+        (b'{"format": 1, "model": "other", "learnt": {}}', 'model: expected "[^"]+", got "other"'),
+        (b'{"format": 7, "learnt": {}}', "format: expected 1, got 7"),
         (b" " * (BYTES_MAX + 1), "expected at most 4 MiB"),
     ],
 )
