@@ -350,7 +350,7 @@ def test_memory_of_packed_weights_is_what_a_daemon_counts(dtype: str, first: int
             "--drafter: expected the model's vocabulary",
         ),
         (["--devices", "raspberry-pi-5", "--users", "1000"], "--users: expected at most"),
-        (["--devices", "0x raspberry-pi-5"], "--devices: expected boards with commas, one or more of each, such"),
+        (["--devices", "0x raspberry-pi-5"], "--devices: expected boards with commas, one or more of each"),
         (
             ["--devices", "2x raspberry-pi-5 1x jetson-orin-nano"],
             "--devices: expected a comma between boards, such as raspberry-pi-5, 1x jetson-orin-nano, got",
