@@ -15,14 +15,16 @@ import torch
 from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from flowspec.model.arithmetic.operations import clamped_swiglu
+from flowspec.model.arithmetic.compiled import Parts
+from flowspec.model.arithmetic.operations import add_rows, clamped_swiglu
 from flowspec.model.gguf_layers import GgufLinear, Part, stay_packed
+from flowspec.model.products import for_rows, products
 from flowspec.model.quantised import QuantisedLinear, Rounded, pack
 
 EXPERTS_NAME = "flowspec_rows"
 GROUP_ROWS = 256
-"""What is no product is computed for the experts of a group at once: starting it costs more than doing it
-where rows are few. More rows would take memory, and gain nothing."""
+"""The experts of a group are computed at once: starting each would cost more than computing it where rows are
+few. More rows would take memory, and gain nothing."""
 
 
 def row_experts(
@@ -30,43 +32,48 @@ def row_experts(
 ) -> torch.Tensor:
     """`[rows, hidden]` from `hidden` of that shape and each row's experts and their weights, `[rows, experts
     per token]`."""
-    output = torch.zeros_like(hidden)
+    output = torch.zeros_like(hidden, memory_format=torch.contiguous_format)
     choices = chosen.flatten()
     order = choices.argsort(stable=True)
     rows, shares = order // chosen.shape[1], weights.flatten()[order, None]
     end = 0
     for group in _groups(Counter(choices.tolist())):
-        counts = list(group.values())
+        counts = [count for _, count in group]
         begin, end = end, end + sum(counts)
         own = rows[begin:end]
         gate, up = _products(experts, "gate_up_proj", group, hidden[own]).chunk(2, dim=-1)
         found = _products(experts, "down_proj", group, _gated(experts, gate, up)) * shares[begin:end]
-        for owners, part in zip(
-            own.split_with_sizes(counts), found.to(output.dtype).split_with_sizes(counts), strict=True
-        ):
-            output.index_add_(0, owners, part)  # no row is in `owners` twice
+        add_rows(output, own, found.to(output.dtype), counts)
     return output
 
 
-def _groups(chosen: Mapping[int, int]) -> Iterator[dict[int, int]]:
+def _groups(chosen: Mapping[int, int]) -> Iterator[Parts]:
     """The experts in ascending order, each with its number of rows, in groups of `GROUP_ROWS` rows at most or
     one expert."""
-    group: dict[int, int] = {}
-    for expert in sorted(chosen):
-        if group and sum(group.values()) + chosen[expert] > GROUP_ROWS:
+    group: list[tuple[int, int]] = []
+    taken = 0
+    for expert, count in sorted(chosen.items()):
+        if group and taken + count > GROUP_ROWS:
             yield group
-            group = {}
-        group[expert] = chosen[expert]
+            group, taken = [], 0
+        group.append((expert, count))
+        taken += count
     if group:
         yield group
 
 
-def _products(experts: Any, name: str, group: Mapping[int, int], rows: torch.Tensor) -> torch.Tensor:
-    """Of each expert of a group with its own rows, which follow one another."""
-    parts = rows.split_with_sizes(list(group.values()))
-    return torch.cat(
-        [_product(experts, name, expert, part) for expert, part in zip(group, parts, strict=True)]
-    )
+def _products(experts: Any, name: str, group: Parts, rows: torch.Tensor) -> torch.Tensor:
+    """Of each expert of a group with its own rows, which follow one another: with packed layers, or with
+    parts of a parameter by the product that `call_directly` gave. A bias, if there is one, is added before
+    the result is rounded."""
+    matrices, biases = getattr(experts, name), getattr(experts, f"{name}_bias", None)
+    if not isinstance(matrices, nn.ModuleList):
+        return products(experts.product, rows, matrices, group, biases)
+    layers: list[Any] = [matrices[expert] for expert, _ in group]
+    counts = [count for _, count in group]
+    wide = rows if biases is None else rows.float()
+    found: torch.Tensor = layers[0].each(layers, counts, wide)
+    return found if biases is None else (found + for_rows(biases, group)).to(rows.dtype)
 
 
 def _gated(experts: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -74,20 +81,6 @@ def _gated(experts: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     if limit is not None:
         return clamped_swiglu(gate, up, experts.alpha, limit)
     found: torch.Tensor = experts.act_fn(gate) * up
-    return found
-
-
-def _product(experts: Any, name: str, expert: int, rows: torch.Tensor) -> torch.Tensor:
-    """With an expert's packed layer, or with its part of a parameter by the product that `call_directly`
-    gave; its bias, if there is one, is added before the result is rounded."""
-    matrix, biases = getattr(experts, name)[expert], getattr(experts, f"{name}_bias", None)
-    bias = None if biases is None else biases[expert]
-    if not isinstance(matrix, nn.Module):
-        found: torch.Tensor = experts.product(rows, matrix, bias)
-    elif bias is None:
-        found = matrix(rows)
-    else:
-        found = (matrix(rows.float()) + bias).to(rows.dtype)
     return found
 
 

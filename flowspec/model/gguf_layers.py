@@ -8,13 +8,14 @@ another, each packed in another form: what a layer has joined, a file may hold a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from flowspec.model.arithmetic.operations import packed_product, packed_rows
+from flowspec.model.arithmetic.operations import packed_product, packed_products, packed_rows
 from flowspec.model.arithmetic.packed import FORMS, numbers_of
 from flowspec.model.arithmetic.plain import LEVEL
 from flowspec.model.products import float_product
@@ -78,9 +79,23 @@ class GgufLinear(GgufModule, nn.Linear):
         """`[rows, outputs]` in the dtype of rows."""
         return packed_product(rows, FORMS[part.kind], part.panels, part.outputs)
 
+    @classmethod
+    def each(cls, layers: Sequence[Any], counts: Sequence[int], rows: torch.Tensor) -> torch.Tensor:
+        made = [
+            cls._products(parts, counts, rows) for parts in zip(*(each.parts for each in layers), strict=True)
+        ]
+        return made[0] if len(made) == 1 else torch.cat(made, dim=1)
+
+    @staticmethod
+    def _products(parts: Sequence[Part], counts: Sequence[int], rows: torch.Tensor) -> torch.Tensor:
+        (kind,), (outputs,) = {part.kind for part in parts}, {part.outputs for part in parts}
+        return packed_products(rows, FORMS[kind], [part.panels for part in parts], counts, outputs)
+
 
 class PlainGgufLinear(GgufLinear):
     """In float32, the weights of a block of panels at a time: for other devices than CPUs."""
+
+    each = GgufModule.each
 
     def _product(self, rows: torch.Tensor, part: Part) -> torch.Tensor:
         wide, form = rows.float(), FORMS[part.kind]

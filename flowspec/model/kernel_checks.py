@@ -16,10 +16,11 @@ import json
 import math
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,6 +42,7 @@ from flowspec.model.attention import TreeBatch, TreeCache, TreeRows, tree_attent
 from flowspec.model.device_errors import is_out_of_memory
 from flowspec.model.gguf_layers import GgufLinear, Part, stay_packed
 from flowspec.model.kernels import DTYPES, PAIRS16, Kernel, kernels_of
+from flowspec.model.products import products
 from flowspec.model.quantised import LINEARS, SMALL, QuantisedLinear, exact_rows, powers, quantise
 from flowspec.model.trials import ATTENTION, COMPILED, TRIAL_S, loaded_libraries
 
@@ -177,7 +179,7 @@ def compiled_fault(progress: Callable[[], None] = lambda: None) -> str:
             ids = torch.randint(0, outputs, (7,), generator=generator)
             if not torch.equal(library.packed_rows(form, panels, ids), plain.packed_rows(form, panels, ids)):
                 return f"differs from the definition of rows in {form_name}"
-    fault = _store_fault(library, generator)
+    fault = _store_fault(library, generator) or _shares_fault(library, special, generator)
     if fault:
         return fault
     for threads in _thread_counts(torch.device("cpu")):
@@ -239,6 +241,25 @@ def _halves_fault(library: compiled.Library, generator: torch.Generator) -> str:
         weights = torch.randn((outputs, inputs), generator=generator)
         if not torch.equal(_bits(library.halves(rows, weights)), _bits(plain.product(rows, weights))):
             return f"differs from the definition of products in halves, {inputs} x {outputs}"
+    return ""
+
+
+def _shares_fault(library: compiled.Library, special: torch.Tensor, generator: torch.Generator) -> str:
+    """Where a mixture's shares and the sums of its experts differ from their definition, or nothing."""
+    for width in (1, 2, 7, 64, 128):
+        rows = 20 * torch.randn((len(special) + 1, width), generator=generator)
+        rows[:-1, 0] = special
+        for are_powers, define in ((True, plain.softmax), (False, plain.over_their_sum)):
+            if not torch.equal(_bits(library.shares(rows, are_powers)), _bits(define(rows))):
+                return f"differs from the definition of shares of {width} numbers"
+        owners = torch.randint(0, 3, (len(rows),), generator=generator)
+        for dtype in DTYPES.values():
+            found, expected = (torch.ones((3, width), dtype=dtype) for _ in range(2))
+            library.add_rows(found, owners, rows.to(dtype))
+            for owner, row in zip(owners.tolist(), rows.to(dtype), strict=True):
+                expected[owner] += row
+            if not torch.equal(_bits(found), _bits(expected)):
+                return f"differs from sums of rows of {width} in {str(dtype)[6:]}"
     return ""
 
 
@@ -387,7 +408,7 @@ def linear_fault(
     computed."""
     if kernel.arithmetic == PAIRS16 and (fault := pairs_fault(progress)):
         return fault
-    for layer, weights, rows, expected, allowed in _layers(dtype, kernel, device):
+    for (layer, other), weights, rows, expected, allowed in _layers(dtype, kernel, device):
         outputs, inputs = weights.shape
         given = torch.from_numpy(rows).to(DTYPES[ACTIVATIONS[dtype]]).to(device)
         uneven = torch.from_numpy(np.random.default_rng(inputs).normal(size=rows.shape)).to(given)
@@ -412,7 +433,22 @@ def linear_fault(
                 off = np.abs(found.double().cpu().numpy() - uneven_expected[own])
                 if not (off <= uneven_allowed[own]).all():
                     return f"computes something else than it should {where}: off by {off.max():.3g}"
+            if not _are_like_one_by_one(kernel, (layer, other), uneven):
+                return f"computes several matrices of {inputs} x {outputs} otherwise with {threads} threads"
     return ""
+
+
+def _are_like_one_by_one(kernel: Kernel, layers: Sequence[Any], rows: torch.Tensor) -> bool:
+    """Whether rows go through several matrices in one call, as a mixture's do, as through each alone."""
+    parts = ((1, 5), (0, 1), (1, 10), (0, len(rows) - 16))
+    counts = [count for _, count in parts]
+    each = [layers[matrix] for matrix, _ in parts]
+    if kernel.linear is None:
+        found = products(kernel.product, rows, torch.stack([layer.weight for layer in layers]), parts, None)
+    else:
+        found = layers[0].each(each, counts, rows)
+    one_by_one = zip(each, rows.split_with_sizes(counts), strict=True)
+    return torch.equal(found, torch.cat([layer(part) for layer, part in one_by_one]))
 
 
 def pairs_fault(progress: Callable[[], None] = lambda: None) -> str:
@@ -464,24 +500,31 @@ def _thread_counts(device: torch.device) -> tuple[int, ...]:
 
 def _layers(
     dtype: str, kernel: Kernel, device: torch.device
-) -> Iterator[tuple[nn.Linear, F64, F64, F64, F64]]:
-    """Layers of several shapes, of a file's matrices in each form; with the weights `[out, in]` of each, rows
-    `[ROWS, in]`, what their product is, and by how much it may be missed."""
+) -> Iterator[tuple[list[nn.Linear], F64, F64, F64, F64]]:
+    """Layers of several shapes, of a file's matrices in each form, and one beside each that is like it; with
+    the weights `[out, in]` of the first, rows `[ROWS, in]`, what their product is, and by how much it may be
+    missed."""
     if kernel.linear is None or not issubclass(kernel.linear, GgufLinear):
         for inputs, outputs in SHAPES:
             weights, rows, expected, allowed = _numbers(dtype, inputs, outputs)
-            yield _layer(dtype, kernel, weights, device), weights, rows, expected, allowed
+            both = [_layer(dtype, kernel, own, device) for own in (weights, weights[::-1].copy())]
+            yield both, weights, rows, expected, allowed
         return
     for kind, form in FORMS.items():
         for inputs, outputs in FORM_SHAPES:
             generator = torch.Generator().manual_seed(inputs)
-            panels = _panels(form, inputs, outputs, generator)
-            layer = nn.Linear(inputs, outputs, bias=False, device="meta")
-            parts = (Part(kind, panels.to(device), outputs),)
-            stay_packed(layer, parts, kernel.linear, DTYPES[ACTIVATIONS[dtype]])
+            panels, others = (_panels(form, inputs, outputs, generator) for _ in range(2))
+            parts = [Part(kind, own.to(device), outputs) for own in (panels, others)]
+            filed = [_filed(part, dtype, kernel.linear, inputs) for part in parts]
             given = exact_rows(np.random.default_rng(inputs), ROWS, inputs)
             weights, expected, allowed = _filed_numbers(form, panels, outputs, given)
-            yield layer, weights, given, expected, allowed
+            yield filed, weights, given, expected, allowed
+
+
+def _filed(part: Part, dtype: str, kind: type[GgufLinear], inputs: int) -> nn.Linear:
+    layer = nn.Linear(inputs, part.outputs, bias=False, device="meta")
+    stay_packed(layer, (part,), kind, DTYPES[ACTIVATIONS[dtype]])
+    return layer
 
 
 def _filed_numbers(form: Form, panels: torch.Tensor, outputs: int, rows: F64) -> tuple[F64, F64, F64]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from flowspec.model.arithmetic import plain
-from flowspec.model.arithmetic.operations import product
+from flowspec.model.arithmetic.operations import over_their_sum, product, softmax
 from flowspec.model.families import Router
 
 Routed = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -23,14 +23,14 @@ def _by_softmax(router: Any, hidden: torch.Tensor) -> Routed:
     rows = hidden.reshape(-1, hidden.shape[-1])
     logits, shares, experts = _likeliest(router, rows)
     if getattr(router, "norm_topk_prob", True):
-        shares = shares / plain.halves_sum(shares)[:, None]
+        shares = over_their_sum(shares)
     return logits, shares.to(rows.dtype), experts
 
 
 def _by_softmax_to_one(router: Any, hidden: torch.Tensor) -> Routed:
     """Shares in float32, always brought to a sum of 1."""
     logits, shares, experts = _likeliest(router, hidden.reshape(-1, hidden.shape[-1]))
-    return logits, shares / plain.halves_sum(shares)[:, None], experts
+    return logits, over_their_sum(shares), experts
 
 
 def _by_scaled_softmax_to_one(router: Any, rows: torch.Tensor) -> Routed:
@@ -38,9 +38,8 @@ def _by_scaled_softmax_to_one(router: Any, rows: torch.Tensor) -> Routed:
     expert (Gemma 4)."""
     scaled = router.norm(rows) * router.scale * router.scalar_root_size
     logits = product(scaled.float(), router.proj.weight.float()).to(rows.dtype)
-    shares, experts = _first(plain.softmax(logits.float()), router.config.top_k_experts)
-    shares = shares / plain.halves_sum(shares)[:, None]
-    return logits, shares * router.per_expert_scale[experts], experts
+    shares, experts = _first(softmax(logits.float()), router.config.top_k_experts)
+    return logits, over_their_sum(shares) * router.per_expert_scale[experts], experts
 
 
 def _by_softmax_of_chosen(router: Any, hidden: torch.Tensor) -> Routed:
@@ -49,12 +48,12 @@ def _by_softmax_of_chosen(router: Any, hidden: torch.Tensor) -> Routed:
     rows = hidden.reshape(-1, hidden.shape[-1])
     logits = (product(rows.float(), router.weight.float()) + router.bias.float()).to(rows.dtype)
     chosen, experts = _first(logits.float(), router.top_k)
-    return logits, plain.softmax(chosen).to(rows.dtype), experts
+    return logits, softmax(chosen).to(rows.dtype), experts
 
 
 def _likeliest(router: Any, rows: torch.Tensor) -> Routed:
     logits = product(rows.float(), router.weight.float()).to(rows.dtype)
-    return logits, *_first(plain.softmax(logits.float()), router.top_k)
+    return logits, *_first(softmax(logits.float()), router.top_k)
 
 
 def _by_sigmoid(router: Any, hidden: torch.Tensor) -> Routed:

@@ -25,9 +25,9 @@ from flowspec.plan.timing import Curve
 
 OPERATIONS = 2.0
 """Floating-point operations for each weight and row: multiply and add."""
-CHOOSING = 9
-"""What choosing experts takes in a mixture's layer, beside what other layers do: as much as starting so many.
-Measured on a CPU (docs/devices.md)."""
+CHOOSING = 1.0
+"""What choosing experts takes in a mixture's layer, where `expert_us` is not 0: as long as so many times what
+a layer takes beside its weights. Measured on a CPU (docs/devices.md)."""
 
 
 def weights_curve(
@@ -59,17 +59,18 @@ def layers_curve(
     read = shape.layer_heads
     cache_bytes = attending * sum(keys_bytes(each, cached_as(cache, precision)) for each in read) / len(read)
     width = sum(each.width for each in read) / len(read)
-    expert_s = 1e-6 * layers * device.expert_us if shape.experts > 1 else 0.0
+    expert_us = device.expert_us if shape.experts > 1 else 0.0
+    layer_us = device.layer_us * (1 + CHOOSING * (expert_us > 0))
     chosen_s = weights.base_s * shape.chosen_params / shape.layer_params
     return Curve(
         base_s=weights.base_s - chosen_s,
         row_s=weights.row_s,
         extra_row_s=weights.extra_row_s,
         chosen_s=chosen_s,
-        start_s=expert_s * shape.experts_per_row,
+        start_s=1e-6 * layers * expert_us * shape.experts_per_row,
         shared=shape.experts_shared,
         choices=shape.experts / shape.experts_per_row,
-        fixed_s=1e-6 * (layers * device.layer_us + device.pass_us) + CHOOSING * expert_s,
+        fixed_s=1e-6 * (layers * layer_us + device.pass_us),
         context_s=1e-9 * cache_bytes / attention.gb_per_s,
         row_context_s=2e-12 * OPERATIONS * attending * shape.heads * width / attention.tflops,
     )

@@ -26,8 +26,9 @@ RATES = {
 }
 TFLOPS = (1e-6, 1e6)
 """The slowest boards and the largest servers are far from all of these bounds."""
-EXPERT_SHARE = 0.25
-"""Of `layer_us`: `expert_us` of a profile that says none. docs/devices.md tells how it was measured."""
+EXPERT_SHARE_CPU, EXPERT_SHARE_GPU = 0.04, 0.25
+"""Of `layer_us`: `expert_us` of a profile that says none. A CPU's kernels take all experts in one call, a GPU
+starts each. docs/devices.md tells how it was measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +57,7 @@ class DeviceProfile:
     `compute_efficiency` the shares of these that a pass over layers reaches, `serial` as in `KernelRates`.
     `packed` has the rates of packed precisions. `layer_us` is spent on each layer whatever its size
     (launching kernels, Python), `expert_us` on each expert of a mixture that any row of a layer's pass
-    chooses, `pass_us` on each pass. `idle_w` and `busy_w` are for the whole board. A
+    chooses (0: one kernel chooses and runs all), `pass_us` on each pass. `idle_w` and `busy_w` are for the whole board. A
     `caution` is why FlowSpec does not run there as the profile says: such a board is not advised.
     """
 
@@ -183,6 +184,8 @@ def read_profile(path: Path) -> DeviceProfile:
     if not tflops:
         raise InputError(f"{path}: compute: expected TFLOP/s for at least one of {', '.join(UNPACKED)}")
     layer_us = overhead.number("layer_us", 0.0, least=0.0)
+    serial = compute.number("serial", 0.0, least=0.0, most=1.0)
+    expert_share = EXPERT_SHARE_CPU if serial else EXPERT_SHARE_GPU
     found = DeviceProfile(
         name=path.stem,
         memory_gb=memory.number("gb"),
@@ -190,10 +193,10 @@ def read_profile(path: Path) -> DeviceProfile:
         memory_efficiency=memory.number("efficiency", most=1.0),
         tflops=tflops,
         compute_efficiency=compute.number("efficiency", most=1.0),
-        serial=compute.number("serial", 0.0, least=0.0, most=1.0),
+        serial=serial,
         packed={name: _read_rates(packed.table(name)) for name in PACKED if name in packed.data},
         layer_us=layer_us,
-        expert_us=overhead.number("expert_us", EXPERT_SHARE * layer_us, least=0.0),
+        expert_us=overhead.number("expert_us", expert_share * layer_us, least=0.0),
         pass_us=overhead.number("pass_us", 0.0, least=0.0),
         idle_w=power.number("idle_w", 0.0, least=0.0),
         busy_w=power.number("busy_w", 0.0, least=0.0),

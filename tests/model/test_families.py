@@ -236,38 +236,6 @@ def test_a_rows_experts_do_not_depend_on_the_other_rows(dtype: torch.dtype, tmp_
             torch.testing.assert_close(together[own], block(hidden[own], chosen[own], shares[own]))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("group_rows", [1, 7, 256])
-def test_a_rows_experts_are_added_in_ascending_order(
-    dtype: torch.dtype, group_rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Beside one product, activation and sum for each row and expert, however many experts go together."""
-    monkeypatch.setattr("flowspec.model.experts.GROUP_ROWS", group_rows)
-    generator = torch.Generator().manual_seed(6)
-    block = (
-        FAMILIES["qwen3_moe"]
-        .piece("Experts")(
-            config_of("qwen3_moe", num_experts=6, num_experts_per_tok=4, moe_intermediate_size=40)
-        )
-        .to(dtype)
-    )
-    for weight in block.parameters():
-        weight.data.normal_(std=0.2, generator=generator)
-    block.__dict__["product"] = filled
-    hidden = torch.randn((5, 64), generator=generator).to(dtype)
-    chosen = torch.stack([torch.randperm(6, generator=generator)[:4] for _ in range(5)])
-    shares = torch.rand((5, 4), generator=generator).to(dtype)
-    expected = torch.zeros_like(hidden)
-    with torch.inference_mode():
-        for row, places in enumerate(chosen.argsort(dim=1)):
-            for place in places:
-                expert = chosen[row, place]
-                gate, up = filled(hidden[row, None], block.gate_up_proj[expert], None).chunk(2, dim=-1)
-                made = filled(block.act_fn(gate) * up, block.down_proj[expert], None)
-                expected[row] += (made * shares[row, place])[0]
-        assert torch.equal(row_experts(block, hidden, chosen, shares), expected)
-
-
 def test_experts_load_from_either_layout_and_count_the_same(tmp_path: Path) -> None:
     shape = {**SMALL, **VARIANTS["qwen3-moe"][1]}
     apart = make_checkpoint(tmp_path / "apart", "qwen3_moe", shape)

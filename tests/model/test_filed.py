@@ -126,7 +126,7 @@ def test_a_kernel_that_forgets_minimums_is_found(monkeypatch: pytest.MonkeyPatch
         if form.has_minimum:
             panels = panels.clone()
             panels[..., -32:] = 0
-        return plain.packed_product(rows.float(), form, panels, outputs)
+        return plain.packed_product(rows.float(), form, panels, outputs).to(rows.dtype)
 
     monkeypatch.setattr("flowspec.model.gguf_layers.packed_product", without)
     assert "computes something else than it should" in linear_fault(FILED, kernel, CPU)

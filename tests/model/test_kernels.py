@@ -503,7 +503,9 @@ def test_what_is_built_gives_the_bits_of_the_definitions(
     assert kernel_checks.compiled_fault() == ""
 
 
-@pytest.mark.parametrize("name", ["exp", "halves_sum", "tanh", "delta_rule", "product"])
+@pytest.mark.parametrize(
+    "name", ["exp", "halves_sum", "tanh", "delta_rule", "product", "softmax", "over_their_sum"]
+)
 def test_what_is_built_of_another_definition_is_found(
     name: str, built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -180,7 +180,8 @@ def test_experts_have_to_be_chosen_and_each_that_is_read_to_be_started() -> None
     starting = layers_curve(replace(BOARD, expert_us=20.0), mixture, "float16", 3)
     for rows in (1, 2, 16, 500):
         more_s = starting.seconds(rows) - plain.seconds(rows)
-        assert more_s == pytest.approx(3 * 20e-6 * (CHOOSING + 4 * plain.choices_of(rows)))
+        more_us = CHOOSING * BOARD.layer_us + 20 * 4 * plain.choices_of(rows)
+        assert more_s == pytest.approx(3e-6 * more_us)
     assert layers_curve(replace(BOARD, expert_us=20.0), SHAPE, "float16", 3) == layers_curve(
         BOARD, SHAPE, "float16", 3
     ), "other models have none"

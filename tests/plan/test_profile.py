@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flowspec.errors import InputError
-from flowspec.plan.profile import EXPERT_SHARE, find_profile, profile_names, read_profile
+from flowspec.plan.profile import EXPERT_SHARE_CPU, EXPERT_SHARE_GPU, find_profile, profile_names, read_profile
 
 DEVICES = Path(__file__).parents[2] / "devices"
 BOARDS = sorted(DEVICES.glob("*.toml"))
@@ -112,7 +112,9 @@ def test_a_profile_of_ones_own_is_found_by_its_file(tmp_path: Path) -> None:
 def test_what_an_expert_takes_is_read_or_assumed(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(GOOD)
-    assert find_profile(str(path)).expert_us == EXPERT_SHARE * 200.0
+    assert find_profile(str(path)).expert_us == EXPERT_SHARE_GPU * 200.0
+    path.write_text(GOOD.replace("[compute]", "[compute]\nserial = 1.0"))
+    assert find_profile(str(path)).expert_us == EXPERT_SHARE_CPU * 200.0
     path.write_text(GOOD.replace("layer_us = 200.0", "layer_us = 200.0\nexpert_us = 7.5"))
     assert find_profile(str(path)).expert_us == 7.5
     path.write_text(GOOD.replace("layer_us = 200.0", "expert_us = 1e9"))

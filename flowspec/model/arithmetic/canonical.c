@@ -212,6 +212,9 @@ INLINE void narrow(void *to, int64_t at, int kind, vector value) {
 #endif
 }
 
+/* Bytes of a number. */
+INLINE int64_t size_of(int kind) { return kind == FLOAT32 ? 4 : 2; }
+
 /* All of `count` numbers as float32, and back. */
 INLINE void widen_all(const void *from, int64_t at, int kind, int64_t count, float *to) {
     int64_t i = 0;
@@ -486,6 +489,16 @@ int flowspec_linear(const void *x, int kind, int64_t rows, int64_t in, const voi
     return is_done;
 }
 
+/* The same of several matrices: number m, w[m], with its own rows[m] of the rows, which follow one another. */
+int flowspec_linear_each(const void *x, int kind, const int64_t *rows, int64_t in, const void *const *w, int w_kind,
+                         int64_t out, void *y, int threads, int64_t matrices) {
+    int is_done = 1;
+    for (int64_t m = 0, first = 0; m < matrices && is_done; first += rows[m++])
+        is_done = flowspec_linear((const char *)x + first * in * size_of(kind), kind, rows[m], in, w[m], w_kind, out,
+                                  (char *)y + first * out * size_of(kind), threads);
+    return is_done;
+}
+
 /* ------------------------------------------------------------------------------------------------------
  * products in pairs */
 
@@ -620,7 +633,7 @@ INLINE void tile_of_pairs(int outputs, int portion, int few, const Pairs *at, co
     } else
         for (int i = 0; i < PAIR_ROWS * outputs; i++)
             sums[i] = lanes_sum(lanes + i);
-    const int64_t size = at->kind == FLOAT32 ? 4 : 2, rows = at->rows - row;
+    const int64_t size = size_of(at->kind), rows = at->rows - row;
     const char *found = at->kind == FLOAT32 ? (const char *)sums : (const char *)short_ones;
     if (at->kind != FLOAT32)
         narrow_all(sums, outputs == PAIR_OUTPUTS ? PAIR_TILE + 8 : PAIR_ROWS, short_ones, 0, BFLOAT16);
@@ -697,6 +710,20 @@ int flowspec_pairs(const Pairs *given) {
     }
     free(x);
     return 1;
+}
+
+/* The same of several matrices, as in `flowspec_linear_each`. */
+int flowspec_pairs_each(const Pairs *given, const int64_t *rows, const uint16_t *const *w, int64_t matrices) {
+    Pairs at = *given;
+    int is_done = 1;
+    for (int64_t m = 0; m < matrices && is_done; m++) {
+        at.w = w[m];
+        at.rows = rows[m];
+        is_done = flowspec_pairs(&at);
+        at.x += rows[m] * at.in;
+        at.y = (char *)at.y + rows[m] * at.out * size_of(at.kind);
+    }
+    return is_done;
 }
 #endif
 
@@ -1124,40 +1151,55 @@ static void (*const PANEL_PRODUCTS[FORMS])(const Packed *, const Rounded *, int6
     panel_Q4_0, panel_Q4_1, panel_Q5_0, panel_Q5_1,   panel_Q8_0,
     panel_Q4_K, panel_Q5_K, panel_Q6_K, panel_IQ4_NL, panel_MXFP4};
 
-/* y [rows, out] from x [rows, in] and packed weights; returns 0 where memory lacks. */
-int flowspec_packed(const Packed *a) {
-    int threads = worthwhile(a->threads, a->rows * a->in * a->out);
-    (void)threads; /* where OpenMP is not used */
-    int64_t rows = a->rows, groups = (a->in + GROUP - 1) / GROUP, panels = (a->out + PANEL - 1) / PANEL;
+/* y [rows, out] from x [rows, in] and packed weights of several matrices: number m, panels[m], with its own
+ * rows[m] of the rows, which follow one another; returns 0 where memory lacks. */
+int flowspec_packed_each(const Packed *a, const int64_t *rows, const uint8_t *const *panels, int64_t matrices) {
+    const int threads = worthwhile(a->threads, a->rows * a->in * a->out);
+    const int64_t groups = (a->in + GROUP - 1) / GROUP, all_panels = (a->out + PANEL - 1) / PANEL;
     const int is_wide = a->kind == FLOAT32;
-    Rounded *x = malloc(sizeof(Rounded) * (size_t)(rows * groups) + 64);
-    float *found = is_wide ? a->y : malloc(sizeof(float) * (size_t)(rows * a->out) + 64);
+    Rounded *x = malloc(sizeof(Rounded) * (size_t)(a->rows * groups) + 64);
+    float *found = is_wide ? a->y : malloc(sizeof(float) * (size_t)(a->rows * a->out) + 64);
     const int is_done = x != NULL && (is_wide || found != NULL);
-    if (!is_done)
-        rows = panels = 0;
 #ifdef _OPENMP
-#pragma omp parallel for num_threads(rows < threads && rows ? rows : threads) schedule(static)
+#pragma omp parallel num_threads(threads) if (is_done)
 #endif
-    for (int64_t r = 0; r < rows; r++) {
-        int count;
-        int64_t first = portion_of(r, rows, &count); /* whose rows lie beside each other, group by group */
-        round_groups(a->x, a->kind, r * a->in, a->in, groups, offset_of(a->form), has_halves(a->form),
-                     x + first * groups + r - first, count);
-    }
+    {
 #ifdef _OPENMP
-#pragma omp parallel for num_threads(threads) schedule(static)
+#pragma omp for schedule(static)
 #endif
-    for (int64_t p = 0; p < panels; p++) {
-        int64_t count = a->out - p * PANEL < PANEL ? a->out - p * PANEL : PANEL;
-        PANEL_PRODUCTS[a->form](a, x, p, found);
-        for (int64_t r = 0; r < rows && !is_wide; r++)
-            FOR_KIND(a->kind, NARROW_ALL, found + r * a->out + p * PANEL, count, a->y, r * a->out + p * PANEL);
+        for (int64_t r = 0; r < (is_done ? a->rows : 0); r++) {
+            int64_t m = 0, begin = 0;
+            for (; r - begin >= rows[m]; m++)
+                begin += rows[m];
+            int count; /* of the rows that lie beside each other, group by group */
+            int64_t first = begin + portion_of(r - begin, rows[m], &count);
+            round_groups(a->x, a->kind, r * a->in, a->in, groups, offset_of(a->form), has_halves(a->form),
+                         x + first * groups + r - first, count);
+        }
+        Packed one = *a;
+        for (int64_t m = 0, begin = 0; m < (is_done ? matrices : 0); begin += rows[m++]) {
+            one.panels = panels[m];
+            one.rows = rows[m];
+#ifdef _OPENMP
+#pragma omp for schedule(static) nowait
+#endif
+            for (int64_t p = 0; p < all_panels; p++) {
+                int64_t count = a->out - p * PANEL < PANEL ? a->out - p * PANEL : PANEL;
+                PANEL_PRODUCTS[a->form](&one, x + begin * groups, p, found + begin * a->out);
+                for (int64_t r = begin; r < begin + rows[m] && !is_wide; r++)
+                    FOR_KIND(a->kind, NARROW_ALL, found + r * a->out + p * PANEL, count, a->y,
+                             r * a->out + p * PANEL);
+            }
+        }
     }
     free(x);
     if (!is_wide)
         free(found);
     return is_done;
 }
+
+/* The same of one matrix. */
+int flowspec_packed(const Packed *a) { return flowspec_packed_each(a, &a->rows, &a->panels, 1); }
 
 /* Of output `o` of a panel the level of input `i` of a group, in which a level with a sign has one. */
 INLINE int level_of(int form, const uint8_t *from, int o, int i) {
@@ -1349,6 +1391,20 @@ void flowspec_function(const void *x, int kind, int64_t count, int function, con
         FOR_KIND(kind, function_of_all, x, count, SIGMOID, times, y);
 }
 
+INLINE void add_row(int kind, const void *x, int64_t from, int64_t width, void *y, int64_t to) {
+    int64_t i = 0;
+    for (; i + WIDTH <= width; i += WIDTH)
+        narrow(y, to + i, kind, widened(y, to + i, kind) + widened(x, from + i, kind));
+    for (; i < width; i++)
+        narrow_one(y, to + i, kind, widened_one(y, to + i, kind) + widened_one(x, from + i, kind));
+}
+
+/* Adds rows x [count, width] to those of y that they belong to, one after another; both of a kind. */
+void flowspec_add_rows(const void *x, int kind, const int64_t *owners, int64_t count, int64_t width, void *y) {
+    for (int64_t r = 0; r < count; r++)
+        FOR_KIND(kind, add_row, x, r * width, width, y, owners[r] * width);
+}
+
 /* -------------------------------------------------------------------------------------------------------------
  * norms */
 
@@ -1414,7 +1470,7 @@ int flowspec_norm(const Norm *a) {
 }
 
 /* ---------------------------------------------------------------------------------------------------------
- * products with small matrices, such as a router's, summed in halves */
+ * products with small matrices, such as a router's, and shares, summed in halves */
 
 typedef struct {
     const float *x, *w; /* [rows, in] and [out, in] */
@@ -1422,6 +1478,22 @@ typedef struct {
     int64_t rows, in, out;
     int32_t threads;
 } Halves;
+
+/* Half of the power of two that numbers are filled up to; 0 for one alone. */
+INLINE int64_t half_room(int64_t count) {
+    int64_t half = 0;
+    while (2 * half < count && count > 1)
+        half = half ? 2 * half : 1;
+    return half;
+}
+
+/* The sum of so many terms, a power of two: the two halves, then the halves of that, ... */
+INLINE float folded(float *terms, int64_t count) {
+    for (count /= 2; count; count /= 2)
+        for (int64_t i = 0; i < count; i++)
+            terms[i] += terms[i + count];
+    return terms[0];
+}
 
 /* The terms are filled up to a power of two, twice `half`, for so many of which `terms` has room. */
 INLINE float halves_product(const float *x, const float *w, int64_t in, int64_t half, float *terms) {
@@ -1431,18 +1503,24 @@ INLINE float halves_product(const float *x, const float *w, int64_t in, int64_t 
         terms[i] = x[i] * w[i] + x[i + half] * w[i + half];
     for (int64_t i = in - half; i < half; i++)
         terms[i] = x[i] * w[i] + 0.0f; /* which is another zero than -0 */
-    for (half /= 2; half; half /= 2)
-        for (int64_t i = 0; i < half; i++)
-            terms[i] += terms[i + half];
-    return terms[0];
+    return folded(terms, half);
+}
+
+/* The sum of numbers, as of the terms there. */
+INLINE float halves_sum(const float *numbers, int64_t count, int64_t half, float *terms) {
+    if (half == 0)
+        return numbers[0];
+    for (int64_t i = 0; i < count - half; i++)
+        terms[i] = numbers[i] + numbers[i + half];
+    for (int64_t i = count - half; i < half; i++)
+        terms[i] = numbers[i] + 0.0f;
+    return folded(terms, half);
 }
 
 /* Returns 0 where memory lacks. */
 int flowspec_halves(const Halves *a) {
     int threads = worthwhile(a->threads, a->rows * a->in * a->out);
-    int64_t share = (a->out + threads - 1) / threads, half = 0;
-    while (2 * half < a->in && a->in > 1)
-        half = half ? 2 * half : 1;
+    int64_t share = (a->out + threads - 1) / threads, half = half_room(a->in);
     float *room = malloc(sizeof(float) * (threads * half + 1));
     if (room == NULL)
         return 0;
@@ -1455,6 +1533,32 @@ int flowspec_halves(const Halves *a) {
             for (int64_t r = 0; r < a->rows; r++)
                 a->y[r * a->out + o] =
                     halves_product(a->x + r * a->in, a->w + o * a->in, a->in, half, room + thread * half);
+    }
+    free(room);
+    return 1;
+}
+
+/* The rows' numbers, or e to the power of what each is below the row's greatest (a softmax), over their sum in
+ * halves: y from x, both [rows, width]. Returns 0 where memory lacks. */
+int flowspec_shares(const float *x, int64_t rows, int64_t width, int are_powers, float *y) {
+    const int64_t half = half_room(width);
+    float *room = malloc(sizeof(float) * (half + 1)), some[WIDTH] = {0};
+    if (room == NULL)
+        return 0;
+    for (int64_t r = 0; r < rows; r++, x += width, y += width) {
+        float most = x[0];
+        for (int64_t i = 1; i < width; i++) /* or what is no number, if there is one */
+            most = x[i] > most || x[i] != x[i] ? x[i] : most;
+        for (int64_t i = 0; i < width; i += WIDTH) {
+            int64_t count = width - i < WIDTH ? width - i : WIDTH;
+            memcpy(some, x + i, sizeof(float) * count);
+            if (are_powers)
+                store(some, exponential(load(some) - all(most)));
+            memcpy(y + i, some, sizeof(float) * count);
+        }
+        const float sum = halves_sum(y, width, half, room);
+        for (int64_t i = 0; i < width; i++)
+            y[i] /= sum;
     }
     free(room);
     return 1;

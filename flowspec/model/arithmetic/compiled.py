@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,6 +25,30 @@ _Fields = tuple[tuple[str, type], ...]
 
 def _fields(kind: type, names: str) -> _Fields:
     return tuple((name, kind) for name in names.split())
+
+
+Parts = Sequence[tuple[int, int]]
+"""Which matrices rows are multiplied by: the matrix's number, and how many rows are its own."""
+
+
+def _counts(parts: Parts, rows: int) -> Any:
+    counts = [count for _, count in parts]
+    assert sum(counts) == rows, "the source reads so many"
+    assert all(count > 0 for count in counts)
+    return (ctypes.c_int64 * len(counts))(*counts)
+
+
+def _addresses(found: Sequence[int]) -> Any:
+    return (ctypes.c_void_p * len(found))(*found)
+
+
+def _in_stack(weights: torch.Tensor, inputs: int, parts: Parts) -> Any:
+    """Where matrices of a stack `[matrices, out, in]` begin."""
+    assert weights.is_contiguous()
+    assert weights.shape[2] == inputs
+    assert all(0 <= matrix < len(weights) for matrix, _ in parts)
+    first, size = weights.data_ptr(), weights.stride(0) * weights.element_size()
+    return _addresses([first + matrix * size for matrix, _ in parts])
 
 
 class _Attention(ctypes.Structure):
@@ -108,18 +134,28 @@ class Library:
         self._linear, self._packed = library.flowspec_linear, library.flowspec_packed
         self._norm, self._attention = library.flowspec_norm, library.flowspec_attention
         self._function, self._levels = library.flowspec_function, library.flowspec_levels
-        self._packed_rows = library.flowspec_packed_rows
+        self._packed_rows, self._add_rows = library.flowspec_packed_rows, library.flowspec_add_rows
+        self._linear_each, self._packed_each = library.flowspec_linear_each, library.flowspec_packed_each
         self._turn, self._store = library.flowspec_turn, library.flowspec_store
         self._delta, self._halves = library.flowspec_delta, library.flowspec_halves
+        self._shares = library.flowspec_shares
         self._pairs = getattr(library, "flowspec_pairs", None)
         if self._pairs is not None:
             self._pairs.argtypes = (ctypes.POINTER(_Pairs),)
+            self._pairs_each = library.flowspec_pairs_each
+            self._pairs_each.argtypes = (ctypes.POINTER(_Pairs), pointer, pointer, number)
         self._linear.argtypes = (pointer, small, number, number, pointer, small, number, pointer, small)
+        self._linear_each.argtypes = (
+            *(pointer, small, pointer, number, pointer, small, number, pointer, small, number),
+        )
         self._packed.argtypes = (ctypes.POINTER(_Packed),)
+        self._packed_each.argtypes = (ctypes.POINTER(_Packed), pointer, pointer, number)
+        self._add_rows.argtypes = (pointer, small, pointer, number, number, pointer)
         self._packed_rows.argtypes = (pointer, small, number, pointer, number, pointer)
         self._function.argtypes = (pointer, small, number, small, pointer, pointer)
         self._norm.argtypes = (ctypes.POINTER(_Norm),)
         self._halves.argtypes = (ctypes.POINTER(_Halves),)
+        self._shares.argtypes = (pointer, number, number, small, pointer)
         self._turn.argtypes = (ctypes.POINTER(_Turn),)
         self._store.argtypes = (ctypes.POINTER(_Stored),)
         self._attention.argtypes = (ctypes.POINTER(_Attention),)
@@ -127,7 +163,7 @@ class Library:
         self._levels.argtypes = (pointer, number, number, pointer, pointer)
         for each in (
             *(self._function, self._turn, self._store, self._packed_rows, self._levels),
-            self._delta,
+            *(self._delta, self._add_rows),
         ):
             each.restype = None
 
@@ -138,6 +174,17 @@ class Library:
         given = x.data_ptr(), KINDS[x.dtype], rows, inputs, weights.data_ptr(), KINDS[weights.dtype], outputs
         if not self._linear(*given, found.data_ptr(), torch.get_num_threads()):
             raise MemoryError("no memory for a linear layer")
+        return found
+
+    def linear_each(self, x: torch.Tensor, weights: torch.Tensor, parts: Parts) -> torch.Tensor:
+        """`[rows, out]` from `[rows, in]` and `[matrices, out, in]`, which may have another dtype; rows of
+        each matrix in `parts` follow one another."""
+        (rows, inputs), (_, outputs, _) = x.shape, weights.shape
+        found = x.new_empty((rows, outputs))
+        given = x.data_ptr(), KINDS[x.dtype], _counts(parts, rows), inputs
+        matrices = _in_stack(weights, inputs, parts), KINDS[weights.dtype], outputs
+        if not self._linear_each(*given, *matrices, found.data_ptr(), torch.get_num_threads(), len(parts)):
+            raise MemoryError("no memory for linear layers")
         return found
 
     @property
@@ -159,6 +206,23 @@ class Library:
             raise MemoryError("no memory for a linear layer")
         return found
 
+    def pairs_each(
+        self, x: torch.Tensor, weights: torch.Tensor, parts: Parts, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """As `pairs`, of several matrices, as in `linear_each`."""
+        assert self._pairs is not None, "the processor that this was built for has no such instruction"
+        (rows, inputs), (_, outputs, _) = x.shape, weights.shape
+        assert x.dtype == weights.dtype == torch.bfloat16
+        assert x.is_contiguous()
+        assert dtype in (torch.float32, torch.bfloat16), "the source rounds to no other"
+        counts, matrices = _counts(parts, rows), _in_stack(weights, inputs, parts)
+        found = x.new_empty((rows, outputs), dtype=dtype)
+        where = x.data_ptr(), None, found.data_ptr()
+        given = _Pairs(*where, rows, inputs, outputs, KINDS[dtype], torch.get_num_threads())
+        if not self._pairs_each(given, counts, matrices, len(parts)):
+            raise MemoryError("no memory for linear layers")
+        return found
+
     def halves(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """As `plain.product`, of at least one input."""
         (rows, inputs), outputs = x.shape, len(weights)
@@ -171,6 +235,16 @@ class Library:
             raise MemoryError("no memory for a small product")
         return found
 
+    def shares(self, x: torch.Tensor, are_powers: bool) -> torch.Tensor:
+        """Float32 `[..., width]`, of at least one number, over the sum by the last dimension
+        (`plain.over_their_sum`); with `are_powers` as `plain.softmax`."""
+        assert x.dtype == torch.float32
+        width, found = x.shape[-1], torch.empty_like(x)
+        assert width, "the source reads the first"
+        if not self._shares(x.data_ptr(), x.numel() // width, width, are_powers, found.data_ptr()):
+            raise MemoryError("no memory for shares")
+        return found
+
     def packed(self, x: torch.Tensor, form: Form, panels: torch.Tensor, outputs: int) -> torch.Tensor:
         """As `plain.packed_product`."""
         rows, inputs = x.shape
@@ -180,6 +254,34 @@ class Library:
         if not self._packed(_Packed(*where, *shape, KINDS[x.dtype], form.number, torch.get_num_threads())):
             raise MemoryError("no memory for a packed layer")
         return found
+
+    def packed_each(
+        self, x: torch.Tensor, form: Form, panels: Sequence[torch.Tensor], counts: Sequence[int], outputs: int
+    ) -> torch.Tensor:
+        """As `packed`, of several matrices, each with so many rows of its own, which follow one another."""
+        rows, inputs = x.shape
+        size = form.panel_bytes(inputs, outputs)
+        assert all(each.numel() == size for each in panels), "the source reads so much"
+        parts = tuple(zip(range(len(panels)), counts, strict=True))
+        found = x.new_empty((rows, outputs))
+        where, shape = (x.data_ptr(), None, found.data_ptr()), (rows, inputs, outputs)
+        given = _Packed(*where, *shape, KINDS[x.dtype], form.number, torch.get_num_threads())
+        matrices = _addresses([each.data_ptr() for each in panels])
+        if not self._packed_each(given, _counts(parts, rows), matrices, len(parts)):
+            raise MemoryError("no memory for packed layers")
+        return found
+
+    def add_rows(self, found: torch.Tensor, owners: torch.Tensor, rows: torch.Tensor) -> None:
+        """Adds `rows` `[count, width]` to those of `found` that they belong to, `owners` `[count]` int64, one
+        after another."""
+        count, width = rows.shape
+        assert found.dtype == rows.dtype, "the source reads both alike"
+        assert all(each.is_contiguous() for each in (found, owners, rows))
+        assert found.shape[1:] == (width,)
+        assert owners.shape == (count,)
+        assert owners.dtype == torch.int64
+        given = rows.data_ptr(), KINDS[rows.dtype], owners.data_ptr(), count, width
+        self._add_rows(*given, found.data_ptr())
 
     def packed_rows(self, form: Form, panels: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """As `plain.packed_rows`, in float32."""

@@ -6,6 +6,7 @@ Tensors may have any dtype that a layer computes in, and results have it, too.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -89,12 +90,47 @@ def product(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     return library.halves(x.contiguous(), weights.contiguous())
 
 
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    """By the last dimension, of float32."""
+    library = _library(x)
+    return plain.softmax(x) if library is None else library.shares(x.contiguous(), are_powers=True)
+
+
+def over_their_sum(x: torch.Tensor) -> torch.Tensor:
+    """Numbers over their sum by the last dimension, of float32."""
+    library = _library(x)
+    return plain.over_their_sum(x) if library is None else library.shares(x.contiguous(), are_powers=False)
+
+
 def packed_product(x: torch.Tensor, form: Form, panels: torch.Tensor, outputs: int) -> torch.Tensor:
     """`x W^T`, `[rows, outputs]`, from rows `[rows, in]` and the panels of W (`packed.py`)."""
     library = _library(x)
     if library is None:
         return plain.packed_product(x.float(), form, panels, outputs).to(x.dtype)
     return library.packed(x.contiguous(), form, panels, outputs)
+
+
+def packed_products(
+    x: torch.Tensor, form: Form, panels: Sequence[torch.Tensor], counts: Sequence[int], outputs: int
+) -> torch.Tensor:
+    """As `packed_product`, of several matrices; each has so many rows of `x`, which follow one another."""
+    library = _library(x)
+    if library is None:
+        parts = zip(x.split_with_sizes(list(counts)), panels, strict=True)
+        return torch.cat([packed_product(rows, form, own, outputs) for rows, own in parts])
+    return library.packed_each(x.contiguous(), form, panels, counts, outputs)
+
+
+def add_rows(found: torch.Tensor, owners: torch.Tensor, rows: torch.Tensor, counts: Sequence[int]) -> None:
+    """Adds `rows` `[rows, width]` to those of `found` that they belong to, `owners` `[rows]`, in order. They
+    are in portions of so many, none of which has two of one owner."""
+    library = _library(found)
+    if library is not None:
+        library.add_rows(found, owners.contiguous(), rows.contiguous())
+        return
+    portions = list(counts)
+    for own, part in zip(owners.split_with_sizes(portions), rows.split_with_sizes(portions), strict=True):
+        found.index_add_(0, own, part)
 
 
 def packed_rows(form: Form, panels: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:

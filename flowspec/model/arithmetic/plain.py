@@ -359,8 +359,12 @@ def _cached_levels(numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
     """By the last dimension, of float32."""
-    shares = exp(x - x.amax(dim=-1, keepdim=True))
-    return shares / halves_sum(shares)[..., None]
+    return over_their_sum(exp(x - x.amax(dim=-1, keepdim=True)))
+
+
+def over_their_sum(x: torch.Tensor) -> torch.Tensor:
+    """Numbers over their sum by the last dimension, of float32."""
+    return x / halves_sum(x)[..., None]
 
 
 def attention(

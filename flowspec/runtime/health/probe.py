@@ -21,7 +21,7 @@ from flowspec.model.accelerator import Accelerator, accelerator_of
 from flowspec.model.arithmetic import compiled
 from flowspec.model.arithmetic.packed import FORMS, PANEL
 from flowspec.model.gguf_layers import GgufLinear, Part, PlainGgufLinear, stay_packed
-from flowspec.plan.profile import EXPERT_SHARE, DeviceProfile, KernelRates
+from flowspec.plan.profile import EXPERT_SHARE_CPU, EXPERT_SHARE_GPU, DeviceProfile, KernelRates
 
 RUNS, ENOUGH_S = 5, 0.05
 """Of each product the fastest of so many runs counts, or of those that so much time allows."""
@@ -30,7 +30,6 @@ WIDTH_READ = {"cpu": 4096, "gpu": 8192}
 WIDTH_COMPUTE, ROWS = {"cpu": 1024, "gpu": 4096}, {"cpu": 32, "gpu": 512}
 LAYER_OPERATIONS, PASS_OPERATIONS = 60, 100
 """Operations of torch in a layer and beside the layers, as devices/*.toml estimate them."""
-EXPERT_OPERATIONS = EXPERT_SHARE * LAYER_OPERATIONS
 STEPS = 4
 """Rounding: so many steps to a factor of two."""
 COMPUTING_SHARE_MIN = 0.1
@@ -57,6 +56,7 @@ def probe(device: torch.device) -> DeviceProfile:
     }
     packed = {dtype: _packed_rates(here, kind, dtype) for dtype in _packed_dtypes(here)}
     operation_s = _operation_s(here)
+    expert_share = EXPERT_SHARE_CPU if here.is_cpu else EXPERT_SHARE_GPU
     return DeviceProfile(
         name=here.name,
         memory_gb=1.0,
@@ -67,7 +67,7 @@ def probe(device: torch.device) -> DeviceProfile:
         serial=1.0 if here.is_cpu else 0.0,
         packed=packed,
         layer_us=rounded(1e6 * LAYER_OPERATIONS * operation_s),
-        expert_us=rounded(1e6 * EXPERT_OPERATIONS * operation_s),
+        expert_us=rounded(1e6 * expert_share * LAYER_OPERATIONS * operation_s),
         pass_us=rounded(1e6 * PASS_OPERATIONS * operation_s),
     )
 
