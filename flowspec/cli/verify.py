@@ -141,6 +141,7 @@ def run(args: argparse.Namespace) -> int:
     from flowspec.bench.outcome import WRONG
     from flowspec.model.step_by_step import (
         StepByStep,
+        device_with,
     )  # after the checks: these import torch, which takes seconds
 
     console = Console(stderr=True)
@@ -156,6 +157,7 @@ def run(args: argparse.Namespace) -> int:
                     with loading_bar(quiet=args.json) as progress:
                         session = stack.enter_context(cluster.session(decoding, progress))
                     files, plan, arithmetic = session.files, session.head.plan, session.head.arithmetic
+                    device = device_with(plan.dtype, arithmetic)
                     advice = recommended(files, session.config)
                     limits = Limits(new_tokens_max=args.max_new_tokens, stop_ids=advice.stop_ids)
                     cases = make_cases(
@@ -177,7 +179,7 @@ def run(args: argparse.Namespace) -> int:
                         )  # answers under way end with the session
                         answers = pool.map(partial(answer, session, limits=limits, users=users), cases)
                         found += bar.track(answers, total=len(cases), description=_describe(session, users))
-    plain = StepByStep.load(files, plan.dtype, arithmetic=arithmetic, cache=plan.cache)
+    plain = StepByStep.load(files, plan.dtype, device, arithmetic, plan.cache)
     if plan.tokens is not None:
         plain.grammars = GrammarVocabulary(plan.tokens)
     with Progress(console=console, transient=True, disable=args.json or not console.is_terminal) as bar:

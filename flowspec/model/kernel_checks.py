@@ -16,7 +16,8 @@ import json
 import math
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,7 +33,8 @@ from flowspec.core.protocol.precision import ACTIVATIONS, FILED
 from flowspec.core.protocol.shared_keys import Heads
 from flowspec.errors import InputError, first_line
 from flowspec.model.accelerator import compute_precisely
-from flowspec.model.arithmetic import build, compiled, plain
+from flowspec.model.arithmetic import build, compiled, compiled_cuda, plain
+from flowspec.model.arithmetic.compiled_cuda import CudaLibrary
 from flowspec.model.arithmetic.delta import DeltaRows
 from flowspec.model.arithmetic.norms import NORMS
 from flowspec.model.arithmetic.operations import Sight
@@ -41,10 +43,10 @@ from flowspec.model.arithmetic.plain import LANES
 from flowspec.model.attention import TreeBatch, TreeCache, TreeRows, tree_attention
 from flowspec.model.device_errors import is_out_of_memory
 from flowspec.model.gguf_layers import GgufLinear, Part, stay_packed
-from flowspec.model.kernels import DTYPES, PAIRS16, Kernel, kernels_of
+from flowspec.model.kernels import DTYPES, PAIRS16, Kernel, allow_gpu_library, kernels_of
 from flowspec.model.products import products
 from flowspec.model.quantised import LINEARS, SMALL, QuantisedLinear, exact_rows, powers, quantise
-from flowspec.model.trials import ATTENTION, COMPILED, TRIAL_S, loaded_libraries
+from flowspec.model.trials import ATTENTION, COMPILED, COMPILED_GPU, TRIAL_S, loaded_libraries
 
 F64 = NDArray[np.float64]
 
@@ -55,6 +57,8 @@ SHAPES = ((64, 48), (160, 21), (512, 320), (2080, 34), (4096, 32))
 ROW_COUNTS = (1, 32, 2, 17, 3, 16, 8, 1, 31, 5, 32, 4, 7, 12)
 """How many rows run at once, one call after another."""
 ROWS = max(ROW_COUNTS)
+WIDTHS = (1, 5, 64, 100, 896)
+"""Of rows whose norms, turns and levels are tried."""
 EPSILONS = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 """The distance from 1 to the next number."""
 
@@ -80,6 +84,21 @@ def main() -> None:
                 fault = f"cannot be loaded: {first_line(error)}"
             _say(fault=fault, share=0.0)
             build.allow(None if fault else args.built)
+    if device.type == "cuda" and COMPILED_GPU in args.right:
+        allow_gpu_library(device)
+    elif device.type == "cuda" and COMPILED_GPU not in args.skip:
+        _say(at=COMPILED_GPU, share=0.0)
+        try:
+            fault = gpu_fault(allow_gpu_library(device), device, partial(_say, alive=True))
+        except OSError as error:
+            fault = f"cannot be built: {first_line(error)}"
+        except RuntimeError as error:
+            _say(fault="fails: " + first_line(error), share=0.0, may_pass=is_out_of_memory(error))
+            _say(again=True)  # as below
+            return
+        _say(fault=fault, share=0.0)
+        if fault:
+            compiled_cuda.allow(device, None)
     try:
         kernels = kernels_of(args.dtype, device)
     except InputError as error:
@@ -137,25 +156,9 @@ def compiled_fault(progress: Callable[[], None] = lambda: None) -> str:
     library = compiled.library()
     assert library is not None
     generator = torch.Generator().manual_seed(1)
-    special = torch.tensor(
-        [0.0, -0.0, 1e-40, -86.0, -86.1, 88.0, 89.0, 1e30, -1e30, float("inf"), -float("inf"), float("nan")]
-    )
-    # Also in front: there several vectors are computed together, at the end one and what fills none.
-    numbers = torch.cat([special, 20 * torch.randn(10007, generator=generator), special])
-    for dtype in DTYPES.values():
-        given = numbers.to(dtype)
-        for name in compiled.FUNCTIONS:
-            expected = plain.FUNCTIONS[name](given.float()).to(dtype)
-            if not torch.equal(_bits(library.function(given, name)), _bits(expected)):
-                return f"differs from the definition of {name} in {str(dtype)[6:]}"
-            gates, by = given.roll(5), given.roll(3)  # and one number beside another that is none
-            expected = plain.FUNCTIONS[name](gates.float()).to(dtype) * by
-            if not torch.equal(_bits(library.function(gates, name, by)), _bits(expected)):
-                return f"differs from the definition of {name} and a product in {str(dtype)[6:]}"
-        for width in (1, 5, 64, 100, 896):
-            fault = _rows_fault(library, torch.randn((7, width), generator=generator).to(dtype), generator)
-            if fault:
-                return f"differs from the definition of {fault} of {width} in {str(dtype)[6:]}"
+    fault = _numbers_fault(library, generator) or _levels_fault(library, generator)
+    if fault:
+        return fault
     for form_name, form, inputs, outputs in _packed_cases():
         progress()
         rows, panels = _packed_numbers(form, inputs, outputs, generator)
@@ -179,7 +182,7 @@ def compiled_fault(progress: Callable[[], None] = lambda: None) -> str:
             ids = torch.randint(0, outputs, (7,), generator=generator)
             if not torch.equal(library.packed_rows(form, panels, ids), plain.packed_rows(form, panels, ids)):
                 return f"differs from the definition of rows in {form_name}"
-    fault = _store_fault(library, generator) or _shares_fault(library, special, generator)
+    fault = _store_fault(library, generator, compiled.KINDS)
     if fault:
         return fault
     for threads in _thread_counts(torch.device("cpu")):
@@ -189,29 +192,129 @@ def compiled_fault(progress: Callable[[], None] = lambda: None) -> str:
         fault = fault or _halves_fault(library, generator)
         if fault:
             return f"{fault} with {threads} threads"
-        for kind in compiled.KINDS:
-            for heads, width, cap, window, has_sinks in (
-                (1, 8, None, None, False),
-                (2, 64, None, 30, True),
-                (4, 80, 30.0, None, False),
-                (3, 24, None, None, True),
-            ):
-                progress()
-                sinks = 3 * torch.randn(2 * heads, generator=generator) if has_sinks else None
-                queries, keys, values, steps, sight = _tree(heads, width, kind, window, generator)
-                queries = queries.to(torch.bfloat16 if steps is not None else kind)
-                scale, seen = width**-0.5, (sight.seen, *sight.order())
-                found = library.attention(queries, keys, values, steps, *seen, scale, cap, sinks)
-                if steps is not None:
-                    keys, values = plain.of_levels(keys, steps[0], 2), plain.of_levels(values, steps[1], 2)
-                values = values[..., :width]
-                expected = plain.attention(queries.float(), keys, values, sight.paths(), scale, cap, sinks)
-                if not torch.equal(found, expected.to(queries.dtype)):
-                    return (
-                        f"differs from the definition of attention, of heads of {width} in {str(kind)[6:]} "
-                        f"with {threads} threads"
-                    )
+        for case in _attention_cases(generator, compiled.KINDS):
+            progress()
+            seen = case.sight.seen, *case.sight.order()
+            found = library.attention(
+                case.queries, case.keys, case.values, case.steps, *seen, case.scale, case.cap, case.sinks
+            )
+            if not torch.equal(found, case.expected()):
+                return f"differs from the definition of {case.name} with {threads} threads"
     return ""
+
+
+@torch.inference_mode()
+def gpu_fault(library: CudaLibrary, device: torch.device, progress: Callable[[], None] = lambda: None) -> str:
+    """As `compiled_fault`, of what was built of `canonical.cu`; what is expected is computed on the CPU."""
+    generator, there = torch.Generator().manual_seed(1), _There(library, device)
+    kinds = DTYPES.values()
+    for check in (_numbers_fault, partial(_store_fault, held_as=kinds), _halves_fault):
+        progress()
+        if fault := check(there, generator):
+            return fault
+    for case in _attention_cases(generator, kinds):
+        progress()
+        paths = case.sight.paths()
+        found = there.attention(case.queries, case.keys, case.values, paths, case.scale, case.cap, case.sinks)
+        if not torch.equal(found, case.expected()):
+            return f"differs from the definition of {case.name}"
+    return ""
+
+
+class _There:
+    """A GPU's library for tensors of the CPU: they go there and come back, also where they are changed."""
+
+    def __init__(self, library: CudaLibrary, device: torch.device) -> None:
+        self._library, self._device = library, device
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            moved = [each.to(self._device) if isinstance(each, torch.Tensor) else each for each in given]
+            found = getattr(self._library, name)(*moved, **named)
+            for each, other in zip(given, moved, strict=True):
+                if isinstance(each, torch.Tensor) and other is not each:
+                    each.copy_(other)
+            return found.cpu() if isinstance(found, torch.Tensor) else found
+
+        return call
+
+
+def _numbers_fault(library: Any, generator: torch.Generator) -> str:
+    """Where functions, norms, turns or shares differ from their definitions, or nothing."""
+    special = torch.tensor(
+        [0.0, -0.0, 1e-40, -86.0, -86.1, 88.0, 89.0, 1e30, -1e30, float("inf"), -float("inf"), float("nan")]
+    )
+    # Also in front: there several vectors are computed together, at the end one and what fills none.
+    numbers = torch.cat([special, 20 * torch.randn(10007, generator=generator), special])
+    for dtype in DTYPES.values():
+        given = numbers.to(dtype)
+        for name in compiled.FUNCTIONS:
+            expected = plain.FUNCTIONS[name](given.float()).to(dtype)
+            if not torch.equal(_bits(library.function(given, name)), _bits(expected)):
+                return f"differs from the definition of {name} in {str(dtype)[6:]}"
+            gates, by = given.roll(5), given.roll(3)  # and one number beside another that is none
+            expected = plain.FUNCTIONS[name](gates.float()).to(dtype) * by
+            if not torch.equal(_bits(library.function(gates, name, by)), _bits(expected)):
+                return f"differs from the definition of {name} and a product in {str(dtype)[6:]}"
+        for width in WIDTHS:
+            fault = _rows_fault(library, torch.randn((7, width), generator=generator).to(dtype), generator)
+            if fault:
+                return f"differs from the definition of {fault} of {width} in {str(dtype)[6:]}"
+    return _shares_fault(library, special, generator)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _AttentionCase:
+    """Rows of a tree that attend, and what comes of it."""
+
+    queries: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor
+    steps: tuple[torch.Tensor, torch.Tensor] | None
+    sight: Sight
+    cap: float | None
+    sinks: torch.Tensor | None
+    kind: torch.dtype
+
+    @property
+    def scale(self) -> float:
+        return float(self.queries.shape[2] ** -0.5)
+
+    @property
+    def name(self) -> str:
+        return f"attention, of heads of {self.queries.shape[2]} in {str(self.kind)[6:]}"
+
+    def expected(self) -> torch.Tensor:
+        keys, values = self.keys, self.values
+        if self.steps is not None:
+            keys, values = plain.of_levels(keys, self.steps[0], 2), plain.of_levels(values, self.steps[1], 2)
+        values = values[..., : self.queries.shape[2]]
+        paths = self.sight.paths()
+        found = plain.attention(self.queries.float(), keys, values, paths, self.scale, self.cap, self.sinks)
+        return found.to(self.queries.dtype)
+
+
+def _attention_cases(generator: torch.Generator, kinds: Iterable[torch.dtype]) -> Iterator[_AttentionCase]:
+    """In caches of these `kinds`."""
+    for kind in kinds:
+        for heads, width, cap, window, has_sinks in (
+            (1, 8, None, None, False),
+            (2, 64, None, 30, True),
+            (4, 80, 30.0, None, False),
+            (3, 24, None, None, True),
+        ):
+            sinks = 3 * torch.randn(2 * heads, generator=generator) if has_sinks else None
+            queries, keys, values, steps, sight = _tree(heads, width, kind, window, generator)
+            yield _AttentionCase(
+                queries=queries.to(torch.bfloat16 if steps is not None else kind),
+                keys=keys,
+                values=values,
+                steps=steps,
+                sight=sight,
+                cap=cap,
+                sinks=sinks,
+                kind=kind,
+            )
 
 
 def _delta_fault(library: compiled.Library, generator: torch.Generator) -> str:
@@ -233,7 +336,7 @@ def _delta_fault(library: compiled.Library, generator: torch.Generator) -> str:
     return ""
 
 
-def _halves_fault(library: compiled.Library, generator: torch.Generator) -> str:
+def _halves_fault(library: Any, generator: torch.Generator) -> str:
     """Where products with small matrices differ from their definition, or nothing; a row is all zeros."""
     for inputs, outputs in ((1, 3), (2, 1), (5, 7), (64, 40), (100, 128), (2880, 33)):
         rows = torch.randn((3, inputs), generator=generator)
@@ -244,7 +347,7 @@ def _halves_fault(library: compiled.Library, generator: torch.Generator) -> str:
     return ""
 
 
-def _shares_fault(library: compiled.Library, special: torch.Tensor, generator: torch.Generator) -> str:
+def _shares_fault(library: Any, special: torch.Tensor, generator: torch.Generator) -> str:
     """Where a mixture's shares and the sums of its experts differ from their definition, or nothing."""
     for width in (1, 2, 7, 64, 128):
         rows = 20 * torch.randn((len(special) + 1, width), generator=generator)
@@ -263,8 +366,8 @@ def _shares_fault(library: compiled.Library, special: torch.Tensor, generator: t
     return ""
 
 
-def _rows_fault(library: compiled.Library, rows: torch.Tensor, generator: torch.Generator) -> str:
-    """What of norms, turns and levels differs from its definition for rows `[rows, width]`, or nothing."""
+def _rows_fault(library: Any, rows: torch.Tensor, generator: torch.Generator) -> str:
+    """What of norms and turns differs from its definition for rows `[rows, width]`, or nothing."""
     count, width = rows.shape
     weights = torch.randn(width, generator=generator).to(rows.dtype)
     for how in NORMS:
@@ -275,16 +378,22 @@ def _rows_fault(library: compiled.Library, rows: torch.Tensor, generator: torch.
         angles = [torch.randn((1, count, part), generator=generator).to(rows.dtype) for _ in range(2)]
         if part and not torch.equal(library.turned(heads, *angles), plain.turned(heads, *angles)):
             return "turns"
-    wide = rows.float()
-    if not all(map(torch.equal, library.levels(wide), plain.levels(wide))):
-        return "levels"
     return ""
 
 
-def _store_fault(library: compiled.Library, generator: torch.Generator) -> str:
+def _levels_fault(library: compiled.Library, generator: torch.Generator) -> str:
+    """Where rows are rounded to other levels than they should be, or nothing."""
+    for width in WIDTHS:
+        rows = torch.randn((7, width), generator=generator)
+        if not all(map(torch.equal, library.levels(rows), plain.levels(rows))):
+            return f"differs from the definition of levels of {width}"
+    return ""
+
+
+def _store_fault(library: Any, generator: torch.Generator, held_as: Iterable[torch.dtype]) -> str:
     """Where keys and values come to lie otherwise in a cache than they should, or nothing."""
     places = torch.tensor([17, 0, 5, 31])
-    for width, given, held in itertools.product((8, 64, 80), DTYPES.values(), compiled.KINDS):
+    for width, given, held in itertools.product((8, 64, 80), DTYPES.values(), held_as):
         new_keys, new_values = (
             torch.randn((4, 3, width), generator=generator).to(given).transpose(0, 1) for _ in range(2)
         )

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import torch
 
 from flowspec.core.protocol.precision import FILED, Q8_0, is_packed
-from flowspec.errors import InputError
+from flowspec.errors import InputError, first_line
 from flowspec.model.accelerator import accelerator_of
-from flowspec.model.arithmetic import compiled
+from flowspec.model.arithmetic import compiled, compiled_cuda
 from flowspec.model.gguf_layers import GgufLinear, PlainGgufLinear
 from flowspec.model.half import (
     FbgemmHalfLinear,
@@ -189,8 +189,27 @@ def kernel_of(dtype: str, device: torch.device, arithmetic: str = "") -> Kernel:
     The first use of a precision on a device tries its kernels, which takes some seconds. Raises `InputError`
     for a device that has no right one.
     """
-    name = tried(dtype, str(device)).kernel_of(arithmetic)
+    trial = tried(dtype, str(device))
+    if trial.has_compiled_for_gpu and compiled_cuda.library(device) is None:
+        try:
+            allow_gpu_library(device)
+        except OSError as error:
+            raise InputError(
+                f"kernels for {device} were built when they were tried, and cannot be now: "
+                f"{first_line(error)}; try again, or use --device cpu"
+            ) from None
+    name = trial.kernel_of(arithmetic)
     return next(kernel for kernel in kernels_of(dtype, device) if kernel.name == name)
+
+
+def allow_gpu_library(device: torch.device) -> compiled_cuda.CudaLibrary:
+    """Builds `canonical.cu` for a GPU, and has this process use it there. Raises `OSError` where it cannot be
+    built."""
+    library = compiled_cuda.CudaLibrary(
+        compiled_cuda.Kernels(device, accelerator_of(device).capability or (0, 0))
+    )
+    compiled_cuda.allow(device, library)
+    return library
 
 
 def packing_of(dtype: str, device: torch.device, arithmetic: str = "") -> Packing | None:

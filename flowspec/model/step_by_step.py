@@ -15,15 +15,38 @@ from flowspec.core.protocol.messages import Sampling
 from flowspec.core.protocol.precision import CACHE_AUTO
 from flowspec.core.stage.events import JobPart, RunLayers
 from flowspec.core.text_before import TextBefore
+from flowspec.errors import InputError
+from flowspec.model.accelerator import CudaAccelerator, find
 from flowspec.model.files import ModelFiles
 from flowspec.model.grammar import GrammarVocabulary
 from flowspec.model.pieces import Span
 from flowspec.model.sampler import F32, Sampler, margin
 from flowspec.model.slice import Slice
+from flowspec.model.trials import tried
 
 CPU = torch.device("cpu")
 REQUEST = 1
 Tokens = tuple[int, ...]
+
+
+def device_with(dtype: str, arithmetic: str) -> torch.device:
+    """Where this machine computes a precision in this `arithmetic`: on its CPU, else on its first GPU.
+
+    Raises `InputError` where neither does.
+    """
+    on_cpu = tried(dtype, str(CPU)).arithmetics
+    if arithmetic in on_cpu:
+        return CPU
+    on_gpu: tuple[str, ...] = ()
+    if not CudaAccelerator.absence():
+        gpu = find("cuda").device
+        on_gpu = tried(dtype, str(gpu)).arithmetics
+        if arithmetic in on_gpu:
+            return gpu
+    raise InputError(
+        f"the devices compute {dtype} as {arithmetic}, this machine as {', '.join((*on_cpu, *on_gpu))}: what "
+        "their answers are compared with cannot be computed here; run this on one of the devices"
+    )
 
 
 class StepByStep:

@@ -35,7 +35,7 @@ CODE = (
     *("trials", "kernel_checks", "kernels", "quantised", "quantised_cuda", "half"),
     *("attention", "accelerator", "products", "gguf_layers"),
     *("arithmetic/plain", "arithmetic/packed", "arithmetic/norms", "arithmetic/operations"),
-    *("arithmetic/compiled", "arithmetic/build", "arithmetic/delta"),
+    *("arithmetic/compiled", "arithmetic/compiled_cuda", "arithmetic/build", "arithmetic/delta"),
 )
 """The modules that are tried, or that try: what was found holds for them as they are."""
 IMPORT_S = 170.0
@@ -52,6 +52,8 @@ ATTENTION = "attention"
 place."""
 COMPILED = "canonical.c"
 """What is tried first of all where it could be built; the definitions in torch take its place."""
+COMPILED_GPU = "canonical.cu"
+"""The same on a GPU, where NVRTC builds it."""
 NOT_BUILT = "the faster library is not built (no C compiler works there; install gcc)"
 _SWITCHES = (
     *("ATEN_", "BLIS_", "DNNL_", "FBGEMM_", "GLIBC_TUNABLES", "GOMP_", "KMP_", "LD_", "MKL_", "OMP_"),
@@ -107,13 +109,18 @@ class Trial:
         return tuple(
             verdict
             for verdict in self.verdicts
-            if not verdict.fault and verdict.kernel not in (ATTENTION, COMPILED)
+            if not verdict.fault and verdict.kernel not in (ATTENTION, COMPILED, COMPILED_GPU)
         )
 
     @property
     def has_compiled(self) -> bool:
         """Whether what was built of `canonical.c` is right."""
         return any(verdict.kernel == COMPILED and not verdict.fault for verdict in self.verdicts)
+
+    @property
+    def has_compiled_for_gpu(self) -> bool:
+        """Whether what is built of `canonical.cu` is right."""
+        return any(verdict.kernel == COMPILED_GPU and not verdict.fault for verdict in self.verdicts)
 
     @property
     def kernel(self) -> str:
@@ -381,7 +388,8 @@ def _key(dtype: str, device: str, built: Path | None) -> str:
 @functools.cache
 def _code() -> str:
     folder = Path(__file__).parent
-    return hashlib.sha256(b"".join((folder / f"{name}.py").read_bytes() for name in CODE)).hexdigest()
+    files = [*(folder / f"{name}.py" for name in CODE), folder / "arithmetic" / COMPILED_GPU]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
 def processor() -> str:

@@ -57,8 +57,9 @@ class DeviceProfile:
     `compute_efficiency` the shares of these that a pass over layers reaches, `serial` as in `KernelRates`.
     `packed` has the rates of packed precisions. `layer_us` is spent on each layer whatever its size
     (launching kernels, Python), `expert_us` on each expert of a mixture that any row of a layer's pass
-    chooses (0: one kernel chooses and runs all), `pass_us` on each pass. `idle_w` and `busy_w` are for the whole board. A
-    `caution` is why FlowSpec does not run there as the profile says: such a board is not advised.
+    chooses (0: one kernel chooses and runs all), `pass_us` on each pass. `idle_w` and `busy_w` are for the
+    whole board. A `caution` is why FlowSpec does not run there as the profile says: such a board is not
+    advised.
     """
 
     name: str

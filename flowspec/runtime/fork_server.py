@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import sys
+import warnings
 from pathlib import Path
 
 from flowspec.errors import FlowSpecError
@@ -72,7 +73,10 @@ def main() -> None:
 
 def _fork(index: int, args: argparse.Namespace) -> int:
     """Starts daemon `local-INDEX` in a child process; returns its pid."""
-    child = os.fork()
+    with warnings.catch_warnings():
+        # Python 3.12 and newer warn of other threads: those of numpy's OpenBLAS, which ends them for a fork.
+        warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+        child = os.fork()
     if child:
         return child
     status = 1

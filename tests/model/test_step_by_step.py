@@ -9,12 +9,15 @@ from transformers import AutoModelForCausalLM
 
 from flowspec.bench.checkpoints import make_variant
 from flowspec.core.protocol.messages import Sampling
+from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
 from flowspec.model.reference import Reference
 from flowspec.model.sampler import Sampler, margin
 from flowspec.model.slice import Slice
-from flowspec.model.step_by_step import StepByStep
+from flowspec.model.step_by_step import StepByStep, device_with
+from flowspec.model.trials import Trial, TrialVerdict
 from flowspec.noise import draw_bits, gumbel
+from tests.model.fake_gpu import pretend_cuda
 
 PROMPT = tuple(range(3, 30))
 SAMPLINGS = (Sampling(), Sampling(temperature=0.8, top_p=0.9, seed=3))
@@ -114,3 +117,22 @@ def test_a_margin_is_that_of_the_last_token(files: ModelFiles, plain: StepByStep
     logits = Reference(files, "float32").forced_logits(PROMPT, list(before))[-1]
     expected = margin(Sampler(sampling, plain.vocabulary_size), logits, len(PROMPT) + len(before), last)
     assert plain.margin(PROMPT, sampling, answer) == pytest.approx(expected, abs=1e-4)
+
+
+def test_it_computes_where_this_machine_has_the_devices_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a head with a GPU beside daemons with the same one, for a precision whose bits are a GPU's own."""
+    arithmetics = {"cpu": "lanes16", "cuda:0": "blocks-sm87"}
+
+    def known(dtype: str, device: str) -> Trial:
+        right = TrialVerdict(kernel="best", fault="", arithmetic=arithmetics[device])
+        return Trial(dtype=dtype, device=device, verdicts=(right,))
+
+    monkeypatch.setattr("flowspec.model.step_by_step.tried", known)
+    assert device_with("bfloat16", "lanes16") == torch.device("cpu")
+    with pytest.raises(InputError, match="compute bfloat16 as blocks-sm87, this machine as lanes16: what"):
+        device_with("bfloat16", "blocks-sm87")
+    pretend_cuda(monkeypatch)
+    assert device_with("bfloat16", "blocks-sm87") == torch.device("cuda:0")
+    assert device_with("bfloat16", "lanes16") == torch.device("cpu"), "the CPU where both can"
+    with pytest.raises(InputError, match="as blocks-sm90, this machine as lanes16, blocks-sm87: what"):
+        device_with("bfloat16", "blocks-sm90")

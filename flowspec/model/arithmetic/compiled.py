@@ -23,7 +23,7 @@ KEY_WIDTH_MAX = 256
 _Fields = tuple[tuple[str, type], ...]
 
 
-def _fields(kind: type, names: str) -> _Fields:
+def fields(kind: type, names: str) -> _Fields:
     return tuple((name, kind) for name in names.split())
 
 
@@ -55,68 +55,68 @@ class _Attention(ctypes.Structure):
     """As in the source, as the other structures are."""
 
     _fields_ = (
-        *_fields(ctypes.c_void_p, "queries keys values key_steps value_steps seen order ends sinks found"),
-        *_fields(ctypes.c_int64, "rows heads kv_heads width value_width slots high blocks"),
-        *_fields(ctypes.c_float, "scale cap cap_inverse"),
-        *_fields(ctypes.c_int32, "kind cache_kind threads"),
+        *fields(ctypes.c_void_p, "queries keys values key_steps value_steps seen order ends sinks found"),
+        *fields(ctypes.c_int64, "rows heads kv_heads width value_width slots high blocks"),
+        *fields(ctypes.c_float, "scale cap cap_inverse"),
+        *fields(ctypes.c_int32, "kind cache_kind threads"),
     )
 
 
 class _Stored(ctypes.Structure):
     _fields_ = (
-        *_fields(ctypes.c_void_p, "keys values places to_keys to_values key_steps value_steps"),
-        *_fields(ctypes.c_int64, "rows kv_heads width value_width slots"),
-        *_fields(ctypes.c_int64, "between_keys between_key_heads between_values between_value_heads"),
-        *_fields(ctypes.c_int32, "kind cache_kind"),
+        *fields(ctypes.c_void_p, "keys values places to_keys to_values key_steps value_steps"),
+        *fields(ctypes.c_int64, "rows kv_heads width value_width slots"),
+        *fields(ctypes.c_int64, "between_keys between_key_heads between_values between_value_heads"),
+        *fields(ctypes.c_int32, "kind cache_kind"),
     )
 
 
 class _Packed(ctypes.Structure):
     _fields_ = (
-        *_fields(ctypes.c_void_p, "x panels y"),
-        *_fields(ctypes.c_int64, "rows inputs outputs"),
-        *_fields(ctypes.c_int32, "kind form threads"),
+        *fields(ctypes.c_void_p, "x panels y"),
+        *fields(ctypes.c_int64, "rows inputs outputs"),
+        *fields(ctypes.c_int32, "kind form threads"),
     )
 
 
 class _Pairs(ctypes.Structure):
     _fields_ = (
-        *_fields(ctypes.c_void_p, "x weights y"),
-        *_fields(ctypes.c_int64, "rows inputs outputs"),
-        *_fields(ctypes.c_int32, "kind threads"),
+        *fields(ctypes.c_void_p, "x weights y"),
+        *fields(ctypes.c_int64, "rows inputs outputs"),
+        *fields(ctypes.c_int32, "kind threads"),
     )
 
 
 class _Delta(ctypes.Structure):
     _fields_ = (
-        *_fields(ctypes.c_void_p, "queries keys values decays shares states steps found"),
-        *_fields(ctypes.c_int64, "count key_heads heads key_width value_width"),
-        *_fields(ctypes.c_int32, "threads"),
+        *fields(ctypes.c_void_p, "queries keys values decays shares states steps found"),
+        *fields(ctypes.c_int64, "count key_heads heads key_width value_width"),
+        *fields(ctypes.c_int32, "threads"),
     )
 
 
 class _Halves(ctypes.Structure):
     _fields_ = (
-        *_fields(ctypes.c_void_p, "x weights y"),
-        *_fields(ctypes.c_int64, "rows inputs outputs"),
-        *_fields(ctypes.c_int32, "threads"),
+        *fields(ctypes.c_void_p, "x weights y"),
+        *fields(ctypes.c_int64, "rows inputs outputs"),
+        *fields(ctypes.c_int32, "threads"),
     )
 
 
 class _Norm(ctypes.Structure):
     _fields_ = (
-        *_fields(ctypes.c_void_p, "x weights y"),
-        *_fields(ctypes.c_int64, "rows width"),
-        *_fields(ctypes.c_float, "share eps"),
-        *_fields(ctypes.c_int32, "kind how"),
+        *fields(ctypes.c_void_p, "x weights y"),
+        *fields(ctypes.c_int64, "rows width"),
+        *fields(ctypes.c_float, "share eps"),
+        *fields(ctypes.c_int32, "kind how"),
     )
 
 
 class _Turn(ctypes.Structure):
     _fields_ = (
-        *_fields(ctypes.c_void_p, "x cosine sine y"),
-        *_fields(ctypes.c_int64, "rows heads width turned between_rows between_heads"),
-        *_fields(ctypes.c_int32, "kind"),
+        *fields(ctypes.c_void_p, "x cosine sine y"),
+        *fields(ctypes.c_int64, "rows heads width turned between_rows between_heads"),
+        *fields(ctypes.c_int32, "kind"),
     )
 
 

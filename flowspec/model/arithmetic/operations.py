@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from flowspec.model.arithmetic import compiled, plain
+from flowspec.model.arithmetic import compiled, compiled_cuda, plain
 from flowspec.model.arithmetic.delta import DeltaRows
 from flowspec.model.arithmetic.norms import Norm
 from flowspec.model.arithmetic.packed import FORMS, GROUP, Form, Levels
@@ -21,7 +21,7 @@ from flowspec.model.arithmetic.packed import FORMS, GROUP, Form, Levels
 
 def norm(x: torch.Tensor, weights: torch.Tensor, eps: float, how: Norm) -> torch.Tensor:
     """Rows `[..., width]` over the root of their mean square, times `weights` `[width]` in the way `how`."""
-    library = _library(x)
+    library = _library(x, x.shape[-1])
     if library is None:
         return plain.norm(x, weights, eps, how)
     return library.norm(x.contiguous(), weights, eps, how)
@@ -74,7 +74,7 @@ def turned_alone(
 
 def delta_rule(rows: DeltaRows, states: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
     """Steps of linear attention (`plain.delta_rule`); `states` are contiguous, `steps` on the CPU."""
-    library = _library(states)
+    library = _cpu_library(states)
     if library is None or rows.keys.shape[2] > compiled.KEY_WIDTH_MAX or not len(steps):
         return plain.delta_rule(rows, states, steps)
     rows = DeltaRows(*(each.contiguous() for each in rows))
@@ -84,7 +84,7 @@ def delta_rule(rows: DeltaRows, states: torch.Tensor, steps: torch.Tensor) -> to
 def product(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """`x W^T`, `[rows, out]`, of float32 `[rows, in]` and `[out, in]`: for small matrices, such as a
     router's."""
-    library = _library(x)
+    library = _library(x, x.shape[-1])
     if library is None:
         return plain.product(x, weights)
     return library.halves(x.contiguous(), weights.contiguous())
@@ -92,19 +92,19 @@ def product(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
     """By the last dimension, of float32."""
-    library = _library(x)
+    library = _library(x, x.shape[-1])
     return plain.softmax(x) if library is None else library.shares(x.contiguous(), are_powers=True)
 
 
 def over_their_sum(x: torch.Tensor) -> torch.Tensor:
     """Numbers over their sum by the last dimension, of float32."""
-    library = _library(x)
+    library = _library(x, x.shape[-1])
     return plain.over_their_sum(x) if library is None else library.shares(x.contiguous(), are_powers=False)
 
 
 def packed_product(x: torch.Tensor, form: Form, panels: torch.Tensor, outputs: int) -> torch.Tensor:
     """`x W^T`, `[rows, outputs]`, from rows `[rows, in]` and the panels of W (`packed.py`)."""
-    library = _library(x)
+    library = _cpu_library(x)
     if library is None:
         return plain.packed_product(x.float(), form, panels, outputs).to(x.dtype)
     return library.packed(x.contiguous(), form, panels, outputs)
@@ -114,7 +114,7 @@ def packed_products(
     x: torch.Tensor, form: Form, panels: Sequence[torch.Tensor], counts: Sequence[int], outputs: int
 ) -> torch.Tensor:
     """As `packed_product`, of several matrices; each has so many rows of `x`, which follow one another."""
-    library = _library(x)
+    library = _cpu_library(x)
     if library is None:
         parts = zip(x.split_with_sizes(list(counts)), panels, strict=True)
         return torch.cat([packed_product(rows, form, own, outputs) for rows, own in parts])
@@ -135,14 +135,14 @@ def add_rows(found: torch.Tensor, owners: torch.Tensor, rows: torch.Tensor, coun
 
 def packed_rows(form: Form, panels: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """Rows of a packed matrix as numbers, `[ids, in]` float32, from ids `[ids]` int64."""
-    library = _library(panels)
+    library = _cpu_library(panels)
     return (plain.packed_rows if library is None else library.packed_rows)(form, panels, ids)
 
 
 def levels(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows `[rows, width]` as levels, int8, and the step between them for each 32 numbers, float32 `[rows,
     width / 32]`, rounded up."""
-    library = _library(x)
+    library = _cpu_library(x)
     wide = x.float().contiguous()
     return plain.levels(wide) if library is None else library.levels(wide)
 
@@ -167,10 +167,13 @@ def store(
 ) -> None:
     """Keys and values `[kv_heads, rows, width]` to slots `places` `[rows]` of a cache (`plain.store`)."""
     library = _library(keys)
-    if library is None or keys.stride(2) != 1 or values.stride(2) != 1:
-        plain.store(places, keys, values, to_keys, to_values, steps)
-    else:
+    lie_apart = keys.stride(2) != 1 or values.stride(2) != 1
+    if isinstance(library, compiled.Library) and not lie_apart:
         library.store(places, keys, values, to_keys, to_values, steps)
+    elif isinstance(library, compiled_cuda.CudaLibrary) and not lie_apart and steps is None:
+        library.store(places, keys, values, to_keys, to_values)
+    else:
+        plain.store(places, keys, values, to_keys, to_values, steps)
 
 
 @dataclass(slots=True)
@@ -230,14 +233,24 @@ def attention(
     """
     library = _library(queries)
     sinks = None if sinks is None else sinks.float().contiguous()
-    if library is not None:
+    if isinstance(library, compiled.Library):
         seen = sight.seen, *sight.order()
         return library.attention(queries.contiguous(), keys, values, steps, *seen, scale, cap, sinks)
+    if library is not None and steps is None:
+        return library.attention(queries.contiguous(), keys, values, sight.paths(), scale, cap, sinks)
     if steps is not None:
         keys, values = plain.of_levels(keys, steps[0], 2), plain.of_levels(values, steps[1], 2)
     values = values[..., : queries.shape[2]]
     return plain.attention(queries.float(), keys, values, sight.paths(), scale, cap, sinks).to(queries.dtype)
 
 
-def _library(x: torch.Tensor) -> compiled.Library | None:
+def _library(x: torch.Tensor, width: int = 0) -> compiled.Library | compiled_cuda.CudaLibrary | None:
+    """Where `width` numbers are summed in halves."""
+    if x.device.type == "cpu":
+        return compiled.library()
+    return compiled_cuda.library(x.device) if width <= compiled_cuda.WIDTH_MAX else None
+
+
+def _cpu_library(x: torch.Tensor) -> compiled.Library | None:
+    """For what has no kernel on GPUs."""
     return compiled.library() if x.device.type == "cpu" else None
