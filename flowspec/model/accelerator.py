@@ -1,8 +1,9 @@
 """What torch computes on: the CPU, or a GPU through CUDA. The only file that asks `torch.cuda`.
 
 Whoever needs to know how much memory is free, or when work is done, asks an `Accelerator`. Kernels for GPUs
-are in `quantised_cuda.py`. The CUDA half is tested with a stand-in for `torch.cuda`; it ran on a server's GPU
-(docs/devices.md), and `flowspec doctor --accelerator` tests it on a board.
+are in `quantised_cuda.py` and `arithmetic/canonical.cu`. The CUDA half is tested with a stand-in for
+`torch.cuda`; it ran on a server's GPU (docs/devices.md), and `flowspec doctor --accelerator` tests it on a
+board.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from flowspec.model.arithmetic.compiled import Parts
+from flowspec.model.arithmetic.compiled import Portions
 from flowspec.model.arithmetic.operations import add_rows, clamped_swiglu
 from flowspec.model.gguf_layers import GgufLinear, Part, stay_packed
 from flowspec.model.products import for_rows, products
@@ -41,13 +41,13 @@ def row_experts(
         counts = [count for _, count in group]
         begin, end = end, end + sum(counts)
         own = rows[begin:end]
-        gate, up = _products(experts, "gate_up_proj", group, hidden[own]).chunk(2, dim=-1)
-        found = _products(experts, "down_proj", group, _gated(experts, gate, up)) * shares[begin:end]
+        gate, up = _through(experts, "gate_up_proj", group, hidden[own]).chunk(2, dim=-1)
+        found = _through(experts, "down_proj", group, _gated(experts, gate, up)) * shares[begin:end]
         add_rows(output, own, found.to(output.dtype), counts)
     return output
 
 
-def _groups(chosen: Mapping[int, int]) -> Iterator[Parts]:
+def _groups(chosen: Mapping[int, int]) -> Iterator[Portions]:
     """The experts in ascending order, each with its number of rows, in groups of `GROUP_ROWS` rows at most or
     one expert."""
     group: list[tuple[int, int]] = []
@@ -62,7 +62,7 @@ def _groups(chosen: Mapping[int, int]) -> Iterator[Parts]:
         yield group
 
 
-def _products(experts: Any, name: str, group: Parts, rows: torch.Tensor) -> torch.Tensor:
+def _through(experts: Any, name: str, group: Portions, rows: torch.Tensor) -> torch.Tensor:
     """Of each expert of a group with its own rows, which follow one another: with packed layers, or with
     parts of a parameter by the product that `call_directly` gave. A bias, if there is one, is added before
     the result is rounded."""

@@ -81,15 +81,21 @@ class GgufLinear(GgufModule, nn.Linear):
 
     @classmethod
     def each(cls, layers: Sequence[Any], counts: Sequence[int], rows: torch.Tensor) -> torch.Tensor:
+        assert all(layer.order is None for layer in layers), "a file has experts' inputs in order"
         made = [
-            cls._products(parts, counts, rows) for parts in zip(*(each.parts for each in layers), strict=True)
+            cls._part_each(parts, counts, rows)
+            for parts in zip(*(layer.parts for layer in layers), strict=True)
         ]
         return made[0] if len(made) == 1 else torch.cat(made, dim=1)
 
     @staticmethod
-    def _products(parts: Sequence[Part], counts: Sequence[int], rows: torch.Tensor) -> torch.Tensor:
-        (kind,), (outputs,) = {part.kind for part in parts}, {part.outputs for part in parts}
-        return packed_products(rows, FORMS[kind], [part.panels for part in parts], counts, outputs)
+    def _part_each(parts: Sequence[Part], counts: Sequence[int], rows: torch.Tensor) -> torch.Tensor:
+        """Of the same part of each layer."""
+        first = parts[0]
+        assert all((part.kind, part.outputs) == (first.kind, first.outputs) for part in parts), "one tensor's"
+        return packed_products(
+            rows, FORMS[first.kind], [part.panels for part in parts], counts, first.outputs
+        )
 
 
 class PlainGgufLinear(GgufLinear):

@@ -44,7 +44,7 @@ from flowspec.model.attention import TreeBatch, TreeCache, TreeRows, tree_attent
 from flowspec.model.device_errors import is_out_of_memory
 from flowspec.model.gguf_layers import GgufLinear, Part, stay_packed
 from flowspec.model.kernels import DTYPES, PAIRS16, Kernel, allow_gpu_library, kernels_of
-from flowspec.model.products import products
+from flowspec.model.products import IN_ONE_CALL, products
 from flowspec.model.quantised import LINEARS, SMALL, QuantisedLinear, exact_rows, powers, quantise
 from flowspec.model.trials import ATTENTION, COMPILED, COMPILED_GPU, TRIAL_S, loaded_libraries
 
@@ -57,7 +57,7 @@ SHAPES = ((64, 48), (160, 21), (512, 320), (2080, 34), (4096, 32))
 ROW_COUNTS = (1, 32, 2, 17, 3, 16, 8, 1, 31, 5, 32, 4, 7, 12)
 """How many rows run at once, one call after another."""
 ROWS = max(ROW_COUNTS)
-WIDTHS = (1, 5, 64, 100, 896)
+WIDTHS = (1, 5, 64, 100, 896, 4096)
 """Of rows whose norms, turns and levels are tried."""
 EPSILONS = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 """The distance from 1 to the next number."""
@@ -84,19 +84,19 @@ def main() -> None:
                 fault = f"cannot be loaded: {first_line(error)}"
             _say(fault=fault, share=0.0)
             build.allow(None if fault else args.built)
-    if device.type == "cuda" and COMPILED_GPU in args.right:
-        allow_gpu_library(device)
-    elif device.type == "cuda" and COMPILED_GPU not in args.skip:
+    if device.type == "cuda" and COMPILED_GPU not in args.skip:
         _say(at=COMPILED_GPU, share=0.0)
         try:
-            fault = gpu_fault(allow_gpu_library(device), device, partial(_say, alive=True))
+            library, is_known = allow_gpu_library(device), COMPILED_GPU in args.right
+            fault = "" if is_known else gpu_fault(library, device, partial(_say, alive=True))
         except OSError as error:
             fault = f"cannot be built: {first_line(error)}"
         except RuntimeError as error:
             _say(fault="fails: " + first_line(error), share=0.0, may_pass=is_out_of_memory(error))
             _say(again=True)  # as below
             return
-        _say(fault=fault, share=0.0)
+        if fault or not is_known:
+            _say(fault=fault, share=0.0)
         if fault:
             compiled_cuda.allow(device, None)
     try:
@@ -548,7 +548,11 @@ def linear_fault(
 
 
 def _are_like_one_by_one(kernel: Kernel, layers: Sequence[Any], rows: torch.Tensor) -> bool:
-    """Whether rows go through several matrices in one call, as a mixture's do, as through each alone."""
+    """Whether rows go through several matrices in one call, as a mixture's do, as through each alone.
+
+    Kernels without such a call have nothing to try: there they do so one after another."""
+    if kernel.linear is None and kernel.product not in IN_ONE_CALL:
+        return True
     parts = ((1, 5), (0, 1), (1, 10), (0, len(rows) - 16))
     counts = [count for _, count in parts]
     each = [layers[matrix] for matrix, _ in parts]

@@ -10,6 +10,7 @@ same bits, so a process uses the fastest of them, and devices that compute one m
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -40,6 +41,8 @@ from flowspec.model.quantised import (
 )
 from flowspec.model.quantised_cuda import INT4_CAPABILITY, CudaInt4Linear, CudaInt8Linear
 from flowspec.model.trials import tried
+
+log = logging.getLogger("flowspec.kernels")
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CACHE_DTYPES = {**DTYPES, Q8_0: torch.int8}
@@ -193,11 +196,13 @@ def kernel_of(dtype: str, device: torch.device, arithmetic: str = "") -> Kernel:
     if trial.has_compiled_for_gpu and compiled_cuda.library(device) is None:
         try:
             allow_gpu_library(device)
-        except OSError as error:
-            raise InputError(
-                f"kernels for {device} were built when they were tried, and cannot be now: "
-                f"{first_line(error)}; try again, or use --device cpu"
-            ) from None
+        except OSError as error:  # torch's operations have the same bits
+            log.warning(
+                "kernels for %s were built when they were tried, and cannot be now: %s; torch's operations "
+                "take their place, which is slower",
+                device,
+                first_line(error),
+            )
     name = trial.kernel_of(arithmetic)
     return next(kernel for kernel in kernels_of(dtype, device) if kernel.name == name)
 
@@ -205,9 +210,8 @@ def kernel_of(dtype: str, device: torch.device, arithmetic: str = "") -> Kernel:
 def allow_gpu_library(device: torch.device) -> compiled_cuda.CudaLibrary:
     """Builds `canonical.cu` for a GPU, and has this process use it there. Raises `OSError` where it cannot be
     built."""
-    library = compiled_cuda.CudaLibrary(
-        compiled_cuda.Kernels(device, accelerator_of(device).capability or (0, 0))
-    )
+    module = compiled_cuda.CudaModule(device, accelerator_of(device).capability or (0, 0))
+    library = compiled_cuda.CudaLibrary(module)
     compiled_cuda.allow(device, library)
     return library
 

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from flowspec.model.arithmetic import compiled
-from flowspec.model.arithmetic.compiled import Parts
+from flowspec.model.arithmetic.compiled import Portions
 
 Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 """`x W^T + b`, `[rows, out]` in the dtype of x `[rows, in]`, from W `[out, in]` of that dtype and b `[out]`
@@ -54,42 +54,46 @@ def pairs16(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
 
 
 def products(
-    product: Product, x: torch.Tensor, weights: torch.Tensor, parts: Parts, biases: torch.Tensor | None
+    product: Product, x: torch.Tensor, weights: torch.Tensor, portions: Portions, biases: torch.Tensor | None
 ) -> torch.Tensor:
     """What `product` gives for rows `[rows, in]` with matrices of a stack `[matrices, out, in]`, each with
     its own of `biases` `[matrices, out]`. Our own kernels do all in one call."""
-    own = _EACH.get(product)
+    own = IN_ONE_CALL.get(product)
     if own is None:
-        rows = x.split_with_sizes([count for _, count in parts])
+        rows = x.split_with_sizes([count for _, count in portions])
         return torch.cat(
             [
                 product(part, weights[matrix], None if biases is None else biases[matrix])
-                for part, (matrix, _) in zip(rows, parts, strict=True)
+                for part, (matrix, _) in zip(rows, portions, strict=True)
             ]
         )
     if biases is None:
-        return own(x, weights, parts, x.dtype)
-    return (own(x, weights, parts, torch.float32) + for_rows(biases, parts)).to(x.dtype)
+        return own(x, weights, portions, x.dtype)
+    return (own(x, weights, portions, torch.float32) + for_rows(biases, portions)).to(x.dtype)
 
 
-def for_rows(biases: torch.Tensor, parts: Parts) -> torch.Tensor:
+def for_rows(biases: torch.Tensor, portions: Portions) -> torch.Tensor:
     """`[rows, out]`: what each row's matrix has of `[matrices, out]`."""
-    return biases[[matrix for matrix, count in parts for _ in range(count)]]
+    return biases[[matrix for matrix, count in portions for _ in range(count)]]
 
 
-def _lanes_each(x: torch.Tensor, weights: torch.Tensor, parts: Parts, dtype: torch.dtype) -> torch.Tensor:
+def _lanes_each(
+    x: torch.Tensor, weights: torch.Tensor, portions: Portions, dtype: torch.dtype
+) -> torch.Tensor:
     library = compiled.library()
     assert library is not None, "a kernel is used only where it is there"
-    return library.linear_each(x.to(dtype).contiguous(), weights, parts)
+    return library.linear_each(x.to(dtype).contiguous(), weights, portions)
 
 
-def _pairs_each(x: torch.Tensor, weights: torch.Tensor, parts: Parts, dtype: torch.dtype) -> torch.Tensor:
+def _pairs_each(
+    x: torch.Tensor, weights: torch.Tensor, portions: Portions, dtype: torch.dtype
+) -> torch.Tensor:
     library = compiled.library()
     assert library is not None, "a kernel is used only where it is there"
-    return library.pairs_each(x.contiguous(), weights, parts, dtype)
+    return library.pairs_each(x.contiguous(), weights, portions, dtype)
 
 
-_EACH: dict[Product, Callable[[torch.Tensor, torch.Tensor, Parts, torch.dtype], torch.Tensor]] = {
+IN_ONE_CALL: dict[Product, Callable[[torch.Tensor, torch.Tensor, Portions, torch.dtype], torch.Tensor]] = {
     lanes16: _lanes_each,
     pairs16: _pairs_each,
 }

@@ -6,6 +6,7 @@ sampler, that is the arithmetic, and nothing else. The prompt is read one token 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -22,7 +23,7 @@ from flowspec.model.grammar import GrammarVocabulary
 from flowspec.model.pieces import Span
 from flowspec.model.sampler import F32, Sampler, margin
 from flowspec.model.slice import Slice
-from flowspec.model.trials import tried
+from flowspec.model.trials import NoRightKernelError, tried
 
 CPU = torch.device("cpu")
 REQUEST = 1
@@ -34,17 +35,16 @@ def device_with(dtype: str, arithmetic: str) -> torch.device:
 
     Raises `InputError` where neither does.
     """
-    on_cpu = tried(dtype, str(CPU)).arithmetics
-    if arithmetic in on_cpu:
-        return CPU
-    on_gpu: tuple[str, ...] = ()
-    if not CudaAccelerator.absence():
-        gpu = find("cuda").device
-        on_gpu = tried(dtype, str(gpu)).arithmetics
-        if arithmetic in on_gpu:
-            return gpu
+    here: list[str] = []
+    for name in ("cpu", *([] if CudaAccelerator.absence() else ["cuda"])):
+        device = find(name).device
+        with contextlib.suppress(NoRightKernelError):
+            found = tried(dtype, str(device)).arithmetics
+            if arithmetic in found:
+                return device
+            here += found
     raise InputError(
-        f"the devices compute {dtype} as {arithmetic}, this machine as {', '.join((*on_cpu, *on_gpu))}: what "
+        f"the devices compute {dtype} as {arithmetic}, this machine as {', '.join(here) or 'nothing'}: what "
         "their answers are compared with cannot be computed here; run this on one of the devices"
     )
 

@@ -74,7 +74,8 @@ def main() -> None:
 def _fork(index: int, args: argparse.Namespace) -> int:
     """Starts daemon `local-INDEX` in a child process; returns its pid."""
     with warnings.catch_warnings():
-        # Python 3.12 and newer warn of other threads: those of numpy's OpenBLAS, which ends them for a fork.
+        # Python 3.12 and newer warn of other threads. What is imported here has those of numpy's OpenBLAS,
+        # which ends them for a fork, and starts none of its own.
         warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
         child = os.fork()
     if child:

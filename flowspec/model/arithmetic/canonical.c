@@ -277,6 +277,60 @@ INLINE float lanes_sum(const vector *lanes) {
     return (four[0] + four[2]) + (four[1] + four[3]);
 }
 
+#if defined(__AVX512F__) && defined(__AVX512DQ__)
+#define SUMS_TOGETHER
+/* The lanes of `first` in halves, then those of `second`: eight sums each of what were sixteen. */
+INLINE vector halved(vector first, vector second) {
+    return (vector)_mm512_shuffle_f32x4((__m512)first, (__m512)second, 0x44) +
+           (vector)_mm512_shuffle_f32x4((__m512)first, (__m512)second, 0xee);
+}
+
+/* Of two vectors with two outputs each, whose lanes are eight: four outputs, in turn from the first and the
+ * second, with four lanes. */
+INLINE vector quartered(vector first, vector second) {
+    const __m512i low = _mm512_setr_epi64(0, 1, 8, 9, 4, 5, 12, 13);
+    const __m512i high = _mm512_setr_epi64(2, 3, 10, 11, 6, 7, 14, 15);
+    return (vector)_mm512_permutex2var_pd((__m512d)first, low, (__m512d)second) +
+           (vector)_mm512_permutex2var_pd((__m512d)first, high, (__m512d)second);
+}
+
+/* And so on: eight outputs with two lanes. */
+INLINE vector paired(vector first, vector second) {
+    return (vector)_mm512_unpacklo_pd((__m512d)first, (__m512d)second) +
+           (vector)_mm512_unpackhi_pd((__m512d)first, (__m512d)second);
+}
+
+INLINE vector single(vector first, vector second) {
+    return (vector)_mm512_shuffle_ps((__m512)first, (__m512)second, 0x88) +
+           (vector)_mm512_shuffle_ps((__m512)first, (__m512)second, 0xdd);
+}
+
+/* The sums of sixteen times sixteen lanes, each as `lanes_sum` gives it. */
+INLINE vector sums_of_16(const vector *lanes) {
+    vector eight[8], four[4];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++)
+        eight[i] = halved(lanes[i], lanes[i + 8]);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++)
+        four[i] = quartered(eight[i], eight[i + 4]);
+    return single(paired(four[0], four[1]), paired(four[2], four[3]));
+}
+
+/* Of eight times sixteen, in the first half of a vector. */
+INLINE vector sums_of_8(const vector *lanes) {
+    vector eight[4], four[2];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++)
+        eight[i] = halved(lanes[i], lanes[i + 4]);
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++)
+        four[i] = quartered(eight[i], eight[i + 2]);
+    vector two = paired(four[0], four[1]), twice = single(two, two);
+    return (vector)_mm512_permutexvar_pd(_mm512_setr_epi64(0, 2, 4, 6, 0, 2, 4, 6), (__m512d)twice);
+}
+#endif
+
 /* ------------------------------------------------------------------------------------------------------
  * linear layers */
 
@@ -292,6 +346,22 @@ INLINE float lanes_sum(const vector *lanes) {
 typedef struct {
     vector parts[PARTS];
 } Lanes;
+
+/* The sums of so many times sixteen lanes; there is room for SUMS_ROOM more. */
+#define SUMS_ROOM 16
+INLINE void sums_of_lanes(const Lanes *lanes, int64_t count, float *sums) {
+    int64_t i = 0;
+#ifdef SUMS_TOGETHER
+    for (; i + 16 <= count; i += 16)
+        store(sums + i, sums_of_16(&lanes[i].parts[0]));
+    if (i + 8 <= count) {
+        store(sums + i, sums_of_8(&lanes[i].parts[0]));
+        i += 8;
+    }
+#endif
+    for (; i < count; i++)
+        sums[i] = lanes_sum(lanes[i].parts);
+}
 
 /* Adds the products of `count` inputs, whole lanes, to the lanes of some rows (at most TILE_ROWS) and some rows
  * of weights (at most OUTPUTS_ALONE), both constants where it is called. Rows of x are `in` apart, of weights
@@ -331,15 +401,20 @@ INLINE void add_products(int rows, int outputs, const float *x, int64_t in, cons
 #define IN_TILES(r, end, ADD)                                                                                \
     for (; (r) + 4 <= (end); (r) += 4)                                                                       \
         ADD(4);                                                                                              \
-    IN_PAIRS(r, end, ADD)
+    if ((r) + 3 == (end))                                                                                    \
+        ADD(3);                                                                                              \
+    else                                                                                                     \
+        IN_PAIRS(r, end, ADD)
 #else
 #define IN_TILES(r, end, ADD) IN_PAIRS(r, end, ADD)
 #endif
 #define IN_PAIRS(r, end, ADD)                                                                                \
-    for (; (r) + 2 <= (end); (r) += 2)                                                                       \
-        ADD(2);                                                                                              \
-    if ((r) < (end))                                                                                         \
-    ADD(1)
+    do {                                                                                                     \
+        for (; (r) + 2 <= (end); (r) += 2)                                                                   \
+            ADD(2);                                                                                          \
+        if ((r) < (end))                                                                                     \
+            ADD(1);                                                                                          \
+    } while (0)
 
 /* Of `count` (a constant) outputs from `first` on and few rows. */
 INLINE void outputs_of_few(int count, const float *x, int64_t rows, int64_t in, const void *w, int kind,
@@ -352,20 +427,21 @@ INLINE void outputs_of_few(int count, const float *x, int64_t rows, int64_t in, 
 #define ADD(some) add_products(some, count, x + r * in, in, weights, in, kind, whole, lanes + r * count, count)
     IN_TILES(r, rows, ADD);
 #undef ADD
-    for (r = 0; r < rows; r++)
+    for (r = 0; r < rows && whole < in; r++)
         for (int o = 0; o < count; o++) {
             vector *parts = lanes[r * count + o].parts;
-            if (whole < in) {
-                float a[LANES] = {0}, b[LANES] = {0};
-                for (int64_t i = whole; i < in; i++) {
-                    a[i - whole] = x[r * in + i];
-                    b[i - whole] = widened_one(w, (first + o) * in + i, kind);
-                }
-                for (int p = 0; p < PARTS; p++)
-                    parts[p] = fused(load(a + p * WIDTH), load(b + p * WIDTH), parts[p]);
+            float a[LANES] = {0}, b[LANES] = {0};
+            for (int64_t i = whole; i < in; i++) {
+                a[i - whole] = x[r * in + i];
+                b[i - whole] = widened_one(w, (first + o) * in + i, kind);
             }
-            y[r * out + first + o] = lanes_sum(parts);
+            for (int p = 0; p < PARTS; p++)
+                parts[p] = fused(load(a + p * WIDTH), load(b + p * WIDTH), parts[p]);
         }
+    float sums[ROWS_FEW * OUTPUTS_ALONE + SUMS_ROOM];
+    sums_of_lanes(lanes, rows * count, sums);
+    for (r = 0; r < rows; r++)
+        memcpy(y + r * out + first, sums + r * count, sizeof(float) * count);
 }
 
 INLINE void few_rows(const float *x, int64_t rows, int64_t in, const void *w, int kind, int64_t begin,
@@ -489,13 +565,17 @@ int flowspec_linear(const void *x, int kind, int64_t rows, int64_t in, const voi
     return is_done;
 }
 
-/* The same of several matrices: number m, w[m], with its own rows[m] of the rows, which follow one another. */
-int flowspec_linear_each(const void *x, int kind, const int64_t *rows, int64_t in, const void *const *w, int w_kind,
-                         int64_t out, void *y, int threads, int64_t matrices) {
+/* The same of several matrices: number m, w[m], with rows[m] of the rows, which follow one another. */
+int flowspec_linear_each(const void *x, int kind, const int64_t *rows, int64_t in, const void *const *w,
+                         int w_kind, int64_t out, void *y, int threads, int64_t matrices) {
+    const char *from = x;
+    char *to = y;
     int is_done = 1;
-    for (int64_t m = 0, first = 0; m < matrices && is_done; first += rows[m++])
-        is_done = flowspec_linear((const char *)x + first * in * size_of(kind), kind, rows[m], in, w[m], w_kind, out,
-                                  (char *)y + first * out * size_of(kind), threads);
+    for (int64_t m = 0; m < matrices && is_done; m++) {
+        is_done = flowspec_linear(from, kind, rows[m], in, w[m], w_kind, out, to, threads);
+        from += rows[m] * in * size_of(kind);
+        to += rows[m] * out * size_of(kind);
+    }
     return is_done;
 }
 
@@ -520,57 +600,6 @@ typedef struct {
     int64_t rows, in, out;
     int32_t kind, threads; /* the kind of y */
 } Pairs;
-
-/* The lanes of `first` in halves, then those of `second`: eight sums each of what were sixteen. */
-INLINE vector halved(vector first, vector second) {
-    return (vector)_mm512_shuffle_f32x4((__m512)first, (__m512)second, 0x44) +
-           (vector)_mm512_shuffle_f32x4((__m512)first, (__m512)second, 0xee);
-}
-
-/* Of two vectors with two outputs each, whose lanes are eight: four outputs, in turn from the first and the
- * second, with four lanes. */
-INLINE vector quartered(vector first, vector second) {
-    const __m512i low = _mm512_setr_epi64(0, 1, 8, 9, 4, 5, 12, 13);
-    const __m512i high = _mm512_setr_epi64(2, 3, 10, 11, 6, 7, 14, 15);
-    return (vector)_mm512_permutex2var_pd((__m512d)first, low, (__m512d)second) +
-           (vector)_mm512_permutex2var_pd((__m512d)first, high, (__m512d)second);
-}
-
-/* And so on: eight outputs with two lanes. */
-INLINE vector paired(vector first, vector second) {
-    return (vector)_mm512_unpacklo_pd((__m512d)first, (__m512d)second) +
-           (vector)_mm512_unpackhi_pd((__m512d)first, (__m512d)second);
-}
-
-INLINE vector single(vector first, vector second) {
-    return (vector)_mm512_shuffle_ps((__m512)first, (__m512)second, 0x88) +
-           (vector)_mm512_shuffle_ps((__m512)first, (__m512)second, 0xdd);
-}
-
-/* The sums of sixteen times sixteen lanes, each as `lanes_sum` gives it. */
-INLINE vector sums_of_16(const vector *lanes) {
-    vector eight[8], four[4];
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; i++)
-        eight[i] = halved(lanes[i], lanes[i + 8]);
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++)
-        four[i] = quartered(eight[i], eight[i + 4]);
-    return single(paired(four[0], four[1]), paired(four[2], four[3]));
-}
-
-/* Of eight times sixteen, in the first half of a vector. */
-INLINE vector sums_of_8(const vector *lanes) {
-    vector eight[4], four[2];
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++)
-        eight[i] = halved(lanes[i], lanes[i + 4]);
-#pragma GCC unroll 2
-    for (int i = 0; i < 2; i++)
-        four[i] = quartered(eight[i], eight[i + 2]);
-    vector two = paired(four[0], four[1]), twice = single(two, two);
-    return (vector)_mm512_permutexvar_pd(_mm512_setr_epi64(0, 2, 4, 6, 0, 2, 4, 6), (__m512d)twice);
-}
 
 INLINE vector pairs_added(vector sums, __m512i x, __m512i w) {
     return (vector)_mm512_dpbf16_ps((__m512)sums, (__m512bh)x, (__m512bh)w);
@@ -1153,7 +1182,8 @@ static void (*const PANEL_PRODUCTS[FORMS])(const Packed *, const Rounded *, int6
 
 /* y [rows, out] from x [rows, in] and packed weights of several matrices: number m, panels[m], with its own
  * rows[m] of the rows, which follow one another; returns 0 where memory lacks. */
-int flowspec_packed_each(const Packed *a, const int64_t *rows, const uint8_t *const *panels, int64_t matrices) {
+int flowspec_packed_each(const Packed *a, const int64_t *rows, const uint8_t *const *panels,
+                         int64_t matrices) {
     const int threads = worthwhile(a->threads, a->rows * a->in * a->out);
     const int64_t groups = (a->in + GROUP - 1) / GROUP, all_panels = (a->out + PANEL - 1) / PANEL;
     const int is_wide = a->kind == FLOAT32;
@@ -1400,7 +1430,8 @@ INLINE void add_row(int kind, const void *x, int64_t from, int64_t width, void *
 }
 
 /* Adds rows x [count, width] to those of y that they belong to, one after another; both of a kind. */
-void flowspec_add_rows(const void *x, int kind, const int64_t *owners, int64_t count, int64_t width, void *y) {
+void flowspec_add_rows(const void *x, int kind, const int64_t *owners, int64_t count, int64_t width,
+                       void *y) {
     for (int64_t r = 0; r < count; r++)
         FOR_KIND(kind, add_row, x, r * width, width, y, owners[r] * width);
 }
@@ -1538,8 +1569,8 @@ int flowspec_halves(const Halves *a) {
     return 1;
 }
 
-/* The rows' numbers, or e to the power of what each is below the row's greatest (a softmax), over their sum in
- * halves: y from x, both [rows, width]. Returns 0 where memory lacks. */
+/* The rows' numbers, or e to the power of what each is below the row's greatest (a softmax), over their sum
+ * in halves: y from x, both [rows, width]. Returns 0 where memory lacks. */
 int flowspec_shares(const float *x, int64_t rows, int64_t width, int are_powers, float *y) {
     const int64_t half = half_room(width);
     float *room = malloc(sizeof(float) * (half + 1)), some[WIDTH] = {0};

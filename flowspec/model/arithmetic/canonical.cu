@@ -1,9 +1,10 @@
-/* The canonical arithmetic on NVIDIA's GPUs. `plain.py` defines it, with one torch operation for each step: on a
- * GPU each has to be started, some hundred for a layer. Here each operation is one kernel, or three. NVRTC
+/* The canonical arithmetic on NVIDIA's GPUs. `plain.py` defines it, with one torch operation for each step: on
+ * a GPU each has to be started, some hundreds for a layer. Here each operation is a kernel, or four. NVRTC
  * compiles this file where it runs (`compiled_cuda.py`), without contracting a multiplication and an addition.
  *
- * The file is C as well. Tests compile it with FLOWSPEC_HOST, where a block has one thread: then every loop over
- * threads runs through, and what a kernel computes can be held to the definitions without a GPU.
+ * The file is C as well. Tests compile it with FLOWSPEC_HOST, where a block has one thread: then every loop
+ * over threads runs through, and what a kernel computes can be held to the definitions without a GPU. What
+ * several threads do wrong together, such as a missing SYNC, only the trial on a GPU finds.
  */
 typedef long long int64;
 typedef unsigned short uint16;
@@ -17,7 +18,8 @@ typedef struct {
 } Place;
 static Place blockIdx, gridDim, blockDim = {1};
 static const Place threadIdx = {0};
-static float room[1 << 16];
+float flowspec_room[1 << 16]; /* tests look at what of it is used */
+#define room flowspec_room
 #define DEVICE static inline
 #define SYNC
 #define KERNEL(name, Given)                                                                                  \
@@ -70,12 +72,12 @@ DEVICE uint16 to_half(float value) {
 
 /* All numbers from 0, divided among all threads; and among those of a block. */
 #define FOR_ALL(i, count)                                                                                    \
-    for (int64 i = (int64)blockIdx.x * blockDim.x + threadIdx.x; i < (count); i += (int64)gridDim.x * blockDim.x)
+    for (int64 i = (int64)blockIdx.x * blockDim.x + threadIdx.x; i < (count);                                \
+         i += (int64)gridDim.x * blockDim.x)
 #define IN_BLOCK(i, count) for (int64 i = threadIdx.x; i < (count); i += blockDim.x)
 #define LANES 16
 #define BLOCK 64 /* positions, as `plain.BLOCK` */
 #define LEAST as_number((int)0xff800000)
-#define NONE as_number(0x7fc00000)
 
 enum { FLOAT32, BFLOAT16, FLOAT16 };
 
@@ -107,7 +109,7 @@ DEVICE float rounded(float value, int kind) {
     return kind == BFLOAT16 ? as_number((int)to_bfloat16(value) << 16) : of_half(to_half(value));
 }
 
-/* ----------------------------------------------------------------------------------------------- functions */
+/* -------------------------------------------------------------------------------------------- functions */
 
 DEVICE float exponential(float x) {
     if (x != x)
@@ -162,7 +164,7 @@ KERNEL(flowspec_function, Function) {
     }
 }
 
-/* -------------------------------------------------------------------------- sums in halves, norms and shares */
+/* ----------------------------------------------------------------------- sums in halves, norms and shares */
 
 /* Half of the power of two that numbers are filled up to; 0 for one alone. */
 DEVICE int64 half_room(int64 count) {
@@ -186,7 +188,7 @@ enum { CAST_THEN_SCALE, SCALE_THEN_CAST, SCALE_BY_ONE_PLUS };
 
 typedef struct {
     const void *x, *weights; /* [rows, width] and [width] of `kind` */
-    void *y;                 /* as x */
+    void *y;                 /* as x, a row a block */
     int64 rows, width;
     float share, eps;
     int kind, how;
@@ -216,13 +218,13 @@ KERNEL(flowspec_norm, Norm) {
 }
 
 typedef struct {
-    const float *x; /* [rows, width] */
+    const float *x; /* rows of `width`, each a block's */
     float *y;
-    int64 rows, width;
+    int64 width;
     int are_powers, unused;
 } Shares;
 
-/* The greatest of a block's numbers, or what is no number if there is one; each thread knows that of its own. */
+/* The greatest of a block's numbers, or what is no number if there is one; a thread knows that of its own. */
 DEVICE float greatest_of_block(float own) {
     SYNC;
     room[threadIdx.x] = own;
@@ -252,7 +254,7 @@ KERNEL(flowspec_shares, Shares) {
 typedef struct {
     const float *x, *w; /* [rows, in] and [out, in] */
     float *y;           /* [rows, out], each a block's */
-    int64 rows, in, out;
+    int64 in, out;
 } Halves;
 
 KERNEL(flowspec_halves, Halves) {
@@ -283,7 +285,7 @@ KERNEL(flowspec_add_rows, Added) {
     }
 }
 
-/* ------------------------------------------------------------------------------------------------ attention */
+/* -------------------------------------------------------------------------------------------- attention */
 
 typedef struct {
     const void *x;             /* numbers lie beside each other, rows and heads as far apart as is said */
@@ -322,10 +324,12 @@ typedef struct {
 KERNEL(flowspec_store, Stored) {
     FOR_ALL(i, a.kv_heads * a.rows * a.width) {
         const int64 number = i % a.width, row = i / a.width % a.rows, head = i / a.width / a.rows;
-        const int64 slot = a.places[row], lane = slot % LANES, block = head * (a.slots / LANES) + slot / LANES;
+        const int64 slot = a.places[row], lane = slot % LANES;
+        const int64 block = head * (a.slots / LANES) + slot / LANES;
         const int64 key = row * a.between_keys + head * a.between_key_heads + number;
         const int64 value = row * a.between_values + head * a.between_value_heads + number;
-        narrow(a.to_keys, (block * a.width + number) * LANES + lane, a.cache_kind, widened(a.keys, key, a.kind));
+        narrow(a.to_keys, (block * a.width + number) * LANES + lane, a.cache_kind,
+               widened(a.keys, key, a.kind));
         narrow(a.to_values, (head * a.slots + slot) * a.value_width + number, a.cache_kind,
                widened(a.values, value, a.kind));
     }
@@ -338,6 +342,7 @@ typedef struct {
     const float *sinks;       /* [heads] or NULL */
     float *shares;            /* [rows, heads, positions], in which scores are first */
     float *weights;           /* [rows, heads] */
+    float *sums;              /* [rows, heads, blocks of positions, width] */
     void *found;              /* as queries */
     int64 rows, heads, kv_heads, width, value_width, slots, positions;
     float scale, cap, cap_inverse;
@@ -346,7 +351,7 @@ typedef struct {
 
 KERNEL(flowspec_scores, Attention) {
     FOR_ALL(i, a.rows * a.heads * a.positions) {
-        const int64 position = i % a.positions, head = i / a.positions % a.heads, row = i / a.positions / a.heads;
+        const int64 position = i % a.positions, of = i / a.positions, head = of % a.heads, row = of / a.heads;
         const int64 slot = a.paths[row * a.positions + position], query = (row * a.heads + head) * a.width;
         if (slot < 0)
             continue;
@@ -389,20 +394,29 @@ KERNEL(flowspec_weigh, Attention) {
     }
 }
 
-KERNEL(flowspec_values, Attention) {
-    FOR_ALL(i, a.rows * a.heads * a.width) {
-        const int64 number = i % a.width, of = i / a.width, head = of % a.heads, row = of / a.heads;
-        const int64 value = head / (a.heads / a.kv_heads) * a.slots * a.value_width + number;
-        const int64 *paths = a.paths + row * a.positions;
+/* Of each block of positions what its values come to, and then of all blocks. */
+KERNEL(flowspec_sums, Attention) {
+    const int64 blocks = (a.positions + BLOCK - 1) / BLOCK;
+    FOR_ALL(i, a.rows * a.heads * blocks * a.width) {
+        const int64 number = i % a.width, begin = i / a.width % blocks * BLOCK, of = i / a.width / blocks;
+        const int64 head = of % a.heads / (a.heads / a.kv_heads), *paths = a.paths + of / a.heads * a.positions;
+        const int64 value = head * a.slots * a.value_width + number;
         const float *shares = a.shares + of * a.positions;
+        float sum = 0.0f;
+        for (int64 p = begin; p < begin + BLOCK && p < a.positions; p++)
+            if (paths[p] >= 0)
+                sum += shares[p] * widened(a.values, value + paths[p] * a.value_width, a.cache_kind);
+        a.sums[i] = sum;
+    }
+}
+
+KERNEL(flowspec_values, Attention) {
+    const int64 blocks = (a.positions + BLOCK - 1) / BLOCK;
+    FOR_ALL(i, a.rows * a.heads * a.width) {
+        const int64 number = i % a.width, of = i / a.width;
         float total = 0.0f;
-        for (int64 begin = 0; begin < a.positions; begin += BLOCK) {
-            float sum = 0.0f;
-            for (int64 p = begin; p < begin + BLOCK && p < a.positions; p++)
-                if (paths[p] >= 0)
-                    sum += shares[p] * widened(a.values, value + paths[p] * a.value_width, a.cache_kind);
-            total += sum;
-        }
+        for (int64 b = 0; b < blocks; b++)
+            total += a.sums[(of * blocks + b) * a.width + number];
         narrow(a.found, i, a.kind, total / a.weights[of]);
     }
 }

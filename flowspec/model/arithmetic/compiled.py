@@ -24,15 +24,16 @@ _Fields = tuple[tuple[str, type], ...]
 
 
 def fields(kind: type, names: str) -> _Fields:
+    """Of a structure: all of a kind, with these names."""
     return tuple((name, kind) for name in names.split())
 
 
-Parts = Sequence[tuple[int, int]]
+Portions = Sequence[tuple[int, int]]
 """Which matrices rows are multiplied by: the matrix's number, and how many rows are its own."""
 
 
-def _counts(parts: Parts, rows: int) -> Any:
-    counts = [count for _, count in parts]
+def _counts(portions: Portions, rows: int) -> Any:
+    counts = [count for _, count in portions]
     assert sum(counts) == rows, "the source reads so many"
     assert all(count > 0 for count in counts)
     return (ctypes.c_int64 * len(counts))(*counts)
@@ -42,13 +43,13 @@ def _addresses(found: Sequence[int]) -> Any:
     return (ctypes.c_void_p * len(found))(*found)
 
 
-def _in_stack(weights: torch.Tensor, inputs: int, parts: Parts) -> Any:
+def _in_stack(weights: torch.Tensor, inputs: int, portions: Portions) -> Any:
     """Where matrices of a stack `[matrices, out, in]` begin."""
     assert weights.is_contiguous()
     assert weights.shape[2] == inputs
-    assert all(0 <= matrix < len(weights) for matrix, _ in parts)
+    assert all(0 <= matrix < len(weights) for matrix, _ in portions)
     first, size = weights.data_ptr(), weights.stride(0) * weights.element_size()
-    return _addresses([first + matrix * size for matrix, _ in parts])
+    return _addresses([first + matrix * size for matrix, _ in portions])
 
 
 class _Attention(ctypes.Structure):
@@ -103,7 +104,7 @@ class _Halves(ctypes.Structure):
     )
 
 
-class _Norm(ctypes.Structure):
+class NormFields(ctypes.Structure):
     _fields_ = (
         *fields(ctypes.c_void_p, "x weights y"),
         *fields(ctypes.c_int64, "rows width"),
@@ -153,7 +154,7 @@ class Library:
         self._add_rows.argtypes = (pointer, small, pointer, number, number, pointer)
         self._packed_rows.argtypes = (pointer, small, number, pointer, number, pointer)
         self._function.argtypes = (pointer, small, number, small, pointer, pointer)
-        self._norm.argtypes = (ctypes.POINTER(_Norm),)
+        self._norm.argtypes = (ctypes.POINTER(NormFields),)
         self._halves.argtypes = (ctypes.POINTER(_Halves),)
         self._shares.argtypes = (pointer, number, number, small, pointer)
         self._turn.argtypes = (ctypes.POINTER(_Turn),)
@@ -176,14 +177,14 @@ class Library:
             raise MemoryError("no memory for a linear layer")
         return found
 
-    def linear_each(self, x: torch.Tensor, weights: torch.Tensor, parts: Parts) -> torch.Tensor:
+    def linear_each(self, x: torch.Tensor, weights: torch.Tensor, portions: Portions) -> torch.Tensor:
         """`[rows, out]` from `[rows, in]` and `[matrices, out, in]`, which may have another dtype; rows of
-        each matrix in `parts` follow one another."""
+        each matrix in `portions` follow one another."""
         (rows, inputs), (_, outputs, _) = x.shape, weights.shape
         found = x.new_empty((rows, outputs))
-        given = x.data_ptr(), KINDS[x.dtype], _counts(parts, rows), inputs
-        matrices = _in_stack(weights, inputs, parts), KINDS[weights.dtype], outputs
-        if not self._linear_each(*given, *matrices, found.data_ptr(), torch.get_num_threads(), len(parts)):
+        given = x.data_ptr(), KINDS[x.dtype], _counts(portions, rows), inputs
+        matrices = _in_stack(weights, inputs, portions), KINDS[weights.dtype], outputs
+        if not self._linear_each(*given, *matrices, found.data_ptr(), torch.get_num_threads(), len(portions)):
             raise MemoryError("no memory for linear layers")
         return found
 
@@ -207,7 +208,7 @@ class Library:
         return found
 
     def pairs_each(
-        self, x: torch.Tensor, weights: torch.Tensor, parts: Parts, dtype: torch.dtype
+        self, x: torch.Tensor, weights: torch.Tensor, portions: Portions, dtype: torch.dtype
     ) -> torch.Tensor:
         """As `pairs`, of several matrices, as in `linear_each`."""
         assert self._pairs is not None, "the processor that this was built for has no such instruction"
@@ -215,11 +216,11 @@ class Library:
         assert x.dtype == weights.dtype == torch.bfloat16
         assert x.is_contiguous()
         assert dtype in (torch.float32, torch.bfloat16), "the source rounds to no other"
-        counts, matrices = _counts(parts, rows), _in_stack(weights, inputs, parts)
+        counts, matrices = _counts(portions, rows), _in_stack(weights, inputs, portions)
         found = x.new_empty((rows, outputs), dtype=dtype)
         where = x.data_ptr(), None, found.data_ptr()
         given = _Pairs(*where, rows, inputs, outputs, KINDS[dtype], torch.get_num_threads())
-        if not self._pairs_each(given, counts, matrices, len(parts)):
+        if not self._pairs_each(given, counts, matrices, len(portions)):
             raise MemoryError("no memory for linear layers")
         return found
 
@@ -262,12 +263,12 @@ class Library:
         rows, inputs = x.shape
         size = form.panel_bytes(inputs, outputs)
         assert all(each.numel() == size for each in panels), "the source reads so much"
-        parts = tuple(zip(range(len(panels)), counts, strict=True))
+        portions = tuple(zip(range(len(panels)), counts, strict=True))
         found = x.new_empty((rows, outputs))
         where, shape = (x.data_ptr(), None, found.data_ptr()), (rows, inputs, outputs)
         given = _Packed(*where, *shape, KINDS[x.dtype], form.number, torch.get_num_threads())
         matrices = _addresses([each.data_ptr() for each in panels])
-        if not self._packed_each(given, _counts(parts, rows), matrices, len(parts)):
+        if not self._packed_each(given, _counts(portions, rows), matrices, len(portions)):
             raise MemoryError("no memory for packed layers")
         return found
 
@@ -306,7 +307,7 @@ class Library:
         width = x.shape[-1]
         found = torch.empty_like(x)
         where, shape = (x.data_ptr(), weights.data_ptr(), found.data_ptr()), (x.numel() // width, width)
-        if not self._norm(_Norm(*where, *shape, 1 / width, eps, KINDS[x.dtype], NORMS.index(how))):
+        if not self._norm(NormFields(*where, *shape, 1 / width, eps, KINDS[x.dtype], NORMS.index(how))):
             raise MemoryError("no memory for a norm")
         return found
 

@@ -13,8 +13,9 @@ from typing import Any, Protocol
 
 import torch
 
-from flowspec.model.arithmetic.compiled import FUNCTIONS, KINDS, fields
+from flowspec.model.arithmetic.compiled import FUNCTIONS, KINDS, NormFields, fields
 from flowspec.model.arithmetic.norms import NORMS, Norm
+from flowspec.model.arithmetic.plain import BLOCK
 
 SOURCE = Path(__file__).with_name("canonical.cu")
 FLAGS = ("--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
@@ -23,11 +24,15 @@ THREADS = 128
 """Of a block."""
 BLOCKS_MAX = 1 << 16
 """Where threads divide all numbers among themselves; where each block has its own, there are more."""
-WIDTH_MAX = 24576
-"""Numbers that are summed in halves: half of them filled up to a power of two are what a block has room for,
-48 KiB on every GPU."""
-SCORES_MAX = 1 << 24
-"""Numbers of rows, heads and positions that are held at once."""
+ROOM_MAX = 12288
+"""Numbers that a block has room for on every GPU, 48 KiB."""
+WIDTH_MAX = 16384
+"""Numbers that are summed in halves: half of the power of two that they are filled up to needs room."""
+POSITIONS_MAX = ROOM_MAX * BLOCK
+"""Of attention, where each block of positions needs room for its sum."""
+SCORES_MAX = 1 << 22
+"""Numbers of rows, heads and positions that are held at once; of sums of values there are twice as many, with
+heads of 128."""
 
 
 class _Function(ctypes.Structure):
@@ -40,25 +45,16 @@ class _Function(ctypes.Structure):
     )
 
 
-class _Norm(ctypes.Structure):
-    _fields_ = (
-        *fields(ctypes.c_void_p, "x weights y"),
-        *fields(ctypes.c_int64, "rows width"),
-        *fields(ctypes.c_float, "share eps"),
-        *fields(ctypes.c_int32, "kind how"),
-    )
-
-
 class _Shares(ctypes.Structure):
     _fields_ = (
         *fields(ctypes.c_void_p, "x y"),
-        *fields(ctypes.c_int64, "rows width"),
+        *fields(ctypes.c_int64, "width"),
         *fields(ctypes.c_int32, "are_powers unused"),
     )
 
 
 class _Halves(ctypes.Structure):
-    _fields_ = (*fields(ctypes.c_void_p, "x w y"), *fields(ctypes.c_int64, "rows inputs outputs"))
+    _fields_ = (*fields(ctypes.c_void_p, "x w y"), *fields(ctypes.c_int64, "inputs outputs"))
 
 
 class _Added(ctypes.Structure):
@@ -88,28 +84,18 @@ class _Stored(ctypes.Structure):
 
 class _Attention(ctypes.Structure):
     _fields_ = (
-        *fields(ctypes.c_void_p, "queries keys values paths sinks shares weights found"),
+        *fields(ctypes.c_void_p, "queries keys values paths sinks shares weights sums found"),
         *fields(ctypes.c_int64, "rows heads kv_heads width value_width slots positions"),
         *fields(ctypes.c_float, "scale cap cap_inverse"),
         *fields(ctypes.c_int32, "kind cache_kind unused"),
     )
 
 
-KERNELS = tuple(
-    f"flowspec_{name}"
-    for name in (
-        "function",
-        "norm",
-        "shares",
-        "halves",
-        "add_rows",
-        "turn",
-        "store",
-        "scores",
-        "weigh",
-        "values",
-    )
+NAMES = (
+    *("function", "norm", "shares", "halves", "add_rows", "turn", "store"),
+    *("scores", "weigh", "sums", "values"),
 )
+"""Of the source's kernels, which begin with `flowspec_` there."""
 
 
 class Starts(Protocol):
@@ -141,26 +127,28 @@ class CudaLibrary:
         width, found = x.shape[-1], torch.empty_like(x)
         rows = x.numel() // width
         where = x.data_ptr(), weights.data_ptr(), found.data_ptr()
-        given = _Norm(*where, rows, width, 1 / width, eps, KINDS[x.dtype], NORMS.index(how))
+        given = NormFields(*where, rows, width, 1 / width, eps, KINDS[x.dtype], NORMS.index(how))
         self._by_block("norm", given, rows, width)
         return found
 
     def shares(self, x: torch.Tensor, are_powers: bool) -> torch.Tensor:
         """As `compiled.Library.shares`."""
         assert x.dtype == torch.float32
+        assert x.is_contiguous()
         width, found = x.shape[-1], torch.empty_like(x)
         rows = x.numel() // width
-        given = _Shares(x.data_ptr(), found.data_ptr(), rows, width, are_powers, 0)
+        given = _Shares(x.data_ptr(), found.data_ptr(), width, are_powers, 0)
         self._by_block("shares", given, rows, width)
         return found
 
     def halves(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """As `plain.product`, of at least one input."""
         (rows, inputs), outputs = x.shape, len(weights)
-        assert x.dtype == weights.dtype == torch.float32
+        assert all(each.dtype == torch.float32 and each.is_contiguous() for each in (x, weights))
         assert weights.shape == (outputs, inputs)
+        assert inputs, "the source reads the first"
         found = x.new_empty((rows, outputs))
-        given = _Halves(x.data_ptr(), weights.data_ptr(), found.data_ptr(), rows, inputs, outputs)
+        given = _Halves(x.data_ptr(), weights.data_ptr(), found.data_ptr(), inputs, outputs)
         self._by_block("halves", given, rows * outputs, inputs)
         return found
 
@@ -168,14 +156,18 @@ class CudaLibrary:
         """As `compiled.Library.add_rows`."""
         (count, width), own = rows.shape, len(found)
         assert found.dtype == rows.dtype, "the source reads both alike"
-        assert owners.dtype == torch.int64
+        assert all(each.is_contiguous() for each in (found, owners, rows))
+        assert (found.shape[1:], owners.shape, owners.dtype) == ((width,), (count,), torch.int64)
         where = rows.data_ptr(), owners.data_ptr(), found.data_ptr()
         self._for_all("add_rows", _Added(*where, count, width, own, KINDS[rows.dtype], 0), own * width)
 
     def turned(self, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
         """As `compiled.Library.turned`."""
         _, heads, rows, width = x.shape
-        assert all(each.is_contiguous() and each.dtype == x.dtype for each in (cosine, sine))
+        for each in (cosine, sine):
+            assert each.dtype == x.dtype, "the source reads both alike"
+            assert each.is_contiguous()
+            assert each.shape == (1, rows, cosine.shape[-1])
         found = x.new_empty((1, rows, heads, width))
         where = x.data_ptr(), cosine.data_ptr(), sine.data_ptr(), found.data_ptr()
         _, between_heads, between_rows, _ = x.stride()
@@ -218,14 +210,19 @@ class CudaLibrary:
         cap: float | None,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        """As `plain.attention`, of queries of any dtype, in which the result is; `paths` are contiguous."""
+        """As `plain.attention`, of queries of any dtype, in which the result is, and of at most
+        `POSITIONS_MAX`; `paths` are contiguous."""
         rows, heads, width = queries.shape
         found, positions = torch.empty_like(queries), paths.shape[1]
-        at_once = max(1, SCORES_MAX // max(1, heads * positions))
-        shares = queries.new_empty((min(rows, at_once), heads, positions), dtype=torch.float32)
-        weights = queries.new_empty((min(rows, at_once), heads), dtype=torch.float32)
-        for first in range(0, rows, at_once):
-            own, parts = paths[first : first + at_once], queries[first : first + at_once]
+        blocks = -(-positions // BLOCK)
+        assert positions <= POSITIONS_MAX, "a block has no more room"
+        assert all(each.is_contiguous() for each in (queries, keys, values, paths))
+        assert (len(paths), paths.dtype, heads % len(keys)) == (rows, torch.int64, 0)
+        most = max(1, min(rows, SCORES_MAX // max(1, heads * positions)))
+        scratch = (most, heads, positions), (most, heads), (most, heads, blocks, width)
+        shares, weights, sums = (queries.new_empty(shape, dtype=torch.float32) for shape in scratch)
+        for first in range(0, rows, most):
+            own, parts = paths[first : first + most], queries[first : first + most]
             count = len(own)
             given = _Attention(
                 queries=parts.data_ptr(),
@@ -235,7 +232,8 @@ class CudaLibrary:
                 sinks=None if sinks is None else sinks.data_ptr(),
                 shares=shares.data_ptr(),
                 weights=weights.data_ptr(),
-                found=found[first : first + at_once].data_ptr(),
+                sums=sums.data_ptr(),
+                found=found[first : first + most].data_ptr(),
                 rows=count,
                 heads=heads,
                 kv_heads=len(keys),
@@ -250,7 +248,8 @@ class CudaLibrary:
                 cache_kind=KINDS[keys.dtype],
             )
             self._for_all("scores", given, count * heads * positions)
-            self._by_block("weigh", given, count * heads, positions // 32)
+            self._kernels.start("weigh", given, count * heads, max(THREADS, blocks))
+            self._for_all("sums", given, count * heads * blocks * width)
             self._for_all("values", given, count * heads * width)
         return found
 
@@ -272,22 +271,26 @@ _LAUNCH: tuple[Any, ...] = (
 """A function, three sizes of a grid and three of a block, room, a stream, arguments, and more of them."""
 
 
-class Kernels:
-    """Those of the source, built for a GPU and loaded there; raises `OSError` where that cannot be done."""
+class CudaModule:
+    """The kernels of the source, built for a GPU and loaded there; raises `OSError` where that cannot be
+    done."""
 
     def __init__(self, device: torch.device, capability: tuple[int, int]) -> None:
         self._index = device.index or 0
         self._driver = ctypes.CDLL("libcuda.so.1")
         torch.zeros(1, device=device)  # so that torch's context is there, which is the driver's, too
         code = _compiled(_nvrtc(), capability)
-        module = ctypes.c_void_p()
-        self._check(self._driver.cuModuleLoadData(ctypes.byref(module), code), "cuModuleLoadData")
-        self._functions: dict[str, ctypes.c_void_p] = {}
-        for name in KERNELS:
-            function = ctypes.c_void_p()
-            found = self._driver.cuModuleGetFunction(ctypes.byref(function), module, name.encode())
-            self._check(found, f"cuModuleGetFunction of {name}")
-            self._functions[name.removeprefix("flowspec_")] = function
+        module, self._functions = ctypes.c_void_p(), {name: ctypes.c_void_p() for name in NAMES}
+        before = torch._C._cuda_exchangeDevice(self._index)
+        try:
+            status = self._driver.cuModuleLoadData(ctypes.byref(module), code)
+            for name, function in self._functions.items():
+                asked = ctypes.byref(function), module, f"flowspec_{name}".encode()
+                status = status or self._driver.cuModuleGetFunction(*asked)
+        finally:
+            torch._C._cuda_exchangeDevice(before)
+        if status:
+            raise OSError(f"CUDA's driver does not load it: {self._said(status)}")
         self._driver.cuLaunchKernel.argtypes = _LAUNCH
 
     def start(self, name: str, given: ctypes.Structure, blocks: int, room: int) -> None:
@@ -295,11 +298,19 @@ class Kernels:
         stream = torch._C._cuda_getCurrentRawStream(self._index)
         arguments = (ctypes.c_void_p * 1)(ctypes.addressof(given))
         shape = blocks, 1, 1, THREADS, 1, 1, 4 * room
-        self._check(self._driver.cuLaunchKernel(self._functions[name], *shape, stream, arguments, None), name)
-
-    def _check(self, status: int, what: str) -> None:
+        before = torch._C._cuda_exchangeDevice(self._index)  # the driver starts it in this thread's context
+        try:
+            status = self._driver.cuLaunchKernel(self._functions[name], *shape, stream, arguments, None)
+        finally:
+            torch._C._cuda_exchangeDevice(before)
         if status:
-            raise RuntimeError(f"CUDA error {status} of the driver, at {what}")
+            raise RuntimeError(f"CUDA error: {self._said(status)} (at {name})")
+
+    def _said(self, status: int) -> str:
+        """What the driver says of an error, in the words in which torch tells it, too."""
+        text = ctypes.c_char_p()
+        self._driver.cuGetErrorString(status, ctypes.byref(text))
+        return (text.value or f"error {status}".encode()).decode("utf-8", "replace")
 
 
 @functools.cache
@@ -319,10 +330,13 @@ def _compiled(nvrtc: ctypes.CDLL, capability: tuple[int, int]) -> bytes:
     made = nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, SOURCE.name.encode(), 0, None, None)
     words = [f"--gpu-architecture=sm_{capability[0]}{capability[1]}".encode(), *map(str.encode, FLAGS)]
     done = made or nvrtc.nvrtcCompileProgram(program, len(words), (ctypes.c_char_p * len(words))(*words))
-    if done:
-        said = _text(nvrtc, "ProgramLog", program).decode("utf-8", "replace").strip().splitlines()
-        raise OSError(f"NVRTC ended with {done}" + "".join(f": {line}" for line in said[:1]))
-    return _text(nvrtc, "CUBIN", program)
+    try:
+        if done:
+            said = _text(nvrtc, "ProgramLog", program).decode("utf-8", "replace").strip("\0 \n").splitlines()
+            raise OSError(f"NVRTC ended with {done}" + "".join(f": {line}" for line in said[:1]))
+        return _text(nvrtc, "CUBIN", program)
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
 
 
 def _text(nvrtc: ctypes.CDLL, what: str, program: ctypes.c_void_p) -> bytes:
@@ -345,5 +359,5 @@ def allow(device: torch.device, library: CudaLibrary | None) -> None:
 
 
 def library(device: torch.device) -> CudaLibrary | None:
-    """What may be used on that GPU in this process; else None."""
-    return _allowed.get(device.index or 0)
+    """What may be used on a device in this process: nothing where that is no GPU."""
+    return _allowed.get(device.index or 0) if device.type == "cuda" else None

@@ -8,4 +8,4 @@ Norm = Literal["cast, scale", "scale, cast", "scale by 1 + w, cast"]
 """After rows are normalised in float32: how the weight is applied, and when the result takes the dtype of
 what was given."""
 NORMS: tuple[Norm, ...] = get_args(Norm)
-"""In the order of `canonical.c`."""
+"""In the order of `canonical.c` and `canonical.cu`."""

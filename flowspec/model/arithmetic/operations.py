@@ -1,5 +1,5 @@
-"""The canonical arithmetic's operations, each by `canonical.c` where that may be used, else as `plain.py`
-defines it.
+"""The canonical arithmetic's operations, each by `canonical.c`, on a GPU by `canonical.cu`, where that may be
+used, else as `plain.py` defines it.
 
 Tensors may have any dtype that a layer computes in, and results have it, too.
 """
@@ -14,9 +14,13 @@ import torch
 import torch.nn.functional as F
 
 from flowspec.model.arithmetic import compiled, compiled_cuda, plain
+from flowspec.model.arithmetic.compiled_cuda import POSITIONS_MAX, WIDTH_MAX
 from flowspec.model.arithmetic.delta import DeltaRows
 from flowspec.model.arithmetic.norms import Norm
 from flowspec.model.arithmetic.packed import FORMS, GROUP, Form, Levels
+
+ADDED_ROWS_MAX = 64
+"""A GPU's kernel looks for each row at all that are added."""
 
 
 def norm(x: torch.Tensor, weights: torch.Tensor, eps: float, how: Norm) -> torch.Tensor:
@@ -125,7 +129,8 @@ def add_rows(found: torch.Tensor, owners: torch.Tensor, rows: torch.Tensor, coun
     """Adds `rows` `[rows, width]` to those of `found` that they belong to, `owners` `[rows]`, in order. They
     are in portions of so many, none of which has two of one owner."""
     library = _library(found)
-    if library is not None:
+    is_slow = isinstance(library, compiled_cuda.CudaLibrary) and len(found) > ADDED_ROWS_MAX
+    if library is not None and not is_slow:
         library.add_rows(found, owners.contiguous(), rows.contiguous())
         return
     portions = list(counts)
@@ -236,8 +241,8 @@ def attention(
     if isinstance(library, compiled.Library):
         seen = sight.seen, *sight.order()
         return library.attention(queries.contiguous(), keys, values, steps, *seen, scale, cap, sinks)
-    if library is not None and steps is None:
-        return library.attention(queries.contiguous(), keys, values, sight.paths(), scale, cap, sinks)
+    if library is not None and steps is None and (paths := sight.paths()).shape[1] <= POSITIONS_MAX:
+        return library.attention(queries.contiguous(), keys, values, paths, scale, cap, sinks)
     if steps is not None:
         keys, values = plain.of_levels(keys, steps[0], 2), plain.of_levels(values, steps[1], 2)
     values = values[..., : queries.shape[2]]
@@ -245,10 +250,10 @@ def attention(
 
 
 def _library(x: torch.Tensor, width: int = 0) -> compiled.Library | compiled_cuda.CudaLibrary | None:
-    """Where `width` numbers are summed in halves."""
+    """What computes on a tensor's device, for sums in halves of `width` numbers; None: the definitions do."""
     if x.device.type == "cpu":
         return compiled.library()
-    return compiled_cuda.library(x.device) if width <= compiled_cuda.WIDTH_MAX else None
+    return compiled_cuda.library(x.device) if width <= WIDTH_MAX else None
 
 
 def _cpu_library(x: torch.Tensor) -> compiled.Library | None:

@@ -3,8 +3,8 @@
 A multiplication, an addition, a division or a root of one number has one right result, on any processor. What
 differs between processors, threads and batches is the order of sums, and functions such as `exp`, which
 libraries compute in more than one way. So sums are written out here (in halves, or one after another in
-blocks of positions), and functions as polynomials. These are the definitions; `canonical.c` gives the same
-bits in less time, and `compiled.py` says where it is used.
+blocks of positions), and functions as polynomials. These are the definitions; `canonical.c` and
+`canonical.cu` give the same bits in less time, and `operations.py` says where they are used.
 
 All is in float32, whatever the dtype of what is given: float16 and bfloat16 are widened without a rounding.
 """
