@@ -27,8 +27,9 @@ RATES = {
 TFLOPS = (1e-6, 1e6)
 """The slowest boards and the largest servers are far from all of these bounds."""
 EXPERT_SHARE_CPU, EXPERT_SHARE_GPU = 0.04, 0.25
-"""Of `layer_us`: `expert_us` of a profile that says none. A CPU's kernels take all experts in one call, a GPU
-starts each. docs/devices.md tells how it was measured."""
+"""Of `layer_us`: `expert_us` of a profile that says none. A CPU's kernels take all experts in one call, which
+was measured; a GPU starts each, which is assumed to be two or three starts where a layer is ten
+(docs/devices.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -92,10 +92,8 @@ def test_attention_has_room_for_its_positions(positions: int, host: OnHost) -> N
         keys[0, 0, 0, 0] = float("inf")
     found = CudaLibrary(host).attention(queries, keys, values, paths, 0.3, None, None)
     expected = plain.attention(queries, keys, values[..., :8], paths, 0.3)
-    assert torch.equal(
-        found.view(torch.int32)[~expected.isnan()], expected.view(torch.int32)[~expected.isnan()]
-    )
     assert torch.equal(found.isnan(), expected.isnan())
+    assert torch.equal(found.nan_to_num(7.0), expected.nan_to_num(7.0))
 
 
 def test_the_widest_norm_fits_and_a_wider_one_is_left_to_the_definition(host: OnHost) -> None:

@@ -1,6 +1,6 @@
-/* The canonical arithmetic on NVIDIA's GPUs. `plain.py` defines it, with one torch operation for each step: on
- * a GPU each has to be started, some hundreds for a layer. Here each operation is a kernel, or four. NVRTC
- * compiles this file where it runs (`compiled_cuda.py`), without contracting a multiplication and an addition.
+/* The canonical arithmetic on NVIDIA's GPUs. `plain.py` defines it, with one torch operation for each step:
+ * on a GPU each has to be started, some hundreds for a layer. Here each operation is a kernel, or four. NVRTC
+ * compiles this file where it runs (`compiled_cuda.py`), without fusing a multiplication with an addition.
  *
  * The file is C as well. Tests compile it with FLOWSPEC_HOST, where a block has one thread: then every loop
  * over threads runs through, and what a kernel computes can be held to the definitions without a GPU. What
@@ -399,7 +399,8 @@ KERNEL(flowspec_sums, Attention) {
     const int64 blocks = (a.positions + BLOCK - 1) / BLOCK;
     FOR_ALL(i, a.rows * a.heads * blocks * a.width) {
         const int64 number = i % a.width, begin = i / a.width % blocks * BLOCK, of = i / a.width / blocks;
-        const int64 head = of % a.heads / (a.heads / a.kv_heads), *paths = a.paths + of / a.heads * a.positions;
+        const int64 head = of % a.heads / (a.heads / a.kv_heads);
+        const int64 *paths = a.paths + of / a.heads * a.positions;
         const int64 value = head * a.slots * a.value_width + number;
         const float *shares = a.shares + of * a.positions;
         float sum = 0.0f;
