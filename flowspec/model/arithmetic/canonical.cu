@@ -221,7 +221,7 @@ typedef struct {
     const float *x; /* rows of `width`, each a block's */
     float *y;
     int64 width;
-    int are_powers, unused;
+    int are_powers;
 } Shares;
 
 /* The greatest of a block's numbers, or what is no number if there is one; a thread knows that of its own. */
@@ -273,7 +273,7 @@ typedef struct {
     const int64 *owners; /* [count] */
     void *y;             /* [rows, width] of `kind` */
     int64 count, width, rows;
-    int kind, unused;
+    int kind;
 } Added;
 
 KERNEL(flowspec_add_rows, Added) {
@@ -292,7 +292,7 @@ typedef struct {
     const void *cosine, *sine; /* [rows, turned] */
     void *y;                   /* [rows, heads, width] */
     int64 rows, heads, width, turned, between_rows, between_heads;
-    int kind, unused;
+    int kind;
 } Turn;
 
 KERNEL(flowspec_turn, Turn) {
@@ -346,7 +346,7 @@ typedef struct {
     void *found;              /* as queries */
     int64 rows, heads, kv_heads, width, value_width, slots, positions;
     float scale, cap, cap_inverse;
-    int kind, cache_kind, unused;
+    int kind, cache_kind;
 } Attention;
 
 KERNEL(flowspec_scores, Attention) {

@@ -113,7 +113,7 @@ class NormFields(ctypes.Structure):
     )
 
 
-class _Turn(ctypes.Structure):
+class TurnFields(ctypes.Structure):
     _fields_ = (
         *fields(ctypes.c_void_p, "x cosine sine y"),
         *fields(ctypes.c_int64, "rows heads width turned between_rows between_heads"),
@@ -157,7 +157,7 @@ class Library:
         self._norm.argtypes = (ctypes.POINTER(NormFields),)
         self._halves.argtypes = (ctypes.POINTER(_Halves),)
         self._shares.argtypes = (pointer, number, number, small, pointer)
-        self._turn.argtypes = (ctypes.POINTER(_Turn),)
+        self._turn.argtypes = (ctypes.POINTER(TurnFields),)
         self._store.argtypes = (ctypes.POINTER(_Stored),)
         self._attention.argtypes = (ctypes.POINTER(_Attention),)
         self._delta.argtypes = (ctypes.POINTER(_Delta),)
@@ -346,7 +346,7 @@ class Library:
         where = x.data_ptr(), cosine.data_ptr(), sine.data_ptr(), found.data_ptr()
         _, between_heads, between_rows, _ = x.stride()
         shape = rows, heads, width, cosine.shape[-1]
-        self._turn(_Turn(*where, *shape, between_rows, between_heads, KINDS[x.dtype]))
+        self._turn(TurnFields(*where, *shape, between_rows, between_heads, KINDS[x.dtype]))
         return found.transpose(1, 2)
 
     def store(

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from flowspec.model.arithmetic.compiled import FUNCTIONS, KINDS, NormFields, fields
+from flowspec.model.arithmetic.compiled import FUNCTIONS, KINDS, NormFields, TurnFields, fields
 from flowspec.model.arithmetic.norms import NORMS, Norm
 from flowspec.model.arithmetic.plain import BLOCK
 
@@ -49,7 +49,7 @@ class _Shares(ctypes.Structure):
     _fields_ = (
         *fields(ctypes.c_void_p, "x y"),
         *fields(ctypes.c_int64, "width"),
-        *fields(ctypes.c_int32, "are_powers unused"),
+        *fields(ctypes.c_int32, "are_powers"),
     )
 
 
@@ -61,15 +61,7 @@ class _Added(ctypes.Structure):
     _fields_ = (
         *fields(ctypes.c_void_p, "x owners y"),
         *fields(ctypes.c_int64, "count width rows"),
-        *fields(ctypes.c_int32, "kind unused"),
-    )
-
-
-class _Turn(ctypes.Structure):
-    _fields_ = (
-        *fields(ctypes.c_void_p, "x cosine sine y"),
-        *fields(ctypes.c_int64, "rows heads width turned between_rows between_heads"),
-        *fields(ctypes.c_int32, "kind unused"),
+        *fields(ctypes.c_int32, "kind"),
     )
 
 
@@ -87,7 +79,7 @@ class _Attention(ctypes.Structure):
         *fields(ctypes.c_void_p, "queries keys values paths sinks shares weights sums found"),
         *fields(ctypes.c_int64, "rows heads kv_heads width value_width slots positions"),
         *fields(ctypes.c_float, "scale cap cap_inverse"),
-        *fields(ctypes.c_int32, "kind cache_kind unused"),
+        *fields(ctypes.c_int32, "kind cache_kind"),
     )
 
 
@@ -137,7 +129,7 @@ class CudaLibrary:
         assert x.is_contiguous()
         width, found = x.shape[-1], torch.empty_like(x)
         rows = x.numel() // width
-        given = _Shares(x.data_ptr(), found.data_ptr(), width, are_powers, 0)
+        given = _Shares(x.data_ptr(), found.data_ptr(), width, are_powers)
         self._by_block("shares", given, rows, width)
         return found
 
@@ -159,7 +151,7 @@ class CudaLibrary:
         assert all(each.is_contiguous() for each in (found, owners, rows))
         assert (found.shape[1:], owners.shape, owners.dtype) == ((width,), (count,), torch.int64)
         where = rows.data_ptr(), owners.data_ptr(), found.data_ptr()
-        self._for_all("add_rows", _Added(*where, count, width, own, KINDS[rows.dtype], 0), own * width)
+        self._for_all("add_rows", _Added(*where, count, width, own, KINDS[rows.dtype]), own * width)
 
     def turned(self, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
         """As `compiled.Library.turned`."""
@@ -173,7 +165,7 @@ class CudaLibrary:
         _, between_heads, between_rows, _ = x.stride()
         shape = rows, heads, width, cosine.shape[-1]
         self._for_all(
-            "turn", _Turn(*where, *shape, between_rows, between_heads, KINDS[x.dtype], 0), x.numel()
+            "turn", TurnFields(*where, *shape, between_rows, between_heads, KINDS[x.dtype]), x.numel()
         )
         return found.transpose(1, 2)
 
