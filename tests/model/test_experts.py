@@ -19,6 +19,8 @@ from flowspec.model.products import Product, filled, lanes16, pairs16
 from flowspec.model.quantised import PanelInt4Linear, PlainInt8Linear, quantise
 from tests.model.slices import CPU
 
+pytestmark = pytest.mark.arm
+
 EXPERTS, CHOSEN, WIDTH, NEURONS = 7, 3, 80, 48
 KERNELS = [(filled, torch.float32), (lanes16, torch.float32), (lanes16, torch.bfloat16)]
 
