@@ -41,15 +41,21 @@ DEVICE float as_number(int bits) {
     return found;
 }
 DEVICE float of_half(uint16 bits) {
-    _Float16 found;
-    memcpy(&found, &bits, 2);
-    return (float)found;
+    const int exponent = bits >> 10 & 31, digits = bits & 1023;
+    float size = ldexpf((float)(digits + (exponent ? 1024 : 0)), (exponent ? exponent : 1) - 25);
+    if (exponent == 31)
+        size = digits ? NAN : INFINITY;
+    return bits >> 15 ? -size : size;
 }
-DEVICE uint16 to_half(float value) {
-    _Float16 half = (_Float16)value;
-    uint16 found;
-    memcpy(&found, &half, 2);
-    return found;
+DEVICE uint16 to_half(float value) { /* to even */
+    const unsigned bits = (unsigned)as_bits(value), sign = bits >> 16 & 0x8000, size = bits & 0x7fffffff;
+    if (value != value)
+        return (uint16)(sign | 0x7e00);
+    if (size >= 0x477ff000) /* 65520 */
+        return (uint16)(sign | 0x7c00);
+    if (size < 0x38800000) /* 2^-14 */
+        return (uint16)(sign | (unsigned)nearbyintf(ldexpf(as_number((int)size), 24)));
+    return (uint16)(sign | (size - 0x38000000 + 0xfff + (size >> 13 & 1)) >> 13);
 }
 #else
 #define DEVICE static __device__ __forceinline__
