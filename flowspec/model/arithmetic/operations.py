@@ -20,7 +20,8 @@ from flowspec.model.arithmetic.norms import Norm
 from flowspec.model.arithmetic.packed import FORMS, GROUP, Form, Levels
 
 ADDED_ROWS_MAX = 64
-"""A GPU's kernel looks for each row at all that are added."""
+"""Of a result. For each of them a GPU's kernel looks through all rows that are added: torch's own is faster
+where there are more."""
 
 
 def norm(x: torch.Tensor, weights: torch.Tensor, eps: float, how: Norm) -> torch.Tensor:
