@@ -97,7 +97,7 @@ IN_ONE_CALL: dict[Product, Callable[[torch.Tensor, torch.Tensor, Portions, torch
     lanes16: _lanes_each,
     pairs16: _pairs_each,
 }
-"""What multiplies with several matrices in one call: `[rows, out]` in the dtype that is named, rounded once."""
+"""What multiplies with several matrices in one call: `[rows, out]` in the named dtype, rounded once."""
 
 
 def filled(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
