@@ -280,7 +280,7 @@ def said(*next_tokens: tuple[int, int], hops: int = 1) -> VerifiedArrived:
 
 
 def test_only_as_many_hops_as_there_are_stages_come_back() -> None:
-    with pytest.raises(PeerError, match="after 2 hops, expected 1"):
+    with pytest.raises(PeerError, match="segment 0 came back from a pipeline of 2, expected one of 1"):
         asked_once().handle(said((2, 7), hops=2), 0.0)
     assert Emit(request=1, tokens=(7,)) in asked_once().handle(said((2, 7)), 0.0)
 

@@ -510,8 +510,8 @@ class HeadCore:
         flight = self.flights.land(verified.segment)
         if len(verified.hops) not in (0, self.stage_count):  # none: nothing was timed
             raise PeerError(
-                f"segment {verified.segment} came back after {len(verified.hops)} hops, expected "
-                f"{self.stage_count}"
+                f"segment {verified.segment} came back from a pipeline of {len(verified.hops)}, expected one "
+                f"of {self.stage_count}"
             )
         hops, context = verified.hops, flight.context
         commands.append(
