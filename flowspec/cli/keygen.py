@@ -155,6 +155,11 @@ def show(
         print("On this machine:")
         print(f"  install -d -m 700 ~/{ON_DEVICE} &&")
         print(f"    install -m 600 {_files(folder, local)} ~/{ON_DEVICE}/")
+    if len(local) > 1:
+        print("Their keys lie in one folder, so each daemon has to be told which is its own:")
+        for name in local:
+            host, (_, port) = _host(known[name]), split_address(known[name].address)
+            print(f"  flowspec daemon --host {host} --port {port} --name {shlex.quote(name)}")
     where = "beside the cluster file, as NAME.keys for NAME.toml" if cluster is None else "here"
     tell(
         f"The head finds its own key and the list {where}. Who has a {SUFFIX} file can speak as its name: "

@@ -74,7 +74,14 @@ def test_what_is_for_this_machine_is_copied_without_ssh(
     assert not any(word in shown for word in ("ssh", "scp", "launch/boards"))
     home = cluster.parent / "user"
     monkeypatch.setenv("HOME", str(home))
-    copied = shown.partition("On this machine:\n")[2].partition("\nThe head")[0]
+    copied, _, named = (
+        shown.partition("On this machine:\n")[2].partition("\nThe head")[0].partition("Their keys")
+    )
+    assert [line.strip() for line in named.splitlines()[1:]] == [
+        "flowspec daemon --host 127.0.0.1 --port 7701 --name one",
+        "flowspec daemon --host localhost --port 7702 --name two",
+        "flowspec daemon --host ::1 --port 7703 --name six",
+    ], "or they would find several keys in one folder"
     subprocess.run(["/bin/sh", "-ec", copied], check=True)
     keys = home / ".config/flowspec/keys"
     assert device_keyring(keys, "two").name == "two", "its modes are as keys need them"
@@ -84,7 +91,7 @@ def test_what_is_for_this_machine_is_copied_without_ssh(
     shown = capsys.readouterr().out
     assert "pi-1.key" in shown
     assert "scp" in shown
-    assert "127.0.0.1" not in shown
+    assert "127.0.0.1" not in shown.partition("On this machine:\n")[0]
 
 
 def test_launch_boards_is_named_as_it_can_be_called(
