@@ -383,10 +383,10 @@ def _rows_fault(library: Any, rows: torch.Tensor, generator: torch.Generator) ->
 
 def _levels_fault(library: compiled.Library, generator: torch.Generator) -> str:
     """Where rows are rounded to other levels than they should be, or nothing."""
-    for width in WIDTHS:
-        rows = torch.randn((7, width), generator=generator)
+    for dtype, width in itertools.product(DTYPES.values(), WIDTHS):
+        rows = torch.randn((7, width), generator=generator).to(dtype).float()
         if not all(map(torch.equal, library.levels(rows), plain.levels(rows))):
-            return f"differs from the definition of levels of {width}"
+            return f"differs from the definition of levels of {width} in {str(dtype)[6:]}"
     return ""
 
 
