@@ -1,0 +1,65 @@
+"""The parts of the recordings, by name.
+
+Each is a module that sees what FlowSpec does: `observe(place, name)` gives observations, one after the other,
+and takes at most ten minutes on two cores. What a *timed* part sees are numbers that no two runs have alike: it
+is run in turns from this tree and from the recorded commit's, and ratios are compared.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from lab.golden.place import Place
+from lab.golden.recording import Absent, Observation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """`rounds`: how often a timed part runs from each tree; 0: its values are compared as they are."""
+
+    name: str
+    about: str
+    module: str
+    rounds: int = 0
+
+    @property
+    def is_timed(self) -> bool:
+        return self.rounds > 0
+
+    def observe(self, place: Place) -> Iterator[Observation | Absent]:
+        found: Iterator[Observation | Absent] = importlib.import_module(self.module).observe(place, self.name)
+        return found
+
+
+PARTS = {
+    part.name: part
+    for part in (
+        Part(
+            name="tokens",
+            about="answers of the toy: methods, precisions, stages, kills, resumes, copies, schemas",
+            module="lab.golden.tokens",
+        ),
+        Part(
+            name="tokens-smollm2",
+            about="the same of SmolLM2-135M-Instruct",
+            module="lab.golden.tokens",
+        ),
+        Part(name="logits", about="digests of logits by family and precision", module="lab.golden.logits"),
+        Part(name="commands", about="screens and JSON of each command", module="lab.golden.commands"),
+        Part(name="refusals", about="what is said of 60 wrong inputs", module="lab.golden.refusals"),
+        Part(name="api", about="documents of 40 requests, a page's recording", module="lab.golden.api"),
+        Part(name="tables", about="experiments in virtual time", module="lab.golden.tables"),
+        Part(name="speed", about="tokens/s on one machine", module="lab.golden.speed", rounds=2),
+        Part(name="pauses", about="pauses by part and kind of loss", module="lab.golden.pauses", rounds=2),
+        Part(name="starts", about="time to the first answer, by part", module="lab.golden.starts", rounds=2),
+        Part(
+            name="room",
+            about="memory of processes, disk of an installation",
+            module="lab.golden.room",
+            rounds=2,
+        ),
+        Part(name="costs", about="a hop, the head's thinking, a layer", module="lab.golden.costs", rounds=3),
+    )
+}
