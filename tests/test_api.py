@@ -256,9 +256,10 @@ def test_a_closed_model_says_so_and_a_cluster_is_a_file(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="address: expected each device once"):
         LLM(cluster=Cluster(["127.0.0.1:1", "127.0.0.1:1"]))
     with LocalCluster(2) as local:
-        boards = Cluster([daemon.address for daemon in local.wait()], links=["1000/0.5"])
-        with LLM(cluster=boards, drafter="none") as llm:
-            assert llm.generate(SUM).text == "1 + 2 = 3."
+        addresses = [daemon.address for daemon in local.wait()]
+        for boards in (Cluster(addresses), Cluster(addresses, links=["1000/0.5"])):
+            with LLM(cluster=boards, drafter="none") as llm:
+                assert llm.generate(SUM).text == "1 + 2 = 3."
         with pytest.raises(InputError, match="the LLM is closed"):
             llm.generate(SUM)
         llm.close()

@@ -27,7 +27,6 @@ class Cluster:
 
     >>> print(Cluster(["192.168.1.21:7700", "192.168.1.22:7700"]).text())
     insecure = false
-    links = []
     <BLANKLINE>
     [[device]]
     address = "192.168.1.21:7700"
@@ -45,7 +44,8 @@ class Cluster:
     def text(self) -> str:
         """As a cluster file."""
         links = ", ".join(toml_text(link) for link in self.links)
-        lines = [f"insecure = {str(self.insecure).lower()}", f"links = [{links}]"]
+        lines = [f"insecure = {str(self.insecure).lower()}"]
+        lines += [f"links = [{links}]"] if links else []  # a file's list is never empty
         for each in self.devices:
             device = each if isinstance(each, Device) else Device(name="", address=each)
             lines += ["", "[[device]]", f"address = {toml_text(device.address)}"]
