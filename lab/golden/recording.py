@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent / "recordings"
+WORD = re.compile(r"[\w-]{1,16}")
+LIST = re.compile(r'\[\s*(?:(?:[-\d.eE]+|"[\w-]{1,16}")(?:,\s+|\s*(?=\])))+\]')
 SHOWN_CHARS = 160
 """Of a value in a difference."""
 
@@ -76,16 +78,16 @@ class Recording:
     def write(self, part: str) -> None:
         document = {"origin": asdict(self.origin), "entries": self.entries}
         text = json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False)
-        file_of(part).write_text(_pack_numbers(text) + "\n", "utf-8")
+        file_of(part).write_text(_pack_lists(text) + "\n", "utf-8")
 
 
 def file_of(part: str) -> Path:
     return FOLDER / f"{part}.json"
 
 
-def _pack_numbers(text: str) -> str:
-    """Lists of numbers stand on one line: token ids would take a line each."""
-    return re.sub(r"\[[-\d.eE,\s]*\]", lambda found: re.sub(r"\s+", " ", found[0]), text)
+def _pack_lists(text: str) -> str:
+    """Lists of numbers and of short words stand on one line: token ids would take a line each."""
+    return LIST.sub(lambda found: re.sub(r"\s+", " ", found[0]), text)
 
 
 class Comparison:
@@ -149,7 +151,8 @@ def differences(expected: Any, got: Any, place: str) -> Iterator[Difference]:
 
 
 def _is_text(value: list[Any]) -> bool:
-    return all(isinstance(line, str) for line in value)
+    """Whether these are lines, not digests or names."""
+    return all(isinstance(line, str) for line in value) and not all(map(WORD.fullmatch, value))
 
 
 def _text_differences(expected: list[str], got: list[str], place: str) -> Iterator[Difference]:
