@@ -9,6 +9,7 @@ python -m lab.golden parts                   lists the parts, and what is record
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fnmatch
 import json
 import os
@@ -41,6 +42,9 @@ SHOWN_MAX = 40
 SAID_EVERY_S = 15.0
 
 
+COMMAND = (sys.executable, "-m", "lab.golden")
+
+
 class GoldenError(Exception):
     """What a person can put right; `status` is the command's."""
 
@@ -63,7 +67,7 @@ class Verdict:
 
 def observe(part: Part, place: Place, pattern: str = "*") -> Iterator[Observation | Absent]:
     """What a part sees, in a process of its own that has the place's environment."""
-    command = [sys.executable, "-m", "lab.golden", "observe", part.name]
+    command = [*COMMAND, "observe", part.name]
     command += ["--home", str(place.home), "--models", str(place.models), "--only", pattern]
     with subprocess.Popen(
         command,
@@ -87,13 +91,13 @@ def observe(part: Part, place: Place, pattern: str = "*") -> Iterator[Observatio
         )
 
 
-def print_observations(part: Part, place: Place, pattern: str) -> None:
+def print_observations(part: Part, place: Place) -> None:
     """The other end of `observe`. What the product prints meanwhile goes to standard error."""
     lines = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     try:
         for found in part.observe(place):
-            if isinstance(found, Absent) or fnmatch.fnmatch(found.key, pattern):
+            if isinstance(found, Absent) or fnmatch.fnmatch(found.key, place.only):
                 print(json.dumps(asdict(found)), file=lines, flush=True)
     except UnavailableError as error:
         raise GoldenError(f"{part.name}: {error}", 1) from None
@@ -270,13 +274,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parts = [PARTS[name] for name in getattr(args, "parts", ()) or PARTS]
     try:
         if args.command == "observe":
-            if args.home is None:
-                with make_place() as place:
-                    print_observations(parts[0], place, args.only)
-            else:
-                print_observations(
-                    parts[0], Place(tree=Path.cwd(), home=args.home, models=args.models), args.only
-                )
+            with contextlib.ExitStack() as stack:
+                place = stack.enter_context(make_place()) if args.home is None else None
+                home, models = (place.home, place.models) if place else (args.home, args.models)
+                print_observations(parts[0], Place(tree=Path.cwd(), home=home, models=models, only=args.only))
             return 0
         if args.command == "parts":
             rows = show_parts()

@@ -71,7 +71,7 @@ class Case:
 
 def observe(place: Place, name: str) -> Iterator[Observation | Absent]:
     torch.set_num_threads(1)
-    for variant in VARIANTS:
+    for variant in filter(place.wants, VARIANTS):
         folder = place.home / "checkpoints" / variant
         make_variant(folder, variant)
         yield Observation(key=f"{variant}/weights", value=file_digest(folder / "model.safetensors"))
@@ -90,6 +90,8 @@ def observe(place: Place, name: str) -> Iterator[Observation | Absent]:
         for case in cases:
             yield from digests(files, case)
     for shape in FILES:
+        if not place.wants(f"{shape}/file"):
+            continue
         folder = place.home / "checkpoints" / f"gguf of {shape}"
         path = ggufs.convert(ggufs.make(folder, shape), folder / "model.gguf", ggufs.KEPT)
         yield Observation(key=f"{shape}/file/weights", value=file_digest(path))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import platform
 import shutil
@@ -16,8 +17,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
@@ -37,7 +38,13 @@ class Place:
     tree: Path
     home: Path
     models: Path
-    extra: Mapping[str, str] = field(default_factory=dict)
+    only: str = "*"
+    """Which keys are wanted, as a pattern of `fnmatch`."""
+
+    def wants(self, above: str) -> bool:
+        """Whether keys below this one may be wanted: parts skip what takes long and is not."""
+        asked = zip(self.only.split("/"), above.split("/"), strict=False)
+        return all(part == own for part, own in itertools.takewhile(lambda pair: "*" not in pair[0], asked))
 
     def environment(self, **more: str) -> dict[str, str]:
         """Nothing of the user's but the path and what was compiled."""
@@ -52,7 +59,6 @@ class Place:
             "HF_HUB_OFFLINE": "1",
             "OMP_WAIT_POLICY": "PASSIVE",
             **PORTABLE,
-            **self.extra,
             **more,
         }
 
