@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
@@ -29,7 +30,7 @@ T = TypeVar("T")
 
 COLUMNS, LINES = 80, 24
 KEPT_LINES = 100_000
-WAIT_S = 150.0
+WAIT_S = 300.0
 """What nothing takes that goes well, also on a busy machine."""
 END_S = 30.0
 IN_TERMINAL = """
@@ -51,6 +52,18 @@ class Mask:
 
 MASKS: tuple[Mask, ...] = (
     Mask(re.compile(r"127\.0\.0\.1:\d{4,5}\b"), "127.0.0.1:#port", "free ports are the system's choice"),
+    Mask(re.compile(r"(?<=--host 127\.0\.0\.1 --port )\d+"), "#port", "free ports are the system's choice"),
+    Mask(
+        re.compile(r"(?m)(?<=no address of this machine, which has )[^;]+(?=;)"),
+        "#addresses",
+        "machines differ",
+    ),
+    Mask(
+        re.compile(r"(?m)^(golden-\d +\d+-\d+ +\S+ +\S+ +)[\d.]+ [MG]iB"),
+        r"\1# MiB",
+        "doctor tells the free memory",
+    ),
+    Mask(re.compile(r"[\d.]+ ms, \d+ Mbit/s"), "# ms, # Mbit/s", "doctor measures links"),
     Mask(re.compile(r"\bpid \d+"), "pid #pid", "process ids are the system's choice"),
     Mask(
         re.compile(r"[\d.]+ tokens/s, first after [\d.]+ m?s"),
@@ -89,6 +102,8 @@ MASKS: tuple[Mask, ...] = (
         re.compile(r"(fitted to: \w+ )\d+%"), r"\1#%", "how well a formula fits what profile measures varies"
     ),
 )
+BROKEN = re.compile(r"(?m)^(?=.*127\.0\.0\.1)(.{80})\n")
+"""A terminal breaks a line with an address elsewhere when its port has fewer digits."""
 FOLDED = (
     re.compile(r"(?m)^ *(?:answer {5})?\d+ tokens, [^\n]+(?:\n  +(?!local-|arithmetic |golden-)\S[^\n]*)*"),
     re.compile(r"(?m)^(?:segments|tokens|nodes|rows|stages|drafter|seconds) {2,}\S[^\n]*(?:\n {11}[^\n]+)*"),
@@ -105,6 +120,7 @@ FIGURES = re.compile(r"(?m)^(?:segments|tokens|nodes|rows|stages|drafter|seconds
 def mask_text(lines: Sequence[str], place: Place) -> list[str]:
     """Gives the lines without what differs from run to run."""
     text = mask_place("\n".join(lines), place)
+    text = BROKEN.sub(r"\1", text)
     for folded in FOLDED:
         text = folded.sub(lambda found: re.sub(r"\s+", " ", found[0].rstrip()), text)
     text = FIGURES.sub(lambda found: re.sub(r"\d+(\.\d+)?", "#", found[0]), text)
@@ -176,6 +192,12 @@ def piped(
     )
     out, err = (text.decode("utf-8", "backslashreplace") for text in (done.stdout, done.stderr))
     return subprocess.CompletedProcess(done.args, done.returncode, out, err)
+
+
+def shipped_models(place: Place) -> list[Path]:
+    """Gives the folders of the package's models that chat, the smallest first; the largest is the bundled one."""
+    folders = [path.parent for path in place.tree.glob("flowspec/**/chat_template.jinja")]
+    return sorted(folders, key=lambda folder: (folder / "model.safetensors").stat().st_size)
 
 
 def side_by_side(jobs: Iterable[Callable[[], T]]) -> Iterator[T]:

@@ -1,15 +1,15 @@
 """The parts of the recordings, by name.
 
 Each is a module that sees what FlowSpec does: `observe(place, name)` gives observations, one after the other,
-and takes at most ten minutes on two cores. What a *timed* part sees are numbers that no two runs have alike: it
-is run in turns from this tree and from the recorded commit's, and ratios are compared.
+and takes at most ten minutes on two cores. What a *timed* part sees are numbers that no two runs have alike:
+it is run in turns from this tree and from the recorded commit's, and ratios are compared.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from lab.golden.place import Place
 from lab.golden.recording import Absent, Observation
@@ -17,12 +17,17 @@ from lab.golden.recording import Absent, Observation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """`rounds`: how often a timed part runs from each tree; 0: its values are compared as they are."""
+    """`rounds`: how often a timed part runs from each tree; 0: its values are compared as they are.
+
+    `tolerance`: by how much a number may be worse, by patterns of keys of which the first that fits counts;
+    where none does, it is `timed.TOLERANCE`.
+    """
 
     name: str
     about: str
     module: str
     rounds: int = 0
+    tolerance: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def is_timed(self) -> bool:
@@ -52,14 +57,32 @@ PARTS = {
         Part(name="api", about="documents of 40 requests, a page's recording", module="lab.golden.api"),
         Part(name="tables", about="experiments in virtual time", module="lab.golden.tables"),
         Part(name="speed", about="tokens/s on one machine", module="lab.golden.speed", rounds=2),
-        Part(name="pauses", about="pauses by part and kind of loss", module="lab.golden.pauses", rounds=2),
-        Part(name="starts", about="time to the first answer, by part", module="lab.golden.starts", rounds=2),
+        Part(
+            name="pauses",
+            about="pauses by part and kind of loss",
+            module="lab.golden.pauses",
+            rounds=2,
+            tolerance={"*/pause s": 0.3, "*/away s": 0.3, "killed head/*": 0.3, "*": 0.5},
+        ),
+        Part(
+            name="starts",
+            about="time to the first answer, by part",
+            module="lab.golden.starts",
+            rounds=2,
+            tolerance={"*cpu s": 0.15, "*": 0.3},
+        ),
         Part(
             name="room",
             about="memory of processes, disk of an installation",
             module="lab.golden.room",
             rounds=2,
         ),
-        Part(name="costs", about="a hop, the head's thinking, a layer", module="lab.golden.costs", rounds=3),
+        Part(
+            name="costs",
+            about="a hop, the head's thinking, a matrix in each precision",
+            module="lab.golden.costs",
+            rounds=3,
+            tolerance={"hop/p50 ms": 0.3, "hop/p99 ms": 1.0, "*": 0.15},
+        ),
     )
 }

@@ -24,7 +24,8 @@ from lab.golden.place import ROOT, Place, make_place
 from lab.golden.recording import Absent, Difference, Observation, Recording
 
 TOLERANCE = 0.10
-"""A ratio beyond this is a difference, if the ratio of no round is on the other side of 1."""
+"""A ratio beyond this is a difference, if the ratio of no round is on the other side of 1; a part may have
+others for some keys."""
 MORE_IS_BETTER = "tokens/s"
 """How keys end whose numbers are rates; of all others less is better."""
 
@@ -70,7 +71,8 @@ def run(
                 values.setdefault(key, []).append(statistics.median(each))
     yield from absent.values()
     for key in sorted({*now, *before}):
-        yield _measured(key, now.get(key, []), None if recording is None else before.get(key, []))
+        old_values = None if recording is None else before.get(key, [])
+        yield _measured(key, now.get(key, []), old_values, _tolerance(part, key))
     for key in sorted(set(recording.entries) if recording is not None else ()):
         is_absent = any(key == each or key.startswith(f"{each}/") for each in absent)
         if key not in now and not is_absent and fnmatch.fnmatch(key, pattern):
@@ -78,7 +80,12 @@ def run(
             yield Measured(key=key, value={}, differences=[lost])
 
 
-def _measured(key: str, now: list[float], before: list[float] | None) -> Measured:
+def _tolerance(part: Part, key: str) -> float:
+    fitting = (value for pattern, value in part.tolerance.items() if fnmatch.fnmatchcase(key, pattern))
+    return next(fitting, TOLERANCE)
+
+
+def _measured(key: str, now: list[float], before: list[float] | None, tolerance: float) -> Measured:
     value: dict[str, Any] = _spread(now) if now else {}
     if before is None:
         return Measured(key=key, value=value)
@@ -95,7 +102,7 @@ def _measured(key: str, now: list[float], before: list[float] | None) -> Measure
         "ratios": [round(each, 4) for each in ratios],
     }
     worse = [1 / each if key.endswith(MORE_IS_BETTER) else each for each in ratios]
-    if statistics.median(worse) <= 1 + TOLERANCE or min(worse) <= 1:
+    if statistics.median(worse) <= 1 + tolerance or min(worse) <= 1:
         return Measured(key=key, value=value)
     difference = Difference(
         place=key,
