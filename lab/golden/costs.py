@@ -1,4 +1,4 @@
-"""What a hop, the head's thinking and a matrix cost.
+"""What a hop, the head's thinking, a matrix and a layer beside its matrices cost.
 
 Other work on the machine only ever adds time. So a matrix takes the least of many repeats that take turns, in
 seconds of its process; a segment's thinking is the least of repeats of the same answer; of hops a quiet
@@ -15,11 +15,16 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from unittest import mock
 
-from lab.golden.limits import limited
-from lab.golden.place import Place
-from lab.golden.recording import Absent, Observation
+import torch
 
 # What is inside of FlowSpec is seen through these alone.
+from flowspec.bench.checkpoints import make_variant
+from flowspec.core.protocol.precision import CACHE_AUTO
+from flowspec.model.files import ModelFiles
+from lab.golden.limits import limited
+from lab.golden.passes import Node, Stages
+from lab.golden.place import Place
+from lab.golden.recording import Absent, Observation
 from tests.perf import overhead
 from tests.perf.hop import measure, quantile
 
@@ -29,6 +34,8 @@ ROWS = (1, 4, 16)
 DTYPES = ("float32", "bfloat16", "int8", "int4")
 FORMS = ("Q4_0", "Q4_K", "Q8_0", "Q6_K")
 PRODUCT_ROUNDS = 120
+LAYERS, PASSES = 8, 300
+"""Of a made checkpoint whose matrices take next to no time."""
 ROUND_S = 900
 """For a machine that is busy with other things; a quiet one takes a minute."""
 HEAD_TOKENS, HEAD_REPEATS = 150, 4
@@ -44,6 +51,7 @@ def observe(place: Place, name: str) -> Iterator[Observation | Absent]:
     """One round of all costs, each once."""
     with limited(ROUND_S):
         yield from _products(place)
+        yield from _layers(place)
         yield from _head()
         yield from _hops()
 
@@ -71,6 +79,23 @@ def _products(place: Place) -> Iterator[Observation]:
     for found in json.loads(done.stdout.splitlines()[-1])["ms"]:
         for kind in (*DTYPES, *FORMS):
             yield Observation(key=f"matrix/{kind}, {found['rows']} rows, cpu ms", value=found[kind])
+
+
+def _layers(place: Place) -> Iterator[Observation]:
+    """A layer whose matrices are next to nothing: one row at a time, behind some dozens of others."""
+    torch.set_num_threads(1)
+    folder = make_variant(place.home / "layers", "llama-grouped")
+    for dtype in DTYPES:
+        stages = Stages(ModelFiles(str(folder)), dtype, (0, LAYERS), CACHE_AUTO)
+        stages.open(1)
+        spent, above = [], None
+        for token in range(PASSES):
+            above = Node(((above.path if above else ()) + (3 + token % 97,)), above)
+            stages.give_slots(1, above, is_committed=True)
+            started_s = time.process_time()
+            stages.run([(1, above)])
+            spent.append(time.process_time() - started_s)
+        yield Observation(key=f"layer/{dtype}, 1 row, cpu us", value=1e6 * quantile(spent, QUIET) / LAYERS)
 
 
 def _head() -> Iterator[Observation]:

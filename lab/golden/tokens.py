@@ -289,7 +289,8 @@ def text_value(answer: Answer) -> dict[str, Any]:
 
 def logprobs_value(answer: Answer) -> list[list[Any]]:
     """Of each token its id and logarithm, and those of the likeliest."""
-    return [
-        [[each.token_id, round(each.logprob, 6)] for each in (token, *token.top)]
-        for token in answer.logprobs or ()
-    ]
+    found = []
+    for token in answer.logprobs or ():
+        likely = [[other.token_id, round(other.logprob, 6)] for other in token.top]
+        found.append([[token.token_id, round(token.logprob, 6)], *likely])
+    return found
