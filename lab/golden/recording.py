@@ -78,6 +78,7 @@ class Recording:
     def write(self, part: str) -> None:
         document = {"origin": asdict(self.origin), "entries": self.entries}
         text = json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False)
+        FOLDER.mkdir(exist_ok=True)
         file_of(part).write_text(_pack_lists(text) + "\n", "utf-8")
 
 
