@@ -47,14 +47,17 @@ MEGABYTE = 1e6
 def observe(place: Place, name: str) -> Iterator[Observation | Absent]:
     """One round."""
     with limited(LIMIT_S):
-        yield from _disk(place)
-        yield from _memory(place, "toy", "bundled", "draft")
-        try:
-            path = str(smollm2(place))
-        except UnavailableError as error:
-            yield Absent(key="smollm2", why=str(error))
-            return
-        yield from _memory(place, "smollm2", path, path)  # no smaller model has its vocabulary
+        if place.wants("disk") or place.wants("wheel"):
+            yield from _disk(place)
+        if place.wants("toy") or place.wants("idle daemon, resident MiB"):
+            yield from _memory(place, "toy", "bundled", "draft")
+        if place.wants("smollm2"):
+            try:
+                path = str(smollm2(place))
+            except UnavailableError as error:
+                yield Absent(key="smollm2", why=str(error))
+                return
+            yield from _memory(place, "smollm2", path, path)  # no smaller model has its vocabulary
 
 
 def _memory(place: Place, name: str, model: str, drafter: str) -> Iterator[Observation]:

@@ -11,6 +11,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,7 @@ import numpy as np
 from flowspec import LLM, Cluster
 from lab.golden.daemons import Daemon, daemons
 from lab.golden.limits import limited
-from lab.golden.llama import VOCABULARY, llama
+from lab.golden.llama import BFLOAT16, VOCABULARY, llama
 from lab.golden.place import Place, UnavailableError, smollm2
 from lab.golden.recording import Absent, Observation
 
@@ -35,6 +36,7 @@ DEFAULT, PLAIN = "default", "ar"
 CONTEXT = 512
 FIRST_ID = 3
 """The first that ends no answer."""
+WARM_IDS = list(range(10, 18))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +55,11 @@ class Asked:
 
 
 TEXTS = ("What is 17 + 25?", "Write a function that adds two numbers.", "Tell me a story.")
-TOY = Asked(texts=TEXTS, new_tokens=48, times=4)
-SMOLLM2 = Asked(texts=TEXTS, new_tokens=24, times=2)
-MADE = Asked(methods=(PLAIN,), prompt_tokens=64, new_tokens=9, times=3)
+TOY = Asked(texts=TEXTS, new_tokens=32, times=3)
+SMOLLM2 = Asked(texts=TEXTS, new_tokens=16, times=2)
+MADE = Asked(methods=(PLAIN,), prompt_tokens=64, new_tokens=9, times=2)
+MADE_PLAIN = Asked(methods=(PLAIN,), prompt_tokens=32, new_tokens=7, times=2)
+"""In bfloat16, which takes two to three times as long."""
 
 
 @dataclass(slots=True)
@@ -91,51 +95,78 @@ def observe(place: Place, name: str) -> Iterator[Observation | Absent]:
         running = {
             threads: stack.enter_context(daemons(place, 1, *flags, threads=threads))[0] for threads in THREADS
         }
-        yield from _measure("toy", "bundled", TOY, running)
+        with _opened("bundled", PLAIN, {1: running[1]}):
+            pass  # has imported all: two threads that import transformers at once fail
+        for model, path, asked in _models(place):
+            if isinstance(path, Absent):
+                yield path
+            elif place.wants(model):
+                yield from _measure(model, path, asked, running)
+
+
+def _models(place: Place) -> Iterator[tuple[str, Path | str | Absent, Asked]]:
+    """What to measure, by the beginning of its keys."""
+    yield "toy", "bundled", TOY
+    if place.wants("smollm2"):
         try:
-            yield from _measure("smollm2", smollm2(place), SMOLLM2, running)
+            yield "smollm2", smollm2(place), SMOLLM2
         except UnavailableError as error:
-            yield Absent(key="smollm2", why=str(error))
+            yield "smollm2", Absent(key="smollm2", why=str(error)), SMOLLM2
+    if place.wants("llama-1.24b"):
         try:
-            for form, packed in llama(place).items():
-                yield from _measure(f"llama-1.24b/{form}", packed, MADE, running)
+            for form, path in llama(place).items():
+                yield f"llama-1.24b/{form}", path, MADE_PLAIN if form == BFLOAT16 else MADE
         except UnavailableError as error:
-            yield Absent(key="llama-1.24b", why=str(error))
+            yield "llama-1.24b", Absent(key="llama-1.24b", why=str(error)), MADE
 
 
 def _measure(
     model: str, path: Path | str, asked: Asked, running: Mapping[int, Daemon]
 ) -> Iterator[Observation]:
     for method in asked.methods:
-        for threads, label in THREADS.items():
-            with _opened(path, method, running[threads]) as llm:
+        with _opened(path, method, running) as opened:
+            for threads, llm in opened.items():
                 answers = [_ask(llm, asked, number, running[threads]) for number in range(asked.times)]
-            for part, at in (("prompt", 0), (method, 1)):
-                if part == "prompt" and asked.texts:
-                    continue
-                key = f"{model}/{part}, {label}"
-                spent = [each[at] for each in answers]
-                for each in spent:
-                    yield Observation(key=f"{key}, tokens/s", value=each.tokens / each.wall_s)
-                if threads == 1:
-                    cpu_s = sum(each.cpu_s for each in spent) / sum(each.tokens for each in spent)
-                    yield Observation(key=f"{key}, cpu ms a token", value=1e3 * cpu_s)
+                for part, at in (("prompt", 0), (method, 1)):
+                    spent = [each[at] for each in answers]
+                    if spent[0].tokens:
+                        yield from _rates(f"{model}/{part}, {THREADS[threads]}", spent, threads)
+
+
+def _rates(key: str, spent: Sequence[Spent], threads: int) -> Iterator[Observation]:
+    for each in spent:
+        yield Observation(key=f"{key}, tokens/s", value=each.tokens / each.wall_s)
+    if threads == 1:  # several also wait for each other
+        cpu_s = sum(each.cpu_s for each in spent) / sum(each.tokens for each in spent)
+        yield Observation(key=f"{key}, cpu ms a token", value=1e3 * cpu_s)
 
 
 @contextlib.contextmanager
-def _opened(path: Path | str, method: str, daemon: Daemon) -> Iterator[LLM]:
-    """The model on one daemon, warm; nothing is taken over from earlier answers or runs."""
-    with LLM(
-        path,
-        cluster=Cluster([daemon.address]),
-        context=CONTEXT,
-        method=None if method == DEFAULT else method,
-        enable_prefix_caching=False,
-        keep_learnt=False,
-        wait_s=WAIT_S,
-    ) as llm:
-        llm.generate(list(range(10, 18)), temperature=0.0, max_new_tokens=2, ignore_eos=True)
-        yield llm
+def _opened(path: Path | str, method: str, running: Mapping[int, Daemon]) -> Iterator[dict[int, LLM]]:
+    """The model on each daemon, warm. They load side by side, which takes longer than what is measured."""
+
+    def load(daemon: Daemon) -> LLM:
+        llm = LLM(
+            path,
+            cluster=Cluster([daemon.address]),
+            context=CONTEXT,
+            method=None if method == DEFAULT else method,
+            enable_prefix_caching=False,  # nothing is taken over from earlier answers or runs
+            keep_learnt=False,
+            wait_s=WAIT_S,
+        )
+        llm.generate(WARM_IDS, temperature=0.0, max_new_tokens=2, ignore_eos=True)
+        return llm
+
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(len(running)) as pool:
+        loading = {threads: pool.submit(load, daemon) for threads, daemon in running.items()}
+        try:
+            found = {threads: stack.enter_context(each.result()) for threads, each in loading.items()}
+        except BaseException:
+            for daemon in running.values():
+                daemon.process.kill()  # so that whoever waits for it ends
+            raise
+        yield found
 
 
 def _ask(llm: LLM, asked: Asked, number: int, daemon: Daemon) -> tuple[Spent, Spent]:
