@@ -64,7 +64,10 @@ def observe(place: Place, name: str) -> Iterator[Observation | Absent]:
             which = (record["testbed"], f"T={record['temperature']}", record["method"], record["prompt_id"])
             figures = {figure: round_numbers(record[figure]) for figure in FIGURES}
             yield Observation(key="/".join((experiment, *which)), value=figures)
-        yield Observation(key=f"{experiment}/summary", value=round_numbers(json.loads(done.stdout)))
+        summary = json.loads(done.stdout.replace(str(place.home), "#home"))
+        for of_machine in ("machine", "versions"):
+            del summary["setting"][of_machine]
+        yield Observation(key=f"{experiment}/summary", value=round_numbers(summary))
 
 
 def round_numbers(value: Any) -> Any:
