@@ -50,6 +50,7 @@ class Mask:
     why: str
 
 
+LINKS = "how fast links are is measured, and so is whether doctor warns of them"
 MASKS: tuple[Mask, ...] = (
     Mask(re.compile(r"127\.0\.0\.1:\d{4,5}\b"), "127.0.0.1:#port", "free ports are the system's choice"),
     Mask(re.compile(r"(?<=--host 127\.0\.0\.1 --port )\d+"), "#port", "free ports are the system's choice"),
@@ -63,7 +64,14 @@ MASKS: tuple[Mask, ...] = (
         r"\1# MiB",
         "doctor tells the free memory",
     ),
-    Mask(re.compile(r"[\d.]+ ms, \d+ Mbit/s"), "# ms, # Mbit/s", "doctor measures links"),
+    Mask(re.compile(r"[\d.]+ ms, [\d.]+ Mbit/s"), "# ms, # Mbit/s", LINKS),
+    Mask(re.compile(r"(?m)^warning [^\n]+ -> [^\n]+\n {8}-> [^\n]+\n"), "", LINKS),
+    Mask(re.compile(r"\n+(no problems), (?:no|\d+) warnings?$"), r"\n\1, # warnings", LINKS),
+    Mask(
+        re.compile(r"(?m)^[^\n]+ \(\d+ of \d+(?:, [^()\n]+)?\)(?:\n|\Z)"),
+        "",
+        "what takes long tells every so often how far it is",
+    ),
     Mask(re.compile(r"\bpid \d+"), "pid #pid", "process ids are the system's choice"),
     Mask(
         re.compile(r"[\d.]+ tokens/s, first after [\d.]+ m?s"),
@@ -106,24 +114,25 @@ BROKEN = re.compile(r"(?m)^(?=.*127\.0\.0\.1)(.{80})\n")
 """A terminal breaks a line with an address elsewhere when its port has fewer digits."""
 FOLDED = (
     re.compile(r"(?m)^ *(?:answer {5})?\d+ tokens, [^\n]+(?:\n  +(?!local-|arithmetic |golden-)\S[^\n]*)*"),
-    re.compile(r"(?m)^(?:segments|tokens|nodes|rows|stages|drafter|seconds) {2,}\S[^\n]*(?:\n {11}[^\n]+)*"),
     re.compile(r"(?m)^memory: of the whole process;(?:[^\n]*\n){1,4}?computing$"),
     re.compile(r"(?m)^ *stage +layers +weights +memory[^\n]*$"),
     re.compile(r"(?m)^\S+ INFO +\S+ listens on [^\n]+(?:\n +[^\n]+)*"),
 )
 """Messages that hold what is measured, and so are folded or spaced otherwise from run to run: each becomes
 one line."""
-FIGURES = re.compile(r"(?m)^(?:segments|tokens|nodes|rows|stages|drafter|seconds) {2,}\S.*$")
+FIGURES = re.compile(
+    r"(?m)^(?:segments|tokens|nodes|rows|stages|drafter|seconds) {2,}\S[^\n]*(?:\n {11}[^\n]+)*"
+)
 """Statistics of an answer: which guesses were there in time, and how long each part took."""
+DIGITS = re.compile(r"\d+(\.\d+)?")
 
 
 def mask_text(lines: Sequence[str], place: Place) -> list[str]:
     """Gives the lines without what differs from run to run."""
-    text = mask_place("\n".join(lines), place)
-    text = BROKEN.sub(r"\1", text)
+    text = mask_place(BROKEN.sub(r"\1", "\n".join(lines)), place)
+    text = FIGURES.sub(lambda found: DIGITS.sub("#", " ".join(found[0].split())), text)
     for folded in FOLDED:
-        text = folded.sub(lambda found: re.sub(r"\s+", " ", found[0].rstrip()), text)
-    text = FIGURES.sub(lambda found: re.sub(r"\d+(\.\d+)?", "#", found[0]), text)
+        text = folded.sub(lambda found: " ".join(found[0].split()), text)
     for mask in MASKS:
         text = mask.pattern.sub(mask.replacement, text)
     return text.splitlines()
@@ -195,7 +204,7 @@ def piped(
 
 
 def shipped_models(place: Place) -> list[Path]:
-    """Gives the folders of the package's models that chat, the smallest first; the largest is the bundled one."""
+    """Gives the folders of the package's models that chat, smallest first; the bundled one is the last."""
     folders = [path.parent for path in place.tree.glob("flowspec/**/chat_template.jinja")]
     return sorted(folders, key=lambda folder: (folder / "model.safetensors").stat().st_size)
 

@@ -169,14 +169,19 @@ def _text_differences(expected: list[str], got: list[str], place: str) -> Iterat
 
 
 def _list_differences(expected: list[Any], got: list[Any], place: str) -> Iterator[Difference]:
+    pairs = zip(expected, got, strict=False)
+    apart = [index for index, (old, new) in enumerate(pairs) if old != new or type(old) is not type(new)]
+    if len(expected) == len(got) and not any(isinstance(each, dict | list) for each in (*expected, *got)):
+        if apart:  # one line tells of many numbers
+            first, count = apart[0], f" ({len(apart)} of {len(got)} differ)" if len(apart) > 1 else ""
+            found = f"{_short(got[first])}{count}"
+            yield Difference(place=f"{place} > {first}", expected=_short(expected[first]), got=found)
+        return
     if len(expected) == len(got):
         for index, (old, new) in enumerate(zip(expected, got, strict=True)):
             yield from differences(old, new, f"{place} > {index}")
         return
-    index = next(
-        (at for at, (old, new) in enumerate(zip(expected, got, strict=False)) if old != new),
-        min(len(expected), len(got)),
-    )
+    index = apart[0] if apart else min(len(expected), len(got))
     old, new = (_short(each[index]) if index < len(each) else "the end" for each in (expected, got))
     yield Difference(
         place=f"{place} > {index}", expected=f"{old} of {len(expected)}", got=f"{new} of {len(got)}"

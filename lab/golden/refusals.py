@@ -19,7 +19,7 @@ from lab.golden.place import Place
 from lab.golden.recording import Absent, Observation
 
 Content = str | bytes
-REFUSED_S = 90.0
+REFUSED_S = 300.0
 """What no refusal takes, also on a busy machine."""
 
 
@@ -28,8 +28,8 @@ class Case:
     """A wrong input: a command line, the files that are there, and what is written to it.
 
     In words and files `#taken` is a port that somebody listens on, `#closed` one on which nobody does.
-    `bundled`: folders that hold all files of the bundled model, before `files` are written. `cut`: files of
-    which the end is then cut off.
+    `bundled`: folders that hold all files of the bundled model, before `files` are written. `gone`: files
+    that are removed then. `cut`: files whose end is cut off. `private`: files that only their owner can read.
     """
 
     name: str
@@ -39,6 +39,7 @@ class Case:
     bundled: str = ""
     gone: tuple[str, ...] = ()
     cut: tuple[str, ...] = ()
+    private: tuple[str, ...] = ()
 
 
 def weights(header: object, data: bytes = b"", claimed: int | None = None) -> bytes:
@@ -62,7 +63,10 @@ LLAMA = {
 }
 ONE_TENSOR = {"model.embed_tokens.weight": {"dtype": "F32", "shape": [64, 32], "data_offsets": [0, 8192]}}
 DEVICE = '{ name = "one", address = "127.0.0.1:#closed" }'
-TWO = 'device = [{ name = "a", address = "198.51.100.1:7700" }, { name = "b", address = "198.51.100.2:7700" }]\n'
+TWO = (
+    'device = [{ name = "a", address = "198.51.100.1:7700" }, '
+    '{ name = "b", address = "198.51.100.2:7700" }]\n'
+)
 SETTING = (
     '{"journal":4,"command":"generate","model":"bundled","fingerprint":"0","dtype":"bfloat16","context":1024,'
     '"arithmetic":"lanes16","cache":"auto","line":1,"crc":"00000000"}\n'
@@ -74,10 +78,12 @@ def cluster(name: str, text: str, words: str = "generate --cluster c.toml hi") -
     return Case(name=f"cluster/{name}", words=words, files={"c.toml": text})
 
 
-def model(name: str, files: Mapping[str, Content], **more: Any) -> Case:
+def model(
+    name: str, files: Mapping[str, Content], words: str = "generate --local 1 --model m hi", **more: Any
+) -> Case:
     return Case(
         name=f"model/{name}",
-        words="generate --local 1 --model m hi",
+        words=words,
         files={f"m/{path}": content for path, content in files.items()},
         **more,
     )
@@ -247,6 +253,7 @@ CASES: tuple[Case, ...] = (
     model(
         "weights-that-lack-tensors",
         {"config.json": json.dumps(LLAMA), "model.safetensors": weights(ONE_TENSOR, bytes(8192))},
+        "generate --local 1 --model m --prompt-token-ids 1,5",
     ),
     model(
         "weights-cut-off",
@@ -271,8 +278,8 @@ CASES: tuple[Case, ...] = (
     cluster("addresses-twice", TWO.replace("198.51.100.2", "198.51.100.1")),
     cluster("memory", 'device = [{ address = "198.51.100.1:7700", memory = "lots" }]\n'),
     cluster("layers", 'device = [{ address = "198.51.100.1:7700", layers = [0, 7] }]\n'),
-    cluster("link", f'links = ["fast"]\n{TWO}'),
-    cluster("link-of-nobody", f'links = ["a:z=100/1"]\n{TWO}'),
+    cluster("link", f'insecure = true\nlinks = ["fast"]\n{TWO}'),
+    cluster("link-of-nobody", f'insecure = true\nlinks = ["a:z=100/1"]\n{TWO}'),
     cluster(
         "board",
         'device = [{ address = "198.51.100.1:7700", profile = "raspberry-pi-6" }]\n',
@@ -281,7 +288,7 @@ CASES: tuple[Case, ...] = (
     cluster("no-board", TWO, "plan --cluster c.toml --offline --quick"),
     cluster("drafter-on-nobody", f'{TWO}[[drafter]]\nmodel = "draft"\ndevice = "z"\n'),
     cluster("nobody-there", f"insecure = true\ndevice = [{DEVICE}]\n"),
-    cluster("keys-missing", f"device = [{DEVICE}]\n"),
+    cluster("keys-missing", TWO),
     cluster("nobody-to-check", f"insecure = true\ndevice = [{DEVICE}]\n", "doctor --cluster c.toml"),
     cluster("not-toml-for-keys", "device = 3\n", "keygen --cluster c.toml"),
     Case(name="journal/none", words="generate --local 1 --resume none.journal"),
@@ -297,12 +304,17 @@ CASES: tuple[Case, ...] = (
     Case(name="keys/empty", words="daemon --port 0 --keys k", files={"k/README": ""}),
     Case(
         name="keys/damaged",
-        words="daemon --port 0 --keys k",
+        words="daemon --port 0 --name one --keys k",
         files={"k/one.key": 'name = "one"\npublic = "short"\nsecret = "short"\n', "k/allowed.toml": ""},
     ),
-    Case(name="keys/no-toml", words="daemon --port 0 --keys k", files={"k/one.key": "[[["}),
+    Case(name="keys/no-toml", words="daemon --port 0 --keys k", files={"k/allowed.toml": "[[["}),
     Case(name="keys/api-none", words="serve --local 1 --port 0 --api-key-file none"),
-    Case(name="keys/api-empty", words="serve --local 1 --port 0 --api-key-file k", files={"k": "\n"}),
+    Case(
+        name="keys/api-empty",
+        words="serve --local 1 --port 0 --api-key-file k",
+        files={"k": "\n"},
+        private=("k",),
+    ),
     experiment("no-toml", "[[testbed]"),
     experiment("empty", ""),
     experiment("unknown-key", 'name = "e"\nspeed = 1\n'),
@@ -353,6 +365,8 @@ def refused(place: Place, index: int, case: Case, ports: Mapping[str, str]) -> O
     for path in case.cut:
         content = (own.home / path).read_bytes()
         (own.home / path).write_bytes(content[:-100])
+    for path in case.private:
+        (own.home / path).chmod(0o600)
     try:
         done = piped(own, *shlex.split(with_ports(case.words, ports)), stdin=case.stdin, timeout_s=REFUSED_S)
     except subprocess.TimeoutExpired:

@@ -18,7 +18,10 @@ from lab.golden.recording import Absent, Comparison, Difference, Observation, Or
 
 ORIGIN = Origin(commit="0" * 40, date="2026-01-01", machine="a board", versions="Python 3")
 SEEN = {"a/text": ["one line", "another line"], "a/ids": [5, 6, 7], "b": {"x": 1.5, "y": None}}
-PLAIN, TIMED = Part(name="plain", about="", module="none"), Part(name="timed", about="", module="none", rounds=3)
+PLAIN, TIMED = (
+    Part(name="plain", about="", module="none"),
+    Part(name="timed", about="", module="none", rounds=3),
+)
 
 
 @pytest.fixture
@@ -50,6 +53,7 @@ def run(part: Part) -> golden.Verdict:
         ({"a": 1}, {"a": 2}, ["k > a: expected 1, got 2"]),
         ({"a": 1}, {"b": 1}, ["k > a: expected 1, got nothing", "k > b: expected nothing, got 1"]),
         ([1, 2, 3], [1, 5, 3], ["k > 1: expected 2, got 5"]),
+        ([1, 2, 3], [1, 5, 6], ["k > 1: expected 2, got 5 (2 of 3 differ)"]),
         ([1, 2], [1, 2, 3], ["k > 2: expected the end of 2, got 3 of 3"]),
         (["ab12", "cd34"], ["ab12", "cd35"], ['k > 1: expected "cd34", got "cd35"']),
         (["a b", "c d", "e f"], ["a b", "e f"], ['k > line 2: expected "c d", got nothing']),
