@@ -350,7 +350,7 @@ def in_pipe(place: Place, words: Sequence[str], form: str, stdin: bytes = b"") -
         return {"status": done.returncode, "documents": documents, "stderr": err}
     out = mask_text(done.stdout.splitlines(), place)
     if len(out) > LONG_LINES:
-        digest = hashlib.sha256(done.stdout.encode()).hexdigest()
+        digest = hashlib.sha256("\n".join(out).encode()).hexdigest()
         return {"status": done.returncode, "lines": len(out), "sha256": digest, "stderr": err}
     return {"status": done.returncode, "stdout": out, "stderr": err}
 

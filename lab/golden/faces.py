@@ -78,6 +78,11 @@ MASKS: tuple[Mask, ...] = (
         "# tokens/s, first after # s",
         "how fast an answer came is measured",
     ),
+    Mask(
+        re.compile(r"(?<= tokens \()\d+(?= taken over\))"),
+        "#",
+        "how much of an answer is there when its chat is killed is up to time",
+    ),
     Mask(re.compile(r"(, seed )\d{3,}"), r"\1#drawn", "a seed that is not given is drawn"),
     Mask(
         re.compile(r"(?m)^(\^C)?\d\d:\d\d:\d\d (?=INFO|WARNING|ERROR)"),
@@ -141,7 +146,8 @@ def mask_text(lines: Sequence[str], place: Place) -> list[str]:
 def mask_place(text: str, place: Place) -> str:
     """Gives the text with names in the place of temporary folders."""
     for folder, name in ((place.home, "#home"), (place.models, "#models"), (place.tree, "#tree")):
-        text = text.replace(str(folder), name)
+        for written in (str(folder), str(folder).replace("/", "\\/")):  # a script for zsh escapes slashes
+            text = text.replace(written, name)
     return text
 
 
