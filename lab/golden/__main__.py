@@ -271,6 +271,7 @@ def read_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = read_arguments(argv)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that all it started ends
     parts = [PARTS[name] for name in getattr(args, "parts", ()) or PARTS]
     try:
         if args.command == "observe":
