@@ -18,13 +18,11 @@ import shutil
 import signal
 import socket
 import subprocess
-import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from lab.golden import api_requests as requests
@@ -70,36 +68,18 @@ RECORDED_BYTES_MAX = 100_000
 
 def observe(place: Place, name: str) -> Iterator[Observation | Absent]:
     """Sees two servers, the second with keys and a model that calls tools, and recordings of answers."""
-    with _ending_by_signal():
-        yield from _guarded("recording", _recordings(place))
-        with _serving(place, "open", "--local", "2") as server:
-            yield from _of_first_server(server)
-        yield _end_of(server)
-        keys = place.home / "keys"
-        keys.write_text(f"{requests.KEY}\ngolden-key-2\n", "utf-8")
-        keys.chmod(0o600)
-        said = ("--api-key-file", str(keys), "--cors", requests.ORIGIN, "--parallel", "2", "--queue", "0")
-        model = ("--model", str(_model_with_tools(place)), "--model-name", "toy")
-        with _serving(place, "keyed", "--local", "2", *model, *said, key=requests.BEARER) as server:
-            yield from _of_second_server(server)
-        yield _end_of(server)
-
-
-@contextlib.contextmanager
-def _ending_by_signal() -> Iterator[None]:
-    """Has SIGTERM end this process as an error does, so that servers are ended, too."""
-
-    def end(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    yield from _guarded("recording", _recordings(place))
+    with _serving(place, "open", "--local", "2") as server:
+        yield from _of_first_server(server)
+    yield _end_of(server)
+    keys = place.home / "keys"
+    keys.write_text(f"{requests.KEY}\ngolden-key-2\n", "utf-8")
+    keys.chmod(0o600)
+    said = ("--api-key-file", str(keys), "--cors", requests.ORIGIN, "--parallel", "2", "--queue", "0")
+    model = ("--model", str(_model_with_tools(place)), "--model-name", "toy")
+    with _serving(place, "keyed", "--local", "2", *model, *said, key=requests.BEARER) as server:
+        yield from _of_second_server(server)
+    yield _end_of(server)
 
 
 def _guarded(

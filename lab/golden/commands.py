@@ -298,11 +298,10 @@ JOBS: Mapping[str, Job] = {
 
 def observe(place: Place, name: str) -> Iterator[Observation | Absent]:
     """Sees each command."""
-    jobs = [
-        partial(chat, place),
-        partial(chat_interrupted, place),
-        partial(doctor, place),
-        *(partial(job_seen, place, key, job) for key, job in JOBS.items()),
+    jobs = [partial(see, place) for see in (chat, chat_interrupted) if place.wants("chat")]
+    jobs += [partial(doctor, place)] if place.wants("doctor") else []
+    jobs += [
+        partial(job_seen, place, key, job) for key, job in JOBS.items() if place.wants(key.partition("-")[0])
     ]
     for found in side_by_side(jobs):
         yield from found

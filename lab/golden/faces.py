@@ -8,7 +8,6 @@ import contextlib
 import fcntl
 import os
 import re
-import signal
 import struct
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, TypeVar
 
 import psutil
@@ -220,7 +219,7 @@ def side_by_side(jobs: Iterable[Callable[[], T]]) -> Iterator[T]:
 
     If this process is told to end, or an error ends it, all processes that jobs have started are ended.
     """
-    with _ending_by_signal(), ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(2) as pool:
         running = [pool.submit(job) for job in jobs]
         try:
             for each in running:
@@ -232,23 +231,6 @@ def side_by_side(jobs: Iterable[Callable[[], T]]) -> Iterator[T]:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
             raise
-
-
-@contextlib.contextmanager
-def _ending_by_signal() -> Iterator[None]:
-    """Has SIGTERM end this process as an error does."""
-
-    def end(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 class Terminal:

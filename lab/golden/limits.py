@@ -1,4 +1,4 @@
-"""A round that ends: after so long at the latest, and when it is told to, with what it started ended, too."""
+"""A round that ends: after so long at the latest."""
 
 from __future__ import annotations
 
@@ -9,22 +9,16 @@ from types import FrameType
 
 
 @contextlib.contextmanager
-def limited(seconds: int) -> Iterator[None]:
-    """Raises `TimeoutError` after so long, and `SystemExit` at SIGTERM, so that what is open is closed."""
+def limited(seconds: float) -> Iterator[None]:
+    """Raises `TimeoutError` in the main thread after so long, wherever it waits."""
 
-    def late(number: int, frame: FrameType | None) -> None:
-        raise TimeoutError(f"a round has not ended within {seconds} s")
+    def end(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError(f"a round has not ended within {seconds:.0f} s")
 
-    def told(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    before = {
-        number: signal.signal(number, act) for number, act in ((signal.SIGALRM, late), (signal.SIGTERM, told))
-    }
-    signal.alarm(seconds)
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
-        signal.alarm(0)
-        for number, act in before.items():
-            signal.signal(number, act)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -121,12 +121,13 @@ def observe(place: Place, name: str) -> Iterator[Observation | Absent]:
         yield Absent(key="smollm2", why=str(error))
         return
     with daemons(place, 4, threads=1) as four:
-        yield from every_method(model, four)
+        yield from every_method(model, place, four)
         yield from structured(model, four)
-    yield from disturbed(model, place)
+    if place.wants(f"{model.name}/long"):
+        yield from disturbed(model, place)
 
 
-def every_method(model: Model, four: Sequence[Daemon]) -> Iterator[Observation]:
+def every_method(model: Model, place: Place, four: Sequence[Daemon]) -> Iterator[Observation]:
     """Each precision with each number of stages, by its share of the methods."""
     prompts: list[list[int]] = []
     for precision_at, precision in enumerate(
@@ -134,7 +135,8 @@ def every_method(model: Model, four: Sequence[Daemon]) -> Iterator[Observation]:
     ):
         for count in model.splits:
             for at, method in enumerate(METHODS):
-                if (at + precision_at + count) % model.share:
+                is_tried = (at + precision_at + count) % model.share == 0
+                if not is_tried or (prompts and not place.wants(f"{model.name}/{precision}")):
                     continue
                 with opened(model, four[:count], precision, method) as llm:
                     if not prompts:  # a file without a tokenizer is asked by ids, too
