@@ -1,4 +1,4 @@
 """What must not change while the code is rebuilt: recorded once, and compared with what the code does now.
 
-See README.md beside this file.
+README.md in this folder says how they are used.
 """

@@ -1,4 +1,4 @@
-"""What a hop, the head's thinking, a matrix and a layer beside its matrices cost.
+"""What a hop, the head's thinking, a matrix, and a layer without its matrices cost.
 
 Other work on the machine only ever adds time. So a matrix takes the least of many repeats that take turns, in
 seconds of its process; a segment's thinking is the least of repeats of the same answer; of hops a quiet

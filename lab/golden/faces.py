@@ -285,7 +285,7 @@ class Terminal:
         with self._changed:
             self._changed.wait_for(lambda: self._has_ended or is_there(self.lines), WAIT_S)
             if not is_there(self.lines):
-                raise RuntimeError(f"waited in vain; the terminal shows {self.lines[-LINES:]}")
+                raise RuntimeError(f"expected other lines in time; the terminal shows {self.lines[-LINES:]}")
 
     def end(self) -> int:
         """Waits until the command has ended; gives its exit status."""

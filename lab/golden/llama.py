@@ -30,7 +30,7 @@ from lab.golden.place import Place, UnavailableError
 from tests import ggufs
 
 FOLDER = "llama-1.24b-made-1"
-"""The number at the end is of what is in it: trees that make another one keep theirs beside this."""
+"""The number at the end is of what is in it: trees that make another one keep theirs next to this."""
 LAYERS, HIDDEN, INNER, HEADS, KEY_HEADS, WIDTH, VOCABULARY = 16, 2048, 8192, 32, 8, 64, 128256
 CONTEXT, THETA, NORM_EPSILON, STOP_ID = 8192, 500000.0, 1e-5, 2
 STD = 0.02
@@ -133,7 +133,7 @@ def llama(place: Place) -> dict[str, Path]:
         print(f"making a Llama of 1.24 G parameters in {folder}, once", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory(dir=place.models) as room:
             _make(Path(room, "made"))
-            with contextlib.suppress(OSError):  # somebody else has made it meanwhile
+            with contextlib.suppress(OSError):  # another process has made it meanwhile
                 os.rename(Path(room, "made"), folder)
     return {BFLOAT16: folder / BFLOAT16, **{form: folder / f"{form}.gguf" for form in KINDS}}
 

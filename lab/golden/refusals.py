@@ -27,7 +27,7 @@ REFUSED_S = 300.0
 class Case:
     """A wrong input: a command line, the files that are there, and what is written to it.
 
-    In words and files `#taken` is a port that somebody listens on, `#closed` one on which nobody does.
+    In words and files `#taken` is a port that a socket listens on, `#closed` one on which none does.
     `bundled`: folders that hold all files of the bundled model, before `files` are written. `gone`: files
     that are removed then. `cut`: files whose end is cut off. `private`: files that only their owner can read.
     """

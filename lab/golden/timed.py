@@ -45,7 +45,7 @@ class Measured:
 def run(
     part: Part, recording: Recording | None, pattern: str, observe: Observe, tell: Callable[[int, str], None]
 ) -> Iterator[Measured | Absent]:
-    """Measures a part; with a recording beside its commit."""
+    """Measures a part; with a recording, its commit, too."""
     rng, before, now = random.Random(0), Values(), Values()
     absent: dict[str, Absent] = {}
     trees = [(ROOT, now)]

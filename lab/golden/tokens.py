@@ -1,4 +1,4 @@
-"""Token ids of answers: one recording for each question, whoever decodes it.
+"""Token ids of answers: one recording for each question, by whatever method it is decoded.
 
 What a question's answer is depends on model, precision, prompt, sampling and seed alone. So every answer here
 is an observation of the same few keys, by method and stages, with a daemon killed, a head killed and resumed,
