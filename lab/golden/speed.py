@@ -33,6 +33,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 USER_TICKS, SYSTEM_TICKS = 11, 12
 """Where they stand in /proc/PID/stat, behind the name."""
 DEFAULT, PLAIN = "default", "ar"
+MADE_PART = "speed-llama"
 CONTEXT = 512
 FIRST_ID = 3
 """The first that ends no answer."""
@@ -97,14 +98,14 @@ def observe(place: Place, name: str) -> Iterator[Observation | Absent]:
         }
         with _opened("bundled", PLAIN, {1: running[1]}):
             pass  # has imported all: two threads that import transformers at once fail
-        for model, path, asked in _models(place):
+        for model, path, asked in _made(place) if name == MADE_PART else _small(place):
             if isinstance(path, Absent):
                 yield path
             elif place.wants(model):
                 yield from _measure(model, path, asked, running)
 
 
-def _models(place: Place) -> Iterator[tuple[str, Path | str | Absent, Asked]]:
+def _small(place: Place) -> Iterator[tuple[str, Path | str | Absent, Asked]]:
     """What to measure, by the beginning of its keys."""
     yield "toy", "bundled", TOY
     if place.wants("smollm2"):
@@ -112,12 +113,14 @@ def _models(place: Place) -> Iterator[tuple[str, Path | str | Absent, Asked]]:
             yield "smollm2", smollm2(place), SMOLLM2
         except UnavailableError as error:
             yield "smollm2", Absent(key="smollm2", why=str(error)), SMOLLM2
-    if place.wants("llama-1.24b"):
-        try:
-            for form, path in llama(place).items():
-                yield f"llama-1.24b/{form}", path, MADE_PLAIN if form == BFLOAT16 else MADE
-        except UnavailableError as error:
-            yield "llama-1.24b", Absent(key="llama-1.24b", why=str(error)), MADE
+
+
+def _made(place: Place) -> Iterator[tuple[str, Path | str | Absent, Asked]]:
+    try:
+        for form, path in llama(place).items():
+            yield f"llama-1.24b/{form}", path, MADE_PLAIN if form == BFLOAT16 else MADE
+    except UnavailableError as error:
+        yield "llama-1.24b", Absent(key="llama-1.24b", why=str(error)), MADE
 
 
 def _measure(
