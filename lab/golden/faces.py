@@ -84,8 +84,13 @@ MASKS: tuple[Mask, ...] = (
     ),
     Mask(re.compile(r"(, seed )\d{3,}"), r"\1#drawn", "a seed that is not given is drawn"),
     Mask(
-        re.compile(r"(?m)^(\^C)?\d\d:\d\d:\d\d (?=INFO|WARNING|ERROR)"),
-        r"\1#time ",
+        re.compile(r"(?:\^C\n|\n\^C)(?=\d\d:\d\d:\d\d )"),
+        "\n",
+        "a terminal shows ^C before or behind the end of the line that is being written",
+    ),
+    Mask(
+        re.compile(r"(?m)^\d\d:\d\d:\d\d (?=INFO|WARNING|ERROR)"),
+        "#time ",
         "log lines begin with the time of day",
     ),
     Mask(
