@@ -14,8 +14,8 @@ def python_module(module: str, *arguments: str) -> list[str]:
     the package. The option against that, `-P`, came with Python 3.11.
     """
     path = [os.path.abspath(folder) for folder in sys.path]
-    run = (
-        f"import runpy, sys; sys.path[:] = {path!r}; runpy.run_module({module!r}, run_name='__main__', "
-        "alter_sys=True)"
+    run = (  # sys is in the interpreter; anything else could be a file of the working folder
+        f"import sys; sys.path[:] = {path!r}; import runpy; "
+        f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
     )
     return [sys.executable, "-c", run, *arguments]

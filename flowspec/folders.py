@@ -1,23 +1,37 @@
 """The user's folders, and how files get there whole.
 
-Where caches, journals and keys are; hashing, locks, writing in one step.
+Where caches, journals and keys are; hashing, locks, writing in one step. What FlowSpec keeps there for itself
+(`write_own`, `read_own`) carries a digest: a file that was damaged, or is none, is made anew.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
+import json
+import logging
 import os
+import stat
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
+
+import psutil
 
 HASH_BLOCK_BYTES = 4 << 20
 LOCK_EVERY_S = 0.1
+LOCK_MAX_S = 900.0
+"""Nothing that is done once takes longer."""
+OWN_BYTES_MAX = 64 << 20
+_DAMAGE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""What reading a damaged file raises."""
+Read = TypeVar("Read")
+log = logging.getLogger("flowspec.files")
 
 
 class Hash(Protocol):
@@ -60,6 +74,19 @@ def hash_range(
     return found
 
 
+def read_text(path: Path) -> str:
+    """A text that somebody wrote, in UTF-8; some editors begin one with a byte order mark, which is no part
+    of it. Raises `OSError` and `UnicodeDecodeError`."""
+    return path.read_text("utf-8-sig")
+
+
+def why_unread(error: Exception) -> str:
+    """Why `read_text`, or reading what the text says, raised, in words for people."""
+    if isinstance(error, UnicodeError):
+        return "it is no text in UTF-8"
+    return getattr(error, "strerror", None) or str(error)
+
+
 def write_whole(path: Path, data: bytes) -> None:
     """Writes a file so that a reader finds the old one or the new one; raises `OSError`."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -74,25 +101,107 @@ def write_whole(path: Path, data: bytes) -> None:
         raise
 
 
+def read_regular(path: Path, bytes_max: int) -> bytes:
+    """The content of a file that nobody chose, in bounded time. Raises `OSError` for one that is too large,
+    and for a pipe, a device or a folder in its place."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file")
+        data = file.read(bytes_max + 1)
+    if len(data) > bytes_max:
+        raise OSError(errno.EFBIG, f"it has more than {bytes_max} bytes")
+    return data
+
+
+def write_own(path: Path, content: Any) -> None:
+    """Keeps something as JSON for `read_own`; raises `OSError`."""
+    write_whole(path, json.dumps({"digest": _digest(content), "content": content}, indent=1).encode())
+
+
+def read_own(path: Path, read: Callable[[Any], Read]) -> Read | None:
+    """What `read` makes of what `write_own` kept; None where there is nothing, or, with a line in the log,
+    where it is damaged: then it is made anew."""
+    try:
+        kept = json.loads(read_regular(path, OWN_BYTES_MAX))
+        if kept["digest"] != _digest(kept["content"]):
+            raise ValueError("its digest is another one")
+        return read(kept["content"])
+    except FileNotFoundError:
+        return None
+    except (OSError, *_DAMAGE) as error:
+        why = getattr(error, "strerror", None) or "it is damaged"
+        log.warning("%s cannot be read (%s), and is made anew", path, why)
+        return None
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def private_folder(folder: Path) -> Path:
+    """A folder of the user's caches, made if need be, for what others must not put there, such as code; with
+    a line in the log another one, for this process, where others may."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for each in (folder, folder.parent, folder.parent.parent):
+        fault = _fault_of(each.stat())
+        if fault:
+            other = Path(tempfile.mkdtemp(prefix="flowspec-"))
+            log.warning("%s %s; %s is used instead. Mend it with chown and chmod go-w", each, fault, other)
+            return other
+    return folder
+
+
+def is_own(path: Path) -> bool:
+    """Whether nobody but this user, or root, can have written a file. Raises `OSError`."""
+    return stat.S_ISREG(path.lstat().st_mode) and not _fault_of(path.lstat())
+
+
+def _fault_of(found: os.stat_result) -> str:
+    if found.st_uid not in (0, os.geteuid()):
+        return f"belongs to the user {found.st_uid}"
+    is_others = found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX
+    is_group = found.st_mode & stat.S_IWGRP and found.st_gid != os.getegid()
+    return "may be written by others" if is_others or is_group else ""
+
+
 @contextlib.contextmanager
 def locked(path: Path, meanwhile: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Waits for other processes that are at the same, and calls `meanwhile` now and then.
 
+    One that was stopped is not waited for, nor one that takes for ever: what is done twice is done as well.
     Where there can be no lock, as in a folder that cannot be written, nobody is waited for.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(path.with_suffix(".lock"), flags, 0o600)
     except OSError:
         yield
         return
+    ends_s = time.monotonic() + LOCK_MAX_S
     try:
         while not _can_go_on(descriptor):
+            if (holder := _stopped_holder(descriptor)) or time.monotonic() > ends_s:
+                log.warning("process %s is at %s and was stopped; it is not waited for", holder, path.name)
+                break
             meanwhile()
             time.sleep(LOCK_EVERY_S)
+        else:
+            with contextlib.suppress(OSError):
+                os.pwrite(descriptor, f"{os.getpid():<20}".encode(), 0)
         yield
     finally:
         os.close(descriptor)
+
+
+def _stopped_holder(descriptor: int) -> str:
+    """The id of the process that has the lock, if it was stopped; else empty."""
+    with contextlib.suppress(OSError, ValueError, psutil.Error):
+        holder = int(os.pread(descriptor, 20, 0))
+        if psutil.Process(holder).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
+            return str(holder)
+    return ""
 
 
 def _can_go_on(descriptor: int) -> bool:

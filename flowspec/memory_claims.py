@@ -6,14 +6,13 @@ all others until then. So each has a small file, in a folder of its user, that s
 all. Whoever wants to know what is free subtracts what others were promised and have not touched. Files of
 processes that have ended count for nothing and go.
 
-It is an agreement, and no lock on memory: daemons of other users, and of containers that share no folder with
-us, are not seen; their limits are (`host_memory.py`).
+It is an agreement, and no lock on memory: daemons of other users and of other containers, whose processes
+have other ids, are not seen; their limits are (`host_memory.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import stat
 import tempfile
@@ -22,14 +21,18 @@ from pathlib import Path
 
 import psutil
 
-from flowspec.folders import locked, write_whole
+from flowspec.folders import locked, read_own, write_own
 
 
 def claims_folder() -> Path:
     """Below `$XDG_RUNTIME_DIR`, else below the folder for temporary files; it need not exist yet."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     own = Path(runtime) / "flowspec" if runtime else Path(tempfile.gettempdir()) / f"flowspec-{os.getuid()}"
-    return own / "memory"
+    try:
+        table = os.stat("/proc/self/ns/pid").st_ino  # of processes; a container has its own
+    except OSError:
+        return own / "memory"
+    return own / f"memory-{table}"
 
 
 class MemoryClaims:
@@ -69,7 +72,7 @@ class MemoryClaims:
         resident = int(own.memory_info().rss)
         claim = {"began": own.create_time(), "sure": resident + sure, "most": resident + most}
         with contextlib.suppress(OSError):
-            write_whole(self._own, json.dumps(claim).encode())
+            write_own(self._own, claim)
 
     @contextlib.contextmanager
     def deciding(self) -> Iterator[None]:
@@ -89,16 +92,19 @@ class MemoryClaims:
         for path in self._folder.glob("*.json"):
             if path == self._own:
                 continue
+            claim = read_own(path, lambda kept: (float(kept["began"]), int(kept[kind])))
+            if claim is None:
+                continue  # another version's, or not a claim
+            began_s, most = claim
             try:
-                claim = json.loads(path.read_bytes())
                 process = psutil.Process(int(path.stem))
                 has_ended = process.status() == psutil.STATUS_ZOMBIE  # and its parent has not asked how
-                is_same = not has_ended and abs(process.create_time() - claim["began"]) < 1.0
-                untouched = max(0, int(claim[kind]) - int(process.memory_info().rss))
+                is_same = not has_ended and abs(process.create_time() - began_s) < 1.0
+                untouched = max(0, most - int(process.memory_info().rss))
             except psutil.NoSuchProcess:
                 is_same, untouched = False, 0
-            except (OSError, ValueError, KeyError, TypeError, psutil.AccessDenied):
-                continue  # another version's, or not a claim
+            except (ValueError, psutil.AccessDenied):
+                continue
             if is_same:
                 found[int(path.stem)] = untouched
             else:

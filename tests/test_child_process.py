@@ -16,3 +16,14 @@ def test_a_folder_with_the_name_of_the_package_hides_nothing(tmp_path: Path) -> 
         command, cwd=tmp_path, input="a\n", capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout == "a\n"
+
+
+def test_nothing_of_the_working_folder_is_imported(tmp_path: Path) -> None:
+    """Not even what starts the module; Python 3.10 looks there first."""
+    for name in ("runpy", "importlib", "contextlib", "site", "os"):
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name} of the working folder')")
+    command = python_module("flowspec.cli.terminal", "argument")
+    done = subprocess.run(
+        command, cwd=tmp_path, input="a\n", capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.stdout, done.returncode) == ("a\n", 0), done.stderr

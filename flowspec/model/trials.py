@@ -28,7 +28,7 @@ from typing import IO, Any
 from flowspec.child_process import python_module
 from flowspec.core.protocol.precision import is_packed
 from flowspec.errors import InputError
-from flowspec.folders import cache_folder, locked, write_whole
+from flowspec.folders import cache_folder, locked, read_own, write_own
 from flowspec.model.arithmetic import build
 
 CODE = (
@@ -54,7 +54,6 @@ COMPILED = "canonical.c"
 """What is tried first of all where it could be built; the definitions in torch take its place."""
 COMPILED_GPU = "canonical.cu"
 """The same on a GPU, where NVRTC builds it."""
-NOT_BUILT = "the faster library is not built (no C compiler works there; install gcc)"
 _SWITCHES = (
     *("ATEN_", "BLIS_", "DNNL_", "FBGEMM_", "GLIBC_TUNABLES", "GOMP_", "KMP_", "LD_", "MKL_", "OMP_"),
     *("ONEDNN_", "OPENBLAS_", "PYTORCH_", "QEMU_CPU", "TORCH_"),
@@ -155,7 +154,8 @@ class Trial:
         """Why this precision may be slow here: `faults`, and a library that could not be built; else
         empty."""
         is_missing = self.device == "cpu" and all(verdict.kernel != COMPILED for verdict in self.verdicts)
-        return "; ".join(filter(None, (self.faults, NOT_BUILT if is_missing else "")))
+        missing = f"the faster library is not built ({build.why_not()})" if is_missing else ""
+        return "; ".join(filter(None, (self.faults, missing)))
 
     @property
     def detour(self) -> str:
@@ -213,7 +213,7 @@ def run_trial(
                 found = _try(dtype, device, built, tell, command or CHILD, limit_s or TRIAL_S)
                 if not any(verdict.may_pass for verdict in found.verdicts):
                     with contextlib.suppress(OSError):  # it is tried again next time
-                        write_whole(path, json.dumps(asdict(found), indent=1).encode())
+                        write_own(path, asdict(found))
     if not found.kernel:
         where = f"{device} with torch {torch_version()} on {processor()}"
         text = f"{dtype} does not run right on {where}: {found.faults}; {_instead_of(dtype, device)}"
@@ -358,20 +358,14 @@ def _stamp(path: str) -> list[int]:
 
 def _kept(path: Path, dtype: str, device: str) -> Trial | None:
     """What an earlier trial found; None where there was none, or its file cannot be used."""
-    try:
-        data: Any = json.loads(path.read_text("utf-8"))
-        fields = [
-            [str(each[name]) for name in ("kernel", "fault", "arithmetic")] for each in data["verdicts"]
-        ]
-        libraries = {str(path): list(stamp) for path, stamp in data["libraries"].items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+
+    def read(kept: Any) -> Trial:
+        verdicts = tuple(TrialVerdict(**each) for each in kept["verdicts"])
+        return Trial(dtype=dtype, device=device, verdicts=verdicts, libraries=dict(kept["libraries"]))
+
+    found = read_own(path, read)
+    if found is None or any(_stamp(library) != stamp for library, stamp in found.libraries.items()):
         return None
-    if any(_stamp(path) != stamp for path, stamp in libraries.items()):
-        return None
-    verdicts = tuple(
-        TrialVerdict(kernel=kernel, fault=fault, arithmetic=name) for kernel, fault, name in fields
-    )
-    found = Trial(dtype=dtype, device=device, verdicts=verdicts, libraries=libraries)
     return found if found.kernel else None  # a refusal is tried again: it may have been the machine's state
 
 

@@ -7,6 +7,7 @@ import ast
 import ctypes
 import hashlib
 import json
+import os
 import re
 import signal
 import subprocess
@@ -19,14 +20,14 @@ import pytest
 import torch
 
 from flowspec.errors import InputError
-from flowspec.folders import locked
+from flowspec.folders import locked, write_own
 from flowspec.model import kernel_checks, kernels, trials
 from flowspec.model.arithmetic import build, plain
 from flowspec.model.arithmetic.operations import Sight
 from flowspec.model.attention import TreeRows
 from flowspec.model.kernels import DIGITS, Kernel, kernels_of, packing_of
 from flowspec.model.quantised import QuantisedLinear
-from flowspec.model.trials import ATTENTION, COMPILED, NOT_BUILT, Trial, TrialVerdict, run_trial
+from flowspec.model.trials import ATTENTION, COMPILED, Trial, TrialVerdict, run_trial
 from tests.model.broken_kernels import (
     OffInOneScale,
     RightForTheFirstRowCount,
@@ -294,9 +295,15 @@ def test_what_was_found_is_kept_for_this_processor_and_torch(
     never = ["/does/not/exist"]
     assert run_trial("int8", "cpu", folder=tmp_path, command=never) == first
     (path,) = (tmp_path / "kernels").glob("int8-*.json")
-    path.write_text("{")
-    with pytest.raises(FileNotFoundError):
-        run_trial("int8", "cpu", folder=tmp_path, command=never)
+    kept = path.read_text()
+    unknown = kept.replace(f'"{first.kernel}"', '"another"')
+    for damaged in ("{", unknown, kept.replace("lib", "li\\u0000", 1), "[" * 100_000):
+        assert damaged != kept
+        path.write_text(damaged)
+        with pytest.raises(FileNotFoundError):
+            run_trial("int8", "cpu", folder=tmp_path, command=never)
+    path.unlink()
+    os.mkfifo(path)
     run_trial("int8", "cpu", folder=tmp_path, command=child("raise"))
     for change in ("_processor_block", "_torch_build"):
         with monkeypatch.context() as patch:
@@ -325,9 +332,9 @@ def test_what_was_found_is_of_the_libraries_that_were_loaded(tmp_path: Path) -> 
     library = tmp_path / "libblas.so.3"
     library.write_text("one")
     (path,) = (tmp_path / "kernels").glob("*.json")
-    kept = json.loads(path.read_text())
+    kept = json.loads(path.read_text())["content"]
     for stamp, is_found in ((trials._stamp(str(library)), True), ([2, 0], False)):
-        path.write_text(json.dumps({**kept, "libraries": {str(library): stamp}}))
+        write_own(path, {**kept, "libraries": {str(library): stamp}})
         assert (trials._kept(path, "int8", "cpu") is not None) == is_found
     library.unlink()
     assert trials._kept(path, "int8", "cpu") is None
@@ -615,7 +622,7 @@ def test_without_what_is_built_answers_are_right_and_a_line_says_what_is_missing
     monkeypatch.setattr(build, "_allowed", None)
     found = run_trial("int8", "cpu", folder=tmp_path)
     assert found.arithmetics == ("digits",)
-    assert found.detour.endswith(f"is used, for {NOT_BUILT}")
+    assert found.detour.endswith(f"is used, for the faster library is not built ({build.why_not()})")
     assert run_trial("int8", "cpu", folder=tmp_path).detour == found.detour, "and when it is known already"
 
 

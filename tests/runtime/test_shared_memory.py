@@ -23,8 +23,9 @@ from flowspec.core.protocol.cluster_messages import Drafting, Ready, Reset
 from flowspec.core.protocol.messages import Sampling
 from flowspec.core.stage.slots import slots_in
 from flowspec.errors import NoRoomError
+from flowspec.folders import write_own
 from flowspec.host_memory import HostMemory
-from flowspec.memory_claims import MemoryClaims
+from flowspec.memory_claims import MemoryClaims, claims_folder
 from flowspec.model import accelerator
 from flowspec.model.files import ModelFiles
 from flowspec.model.pieces import Span
@@ -76,7 +77,7 @@ def claim_of(folder: Path, process: psutil.Process, *, sure: int, most: int) -> 
     resident = process.memory_info().rss
     path = folder / "flowspec" / "memory" / f"{process.pid}.json"
     claim = {"began": process.create_time(), "sure": resident + sure, "most": resident + most}
-    path.write_text(json.dumps(claim))
+    write_own(path, claim)
     return path
 
 
@@ -154,7 +155,8 @@ def test_what_it_has_touched_is_not_counted_twice(joined: MemoryClaims, tmp_path
 
 def test_the_dead_are_promised_nothing(joined: MemoryClaims, tmp_path: Path, other: Other) -> None:
     path = claim_of(tmp_path, psutil.Process(other.pid), sure=500 * MIB, most=500 * MIB)
-    path.write_text(path.read_text().replace('"began": ', '"began": 1'))
+    claim = json.loads(path.read_text())["content"]
+    write_own(path, {**claim, "began": claim["began"] - 5})
     assert joined.untouched("most") == {}, "its id is another process's now"
     assert not path.exists()
     path = claim_of(tmp_path, psutil.Process(other.pid), sure=500 * MIB, most=500 * MIB)
@@ -165,10 +167,29 @@ def test_the_dead_are_promised_nothing(joined: MemoryClaims, tmp_path: Path, oth
     assert check_memory(NEED, SPAN, ASSIGN, CPU, None, joined) == 950 * MIB
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"began": "x"}', "{}"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", '{"began": "x"}', "{}", '{"began": 1, "sure": Infinity, "most": 1}', "[" * 100_000],
+    ids=range(6),
+)
 def test_what_is_no_claim_is_nothing(joined: MemoryClaims, tmp_path: Path, text: str, other: Other) -> None:
     (tmp_path / "flowspec" / "memory" / f"{other.pid}.json").write_text(text)
     (tmp_path / "flowspec" / "memory" / "name.json").write_text(text)
+    assert joined.untouched("sure") == {}
+
+
+@pytest.mark.parametrize(
+    "claim", [0, [], {"began": "x"}, {"began": 1, "sure": float("inf"), "most": 1}], ids=range(4)
+)
+def test_a_whole_file_of_something_else_is_nothing(
+    joined: MemoryClaims, tmp_path: Path, claim: object, other: Other
+) -> None:
+    write_own(tmp_path / "flowspec" / "memory" / f"{other.pid}.json", claim)
+    assert joined.untouched("sure") == {}
+
+
+def test_a_pipe_is_no_claim(joined: MemoryClaims, tmp_path: Path, other: Other) -> None:
+    os.mkfifo(tmp_path / "flowspec" / "memory" / f"{other.pid}.json")
     assert joined.untouched("sure") == {}
 
 
@@ -197,10 +218,14 @@ def test_a_folder_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert check_memory(NEED, SPAN, ASSIGN, CPU, None, claims) == 950 * MIB
 
 
+def most_of(path: Path) -> int:
+    return int(json.loads(path.read_text())["content"]["most"])
+
+
 def test_two_real_daemons(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     assign = whole_model(str(folder), ModelFiles(str(folder)).fingerprint())
-    place = tmp_path / "flowspec" / "memory"
+    place = claims_folder()
     available = psutil.virtual_memory().available
     with daemon_process("first") as first, daemon_process("second") as second:
         files = {each.name: place / f"{each.process.pid}.json" for each in (first, second)}
@@ -209,12 +234,13 @@ def test_two_real_daemons(folder: Path, tmp_path: Path, monkeypatch: pytest.Monk
             for daemon, peer in ((first, one), (second, two)):
                 peer.greet()
                 assert isinstance(peer.assign(daemon.address, assign), Ready)
-            promised = {name: json.loads(path.read_text())["most"] for name, path in files.items()}
+            promised = {name: most_of(path) for name, path in files.items()}
             assert 0.35 * available < promised["first"] < 0.65 * available
             assert promised["second"] < 0.65 * available
             one.link.send(Reset())
             wait_until(
-                lambda: json.loads(files["first"].read_text())["most"] < promised["first"] / 2,
+                lambda: most_of(files["first"]) < promised["first"] / 2,
                 "its head has let go of it",
             )
+    assert place.is_relative_to(tmp_path)
     assert list(place.glob("*.json")) == []

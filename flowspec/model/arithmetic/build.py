@@ -20,7 +20,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from flowspec.folders import cache_folder, locked
+from flowspec.folders import cache_folder, is_own, locked, private_folder
 
 SOURCE = Path(__file__).with_name("canonical.c")
 COMPILERS = ("cc", "gcc", "clang")
@@ -28,7 +28,10 @@ FLAGS = ("-std=gnu11", "-O3", "-ffp-contract=off", "-fPIC")
 NATIVE = ("-march=native", "-mcpu=native")
 """How compilers are asked for all that this processor can, on x86 and on ARM."""
 BUILD_S = 300.0
+ROOM_BYTES = 8 << 20
+"""What building takes of a disk, several times over."""
 _allowed: Path | None = None
+_why_not = ""
 
 log = logging.getLogger("flowspec.kernels")
 
@@ -46,32 +49,55 @@ def allowed() -> Path | None:
 
 def build(tell: Callable[[float], None] = lambda share: None) -> Path | None:
     """Builds the library for this processor if that was not done before, which it is to `tell` first; None
-    where no compiler can."""
+    where that cannot be, for what `why_not` says."""
+    global _why_not
+    try:
+        return _built(tell)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        _why_not = f"{where}{error.strerror or error}"
+        return None
+
+
+def why_not() -> str:
+    """Why the last build of this process gave nothing, and what to do."""
+    return _why_not or "no C compiler works there; install gcc"
+
+
+def _built(tell: Callable[[float], None]) -> Path | None:
+    """Raises `OSError` with why there is no library."""
     compiler = _compiler()
     if compiler is None:
-        return None
+        raise OSError("no C compiler works there; install gcc")
     command, native, description = compiler
     flags = [*FLAGS, *native, *(["-fopenmp"] if openmp() else [])]
     content = repr((description, flags)).encode() + SOURCE.read_bytes()
-    folder = cache_folder() / "arithmetic"
+    folder = _private_folder(cache_folder() / "arithmetic")
     name = f"canonical-{hashlib.sha256(content).hexdigest()[:24]}"
     found = _whole(folder, name)
     if found is not None:
         return found
+    free = shutil.disk_usage(folder).free
+    if free < ROOM_BYTES:
+        room = f"{free >> 10} KiB, expected {ROOM_BYTES >> 20} MiB"
+        raise OSError(f"{folder} has room for {room}; make room there")
     log.info("compiling kernels for this processor, once: what comes of it is kept in %s", folder)
     tell(0.0)
-    try:
-        with locked(folder / name, lambda: tell(0.0)):
-            return _whole(folder, name) or _compile(command, flags, folder, name)
-    except OSError:
-        return None
+    with locked(folder / name, lambda: tell(0.0)):
+        return _whole(folder, name) or _compile(command, flags, folder, name)
+
+
+@functools.cache
+def _private_folder(folder: Path) -> Path:
+    """The same all the time that this process runs."""
+    return private_folder(folder)
 
 
 def _whole(folder: Path, name: str) -> Path | None:
     """What was built under this name, if it has the bytes that it had then."""
     for path in folder.glob(f"{name}-*.so"):
         with contextlib.suppress(OSError):
-            if path.name == f"{name}-{_hash(path)}.so":
+            if is_own(path) and path.name == f"{name}-{_hash(path)}.so":
                 return path
     return None
 
@@ -80,9 +106,8 @@ def _hash(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:24]
 
 
-def _compile(command: str, flags: list[str], folder: Path, name: str) -> Path | None:
-    """Builds it in place of what is there under this name."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+def _compile(command: str, flags: list[str], folder: Path, name: str) -> Path:
+    """Builds it in place of what is there under this name. Raises `OSError`."""
     for damaged in folder.glob(f"{name}-*.so"):
         damaged.unlink()
     with tempfile.TemporaryDirectory(dir=folder) as room:
@@ -92,7 +117,7 @@ def _compile(command: str, flags: list[str], folder: Path, name: str) -> Path | 
             ["-shared", str(object_file), "-lm", "-o", str(made)],
         ):
             if not _run(command, *words):
-                return None
+                raise OSError(f"{command} cannot compile {SOURCE.name}; install another gcc or clang")
         path = folder / f"{name}-{_hash(made)}.so"
         os.replace(made, path)
     return path

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from flowspec.core.cluster.agreement import Agreement, Lack
 from flowspec.core.protocol.cluster_messages import Arithmetics
 from flowspec.core.protocol.facts import Facts, Interface, KernelFacts, LinkFacts, Software
-from flowspec.model.trials import NOT_BUILT
 from flowspec.plan.memory import PROCESS_BYTES, mib
 from flowspec.plan.speed import why_insane
 from flowspec.rounding import rounded
@@ -137,10 +136,9 @@ def _of_kernel(name: str, kernel: KernelFacts) -> Iterator[Finding]:
             f"{kernel.dtype} is computed by the kernel {kernel.kernel} there, which may be slow, for "
             f"{kernel.faults}"
         )
-        missing = (
-            "gcc" if NOT_BUILT in kernel.faults else "the versions that the constraints folder has for it"
-        )
-        advice = f"nothing, answers are right; for speed, install {missing} on that machine"
+        is_unbuilt = "is not built" in kernel.faults
+        remedy = "do that" if is_unbuilt else "install the versions that the constraints folder has for it"
+        advice = f"nothing, answers are right; for speed, {remedy} on that machine"
         yield Finding(WARNING, name, "kernels", text, advice)
 
 

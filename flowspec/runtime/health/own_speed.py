@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import json
 import logging
 import os
 import platform
@@ -16,7 +15,7 @@ from typing import Any
 
 from flowspec.core.protocol.facts import PackedSpeed, Speed
 from flowspec.errors import InputError
-from flowspec.folders import cache_folder, locked, write_whole
+from flowspec.folders import cache_folder, locked, read_own, write_own
 from flowspec.model.trials import check_torch
 from flowspec.plan.profile import read_profile
 from flowspec.plan.speed import speed_of
@@ -57,10 +56,7 @@ def _probed(machine: Machine, *, may_probe: bool) -> Speed | None:
         if key not in known:
             known[key] = _probe(machine)
             with contextlib.suppress(OSError):  # it is probed again next time
-                write_whole(
-                    path,
-                    json.dumps({name: asdict(speed) for name, speed in known.items()}, indent=1).encode(),
-                )
+                write_own(path, {name: asdict(speed) for name, speed in known.items()})
         return known[key]
 
 
@@ -93,12 +89,8 @@ def _key(machine: Machine) -> str:
 
 
 def _remembered(path: Path) -> dict[str, Speed]:
-    """What can be used of the file; a broken one is written anew."""
-    try:
-        data: Any = json.loads(path.read_text("utf-8"))
-        return {str(key): _speed(value) for key, value in data.items()}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return {}
+    """What can be used of the file."""
+    return read_own(path, lambda kept: {str(key): _speed(value) for key, value in kept.items()}) or {}
 
 
 def _speed(value: Any) -> Speed:

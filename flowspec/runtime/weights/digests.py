@@ -7,17 +7,14 @@ answer.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
 import logging
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from flowspec.core.protocol.limits import DIGEST_CHARS
-from flowspec.folders import cache_folder, hash_range, write_whole
+from flowspec.folders import cache_folder, hash_range, read_own, write_own
 from flowspec.model.tensors import Extent
 
 log = logging.getLogger("flowspec.head")
@@ -57,21 +54,17 @@ class Digests:
         if self._is_new:
             self._is_new = False
             try:
-                write_whole(self._path, json.dumps({"stamp": self._stamp, "tensors": self._known}).encode())
+                write_own(self._path, {"stamp": self._stamp, "tensors": self._known})
             except OSError as error:
                 log.warning(
                     "cannot keep the digests of the weights in %s: %s", self._path.parent, error.strerror
                 )
 
     def _read(self) -> dict[str, str]:
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            kept = json.loads(self._path.read_bytes())
-            tensors = kept["tensors"].items()
-            if kept["stamp"] == list(self._stamp) and all(
-                isinstance(digest, str) and len(digest) == DIGEST_CHARS for _, digest in tensors
-            ):
-                return dict(tensors)
-        return {}
+        kept = read_own(self._path, lambda kept: (kept["stamp"], dict(kept["tensors"])))
+        if kept is None or kept[0] != list(self._stamp):
+            return {}
+        return kept[1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from flowspec.core.protocol.facts import Board, Facts, Interface, KernelFacts, LinkFacts, Software
-from flowspec.model.trials import NOT_BUILT
 from flowspec.plan.memory import PROCESS_BYTES, SliceMemory
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.health.diagnose import HERE, diagnose
@@ -368,10 +367,12 @@ def test_kernels_that_are_not_right_are_told_of() -> None:
         in told[1].text
     )
     assert "int8 cannot be computed there: int8 does not run right on cpu" in told[0].text
-    found[1].facts = replace(FACTS, kernel=KernelFacts(dtype="int8", kernel="x86", faults=NOT_BUILT))
+    missing = "the faster library is not built (no C compiler works there; install gcc)"
+    found[1].facts = replace(FACTS, kernel=KernelFacts(dtype="int8", kernel="x86", faults=missing))
     (unbuilt,) = [
         each for each in diagnose(found, FACTS, None) if each.check == "kernels" and each.device == "pi-1"
     ]
     assert unbuilt.severity == "warning"
-    assert "install gcc" in unbuilt.advice
+    assert unbuilt.text.endswith("install gcc)")
+    assert unbuilt.advice.endswith("do that on that machine")
     assert "constraints" in told[1].advice
