@@ -10,7 +10,6 @@ from pathlib import Path
 
 EXTRAS = {
     "discovery": ("zeroconf",),
-    "gguf": ("gguf",),
     "grammars": ("llguidance",),
     "plots": ("matplotlib",),
     "serve": ("h11", "llguidance", "prometheus_client", "starlette", "uvicorn"),

@@ -18,7 +18,9 @@ from flowspec.core.protocol import limits
 from flowspec.core.protocol.experts import experts_of
 from flowspec.core.protocol.precision import ACTIVATIONS, FILED
 from flowspec.errors import InputError
+from flowspec.folders import read_text
 from flowspec.model.config_bounds import check_built, check_config
+from flowspec.model.damage import advice, check_inside, check_written, is_gguf_file
 from flowspec.model.families import FAMILIES, check_family, decoder_config, raw_decoder_config
 from flowspec.model.gguf.config import config_of
 from flowspec.model.gguf.file import GgufFile
@@ -28,7 +30,13 @@ from flowspec.model.joined_experts import JoinedExperts, StackedExperts
 from flowspec.model.json_files import read_json
 from flowspec.model.layer_by_layer import LayerByLayer
 from flowspec.model.prequantised.scheme import Scheme, scheme_of
-from flowspec.model.safetensors_file import ELEMENT_BYTES, LEVEL_BYTES, SafetensorsTensors, read_header
+from flowspec.model.safetensors_file import (
+    ELEMENT_BYTES,
+    LEVEL_BYTES,
+    SafetensorsTensors,
+    read_header,
+    written_extents,
+)
 from flowspec.model.tensors import Extents, Tensors
 
 BUNDLED = "bundled"
@@ -58,7 +66,7 @@ def canonical_name(model: str) -> str:
     file, or a hub id."""
     return (
         str(Path(model).resolve())
-        if model != BUNDLED and (os.path.isdir(model) or (is_gguf(model) and os.path.isfile(model)))
+        if model != BUNDLED and (os.path.isdir(model) or _is_local_gguf(model))
         else model
     )
 
@@ -83,7 +91,7 @@ class ModelFiles:
             self._local_gguf = _only_gguf(self.folder)
         elif model in bundled_models():  # a folder of that name here wins, as with names of the hub
             self.folder = bundled_folder(model)
-        elif is_gguf(model) and os.path.isfile(model):
+        elif _is_local_gguf(model):
             self._local_gguf = Path(model)
             self.folder = self._local_gguf.parent
         elif is_gguf(model):
@@ -96,7 +104,7 @@ class ModelFiles:
         elif os.path.isfile(model):
             raise InputError(
                 "expected a model folder, a GGUF file or a hub id such as Qwen/Qwen3-0.6B, but the file "
-                f"{model!r} is no model"
+                f"{model!r} is no model{_hint(Path(model))}"
             )
         elif _is_path(model) or model.count("/") != 1:
             raise InputError(
@@ -180,7 +188,11 @@ class ModelFiles:
         if self._hub_gguf or self._local_gguf is not None:
             return None
         if self.folder is not None:
-            return self.folder / name if (self.folder / name).is_file() else None
+            path = self.folder / name
+            if not path.is_file():
+                return None
+            check_inside(path, self.folder)
+            return path
         return hub_file(self.model, name, may_fetch=self._may_fetch)
 
     @property
@@ -208,29 +220,25 @@ class ModelFiles:
             raise
 
     def check_weights(self) -> None:
-        """Raises `InputError` when weight files of a local folder are missing or cut short; fetches nothing
-        from the hub."""
+        """Raises `InputError` when weight files of a local folder are missing, cut short or never written to
+        their end; fetches nothing from the hub."""
         if self.gguf is not None:
-            _ = self.gguf_file
+            check_written(map(self.gguf_file.extent, self.gguf_file))
         elif self.folder is not None:
             for name in sorted(set(self.file_map().values())):
-                read_header(self.path(name))
+                check_written(written_extents(self.path(name)))
 
     def config(self) -> Any:
         """The transformers config, of a multimodal model that of its decoder."""
-        from transformers import AutoConfig
+        from transformers import CONFIG_MAPPING, AutoConfig
 
         if self.gguf is not None:
             name, read = "metadata", functools.partial(AutoConfig.for_model, **self.raw_config())
         else:
             self.raw_config()  # its checks come before transformers builds what the file asks for
-            folder = self.path("config.json").parent
-            name, read = (
-                "config.json",
-                functools.partial(
-                    AutoConfig.from_pretrained, folder, local_files_only=True, trust_remote_code=False
-                ),
-            )
+            raw = read_json(self.path("config.json"))
+            name = "config.json"
+            read = functools.partial(CONFIG_MAPPING[raw["model_type"]].from_dict, raw)
         try:
             config = decoder_config(read(), self.model)
             check_built(config, self.model)
@@ -327,11 +335,7 @@ class ModelFiles:
 
     def config_text(self) -> str:
         """config.json, or what stands for it."""
-        return (
-            self.path("config.json").read_text("utf-8")
-            if self.gguf is None
-            else json.dumps(self.raw_config())
-        )
+        return read_text(self.path("config.json")) if self.gguf is None else json.dumps(self.raw_config())
 
     def fingerprint(self) -> str:
         """Names the content: config, tensor layout, and samples of every weight file (for the hub, its
@@ -373,13 +377,24 @@ def _checked(whole: dict[str, Any], path: Path) -> dict[str, Any]:
     return raw
 
 
+def _is_local_gguf(model: str) -> bool:
+    """By its name or, as Ollama's blobs have no names, its first bytes."""
+    return os.path.isfile(model) and (is_gguf(model) or is_gguf_file(Path(model)))
+
+
+def _hint(path: Path) -> str:
+    """What else a file is that is no model."""
+    found = advice(path, "")
+    return f"; {found}" if found else ""
+
+
 def _is_path(model: str) -> bool:
     return Path(model).is_absolute() or model.startswith((".", "~"))
 
 
 def _only_gguf(folder: Path) -> Path | None:
     """The GGUF file of a folder that has one, in one part or several, and no safetensors."""
-    found = sorted(path.name for path in folder.glob("*.gguf"))
+    found = sorted(path.name for path in folder.iterdir() if is_gguf(path.name))
     is_one = bool(found) and (len(found) == 1 or found == parts_of(found[0]))
     return folder / found[0] if is_one and not any(folder.glob("*.safetensors")) else None
 

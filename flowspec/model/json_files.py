@@ -8,6 +8,8 @@ from typing import Any
 
 from flowspec.core.protocol import limits
 from flowspec.errors import InputError, first_line
+from flowspec.folders import read_text, why_unread
+from flowspec.model.damage import advice
 
 _DEPTH_MAX = 100
 
@@ -18,10 +20,12 @@ def read_json(path: Path) -> dict[str, Any]:
         size = path.stat().st_size
         if size > limits.JSON_BYTES_MAX:
             raise InputError(f"{path}: expected JSON of at most {limits.JSON_BYTES_MAX} bytes, got {size}")
-        raw = json.loads(path.read_text("utf-8"))
+        raw = json.loads(read_text(path))
         check_depth(raw)
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: expected JSON, got {first_line(error)}") from None
+        why = why_unread(error) if isinstance(error, UnicodeError) else first_line(error)
+        found = advice(path, why)
+        raise InputError(f"{path}: expected JSON, got {found}") from None
     if not isinstance(raw, dict):
         raise InputError(f"{path}: expected a JSON object, got {raw!r:.80}")
     return raw

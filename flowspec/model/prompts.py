@@ -12,6 +12,7 @@ from typing import Any
 
 from flowspec.core.protocol import limits
 from flowspec.errors import InputError, first_line
+from flowspec.folders import read_text, why_unread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +39,12 @@ def read_prompts(path: Path) -> list[Prompt]:
             raise InputError(
                 f"{path}: expected prompts of at most {limits.PROMPTS_BYTES_MAX} bytes together, got {size}"
             )
-        lines = path.read_text("utf-8").split(
+        lines = read_text(path).split(
             "\n"
         )  # nothing else ends a line of jsonl, though a text may hold what Python takes for one
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
-            f"{path}: expected a file of prompts, but it cannot be read "
-            f"({getattr(error, 'strerror', None) or error})"
+            f"{path}: expected a file of prompts, but it cannot be read ({why_unread(error)})"
         ) from None
     found = [_prompt(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not found:

@@ -11,6 +11,7 @@ from typing import Any
 
 from flowspec.core.protocol import limits
 from flowspec.errors import InputError, first_line
+from flowspec.model.damage import advice
 from flowspec.model.tensors import Extent, Tensors, check_shape
 
 ELEMENT_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
@@ -46,12 +47,30 @@ def read_header(path: Path) -> dict[str, Any]:
         RecursionError,
         struct.error,
     ) as error:
-        raise InputError(f"{path} is not a safetensors file ({first_line(error)}); copy it again") from None
+        text = f"{path} is not a safetensors file ({first_line(error)}); {advice(path)}"
+        raise InputError(text) from None
     if path.stat().st_size != end:
         raise InputError(
             f"{path} is incomplete: expected {end} bytes, got {path.stat().st_size}; copy it again"
         )
     return dict(header)
+
+
+def written_extents(path: Path) -> list[Extent]:
+    """Where each tensor lies, of whatever dtype; raises `InputError`."""
+    header = read_header(path)
+    data = path.stat().st_size - max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    return [
+        Extent(
+            path=path,
+            offset=data + entry["data_offsets"][0],
+            size_bytes=entry["data_offsets"][1] - entry["data_offsets"][0],
+            dtype=entry["dtype"],
+            shape=tuple(entry["shape"]),
+        )
+        for entry in header.values()
+        if type(entry["data_offsets"][0]) is int and entry["data_offsets"][0] >= 0
+    ]
 
 
 def _is_shape(value: Any) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import json
 import re
+import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,11 +16,14 @@ from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import SAMPLING_FIELDS, Sampling
 from flowspec.core.protocol.token_bytes import TokenBytes
 from flowspec.errors import InputError, first_line
+from flowspec.model.damage import check_inside, read_head
 from flowspec.model.files import ModelFiles
+from flowspec.model.gguf.file import GGUF_ONLY
 from flowspec.model.harmony import MARKS, FinalChannel
 from flowspec.model.json_files import read_json
 from flowspec.model.reply.form import CallFormat, ReplyForm, form_of, format_of, thoughts_of
 from flowspec.model.reply.parts import Part, Tool
+from flowspec.model.special_tokens import HiddenTokens, Rendered, SpanningTokenError, without_cuts
 from flowspec.model.template import bounded_time
 from flowspec.model.template_names import TemplateNames, names_in
 
@@ -38,7 +43,7 @@ _READ = (
 """What transformers may read for a tokenizer of the folder that it is in."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _OTHER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "merges.txt", "chat_template.jinja")
-_UNSUPPORTED = {
+_UNSUPPORTED: dict[str, Any] = {
     "encoder_repetition_penalty": 1.0,
     "guidance_scale": 1.0,
     "typical_p": 1.0,
@@ -54,6 +59,7 @@ _UNSUPPORTED = {
     "sequence_bias": {},
     "forced_bos_token_id": None,
     "forced_eos_token_id": None,
+    **GGUF_ONLY,
 }
 """Features of a generation config that FlowSpec lacks, each with the value that switches it off."""
 _RECOMMENDED = {name: kind for name, kind in SAMPLING_FIELDS.items() if name != "seed"}
@@ -70,6 +76,10 @@ _BYTES = {chr(byte): bytes([byte]) for byte in _PRINTABLE} | {
 """The characters by which byte-level BPE writes bytes: those that can be seen for themselves, the others from
 U+0100 on."""
 
+_LOOKED_FOR = (
+    r"""(?:split|startswith|endswith|find|index|replace)\(\s*['"]{mark}|['"]{mark}['"]\s+(?:not\s+)?in\b"""
+)
+"""How a template looks for a text."""
 _ROLE_TOOL = re.compile(r"""role['"]?[\])]*\s*(?:[!=]=|(?:not\s+)?in\b)\s*[^%}]{0,80}?['"]tool['"]""")
 """Where a template asks whether a message is a tool's."""
 
@@ -113,7 +123,7 @@ class Tokenizer:
             )
         if files.gguf is None:
             files.path("config.json")
-            _check_sizes(found[0].parent)
+            _check_files(found[0].parent)
         self._model = files.model
         with self._used():
             try:
@@ -125,9 +135,10 @@ class Tokenizer:
                     # tokenizer.json as it stands: classes of transformers may build another tokenizer. Llama
                     # 2's loses a space that a text begins with, or has none behind special tokens.
                     kind = PreTrainedTokenizerFast if found[0].name == "tokenizer.json" else AutoTokenizer
-                    self._tokenizer = kind.from_pretrained(
-                        found[0].parent, local_files_only=True, trust_remote_code=False
-                    )
+                    with _plain_folder(found[0].parent) as folder:
+                        self._tokenizer = kind.from_pretrained(
+                            folder, local_files_only=True, trust_remote_code=False
+                        )
             except InputError:
                 raise
             except Exception as error:  # noqa: BLE001 - both libraries raise anything for a broken file
@@ -161,9 +172,25 @@ class Tokenizer:
         """A dialogue in the model's chat template, as `render_chat` has it."""
         return self.encode_rendered(self.render_chat(messages, continues=continues), bound)
 
-    def encode_rendered(self, text: str, bound: Bound | None = None) -> list[int]:
-        """A text that `render_chat` made."""
-        return self._ids(text, bound, add_special_tokens=False)
+    def encode_rendered(self, rendered: Rendered, bound: Bound | None = None) -> list[int]:
+        """What `render_chat` made. Raises `InputError` for a tokenizer that cannot take a special token's
+        text for text, where somebody wrote one."""
+        if not rendered.plain:
+            return self._ids(rendered.text, bound, add_special_tokens=False)
+        text, cutting = rendered.cut()
+        check_utf8(text)
+        with self._used():
+            if bound is not None:
+                self._check_length(text, bound)
+            try:
+                found = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+                return without_cuts(found["input_ids"], found["offset_mapping"], text, cutting)
+            except (NotImplementedError, SpanningTokenError):
+                (mark, *_) = rendered.plain.values()
+                raise InputError(
+                    f"{mark!r:.80} is a special token of this model, and its tokenizer cannot take it for "
+                    "text; write it in another way"
+                ) from None
 
     def render_chat(
         self,
@@ -172,13 +199,20 @@ class Tokenizer:
         variables: Mapping[str, Any] | None = None,
         *,
         continues: bool = False,
-    ) -> str:
+    ) -> Rendered:
         """A dialogue in the model's chat template, up to where the assistant speaks; or up to the end of the
         text of its last message, which the answer `continues`. `tools` may be called, and the template is
-        given `variables`; it need not look at either (`takes_tools`, `template_names`)."""
+        given `variables`; it need not look at either (`takes_tools`, `template_names`). Special tokens come
+        from the template alone (`special_tokens.py`)."""
         if not self.has_chat_template:
             raise InputError("this model has no chat template; use flowspec generate --raw")
         self._check_roles(messages, tools)
+        documents = [tool.document for tool in tools]
+        hidden = HiddenTokens(self._marks(tools), [messages, documents, variables])
+        read = self._read_marks(tools)
+        messages = [
+            hidden.hide(message, read if message["role"] == "assistant" else ()) for message in messages
+        ]
         if continues:
             last = {**messages[-1], "content": messages[-1]["content"] + _END}
             messages = [*messages[:-1], last]
@@ -187,10 +221,10 @@ class Tokenizer:
                 text = str(
                     self._tokenizer.apply_chat_template(
                         self._as_taken(messages, tools),
-                        tools=[tool.document for tool in tools] or None,
+                        tools=hidden.hide(documents) or None,
                         tokenize=False,
                         add_generation_prompt=not continues,
-                        **(variables or {}),
+                        **hidden.hide(variables or {}),
                     )
                 )
         except Exception as error:  # noqa: BLE001 - a template is a program, and may raise anything
@@ -209,7 +243,22 @@ class Tokenizer:
                 f"the model's chat template makes {len(text)} characters of this dialogue, expected at most "
                 f"{limits.PROMPT_CHARS_MAX}"
             )
-        return text
+        return hidden.rendered(text)
+
+    def _marks(self, tools: Sequence[Tool]) -> list[str]:
+        """The texts of tokens that a template may write and nobody else: special tokens, and others that were
+        added to the vocabulary and that it names."""
+        template, specials = self.template(tools), self._specials
+        return [text for text in self.added_tokens if text.strip() and (text in specials or text in template)]
+
+    def _read_marks(self, tools: Sequence[Tool]) -> frozenset[str]:
+        """Those that the template looks for in an assistant's messages, to tell thoughts from text."""
+        template = self.template(tools)
+        return frozenset(
+            mark
+            for mark in self._marks(tools)
+            if re.search(_LOOKED_FOR.format(mark=re.escape(mark)), template)
+        )
 
     def template(self, tools: Sequence[Tool] = ()) -> str:
         """The chat template, of which a model may have another one for tools; empty without one."""
@@ -232,7 +281,8 @@ class Tokenizer:
         """Whether the template tells of tools, which it need not do though it looks at them."""
         if not self._takes_tools and "tools" in self.template_names(tools).variables:
             with_tools = self.render_chat(messages, tools, variables)
-            self._takes_tools = with_tools != self.render_chat(messages, (), variables)
+            without = self.render_chat(messages, (), variables)
+            self._takes_tools = with_tools.readable() != without.readable()
         return self._takes_tools
 
     def call_format(self, tools: Sequence[Tool]) -> CallFormat | None:
@@ -262,6 +312,12 @@ class Tokenizer:
         if self._added is None:
             self._added = {str(text): token for token, text in self._tokenizer.added_tokens_decoder.items()}
         return self._added
+
+    @property
+    def _specials(self) -> frozenset[str]:
+        """The texts of special tokens."""
+        added = self._tokenizer.added_tokens_decoder.values()
+        return frozenset(map(str, filter(lambda token: token.special, added)))
 
     def takes_calls(self, tools: Sequence[Tool] = ()) -> bool:
         """Whether the template has a place for calls in messages, or they can be written for it."""
@@ -489,10 +545,15 @@ class Tokenizer:
             raise InputError(f"the tokenizer of {self._model!r} is broken: {first_line(error)}") from None
 
 
-def _check_sizes(folder: Path) -> None:
-    """Raises `InputError` for a file so large that reading it, which takes a hundred times its size, could
-    take all memory."""
-    for path in sorted({path for pattern in _READ for path in folder.glob(pattern)}):
+def _read_files(folder: Path) -> list[Path]:
+    """What transformers may read for a tokenizer."""
+    return sorted({path for pattern in _READ for path in folder.glob(pattern)})
+
+
+def _check_files(folder: Path) -> None:
+    """Raises `InputError` for a file that is a link out of the folder, or so large that reading it, which
+    takes a hundred times its size, could take all memory."""
+    for path in _read_files(folder):
         try:
             size = path.stat().st_size
         except OSError:
@@ -501,6 +562,23 @@ def _check_sizes(folder: Path) -> None:
             raise InputError(
                 f"{path}: expected at most {limits.JSON_BYTES_MAX >> 20} MiB, got {-(-size >> 20)}"
             )
+        check_inside(path, folder)
+
+
+@contextlib.contextmanager
+def _plain_folder(folder: Path) -> Iterator[Path]:
+    """The folder of a tokenizer; where files begin with a byte order mark, which libraries stumble over, a
+    copy without."""
+    files = [path for path in _read_files(folder) if path.is_file()]
+    if not any(read_head(path).startswith(codecs.BOM_UTF8) for path in files):
+        yield folder
+        return
+    with tempfile.TemporaryDirectory() as room:
+        for path in files:
+            copy = Path(room, path.relative_to(folder))
+            copy.parent.mkdir(exist_ok=True)
+            copy.write_bytes(path.read_bytes().removeprefix(codecs.BOM_UTF8))
+        yield Path(room)
 
 
 def check_utf8(text: str) -> None:
@@ -579,8 +657,14 @@ class TextStream:
         return found
 
     def _flush(self) -> None:
+        """What is pending; the bytes of half a character at its end are no text."""
         if self._pending:
-            self._append(self._fresh())
+            decoder = codecs.getincrementaldecoder("utf-8")("replace")
+            decoder.decode(b"".join(map(self._tokenizer.token_bytes, self._pending)))
+            fresh = self._fresh()
+            for _ in decoder.getstate()[0]:  # some tokenizers show each byte
+                fresh = fresh.removesuffix(UNFINISHED)
+            self._append(fresh)
 
     def _fresh(self) -> str:
         """Text of the pending tokens, decoded with those before them so that spaces come out right."""
@@ -663,10 +747,14 @@ class Recommended:
 
 
 def recommended(files: ModelFiles, config: Any) -> Recommended:
-    """Reads generation_config.json (all of it optional), the config's stop tokens, and what a GGUF file says
-    of its vocabulary. Raises `InputError` for fields that are not what they should be."""
+    """Reads generation_config.json or what stands for it in a GGUF file (all of it optional), the config's
+    stop tokens, and what a GGUF file says of its vocabulary. Raises `InputError` for fields that are not what
+    they should be."""
     path = files.find("generation_config.json")
-    raw = {} if path is None else _read_generation_config(path)
+    if files.gguf is not None:
+        raw = files.gguf_file.generation_config()
+    else:
+        raw = {} if path is None else _read_generation_config(path)
     stops = raw.get("eos_token_id", getattr(config, "eos_token_id", None))
     stop_ids = frozenset([stops] if isinstance(stops, int) else stops or [])
     suppressed = _token_ids(f"{path}: suppress_tokens", raw.get("suppress_tokens"))

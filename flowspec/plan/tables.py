@@ -14,6 +14,7 @@ from typing import Any, NoReturn, TypeVar
 
 from flowspec.core.protocol import limits
 from flowspec.errors import FlowSpecError, InputError, meant
+from flowspec.folders import read_text, why_unread
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -30,12 +31,10 @@ def read_toml(path: Path, what: str) -> Table:
         size = path.stat().st_size
         if size > limits.TOML_BYTES_MAX:
             raise InputError(f"{path}: expected {what} of at most {limits.TOML_BYTES_MAX} bytes, got {size}")
-        data = tomllib.loads(path.read_text("utf-8"))
+        data = tomllib.loads(read_text(path))
         repr(data)  # a number with too many digits to be shown in a message fails here
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"{path}: expected {what}, but it cannot be read ({getattr(error, 'strerror', None) or error})"
-        ) from None
+        raise InputError(f"{path}: expected {what}, but it cannot be read ({why_unread(error)})") from None
     except (
         ValueError,
         RecursionError,

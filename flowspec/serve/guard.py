@@ -26,6 +26,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from flowspec.errors import InputError
+from flowspec.folders import read_text, why_unread
 from flowspec.serve.refusals import ApiError
 
 BODY_BYTES_MAX = 8 << 20
@@ -67,11 +68,11 @@ def read_keys(path: Path | None) -> tuple[bytes, ...]:
                 raise InputError(
                     f"{path}: expected a key file that only its owner can read; run chmod 600 on it"
                 )
-            text = path.read_text("utf-8")
+            text = read_text(path)
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(
                 f"--api-key-file: expected a file with a key in each line, cannot read {path}: "
-                f"{getattr(error, 'strerror', error)}"
+                f"{why_unread(error)}"
             ) from None
     keys = [line.strip() for line in text.splitlines() if line.strip()]
     if not keys or not all(

@@ -370,8 +370,21 @@ def test_extras_that_there_are_none_of_are_refused(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert (
         done.stderr
-        == "launch/install: expected discovery, gguf, grammars, plots, serve, dev or release, got 'server'\n"
+        == "launch/install: expected discovery, grammars, plots, serve, dev or release, got 'server'\n"
     )
+
+
+def test_help_says_what_there_is(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, "aarch64 cpu")
+    for flag in ("-h", "--help"):
+        command = [tmp_path / "launch/install", flag]
+        done = subprocess.run(
+            command, env=machine.environment, capture_output=True, text=True, timeout=60, check=True
+        )
+        assert done.stdout.startswith("Installs FlowSpec,")
+        assert "launch/install serve" in done.stdout
+        assert "set -euo" not in done.stdout
+    assert machine.asked() == []
 
 
 def test_a_program_beside_the_checkout_finds_flowspec(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 import shutil
 import struct
-import sys
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -609,14 +608,6 @@ def test_a_type_that_nobody_unpacks_is_refused(llama_file: Path, tmp_path: Path)
             InputError, match=f"tensor blk.0.ffn_up.weight is {name}, which the gguf package cannot read"
         ):
             ModelFiles(str(tmp_path / "m.gguf")).check_weights()
-
-
-def test_without_the_package_one_line_says_what_to_install(
-    llama_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(InputError, match=r"GGUF files need the gguf package, .*: run launch/install gguf"):
-        ModelFiles(str(llama_file)).raw_config()
 
 
 @pytest.fixture(scope="module")

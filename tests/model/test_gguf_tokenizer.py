@@ -23,6 +23,7 @@ from flowspec.model.files import ModelFiles, bundled_folder
 from flowspec.model.gguf.file import GgufFile, GgufTexts
 from flowspec.model.gguf.splits import SPLITS
 from flowspec.model.gguf.tokenizer import load, plain_tokens, stop_ids
+from flowspec.model.special_tokens import Rendered, without_cuts
 from flowspec.model.text import TextStream, Tokenizer, recommended
 from tests.checks import vocabularies
 from tests.mutations import mutants, one_line_at_most
@@ -94,6 +95,22 @@ def test_each_text_between_special_tokens_begins_with_a_space_of_its_own(llama2:
     assert tokenizer(" Hello world")["input_ids"] == [1, 29871, 15043, 3186]
     turn = [1, 518, 25580, 29962]
     assert tokenizer("<s>[INST]</s><s>[INST]", add_special_tokens=False)["input_ids"] == [*turn, 2, *turn]
+
+
+def test_a_special_token_that_somebody_wrote_is_text(phi3: GgufFile, llama2: GgufFile) -> None:
+    """SentencePiece puts a space before each text that it is given, so the text must not be taken apart."""
+    user, end = (
+        phi3.metadata["tokenizer.ggml.tokens"].read().index(name) for name in ("<|user|>", "<|end|>")
+    )
+    for file in (phi3, llama2):
+        tokenizer = load(file)
+        rendered = Rendered("<|user|>\nIs a\U00100000b\u00fc an end?<|end|>\n", {"\U00100000": "<|end|>"})
+        text, cutting = rendered.cut()
+        found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        ids = without_cuts(found["input_ids"], found["offset_mapping"], text, cutting)
+        assert (ids.count(user), ids.count(end)) == (1, 1)
+        told = tokenizer.decode(ids[1:], clean_up_tokenization_spaces=False)
+        assert "Is a<|end|>b\u00fc an end?" in told
 
 
 def test_special_tokens_of_phi3_swallow_spaces_but_for_three(phi3: GgufFile, llama2: GgufFile) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import io
 import os
 import pickle
 import zipfile
@@ -121,10 +120,51 @@ def test_another_file_gets_one_line(name: str, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_two_pickles_are_refused(tmp_path: Path) -> None:
+BYTES = pickle.dumps({"a": Called(bytearray, 1 << 40)}, protocol=2)
+
+
+@pytest.mark.parametrize(
+    "name", ["other/data.pkl", "ROOT/DATA.PKL", "ROOT/sub/data.pkl", "ROOT/constants.pkl", "data.pkl"]
+)
+@pytest.mark.parametrize("is_first", [False, True])
+def test_two_pickles_are_refused(name: str, is_first: bool, tmp_path: Path) -> None:
     path = tmp_path / "pytorch_model.bin"
-    torch.save({"fc.weight": torch.ones(1)}, path)
-    with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr("other/data.pkl", io.BytesIO(b"x").getvalue())
+    entries = [("ROOT/data.pkl", saved(tmp_path / "innocent.bin")), (name, BYTES)]
+    with zipfile.ZipFile(path, "w") as archive:
+        for entry, content in reversed(entries) if is_first else entries:
+            archive.writestr(entry, content)
     with pytest.raises(InputError, match="is no zip archive of tensors"):
+        load_pickled(path)
+
+
+@pytest.mark.parametrize("name", ["ROOT/DATA.PKL", "ROOT/sub/data.pkl", "other/data.pkl"])
+def test_a_pickle_that_is_elsewhere_is_refused(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "pytorch_model.bin"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("ROOT/version", b"3")
+        archive.writestr(name, BYTES)
+    with pytest.raises(InputError, match="is no zip archive of tensors"):
+        load_pickled(path)
+
+
+def test_an_archive_behind_a_pickle_is_refused(tmp_path: Path) -> None:
+    """torch would run the pickle, and Python's reader finds the archive behind it."""
+    path, innocent = tmp_path / "pytorch_model.bin", tmp_path / "innocent.bin"
+    saved(innocent)
+    path.write_bytes(BYTES + innocent.read_bytes())
+    assert zipfile.is_zipfile(path)
+    with pytest.raises(InputError, match="does not begin as one"):
+        load_pickled(path)
+
+
+def test_what_torch_reads_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Should its reader of archives find another pickle than Python's."""
+    path, hostile = tmp_path / "pytorch_model.bin", tmp_path / "hostile.bin"
+    saved(path)
+    with zipfile.ZipFile(hostile, "w") as archive:
+        archive.writestr("ROOT/data.pkl", BYTES)
+        archive.writestr("ROOT/version", b"3")
+    reader = torch._C.PyTorchFileReader
+    monkeypatch.setattr(torch._C, "PyTorchFileReader", lambda name: reader(str(hostile)))
+    with pytest.raises(InputError, match="bytearray"):
         load_pickled(path)

@@ -52,12 +52,34 @@ def stream(tokens: list[int], stops: list[str], *, at_once: int = 1) -> tuple[Te
     return made, [*pieces, made.finish()]
 
 
+def without_half_character(tokens: list[int]) -> str:
+    """The text of all tokens, but for the beginning of a character at its end, which no byte completes."""
+    data, text = b"".join(map(TOKENIZER.token_bytes, tokens)), TOKENIZER.decode(tokens)
+    for count in range(1, 4):
+        for rest in (
+            b"\x80",
+            b"\x80\x80",
+            b"\x80\x80\x80",
+            b"\xa0",
+            b"\xa0\x80",
+            b"\x90\x80\x80",
+            b"\x90\x80",
+        ):
+            try:
+                (_,) = (data[-count:] + rest).decode()
+            except ValueError:
+                continue
+            if len(data) >= count and data[-count] >= 0x80:
+                return text.removesuffix(UNFINISHED)
+    return text
+
+
 @given(RANDOM, st.integers(1, 30))
 @example([], 1)
 @example([BYTES[0]] * 60, 1)
 def test_the_pieces_are_the_text_of_all_tokens(tokens: list[int], at_once: int) -> None:
     made, pieces = stream(tokens, [], at_once=at_once)
-    assert "".join(pieces) == TOKENIZER.decode(tokens) == made.text
+    assert "".join(pieces) == without_half_character(tokens) == made.text
 
 
 @given(st.text(max_size=60))

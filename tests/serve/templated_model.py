@@ -9,8 +9,11 @@ from pathlib import Path
 from flowspec.model.files import bundled_folder
 
 
-def folder_of(folder: Path, template: str, names: tuple[str, ...]) -> dict[str, int]:
-    """The bundled model with another template, and these names in the place of its rarest tokens."""
+def folder_of(
+    folder: Path, template: str, names: tuple[str, ...], special: tuple[str, ...] = ()
+) -> dict[str, int]:
+    """The bundled model with another template, and these names in the place of its rarest tokens, of which
+    some are `special`."""
     shutil.copytree(bundled_folder("target"), folder)
     for path in folder.glob("*.json"):  # the name of what ends answers, of which channels make another use
         path.write_text(path.read_text("utf-8").replace('"<|end|>"', '"<|return|>"'), "utf-8")
@@ -22,7 +25,7 @@ def folder_of(folder: Path, template: str, names: tuple[str, ...]) -> dict[str, 
         del vocabulary[piece]
         merges.remove(next(pair for pair in merges if "".join(pair) == piece))
         vocabulary[name] = token
-        entry = {**document["added_tokens"][0], "id": token, "content": name, "special": False}
+        entry = {**document["added_tokens"][0], "id": token, "content": name, "special": name in special}
         document["added_tokens"].append(entry)
     path.write_text(json.dumps(document), "utf-8")
     config = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))

@@ -21,11 +21,10 @@ import numpy.typing as npt
 
 from flowspec.core.protocol import limits
 from flowspec.errors import InputError, first_line
-from flowspec.extras import how_to_get
+from flowspec.model.damage import GGUF_MAGIC, advice
 from flowspec.model.gguf.names import parts_of
 from flowspec.model.tensors import Extent
 
-_MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
@@ -33,6 +32,20 @@ _DIMENSIONS_MAX = 4
 _ALIGNMENT = 32
 _LENGTH = struct.Struct("<Q")
 _PART_COUNT, _PART_NUMBER, _TENSOR_COUNT = "split.count", "split.no", "split.tensors.count"
+_SAMPLING = "general.sampling."
+_SAMPLING_FIELDS = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+    "penalty_last_n": "repetition_penalty_window",
+    "xtc_probability": "xtc_probability",
+    "mirostat": "mirostat",
+}
+"""What generation configs call the numbers by which llama.cpp samples."""
+GGUF_ONLY = {"repetition_penalty_window": -1, "xtc_probability": 0.0, "mirostat": 0, "sampler_order": ""}
+"""Fields that no generation_config.json has, each with the value that switches it off."""
 _EMBEDDING, _OUTPUT, _BIAS = "token_embd.weight", "output.weight", ".bias"
 SMALL = (".ssm_alpha.", ".ssm_beta.", ".ffn_gate_inp_shexp.", "per_layer_model_proj.")
 """Of names of small matrices that are rounded where a file does not pack them: how a state fades, what it
@@ -43,7 +56,6 @@ KEPT_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "I
 """ggml's types that layers compute with as they are (`arithmetic.packed.FORMS`)."""
 Rows = npt.NDArray[np.uint8]
 F32 = npt.NDArray[np.float32]
-MISSING_PACKAGE = f"GGUF files need the gguf package, which is not installed: {how_to_get('gguf')}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,10 +105,8 @@ class GgufTensor:
     def at(name: str, shape: tuple[int, ...], kind: int, path: Path, start: int) -> GgufTensor:
         """Raises `ValueError` for a shape that the type cannot have, `InputError` for a type that cannot be
         read."""
-        try:
-            from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-        except ImportError:
-            raise InputError(f"{path}: {MISSING_PACKAGE}") from None
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
         known = kind in set(GGMLQuantizationType)
         if not known or not _is_readable(kind):
             label = GGMLQuantizationType(kind).name if known else f"of type {kind}"
@@ -201,8 +211,8 @@ class GgufFile:
         names = parts_of(path.name)
         if len(names) != count:
             raise InputError(
-                f"{path} is one of {count!r:.40} parts, but its name does not say which; name it "
-                "NAME-00001-of-0000N.gguf again"
+                f"{path} is one of {count!r:.40} parts, but its name does not say which; expected all of "
+                "them in one folder as NAME-00001-of-0000N.gguf, as they were published"
             )
         if path.name != names[0]:
             raise InputError(f"{path} is one of {count} parts; give the first, {names[0]}")
@@ -223,6 +233,25 @@ class GgufFile:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.tensors)
+
+    def generation_config(self) -> dict[str, Any]:
+        """What the file says of sampling, as a generation_config.json would; empty where it says nothing.
+        Raises `InputError` for what is no number."""
+        found: dict[str, Any] = {}
+        for key, name in _SAMPLING_FIELDS.items():
+            value = self.metadata.get(_SAMPLING + key)
+            if value is None:
+                continue
+            if type(value) not in (int, float):
+                raise InputError(f"{self.path}: {_SAMPLING}{key}: expected a number, got {value!r:.40}")
+            found[name] = float(str(np.float32(value))) if type(value) is float else value
+        if order := self.metadata.get(f"{_SAMPLING}sequence"):
+            found["sampler_order"] = order
+        if found.get("repetition_penalty", 1.0) == 1.0:
+            found.pop("repetition_penalty_window", None)  # of nothing
+        if found.get("temperature", 1.0) > 0 and found.keys() - GGUF_ONLY.keys() - {"repetition_penalty"}:
+            found["do_sample"] = True
+        return found
 
     @property
     def loose_matrix(self) -> str:
@@ -270,7 +299,7 @@ def _read_part(path: Path) -> GgufFile:
         IndexError,
         struct.error,
     ) as error:  # UnicodeDecodeError is a ValueError
-        raise InputError(f"{path} is not a GGUF file ({error}); copy it again") from None
+        raise InputError(f"{path} is not a GGUF file ({first_line(error)}); {advice(path)}") from None
 
 
 class _Reader:
@@ -282,9 +311,9 @@ class _Reader:
         self._at = 0
 
     def file(self) -> GgufFile:
-        if self._data[: len(_MAGIC)] != _MAGIC:
+        if self._data[: len(GGUF_MAGIC)] != GGUF_MAGIC:
             raise ValueError("it does not begin with GGUF")
-        self._at = len(_MAGIC)
+        self._at = len(GGUF_MAGIC)
         version, tensor_count, entry_count = self._numbers("IQQ")
         if version not in _VERSIONS:
             raise ValueError(f"version {version}, expected 2 or 3")
@@ -304,6 +333,14 @@ class _Reader:
         if len(self._data) < end:
             raise InputError(
                 f"{self._path} is incomplete: expected {end} bytes, got {len(self._data)}; copy it again"
+            )
+        if (
+            metadata.get(_PART_COUNT, 1) not in (0, 1)
+            and self._data[end : end + alignment].find(GGUF_MAGIC) >= 0
+        ):
+            raise InputError(
+                f"{self._path} is several parts of a GGUF model one behind another; expected each in a file "
+                "of its own, NAME-00001-of-0000N.gguf, or one that llama-gguf-split --merge makes of them"
             )
         return GgufFile(path=self._path, metadata=metadata, tensors=tensors, headers={self._path: size})
 

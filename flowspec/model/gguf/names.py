@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
-_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
+_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.gguf)", re.DOTALL | re.IGNORECASE)
 
 
 def is_gguf(model: str) -> bool:
     """Whether a model's name is that of a GGUF file, here or on the hub."""
-    return model.endswith(".gguf")
+    return model.lower().endswith(".gguf")
 
 
 def parts_of(gguf: str) -> list[str]:
@@ -18,7 +18,7 @@ def parts_of(gguf: str) -> list[str]:
     found = _PART.fullmatch(gguf)
     if found is None:
         return [gguf]
-    return [f"{found[1]}-{number:05}-of-{found[3]}.gguf" for number in range(1, int(found[3]) + 1)]
+    return [f"{found[1]}-{number:05}-of-{found[3]}{found[4]}" for number in range(1, int(found[3]) + 1)]
 
 
 NEXTN = "nextn."

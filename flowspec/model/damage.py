@@ -1,0 +1,132 @@
+"""What is wrong with a model's file: what it is in place of what its name says, a link out of the model's
+folder, weights that were never written though the file has its full length."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from flowspec.errors import InputError
+from flowspec.model.tensors import Extent
+
+GGUF_MAGIC = b"GGUF"
+HEAD_BYTES = 512
+_FETCH = "`flowspec fetch OWNER/NAME` gets the whole model"
+_LFS = b"version https://git-lfs.github.com/spec/"
+_PAGE = (b"<!doctype html", b"<html", b"<?xml")
+_ZIP = b"PK\x03\x04"
+_PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
+_SAMPLE_BYTES = 4096
+_EDGE_BYTES = 256
+_BLOCK_BYTES = 1 << 20
+
+
+def read_head(path: Path) -> bytes:
+    """The first bytes of a file; none of one that cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(HEAD_BYTES)
+    except OSError:
+        return b""
+
+
+def is_gguf_file(path: Path) -> bool:
+    """Whether a file is GGUF by its first bytes, whatever its name is."""
+    return path.is_file() and read_head(path).startswith(GGUF_MAGIC)
+
+
+def advice(path: Path, otherwise: str = "copy it again") -> str:
+    """What a file that cannot be read is by its first bytes, and what to do; else `otherwise`."""
+    head = read_head(path)
+    text = head.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    if not head:
+        return "it is empty; fetch it again"
+    if head.startswith(_LFS):
+        return f"it is a pointer that git-lfs left in its place; run `git lfs pull` there, or {_FETCH}"
+    if text.startswith(_PAGE):
+        return f"it is a web page that was saved in its place; {_FETCH}"
+    if head.startswith(GGUF_MAGIC) and path.suffix.lower() != ".gguf":
+        return f"it is a GGUF file; give it by itself: --model {path}"
+    if head.startswith(_ZIP):
+        return "it is a zip archive, as torch.save writes it; docs/security.md tells how to convert one"
+    for magic, name in _PACKED.items():
+        if head.startswith(magic):
+            return f"it is packed with {name}; unpack it first"
+    if not any(head):
+        return f"it begins with zeros, so its download was not finished; {_FETCH}"
+    return otherwise
+
+
+def check_inside(path: Path, folder: Path) -> None:
+    """Raises `InputError` for a file of a model's folder that is a link out of it: models come from others,
+    and the text of any file here could become a part of every prompt. In the hub's cache all files of a
+    snapshot are links to its blobs."""
+    real, root = path.resolve(), folder.resolve()
+    is_cached = root.parent.name == "snapshots" and real.parent == root.parent.parent / "blobs"
+    if not real.is_relative_to(root) and not is_cached:
+        raise InputError(
+            f"{path} is a link out of the model's folder, to {real}; copy the file there instead"
+        )
+
+
+def check_written(extents: Iterable[Extent]) -> None:
+    """Raises `InputError` for weights that are a hole in their file: zeros from somewhere on, over one matrix
+    at least, which a download that had the space beforehand leaves when it is cut off.
+
+    A matrix of zeros alone is none: merged models have some. A hole does not end where a tensor does, or goes
+    on to the file's end.
+    """
+    placed = sorted(extents, key=lambda each: (str(each.path), each.offset))
+    for path, group in groupby(placed, key=lambda each: each.path):
+        tensors = list(group)
+        with path.open("rb") as file:
+            for first, last in _zero_runs(file.fileno(), tensors):
+                end = last.offset + last.size_bytes
+                is_hole = (
+                    last is tensors[-1]
+                    or (
+                        first is not tensors[0]
+                        and _is_zero(file.fileno(), first.offset - _EDGE_BYTES, _EDGE_BYTES)
+                    )
+                    or _is_zero(file.fileno(), end, _EDGE_BYTES)
+                )
+                if is_hole:
+                    raise InputError(
+                        f"{path} was not written to its end: {end - first.offset} bytes of weights from byte "
+                        f"{first.offset} on are zeros, as a download leaves them that is cut off; fetch it "
+                        "again"
+                    )
+
+
+def _zero_runs(descriptor: int, tensors: Sequence[Extent]) -> list[tuple[Extent, Extent]]:
+    """The first and the last tensor of each run of tensors without any number but zero; runs without a
+    matrix are left out."""
+    found = []
+    run: list[Extent] = []
+    for tensor in [*tensors, None]:
+        if tensor is not None and _has_only_zeros(descriptor, tensor):
+            run.append(tensor)
+            continue
+        if any(len(each.shape) > 1 for each in run):
+            found.append((run[0], run[-1]))
+        run = []
+    return found
+
+
+def _has_only_zeros(descriptor: int, tensor: Extent) -> bool:
+    middle = tensor.offset + max(0, tensor.size_bytes - _SAMPLE_BYTES) // 2
+    return _is_zero(descriptor, middle, min(_SAMPLE_BYTES, tensor.size_bytes)) and _is_zero(
+        descriptor, tensor.offset, tensor.size_bytes
+    )
+
+
+def _is_zero(descriptor: int, offset: int, size: int) -> bool:
+    """Of the bytes that the file has there; a place beyond its end has none."""
+    end, is_read = offset + size, False
+    while offset < end and (block := os.pread(descriptor, min(_BLOCK_BYTES, end - offset), offset)):
+        if any(block):
+            return False
+        offset, is_read = offset + len(block), True
+    return is_read
