@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -91,6 +92,8 @@ def run(args: argparse.Namespace) -> int:
     if found.target is None:
         names = [target.model for target in table()[0]]
         hint = meant(args.model, names) or f"; there are some for {', '.join(names[-1:-4:-1])} and others"
+        if os.path.exists(args.model):
+            hint = f"; without one {FALLBACK} guesses, from what came before in the text"
         raise InputError(
             f"no published drafter is known for {args.model!r:.80} (any small model with the same tokenizer "
             f"may be one: --drafter FOLDER-OR-HUB-ID){hint}"

@@ -254,7 +254,7 @@ def check_prompt(args: argparse.Namespace) -> None:
     if not given or args.prompt == "-":
         if sys.stdin.isatty():
             raise InputError('expected a prompt: flowspec generate "What is 17 + 25?"')
-        args.prompt = sys.stdin.read()
+        args.prompt = sys.stdin.read().removeprefix("\ufeff")  # the mark that some editors begin a text with
     if args.prompt is not None:
         if not args.prompt.strip():
             raise InputError("expected a prompt, got an empty one")

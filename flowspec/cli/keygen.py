@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import ipaddress
 import json
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -156,10 +157,12 @@ def show(
         print(f"  install -d -m 700 ~/{ON_DEVICE} &&")
         print(f"    install -m 600 {_files(folder, local)} ~/{ON_DEVICE}/")
     if len(local) > 1:
+        threads = max(1, (os.cpu_count() or 1) // len(local))
         print("Their keys lie in one folder, so each daemon has to be told which is its own:")
         for name in local:
             host, (_, port) = _host(known[name]), split_address(known[name].address)
-            print(f"  flowspec daemon --host {host} --port {port} --name {shlex.quote(name)}")
+            words = f"--host {host} --port {port} --name {shlex.quote(name)} --threads {threads}"
+            print(f"  flowspec daemon {words}")
     where = "beside the cluster file, as NAME.keys for NAME.toml" if cluster is None else "here"
     tell(
         f"The head finds its own key and the list {where}. Who has a {SUFFIX} file can speak as its name: "

@@ -7,6 +7,7 @@ import argparse
 import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from flowspec.cli.terminal import note
@@ -35,6 +36,11 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         note(f"{self.prog}: {message} (see {self.prog} --help)")
         self.exit(2)
+
+    def _get_value(self, action: argparse.Action, text: str) -> Any:
+        if action.type is Path and not text:  # which would be the working folder
+            raise argparse.ArgumentError(action, "expected a path, got an empty text")
+        return super()._get_value(action, text)
 
     @property
     def flags(self) -> list[str]:

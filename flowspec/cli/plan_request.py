@@ -19,7 +19,7 @@ from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.support import context_max, family_of
 from flowspec.plan.memory import ModelWeights, weights_of
 from flowspec.plan.profile import find_profile
-from flowspec.plan.shape import ModelShape, find_shape, shape_of
+from flowspec.plan.shape import ModelShape, find_shape, longest_context, shape_of
 from flowspec.plan.sites import Network, PlanRequest, Site, site
 from flowspec.plan.speed import completed
 from flowspec.runtime.cluster import Device, pick_context, stage_devices
@@ -192,7 +192,8 @@ def _model(args: argparse.Namespace) -> tuple[ModelShape, ModelWeights, tuple[st
     asked = None if args.dtype is None else tuple(dict.fromkeys(args.dtype.split(",")))
     if args.shape is not None:
         shape = find_shape(args.shape)
-        return shape, weights_of(shape), asked or ("float16",), pick_context(args.context, limits.CONTEXT_MAX)
+        context = pick_context(args.context, longest_context(shape))
+        return shape, weights_of(shape), asked or ("float16",), context
     files = ModelFiles(args.model)
     config = files.config()
     family_of(config, files.model)

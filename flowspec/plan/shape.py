@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from flowspec.core.protocol import limits
 from flowspec.core.protocol.experts import experts_of
 from flowspec.core.protocol.precision import FILED, PRECISIONS
 from flowspec.core.protocol.shared_keys import (
@@ -396,6 +397,22 @@ _OF_DRAFTERS = (
     *(block_shape(shape) for shape in _KNOWN if shape.experts == 1),  # its layers are not a mixture's
 )
 SHAPES = {shape.name: shape for shape in (*_KNOWN, *_OF_DRAFTERS)}
+_POSITIONS = {
+    **dict.fromkeys(("tinyllama-1.1b", "llama-68m"), 2048),
+    **dict.fromkeys(("llama-2-7b", "llama-2-13b", "llama-2-70b", "olmoe-1b-7b"), 4096),
+    **dict.fromkeys(("llama-3-8b", "llama-3-70b"), 8192),
+    "mixtral-8x7b": 32_768,
+    **dict.fromkeys((shape.name for shape in _KNOWN if shape.name.startswith("qwen3")), 40_960),
+    **dict.fromkeys(("llama-3.2-1b", "llama-3.2-3b", "qwen2-7b", "qwen2.5-14b", "gpt-oss-20b"), 131_072),
+}
+"""`max_position_embeddings` in each model's published config.json."""
+assert _POSITIONS.keys() == {shape.name for shape in _KNOWN}
+
+
+def longest_context(shape: ModelShape) -> int:
+    """Tokens that the model of a known shape takes at most, or its drafter's model."""
+    name = next((name for name in _POSITIONS if shape.name.endswith(name)), "")
+    return _POSITIONS.get(name, limits.CONTEXT_MAX)
 
 
 def find_shape(name: str) -> ModelShape:

@@ -162,7 +162,8 @@ def parse_links(texts: Sequence[str], names: Collection[str], where: str) -> Net
                 f"{where}: expected Mbit/s and ms such as 1000/0.5, or for one link A:B=100/2, got "
                 f"{text!r:.80}"
             )
-        link = LinkSpec(bandwidth_mbps=float(match[1]), delay_s=float(match[2] or 0.5) / 1000)
+        delay_s = LINK_DEFAULT.delay_s if match[2] is None else float(match[2]) / 1000
+        link = LinkSpec(bandwidth_mbps=float(match[1]), delay_s=delay_s)
         if not has_pair:
             default = link
             continue

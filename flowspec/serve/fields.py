@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any, NoReturn
 
 from flowspec.errors import meant
+from flowspec.folders import why_unread
 from flowspec.plain_json import read_json
 from flowspec.serve.refusals import ApiError, invalid
 
@@ -23,9 +24,8 @@ def parse(body: bytes) -> dict[str, Any]:
     try:
         found = read_json(body.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ApiError(
-            400, f"expected a JSON object as body, got something else: {error!s:.120}", code="invalid_json"
-        ) from None
+        text = f"expected a JSON object as body, got something else: {why_unread(error):.120}"
+        raise ApiError(400, text, code="invalid_json") from None
     if not isinstance(found, dict):
         raise ApiError(
             400, f"expected a JSON object as body, got {type(found).__name__}", code="invalid_json"

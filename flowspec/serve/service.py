@@ -13,12 +13,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from flowspec.core.protocol import limits
 from flowspec.errors import InputError
 from flowspec.llm import LLM
 from flowspec.model.grammar import check_grammar, check_library, library_version
 from flowspec.model.reply.bound import BoundReply, bound_reply, may_think_first
 from flowspec.model.reply.form import ReplyForm
 from flowspec.model.reply.parts import Tool
+from flowspec.model.support import context_max
 from flowspec.model.text import Bound, Messages, Tokenizer, TooLongError
 from flowspec.runtime.question import Question
 from flowspec.serve.answers import AnswerDispatcher, Answers
@@ -207,13 +209,13 @@ class Service:
             raise _no_tools("tools", "this model's chat template has no place for tools")
         if tools and tokenizer.call_format(tools) is None:
             raise _no_tools("tools", "how this model writes calls of tools is not known here")
-        text = tokenizer.render_chat(messages, tools, variables, continues=wanted.continues)
-        ids = tuple(tokenizer.encode_rendered(text, bound))
-        form = tokenizer.reply_form(text, tools, is_single=use.is_single)
+        rendered = tokenizer.render_chat(messages, tools, variables, continues=wanted.continues)
+        ids = tuple(tokenizer.encode_rendered(rendered, bound))
+        form = tokenizer.reply_form(rendered.text, tools, is_single=use.is_single)
         if form is None:
             return ids, None, None
         is_closed = wanted.continues or (
-            form.thoughts is not None and text.rstrip().endswith(form.thoughts.end)
+            form.thoughts is not None and rendered.text.rstrip().endswith(form.thoughts.end)
         )
         may_think = not is_closed and not forbids_thoughts(variables)
         if wanted.params.bound is not None:  # a text and no calls, which `question_of` binds by its form
@@ -279,10 +281,12 @@ class Service:
         ]
 
     def _too_long(self, prompt: Prompt, count: str) -> ApiError:
+        most = min(context_max(self.session.config), limits.CONTEXT_MAX)
+        larger = f", or start the server with --context, {most} at most" if most > self.context else ""
         return ApiError(
             400,
-            f"this model's context holds {self.context} tokens with the answer, but the prompt has {count}; "
-            "shorten it",
+            f"the context holds {self.context} tokens with the answer, but the prompt has {count}; shorten "
+            f"it{larger}",
             "prompt" if isinstance(prompt, str | tuple) else "messages",
             "context_length_exceeded",
         )

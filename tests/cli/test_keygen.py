@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -77,10 +78,11 @@ def test_what_is_for_this_machine_is_copied_without_ssh(
     copied, _, named = (
         shown.partition("On this machine:\n")[2].partition("\nThe head")[0].partition("Their keys")
     )
+    threads = max(1, (os.cpu_count() or 1) // 3)
     assert [line.strip() for line in named.splitlines()[1:]] == [
-        "flowspec daemon --host 127.0.0.1 --port 7701 --name one",
-        "flowspec daemon --host localhost --port 7702 --name two",
-        "flowspec daemon --host ::1 --port 7703 --name six",
+        f"flowspec daemon --host 127.0.0.1 --port 7701 --name one --threads {threads}",
+        f"flowspec daemon --host localhost --port 7702 --name two --threads {threads}",
+        f"flowspec daemon --host ::1 --port 7703 --name six --threads {threads}",
     ], "or they would find several keys in one folder"
     subprocess.run(["/bin/sh", "-ec", copied], check=True)
     keys = home / ".config/flowspec/keys"

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from flowspec.errors import InputError
-from flowspec.folders import try_lock
+from flowspec.folders import try_lock, why_unread
 from flowspec.runtime.journal.lines import (
     Entry,
     JournalContent,
@@ -175,7 +175,4 @@ def _read(path: Path, descriptor: int) -> bytes:
 def _unusable(path: Path, error: OSError | ValueError) -> InputError:
     if isinstance(error, FileExistsError):
         return InputError(f"{path} exists; --resume goes on with it, another name begins a new journal")
-    return InputError(
-        f"{path}: expected a journal that can be read and written "
-        f"({getattr(error, 'strerror', None) or error})"
-    )
+    return InputError(f"{path}: expected a journal that can be read and written ({why_unread(error)})")
