@@ -230,15 +230,13 @@ class ModelFiles:
 
     def config(self) -> Any:
         """The transformers config, of a multimodal model that of its decoder."""
-        from transformers import CONFIG_MAPPING, AutoConfig
+        from transformers import AutoConfig
 
         if self.gguf is not None:
             name, read = "metadata", functools.partial(AutoConfig.for_model, **self.raw_config())
         else:
             self.raw_config()  # its checks come before transformers builds what the file asks for
-            raw = read_json(self.path("config.json"))
-            name = "config.json"
-            read = functools.partial(CONFIG_MAPPING[raw["model_type"]].from_dict, raw)
+            name, read = "config.json", functools.partial(_config_of, self.path("config.json"))
         try:
             config = decoder_config(read(), self.model)
             check_built(config, self.model)
@@ -360,6 +358,17 @@ class ModelFiles:
             digest.update(f"{name} {path.stat().st_size}".encode())
             _add_samples(digest, path)
         return digest.hexdigest()[:32]
+
+
+def _config_of(path: Path) -> Any:
+    """transformers' config of a file; its own reader stumbles over a byte order mark."""
+    from transformers import CONFIG_MAPPING
+
+    raw = read_json(path)
+    kind = raw.get("model_type")
+    if kind not in CONFIG_MAPPING:
+        raise ValueError(f"model_type: expected one that transformers knows, got {kind!r:.80}")
+    return CONFIG_MAPPING[kind].from_dict(raw)
 
 
 def _checked(whole: dict[str, Any], path: Path) -> dict[str, Any]:

@@ -146,7 +146,7 @@ def test_only_what_is_asked_for_is_described_hashed_and_sent(tmp_path: Path) -> 
         with pytest.raises(InputError, match=r"expected shape \[5, 6\] by config"):
             tensors.load("t2", (5, 6))
     kept = json.loads(next((tmp_path / "cache" / "digests").iterdir()).read_text())
-    assert len(kept["tensors"]) == 2
+    assert len(kept["content"]["tensors"]) == 2
 
 
 def test_long_lists_of_tensors_come_in_several_messages(
