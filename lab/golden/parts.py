@@ -84,7 +84,7 @@ PARTS = {
             about="time to the first answer, by part",
             module="lab.golden.starts",
             rounds=2,
-            tolerance={"*cpu s": 0.15, "*": 0.3},
+            tolerance={"*cpu s": 0.2, "*": 0.3},
         ),
         Part(
             name="room",
