@@ -16,6 +16,7 @@ import contextlib
 import json
 import os
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -279,7 +280,13 @@ def _make_hub(model: ModelFiles, cache: Path) -> tuple[str, int]:
         [path.name for path in model.folder.iterdir()] if model.gguf is None else parts_of(model.gguf.name)
     )
     for name in names:
-        (snapshot / name).symlink_to((model.folder / name).resolve())
+        blob = repository / "blobs" / name
+        blob.parent.mkdir(exist_ok=True)
+        try:
+            blob.hardlink_to((model.folder / name).resolve())
+        except OSError:  # on another disk
+            shutil.copy(model.folder / name, blob)
+        (snapshot / name).symlink_to(blob)
     size = sum(
         (model.folder / name).stat().st_size for name in names if name.endswith((".safetensors", ".gguf"))
     )
