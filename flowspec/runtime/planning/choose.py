@@ -94,7 +94,7 @@ class Chosen:
             more = f"{self.gain:+.0%}" if self.gain < 1 else f"{1 + self.gain:.1f} times that"
             found.append(f"the planner's would give {_rate(self.better)} ({more}): {split}")
         unused = [f"{name} is left out: {why}" for name, why in self.unused.items() if name not in used]
-        found += [*unused, "with --all-devices all of them work"] if unused else []
+        found += [*unused, "--all-devices has every device work, to see them all"] if unused else []
         for name, why in self.survey.left_out.items():
             found.append(f"{name} is left out: it says that it has {why}, which cannot be")
         assumed = [name for name, source in self.survey.sources.items() if source == ASSUMED]

@@ -89,7 +89,8 @@ def test_a_slow_device_is_left_out_and_that_is_said() -> None:
     assert chosen.stages(devices)[-1].end == SHAPE.layers
     assert len(chosen.curves()) == 2, "the stages that run, not the devices that there are"
     rate = rounded(chosen.plan.forecast.tokens_per_s)
-    told, why = lines(chosen)
+    told, why, how = lines(chosen)
+    assert how.startswith("--all-devices ")
     assert told == f"layers as planned: forecast {rate} tokens/s"
     assert re.fullmatch(rf"d1 is left out: {rate} tokens/s are foretold, [\d.]+ with it", why)
     report = chosen.report()
