@@ -62,6 +62,7 @@ LLAMA = {
     "torch_dtype": "float32",
 }
 ONE_TENSOR = {"model.embed_tokens.weight": {"dtype": "F32", "shape": [64, 32], "data_offsets": [0, 8192]}}
+NUMBERS = b"\x3c\x01" * 4096
 DEVICE = '{ name = "one", address = "127.0.0.1:#closed" }'
 TWO = (
     'device = [{ name = "a", address = "198.51.100.1:7700" }, '
@@ -241,7 +242,7 @@ CASES: tuple[Case, ...] = (
         "config-of-an-unknown-scheme",
         {
             "config.json": json.dumps({**LLAMA, "quantization_config": {"quant_method": "bitsandbytes"}}),
-            "model.safetensors": weights(ONE_TENSOR, bytes(8192)),
+            "model.safetensors": weights(ONE_TENSOR, NUMBERS),
         },
     ),
     model("without-weights", {"config.json": json.dumps(LLAMA)}),
@@ -252,7 +253,7 @@ CASES: tuple[Case, ...] = (
     model("weights-of-zeros", {"config.json": json.dumps(LLAMA), "model.safetensors": bytes(4096)}),
     model(
         "weights-that-lack-tensors",
-        {"config.json": json.dumps(LLAMA), "model.safetensors": weights(ONE_TENSOR, bytes(8192))},
+        {"config.json": json.dumps(LLAMA), "model.safetensors": weights(ONE_TENSOR, NUMBERS)},
         "generate --local 1 --model m --prompt-token-ids 1,5",
     ),
     model(
