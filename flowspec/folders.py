@@ -75,8 +75,8 @@ def hash_range(
 
 
 def read_text(path: Path) -> str:
-    """A text that somebody wrote, in UTF-8; some editors begin one with a byte order mark, which is no part
-    of it. Raises `OSError` and `UnicodeDecodeError`."""
+    """A text that people wrote, in UTF-8; some editors begin one with a byte order mark, which is no part of
+    it. Raises `OSError` and `UnicodeDecodeError`."""
     return path.read_text("utf-8-sig")
 
 
@@ -141,15 +141,21 @@ def _digest(content: Any) -> str:
 
 def private_folder(folder: Path) -> Path:
     """A folder of the user's caches, made if need be, for what others must not put there, such as code; with
-    a line in the log another one, for this process, where others may."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    for each in (folder, folder.parent, folder.parent.parent):
-        fault = _fault_of(each.stat())
-        if fault:
-            other = Path(tempfile.mkdtemp(prefix="flowspec-"))
-            log.warning("%s %s; %s is used instead. Mend it with chown and chmod go-w", each, fault, other)
-            return other
-    return folder
+    a line in the log one among temporary files where others may. Raises `OSError` where they may there, too.
+    """
+    for candidate in (folder, temporary_folder() / folder.name):
+        candidate.mkdir(parents=True, exist_ok=True, mode=0o700)
+        places = (candidate, candidate.parent, candidate.parent.parent)
+        faults = [f"{each} {fault}" for each in places if (fault := _fault_of(each.stat()))]
+        if not faults:
+            return candidate
+        log.warning("%s; it is not used. Mend it with chown and chmod go-w", faults[0])
+    raise OSError(f"{faults[0]}; set XDG_CACHE_HOME to a folder of your own")
+
+
+def temporary_folder() -> Path:
+    """The user's own among temporary files; it need not exist yet, and may belong to another."""
+    return Path(tempfile.gettempdir()) / f"flowspec-{os.getuid()}"
 
 
 def is_own(path: Path) -> bool:
@@ -182,8 +188,11 @@ def locked(path: Path, meanwhile: Callable[[], None] = lambda: None) -> Iterator
     ends_s = time.monotonic() + LOCK_MAX_S
     try:
         while not _can_go_on(descriptor):
-            if (holder := _stopped_holder(descriptor)) or time.monotonic() > ends_s:
+            if holder := _stopped_holder(descriptor):
                 log.warning("process %s is at %s and was stopped; it is not waited for", holder, path.name)
+                break
+            if time.monotonic() > ends_s:
+                log.warning("another process is at %s for ever; it is not waited for", path.name)
                 break
             meanwhile()
             time.sleep(LOCK_EVERY_S)

@@ -15,19 +15,18 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
-from flowspec.folders import locked, read_own, write_own
+from flowspec.folders import locked, read_own, temporary_folder, write_own
 
 
 def claims_folder() -> Path:
     """Below `$XDG_RUNTIME_DIR`, else below the folder for temporary files; it need not exist yet."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    own = Path(runtime) / "flowspec" if runtime else Path(tempfile.gettempdir()) / f"flowspec-{os.getuid()}"
+    own = Path(runtime) / "flowspec" if runtime else temporary_folder()
     try:
         table = os.stat("/proc/self/ns/pid").st_ino  # of processes; a container has its own
     except OSError:

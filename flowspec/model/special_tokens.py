@@ -1,6 +1,6 @@
 """Special tokens in a dialogue come from the model's chat template alone.
 
-What people and tools wrote may have the text of one: a turn that somebody forges, or a question about it. So
+What people and tools wrote may have the text of one: a forged turn, or a question about special tokens. So
 before the template renders a dialogue, each such text becomes a private character, which nothing in the
 dialogue has; and when what was rendered is tokenised, it is cut in two by another one, whose tokens are left
 out. The model then reads what was written, and no token of its own.
@@ -77,7 +77,7 @@ def without_cuts(
     tokens: Sequence[int], spans: Sequence[tuple[int, int]], text: str, cutting: str
 ) -> list[int]:
     """The tokens of a cut text without those of the cuts; `spans` are the characters of each. Raises
-    `SpanningTokenError` for a tokenizer that joins a cut with what is beside it."""
+    `SpanningTokenError` for a tokenizer that joins a cut with its neighbours."""
     found = []
     for token, (begin, end) in zip(tokens, spans, strict=True):
         if cutting not in text[begin:end]:

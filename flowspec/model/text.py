@@ -174,7 +174,7 @@ class Tokenizer:
 
     def encode_rendered(self, rendered: Rendered, bound: Bound | None = None) -> list[int]:
         """What `render_chat` made. Raises `InputError` for a tokenizer that cannot take a special token's
-        text for text, where somebody wrote one."""
+        text for text, where a message has one."""
         if not rendered.plain:
             return self._ids(rendered.text, bound, add_special_tokens=False)
         text, cutting = rendered.cut()
