@@ -589,6 +589,10 @@ def check_utf8(text: str) -> None:
         raise InputError("expected text in UTF-8, got bytes that are none") from None
 
 
+def _marks_at_end(text: str) -> int:
+    return len(text) - len(text.rstrip(UNFINISHED))
+
+
 class TextStream:
     """Turns tokens into text as they come: never half a character, never the beginning of a stop string. Of
     an answer in channels only the final one is text.
@@ -660,10 +664,13 @@ class TextStream:
         """What is pending; the bytes of half a character at its end are no text."""
         if self._pending:
             decoder = codecs.getincrementaldecoder("utf-8")("replace")
-            decoder.decode(b"".join(map(self._tokenizer.token_bytes, self._pending)))
-            fresh = self._fresh()
-            for _ in decoder.getstate()[0]:  # some tokenizers show each byte
-                fresh = fresh.removesuffix(UNFINISHED)
+            shown = filter(lambda token: self._tokenizer.decode([token]), self._pending)
+            whole = decoder.decode(b"".join(map(self._tokenizer.token_bytes, shown)))
+            half, fresh = decoder.getstate()[0], self._fresh()
+            if half.decode(errors="replace") == UNFINISHED:  # the decoder holds half a surrogate, too
+                # Most tokenizers show half a character as one mark, as Python does, and some each byte of it.
+                is_one = _marks_at_end(fresh) == _marks_at_end(whole) + 1
+                fresh = fresh[: -1 if is_one else -len(half)]
             self._append(fresh)
 
     def _fresh(self) -> str:
