@@ -1,5 +1,4 @@
-"""A plan in virtual time: its devices, links and layers as a testbed, synthetic answers on it, and the choice
-between plans by these."""
+"""A plan in virtual time: its devices, links and layers as a testbed, and synthetic answers on it."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import FlowSpecError
 from flowspec.plan.cost import row_bytes
 from flowspec.plan.partition import HEADER_BYTES, NODE_BYTES, Partition
-from flowspec.plan.planner import Plan, make_plans
+from flowspec.plan.planner import Plan
 from flowspec.plan.profile import DeviceProfile
 from flowspec.plan.sites import PlanRequest, Site
 from flowspec.plan.timing import slowest
@@ -29,12 +28,6 @@ WARM_UP_TOKENS = 16
 PLAIN_TOKENS = 24
 """Of an answer without guesses, whose tokens all take the same time; times the users, who begin one after
 another."""
-CANDIDATES, NEAR = 3, 0.95
-"""Plans that are simulated to choose one: so many at most, and those that the formula foretells to be nearly
-as fast as the best."""
-FORETOLD_ANSWERS, FORETOLD_TOKENS = 4, 96
-FORETOLD_FIRST = 50_000_000
-"""The first case of the answers that plans are foretold by."""
 PROMPTS = (512, 4000, 16000)
 """Tokens of prompts whose first token is foretold, where the context has room for them."""
 
@@ -119,42 +112,6 @@ def simulated(
             made.append(sum(first_s <= at_s <= last_s for answer in given for at_s in answer.times_s) - 1)
             spent_s.append(last_s - first_s)
     return Simulated(tokens=tuple(made), seconds=tuple(spent_s))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refined:
-    """A plan with the simulation that foretells its rate, and the one that is fastest by the formula, mostly
-    the same. `rates` are those of all plans that were simulated."""
-
-    plan: Plan
-    simulated: Simulated
-    fastest: Plan
-    rates: Sequence[tuple[Plan, float]]
-
-
-def refined_plan(request: PlanRequest) -> Refined:
-    """The fastest in simulation of the plans that the formula foretells to be fastest; raises `DoesNotFit`.
-
-    All are given the same answers, which nothing else is made of.
-    """
-    plans = make_plans(request, CANDIDATES)
-    near = [plan for plan in plans if plan.forecast.tokens_per_s >= NEAR * plans[0].forecast.tokens_per_s]
-    found = [(plan, foretold(request, plan)) for plan in near]
-    best, rated = max(found, key=lambda each: each[1].tokens_per_s)
-    rates = [(plan, each.tokens_per_s) for plan, each in found]
-    return Refined(plan=best, simulated=rated, fastest=plans[0], rates=rates)
-
-
-def foretold(request: PlanRequest, plan: Plan) -> Simulated:
-    """The simulation that a plan's rate is foretold by; several users answer at once, so they need fewer
-    answers each."""
-    return simulated(
-        request,
-        plan,
-        answers=max(1, FORETOLD_ANSWERS // request.users),
-        tokens=FORETOLD_TOKENS,
-        first=FORETOLD_FIRST,
-    )
 
 
 def first_token_s(request: PlanRequest, plan: Plan, prompt: int) -> float:

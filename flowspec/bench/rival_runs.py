@@ -3,6 +3,7 @@ drafter is right. Each record is kept the moment it is there; started again it g
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import as_completed
 from dataclasses import dataclass, fields, replace
@@ -15,12 +16,10 @@ from flowspec.bench.planned import first_token_s, simulated, testbed_of
 from flowspec.bench.rival_experiment import Cell, RivalExperiment, cells_of, request_of
 from flowspec.bench.simulated import stage_curves
 from flowspec.bench.workers import interrupted_later, open_pool
-from flowspec.plan.planner import DoesNotFit, Plan, make_plans
+from flowspec.plan.planner import DoesNotFit, Plan, make_plan
 from flowspec.plan.sites import PlanRequest
 
 SPEC_PIPE = "pipedec"
-PLANS = 8
-"""Plans among which the best with guesses is looked for."""
 FIRST = 60_000_000
 """The first case of the answers."""
 FEW_NODES, MANY_NODES = 4, 16
@@ -122,11 +121,10 @@ def _all_of(bench: RivalExperiment, work: RivalWork, kept: Path) -> list[RivalRe
 def run_cell(bench: RivalExperiment, work: RivalWork, kept: Path) -> Iterator[RivalRecord]:
     """All that is to be run of a cell, on the plan for the published acceptance."""
     request = request_of(bench, work.cell, bench.published)
-    try:
-        plans = make_plans(request, PLANS)
-    except DoesNotFit:
-        plans = []
-    plan = next((each for each in plans if each.guesses), plans[0] if plans else None)
+    plan = None
+    with contextlib.suppress(DoesNotFit):
+        plan = make_plan(request)
+        plan = make_plan(request, guesses=True)
     for acceptance, method in work.todo:
         record = _record(bench, work.cell, request, plan, acceptance, method)
         write_records(kept, [record])

@@ -1,7 +1,7 @@
 """Tell what will run where and how fast: devices, order, layers, memory, and what would help.
 
-Nothing is started or loaded. Rates are foretold from device profiles by a cost model and answers in virtual
-time (docs/devices.md), not measured.
+Nothing is started or loaded. Rates are foretold from device profiles by a cost model and a formula
+(docs/devices.md), not measured.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flowspec.bench import planned
-from flowspec.bench.planned import PROMPTS, Simulated, first_token_s, foretold, refined_plan
-from flowspec.cli.console import working
+from flowspec.bench.planned import PROMPTS, first_token_s
 from flowspec.cli.options import add_cache_argument, drafter_names, number_list, positive
 from flowspec.cli.parser import Rare
 from flowspec.cli.plan_beside import Alone, alone, with_eagle
@@ -47,13 +45,10 @@ from flowspec.runtime.planning.choose import choose
 from flowspec.runtime.planning.survey import ASSUMED, DECLARED, LOOPBACK, MEASURED, Survey
 
 HELPS_SHOWN = 5
-SIMULATED_WORK_MAX = 24
-"""Devices times users up to which plans are simulated; beyond, that would take more than some seconds."""
 HELP_WIDTH = 50
 NAME_WIDTH = 24
 WIDTH = 80
 LINK_SOURCES = {
-    GIVEN: "as you say",
     DECLARED: "as the cluster file says",
     MEASURED: "as measured",
     ASSUMED: "else give --link",
@@ -126,9 +121,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             + ")"
         ),
     )
-    parser.add_argument(
-        "--quick", action="store_true", help="foretell by a formula, at once, and not by simulations"
-    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -139,25 +131,19 @@ def run(args: argparse.Namespace) -> int:
     wanted = _fitting(asked)
     request, found = wanted.request, wanted.survey
     by_hand = _by_hand(args, request)
-    is_quick = args.quick or len(request.sites) * request.users > SIMULATED_WORK_MAX
     try:
-        with working("trying plans in virtual time", quiet=args.json or is_quick):
-            fastest, best = _planned(wanted, is_quick=is_quick)
-            helps = improvements(request, fastest)
-            download = _download(wanted)
-            if not download and (eagle := with_eagle(request, best.tokens_per_s, is_quick=is_quick)):
-                helps = sorted([*helps, eagle], key=lambda option: -(option.gain or 0.0))
-            one = alone(request, is_quick=is_quick) if _is_shared(best) else None
-            hand = None
-            if by_hand is not None:
-                again = None if best.simulation is None else foretold(request, by_hand)
-                hand = Rated(plan=by_hand, simulation=again, left_out={})
+        best = _planned(wanted)
+        helps = improvements(request, best.plan)
+        download = _download(wanted)
+        if not download and (eagle := with_eagle(request, best.tokens_per_s)):
+            helps = sorted([*helps, eagle], key=lambda option: -(option.gain or 0.0))
+        one = alone(request) if _is_shared(best) else None
     except ModelDoesNotFitError as refusal:
         print(json.dumps(refusal.report) if args.json else refusal)
         return refusal.exit_status
     without = None if args.cluster is None else without_each(request, best.plan)
     if args.json:
-        told = report(wanted, best, one, helps, download, hand)
+        told = report(wanted, best, one, helps, download, by_hand)
         print(json.dumps({**told, "absent": absent_report(without, found)}))
     else:
         note = "" if args.drafter else ", the default"
@@ -165,50 +151,37 @@ def run(args: argparse.Namespace) -> int:
             note = f", the best one that is here (--drafter {FALLBACK} does without)"
         elif wanted.drafters != asked.drafters:
             note = f": beside {asked.drafters[0]}, which is here, the model does not fit"
-        lines = list(plan_lines(wanted, best, one, helps, download, hand, note))
-        if hand is not None and args.layers is None:
+        lines = list(plan_lines(wanted, best, one, helps, download, by_hand, note))
+        if by_hand is not None and args.layers is None:
             lines += ["", *_filled(f"chat runs the layers by hand, which are those of {args.cluster}")]
         print("\n".join([*lines, *absent_lines(without, found)]))
     return 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rated:
-    """A plan, and the simulation that foretells its rate; without one the formula does.
-
-    `left_out` are devices that it does not use, with why."""
+class Best:
+    """The plan to take, and why it leaves devices out."""
 
     plan: Plan
-    simulation: Simulated | None
     left_out: dict[str, str]
 
     @property
     def tokens_per_s(self) -> float:
-        return self.plan.forecast.tokens_per_s if self.simulation is None else self.simulation.tokens_per_s
+        return self.plan.forecast.tokens_per_s
 
 
-def _planned(wanted: Wanted, *, is_quick: bool) -> tuple[Plan, Rated]:
-    """The plan that is fastest by the formula, and the one to take: of devices that were asked, chat's."""
+def _planned(wanted: Wanted) -> Best:
+    """The plan that is fastest; of devices that were asked, chat's."""
     request = wanted.request
-    simulation: Simulated | None = None
-    rates: Sequence[tuple[Plan, float]] = ()
     if wanted.survey is not None:
-        fastest = plan = _with_all_memory(request, choose(request, wanted.survey).plan)
-        if not is_quick:
-            simulation = foretold(request, plan)
-            rates = [(plan, simulation.tokens_per_s)]
+        plan = _with_all_memory(request, choose(request, wanted.survey).plan)
     else:
         with refusing(request):
-            if is_quick:
-                fastest = plan = make_plan(request)
-            else:
-                refined = refined_plan(request)
-                fastest, plan, simulation = refined.fastest, refined.plan, refined.simulated
-                rates = refined.rates
-    left_out = why_left_out(request, plan, rates)
+            plan = make_plan(request)
+    left_out = why_left_out(request, plan)
     if wanted.survey is None:  # else the head is where the user is, whatever suits it
         left_out.pop(plan.head.name, None)
-    return fastest, Rated(plan=plan, simulation=simulation, left_out=left_out)
+    return Best(plan=plan, left_out=left_out)
 
 
 def _fitting(wanted: Wanted) -> Wanted:
@@ -271,11 +244,11 @@ def _listed_layers(args: argparse.Namespace, layer_count: int) -> list[int] | No
 
 def report(
     wanted: Wanted,
-    best: Rated,
+    best: Best,
     one: Alone | None,
     helps: list[Option],
     download: Download | None,
-    by_hand: Rated | None,
+    by_hand: Plan | None,
 ) -> dict[str, Any]:
     """What `--json` prints."""
     plan, request, drafter = best.plan, wanted.request, wanted.request.drafter
@@ -285,7 +258,7 @@ def report(
         "precisions": list(request.precisions),
         "context": request.context,
         "users": request.users,
-        **_numbers(best),
+        **_numbers(plan),
         "first_token_s": _first_tokens(request, plan),
         "drafters": list(wanted.drafters),
         "acceptance": None if drafter is None else drafter.acceptance,
@@ -296,6 +269,8 @@ def report(
         else {
             "device": one.site.name,
             "board": one.site.profile.name,
+            "drafter": None if one.drafter is None else one.drafter.name,
+            "no_room_for": None if one.left_out is None else one.left_out.name,
             "tokens_per_s": one.tokens_per_s,
         },
         "tensor_parallel": _cut_report(request, best),
@@ -305,7 +280,6 @@ def report(
                 "change": each.text,
                 "tokens_per_s": _helped(best, each),
                 "gain": each.gain,
-                "is_simulated": each.is_simulated,
             }
             for each in helps
         ],
@@ -313,12 +287,11 @@ def report(
         if download is None
         else {"drafter": download[0].row.drafter, "gain": download[1]},
         "assumptions": assumptions(wanted, plan),
-        "by_hand": None if by_hand is None else {**_numbers(by_hand), "fits": _fits(by_hand.plan)},
+        "by_hand": None if by_hand is None else {**_numbers(by_hand), "fits": _fits(by_hand)},
     }
 
 
-def _numbers(rated: Rated) -> dict[str, Any]:
-    plan, simulation = rated.plan, rated.simulation
+def _numbers(plan: Plan) -> dict[str, Any]:
     found = plan.forecast
     return {
         "precision": plan.precision,
@@ -341,15 +314,7 @@ def _numbers(rated: Rated) -> dict[str, Any]:
         "method": DEFAULT if plan.guesses else WITHOUT_GUESSES,
         "guessing_pays": plan.guesses,
         "window": plan.window,
-        "tokens_per_s": rated.tokens_per_s,
-        "simulated": None
-        if simulation is None
-        else {
-            "answers": len(simulation.tokens),
-            "tokens": sum(simulation.tokens),
-            "standard_error": simulation.error or None,
-        },
-        "formula_tokens_per_s": found.tokens_per_s,
+        "tokens_per_s": found.tokens_per_s,
         "plain_tokens_per_s": plan.plain.tokens_per_s,
         "nodes_per_slot": found.nodes,
         "slot_ms": 1000 * found.slot_s,
@@ -363,11 +328,11 @@ def _numbers(rated: Rated) -> dict[str, Any]:
 
 def plan_lines(
     wanted: Wanted,
-    best: Rated,
+    best: Best,
     one: Alone | None,
     helps: list[Option],
     download: Download | None,
-    by_hand: Rated | None,
+    by_hand: Plan | None,
     note: str,
 ) -> Iterator[str]:
     """The `note` tells of the drafter whether it is the default."""
@@ -391,6 +356,7 @@ def plan_lines(
         )
         room = f"{mib(stage.site.memory_bytes):>10}{1000 * stage.slot_s:>5.0f} ms"
         yield f"{stage.site.name:<{NAME_WIDTH}}{layers:>8}{sizes}{room}"
+    yield from _filled(_needs_line(plan))
     alone = (
         f"no stage there, {mib(plan.head_bytes)} of {mib(plan.head.memory_bytes)}"
         if plan.is_head_free
@@ -409,45 +375,63 @@ def plan_lines(
     yield from _filled(_beside_cut(request, best))
     shown = helps[:HELPS_SHOWN]
     width = max(HELP_WIDTH, *(len(option.text) + 1 for option in shown), 0)
-    for is_simulated, world in ((True, "simulated"), (False, "by formula")):
-        of_world = [option for option in shown if option.is_simulated == is_simulated]
-        if of_world:
-            yield f"\nwould help, {world}"
-        for option in of_world:
-            rate = rounded(_helped(best, option))
-            yield f"  {option.text:<{width}}{option.gain or 0:>+7.0%}{rate:>7} tokens/s"
+    if shown:
+        yield "\nwould help"
+    for option in shown:
+        rate = rounded(_helped(best, option))
+        yield f"  {option.text:<{width}}{option.gain or 0:>+7.0%}{rate:>7} tokens/s"
     if download is not None:
         found, gain = download
         yield ""
         yield from _filled(
-            f"a drafter that is not here would give {gain:+.0%}, by formula: chat with --drafter "
+            f"a drafter that is not here would give {gain:+.0%}: chat with --drafter "
             f"{found.name} downloads it"
         )
     if by_hand is not None:
-        share = by_hand.tokens_per_s / best.tokens_per_s
-        yield f"\nby hand, {','.join(map(str, by_hand.plan.split.layers))}"
-        yield f"  {rounded(by_hand.tokens_per_s)} tokens/s, {share:.0%} of the plan's{_lacks(by_hand.plan)}"
+        share = by_hand.forecast.tokens_per_s / best.tokens_per_s
+        yield f"\nby hand, {','.join(map(str, by_hand.split.layers))}"
+        rate = rounded(by_hand.forecast.tokens_per_s)
+        yield f"  {rate} tokens/s, {share:.0%} of the plan's{_lacks(by_hand)}"
     yield "\nassumed"
     for line in assumptions(wanted, plan):
         yield from (f"  {part}" for part in _filled(line, WIDTH - 2))
 
 
-def _is_shared(best: Rated) -> bool:
+def _needs_line(plan: Plan) -> str:
+    """What stages need beside weights and caches."""
+    each = (
+        f"needs: weights, cache, {mib(WORK_BYTES)} to work in, {mib(PROCESS_BYTES)} for the daemon, which "
+        "mostly takes less"
+    )
+    beside = [stage.other_bytes for stage in plan.stages if stage.site.name == plan.head.name]
+    if not beside:
+        return each
+    drafter_bytes = beside[0] - 2 * PROCESS_BYTES
+    drafter = f" and {mib(drafter_bytes)} for the drafter" if drafter_bytes else ""
+    return f"{each}; on {plan.head.name} {mib(PROCESS_BYTES)} for the head{drafter}, too"
+
+
+def _is_shared(best: Best) -> bool:
     """Whether more than one device that could have done it alone takes part."""
     used = {stage.site.name for stage in best.plan.stages}
     return len(used | ({best.plan.head.name} if best.plan.head.runs_stages else set())) > 1
 
 
-def _beside_one(wanted: Wanted, best: Rated, one: Alone | None) -> str:
+def _beside_one(wanted: Wanted, best: Best, one: Alone | None) -> str:
     """Whether more than one device is worth it."""
     if one is None:
         return "alone: the model fits none of the devices by itself"
     name = f"one {one.site.profile.name}" if wanted.survey is None else one.site.name
+    how = "without guesses" if one.drafter is None else f"with {one.drafter.name}"
     times = rounded(best.tokens_per_s / one.tokens_per_s)
-    return f"alone: {name} gives {rounded(one.tokens_per_s)} tokens/s; the plan is {times} times as fast"
+    lacks = f"; {one.left_out.name} has no room there beside the model" if one.left_out is not None else ""
+    return (
+        f"alone: {name} {how} gives {rounded(one.tokens_per_s)} tokens/s; the plan is {times} times as fast"
+        f"{lacks}"
+    )
 
 
-def _cut_report(request: PlanRequest, best: Rated) -> dict[str, Any] | None:
+def _cut_report(request: PlanRequest, best: Best) -> dict[str, Any] | None:
     """What tensor parallelism would give one user, of models that distributed-llama has."""
     cut = best_cut(request, best.plan.precision) if request.users == 1 else None
     if cut is None:
@@ -456,18 +440,18 @@ def _cut_report(request: PlanRequest, best: Rated) -> dict[str, Any] | None:
     return {"boards": len(cut.boards), "tokens_per_s": rate, "times": rate / best.tokens_per_s}
 
 
-def _beside_cut(request: PlanRequest, best: Rated) -> str:
+def _beside_cut(request: PlanRequest, best: Best) -> str:
     """Where tensor parallelism would win, and by how much; else nothing."""
     found = _cut_report(request, best)
     if found is None or found["times"] < 1 + GAIN_MIN:
         return ""
     return (
         f"tensor parallelism: distributed-llama on {found['boards']} of the boards would give "
-        f"{rounded(found['tokens_per_s'])} tokens/s, by formula, {rounded(found['times'])} times the plan's"
+        f"{rounded(found['tokens_per_s'])} tokens/s, {rounded(found['times'])} times the plan's"
     )
 
 
-def _left_out_lines(wanted: Wanted, best: Rated) -> Iterator[str]:
+def _left_out_lines(wanted: Wanted, best: Best) -> Iterator[str]:
     """A line for each device without a stage; boards that are alike have one together."""
     boards = {site.name: site.profile.name for site in wanted.request.sites}
     alike: dict[tuple[str, str], list[str]] = {}
@@ -526,33 +510,29 @@ def absent_lines(without: Sequence[Without] | None, asked: Survey | None) -> Ite
         if each.short_bytes:
             left = f"does not fit: the others lack {mib(each.short_bytes)}"
         if each.plan is not None:
-            left = f"{rounded(each.plan.forecast.tokens_per_s)} tokens/s, by formula"
+            left = f"{rounded(each.plan.forecast.tokens_per_s)} tokens/s"
         yield f"  without {each.device:<{NAME_WIDTH}}{left}"
 
 
-def _helped(best: Rated, option: Option) -> float:
+def _helped(best: Best, option: Option) -> float:
     """The rate with a change, by its gain."""
     return best.tokens_per_s * (1 + (option.gain or 0.0))
 
 
-def _forecast_lines(request: PlanRequest, best: Rated) -> Iterator[str]:
-    plan, simulation, found = best.plan, best.simulation, best.plan.forecast
+def _forecast_lines(request: PlanRequest, best: Best) -> Iterator[str]:
+    plan, found = best.plan, best.plan.forecast
     each = f", {rounded(best.tokens_per_s / request.users)} each" if request.users > 1 else ""
     yield f"foretold: {rounded(best.tokens_per_s)} tokens/s{each}"
-    if simulation is not None:
-        noise = f" (standard error {simulation.error:.0%})" if simulation.error else ""
-        count = len(simulation.tokens)
-        answers = "1 answer" if count == 1 else f"{count} answers"
-        yield (
-            f"  simulated, {answers} of {planned.FORETOLD_TOKENS} tokens{noise}; by formula "
-            f"{rounded(found.tokens_per_s)}"
-        )
     if plan.guesses:
-        world = "" if simulation is None else ", by formula"
-        yield f"  guessing pays: plain decoding would give {rounded(plan.plain.tokens_per_s)}{world}"
+        yield f"  guessing pays: plain decoding would give {rounded(plan.plain.tokens_per_s)}"
         slots = "1 slot" if plan.window == 1 else f"{plan.window} slots"
         nodes = "1 node" if found.nodes == 1 else f"{found.nodes} nodes"
         yield f"  --method {DEFAULT}: about {nodes} a slot, {slots} in flight"
+    elif request.drafter is not None and plan.guessed is None:
+        yield from _filled(
+            f"  {request.drafter.name} has no room beside the model: the forecast is for --method "
+            f"{WITHOUT_GUESSES}; --drafter {FALLBACK} needs none"
+        )
     elif request.drafter is not None:
         yield from _filled(
             f"  guessing does not pay: the forecast is for --method {WITHOUT_GUESSES}; {DEFAULT}, the "
@@ -578,8 +558,6 @@ def assumptions(wanted: Wanted, plan: Plan) -> list[str]:
         "each board does what its profile says; a tenth of its memory is its system's"
         if wanted.survey is None
         else "each device is as fast as it, or the file, says; memory is what is free now",
-        f"needs: weights, cache, {mib(WORK_BYTES)} to work in, {mib(PROCESS_BYTES)} for each of our "
-        "processes there (daemon, head; they mostly take less), and the drafter at the head",
         *_link_lines(wanted),
         f"{request.typical_context} tokens of context on average",
     ]
@@ -624,9 +602,18 @@ def _link_lines(wanted: Wanted) -> Iterator[str]:
         if not links:
             return
         usual, others = links.most_common(1)[0][0], links.total() - 1
-    source = LINK_SOURCES[wanted.links]
     more = f", and {'one other' if others == 1 else f'{others} others'}" if others else ""
-    yield f"links of {_link(usual)}{more}; {source}"
+    if wanted.links != GIVEN:
+        yield f"links of {_link(usual)}{more}; {LINK_SOURCES[wanted.links]}"
+        return
+    of_all = [text for text in wanted.typed if "=" not in text]
+    if not of_all:
+        yield f"links of {_link(usual)}; else give --link; {more.removeprefix(', and ')} as you say"
+    elif "/" not in of_all[-1]:
+        typed, delay = f"{usual.bandwidth_mbps:g} Mbit/s{more}", f"{1000 * usual.delay_s:g} ms"
+        yield f"links of {typed}, as you say, and {delay}; else give --link MBIT/MS"
+    else:
+        yield f"links of {_link(usual)}{more}; as you say"
 
 
 def _link(link: LinkSpec) -> str:

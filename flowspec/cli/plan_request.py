@@ -46,13 +46,14 @@ GIVEN = "given"
 class Wanted:
     """What the planner is asked, with the names of the drafters; the `survey` where the devices of a cluster
     file were asked, and what drafters there were to choose from where none is named. Where the links are
-    from: `given`, `declared`, `measured` or `assumed`. Whether the acceptance is the user's or published, and
-    whether the model is the bundled toy."""
+    from: `given`, `declared`, `measured` or `assumed`, and what was `typed` of them. Whether the acceptance
+    is the user's or published, and whether the model is the bundled toy."""
 
     request: PlanRequest
     drafters: tuple[str, ...]
     survey: Survey | None
     links: str = ASSUMED
+    typed: tuple[str, ...] = ()
     taken: Taken | None = None
     is_acceptance_given: bool = False
     is_acceptance_published: bool = False
@@ -159,6 +160,7 @@ def wanted_of(
         drafters=drafters,
         survey=found,
         links=links,
+        typed=tuple(args.link or ()),
         taken=taken,
         is_acceptance_published=drafter.is_published,
         is_acceptance_given=args.acceptance is not None,

@@ -36,13 +36,12 @@ LOWER = ("float16", *filter(is_packed, OF_ANY_MODEL))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """A change, and what the planner foretells of it, by formula unless it `is_simulated`; `gain` is by how
-    much the rate grows, None where there was no rate."""
+    """A change, and what the planner foretells of it; `gain` is by how much the rate grows, None where there
+    was no rate."""
 
     text: str
     tokens_per_s: float
     gain: float | None = None
-    is_simulated: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +119,7 @@ def _changes(request: PlanRequest, plan: Plan) -> Iterator[tuple[str, PlanReques
         shared = None if one.shared is None else replace(one.shared, host=name)  # it brings cores of its own
         more = replace(one, name=name, runs_stages=True, shared=shared)
         where = "" if shared is None else ", on a machine of its own"
-        yield f"one {profile.name} more{where}", replace(request, sites=(*request.sites, more))
+        yield f"{_count_more(1, one)}{where}", replace(request, sites=(*request.sites, more))
     for precision in LOWER:
         beyond = PRECISION_BYTES[precision] - PRECISION_BYTES[plan.precision]
         if beyond <= 0 and precision not in request.precisions:
@@ -230,10 +229,15 @@ def _more(
             for _ in range(count):
                 taken = {each.name for each in (*request.sites, *added)}
                 added.append(site(_new_name(profile.name, taken), profile))
-            yield (
-                f"{'one' if count == 1 else f'{count}x'} {profile.name} more",
-                replace(request, sites=(*request.sites, *added)),
-            )
+            like = next((each for each in request.sites if each.profile.name == profile.name), added[0])
+            yield _count_more(count, like), replace(request, sites=(*request.sites, *added))
+
+
+def _count_more(count: int, like: Site) -> str:
+    """So many boards more; of devices that are no known boards, such as were asked, by the name of one."""
+    many = "one" if count == 1 else f"{count}x"
+    board = like.profile.name
+    return f"{many} {board} more" if board in profile_names() else f"{many} more like {like.name}"
 
 
 def _first(changes: Iterable[tuple[str, PlanRequest]]) -> list[Option]:

@@ -14,12 +14,17 @@ further slot in flight):
     m = (1 - a) exp(-c a^p ln(w n/y)^q D^-r)        with the drafter's acceptance a
 
 The form is that of the trees of `bench.synthetic` (computed apart, by beam search); the constants were
-fitted to answers of the simulator. `docs/architecture.md` tells how, and how far off the formula is.
+fitted to answers of the simulator. What the formula then lacks is taken from `simulated_cases.csv`: the
+logarithm of simulated by foretold rates of some hundred pipelines, from which it is interpolated (kriging:
+Gaussian process regression, Rasmussen and Williams 2006, eq. 2.25). `docs/architecture.md` tells how, and how
+far off the forecast is.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,6 +38,17 @@ LEVELS: F64 = 2.0 ** (np.arange(-8, 12) / 3)
 """Levels of the tree that a slot adds (y), one among them: all that a single row can add."""
 HEAD_S = 0.0005
 """What the head spends on an event, as in `bench.config`."""
+CASES = Path(__file__).with_name("simulated_cases.csv")
+"""A row for each simulated pipeline: what `features_of` gives, and what the formula's logarithm lacked."""
+MANY_ROWS = 12
+"""What so many rows cost in relation to one tells boards apart that pay for rows."""
+GAINS = (-0.7, 1.5)
+"""Logarithms of what guessing gains between which gains differ."""
+SPREAD_MIN = 0.05
+"""Features that differ by less among the cases count as if they did by so much."""
+REACH, NOISE = 1.5, 0.3
+"""How far cases tell of each other, in standard deviations of the features; and the variance of what chance
+and the features do not say, as a share of what they say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,3 +169,89 @@ def plain_rates(slot_s: F64, trip_s: F64, nodes: F64, users: int) -> F64:
     return np.asarray(
         np.where(nodes > users, 0, np.minimum(users / (trip_s + HEAD_S), nodes / np.maximum(slot_s, HEAD_S)))
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rated:
+    """Pipelines that guess, and what the formula says of them; arrays are `[pipelines]`.
+
+    A slot and a trip of the `nodes` that the formula takes, and of one row; and a slot of `MANY_ROWS`.
+    """
+
+    rates: F64
+    levels: F64
+    missed: F64
+    nodes: F64
+    slot_s: F64
+    trip_s: F64
+    slot_of_one_s: F64
+    trip_of_one_s: F64
+    slot_of_many_s: F64
+    acceptance: float | F64
+    pass_s: F64
+
+    @property
+    def plain_rates(self) -> F64:
+        return 1 / (self.trip_of_one_s + HEAD_S)
+
+    @property
+    def best_rates(self) -> F64:
+        """The formula's rates, or those of plain decoding where that is faster: `continuous` does so, too."""
+        return np.maximum(self.rates, self.plain_rates)
+
+    @property
+    def features(self) -> F64:
+        """What decides how far off the formula is, `[pipelines, features]`."""
+        acceptance = np.broadcast_to(np.asarray(self.acceptance, dtype=np.float64), self.rates.shape)
+        features = (
+            np.log(acceptance / (1 - acceptance)),
+            np.log(self.trip_s / self.slot_s),
+            np.log(self.slot_of_many_s / self.slot_of_one_s),
+            np.log1p(self.pass_s / self.slot_s),
+            np.log(self.nodes),
+            np.log(self.levels),
+            np.log(self.missed),
+            np.log(self.slot_s),
+            np.clip(np.log(self.rates / self.plain_rates), *GAINS),
+        )
+        return np.stack(features, axis=-1)
+
+    def corrected(self) -> F64:
+        """Rates with what simulated cases say; guessing that loses by the formula wins nothing by them."""
+        rates = self.best_rates * correction().factors(self.features)
+        return np.where(self.rates > self.plain_rates, rates, np.minimum(rates, self.plain_rates))
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """What simulated cases say of a pipeline that the formula foretells."""
+
+    middle: F64
+    spread: F64
+    cases: F64
+    weights: F64
+    mean: float
+
+    @classmethod
+    def of(cls, features: F64, lacked: F64) -> Correction:
+        """From features `[cases, features]` and what the formula's logarithm lacked `[cases]`."""
+        middle, spread = features.mean(axis=0), np.maximum(features.std(axis=0), SPREAD_MIN)
+        cases, mean = (features - middle) / spread, float(lacked.mean())
+        alike = _alike(cases, cases) + NOISE * np.eye(len(cases))
+        return cls(middle, spread, cases, np.asarray(np.linalg.solve(alike, lacked - mean)), mean)
+
+    def factors(self, features: F64) -> F64:
+        """By what to multiply the formula's rates `[pipelines]`."""
+        alike = _alike((features - self.middle) / self.spread, self.cases)
+        return np.asarray(np.exp(self.mean + alike @ self.weights))
+
+
+def _alike(some: F64, others: F64) -> F64:
+    squared = (some**2).sum(-1)[:, None] + (others**2).sum(-1) - 2 * some @ others.T
+    return np.asarray(np.exp(-np.maximum(squared, 0) / (2 * REACH**2)))
+
+
+@cache
+def correction() -> Correction:
+    table = np.loadtxt(CASES, delimiter=",", skiprows=1, dtype=np.float64)
+    return Correction.of(table[:, :-1], table[:, -1])

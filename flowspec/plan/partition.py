@@ -11,13 +11,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from flowspec.plan.cost import drafter_curve, head_curve, layers_curve, row_bytes
-from flowspec.plan.forecast import NODES, Forecast, Guessing, guessing_rates, plain_rates
+from flowspec.plan.forecast import (
+    MANY_ROWS,
+    NODES,
+    Forecast,
+    Guessing,
+    Rated,
+    guessing_rates,
+    plain_rates,
+)
 from flowspec.plan.memory import SliceMemory, drafter_memory, stage_memory
 from flowspec.plan.profile import DeviceProfile
 from flowspec.plan.sites import PlanRequest, Site, process_bytes
@@ -26,10 +33,8 @@ from flowspec.plan.timing import LinkSpec
 F64 = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-SPLITS_MAX = 512
-"""Splits of an order that are looked at: all of eight devices with 64 layers, say."""
-SPLITS_QUICK, NODES_STEP = 24, 2
-"""Splits that a quick look takes, and of the numbers of nodes every second."""
+NODES_STEP = 3
+"""A quick look takes every so manieth number of nodes."""
 ALIKE = 1e-6
 """Rates that differ by no more than this share are the same."""
 HEADER_BYTES, NODE_BYTES = 200, 40
@@ -67,7 +72,7 @@ class Times:
     layer_s[:, i]`.
 
     `links_s` is what all links of a trip take, `link_s` how long the slowest is busy. Arrays are `[nodes]` or
-    `[nodes, stages]`.
+    `[nodes, stages]`; of several arrangements they have an axis more in front.
     """
 
     nodes: F64
@@ -76,24 +81,12 @@ class Times:
     links_s: F64
     link_s: F64
 
-    def some(self, step: int) -> Times:
-        """Of every so many numbers of nodes."""
-        return Times(
-            nodes=self.nodes[::step],
-            fixed_s=self.fixed_s[::step],
-            layer_s=self.layer_s[::step],
-            links_s=self.links_s[::step],
-            link_s=self.link_s[::step],
-        )
-
     def slots_s(self, layers: Ints) -> tuple[F64, F64]:
-        """The slowest stage or link, and a trip, for layers `[nodes, ..., stages]`; both `[nodes, ...]`."""
-        shape = (len(self.nodes), *(1,) * (layers.ndim - 2), layers.shape[-1])
-        stages_s = self.fixed_s.reshape(shape) + layers * self.layer_s.reshape(shape)
-        flat = shape[:-1]
-        return np.maximum(stages_s.max(axis=-1), self.link_s.reshape(flat)), stages_s.sum(
-            axis=-1
-        ) + self.links_s.reshape(flat)
+        """The slowest stage or link, and a trip, for layers `[..., nodes, splits, stages]`; both `[...,
+        nodes, splits]`."""
+        stages_s = self.fixed_s[..., None, :] + layers * self.layer_s[..., None, :]
+        slots_s = np.maximum(stages_s.max(axis=-1), self.link_s[..., None])
+        return slots_s, stages_s.sum(axis=-1) + self.links_s[..., None]
 
 
 class Partition:
@@ -106,6 +99,8 @@ class Partition:
             sorted({*(n for n in NODES if n < request.users), request.users}), dtype=np.float64
         )
         self._times: dict[tuple[str, str, bool], tuple[F64, F64, F64]] = {}
+        self._rooms: dict[tuple[str, bool, bool, int], int] = {}
+        self._drafters: dict[str, SliceMemory] = {}
 
     # ------------------------------------------------------------------------------------------------ memory
 
@@ -114,14 +109,19 @@ class Partition:
     ) -> SliceMemory:
         """What a slice of so many layers takes at a place of the order, from `begin` on (None: any)."""
         last = len(arrangement.order) - 1
+        return self._need(arrangement.precision, layers, first=index == 0, last=index == last, begin=begin)
+
+    def _need(
+        self, precision: str, layers: int, *, first: bool, last: bool, begin: int | None = None
+    ) -> SliceMemory:
         request = self.request
         return stage_memory(
             request.shape,
             request.weights,
-            arrangement.precision,
+            precision,
             layers,
-            first=index == 0,
-            last=index == last,
+            first=first,
+            last=last,
             context=request.context,
             users=request.users,
             cache=request.cache,
@@ -133,9 +133,12 @@ class Partition:
         drafter = self.request.drafter
         if not arrangement.guesses or drafter is None or drafter.shape is None:
             return None
-        return drafter_memory(
-            drafter.shape, arrangement.precision, context=self.request.context, users=self.request.users
-        )
+        precision = arrangement.precision
+        if precision not in self._drafters:
+            self._drafters[precision] = drafter_memory(
+                drafter.shape, precision, context=self.request.context, users=self.request.users
+            )
+        return self._drafters[precision]
 
     def other_bytes(self, arrangement: Arrangement, place: Site) -> int:
         """What of ours is on a device beside a slice: processes, and at the head the drafter."""
@@ -146,20 +149,30 @@ class Partition:
 
     def room(self, arrangement: Arrangement) -> list[int]:
         """The most layers that the memory of each stage's device holds; negative or 0: not even one."""
-        found = []
-        for index, place in enumerate(arrangement.order):
-            none, one = (self.stage_need(arrangement, index, layers).total_bytes for layers in (0, 1))
-            two = self.stage_need(arrangement, index, 2).total_bytes
-            free = place.memory_bytes - self.other_bytes(arrangement, place)
-            count = max(0, free - none) // max(two - one, 1)
-            while count > 0 and self.stage_need(arrangement, index, count).total_bytes > free:
+        return [
+            self._room(
+                arrangement.precision,
+                index == 0,
+                index == len(arrangement.order) - 1,
+                place.memory_bytes - self.other_bytes(arrangement, place),
+            )
+            for index, place in enumerate(arrangement.order)
+        ]
+
+    def _room(self, precision: str, first: bool, last: bool, free: int) -> int:
+        """The most layers of a slice that fit into so many bytes."""
+        key = (precision, first, last, free)
+        if key not in self._rooms:
+            needs = [self._need(precision, layers, first=first, last=last).total_bytes for layers in range(3)]
+            count = max(0, free - needs[0]) // max(needs[2] - needs[1], 1)
+            while count > 0 and self._need(precision, count, first=first, last=last).total_bytes > free:
                 count -= 1  # bytes are rounded
             while count < self.request.shape.layers and (
-                self.stage_need(arrangement, index, count + 1).total_bytes <= free
+                self._need(precision, count + 1, first=first, last=last).total_bytes <= free
             ):
                 count += 1  # layers with a window take less
-            found.append(count)
-        return found
+            self._rooms[key] = count
+        return self._rooms[key]
 
     def head_fits(self, arrangement: Arrangement) -> bool:
         """Whether the head's device holds what is not a slice."""
@@ -201,14 +214,13 @@ class Partition:
         nodes = self._guess_nodes if arrangement.guesses else self._plain_nodes
         hops = self.hops(arrangement)
         size = row_bytes(self.request.shape, arrangement.precision)
-        busy_s = np.array(
+        last = len(hops) - 1
+        busy_s = np.stack(
             [
-                [
-                    link.transfer_s(HEADER_BYTES + n * (NODE_BYTES + size * (0 < index < len(hops) - 1)))
-                    for index, link in enumerate(hops)
-                ]
-                for n in nodes
-            ]
+                link.transfer_s(1.0) * (HEADER_BYTES + nodes * (NODE_BYTES + size * (0 < index < last)))
+                for index, link in enumerate(hops)
+            ],
+            axis=-1,
         )
         delay_s = sum(link.delay_s + link.jitter_s / 2 for link in hops)
         return Times(
@@ -258,97 +270,143 @@ class Partition:
 
     def rated(self, arrangement: Arrangement, layers: Sequence[int]) -> Split:
         """A given split, whether or not it fits."""
-        counts = np.broadcast_to(
-            np.array(layers, dtype=np.int64), (len(self._nodes(arrangement)), 1, len(layers))
-        )
-        found = self._best(arrangement, self.times(arrangement), counts)
+        times = self.times(arrangement)
+        counts = np.broadcast_to(np.array(layers, dtype=np.int64), (len(times.nodes), 1, len(layers)))
+        (found,) = self._best([arrangement], self._together([times], 1), counts)
         assert found is not None, "a given split has a rate"
         return found
 
-    def best(self, arrangement: Arrangement, *, quickly: bool = False) -> Split | None:
-        """The split that is foretold to be fastest; None where the model does not fit.
+    def best(self, arrangement: Arrangement) -> Split | None:
+        """The split that is foretold to be fastest; None where the model does not fit."""
+        return self.best_of([arrangement])[0]
 
-        `quickly`: nearly; with fewer numbers of nodes, and fewer splits.
+    def best_of(self, arrangements: Sequence[Arrangement], *, quickly: bool = False) -> list[Split | None]:
+        """The same of several that have as many stages, and all guesses or none.
+
+        `quickly`: nearly, with fewer numbers of nodes.
         """
         count = self.request.shape.layers
-        room = np.array(self.room(arrangement), dtype=np.int64)
-        if not self.head_fits(arrangement) or len(room) > count or (room < 1).any() or room.sum() < count:
-            return None
-        times = self.times(arrangement)
-        times = times.some(NODES_STEP) if quickly else times
-        kept = SPLITS_QUICK if quickly else SPLITS_MAX
-        layers = np.stack(
-            [
-                _fastest_trips(*each, room, count, kept)
-                for each in zip(times.fixed_s, times.layer_s, strict=True)
-            ]
+        rooms = np.array([self.room(each) for each in arrangements], dtype=np.int64)
+        fits = [
+            at
+            for at, each in enumerate(arrangements)
+            if rooms[at].min() >= 1 and rooms[at].sum() >= count and self.head_fits(each)
+        ]
+        found: list[Split | None] = [None] * len(arrangements)
+        if fits and len(arrangements[0].order) <= count:
+            fitting = [arrangements[at] for at in fits]
+            times = self._together([self.times(each) for each in fitting], NODES_STEP if quickly else 1)
+            layers = _fastest_trips(times.fixed_s, times.layer_s, rooms[fits][:, None], count)
+            for at, split in zip(fits, self._best(fitting, times, layers), strict=True):
+                found[at] = split
+        return found
+
+    @staticmethod
+    def _together(times: Sequence[Times], step: int) -> Times:
+        """Those of several arrangements, for every so manieth number of nodes."""
+
+        def stacked(name: str) -> F64:
+            return np.stack([getattr(each, name)[::step] for each in times])
+
+        rest = {name: stacked(name) for name in ("fixed_s", "layer_s", "links_s", "link_s")}
+        return Times(nodes=times[0].nodes[::step], **rest)
+
+    def _best(self, arrangements: Sequence[Arrangement], times: Times, layers: Ints) -> list[Split | None]:
+        """The best of layers `[arrangements, nodes, splits, stages]`, each rated for its number of nodes;
+        rows of zeros are no split."""
+        layers = layers.reshape(-1, *layers.shape[-2:])
+        slots_s, trips_s = (
+            each.reshape(len(layers), -1)
+            for each in times.slots_s(layers.reshape(*times.fixed_s.shape[:-1], *layers.shape[-2:]))
         )
-        return self._best(arrangement, times, layers)
-
-    def _nodes(self, arrangement: Arrangement) -> F64:
-        return self._guess_nodes if arrangement.guesses else self._plain_nodes
-
-    def _best(self, arrangement: Arrangement, times: Times, layers: Ints) -> Split | None:
-        """The best of layers `[nodes, splits, stages]`, each rated for its number of nodes; rows of zeros are
-        no split."""
-        slot_s, trip_s = times.slots_s(layers)  # [nodes, splits]
-        nodes = np.broadcast_to(times.nodes[:, None], slot_s.shape)
-        valid = layers[..., 0] > 0
-        if not valid.any():
-            return None
+        # Of the splits for a number of nodes only those count than which none is as good in both.
+        slots_s = np.where(layers[..., 0] > 0, slots_s, np.inf)
+        by_slot = np.lexsort((trips_s, slots_s))
+        slots_s, trips_s = (np.take_along_axis(each, by_slot, 1) for each in (slots_s, trips_s))
+        is_kept = np.isfinite(slots_s)
+        is_kept[:, 1:] &= trips_s[:, 1:] < np.minimum.accumulate(trips_s, axis=1)[:, :-1]
+        row, column = np.nonzero(is_kept)
+        of, node = np.divmod(row, len(times.nodes))
+        slot_s, trip_s, nodes = slots_s[row, column], trips_s[row, column], times.nodes[node]
         levels, missed = np.ones_like(slot_s), np.ones_like(slot_s)
-        if arrangement.guesses:
-            rates, levels, missed = guessing_rates(
-                slot_s, trip_s, nodes, self.guessing(arrangement), self.request.users
-            )
-        else:
+        if not arrangements[0].guesses:
             rates = plain_rates(slot_s, trip_s, nodes, self.request.users)
-        rates = np.where(valid, rates, -1.0)
-        # Of those alike in this, as all splits are for plain decoding over boards of one kind, the one whose
-        # slots are short: a prompt is through soonest.
-        slots_s = np.where(rates >= (1 - ALIKE) * rates.max(), slot_s, np.inf)
-        row, column = np.unravel_index(int(slots_s.argmin()), rates.shape)
-        at: Any = (row, column)
-        forecast = Forecast(
-            tokens_per_s=float(rates[at]),
-            nodes=int(times.nodes[row]),
-            slot_s=float(slot_s[at]),
-            trip_s=float(trip_s[at]),
-            missed=float(missed[at]),
-            levels=float(levels[at]),
+        else:
+            drafters = [self.guessing(each) for each in arrangements]
+            pass_s = np.array([each.pass_s for each in drafters])[of, None]
+            guessing = Guessing(acceptance=drafters[0].acceptance, pass_s=pass_s)
+            rates, levels, missed = guessing_rates(slot_s, trip_s, nodes, guessing, self.request.users)
+        ends = np.searchsorted(of, np.arange(len(arrangements) + 1))
+        chosen: list[int | None] = []
+        for begin, end in pairwise(ends):
+            # Of those alike in this, as all splits are for plain decoding over boards of one kind, the one
+            # whose slots are short: a prompt is through soonest.
+            own, least = rates[begin:end], slot_s[begin:end]
+            alike = np.where(own >= (1 - ALIKE) * own.max(initial=0), least, np.inf)
+            chosen.append(None if begin == end else begin + int(alike.argmin()))
+        at = np.array([each for each in chosen if each is not None], dtype=np.int64)
+        counts = layers[row[at], by_slot[row[at], column[at]]]
+        best = rates[at]
+        if arrangements[0].guesses and self.request.users == 1:
+            owner = of[at]
+            of_rows = []
+            for place in (0, list(times.nodes).index(MANY_ROWS)):
+                stages_s = times.fixed_s[owner, place] + counts * times.layer_s[owner, place]
+                of_rows.append(
+                    (
+                        np.maximum(stages_s.max(axis=-1), times.link_s[owner, place]),
+                        stages_s.sum(axis=-1) + times.links_s[owner, place],
+                    )
+                )
+            (slot_of_one_s, trip_of_one_s), (slot_of_many_s, _) = of_rows
+            best = Rated(
+                rates=best,
+                levels=levels[at],
+                missed=missed[at],
+                nodes=nodes[at],
+                slot_s=slot_s[at],
+                trip_s=trip_s[at],
+                slot_of_one_s=slot_of_one_s,
+                trip_of_one_s=trip_of_one_s,
+                slot_of_many_s=slot_of_many_s,
+                acceptance=guessing.acceptance,
+                pass_s=pass_s[at, 0],
+            ).corrected()
+        splits = iter(
+            Split(
+                arrangement=arrangements[of[pair]],
+                layers=tuple(map(int, its_layers)),
+                forecast=Forecast(
+                    tokens_per_s=float(rate),
+                    nodes=int(nodes[pair]),
+                    slot_s=float(slot_s[pair]),
+                    trip_s=float(trip_s[pair]),
+                    missed=float(missed[pair]),
+                    levels=float(levels[pair]),
+                ),
+            )
+            for pair, its_layers, rate in zip(at, counts, best, strict=True)
         )
-        return Split(
-            arrangement=arrangement, layers=tuple(int(each) for each in layers[at]), forecast=forecast
-        )
+        return [None if each is None else next(splits) for each in chosen]
 
 
-def _fastest_trips(fixed_s: F64, layer_s: F64, room: Ints, count: int, splits_max: int) -> Ints:
-    """Layers `[splits, stages]` of the fastest trips, one for each stage and number of layers that can be the
-    slowest; then zeros.
-
-    Where these are more than `splits_max`, evenly some of them.
-    """
-    stages = len(room)
-    slowest = np.tile(np.arange(stages), count)  # [splits]
+def _fastest_trips(fixed_s: F64, layer_s: F64, room: Ints, count: int) -> Ints:
+    """Layers `[..., splits, stages]` of the fastest trips, one for each stage and number of layers that can
+    be the slowest, of times `[..., stages]`; zeros where they cannot."""
+    stages = fixed_s.shape[-1]
+    splits, slowest = np.arange(stages * count), np.tile(np.arange(stages), count)
     its_layers = np.repeat(np.arange(1, count + 1), stages)
-    bound_s = fixed_s[slowest] + its_layers * layer_s[slowest]
-    most = np.minimum((bound_s[:, None] * (1 + 1e-12) - fixed_s) // layer_s, room).astype(
-        np.int64
-    )  # [splits, stages]
-    possible = np.flatnonzero(
-        (its_layers <= room[slowest]) & (most.min(axis=1) >= 1) & (most.sum(axis=1) >= count)
-    )
-    if len(possible) > splits_max:
-        possible = possible[np.argsort(bound_s[possible], kind="stable")]
-        possible = possible[np.linspace(0, len(possible) - 1, splits_max).astype(int)]
-    most, rows = most[possible], np.arange(len(possible))
+    bound_s = fixed_s[..., slowest] + its_layers * layer_s[..., slowest]  # [..., splits]
+    within = (bound_s[..., None] * (1 + 1e-12) - fixed_s[..., None, :]) // layer_s[..., None, :]
+    most = np.minimum(within, room[..., None, :]).astype(np.int64)  # [..., splits, stages]
+    is_possible = (its_layers <= room[..., slowest]) & (most.min(axis=-1) >= 1)
+    most[..., splits, slowest] = its_layers
     least = np.ones_like(most)
-    least[rows, slowest[possible]] = most[rows, slowest[possible]] = its_layers[possible]
-    quickest = np.argsort(layer_s, kind="stable")
-    more = (most - least)[:, quickest]
-    left = count - least.sum(axis=1, keepdims=True)
-    found = np.zeros((min(splits_max, len(slowest)), stages), dtype=np.int64)
-    found[: len(rows)] = least
-    found[: len(rows), quickest] += np.clip(left - (np.cumsum(more, axis=1) - more), 0, more)
-    found[found.sum(axis=1) != count] = 0  # more layers than there are had to be given
-    return found
+    least[..., splits, slowest] = its_layers
+    left = count - least.sum(axis=-1, keepdims=True)
+    quickest = np.argsort(layer_s, axis=-1, kind="stable")[..., None, :]
+    more = np.take_along_axis(most - least, quickest, -1)
+    given = np.clip(left - (np.cumsum(more, axis=-1) - more), 0, more)
+    found = least + np.take_along_axis(given, np.argsort(quickest, axis=-1), -1)
+    is_split = is_possible & (found.sum(axis=-1) == count)  # else more layers than there are had to be given
+    return np.where(is_split[..., None], found, 0)

@@ -12,7 +12,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import groupby
 
 from flowspec.core.protocol import limits
 from flowspec.errors import InputError
@@ -21,12 +21,15 @@ from flowspec.plan.memory import SliceMemory
 from flowspec.plan.partition import Arrangement, Partition, Split
 from flowspec.plan.sites import PlanRequest, Site
 
-ORDERS_MAX = 1500
+ORDERS_MAX = 300
 """Orders times places of the head up to which all are tried."""
-TRIES = 1000
+TRIES = 400
 """States that a local search tries at most."""
-FINAL_SPLITS = 4000
-"""Splits that are looked at without short cuts in the end, of the states that were best."""
+TOGETHER = 32
+"""States that are rated together."""
+FINAL_SHARE, FINALISTS = 0.97, 8
+"""Of the best state's rate that another must have to be rated with every number of nodes in the end, and how
+many may be."""
 PLACES_OF_SIZE = 6
 """Stages up to which a neighbour is tried with all places of the head; else with the first, the last and the
 present one."""
@@ -37,6 +40,9 @@ ALIKE_MARGIN = 1e-9
 
 Order = tuple[int, ...]
 """Kinds of devices in pipeline order."""
+State = tuple[Order, int]
+"""An order, and the place of the head: a kind of which a device is left over, or `-1 - i` for the device of
+stage i."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +65,13 @@ class PlannedStage:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What runs where, and what is foretold of it. `plain` is the forecast of the fastest plan that does not
-    guess."""
+    guess, `guessed` that of the fastest that does, None where the drafter has no room."""
 
     split: Split
     stages: tuple[PlannedStage, ...]
     head_bytes: int
     plain: Forecast
+    guessed: Forecast | None
     link_s: float
 
     @property
@@ -111,14 +118,9 @@ class DoesNotFit(InputError):
     """The model does not fit the devices in any of the request's precisions."""
 
 
-def make_plan(request: PlanRequest) -> Plan:
-    """The plan that is foretold to be fastest; raises `DoesNotFit`."""
-    return make_plans(request, 1)[0]
-
-
-def make_plans(request: PlanRequest, count: int) -> list[Plan]:
-    """Up to `count` plans, those that are foretold to be fastest first, no two with the same devices and
-    head; raises `DoesNotFit`."""
+def make_plan(request: PlanRequest, *, guesses: bool | None = None) -> Plan:
+    """The plan that is foretold to be fastest; one that `guesses`, or does not, where that is said. Raises
+    `DoesNotFit`."""
     most = min(request.shape.layers, limits.STAGES_MAX)
     if request.all_devices and len(request.stage_sites) > most:
         raise InputError(
@@ -127,21 +129,15 @@ def make_plans(request: PlanRequest, count: int) -> list[Plan]:
         )
     partition = Partition(request)
     plain = _fastest(partition, guesses=False)
-    guessing = [] if request.drafter is None else _fastest(partition, guesses=True)
-    if not plain and not guessing:
+    guessing = None if request.drafter is None else _fastest(partition, guesses=True)
+    best = None if guesses else plain
+    if guesses is not False and _is_better(guessing, best):
+        best = guessing
+    if best is None:
         raise DoesNotFit(
             f"{request.shape.name} does not fit the devices in {' or '.join(request.precisions)}"
         )
-    found: dict[tuple[frozenset[str], str, bool], Split] = {}
-    for split in sorted((*plain, *guessing), key=lambda split: -split.forecast.tokens_per_s):
-        arrangement = split.arrangement
-        found.setdefault(
-            (frozenset(each.name for each in arrangement.order), arrangement.head.name, arrangement.guesses),
-            split,
-        )
-    return [
-        described(partition, split, plain[0] if plain else None) for split in list(found.values())[:count]
-    ]
+    return described(partition, best, plain, guessing)
 
 
 def rate_split(request: PlanRequest, order: Sequence[Site], head: Site, layers: Sequence[int]) -> Plan:
@@ -155,10 +151,11 @@ def rate_split(request: PlanRequest, order: Sequence[Site], head: Site, layers: 
         )
         for guesses in (False, *(True,) * (request.drafter is not None))
     ]
-    return described(partition, max(found, key=lambda split: split.forecast.tokens_per_s), found[0])
+    best = max(found, key=lambda split: split.forecast.tokens_per_s)
+    return described(partition, best, found[0], found[1] if len(found) > 1 else None)
 
 
-def described(partition: Partition, split: Split, plain: Split | None) -> Plan:
+def described(partition: Partition, split: Split, plain: Split | None, guessed: Split | None = None) -> Plan:
     """A split with its memory and the times of its stages."""
     arrangement = split.arrangement
     times = partition.times(arrangement)
@@ -181,14 +178,13 @@ def described(partition: Partition, split: Split, plain: Split | None) -> Plan:
         stages=tuple(stages),
         head_bytes=partition.other_bytes(arrangement, arrangement.head),
         plain=(plain or split).forecast,
+        guessed=None if guessed is None else guessed.forecast,
         link_s=float(times.link_s[row]),
     )
 
 
-def _fastest(partition: Partition, *, guesses: bool) -> list[Split]:
-    """The best splits over all precisions, the fastest first; of equal ones the first, in the user's
-    order."""
-    found: list[Split] = []
+def _fastest(partition: Partition, *, guesses: bool) -> Split | None:
+    """The best split over all precisions; of equal ones the first, in the user's order."""
     best: Split | None = None
     for precision in partition.request.precisions:
         search = _Search(partition, precision, guesses)
@@ -199,27 +195,13 @@ def _fastest(partition: Partition, *, guesses: bool) -> list[Split]:
         for state in search.finalists():
             split = partition.best(state.arrangement)
             assert split is not None, "a state that was found fits"
-            found.append(split)
             if _is_better(split, best):
                 best = split
-    return (
-        []
-        if best is None
-        else [
-            best,
-            *sorted(
-                (each for each in found if each is not best), key=lambda each: -each.forecast.tokens_per_s
-            ),
-        ]
-    )
+    return best
 
 
 class _Search:
-    """The orders of one precision, with or without guesses. A state is an order of kinds and the place of the
-    head.
-
-    The place of the head is a kind of which a device is left over, or `-1 - i` for the device of stage i.
-    """
+    """The orders of one precision, with or without guesses."""
 
     def __init__(self, partition: Partition, precision: str, guesses: bool) -> None:
         self._partition = partition
@@ -232,7 +214,7 @@ class _Search:
         self._stages_min = self._stages_max if partition.request.all_devices else 1
         self._for_stages = [kind for kind, sites in enumerate(self._kinds) if sites[0].runs_stages]
         self._heads = {site.name for site in partition.request.heads}
-        self._found: dict[tuple[Order, int], Split | None] = {}
+        self._found: dict[State, Split | None] = {}
 
     def count(self, most: int) -> int:
         """States, counted up to a little more than `most`."""
@@ -247,37 +229,49 @@ class _Search:
         """The best states that were tried, the best first."""
         found = [split for split in self._found.values() if split is not None]
         found.sort(key=lambda split: -split.forecast.tokens_per_s)
-        request = self._partition.request
-        work = list(accumulate(request.users * request.shape.layers * len(split.layers) for split in found))
-        return [
-            split for split, so_far in zip(found, work, strict=True) if so_far <= max(FINAL_SPLITS, work[0])
-        ]
+        enough = FINAL_SHARE * found[0].forecast.tokens_per_s if found else 0.0
+        return [split for split in found[:FINALISTS] if split.forecast.tokens_per_s >= enough]
 
     def all(self) -> None:
-        for order in self._orders():
-            for place in self._places(order):
-                self._split(order, place)
+        for _, orders in groupby(self._orders(), len):
+            self._rate([(order, place) for order in orders for place in self._places(order)])
 
     def local(self) -> None:
-        """From the fastest devices, as many as are needed and more: takes each better neighbour until there
-        is none."""
+        """From the fastest devices, as many as are needed and more: goes to better neighbours until there
+        are none."""
         chance = random.Random(SEED)
         for order in self._beginnings():
-            place = self._places(order)[0]
-            here = self._split(order, place)
-            while len(self._found) < TRIES:
-                neighbours = self._neighbours(order, place)
+            state: State | None = (order, self._places(order)[0])
+            while state is not None and len(self._found) < TRIES:
+                neighbours = self._neighbours(*state)
                 chance.shuffle(neighbours)
-                better = None
-                for state in neighbours:
-                    found = self._split(*state)
-                    if _is_better(found, here):
-                        better, here, (order, place) = found, found, state
-                        break
-                    if len(self._found) >= TRIES:
-                        break
-                if better is None:
-                    break
+                state = self._better(neighbours, self._found[state])
+
+    def _better(self, states: Sequence[State], than: Split | None) -> State | None:
+        """The best of the first few of which one is better; None where none is."""
+        for at in range(0, len(states), TOGETHER):
+            some = states[at : at + TOGETHER]
+            self._rate(some)
+            best = max(some, key=self._rate_of)
+            if _is_better(self._found[best], than):
+                return best
+            if len(self._found) >= TRIES:
+                break
+        return None
+
+    def _rate_of(self, state: State) -> float:
+        found = self._found[state]
+        return 0.0 if found is None else found.forecast.tokens_per_s
+
+    def _rate(self, states: Sequence[State]) -> None:
+        """Finds the splits of those of which none is known yet."""
+        fresh = [state for state in dict.fromkeys(states) if state not in self._found]
+        for _, alike in groupby(sorted(fresh, key=lambda state: len(state[0])), lambda state: len(state[0])):
+            together = list(alike)
+            for at in range(0, len(together), TOGETHER):
+                some = together[at : at + TOGETHER]
+                found = self._partition.best_of([self._arrangement(*state) for state in some], quickly=True)
+                self._found.update(zip(some, found, strict=True))
 
     def _orders(self) -> Iterator[Order]:
         """All orders of kinds, short ones first."""
@@ -310,22 +304,11 @@ class _Search:
             *(-1 - at for at, kind in enumerate(order) if self._kinds[kind][0].name in self._heads),
         ]
 
-    def _sites(self, order: Order, place: int) -> tuple[tuple[Site, ...], Site]:
+    def _arrangement(self, order: Order, place: int) -> Arrangement:
         left = [list(sites) for sites in self._kinds]
         chosen = tuple(left[kind].pop(0) for kind in order)
-        return chosen, (chosen[-1 - place] if place < 0 else left[place][0])
-
-    def _split(self, order: Order, place: int) -> Split | None:
-        key = (order, place)
-        if len(order) < self._stages_min:
-            return None
-        if key not in self._found:
-            chosen, head = self._sites(order, place)
-            arrangement = Arrangement(
-                order=chosen, head=head, precision=self._precision, guesses=self._guesses
-            )
-            self._found[key] = self._partition.best(arrangement, quickly=True)
-        return self._found[key]
+        head = chosen[-1 - place] if place < 0 else left[place][0]
+        return Arrangement(order=chosen, head=head, precision=self._precision, guesses=self._guesses)
 
     def _beginnings(self) -> Iterator[Order]:
         """The fastest devices first, the most memory first; for each the fewest that hold the model, twice as
@@ -341,7 +324,9 @@ class _Search:
             length = self._stages_min
             while length <= self._stages_max:
                 order = tuple(ranked[:length])
-                if any(self._split(order, place) is not None for place in self._places(order)[:2]):
+                states = [(order, place) for place in self._places(order)[:2]]
+                self._rate(states)
+                if any(self._found[state] is not None for state in states):
                     yield order
                     length = (
                         2 * length
@@ -351,12 +336,12 @@ class _Search:
                 else:
                     length += 1
 
-    def _neighbours(self, order: Order, place: int) -> list[tuple[Order, int]]:
+    def _neighbours(self, order: Order, place: int) -> list[State]:
         """Orders that differ in one device, or in the places of two; and other places of the head."""
         used = Counter(order)
         spare = [kind for kind in self._for_stages if used[kind] < len(self._kinds[kind])]
         size = len(order)
-        orders = {order[:at] + order[at + 1 :] for at in range(size)} if size > 1 else set()
+        orders = {order[:at] + order[at + 1 :] for at in range(size)} if size > self._stages_min else set()
         orders |= {(*order[:at], kind, *order[at + 1 :]) for at in range(size) for kind in spare}
         if size < self._stages_max:
             orders |= {(*order[:at], kind, *order[at:]) for at in range(size + 1) for kind in spare}

@@ -210,11 +210,11 @@ JOBS: Mapping[str, Job] = {
         )
     ),
     **{
-        f"plan-{name}": Job(calls=(Call(name=name, words=f"plan --quick {words}"),))
+        f"plan-{name}": Job(calls=(Call(name=name, words=f"plan {words}"),))
         for name, words in PLANS.items()
     },
     "plan-cluster": Job(
-        calls=(Call(name="cluster", words="plan --cluster c.toml --offline --quick"),),
+        calls=(Call(name="cluster", words="plan --cluster c.toml --offline"),),
         files={"c.toml": CLUSTER},
     ),
     "drafters": Job(

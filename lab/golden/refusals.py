@@ -111,7 +111,7 @@ def experiment(name: str, text: str) -> Case:
 
 def board(name: str, text: str) -> Case:
     return Case(
-        name=f"board/{name}", words="plan --quick --devices 'b.toml,raspberry-pi-5'", files={"b.toml": text}
+        name=f"board/{name}", words="plan --devices 'b.toml,raspberry-pi-5'", files={"b.toml": text}
     )
 
 
@@ -144,7 +144,7 @@ CASES: tuple[Case, ...] = (
         "chat --no-journal --resume",
         "chat --good-part",
         "plan --shape gpt-5 --devices raspberry-pi-5",
-        "plan --quick",
+        "plan",
         "plan --devices raspberry-pi-6",
         "plan --devices '0x raspberry-pi-5'",
         "plan --devices raspberry-pi-5 --link fast",
@@ -284,9 +284,9 @@ CASES: tuple[Case, ...] = (
     cluster(
         "board",
         'device = [{ address = "198.51.100.1:7700", profile = "raspberry-pi-6" }]\n',
-        "plan --cluster c.toml --offline --quick",
+        "plan --cluster c.toml --offline",
     ),
-    cluster("no-board", TWO, "plan --cluster c.toml --offline --quick"),
+    cluster("no-board", TWO, "plan --cluster c.toml --offline"),
     cluster("drafter-on-nobody", f'{TWO}[[drafter]]\nmodel = "draft"\ndevice = "z"\n'),
     cluster("nobody-there", f"insecure = true\ndevice = [{DEVICE}]\n"),
     cluster("keys-missing", TWO),
@@ -329,7 +329,7 @@ CASES: tuple[Case, ...] = (
     board("empty", ""),
     board("unknown-key", "[memory]\ngb = 8\ncolor = 1\n"),
     board("a-text-for-a-number", '[memory]\ngb = "many"\ngb_per_s = 1\n'),
-    Case(name="board/none", words="plan --quick --devices none.toml"),
+    Case(name="board/none", words="plan --devices none.toml"),
     Case(name="recording/no-json", words="top --once --replay r.json", files={"r.json": "{"}),
     Case(name="recording/another", words="top --once --replay r.json", files={"r.json": "{}"}),
     Case(name="out/keygen", words="keygen --cluster c.toml --out c.toml", files={"c.toml": TWO}),

@@ -130,7 +130,7 @@ def test_a_plan_takes_what_is_here_and_tells_which_download_would_help(
     hub_cache: Path, known_model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     put(hub_cache, HEAD, content(DEMO_FOLDER / "eagle"))
-    args = ("plan", "--quick", "--model", known_model, *PIS)
+    args = ("plan", "--model", known_model, *PIS)
     _, text, _ = run(capsys, *args)
     assert f"drafter {HEAD}, the best one that is here" in text
     _, listed, _ = run(capsys, "drafters", known_model)
@@ -149,10 +149,10 @@ def test_a_plan_takes_what_is_here_and_tells_which_download_would_help(
     assert given["drafters"] == ["ngram"]
     assert given["tokens_per_s"] < told["tokens_per_s"]
     shutil.move(known_model, known := str(Path(known_model).with_name("Qwen3-4B")))
-    told = json.loads(run(capsys, "plan", "--quick", "--model", known, *PIS, "--json")[1])
+    told = json.loads(run(capsys, "plan", "--model", known, *PIS, "--json")[1])
     assert told["drafters"] == ["ngram"]
     assert told["would_download"]["drafter"] == "AngelSlim/Qwen3-4B_eagle3"
-    _, text, _ = run(capsys, "plan", "--quick", "--model", known, *PIS)
+    _, text, _ = run(capsys, "plan", "--model", known, *PIS)
     assert "--drafter AngelSlim/Qwen3-4B_eagle3 downloads it" in " ".join(text.split())
     assert max(map(len, text.splitlines()[1:])) <= 80
 
@@ -169,7 +169,7 @@ def test_a_plan_does_without_what_the_model_does_not_fit_beside(
         return planned(request)
 
     monkeypatch.setattr(plan, "make_plan", tight)
-    args = ("plan", "--quick", "--model", known_model, *PIS)
+    args = ("plan", "--model", known_model, *PIS)
     told = json.loads(run(capsys, *args, "--json")[1])
     assert told["drafters"] == ["ngram"]
     _, text, _ = run(capsys, *args)

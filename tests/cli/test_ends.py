@@ -12,7 +12,7 @@ import pytest
 from tests import warm
 from tests.cli.test_commands import FLOWSPEC
 
-PLAN = ["plan", "--quick", "--shape", "llama-2-7b", "--devices", "4x jetson-orin-nano"]
+PLAN = ["plan", "--shape", "llama-2-7b", "--devices", "4x jetson-orin-nano"]
 FULL = Path("/dev/full")
 """As a file on a disk that has no room."""
 INTERRUPTED_AT = """

@@ -78,11 +78,11 @@ def generate(capsys: pytest.CaptureFixture[str], *args: str, status: int = 0) ->
     return run(capsys, "generate", *asked, *WANTED, *args, status=status)
 
 
-def test_generate_and_the_doctor_use_the_plan_that_a_quick_plan_prints(
+def test_generate_and_the_doctor_use_the_plan_that_plan_prints(
     boards: Path, daemons: list[DaemonProcess], capsys: pytest.CaptureFixture[str]
 ) -> None:
     planned = run(
-        capsys, "plan", cluster_file(boards, daemons, tells=False), "--dtype=float32", "--quick", *WANTED
+        capsys, "plan", cluster_file(boards, daemons, tells=False), "--dtype=float32", *WANTED
     )
     used = [(stage["device"], stage["layers"]) for stage in planned["stages"]]
     assert {name for name, _ in used} == {"fast", "mid"}
@@ -114,7 +114,7 @@ def test_a_plan_says_that_links_within_a_machine_are_not_measured(
     boards: Path, daemons: list[DaemonProcess], capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = Path(cluster_file(boards, daemons).removeprefix("--cluster="))
-    args = ("plan", "--quick", "--dtype=float32", *WANTED, f"--cluster={file}")
+    args = ("plan", "--dtype=float32", *WANTED, f"--cluster={file}")
     declared = run(capsys, *args)["assumptions"]
     assert "links of 10000 Mbit/s and 0.05 ms; as the cluster file says" in declared
     file.write_text("".join(file.read_text().splitlines(keepends=True)[1:]))
@@ -127,7 +127,7 @@ def test_a_plan_asks_the_devices_and_is_the_one_that_chat_runs(
 ) -> None:
     """The slow device's board is in no file: it tells it itself."""
     file = cluster_file(boards, daemons)
-    planned = run(capsys, "plan", file, "--dtype=float32", "--quick", *WANTED)
+    planned = run(capsys, "plan", file, "--dtype=float32", *WANTED)
     found = generate(capsys, file)
     used = [(stage["name"], stage["layers"]) for stage in found["stages"]]
     assert [(stage["device"], stage["layers"]) for stage in planned["stages"]] == used
@@ -145,14 +145,14 @@ def test_a_device_that_is_absent_is_left_out_of_a_plan_in_a_line(
         f'[[device]]\nname = "mid"\naddress = "{daemons[2].address}"\nprofile = "mid.toml"\n'
         '[[device]]\nname = "gone"\naddress = "127.0.0.1:1"\nprofile = "fast.toml"\n'
     )
-    assert main(["plan", f"--cluster={path}", "--quick", *WANTED]) == 0
+    assert main(["plan", f"--cluster={path}", *WANTED]) == 0
     text = capsys.readouterr().out
     assert (
         "gone is left out: it is absent (the machine is there, but nothing listens at 127.0.0.1:1;"
         in " ".join(text.split())
     )
     assert max(map(len, text.splitlines())) <= 80
-    assert list(run(capsys, "plan", f"--cluster={path}", "--quick", *WANTED)["absent"]["not_there"]) == [
+    assert list(run(capsys, "plan", f"--cluster={path}", *WANTED)["absent"]["not_there"]) == [
         "gone"
     ]
 

@@ -132,7 +132,6 @@ def test_a_plan_has_no_layers_for_a_drafters_device(
             [
                 "plan",
                 "--json",
-                "--quick",
                 f"--cluster={cluster}",
                 "--devices=2x raspberry-pi-4",
                 "--dtype=float32",

@@ -10,6 +10,9 @@ logarithms, from the present ones and from some about these. Where guessing hard
 counts for nothing, since such answers are decoded plainly for the most part.
 
     python -m tests.perf.planner_fit [--mixes 240] [--first 20000] [--out FILE.jsonl] [--json]
+
+With `--cases` the constants stay, and the samples become the cases by which the formula is corrected: errors
+are told of those that are held out, corrected by the others, and all are written to `plan.forecast.CASES`.
 """
 
 from __future__ import annotations
@@ -28,9 +31,21 @@ from flowspec.bench.console import progress, show
 from flowspec.bench.planned import simulated
 from flowspec.cli.options import reals
 from flowspec.errors import InputError
-from flowspec.plan.forecast import F64, FITTED, NODES, Constants, Guessing, plain_rates, seconds_per_token
+from flowspec.plan.forecast import (
+    CASES,
+    F64,
+    FITTED,
+    MANY_ROWS,
+    NODES,
+    Constants,
+    Correction,
+    Guessing,
+    Rated,
+    plain_rates,
+    seconds_per_token,
+)
 from flowspec.plan.partition import Arrangement, Partition
-from flowspec.plan.planner import DoesNotFit, Plan, described, make_plans
+from flowspec.plan.planner import DoesNotFit, Plan, described, make_plan
 from flowspec.plan.sites import PlanRequest, Site
 from flowspec.plan.split import weighted_split
 from tests.command import Parser, chosen, run_command
@@ -39,8 +54,6 @@ from tests.perf.planner_check import ANSWERS_FIRST, drawn
 KINDS = ("planned", "moved", "one device", "two devices", "several devices")
 HELD_OUT = 3
 """Every so manieth sample of a kind is not fitted to."""
-PLANS = 8
-"""Plans among which the best with guesses is looked for."""
 ANSWERS, TOKENS = 2, 96
 PAYS = 0.97
 """How many times plain decoding a rate must be. One that is slower has a drafter in its stage's way."""
@@ -97,11 +110,8 @@ def arranged(request: PlanRequest, number: int) -> tuple[Arrangement, tuple[int,
     kind = number % len(KINDS)
     if kind < 2:
         try:
-            plans = make_plans(request, PLANS)
+            plan = make_plan(request, guesses=True)
         except DoesNotFit:
-            return None
-        plan = next((each for each in plans if each.guesses), None)
-        if plan is None:
             return None
         arrangement, layers = plan.split.arrangement, plan.split.layers
         weights = [count * chance.uniform(0.5, 1.5) for count in layers]
@@ -154,7 +164,9 @@ def sampled(number: int, acceptances: Sequence[float] = ()) -> Sample | None:
 
 def _slots_s(partition: Partition, arrangement: Arrangement, layers: Sequence[int]) -> tuple[F64, F64]:
     times = partition.times(arrangement)
-    return times.slots_s(np.broadcast_to(np.array(layers), (len(times.nodes), len(layers))))
+    counts = np.broadcast_to(np.array(layers), (len(times.nodes), 1, len(layers)))
+    slots_s, trips_s = times.slots_s(counts)
+    return slots_s[:, 0], trips_s[:, 0]
 
 
 def errors(samples: Sequence[Sample], known: Constants) -> F64:
@@ -221,6 +233,59 @@ def _simplex(loss: Callable[[F64], float], start: F64) -> F64:
     return points[int(np.argmin(values))]
 
 
+def rated(samples: Sequence[Sample]) -> Rated:
+    """What the formula says of them."""
+    slot_s, trip_s = (np.array([getattr(each, name) for each in samples]) for name in ("slot_s", "trip_s"))
+    acceptance, pass_s = (
+        np.array([getattr(each, name) for each in samples]) for name in ("acceptance", "pass_s")
+    )
+    drafters = Guessing(acceptance=acceptance[:, None, None], pass_s=pass_s[:, None, None])
+    nodes = np.array(NODES, dtype=np.float64)
+    token_s, levels, missed = seconds_per_token(slot_s, trip_s, nodes, drafters)
+    rows, best = np.arange(len(samples)), token_s.argmin(axis=1)
+    return Rated(
+        rates=1 / token_s[rows, best],
+        levels=levels[rows, best],
+        missed=missed[rows, best],
+        nodes=nodes[best],
+        slot_s=slot_s[rows, best],
+        trip_s=trip_s[rows, best],
+        slot_of_one_s=slot_s[:, 0],
+        trip_of_one_s=trip_s[:, 0],
+        slot_of_many_s=slot_s[:, NODES.index(MANY_ROWS)],
+        acceptance=acceptance,
+        pass_s=pass_s,
+    )
+
+
+def lacked(samples: Sequence[Sample]) -> F64:
+    """By what the formula's logarithm is too small; a head does without guesses where they do not pay."""
+    rates = [max(each.tokens_per_s, each.plain_tokens_per_s) for each in samples]
+    return np.log(np.array(rates) / rated(samples).best_rates)
+
+
+def write_cases(samples: Sequence[Sample], path: Path) -> None:
+    names = ("odds", "trip", "rows", "pass", "nodes", "levels", "missed", "slot", "gain", "lacked")
+    table = np.column_stack([rated(samples).features, lacked(samples)])
+    np.savetxt(path, table, fmt="%.4f", delimiter=",", header=",".join(names), comments="")
+
+
+def correct(samples: Sequence[Sample]) -> int:
+    """Tells how far off held out samples are, as they are and corrected by the others, and writes all."""
+    others, held_out = ([each for each in samples if each.held_out == is_out] for is_out in (False, True))
+    found = Correction.of(rated(others).features, lacked(others))
+    raw = lacked(held_out)
+    left = raw - np.log(found.factors(rated(held_out).features))
+    rows: list[list[str | int]] = []
+    for name, off in (("by formula", raw), ("corrected", left)):
+        size = np.abs(np.expm1(-off))
+        shares = (np.median(size), np.percentile(size, 90), size.max())
+        rows.append([name, len(off), *(f"{share:.1%}" for share in shares), f"{(size <= 0.05).mean():.0%}"])
+    show("errors of held out samples", ["", "samples", "median", "90th", "worst", "within 5%"], rows)
+    write_cases(samples, CASES)
+    return 0
+
+
 def gathered(
     count: int,
     first: int,
@@ -247,7 +312,7 @@ def gathered(
                     with path.open("a", encoding="utf-8") as file:
                         print(json.dumps({"mix": number} if found is None else asdict(found)), file=file)
             step(f"mix {number}")
-    return [each for each in known.values() if each is not None and each.pays]
+    return [each for each in known.values() if each is not None]
 
 
 def report(samples: Sequence[Sample], known: Constants) -> list[list[str | int]]:
@@ -271,6 +336,9 @@ def report(samples: Sequence[Sample], known: Constants) -> list[list[str | int]]
 
 def command(args: argparse.Namespace) -> int:
     samples = gathered(args.mixes, args.first, args.out, args.acceptances, args.kinds)
+    if args.cases:
+        return correct(samples)
+    samples = [each for each in samples if each.pays]
     fitted_to = [each for each in samples if not each.held_out]
     held_out = [each for each in samples if each.held_out]
     if not fitted_to or not held_out:
@@ -320,6 +388,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         type=Path,
         metavar="FILE.jsonl",
         help="samples are kept there, and all that it holds are used",
+    )
+    parser.add_argument(
+        "--cases", action="store_true", help="make cases of the samples, and fit no constants"
     )
     return run_command(parser, command, argv)
 

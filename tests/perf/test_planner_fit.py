@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from flowspec.bench.planned import Simulated
-from flowspec.plan.forecast import FITTED, NODES, Constants, Guessing, seconds_per_token
+from flowspec.plan.forecast import FITTED, NODES, Constants, Correction, Guessing, seconds_per_token
 from flowspec.plan.planner import Plan
 from flowspec.plan.sites import PlanRequest
 from tests.perf import planner_fit
@@ -72,24 +72,48 @@ def test_a_third_of_each_kind_is_held_out_and_not_fitted_to(
     assert "--mixes: expected some to fit to and some to hold out, got 4" in capsys.readouterr().err
 
 
-def test_samples_are_kept_and_those_that_do_not_pay_are_left_out(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_samples_are_kept_and_not_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     made = []
 
     def some(number: int, acceptances: tuple[float, ...]) -> Sample | None:
         made.append(number)
-        found = sample(number)
-        return None if number == 3 else replace(found, plain_tokens_per_s=9e9) if number == 2 else found
+        return None if number == 3 else sample(number)
 
     monkeypatch.setattr(planner_fit, "sampled", some)
     file = tmp_path / "samples.jsonl"
-    assert [each.mix for each in gathered(4, 0, file)] == [0, 1]
-    assert gathered(5, 0, file) == [sample(0), sample(1), sample(4)]
+    assert [each.mix for each in gathered(4, 0, file)] == [0, 1, 2]
+    assert gathered(5, 0, file) == [sample(0), sample(1), sample(2), sample(4)]
     assert made == [0, 1, 2, 3, 4], "what is known is not made again"
     assert gathered(10, 10, file, kinds=("moved", "two devices")) == [
-        sample(mix) for mix in (0, 1, 4, 11, 13, 16, 18)
+        sample(mix) for mix in (0, 1, 2, 4, 11, 13, 16, 18)
     ], "all of the file are used"
+
+
+def test_cases_correct_what_the_formula_lacks_of_pipelines_like_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The simulator gives a fifth more than the formula where rows are free, and what it says elsewhere."""
+
+    def made(number: int, acceptances: tuple[float, ...]) -> Sample:
+        chance = np.random.default_rng(number)
+        dear = 1.0 if number % 2 else 5.0
+        slot_s = chance.uniform(0.02, 0.1) * np.linspace(1.0, dear, len(NODES))
+        found = replace(sample(number, FITTED), slot_s=tuple(slot_s), trip_s=tuple(2 * slot_s))
+        formula = float(planner_fit.rated([found]).best_rates[0])
+        return replace(found, plain_tokens_per_s=0.0, tokens_per_s=formula * (1.2 if number % 2 else 1.0))
+
+    monkeypatch.setattr(planner_fit, "sampled", made)
+    monkeypatch.setattr(planner_fit, "CASES", tmp_path / "cases.csv")
+    assert main(["--mixes", "120", "--first", "0", "--cases"]) == 0
+    formula, corrected = capsys.readouterr().out.splitlines()[-2:]
+    assert formula.split()[-1] == "50%"
+    assert int(corrected.split()[-1].rstrip("%")) >= 90
+    table = np.loadtxt(tmp_path / "cases.csv", delimiter=",", skiprows=1)
+    found = Correction.of(table[:, :-1], table[:, -1])
+    others = [made(number, ()) for number in range(1000, 1020)]
+    factors = found.factors(planner_fit.rated(others).features)
+    assert factors[1::2] == pytest.approx(1.2, rel=0.08)
+    assert factors[::2] == pytest.approx(1.0, rel=0.08)
 
 
 def test_what_is_foretold_is_plain_decoding_where_that_is_faster() -> None:

@@ -35,6 +35,7 @@ from flowspec.runtime.cluster import Device
 from flowspec.runtime.cluster_file import LINK_DEFAULT, declared_profile, read_links
 from flowspec.runtime.health.examine import (
     EXAMINE_TIMEOUTS,
+    REACHABLE,
     Examined,
     ExamineTimeouts,
     ask_all,
@@ -47,6 +48,7 @@ from flowspec.runtime.health.interfaces import interface_of, resolve
 from flowspec.runtime.health.own_speed import own_speed
 from flowspec.runtime.links import GLANCE
 from flowspec.runtime.machine import Machine
+from flowspec.runtime.pipeline_connections import Progress, told_of
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.transport import split_address
 
@@ -60,6 +62,8 @@ STEPS = 5
 """Rounding of links: so many steps to a factor of ten, of which 10, 100 and 1000 Mbit/s are some."""
 MEMORY_STEP = 32 << 20
 """Free memory is rounded down to it, so that it is the same again at the next start."""
+ASKED = "telling what it can do"
+"""What a device does that is asked."""
 ASSUMED = "assumed"
 DECLARED = "declared"
 MEASURED = "measured"
@@ -101,6 +105,7 @@ def survey(
     head_drafts: bool,
     needs_all: bool = True,
     needs_free: bool = False,
+    tell: Progress = lambda text, share: None,
 ) -> Survey:
     """Asks all; raises `ClusterError` for a device that does not answer, `InputError` for a profile or link
     that cannot be.
@@ -110,14 +115,23 @@ def survey(
     whose facts cannot be true is left out; raises `ClusterError` where no other is there. With `needs_free`
     one that another head uses cannot be had either.
 
-    `keys` are the cluster's. With `head_drafts` the head's machine must know how fast it is, too, which it
-    may have to probe.
+    `keys` are the cluster's; several threads `tell` whose answers are waited for. With `head_drafts` the
+    head's machine must know how fast it is, too, which it may have to probe.
     """
     declared = {device.name: declared_profile(device, cluster) for device in devices}
     network = read_links(cluster, list(declared))
     unknown = [name for name, profile in declared.items() if profile is None]
     examine_timeouts = EXAMINE_TIMEOUTS if needs_all else absent_timeouts(len(devices))
-    found = ask_all(devices, speed=unknown, keys=keys, examine_timeouts=examine_timeouts)
+    for device in devices:
+        tell(told_of(device.name, ASKED), 0.0)
+    found = ask_all(
+        devices,
+        speed=unknown,
+        step=lambda name: tell(told_of(name, ASKED), 1.0),
+        tell=tell,
+        keys=keys,
+        examine_timeouts=examine_timeouts,
+    )
     absent = absent_of(found, needs_all=needs_all)
     users = users_of(_without(found, absent), absent, keys, needs_all=needs_all) if needs_free else {}
     absent |= {name: f"in use by {head_called(head)}" for name, head in users.items()}
@@ -126,7 +140,8 @@ def survey(
     there = _without(answered, left_out)
     hosts = {each.device.name: resolve(split_address(each.device.address)[0]) for each in there}
     profiles, sources = _profiles(there, declared)
-    sites = _sites(profiles, usable_memory(there, hosts), precision)
+    machines = {each.device.name: machine_of(each.device.address) for each in there}
+    sites = _sites(profiles, usable_memory(there, machines), precision)
     cores = _cores(there, hosts, sources)
     here = [name for name, host in hosts.items() if is_here(host)]
     if not here:
@@ -167,7 +182,7 @@ def absent_of(found: Sequence[Examined], *, needs_all: bool, hint: str = "") -> 
     absent = {}
     for each in found:
         if each.failure is not None:
-            is_absent = each.failure.check == "reachable"
+            is_absent = each.failure.check == REACHABLE
             if needs_all or not is_absent:
                 raise ClusterError(f"{explain(each)}{f'; {hint}' if hint and is_absent else ''}")
             absent[each.device.name] = f"{each.failure.text}; {each.failure.advice}"
