@@ -27,8 +27,10 @@ from flowspec.core.methods.governor import (
     NEW_ANSWER_TOKENS_MIN,
     REGRET,
     REGRET_TRIAL,
+    REGRET_TRIAL_WATCHED,
     REST_TOKENS_MAX,
     REST_TOKENS_MIN,
+    RUN,
     SETTLING_TOKENS,
     UNMEASURED_TOKENS_MIN,
     Governor,
@@ -426,7 +428,7 @@ def test_the_clock_goes_on_while_any_answer_gives_tokens() -> None:
     told: list[str] = []
 
     class Told(Governor):
-        def begin(self, domain: int | None = None) -> None:
+        def begin(self, domain: int | None = None, *, is_watched: bool = False) -> None:
             told.append("begin")
 
         def idle(self) -> None:
@@ -455,7 +457,7 @@ def test_the_governor_is_told_the_domain_of_an_answer_that_is_alone() -> None:
     told: list[int | str | None] = []
 
     class Told(Governor):
-        def begin(self, domain: int | None = None) -> None:
+        def begin(self, domain: int | None = None, *, is_watched: bool = False) -> None:
             told.append(domain)
 
         def end(self) -> None:
@@ -480,3 +482,61 @@ def test_the_governor_is_told_the_domain_of_an_answer_that_is_alone() -> None:
 
 def test_nobody_knows_what_plain_decoding_takes_at_first() -> None:
     assert not any(Decoding(5.0, estimate=0.0).run(500))
+
+
+def watched(decoding: Decoding, *right: bool) -> list[bool]:
+    """Tokens of which the likeliest guess is right or not, with whether the drafter rested at each."""
+    found = []
+    for is_right in right:
+        decoding.governor.watched(is_right=is_right)
+        found += decoding.run(1)
+    return found
+
+
+def test_an_answer_whose_guesses_are_watched_rests_until_they_come_true() -> None:
+    decoding = Decoding(guessing_s=1.2)
+    decoding.governor.begin(is_watched=True)
+    assert all(watched(decoding, *[True, *[False] * 9] * 9))
+    assert decoding.now_s == 90 * PLAIN_S, "nothing was lost"
+    assert watched(decoding, *[True] * RUN)[-1] is False
+    often = Decoding(guessing_s=0.5)
+    often.governor.begin(is_watched=True)
+    assert watched(often, *[True, False] * 20)[-1] is False, "half of them are right"
+    unknown = Decoding(guessing_s=1.2)
+    unknown.governor.begin()
+    assert not unknown.governor.is_resting, "others must be sent to be known"
+
+
+def test_after_a_trial_that_failed_more_guesses_must_come_true() -> None:
+    decoding = Decoding(guessing_s=1.5)
+    decoding.governor.begin(is_watched=True)
+    assert watched(decoding, *[True] * RUN)[-1] is False
+    lost = watched(decoding, *[False] * 12)
+    assert lost.count(False) <= 2 * REGRET_TRIAL_WATCHED + 1
+    assert watched(decoding, *[True] * (2 * RUN - 1))[-1] is True
+    assert watched(decoding, True) == [False]
+    decoding.governor.begin(is_watched=True)
+    assert watched(decoding, *[True] * RUN)[-1] is False, "another answer"
+
+
+def test_an_answer_of_a_kind_that_gains_begins_with_guesses_though_they_are_watched() -> None:
+    governor = Governor()
+    governor.begin(1, is_watched=True)
+    decoding = Decoding(guessing_s=0.5)
+    decoding.governor = governor
+    watched(decoding, *[True] * 60)
+    governor.end()
+    governor.begin(1, is_watched=True)
+    assert not governor.is_resting
+
+
+def test_a_kind_that_loses_on_average_rests_though_no_answer_gave_it_up() -> None:
+    """Each loses less than a trial may."""
+    decoding = Decoding(guessing_s=1.12)
+    governor = decoding.governor
+    for _ in range(3):
+        governor.begin(2)
+        decoding.run(40)
+        governor.end()
+    governor.begin(2)
+    assert governor.is_resting

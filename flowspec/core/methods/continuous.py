@@ -19,6 +19,7 @@ from typing import Any
 
 from flowspec.core.head.domains import Domains
 from flowspec.core.head.drafter_jobs import most_valuable
+from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.kept import Kept
 from flowspec.core.head.request import Request
 from flowspec.core.methods.base import Choice, Method, Observation, Parameter, View
@@ -99,6 +100,11 @@ class Continuous(Method):
         self._price = 0.0
         self._waits_since_s = -1.0  # that a root waits for the drafter; -1: none does
         self._waits_until_s = 0.0
+        self._is_watched = False  # whether drafters only look up texts, and may do so at rest
+        self._looked_at = 0  # tokens about which something was guessed, of those that a segment gave
+
+    def meet(self, traits: Sequence[DrafterTraits]) -> None:
+        self._is_watched = bool(traits) and all(each.looks_up for each in traits)
 
     def begin(self, request: Request) -> None:
         request.served = self._sent
@@ -106,7 +112,9 @@ class Continuous(Method):
             assert request.submit is not None
             self._domain_of[request.number] = self.domains.find(request.submit.prompt)
         is_alone = len(self._domain_of) == 1
-        self._governor.begin(self._domain_of[request.number] if is_alone else None)
+        domain = self._domain_of[request.number] if is_alone else None
+        self._governor.begin(domain, is_watched=self._is_watched and is_alone)
+        self._looked_at = 0
         self._stopped(request)
 
     def observed(self, request: Request, observation: Observation) -> None:
@@ -115,6 +123,10 @@ class Continuous(Method):
         is_guessed = node is not None and tree.value(node) >= max(self._price, CHANCE_LEAST)
         self._chance_tokens = min(self._chance_tokens + 1, CHANCE_TOKENS_MAX)
         self._chance += (is_guessed - self._chance) / self._chance_tokens
+        if self._is_watched:
+            self._looked_at += 1
+            best = max(tree.children(tree.root), key=tree.value, default=None)
+            self._governor.watched(is_right=best is not None and best == node)
 
     def experience(self) -> object:
         return self._chance, self._chance_tokens
@@ -144,6 +156,10 @@ class Continuous(Method):
 
     def walked(self, request: Request, emitted: int) -> None:
         self._answering.add(request.number)
+        if self._is_watched:
+            for _ in range(emitted - self._looked_at):  # nothing was guessed
+                self._governor.watched(is_right=False)
+            self._looked_at = 0
         self._governor.emitted(emitted / self._answers)
 
     def ended(self, request: Request) -> None:
@@ -270,7 +286,8 @@ class Continuous(Method):
         chosen: dict[int, list[int]] = {request.number: [request.tree.root] for request in roots}
         offers = []
         least = self._least(view)
-        for order, request in enumerate(view.requests):
+        is_resting = self._is_watched and self._governor.is_resting  # what is guessed is only looked at
+        for order, request in enumerate(() if is_resting else view.requests):
             weight = self._weight(request) if len(view.requests) > 1 else 1.0
             nodes = request.tree.best_unsent(min(self.segment_nodes, _room(request)), least)
             offers.append([(-weight * request.tree.value(node), order, node) for node in nodes])
@@ -288,7 +305,7 @@ class Continuous(Method):
 
     def expand(self, view: View, drafter: int) -> list[Choice]:
         if self._governor.is_resting:
-            return []
+            return self._watch(view, drafter) if self._is_watched else []
         batch = max(self.batch, NODES_PER_ANSWER * len(view.requests))
         enough = BACKLOG_SEGMENTS * max(4, round(self._typical_rows))
         offers: list[tuple[float, int, int]] = []
@@ -306,6 +323,11 @@ class Continuous(Method):
         for _, order, node in heapq.nsmallest(batch, offers):
             chosen.setdefault(order, []).append(node)
         return [(requests[order], sorted(nodes)) for order, nodes in chosen.items()]
+
+    def _watch(self, view: View, drafter: int) -> list[Choice]:
+        """The roots that a drafter has not been asked about."""
+        roots = [(each, each.tree.root) for each in self.requests_of(view, drafter)]
+        return [(request, [root]) for request, root in roots if view.can_expand(request, root, drafter)]
 
     def requests_of(self, view: View, drafter: int) -> Sequence[Request]:
         """Those that a drafter works for."""

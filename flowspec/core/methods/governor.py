@@ -25,6 +25,10 @@ share, and so does all that is under way where answers are several at once: then
 that decides, and one look is at all of them.
 
 With the patience at its longest a trial of `REGRET_TRIAL` tokens each `REST_TOKENS_MAX` is all that is lost.
+
+Drafters that look up texts take next to no time. What they would have guessed is known at rest, too, so
+nobody has to send it to learn whether it comes true: an answer rests until it does (`watched`), and a trial
+may be short.
 """
 
 from __future__ import annotations
@@ -60,6 +64,16 @@ SHARE_NEW = 0.1
 which it gained nothing."""
 GAIN_CLEAR = 4.0
 """Tokens from which on guessing clearly gains: an answer may lose as much as without a trial."""
+GAIN_POOR = -2.0
+"""Tokens below which guessing loses in answers of a kind on average, though none of them gave it up."""
+REGRET_WATCHED, REGRET_TRIAL_WATCHED = 5.0, 3.0
+"""The same as `REGRET` and `REGRET_TRIAL` where guesses are watched at rest: guessing is taken up in time."""
+RUN = 3
+"""So many guesses in a row that would have been right end a rest; twice as many after a trial that failed in
+the same answer."""
+RIGHT_SHARE, RIGHT_TOKENS, RIGHT_DUE = 0.5, 16, 0.2
+"""The share of right guesses, of about so many tokens, that ends a rest, too; and the least that a rest must
+have seen for a trial that is due."""
 GAIN_MAX = 8.0
 """Tokens that guessing gains in an answer, at most, or loses: what was better for long may be so no more."""
 
@@ -139,16 +153,21 @@ class Governor:
         self._domain: int | None = None  # of the answer under way, if it is alone
         self._gain: float | None = None  # of guesses in it, if there were any
         self._rested_tokens = 0.0  # in it, since it began or guesses were given up
+        self._is_watched = False  # whether what would be guessed is known at rest
+        self._run, self._run_needed = 0, RUN  # of right guesses in it
+        self._right, self._seen = 0.0, 0  # their share, and tokens about which it is
 
     @property
     def is_resting(self) -> bool:
         """The drafter should not be asked for anything now."""
         return self._stance.is_resting
 
-    def begin(self, domain: int | None = None) -> None:
+    def begin(self, domain: int | None = None, *, is_watched: bool = False) -> None:
         """An answer begins: of this domain, or (None) beside others, and then all are looked at as one until
-        none is under way."""
+        none is under way. `is_watched`: what would be guessed is known at rest, too."""
         self._leave()
+        self._is_watched = is_watched
+        self._run, self._run_needed, self._right, self._seen = 0, RUN, 0.0, 0
         self._domain, self._gain, self._rested_tokens = domain, None, 0.0
         known = None if domain is None else self._stances.get(domain)
         self._stance = stance = self._shared if known is None else known
@@ -161,6 +180,18 @@ class Governor:
         elif not stance.is_trial:
             stance.is_trial = True
             stance.tokens = stance.took_s = 0.0
+        if is_watched and stance.gain <= 0 and not stance.is_resting:
+            self._rest()
+
+    def watched(self, *, is_right: bool) -> None:
+        """The likeliest guess at a token became known, which was sent or not."""
+        self._run = self._run + 1 if is_right else 0
+        self._seen = min(self._seen + 1, RIGHT_TOKENS)
+        self._right += (is_right - self._right) / self._seen
+        is_often = self._seen == RIGHT_TOKENS and self._right >= RIGHT_SHARE
+        stance = self._stance
+        if stance.is_resting and not stance.is_measuring and (self._run >= self._run_needed or is_often):
+            self._try()
 
     def end(self) -> None:
         """The last answer under way is over."""
@@ -169,6 +200,8 @@ class Governor:
                 self._stance = dataclasses.replace(self._shared)
                 self._stances[self._domain] = self._stance
             self._stance.answered(self._gain)
+            if self._stance.gain < GAIN_POOR and not self._stance.is_resting:
+                self._give_up()
         self._leave()
 
     def idle(self) -> None:
@@ -263,17 +296,24 @@ class Governor:
         if stance.is_measuring:
             if stance.measured_tokens >= MEASURED_TOKENS:
                 self._measured()
-        elif self._is_due():
-            self._learn()
-            if stance is self._shared:
-                self._is_trial_of_new, self._is_new_answer = self._is_new_answer, False
-            stance.start(is_trial=True)
+        elif self._is_due() and (not self._is_watched or self._right >= RIGHT_DUE):
+            self._try()
+
+    def _try(self) -> None:
+        """A rest ends."""
+        stance = self._stance
+        self._learn()
+        if stance is self._shared:
+            self._is_trial_of_new, self._is_new_answer = self._is_new_answer, False
+        stance.start(is_trial=True)
 
     def _regret_max(self) -> float:
         """More where guesses have clearly gained of late: it is rather bad luck then that they do not."""
         stance = self._stance
         gains = stance is not self._shared and stance.gain >= GAIN_CLEAR
-        return REGRET_TRIAL if stance.is_trial and not gains else REGRET
+        if stance.is_trial and not gains:
+            return REGRET_TRIAL_WATCHED if self._is_watched else REGRET_TRIAL
+        return REGRET_WATCHED if self._is_watched else REGRET
 
     def _is_due(self) -> bool:
         """Whether a rest has lasted long enough in the midst of an answer."""
@@ -288,6 +328,8 @@ class Governor:
 
     def _give_up(self) -> None:
         stance = self._stance
+        self._run, self._run_needed = 0, 2 * self._run_needed
+        self._right, self._seen = 0.0, 0
         if not stance.is_trial:
             stance.rest_tokens = REST_TOKENS_MIN
         elif stance is not self._shared:
@@ -312,7 +354,7 @@ class Governor:
 
     def _learn(self) -> None:
         stance = self._stance
-        if stance.took_s > 0:
+        if stance.took_s > 0 and stance.measured_tokens > 0:
             self._plain_rate = stance.measured_tokens / stance.took_s
 
     def _rest(self) -> None:
