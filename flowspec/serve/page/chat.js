@@ -6,8 +6,6 @@ import { Markdown } from "./markdown.js";
 import { eventsOf } from "./stream.js";
 
 const BOTTOM_PX = 40; // so near to the end of the dialogue the view follows it
-const WRITTEN_MS = 80; // an answer is written anew at most so often,
-const WRITTEN_TIMES = 10; // and takes at most this part of the time
 const LINES = [2, 8]; // of the question that are seen, at least and at most
 const EXAMPLES = {
   bundled: ["What is 17 + 25?", "Tell me a story.", "What is FlowSpec?"],
@@ -20,10 +18,12 @@ const TOY =
 const WITH_A_REAL_ONE = "flowspec serve --model Qwen/Qwen3-0.6B";
 
 export class Chat {
-  // `asked` is called when a question is on its way.
-  constructor(api, asked) {
+  // `asked` is called when a question is on its way, `came` when there is more of the answer to draw.
+  constructor(api, asked, came) {
     this.api = api;
     this.asked = asked;
+    this.came = came;
+    this.write = null; // what has come of the answer that runs
     this.examples = [];
     this.isToy = false;
     this.messages = [];
@@ -50,6 +50,11 @@ export class Chat {
 
   get answering() {
     return this.abort !== null;
+  }
+
+  // In one drawing with what is shown beside the chat, so that neither is ahead of the other.
+  draw() {
+    this.write?.();
   }
 
   stop() {
@@ -125,15 +130,17 @@ export class Chat {
     const body = JSON.stringify({ model, messages, stream: true, stream_options: { include_usage: true } });
     const headers = { "Content-Type": "application/json", Accept: "text/event-stream" };
     const response = await this.api.call("/v1/chat/completions", { method: "POST", headers, body, signal });
-    const { write, finish } = this._writer(answer, said);
+    const write = this._writer(answer, said);
+    this.write = write;
     try {
-      await this._take(response, said, write);
+      await this._take(response, said);
     } finally {
-      finish();
+      this.write = null;
+      write(true);
     }
   }
 
-  async _take(response, said, write) {
+  async _take(response, said) {
     for await (const { data } of eventsOf(response.body)) {
       if (data === "[DONE]") return;
       const chunk = JSON.parse(data);
@@ -145,33 +152,26 @@ export class Chat {
       if (!content && !thought) continue;
       said.text += content ?? "";
       said.thoughts += thought ?? "";
-      write();
+      this.came();
     }
     if (said.reason === null) throw new ApiError("the answer broke off: the server closed the connection");
   }
 
-  // `write` is called for each piece: it writes what there is now and then, and never takes long of the
-  // page's time.
+  // Writes what there is, if it is more than before; `isWhole`: nothing more comes.
   _writer(answer, said) {
     const markdown = new Markdown(answer);
     let thoughts = null;
-    let timer = 0;
-    let waitMs = WRITTEN_MS;
-    const write = () => {
-      timer = 0;
-      const startedMs = performance.now();
+    let written = 0;
+    return (isWhole = false) => {
+      const length = said.text.length + said.thoughts.length;
+      if (length === written && !isWhole) return;
+      written = length;
       const follow = this._atEnd();
       if (said.thoughts) put((thoughts ??= thoughtsBefore(answer)), said.thoughts);
       if (said.text) thoughts?.parentElement.removeAttribute("open");
-      markdown.show(said.text);
+      markdown.show(said.text, isWhole);
       if (follow) this.dialogue.scrollTop = this.dialogue.scrollHeight;
-      waitMs = Math.max(WRITTEN_MS, WRITTEN_TIMES * (performance.now() - startedMs));
     };
-    const finish = () => {
-      clearTimeout(timer);
-      write();
-    };
-    return { write: () => (timer ||= setTimeout(write, waitMs)), finish };
   }
 
   async _firstModel(signal) {

@@ -61,7 +61,7 @@ const TILES = [
   },
   {
     name: "times_plain",
-    title: "Times as fast",
+    title: "Speed-up",
     value: ({ request, rate, plainS, isPlain }) => {
       if (isPlain && rate !== null) return "1×";
       const times = request && timesPlain(request, plainS);
@@ -71,7 +71,7 @@ const TILES = [
     note: ({ request, plainS, isPlain }) => {
       if (isPlain) return "this is plain decoding: no guesses";
       if (request?.wasPaused) return "not told after a pause";
-      return plainS ? `as without guesses: about ${number(1 / plainS)} per second` : "as without guesses";
+      return plainS ? `over ${number(1 / plainS)} tokens/s without guesses` : "over answers without guesses";
     },
   },
   {

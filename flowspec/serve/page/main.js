@@ -19,7 +19,8 @@ import { Story } from "./story.js";
 import { Live } from "./stream.js";
 import { Tree } from "./tree.js";
 
-const FRAME_MS = 1000 / 30; // drawn at most so often
+const FRAME_MS = 1000 / 30; // drawn at most so often,
+const DRAWN_TIMES = 2; // and at most this part of the time
 // And on the head's own machine, if it is small: the answer's work comes first.
 const SHARED_FRAME_MS = 1000 / 12;
 const SHARED_CORES = 4;
@@ -51,7 +52,7 @@ const frameMs = shared ? SHARED_FRAME_MS : FRAME_MS;
 
 const key = new Key(() => isFile || live.open());
 const api = new Api(key);
-const chat = new Chat(api, () => !isFile && player.replay && backToLive());
+const chat = new Chat(api, () => !isFile && player.replay && backToLive(), wake);
 const figures = new Figures(byId("tiles"), byId("figures"));
 const answer = new Answer(choose);
 const story = new Story();
@@ -70,6 +71,7 @@ let lagS = LAG_S[0];
 let timer = 0; // until the next drawing
 let frame = 0; // of the screen that it waits for
 let drawnMs = 0;
+let tookMs = 0; // the last drawing
 let dirty = true; // there is something new beside the clock
 let saidMs = 0;
 
@@ -155,7 +157,8 @@ function wake() {
 
 function soon(everyMs) {
   clearTimeout(timer);
-  const waitMs = Math.max(0, drawnMs + everyMs - performance.now() - AHEAD_MS);
+  const dueMs = drawnMs + Math.max(everyMs, DRAWN_TIMES * tookMs);
+  const waitMs = Math.max(0, dueMs - performance.now() - AHEAD_MS);
   timer = setTimeout(() => (frame ||= requestAnimationFrame(tick)), waitMs);
 }
 
@@ -163,7 +166,9 @@ function tick(nowMs) {
   frame = 0;
   if (document.hidden) return;
   drawnMs = nowMs;
+  const startedMs = performance.now();
   draw(nowMs);
+  tookMs = performance.now() - startedMs;
   if (moves() || dirty) soon(still() && !dirty ? STILL_MS : frameMs);
 }
 
@@ -180,6 +185,7 @@ function liveS() {
 
 function draw(nowMs) {
   dirty = false;
+  chat.draw();
   player.replay?.advance(nowMs);
   const now = world();
   const { timeline, nowS } = player.replay

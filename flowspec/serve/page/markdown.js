@@ -8,30 +8,43 @@ const SLOW_MS = 200; // or once splitting it took so long: it is done again whil
 const HEADINGS = ["h3", "h4", "h5", "h6"];
 const INLINE = { strong: "strong", em: "em", del: "del" };
 
+const isBlock = (token) => token.type !== "space";
+
 // Keeps an element in step with a text that grows: blocks that are as they were stay.
 export class Markdown {
   constructor(element) {
     this.element = element;
     this.raws = [];
+    this.settled = ""; // the text before the last block, which nothing that follows changes
     this.isPlain = false;
   }
 
-  show(text) {
-    const tokens = this._split(text);
-    const first = tokens.findIndex((token, at) => token.raw !== this.raws[at]);
-    const kept = first < 0 ? tokens.length : first;
+  // `isWhole`: nothing more comes, so all is split once more: where a link leads to may be said behind it.
+  show(text, isWhole = false) {
+    this.isPlain ||= text.length >= PLAIN_FROM;
+    const settled = !isWhole && !this.isPlain && text.startsWith(this.settled) ? this.settled : "";
+    const before = settled ? this.raws.slice(0, -1) : [];
+    const tokens = this._split(text.slice(settled.length));
+    const fresh = tokens.filter(isBlock);
+    const raws = [...before, ...fresh.map((token) => token.raw)];
+    if (isWhole && tokens.some((token) => token.type === "def")) this.raws = [];
+    const first = raws.findIndex((raw, at) => raw !== this.raws[at]);
+    const kept = first < 0 ? raws.length : first;
     while (this.element.childNodes.length > kept) this.element.lastChild.remove();
-    this.element.append(...tokens.slice(kept).map(block));
-    this.raws = tokens.map((token) => token.raw);
+    this.element.append(...fresh.slice(kept - before.length).map(block));
+    this.raws = raws;
+    const last = Math.max(0, tokens.findLastIndex(isBlock));
+    const over = tokens.slice(0, last).map((token) => token.raw);
+    this.settled = settled + over.join("");
   }
 
   _split(text) {
     const startedMs = performance.now();
-    if (!this.isPlain && text.length < PLAIN_FROM) {
+    if (!this.isPlain) {
       try {
         const tokens = new Lexer({ gfm: true, breaks: true }).lex(text);
         this.isPlain = performance.now() - startedMs > SLOW_MS;
-        return tokens.filter((token) => token.type !== "space");
+        return tokens;
       } catch {
         // nested too deeply for it: an answer is shown whatever it is
       }
@@ -47,7 +60,7 @@ function made(tag, children) {
   return found;
 }
 
-const blocks = (tokens) => tokens.filter((token) => token.type !== "space").map(block);
+const blocks = (tokens) => tokens.filter(isBlock).map(block);
 
 function block(token) {
   switch (token.type) {

@@ -42,7 +42,9 @@ def test_a_chat_shows_the_answer_and_moves_timeline_tree_and_tiles(page: Page, s
         until_changed(page, canvas, earlier)
     answered(page, text_of(script.found))
     expect(page.locator("[data-figure=tokens_per_s]")).to_have_text(re.compile(r"^\d+\.\d$"))
-    expect(page.locator("[data-figure=times_plain]")).to_have_text(re.compile(r"^\d+\.\d×$"))
+    expect(page.locator("#tiles .tile:has([data-figure=times_plain])")).to_have_text(
+        re.compile(r"^Speed-up\d+\.\d×over \d+\.\d tokens/s without guesses$")
+    )
     expect(page.locator("[data-figure=guessed_ahead]")).to_have_text("96%")
     expect(page.locator("#details [data-figure=rho]")).to_have_text("80%")
     expect(page.locator("#summary")).to_contain_text("tokens, 23 of them guessed ahead. ")
@@ -124,6 +126,54 @@ def test_an_answers_markdown_is_shown_and_nothing_in_it_is_alive(page: Page, scr
     assert {tag for tag, attributes in found if attributes} <= {"DIV", "OL"}, (
         "a table's frame, a list's start"
     )
+
+
+def test_the_bubble_goes_on_with_the_panel_however_long_writing_takes(page: Page, script: Script) -> None:
+    script.found = recording([f"word{at} " for at in range(60)])
+    is_live(page)
+    page.evaluate(
+        """async () => {
+          const { Markdown } = await import("/page/markdown.js");
+          const show = Markdown.prototype.show;
+          Markdown.prototype.show = function (...args) {
+            const startedMs = performance.now();
+            while (performance.now() - startedMs < 60);
+            return show.apply(this, args);
+          };
+          const bubble = () => document.querySelector(".turn.assistant")?.textContent ?? "";
+          let seen = "";
+          let behind = 0;
+          window.mostBehind = 0;
+          new MutationObserver(() => {
+            const said = document.getElementById("strip-text").textContent;
+            behind = bubble() === seen && seen.length < said.length ? behind + 1 : 0;
+            seen = bubble();
+            window.mostBehind = Math.max(window.mostBehind, behind);
+          }).observe(document.getElementById("strip-text"), { childList: true });
+        }"""
+    )
+    ask(page)
+    answered(page, text_of(script.found).rstrip())
+    assert page.evaluate("mostBehind") <= 2  # their streams are two
+
+
+def test_markdown_that_comes_in_pieces_is_in_the_end_as_if_it_had_come_at_once(page: Page) -> None:
+    said = f"{MARKDOWN}\n\n- a\n\n  b\n\nUnder\n===\n\n    code\n\n\n[far][x] `\r\nlast\n\n[x]: http://x.y"
+    found = page.evaluate(
+        """async (text) => {
+          const { Markdown } = await import("/page/markdown.js");
+          const shown = (ends) => {
+            const element = document.createElement("div");
+            const markdown = new Markdown(element);
+            for (const end of ends) markdown.show(text.slice(0, end), end === text.length);
+            return element.innerHTML;
+          };
+          return [shown([text.length]), shown([...text].map((_, at) => at + 1))];
+        }""",
+        said,
+    )
+    assert "far (http://x.y)" in found[0]
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(
