@@ -54,11 +54,22 @@ FORM_SHAPES = ((512, 48), (4096, 34))
 """Of matrices that stay as a file packs them, in each form."""
 SHAPES = ((64, 48), (160, 21), (512, 320), (2080, 34), (4096, 32))
 """Inputs and outputs of matrices: blocks with and without a rest, sums of one block and of several."""
+PAIRS_SHAPES = ((64, 48), (75, 21), (2080, 10))
 ROW_COUNTS = (1, 32, 2, 17, 3, 16, 8, 1, 31, 5, 32, 4, 7, 12)
 """How many rows run at once, one call after another."""
 ROWS = max(ROW_COUNTS)
 WIDTHS = (1, 5, 64, 100, 896, 4096)
 """Of rows whose norms, turns and levels are tried."""
+TREES: tuple[tuple[int, int, float | None, int | None, bool], ...] = (
+    (1, 8, None, None, False),
+    (2, 64, None, 30, True),
+    (4, 80, 30.0, None, False),
+    (3, 24, None, None, True),
+)
+"""Of trees that attend: heads of keys, their width, cap, window, and whether there are sinks."""
+COMPILED_SHARE = 0.5
+GPU_SHARE = 0.2
+"""What part of all trials is that of a library, as far as it takes as long."""
 EPSILONS = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 """The distance from 1 to the next number."""
 
@@ -73,62 +84,67 @@ def main() -> None:
     args = parser.parse_args()
     compute_precisely()  # as slices are computed
     device = torch.device(args.device)
+    begun = 0.0
     if args.built is not None and COMPILED not in args.skip:
+        progress = _Part(begun, COMPILED_SHARE, compiled_steps())
         if COMPILED not in args.right:
-            _say(at=COMPILED, share=0.0)
+            _say(at=COMPILED, share=begun)
         build.allow(args.built)
         if COMPILED not in args.right:
             try:
-                fault = compiled_fault(partial(_say, alive=True))
+                fault = compiled_fault(progress)
             except OSError as error:
                 fault = f"cannot be loaded: {first_line(error)}"
-            _say(fault=fault, share=0.0)
+            _say(fault=fault)
             build.allow(None if fault else args.built)
+    begun += COMPILED_SHARE * (args.built is not None)
     if device.type == "cuda" and COMPILED_GPU not in args.skip:
-        _say(at=COMPILED_GPU, share=0.0)
+        _say(at=COMPILED_GPU, share=begun)
         try:
             library, is_known = allow_gpu_library(device), COMPILED_GPU in args.right
-            fault = "" if is_known else gpu_fault(library, device, partial(_say, alive=True))
+            fault = "" if is_known else gpu_fault(library, device, _Part(begun, GPU_SHARE, gpu_steps()))
         except OSError as error:
             fault = f"cannot be built: {first_line(error)}"
         except RuntimeError as error:
-            _say(fault="fails: " + first_line(error), share=0.0, may_pass=is_out_of_memory(error))
+            _say(fault="fails: " + first_line(error), may_pass=is_out_of_memory(error))
             _say(again=True)  # as below
             return
         if fault or not is_known:
-            _say(fault=fault, share=0.0)
+            _say(fault=fault)
         if fault:
             compiled_cuda.allow(device, None)
+    begun += GPU_SHARE * (device.type == "cuda")
     try:
         kernels = kernels_of(args.dtype, device)
     except InputError as error:
         _say(error=str(error))
         return
-    progress = partial(_say, alive=True)
     found = {kernel.arithmetic for kernel in kernels if kernel.name in args.right}
     tries: list[Kernel | None] = [None, *kernels]  # None: attention
-    for place, kernel in enumerate(tries, 1):
+    size = (1 - begun) / len(tries)
+    for place, kernel in enumerate(tries):
         name = ATTENTION if kernel is None else kernel.name
         if name in (*args.skip, *args.right) or (kernel is not None and kernel.arithmetic in found):
             continue
-        share, bits = place / (len(tries) + 1), hashlib.sha256()
+        share, bits = begun + place * size, hashlib.sha256()
         _say(at=name, share=share)
         try:
             if kernel is None:
-                fault = attention_fault(args.dtype, device, progress)
+                fault = attention_fault(args.dtype, device, _Part(share, size, attention_steps(device)))
             else:
+                progress = _Part(share, size, linear_steps(kernel, device))
                 fault = linear_fault(args.dtype, kernel, device, progress, bits)
         except (RuntimeError, MemoryError, InputError) as error:  # how torch tells what it cannot do here
-            _say(fault="fails: " + first_line(error), share=share, may_pass=is_out_of_memory(error))
+            _say(fault="fails: " + first_line(error), may_pass=is_out_of_memory(error))
             if device.type != "cpu":  # after some of CUDA's errors nothing works any more in this process
                 _say(again=True)
                 return
             continue
         if kernel is None or fault:
-            _say(fault=fault, share=share)
+            _say(fault=fault)
             continue
         found.add(kernel.arithmetic)
-        _say(fault="", share=share, arithmetic=named(kernel, bits))
+        _say(fault="", arithmetic=named(kernel, bits))
     _say(done=True, libraries=loaded_libraries())
 
 
@@ -147,7 +163,26 @@ def _say(**word: object) -> None:
     print(json.dumps(word), flush=True)
 
 
+class _Part:
+    """A sign of life from one part of the trials, which begins at a share of all and is a `size` of it: with
+    each of its `steps` it is further."""
+
+    def __init__(self, begins: float, size: float, steps: int) -> None:
+        self._begins, self._size, self._steps = begins, size, steps
+        self._done = 0
+
+    def __call__(self) -> None:
+        _say(share=round(self._begins + self._size * min(1.0, self._done / self._steps), 3))
+        self._done += 1
+
+
 # ----------------------------------------------------------------------- what was built of canonical.c
+
+
+def compiled_steps() -> int:
+    """How often `compiled_fault` calls its `progress`, where nothing is wrong; so of the others below."""
+    cases = sum(1 for _ in _packed_cases())
+    return cases + len(_thread_counts(torch.device("cpu"))) * (1 + len(TREES) * len(compiled.KINDS))
 
 
 @torch.inference_mode()
@@ -201,6 +236,10 @@ def compiled_fault(progress: Callable[[], None] = lambda: None) -> str:
             if not torch.equal(found, case.expected()):
                 return f"differs from the definition of {case.name} with {threads} threads"
     return ""
+
+
+def gpu_steps() -> int:
+    return 3 + len(TREES) * len(DTYPES)
 
 
 @torch.inference_mode()
@@ -297,12 +336,7 @@ class _AttentionCase:
 def _attention_cases(generator: torch.Generator, kinds: Iterable[torch.dtype]) -> Iterator[_AttentionCase]:
     """In caches of these `kinds`."""
     for kind in kinds:
-        for heads, width, cap, window, has_sinks in (
-            (1, 8, None, None, False),
-            (2, 64, None, 30, True),
-            (4, 80, 30.0, None, False),
-            (3, 24, None, None, True),
-        ):
+        for heads, width, cap, window, has_sinks in TREES:
             sinks = 3 * torch.randn(2 * heads, generator=generator) if has_sinks else None
             queries, keys, values, steps, sight = _tree(heads, width, kind, window, generator)
             yield _AttentionCase(
@@ -505,6 +539,13 @@ def _tree(
 # -------------------------------------------------------------------------------- matrices of weights
 
 
+def linear_steps(kernel: Kernel, device: torch.device) -> int:
+    is_filed = kernel.linear is not None and issubclass(kernel.linear, GgufLinear)
+    layers = len(FORMS) * len(FORM_SHAPES) if is_filed else len(SHAPES)
+    pairs = len(PAIRS_SHAPES) * 3 if kernel.arithmetic == PAIRS16 else 0
+    return pairs + layers * len(_thread_counts(device))
+
+
 @torch.inference_mode()
 def linear_fault(
     dtype: str,
@@ -575,7 +616,7 @@ def pairs_fault(progress: Callable[[], None] = lambda: None) -> str:
     # too small, and without a quarter it is not.
     rare = torch.tensor([[-(2.0**-24), 1], [-(2.0**-25), 1], [-(2.0**-26), 1], [2.0**-8, -1], [1, -1]])
     none = torch.tensor([[1e30, 1e30], [math.inf, 1], [math.inf, -math.inf], [math.nan, 1]])
-    for inputs, outputs in ((64, 48), (75, 21), (2080, 10)):
+    for inputs, outputs in PAIRS_SHAPES:
         rows, weights = (torch.randn((count, inputs), generator=generator) for count in (ROWS // 4, outputs))
         sizes = least * torch.exp2(torch.randint(-5, 4, (2, inputs), generator=generator))
         for x, w in (
@@ -711,6 +752,10 @@ HEADS, KV_HEADS, WIDTH = 6, 2, 32
 KEYS = (1, 7, 64, 133)
 TOLERANCES = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
 """Largest error of what is no sum of whole numbers, beside numbers of about 1: a few roundings."""
+
+
+def attention_steps(device: torch.device) -> int:
+    return len(KEYS) * len(_thread_counts(device))
 
 
 @torch.inference_mode()

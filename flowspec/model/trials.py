@@ -30,6 +30,7 @@ from flowspec.core.protocol.precision import is_packed
 from flowspec.errors import InputError
 from flowspec.folders import cache_folder, locked, read_own, write_own
 from flowspec.model.arithmetic import build
+from flowspec.model.device_errors import tells_of_memory
 
 CODE = (
     *("trials", "kernel_checks", "kernels", "quantised", "quantised_cuda", "half"),
@@ -241,6 +242,13 @@ def _try(
     A child that dies or hangs judges the kernel that it was at.
     """
     verdicts: list[TrialVerdict] = []
+    far = 0.0
+
+    def further(share: float) -> None:
+        nonlocal far
+        far = max(far, share)  # another child begins at nothing
+        tell(far)
+
     while True:
         judged = [f"--{'skip' if verdict.fault else 'right'}={verdict.kernel}" for verdict in verdicts]
         words = [*command, dtype, device, *judged, *([] if built is None else [f"--built={built}"])]
@@ -249,7 +257,7 @@ def _try(
             subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors) as child,
         ):
             try:
-                more, libraries = _listen(child, errors, tell, limit_s)
+                more, libraries = _listen(child, errors, further, limit_s)
             finally:
                 child.kill()
         verdicts += more
@@ -310,10 +318,11 @@ def _listen(
                     )
                 heard_s, share = time.monotonic(), word.get("share", share)
     if not at:
-        raise InputError(
-            f"torch {torch_version()} cannot be imported on {processor()}: a process that tried {fault}; "
-            "install the versions that FlowSpec's constraints folder has for this machine"
-        )
+        advice = "install the versions that FlowSpec's constraints folder has for this machine"
+        if tells_of_memory(fault):
+            advice = "it takes some hundred MiB of memory: free some, and try again"
+        what = f"torch {torch_version()} cannot be imported on {processor()}"
+        raise InputError(f"{what}: a process that tried {fault}; {advice}")
     return [*verdicts, TrialVerdict(kernel=at, fault=fault, may_pass=may_pass)], None
 
 
@@ -326,14 +335,17 @@ def word_of(line: bytes) -> dict[str, Any] | None:
     return word if isinstance(word, dict) else None
 
 
-def ending(status: int, errors: IO[bytes]) -> str:
+def ending(status: int, errors: IO[bytes] | None = None) -> str:
     """How a process ended, with its last line of `errors` where it failed by itself."""
     if status < 0:
         number = signal.Signals(-status)
         known = "ran an instruction that this processor does not have"
-        return known if number is signal.SIGILL else f"ended by {number.name}"
-    errors.seek(0)
-    lines = errors.read()[-10_000:].decode("utf-8", "replace").strip().splitlines() if status else []
+        killed = ", as where memory runs out" if number is signal.SIGKILL else ""
+        return known if number is signal.SIGILL else f"ended by {number.name}{killed}"
+    lines: list[str] = []
+    if status and errors is not None:
+        errors.seek(0)
+        lines = errors.read()[-10_000:].decode("utf-8", "replace").strip().splitlines()
     said = "".join(letter for letter in lines[-1] if letter.isprintable())[:ERROR_CHARS_MAX] if lines else ""
     return f"ended with status {status}{said and ': '}{said}"
 

@@ -22,6 +22,7 @@ import zmq
 from flowspec.checking import check, is_on
 from flowspec.core.cluster.agreement import Agreement
 from flowspec.core.cluster.forming import (
+    CONTROL,
     AskPlan,
     Assignment,
     DeviceBrokeProtocol,
@@ -59,6 +60,7 @@ from flowspec.core.cluster.membership import (
 )
 from flowspec.core.driving import Driver, Log
 from flowspec.core.head.events import FeaturesArrived, PipelineLost, PipelineReformed, VerifiedArrived
+from flowspec.core.protocol.cluster_messages import AskArithmetics, Assign
 from flowspec.core.protocol.messages import Hop
 from flowspec.errors import BrokenError, ClusterError, FlowSpecError, InputError
 from flowspec.plan.placement import ClusterPlan, assigns_of
@@ -240,6 +242,11 @@ class Pipelines:
         return self._core.membership.lost
 
     @property
+    def returning(self) -> list[str]:
+        """Those of them that answer again and make ready, by name; also for other threads."""
+        return self._core.membership.returning
+
+    @property
     def loading(self) -> dict[str, tuple[str, float]]:
         """What devices do to make ready, and how far they have come, by name; also for other threads."""
         return dict(self._loading)
@@ -332,17 +339,35 @@ class Pipelines:
             self.connections = None
             self._on_change(PipelineLost(silent_s=command.silent_s))
         elif isinstance(command, Dial):
+            if command.role == CONTROL:
+                self._begin(command.pipeline, command.device, "connecting")
             self._dial(self._open[command.pipeline], command)
         elif isinstance(command, SendControl):
+            if isinstance(command.message, AskArithmetics | Assign):
+                self._begin(command.pipeline, command.device, "starting")
             self._open[command.pipeline].say(command.device, command.message)
         elif isinstance(command, ServeWeights):
             self._open[command.pipeline].serve_weights(command.device)
         elif isinstance(command, SendTokens):
             self._open[command.pipeline].send_tokens(command.device, command.offset)
         elif isinstance(command, HangUp):
+            self._end_loading()
             self._open.pop(command.pipeline).close(lost=command.device)
         else:
             self._use(self._open[command.pipeline], command)
+
+    def _begin(self, pipeline: int, device: str, doing: str) -> None:
+        """A device says nothing yet of what it begins, as importing what it computes with. Members that make
+        ready beside the pipeline that works are at work all the same."""
+        if pipeline == self._core.number or device in self._core.membership.lost:
+            self._load(ShowProgress(device=device, doing=doing, share=0.0))
+
+    def _end_loading(self) -> None:
+        """Whoever loads does so for a pipeline that is let go of; the first is waited for, so that it is told
+        of whom nobody waits for any more."""
+        for device in [] if self._was_formed else self._loading:
+            self._progress(told_of(device, "left out"), 1.0)
+        self._loading.clear()
 
     def _load(self, progress: ShowProgress) -> None:
         self._progress(told_of(progress.device, progress.doing), progress.share)

@@ -411,7 +411,9 @@ def open_cluster(
         with _local_cluster(options, files, raw, decoding, meanwhile, progress) as cluster:
             yield cluster
     else:
-        cluster = _listed_cluster(options, options.cluster, files, raw, decoding, needs_all=needs_all)
+        cluster = _listed_cluster(
+            options, options.cluster, files, raw, decoding, progress, needs_all=needs_all
+        )
         meanwhile(files)
         yield cluster
 
@@ -482,6 +484,7 @@ def _listed_cluster(
     files: ModelFiles,
     raw: dict[str, Any],
     decoding: Decoding,
+    progress: Progress,
     *,
     needs_all: bool,
 ) -> OpenCluster:
@@ -500,7 +503,9 @@ def _listed_cluster(
     refuse_silent(devices, keys, needs_all=needs_all, hint=hint)
     config = files.config()
     plan = replace(_unplaced(options, files, config), stages=tuple(given))
-    chosen = choose_for(options, files, devices, plan, decoding, keys, needs_all=needs_all, is_run=True)
+    chosen = choose_for(
+        options, files, devices, plan, decoding, keys, needs_all=needs_all, is_run=True, tell=progress
+    )
     absent_devices = None
     if not needs_all:
         absent_devices = AbsentDevices(devices=tuple(devices), cluster=path, precision=plan.dtype, keys=keys)
@@ -554,6 +559,7 @@ def choose_for(
     *,
     needs_all: bool = True,
     is_run: bool = False,
+    tell: Progress = lambda text, share: None,
 ) -> Chosen:
     """What the devices of a cluster file run, where `plan` has no stages; else how those compare. Where it
     `is_run` at once, devices that others use cannot be had."""
@@ -571,6 +577,7 @@ def choose_for(
         head_drafts=drafter.head_drafts,
         needs_all=needs_all,
         needs_free=is_run,
+        tell=tell,
     )
     request = PlanRequest(
         sites=found.sites,

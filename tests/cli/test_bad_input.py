@@ -25,7 +25,6 @@ from typing import NoReturn
 import pytest
 from gguf import GGMLQuantizationType
 
-from flowspec.cli.console import STARTING
 from flowspec.cli.main import main
 from flowspec.errors import InputError
 from flowspec.model.files import bundled_folder
@@ -33,6 +32,7 @@ from flowspec.model.text import Recommended
 from flowspec.runtime import local
 from flowspec.runtime.sampling_params import SamplingParams
 from tests import warm
+from tests.cli.starting import without_starting
 from tests.ggufs import convert
 
 NO_MODEL = "expected a model folder, a GGUF file or a hub id such as Qwen/Qwen3-0.6B, but the file"
@@ -56,7 +56,7 @@ def refusal(*args: str | bytes, status: int = 2, stdin: bytes = b"", home: Path 
 def only_line(text: str, command: str) -> str:
     """The one line that a command has told, without the usage and its own name before it, and that it has
     begun, for what only the loaded model can tell."""
-    lines = [line for line in text.splitlines() if line != f"({STARTING})"]
+    lines = without_starting(text)
     if lines and lines[0].startswith("usage: "):
         while lines[0].startswith(("usage: ", " ")):
             lines.pop(0)

@@ -18,6 +18,7 @@ from flowspec.cli.console import STARTING
 from flowspec.core.protocol.limits import REQUESTS_MAX
 from flowspec.draft.kinds import WORDS
 from tests import warm
+from tests.cli.starting import without_starting
 
 FLOWSPEC = [sys.executable, "-m", "flowspec.cli.main", "generate"]
 DIALOGUES = [
@@ -91,8 +92,8 @@ def test_text_comes_in_the_order_of_the_file_with_a_line_of_figures_each(tmp_pat
     done = generate("--prompts", str(path), "--parallel", "3", *COMMON)
     heads = [line.split("]")[0] for line in done.stdout.splitlines() if line.startswith("[")]
     assert heads == ["[1", "[3", "[4"], "lines are named by their numbers"
-    first, *figures = done.stderr.splitlines()
-    assert first == f"({STARTING})"
+    assert done.stderr.startswith(f"({STARTING})\n")
+    figures = without_starting(done.stderr)
     assert len(figures) == 3
     assert all("tokens/s, first after" in line for line in figures)
 
@@ -137,7 +138,7 @@ def refusal(*arguments: str) -> str:
     """The one line on standard error of a command that is refused."""
     done = generate(*arguments, status=2)
     assert done.stdout == ""
-    (line,) = [line for line in done.stderr.splitlines() if line != f"({STARTING})"]
+    (line,) = without_starting(done.stderr)
     assert line.startswith("flowspec generate: ")
     return line.removeprefix("flowspec generate: ")
 

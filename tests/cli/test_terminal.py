@@ -13,8 +13,10 @@ import termios
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+from rich.progress import Progress
 
-from flowspec.cli.console import PlainConsole, loading_bar
+from flowspec.cli.console import STARTING, PlainConsole, Waiting, loading_bar
 from flowspec.cli.opening import tell_of_hub
 from flowspec.cli.terminal import LogHandler, broken
 from flowspec.cli.visible import visible
@@ -143,15 +145,65 @@ def test_a_command_to_copy_stays_on_one_line(command: str, end: str) -> None:
         assert all(len(line) <= width for line in lines)
 
 
-def test_loading_is_told_in_lines_where_no_terminal_shows_a_bar(capsys: pytest.CaptureFixture[str]) -> None:
-    for is_logged, expected in ((True, ["(pi-1: reading)", "(pi-1: checking)"]), (False, [])):
+def test_loading_is_told_in_lines_where_no_terminal_shows_a_bar(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("flowspec.cli.console.LINE_EVERY_S", 0.0)
+    monkeypatch.setattr("flowspec.cli.console.LOOK_S", 0.01)
+    for is_logged in (True, False):
         with loading_bar(quiet=False, is_logged=is_logged) as progress:
-            for text, share in (("pi-1: reading", 0.1), ("pi-1: reading", 0.9), ("pi-1: checking", 1.0)):
-                progress(text, share)
-        assert capsys.readouterr().err.splitlines()[1:] == expected
+            progress("pi-1: reading", 0.1)
+            told = ""
+            while "pi-1: reading 10%" not in told:
+                told += capsys.readouterr().err
+        assert (f"({STARTING})" in told) == is_logged
+    capsys.readouterr()
     with loading_bar(quiet=True, is_logged=True) as progress:
         progress("pi-1: reading", 0.1)
     assert capsys.readouterr().err == ""
+
+
+def test_lines_name_who_is_waited_for_at_each_step_and_now_and_then() -> None:
+    waiting = Waiting(100.0)
+    waiting.take("one: loading", 0.5)
+    assert waiting.line(114.9) == "", "who waits for so short a time need not be told"
+    assert waiting.line(115.0) == "(still loading after 15 s: one: loading 50%)"
+    waiting.take("one: loading", 0.7)
+    assert waiting.line(129.0) == ""
+    assert waiting.line(130.0) == "(still loading after 30 s: one: loading 70%)"
+    waiting.take("two: trying kernels, once", 0.0)
+    waiting.take("one: ready", 1.0)
+    assert waiting.line(131.0) == "", "several steps at once are one line"
+    assert waiting.line(132.0) == "(still loading after 32 s: two: trying kernels, once)"
+    waiting.take("two: ready", 1.0)
+    assert waiting.line(134.0) == "(still loading after 34 s: starting)"
+    for number in range(5):
+        waiting.take(f"pi-{number}: loading", 0.25)
+    assert waiting.line(137.0) == (
+        "(still loading after 37 s: pi-0: loading 25%; pi-1: loading 25%; pi-2: loading 25%; and 2 more)"
+    )
+
+
+def test_a_bar_shows_those_that_are_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    bars: list[Progress] = []
+    monkeypatch.setattr(Console, "is_terminal", True)
+    monkeypatch.setattr(
+        "flowspec.cli.console.Progress",
+        lambda *columns, **options: bars.append(Progress(disable=True)) or bars[0],
+    )
+
+    def rows() -> list[tuple[str, float | None, float]]:
+        return [(task.description, task.total, task.completed) for task in bars[0].tasks]
+
+    with loading_bar(quiet=False) as progress:
+        assert rows() == [("starting", None, 0.0)]
+        progress("one: trying kernels, once", 0.0)
+        assert rows() == [("one: trying kernels, once", None, 0.0)], "no share of what is not known"
+        progress("two: loading", 0.5)
+        progress("one: ready", 1.0)
+        assert rows() == [("two: loading", 1.0, 0.5)]
+        progress("two: ready", 1.0)
+        assert rows() == [("starting", None, 0.0)]
 
 
 NO_HUB_IDS = ("/no/such.gguf", "/no/such", "./no/such", "~/no", "../such", "a/b/c", "a b/c")

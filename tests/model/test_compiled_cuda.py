@@ -46,7 +46,9 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> OnHost:
 
 
 def test_kernels_of_a_gpu_compute_what_is_defined(host: OnHost) -> None:
-    assert kernel_checks.gpu_fault(CudaLibrary(host), CPU) == ""
+    signs: list[None] = []
+    assert kernel_checks.gpu_fault(CudaLibrary(host), CPU, lambda: signs.append(None)) == ""
+    assert len(signs) == kernel_checks.gpu_steps(), "how far it is is told by that"
     assert set(host.started) == set(NAMES)
 
 

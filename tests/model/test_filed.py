@@ -24,7 +24,7 @@ from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.blocks import panels_of
 from flowspec.model.gguf.file import KEPT_TYPES
 from flowspec.model.gguf_layers import GgufLinear, Part, PlainGgufLinear, stay_packed
-from flowspec.model.kernel_checks import linear_fault
+from flowspec.model.kernel_checks import linear_fault, linear_steps
 from flowspec.model.kernels import kernels_of
 from flowspec.model.pieces import Span
 from flowspec.model.slice import Slice
@@ -119,7 +119,9 @@ def test_the_plain_kernel_takes_rows_as_they_are() -> None:
 
 def test_a_kernel_that_forgets_minimums_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     (kernel,) = kernels_of(FILED, CPU)
-    assert linear_fault(FILED, kernel, CPU) == ""
+    signs: list[None] = []
+    assert linear_fault(FILED, kernel, CPU, lambda: signs.append(None)) == ""
+    assert len(signs) == linear_steps(kernel, CPU), "how far it is is told by that"
 
     def without(rows: torch.Tensor, form: Form, panels: torch.Tensor, outputs: int) -> torch.Tensor:
         """As if the minimums were stored as zeros."""

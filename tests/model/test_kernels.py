@@ -73,7 +73,9 @@ def test_the_kernel_that_is_used_here_is_right(dtype: str) -> None:
 @pytest.mark.arm
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_last_kernels_which_need_least_are_right(dtype: str) -> None:
-    assert kernel_checks.linear_fault(dtype, kernels_of(dtype, CPU)[-1], CPU) == ""
+    kernel, signs = kernels_of(dtype, CPU)[-1], SignsOfLife()
+    assert kernel_checks.linear_fault(dtype, kernel, CPU, signs) == ""
+    assert signs.count == kernel_checks.linear_steps(kernel, CPU), "how far it is is told by that"
 
 
 @without_compiler
@@ -128,13 +130,33 @@ def test_float32_that_is_computed_with_fewer_digits_is_found(
 
 
 def test_attention_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert kernel_checks.attention_fault("bfloat16", CPU) == ""
+    signs = SignsOfLife()
+    assert kernel_checks.attention_fault("bfloat16", CPU, signs) == ""
+    assert signs.count == kernel_checks.attention_steps(CPU)
 
     def all_of_it(rows: TreeRows, window: int | None) -> Sight:
         return Sight(torch.ones_like(rows.visible), rows.key_positions)
 
     monkeypatch.setattr(TreeRows, "sight", all_of_it)
     assert kernel_checks.attention_fault("bfloat16", CPU).startswith("is wrong for")
+
+
+class SignsOfLife:
+    """Counts them."""
+
+    count = 0
+
+    def __call__(self) -> None:
+        self.count += 1
+
+
+def test_how_far_trials_are_goes_on_with_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[float] = []
+    monkeypatch.setattr(kernel_checks, "_say", lambda share: said.append(share))
+    part = kernel_checks._Part(0.4, 0.2, 4)
+    for _ in range(6):
+        part()
+    assert said == [0.4, 0.45, 0.5, 0.55, 0.6, 0.6]
 
 
 def child(*how: str) -> list[str]:
@@ -153,7 +175,7 @@ def child(*how: str) -> list[str]:
         ("raise", "fails: unknown architecure"),
         ("exit", "ended with status 3"),
         ("memory", "fails: CUDA out of memory"),
-        ("sigkill", "ended by SIGKILL"),
+        ("sigkill", "ended by SIGKILL, as where memory runs out"),
     ],
 )
 def test_the_next_kernel_takes_the_place_of_one_that_is_broken(
@@ -171,7 +193,8 @@ def test_the_next_kernel_takes_the_place_of_one_that_is_broken(
     is_kept = how not in ("hang", "memory", "sigkill")
     why = "a machine that is busy, or has no memory left, must not cost the better kernel for good"
     assert len(list((tmp_path / "kernels").glob("*.json"))) == is_kept, why
-    assert shares[-1] > shares[0]
+    assert shares == sorted(shares), "it never goes back"
+    assert len(set(shares)) > 10, "it goes on within a kernel"
 
 
 FAILS_ONCE = """
@@ -210,9 +233,8 @@ def test_after_an_error_of_cuda_the_next_kernel_is_tried_in_a_new_process(
     ):
         monkeypatch.setattr(sys, "argv", ["checks", "float32", device])
         kernel_checks.main()
-        said = [
-            word for line in capsys.readouterr().out.splitlines() if "alive" not in (word := json.loads(line))
-        ]
+        lines = map(json.loads, capsys.readouterr().out.splitlines())
+        said = [word for word in lines if word.keys() != {"share"}]  # a sign of life alone
         assert [next(iter(word)) for word in said] == words
         assert said[1]["fault"].startswith("fails: CUDA error: an illegal")
 
@@ -438,6 +460,15 @@ def test_a_torch_that_dies_when_it_is_imported_is_told_of(tmp_path: Path) -> Non
 
 
 @without_compiler
+@pytest.mark.parametrize(
+    "ends", [f"import os; os.kill(os.getpid(), {int(signal.SIGKILL)})", "raise MemoryError"], ids=str
+)
+def test_a_torch_for_which_there_is_no_memory_is_told_of_as_that(ends: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"torch .* cannot be imported on .*: .* memory: free some"):
+        run_trial("float32", "cpu", folder=tmp_path, command=[sys.executable, "-c", ends])
+
+
+@without_compiler
 def test_why_torch_cannot_be_imported_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     fails = [sys.executable, "-c", "raise ImportError('libcudnn.so.9: cannot open shared object file')"]
     told = (
@@ -507,7 +538,9 @@ def test_what_is_built_gives_the_bits_of_the_definitions(
     built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build, "_allowed", built)
-    assert kernel_checks.compiled_fault() == ""
+    signs = SignsOfLife()
+    assert kernel_checks.compiled_fault(signs) == ""
+    assert signs.count == kernel_checks.compiled_steps()
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,8 @@ from flowspec.plan.sites import SharedCores
 from flowspec.plan.speed import speed_of
 from flowspec.plan.timing import LinkSpec
 from flowspec.runtime.cluster import Device
-from flowspec.runtime.health.examine import Examined, ExamineTimeouts, Failure
+from flowspec.runtime.health.examine import Examined, ExamineTimeouts, Failure, Step
+from flowspec.runtime.pipeline_connections import Progress
 from flowspec.runtime.planning import absent_devices
 from flowspec.runtime.planning import survey as module
 from flowspec.runtime.planning.absent_devices import AbsentDevices
@@ -68,8 +69,12 @@ class Cluster:
         speed: Sequence[str],
         keys: Keyring | None,
         examine_timeouts: ExamineTimeouts,
+        step: Step = lambda done: None,
+        tell: Progress = lambda text, share: None,
     ) -> list[Examined]:
         assert keys is self.keys
+        for device in devices:
+            step(device.name)
         self.waited_s.append(examine_timeouts.hello_s + examine_timeouts.why_s)
         self.asked.append(speed)
         found = [(device, self.facts[device.name]) for device in devices]
@@ -103,6 +108,13 @@ class Cluster:
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     return Cluster(tmp_path, monkeypatch)
+
+
+def test_whoever_waits_is_told_for_whose_answers(cluster: Cluster) -> None:
+    told: list[tuple[str, float]] = []
+    cluster.survey(*cluster.devices(FACTS, FACTS), tell=lambda text, share: told.append((text, share)))
+    texts = [f"d{number}: telling what it can do" for number in range(2)]
+    assert told == [(text, share) for share in (0.0, 1.0) for text in texts]
 
 
 def test_the_file_knows_best_then_the_daemon_and_who_tells_nothing_counts_as_the_slowest(
