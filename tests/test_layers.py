@@ -33,6 +33,7 @@ LAYERS = [
             "demo",
             "extras",
             "plain_json",
+            "repeats",
         ),
         *("version", "rounding", "extras"),
     },

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 from flowspec.core.cluster.slowing import why_slow
+from flowspec.errors import counted
 from flowspec.llm import LLM
 from flowspec.plan.memory import mib
 from flowspec.rounding import rounded
@@ -37,7 +38,7 @@ def computed(answer: Answer) -> str:
 
 def figures(answer: Answer) -> str:
     """Speed, and how an answer ended where that is not of itself, in one line."""
-    count = f"{answer.new_tokens} tokens" + (
+    count = counted(answer.new_tokens, "token") + (
         f" ({answer.resumed_tokens} taken over)" if answer.resumed_tokens else ""
     )
     timing = answer.timing
@@ -168,6 +169,7 @@ def forecast_told(session: Session, answer: Answer) -> Told | None:
         },
         hosts={stage.plan.name: machine_of(stage.plan.address) for stage in stages},
         in_use=session.chosen.survey.in_use,
+        returning=session.head.returning,
         runs={each.name: each.end - each.first for each in session.head.plan.stages},
         recoveries=found["recoveries"],
         recovery_s=sum(found[f"recovery_{part}_s"] for part in ("detect", "load", "prefill")),

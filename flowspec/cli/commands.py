@@ -25,6 +25,7 @@ from flowspec.cli.parser import HELP_ALL, HelpAll, Parser, Rare
 from flowspec.cli.terminal import LogHandler, note
 from flowspec.errors import FlowSpecError, InputError, meant
 from flowspec.interruption import INTERRUPTED, hear_signals
+from flowspec.repeats import RepeatHandler
 from flowspec.version import __version__
 
 COMMANDS = (
@@ -150,15 +151,15 @@ def start_logging(args: argparse.Namespace) -> None:
     form = "%(asctime)s %(levelname)-7s %(message)s"
     if args.log_file:
         try:
-            logging.basicConfig(level=level, format=form, filename=args.log_file)
+            handler: logging.Handler = logging.FileHandler(args.log_file, errors="backslashreplace")
         except OSError as error:
             raise InputError(
                 f"--log-file: expected a file that can be written, got {args.log_file} ({error.strerror})"
             ) from None
     else:
         handler = LogHandler()
-        handler.setFormatter(logging.Formatter(form, "%H:%M:%S"))
-        logging.basicConfig(level=level, handlers=[handler])
+    handler.setFormatter(logging.Formatter(form, None if args.log_file else "%H:%M:%S"))
+    logging.basicConfig(level=level, handlers=[RepeatHandler(handler)])
     if args.verbose and args.command == "daemon":  # of ours alone, for libraries tell much
         logging.getLogger("flowspec").setLevel(logging.DEBUG)
     for noisy in ("httpx", "urllib3"):

@@ -6,13 +6,14 @@ All of it fits 80 columns. Names and texts may come from elsewhere: only what ca
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from flowspec.errors import counted
 from flowspec.plan.memory import mib
 from flowspec.watch.state import LiveAnswer, WatchState
 
@@ -155,7 +156,7 @@ def screen(
         title,
         _figures_line(found, present),
         state,
-        _devices(shown, blocks=blocks),
+        _devices(shown, _loading(present), blocks=blocks),
     ]
     if len(rows) > len(shown):
         parts.append(Text(f"and {len(rows) - len(shown)} more devices", style="dim"))
@@ -177,7 +178,13 @@ def _figures_line(found: Mapping[str, Any], present: WatchState) -> Text:
     return line
 
 
-def _devices(rows: Sequence[Mapping[str, Any]], *, blocks: bool) -> Table:
+def _loading(present: WatchState) -> set[str]:
+    """The devices that make ready."""
+    rows = (present.devices or {"devices": []})["devices"]
+    return {row["name"] for row in rows if row.get("loading")}
+
+
+def _devices(rows: Sequence[Mapping[str, Any]], loading: Container[str], *, blocks: bool) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("device", no_wrap=True, overflow="ellipsis", max_width=18)
     for name in ("layers", "state", "memory", "heat", "queued"):
@@ -186,6 +193,7 @@ def _devices(rows: Sequence[Mapping[str, Any]], *, blocks: bool) -> Table:
     for row in rows:
         layers, busy, heat = row["layers"], row["busy"], row["temperature_c"]
         state = "lost" if row["lost"] else "unused" if layers is None else "here"
+        state = "loads" if row["name"] in loading else state
         if row["lost"] is None:
             state = "-"
         table.add_row(
@@ -208,7 +216,8 @@ def _heat(celsius: float | None, *, is_throttled: bool) -> Text:
 
 def _answer_line(number: int, answer: LiveAnswer) -> Text:
     """An answer on one line: the end of its text is what counts."""
-    head = f"answer {number}: {answer.tokens} tokens, {len(answer.nodes)} guesses"
+    guesses = counted(len(answer.nodes), "guess", "es")
+    head = f"answer {number}: {counted(answer.tokens, 'token')}, {guesses}"
     text = printable(answer.text)
     line = Text(head, no_wrap=True, overflow="ellipsis")
     room = 78 - len(head)

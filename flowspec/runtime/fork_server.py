@@ -13,17 +13,25 @@ import importlib
 import json
 import logging
 import os
+import signal
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 from flowspec.errors import FlowSpecError
+from flowspec.model.device_errors import tells_of_memory
+from flowspec.model.trials import ending
+from flowspec.repeats import RepeatHandler
 from flowspec.runtime.daemon import Daemon
 from flowspec.runtime.emulation import devices_from_json
+from flowspec.runtime.local import NO_MEMORY
 from flowspec.runtime.machine import Machine
 from flowspec.runtime.security.keyfiles import device_keyring
 
 PRELOADED = ("torch", "transformers", "flowspec.model.slice", "flowspec.runtime.loading")
+
+log = logging.getLogger("flowspec")
 
 
 def main() -> None:
@@ -50,10 +58,16 @@ def main() -> None:
     )
     args = parser.parse_args()
     handler = logging.FileHandler(args.log_file) if args.log_file else logging.StreamHandler(sys.stderr)
-    logging.basicConfig(level=args.log_level, handlers=[handler])
+    logging.basicConfig(level=args.log_level, handlers=[RepeatHandler(handler)])
     faulthandler.enable(handler.stream or sys.stderr)  # of the daemons, too
-    for name in PRELOADED:
-        importlib.import_module(name)
+    try:
+        for name in PRELOADED:
+            importlib.import_module(name)
+    except (ImportError, MemoryError, OSError) as error:
+        if not tells_of_memory(f"{type(error).__name__}: {error}"):
+            raise
+        log.error("the local daemons' process: %s", error)
+        sys.exit(NO_MEMORY)
     if args.family:
         from flowspec.model.families import FAMILIES
 
@@ -63,12 +77,22 @@ def main() -> None:
     children = [_fork(index, args) for index in range(args.count)]
     sys.stdout.close()
     os.close(1)
-    failed = 0
-    for child in children:
-        _, status = os.waitpid(child, 0)
-        failed = failed or os.waitstatus_to_exitcode(status)
+    failed = _await(children)
     logging.shutdown()
-    os._exit(1 if failed else 0)  # Python's own end would first free each of torch's objects
+    os._exit(failed)  # Python's own end would first free each of torch's objects
+
+
+def _await(children: Sequence[int]) -> int:
+    """Waits for the ends of all; 0 where none failed, else an exit status."""
+    failed, left = 0, set(children)
+    while left:
+        child, status = os.wait()
+        left.discard(child)
+        code = os.waitstatus_to_exitcode(status)
+        if code < 0 and child in children:  # it could say nothing itself
+            log.error("local-%d %s", children.index(child), ending(code))
+        failed = failed or (NO_MEMORY if code == -signal.SIGKILL else abs(code))
+    return failed
 
 
 def _fork(index: int, args: argparse.Namespace) -> int:
@@ -107,9 +131,12 @@ def _fork(index: int, args: argparse.Namespace) -> int:
         daemon.run()
         status = 0
     except FlowSpecError as error:
-        logging.getLogger("flowspec").error("%s", error)
+        log.error("%s", error)
+    except MemoryError:
+        status = NO_MEMORY
+        log.exception("no memory is left")
     except BaseException:
-        logging.getLogger("flowspec").exception("unexpected error")
+        log.exception("unexpected error")
         raise
     finally:
         logging.shutdown()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -17,6 +18,10 @@ from flowspec.child_process import python_module
 from flowspec.errors import ClusterError
 from flowspec.runtime import timeouts
 from flowspec.runtime.emulation import DeviceEmulation, devices_to_json
+
+SEE_LOGS = "run again with -v to see their logs"
+NO_MEMORY = 128 + signal.SIGKILL
+"""The exit status of a process of theirs for want of memory, as a shell tells of what the system kills."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,23 +102,33 @@ class LocalCluster:
                 ready = selector.select(max(0.0, deadline_s - time.monotonic()))
                 chunk = os.read(descriptor, 65536) if ready else b""
                 if not chunk:
-                    why = "they ended" if ready else f"nothing came within {timeouts.LOCAL_START_S:.0f} s"
-                    raise ClusterError(
-                        f"expected {self.count} local daemons, but {why}; run again with -v to see their logs"
-                    )
+                    late = f"nothing came within {timeouts.LOCAL_START_S:.0f} s; {SEE_LOGS}"
+                    why = self._why_ended() if ready else late
+                    raise ClusterError(f"expected {self.count} local daemons, but {why}")
                 text += chunk
         found = [LocalDaemon(**json.loads(line)) for line in text.splitlines()]
         self._daemons = sorted(found, key=lambda daemon: daemon.name)
         return self._daemons
 
+    def _why_ended(self) -> str:
+        """Why one of them, or the process that starts them, is gone, and what to do."""
+        assert self._pool.stdin is not None
+        self._pool.stdin.close()  # those that are left end
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            if self._pool.wait(timeouts.STOP_S) in (-signal.SIGKILL, NO_MEMORY):
+                return (
+                    "there is not enough memory for them: the system ended one, or gave it no more; free "
+                    "some, or use fewer, as --local 1"
+                )
+        return f"they ended; {SEE_LOGS}"
+
     def close(self) -> None:
         """Ends all daemons and waits for them."""
         if self._pool.stdin is not None and not self._pool.stdin.closed:
             self._pool.stdin.close()
-        if not self._daemons:
-            os.killpg(
-                self._pool.pid, signal.SIGKILL
-            )  # still importing: it has nothing to lose and would not hear us
+        if not self._daemons:  # still importing, they have nothing to lose and would not hear us
+            with contextlib.suppress(ProcessLookupError):  # all are gone
+                os.killpg(self._pool.pid, signal.SIGKILL)
         try:
             self._pool.wait(timeouts.STOP_S)
         except subprocess.TimeoutExpired:

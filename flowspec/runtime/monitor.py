@@ -17,6 +17,8 @@ HANDSHAKE_FAILED = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
+FAILED_MAX = 4
+"""So many handshakes that failed in a row are no accident: ZeroMQ tries again within .1 to .2 s."""
 
 
 class Refusal(enum.Enum):
@@ -57,7 +59,8 @@ class Refusal(enum.Enum):
             )
         return (
             f"it has no keys, or not the one that {keys.where} has for it: copy its key and that list there, "
-            "as flowspec keygen prints, and start it again, or correct the address"
+            "as flowspec keygen prints, and start it again (launch/boards start does both), or correct its "
+            "address"
         )
 
 
@@ -83,7 +86,13 @@ class Monitor:
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self.socket: zmq.Socket[bytes] = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | HANDSHAKE_FAILED)
         self._watched = socket
+        self._failed = 0
         self.refusal: Refusal | None = None
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether waiting is useless: a handshake has failed for good, or one after another."""
+        return self.refusal is not None and (self.refusal.is_final or self._failed >= FAILED_MAX)
 
     def drain(self) -> tuple[int, list[Refusal]]:
         """Since the last call: how many connections were lost, and how handshakes failed."""
@@ -92,18 +101,19 @@ class Monitor:
             lost += event == zmq.EVENT_DISCONNECTED
             if event & HANDSHAKE_FAILED:
                 refusals.append(refusal_of(event, value))
+        self._failed += len(refusals)
         self.refusal = next(
             (refusal for refusal in refusals if refusal.is_final), refusals[-1] if refusals else self.refusal
         )
         return lost, refusals
 
     def await_ready(self, patience_s: float, events: int = zmq.POLLIN) -> bool:
-        """Waits until the socket is ready; False when the time is up, or a handshake has failed for good."""
+        """Waits until the socket is ready; False when the time is up, or it is refused."""
         poller = zmq.Poller()
         poller.register(self._watched, events)
         poller.register(self.socket, zmq.POLLIN)
         deadline_s = time.monotonic() + patience_s
-        while self.refusal is None or not self.refusal.is_final:
+        while not self.is_refused:
             ready = ready_sources(poller.poll(max(0, int(1000 * (deadline_s - time.monotonic())))))
             if self._watched in ready:
                 return True

@@ -4,7 +4,6 @@ says who may come in."""
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from typing import Any
 
 import zmq
@@ -13,7 +12,7 @@ from flowspec.core.protocol import limits
 from flowspec.errors import InputError
 from flowspec.runtime.connection_limit import ConnectionLimit
 from flowspec.runtime.monitor import Refusal
-from flowspec.runtime.security.authenticator import Authenticator, RateLimitedLog
+from flowspec.runtime.security.authenticator import Authenticator
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.transport import bind_router
 
@@ -35,7 +34,6 @@ class Port:
             context.destroy(linger=0)
             raise
         self._connection_limit = ConnectionLimit(self.router)
-        self._log = RateLimitedLog()
 
     @property
     def sources(self) -> list[zmq.Socket[bytes]]:
@@ -55,15 +53,10 @@ class Port:
         if found.closed:
             log.debug("%d connection(s) closed", found.closed)
         if found.surplus:
-            self._log.warning(
-                "surplus",
-                "refused %d connection(s): there are %d already",
-                found.surplus,
-                limits.CONNECTIONS_MAX,
-            )
-        for refusal, count in Counter(found.failed).items():
+            log.warning("refused connections: there are %d already", limits.CONNECTIONS_MAX)
+        for refusal in dict.fromkeys(found.failed):
             if refusal is not Refusal.UNLISTED:  # the authenticator told who that was
-                self._log.warning(refusal.name, "dropped %d connection(s): %s", count, self._why(refusal))
+                log.warning("dropped connections: %s", self._why(refusal))
 
     def _why(self, refusal: Refusal) -> str:
         theirs = (

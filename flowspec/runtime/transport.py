@@ -193,8 +193,9 @@ def dealer(
             keys.dial(socket, device)
     except (zmq.ZMQError, InputError) as error:
         socket.close()
-        text = str(error) if isinstance(error, InputError) else f"cannot dial {device}: {error.strerror}"
-        raise InputError(text) from None
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"cannot dial {device}: {error.strerror}") from None
     return socket
 
 

@@ -182,7 +182,8 @@ def play_again(where: Site, answer: Tapped) -> Attempt:
     ]
     if where.keys is not None:
         refused = not any(answers)
-        line = where.logged("not encrypted for this device's key, or replayed", since)
+        # Also from before: of the head with other keys the same was said, and what repeats is only counted.
+        line = where.logged("not encrypted for this device's key, or replayed", 0)
     else:
         lengths = [len(list(messages(bytes(recording.sent)))) for _, recording in answer.recordings]
         said = {0: [], 1: [Welcome]}  # the connection between stages for signs of life carries no message

@@ -137,6 +137,10 @@ def test_what_is_known_is_shown() -> None:
     assert "the pipeline was lost" in text
     for name in ("board-0", "gone"):
         assert "lost" in text.split(name)[1].splitlines()[0], "whether or not it had layers at last"
+    gone[1]["loading"] = {"doing": "starting", "share": 0.0}
+    text = drawn(present, ABOUT_WIDE)
+    assert "loads" in text.split("gone")[1].splitlines()[0], "it is back"
+    assert "loads" not in text.split("board-0")[1].splitlines()[0]
     rows = report(present, ABOUT_WIDE)["devices"]
     assert [(row["name"], row["lost"]) for row in rows] == [
         ("board-0", True),

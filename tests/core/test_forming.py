@@ -585,7 +585,9 @@ def test_a_device_that_is_back_loads_beside_the_pipeline_that_works_and_the_swit
     assert beside(bench, "b", told) == [SendControl(pipeline=3, device="b", message=assigned[1].assign)]
     assert beside(bench, "b", AskModel()) == [ServeWeights(pipeline=3, device="b")]
     assert beside(bench, "b", AskTokens(offset=7)) == [SendTokens(pipeline=3, device="b", offset=7)]
-    assert beside(bench, "b", Loading(share=0.5)) == []
+    assert bench.core.membership.returning == ["b"]
+    assert beside(bench, "b", Loading(share=0.5)) == [ShowProgress(device="b", doing="loading", share=0.5)]
+    assert beside(bench, "c", Loading(share=0.5)) == [], "it is at work all the same"
     assert beside(bench, "b", READY) == [], "the other is not ready"
     other = replace(assigned[2].assign, is_beside=True)
     assert beside(bench, "c", told) == [SendControl(pipeline=3, device="c", message=other)]

@@ -365,13 +365,16 @@ def test_what_takes_long_to_make_ready_disturbs_nobody_and_is_asked_for_once() -
     bench.give(PipelineBroken(device="b", text="its connection closed"))
     bench.form()
     bench.tick = Tick(left_s=5.0)
+    assert bench.core.returning == [], "it is lost"
     for _ in range(14):
         bench.now_s += 0.5
         bench.give(ProbeAnswered(device="b"))
+        assert bench.core.returning == ["b"]
         said = bench.give(Tick(left_s=5.0))
         if any(isinstance(command, Prepare) for command in said):
             break
     assert bench.pass_time(20) == [], "it loads"
+    assert bench.core.returning == ["b"]
     bench.give(ProbeAnswered(device="b", is_held=True))
     assert bench.give(DevicesPrepared(devices=("b",))) == []
     assert bench.give(Tick()) == [Reform(devices=("a", "b", "c"))], (

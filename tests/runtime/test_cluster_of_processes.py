@@ -29,7 +29,7 @@ from flowspec.model.reference import Reference
 from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime import timeouts
 from flowspec.runtime.head import Head
-from flowspec.runtime.local import LocalCluster, LocalDaemon
+from flowspec.runtime.local import NO_MEMORY, LocalCluster, LocalDaemon
 from flowspec.runtime.pipeline_connections import PipelineConnections
 from tests import warm
 from tests.daemons import daemon_process
@@ -50,6 +50,24 @@ def test_answers_are_exact_and_heads_follow_one_another(
                 assert tokens_of(submit(head, sampling=sampling)) == reference.generate(
                     PROMPT, sampling, 20, frozenset()
                 )
+
+
+def test_every_device_is_shown_from_the_first_moment_until_it_is_ready(
+    cluster: LocalCluster, folder: Path
+) -> None:
+    daemons, shown = cluster.wait(), dict[str, list[tuple[str, float]]]()
+
+    def progress(text: str, share: float) -> None:
+        device, _, doing = text.partition(": ")
+        shown.setdefault(device, []).append((doing, share))
+
+    with Head(plan_for(folder, daemons), progress) as head:
+        assert shown.keys() == {daemon.name for daemon in daemons}
+        for steps in shown.values():
+            assert [steps[0], steps[-1]] == [("connecting", 0.0), ("ready", 1.0)]
+            assert ("starting", 0.0) in steps
+        assert head.loading == {}
+        assert head.returning == []
 
 
 def test_several_answers_at_once_and_a_second_turn(
@@ -144,6 +162,46 @@ def test_a_daemon_is_free_again_when_its_head_dies_without_a_word(
     with Head(plan_for(folder, daemons)) as head:
         assert "whose head seems to have died: in use by head" in caplog.text, "its lease is waited for"
         assert tokens_of(submit(head)) == reference.generate(PROMPT, Sampling(), 20, frozenset())
+
+
+@pytest.mark.parametrize(
+    ("ends", "why"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", r"there is not enough memory for them: .* or use fewer"),
+        (f"os._exit({NO_MEMORY})", "there is not enough memory for them"),
+        ("os._exit(3)", "they ended; run again with -v"),
+    ],
+)
+def test_why_local_daemons_do_not_come_up(ends: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", f"import os, signal\n{ends}"]
+        return subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )
+
+    monkeypatch.setattr("flowspec.runtime.local.start_pool", start)
+    with LocalCluster(2) as local, pytest.raises(ClusterError, match=f"expected 2 local daemons, but {why}"):
+        local.wait()
+
+
+@pytest.mark.parametrize(
+    ("ends", "status", "said"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", NO_MEMORY, "local-1 ended by SIGKILL, as where memory runs"),
+        (f"os._exit({NO_MEMORY})", NO_MEMORY, ""),
+        ("os._exit(3)", 3, ""),
+        ("os._exit(0)", 0, ""),
+    ],
+)
+def test_how_a_local_daemon_ends_is_told_to_who_started_it(ends: str, status: int, said: str) -> None:
+    script = (
+        "import os, signal, sys\nfrom flowspec.runtime.fork_server import _await\nchildren = []\n"
+        f"for ends in ('os._exit(0)', {ends!r}):\n    children.append(os.fork())\n"
+        "    if not children[-1]:\n        exec(ends)\nsys.exit(_await(children))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == status, done.stderr
+    assert said in done.stderr
 
 
 def test_local_daemons_end_with_their_parent_however_it_ends(folder: Path) -> None:

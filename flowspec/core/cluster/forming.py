@@ -1025,6 +1025,9 @@ class PipelineCore:
         elif isinstance(message, Loading):
             if preparation.loaded.setdefault(device, _LoadingProgress()).gets_further(message):
                 preparation.progressed_s = now_s
+            if device in preparation.returning:  # a member that loads beside its work is at work
+                shown = ShowProgress(device=device, doing=message.doing, share=message.share)
+                self._commands.append(shown)
         elif isinstance(message, AskModel):
             self._commands.append(ServeWeights(pipeline=preparation.number, device=device))
         elif isinstance(message, AskTokens):

@@ -47,6 +47,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from flowspec.errors import counted
+
 BLAMELESS_MAX = 3
 """Times in a row that the same devices are tried again after a failure that was nobody's."""
 DOUBLINGS_MAX = 8
@@ -440,6 +442,16 @@ class Membership:
     def lost(self) -> list[str]:
         return [name for name, known in self._standing.items() if known.lost_s is not None]
 
+    @property
+    def returning(self) -> list[str]:
+        """Those of the lost that answer again, and make ready or wait for their time."""
+        now_s = self._ticked_s or 0.0
+        return [
+            name
+            for name in self.lost
+            if name in (self._preparing or ()) or self._is_there(self._standing[name], now_s)
+        ]
+
     def validate(self) -> None:
         """What is true between two events, whatever happened; raises `AssertionError`."""
         assert not self.is_formed or self.members, "a pipeline of nobody"
@@ -457,11 +469,9 @@ class Membership:
             self.members = event.devices
             if self._has_lost:
                 self._has_lost = False
-                count = len(self.members)
                 if not self._drafter:
-                    self._commands.append(
-                        Note(text=f"going on with {count} device{'s' if count > 1 else ''}")
-                    )
+                    count = counted(len(self.members), "device")
+                    self._commands.append(Note(text=f"going on with {count}"))
         elif isinstance(event, PipelineFormed):
             self._formed(event, now_s)
         elif isinstance(event, NoPlanFound):

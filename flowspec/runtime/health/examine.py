@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import zmq
@@ -25,13 +26,15 @@ from flowspec.core.protocol.cluster_messages import Error, Hello, Loading, Welco
 from flowspec.core.protocol.facts import AskFacts, Facts, Interface, LinkFacts
 from flowspec.core.protocol.messages import Message
 from flowspec.errors import ClusterError, FlowSpecError, PeerError
+from flowspec.folders import keys_folder
 from flowspec.runtime import timeouts
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.health.gather import link_facts
 from flowspec.runtime.health.interfaces import interface_of, own_address, resolve
 from flowspec.runtime.monitor import Monitor
 from flowspec.runtime.pipeline_connections import Progress, told_of
-from flowspec.runtime.security.keyring import Keyring
+from flowspec.runtime.security.keyfiles import SUFFIX
+from flowspec.runtime.security.keyring import Keyring, UnlistedError
 from flowspec.runtime.transport import Receiver, Sender, dial, split_address
 from flowspec.version import __version__
 from flowspec.wire.codec import decode
@@ -44,6 +47,8 @@ REFUSED_S = 2.0
 """How long it is dialled where the machine refuses all connections: a daemon may be starting again."""
 REFUSAL_S = 0.25
 """How long a machine may then take to refuse one more."""
+HANGS_UP_S = 1.0
+"""How soon a daemon hangs up that has no room for a connection; any other waits for what is said to it."""
 FACTS_S, TRIED_S = 30.0, 120.0
 """How long it may take to tell its facts, and what it may have to try first: how fast it is, which kernels
 are right. The first time, it may have to import torch, on a small board from an SD card. ..."""
@@ -56,6 +61,8 @@ ANSWER_SHARE = 0.9
 HURRIED_AT_ONCE = 128
 """Where there is a time for all of them: those that do not answer then keep few others waiting."""
 
+REACHABLE = "reachable"
+"""The `check` that a device fails which cannot be had now, and may be later."""
 LOOK_EVERY_S = 0.25
 """How often those that wait for an answer look whether who asks has given up."""
 
@@ -105,9 +112,15 @@ class Examined:
 
 
 TELLS_NOTHING = Failure(
-    "reachable",
+    REACHABLE,
     "its daemon is there, but did not tell about the device in time",
     "ask again: a machine that is busy needs longer; if that does not help, look at its log",
+)
+HANGS_UP = Failure(
+    REACHABLE,
+    "it hangs up on whoever calls: it has no room for another connection, as its log tells, or it is no "
+    "FlowSpec daemon",
+    "end what holds so many connections to it, or start it again, or correct the port",
 )
 
 
@@ -191,8 +204,9 @@ def ask_all(
         deadline_s = time.monotonic() + share_s
         talk = partial(_Talk, context, device, keys, deadline_s, examine_timeouts, is_over)
         found = _ask(talk, device, question, tell)
-        if found.failure is not None and machines[split_address(device.address)[0]] > 1:
-            found.failure = _beside_others(found.failure, device)
+        if found.failure is not None:
+            is_alone = machines[split_address(device.address)[0]] == 1
+            found.failure = _to_start(found.failure, device, keys, is_alone=is_alone)
         step(device.name)
         return found
 
@@ -221,8 +235,8 @@ def _ask(open_talk: Callable[[], _Talk], device: Device, question: AskFacts, tel
             found.clock_offset_s = found.facts.clock_s + found.trip_s - time.time()
     except _ExamineError as error:
         found.failure = error.failure
-    except FlowSpecError as error:  # the name of the host
-        found.failure = Failure("reachable", str(error), "correct its address in the cluster file")
+    except FlowSpecError as error:
+        found.failure = _no_dialling(error)
     return found
 
 
@@ -235,18 +249,20 @@ def greet(context: zmq.Context[Any], device: Device, keys: Keyring | None) -> We
         raise ClusterError(str(error)) from None
 
 
-def is_silent(context: zmq.Context[Any], device: Device, keys: Keyring | None, limit_s: float) -> bool:
-    """Whether a device does not answer a Hello in time; what else may be wrong with it is found when it is
-    asked more."""
+def first_failure(
+    context: zmq.Context[Any], device: Device, keys: Keyring | None, limit_s: float
+) -> Failure | None:
+    """Why a device does not answer a Hello in time, or refuses it; what else may be wrong with it is found
+    when it is asked more."""
     brief = ExamineTimeouts(hello_s=limit_s, why_s=0.0)
     try:
         with _Talk(context, device, keys, examine_timeouts=brief) as talk:
             talk.hello()
     except _ExamineError as error:
-        return error.failure.check == "reachable"
-    except FlowSpecError:  # the name of the host
-        return True
-    return False
+        return error.failure
+    except FlowSpecError as error:
+        return _no_dialling(error)
+    return None
 
 
 def onward(
@@ -328,14 +344,16 @@ class _Talk:
             return answer
         text = answer.text if isinstance(answer, Error) else f"it answered with a {type(answer).__name__}"
         if isinstance(answer, Error) and answer.retry_after_s > 0:
-            raise _ExamineError(Failure("reachable", text, "run the doctor again"))
+            raise _ExamineError(Failure(REACHABLE, text, "run the doctor again"))
         raise _ExamineError(_other_version(text))
 
     def _answer(self, limit_s: float) -> Message:
         limit_s = self._within(limit_s)
         if not self._speaks(limit_s):
-            if self._monitor.refusal is not None:
-                raise _ExamineError(_no_entry(self._monitor.refusal.told(self._keys)))
+            if (refusal := self._monitor.refusal) is not None:
+                if not refusal.is_final and _hangs_up(self._device, self._within(HANGS_UP_S)):
+                    raise _ExamineError(HANGS_UP)
+                raise _ExamineError(_no_entry(refusal.told(self._keys)))
             if self._is_there:
                 raise _ExamineError(TELLS_NOTHING)
             raise _ExamineError(_why_silent(self._device, limit_s, self._within(self._timeouts.why_s)))
@@ -347,12 +365,12 @@ class _Talk:
             raise _ExamineError(_other_version(str(error))) from None
 
     def _speaks(self, limit_s: float) -> bool:
-        """Waits for a word of the daemon's; False when the time is up, or a handshake has failed for good."""
+        """Waits for a word of the daemon's; False when the time is up, or it is refused."""
         end_s = time.monotonic() + limit_s
         while (left_s := end_s - time.monotonic()) > 0 and not self._is_over.is_set():
             if self._monitor.await_ready(min(LOOK_EVERY_S, left_s)):
                 return True
-            if self._monitor.refusal is not None and self._monitor.refusal.is_final:
+            if self._monitor.is_refused:
                 break
         return False
 
@@ -361,11 +379,33 @@ class _Talk:
         return max(0.0, min(limit_s, ANSWER_SHARE * (self._deadline_s - time.monotonic())))
 
 
-def _beside_others(failure: Failure, device: Device) -> Failure:
-    """With the flags that a daemon needs which is not the only one of its machine."""
+def _to_start(failure: Failure, device: Device, keys: Keyring | None, *, is_alone: bool) -> Failure:
+    """With the flags that its daemon needs whose keys lie elsewhere on this machine than where it looks for
+    them, or that is not the only one of its machine."""
     if not failure.advice.startswith(_START):
         return failure
-    return replace(failure, advice=f"{failure.advice} --name {shlex.quote(device.name)} --threads 1")
+    folder = _keys_elsewhere(device, keys)
+    flags = f" --keys {shlex.quote(str(folder))}" if folder else ""
+    flags += f" --name {shlex.quote(device.name)}" if folder or not is_alone else ""
+    return replace(failure, advice=f"{failure.advice}{flags}{'' if is_alone else ' --threads 1'}")
+
+
+def _keys_elsewhere(device: Device, keys: Keyring | None) -> Path | None:
+    """Where the keys of a device of this machine lie, if it would not find them by itself."""
+    if keys is None:
+        return None
+    address, name = resolve(split_address(device.address)[0]), f"{device.name}{SUFFIX}"
+    folder = Path(keys.where).absolute().parent
+    is_here = own_address(address) == address
+    return folder if is_here and (folder / name).is_file() and not (keys_folder() / name).is_file() else None
+
+
+def _no_dialling(error: FlowSpecError) -> Failure:
+    """Of a device without a key here, or of a host whose name is not found."""
+    if isinstance(error, UnlistedError):
+        text, _, advice = str(error).partition("; ")
+        return Failure(REACHABLE, text, advice)
+    return Failure(REACHABLE, str(error), "correct its address in the cluster file")
 
 
 def _no_entry(told: str) -> Failure:
@@ -394,10 +434,28 @@ def _is_refused(device: Device) -> bool:
     return False
 
 
+def _hangs_up(device: Device, limit_s: float) -> bool:
+    """Whether a connection over which nothing is said is closed at once. ZeroMQ tells a handshake that was
+    cut off from one with the wrong keys to nobody."""
+    host, port = split_address(device.address)
+    end_s = time.monotonic() + limit_s
+    try:
+        with sockets.create_connection((resolve(host), port), timeout=limit_s) as connection:
+            while (left_s := end_s - time.monotonic()) > 0:
+                connection.settimeout(left_s)
+                if not connection.recv(64):  # but for ZeroMQ's greeting, which may come before the end
+                    return True
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
 def _nothing_listens(device: Device) -> Failure:
     host, port = split_address(device.address)
     text = f"the machine is there, but nothing listens at {device.address}"
-    return Failure("reachable", text, f"{_START} --host {host} --port {port}")
+    return Failure(REACHABLE, text, f"{_START} --host {host} --port {port}")
 
 
 def _why_silent(device: Device, limit_s: float, left_s: float) -> Failure:
@@ -409,17 +467,17 @@ def _why_silent(device: Device, limit_s: float, left_s: float) -> Failure:
     host, port = split_address(device.address)
     if left_s <= 0:
         text = f"{device.address} did not answer within {limit_s:.2g} s"
-        return Failure("reachable", text, "give it more time, or look whether it is on")
+        return Failure(REACHABLE, text, "give it more time, or look whether it is on")
     try:
         with sockets.create_connection((resolve(host), port), timeout=left_s):
             text = (
                 f"something at {device.address} takes connections, but did not answer as a FlowSpec daemon "
                 f"within {limit_s:g} s"
             )
-            return Failure("reachable", text, "look at its log; start its daemon again, or correct the port")
+            return Failure(REACHABLE, text, "look at its log; start its daemon again, or correct the port")
     except ConnectionRefusedError:
         return _nothing_listens(device)
     except OSError as error:
         why = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
         text = f"cannot reach {device.address} ({why})"
-        return Failure("reachable", text, "is it on and in this network? check its address and its firewall")
+        return Failure(REACHABLE, text, "is it on and in this network? check its address and its firewall")

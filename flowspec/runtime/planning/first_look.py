@@ -10,7 +10,13 @@ from typing import Any
 import zmq
 
 from flowspec.runtime.cluster import Device
-from flowspec.runtime.health.examine import EXAMINE_TIMEOUTS, ask_all, is_silent
+from flowspec.runtime.health.examine import (
+    EXAMINE_TIMEOUTS,
+    REACHABLE,
+    Examined,
+    ask_all,
+    first_failure,
+)
 from flowspec.runtime.planning.survey import absent_of, absent_timeouts
 from flowspec.runtime.security.keyring import Keyring
 
@@ -21,26 +27,27 @@ LOOK_S = 1.0
 def refuse_silent(
     devices: Sequence[Device], keys: Keyring | None, *, needs_all: bool, hint: str = ""
 ) -> None:
-    """Raises the survey's `ClusterError` where no device answers, or one does not of which all are needed;
-    the `hint` then says what else to do.
+    """Raises the survey's `ClusterError` where no device answers, where one does not of which all are needed,
+    and where one refuses us, as for its keys; the `hint` then says what else to do.
 
     Whoever answers is left to the survey, which comes when all is imported.
     """
-    silent = _silent(devices, keys, needs_all=needs_all)
-    if not silent:
-        return
-    examine_timeouts = EXAMINE_TIMEOUTS if needs_all else absent_timeouts(len(silent))
-    found = ask_all(silent, speed=[], keys=keys, examine_timeouts=examine_timeouts)
-    absent_of(found, needs_all=needs_all, hint=hint)
+    looked = _looked_at(devices, keys)
+    silent = [each.device for each in looked if each.failure is not None and each.failure.check == REACHABLE]
+    refusing = [each for each in looked if each.failure is not None and each.failure.check != REACHABLE]
+    if refusing:
+        absent_of(refusing, needs_all=needs_all)
+    if silent and (needs_all or len(silent) == len(devices)):
+        examine_timeouts = EXAMINE_TIMEOUTS if needs_all else absent_timeouts(len(silent))
+        found = ask_all(silent, speed=[], keys=keys, examine_timeouts=examine_timeouts)
+        absent_of(found, needs_all=needs_all, hint=hint)
 
 
-def _silent(devices: Sequence[Device], keys: Keyring | None, *, needs_all: bool) -> list[Device]:
-    """Those that do not answer; none, where not all are needed and one does."""
+def _looked_at(devices: Sequence[Device], keys: Keyring | None) -> list[Examined]:
     context: zmq.Context[Any] = zmq.Context()
     try:
         with ThreadPoolExecutor(len(devices)) as threads:
-            found = list(threads.map(lambda device: is_silent(context, device, keys, LOOK_S), devices))
+            found = threads.map(lambda device: first_failure(context, device, keys, LOOK_S), devices)
+            return [Examined(device=device, failure=why) for device, why in zip(devices, found, strict=True)]
     finally:
         context.destroy(linger=0)
-    silent = [device for device, is_so in zip(devices, found, strict=True) if is_so]
-    return silent if needs_all or len(silent) == len(devices) else []

@@ -38,7 +38,8 @@ class Measured:
 
     `why_slow` says of devices what they tell of their heat, `hosts` where each is, `HERE` on the head's
     machine; so `in_use` of devices that other heads use. `runs` are the layers that each device has by the
-    end; devices were lost `recoveries` times meanwhile, which took `recovery_s`.
+    end; devices were lost `recoveries` times meanwhile, which took `recovery_s`. Those `returning` were lost,
+    and load their layers again.
     """
 
     tokens_per_s: float
@@ -52,6 +53,7 @@ class Measured:
     recoveries: int = 0
     recovery_s: float = 0.0
     in_use: Mapping[str, str] = field(default_factory=dict)
+    returning: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -92,6 +94,8 @@ def _other_plan(plan: Plan, measured: Measured) -> tuple[str, str]:
         return who, f"{who} meanwhile, and it took {duration(measured.recovery_s)} to go on without"
     if gone:
         told = f"{_and(gone)} {'is' if len(gone) == 1 else 'are'} lost since the plan was made"
+        if back := [name for name in gone if name in measured.returning]:
+            told = f"{_and(back)} {'was lost, and loads' if len(back) == 1 else 'were lost, and load'} now"
         return told, told
     layers = {stage.site.name: stage.end - stage.first for stage in plan.stages}
     told = "layers were shared out anew since then" if layers != dict(measured.runs) else ""

@@ -8,20 +8,16 @@ on every message of the connection from then on.
 from __future__ import annotations
 
 import logging
-import time
-from collections import OrderedDict
 from typing import Any
 
 import zmq
 from zmq.utils import z85
 
+from flowspec.repeats import ABOUT
 from flowspec.runtime.security.keyring import KEY_BYTES, Keyring
 
 VERSION = b"1.0"
 REQUEST_FRAMES = 7
-REPEAT_S = 1.0
-"""A refusal that repeats is logged this often: a peer that is refused may come again ten times a second."""
-REMEMBERED_MAX = 256
 
 log = logging.getLogger("flowspec.daemon")
 
@@ -31,7 +27,6 @@ class Authenticator:
 
     def __init__(self, context: zmq.Context[Any], keys: Keyring) -> None:
         self._keys = keys
-        self._log = RateLimitedLog()
         self.socket: zmq.Socket[bytes] = context.socket(zmq.REP)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.bind("inproc://zeromq.zap.01")
@@ -50,28 +45,10 @@ class Authenticator:
 
     def _refused(self, address: str, public: bytes) -> None:
         shown = z85.encode(public).decode() if len(public) == KEY_BYTES else "none"
-        self._log.warning(
-            address,
+        log.warning(
             "refused a connection from %s: its key is not listed in %s (public key %s)",
             address,
             self._keys.where,
             shown,
+            extra={ABOUT: f"refused {address}"},  # whoever has many keys is one peer
         )
-
-
-class RateLimitedLog:
-    """Logs what repeats only so often, and remembers only so many things."""
-
-    def __init__(self) -> None:
-        self._said_s: OrderedDict[str, float] = OrderedDict()
-
-    def warning(self, about: str, text: str, *values: object) -> None:
-        """A line, unless there was one `about` the same a moment ago."""
-        now_s = time.monotonic()
-        if now_s - self._said_s.get(about, -REPEAT_S) < REPEAT_S:
-            return
-        self._said_s[about] = now_s
-        self._said_s.move_to_end(about)
-        if len(self._said_s) > REMEMBERED_MAX:
-            self._said_s.popitem(last=False)
-        log.warning(text, *values)

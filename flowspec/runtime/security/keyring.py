@@ -29,6 +29,10 @@ device's can pass it on."""
 DOMAIN = b"flowspec"
 
 
+class UnlistedError(InputError):
+    """A device that is to be dialled has no key here."""
+
+
 def check_name(name: str) -> str:
     """A name that can have a key: it also names a file, here and on the device. Raises `InputError`."""
     if re.fullmatch(NAME_CHARS, name, re.ASCII) is None:
@@ -68,12 +72,12 @@ class Keyring:
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without a gate ZeroMQ would let everybody in
 
     def dial(self, socket: zmq.Socket[Any], device: str) -> None:
-        """Before a socket is connected: only the device of this name will be spoken to. Raises `InputError`
-        if it has no key."""
+        """Before a socket is connected: only the device of this name will be spoken to. Raises
+        `UnlistedError` if it has no key."""
         if device not in self.devices:
-            raise InputError(
-                f"{self.where} lists no key of device {device!r:.80}; make one with flowspec keygen and copy "
-                "the list again"
+            raise UnlistedError(
+                f"{self.where} lists no key of device {device!r:.80}; make one with flowspec keygen, which "
+                "tells what to copy, or correct its name in the cluster file, or take it out of it"
             )
         socket.curve_serverkey = self.devices[device]
         socket.curve_publickey, socket.curve_secretkey = self.public, self.secret

@@ -1,12 +1,16 @@
-"""How long a daemon is waited for that tries its kernels first."""
+"""How long a daemon is waited for that tries its kernels first, and what is told of one that lets nobody
+in."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import zmq
@@ -14,10 +18,16 @@ import zmq
 from flowspec.core.protocol.cluster_messages import Hello, Loading, Welcome
 from flowspec.core.protocol.facts import AskFacts, Facts
 from flowspec.core.protocol.messages import Message
+from flowspec.errors import ClusterError
 from flowspec.runtime.cluster import Device
+from flowspec.runtime.connection_limit import ConnectionLimit
 from flowspec.runtime.health import examine
 from flowspec.runtime.pipeline_connections import Progress
-from flowspec.runtime.transport import Sender
+from flowspec.runtime.planning.first_look import refuse_silent
+from flowspec.runtime.security.authenticator import Authenticator
+from flowspec.runtime.security.keyfiles import device_keyring, head_keyring, make_keys
+from flowspec.runtime.security.keyring import Keyring
+from flowspec.runtime.transport import Sender, bind_router, split_address
 from flowspec.version import __version__
 from flowspec.wire.codec import decode
 from tests.runtime.health.test_diagnose import FACTS
@@ -99,3 +109,87 @@ def test_ctrl_c_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examine, "TRIED_S", 1e6)
     with daemon(TRYING[0]) as device, pytest.raises(KeyboardInterrupt):
         told(device, lambda text, share: os.kill(os.getpid(), signal.SIGINT))
+
+
+FOREVER = examine.ExamineTimeouts(hello_s=1e6, why_s=1e6)
+"""Who waits to the end is not heard of again."""
+
+
+@contextlib.contextmanager
+def port(keys: Keyring | None = None, connections_max: int = 99) -> Iterator[Device]:
+    """A daemon's, which lets in whom it knows and has room for, and says nothing."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    gate = None if keys is None else Authenticator(context, keys)
+    router, number = bind_router(context, "127.0.0.1", 0, keys)
+    limit = ConnectionLimit(router, connections_max)
+    is_over = threading.Event()
+
+    def serve() -> None:
+        while not is_over.is_set():
+            limit.socket.poll(POLL_MS)
+            limit.drain()
+            if gate is not None:
+                gate.answer()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield Device(name="pi-1", address=f"127.0.0.1:{number}")
+    finally:
+        is_over.set()
+        thread.join()
+        router.disable_monitor()
+        limit.socket.close()
+        context.destroy(linger=0)
+
+
+def trouble(device: Device, keys: Keyring | None = None) -> tuple[str, str]:
+    """What is wrong with one, and what to do."""
+    (found,) = examine.ask_all([device], keys=keys, examine_timeouts=FOREVER)
+    assert found.failure is not None
+    return found.failure.text, found.failure.advice
+
+
+def test_wrong_keys_are_told_of_at_once(tmp_path: Path) -> None:
+    for folder in ("ours", "theirs"):
+        make_keys(tmp_path / folder, ["head"], ["pi-1"], force=False)
+    head = head_keyring(tmp_path / "ours")
+    with port(device_keyring(tmp_path / "theirs", "pi-1")) as device:
+        text, advice = trouble(device, head)
+        assert text == f"it has no keys, or not the one that {head.where} has for it"
+        assert advice.endswith("(launch/boards start does both), or correct its address")
+        stranger = replace(head, devices=device_keyring(tmp_path / "theirs", "pi-1").devices)
+        assert trouble(device, stranger)[0] == "it does not know the key of head"
+        with pytest.raises(ClusterError, match=r"pi-1 at .*: it has no keys, or not the one"):
+            refuse_silent([device, replace(device, address="127.0.0.1:9")], head, needs_all=False)
+
+
+@pytest.mark.parametrize("has_keys", [True, False])
+def test_a_daemon_without_room_is_told_from_one_with_other_keys(has_keys: bool, tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys", ["head"], ["pi-1"], force=False)
+    ring, head = (
+        (device_keyring(tmp_path / "keys", "pi-1"), head_keyring(tmp_path / "keys"))
+        if has_keys
+        else (None, None)
+    )
+    with port(ring, connections_max=1) as device, dialled(device):
+        text, advice = trouble(device, head)
+        assert text.startswith("it hangs up on whoever calls: it has no room for another connection")
+        assert advice.count(", or ") == 2, "any of these helps"
+
+
+@contextlib.contextmanager
+def dialled(device: Device) -> Iterator[None]:
+    """A connection to it over which nothing is said, and which it has seen."""
+    host, number = split_address(device.address)
+    with socket.create_connection((host, number)) as connection:
+        assert connection.recv(1), "ZeroMQ's greeting"
+        yield
+
+
+def test_a_device_without_a_key_here_is_told_of_with_what_would_help(tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys", ["head"], ["pi-1"], force=False)
+    text, advice = trouble(Device(name="pi-9", address="127.0.0.1:9"), head_keyring(tmp_path / "keys"))
+    assert text.endswith("allowed.toml lists no key of device 'pi-9'")
+    assert advice.startswith("make one with flowspec keygen")
+    assert advice.count(", or ") == 2, "any of these helps"

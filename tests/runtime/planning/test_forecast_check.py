@@ -119,6 +119,7 @@ def test_more_threads_than_cores() -> None:
             "a device was lost meanwhile, and it took 30 s to go on without",
         ),
         ({"runs": {"a": SHAPE.layers}}, "b is lost since the plan was made"),
+        ({"runs": {"a": SHAPE.layers}, "returning": ["b"]}, "b was lost, and loads now"),
         ({"runs": {"a": 1, "b": SHAPE.layers - 1}}, "layers were shared out anew since then"),
     ],
 )
