@@ -10,6 +10,8 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
+ALIKE = 0.7
+"""From so much likeness on a word may be another one misspelt."""
 ABBREVIATION_MIN = 3
 """Letters that a word must have to stand for a longer name that holds it."""
 
@@ -61,13 +63,18 @@ class BrokenError(ClusterError):
         self.why = why or text
 
 
+def counted(count: int, one: str, ending: str = "s") -> str:
+    """So many of a thing, in words."""
+    return f"{count} {one}{ending * (count != 1)}"
+
+
 def meant(word: str, known: Iterable[str]) -> str:
     """The end of an error: what a wrong word may stand for; nothing where that cannot be told.
 
     That both are flags does not make them alike.
     """
     plain = {each.lstrip("-"): each for each in known}
-    found = difflib.get_close_matches(word.lstrip("-"), list(plain), n=1)
+    found = difflib.get_close_matches(word.lstrip("-"), list(plain), n=1, cutoff=ALIKE)
     if not found and len(_letters(word)) >= ABBREVIATION_MIN:
         holding = [name for name in plain if _letters(word) in _letters(name)]
         found = holding if len(holding) == 1 else []

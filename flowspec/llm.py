@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeGuard, cast, overload
 
+from flowspec.core.head.admission import RESERVED_TOKENS
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Grammar
 from flowspec.core.protocol.precision import ACTIVATIONS, CACHE_AUTO, CACHES
@@ -410,7 +411,8 @@ class LLM:
         self._check_open()
         with self._taking:
             self._settle()
-            request = self._conversations.take(question.prompt, question.limits.new_tokens_max)
+            most = min(question.limits.new_tokens_max, RESERVED_TOKENS)
+            request = self._conversations.take(question.prompt, most)
         over = partial(self._ended, request, question)
         try:
             return AnswerStream(self.session, question, self.tokenizer, request=request, on_over=over)

@@ -18,6 +18,7 @@ import torch
 
 from flowspec.model.families import FAMILIES
 from flowspec.model.files import ModelFiles
+from flowspec.model.imports import IMPORTING
 
 VOCABULARY_SIZE = 300
 SMALL: dict[str, Any] = {
@@ -305,7 +306,8 @@ def make_checkpoint(
 ) -> Path:
     """A folder with config and safetensors of a random model, in the hub's layout, or `fused` with a layer's
     experts in one tensor."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+    with IMPORTING:
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.utils import logging
 
     logging.disable_progress_bar()

@@ -35,7 +35,7 @@ from flowspec.cli.screen import LEGEND, blocks_of, strip_line
 from flowspec.cli.streaming import answer_shown
 from flowspec.cli.terminal import TypedInterrupt, note, terminal_size
 from flowspec.core.protocol.messages import HOP_SECONDS
-from flowspec.errors import ClusterError, InputError, PeerError
+from flowspec.errors import ClusterError, InputError, PeerError, counted
 from flowspec.folders import state_folder
 from flowspec.llm import LLM
 from flowspec.model.files import BUNDLED, TOY_TOLD, ModelFiles
@@ -54,7 +54,7 @@ COMMANDS = {
     "/help": ("", "show this"),
     "/reset": ("", "forget the dialogue and begin again"),
     "/system": ("[TEXT]", "set the system text; without TEXT, remove it"),
-    "/stats": ("", "figures of the last answer and of the stages"),
+    "/stats": ("[all]", "what the last answer came to; all: every figure, and the stages"),
     "/watch": ("", "show a live line of the stages under answers; again: off"),
     "/record": ("FILE", "save a recording of the next answer, for flowspec top --replay"),
     "/save": ("FILE", "write the dialogue to FILE as JSON"),
@@ -102,7 +102,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    journal = ChatJournal(tell=lambda text: note(f"({text})"), is_kept=not args.no_journal)
+    journal = ChatJournal(
+        tell=lambda text: note(f"({text})"),
+        setting=partial(resume.setting_of, args),
+        is_kept=not args.no_journal,
+    )
     with typed_lines(args) as read, contextlib.closing(journal), contextlib.ExitStack() as stack:
         resume.check_good_part(args)
         content = None if args.resume is None else take_up(args, journal)
@@ -163,6 +167,8 @@ def take_up(args: argparse.Namespace, journal: ChatJournal) -> JournalContent:
     if content.damage:
         note(f"({content.damage}; the dialogue goes on from before it)")
     resume.follow_setting(args, content.setting)
+    if told := resume.place_told(args, content.setting):
+        note(f"({told})")
     return content
 
 
@@ -247,10 +253,8 @@ class Chat:
         if sampling.temperature > 0:
             self.console.print(f"temperature {sampling.temperature:g}, seed {sampling.seed}")
         if self.messages:
-            count = len(self.messages) // 2
-            self.console.print(
-                f"(the dialogue goes on after {count} answer{'s' * (count != 1)}; /reset begins a new one)"
-            )
+            count = counted(len(self.messages) // 2, "answer")
+            self.console.print(f"(the dialogue goes on after {count}; /reset begins a new one)")
         self.console.print("Type /help for the commands, /quit to leave.\n")
 
     def loop(self) -> None:
@@ -295,7 +299,7 @@ class Chat:
             "/help": lambda text: self.console.print(HELP, markup=False),
             "/reset": self.reset,
             "/system": self.set_system,
-            "/stats": lambda text: self.show_stats(),
+            "/stats": self.show_stats,
             "/save": self.save,
             "/watch": self.toggle_watch,
             "/record": self.record,
@@ -336,7 +340,7 @@ class Chat:
             why = getattr(error, "strerror", None) or error
             self.console.message(f"expected a file that can be written, got {text} ({why})", "red")
             return
-        self.console.message(f"(saved {len(self.messages)} messages to {text})")
+        self.console.message(f"(saved {counted(len(self.messages), 'message')} to {text})")
 
     def toggle_watch(self, text: str) -> None:
         if self.is_json or not self.console.is_terminal:
@@ -430,13 +434,20 @@ class Chat:
         finally:
             watch.close()
 
-    def show_stats(self) -> None:
-        if self.last is not None:
-            answer = self.last
+    def show_stats(self, text: str = "") -> None:
+        if text not in ("", "all"):
+            self.console.message(f"expected /stats or /stats all, got {text:.40}", "red")
+            return
+        answer = self.last
+        if answer is not None:
             self.console.print(statistics.sentence(answer))
-            self.console.print(
-                f"prompt     {answer.prompt_tokens} tokens, {answer.reused_tokens} of them known before"
-            )
+        if not text:
+            has = "Nothing was answered yet" if answer is None else statistics.prompt_sentence(answer)
+            self.console.print(f"{has}; /stats all tells more.")
+            return
+        if answer is not None:
+            prompt = counted(answer.prompt_tokens, "token")
+            self.console.print(f"prompt     {prompt}, {answer.reused_tokens} known before")
             self.console.print(f"answer     {figures(answer)}")
             self.console.print(computed(answer), markup=False)
             drafters = self.llm.session.drafters if self.llm else ()

@@ -12,7 +12,7 @@ from flowspec.errors import InputError
 from flowspec.runtime.answer import Answer
 from flowspec.runtime.journal import folder
 from flowspec.runtime.journal.file import Journal
-from flowspec.runtime.journal.lines import JournalContent
+from flowspec.runtime.journal.lines import JournalContent, Setting
 from flowspec.runtime.question import Question
 from flowspec.runtime.session import Session
 
@@ -23,6 +23,8 @@ class ChatJournal:
     the chat goes on."""
 
     tell: Callable[[str], None]
+    setting: Callable[[Session], Setting]
+    """What a new one begins with."""
     is_kept: bool = True
     journal: Journal | None = None
 
@@ -61,7 +63,7 @@ class ChatJournal:
     def _begin(self, session: Session) -> Journal | None:
         try:
             path = folder.new_path(resume.journal_folder())
-            return Journal.start(path, resume.setting_of("chat", session), self.tell)
+            return Journal.start(path, self.setting(session), self.tell)
         except (OSError, InputError) as error:
             self.is_kept = False
             self.tell(f"the dialogue is not kept: {error}")

@@ -19,7 +19,7 @@ from rich.markup import escape
 
 from flowspec.bench.console import progress, show_table
 from flowspec.cli import accelerator_check
-from flowspec.cli.options import add_model_arguments, cluster_options
+from flowspec.cli.options import LOCAL, add_model_arguments, cluster_options
 from flowspec.cli.terminal import broken_for
 from flowspec.core.protocol.facts import AskFacts, LinkFacts
 from flowspec.core.stage.slots import WORK_BYTES
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     accelerator_check.check_flags(args, args.defaults)
     if args.accelerator:
         return accelerator_check.run(args)
-    options = cluster_options(args, args.local)
+    options = cluster_options(args, args.local or LOCAL)
     keys = None
     if options.cluster is not None:
         devices = read_cluster(options.cluster)

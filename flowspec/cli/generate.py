@@ -139,6 +139,8 @@ def run(args: argparse.Namespace) -> int:
                 raise InputError(f"{args.resume} ends before its question; ask again")
             if content.last.is_finished:
                 return show_finished(content.setting, content.last, is_json=args.json)
+            if told := resume.place_told(args, content.setting):
+                note(f"({told})")
         return _answer(args, stack, journal, content)
 
 
@@ -182,9 +184,7 @@ def _answer(
             is_json=args.json,
         )
     if args.journal is not None:
-        journal = stack.enter_context(
-            Journal.start(args.journal, resume.setting_of(args.command, session), note)
-        )
+        journal = stack.enter_context(Journal.start(args.journal, resume.setting_of(args, session), note))
         journal.ask(resume.entry_of(question))
     unrecorded: NotRecordedError | None = None
     try:

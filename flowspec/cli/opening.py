@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 
 from flowspec.cli.console import STARTING, loading_bar
-from flowspec.cli.options import cluster_options, decoding_options, joined
+from flowspec.cli.options import LOCAL, cluster_options, decoding_options, joined
 from flowspec.cli.terminal import note
 from flowspec.core.methods import find_method
 from flowspec.draft.choosing import BOARD, BOARDS, best_download, on_equal_devices, without_model
@@ -57,7 +57,7 @@ def open_llm(
             shown(text, share)
 
         return LLM.opened(
-            cluster_options(args, args.local),
+            cluster_options(args, args.local or LOCAL),
             taken.decoding,
             recovery_options,
             progress,

@@ -18,10 +18,16 @@ from flowspec.draft.kinds import FALLBACK, WORDS
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, bundled_models
 from flowspec.runtime.decoding import AUTO, Decoding, choose_decoding, method_for
-from flowspec.runtime.sampling_params import NEW_TOKENS_DEFAULT, SEEDS, SamplingParams, usable_seed
+from flowspec.runtime.sampling_params import SEEDS, SamplingParams, usable_seed
 from flowspec.runtime.session import ClusterOptions
 
 FILTERS = tuple(name for name in SAMPLING_FIELDS if name not in ("temperature", "seed"))
+
+
+LOCAL = 4
+"""Processes of this machine, where nobody says where a model is to run."""
+UNTIL_ITS_END = "until the model ends it, or the context is full"
+"""How long an answer is of which nobody says it."""
 
 
 def number_list(text: str) -> tuple[int, ...]:
@@ -80,17 +86,16 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, local_list: bool = F
         where.add_argument(
             "--local",
             type=number_list,
-            default=(4,),
+            default=(LOCAL,),
             metavar="N[,N...]",
-            help="run on N local processes, for each N (default: 4)",
+            help=f"run on N local processes, for each N (default: {LOCAL})",
         )
     else:
         where.add_argument(
             "--local",
             type=positive,
-            default=4,
             metavar="N",
-            help="run on N local processes (default: %(default)s)",
+            help=f"run on N local processes (default: {LOCAL})",
         )
     group.add_argument(
         "--layers",
@@ -287,7 +292,7 @@ def sampling_number(name: str, text: str) -> int | float:
 
 def add_length_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--max-new-tokens", type=positive, metavar="N", help=f"longest answer (default: {NEW_TOKENS_DEFAULT})"
+        "--max-new-tokens", type=positive, metavar="N", help=f"longest answer (default: {UNTIL_ITS_END})"
     )
     group.add_argument(
         "--stop",
@@ -331,7 +336,7 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
     try:
         return SamplingParams(
             **{name: getattr(args, name) for name in SAMPLING_FIELDS},
-            max_new_tokens=args.max_new_tokens or NEW_TOKENS_DEFAULT,
+            max_new_tokens=args.max_new_tokens,
             stop=args.stop,
             stop_token_ids=args.stop_token_ids,
             ignore_eos=args.ignore_eos,

@@ -4,16 +4,18 @@ what is asked again."""
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from flowspec.cli.answer import changes_document
+from flowspec.cli.options import LOCAL
 from flowspec.cli.parser import Rare
 from flowspec.core.protocol.messages import SAMPLING_FIELDS
 from flowspec.core.protocol.precision import CACHE_AUTO
-from flowspec.errors import InputError
+from flowspec.errors import InputError, counted
 from flowspec.folders import state_folder
 from flowspec.model.files import ModelFiles
 from flowspec.runtime.journal.lines import Entry, Setting
@@ -63,11 +65,26 @@ def refuse_fixed(args: argparse.Namespace) -> None:
 
 
 def follow_setting(args: argparse.Namespace, setting: Setting) -> None:
-    """Has the flags say what the journal says; a model that is given must turn out to be the same."""
+    """Has the flags say what the journal says; a model that is given must turn out to be the same, and where
+    it runs is as it was, unless a flag says otherwise."""
     if setting.command != args.command:
         raise InputError(f"--resume: that is a journal of flowspec {setting.command}; resume it there")
     args.model = args.model or setting.model
     args.dtype, args.cache, args.context = setting.dtype, setting.cache, setting.context
+    if args.cluster is None and args.local is None:
+        args.cluster = Path(setting.cluster) if setting.cluster else None
+        args.local = setting.local or None
+
+
+def place_told(args: argparse.Namespace, setting: Setting) -> str:
+    """Where a journal has what is resumed run, in a line; nothing where a flag says it, or it is as it always
+    is."""
+    if setting.cluster and args.cluster == Path(setting.cluster):
+        return f"as before on the devices of {setting.cluster}; --cluster or --local runs it elsewhere"
+    if args.cluster is None and setting.local and args.local == setting.local != LOCAL:
+        processes = counted(setting.local, "local process", "es")
+        return f"as before on {processes}; --cluster or --local runs it elsewhere"
+    return ""
 
 
 def check_model(files: ModelFiles, setting: Setting) -> None:
@@ -81,17 +98,19 @@ def check_model(files: ModelFiles, setting: Setting) -> None:
         )
 
 
-def setting_of(command: str, session: Session) -> Setting:
-    """What a new journal begins with."""
+def setting_of(args: argparse.Namespace, session: Session) -> Setting:
+    """What a new journal of this command begins with."""
     plan = session.head.plan
     return Setting(
-        command=command,
+        command=args.command,
         model=plan.model,
         fingerprint=plan.fingerprint,
         dtype=plan.dtype,
         cache=plan.cache,
         context=plan.context,
         arithmetic=session.head.arithmetic,
+        cluster="" if args.cluster is None else os.path.abspath(args.cluster),
+        local=0 if args.cluster is not None else args.local or LOCAL,
     )
 
 

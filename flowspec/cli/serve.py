@@ -18,6 +18,7 @@ from pathlib import Path
 
 from flowspec.cli.opening import open_llm
 from flowspec.cli.options import (
+    UNTIL_ITS_END,
     add_arithmetic_argument,
     add_decoding_arguments,
     add_model_arguments,
@@ -81,9 +82,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--max-new-tokens",
         type=positive,
-        default=1024,
         metavar="N",
-        help="longest answer of a chat that names no length (default: %(default)s)",
+        help=f"longest answer of a chat that names no length (default: {UNTIL_ITS_END})",
     )
     group.add_argument(
         "--model-name",

@@ -13,6 +13,7 @@ from rich.table import Table
 from flowspec.cli.visible import visible
 from flowspec.core.head.hop_sums import DEAD, reported
 from flowspec.core.protocol.messages import HOP_ROWS, HOP_SECONDS
+from flowspec.errors import counted
 from flowspec.model.text import Tokenizer
 from flowspec.runtime.answer import Answer
 from flowspec.runtime.session import Session
@@ -33,8 +34,14 @@ def sentence(answer: Answer) -> str:
     return (
         f"The last answer came at {answer.timing.tokens_per_s:.1f} tokens/s; "
         + (f"{100 * guessed:.0f}%" if guessed else "none")
-        + f" of its {answer.new_tokens} tokens were guessed ahead."
+        + f" of its {counted(answer.new_tokens, 'token')} were guessed ahead."
     )
+
+
+def prompt_sentence(answer: Answer) -> str:
+    """Of its prompt, how much was computed already; without a full stop."""
+    known = f"{answer.reused_tokens} of them were" if answer.reused_tokens else "none was"
+    return f"Its prompt had {counted(answer.prompt_tokens, 'token')}, {known} known before"
 
 
 def lines(found: dict[str, Any], models: Sequence[str] = ()) -> list[str]:
@@ -93,7 +100,8 @@ def _recoveries(found: dict[str, Any]) -> list[str]:
     if not found["recoveries"]:
         return []
     return [
-        f"lost       devices {found['recoveries']} time(s): {found['recovery_detect_s']:.2f} s of silence, "
+        f"lost       devices {counted(found['recoveries'], 'time')}: {found['recovery_detect_s']:.2f} s of "
+        "silence, "
         f"{found['recovery_load_s']:.2f} loading, {found['recovery_prefill_s']:.2f} prefill"
     ]
 

@@ -29,6 +29,7 @@ from flowspec.model.arithmetic.operations import turned_alone
 from flowspec.model.attention import TreeBatch, TreeCache
 from flowspec.model.families import FAMILIES, Family
 from flowspec.model.files import ModelFiles
+from flowspec.model.imports import IMPORTING
 from flowspec.model.kernels import DTYPES, kernel_of
 from flowspec.model.pieces import angles_of, call_directly, slice_config
 from flowspec.model.safetensors_file import ELEMENT_BYTES, LEVEL_BYTES, SafetensorsTensors
@@ -287,7 +288,8 @@ class AssistantHead:
 def _decoder_config(raw: Mapping[str, Any], model: str) -> Any:
     """Of the decoder within, as of a model whose layers have keys of their own: what is said of keys is the
     target's."""
-    from transformers import AutoConfig
+    with IMPORTING:
+        from transformers import AutoConfig
 
     fields = {name: value for name, value in raw["text_config"].items() if name != "model_type"}
     layers = fields.get("num_hidden_layers")

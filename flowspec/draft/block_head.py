@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import Qwen3Config
 
 from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.core.protocol.shared_keys import heads_of
@@ -30,11 +29,15 @@ from flowspec.model.arithmetic.operations import turned_alone
 from flowspec.model.attention import TreeBatch, TreeCache, TreeRows
 from flowspec.model.families import FAMILIES
 from flowspec.model.files import ModelFiles
+from flowspec.model.imports import IMPORTING
 from flowspec.model.kernels import DTYPES, kernel_of
 from flowspec.model.pieces import angles_of, call_directly, slice_config
 from flowspec.model.safetensors_file import SafetensorsTensors
 from flowspec.model.support import context_max, family_of
 from flowspec.model.weights import lm_head_name
+
+with IMPORTING:
+    from transformers import Qwen3Config
 
 _FAMILY = FAMILIES["qwen3"]
 _SLIDING = "sliding_attention"

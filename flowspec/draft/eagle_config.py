@@ -22,8 +22,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from transformers import LlamaConfig, Qwen3Config
-
 from flowspec.draft.eagle_captures import captures_of
 from flowspec.draft.eagle_fields import fields_of, flag
 from flowspec.draft.eagle_files import HeadTensors, is_parallel
@@ -31,8 +29,12 @@ from flowspec.draft.reading import built_config
 from flowspec.errors import InputError
 from flowspec.model.families import FAMILIES, Family
 from flowspec.model.files import ModelFiles
+from flowspec.model.imports import IMPORTING
 from flowspec.model.pieces import slice_config
 from flowspec.model.support import check_rotary
+
+with IMPORTING:
+    from transformers import LlamaConfig, Qwen3Config
 
 Reads = Literal["feature as it is", "normed feature", "normed embedding, normed feature"]
 FeatureNorm = Literal["none", "each", "joined"]

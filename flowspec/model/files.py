@@ -26,6 +26,7 @@ from flowspec.model.gguf.config import config_of
 from flowspec.model.gguf.file import GgufFile
 from flowspec.model.gguf.names import is_gguf, parts_of
 from flowspec.model.hub import hub_file
+from flowspec.model.imports import IMPORTING
 from flowspec.model.joined_experts import JoinedExperts, StackedExperts
 from flowspec.model.json_files import read_json
 from flowspec.model.layer_by_layer import LayerByLayer
@@ -230,7 +231,8 @@ class ModelFiles:
 
     def config(self) -> Any:
         """The transformers config, of a multimodal model that of its decoder."""
-        from transformers import AutoConfig
+        with IMPORTING:
+            from transformers import AutoConfig
 
         if self.gguf is not None:
             name, read = "metadata", functools.partial(AutoConfig.for_model, **self.raw_config())
@@ -362,7 +364,8 @@ class ModelFiles:
 
 def _config_of(path: Path) -> Any:
     """transformers' config of a file; its own reader stumbles over a byte order mark."""
-    from transformers import CONFIG_MAPPING
+    with IMPORTING:
+        from transformers import CONFIG_MAPPING
 
     raw = read_json(path)
     kind = raw.get("model_type")

@@ -106,7 +106,7 @@ def rule_of(kind: str, text: str) -> str:
         return json_rule(_schema(text))
     if kind == "regex":
         return _regex_rule(text)
-    raise InputError(f"{kind}: a grammar cannot be a part of a reply with calls or channels")
+    raise InputError("a grammar cannot be a part of a reply with calls or channels")
 
 
 @lru_cache(maxsize=256)

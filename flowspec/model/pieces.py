@@ -19,7 +19,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import AttentionInterface
 
 from flowspec.errors import InputError
 from flowspec.model.arithmetic import plain
@@ -29,12 +28,16 @@ from flowspec.model.convolution import convolving_layer, tree_convolution
 from flowspec.model.experts import EXPERTS_NAME, outputs_first
 from flowspec.model.families import Family
 from flowspec.model.fewer_calls import in_fewer_calls
+from flowspec.model.imports import IMPORTING
 from flowspec.model.layer_by_layer import LAYER_INPUT
 from flowspec.model.layer_inputs import LayerInput
 from flowspec.model.linear_attention import tree_delta_rule
 from flowspec.model.products import Product
 from flowspec.model.quantised import packed_bytes
 from flowspec.model.routers import ROUTERS
+
+with IMPORTING:
+    from transformers import AttentionInterface
 
 ATTENTION_NAME = "flowspec_tree"
 AttentionInterface.register(ATTENTION_NAME, tree_attention)

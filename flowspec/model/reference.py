@@ -28,6 +28,7 @@ from flowspec.model.gguf import gemma4
 from flowspec.model.gguf.config import MODEL_TYPES
 from flowspec.model.gguf.file import tell_gguf_version
 from flowspec.model.gguf.names import parts_of
+from flowspec.model.imports import IMPORTING
 from flowspec.model.kernels import CACHE_DTYPES, DTYPES
 from flowspec.model.layer_by_layer import together, whole_name
 from flowspec.model.linear_attention import STORED_FADING
@@ -49,7 +50,8 @@ class Reference:
     """A whole model through transformers, with weights as a precision holds them; remembers its answers."""
 
     def __init__(self, files: ModelFiles, dtype: str) -> None:
-        from transformers import AutoModelForCausalLM
+        with IMPORTING:
+            from transformers import AutoModelForCausalLM
         from transformers.utils import logging as transformers_logging
 
         transformers_logging.disable_progress_bar()
@@ -331,7 +333,8 @@ def _unpacked_model(files: ModelFiles, **options: Any) -> Any:
     """A model whose files are packed, all of it unpacked: a GGUF file as transformers itself reads it; as we
     read it where it cannot (parts, Llama with a window, architectures that it does not know), and so a
     checkpoint that another tool quantised, for which transformers needs that tool."""
-    from transformers import AutoModelForCausalLM
+    with IMPORTING:
+        from transformers import AutoModelForCausalLM
     from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES, load_gguf_checkpoint
 
     path, config = files.gguf, files.config()

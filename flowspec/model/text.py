@@ -20,6 +20,7 @@ from flowspec.model.damage import check_inside, read_head
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.file import GGUF_ONLY
 from flowspec.model.harmony import MARKS, FinalChannel
+from flowspec.model.imports import IMPORTING
 from flowspec.model.json_files import read_json
 from flowspec.model.reply.form import CallFormat, ReplyForm, form_of, format_of, thoughts_of
 from flowspec.model.reply.parts import Part, Tool
@@ -110,7 +111,8 @@ class Tokenizer:
     """A model's tokenizer, loaded with transformers."""
 
     def __init__(self, files: ModelFiles) -> None:
-        from transformers import AutoTokenizer, PreTrainedTokenizerFast
+        with IMPORTING:
+            from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
         found = [
             path for name in (*_TOKENIZER_FILES, *_OTHER_FILES) if (path := files.find(name)) is not None

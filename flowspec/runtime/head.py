@@ -192,7 +192,14 @@ class Head:
             self._begin_drafters(drafters, pace)
             self._pipelines.connect()
             assert self._pipelines.connections is not None
-            self._core.admission.move_to(self._pipelines.connections.rooms)
+            assigns = assigns_of(self._pipelines.plan)
+            self._core.begin(
+                PipelineReformed(
+                    stage_count=len(assigns),
+                    rooms=self._pipelines.connections.rooms,
+                    capturing=capturing_of(assigns),
+                )
+            )
             self._begun_with = self._arithmetic or self._pipelines.arithmetic
             self._arithmetic = self._pipelines.arithmetic
             self._show_stages()
@@ -275,6 +282,11 @@ class Head:
     def lost(self) -> list[str]:
         """The devices that are lost now, by name."""
         return self._pipelines.lost
+
+    @property
+    def returning(self) -> list[str]:
+        """Those of them that answer again and make ready, by name."""
+        return self._pipelines.returning
 
     @property
     def loading(self) -> dict[str, tuple[str, float]]:

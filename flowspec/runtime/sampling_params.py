@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any
 
-from flowspec.core.protocol.limits import ID_MAX, TOP_LOGPROBS_MAX
+from flowspec.core.protocol.limits import CONTEXT_MAX, ID_MAX, TOP_LOGPROBS_MAX
 from flowspec.core.protocol.messages import SAMPLING_FIELDS, Sampling
 from flowspec.errors import InputError
 from flowspec.model.grammar import schema_text
@@ -22,7 +22,6 @@ SEEDS = range(-(1 << 63), 1 << 63)
 """That may be given, by whichever way one asks."""
 USABLE_SEEDS = ID_MAX - 63
 """So many, from 0 on, are seeds as they are: a request of 64 choices takes those that follow, too."""
-NEW_TOKENS_DEFAULT = 256
 _KINDS_TOLD = {"json_schema": "a schema", "regex": "a regular expression", "grammar": "a grammar"}
 _NOTHING = Recommended(stop_ids=frozenset())
 
@@ -47,7 +46,8 @@ class SamplingParams:
     ones, always the same. None: drawn, and told in `Answer.seed`.
     `logit_bias`: what is added to the logits of some tokens before anything else, by token id: -100 to 100,
     for 512 tokens at most. Tokens that the model's files name as `suppress_tokens` are never drawn.
-    `max_new_tokens`: the longest answer in tokens, from 1 on; the context may end it before.
+    `max_new_tokens`: the longest answer in tokens, from 1 on; the context may end it before. None: until the
+    model ends it, or the context is full.
     `stop`: a text, or several, before which the answer ends. `stop_token_ids`: tokens at which it ends, too.
     `ignore_eos`: do not end at the model's own stop tokens.
     `logprobs`: tell the log-probability of each token, and of so many of the likeliest in its place (0 to
@@ -73,7 +73,7 @@ class SamplingParams:
     )
     seed: int | None = _sampled("N", "same seed, same answer")
     logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] = ()
-    max_new_tokens: int = NEW_TOKENS_DEFAULT
+    max_new_tokens: int | None = None
     stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
@@ -89,7 +89,7 @@ class SamplingParams:
         object.__setattr__(self, "stop", stops)
         object.__setattr__(self, "logit_bias", _pairs(self.logit_bias))
         for name, value, least, most in (
-            ("max_new_tokens", self.max_new_tokens, 1, None),
+            ("max_new_tokens", 1 if self.max_new_tokens is None else self.max_new_tokens, 1, None),
             ("logprobs", 0 if self.logprobs is None else self.logprobs, 0, TOP_LOGPROBS_MAX),
         ):
             if type(value) is not int or value < least or (most is not None and value > most):
@@ -150,7 +150,8 @@ class SamplingParams:
     def limits(self, model: Recommended, eos_id: int | None) -> Limits:
         """The model's own stop tokens (none with `ignore_eos`) and those given."""
         own = set() if self.ignore_eos else set(model.stop_ids) | ({eos_id} if eos_id is not None else set())
-        return Limits(new_tokens_max=self.max_new_tokens, stop_ids=frozenset(own | set(self.stop_token_ids)))
+        most = CONTEXT_MAX if self.max_new_tokens is None else self.max_new_tokens
+        return Limits(new_tokens_max=most, stop_ids=frozenset(own | set(self.stop_token_ids)))
 
 
 def usable_seed(seed: int) -> int:

@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from flowspec.errors import FlowSpecError
+from flowspec.errors import ALIKE, FlowSpecError
 from flowspec.model.reply.parts import new_call_id
 from flowspec.runtime.answer import Answer, Piece
 from flowspec.runtime.question import Question
@@ -43,8 +43,6 @@ KEEP_ALIVE_S = 10.0
 """How often a stream that has nothing to say says so."""
 _PATH_CHARS_MAX = 120
 """Of an unknown path, what is compared with those that are there."""
-_ALIKE = 0.7
-"""From so much likeness on a path may be another one misspelt."""
 _PLACE = re.compile(r"{[^}]*}")
 
 
@@ -239,9 +237,8 @@ def response_routes(service: Service) -> list[Route]:
     async def kept(request: Request) -> Response:
         name = request.path_params["name"]
         for field in request.query_params:
-            raise ApiError(
-                400, f"{field!r:.80}: expected no query, a response is as it was given", field[:80]
-            )
+            text = f"{field!r:.80}: expected no query, a response is as it was given"
+            raise ApiError(400, text, field[:80], "unknown_parameter")
         is_told = request.method != "DELETE"
         found = store.find(name) if is_told else None
         if found is None and (is_told or not store.forget(name)):
@@ -376,7 +373,7 @@ def _there_is(path: str, paths: Sequence[str]) -> str:
         found = SequenceMatcher(None, asked, known, autojunk=False).ratio()
         if asked and known.endswith(asked):  # all but /v1 is there
             return 1 + found
-        return found if found >= _ALIKE else 0
+        return found if found >= ALIKE else 0
 
     ordered = sorted(paths, key=likeness, reverse=True)  # keeps the order of equals
     meant, *others = (_PLACE.sub("NAME", each) for each in ordered)

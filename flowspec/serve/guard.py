@@ -29,6 +29,9 @@ from flowspec.errors import InputError
 from flowspec.folders import read_text, why_unread
 from flowspec.serve.refusals import ApiError
 
+HEADER_BYTES_MAX = 16 << 10
+_LINE_BYTES = len(": \r\n")
+"""Of a header's line, beside the name and the value."""
 BODY_BYTES_MAX = 8 << 20
 BODY_S = 60.0
 """How long a body may take to come."""
@@ -115,10 +118,13 @@ class Guard:
 
     def _refusal(self, scope: Scope) -> ApiError | None:
         headers = Headers(scope=scope)
+        size = len(scope.get("raw_path") or b"") + len(scope["query_string"])
+        size += sum(len(name) + len(value) + _LINE_BYTES for name, value in headers.raw)
+        if size > HEADER_BYTES_MAX:  # one that comes in pieces is refused before
+            message = f"expected a header of at most {HEADER_BYTES_MAX} bytes, got {size}"
+            return ApiError(431, message, code="header_too_large", headers={"Connection": "close"})
         if scope["path"].startswith(_LIVE) and (page := _foreign_page(headers, self._origins)):
-            return ApiError(
-                403, f"the live view is not for the web page {page!r:.80}; --cors ORIGIN lets its origin in"
-            )
+            return ApiError(403, f"the live view is not for {page}; --cors ORIGIN lets its origin in")
         if not self._keys:
             host = _name_in(headers.get("host", ""))
             if self._names and host not in self._names:
@@ -140,7 +146,7 @@ class Guard:
 
 
 def _foreign_page(headers: Headers, origins: Iterable[str]) -> str:
-    """The origin of somebody else's web page that asks, as far as browsers tell; empty for our own and for
+    """Somebody else's web page that asks, in words, as far as browsers tell; empty for our own and for
     programs.
 
     A page's image or script tells no origin, but browsers say whether it is the same site.
@@ -148,10 +154,10 @@ def _foreign_page(headers: Headers, origins: Iterable[str]) -> str:
     origin = headers.get("origin")
     if origin is None:
         site = headers.get("sec-fetch-site", "none")
-        return "" if site in ("none", "same-origin") else f"of a {site} origin"
+        return "" if site in ("none", "same-origin") else "a web page of another origin"
     own = headers.get("host", "").lower()
     is_ours = origin in origins or (own and origin.lower().partition("://")[2] == own)
-    return "" if is_ours else origin or "of no origin"
+    return "" if is_ours else f"the web page {origin!r:.80}" if origin else "a web page without an origin"
 
 
 def _keys_in(headers: Headers) -> list[bytes]:

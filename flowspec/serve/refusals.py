@@ -12,6 +12,15 @@ from flowspec.errors import FlowSpecError, InputError
 INVALID = "invalid_request_error"
 SERVER = "server_error"
 STOPPING = "the server is stopping"
+_CODES = {
+    400: "invalid_value",
+    403: "forbidden",
+    404: "not_found",
+    405: "method_not_supported",
+    408: "request_timeout",
+    500: "internal_error",
+}
+"""Of refusals that name none."""
 
 
 @dataclass(slots=True)
@@ -30,7 +39,8 @@ class ApiError(Exception):
         param = (
             None if self.param is None else self.param.encode("utf-8", "replace").decode()
         )  # JSON may have halves of characters
-        return {"error": {"message": self.message, "type": self.kind, "param": param, "code": self.code}}
+        code = self.code or _CODES.get(self.status)
+        return {"error": {"message": self.message, "type": self.kind, "param": param, "code": code}}
 
 
 def invalid(param: str, expected: str, got: object, code: str = "invalid_value") -> ApiError:

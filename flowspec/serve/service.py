@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from flowspec.core.protocol import limits
 from flowspec.errors import InputError
 from flowspec.llm import LLM
-from flowspec.model.grammar import check_grammar, check_library, library_version
+from flowspec.model.grammar import check_grammar, check_library, library_version, rule_of
 from flowspec.model.reply.bound import BoundReply, bound_reply, may_think_first
 from flowspec.model.reply.form import ReplyForm
 from flowspec.model.reply.parts import Tool
@@ -48,11 +48,12 @@ LONG_CHARS = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceOptions:
-    """How much is answered at once, and by what name the model goes (empty: its own)."""
+    """How much is answered at once, how long answers get that name no length (None: until their end), and by
+    what name the model goes (empty: its own)."""
 
     parallel: int = 8
     queue: int = 32
-    new_tokens: int = 1024
+    new_tokens: int | None = None
     model_name: str = ""
 
 
@@ -225,10 +226,10 @@ class Service:
             return ids, form, None
         is_either = use.bound.answer is not None and not use.bound.is_required
         form = replace(form, is_bound=True, is_either=is_either)
-        return ids, form, self._bound(form, use, may_think=may_think)
+        return ids, form, self._bound(form, use, wanted.bound_by, may_think=may_think)
 
-    def _bound(self, form: ReplyForm, use: ToolUse, *, may_think: bool) -> BoundReply:
-        """What binds a reply with calls."""
+    def _bound(self, form: ReplyForm, use: ToolUse, bound_by: str, *, may_think: bool) -> BoundReply:
+        """What binds a reply with calls; the field `bound_by` says which text there may be instead."""
         assert use.bound is not None
         template, added = self._tokenizer.template(use.tools), self._tokenizer.added_tokens
         tokens = {name: token for name, token in added.items() if token < self.session.config.vocab_size}
@@ -236,8 +237,9 @@ class Service:
             check_library()
             if use.bound.answer is not None:
                 check_grammar(*use.bound.answer)
+                rule_of(*use.bound.answer)
         except InputError as error:
-            param = "tools" if use.bound.answer is None else "response_format"
+            param = bound_by or "tools"
             raise ApiError(400, f"{param}: {error}", param, "invalid_value") from None
         try:
             found = bound_reply(form, use.bound, tokens, template, may_think=may_think)
@@ -259,7 +261,8 @@ class Service:
         if len(ids) >= self.context:
             raise self._too_long(wanted.prompts[0], f"{len(ids)}")
         try:
-            most = min(wanted.tokens_max or self.options.new_tokens, self.context - len(ids))
+            left = self.context - len(ids)
+            most = min(wanted.tokens_max or self.options.new_tokens or left, left)
             question = self._llm.question_of(ids, replace(wanted.params, max_new_tokens=most), form, bound)
         except InputError as error:
             param = "tools" if bound is not None else wanted.bound_by or "temperature"

@@ -3,25 +3,30 @@ model."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from flowspec.bench.checkpoints import make_variant
-from flowspec.cli.console import STARTING
+from flowspec.cli import chat, resume
 from flowspec.cli.main import main
 from flowspec.core.protocol.messages import Sampling
+from flowspec.core.protocol.precision import CACHE_AUTO
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.step_by_step import StepByStep
 from flowspec.runtime.journal.file import Journal
 from flowspec.runtime.journal.lines import Entry, Setting
+from flowspec.runtime.session import Session
 from tests import warm
+from tests.cli.starting import without_starting
 from tests.cli.test_commands import FLOWSPEC, flowspec, generate
 
 STORY = "Tell me a story about a lighthouse."
@@ -36,7 +41,7 @@ def refusal(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., str]]:
         assert main(list(arguments)) == 2
         told = capsys.readouterr()
         assert told.out == ""
-        (line,) = [line for line in told.err.splitlines() if line != f"({STARTING})"]
+        (line,) = without_starting(told.err)
         return line
 
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
@@ -201,7 +206,7 @@ def test_what_was_computed_elsewhere_is_refused_or_goes_on_from_a_token_that_is_
         begun.tokens([60])
     command = [*FLOWSPEC, "generate", "--resume", str(path), "--local", "1"]
     done = warm.run(command, capture_output=True, text=True, timeout=120, check=False)
-    (line,) = [line for line in done.stderr.splitlines() if line != f"({STARTING})"]
+    (line,) = without_starting(done.stderr)
     assert (done.returncode, done.stdout) == (1, "")
     assert (
         "it lacks the arithmetic elsewhere, which is kept, and has digits; --allow-arithmetic-change" in line
@@ -234,6 +239,38 @@ def test_keys_and_values_are_held_as_they_were(tmp_path: Path) -> None:
         begun.tokens(expected[:4])
     found = generate("--resume", str(path), "--local", "2")
     assert (found["cache"], found["token_ids"]) == ("q8_0", list(expected))
+
+
+@pytest.mark.parametrize(
+    ("began", "given", "runs_on", "told"),
+    [
+        (["--cluster", "b.toml"], [], ["--cluster", "b.toml"], "the devices of "),
+        (["--local", "2"], [], ["--local", "2"], "2 local processes; --cluster or --local"),
+        (["--local", "2"], ["--local", "3"], ["--local", "3"], ""),
+        (["--cluster", "b.toml"], ["--local", "2"], ["--local", "2"], ""),
+        ([], ["--cluster", "b.toml"], ["--cluster", "b.toml"], ""),
+        ([], [], ["--local", "4"], ""),
+    ],
+)
+def test_a_dialogue_goes_on_where_it_was_unless_a_flag_says_where(
+    began: list[str], given: list[str], runs_on: list[str], told: str
+) -> None:
+    def parsed(*flags: str) -> argparse.Namespace:
+        parser = argparse.ArgumentParser()
+        chat.add_arguments(parser)
+        parser.set_defaults(command="chat")
+        return parser.parse_args(flags)
+
+    plan = SimpleNamespace(model="bundled", fingerprint="f", dtype="float32", cache=CACHE_AUTO, context=100)
+    session = cast(Session, SimpleNamespace(head=SimpleNamespace(plan=plan, arithmetic="")))
+    setting = resume.setting_of(parsed(*began), session)
+    args = parsed(*given)
+    resume.follow_setting(args, setting)
+    expected = parsed(*runs_on)
+    path = None if expected.cluster is None else expected.cluster.absolute()
+    assert (args.cluster and args.cluster.absolute(), args.local) == (path, expected.local)
+    line = resume.place_told(args, setting)
+    assert (told in line) if told else not line
 
 
 def test_another_model_is_refused_before_it_is_loaded(

@@ -97,11 +97,14 @@ def test_an_answer_without_a_segment_has_a_line_too() -> None:
 
 def test_a_chat_shows_them_for_its_last_answer() -> None:
     command = [sys.executable, "-m", "flowspec.cli.main", "chat", "--local", "2", "--temperature", "0"]
-    lines = "/stats\nWhat is 2 + 3?\n/stats\n/quit\n"
+    lines = "/stats\nWhat is 2 + 3?\n/stats\n/stats all\n/stats some\n/quit\n"
     done = warm.run(command, input=lines, capture_output=True, text=True, timeout=120, check=True)
     before, after = done.stdout.split("tokens/s, first after", 1)
-    assert "segments   " not in before, "nothing was answered yet"
-    assert "The last answer came at " in after
+    assert "Nothing was answered yet; /stats all tells more." in before
+    first, last = after.split("/stats all tells more.\n")
+    assert len(first.splitlines()[2:]) == 2, "figures, an empty line, and then two"
+    assert "The last answer came at " in first
+    assert "expected /stats or /stats all, got some" in last
     shown = [line.split()[0] for line in after.splitlines() if line[:11].strip() and line[9:11] == "  "]
     assert shown[:9] == [
         "prompt",

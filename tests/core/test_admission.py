@@ -23,7 +23,7 @@ from flowspec.core.protocol.messages import Release, Sampling
 from flowspec.core.protocol.sliding_window import SlidingWindow
 from flowspec.core.stage.slots import CacheRoom
 from flowspec.errors import InputError
-from tests.core.scripted_head import Said, ScriptedHead, ends, kinds, opens, sends
+from tests.core.scripted_head import Said, ScriptedHead, emits, ends, kinds, opens, sends
 
 CONTEXT = 1000
 ONE = CONTEXT + limits.TREE_NODES_MAX
@@ -72,8 +72,8 @@ def test_what_an_answer_needs_is_its_tokens_and_guesses_in_whole_blocks() -> Non
         (5 * limits.CACHE_BLOCK_SLOTS,),
     )
     whole = admission.need_of(submit(1, tokens=5000))
-    assert (whole.stages, whole.drafters) == ((ONE,), (2000 + limits.DRAFT_NODES_MAX,)), (
-        "no more than is reserved"
+    assert (whole.stages, whole.drafters) == ((ONE,), (8 * limits.CACHE_BLOCK_SLOTS,)), (
+        "no more than a context"
     )
     assert Admission(CONTEXT, []).need_of(submit(1)).drafters == ()
 
@@ -188,6 +188,58 @@ def test_after_a_loss_those_who_fit_no_longer_wait_their_turn_and_go_on_where_th
     assert head.tokens[2] == [9]
 
 
+def growing_head() -> ScriptedHead:
+    """Two answers of 254 tokens of prompt, each about to outgrow its 512 slots; there is room for 256
+    more."""
+    head = head_for(1)
+    head.core.admission.move_to([CacheRoom(slots=5 * limits.CACHE_BLOCK_SLOTS)])
+    head.core.admission.reserved_tokens = 1
+    for number in (1, 2):
+        head.give(submit(number, prompt=254))
+    assert head.core.admission.held.stages == (4 * limits.CACHE_BLOCK_SLOTS,)
+    while len(head.tokens) < 2:
+        step(head)
+    return head
+
+
+def test_who_finds_no_room_to_grow_in_waits_and_goes_on_where_it_stood() -> None:
+    head = growing_head()
+    assert kinds(step(head)) == ["emit", "send"], "of the first one, which grows"
+    assert step(head) == [emits(9, request=2)]
+    assert head.core.admission.waiting == [2]
+    head.give(Cancel(request=1))
+    assert step(head) == [("release", 1), sends(255, request=2)], "its own caches are there"
+    assert kinds(step(head)) == ["emit", "send"]
+    assert head.tokens[2] == [9, 9, 9]
+
+
+def test_who_waits_for_room_to_grow_in_gives_its_own_up_to_who_needs_it() -> None:
+    head = growing_head()
+    while "release" not in kinds(said := step(head)):
+        assert head.tree(1).committed_length < 600
+    assert ("release", 2) in said
+    assert head.core.admission.held.stages == (4 * limits.CACHE_BLOCK_SLOTS,)
+    head.give(Forget(request=1))
+    said = step(head)
+    assert said[:2] == [("release", 1), opens(2, epoch=1)]
+    assert head.request(2).opening.length == 256, "with what was known of it"
+
+
+def test_room_is_held_for_what_an_answer_has_and_some_more() -> None:
+    admission = Admission(4000, [DrafterTraits(context=4000)])
+    admission.ask(submit(1, tokens=4000, prompt=100))
+    assert admission.admit([]) == (1, [])
+    held = admission.holding(1)
+    assert held.stages == (6 * limits.CACHE_BLOCK_SLOTS,), "100, 1024 and 256"
+    assert admission.holds(1, 1124)
+    assert not admission.holds(1, 1125)
+    assert admission.grow(1, 1125, []) == []
+    assert admission.holding(1).stages == (10 * limits.CACHE_BLOCK_SLOTS,)
+    assert admission.holding(1).drafters > held.drafters
+    assert admission.grow(1, 3900, []) == []
+    assert admission.holding(1) == admission.need_of(submit(1, tokens=4000, prompt=100)), "no more than all"
+
+
 @given(
     room=st.integers(1, 6),
     tokens=st.lists(st.integers(4, CONTEXT), min_size=1, max_size=12),
@@ -196,31 +248,39 @@ def test_after_a_loss_those_who_fit_no_longer_wait_their_turn_and_go_on_where_th
 def test_never_over_budget_in_order_and_nobody_starves(
     room: int, tokens: list[int], data: st.DataObject
 ) -> None:
-    """Conversations ask, end, are forgotten and lose their stages in any order."""
+    """Conversations ask, grow, end, are forgotten and lose their stages in any order."""
     drafter = DrafterTraits(
         context=CONTEXT, cache_slots=data.draw(st.integers(0, 4)) * (CONTEXT + limits.DRAFT_NODES_MAX)
     )
     admission = Admission(CONTEXT, [drafter], WINDOW)
+    admission.reserved_tokens = data.draw(st.sampled_from([1, 200, CONTEXT]))
     admission.move_to(rooms(room))
     unborn, active, resting = deque(range(len(tokens))), [], []  # type: ignore[var-annotated]
     began: list[int] = []
 
+    def idle() -> list[int]:
+        return [*resting, *(each for each in reversed(active) if each not in running)]
+
+    def give_up(given_up: list[int]) -> None:
+        assert set(given_up) <= set(idle())
+        for each in given_up:
+            if each in resting:
+                resting.remove(each)
+
     def admit() -> None:
-        while (found := admission.admit(resting)) is not None:
+        while (found := admission.admit(idle())) is not None:
             number, given_up = found
             began.append(number)
             assert number == next(each for each in active if each not in running), (
                 "the oldest of those who wait"
             )
-            assert set(given_up) <= set(resting)
+            give_up(given_up)
             running.append(number)
-            for each in given_up:
-                resting.remove(each)
         assert admission.room.has(admission.held)
 
     running: list[int] = []
     for _ in range(data.draw(st.integers(0, 40))):
-        step = data.draw(st.sampled_from(["ask", "again", "end", "forget", "lost"]))
+        step = data.draw(st.sampled_from(["ask", "again", "grow", "end", "forget", "lost"]))
         if step == "ask" and unborn:
             number = unborn.popleft()
             admission.ask(submit(number, tokens[number]))
@@ -229,6 +289,13 @@ def test_never_over_budget_in_order_and_nobody_starves(
             number = resting.pop(0)
             admission.ask(submit(number, tokens[number]))
             active.append(number)
+        elif step == "grow" and running:
+            number = data.draw(st.sampled_from(running))
+            given = admission.grow(number, data.draw(st.integers(4, tokens[number])), idle())
+            if given is None:
+                running.remove(number)
+            else:
+                give_up(given)
         elif step == "end" and running:
             number = running.pop(data.draw(st.integers(0, len(running) - 1)))
             active.remove(number)

@@ -263,6 +263,19 @@ def test_only_who_looks_closely_hears_of_segments_that_are_not_for_the_slice() -
     assert told == [[], [ignored]]
 
 
+@pytest.mark.parametrize(("name", "told"), [("head", "the head"), ("desk", "head desk")])
+def test_the_log_names_the_head_that_assigns_layers(name: str, told: str) -> None:
+    core = DaemonCore(DaemonLimits(lease_s=5.0, link_s=10.0))
+    head = Caller(name, "head-control", FIRST)
+    core.handle(CallerConnected(caller=head), 0.0)
+    found = core.handle(CallerMessageArrived(caller=head, message=assign(1)), 0.0)
+    found += core.handle(CallerMessageArrived(caller=head, message=Reset()), 0.0)
+    assert [each.text for each in found if isinstance(each, Log)] == [
+        f"{told} assigns {assign(1).told}",
+        f"free again ({told} is done)",
+    ]
+
+
 def test_what_was_done_for_a_hold_that_is_over_counts_for_nothing() -> None:
     bench = Bench()
     head = bench.dial()

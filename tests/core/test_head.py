@@ -13,6 +13,7 @@ from flowspec.core.head.events import (
     Emit,
     Finished,
     Forget,
+    PipelineReformed,
     SendToFirstStage,
     SendToStages,
     VerifiedArrived,
@@ -283,6 +284,14 @@ def test_only_as_many_hops_as_there_are_stages_come_back() -> None:
     with pytest.raises(PeerError, match="segment 0 came back from a pipeline of 2, expected one of 1"):
         asked_once().handle(said((2, 7), hops=2), 0.0)
     assert Emit(request=1, tokens=(7,)) in asked_once().handle(said((2, 7)), 0.0)
+
+
+def test_the_first_pipeline_may_have_fewer_stages_than_were_planned() -> None:
+    head = HeadCore(context=100, stage_count=4)
+    head.vocabulary = 50
+    head.begin(PipelineReformed(stage_count=1))
+    head.handle(ask(1, [1, 2, 3], 5), 0.0)
+    assert Emit(request=1, tokens=(7,)) in head.handle(said((2, 7)), 0.0)
 
 
 def test_a_token_that_the_model_does_not_have_is_the_stages_fault() -> None:

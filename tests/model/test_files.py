@@ -6,6 +6,7 @@ it.
 
 from __future__ import annotations
 
+import ast
 import json
 import shutil
 import struct
@@ -16,6 +17,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import flowspec
 from flowspec.errors import InputError
 from flowspec.model.families import FAMILIES, check_family
 from flowspec.model.files import BUNDLED, ModelFiles, canonical_name
@@ -31,6 +33,25 @@ CONFIG = {
 TENSORS = {"a.weight": torch.arange(6.0).reshape(2, 3), "b.weight": torch.ones(4, dtype=torch.bfloat16)}
 SHARDS = {"a.weight": "model-00001-of-00002.safetensors", "b.weight": "model-00002-of-00002.safetensors"}
 INDEX = "model.safetensors.index.json"
+
+
+def test_one_thread_at_a_time_takes_names_of_transformers() -> None:
+    """Where two do so first at once, one may be told that there is no AutoConfig in it."""
+
+    def names(node: ast.AST) -> list[ast.AST]:
+        found = [each for each in ast.walk(node) if isinstance(each, ast.ImportFrom)]
+        return [each for each in found if each.module == "transformers"]
+
+    package = Path(flowspec.__file__).parent
+    trees = {path: ast.parse(path.read_text()) for path in package.rglob("*.py")}
+    guarded, alone = set(), []
+    for path, tree in trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.With) and ast.unparse(node.items[0]) == "IMPORTING":
+                guarded |= {id(each) for each in names(node)}
+        alone += [(path.name, ast.unparse(each)) for each in names(tree) if id(each) not in guarded]
+    assert guarded
+    assert alone == []
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -52,6 +53,16 @@ def form(name: str | None, thoughts: Any = None, *, is_thinking: bool = False) -
 def parts_of(found: ReplyForm, pieces: list[str]) -> list[Part]:
     reader = found.reader()
     return [part for piece in pieces for part in reader.push(piece)] + reader.finish()
+
+
+@pytest.mark.parametrize("said", ["<", "<tool", "<tool_call>", '<tool_call>\n{"na', "<thi"])
+@pytest.mark.parametrize("before", ["", "<think>Hm.</think>\n\n"])
+def test_of_a_bound_reply_a_mark_that_was_cut_is_no_text(said: str, before: str) -> None:
+    bound = replace(form("Hermes", TAGS), is_bound=True)
+    if not (before and said == "<thi"):  # which would be no mark there
+        assert joined(parts_of(bound, [before, said]), "content") == ""
+    assert joined(parts_of(bound, [f"{before}1 <", " 2"]), "content") == "1 < 2"
+    assert joined(parts_of(form("Hermes", TAGS), [before, "a <"]), "content") == "a <", "it may be one"
 
 
 def joined(parts: list[Part], kind: str) -> str:

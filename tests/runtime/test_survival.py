@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from flowspec.core.cluster.forming import Start
 from flowspec.core.protocol.cluster_messages import Ping, Ready, Reset
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import ClusterError
@@ -128,6 +129,26 @@ def test_an_answer_that_waits_for_devices_can_be_cancelled(doomed: LocalCluster,
         disturbed(answer, 5, disturb)
         assert answer.end is not None
         assert answer.end.reason == "cancelled"
+
+
+def test_a_daemon_that_dies_while_the_first_pipeline_loads_costs_one_more_and_no_third(
+    doomed: LocalCluster, folder: Path, reference: Reference
+) -> None:
+    daemons, notes = doomed.wait(), []
+    plan = plan_for(folder, daemons)
+    dying = [daemons[1].pid]
+
+    def progress(text: str, share: float) -> None:
+        if dying:
+            os.kill(dying.pop(), signal.SIGKILL)
+
+    with Head(plan, progress, recovery=replace(surviving(plan, notes), start=Start.SHORT)) as head:
+        assert tokens_of(submit(head)) == reference.generate(PROMPT, Sampling(), 20, frozenset())
+        assert [stage.plan.name for stage in head.stages] == ["local-0", "local-2"]
+        assert [note.partition(" (")[0] for note in notes] == [
+            "device local-1 is lost",
+            "going on with 2 devices",
+        ]
 
 
 def test_two_daemons_that_die_one_after_the_other(

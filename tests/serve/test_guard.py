@@ -11,24 +11,28 @@ import pytest
 from starlette.responses import PlainTextResponse
 
 from flowspec.errors import InputError
-from flowspec.serve.guard import Guard, read_keys
+from flowspec.serve.guard import HEADER_BYTES_MAX, Guard, read_keys
 
 OWN = "127.0.0.1:8000"
 KEY = {"Authorization": "Bearer sesame-1"}
 
 
-def status(path: str, keys: tuple[bytes, ...], **headers: str) -> int:
+def asked(path: str, keys: tuple[bytes, ...], **headers: str) -> httpx.Response:
     """What a request gets."""
     app = Guard(PlainTextResponse("in"), keys=keys, names=("127.0.0.1",), origins=("http://page:3000",))
 
-    async def ask() -> int:
+    async def ask() -> httpx.Response:
         async with httpx.AsyncClient(
             transport=httpx.ASGITransport(app=app), base_url=f"http://{OWN}"
         ) as client:
             told = {name.replace("_", "-"): value for name, value in headers.items()}
-            return (await client.get(path, headers={**KEY, **told})).status_code
+            return await client.get(path, headers={**KEY, **told})
 
     return asyncio.run(ask())
+
+
+def status(path: str, keys: tuple[bytes, ...], **headers: str) -> int:
+    return asked(path, keys, **headers).status_code
 
 
 @pytest.mark.parametrize("keys", [(), (b"sesame-1",)], ids=["no-key", "key"])
@@ -53,6 +57,29 @@ def test_pages_of_other_origins_do_not_watch(path: str, keys: tuple[bytes, ...])
         assert status(path, keys, Sec_Fetch_Site=site) == 403, (
             "an image of another page, say, which names no origin"
         )
+
+
+@pytest.mark.parametrize(
+    ("headers", "page"),
+    [
+        ({"Origin": "http://evil.example"}, "the web page 'http://evil.example'"),
+        ({"Sec_Fetch_Site": "cross-site"}, "a web page of another origin"),
+        ({"Origin": ""}, "a web page without an origin"),
+    ],
+)
+def test_the_page_that_may_not_watch_is_told_in_a_sentence(headers: dict[str, str], page: str) -> None:
+    error = asked("/live/events", (), **headers).json()["error"]
+    assert error["message"] == f"the live view is not for {page}; --cors ORIGIN lets its origin in"
+    assert error["code"] == "forbidden"
+
+
+def test_a_long_header_is_refused_however_it_comes() -> None:
+    assert status("/v1/models", (), X_Long="x" * (HEADER_BYTES_MAX - 1000)) == 200
+    long = "x" * HEADER_BYTES_MAX
+    cases: list[tuple[str, dict[str, str]]] = [("/v1/models", {"X-Long": long}), (f"/{long}", {})]
+    for path, headers in cases:
+        found = asked(path, (b"sesame-1",), **headers)
+        assert (found.status_code, found.json()["error"]["code"]) == (431, "header_too_large")
 
 
 @pytest.mark.parametrize(

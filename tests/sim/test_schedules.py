@@ -3,6 +3,7 @@ the plain ones."""
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 
@@ -13,6 +14,7 @@ from flowspec.core.methods import METHODS
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Commit
 from flowspec.core.stage.events import ControlArrived, Trim
+from flowspec.core.stage.slots import CacheRoom
 from flowspec.plan.timing import Curve
 from flowspec.sim.device import DeviceSpec
 from flowspec.sim.drafter import FakeDrafter
@@ -100,6 +102,27 @@ def test_the_swarm_sees_the_troubles_that_it_is_for() -> None:
         *("cancelled in mid-answer", "reused", "several tokens at once", "the context is full"),
         *("trims", "early commits", "shared segments", "forgotten", "stops behind a drafted node"),
     ]
+    assert [name for name in wanted if not seen[name]] == []
+
+
+def test_answers_that_outgrow_their_room_wait_and_go_on_as_if_they_had_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Caches that grow by few slots, of which there are hardly more than one answer may come to take."""
+    monkeypatch.setattr(limits, "CACHE_BLOCK_SLOTS", 4)
+    seen: Counter[str] = Counter()
+    for seed in range(80):
+        schedule = draw(seed)
+        run = Play(schedule, checks=True)
+        rng, admission = random.Random(f"room {seed}"), run.world.head.admission
+        prompts = sorted(len(dialogue.first.prompt) for dialogue in schedule.dialogues)[-2:]
+        two = sum(prompts) + 2 * limits.TREE_NODES_MAX + rng.choice([8, 12])
+        slots = max(schedule.experiment.context + limits.TREE_NODES_MAX, two)
+        admission.reserved_tokens = rng.choice([1, 3])
+        admission.move_to([CacheRoom(slots=slots)] * len(run.world.stages))
+        run.run()
+        seen += run.world.head.fired
+    wanted = ("waits", "grows", "pauses", "gives up", "begins again")
     assert [name for name in wanted if not seen[name]] == []
 
 

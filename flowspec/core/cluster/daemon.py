@@ -608,7 +608,7 @@ class DaemonCore:
                 check_expand(assignment.loaded, message)
             self._step(assignment, message, now_s)
         elif isinstance(message, Reset):
-            self._end_assignment(f"head {caller.name} is done")
+            self._end_assignment(f"{_holder(caller)} is done")
         elif isinstance(message, TensorBytes):
             answer = _checked_answer(assignment, message)
             self._commands.append(Deliver(assignment_id=assignment.number, answer=answer, payload=payload))
@@ -640,8 +640,8 @@ class DaemonCore:
             return
         if claim is Claim.SUPERSEDES:
             self.fired["superseded"] += 1
-            self._end_assignment(f"head {caller.name} forms another pipeline")
-        self._log(f"head {caller.name} assigns {assign.told}")
+            self._end_assignment(f"{_holder(caller)} forms another pipeline")
+        self._log(f"{_holder(caller)} assigns {assign.told}")
         self._assignments_begun += 1
         core = core_of(assign, self.limits.queued_max)
         assignment = self.assignment = ActiveAssignment(
@@ -667,7 +667,7 @@ class DaemonCore:
             return
         self._end_beside()
         self.fired["beside"] += 1
-        self._log(f"head {caller.name} has this daemon make ready for {assign.told}")
+        self._log(f"{_holder(caller)} has this daemon make ready for {assign.told}")
         self._assignments_begun += 1
         self.beside = Preparation(self._assignments_begun, caller, assign, now_s)
         self._commands.append(
@@ -751,7 +751,7 @@ class DaemonCore:
             self.fired["lapsed"] += 1
             silent_s = self.limits.lease_s
             self._log(
-                f"head {assignment.control.name} has been silent for {silent_s:.0f} s: it no longer holds "
+                f"{_holder(assignment.control)} has been silent for {silent_s:.0f} s: it no longer holds "
                 "this daemon",
                 "warning",
             )
@@ -869,6 +869,11 @@ class DaemonCore:
             self._commands.append(Send(caller=assignment.control, message=command))
         elif self.assignment is assignment:
             self._commands.append(Compute(assignment_id=assignment.number, work=command))
+
+
+def _holder(control: Caller) -> str:
+    """The head whose connection this is, in a sentence of the daemon's log."""
+    return head_called(control.name, "the head")
 
 
 def core_of(assign: Assign, queued_max: int = limits.QUEUED_SEGMENTS_MAX) -> StageCore | DrafterCore:

@@ -13,9 +13,9 @@ RENEWED_S = 0.75
 little sooner or later."""
 
 
-def head_called(name: str) -> str:
+def head_called(name: str, unnamed: str = "another head") -> str:
     """A head in a sentence; `head` is what the key of one is called that nobody named."""
-    return "another head" if name == "head" else f"head {name}"
+    return unnamed if name == "head" else f"head {name}"
 
 
 @dataclass(slots=True)

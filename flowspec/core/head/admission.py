@@ -5,6 +5,10 @@ A ledger of numbers; the head carries out what it says. A conversation holds roo
 caches are released: also between its answers, for the next one begins with what is cached. Where room is
 short such idle caches are given up, for a prefill brings them back. Whoever waits longest goes first,
 whatever would fit behind it, so nobody starves.
+
+Room is held for what an answer has come to and some more, not for all that it may become: most end long
+before. So it grows, and where there is no room to grow in, an answer waits as the others do, with caches that
+may be given up: whatever happens it goes on where it stood, and says the same.
 """
 
 from __future__ import annotations
@@ -18,7 +22,11 @@ from flowspec.core.head.events import Submit
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.sliding_window import SlidingWindow
 from flowspec.core.stage.slots import UNBOUNDED, CacheRoom, cache_size
-from flowspec.errors import InputError
+from flowspec.errors import InputError, counted
+
+RESERVED_TOKENS = 1024
+"""An answer holds room for so many tokens more than it has, if it may become so long. One that has to wait
+for room to grow in may be read again afterwards: so seldom that it is no matter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +68,10 @@ class Admission:
         self.room = Room(
             stages=(UNBOUNDED.bytes,), drafters=tuple(drafter.cache_slots for drafter in drafters)
         )
+        self.reserved_tokens = RESERVED_TOKENS
         self._held: dict[int, Room] = {}
-        self._tokens: dict[int, int] = {}
+        self._most: dict[int, int] = {}  # tokens that an answer may come to, with its prompt
+        self._tokens: dict[int, int] = {}  # and those that it holds room for, or waits for room for
         self._needs: dict[int, Room] = {}
         self._admitted: set[int] = set()
 
@@ -94,11 +104,17 @@ class Admission:
     def need_of(self, submit: Submit) -> Room:
         """What an answer's caches may come to take, with its guesses; nothing of a drafter that has no memory
         for it even alone."""
-        tokens = _tokens(submit)
+        return self._need(most := self._most_of(submit), most)
+
+    def _most_of(self, submit: Submit) -> int:
+        return min(len(submit.prompt) + submit.new_tokens_max, self._context)
+
+    def _need(self, tokens: int, most: int) -> Room:
+        """What the caches of so many tokens take, of an answer that may come to `most`."""
         drafters = []
         for context, room in zip(self._draft_contexts, self.room.drafters, strict=True):
-            need = cache_size(min(tokens, context) + limits.DRAFT_NODES_MAX, context + limits.DRAFT_NODES_MAX)
-            drafters.append(need if need <= room else 0)
+            fits = _need_of_drafter(context, most) <= room
+            drafters.append(_need_of_drafter(context, tokens) if fits else 0)
         return Room(stages=self._need_of_stages(tokens), drafters=tuple(drafters))
 
     def _need_of_stages(self, tokens: int) -> tuple[int, ...]:
@@ -119,18 +135,43 @@ class Admission:
 
     def ask(self, submit: Submit) -> None:
         """An answer is wanted; raises `InputError` for one that there is no room for even alone."""
-        assert submit.request not in self._needs, f"request {submit.request} is being answered"
-        need = self.need_of(submit)
-        for room, of_stage in zip(self._rooms, need.stages, strict=True):
+        number, most = submit.request, self._most_of(submit)
+        assert number not in self._needs, f"request {number} is being answered"
+        for room, of_stage in zip(self._rooms, self._need_of_stages(most), strict=True):
             if of_stage > room.bytes:
                 raise InputError(
-                    f"{len(submit.prompt)} tokens of prompt and {submit.new_tokens_max} of answer take "
-                    f"{room.in_slots(of_stage)} cache slots with their guesses, "
+                    f"{counted(len(submit.prompt), 'token')} of prompt and {most - len(submit.prompt)} of "
+                    f"answer take {room.in_slots(of_stage)} cache slots with their guesses, "
                     f"but the devices have memory for {room.slots}; ask for fewer new tokens, shorten the "
                     "prompt, or use more devices"
                 )
-        self._tokens[submit.request] = _tokens(submit)
-        self._needs[submit.request] = need
+        self._most[number] = most
+        tokens = self._reserve(number, len(submit.prompt) + len(submit.answered))
+        self._needs[number] = self._need(tokens, most)
+
+    def _reserve(self, number: int, tokens: int) -> int:
+        """How many tokens an answer that has so many is to hold room for."""
+        self._tokens[number] = min(self._most[number], tokens + self.reserved_tokens)
+        return self._tokens[number]
+
+    def holds(self, number: int, tokens: int) -> bool:
+        """Whether an answer that was admitted holds room for so many tokens."""
+        return tokens <= self._tokens[number]
+
+    def grow(self, number: int, tokens: int, idle: Sequence[int]) -> list[int] | None:
+        """An answer that was admitted has come to so many tokens, and goes on: it holds room for more.
+
+        Returns whose caches it takes for that, as `admit` does; None where there is no room: then it waits as
+        if it had not been admitted.
+        """
+        need = self._need(self._reserve(number, tokens), self._most[number])
+        had = self._needs[number].drafters  # 0: it is not asked about this answer
+        drafters = tuple(new if old else 0 for new, old in zip(need.drafters, had, strict=True))
+        self._needs[number] = replace(need, drafters=drafters)
+        given_up = self._take(number, idle)
+        if given_up is None:
+            self._admitted.discard(number)
+        return given_up
 
     def may_draft(self, number: int, drafter: int) -> bool:
         """Whether a drafter has memory for an answer that was asked for, or for what a conversation has
@@ -144,8 +185,13 @@ class Admission:
         Returns whom, and whose caches it takes for that, which are to be released before it sends anything.
         """
         number = next((number for number in self._needs if number not in self._admitted), None)
-        if number is None:
+        if number is None or (given_up := self._take(number, idle)) is None:
             return None
+        self._admitted.add(number)
+        return number, given_up
+
+    def _take(self, number: int, idle: Sequence[int]) -> list[int] | None:
+        """Has an answer hold what it needs, if there is room; returns who gives up theirs for it."""
         wanted = self._needs[number].at_least(self.holding(number))  # a cache does not shrink
         held = sum((held for other, held in self._held.items() if other != number), self._nothing)
         given_up: list[int] = []
@@ -163,8 +209,7 @@ class Admission:
         for other in given_up:
             del self._held[other]
         self._held[number] = wanted
-        self._admitted.add(number)
-        return number, given_up
+        return given_up
 
     def drafter_back(self, drafter: int, cache_slots: int) -> None:
         """A drafter that was lost holds nothing, and has so many slots: those who came first get what they
@@ -182,12 +227,13 @@ class Admission:
         for number, need in self._needs.items():
             is_in = number in self._admitted
             most = self._held[number].drafters[drafter] if is_in else cache_slots
-            if need.drafters[drafter] > most:
+            whole = _need_of_drafter(self._draft_contexts[drafter], self._most[number])
+            if need.drafters[drafter] > most or whole > cache_slots:
                 self._needs[number] = with_room(need, 0)
 
     def end(self, number: int) -> None:
         """An answer is over, or nobody waits for it any more; what it holds stays."""
-        del self._needs[number], self._tokens[number]
+        del self._needs[number], self._tokens[number], self._most[number]
         self._admitted.discard(number)
 
     def release(self, number: int) -> None:
@@ -207,6 +253,6 @@ class Admission:
         }
 
 
-def _tokens(submit: Submit) -> int:
-    """Of the prompt and a whole answer."""
-    return len(submit.prompt) + submit.new_tokens_max
+def _need_of_drafter(context: int, tokens: int) -> int:
+    """Slots that a drafter with this context takes for so many tokens, with guesses."""
+    return cache_size(min(tokens, context) + limits.DRAFT_NODES_MAX, context + limits.DRAFT_NODES_MAX)

@@ -164,6 +164,7 @@ class HeadCore:
         self._prefix_block = 0 if lacking else prefix_block
         self._leaving: set[int] = set()
         self._turns: list[int] = []
+        self._paused: set[int] = set()  # answers that wait for room to grow in, and stand as they stood
         self._is_prompts_turn = True
         self._timer_s: float | None = None
         self._rest: list[Boarding] = []
@@ -186,6 +187,12 @@ class HeadCore:
     def requests(self) -> list[Request]:
         """Every conversation that is known, for those who watch."""
         return list(self._requests.values())
+
+    def begin(self, pipeline: PipelineReformed) -> None:
+        """The first pipeline is there: maybe of fewer stages than were planned, for a device may be lost
+        while it loads."""
+        self.is_formed = False
+        self._reformed(pipeline)
 
     def experience(self) -> Experience:
         """What is known by now."""
@@ -228,7 +235,7 @@ class HeadCore:
         """What is left of the longest answer under way, at the rate that was seen; next to nothing where none
         was, 0 without an answer."""
         left = [
-            each.submit.new_tokens_max - len(each.new_tokens)
+            min(each.submit.new_tokens_max, self.context - len(each.submit.prompt)) - len(each.new_tokens)
             for each in self._requests.values()
             if each.submit is not None
         ]
@@ -271,7 +278,12 @@ class HeadCore:
             raise AssertionError(f"no event of a head: {event!r}")
         self._note_overdue(now_s)
         self._walk_held(now_s, commands)
-        while self._admit(now_s, commands) or self._send(now_s, commands) or self._walk_held(now_s, commands):
+        while (
+            self._grow(commands)
+            or self._admit(now_s, commands)
+            or self._send(now_s, commands)
+            or self._walk_held(now_s, commands)
+        ):
             pass
         self.drafters.start(lambda: self._view(now_s, prompts=True), commands)
         wake_s = self._wake_s(now_s)
@@ -300,6 +312,11 @@ class HeadCore:
             assert request.awaits is None or not is_sent, f"request {number} was sent, and waits for a copy"
         answering = {number for number, request in self._requests.items() if request.submit is not None}
         assert answering.issuperset(self._turns), "an answer that is over has a turn"
+        assert answering.issuperset(self._paused), "an answer that is over waits for room"
+        assert self._paused.isdisjoint(self._turns), "an answer that waits for room has a turn"
+        for number in self._turns:
+            length = self._requests[number].tree.committed_length
+            assert self.admission.holds(number, length), f"request {number} has no room for its tokens"
         self.flights.validate()
         self.admission.validate()
         self.features.validate(self._requests)
@@ -395,6 +412,7 @@ class HeadCore:
             self._turns.remove(request.number)
             if request.awaits is not None:
                 self._tell_opening(request, commands)  # its room is held: so it is there, if with nothing new
+        self._paused.discard(request.number)
         self.admission.end(request.number)
         self.method.ended(request)
         self._rest = [each for each in self._rest if each[0] is not request]
@@ -412,6 +430,26 @@ class HeadCore:
 
     # ------------------------------------------------------------------------------------------ admission
 
+    def _grow(self, commands: list[HeadCommand]) -> bool:
+        """Has answers hold room for the tokens that they have come to, before more is sent of them; one that
+        there is none for now waits, and its caches may be given up. Whether there were any."""
+        found = False
+        for request in [self._requests[number] for number in self._turns]:
+            number, length = request.number, request.tree.committed_length
+            if self.admission.holds(number, length):
+                continue
+            found = True
+            given_up = self.admission.grow(number, length, self._idle())
+            self.fired["grows"] += given_up is not None
+            for each in given_up or ():
+                self._give_up(self._requests[each], commands)
+            if given_up is None:
+                self.fired["pauses"] += 1
+                self._turns.remove(number)
+                self._paused.add(number)
+                self._rest = [each for each in self._rest if each[0] is not request]
+        return found
+
     def _admit(self, now_s: float, commands: list[HeadCommand]) -> bool:
         """Opens the answers that there is room for, in order of arrival; whether there were any."""
         has_admitted = False
@@ -426,6 +464,10 @@ class HeadCore:
                 self._give_up(self._requests[each], commands)
             request = self._requests[number]
             request.statistics.admitted(now_s)
+            if number in self._paused:
+                self._paused.discard(number)
+                self._turns.append(number)
+                continue
             request.awaits = self._source_of(request)
             self._turns.append(number)
             if request.awaits is None:
@@ -459,6 +501,7 @@ class HeadCore:
     def _give_up(self, request: Request, commands: list[HeadCommand]) -> None:
         """Has a conversation's caches released; whatever is asked of it next begins with a prefill."""
         self.fired["gives up"] += 1
+        self._paused.discard(request.number)
         release = Release(request=request.number, epoch=request.opening.epoch)
         self._release(release, commands)
         self.drafters.release(release, commands)
@@ -488,8 +531,9 @@ class HeadCore:
         for number in self._leaving:
             self.admission.release(number)
         self._leaving.clear()
-        for number in self._turns:
+        for number in (*self._turns, *self._paused):
             self._requests[number].statistics.lost(event.silent_s, now_s)
+        self._paused.clear()
         for request in self._requests.values():
             self._begin_again(request)
 

@@ -17,6 +17,7 @@ from flowspec.core.protocol import limits
 from flowspec.errors import InputError
 from flowspec.model.gguf.file import GgufFile, GgufTexts
 from flowspec.model.gguf.splits import SPLITS
+from flowspec.model.imports import IMPORTING
 
 _PREFIX = "tokenizer.ggml."
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
@@ -104,7 +105,8 @@ def load(file: GgufFile) -> Any:
 
     Raises `InputError` for metadata that are damaged or of a kind that is not known.
     """
-    from transformers import PreTrainedTokenizerFast
+    with IMPORTING:
+        from transformers import PreTrainedTokenizerFast
 
     kind = file.metadata.get(f"{_PREFIX}model")
     if not isinstance(kind, str) or kind not in _KINDS:

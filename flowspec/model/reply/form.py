@@ -361,10 +361,19 @@ class TagReader:
         elif self.is_thinking:
             self._say("thought", self._text.rstrip())
         else:
-            self._say("content", self._text.lstrip() if self._is_stripped else self._text)
+            text = self._text.lstrip() if self._is_stripped else self._text
+            self._say("content", text[: len(text) - self._begun_mark(text)])
         self._text, self._call = "", None
         out, self._out = self._out, []
         return out
+
+    def _begun_mark(self, text: str) -> int:
+        """How many characters at the end of a reply are the beginning of a mark, and no text: what is bound
+        would have gone on with it."""
+        if not self._form.is_bound:
+            return 0
+        thoughts = self._form.thoughts if self._state == self._begin else None
+        return unfinished(text, (*self._marks, *(() if thoughts is None else (thoughts.begin,))))
 
     # Each state takes of the text what it can, and returns whether there is more to do.
 

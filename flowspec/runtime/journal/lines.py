@@ -41,7 +41,9 @@ Kind = TypeVar("Kind")
 class Setting:
     """What all answers of a journal share: whose they are, and the model with all that moves its tokens.
 
-    `arithmetic` is the one that what comes last is computed with (`core.cluster.agreement`).
+    `arithmetic` is the one that what comes last is computed with (`core.cluster.agreement`). It began on the
+    devices of the file `cluster` (empty: of none), or on so many `local` processes (0: not told); it may go
+    on elsewhere.
     """
 
     command: str
@@ -51,6 +53,8 @@ class Setting:
     context: int
     arithmetic: str = ""
     cache: str = CACHE_AUTO
+    cluster: str = ""
+    local: int = 0
 
     def __post_init__(self) -> None:
         check(self.command in COMMANDS, "command", self.command, ", ".join(COMMANDS))
@@ -60,6 +64,8 @@ class Setting:
         check(self.dtype in ACTIVATIONS, "dtype", self.dtype, ", ".join(ACTIVATIONS))
         check(self.cache in CACHES, "cache", self.cache, ", ".join(CACHES))
         check_range("context", self.context, 1, limits.CONTEXT_MAX)
+        check_text("cluster", self.cluster, limits.TEXT_CHARS_MAX)
+        check_range("local", self.local, 0, limits.STAGES_MAX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,7 +306,13 @@ def _row(line: bytes) -> dict[str, Any]:
 def _setting(row: dict[str, Any]) -> Setting:
     names = ("command", "model", "fingerprint", "dtype", "arithmetic", "cache")
     texts = {name: _text(row, name) for name in names}
-    return Setting(**texts, context=_field(row, "context", int))
+    where: dict[str, Any] = {"cluster": "", "local": 0} | row  # journals of before say nothing of it
+    return Setting(
+        **texts,
+        context=_field(row, "context", int),
+        cluster=_text(where, "cluster"),
+        local=_field(where, "local", int),
+    )
 
 
 def _ask(row: dict[str, Any], before: tuple[int, ...]) -> Entry:

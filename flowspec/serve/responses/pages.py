@@ -35,7 +35,8 @@ def page_of(items: Sequence[Item], query: Iterable[tuple[str, str]]) -> dict[str
             if value not in INCLUDABLE:
                 raise invalid("include", f"some of {', '.join(INCLUDABLE)}", value)
         else:
-            raise ApiError(400, f"{name!r:.80}: expected after, limit, order or include", name[:80])
+            text = f"{name!r:.80}: expected after, limit, order or include"
+            raise ApiError(400, text, name[:80], "unknown_parameter")
     ordered = list(items) if order == "asc" else list(reversed(items))
     if after is not None:
         places = [place for place, item in enumerate(ordered) if item["id"] == after]

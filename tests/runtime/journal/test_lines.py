@@ -91,6 +91,15 @@ def test_what_is_written_is_read_again() -> None:
     assert len(read(written(FIRST, replace(SECOND, end="cancelled", text="No"))).messages()) == 4
 
 
+def test_where_it_ran_is_kept_and_a_journal_of_before_says_nothing_of_it() -> None:
+    for setting in (replace(SETTING, cluster="/home/me/boards.toml"), replace(SETTING, local=2)):
+        assert read(seal(*rows_of(FIRST, setting=setting))).setting == setting
+    before = {name: value for name, value in setting_row(SETTING).items() if name not in ("cluster", "local")}
+    assert read(seal(before, *rows_of(FIRST)[1:])).setting == SETTING
+    with pytest.raises(InputError, match=r"local: expected int, got '2'"):
+        read(seal({**before, "local": "2"}))
+
+
 def test_another_arithmetic_is_of_all_that_follows_it() -> None:
     rows = rows_of(FIRST, SECOND)
     at = len(rows) - 2  # before the last two tokens
