@@ -209,10 +209,7 @@ JOBS: Mapping[str, Job] = {
             ),
         )
     ),
-    **{
-        f"plan-{name}": Job(calls=(Call(name=name, words=f"plan {words}"),))
-        for name, words in PLANS.items()
-    },
+    **{f"plan-{name}": Job(calls=(Call(name=name, words=f"plan {words}"),)) for name, words in PLANS.items()},
     "plan-cluster": Job(
         calls=(Call(name="cluster", words="plan --cluster c.toml --offline"),),
         files={"c.toml": CLUSTER},

@@ -110,9 +110,7 @@ def experiment(name: str, text: str) -> Case:
 
 
 def board(name: str, text: str) -> Case:
-    return Case(
-        name=f"board/{name}", words="plan --devices 'b.toml,raspberry-pi-5'", files={"b.toml": text}
-    )
+    return Case(name=f"board/{name}", words="plan --devices 'b.toml,raspberry-pi-5'", files={"b.toml": text})
 
 
 CASES: tuple[Case, ...] = (

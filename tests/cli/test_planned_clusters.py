@@ -81,9 +81,7 @@ def generate(capsys: pytest.CaptureFixture[str], *args: str, status: int = 0) ->
 def test_generate_and_the_doctor_use_the_plan_that_plan_prints(
     boards: Path, daemons: list[DaemonProcess], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    planned = run(
-        capsys, "plan", cluster_file(boards, daemons, tells=False), "--dtype=float32", *WANTED
-    )
+    planned = run(capsys, "plan", cluster_file(boards, daemons, tells=False), "--dtype=float32", *WANTED)
     used = [(stage["device"], stage["layers"]) for stage in planned["stages"]]
     assert {name for name, _ in used} == {"fast", "mid"}
     file = cluster_file(boards, daemons)
@@ -152,9 +150,7 @@ def test_a_device_that_is_absent_is_left_out_of_a_plan_in_a_line(
         in " ".join(text.split())
     )
     assert max(map(len, text.splitlines())) <= 80
-    assert list(run(capsys, "plan", f"--cluster={path}", *WANTED)["absent"]["not_there"]) == [
-        "gone"
-    ]
+    assert list(run(capsys, "plan", f"--cluster={path}", *WANTED)["absent"]["not_there"]) == ["gone"]
 
 
 def test_a_forecast_that_was_far_too_good_explains_itself(
