@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flowspec.errors import InputError
+from flowspec.errors import InputError, counted
 
 
 def even_split(layer_count: int, stage_count: int) -> list[int]:
@@ -35,7 +35,9 @@ def weighted_split(layer_count: int, weights: Sequence[float]) -> list[int]:
 def checked_split(counts: Sequence[int], layer_count: int, stage_count: int) -> list[int]:
     """A split given by hand; raises `InputError` when it does not add up."""
     if len(counts) != stage_count:
-        raise InputError(f"--layers: expected {stage_count} numbers, one for each device, got {len(counts)}")
+        raise InputError(
+            f"--layers: expected {counted(stage_count, 'number')}, one for each device, got {len(counts)}"
+        )
     if any(count < 1 for count in counts):
         raise InputError(
             f"--layers: expected at least one layer for each device, got {','.join(map(str, counts))}"
