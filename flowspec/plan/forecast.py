@@ -175,7 +175,8 @@ def plain_rates(slot_s: F64, trip_s: F64, nodes: F64, users: int) -> F64:
 class Rated:
     """Pipelines that guess, and what the formula says of them; arrays are `[pipelines]`.
 
-    A slot and a trip of the `nodes` that the formula takes, and of one row; and a slot of `MANY_ROWS`.
+    A slot and a trip of the `nodes` that the formula takes; slots of one row and of `MANY_ROWS`; and the
+    rates of `plain` decoding there, for which no drafter is in a stage's way.
     """
 
     rates: F64
@@ -185,19 +186,15 @@ class Rated:
     slot_s: F64
     trip_s: F64
     slot_of_one_s: F64
-    trip_of_one_s: F64
     slot_of_many_s: F64
+    plain: F64
     acceptance: float | F64
     pass_s: F64
 
     @property
-    def plain_rates(self) -> F64:
-        return 1 / (self.trip_of_one_s + HEAD_S)
-
-    @property
     def best_rates(self) -> F64:
         """The formula's rates, or those of plain decoding where that is faster: `continuous` does so, too."""
-        return np.maximum(self.rates, self.plain_rates)
+        return np.maximum(self.rates, self.plain)
 
     @property
     def features(self) -> F64:
@@ -212,14 +209,14 @@ class Rated:
             np.log(self.levels),
             np.log(self.missed),
             np.log(self.slot_s),
-            np.clip(np.log(self.rates / self.plain_rates), *GAINS),
+            np.clip(np.log(self.rates / self.plain), *GAINS),
         )
         return np.stack(features, axis=-1)
 
     def corrected(self) -> F64:
         """Rates with what simulated cases say; guessing that loses by the formula wins nothing by them."""
         rates = self.best_rates * correction().factors(self.features)
-        return np.where(self.rates > self.plain_rates, rates, np.minimum(rates, self.plain_rates))
+        return np.where(self.rates > self.plain, rates, np.minimum(rates, self.plain))
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,4 +34,6 @@ def _why(partition: Partition, plan: Plan, site: Site) -> str:
             for place, each in enumerate(wider)
         )
         return f"a single layer needs {mib(needed)} there, and it has {mib(site.memory_bytes)}"
-    return f"{rounded(plan.forecast.tokens_per_s)} tokens/s are foretold, {rounded(max(rates))} with it"
+    own, with_it = plan.forecast.tokens_per_s, max(rates)
+    told = f"{rounded(own)} tokens/s are foretold, {rounded(with_it)} with it"
+    return f"{told}, which is too little to count" if with_it > own else told

@@ -9,7 +9,7 @@ finds the best of all splits, for any objective that grows with the trip.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -33,8 +33,8 @@ from flowspec.plan.timing import LinkSpec
 F64 = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-NODES_STEP = 3
-"""A quick look takes every so manieth number of nodes."""
+NODES_STEP, SPLITS_QUICK = 3, 384
+"""A quick look takes every so manieth number of nodes, and so many splits."""
 ALIKE = 1e-6
 """Rates that differ by no more than this share are the same."""
 HEADER_BYTES, NODE_BYTES = 200, 40
@@ -250,6 +250,11 @@ class Partition:
         drafting = cores if drafts and beside is not None and beside.host == host else 0
         return max(1.0, (sum(threads) + drafting) / cores)
 
+    def _without_drafter(self, arrangement: Arrangement) -> list[float]:
+        """By what to multiply each stage's times while nobody guesses."""
+        plain = replace(arrangement, guesses=False)
+        return [self.slowdown(plain, each) / self.slowdown(arrangement, each) for each in arrangement.order]
+
     @property
     def drafts_on_cores(self) -> bool:
         """Whether drafting takes noticeable time of the head's device."""
@@ -283,7 +288,7 @@ class Partition:
     def best_of(self, arrangements: Sequence[Arrangement], *, quickly: bool = False) -> list[Split | None]:
         """The same of several that have as many stages, and all guesses or none.
 
-        `quickly`: nearly, with fewer numbers of nodes.
+        `quickly`: nearly, with fewer numbers of nodes and fewer splits.
         """
         count = self.request.shape.layers
         rooms = np.array([self.room(each) for each in arrangements], dtype=np.int64)
@@ -296,7 +301,8 @@ class Partition:
         if fits and len(arrangements[0].order) <= count:
             fitting = [arrangements[at] for at in fits]
             times = self._together([self.times(each) for each in fitting], NODES_STEP if quickly else 1)
-            layers = _fastest_trips(times.fixed_s, times.layer_s, rooms[fits][:, None], count)
+            most = SPLITS_QUICK if quickly else count * len(arrangements[0].order)
+            layers = _fastest_trips(times.fixed_s, times.layer_s, rooms[fits][:, None], count, most)
             for at, split in zip(fits, self._best(fitting, times, layers), strict=True):
                 found[at] = split
         return found
@@ -349,16 +355,13 @@ class Partition:
         best = rates[at]
         if arrangements[0].guesses and self.request.users == 1:
             owner = of[at]
-            of_rows = []
-            for place in (0, list(times.nodes).index(MANY_ROWS)):
-                stages_s = times.fixed_s[owner, place] + counts * times.layer_s[owner, place]
-                of_rows.append(
-                    (
-                        np.maximum(stages_s.max(axis=-1), times.link_s[owner, place]),
-                        stages_s.sum(axis=-1) + times.links_s[owner, place],
-                    )
-                )
-            (slot_of_one_s, trip_of_one_s), (slot_of_many_s, _) = of_rows
+            one_s, many_s = (
+                times.fixed_s[owner, row] + counts * times.layer_s[owner, row]
+                for row in (0, list(times.nodes).index(MANY_ROWS))
+            )
+            alone_s = (one_s * np.array([self._without_drafter(each) for each in arrangements])[owner]).sum(
+                axis=-1
+            )
             best = Rated(
                 rates=best,
                 levels=levels[at],
@@ -366,9 +369,9 @@ class Partition:
                 nodes=nodes[at],
                 slot_s=slot_s[at],
                 trip_s=trip_s[at],
-                slot_of_one_s=slot_of_one_s,
-                trip_of_one_s=trip_of_one_s,
-                slot_of_many_s=slot_of_many_s,
+                slot_of_one_s=one_s.max(axis=-1),
+                slot_of_many_s=many_s.max(axis=-1),
+                plain=plain_rates(alone_s, alone_s + times.links_s[owner, 0], np.ones_like(best), 1),
                 acceptance=guessing.acceptance,
                 pass_s=pass_s[at, 0],
             ).corrected()
@@ -390,12 +393,16 @@ class Partition:
         return [None if each is None else next(splits) for each in chosen]
 
 
-def _fastest_trips(fixed_s: F64, layer_s: F64, room: Ints, count: int) -> Ints:
+def _fastest_trips(fixed_s: F64, layer_s: F64, room: Ints, count: int, splits_max: int) -> Ints:
     """Layers `[..., splits, stages]` of the fastest trips, one for each stage and number of layers that can
-    be the slowest, of times `[..., stages]`; zeros where they cannot."""
+    be the slowest, of times `[..., stages]`; zeros where they cannot. Where these are more than `splits_max`,
+    some of the numbers, small ones closer together."""
     stages = fixed_s.shape[-1]
-    splits, slowest = np.arange(stages * count), np.tile(np.arange(stages), count)
-    its_layers = np.repeat(np.arange(1, count + 1), stages)
+    tried = np.arange(1, count + 1)
+    if stages * count > splits_max:
+        tried = np.unique(np.geomspace(1, count, max(2, splits_max // stages)).round().astype(np.int64))
+    slowest, its_layers = np.tile(np.arange(stages), len(tried)), np.repeat(tried, stages)
+    splits = np.arange(len(slowest))
     bound_s = fixed_s[..., slowest] + its_layers * layer_s[..., slowest]  # [..., splits]
     within = (bound_s[..., None] * (1 + 1e-12) - fixed_s[..., None, :]) // layer_s[..., None, :]
     most = np.minimum(within, room[..., None, :]).astype(np.int64)  # [..., splits, stages]

@@ -37,6 +37,9 @@ SEED = 5
 WINDOW_SLACK = 0.5
 """As `core.methods.continuous`."""
 ALIKE_MARGIN = 1e-9
+NEARLY = 0.99
+"""A plan of fewer stages that has such a share of the best one's rate is taken: what more bring is less than
+the forecast is off."""
 
 Order = tuple[int, ...]
 """Kinds of devices in pipeline order."""
@@ -184,7 +187,9 @@ def described(partition: Partition, split: Split, plain: Split | None, guessed: 
 
 
 def _fastest(partition: Partition, *, guesses: bool) -> Split | None:
-    """The best split over all precisions; of equal ones the first, in the user's order."""
+    """The best split over all precisions; of those that are nearly as fast the one of fewest stages, and of
+    equal ones the first, in the user's order."""
+    found: list[Split] = []
     best: Split | None = None
     for precision in partition.request.precisions:
         search = _Search(partition, precision, guesses)
@@ -195,9 +200,18 @@ def _fastest(partition: Partition, *, guesses: bool) -> Split | None:
         for state in search.finalists():
             split = partition.best(state.arrangement)
             assert split is not None, "a state that was found fits"
+            found.append(split)
             if _is_better(split, best):
                 best = split
-    return best
+    if best is None:
+        return None
+    enough = NEARLY * best.forecast.tokens_per_s
+    few = min(len(split.layers) for split in found if split.forecast.tokens_per_s >= enough)
+    if few == len(best.layers):
+        return best
+    return max(
+        (split for split in found if len(split.layers) == few), key=lambda split: split.forecast.tokens_per_s
+    )
 
 
 class _Search:
@@ -226,11 +240,13 @@ class _Search:
         return total
 
     def finalists(self) -> list[Split]:
-        """The best states that were tried, the best first."""
+        """The best states that were tried, and the best of each number of stages; the best first."""
         found = [split for split in self._found.values() if split is not None]
         found.sort(key=lambda split: -split.forecast.tokens_per_s)
         enough = FINAL_SHARE * found[0].forecast.tokens_per_s if found else 0.0
-        return [split for split in found[:FINALISTS] if split.forecast.tokens_per_s >= enough]
+        best_of = {len(split.layers): split for split in reversed(found)}
+        kept = [*found[:FINALISTS], *(split for split in best_of.values() if split not in found[:FINALISTS])]
+        return [split for split in kept if split.forecast.tokens_per_s >= enough]
 
     def all(self) -> None:
         for _, orders in groupby(self._orders(), len):

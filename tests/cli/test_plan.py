@@ -334,7 +334,7 @@ def test_memory_of_packed_weights_is_what_a_daemon_counts(dtype: str, first: int
             "--link: expected two of raspberry-pi-5-1",
         ),
         (["--devices", "raspberry-pi-5", "--acceptance", "1"], "--acceptance: expected a share above 0"),
-        (["--devices", "raspberry-pi-5", "--layers", "3,3"], "--layers: expected 1 numbers"),
+        (["--devices", "raspberry-pi-5", "--layers", "3,3"], "--layers: expected 1 number,"),
         (
             ["--devices", "raspberry-pi-5", "--shape", "llama-2-7b", "--drafter", "qwen3-0.6b"],
             "--drafter: expected the model's vocabulary",

@@ -251,8 +251,8 @@ def rated(samples: Sequence[Sample]) -> Rated:
         slot_s=slot_s[rows, best],
         trip_s=trip_s[rows, best],
         slot_of_one_s=slot_s[:, 0],
-        trip_of_one_s=trip_s[:, 0],
         slot_of_many_s=slot_s[:, NODES.index(MANY_ROWS)],
+        plain=np.array([each.plain_tokens_per_s for each in samples]),
         acceptance=acceptance,
         pass_s=pass_s,
     )

@@ -99,8 +99,10 @@ def test_cases_correct_what_the_formula_lacks_of_pipelines_like_them(
         dear = 1.0 if number % 2 else 5.0
         slot_s = chance.uniform(0.02, 0.1) * np.linspace(1.0, dear, len(NODES))
         found = replace(sample(number, FITTED), slot_s=tuple(slot_s), trip_s=tuple(2 * slot_s))
-        formula = float(planner_fit.rated([found]).best_rates[0])
-        return replace(found, plain_tokens_per_s=0.0, tokens_per_s=formula * (1.2 if number % 2 else 1.0))
+        formula = float(planner_fit.rated([found]).rates[0])
+        return replace(
+            found, plain_tokens_per_s=formula / 2, tokens_per_s=formula * (1.2 if number % 2 else 1.0)
+        )
 
     monkeypatch.setattr(planner_fit, "sampled", made)
     monkeypatch.setattr(planner_fit, "CASES", tmp_path / "cases.csv")
