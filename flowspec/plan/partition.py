@@ -300,7 +300,8 @@ class Partition:
         found: list[Split | None] = [None] * len(arrangements)
         if fits and len(arrangements[0].order) <= count:
             fitting = [arrangements[at] for at in fits]
-            times = self._together([self.times(each) for each in fitting], NODES_STEP if quickly else 1)
+            step = NODES_STEP if quickly and fitting[0].guesses else 1
+            times = self._together([self.times(each) for each in fitting], step)
             most = SPLITS_QUICK if quickly else count * len(arrangements[0].order)
             layers = _fastest_trips(times.fixed_s, times.layer_s, rooms[fits][:, None], count, most)
             for at, split in zip(fits, self._best(fitting, times, layers), strict=True):
