@@ -217,5 +217,5 @@ def test_what_cannot_be_obeyed_is_refused_in_one_line(served: Served) -> None:
     assert told.param == "tools"
     assert "tools: the parameters of 'f' cannot be obeyed: json_schema: llguidance refuses it" in told.message
     lark = served.refused(extra_body={"structured_outputs": {"grammar": 'start: "a"'}})
-    assert lark.message.startswith("structured_outputs: a grammar cannot be a part of a reply")
+    assert "structured_outputs: a grammar cannot be a part of a reply" in lark.message
     assert lark.param == "structured_outputs"
