@@ -39,7 +39,7 @@ LEVELS: F64 = 2.0 ** (np.arange(-8, 12) / 3)
 HEAD_S = 0.0005
 """What the head spends on an event, as in `bench.config`."""
 CASES = Path(__file__).with_name("simulated_cases.csv")
-"""A row for each simulated pipeline: what `features_of` gives, and what the formula's logarithm lacked."""
+"""A row for each simulated pipeline: its `Rated.features`, and what the formula's logarithm lacked."""
 MANY_ROWS = 12
 """What so many rows cost in relation to one tells boards apart that pay for rows."""
 GAINS = (-0.7, 1.5)

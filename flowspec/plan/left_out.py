@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from flowspec.plan.memory import mib
 from flowspec.plan.partition import Partition
-from flowspec.plan.planner import Plan
+from flowspec.plan.planner import NEARLY, Plan
 from flowspec.plan.sites import PlanRequest, Site
 from flowspec.rounding import rounded
 
@@ -36,4 +36,4 @@ def _why(partition: Partition, plan: Plan, site: Site) -> str:
         return f"a single layer needs {mib(needed)} there, and it has {mib(site.memory_bytes)}"
     own, with_it = plan.forecast.tokens_per_s, max(rates)
     told = f"{rounded(own)} tokens/s are foretold, {rounded(with_it)} with it"
-    return f"{told}, which is too little to count" if with_it > own else told
+    return f"{told}, which is too little to count" if own < with_it <= own / NEARLY else told

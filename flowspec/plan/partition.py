@@ -356,9 +356,9 @@ class Partition:
         best = rates[at]
         if arrangements[0].guesses and self.request.users == 1:
             owner = of[at]
+            many = list(times.nodes).index(MANY_ROWS)
             one_s, many_s = (
-                times.fixed_s[owner, row] + counts * times.layer_s[owner, row]
-                for row in (0, list(times.nodes).index(MANY_ROWS))
+                times.fixed_s[owner, row] + counts * times.layer_s[owner, row] for row in (0, many)
             )
             alone_s = (one_s * np.array([self._without_drafter(each) for each in arrangements])[owner]).sum(
                 axis=-1
@@ -370,8 +370,8 @@ class Partition:
                 nodes=nodes[at],
                 slot_s=slot_s[at],
                 trip_s=trip_s[at],
-                slot_of_one_s=one_s.max(axis=-1),
-                slot_of_many_s=many_s.max(axis=-1),
+                slot_of_one_s=np.maximum(one_s.max(axis=-1), times.link_s[owner, 0]),
+                slot_of_many_s=np.maximum(many_s.max(axis=-1), times.link_s[owner, many]),
                 plain=plain_rates(alone_s, alone_s + times.links_s[owner, 0], np.ones_like(best), 1),
                 acceptance=guessing.acceptance,
                 pass_s=pass_s[at, 0],
