@@ -98,7 +98,8 @@ class Partition:
         self._plain_nodes = np.array(
             sorted({*(n for n in NODES if n < request.users), request.users}), dtype=np.float64
         )
-        self._times: dict[tuple[str, str, bool], tuple[F64, F64, F64]] = {}
+        self._stages_s: dict[tuple[str, str, bool], F64] = {}
+        self._needs: dict[tuple[str, int, bool, bool, int | None], SliceMemory] = {}
         self._rooms: dict[tuple[str, bool, bool, int], int] = {}
         self._drafters: dict[str, SliceMemory] = {}
 
@@ -114,19 +115,21 @@ class Partition:
     def _need(
         self, precision: str, layers: int, *, first: bool, last: bool, begin: int | None = None
     ) -> SliceMemory:
-        request = self.request
-        return stage_memory(
-            request.shape,
-            request.weights,
-            precision,
-            layers,
-            first=first,
-            last=last,
-            context=request.context,
-            users=request.users,
-            cache=request.cache,
-            begin=begin,
-        )
+        request, key = self.request, (precision, layers, first, last, begin)
+        if key not in self._needs:
+            self._needs[key] = stage_memory(
+                request.shape,
+                request.weights,
+                precision,
+                layers,
+                first=first,
+                last=last,
+                context=request.context,
+                users=request.users,
+                cache=request.cache,
+                begin=begin,
+            )
+        return self._needs[key]
 
     def drafter_need(self, arrangement: Arrangement) -> SliceMemory | None:
         """What the drafter takes at the head; None where none is loaded."""
@@ -180,21 +183,21 @@ class Partition:
 
     # ------------------------------------------------------------------------------------------------- times
 
-    def _stage_times(self, place: Site, precision: str, guesses: bool) -> tuple[F64, F64, F64]:
-        """Fixed seconds, those of a layer, and those of `lm_head`, by nodes."""
+    def _stage_times(self, place: Site, precision: str, guesses: bool) -> F64:
+        """Fixed seconds, those of a layer, and those of `lm_head`, by nodes: `[3, nodes]`."""
         key = (place.name, precision, guesses)
-        if key not in self._times:
-            self._times[key] = self._computed(place.profile, precision, guesses)
-        return self._times[key]
+        if key not in self._stages_s:
+            self._stages_s[key] = self._computed(place.profile, precision, guesses)
+        return self._stages_s[key]
 
-    def _computed(self, profile: DeviceProfile, precision: str, guesses: bool) -> tuple[F64, F64, F64]:
+    def _computed(self, profile: DeviceProfile, precision: str, guesses: bool) -> F64:
         shape, context = self.request.shape, self.request.typical_context
         one, two = (layers_curve(profile, shape, precision, layers, self.request.cache) for layers in (1, 2))
         head = head_curve(profile, shape, precision)
         nodes = self._guess_nodes if guesses else self._plain_nodes
         rows = np.array([[curve.seconds(int(n), context) for n in nodes] for curve in (one, two)])
         layer_s = rows[1] - rows[0]
-        return rows[0] - layer_s, layer_s, np.array([head.seconds(int(n)) for n in nodes])
+        return np.stack([rows[0] - layer_s, layer_s, [head.seconds(int(n)) for n in nodes]])
 
     def hops(self, arrangement: Arrangement) -> list[LinkSpec]:
         """Head to first stage, between stages, last stage to head."""
@@ -202,33 +205,41 @@ class Partition:
         return [self.request.network.between(first, second) for first, second in pairwise(names)]
 
     def times(self, arrangement: Arrangement) -> Times:
-        found = [
-            self._stage_times(place, arrangement.precision, arrangement.guesses)
-            for place in arrangement.order
-        ]
-        fixed_s = np.stack([each[0] for each in found], axis=-1)
-        layer_s = np.stack([each[1] for each in found], axis=-1)
-        fixed_s[:, -1] += found[-1][2]
-        slowdowns = np.array([self.slowdown(arrangement, place) for place in arrangement.order])
-        fixed_s, layer_s = fixed_s * slowdowns, layer_s * slowdowns
-        nodes = self._guess_nodes if arrangement.guesses else self._plain_nodes
-        hops = self.hops(arrangement)
-        size = row_bytes(self.request.shape, arrangement.precision)
-        last = len(hops) - 1
-        busy_s = np.stack(
-            [
-                link.transfer_s(1.0) * (HEADER_BYTES + nodes * (NODE_BYTES + size * (0 < index < last)))
-                for index, link in enumerate(hops)
-            ],
-            axis=-1,
+        found = self._times_of([arrangement])
+        return replace(
+            found,
+            fixed_s=found.fixed_s[0],
+            layer_s=found.layer_s[0],
+            links_s=found.links_s[0],
+            link_s=found.link_s[0],
         )
-        delay_s = sum(link.delay_s + link.jitter_s / 2 for link in hops)
+
+    def _times_of(self, arrangements: Sequence[Arrangement], step: int = 1) -> Times:
+        """Of several arrangements that have as many stages, and all guesses or none; for every so manieth
+        number of nodes."""
+        guesses = arrangements[0].guesses
+        by_stage = [
+            [self._stage_times(place, each.precision, guesses)[:, ::step] for place in each.order]
+            for each in arrangements
+        ]
+        # [arrangements, stages, 3, nodes] to three of [arrangements, nodes, stages]
+        fixed_s, layer_s, head_s = np.array(by_stage).transpose(2, 0, 3, 1)
+        fixed_s[..., -1] += head_s[..., -1]
+        slowdowns = np.array([[self.slowdown(each, place) for place in each.order] for each in arrangements])
+        nodes = (self._guess_nodes if guesses else self._plain_nodes)[::step]
+        hops = [self.hops(each) for each in arrangements]
+        sizes = np.array([row_bytes(self.request.shape, each.precision) for each in arrangements])
+        has_states = np.arange(len(hops[0])) % (len(hops[0]) - 1) > 0  # not from and to the head
+        node_bytes = NODE_BYTES + sizes[:, None, None] * has_states
+        transfers_s = np.array([[link.transfer_s(1.0) for link in each] for each in hops])
+        busy_s = transfers_s[:, None] * (HEADER_BYTES + nodes[:, None] * node_bytes)
+        delays_s = np.array([sum(link.delay_s + link.jitter_s / 2 for link in each) for each in hops])
         return Times(
             nodes=nodes,
-            fixed_s=fixed_s,
-            layer_s=layer_s,
-            links_s=busy_s.sum(axis=1) + delay_s,
-            link_s=busy_s.max(axis=1),
+            fixed_s=fixed_s * slowdowns[:, None],
+            layer_s=layer_s * slowdowns[:, None],
+            links_s=busy_s.sum(axis=-1) + delays_s[:, None],
+            link_s=busy_s.max(axis=-1),
         )
 
     def slowdown(self, arrangement: Arrangement, place: Site) -> float:
@@ -275,9 +286,9 @@ class Partition:
 
     def rated(self, arrangement: Arrangement, layers: Sequence[int]) -> Split:
         """A given split, whether or not it fits."""
-        times = self.times(arrangement)
+        times = self._times_of([arrangement])
         counts = np.broadcast_to(np.array(layers, dtype=np.int64), (len(times.nodes), 1, len(layers)))
-        (found,) = self._best([arrangement], self._together([times], 1), counts)
+        (found,) = self._best([arrangement], times, counts)
         assert found is not None, "a given split has a rate"
         return found
 
@@ -301,22 +312,12 @@ class Partition:
         if fits and len(arrangements[0].order) <= count:
             fitting = [arrangements[at] for at in fits]
             step = NODES_STEP if quickly and fitting[0].guesses else 1
-            times = self._together([self.times(each) for each in fitting], step)
+            times = self._times_of(fitting, step)
             most = SPLITS_QUICK if quickly else count * len(arrangements[0].order)
             layers = _fastest_trips(times.fixed_s, times.layer_s, rooms[fits][:, None], count, most)
             for at, split in zip(fits, self._best(fitting, times, layers), strict=True):
                 found[at] = split
         return found
-
-    @staticmethod
-    def _together(times: Sequence[Times], step: int) -> Times:
-        """Those of several arrangements, for every so manieth number of nodes."""
-
-        def stacked(name: str) -> F64:
-            return np.stack([getattr(each, name)[::step] for each in times])
-
-        rest = {name: stacked(name) for name in ("fixed_s", "layer_s", "links_s", "link_s")}
-        return Times(nodes=times[0].nodes[::step], **rest)
 
     def _best(self, arrangements: Sequence[Arrangement], times: Times, layers: Ints) -> list[Split | None]:
         """The best of layers `[arrangements, nodes, splits, stages]`, each rated for its number of nodes;

@@ -8,8 +8,8 @@ the same balanced answers (`bench.synthetic`), which no plan was chosen or foret
 clearly slower is given one answer only. `--exhaustive N` compares plans of N small mixes with all that could
 be chosen (`tests.perf.exhaustive`) instead.
 
-    python -m tests.perf.planner_check [--mixes 200] [--first 0] [--answers 4] [--tokens 96] [--out
-    FILE.jsonl] [--json] python -m tests.perf.planner_check --exhaustive 60
+    python -m tests.perf.planner_check [--mixes 200] [--within 0.05] [--answers 4] [--out FILE.jsonl]
+    python -m tests.perf.planner_check --exhaustive 60
 """
 
 from __future__ import annotations
