@@ -42,7 +42,9 @@ def figures(answer: Answer) -> str:
         f" ({answer.resumed_tokens} taken over)" if answer.resumed_tokens else ""
     )
     timing = answer.timing
-    ending = {"length": ", cut at its longest", "cancelled": ", stopped"}.get(answer.finish_reason, "")
+    at_once = "" if answer.new_tokens else ": the model ended the answer at once"
+    endings = {"stop": at_once, "length": ", stopped at the token limit", "cancelled": ", stopped"}
+    ending = endings.get(answer.finish_reason, "")
     if answer.finish_reason == "cancelled" and timing.ended_s - timing.last_s >= WAIT_TOLD_S:
         ending += f" after {rounded(timing.ended_s - timing.last_s)} s without a token"  # no rate knows of it
     if answer.new_tokens == answer.resumed_tokens:
@@ -179,5 +181,5 @@ def forecast_told(session: Session, answer: Answer) -> Told | None:
     reasons = causes(session.chosen.request, plan, measured)
     why = "; ".join(cause.text for cause in reasons)
     foretold, was = rounded(plan.forecast.tokens_per_s), rounded(measured.tokens_per_s)
-    text = f"foretold {foretold} tokens/s, measured {was}: {why}" if why else ""
+    text = f"forecast {foretold} tokens/s, measured {was}: {why}" if why else ""
     return Told(text=text, kinds=frozenset(cause.kind for cause in reasons) or frozenset(("unknown",)))

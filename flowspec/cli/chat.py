@@ -250,8 +250,8 @@ class Chat:
         for line in drafter_lines(session):
             self.console.print(f"  {line}", markup=False)
         sampling = self.settings.sampling
-        if sampling.temperature > 0:
-            self.console.print(f"temperature {sampling.temperature:g}, seed {sampling.seed}")
+        drawn = f"seed {sampling.seed}" if sampling.temperature > 0 else "always the likeliest token"
+        self.console.print(f"temperature {sampling.temperature:g}, {drawn}")
         if self.messages:
             count = counted(len(self.messages) // 2, "answer")
             self.console.print(f"(the dialogue goes on after {count}; /reset begins a new one)")
@@ -267,7 +267,7 @@ class Chat:
                 elif line:
                     self.attempt(partial(self.answer, line))
             except EOFError:
-                if not self.is_json:
+                if sys.stdin.isatty() and not self.is_json:
                     self.console.print()
                 return
             except TypedInterrupt:

@@ -188,10 +188,7 @@ def _size(flag: str, text: str | None) -> int | None:
 def _profile(name: str) -> DeviceProfile:
     from flowspec.plan.profile import find_profile
 
-    try:
-        return find_profile(name)
-    except InputError as error:
-        raise InputError(f"--profile: {error}") from None
+    return find_profile(name, what="--profile")
 
 
 def _announced(daemon: Daemon) -> contextlib.AbstractContextManager[None]:

@@ -12,6 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import PurePath
 from typing import Any
 
 from rich.console import Console
@@ -153,7 +154,8 @@ def show(found: Sequence[Examined], findings: Sequence[Finding], needs: ModelNee
     console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
     parts = f"weights, cache for {needs.context} tokens and {mib(WORK_BYTES)} to work in"
     also = f"{mib(PROCESS_BYTES)} more are reckoned for the daemon's process, which mostly takes less"
-    console.print(broken_for(sys.stdout, f"layers need: {parts}; {also}"), markup=False, soft_wrap=True)
+    told = f"layers of {PurePath(needs.model).name} need: {parts}; {also}"
+    console.print(broken_for(sys.stdout, told), markup=False, soft_wrap=True)
     best: dict[str, list[str]] = {}
     for each in found:
         if each.facts is not None and each.facts.kernel is not None and each.facts.kernel.arithmetics:

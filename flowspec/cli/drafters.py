@@ -262,7 +262,7 @@ def _told(rated: Rated, taken: Candidate | None, *, is_foretold: bool) -> Iterat
     if candidate.refusal:
         text.append(candidate.refusal)
     elif is_foretold and rated.gain is None:
-        text.append("what it would bring cannot be foretold: its layers are not known")
+        text.append("what it would bring cannot be forecast: its layers are not known")
     for line in text:
         yield from textwrap.wrap(line, WIDTH - len(INDENT), break_on_hyphens=False, break_long_words=False)
 

@@ -257,7 +257,7 @@ def _tell(
             rate = "-" if each.tokens_per_s is None else rounded(each.tokens_per_s)
             row += ["yes" if each.fits else "no", rate]
         rows.append(row)
-    columns = ("what", "files", "size", "fits", "tokens/s, foretold")
+    columns = ("what", "files", "size", "fits", "tokens/s, forecast")
     show(f"{repository} on the hub", columns[: len(rows[0])] if rows else columns, rows)
     if choice is not None:
         print(f"\ntaking {choice.name}")

@@ -12,6 +12,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 from typing import Any
 
 from flowspec.bench.planned import PROMPTS, first_token_s
@@ -338,9 +339,10 @@ def plan_lines(
     """The `note` tells of the drafter whether it is the default."""
     plan, request = best.plan, wanted.request
     users = "one user" if request.users == 1 else f"{request.users} users"
+    model = PurePath(request.shape.name).name
     yield (
-        f"{request.shape.name} in {plan.precision}, {users}, context {request.context}: layers "
-        f"on {len(plan.stages)} of {len(request.sites)} devices"
+        f"{model} in {plan.precision}, {users}, context {request.context}: layers on {len(plan.stages)} of "
+        f"{len(request.sites)} devices"
     )
     if wanted.is_toy:
         yield f"the {TOY}; name another: --model or --shape"
@@ -522,7 +524,7 @@ def _helped(best: Best, option: Option) -> float:
 def _forecast_lines(request: PlanRequest, best: Best) -> Iterator[str]:
     plan, found = best.plan, best.plan.forecast
     each = f", {rounded(best.tokens_per_s / request.users)} each" if request.users > 1 else ""
-    yield f"foretold: {rounded(best.tokens_per_s)} tokens/s{each}"
+    yield f"forecast: {rounded(best.tokens_per_s)} tokens/s{each}"
     if plan.guesses:
         yield f"  guessing pays: plain decoding would give {rounded(plan.plain.tokens_per_s)}"
         slots = "1 slot" if plan.window == 1 else f"{plan.window} slots"

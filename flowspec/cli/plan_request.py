@@ -18,7 +18,7 @@ from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.support import context_max, family_of
 from flowspec.plan.memory import ModelWeights, weights_of
-from flowspec.plan.profile import find_profile
+from flowspec.plan.profile import find_profile, profile_names
 from flowspec.plan.shape import ModelShape, find_shape, longest_context, shape_of
 from flowspec.plan.sites import Network, PlanRequest, Site, site
 from flowspec.plan.speed import completed
@@ -220,7 +220,7 @@ def _sites(boards: Sequence[str] | None, cluster: Path | None) -> list[Site]:
         sites = []
         for name in names:
             seen[name] += 1
-            profile = find_profile(name)
+            profile = find_profile(name, what="--devices")
             sites.append(site(profile.name if total[name] == 1 else f"{profile.name}-{seen[name]}", profile))
         twice = [name for name, count in Counter(each.name for each in sites).items() if count > 1]
         if twice:
@@ -253,7 +253,8 @@ def _boards(words: Sequence[str]) -> list[str]:
     found: list[str] = []
     for part in " ".join(words).split(","):
         match = re.fullmatch(r"(?:(\d+) ?x)?\s*(\S.*?)\s*", part.strip())
-        if match is None or (match[1] and not re.fullmatch(r"[1-9]\d{0,2}", match[1])):
+        count = "1" if match is None else match[1] or "1"
+        if match is None or not re.fullmatch(r"[1-9]\d{0,2}", count) or re.fullmatch(r"\d+ ?x", match[2]):
             raise InputError(
                 "--devices: expected boards with commas, one or more of each, such as 2x raspberry-pi-5, got "
                 f"{part!r:.80}"
@@ -269,7 +270,12 @@ def _boards(words: Sequence[str]) -> list[str]:
             raise InputError(
                 f"--devices: expected {counted[1]}x {counted[2]:.80} for so many boards, got {match[2]!r:.80}"
             )
-        found += [match[2]] * int(match[1] or 1)
+        board = match[2].split()[-1]
+        if board != match[2] and board in profile_names():
+            raise InputError(
+                f"--devices: expected one or more of a board, such as 2x {board}, got {match[2]!r:.80}"
+            )
+        found += [match[2]] * int(count)
     return found
 
 

@@ -203,6 +203,10 @@ def run(args: argparse.Namespace) -> int:
         totals.note(f"failed: {error}")
         note(f"flowspec serve: failed: {error}; nothing is answered any more, so stop it and start it again")
 
+    def stopped() -> None:
+        if not args.json:
+            note("(stopped)")
+
     def ready(service: Service, stop: Stop) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -244,6 +248,7 @@ def run(args: argparse.Namespace) -> int:
             with loading_server(bound, loading, access, has_page=not args.no_live):
                 llm = stack.enter_context(open_llm(args, recovery_options, is_logged=True, also=progress))
         except KeyboardInterrupt:
+            stopped()
             return 0  # a server that was stopped, as it is later
         assert llm.tokenizer is not None
         llm.session.head.observe(totals.on_event)
@@ -268,4 +273,6 @@ def run(args: argparse.Namespace) -> int:
             )
         )
         hear_signals()  # the loop's end has forgotten them
+        if not failures:
+            stopped()
     return failures[0].exit_status if failures else 0

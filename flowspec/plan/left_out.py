@@ -35,5 +35,5 @@ def _why(partition: Partition, plan: Plan, site: Site) -> str:
         )
         return f"a single layer needs {mib(needed)} there, and it has {mib(site.memory_bytes)}"
     own, with_it = plan.forecast.tokens_per_s, max(rates)
-    told = f"{rounded(own)} tokens/s are foretold, {rounded(with_it)} with it"
+    told = f"the forecast is {rounded(own)} tokens/s, {rounded(with_it)} with one device more"
     return f"{told}, which is too little to count" if own < with_it <= own / NEARLY else told

@@ -162,8 +162,9 @@ def profile_names() -> list[str]:
     return sorted({path.stem for folder in folders() for path in folder.glob("*.toml")})
 
 
-def find_profile(name: str) -> DeviceProfile:
-    """A profile by the name of a board that FlowSpec ships one for, or from a file; raises `InputError`."""
+def find_profile(name: str, *, what: str = "device") -> DeviceProfile:
+    """A profile by the name of a board that FlowSpec ships one for, or from a file; raises `InputError`, of
+    which `what` names the place."""
     if name.endswith(".toml"):
         return read_profile(Path(name))
     for folder in folders():
@@ -171,7 +172,7 @@ def find_profile(name: str) -> DeviceProfile:
             if path.stem == name:
                 return read_profile(path)
     raise InputError(
-        f"device: expected a .toml file or one of {', '.join(profile_names())}, got {name!r:.80}"
+        f"{what}: expected a .toml file or one of {', '.join(profile_names())}, got {name!r:.80}"
         f"{meant(name, profile_names())}"
     )
 

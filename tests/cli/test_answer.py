@@ -35,6 +35,7 @@ def answer(reason: str, ended_s: float, *at_s: float, resumed: int = 0) -> Answe
             "3 tokens, 2.0 tokens/s, first after 1.00 s, stopped after 40 s without a token",
         ),
         (answer("cancelled", 40.0), "0 tokens, stopped after 40 s without a token"),
+        (answer("stop", 1.0), "0 tokens: the model ended the answer at once"),
         (answer("cancelled", 0.1, resumed=5), "5 tokens (5 taken over), stopped"),
     ],
 )

@@ -92,7 +92,7 @@ def test_the_order_is_told_and_why_a_drafter_has_no_rate(
     words = " ".join(text.split())
     assert "tokens/s with n-grams; the best first: +" in words
     _, _, unknown = words.partition(" - Qwen/Qwen3-1.7B ")
-    assert "what it would bring cannot be foretold: its layers are not known - " in unknown
+    assert "what it would bring cannot be forecast: its layers are not known - " in unknown
 
 
 def test_a_model_whose_shape_is_not_known_is_listed_without_rates(

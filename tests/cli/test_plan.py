@@ -32,14 +32,14 @@ def test_a_plan_for_people_and_the_same_for_programs(capsys: pytest.CaptureFixtu
     status, text, _ = plan(capsys, *FIVE, "--layers", "6,6,6,7,7")
     assert status == 0
     assert max(map(len, text.splitlines())) <= 80
-    for part in ("foretold", "limited by", "would help", "assumed", "by hand, 6,6,6,7,7", "gigabit links"):
+    for part in ("forecast", "limited by", "would help", "assumed", "by hand, 6,6,6,7,7", "gigabit links"):
         assert part in text
     found = json.loads(plan(capsys, *FIVE, "--layers", "6,6,6,7,7", "--json")[1])
     assert found["fits"]
     assert [stage["layers"][1] for stage in found["stages"]][-1] == 32
     assert all(stage["total_bytes"] <= stage["memory_bytes"] for stage in found["stages"])
     assert found["tokens_per_s"] >= found["by_hand"]["tokens_per_s"]
-    assert f"foretold: {found['tokens_per_s']:.3g} tokens/s" in text
+    assert f"forecast: {found['tokens_per_s']:.3g} tokens/s" in text
     assert found["would_help"][0]["gain"] > 0
     assert [*found["first_token_s"]] == ["512", "4000"], "the context has no room for more"
     assert f"first token of an answer: {duration(found['first_token_s']['512'])} after 512, " in text
@@ -323,7 +323,9 @@ def test_memory_of_packed_weights_is_what_a_daemon_counts(dtype: str, first: int
         (["--devices", "3x pi5"], "got 'pi5'; did you mean raspberry-pi-5?"),
         (["--devices", "4x rasberry-pi-5"], "got 'rasberry-pi-5'; did you mean raspberry-pi-5?"),
         (["--devices", "raspberry-pi-5", "--shape", "llama2-7b"], "; did you mean llama-2-7b?"),
-        (["--devices", "toaster"], "device: expected a .toml file or one of"),
+        (["--devices", "toaster"], "--devices: expected a .toml file or one of"),
+        (["--devices", "4x"], "such as 2x raspberry-pi-5, got '4x'"),
+        (["--devices", "four raspberry-pi-5"], "such as 2x raspberry-pi-5, got 'four raspberry-pi-5'"),
         (["--devices", "raspberry-pi-5", "--shape", "gpt-5"], "shape: expected one of"),
         (["--devices", "raspberry-pi-5", "--dtype", "int3"], "--dtype: expected float32"),
         (["--devices", "jetson-orin-nano", "--dtype", "float64"], "--dtype: expected float32"),
@@ -387,14 +389,14 @@ def test_boards_are_counted_as_they_are_printed(typed: list[str], capsys: pytest
     assert "2x raspberry-pi-5 are left out: " in text
 
 
-def test_a_device_that_is_left_out_is_told_with_what_is_foretold_with_it(
+def test_a_device_that_is_left_out_comes_with_the_forecast_with_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     devices = ["--devices", "3x jetson-orin-nano, raspberry-pi-5"]
     found = json.loads(plan(capsys, *MIX, *devices, "--json")[1])
     assert found["not_used"] == ["raspberry-pi-5"]
     assert found["why_not_used"]["raspberry-pi-5"].startswith(
-        f"{rounded(found['tokens_per_s'])} tokens/s are"
+        f"the forecast is {rounded(found['tokens_per_s'])} tokens/s, "
     )
     every = json.loads(plan(capsys, *MIX, *devices, "--all-devices", "--json")[1])
     assert every["not_used"] == []

@@ -169,7 +169,7 @@ def test_a_forecast_that_was_far_too_good_explains_itself(
     assert main(["generate", f"--cluster={path}", *asked, *WANTED]) == 0
     lines = capsys.readouterr().err.splitlines()
     (told,) = [line for line in lines if line.startswith("  layers as planned: ")]
-    assert re.search(r"foretold [\d.]+ tokens/s, measured [\d.]+: ", told)
+    assert re.search(r"forecast [\d.]+ tokens/s, measured [\d.]+: ", told)
     assert re.search(r"fast computes [\d.]+ times as long as reckoned \(cores (busy|shared)", told)
     assert ", continuous, drafter ngram" in lines[0] + lines[1]
 
@@ -182,7 +182,9 @@ def test_a_server_says_who_is_left_out(boards: Path, daemons: list[DaemonProcess
         assert process.stdout.readline().startswith("serving ")
         process.send_signal(signal.SIGINT)
         error = process.communicate(timeout=60)[1]
-    assert re.search(r"^\(slow is left out: .* tokens/s are foretold, .* with it\)$", error, re.MULTILINE)
+    assert re.search(
+        r"^\(slow is left out: the forecast is .* tokens/s, .* with one device more\)$", error, re.MULTILINE
+    )
 
 
 def test_every_device_is_used_where_that_is_asked_for(

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from flowspec.core.protocol import limits
 from flowspec.errors import InputError, first_line
-from flowspec.model.damage import GGUF_MAGIC, advice
+from flowspec.model.damage import GGUF_MAGIC, advice, read_head
 from flowspec.model.gguf.names import parts_of
 from flowspec.model.tensors import Extent
 
@@ -299,7 +299,8 @@ def _read_part(path: Path) -> GgufFile:
         IndexError,
         struct.error,
     ) as error:  # UnicodeDecodeError is a ValueError
-        raise InputError(f"{path} is not a GGUF file ({first_line(error)}); {advice(path)}") from None
+        why = f" ({first_line(error)})" if read_head(path) else ""
+        raise InputError(f"{path} is not a GGUF file{why}; {advice(path)}") from None
 
 
 class _Reader:

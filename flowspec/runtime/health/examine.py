@@ -187,16 +187,17 @@ def ask_all(
     keys: Keyring | None = None,
     within_s: float = math.inf,
     examine_timeouts: ExamineTimeouts = EXAMINE_TIMEOUTS,
+    cluster: Sequence[Device] = (),
 ) -> list[Examined]:
     """The facts of all devices, links left out; those named in `speed` are asked how fast they are, too, and
-    all which kernel computes `dtype`.
+    all which kernel computes `dtype`. `cluster`: more devices, of which these are some.
 
     All together take `within_s` at most, of which each has an equal share. `examine_timeouts` is for each.
     """
     context: zmq.Context[Any] = zmq.Context()
     at_once = examine_timeouts.at_once if within_s == math.inf else HURRIED_AT_ONCE
     share_s = within_s / max(1, math.ceil(len(devices) / at_once))
-    machines = Counter(split_address(device.address)[0] for device in devices)
+    machines = Counter(split_address(device.address)[0] for device in cluster or devices)
     is_over = threading.Event()
 
     def ask(device: Device) -> Examined:

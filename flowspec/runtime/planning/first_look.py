@@ -39,7 +39,7 @@ def refuse_silent(
         absent_of(refusing, needs_all=needs_all)
     if silent and (needs_all or len(silent) == len(devices)):
         examine_timeouts = EXAMINE_TIMEOUTS if needs_all else absent_timeouts(len(silent))
-        found = ask_all(silent, speed=[], keys=keys, examine_timeouts=examine_timeouts)
+        found = ask_all(silent, keys=keys, examine_timeouts=examine_timeouts, cluster=devices)
         absent_of(found, needs_all=needs_all, hint=hint)
 
 

@@ -92,7 +92,7 @@ def test_a_slow_device_is_left_out_and_that_is_said() -> None:
     told, why, how = lines(chosen)
     assert how.startswith("--all-devices ")
     assert told == f"layers as planned: forecast {rate} tokens/s"
-    assert re.fullmatch(rf"d1 is left out: {rate} tokens/s are foretold, [\d.]+ with it", why)
+    assert re.fullmatch(rf"d1 is left out: the forecast is {rate} tokens/s, [\d.]+ with one device more", why)
     report = chosen.report()
     assert (report["is_given"], report["not_used"], report["better"]) == (False, ["d1"], None)
     assert report["profiles"]["d1"] == {"board": "raspberry-pi-4", "source": "probed"}
