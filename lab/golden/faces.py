@@ -71,6 +71,11 @@ MASKS: tuple[Mask, ...] = (
         "",
         "what takes long tells every so often how far it is",
     ),
+    Mask(
+        re.compile(r"(?m)^\(still [^\n]+ after \d+ s: [^\n]+\)(?:\n|\Z)"),
+        "",
+        "how often it is told is up to how long loading takes",
+    ),
     Mask(re.compile(r"\bpid \d+"), "pid #pid", "process ids are the system's choice"),
     Mask(
         re.compile(r"[\d.]+ tokens/s, first after [\d.]+ m?s"),
