@@ -26,7 +26,7 @@ LINK_DEFAULT = LinkSpec(bandwidth_mbps=1000, delay_s=0.0005)
 
 
 def read_cluster(path: Path) -> list[Device]:
-    """The devices of a cluster file, in pipeline order."""
+    """The devices of a cluster file, in pipeline order, all that it says being as it must."""
     file = read_toml(path, "a cluster file")
     file.check(("device", "drafter", "links", "insecure"))
     tables = file.tables("device")
@@ -40,6 +40,9 @@ def read_cluster(path: Path) -> list[Device]:
             raise InputError(f"{path}: {kind}: expected each device once, got {twice[0]!r} twice")
     devices = _with_drafters(path, devices)
     _check_stages(path, devices)
+    read_links(path, [device.name for device in devices])  # a wrong one is told of before a device is asked
+    for device in devices:
+        declared_profile(device, path)
     return devices
 
 

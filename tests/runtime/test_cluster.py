@@ -95,6 +95,7 @@ def test_links_are_declared_for_all_pairs_or_for_one(tmp_path: Path) -> None:
     assert found is not None
     assert found.between("b", "a") == LinkSpec(bandwidth_mbps=10, delay_s=0.0005)
     assert found.between("b", "c") == LinkSpec(bandwidth_mbps=100, delay_s=0.002)
+    path.write_text('links = ["100/2", "10.0.0.1:10.0.0.2=10"]\n' + TWO)
     assert len(read_cluster(path)) == 2
     path.write_text('links = ["a:10.0.0.2=10"]\n' + TWO + drafting("draft", "10.0.0.2"))
     assert read_links(path, ["a"]) is not None, "a drafter's device may have a link"
@@ -165,6 +166,8 @@ def test_a_device_that_has_a_drafter_runs_no_stage(tmp_path: Path) -> None:
         (f'[[device]]\naddress = "host:{"9" * 5000}"', "device 1: address", "host:port"),
         (f'[[device]]\naddress = "{"h" * 200}:1"', "device 1: address", "host:port"),
         ('[[device]]\naddress = "a\\nb:1"', "device 1: address", "host:port"),
+        ('links = ["fast"]\n' + ONE, "links", "expected Mbit/s and ms"),
+        (ONE + 'profile = "toaster"', "profile", "expected a .toml file or one of"),
         (ONE + "name = 1", "device 1: name", "short text, got 1"),
         (ONE + 'name = ""', "device 1: name", "short text, got ''"),
         (ONE + f'name = "{"n" * 201}"', "device 1: name", "short text"),
