@@ -130,6 +130,8 @@ def _fork(index: int, args: argparse.Namespace) -> int:
         os.close(1)
         daemon.run()
         status = 0
+    except BrokenPipeError:  # the head was killed meanwhile, so nobody is there to be told of anything
+        status = 0
     except FlowSpecError as error:
         log.error("%s", error)
     except MemoryError:

@@ -218,6 +218,21 @@ def test_local_daemons_end_with_their_parent_however_it_ends(folder: Path) -> No
     wait_until(lambda: not any(_is_running(pid) for pid in pids), "all daemons have ended")
 
 
+def test_local_daemons_whose_parent_is_killed_while_they_start_say_nothing() -> None:
+    script = (
+        "import sys\nfrom flowspec.runtime.local import start_pool\n"
+        "pool = start_pool(['--count', '2'])\nprint(pool.pid, flush=True)\nsys.stdin.read()"
+    )
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", script], stdin=pipe, stdout=pipe, stderr=pipe) as parent:
+        assert parent.stdout is not None
+        assert parent.stderr is not None
+        pid = int(parent.stdout.readline())
+        parent.kill()
+        assert parent.stderr.read() == b""  # to the end of all that hold it
+    wait_until(lambda: not _is_running(pid), "the pool has ended")
+
+
 def _is_running(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
