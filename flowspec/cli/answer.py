@@ -154,7 +154,7 @@ class Told:
 
 def forecast_told(session: Session, answer: Answer) -> Told | None:
     """Why the forecast was wrong by more than a factor of two; None where it was right or nothing was
-    foretold."""
+    forecast."""
     if session.chosen is None:
         return None
     plan, found, stages = session.chosen.plan, answer.statistics, session.head.stages
@@ -180,6 +180,6 @@ def forecast_told(session: Session, answer: Answer) -> Told | None:
         return None
     reasons = causes(session.chosen.request, plan, measured)
     why = "; ".join(cause.text for cause in reasons)
-    foretold, was = rounded(plan.forecast.tokens_per_s), rounded(measured.tokens_per_s)
-    text = f"forecast {foretold} tokens/s, measured {was}: {why}" if why else ""
+    forecast, was = rounded(plan.forecast.tokens_per_s), rounded(measured.tokens_per_s)
+    text = f"forecast {forecast} tokens/s, measured {was}: {why}" if why else ""
     return Told(text=text, kinds=frozenset(cause.kind for cause in reasons) or frozenset(("unknown",)))

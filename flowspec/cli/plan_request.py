@@ -286,7 +286,7 @@ def _head(name: str | None, sites: Sequence[Site]) -> Site | None:
     known = [each for each in sites if each.name == name]
     if known:
         return known[0]
-    profile = find_profile(name)
+    profile = find_profile(name, what="--head")
     return site(
         f"{profile.name}-head" if any(each.name == profile.name for each in sites) else profile.name, profile
     )

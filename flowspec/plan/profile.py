@@ -162,17 +162,20 @@ def profile_names() -> list[str]:
     return sorted({path.stem for folder in folders() for path in folder.glob("*.toml")})
 
 
-def find_profile(name: str, *, what: str = "device") -> DeviceProfile:
+def find_profile(name: str, *, what: str = "") -> DeviceProfile:
     """A profile by the name of a board that FlowSpec ships one for, or from a file; raises `InputError`, of
     which `what` names the place."""
     if name.endswith(".toml"):
-        return read_profile(Path(name))
+        try:
+            return read_profile(Path(name))
+        except InputError as error:
+            raise InputError(f"{what}: {error}" if what else str(error)) from None
     for folder in folders():
         for path in folder.glob("*.toml"):
             if path.stem == name:
                 return read_profile(path)
     raise InputError(
-        f"{what}: expected a .toml file or one of {', '.join(profile_names())}, got {name!r:.80}"
+        f"{what or 'device'}: expected a .toml file or one of {', '.join(profile_names())}, got {name!r:.80}"
         f"{meant(name, profile_names())}"
     )
 

@@ -186,12 +186,7 @@ def declared_profile(device: Device, cluster: Path) -> DeviceProfile | None:
         return None
     if board.endswith(".toml") and not Path(board).is_absolute() and (cluster.parent / board).is_file():
         board = str(cluster.parent / board)
-    try:
-        return find_profile(board)
-    except InputError as error:
-        raise InputError(
-            f"{cluster}: {device.name}: profile: {str(error).removeprefix('device: ')}"
-        ) from None
+    return find_profile(board, what=f"{cluster}: {device.name}: profile")
 
 
 def is_ssh_target(text: str) -> bool:

@@ -126,11 +126,12 @@ def _fork(index: int, args: argparse.Namespace) -> int:
         )
         daemon.stop_on_signals()
         line = json.dumps({"name": daemon.name, "port": daemon.port, "pid": os.getpid()}) + "\n"
-        os.write(1, line.encode())
+        try:
+            os.write(1, line.encode())
+        except BrokenPipeError:  # the head was killed meanwhile, so nobody is there to serve
+            os._exit(0)
         os.close(1)
         daemon.run()
-        status = 0
-    except BrokenPipeError:  # the head was killed meanwhile, so nobody is there to be told of anything
         status = 0
     except FlowSpecError as error:
         log.error("%s", error)

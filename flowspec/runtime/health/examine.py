@@ -190,7 +190,7 @@ def ask_all(
     cluster: Sequence[Device] = (),
 ) -> list[Examined]:
     """The facts of all devices, links left out; those named in `speed` are asked how fast they are, too, and
-    all which kernel computes `dtype`. `cluster`: more devices, of which these are some.
+    all which kernel computes `dtype`. `cluster`: all its devices, where `devices` are only some of them.
 
     All together take `within_s` at most, of which each has an equal share. `examine_timeouts` is for each.
     """
