@@ -1,7 +1,7 @@
 """Valid files made wrong by field, for property tests: entries changed, left out, doubled, renamed, nested or
 taken from elsewhere.
 
-What `tests/checks/fuzz/mutate.py` does to frames, for what JSON and TOML hold; Hypothesis draws, and so
+What `lab/fuzz/mutate.py` does to frames, for what JSON and TOML hold; Hypothesis draws, and so
 shrinks, the mutations.
 """
 

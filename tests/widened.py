@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save_file
 
 from flowspec.model.files import bundled_folder
 from flowspec.model.json_files import read_json
-from tests.command import Parser, run_command
+from lab.command import Parser, run_command
 from tests.ggufs import convert
 from tests.vocabularies import bundled
 

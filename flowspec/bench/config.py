@@ -38,7 +38,7 @@ PROMPT_FILES = {
 USERS_MAX = limits.CONVERSATIONS_MAX // 2
 """Of a load: beside the answers under way the head remembers those that it is about to forget."""
 HEAD_MS = 0.5
-"""What the head spends on an event: `tests.perf.overhead` measures about that on a laptop."""
+"""What the head spends on an event, as measured on a laptop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 A guess's *distance* is how many tokens it is ahead of the newest token that the target has given (1: the
 token after that one). A profile says for each domain and temperature, and each distance from 1 on, which
 share of the next tokens are among the drafter's best 1, 2, 4, ... (`within`). Shipped ones are in
-`configs/profiles`: `measured` (by `tests/perf/acceptance.py`; these name the drafter's files by hash),
+`configs/profiles`: `measured` (by `lab/perf/acceptance.py`; these name the drafter's files by hash),
 `published` by others, or `reconstructed` from what others published, which is less than a profile
 needs.
 

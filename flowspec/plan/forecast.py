@@ -53,7 +53,7 @@ and the features do not say, as a share of what they say."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
-    """Fitted to simulations (`tests.perf.planner_fit`); `_missed` and `seconds_per_token` say what each is
+    """Fitted to simulations (`lab.perf.planner_fit`); `_missed` and `seconds_per_token` say what each is
     for."""
 
     sharpness: float = 1.0435

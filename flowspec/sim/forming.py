@@ -4,7 +4,7 @@ product's own code, in no time.
 From then on nobody is lost, silent or back, and each word is for a stage or for the head: `DaemonCore` would
 hand all of them on as they are (`tests/sim/test_beginning.py` compares), and `PipelineCore` would say nothing
 but Ping. So a `World` gives its events to `StageCore` and `HeadCore` themselves. Clusters that fail are
-`tests.checks.faults`.
+`lab.faults`.
 """
 
 from __future__ import annotations

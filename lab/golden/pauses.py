@@ -2,7 +2,7 @@
 
 Daemons of the tree, each a process of its own, run the bundled model; the head is in this process. In the
 middle of an answer one is killed, stopped or halted, or comes back, or the head itself is killed and another
-one goes on. Which parts a pause has: `tests.checks.pauses`.
+one goes on. Which parts a pause has: `lab.checks.pauses`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from flowspec import LLM, Cluster, Device
-from lab.golden.limits import limited
-from lab.golden.place import Place
-from lab.golden.recording import Absent, Observation
 
 # What a pause is made of, and how a head is killed and gone on with. The head's events are seen through
 # `PauseWatch` alone.
-from tests.checks.pauses import DRAFTER, FORMED, PauseWatch, parts_of
-from tests.checks.resumes import killed, written
+from lab.checks.pauses import DRAFTER, FORMED, PauseWatch, parts_of
+from lab.checks.resumes import killed, written
+from lab.golden.limits import limited
+from lab.golden.place import Place
+from lab.golden.recording import Absent, Observation
 
 PROMPT = "Tell me a story about a lighthouse, and then explain how a lighthouse works."
 LAYERS = (3, 3, 2)
@@ -41,7 +41,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "token": ("token",),
     "pause": ("pause",),
 }
-"""What is seen, and the parts of `tests.checks.pauses` that it is the sum of."""
+"""What is seen, and the parts of `lab.checks.pauses` that it is the sum of."""
 FLOOR_S = 0.1
 """What is shorter counts as this long: nobody notices it, and on a busy machine it is chance."""
 LISTENS = b" listens on "

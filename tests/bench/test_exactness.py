@@ -13,7 +13,7 @@ from flowspec.bench.outcome import EXACT, WRONG
 from flowspec.core.protocol.messages import Sampling
 from flowspec.model.files import ModelFiles
 from flowspec.model.step_by_step import StepByStep
-from tests.checks.questions import agreement
+from lab.checks.questions import agreement
 
 STOPS = frozenset([8, 9])
 

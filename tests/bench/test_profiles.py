@@ -32,8 +32,8 @@ from flowspec.bench.simulated import run
 from flowspec.bench.synthetic import synthetic_cases
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import InputError
+from lab.perf.acceptance import count_hits
 from tests.bench.benches import TOML, boards, synthetic
-from tests.perf.acceptance import count_hits
 
 FALLING = ((0.9, 0.97), (0.8, 0.93), (0.6, 0.8), (0.5, 0.7), (0.4, 0.6), (0.3, 0.5))
 OURS = Setup(name="continuous", method="continuous")

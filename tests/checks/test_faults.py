@@ -37,12 +37,11 @@ from flowspec.core.stage.drafter import DrafterCore, DrafterEvent
 from flowspec.core.stage.stage import StageCore
 from flowspec.plan.timing import Curve
 from flowspec.sim.device import DeviceSpec
-from tests.broken_builds import keeps_the_flights, sends_only_the_root_again
-from tests.checks.faults.__main__ import main, replay_command, story
-from tests.checks.faults.daemon import LEASE_S
-from tests.checks.faults.pipelines import HEAD
-from tests.checks.faults.play import FaultError, Play
-from tests.checks.faults.schedule import (
+from lab.faults.__main__ import main, replay_command, story
+from lab.faults.daemon import LEASE_S
+from lab.faults.pipelines import HEAD
+from lab.faults.play import FaultError, Play
+from lab.faults.schedule import (
     BITS_KINDS,
     DRAFTER_KINDS,
     KINDS,
@@ -52,7 +51,8 @@ from tests.checks.faults.schedule import (
     Fault,
     draw,
 )
-from tests.checks.faults.tally import RULES, RULES_SEEDS, Tally, play
+from lab.faults.tally import RULES, RULES_SEEDS, Tally, play
+from tests.broken_builds import keeps_the_flights, sends_only_the_root_again
 
 SEEDS = 125
 CHUNK = 25
@@ -553,7 +553,7 @@ def test_the_command_tells_a_seed_that_fails_and_its_story(
 
 
 def test_the_command_works_in_processes_of_its_own() -> None:
-    command = [sys.executable, "-m", "tests.checks.faults", "--seeds", "2", "--jobs", "1", "--json"]
+    command = [sys.executable, "-m", "lab.faults", "--seeds", "2", "--jobs", "1", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["seeds"] == 2

@@ -16,13 +16,13 @@ import pytest
 from flowspec.core.head.request import Request
 from flowspec.core.head.statistics import Statistics
 from flowspec.wire.codec import KINDS, decode
+from lab.fuzz import hunt
+from lab.fuzz.__main__ import main
+from lab.fuzz.arcs import Arcs
+from lab.fuzz.mutate import mutated, nudged
+from lab.fuzz.samples import sample_envelopes, sample_frames
+from lab.fuzz.world import World
 from tests.broken_builds import keeps_the_flights, sends_only_the_root_again
-from tests.checks.fuzz import hunt
-from tests.checks.fuzz.__main__ import main
-from tests.checks.fuzz.arcs import Arcs
-from tests.checks.fuzz.mutate import mutated, nudged
-from tests.checks.fuzz.samples import sample_envelopes, sample_frames
-from tests.checks.fuzz.world import World
 
 FRAMES = "2500"
 """With the seed below some of the few cases that are traced are clusters."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.checks.hostile import try_everything
+from lab.checks.hostile import try_everything
 
 
 def test_nobody_is_harmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

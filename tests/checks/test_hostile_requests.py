@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("llguidance")
 
-from tests.checks.hostile_requests import ATTEMPTS, outcome_of, tools, try_everything
+from lab.checks.hostile_requests import ATTEMPTS, outcome_of, tools, try_everything
 
 SOME = (
     "a schema of 1 MB: one long text",

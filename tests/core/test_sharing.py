@@ -1,6 +1,6 @@
 """Prompts that begin with what other conversations have computed: what the head asks of the stages, and when.
 
-`tests/sim` and `tests/checks/faults` show that answers are right whatever happens meanwhile, `tests/model`
+`tests/sim` and `lab/faults` show that answers are right whatever happens meanwhile, `tests/model`
 that bits are.
 """
 

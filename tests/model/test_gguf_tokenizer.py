@@ -25,7 +25,6 @@ from flowspec.model.gguf.splits import SPLITS
 from flowspec.model.gguf.tokenizer import load, plain_tokens, stop_ids
 from flowspec.model.special_tokens import Rendered, without_cuts
 from flowspec.model.text import TextStream, Tokenizer, recommended
-from tests.checks import vocabularies
 from tests.mutations import mutants, one_line_at_most
 from tests.vocabularies import (
     BYTES,
@@ -427,21 +426,6 @@ def test_plain_tokens_are_those_that_texts_are_made_of(folder: Path) -> None:
     assert list(plain) == list(range(3, count))
     assert others == {0, 1, 2, count, count + 1}
     assert plain[IDS["hello"]] == "hello"
-
-
-def test_the_check_of_published_vocabularies_tells_right_and_wrong(
-    phi3: GgufFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copy(phi3.path, tmp_path / "v.gguf")
-    shutil.copy(PUBLISHED / "phi-3.inp", tmp_path / "v.gguf.inp")
-    shutil.copy(PUBLISHED / "phi-3.out", tmp_path / "v.gguf.out")
-    assert vocabularies.main([str(tmp_path)]) == 0
-    assert capsys.readouterr().out == "v.gguf: 46 texts right, 0 wrong\n"
-    ids = (tmp_path / "v.gguf.out").read_text()
-    (tmp_path / "v.gguf.out").write_text(ids.replace(" 29871", " 29870", 1))
-    assert vocabularies.main([str(tmp_path), "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)["v.gguf"]
-    assert (found["right"], len(found["wrong"])) == (45, 1)
 
 
 # ------------------------------------------------------------------------------------------------ damaged

@@ -1,4 +1,4 @@
-"""What a local search finds, memory to the byte, and what changes a plan; `tests.perf.exhaustive` compares
+"""What a local search finds, memory to the byte, and what changes a plan; `lab.perf.exhaustive` compares
 plans with all that could be chosen."""
 
 from __future__ import annotations

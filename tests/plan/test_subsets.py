@@ -12,7 +12,7 @@ from flowspec.draft.choosing import without_model
 from flowspec.plan.absence import among
 from flowspec.plan.planner import DoesNotFit, make_plan
 from flowspec.plan.sites import PlanRequest
-from tests.perf.planner_check import drawn
+from lab.perf.planner_check import drawn
 
 CLUSTERS, GROUPS = 300, 10
 DEVICES_MAX = 4

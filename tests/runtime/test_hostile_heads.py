@@ -23,7 +23,7 @@ from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalDaemon
 from flowspec.runtime.next_hop import NextHop
 from flowspec.wire.codec import BYTES, Tensor
-from tests.checks.fuzz.samples import MESSAGES
+from lab.fuzz.samples import MESSAGES
 from tests.runtime.clusters import PROMPT, Peer, plan_for, submit, tokens_of, whole_model
 
 Start = Callable[..., LocalDaemon]

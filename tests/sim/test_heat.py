@@ -17,9 +17,9 @@ from flowspec.core.methods import make_method
 from flowspec.core.protocol.messages import Sampling
 from flowspec.plan.timing import Curve, LinkSpec
 from flowspec.sim.device import DeviceSpec
-from tests.checks.faults.cluster import FORMING_TIMEOUTS
-from tests.checks.faults.play import Play
-from tests.checks.faults.schedule import Dialogue, Schedule, draw
+from lab.faults.cluster import FORMING_TIMEOUTS
+from lab.faults.play import Play
+from lab.faults.schedule import Dialogue, Schedule, draw
 
 CONTEXT = 400
 LAYERS = 24

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from lab.faults.play import FaultError, Play
+from lab.faults.schedule import HEAL_S, HOLD_SHARE, SILENT_S, Fault, Schedule, draw
 from tests.broken_builds import sends_prompts_whole
-from tests.checks.faults.play import FaultError, Play
-from tests.checks.faults.schedule import HEAL_S, HOLD_SHARE, SILENT_S, Fault, Schedule, draw
 
 SEEDS = 40
 

@@ -15,8 +15,8 @@ from flowspec.core.cluster.membership import SWITCH_S
 from flowspec.core.head.events import Submit
 from flowspec.plan.timing import Curve
 from flowspec.sim.device import DeviceSpec
-from tests.checks.faults.play import Play
-from tests.checks.faults.schedule import Schedule
+from lab.faults.play import Play
+from lab.faults.schedule import Schedule
 from tests.sim.test_heat import schedule
 
 ASKED_S, GONE_S, BACK_S, LAST_S = 35.0, 40.0, 60.0, 85.0

@@ -25,8 +25,8 @@ from flowspec.watch.figures import Frame
 from flowspec.watch.recorder import Recorder
 from flowspec.watch.recording import About, as_text, record_document, wrong_document
 from flowspec.watch.state import WatchState
-from tests.checks.faults import play as faults
-from tests.checks.faults import schedule as fault_schedules
+from lab.faults import play as faults
+from lab.faults import schedule as fault_schedules
 from tests.sim.swarm import Play, draw
 
 ABOUT = About(world="simulated", model="made", method="any", drafters=(), stages=[])

@@ -44,7 +44,7 @@ from flowspec.core.protocol.weight_messages import (
 )
 from flowspec.errors import PeerError
 from flowspec.wire.codec import BYTES, DTYPE_BYTES, KINDS, Envelope, Tensor, decode, encode, joined
-from tests.checks.fuzz.samples import sample_envelopes
+from lab.fuzz.samples import sample_envelopes
 
 COMMIT = Commit(request=1, epoch=0, base=1, path=(5,))
 OPENING = Open(

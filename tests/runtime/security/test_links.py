@@ -22,8 +22,8 @@ from flowspec.runtime.links import LinkEffort, measure_links
 from flowspec.runtime.local import LocalCluster, LocalDaemon
 from flowspec.runtime.security.keyfiles import device_keyring, head_keyring, make_keys
 from flowspec.runtime.security.keyring import Keyring
-from tests.checks.intrusion import try_everything
-from tests.checks.wiretap import Wiretap, play
+from lab.checks.intrusion import try_everything
+from lab.checks.wiretap import Wiretap, play
 from tests.runtime.clusters import PROMPT, Peer, drafter_for, plan_for, submit, tokens_of
 
 STAGES = 3

@@ -1,0 +1,1 @@
+"""Measurements of this machine and of simulated ones. `python -m lab.perf.NAME`."""

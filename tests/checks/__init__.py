@@ -1,2 +1,0 @@
-"""Long checks: thousands of schedules, broken peers and files, killed processes. `python -m
-tests.checks.NAME`."""
