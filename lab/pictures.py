@@ -2,7 +2,7 @@
 docs/pictures.
 
 Four methods answer one question in virtual time, and `bench` draws them; a recording of docs/recordings is
-played in the page, in a headless Chromium (`launch/browser`). `--answer FOLDER` keeps what `bench` made, and
+played in the page, in a headless Chromium (`launch/needs`). `--answer FOLDER` keeps what `bench` made, and
 takes it from there if it is there already. Needs `launch/install dev`.
 """
 

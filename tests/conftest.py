@@ -1,10 +1,9 @@
-import multiprocessing
 import os
 import shutil
 import signal
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -31,10 +30,21 @@ os.environ.setdefault(
 os.environ["XDG_CACHE_HOME"] = make_cache(Path(_state.name) / "cache")  # nor are digests of weights
 
 settings.register_profile("suite", derandomize=True, deadline=None, max_examples=60)
-settings.register_profile(
-    "deep", settings.get_profile("suite"), derandomize=False, max_examples=5000
-)  # --hypothesis-profile=deep --timeout=0
+settings.register_profile("nightly", settings.get_profile("suite"), derandomize=False, max_examples=500)
 settings.load_profile("suite")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The seconds that tests took, by folder; `--durations` shows single ones."""
+    spent_s: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                spent_s["/".join(Path(report.nodeid.split("::")[0]).parts[:2])] += report.duration
+    terminalreporter.section("seconds by folder")
+    for folder, seconds in spent_s.most_common():
+        terminalreporter.write_line(f"{seconds:8.1f} {folder}")
+    terminalreporter.write_line(f"{spent_s.total():8.1f} all")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -43,15 +53,6 @@ def warm_pools() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("flowspec.runtime.local.start_pool", warm.start_pool)
         yield
-
-
-@pytest.fixture(scope="session")
-def workers() -> Iterator[ProcessPoolExecutor]:
-    """Two fresh processes: what they compute depends on its seed alone, so it does not matter who computes
-    it."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max_workers=min(2, os.cpu_count() or 1), mp_context=context) as pool:
-        yield pool
 
 
 @pytest.fixture

@@ -47,6 +47,8 @@ def advice(path: Path, otherwise: str = "copy it again") -> str:
         return f"it is a pointer that git-lfs left in its place; run `git lfs pull` there, or {_FETCH}"
     if text.startswith(_PAGE):
         return f"it is a web page that was saved in its place; {_FETCH}"
+    if text.startswith(b"{") and path.suffix != ".json":
+        return f"it is JSON, such as a server's answer that was saved in its place; {_FETCH}"
     if head.startswith(GGUF_MAGIC) and path.suffix.lower() != ".gguf":
         return f"it is a GGUF file; give it by itself: --model {path}"
     if head.startswith(_ZIP):

@@ -38,6 +38,12 @@ from flowspec.model.shaping import are_masks_beside
 from flowspec.model.support import family_of
 from flowspec.model.weights import RoundedStore, fill
 
+_CURES = {
+    torch.float16: "try --dtype bfloat16 or float32",
+    torch.bfloat16: "its weights are damaged (fetch them again), or need --dtype float32",
+    torch.float32: "its weights are damaged; fetch them again",
+}
+
 Masked = tuple[TextBefore, Mask | None]
 """The text before a token, and which tokens a grammar allows there."""
 
@@ -321,9 +327,7 @@ class Slice:
         highest = logits.max(axis=1)
         if not np.isfinite(highest).all():
             worst = highest[~np.isfinite(highest)][0]
-            raise ClusterError(
-                f"the model computed {worst} in {str(self.dtype)[6:]}; try --dtype bfloat16 or float32"
-            )
+            raise ClusterError(f"the model computed {worst} in {str(self.dtype)[6:]}; {_CURES[self.dtype]}")
         return logits
 
     def _batch(self, parts: tuple[JobPart, ...]) -> tuple[TreeBatch, torch.Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import json
+import math
 import re
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import SAMPLING_FIELDS, Sampling
 from flowspec.core.protocol.token_bytes import TokenBytes
 from flowspec.errors import InputError, first_line
-from flowspec.model.damage import check_inside, read_head
+from flowspec.model.damage import advice, check_inside, read_head
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.file import GGUF_ONLY
 from flowspec.model.harmony import MARKS, FinalChannel
@@ -145,7 +146,8 @@ class Tokenizer:
                 raise
             except Exception as error:  # noqa: BLE001 - both libraries raise anything for a broken file
                 text = " ".join(str(error).split())
-                raise InputError(f"cannot read the tokenizer of {files.model!r}: {text:.200}") from None
+                why = advice(found[0], f"{text:.200}") if files.gguf is None else f"{text:.200}"
+                raise InputError(f"cannot read the tokenizer of {files.model!r}: {why}") from None
         self._steps: set[str] | None = None
         self._longest_bytes: int | None = None
         self._added: dict[str, int] | None = None
@@ -803,8 +805,9 @@ def _read_generation_config(path: Path) -> dict[str, Any]:
     """A generation_config.json whose fields that we read are what they should be; raises `InputError`."""
     raw = read_json(path)
     for name, kind in _RECOMMENDED.items():
-        if raw.get(name) is not None and type(raw[name]) not in (int, kind):
-            raise InputError(f"{path}: {name}: expected a number, got {raw[name]!r:.80}")
+        value = raw.get(name)
+        if value is not None and (type(value) not in (int, kind) or not -math.inf < value < math.inf):
+            raise InputError(f"{path}: {name}: expected a number, got {value!r:.80}")
     stops = raw.get("eos_token_id")
     if stops is not None and not all(
         type(stop) is int for stop in (stops if isinstance(stops, list) else [stops])

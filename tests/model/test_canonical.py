@@ -17,22 +17,20 @@ from flowspec.core.protocol.precision import CACHE_AUTO, FILED
 from flowspec.model.files import ModelFiles
 from lab.golden.passes import Sizes, Stages, StepByStep, play
 from tests import ggufs
+from tests.nightly import NIGHT, nightly
 
 DTYPES = ("float32", "bfloat16", "float16", "int8", "int4")
 NAMES = sorted(VARIANTS)
 FILE = "GGUF of"
 CASES = sorted(
-    {(name, DTYPES[(place + shift) % 5]) for place, name in enumerate(NAMES) for shift in (0, 2)}
-    | {(name, dtype) for name in ("llama-grouped", "lfm2", "qwen3.5", "gemma4") for dtype in DTYPES}
-    | {("gpt-oss", "float32")}
-    | {
-        (f"{FILE} {name}", FILED)
-        for name in ("llama-tied", "qwen3-moe", "gemma2", "lfm2", "gpt-oss", "qwen3.5-moe")
-    }
+    {(name, DTYPES[(place + NIGHT) % 5]) for place, name in enumerate(NAMES)}
+    | {(f"{FILE} {name}", FILED) for name in ("llama-tied", "gemma2", "qwen3.5-moe")}
 )
-"""Two precisions of each family (three where attention has sinks), all of one that attends and of those with
-short convolutions and with states: `families_check` has the rest. And files whose matrices stay as they are
-packed, in all forms."""
+"""Each family in one precision, each precision in six families; and files whose matrices stay as they are
+packed, in all forms. At night all pairs of them."""
+if NIGHT:
+    CASES = [(name, dtype) for name in NAMES for dtype in DTYPES]
+    CASES += [(f"{FILE} {name}", FILED) for name in sorted(ggufs.SHAPES)]
 
 
 @pytest.fixture(scope="module")
@@ -124,12 +122,17 @@ def test_keys_and_values_in_fewer_bits(
     [
         ("llama-grouped", "float32", 510),
         ("qwen3-moe", "bfloat16", 60),
-        ("gemma2", "float16", 60),
-        ("phi3", "int8", 60),
-        ("llama-grouped", "int4", 60),
-        ("lfm2", "float32", 60),
-        ("qwen3.5-text", "float32", 60),
+        ("qwen3.5-text", "int8", 60),
         (f"{FILE} llama-tied", FILED, 60),
+        *nightly(
+            [],
+            [
+                ("gemma2", "float16", 60),
+                ("phi3", "int8", 60),
+                ("llama-grouped", "int4", 60),
+                ("lfm2", "float32", 60),
+            ],
+        ),
     ],
 )
 def test_jobs_of_hundreds_of_rows(

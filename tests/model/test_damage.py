@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def read_model(name: str) -> None:
 # --------------------------------------------------------------------------------- what a file is instead
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "model.gguf", "config.json"])
+@pytest.mark.parametrize("name", ["model.safetensors", "model.gguf", "config.json", "tokenizer.json"])
 @pytest.mark.parametrize(
     ("content", "told"),
     [
@@ -76,9 +77,16 @@ def test_what_it_is_and_what_to_do_is_said(name: str, content: bytes, told: str,
     with pytest.raises(InputError) as caught:
         read_model(str(path) if name.endswith(".gguf") else str(model))
     assert told in str(caught.value)
-    assert str(path) in str(caught.value)
+    assert str(model if name == "tokenizer.json" else path) in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert ("copy it again" in str(caught.value)) == (not told and name != "config.json")
+    assert ("copy it again" in str(caught.value)) == (not told and not name.endswith(".json"))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.gguf"])
+def test_an_answer_of_a_server_is_no_model(name: str, model: Path) -> None:
+    (model / name).write_text('{"error": "Entry not found"}')
+    with pytest.raises(InputError, match="it is JSON, such as a server's answer"):
+        read_model(str(model / name) if name.endswith(".gguf") else str(model))
 
 
 def test_a_gguf_file_under_another_name_says_how_to_give_it(model: Path, gguf: Path) -> None:
@@ -319,6 +327,10 @@ def test_what_flowspec_lacks_is_named(said: dict[str, Any], named: tuple[str, ..
     assert sampling_of(gguf, temp=0.7, **said).unsupported == named
 
 
-def test_a_text_in_place_of_a_number_is_refused(gguf: Path) -> None:
-    with pytest.raises(InputError, match=r"general\.sampling.top_k: expected a number, got 'many'"):
-        sampling_of(gguf, top_k="many")
+@pytest.mark.parametrize("value", ["many", math.nan, math.inf, True, [1]])
+def test_what_is_no_number_is_refused(value: Any, gguf: Path, model: Path) -> None:
+    with pytest.raises(InputError, match=r"general\.sampling.temp: expected a number"):
+        sampling_of(gguf, temp=value)
+    (model / "generation_config.json").write_text(json.dumps({"temperature": value}))
+    with pytest.raises(InputError, match="temperature: expected a number"):
+        recommended(ModelFiles(str(model)), ModelFiles(str(model)).config())

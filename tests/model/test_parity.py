@@ -3,7 +3,6 @@ for trees."""
 
 from __future__ import annotations
 
-import itertools
 import random
 from pathlib import Path
 from typing import Any
@@ -25,62 +24,28 @@ from flowspec.model.files import ModelFiles
 from flowspec.model.reference import Reference
 from flowspec.model.sampler import F32
 from tests.model.slices import CPU, assert_faithful, load, load_stages, pipeline
+from tests.nightly import nightly, seeds
 from tests.pipeline import Pipeline
 
-STAGES = dict(zip(sorted(VARIANTS), itertools.cycle((1, 3, 4))))
-"""That each variant is cut into; `families_check` has all."""
+MECHANISMS = {
+    "llama-grouped": 3,
+    "mistral-sliding": 4,
+    "lfm2": 3,
+    "qwen3.5-text": 4,
+    "gemma4": 1,
+    "qwen3-moe": 3,
+}
+"""Variants that differ in what a slice keeps of the text, and how many stages each is cut into: keys of all
+positions, of a window, convolutions, states, keys that layers share, experts. A method knows of no family."""
 
 
-@pytest.fixture(scope="module", params=STAGES)
-def variant(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture(scope="module")
-def folder(variant: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_variant(tmp_path_factory.mktemp(variant), variant)
-
-
-@pytest.fixture(scope="module")
-def reference(folder: Path) -> Reference:
-    return Reference(ModelFiles(str(folder)), "float32")
-
-
-def test_decoding_equals_the_plain_model(folder: Path, reference: Reference) -> None:
-    run = pipeline(load_stages(folder, 3), HeadCore(context=400, stage_count=3))
-    rng = random.Random(3)
-    prompts = [[rng.randrange(VOCABULARY_SIZE) for _ in range(length)] for length in (1, 37, 150)]
-    settings = [
-        Sampling(),
-        Sampling(temperature=0.7, seed=5),
-        Sampling(temperature=1.0, top_k=40, top_p=0.9, min_p=0.01, seed=6),
-    ]
-    request = 0
-    for prompt in prompts:
-        for sampling in settings:
-            request += 1
-            run.give(
-                Submit(
-                    request=request,
-                    prompt=tuple(prompt),
-                    new_tokens_max=12,
-                    sampling=sampling,
-                    stop_ids=frozenset(),
-                )
-            )
-    run.settle()  # all of them at once: their segments alternate in the pipeline
-    asked = [(prompt, sampling) for prompt in prompts for sampling in settings]
-    for number, (prompt, sampling) in enumerate(asked, 1):
-        assert run.answers[number] == reference.generate(tuple(prompt), sampling, 12, frozenset()), (
-            f"{folder.name}: {sampling}"
-        )
-
-
-def test_every_method_equals_the_plain_model(folder: Path, reference: Reference, variant: str) -> None:
+@pytest.mark.parametrize(("variant", "stages"), nightly(MECHANISMS, dict.fromkeys(VARIANTS, 3)).items())
+def test_every_method_equals_the_plain_model(variant: str, stages: int, tmp_path: Path) -> None:
     """Two requests at once; a drafter of the same weights in bfloat16 that is now right and now wrong, beside
     wrong siblings."""
+    folder = make_variant(tmp_path, variant)
+    reference = Reference(ModelFiles(str(folder)), "float32")
     drafter = LanguageModelDrafter.load(ModelFiles(str(folder)), "bfloat16", CPU, context=200, coupled=False)
-    stages = STAGES[variant]
     slices = load_stages(folder, stages)
     asked = [
         (tuple(range(7, 29)), Sampling()),
@@ -109,11 +74,14 @@ def test_every_method_equals_the_plain_model(folder: Path, reference: Reference,
         assert sent >= 10 + 6 * (is_drafted and stages > 1), f"guesses took part in {method}: {sent} nodes"
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_each_node_of_a_random_tree_gets_the_logits_of_its_path(folder: Path, seed: int) -> None:
+@pytest.mark.parametrize("seed", seeds(1, 4))
+@pytest.mark.parametrize("variant", sorted(VARIANTS))
+def test_each_node_of_a_random_tree_gets_the_logits_of_its_path(
+    variant: str, seed: int, tmp_path: Path
+) -> None:
     """Random trees of two requests in shared random segments over three slices, with commits and dead
     branches between."""
-    rng = random.Random(seed)
+    folder, rng = make_variant(tmp_path, variant), random.Random(seed)
     slices = load_stages(folder, 3)
     options = {"attn_implementation": "eager", "experts_implementation": "eager"}
     plain: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, **options).eval()

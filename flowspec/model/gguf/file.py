@@ -242,7 +242,7 @@ class GgufFile:
             value = self.metadata.get(_SAMPLING + key)
             if value is None:
                 continue
-            if type(value) not in (int, float):
+            if type(value) not in (int, float) or not math.isfinite(value):
                 raise InputError(f"{self.path}: {_SAMPLING}{key}: expected a number, got {value!r:.40}")
             found[name] = float(str(np.float32(value))) if type(value) is float else value
         if order := self.metadata.get(f"{_SAMPLING}sequence"):
