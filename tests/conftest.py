@@ -1,4 +1,5 @@
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -32,6 +33,22 @@ os.environ["XDG_CACHE_HOME"] = make_cache(Path(_state.name) / "cache")  # nor ar
 settings.register_profile("suite", derandomize=True, deadline=None, max_examples=60)
 settings.register_profile("nightly", settings.get_profile("suite"), derandomize=False, max_examples=500)
 settings.load_profile("suite")
+
+
+PROCESS_WORDS = re.compile(
+    r"\bsubprocess\b|\bwarm\b|LocalCluster|DaemonProcess|ProcessPool|multiprocessing|open_session|\bLLM\("
+)
+PROCESS_FIXTURES = {"alone", "browsers", "cluster", "doomed", "llm", "server", "session"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks as `process` what has a fixture that starts processes, or lies in a file that does."""
+    files: dict[Path, bool] = {}
+    for item in items:
+        if item.path not in files:
+            files[item.path] = bool(PROCESS_WORDS.search(item.path.read_text("utf-8")))
+        if files[item.path] or PROCESS_FIXTURES & {*getattr(item, "fixturenames", ())}:
+            item.add_marker("process")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

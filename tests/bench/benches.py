@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from flowspec.bench.config import AR, SIMULATED, SYNTHETIC, Bench, Setup, Testbed
@@ -30,6 +31,9 @@ bandwidth_mbps = 150
 latency_ms = 1
 shape = "tinyllama-1.1b"
 """
+
+DATA = Path(__file__).parents[1] / "data" / "bench"
+STEPS, RIVALS, PROFILE = ((DATA / f"{name}.toml").read_text() for name in ("steps", "rivals", "profile"))
 
 
 def boards(stages: int = 2, board: str = "jetson-orin-nano", name: str = "boards", **changes: Any) -> Testbed:

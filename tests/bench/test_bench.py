@@ -77,30 +77,28 @@ def test_every_answer_has_one_whole_record(whole: list[Record]) -> None:
         for temperature in (0.0, 1.0)
     }
     for one in whole:
-        assert (one.experiment, one.world, one.agreement, one.finish_reason, one.new_tokens) == (
-            "tiny",
-            "simulated",
-            EXACT,
-            "length",
-            12,
-        )
-        assert one.tokens_per_s == 11 / one.decode_s
-        assert (
-            min(one.network_bytes, one.energy_j, one.events, one.rows, one.tau_s, one.time_to_first_token_s)
-            > 0
-        )
+        assert (one.world, one.agreement, one.finish_reason) == ("simulated", EXACT, "length")
+        assert (one.new_tokens, one.tokens_per_s) == (12, 11 / one.decode_s)
+        assert min(one.network_bytes, one.energy_j, one.events, one.rows, one.tau_s) > 0
 
 
 def test_two_processes_find_the_same_as_one(whole: list[Record], tmp_path: Path) -> None:
-    found = finish(BENCH, tmp_path, jobs=2)
+    step = Steps()
+    found = finish(BENCH, tmp_path, 2, step)
     cases = read_cases(BENCH, None)
     assert in_order(BENCH, cases, found) == in_order(BENCH, cases, whole)
-    assert sorted(read_records(tmp_path / RESULTS), key=lambda one: one.key) == sorted(
-        whole, key=lambda one: one.key
-    )
+    assert in_order(BENCH, cases, read_records(tmp_path / RESULTS)) == in_order(BENCH, cases, whole)
+    assert sum(answers for _, answers in step.told) == 16
+    assert [one.key[:4] for one in in_order(BENCH, cases, whole[::-1])] == [
+        (place, name, prompt, temperature)
+        for place in ("boards", "a Pi")
+        for temperature in (0.0, 1.0)
+        for prompt in ("1", "2")
+        for name in ("ar", "small")
+    ]
 
 
-@pytest.mark.parametrize(("left", "half"), [(0, 200), (3, 1), (8, 0), (9, 200), (16, 0)])
+@pytest.mark.parametrize(("left", "half"), [(0, 200), (3, 1), (16, 0)])
 def test_a_run_goes_on_where_it_was_even_after_half_a_line(
     whole: list[Record], tmp_path: Path, left: int, half: int
 ) -> None:
@@ -114,12 +112,6 @@ def test_a_run_goes_on_where_it_was_even_after_half_a_line(
     assert sum(answers for _, answers in step.told) == 16 - left
     assert found == whole, "what heads learnt is the same, too"
     assert (tmp_path / RESULTS).read_text() == "".join(lines)
-
-
-def test_answers_of_workers_are_counted_within_a_task_too(whole: list[Record], tmp_path: Path) -> None:
-    step = Steps()
-    assert sorted(one.key for one in finish(BENCH, tmp_path, 2, step)) == sorted(one.key for one in whole)
-    assert sum(answers for _, answers in step.told) == 16
 
 
 def test_an_interruption_leaves_what_is_done_on_disk(whole: list[Record], tmp_path: Path) -> None:
@@ -160,59 +152,36 @@ def test_records_that_are_appended_never_stick_to_half_a_line(tmp_path: Path) ->
         write_records(tmp_path, [one])
 
 
-def test_records_of_a_version_that_had_more_verdicts_are_refused(tmp_path: Path) -> None:
-    write_records(tmp_path / "r.jsonl", [record("ar", "a", 1, 1.0, agreement="near-tie")])
-    with pytest.raises(
-        InputError, match=r"expected answers that are exact or wrong, got one that is 'near-tie'; an earlier"
-    ):
-        read_records(tmp_path / "r.jsonl")
-
-
-@pytest.mark.parametrize("text", ['{"a": 1}\n', "[]\n", "nonsense\n", "\x00\n"])
+@pytest.mark.parametrize("text", ['{"a": 1}\n', "[]\n", "nonsense\n", "\x00\n", "near-tie"])
 def test_a_file_that_holds_no_records_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "r.jsonl").write_text(text)
-    with pytest.raises(
-        InputError, match=r"r\.jsonl: expected results of .*; remove it, or give another --out"
-    ):
-        read_records(tmp_path / "r.jsonl")
+    path = tmp_path / "r.jsonl"
+    if text == "near-tie":
+        write_records(path, [record("ar", "a", 1, 1.0, agreement=text)])
+    else:
+        path.write_text(text)
+    with pytest.raises(InputError, match=r"r\.jsonl: expected (results|answers)"):
+        read_records(path)
 
 
 def test_the_folder_of_another_experiment_is_refused_with_what_is_different(tmp_path: Path) -> None:
     open_out(BENCH, tmp_path)
     write_records(tmp_path / RESULTS, [record("ar", "a", 1, 1.0)])
-    assert len(open_out(BENCH, tmp_path)) == 1
     narrow = replace(BENCH.testbeds[0], link=replace(BENCH.testbeds[0].link, bandwidth_mbps=100))
-    for changed, text in (
-        (replace(BENCH, new_tokens=13), r"new_tokens: expected 12, got 13"),
-        (replace(BENCH, limit=None), r"limit: expected 2, got nothing"),
-        (replace(BENCH, temperatures=(0.0, 0.5)), r"temperatures 2: expected 1\.0, got 0\.5"),
-        (replace(BENCH, temperatures=(0.0,)), r"temperatures: expected \[0\.0, 1\.0\], got \[0\.0\]"),
-        (
-            replace(BENCH, testbeds=BENCH.testbeds[:1]),
-            r"testbeds: expected boards, a Pi, got boards",
-        ),
-        (
-            replace(BENCH, prompts=("a" * 200, "b")),
-            rf'prompts: expected \["shipped"\], got \["{"a" * 200}", "b"\]',
-        ),
-        (
-            replace(BENCH, testbeds=(narrow, BENCH.testbeds[1])),
-            r"testbeds 1 link bandwidth_mbps: expected 150, got 100",
-        ),
-        (replace(BENCH, name="other", setups=SETUPS[:1]), rf'name: expected "{BENCH.name}", got "other"'),
-        (replace(BENCH, setups=SETUPS[:1]), r"methods: expected ar, small, got ar"),
-        (
-            replace(BENCH, setups=(SETUPS[0], replace(SETUPS[1], options={}))),
-            r"setups small options segment_nodes: expected 8, got nothing",
-        ),
+    for changed, what in (
+        (replace(BENCH, new_tokens=13), "new_tokens: expected 12, got 13"),
+        (replace(BENCH, limit=None), "limit:"),
+        (replace(BENCH, temperatures=(0.0, 0.5)), "temperatures 2:"),
+        (replace(BENCH, testbeds=BENCH.testbeds[:1]), "testbeds:"),
+        (replace(BENCH, prompts=("a", "b")), "prompts:"),
+        (replace(BENCH, testbeds=(narrow, BENCH.testbeds[1])), "testbeds 1 link bandwidth_mbps:"),
+        (replace(BENCH, name="other"), "name:"),
+        (replace(BENCH, setups=SETUPS[:1]), "methods:"),
+        (replace(BENCH, setups=(SETUPS[0], replace(SETUPS[1], options={}))), "setups small options"),
     ):
-        with pytest.raises(
-            InputError,
-            match=rf"--out: .* holds results of another experiment \({text}\); give the same flags as then",
-        ) as caught:
+        with pytest.raises(InputError, match=rf"--out: .* another experiment \({what}") as caught:
             open_out(changed, tmp_path)
         assert "\n" not in str(caught.value)
-    assert open_out(BENCH, tmp_path), "it is as it was"
+    assert len(open_out(BENCH, tmp_path)) == 1, "it is as it was"
 
 
 def test_an_experiment_may_come_back_with_more_methods(tmp_path: Path) -> None:
@@ -246,9 +215,7 @@ def test_a_folder_without_results_is_anybodys(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="expected what an earlier run wrote"):
         open_out(BENCH, tmp_path)
     (tmp_path / "file").touch()
-    with pytest.raises(
-        InputError, match=r"--out: expected a folder that can be written, got .*/file \(File exists\)"
-    ):
+    with pytest.raises(InputError, match=r"--out: .*/file \(File exists\)"):
         open_out(BENCH, tmp_path / "file")
 
 
@@ -278,36 +245,16 @@ def test_what_is_pending_follows_methods_to_their_testbeds() -> None:
     assert rest[0].jobs == ((bench.testbeds[1], only),)
 
 
-def test_records_are_put_in_the_experiments_order(whole: list[Record]) -> None:
-    cases = read_cases(BENCH, None)
-    found = in_order(BENCH, cases, whole[::-1])
-    assert [one.key[:4] for one in found] == [
-        (place, name, prompt, temperature)
-        for place in ("boards", "a Pi")
-        for temperature in (0.0, 1.0)
-        for prompt in ("1", "2")
-        for name in ("ar", "small")
-    ]
-
-
 def test_heads_learn_from_the_first_case_and_one_from_the_middle_with_the_first_seed() -> None:
     bench = synthetic(limit=5, seeds=(7, 8))
     cases = read_cases(bench, None)
-    assert [
-        (case.prompt_id, case.sampling.temperature, case.sampling.seed)
-        for case in warm_up_cases(bench, cases)
-    ] == [
-        ("1", 0.0, 0),
-        ("3", 0.0, 0),
-        ("1", 1.0, 7),
-        ("3", 1.0, 7),
-    ]
-    assert [(case.prompt_id, case.sampling.temperature) for case in warm_up_cases(bench, cases, 1)] == [
-        ("1", 0.0),
-        ("1", 1.0),
-    ]
-    one = synthetic(limit=1)
-    assert len(warm_up_cases(one, read_cases(one, None))) == 2
+
+    def learnt(count: int = 2) -> list[tuple[str, float, int]]:
+        found = warm_up_cases(bench, cases, count)
+        return [(case.prompt_id, case.sampling.temperature, case.sampling.seed) for case in found]
+
+    assert learnt() == [("1", 0.0, 0), ("3", 0.0, 0), ("1", 1.0, 7), ("3", 1.0, 7)]
+    assert learnt(1) == [("1", 0.0, 0), ("1", 1.0, 7)]
     assert warm_up_cases(replace(bench, nothing_learnt=True), cases) == []
 
 
@@ -362,11 +309,9 @@ def test_prompts_of_several_files_are_told_apart(tmp_path: Path, monkeypatch: py
         f"{path} {number}" for path in (one, two) for number in (1, 2)
     ]
     one.write_text(one.read_text() * 2)
-    with pytest.raises(InputError, match=r"one\.jsonl: question_id: expected each once, got '1' 2 times"):
+    with pytest.raises(InputError, match=r"one\.jsonl: question_id: .* '1' 2 times"):
         answered((one,), monkeypatch)
-    with pytest.raises(
-        InputError, match=r"no\.jsonl: expected a file of prompts, but it cannot be read \(No such file"
-    ):
+    with pytest.raises(InputError, match=r"no\.jsonl: .*No such file"):
         answered((tmp_path / "no.jsonl",), monkeypatch)
 
 
@@ -378,17 +323,10 @@ def test_what_does_not_fit_the_context_is_refused_before_anything_is_answered(
     (case,) = answered((path,), monkeypatch)
     assert len(answered((path,), monkeypatch, context=len(case.prompt) + 12)) == 1
     monkeypatch.setattr("flowspec.bench.plain._Answers.answer", lambda *_: pytest.fail("it was asked"))
-    with pytest.raises(
-        InputError,
-        match=(
-            rf"prompt 1 has {len(case.prompt)} tokens, which with 12 new ones is more than the context of 40"
-        ),
-    ):
-        read_cases(synthetic(model=BUNDLED, drafters=(BUNDLED,), prompts=(str(path),), context=40), None)
-    with pytest.raises(
-        InputError,
-        match=r"a synthetic prompt has 64 tokens, which with 12 new ones is more than the context of 75",
-    ):
+    bench = synthetic(model=BUNDLED, drafters=(BUNDLED,), prompts=(str(path),), context=40)
+    with pytest.raises(InputError, match=rf"prompt 1 has {len(case.prompt)} tokens, .* context of 40"):
+        read_cases(bench, None)
+    with pytest.raises(InputError, match=r"64 tokens, .* context of 75"):
         read_cases(synthetic(context=75), None)
     assert read_cases(synthetic(context=76), None)
 

@@ -43,13 +43,12 @@ def test_why_answers_cannot_be_bound_is_said(tmp_path: Path, monkeypatch: pytest
     bare = ModelFiles(str(make_variant(tmp_path / "model", "llama-grouped")))
     assert BoundCases(bare, bare.config()).why == "the model has no tokenizer"
     files = ModelFiles(BUNDLED)
-    with monkeypatch.context() as patched:
-        patched.setattr(Tokenizer, "final_channel", lambda tokenizer: "final")
-        assert "writes in channels" in BoundCases(files, files.config()).why
-    with monkeypatch.context() as patched:
-        advice = replace(recommended(files, files.config()), stop_ids=frozenset())
-        patched.setattr(bound_cases, "recommended", lambda files, config: advice)
-        found = BoundCases(files, files.config())
-        assert (found.why, found.tokens) == ("the model names no token that ends answers", None)
-    monkeypatch.setattr(bound_cases, "library_version", lambda: "")
-    assert BoundCases(files, files.config()).why.startswith("llguidance is not here; ")
+    advice = replace(recommended(files, files.config()), stop_ids=frozenset())
+    for target, name, value, why in (
+        (Tokenizer, "final_channel", lambda tokenizer: "final", "channels"),
+        (bound_cases, "recommended", lambda files, config: advice, "no token that ends answers"),
+        (bound_cases, "library_version", lambda: "", "llguidance is not here"),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(target, name, value)
+            assert why in BoundCases(files, files.config()).why

@@ -1,17 +1,14 @@
-"""Several models beside the target in an experiment: which a setup uses, where they run, and what is wrong
-with a file that does not fit."""
+"""Several models beside the target: where they run, what they cost, and that answers stay exact."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from flowspec.bench.config import AUTO, FIXED, Bench, DrafterPlacement, Setup
+from flowspec.bench.config import FIXED, DrafterPlacement, Setup
 from flowspec.bench.drafter_for_each import DrafterForEach
 from flowspec.bench.drafter_places import drafting_curve, places_of
-from flowspec.bench.experiments import read_experiment
 from flowspec.bench.outcome import EXACT
 from flowspec.bench.recording import energy_of
 from flowspec.bench.simulated import build, run, submit_of
@@ -19,7 +16,6 @@ from flowspec.bench.synthetic import Synthetic, synthetic_cases
 from flowspec.core.protocol.messages import Sampling
 from flowspec.draft.suffix import SuffixProposer
 from flowspec.draft.text import TextDrafter
-from flowspec.errors import InputError
 from flowspec.plan.cost import drafter_curve
 from flowspec.plan.profile import find_profile
 from flowspec.plan.shape import find_shape
@@ -28,153 +24,12 @@ from flowspec.sim.drafter_device import DrafterDeviceSpec
 from flowspec.sim.world import Handled
 from tests.bench.benches import boards, synthetic
 
-TOML = """
-drafters = ["draft", "mid", "draft-math"]
-methods = ["ar", "tree-sd", "continuous"]
-
-[[testbed]]
-name = "two boards"
-devices = ["2 x jetson-orin-nano"]
-bandwidth_mbps = 150
-latency_ms = 1
-shape = "tinyllama-1.1b"
-"""
-BOARD = """
-[[testbed.drafters]]
-models = ["mid"]
-device = "raspberry-pi-5"
-shape = "llama-68m"
-"""
-METHOD = """
-[[method]]
-name = "some"
-method = "continuous"
-"""
 PI = find_profile("raspberry-pi-5")
 FAR = LinkSpec(bandwidth_mbps=50, delay_s=0.002)
 APART = DrafterPlacement(
     models=("mid", "draft-math"), shape=find_shape("llama-68m"), precision="float16", device=PI, link=FAR
 )
 OURS = Setup(name="continuous", method="continuous")
-
-
-def read(tmp_path: Path, text: str) -> Bench:
-    path = tmp_path / "exp.toml"
-    path.write_text(text)
-    return read_experiment(path)
-
-
-def test_a_setup_uses_what_it_names_or_as_many_as_it_can(tmp_path: Path) -> None:
-    some = METHOD + 'drafters = ["draft-math", "draft"]\n'
-    chains = (
-        METHOD.replace("some", "mid")
-        + 'chain = ["mid"]\n'
-        + METHOD.replace("some", "all")
-        + 'chain = "auto"\n'
-    )
-    plain = METHOD.replace("some", "none") + "chain = []\n"
-    bench = read(tmp_path, TOML + some + chains + plain)
-    assert {setup.name: (bench.drafters_of(setup), setup.chain) for setup in bench.setups} == {
-        "ar": ((), ""),
-        "tree-sd": (("draft",), ""),
-        "continuous": (("draft", "mid", "draft-math"), ""),
-        "some": (("draft-math", "draft"), ""),
-        "mid": (("mid",), FIXED),
-        "all": (("draft", "mid", "draft-math"), AUTO),
-        "none": ((), FIXED),
-    }
-
-
-def test_boards_are_read_with_their_own_links_or_the_testbeds(tmp_path: Path) -> None:
-    far = (
-        '[[testbed.drafters]]\nmodels = ["draft"]\ndevice = "jetson-orin-nano"\nbandwidth_mbps = 20\n'
-        'latency_ms = 3\nprecision = "int8"\n'
-    )
-    near = '[[testbed.drafters]]\nmodels = ["draft-math"]\nshape = "qwen3-0.6b"\n'
-    (testbed,) = read(tmp_path, TOML + BOARD + far + near).testbeds
-    assert [
-        (board.models, board.device and board.device.name, board.shape.name, board.precision)
-        for board in testbed.boards
-    ] == [
-        (("mid",), "raspberry-pi-5", "llama-68m", "float16"),
-        (("draft",), "jetson-orin-nano", "eagle-tinyllama-1.1b", "int8"),
-        (("draft-math",), None, "qwen3-0.6b", "float16"),
-    ]
-    assert [board.link for board in testbed.boards] == [
-        testbed.link,
-        LinkSpec(bandwidth_mbps=20, delay_s=0.003),
-        None,
-    ]
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "expected"),
-    [
-        (
-            "drafters =",
-            'drafter = "draft"\ndrafters =',
-            "drafter: expected either `drafter` or `drafters`, got 'draft'",
-        ),
-        (
-            '"mid", "draft-math"]',
-            '"draft"]',
-            "drafters: expected up to 16 models, each once, or none alone, got ['draft', 'draft']",
-        ),
-        ('"mid", "draft-math"]', '"none"]', "drafters: expected up to 16 models, each once, or none alone"),
-        (
-            '["mid"]',
-            '["tiny"]',
-            "testbed 1: drafters 1: models: expected names among the experiment's drafters draft, mid, "
-            "draft-math, got ['tiny']",
-        ),
-        ('["mid"]', '["mid", "mid"]', "testbed: drafters: models: expected each name once, got 'mid' twice"),
-        ('"raspberry-pi-5"', '"pi"', "testbed 1: drafters 1: device: expected a .toml file or one of"),
-        (
-            'device = "raspberry-pi-5"',
-            "latency_ms = 2",
-            "testbed 1: drafters 1: device: expected a board for the link that is described, got nothing",
-        ),
-        ('shape = "llama-68m"', 'shape = "tiny"', "testbed 1: drafters 1: shape: expected one of"),
-        ('shape = "llama-68m"', "speed = 2", "testbed 1: drafters 1: unknown key 'speed'"),
-        (
-            'shape = "llama-68m"',
-            "latency_ms = 2",
-            "testbed 1: drafters 1: bandwidth_mbps: expected a number above 0, got nothing",
-        ),
-        (
-            'drafters = ["draft"]',
-            'drafters = ["x"]',
-            "method 1: drafters: expected at most 16 of the experiment's drafters draft, mid, draft-math",
-        ),
-        (
-            'drafters = ["draft"]',
-            'chain = ["mid", "mid"]',
-            "method 1: chain: expected at most 16 of the experiment's drafters",
-        ),
-        (
-            'drafters = ["draft"]',
-            'chain = "best"',
-            "method 1: chain: expected a list of printable texts, got 'best'",
-        ),
-        (
-            'drafters = ["draft"]',
-            'drafters = ["draft"]\nchain = ["mid"]',
-            "method 1: drafters: expected none beside a chain that names them",
-        ),
-        (
-            'method = "continuous"\ndrafters = ["draft"]',
-            'method = "tree-sd"\ndrafters = ["draft", "mid"]',
-            "method 1: drafters: expected at most 1 of the experiment's drafters draft, mid, draft-math, "
-            "each once, got ['draft', 'mid']",
-        ),
-    ],
-)
-def test_what_does_not_fit_is_one_line(tmp_path: Path, old: str, new: str, expected: str) -> None:
-    text = TOML + BOARD + METHOD + 'drafters = ["draft"]\n'
-    assert old in text
-    with pytest.raises(InputError) as caught:
-        read(tmp_path, text.replace(old, new, 1))
-    assert str(caught.value).removeprefix(f"{tmp_path}/exp.toml: ").startswith(expected)
 
 
 def test_models_share_the_board_that_they_are_on() -> None:

@@ -34,6 +34,7 @@ from flowspec.model.reference import Reference
 from flowspec.model.sampler import F32
 from flowspec.model.slice import Slice
 from flowspec.model.step_by_step import StepByStep
+from tests.nightly import nightly
 
 DTYPES = OF_ANY_MODEL
 RIGHT = Faithfulness(
@@ -76,16 +77,18 @@ def test_the_model_itself_is_faithful(folder: Path, dtype: str) -> None:
     assert 0 < found.typical < found.largest <= found.limit
     assert (found.unrounded is None) == (dtype not in LINEARS)
     assert found.unrounded is None or found.unrounded != found.reference, "rounding weights moves perplexity"
-    report = found.report()
-    assert report["is_faithful"] is True
-    assert report["change"] == found.perplexity / found.reference - 1
-    assert set(report["matrix"]) == {"matrix", "output", "share"}
+    assert found.report()["change"] == found.perplexity / found.reference - 1
 
 
-@pytest.mark.parametrize(("place", "factor"), [("self_attn.k_proj", 2.0), ("down_proj", 0.95)])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("place", "factor", "dtype"),
+    nightly(
+        [("self_attn.k_proj", 2.0, "bfloat16"), ("down_proj", 0.95, "float32"), ("down_proj", 0.95, "int4")],
+        [(*where, dtype) for where in (("self_attn.k_proj", 2.0), ("down_proj", 0.95)) for dtype in DTYPES],
+    ),
+)
 def test_one_wrong_scale_is_found(
-    folder: Path, dtype: str, place: str, factor: float, tmp_path: Path
+    folder: Path, place: str, factor: float, dtype: str, tmp_path: Path
 ) -> None:
     """One scale of one group in int4, and as much in the others; of a mixture's experts, too."""
     names = load_file(folder / "model.safetensors")
@@ -206,5 +209,5 @@ def test_the_text_is_read_in_equal_windows_within_the_context(tmp_path: Path) ->
 def test_a_context_without_room_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = ModelFiles(str(make_variant(tmp_path, "llama-grouped")))
     monkeypatch.setattr("flowspec.bench.faithfulness.context_max", lambda config: 1)
-    with pytest.raises(InputError, match="expected a context of 2 tokens or more, got 1"):
+    with pytest.raises(InputError, match="context of 2 tokens"):
         read_windows(files)

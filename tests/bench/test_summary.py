@@ -1,18 +1,22 @@
-"""What records say together: rates, paired speed-ups with intervals, the cells of `continuous`; and that it
-is shown with its world."""
+"""What records say together: rates, paired speed-ups with intervals, shares of the oracle, the cells of
+`continuous`, chains of models beside each other, and published figures beside measured ones."""
 
 from __future__ import annotations
 
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from flowspec.bench import report
+from flowspec.bench.chains import MIX, compare, label
+from flowspec.bench.config import AUTO, FIXED, Published, Setup
 from flowspec.bench.outcome import Record
 from flowspec.bench.summary import OVERALL, paired, rates, summarise, sums
+from flowspec.bench.validation import validate
+from tests.bench.benches import boards, synthetic
 from tests.bench.records import record
 
 PROMPTS = [str(number) for number in range(12)]
@@ -32,6 +36,12 @@ def summary_of(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def test_a_domains_rate_is_tokens_by_time_and_overall_is_the_harmonic_mean() -> None:
+    repeats = [
+        record("ar", "a", 10, 5.0),
+        record("ar", "a", 5, 2.0, seed=2),
+        record("ar", "a", 5, 3.0, repeat=1),
+    ]
+    assert sums(repeats) == {"chat": {"a": (20.0, 10.0)}}
     records = [
         record("ar", "a", 10, 5.0),
         record("ar", "b", 2, 1.0),
@@ -42,37 +52,17 @@ def test_a_domains_rate_is_tokens_by_time_and_overall_is_the_harmonic_mean() -> 
     assert rates(sums(short)) == {}
 
 
-def test_a_prompts_seeds_and_repeats_are_one() -> None:
-    records = [
-        record("ar", "a", 10, 5.0),
-        record("ar", "a", 5, 2.0, seed=2),
-        record("ar", "a", 5, 3.0, repeat=1),
-    ]
-    assert sums(records) == {"chat": {"a": (20.0, 10.0)}}
-
-
-def test_the_interval_of_prompts_that_are_alike_is_a_point() -> None:
-    ours = sums([record("continuous", prompt, 30, 2.0) for prompt in PROMPTS])
-    theirs = sums([record("ar", prompt, 30, 5.0) for prompt in PROMPTS])
-    assert paired(ours, theirs)[OVERALL] == pytest.approx({"ratio": 2.5, "low": 2.5, "high": 2.5})
-
-
 def test_one_prompt_has_no_interval_and_neither_has_overall_with_such_a_domain() -> None:
     ours, theirs = (
-        [
-            *(record(method, prompt, 30, seconds) for prompt in PROMPTS),
-            record(method, "a", 30, seconds, domain="sums"),
-        ]
+        sums(
+            [record(method, name, 30, seconds) for name in PROMPTS]
+            + [record(method, "a", 30, seconds, domain="sums")]
+        )
         for method, seconds in (("continuous", 2.0), ("ar", 5.0))
     )
-    found = paired(sums(ours), sums(theirs))
-    assert [(name, each["low"], each["high"]) for name, each in found.items()] == [
-        ("chat", pytest.approx(2.5), pytest.approx(2.5)),
-        ("sums", None, None),
-        (OVERALL, None, None),
-    ]
-    assert report.times(found["sums"]) == "2.50"
-    assert "None" not in report.markdown(summary_of([*ours, *theirs]))
+    found = paired(ours, theirs)
+    assert found["chat"] == pytest.approx({"ratio": 2.5, "low": 2.5, "high": 2.5}), "all prompts are alike"
+    assert [found[name]["low"] for name in ("sums", OVERALL)] == [None, None]
 
 
 def test_the_same_prompts_are_drawn_for_both_methods() -> None:
@@ -229,103 +219,130 @@ def test_cells_say_where_continuous_stands() -> None:
     slower = [(each["domain"], each["other"], each["ratio"]) for each in found["slower_than_other"]]
     assert slower == [("chat", "flowspec-paper", 0.8)] * 2, "all domains together are no cell more"
     assert found["below_ar"] == []
+    slow = summary_of([record("ar", "a", 10, 1.0), record("continuous", "a", 10, 1.25)])
+    assert [(each["domain"], each["ratio"]) for each in slow["below_ar"]] == [("chat", 0.8)]
+    assert slow["cells"][0]["tuned"] is None
 
 
-def test_a_cell_below_ar_is_told() -> None:
-    found = summary_of([record("ar", "a", 10, 1.0), record("continuous", "a", 10, 1.25)])
-    assert [(each["domain"], each["ratio"]) for each in found["below_ar"]] == [("chat", 0.8)]
-    assert found["cells"][0]["tuned"] is None
-
-
-def test_experiments_without_continuous_references_or_answers_have_summaries_too(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    for records in (
-        [],
-        [record("pipedec", "a", 10, 1.0)],
-        [record("continuous", "a", 0, 0.0), record("ar", "a", 0, 0.0)],
-    ):
-        found = summary_of(records)
-        assert found["cells"] == []
-        assert report.markdown(found).startswith("# by hand: **SIMULATED world**")
-        report.show(found)
-    assert "simulated world: virtual time" in capsys.readouterr().out
-
-
-def test_nothing_is_said_of_a_comparison_that_was_not_made() -> None:
-    alone = summary_of([record("continuous", "a", 10, 1.0)])
-    assert alone["cells"]
-    assert "is slower than" not in report.markdown(alone)
-    beside_ar = report.markdown(summary_of([record("continuous", "a", 10, 1.0), record("ar", "a", 10, 2.0)]))
-    assert "is slower than plain decoding in 0 of 1 cell." in beside_ar
-
-
-def test_markdown_says_the_world_and_holds_the_tables() -> None:
-    records = [
-        *by_chance("ar", 4.0),
-        *by_chance("chunk-pp (published)", 5.0, seed=2),
-        *by_chance("continuous", 3.0, seed=3),
-    ]
-    text = report.markdown(summary_of(records))
-    assert text.splitlines()[0] == "# by hand: **SIMULATED world**"
-    assert "not measured on such devices" in text
-    for head in (
-        "Speed-up over `ar`:",
-        "Speed-up over `chunk-pp (published)`:",
-        "tau, ms",
-        "is slower than plain decoding in 1 of 1 cell:",
-    ):
-        assert head in text
-    tables = [[line for line in block.splitlines() if line.startswith("|")] for block in text.split("\n\n")]
-    for table in filter(None, tables):
-        assert len({line.count("|") for line in table}) == 1, "every row has the columns of its head"
-    assert "nan" not in text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (None, "-"),
-        (0.5, "0.50"),
-        (9.994, "9.99"),
-        (9.999, "10.0"),
-        (12.34, "12.3"),
-        (99.99, "100"),
-        (1234.5, "1234"),
-    ],
+SETUPS = (
+    Setup(name="ar", method="ar"),
+    Setup(name="plain", method="continuous", chain=FIXED, drafters=()),
+    Setup(name="draft", method="continuous", chain=FIXED, drafters=("draft",)),
+    Setup(name="mid", method="continuous", chain=FIXED, drafters=("mid",)),
+    Setup(name="both", method="continuous", chain=FIXED, drafters=("draft", "mid")),
+    Setup(name="chosen", method="continuous", chain=AUTO, drafters=("draft", "mid")),
+    Setup(name="other", method="tree-sd"),
 )
-def test_rates_have_three_digits(value: float | None, text: str) -> None:
-    assert report.rate(value) == text
+SECONDS = {  # of decoding; each answer waits .5 s for its first token
+    "ar": {"easy": 7.5, "hard": 7.5},
+    "plain": {"easy": 7.5, "hard": 6.5},
+    "draft": {"easy": 1.5, "hard": 4.5},
+    "mid": {"easy": 2.5, "hard": 3.5},
+    "both": {"easy": 0.5, "hard": 5.5},
+    "chosen": {"easy": 0.5, "hard": 2.5},
+    "other": {"easy": 0.1, "hard": 0.1},
+}
+CHOSEN = [[0, 0.0, ["draft"], "first"], [4, 1.0, [0, 1], "7% sooner"], [9, 2.0, [], "no use"]]
+CHAINS = [
+    record(name, f"{domain} {prompt}", 20, seconds, domain=domain, chains=CHOSEN if name == "chosen" else [])
+    for name, by_domain in SECONDS.items()
+    for domain, seconds in by_domain.items()
+    for prompt in range(2)
+]
+CHAINED = synthetic(setups=SETUPS)
 
 
-def test_the_terminal_has_room_for_it(capsys: pytest.CaptureFixture[str]) -> None:
-    names = ("ar", "chunk-pp (published)", "flowspec-paper (published)", "continuous")
-    records = [
-        record(name, prompt, 1000, 1 / speed, oracle_s=0.1)
-        for speed, name in enumerate(names, 1)
-        for prompt in "ab"
+def test_a_chosen_chain_is_compared_with_the_best_of_each_kind() -> None:
+    (table,) = compare(CHAINED, CHAINS)
+    assert list(table["latency_s"]) == ["ar", "plain", "draft", "mid", "both", "chosen"]
+    assert table["latency_s"]["chosen"] == {"easy": 1.0, "hard": 3.0, MIX: 2.0}
+    assert set(table["chosen"]) == {"chosen"}
+    found = table["chosen"]["chosen"]
+    assert found["easy"] == {
+        "to_fixed": {"other": "both", "ratio": 1.0},
+        "to_two": {"other": "draft", "ratio": 0.5},
+        "to_plain": {"other": "ar", "ratio": 0.125},
+    }
+    assert found["hard"]["to_fixed"] == {"other": "mid", "ratio": 0.75}
+    assert found["hard"]["to_plain"] == {"other": "plain", "ratio": 3 / 7}
+    assert found[MIX]["to_two"] == {"other": "draft", "ratio": 2 / 3.5}
+
+
+def test_only_answers_that_all_gave_count() -> None:
+    fewer = [one for one in CHAINS if (one.method, one.prompt_id) != ("mid", "hard 1")]
+    more = [*fewer, record("mid", "hard 7", 20, 99.0, domain="hard")]
+    (table,) = compare(CHAINED, more)
+    assert table["latency_s"]["mid"] == {"easy": 3.0, "hard": 4.0, MIX: pytest.approx(10 / 3)}
+
+
+def test_without_chains_there_is_nothing_to_compare() -> None:
+    assert compare(synthetic(setups=(SETUPS[0], SETUPS[-1])), CHAINS) == []
+    alone = synthetic(setups=(SETUPS[0], SETUPS[5]))
+    (table,) = compare(alone, [one for one in CHAINS if one.method in ("ar", "chosen")])
+    assert table["chosen"]["chosen"]["easy"]["to_fixed"] is None
+
+
+def test_chains_go_by_names() -> None:
+    assert [label(SETUPS[5], models) for models in ([], [1], ["mid"], [0, 1])] == [
+        "plain",
+        "mid",
+        "mid",
+        "draft + mid",
     ]
-    report.show(summary_of(records))
-    said = capsys.readouterr().out
-    lines = said.splitlines()
-    assert lines[0].startswith("by hand, simulated world: virtual time")
-    assert max(map(len, lines)) <= 80
-    row = next(line for line in lines if line.startswith("continuous  "))
-    assert row.split() == ["continuous", "4000", "4.00", "2.00", "[2.00-2.00]", "1.00", "0.00", "38%", "40%"]
-    assert "x chunk-pp: over chunk-pp (published)" in " ".join(said.split())
-    report.show(summary_of([each for each in records if each.method in ("ar", "continuous")]))
-    assert "chunk-pp" not in capsys.readouterr().out
 
 
-def test_the_terminal_says_on_which_devices_and_by_what_guesses(capsys: pytest.CaptureFixture[str]) -> None:
-    records = [record("ar", "a", 1, 1.0, temperature=1.0)]
-    found = {**summary_of(records), "world": "cluster"}
-    local = {"devices": {"2 local processes": "on this machine"}, "model": "bundled"}
-    report.show({**found, "setting": local})
-    said = capsys.readouterr().out
-    assert "cluster world: real processes in real time\ndevices: 2 local processes on this machine\n" in said
-    assert "at every temperature" not in said
-    report.show({**summary_of(records), "setting": {"model": "synthetic"}})
-    said = capsys.readouterr().out
-    assert "devices:" not in said
-    assert "the synthetic drafter is right as often at every temperature" in " ".join(said.split())
+PUBLISHED = Published(
+    testbed="two boards",
+    temperature=0.0,
+    reference="chunk-pp",
+    tokens_per_s={"chunk-pp": 5.0, "ar": 2.0},
+    fitted=True,
+)
+RECORDS = [
+    record("chunk-pp", "a", 10, 2.0),
+    record("chunk-pp", "b", 50, 8.0),
+    record("ar", "a", 30, 10.0),
+    record("ar", "a", 30, 1.0, temperature=1.0),
+    record("ar", "a", 30, 1.0, testbed="elsewhere"),
+    record("continuous", "a", 30, 1.0),
+]
+BENCH = synthetic(testbeds=(boards(name="two boards", slowdown=1.31),))
+
+
+def rows(records: list[Record], *published: Published) -> list[dict[str, object]]:
+    return validate(replace(BENCH, published=published or (PUBLISHED,)), records)
+
+
+def test_a_rate_is_all_tokens_by_all_time_and_a_ratio_is_to_the_reference() -> None:
+    assert rows(RECORDS) == [
+        {
+            "testbed": "two boards",
+            "temperature": 0.0,
+            "method": method,
+            "published_tokens_per_s": published,
+            "tokens_per_s": pytest.approx(found),
+            "published_ratio": pytest.approx(published / 5),
+            "ratio": pytest.approx(found / 6),
+            "deviation": pytest.approx((found / 6) / (published / 5) - 1),
+            "rate_deviation": pytest.approx(found / published - 1),
+            "fitted": method == "chunk-pp",
+            "reference": "chunk-pp",
+            "slowdown": 1.31,
+            "head_slowdown": 1.0,
+        }
+        for method, published, found in (("chunk-pp", 5.0, 6.0), ("ar", 2.0, 3.0))
+    ]
+
+
+def test_answers_without_a_second_token_do_not_count() -> None:
+    short = [record("ar", "b", 0, 0.0), record("ar", "c", -1, 0.0), record("chunk-pp", "b", 0, 0.0)]
+    assert rows([*RECORDS, *short]) == rows(RECORDS)
+    assert rows(short) == []
+
+
+def test_what_was_not_run_has_no_row() -> None:
+    assert rows([]) == []
+    assert rows([each for each in RECORDS if each.method != "chunk-pp"]) == [], (
+        "without the reference there is no ratio"
+    )
+    assert [row["method"] for row in rows([each for each in RECORDS if each.method != "ar"])] == ["chunk-pp"]

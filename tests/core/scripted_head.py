@@ -28,6 +28,7 @@ from flowspec.core.head.head import HeadCore
 from flowspec.core.head.request import Request
 from flowspec.core.methods import make_method
 from flowspec.core.methods.base import Method
+from flowspec.core.methods.continuous import Continuous
 from flowspec.core.protocol.messages import (
     Commit,
     Hop,
@@ -247,3 +248,12 @@ def hops(stages: int, rows: int, seconds: float) -> tuple[Hop, ...]:
 
 def kinds(said: list[Said]) -> list[str]:
     return [each[0] for each in said]
+
+
+def guessing(**extra: Any) -> ScriptedHead:
+    """A prompt of three and two guesses below it in flight, and the drafter asked about both: nodes 3 (token
+    10) and 4 (token 11)."""
+    head = ScriptedHead(Continuous(window=9))
+    assert head.ask(**extra) == [opens(), sends(0, 1, 2), drafts(0, 1, 2)]
+    assert head.propose({2: [(10, 0.5), (11, 0.3)]}) == [sends(3, 4), drafts(3, 4)]
+    return head

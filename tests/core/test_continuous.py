@@ -22,7 +22,6 @@ from tests.core.scripted_head import (
     commits,
     drafts,
     emits,
-    falling,
     hops,
     kinds,
     opens,
@@ -140,12 +139,6 @@ def test_a_segment_is_followed_by_the_next_when_the_bottleneck_is_done_with_it()
     assert head.wake(5 + 1 / 33) == [wakes(5 + 1 / 32)], "too early: once more"
     assert head.wake(5 + 1 / 32) == [sends(5), wakes(5 + 1 / 32 + 1 / 64)]
     assert head.wake(5 + 1 / 32 + 1 / 64) == [], "nothing is left to send"
-
-
-def test_no_timer_is_set_while_the_window_is_full() -> None:
-    head = timed(ScriptedHead(Continuous(segment_nodes=2, window=2)), (1, 0.010), (2, 0.020))
-    head.ask()
-    assert head.propose({2: [(10, 0.5), (11, 0.3), (12, 0.1)]}) == [sends(3, 4), drafts(3, 4, 5)]
 
 
 def test_the_window_follows_from_the_trip_and_the_bottleneck() -> None:
@@ -324,13 +317,7 @@ def test_the_drafter_rests_when_the_next_segments_are_full_of_better_nodes() -> 
     assert head.job is not None, "a new root is always worth a pass"
 
 
-def test_timers_are_the_only_commands_that_only_the_turnless_methods_give() -> None:
-    for name in METHODS:
-        head = ScriptedHead(name)
-        timed(head, (1, 0.01), (16, 0.16))
-        commands = [*head.ask()]
-        if head.job is not None:
-            commands += head.propose(falling(10))
-        assert any(each[0] == "timer" for each in commands) == (
-            name in ("continuous", "cosine", "specrouter")
-        )
+def test_no_timer_is_set_while_the_window_is_full() -> None:
+    head = timed(ScriptedHead(Continuous(segment_nodes=2, window=2)), (1, 0.010), (2, 0.020))
+    head.ask()
+    assert head.propose({2: [(10, 0.5), (11, 0.3), (12, 0.1)]}) == [sends(3, 4), drafts(3, 4, 5)]

@@ -53,18 +53,6 @@ def learn(
     costs.learn(stamped, rows, sent_s, now_s + each_s[-1])
 
 
-def test_a_curve_that_knows_nothing_says_nothing() -> None:
-    empty = LearntCurve()
-    assert not empty.is_known
-    assert [empty.at(rows) for rows in (1, 100)] == [0, 0]
-    assert curve((4, 0.5)).is_known
-
-
-def test_one_point_is_level_below_and_in_proportion_above() -> None:
-    one = curve((8, 0.25))
-    assert [one.at(rows) for rows in (1, 8, 16, 80)] == pytest.approx([0.25, 0.25, 0.5, 2.5])
-
-
 def test_between_points_memory_is_the_bound_until_computing_is() -> None:
     made = curve((1, 0.010), (4, 0.016), (16, 0.064))
     found = [made.at(rows) for rows in (1, 2, 3, 4, 5, 10, 16, 32)]
@@ -77,13 +65,6 @@ def test_row_counts_of_one_power_of_two_share_a_moving_average() -> None:
     for _ in range(60):
         made.learn(7, 3.0)
     assert made.at(7) == pytest.approx(3.0, rel=1e-3), "old measurements fade"
-
-
-def test_noise_does_not_make_more_rows_look_cheaper() -> None:
-    made = curve((1, 0.5), (4, 0.2), (16, 0.6))
-    assert [made.at(rows) for rows in (1, 2, 4, 10, 16)] == pytest.approx([0.5, 0.5, 0.5, 0.5, 0.6])
-    falling = curve((4, 0.9), (16, 0.1))
-    assert [falling.at(rows) for rows in (4, 8, 16)] == [0.9, 0.9, 0.9]
 
 
 @given(
@@ -153,13 +134,6 @@ def test_a_link_that_is_begun_anew_keeps_what_a_row_takes() -> None:
     assert wire.at(64) == pytest.approx(0.064, rel=0.05)
 
 
-def test_few_rows_alone_say_little_of_a_link() -> None:
-    wire = Wire()
-    for number in range(100):
-        wire.learn(number % 2, number, number + (0.011 if number % 2 else 0.010))
-    assert 0 < wire.at(1) < 0.0005
-
-
 def test_a_segment_that_lost_rows_between_layers_teaches_nothing_about_its_stage() -> None:
     costs = Costs(1)
     learn(costs, [hop(8, 0.080)], 8)
@@ -167,15 +141,6 @@ def test_a_segment_that_lost_rows_between_layers_teaches_nothing_about_its_stage
     assert costs.slot_s(8) == pytest.approx(0.080)
     learn(costs, [hop(0, 0.0)], 8, sent_s=2.0)
     assert costs.slot_s(8) == pytest.approx(0.080), "nor does one that lost all of them in the queue"
-
-
-def test_stages_are_timed_by_the_rows_that_ran_and_waiting_is_no_part_of_a_slot() -> None:
-    costs = Costs(1)
-    learn(costs, [hop(1, 0.010, queued_s=5.0)], 1)
-    learn(costs, [hop(4, 0.040)], 16, sent_s=9.0)
-    assert costs.slot_s(1) == pytest.approx(0.010)
-    assert costs.slot_s(4) == pytest.approx(0.040)
-    assert costs.trip_s(1) == pytest.approx(0.010)
 
 
 def test_the_quickest_of_late_tell_what_a_trip_takes_where_nothing_else_runs() -> None:
@@ -212,14 +177,6 @@ def test_the_window_is_a_trips_worth_of_slots(
     assert costs.window(1, slack) == window
 
 
-def test_reports_that_are_not_of_every_stage_are_not_used() -> None:
-    costs = Costs(3)
-    learn(costs, [hop(1, 0.01)], 1)
-    learn(costs, [], 1)
-    learn(costs, [hop(0, 0.01)] * 3, 0)
-    assert not costs.is_known
-
-
 def test_segments_of_many_rows_alone_say_too_little() -> None:
     costs = Costs(1)
     learn(costs, [hop(128, 0.5)], 128)
@@ -238,20 +195,6 @@ def test_a_node_more_costs_a_longer_slot_and_where_a_miss_follows_a_longer_trip(
         for _ in range(300):
             costs.emitted(1, 0.0, is_busy=True, is_missed=is_missed)
         assert costs.marginal_s(1) == pytest.approx(expected, rel=1e-3)
-
-
-def test_the_rate_is_that_of_the_answer_under_way() -> None:
-    costs = Costs(1)
-    learn(costs, [hop(1, 0.1)], 1)
-    emitted = partial(costs.emitted, is_missed=False)
-    emitted(1, 5.0, is_busy=False)
-    assert costs.rate == 0, "an answer's first token took the prompt's time"
-    emitted(2, 5.5, is_busy=True)
-    assert costs.rate == pytest.approx(4)
-    emitted(1, 60.0, is_busy=False)
-    assert costs.rate == pytest.approx(4), "the time between answers does not count"
-    emitted(2, 60.5, is_busy=True)
-    assert costs.rate == pytest.approx(4)
 
 
 def test_the_rate_follows_a_change_of_speed() -> None:
@@ -284,3 +227,60 @@ def test_a_link_is_named_if_a_row_takes_longer_on_it_than_at_every_stage(
         ]
         costs.learn(hops, rows, sent_s, arrived_s + 0.02)
     assert costs.slow_link() == (None if found is None else (1, pytest.approx(row_s, rel=0.05)))
+
+
+def test_few_rows_alone_say_little_of_a_link() -> None:
+    wire = Wire()
+    for number in range(100):
+        wire.learn(number % 2, number, number + (0.011 if number % 2 else 0.010))
+    assert 0 < wire.at(1) < 0.0005
+
+
+def test_stages_are_timed_by_the_rows_that_ran_and_waiting_is_no_part_of_a_slot() -> None:
+    costs = Costs(1)
+    learn(costs, [hop(1, 0.010, queued_s=5.0)], 1)
+    learn(costs, [hop(4, 0.040)], 16, sent_s=9.0)
+    assert costs.slot_s(1) == pytest.approx(0.010)
+    assert costs.slot_s(4) == pytest.approx(0.040)
+    assert costs.trip_s(1) == pytest.approx(0.010)
+
+
+def test_reports_that_are_not_of_every_stage_are_not_used() -> None:
+    costs = Costs(3)
+    learn(costs, [hop(1, 0.01)], 1)
+    learn(costs, [], 1)
+    learn(costs, [hop(0, 0.01)] * 3, 0)
+    assert not costs.is_known
+
+
+def test_the_rate_is_that_of_the_answer_under_way() -> None:
+    costs = Costs(1)
+    learn(costs, [hop(1, 0.1)], 1)
+    emitted = partial(costs.emitted, is_missed=False)
+    emitted(1, 5.0, is_busy=False)
+    assert costs.rate == 0, "an answer's first token took the prompt's time"
+    emitted(2, 5.5, is_busy=True)
+    assert costs.rate == pytest.approx(4)
+    emitted(1, 60.0, is_busy=False)
+    assert costs.rate == pytest.approx(4), "the time between answers does not count"
+    emitted(2, 60.5, is_busy=True)
+    assert costs.rate == pytest.approx(4)
+
+
+def test_a_curve_that_knows_nothing_says_nothing() -> None:
+    empty = LearntCurve()
+    assert not empty.is_known
+    assert [empty.at(rows) for rows in (1, 100)] == [0, 0]
+    assert curve((4, 0.5)).is_known
+
+
+def test_one_point_is_level_below_and_in_proportion_above() -> None:
+    one = curve((8, 0.25))
+    assert [one.at(rows) for rows in (1, 8, 16, 80)] == pytest.approx([0.25, 0.25, 0.5, 2.5])
+
+
+def test_noise_does_not_make_more_rows_look_cheaper() -> None:
+    made = curve((1, 0.5), (4, 0.2), (16, 0.6))
+    assert [made.at(rows) for rows in (1, 2, 4, 10, 16)] == pytest.approx([0.5, 0.5, 0.5, 0.5, 0.6])
+    falling = curve((4, 0.9), (16, 0.1))
+    assert [falling.at(rows) for rows in (4, 8, 16)] == [0.9, 0.9, 0.9]

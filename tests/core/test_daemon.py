@@ -250,32 +250,6 @@ def test_a_stranger_that_breaks_the_protocol_costs_the_head_nothing() -> None:
     assert bench.core.number == 1
 
 
-def test_only_who_looks_closely_hears_of_segments_that_are_not_for_the_slice() -> None:
-    """One that times the link is no event at all."""
-    core = DaemonCore(DaemonLimits(lease_s=5.0, link_s=10.0))
-    told = []
-    for role in ("measure", "stage"):
-        caller = Caller("b", role, FIRST)
-        core.handle(CallerConnected(caller=caller), 0.0)
-        segment = CallerMessageArrived(caller=caller, message=Segment(segment=1, parts=()))
-        told.append(core.handle(segment, 0.0))
-    ignored = Log(text="ignored a segment of b, which does not hold this daemon", level="debug")
-    assert told == [[], [ignored]]
-
-
-@pytest.mark.parametrize(("name", "told"), [("head", "the head"), ("desk", "head desk")])
-def test_the_log_names_the_head_that_assigns_layers(name: str, told: str) -> None:
-    core = DaemonCore(DaemonLimits(lease_s=5.0, link_s=10.0))
-    head = Caller(name, "head-control", FIRST)
-    core.handle(CallerConnected(caller=head), 0.0)
-    found = core.handle(CallerMessageArrived(caller=head, message=assign(1)), 0.0)
-    found += core.handle(CallerMessageArrived(caller=head, message=Reset()), 0.0)
-    assert [each.text for each in found if isinstance(each, Log)] == [
-        f"{told} assigns {assign(1).told}",
-        f"free again ({told} is done)",
-    ]
-
-
 def test_what_was_done_for_a_hold_that_is_over_counts_for_nothing() -> None:
     bench = Bench()
     head = bench.dial()
@@ -481,3 +455,16 @@ def test_where_a_slice_fits_that_is_made_ready(
     new: int, free: int, growth: int, given_up: int, room: SliceRoom
 ) -> None:
     assert room_for(new=new, cache=1, free=free, growth=growth, given_up=given_up) is room
+
+
+def test_only_who_looks_closely_hears_of_segments_that_are_not_for_the_slice() -> None:
+    """One that times the link is no event at all."""
+    core = DaemonCore(DaemonLimits(lease_s=5.0, link_s=10.0))
+    told = []
+    for role in ("measure", "stage"):
+        caller = Caller("b", role, FIRST)
+        core.handle(CallerConnected(caller=caller), 0.0)
+        segment = CallerMessageArrived(caller=caller, message=Segment(segment=1, parts=()))
+        told.append(core.handle(segment, 0.0))
+    ignored = Log(text="ignored a segment of b, which does not hold this daemon", level="debug")
+    assert told == [[], [ignored]]

@@ -142,15 +142,6 @@ def test_what_no_honest_stage_sends_is_refused(said: FeaturesArrived, trouble: s
         desk.take(said, request)
 
 
-def test_nothing_is_kept_of_a_conversation_that_is_over() -> None:
-    desk, request = begun()
-    desk.take(sent(0, [0]), None)
-    desk.validate({})
-    desk.take(sent(0, [0]), request)
-    desk.forget(1)
-    desk.validate({})
-
-
 def test_a_lost_pipeline_takes_half_of_what_came_along() -> None:
     head = HeadCore(
         context=100,
@@ -221,3 +212,12 @@ def test_a_stage_that_sends_no_features_costs_guesses_and_not_the_answer(method:
     plain.at(0.0, ask(1, (3, 1, 4), 20))
     plain.run()
     assert answer.tokens == plain.answers[1][0].tokens
+
+
+def test_nothing_is_kept_of_a_conversation_that_is_over() -> None:
+    desk, request = begun()
+    desk.take(sent(0, [0]), None)
+    desk.validate({})
+    desk.take(sent(0, [0]), request)
+    desk.forget(1)
+    desk.validate({})

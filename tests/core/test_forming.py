@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -136,6 +135,7 @@ class Bench:
                 )
                 found += self.core.handle(planned, self.now_s)
         self.core.validate()
+        assert self.core.fired.keys() <= RULES.keys()
         return found
 
     def says(self, device: str, message: Message, role: str = CONTROL) -> list[FormingCommand]:
@@ -183,6 +183,22 @@ def running(*names: str, is_only: bool = False) -> Bench:
     bench.form()
     assert bench.core.is_formed
     return bench
+
+
+def without_b() -> Bench:
+    """The second pipeline works, of the other two."""
+    bench = running()
+    bench.give(ConnectionClosed(pipeline=1, device="b"))
+    bench.form()
+    return bench
+
+
+def in_use(retry_after_s: float) -> Error:
+    return Error(text="in use by head x", retry_after_s=retry_after_s)
+
+
+def word(device: str, message: Message, number: int = 1) -> DeviceMessageArrived:
+    return DeviceMessageArrived(pipeline=number, device=device, role=CONTROL, message=message)
 
 
 def dials(number: int, *devices: str, role: str = CONTROL) -> list[FormingCommand]:
@@ -290,19 +306,56 @@ def test_a_connection_that_closes_meanwhile_is_the_better_explanation() -> None:
     assert bench.core.fired["better explained"] == 1
 
 
+AGAIN = "; beginning again with the same devices"
+
+
 @pytest.mark.parametrize(
-    ("cause", "note"), [("part", "cannot do its part (it is full)"), ("gone", "is lost (it is full)")]
+    ("event", "told"),
+    [
+        (word("b", Error(text="it is full", cause="part")), "device b cannot do its part (it is full)"),
+        (word("b", Error(text="it is full", cause="gone")), "device b is lost (it is full)"),
+        (word("b", Error(text="no number")), EndSession(text="device b at b:1: no number")),
+        (word("a", parts_of("a")[0].assign), f"device a at a:1 sent an unexpected Assign{AGAIN}"),
+        (WeightsUnavailable(pipeline=1, text="it changed"), EndSession(text="it changed")),
+        (DeviceBrokeProtocol(pipeline=1, device="b", text="gibberish"), "device b is lost (gibberish)"),
+        (DeviceBrokeProtocol(pipeline=1, device="", text="gibberish"), f"gibberish{AGAIN}"),
+        (SendFailed(pipeline=1, device="a", what="segments"), "device a is lost (it takes no more segments)"),
+        (AddressNotFound(pipeline=1, device="b", text="no name"), "device b is lost (no name)"),
+        (DialRefused(pipeline=1, device="b", text="no key", is_final=True), "device b is lost (no key)"),
+    ],
 )
-def test_an_error_of_a_device_tells_whether_it_is_there(cause: str, note: str) -> None:
+def test_what_goes_wrong_with_a_pipeline_that_works(event: FormingEvent, told: str | EndSession) -> None:
     bench = running()
-    bench.says("b", Error(text="it is full", cause=cause))
-    assert bench.pass_time(0.2)[0] == Note(text=f"device b {note}")
+    found = [*bench.give(event), *bench.pass_time(0.2)]
+    assert found[0] == (Note(text=told) if isinstance(told, str) else told)
+    if isinstance(told, str):
+        old = word("a", Pong(queued=0, done=0, memory_bytes=0), number=1)
+        assert bench.give(old) == [], "of a pipeline that is over"
+        assert bench.core.fired["fenced word"] == 1
 
 
-def test_an_error_that_would_come_again_ends_the_session() -> None:
-    bench = running()
-    bench.says("b", Error(text="the model computed no number"))
-    assert bench.pass_time(0.2)[0] == EndSession(text="device b at b:1: the model computed no number")
+@pytest.mark.parametrize(
+    ("event", "text"),
+    [
+        (AddressNotFound(pipeline=1, device="b", text="no name"), "device b at b:1: no name"),
+        (
+            DialRefused(pipeline=1, device="b", text="no key", is_final=True),
+            "device b at b:1 refuses: no key",
+        ),
+    ],
+)
+def test_at_the_start_that_is_an_error(event: FormingEvent, text: str) -> None:
+    bench = Bench(start=Start.SHORT if isinstance(event, DialRefused) else Start.WHOLE)
+    bench.give(SessionStarted())
+    assert bench.give(event) == [EndSession(text=text)]
+
+
+def test_a_device_that_is_ready_before_it_was_assigned_anything_breaks_the_protocol() -> None:
+    bench = Bench("a", "b", start=Start.ANY)
+    bench.give(SessionStarted())
+    bench.welcomes("a")
+    assert notes_of(bench.says("a", READY))[0] == f"device a at a:1 sent an unexpected Ready{AGAIN}"
+    assert bench.core.fired["misspoke"] == 1
 
 
 def test_of_a_link_that_fails_both_ends_are_suspects_and_the_link_is_named() -> None:
@@ -347,26 +400,6 @@ def test_a_head_that_may_begin_without_some_says_so_and_does() -> None:
     assert bench.form() == [StartPipeline(pipeline=2, stage_count=2, rooms=rooms_of(2), arithmetic="x")]
 
 
-def test_a_head_that_may_begin_without_some_cannot_without_all() -> None:
-    bench = Bench("a", "b", start=Start.SHORT)
-    bench.give(SessionStarted())
-    told = bench.pass_time(20)
-    text = "device a at a:1 did not answer within 6 s; is `flowspec daemon` running there?"
-    assert next(command for command in told if isinstance(command, EndSession)) == EndSession(text=text)
-
-
-def test_a_device_that_does_not_let_the_head_in_is_an_error_at_the_start_and_a_loss_later() -> None:
-    refused = DialRefused(pipeline=1, device="b", text="it does not know the key", is_final=True)
-    bench = Bench(start=Start.SHORT)
-    bench.give(SessionStarted())
-    assert bench.give(refused) == [EndSession(text="device b at b:1 refuses: it does not know the key")]
-    assert running().give(refused)[0] == Note(text="device b is lost (it does not know the key)")
-
-
-def in_use(retry_after_s: float) -> Error:
-    return Error(text="in use by head x", retry_after_s=retry_after_s)
-
-
 def test_a_device_whose_head_died_is_waited_for_at_the_start() -> None:
     bench = Bench("a", "b")
     bench.give(SessionStarted())
@@ -382,16 +415,25 @@ def test_a_device_whose_head_died_is_waited_for_at_the_start() -> None:
     assert bench.says("b", in_use(0.5)) == [EndSession(text="device b at b:1: in use by head x")]
 
 
-def test_a_device_that_another_head_uses_is_an_error_as_soon_as_that_head_is_heard_of() -> None:
-    bench = Bench("a", "b")
+@pytest.mark.parametrize(
+    ("names", "start"), [(("a", "b"), Start.WHOLE), (("a", "b"), Start.SHORT), (("b",), Start.SHORT)]
+)
+def test_a_device_that_another_head_uses(names: tuple[str, ...], start: Start) -> None:
+    """An error as soon as that head is heard of, if it is wanted or the only one."""
+    bench = Bench(*names, start=start)
     bench.give(SessionStarted())
-    bench.welcomes("a", "b")
-    bench.says("b", in_use(4.0))
+    bench.welcomes(*names)
+    assert bench.says("b", in_use(4.0)) == [], "its head may have died"
     bench.pass_time(1.2)
-    assert bench.says("b", in_use(3.9)) == [EndSession(text="device b at b:1: in use by head x")]
+    told = bench.says("b", in_use(3.9))
+    if names == ("b",) or start is Start.WHOLE:
+        assert told == [EndSession(text="device b at b:1: in use by head x")]
+    else:
+        assert told[0] == Note(text="device b cannot be had (in use by head x)")
+        assert bench.core.membership.members == ("a",)
 
 
-def test_a_device_that_another_head_uses_is_left_out_later_and_not_called_lost() -> None:
+def test_a_device_that_another_head_uses_is_left_out_later_at_once() -> None:
     bench = running()
     bench.give(ConnectionClosed(pipeline=1, device="c"))
     bench.welcomes("a", "b")
@@ -436,37 +478,6 @@ def test_a_device_without_room_for_one_conversation_cannot_do_its_part() -> None
     assert "cannot do its part (expected room for 356 cache slots, got 7" in note.text
 
 
-@pytest.mark.parametrize(
-    ("event", "note"),
-    [
-        (DeviceBrokeProtocol(pipeline=1, device="b", text="gibberish"), "device b is lost (gibberish)"),
-        (
-            DeviceBrokeProtocol(pipeline=1, device="", text="gibberish"),
-            "gibberish; beginning again with the same devices",
-        ),
-        (SendFailed(pipeline=1, device="a", what="segments"), "device a is lost (it takes no more segments)"),
-        (
-            DeviceMessageArrived(pipeline=1, device="a", role=CONTROL, message=parts_of("a")[0].assign),
-            "device a at a:1 sent an unexpected Assign; beginning again with the same devices",
-        ),
-    ],
-)
-def test_who_breaks_the_protocol_or_takes_nothing_more_breaks_the_pipeline(
-    event: FormingEvent, note: str
-) -> None:
-    assert running().give(event)[0] == Note(text=note)
-
-
-def test_a_device_that_says_it_is_ready_before_it_was_assigned_anything_breaks_the_protocol() -> None:
-    bench = Bench("a", "b", start=Start.ANY)
-    bench.give(SessionStarted())
-    bench.welcomes("a")
-    assert Note(
-        text="device a at a:1 sent an unexpected Ready; beginning again with the same devices"
-    ) in bench.says("a", READY)
-    assert bench.core.fired["misspoke"] == 1
-
-
 def test_a_pipeline_that_is_the_only_one_ends_with_its_first_failure() -> None:
     text = "device b at b:1 was lost while answering: its connection closed; see the daemon's log there"
     assert running(is_only=True).give(ConnectionClosed(pipeline=1, device="b")) == [EndSession(text=text)]
@@ -475,12 +486,6 @@ def test_a_pipeline_that_is_the_only_one_ends_with_its_first_failure() -> None:
     )
     alone = running("a", is_only=True)
     assert alone.pass_time(7)[-1] == EndSession(text="device a is lost (no sign of life for 5 s)"), "and why"
-
-
-def test_weights_that_cannot_be_sent_end_the_session_unless_the_device_is_gone() -> None:
-    bench = running()
-    bench.give(WeightsUnavailable(pipeline=1, text="the model changed"))
-    assert bench.pass_time(0.2)[0] == EndSession(text="the model changed")
 
 
 def test_a_user_does_not_wait_longer_than_asked() -> None:
@@ -508,29 +513,6 @@ def test_where_no_device_can_come_back_nobody_waits(names: tuple[str, ...]) -> N
     assert told[-1] == EndSession(text=text)
 
 
-def test_without_a_plan_for_the_rest_the_head_waits() -> None:
-    bench = running("a", "b")
-    bench.core.handle(ConnectionClosed(pipeline=1, device="a"), bench.now_s)
-    told = bench.give(PlanFailed(text="4 GiB are missing"))
-    text = "the model does not fit on what is left: 4 GiB are missing; waiting for a device to come back"
-    assert told == [Note(text=text)]
-    assert bench.core.number == 0
-
-
-def test_words_of_a_pipeline_that_is_over_are_ignored() -> None:
-    bench = running()
-    bench.give(ConnectionClosed(pipeline=1, device="b"))
-    assert (
-        bench.give(
-            DeviceMessageArrived(
-                pipeline=1, device="a", role=CONTROL, message=Pong(queued=0, done=0, memory_bytes=0)
-            )
-        )
-        == []
-    )
-    assert bench.core.fired["fenced word"] == 1
-
-
 def test_a_drafter_has_no_data_connections() -> None:
     bench = Bench("a")
     part = parts_of("a")[0]
@@ -542,13 +524,6 @@ def test_a_drafter_has_no_data_connections() -> None:
     assert bench.says("a", replace(READY, cache_slots=0))[-1] == StartPipeline(
         pipeline=1, stage_count=1, rooms=rooms_of(1, 0)
     )
-
-
-def test_the_rules_that_fire_are_those_that_are_listed() -> None:
-    bench = running()
-    bench.give(ConnectionClosed(pipeline=1, device="b"))
-    assert bench.core.fired == Counter({"closed": 1})
-    assert bench.core.fired.keys() <= RULES.keys()
 
 
 def back(bench: Bench, device: str) -> list[FormingCommand]:
@@ -569,9 +544,7 @@ def beside(bench: Bench, device: str, message: Message, number: int = 3) -> list
 
 
 def test_a_device_that_is_back_loads_beside_the_pipeline_that_works_and_the_switch_comes_after() -> None:
-    bench = running()
-    bench.give(ConnectionClosed(pipeline=1, device="b"))
-    bench.form()
+    bench = without_b()
     parts = parts_of("a", "b", "c")
     plan = AskPlan(devices=("a", "b", "c"), is_first=False, is_beside=True)
     opened = OpenPipeline(pipeline=3, parts=parts, is_beside=True)
@@ -624,37 +597,16 @@ def test_a_plan_for_which_devices_have_made_ready_is_not_made_by_other_times() -
     assert [each.slowness for each in told if isinstance(each, AskPlan)] == [plan.slowness]
 
 
-def test_a_member_that_cannot_make_ready_is_named_and_the_one_that_is_back_stays_out() -> None:
-    bench = running()
-    bench.give(ConnectionClosed(pipeline=1, device="b"))
-    bench.form()
-    back(bench, "b")
-    beside(bench, "c", WELCOME)
-    told = beside(bench, "c", Error(text="2 GiB are missing", cause="part"))
-    text = "device b is not taken in (c cannot make ready for it: 2 GiB are missing)"
-    assert told[-1] == Note(text=text)
-    assert bench.core.is_formed
-    assert bench.core.fired["member not ready"] == 1
-
-
-def test_what_a_member_must_still_load_in_the_switch_counts_in_its_worth() -> None:
-    bench = running()
-    bench.give(ConnectionClosed(pipeline=1, device="b"))
-    bench.form()
-    bench.gain = 1.1
-    back(bench, "b")
-    for name, load_s in (("b", 0.0), ("c", 90.0)):
+@pytest.mark.parametrize(("gain", "load_s"), [(1.04, 0.0), (1.1, 90.0)])
+def test_a_device_that_makes_too_little_faster_stands_by(gain: float, load_s: float) -> None:
+    """For what is to be loaded in the switch."""
+    bench = without_b()
+    bench.gain = gain
+    told = back(bench, "b")
+    for name, takes_s in (("b", 0.0), ("c", load_s)) if load_s else ():
         beside(bench, name, WELCOME)
-        told = beside(bench, name, replace(READY, load_s=load_s))
+        told = beside(bench, name, replace(READY, load_s=takes_s))
     assert told[-1] == Note(text="device b is back, and stands by")
-
-
-def test_a_device_that_makes_nothing_faster_stands_by() -> None:
-    bench = running()
-    bench.give(ConnectionClosed(pipeline=1, device="b"))
-    bench.form()
-    bench.gain = 1.04
-    assert back(bench, "b")[-1] == Note(text="device b is back, and stands by")
     assert bench.core.is_formed
 
 
@@ -719,36 +671,44 @@ def test_a_device_slower_for_a_minute_leads_to_another_plan_and_a_better_one_is_
         ),
         (DialRefused(pipeline=3, device="b", text="another key", is_final=True), "another key"),
         (WeightsUnavailable(pipeline=3, text="the model changed"), "the model changed"),
+        (
+            word("c", Error(text="2 GiB are missing", cause="part"), number=3),
+            "c cannot make ready for it: 2 GiB are missing",
+        ),
+        (
+            word("b", Arithmetics(dtype="float32", names=("safe",)), number=3),
+            "it lacks the arithmetic x, which is kept, and has safe; "
+            "--allow-arithmetic-change would go on without it where nothing else does",
+        ),
     ],
 )
 def test_a_device_that_cannot_make_ready_costs_the_pipeline_that_works_nothing(
     event: FormingEvent, why: str
 ) -> None:
-    bench = running()
-    bench.give(ConnectionClosed(pipeline=1, device="b"))
-    bench.form()
+    bench = without_b()
     back(bench, "b")
-    bench.give(DeviceMessageArrived(pipeline=3, device="b", role=CONTROL, message=WELCOME))
+    for device in ("b", "c"):
+        beside(bench, device, WELCOME)
     assert bench.give(event)[-1] == Note(text=f"device b is not taken in ({why})")
     assert bench.core.is_formed
 
 
 def test_a_loss_ends_what_is_made_ready_for_a_pipeline_that_will_not_be() -> None:
-    bench = running()
-    bench.give(ConnectionClosed(pipeline=1, device="b"))
-    bench.form()
+    bench = without_b()
     back(bench, "b")
     told = bench.give(ConnectionClosed(pipeline=2, device="c"))
     assert HangUp(pipeline=3, device="") in told
-    assert bench.give(DeviceMessageArrived(pipeline=3, device="b", role=CONTROL, message=WELCOME)) == []
+    assert beside(bench, "b", WELCOME) == []
 
 
-def test_a_device_whose_name_cannot_be_looked_up_is_lost() -> None:
-    unfound = AddressNotFound(pipeline=1, device="b", text="cannot find the host of b")
-    assert running().give(unfound)[0] == Note(text="device b is lost (cannot find the host of b)")
-    bench = Bench()
-    bench.give(SessionStarted())
-    assert bench.give(unfound) == [EndSession(text="device b at b:1: cannot find the host of b")]
+def test_a_device_that_lacks_the_arithmetic_is_left_out_of_later_pipelines() -> None:
+    bench = running()
+    bench.give(ConnectionClosed(pipeline=1, device="b"))
+    bench.has = {"c": ("safe",)}
+    told = notes_of(bench.welcomes("a", "c"))
+    assert told[0].startswith("device c cannot do its part (it lacks the arithmetic x, which is kept, ")
+    assert bench.core.membership.members == ("a",)
+    assert bench.core.fired["lacks"] == 1
 
 
 ABSENT = (
@@ -816,25 +776,6 @@ def test_where_nothing_goes_without_it_a_device_that_was_absent_is_surveyed_at_o
     assert answered(bench, "b", 4.0)[0] == AskPlan(devices=("b",), is_first=False)
 
 
-def test_a_head_that_may_begin_without_some_does_so_without_those_that_are_in_use() -> None:
-    bench = Bench("a", "b", start=Start.SHORT)
-    bench.give(SessionStarted())
-    bench.welcomes("a", "b")
-    assert bench.says("b", in_use(4.0)) == []
-    bench.pass_time(1.2)
-    assert bench.says("b", in_use(3.9))[0] == Note(text="device b cannot be had (in use by head x)")
-    assert bench.core.membership.members == ("a",)
-
-
-def test_where_nothing_is_left_at_the_start_the_refusal_is_all_that_is_told() -> None:
-    bench = Bench("a", start=Start.SHORT)
-    bench.give(SessionStarted())
-    bench.welcomes("a")
-    bench.says("a", in_use(4.0))
-    bench.pass_time(1.2)
-    assert bench.says("a", in_use(3.9)) == [EndSession(text="device a at a:1: in use by head x")]
-
-
 def test_what_does_not_fit_without_a_device_that_fell_silent_is_one_line_that_names_both() -> None:
     bench = Bench("a", "b", start=Start.SHORT)
     bench.give(SessionStarted())
@@ -900,28 +841,6 @@ def test_an_answer_about_another_precision_and_one_that_nobody_asked_for_break_t
     assert told[0].startswith("device a at a:1 sent an unexpected Arithmetics")
 
 
-def test_a_device_that_lacks_the_arithmetic_is_left_out_of_later_pipelines() -> None:
-    bench = running()
-    bench.give(ConnectionClosed(pipeline=1, device="b"))
-    bench.has = {"c": ("safe",)}
-    told = notes_of(bench.welcomes("a", "c"))
-    way = "--allow-arithmetic-change would go on without it where nothing else does"
-    why = f"it lacks the arithmetic x, which is kept, and has safe; {way}"
-    assert told[0] == f"device c cannot do its part ({why})"
-    assert bench.core.membership.members == ("a",)
-    bench.form()
-    assert bench.core.fired["lacks"] == 1
-    assert back(bench, "c")[-1] == Dial(pipeline=4, device="c", role=CONTROL)
-    bench.give(DeviceMessageArrived(pipeline=4, device="c", role=CONTROL, message=WELCOME))
-    message = Arithmetics(dtype="float32", names=("safe",))
-    (note,) = notes_of(
-        bench.give(DeviceMessageArrived(pipeline=4, device="c", role=CONTROL, message=message))
-    )
-    assert note.startswith("device c is not taken in (it lacks the arithmetic x")
-    assert bench.core.fired["lacks beside"] == 1
-    assert bench.core.is_formed, "the pipeline that works was not touched"
-
-
 def test_a_device_that_stands_by_and_lacks_it_does_not_keep_another_from_coming_back() -> None:
     bench = Bench("a", "b", "c")
     bench.give(SessionStarted())
@@ -976,3 +895,20 @@ def test_an_arithmetic_of_an_earlier_session_is_kept_or_refused_or_changed_if_th
     bench.give(SessionStarted())
     (end,) = [each for each in bench.welcomes("a", "b") if isinstance(each, EndSession)]
     assert end.text.startswith("device a at a:1: it lacks the arithmetic old, which is kept, and has x")
+
+
+def test_a_head_that_may_begin_without_some_cannot_without_all() -> None:
+    bench = Bench("a", "b", start=Start.SHORT)
+    bench.give(SessionStarted())
+    told = bench.pass_time(20)
+    text = "device a at a:1 did not answer within 6 s; is `flowspec daemon` running there?"
+    assert next(command for command in told if isinstance(command, EndSession)) == EndSession(text=text)
+
+
+def test_without_a_plan_for_the_rest_the_head_waits() -> None:
+    bench = running("a", "b")
+    bench.core.handle(ConnectionClosed(pipeline=1, device="a"), bench.now_s)
+    told = bench.give(PlanFailed(text="4 GiB are missing"))
+    text = "the model does not fit on what is left: 4 GiB are missing; waiting for a device to come back"
+    assert told == [Note(text=text)]
+    assert bench.core.number == 0

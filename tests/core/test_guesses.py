@@ -21,6 +21,7 @@ from tests.core.scripted_head import (
     drafts,
     emits,
     ends,
+    guessing,
     opens,
     over,
     sends,
@@ -29,15 +30,6 @@ from tests.core.scripted_head import (
 )
 from tests.pipeline import ask
 from tests.plain import plain_answer
-
-
-def guessing(window: int = 9, **extra: object) -> ScriptedHead:
-    """A prompt of three and two guesses below it in flight, and the drafter asked about both: nodes 3 (token
-    10) and 4 (token 11)."""
-    head = ScriptedHead(Continuous(window=window))
-    assert head.ask(**extra) == [opens(), sends(0, 1, 2), drafts(0, 1, 2)]
-    assert head.propose({2: [(10, 0.5), (11, 0.3)]}) == [sends(3, 4), drafts(3, 4)]
-    return head
 
 
 def say_commit(head: ScriptedHead) -> tuple[int, tuple[int, ...]]:
@@ -62,19 +54,6 @@ def test_every_token_is_emitted_the_moment_it_is_known() -> None:
     assert head.back({2: 10}) == [emits(10), commits(3, base=3)]
     assert head.back({3: 12}) == [emits(12), commits(3, 5, base=3)]
     assert head.back({5: 13})[0] == emits(13)
-
-
-def test_a_commit_goes_out_on_control_only_while_something_is_in_flight_that_it_could_prune() -> None:
-    alone = ScriptedHead(Continuous(), drafter=None)
-    alone.ask()
-    assert alone.back({2: 10}) == [emits(10), sends(3)]
-    assert guessing().back({2: 10}) == [emits(10), commits(3, base=3)]
-    others = ScriptedHead(Continuous(), drafter=None)
-    others.ask(1, (5,))
-    others.ask(2, (5,))
-    assert others.back({0: 10}, request=1) == [emits(10, request=1), sends(1, request=1)], (
-        "what others have in flight is no reason"
-    )
 
 
 def test_a_root_that_was_guessed_may_not_come_back_dropped_but_dead_guesses_may() -> None:
@@ -210,3 +189,16 @@ def test_a_second_turn_after_guesses_that_held_is_the_sequential_one(name: str, 
         assert answer.end is not None
         assert answer.end.reused >= (len(prompt) - 20 if turn else 0), "most of it is still there"
         prompt = (*prompt, *answer.tokens, 4, 5)
+
+
+def test_a_commit_goes_out_on_control_only_while_something_is_in_flight_that_it_could_prune() -> None:
+    alone = ScriptedHead(Continuous(), drafter=None)
+    alone.ask()
+    assert alone.back({2: 10}) == [emits(10), sends(3)]
+    assert guessing().back({2: 10}) == [emits(10), commits(3, base=3)]
+    others = ScriptedHead(Continuous(), drafter=None)
+    others.ask(1, (5,))
+    others.ask(2, (5,))
+    assert others.back({0: 10}, request=1) == [emits(10, request=1), sends(1, request=1)], (
+        "what others have in flight is no reason"
+    )

@@ -1,6 +1,9 @@
-"""The head when its stages are lost: what is known is kept and sent again, and nothing else counts."""
+"""Answers that end, go on on other stages, or were begun by another head: what is told, dropped, kept and
+sent again."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 
@@ -12,20 +15,182 @@ from flowspec.core.head.events import (
     SendToFirstStage,
     VerifiedArrived,
 )
-from flowspec.core.protocol.messages import Verified
+from flowspec.core.methods import METHODS
+from flowspec.core.protocol.messages import Commit, Verified
+from flowspec.core.stage.events import (
+    ClearSlots,
+    ControlArrived,
+    SendSegment,
+    SendVerified,
+    Trim,
+)
+from flowspec.core.stage.stage import StageCore
 from flowspec.errors import PeerError
 from tests.core.scripted_head import (
     TRAITS,
     ScriptedHead,
+    commits,
     drafts,
     emits,
     ends,
     falling,
+    guessing,
     hops,
     kinds,
     opens,
+    over,
     sends,
 )
+from tests.core.stages import arrive, commit, finish, opened, opening, run_of, segment
+from tests.pipeline import StopAfter, ask
+
+# ------------------------------------------------------------------------------------------------ the head
+
+
+def test_the_stages_are_told_of_every_kind_of_end_in_one_message() -> None:
+    assert guessing().give(Cancel(request=1)) == [over(base=3), ends("cancelled")]
+    assert guessing(stop_ids=frozenset({99})).back({2: 99}) == [over(base=3), ends("stop")]
+    assert guessing(stop_rule=StopAfter(1)).back({2: 10}) == [emits(10), over(3, base=3), ends("stop")], (
+        "no Commit beside it"
+    )
+    head = guessing(stop_rule=StopAfter(2))
+    assert head.back({2: 11}) == [emits(11), commits(4, base=3)]
+    assert head.back({4: 12}) == [emits(12), ends("stop")], "its last segment is back"
+
+
+def test_where_no_guess_is_in_flight_there_is_nothing_to_tell() -> None:
+    for count in (1, 100):
+        head = ScriptedHead("ar", drafter=None)
+        head.ask(count=count)
+        if count > 1:
+            assert head.give(Cancel(request=1)) == [ends("cancelled")], (
+                "a prompt that is on its way is for the next turn"
+            )
+        else:
+            assert head.back({2: 10}) == [emits(10), ends("length")]
+    head = guessing()
+    head.give(PipelineLost())
+    assert head.give(Cancel(request=1)) == [ends("cancelled")], "no stage is there to be told"
+
+
+def test_what_an_older_answer_has_in_flight_is_no_reason() -> None:
+    head = guessing()
+    head.give(Cancel(request=1))
+    assert head.ask(prompt=(5, 6, 8))[0] == opens(epoch=1)
+    assert head.give(Cancel(request=1)) == [ends("cancelled")]
+
+
+def test_a_late_cancel_does_not_end_the_next_answer() -> None:
+    """The answer ended while its user said so; the next question of the conversation is on its way
+    already."""
+    head = ScriptedHead("ar", drafter=None)
+    head.ask(count=1, answer=7)
+    assert head.back({2: 10}) == [emits(10), ends("length")]
+    head.ask(prompt=(5, 6, 7, 10, 8), count=1, answer=8)
+    assert head.give(Cancel(request=1, answer=7)) == []
+    assert head.give(Cancel(request=1, answer=8)) == [ends("cancelled")]
+
+
+def test_segments_of_an_answer_that_is_over_come_back_without_its_root() -> None:
+    """The stages had guessed nodes in them, of which one had just become the root: nobody waits for it any
+    more."""
+    head = guessing()
+    head.back({2: 10})
+    assert head.give(Cancel(request=1)) == [over(3, base=3), ends("cancelled")]
+    assert head.back() == []
+    assert head.request().computed == 3, "a root that did not run does not count for the next turn"
+    assert head.ask(prompt=(5, 6, 7, 10, 8))[0] == opens(epoch=1, keep=3)
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "ar"])
+def test_every_method_drops_what_it_has_in_flight(method: str) -> None:
+    head = ScriptedHead(method, drafter=TRAITS)
+    head.give(ask(1, (5, 6, 7), 100))
+    head.back({2: 30})
+    while head.job is not None and not head.core.flights.have_guesses(head.request()):
+        head.propose(falling(2))
+    assert head.core.flights.have_guesses(head.request())
+    assert kinds(head.give(Cancel(request=1)))[:2] == ["over", "end"]
+
+
+# ----------------------------------------------------------------------------------------------- the stages
+
+
+def told_over(*path: int, epoch: int = 0) -> Commit:
+    return replace(commit(*path, epoch=epoch), is_over=True)
+
+
+def test_the_end_of_an_answer_takes_its_guesses_out_of_the_job_that_runs() -> None:
+    """It says nothing new of the path, and counts all the same; the node that it commits stays."""
+    core = opened()
+    job = run_of(arrive(core, segment(1, [(3, 2, 3), (4, 3, 4), (5, 2, 3)])))
+    assert core.handle(ControlArrived(message=told_over()), 0.0) == [
+        ClearSlots(request=1, slots=(3, 4, 5)),
+        Trim(job=job.job, rows=(0, 1, 2)),
+    ]
+    (sent,) = finish(core, job)
+    assert isinstance(sent, SendSegment)
+    assert sent.segment.row_count == 0
+    core = opened()
+    job = run_of(arrive(core, segment(1, [(3, 2, 3), (4, 3, 4), (5, 2, 3)])))
+    assert core.handle(ControlArrived(message=told_over(3)), 0.0) == [
+        ClearSlots(request=1, slots=(5,)),
+        Trim(job=job.job, rows=(2,)),
+        ClearSlots(request=1, slots=(4,)),
+        Trim(job=job.job, rows=(1,)),
+    ]
+    (sent,) = finish(core, job, rows=(0,))
+    assert isinstance(sent, SendSegment)
+    assert sent.segment.parts[0].ids == (3,)
+
+
+def test_what_waits_when_an_answer_ends_or_comes_later_never_runs() -> None:
+    core = opened()
+    job = run_of(arrive(core, segment(1, [(3, 2, 3)])))
+    arrive(core, segment(2, [(4, 3, 4)]))
+    core.handle(ControlArrived(message=told_over()), 0.0)
+    sent = [command for command in finish(core, job) if isinstance(command, SendSegment)]
+    assert [(each.segment.segment, each.segment.row_count) for each in sent] == [(1, 0), (2, 0)]
+    (late,) = arrive(core, segment(3, [(5, 2, 3)]))
+    assert isinstance(late, SendSegment), "its parent is the root, and yet it is dead"
+    assert late.segment.row_count == 0
+
+
+def test_committed_rows_run_after_the_end_for_the_next_turn() -> None:
+    core = StageCore(is_last=True, slots_max=64)
+    job = run_of(arrive(core, segment(0, [(0, -1, 0), (1, 0, 1), (2, 1, 2)], prompt=True, opens=opening())))
+    assert core.handle(ControlArrived(message=told_over()), 0.0) == [], "rows of the prompt stay in the job"
+    (sent,) = finish(core, job)
+    assert isinstance(sent, SendVerified)
+    assert sent.verified.parts[0].ids == (2,), "the root is drawn"
+    core = opened()
+    core.handle(ControlArrived(message=told_over(3, 4)), 0.0)
+    job = run_of(arrive(core, segment(1, [(3, 2, 3), (4, 3, 4), (5, 3, 4), (6, 4, 5)])))
+    assert job.parts[0].tokens.tolist() == [30, 40], (
+        "the end came first: only the path is left of the guesses"
+    )
+
+
+def test_the_end_is_told_twice_or_before_an_older_commit_and_stays_the_end() -> None:
+    core = opened()
+    finish(core, run_of(arrive(core, segment(1, [(3, 2, 3), (4, 3, 4)]))))
+    assert core.handle(ControlArrived(message=told_over(3)), 0.0) == [ClearSlots(request=1, slots=(4,))]
+    for late in (told_over(3), commit(3), commit(), told_over()):
+        assert core.handle(ControlArrived(message=late), 0.0) == []
+    (sent,) = arrive(core, segment(2, [(5, 3, 4)], newest=commit(3)))
+    assert isinstance(sent, SendSegment)
+    assert sent.segment.row_count == 0
+
+
+def test_the_next_epoch_begins_anew_and_hears_nothing_of_the_end_before_it() -> None:
+    core = opened()
+    core.handle(ControlArrived(message=told_over()), 0.0)
+    core.handle(ControlArrived(message=opening(epoch=1, keep=2, length=3, root=9)), 0.0)
+    assert core.handle(ControlArrived(message=told_over()), 0.0) == [], "late, and of the older epoch"
+    finish(core, run_of(arrive(core, segment(1, [(9, 1, 2)], newest=commit(epoch=1), prompt=True))))
+    job = run_of(arrive(core, segment(2, [(10, 9, 3)], newest=commit(epoch=1))))
+    assert job.parts[0].tokens.tolist() == [100]
+
 
 LOST = PipelineLost(silent_s=2.0)
 
@@ -164,3 +329,48 @@ def test_held_tokens_of_a_lost_pipeline_are_verified_again() -> None:
     assert not head.request().held
     commands = head.core.handle(PipelineReformed(stage_count=4), 0.0)
     assert any(isinstance(command, SendToFirstStage) for command in commands)
+
+
+def test_what_is_known_of_the_answer_is_computed_with_the_prompt_and_not_emitted_again() -> None:
+    head = ScriptedHead("ar", drafter=None)
+    assert head.ask(prompt=(5, 6, 7), answered=(30, 31), count=4) == [opens(), sends(0, 1, 2, 3, 4)]
+    part = head.sent[-1].parts[0]
+    assert (part.tokens, part.committed) == ((5, 6, 7, 30, 31), (True,) * 5)
+    assert part.opening is not None
+    assert (part.opening.length, part.opening.root, part.opening.answer_start) == (5, 4, 3)
+    assert head.back({4: 32}) == [emits(32), sends(5)]
+    assert head.back({5: 33}) == [emits(33), ends("length")]
+
+
+def test_an_answer_that_was_complete_ends_at_once() -> None:
+    head = ScriptedHead("continuous", drafter=TRAITS)
+    assert head.ask(prompt=(5, 6, 7), answered=(30, 31), count=2) == [ends("length")]
+    assert head.ask(prompt=(5, 6, 7, 30, 31, 8))[0] == opens(epoch=1)
+    assert head.sent[-1].parts[0].tokens == (5, 6, 7, 30, 31, 8), "no stage has computed anything of it"
+
+
+def test_stages_may_be_lost_in_an_answer_that_was_taken_over() -> None:
+    head = ScriptedHead("ar", drafter=None)
+    head.ask(prompt=(5, 6, 7), answered=(30,), count=3)
+    head.back({3: 31})
+    head.give(PipelineLost())
+    assert head.give(PipelineReformed(stage_count=2)) == [opens(epoch=1), sends(0, 1, 2, 3, 4)]
+    head.segments = head.segments[-1:]
+    assert head.back({4: 32}) == [emits(32), ends("length")]
+
+
+def test_a_conversation_reuses_what_it_shares_with_an_answer_that_is_taken_over() -> None:
+    head = ScriptedHead("ar", drafter=None)
+    head.ask(prompt=(5, 6, 7), count=2)
+    head.back({2: 30})
+    head.back({3: 31})
+    assert head.ask(prompt=(5, 6, 7), answered=(30, 31), count=4)[0] == opens(epoch=1, keep=4)
+    assert head.sent[-1].parts[0].tokens == (31,)
+    head.back({5: 32})
+    head.back({6: 33})
+    assert head.ends[-1].reused == 3, "of the prompt"
+
+
+def test_more_than_an_answer_holds_cannot_be_taken_over() -> None:
+    with pytest.raises(AssertionError, match="more is answered"):
+        ScriptedHead("ar", drafter=None).ask(answered=(30, 31), count=1)

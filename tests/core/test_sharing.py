@@ -37,6 +37,7 @@ from flowspec.sim.experiment import Experiment
 from flowspec.sim.fake_layers import FakeLayers
 from flowspec.sim.language import HashLanguage
 from flowspec.wire.codec import Tensor
+from tests.nightly import seeds
 from tests.pipeline import Pipeline, ask, validate_at_rest
 from tests.plain import plain_answer
 
@@ -223,7 +224,7 @@ def test_whoever_waits_in_vain_holds_up_nobody() -> None:
     assert run.pipeline.ends[3].reused > len(SYSTEM)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(15, 500))
 def test_whatever_happens_to_a_source_the_copy_is_right(seed: int) -> None:
     """Control and data interleave in any order; sources go on, are cancelled, forgotten, and asked again."""
     rng = random.Random(seed)

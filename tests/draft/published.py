@@ -1,4 +1,4 @@
-"""The forward of an EAGLE-3 head as its publishers define it, in plain torch, with nothing of the product.
+"""The forward of an EAGLE head as its publishers define it, in plain torch, with nothing of the product.
 
 Norms, layers and what is fed back are said by the caller, who has them from the publisher's code:
 speculators' `models/eagle3`, SpecForge's `llama3_eagle.py`, ModelOpt's `modeling_eagle.py`, DeepSpec's
@@ -25,6 +25,7 @@ class Published:
     eps: float = 1e-5
     theta: float = 5000.0
     layers: int = 1
+    is_first: bool = False  # EAGLE, and not EAGLE-3
     embedding_in_each_layer: bool = False
     later_norm: str = "input_layernorm"
     feature_norm: str = ""  # fc_norm: each state by itself; input_norm: all side by side
@@ -41,7 +42,7 @@ class Published:
         joined = torch.cat(captured, dim=-1)
         if self.feature_norm == "input_norm":
             joined = self.norm(joined, w["input_norm.weight"])
-        return joined @ w["fc.weight"].T if "fc.weight" in w else joined
+        return joined @ w["fc.weight"].T if "fc.weight" in w and not self.is_first else joined
 
     def attention(self, w: Tensors, prefix: str, x: torch.Tensor) -> torch.Tensor:
         rows = len(x)
@@ -69,10 +70,14 @@ class Published:
     def run(self, w: Tensors, embedded: torch.Tensor, feature: torch.Tensor) -> torch.Tensor:
         """Predicted features of a chain, `[rows, width]`, as they are fed back."""
         hidden = feature
+        if self.is_first:
+            hidden = F.linear(torch.cat((embedded, feature), dim=-1), w["fc.weight"], w.get("fc.bias"))
         for index in range(self.layers):
             at = f"layers.{index}"
             residual = hidden
-            if index == 0 or self.embedding_in_each_layer:
+            if self.is_first:
+                read = hidden
+            elif index == 0 or self.embedding_in_each_layer:
                 normed = self.norm(hidden, w[f"{at}.hidden_norm.weight"])
                 if self.norm_before_residual:
                     residual = normed

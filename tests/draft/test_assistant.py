@@ -6,28 +6,25 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, Gemma4TextConfig, Gemma4UnifiedTextConfig
 
 from flowspec.bench.checkpoints import SMALL, VOCABULARY_SIZE, make_variant
-from flowspec.core.protocol.messages import Proposal, Release, Sampling
+from flowspec.core.protocol.messages import Sampling
 from flowspec.draft.assistant import AssistantDrafter
 from flowspec.draft.assistant_head import AssistantHead
 from flowspec.draft.kinds import check_drafter, find_drafter, open_drafter
 from flowspec.draft.kinds.assistant import Assistant
-from flowspec.draft.ranking import Ranker
 from flowspec.errors import InputError
 from flowspec.model.attention import TreeRows
 from flowspec.model.files import ModelFiles
 from flowspec.plan.shape import shape_of
 from tests.draft.assistants import make_assistant
-from tests.draft.trees import PENALTIES, Teller, go_back, segment
+from tests.draft.mirrors import CPU, WIDTH, check, draft, grow, make_case
+from tests.draft.trees import segment
 
-CPU = torch.device("cpu")
 HIDDEN = SMALL["hidden_size"]
-WIDTH = 5
 
 
 @pytest.fixture(scope="module")
@@ -122,138 +119,22 @@ def test_guesses_are_those_of_the_publishers_code(name: str, ordered: bool, tmp_
 # ------------------------------------------------------------------------------------------- as a drafter
 
 
-class Mirror:
-    """What the drafter should propose for one request, by its head alone. Features are made up, but always
-    the same."""
-
-    def __init__(self, head: AssistantHead, teller: Teller) -> None:
-        self.teller = teller
-        self.known: set[int] = set()
-        self._head = head
-        self._predicted: dict[int, torch.Tensor] = {}
-
-    def feature(self, node: int) -> torch.Tensor:
-        return torch.randn(3 * HIDDEN, generator=torch.Generator().manual_seed(node))
-
-    def tell(self, drafter: AssistantDrafter, nodes: list[int]) -> None:
-        """The target's features of these nodes arrive."""
-        features = torch.stack([self.feature(node) for node in nodes])
-        drafter.take_features(self.teller.request, self.teller.epoch, nodes, features)
-        self.known.update(nodes)
-
-    def proposal(self, node: int) -> Proposal:
-        """Runs a node behind the last one above it whose feature is known, with the features that were
-        predicted last."""
-        line = self.teller.line(node)
-        place = max(at for at in range(1, len(line)) if line[at - 1] in self.known)
-        known = self.teller.path[:place]
-        assert set(known) <= self.known
-        inputs = torch.stack([self.feature(each) for each in known])
-        cache = self._head.new_cache(len(known))
-        cache.reserve(len(known))
-        self._head.write(inputs[:, : 2 * HIDDEN], torch.arange(len(known)), cache)
-        keys, at = torch.arange(len(known), dtype=torch.int32), torch.tensor([place])
-        rows = TreeRows(cache, 0, at, at, keys, torch.ones(1, len(known), dtype=torch.bool))
-        parent = line[-2]
-        feature = self.feature(parent)[2 * HIDDEN :] if parent in self.known else self._predicted[parent]
-        token = torch.tensor([self.teller.tokens[node]])
-        hidden, predicted = self._head.run(token, feature[None], at, self._head.batch([rows]))
-        self._predicted[node] = predicted[0]
-        (children,) = Ranker(VOCABULARY_SIZE).best(
-            self._head.logits(hidden).numpy(),
-            [(self.teller.sampling, len(line))],
-            WIDTH,
-            [self.teller.before(node)],
-        )
-        return Proposal(
-            request=self.teller.request,
-            epoch=self.teller.epoch,
-            node=node,
-            tokens=children.tokens,
-            confidences=children.confidences,
-        )
-
-
-def check(found: tuple[Proposal, ...], expected: list[Proposal]) -> None:
-    assert sorted(each.node for each in found) == sorted(each.node for each in expected)
-    wanted = {each.node: each for each in expected}
-    for each in found:
-        assert each.tokens == wanted[each.node].tokens, f"node {each.node}"
-        np.testing.assert_allclose(each.confidences, wanted[each.node].confidences, rtol=2e-3, atol=1e-6)
-
-
-def start(
-    files: ModelFiles, target: ModelFiles, sampling: Sampling | None = None, number: int = 1
-) -> tuple[AssistantDrafter, Mirror]:
-    drafter = AssistantDrafter(AssistantHead.load(files, target, "float32", CPU), target, context=300)
-    teller = Teller(number, sampling or Sampling())
-    return drafter, Mirror(AssistantHead.load(files, target, "float32", CPU), teller)
-
-
-def grow(teller: Teller, parent: int, count: int) -> list[int]:
-    return [teller.add(parent, (7 * parent + 31 * nth) % VOCABULARY_SIZE) for nth in range(1, count + 1)]
-
-
-def test_guesses_stand_behind_what_is_known_and_the_root_is_ranked_again(
-    files: ModelFiles, target: ModelFiles
-) -> None:
-    drafter, mirror = start(files, target, Sampling(temperature=0.8, seed=5))
+def test_guesses_stand_behind_what_is_known_and_the_root_is_ranked_again(tmp_path: Path) -> None:
+    case = make_case("assistant", tmp_path)
+    drafter, mirror = case.new_drafter(), case.new_mirror(1, Sampling(temperature=0.8, seed=5))
     teller = mirror.teller
     teller.begin([3, 5, 8, 13, 21])
-    mirror.tell(drafter, teller.path[:-1])
-    found = drafter.draft(segment(teller.part([teller.root], committed=teller.missing())), WIDTH)
-    check(found, [mirror.proposal(teller.root)])
+    mirror.tell_path(drafter)
+    draft(drafter, mirror, [teller.root])
     first = grow(teller, teller.root, 2)
-    check(drafter.draft(segment(teller.part(first)), WIDTH), [mirror.proposal(node) for node in first])
+    draft(drafter, mirror, first)
     second = grow(teller, first[0], 2)
-    check(drafter.draft(segment(teller.part(second)), WIDTH), [mirror.proposal(node) for node in second])
+    draft(drafter, mirror, second)
     mirror.tell(drafter, [teller.root])  # the target has run the root: its child is drawn
     teller.commit(first[0])
-    third = grow(teller, second[1], 1)
-    expected = [mirror.proposal(third[0])]  # of what was predicted before the root was known
-    expected.append(mirror.proposal(first[0]))
-    found = drafter.draft(segment(teller.part(third)), WIDTH)
-    check(found, expected)
-
-
-def test_what_comes_after_going_back_is_that_of_a_new_text(files: ModelFiles, target: ModelFiles) -> None:
-    drafter, mirror = start(files, target)
-    teller = mirror.teller
-    found = go_back(drafter, mirror, WIDTH)
-    check(found, [mirror.proposal(teller.root)])
-    fresh, other = start(files, target)
-    other.teller.begin([*range(20, 28), 7, 9])
-    for old, new in zip(teller.path, other.teller.path, strict=True):
-        feature = mirror.feature(old)[None]
-        if old != teller.root:
-            fresh.take_features(1, 0, [new], feature)
-    again = fresh.draft(
-        segment(other.teller.part([other.teller.root], committed=other.teller.missing())), WIDTH
-    )
-    assert [each.tokens for each in again] == [each.tokens for each in found]
-
-
-def test_requests_do_not_touch_each_other(files: ModelFiles, target: ModelFiles) -> None:
-    drafter, first = start(files, target)
-    mirrors = [first, Mirror(first._head, Teller(2, Sampling(temperature=1.0, seed=9, **PENALTIES)))]
-    for mirror, text in zip(mirrors, ([4, 9, 16, 25], [2, 3, 5, 7, 11, 13]), strict=True):
-        mirror.teller.begin(text)
-        mirror.tell(drafter, mirror.teller.path[:-1])
-    tellers = [mirror.teller for mirror in mirrors]
-    parts = [teller.part([teller.root], committed=teller.missing()) for teller in tellers]
-    found = drafter.draft(segment(*parts), WIDTH)
-    check(found, [mirror.proposal(mirror.teller.root) for mirror in mirrors])
-    drafter.release(Release(request=1, epoch=0))
-    children = grow(tellers[1], tellers[1].root, 3)
-    found = drafter.draft(segment(tellers[1].part(children)), WIDTH)
-    check(found, [mirrors[1].proposal(node) for node in children])
-
-
-def test_nothing_is_proposed_before_features_come(files: ModelFiles, target: ModelFiles) -> None:
-    drafter, mirror = start(files, target)
-    teller = mirror.teller
-    teller.begin([1])
-    assert drafter.draft(segment(teller.part([teller.root])), WIDTH) == ()
+    (third,) = grow(teller, second[1], 1)
+    expected = mirror.expected([third, first[0]])  # the first of what was predicted before the root was known
+    check(mirror, drafter.draft(segment(teller.part([third])), WIDTH), expected)
 
 
 # ------------------------------------------------------------------------------------------- what it takes

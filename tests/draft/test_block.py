@@ -7,27 +7,24 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from flowspec.bench.checkpoints import SMALL, VOCABULARY_SIZE, make_variant
-from flowspec.core.protocol.messages import Proposal, Sampling
+from flowspec.core.protocol.messages import Sampling
 from flowspec.draft.block import BlockDrafter
 from flowspec.draft.block_head import BlockHead
 from flowspec.draft.kinds import check_drafter, find_drafter, open_drafter
 from flowspec.draft.kinds.block import Block
-from flowspec.draft.ranking import Ranker
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
 from flowspec.plan.shape import shape_of
 from tests.draft.blocks import IDS, SIZE, make_block_drafter, make_dspark
-from tests.draft.trees import PENALTIES, Teller, go_back, segment
+from tests.draft.mirrors import CPU, WIDTH, check, draft, grow, make_case
+from tests.draft.trees import segment
 
-CPU = torch.device("cpu")
 HIDDEN = SMALL["hidden_size"]
-WIDTH = 4
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "windows": {
@@ -178,103 +175,28 @@ def test_blocks_of_several_requests_run_together(files: ModelFiles, target: Mode
 # ------------------------------------------------------------------------------------------- as a drafter
 
 
-class Mirror:
-    """What the drafter should propose for one request, by its head alone."""
-
-    def __init__(self, head: BlockHead, teller: Teller) -> None:
-        self.teller = teller
-        self.known: set[int] = set()
-        self._head = head
-
-    def feature(self, node: int) -> torch.Tensor:
-        return features_of(1, seed=node + 1)[0]
-
-    def tell(self, drafter: BlockDrafter, nodes: list[int]) -> None:
-        features = torch.stack([self.feature(node) for node in nodes])
-        drafter.take_features(self.teller.request, self.teller.epoch, nodes, features)
-        self.known.update(nodes)
-
-    def proposals(self, nodes: list[int]) -> dict[int, Proposal]:
-        path = self.teller.path
-        begin = next(at for at, node in enumerate(path) if node not in self.known)
-        cache = self._head.new_cache(begin)
-        cache.reserve(begin)
-        features = torch.stack([self.feature(node) for node in path[:begin]])
-        self._head.write(self._head.project(features), torch.arange(begin), cache)
-        guesses = self._head.run([self.teller.tokens[path[begin]]], [begin], [cache])[0]
-        found = {}
-        for node in nodes:
-            position = len(self.teller.line(node)) - 1
-            if begin <= position < begin + len(guesses):
-                token = self.teller.tokens[node]
-                hidden = self._head.after(guesses[position - begin][None], [token])
-                logits = self._head.logits(hidden).numpy()
-                (children,) = Ranker(VOCABULARY_SIZE).best(
-                    logits, [(self.teller.sampling, position + 1)], WIDTH, [self.teller.before(node)]
-                )
-                found[node] = Proposal(
-                    request=self.teller.request,
-                    epoch=self.teller.epoch,
-                    node=node,
-                    tokens=children.tokens,
-                    confidences=children.confidences,
-                )
-        return found
-
-
-def check(found: tuple[Proposal, ...], expected: dict[int, Proposal]) -> None:
-    assert sorted(each.node for each in found) == sorted(expected)
-    for each in found:
-        assert each.epoch == expected[each.node].epoch
-        assert each.tokens == expected[each.node].tokens, f"node {each.node}"
-        np.testing.assert_allclose(each.confidences, expected[each.node].confidences, rtol=2e-3, atol=1e-6)
-
-
-def start(
-    files: ModelFiles, target: ModelFiles, sampling: Sampling | None = None
-) -> tuple[BlockDrafter, Mirror]:
-    drafter = BlockDrafter(BlockHead.load(files, target, "float32", CPU), target, context=300)
-    return drafter, Mirror(BlockHead.load(files, target, "float32", CPU), Teller(1, sampling or Sampling()))
-
-
-def grow(teller: Teller, parent: int, count: int) -> list[int]:
-    return [teller.add(parent, (7 * parent + 31 * nth) % VOCABULARY_SIZE) for nth in range(1, count + 1)]
-
-
-@pytest.mark.parametrize(
-    "sampling",
-    [Sampling(), Sampling(temperature=0.8, seed=6), Sampling(temperature=0.8, seed=6, **PENALTIES)],
-)
-def test_all_that_lives_is_proposed_anew_with_the_next_block(
-    sampling: Sampling, files: ModelFiles, target: ModelFiles
-) -> None:
-    drafter, mirror = start(files, target, sampling)
+@pytest.mark.parametrize("kind", ["block", "dspark"])
+def test_all_that_lives_is_proposed_anew_with_the_next_block(kind: str, tmp_path: Path) -> None:
+    case = make_case(kind, tmp_path)
+    drafter, mirror = case.new_drafter(), case.new_mirror(1, Sampling(temperature=0.8, seed=6))
     teller = mirror.teller
     teller.begin([3, 5, 8, 13, 21])
-    mirror.tell(drafter, teller.path[:-1])
-    found = drafter.draft(segment(teller.part([teller.root], committed=teller.missing())), WIDTH)
-    check(found, mirror.proposals([teller.root]))
+    mirror.tell_path(drafter)
+    draft(drafter, mirror, [teller.root])
     chain, tip = [], teller.root
     for _ in range(SIZE):  # one deeper than the block
         nodes = grow(teller, tip, 2)
-        check(drafter.draft(segment(teller.part(nodes)), WIDTH), mirror.proposals(nodes))
+        draft(drafter, mirror, nodes)
         chain.append(nodes)
         tip = nodes[0]
-    assert not mirror.proposals(chain[-1]), "nothing is guessed behind the end of a block"
+    assert not mirror.expected(chain[-1]), "nothing is guessed behind the end of a block"
     mirror.tell(drafter, [teller.root])
     teller.commit(chain[0][0])
     last = grow(teller, chain[1][1], 1)
     found = drafter.draft(segment(teller.part(last)), WIDTH)
     living = [node for nodes in [*chain, last] for node in nodes if teller.is_living(node)]
-    check(found, mirror.proposals(living))
+    check(mirror, found, mirror.expected(living))
     assert len(found) > SIZE
-
-
-def test_going_back_begins_another_block(files: ModelFiles, target: ModelFiles) -> None:
-    drafter, mirror = start(files, target)
-    teller = mirror.teller
-    found = go_back(drafter, mirror, WIDTH)
-    check(found, mirror.proposals([teller.root]))
 
 
 # ------------------------------------------------------------------------------------------- what it takes

@@ -1,9 +1,14 @@
-"""Every published layout of EAGLE-3 heads: read as its publisher computes it, or refused in one line."""
+"""Every published layout of EAGLE heads: read as its publisher computes it, or refused in one line.
+
+Layouts, and what is none, are in `tests/data/eagle_layouts.json`: configs are changes to one of its `bases`,
+tensors of ones if nothing else is said.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,74 +16,32 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from flowspec.bench.checkpoints import SMALL, make_checkpoint
+from flowspec.bench.checkpoints import SMALL, make_checkpoint, make_variant
 from flowspec.draft.eagle_captures import captures_of
 from flowspec.draft.eagle_files import is_eagle
 from flowspec.draft.eagle_head import EagleHead
 from flowspec.draft.kinds import check_drafter, find_drafter
 from flowspec.draft.kinds.eagle import Eagle
 from flowspec.errors import InputError
-from flowspec.model.files import ModelFiles
+from flowspec.model.files import ModelFiles, bundled_folder
+from flowspec.model.pieces import Span
+from flowspec.model.slice import Slice
+from tests.draft.heads import make_head
 from tests.draft.published import Published, Tensors
-from tests.draft.test_eagle_head import DRAFT_VOCABULARY, HIDDEN, VOCABULARY, tree_batch
+from tests.draft.trees import BRANCHES, PARENTS, tree_batch
 
 CPU = torch.device("cpu")
-CONFIG: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLMEagle3"],
-    "draft_vocab_size": DRAFT_VOCABULARY,
-    "hidden_act": "silu",
-    "hidden_size": HIDDEN,
-    "intermediate_size": 128,
-    "max_position_embeddings": 256,
-    "model_type": "llama",
-    "num_attention_heads": 4,
-    "num_hidden_layers": 1,
-    "num_key_value_heads": 2,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 5000.0,
-    "tie_word_embeddings": False,
-    "use_cache": True,
-    "vocab_size": VOCABULARY,
-}
-MODELOPT = {
-    "next_layer_regular": True,
-    "parallel_draft_heads_num_layers": 1,
-    "parallel_draft_step": 1,
-    "use_aux_hidden_state": True,
-    "use_input_layernorm_in_first_layer": True,
-    "use_last_layernorm": True,
-    "use_mtp_layernorm": False,
-}
-LAYER = {
-    **{
-        name: CONFIG[name]
-        for name in CONFIG
-        if name not in ("architectures", "draft_vocab_size", "rope_theta")
-    },
-    "rope_parameters": {"rope_theta": 5000.0, "rope_type": "default"},
-}
-SPECULATORS = {
-    "architectures": ["Eagle3Speculator"],
-    "draft_vocab_size": DRAFT_VOCABULARY,
-    "eagle_aux_hidden_state_layer_ids": [2, 4, 5],
-    "embed_requires_grad": False,
-    "fc_norm": False,
-    "has_no_defaults_at_init": False,
-    "norm_before_fc": False,
-    "norm_before_residual": False,
-    "norm_output": False,
-    "speculators_config": {
-        "algorithm": "eagle3",
-        "default_proposal_method": "greedy",
-        "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}],
-        "verifier": {"architectures": ["LlamaForCausalLM"], "name_or_path": "a/model"},
-    },
-    "speculators_model_type": "eagle3",
-    "speculators_version": "0.9.0",
-    "target_hidden_size": None,
-    "tie_word_embeddings": False,
-    "transformer_layer_config": LAYER,
-}
+HIDDEN, VOCABULARY, DRAFT_VOCABULARY = 64, 300, 96
+DATA = json.loads((Path(__file__).parents[1] / "data" / "eagle_layouts.json").read_text("utf-8"))
+
+
+def merged(config: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Also what is within."""
+    found = dict(config)
+    for name, value in changes.items():
+        old = found.get(name)
+        found[name] = merged(old, value) if isinstance(value, dict) and isinstance(old, dict) else value
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +54,7 @@ class Layout:
     width: int = HIDDEN
     midlayer: bool = False
     has_fc: bool = True
+    has_bias: bool = False
     has_own_embedding: bool = False
     has_lm_head: bool = True
     renamed: dict[str, str] = field(default_factory=dict)
@@ -99,11 +63,13 @@ class Layout:
         """Under the names of `Published`."""
         means, width = self.means, self.width
         inner, keys = means.heads * means.head_width, means.key_heads * means.head_width
-        shapes: dict[str, tuple[int, ...]] = {"norm.weight": (width,)}
+        shapes: dict[str, tuple[int, ...]] = {} if means.is_first else {"norm.weight": (width,)}
         if self.has_lm_head:
             shapes["lm_head.weight"] = (DRAFT_VOCABULARY, width)
         if self.has_fc:
-            shapes["fc.weight"] = (width, len(self.captures) * HIDDEN)
+            shapes["fc.weight"] = (width, (2 if means.is_first else len(self.captures)) * HIDDEN)
+        if self.has_bias:
+            shapes["fc.bias"] = (width,)
         if self.has_own_embedding:
             shapes["embed_tokens.weight"] = (VOCABULARY, width)
         for index in range(len(self.captures) if means.feature_norm == "fc_norm" else 0):
@@ -112,9 +78,11 @@ class Layout:
             shapes["input_norm.weight"] = (len(self.captures) * HIDDEN,)
         for index in range(means.layers):
             at, reads = f"layers.{index}", index == 0 or means.embedding_in_each_layer
-            read = 2 * width if reads else width
-            norms = ("input_layernorm", "hidden_norm") if reads else (means.later_norm,)
-            shapes |= {f"{at}.{norm}.weight": (width,) for norm in (*norms, "post_attention_layernorm")}
+            read, norms = width, ["post_attention_layernorm"]
+            if not means.is_first:
+                read = 2 * width if reads else width
+                norms += ["input_layernorm", "hidden_norm"] if reads else [means.later_norm]
+            shapes |= {f"{at}.{norm}.weight": (width,) for norm in norms}
             shapes |= {
                 f"{at}.self_attn.q_proj.weight": (inner, read),
                 f"{at}.self_attn.k_proj.weight": (keys, read),
@@ -124,9 +92,9 @@ class Layout:
                 f"{at}.mlp.up_proj.weight": (128, width),
                 f"{at}.mlp.down_proj.weight": (width, 128),
             }
-            if self.config.get("model_type") == "qwen3" or self.layer_type == "qwen3":
+            if "qwen3" in (self.config.get("model_type"), self.layer_type):
                 shapes |= {f"{at}.self_attn.{name}_norm.weight": (means.head_width,) for name in "qk"}
-            if self.config.get("attention_bias"):
+            if self.config.get("attention_bias") or self.config.get("qkv_bias"):
                 shapes |= {
                     f"{at}.self_attn.{name}_proj.bias": (inner if name == "q" else keys,) for name in "qkv"
                 }
@@ -138,15 +106,15 @@ class Layout:
     def layer_type(self) -> str:
         return str(self.config.get("transformer_layer_config", {}).get("model_type"))
 
-    def write(self, folder: Path, tensors: Tensors, **config: Any) -> ModelFiles:
-        named = {self.published(name): tensor for name, tensor in tensors.items()}
+    def write(self, folder: Path, tensors: Tensors | None = None, **config: Any) -> ModelFiles:
+        named = {self.published(name): each for name, each in (tensors or self.tensors()).items()}
         if self.has_lm_head:
             kept = torch.arange(DRAFT_VOCABULARY) * 3 + 1
             is_kept = torch.zeros(VOCABULARY, dtype=torch.bool)
             is_kept[kept] = True
             named |= {"d2t": kept - torch.arange(DRAFT_VOCABULARY), "t2d": is_kept}
         folder.mkdir()
-        (folder / "config.json").write_text(json.dumps({**self.config, **config}), encoding="utf-8")
+        (folder / "config.json").write_text(json.dumps(merged(self.config, config)), encoding="utf-8")
         save_file(named, folder / "model.safetensors")
         return ModelFiles(str(folder))
 
@@ -155,199 +123,118 @@ class Layout:
         return self.renamed.get(name, name)
 
 
-def nested(**changes: Any) -> dict[str, Any]:
-    return {"eagle_config": {**MODELOPT, "eagle_aux_hidden_state_layer_ids": [1, 3, 4], **changes}}
+def layout_of(entry: dict[str, Any]) -> Layout:
+    fields = {name: value for name, value in entry.items() if name not in ("base", "config", "computes")}
+    config = merged(DATA["bases"][entry["base"]], entry.get("config", {}))
+    means = Published(**entry.get("computes", {}))
+    if means.is_first:
+        fields |= {"captures": (8,), "has_lm_head": False}
+    captures = tuple(fields.pop("captures", Layout.captures))
+    return Layout(config=config, means=means, captures=captures, **fields)
 
 
-def speculators(kind: str = "llama", layers: int = 1, **changes: Any) -> dict[str, Any]:
-    layer = {**LAYER, "model_type": kind, "num_hidden_layers": layers, "head_dim": 16}
-    return {**SPECULATORS, "transformer_layer_config": layer, **changes}
-
-
-EACH, JOINED = Published(feature_norm="fc_norm"), Published(feature_norm="input_norm")
-LAYOUTS = {
-    "safeailab": Layout(config=CONFIG, midlayer=True),
-    "safeailab-target-hidden-size": Layout(
-        config={**CONFIG, "hidden_size": 96, "num_attention_heads": 6, "target_hidden_size": HIDDEN},
-        means=Published(heads=6),
-        width=96,
-        midlayer=True,
-        has_own_embedding=True,
-    ),
-    "angelslim": Layout(
-        config={
-            **CONFIG,
-            "architectures": ["Eagle3LlamaForCausalLM"],
-            "head_dim": 24,
-            "modal_type": "LLM",
-            "rope_scaling": None,
-            "sliding_window": 32,
-            "target_model_type": "qwen3",
-            "tie_word_embeddings": True,  # left over from the target: it has an `lm_head` of its own
-            "num_experts": 128,  # the same
-            "use_qk_norm": True,  # the same, and it has no such norms
-            "use_sliding_window": False,
-        },
-        means=Published(head_width=24),
-        midlayer=True,
-        has_own_embedding=True,
-    ),
-    "specforge-gpt-oss": Layout(
-        config={**CONFIG, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 3, 5]}},
-        captures=(1, 4, 6),
-        midlayer=True,
-    ),
-    "specforge-3.1": Layout(
-        config={**CONFIG, "fc_norm": True, "norm_output": True},
-        means=replace(EACH, norm_output=True),
-        midlayer=True,
-    ),
-    "specforge-3.1-older-names": Layout(
-        config={**CONFIG, "use_aux_norm": True},
-        means=EACH,
-        midlayer=True,
-        renamed={f"fc_norm.{i}.weight": f"aux_norm_{n}.weight" for i, n in enumerate(("low", "mid", "high"))},
-    ),
-    "modelopt": Layout(config={**CONFIG, **nested(), "head_dim": 16}),
-    "modelopt-norm-before-fc": Layout(config={**CONFIG, **nested(norm_before_fc=True)}, means=JOINED),
-    "modelopt-two-layers": Layout(
-        config={
-            **CONFIG,
-            **nested(eagle_aux_hidden_state_layer_ids=[0, 5]),
-            "num_hidden_layers": 2,
-            "layer_types": ["full_attention"] * 2,
-        },
-        means=Published(layers=2),
-        captures=(1, 6),
-    ),
-    "modelopt-last-hidden-state": Layout(
-        config={**CONFIG, **nested(use_aux_hidden_state=False, eagle_aux_hidden_state_layer_ids=[])},
-        captures=(8,),
-        has_fc=False,
-    ),
-    "sglang-two-layers": Layout(
-        config={**CONFIG, "num_aux_hidden_states": 3, "num_hidden_layers": 2},
-        means=Published(layers=2, later_norm="hidden_norm"),
-    ),
-    "vllm-layer-ids-and-biases": Layout(
-        config={
-            **CONFIG,
-            "attention_bias": True,
-            "eagle_aux_hidden_state_layer_ids": [0, 1, 7],
-            "norm_before_residual": True,
-        },
-        means=Published(norm_before_residual=True),
-        captures=(0, 1, 7),
-    ),
-    "deepspec": Layout(
-        config={
-            **CONFIG,
-            "architectures": ["Qwen3Eagle3Model"],
-            "draft_num_hidden_layers": 1,
-            "head_dim": 16,
-            "layer_types": ["full_attention"],
-            "model_type": "qwen3",
-            "num_target_layers": 8,
-            "step_loss_decay": 0.8,
-            "target_layer_ids": [0, 1, 2, 4, 6],
-            "target_model_name_or_path": "Qwen/Qwen3-4B",
-            "ttt_length": 7,
-        },
-        captures=(1, 2, 3, 5, 7),
-    ),
-    "deepspec-two-layers": Layout(
-        config={
-            **CONFIG,
-            "head_dim": 16,
-            "model_type": "qwen3",
-            "num_hidden_layers": 2,
-            "target_layer_ids": [1, 3, 4],
-        },
-        means=Published(layers=2, embedding_in_each_layer=True),
-    ),
-    "target-lm-head": Layout(config={**CONFIG, "draft_vocab_size": None}, midlayer=True, has_lm_head=False),
-    "own-embedding-as-lm-head": Layout(
-        config={**CONFIG, "draft_vocab_size": VOCABULARY, "tie_word_embeddings": True},
-        midlayer=True,
-        has_lm_head=False,
-        has_own_embedding=True,
-    ),
-    **{
-        f"speculators-{kind}-{name}": Layout(
-            config=speculators(kind, **config), means=means, has_own_embedding=True
-        )
-        for kind in ("llama", "qwen3")
-        for name, config, means in (
-            ("plain", {}, Published()),
-            ("residual", {"norm_before_residual": True}, Published(norm_before_residual=True)),
-            ("input-norm", {"norm_before_fc": True}, JOINED),
-            ("3.1", {"fc_norm": True, "norm_output": True}, replace(EACH, norm_output=True)),
-            (
-                "two-layers",
-                {"layers": 2, "norm_before_residual": True},
-                Published(layers=2, norm_before_residual=True),
-            ),
-        )
-    },
-}
+LAYOUTS = {name: layout_of(entry) for name, entry in DATA["layouts"].items()}
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
-    return ModelFiles(str(make_checkpoint(tmp_path_factory.mktemp("target"), "llama", SMALL)))
+def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, ModelFiles]:
+    """Targets by whether their embeddings are tied."""
+    folder = tmp_path_factory.mktemp("targets")
+    return {
+        tied: ModelFiles(
+            str(make_checkpoint(folder / str(tied), "llama", {**SMALL, "tie_word_embeddings": tied}))
+        )
+        for tied in (False, True)
+    }
 
 
-@pytest.mark.parametrize("is_pickled", [False, True], ids=["safetensors", "bin"])
-@pytest.mark.parametrize("name", LAYOUTS)
+def pickled(folder: Path) -> None:
+    """The other kind of file."""
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+def ends_of(target: ModelFiles) -> tuple[torch.Tensor, torch.Tensor]:
+    """A target's embedding and `lm_head`."""
+    own = load_file(Path(target.model) / "model.safetensors")
+    embedding = own["model.embed_tokens.weight"]
+    return embedding, own.get("lm_head.weight", embedding)
+
+
+@pytest.mark.parametrize(
+    ("name", "tied"),
+    [*((name, False) for name in LAYOUTS), *((name, True) for name in ("eagle", "safeailab"))],
+)
 def test_a_head_computes_what_its_publisher_does(
-    name: str, is_pickled: bool, target: ModelFiles, tmp_path: Path
+    name: str, tied: bool, targets: dict[bool, ModelFiles], tmp_path: Path
 ) -> None:
-    layout = LAYOUTS[name]
+    layout, target = LAYOUTS[name], targets[tied]
     w, means = layout.tensors(), layout.means
     files = layout.write(tmp_path / "head", w)
-    if is_pickled:
-        path = tmp_path / "head/model.safetensors"
-        torch.save(load_file(path), tmp_path / "head/pytorch_model.bin")
-        path.unlink()
+    if tied:
+        pickled(tmp_path / "head")
     assert is_eagle(files)
     head = EagleHead.load(files, target, "float32", CPU)
-    assert (head.kind, head.capture, head.hidden_size) == ("eagle3", layout.captures, layout.width)
+    kind = "eagle" if means.is_first else "eagle3"
+    assert (head.kind, head.capture, head.hidden_size) == (kind, layout.captures, layout.width)
     assert head.feature_width == HIDDEN * len(layout.captures)
     rng = torch.Generator().manual_seed(3)
     rows = 9
     tokens = torch.randint(0, VOCABULARY, (rows,), generator=rng)
     captured = [torch.randn(rows, HIDDEN, generator=rng) for _ in layout.captures]
-    assert target.folder is not None
-    own = load_file(target.folder / "model.safetensors")
-    embedding = w.get("embed_tokens.weight", own["model.embed_tokens.weight"])
-    lm_head = w["lm_head.weight"] if layout.has_lm_head else own["lm_head.weight"]
-    if not layout.has_lm_head and layout.config["tie_word_embeddings"]:
+    embedding, lm_head = ends_of(target)
+    embedding = w.get("embed_tokens.weight", embedding)
+    lm_head = w.get("lm_head.weight", lm_head)
+    if "draft_vocab_size" in layout.config and not layout.has_lm_head and layout.has_own_embedding:
         lm_head = embedding
     feature = head.project(torch.cat(captured, dim=-1))
     expected = means.project(w, captured)
     torch.testing.assert_close(feature, expected, atol=2e-5, rtol=1e-5)
     for _ in range(2):  # the second time from the head's own features, as for guesses
         expected = means.run(w, embedding[tokens], expected)
-        batch, positions = tree_batch(head.new_cache(64), list(range(-1, rows - 1)), 0)
+        batch, positions = tree_batch(head.new_cache(64), range(-1, rows - 1), 0, rows)
         feature = head.run(tokens, feature, positions, batch)
         torch.testing.assert_close(feature, expected, atol=5e-5, rtol=1e-5)
-        torch.testing.assert_close(
-            head.logits(feature), means.logits(w, expected, lm_head), atol=5e-5, rtol=1e-5
-        )
+        found = head.logits(feature)
+        torch.testing.assert_close(found, means.logits(w, expected, lm_head), atol=5e-5, rtol=1e-5)
+        assert found.dtype == torch.float32
     ids = head.target_ids()
-    assert (ids is not None) == layout.has_lm_head
+    kept = [3 * each + 1 for each in range(DRAFT_VOCABULARY)] if layout.has_lm_head else None
+    assert (None if ids is None else ids.tolist()) == kept
     numbers = 2 * means.layers * means.key_heads * means.head_width + layout.width
     assert head.slot_bytes == 4 * numbers
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["eagle-bias", "safeailab", "specforge-3.1", "speculators-qwen3-two-layers", "deepspec-two-layers"],
+)
+def test_a_tree_in_two_segments_is_every_branch_alone(
+    name: str, targets: dict[bool, ModelFiles], tmp_path: Path
+) -> None:
+    layout = LAYOUTS[name]
+    w = layout.tensors()
+    head = EagleHead.load(layout.write(tmp_path / "head", w), targets[False], "float32", CPU)
+    rng = torch.Generator().manual_seed(3)
+    tokens = torch.randint(0, VOCABULARY, (9,), generator=rng)
+    features = torch.randn(9, HIDDEN, generator=rng)
+    cache, parts = head.new_cache(64), []
+    for first, end in ((0, 4), (4, 9)):
+        batch, positions = tree_batch(cache, PARENTS, first, end)
+        parts.append(head.run(tokens[first:end], features[first:end], positions, batch))
+    found = torch.cat(parts)
+    embedding = w.get("embed_tokens.weight", ends_of(targets[False])[0])
+    for path in BRANCHES:
+        expected = layout.means.run(w, embedding[tokens[path]], features[path])
+        torch.testing.assert_close(found[path], expected, atol=5e-5, rtol=1e-5)
 
 
 def test_a_folder_of_either_kind_of_file_is_found_by_its_name(tmp_path: Path) -> None:
     layout = LAYOUTS["speculators-qwen3-two-layers"]
     for name in ("safetensors", "bin"):
-        layout.write(tmp_path / name, layout.tensors())
-    path = tmp_path / "bin/model.safetensors"
-    torch.save(load_file(path), tmp_path / "bin/pytorch_model.bin")
-    path.unlink()
+        layout.write(tmp_path / name)
     count = sum(each.numel() for each in load_file(tmp_path / "safetensors/model.safetensors").values())
+    pickled(tmp_path / "bin")
     for name in ("safetensors", "bin"):
         check_drafter(str(tmp_path / name))
         kind = find_drafter(str(tmp_path / name))
@@ -355,74 +242,67 @@ def test_a_folder_of_either_kind_of_file_is_found_by_its_name(tmp_path: Path) ->
         assert kind.parameter_count() == count
 
 
-@pytest.mark.parametrize("name", ["specforge-3.1", "speculators-qwen3-two-layers", "deepspec-two-layers"])
-def test_a_tree_in_two_segments_is_every_branch_alone(name: str, target: ModelFiles, tmp_path: Path) -> None:
-    layout = LAYOUTS[name]
-    w = layout.tensors()
-    head = EagleHead.load(layout.write(tmp_path / "head", w), target, "float32", CPU)
-    rng = torch.Generator().manual_seed(3)
-    tokens = torch.randint(0, VOCABULARY, (9,), generator=rng)
-    features = torch.randn(9, HIDDEN, generator=rng)
-    parents, cache, parts = [-1, 0, 1, 1, 2, 3, 3, 4, 0], head.new_cache(64), []
-    for first, end in ((0, 4), (4, 9)):
-        batch, positions = tree_batch(cache, parents[:end], first)
-        parts.append(head.run(tokens[first:end], features[first:end], positions, batch))
-    found = torch.cat(parts)
-    assert target.folder is not None
-    own = load_file(target.folder / "model.safetensors")["model.embed_tokens.weight"]
-    for path in ([0, 1, 2, 4, 7], [0, 1, 3, 5], [0, 1, 3, 6], [0, 8]):
-        embedded = w.get("embed_tokens.weight", own)[tokens[path]]
-        expected = layout.means.run(w, embedded, features[path])
-        torch.testing.assert_close(found[path], expected, atol=5e-5, rtol=1e-5)
+@pytest.mark.parametrize(
+    ("variant", "finish"),
+    [
+        ("granite", lambda logits: logits / 1.7),
+        ("gemma2", lambda logits: 6 * torch.tanh(logits / 6)),
+        ("gemma3", lambda logits: logits),
+    ],
+)
+def test_an_eagle_head_ranks_by_what_a_target_of_any_family_would(
+    variant: str, finish: Callable[[torch.Tensor], torch.Tensor], tmp_path: Path
+) -> None:
+    target = ModelFiles(str(make_variant(tmp_path / "target", variant)))
+    head = EagleHead.load(ModelFiles(str(make_head(tmp_path / "head", "eagle"))), target, "float32", CPU)
+    count = target.config().num_hidden_layers
+    last = Slice.load(target, Span(first=count - 1, end=count, count=count), "float32", CPU)
+    assert last.pieces.lm_head is not None
+    hidden = torch.randn((5, head.hidden_size), generator=torch.Generator().manual_seed(2))
+    torch.testing.assert_close(head.logits(hidden), finish(last.pieces.lm_head(hidden)))
+
+
+def test_weights_are_counted_once(targets: dict[bool, ModelFiles], tmp_path: Path) -> None:
+    layout = LAYOUTS["eagle"]
+    files = layout.write(tmp_path / "head")
+    own = sum(tensor.numel() for tensor in layout.tensors().values())
+    sizes = [EagleHead.load(files, targets[tied], "bfloat16", CPU).weight_bytes for tied in (False, True)]
+    assert sizes == [2 * (own + 2 * VOCABULARY * HIDDEN), 2 * (own + VOCABULARY * HIDDEN)]
+
+
+def test_a_head_of_the_whole_vocabulary_needs_no_ids(targets: dict[bool, ModelFiles], tmp_path: Path) -> None:
+    layout = LAYOUTS["safeailab"]
+    whole = {**layout.tensors(), "lm_head.weight": torch.randn(VOCABULARY, HIDDEN)}
+    files = layout.write(tmp_path / "head", whole, draft_vocab_size=VOCABULARY)
+    path = tmp_path / "head/model.safetensors"
+    tensors = {name: each for name, each in load_file(path).items() if name != "d2t"}
+    for more in ({}, {"d2t": torch.zeros(VOCABULARY, dtype=torch.long)}):
+        save_file({**tensors, **more}, path)
+        assert EagleHead.load(files, targets[False], "float32", CPU).target_ids() is None
+
+
+def test_what_is_no_eagle_head(tmp_path: Path) -> None:
+    head = EagleHead.load(ModelFiles(str(bundled_folder("eagle"))), ModelFiles("bundled"), "float32", CPU)
+    assert (head.kind, head.capture, head.feature_width) == ("eagle", (8,), 320)
+    assert not is_eagle(ModelFiles("bundled"))
+    layout, ones = LAYOUTS["modelopt"], torch.ones(HIDDEN)
+    for name in ("hidden_norm.weight", "markov_head.w1.weight"):  # of drafters of blocks
+        assert not is_eagle(layout.write(tmp_path / name, {**layout.tensors(), name: ones}))
 
 
 # -------------------------------------------------------------------------------------------------- captures
 
-IDS = "eagle_aux_hidden_state_layer_ids"
 
-
-@pytest.mark.parametrize(
-    ("config", "layer_count", "captures"),
-    [
-        ({}, 32, (2, 16, 29)),
-        ({}, 36, (2, 18, 33)),
-        ({IDS: [1, 11, 21]}, 24, (1, 11, 21)),  # beside the other fields: what enters a layer
-        ({"eagle_config": {IDS: [1, 11, 21]}}, 24, (2, 12, 22)),  # within: what leaves one
-        ({"eagle_config": {IDS: [1, 29, 57]}}, 61, (2, 30, 58)),
-        ({"eagle_config": {IDS: [1, 15, 28]}}, 32, (2, 16, 29)),
-        ({"eagle_config": {IDS: [2, 16, 29]}}, 32, (2, 16, 29)),  # the default, counted as it is used
-        ({"eagle_config": {IDS: []}}, 32, (2, 16, 29)),
-        ({"target_layer_ids": [1, 9, 17, 25, 33]}, 36, (2, 10, 18, 26, 34)),
-        ({"aux_hidden_states_layer_ids": [1, 17, 32]}, 36, (2, 18, 33)),
-        ({IDS: [2, 16, 29], "eagle_config": {IDS: [1, 15, 28]}}, 32, (2, 16, 29)),
-        ({IDS: [3], "num_aux_hidden_states": 1}, 4, (3,)),
-    ],
-)
+@pytest.mark.parametrize(("config", "layer_count", "captures"), DATA["captured"])
 def test_layers_are_counted_as_their_publisher_does(
-    config: dict[str, Any], layer_count: int, captures: tuple[int, ...]
+    config: dict[str, Any], layer_count: int, captures: list[int]
 ) -> None:
-    assert captures_of(config, layer_count, "head", "target") == captures
+    """`eagle_aux_hidden_state_layer_ids` beside the other fields are what enters a layer, within
+    `eagle_config` what leaves one."""
+    assert captures_of(config, layer_count, "head", "target") == tuple(captures)
 
 
-@pytest.mark.parametrize(
-    ("config", "layer_count", "message"),
-    [
-        ({}, 6, "needs a target of 7 layers or more, but 'target' has 6"),
-        ({IDS: [2, 16, 40]}, 32, r"reads the inputs of layers \[2, 16, 40\] .* but 'target' has 32"),
-        ({IDS: [24, 30, 36]}, 36, "what leaves the last layer of 'target' before its final norm"),
-        ({"eagle_config": {IDS: [24, 30, 36]}}, 36, "what leaves the last layer of 'target'"),
-        ({"target_layer_ids": [1, 35]}, 36, "what leaves the last layer of 'target'"),
-        ({IDS: [33, 2, 18]}, 36, r"expected up to 8 numbers of layers in growing order, got \[33, 2, 18\]"),
-        ({IDS: [2, 2]}, 36, "in growing order"),
-        ({IDS: [-1, 2]}, 36, "in growing order"),
-        ({IDS: [True, 2]}, 36, "in growing order"),
-        ({IDS: "2,16"}, 36, "in growing order, got '2,16'"),
-        ({IDS: list(range(9))}, 36, "expected up to 8 numbers"),
-        ({"eagle_config": {IDS: {"a": 1}}}, 36, r"eagle_config\.eagle_aux.*: expected up to 8 numbers"),
-        ({IDS: [2, 3], "target_layer_ids": [2, 3]}, 36, r"expected the same ones"),
-        ({IDS: [2, 3], "num_aux_hidden_states": 3}, 36, "num_aux_hidden_states: expected 2"),
-    ],
-)
+@pytest.mark.parametrize(("config", "layer_count", "message"), DATA["uncapturable"])
 def test_layers_that_cannot_be_captured_are_refused(
     config: dict[str, Any], layer_count: int, message: str
 ) -> None:
@@ -433,198 +313,22 @@ def test_layers_that_cannot_be_captured_are_refused(
 
 # -------------------------------------------------------------------------------------------------- refusals
 
-ONES = torch.ones(HIDDEN)
-REFUSED: dict[str, tuple[str, Tensors, dict[str, Any], str]] = {
-    "p-eagle of SpecForge": (
-        "safeailab",
-        {"mask_hidden": torch.ones(1, 1, 3 * HIDDEN)},
-        {},
-        r"several tokens at once \(P-EAGLE\)",
-    ),
-    "p-eagle by its class": ("safeailab", {}, {"architectures": ["PEagleDraftModel"]}, "P-EAGLE"),
-    "p-eagle of speculators": (
-        "speculators-llama-plain",
-        {},
-        {"speculators_model_type": "peagle"},
-        "P-EAGLE",
-    ),
-    "eagle of speculators": (
-        "speculators-llama-plain",
-        {},
-        {"speculators_model_type": "eagle"},
-        "speculators' kind 'eagle'",
-    ),
-    "residual left open": (
-        "speculators-llama-plain",
-        {},
-        {"norm_before_residual": None},
-        "norm_before_residual: expected true or false",
-    ),
-    "medusa's heads": ("modelopt", {}, nested(parallel_draft_step=2), "sets parallel_draft_step to 2"),
-    "norms of MTP": ("modelopt", {}, nested(use_mtp_layernorm=True), "sets use_mtp_layernorm to True"),
-    "no norm in the first layer": (
-        "modelopt",
-        {},
-        nested(use_input_layernorm_in_first_layer=False),
-        "use_input_layernorm_in_first_layer to False",
-    ),
-    "eagle_config no object": ("modelopt", {}, {"eagle_config": [1]}, "eagle_config: expected an object"),
-    "two values": (
-        "modelopt",
-        {},
-        {**nested(), "use_aux_hidden_state": False},
-        "sets use_aux_hidden_state to False, and within eagle_config to True",
-    ),
-    "no projection, but its tensor": (
-        "modelopt",
-        {},
-        nested(use_aux_hidden_state=False),
-        "gives no use for, fc.weight",
-    ),
-    "no final norm, but its tensor": (
-        "modelopt",
-        {},
-        nested(use_last_layernorm=False),
-        "gives no use for, norm.weight",
-    ),
-    "norm_output without a norm": (
-        "modelopt",
-        {},
-        {**nested(use_last_layernorm=False), "norm_output": True},
-        "sets norm_output, but has no final norm",
-    ),
-    "norms of captures without the flag": (
-        "specforge-3.1",
-        {},
-        {"fc_norm": False},
-        "has fc_norm.0.weight, but does not set fc_norm",
-    ),
-    "the flag without norms of captures": ("safeailab", {}, {"fc_norm": True}, "no tensor fc_norm.0.weight"),
-    "norm_before_fc without its norm": (
-        "modelopt",
-        {},
-        {"norm_before_fc": True},
-        "no tensor input_norm.weight",
-    ),
-    "both norms before fc": (
-        "specforge-3.1",
-        {},
-        {"norm_before_fc": True},
-        "sets both fc_norm and norm_before_fc",
-    ),
-    "a flag that is a word": ("safeailab", {}, {"norm_output": "yes"}, "norm_output: expected true or false"),
-    "an unknown flag": ("safeailab", {}, {"norm_everything": True}, "switches on norm_everything"),
-    "HASS": ("safeailab", {}, {"add_para_norm": True}, "sets add_para_norm to True"),
-    "a cap": ("safeailab", {}, {"final_logit_softcapping": 30.0}, "sets final_logit_softcapping to 30.0"),
-    "a scale": ("safeailab", {}, {"logit_scale": 0.5}, "sets logit_scale to 0.5"),
-    "a window": ("safeailab", {}, {"use_sliding_window": True}, "sets use_sliding_window to True"),
-    "sliding layers": (
-        "safeailab",
-        {},
-        {"layer_types": ["sliding_attention"]},
-        "sets layer_types to .'sliding_attention'",
-    ),
-    "outputs that are no feature": (
-        "angelslim",
-        {},
-        {"early_stop_method": "confidence"},
-        "sets early_stop_method to 'confidence'",
-    ),
-    "layers of Gemma 4": ("deepspec", {}, {"model_type": "gemma4_text"}, "layers of Gemma 4"),
-    "turned by mrope": (
-        "safeailab",
-        {},
-        {"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}},
-        "'mrope' position embeddings",
-    ),
-    "another activation": ("safeailab", {}, {"hidden_act": "mish"}, "FlowSpec computes silu"),
-    "quantised": (
-        "modelopt",
-        {},
-        {"quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}},
-        "quantised",
-    ),
-    "another target's width": (
-        "safeailab",
-        {},
-        {"target_hidden_size": 128},
-        "expected target_hidden_size 64",
-    ),
-    "a width that is a word": ("safeailab", {}, {"target_hidden_size": "64"}, "expected target_hidden_size"),
-    "no embedding of its width": (
-        "safeailab-target-hidden-size",
-        {"embed_tokens.weight": torch.empty(0)},
-        {},
-        "has no embed_tokens.weight, and its hidden_size is not the target's",
-    ),
-    "one tensor twice": ("safeailab", {"layers.0.hidden_norm.weight": ONES}, {}, "which are one tensor"),
-    "a tensor of whole numbers": (
-        "modelopt",
-        {"norm.weight": torch.ones(HIDDEN, dtype=torch.int8)},
-        {},
-        "norm.weight .* is int8; expected float32",
-    ),
-    "ids that are no whole numbers": (
-        "modelopt",
-        {"d2t": torch.zeros(DRAFT_VOCABULARY)},
-        {},
-        "expected d2t to hold whole numbers",
-    ),
-    "two norms before one input": (
-        "modelopt-two-layers",
-        {"layers.1.hidden_norm.weight": ONES},
-        {},
-        "two norms before layer 1",
-    ),
-    "a layer that is not there": ("modelopt", {}, {"num_hidden_layers": 2}, "no tensor layers.1."),
-    "a layer too many": (
-        "modelopt-two-layers",
-        {},
-        {"num_hidden_layers": 1, "layer_types": None},
-        "gives no use for, layers.1.input_layernorm.weight",
-    ),
-    "attention of DeepSeek": (
-        "modelopt",
-        {"layers.0.self_attn.kv_a_proj_with_mqa.weight": ONES},
-        {},
-        "gives no use for, layers.0.self_attn.kv_a_proj",
-    ),
-}
 
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_computed_is_refused_in_one_line(name: str, target: ModelFiles, tmp_path: Path) -> None:
-    of, tensors, config, message = REFUSED[name]
-    layout = LAYOUTS[of]
-    written = layout.write(tmp_path / "head", layout.tensors(), **config)
+@pytest.mark.parametrize("row", DATA["refused"], ids=lambda row: row["case"])
+def test_what_is_not_computed_is_refused_in_one_line(
+    row: dict[str, Any], targets: dict[bool, ModelFiles], tmp_path: Path
+) -> None:
+    written = LAYOUTS[row["of"]].write(tmp_path / "head", **row.get("config", {}))
     path = tmp_path / "head/model.safetensors"
-    changed = {**load_file(path), **tensors}
-    save_file({key: value for key, value in changed.items() if value.numel()}, path)
-    assert is_eagle(written)
-    with pytest.raises(InputError, match=message) as caught:
-        EagleHead.load(written, target, "float32", CPU)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "extra", [{"hidden_norm.weight": ONES}, {"markov_head.w1.weight": ONES}], ids=["dflash", "dspark"]
-)
-def test_a_drafter_of_blocks_is_no_eagle_head(extra: Tensors, tmp_path: Path) -> None:
-    layout = LAYOUTS["modelopt"]
-    assert not is_eagle(layout.write(tmp_path / "head", {**layout.tensors(), **extra}))
-
-
-def test_a_d2t_of_a_whole_vocabulary_moves_nothing(target: ModelFiles, tmp_path: Path) -> None:
-    layout = LAYOUTS["safeailab"]
-    whole = {**layout.tensors(), "lm_head.weight": torch.randn(VOCABULARY, HIDDEN)}
-    for index, first in enumerate((0, 1)):
-        files = layout.write(tmp_path / str(index), whole, draft_vocab_size=VOCABULARY)
-        path = tmp_path / str(index) / "model.safetensors"
-        d2t = torch.zeros(VOCABULARY, dtype=torch.long)
-        d2t[0] = first
-        save_file({**load_file(path), "d2t": d2t}, path)
-        if first:
-            with pytest.raises(InputError, match="expected a d2t of zeros for a whole vocabulary"):
-                EagleHead.load(files, target, "float32", CPU)
+    tensors = load_file(path)
+    for name, each in row.get("tensors", {}).items():
+        if each is None:
+            del tensors[name]
         else:
-            assert EagleHead.load(files, target, "float32", CPU).target_ids() is None
+            dtype = getattr(torch, each.get("dtype", "float32"))
+            tensors[name] = torch.full(each["shape"], each.get("fill", 1), dtype=dtype)
+    save_file(tensors, path)
+    assert is_eagle(written)
+    with pytest.raises(InputError, match=row["says"]) as caught:
+        EagleHead.load(written, targets[False], "float32", CPU)
+    assert "\n" not in str(caught.value)

@@ -17,7 +17,6 @@ from safetensors.torch import load_file
 
 from flowspec.bench.checkpoints import SMALL, VOCABULARY_SIZE, make_checkpoint, make_variant
 from flowspec.core.protocol.messages import Sampling
-from flowspec.draft.eagle import EagleDrafter
 from flowspec.draft.kinds import (
     ALL,
     BY_WORD,
@@ -107,14 +106,6 @@ def test_the_bundled_drafter_fits_the_bundled_target_only(target: ModelFiles) ->
     text = refused(BUNDLED, target, "another tokenizer")
     assert "expected a vocabulary of 300 entries, got 4096" in text
     assert text.endswith("give a drafter trained for the same tokenizer, or --drafter ngram")
-
-
-@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
-def test_an_eagle_head_is_known_by_its_tensors(target: ModelFiles, tmp_path: Path, kind: str) -> None:
-    drafter = open_drafter(str(make_head(tmp_path, kind)), target, "float32", CPU, context=100)
-    assert drafter is not None
-    assert isinstance(drafter, EagleDrafter)
-    assert len(drafter.captures) == (3 if kind == "eagle3" else 1)
 
 
 def test_a_target_without_an_mtp_layer_is_told_so(target: ModelFiles, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@ tree did."""
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,12 @@ from transformers import AutoModelForCausalLM
 
 from flowspec.bench.checkpoints import SMALL, VOCABULARY_SIZE, make_variant
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.messages import Proposal, Release, Sampling
+from flowspec.core.protocol.messages import Proposal, Sampling
 from flowspec.draft.language import LanguageModelDrafter
 from flowspec.draft.ranking import Ranker
 from flowspec.errors import ClusterError, PeerError
 from flowspec.model.files import ModelFiles
-from tests.draft.trees import PENALTIES, Teller, segment
+from tests.draft.trees import Teller, segment
 
 CPU = torch.device("cpu")
 WIDTH = 6
@@ -59,58 +58,6 @@ class Oracle:
         np.testing.assert_allclose(proposal.confidences, expected.confidences, rtol=2e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_random_trees_of_two_requests_over_several_turns(folder: Path, plain: Any, seed: int) -> None:
-    """Commits that were guessed or not, dead branches among the rows, rewinds, both requests in shared
-    segments."""
-    rng = random.Random(seed)
-    drafter, oracle = drafter_of(folder, context=300), Oracle(plain)
-    tellers = [Teller(1, Sampling()), Teller(2, Sampling(temperature=0.8, seed=seed, **PENALTIES))]
-    ripe: dict[int, list[int]] = {}  # nodes that may be given: drafted, and their parents given
-    checked = dead_rows = 0
-    for turn in range(3):
-        for teller in tellers:
-            old = [teller.tokens[node] for node in teller.path]
-            keep = rng.randint(0, teller.filled) if turn else 0
-            prompt = old[:keep] + [rng.randrange(VOCABULARY_SIZE) for _ in range(rng.randint(1, 20))]
-            teller.begin(prompt, keep)
-            ripe[teller.request] = []
-        for _ in range(12):
-            parts, asked = [], {}
-            for teller in tellers:
-                nodes = [teller.root] if teller.root not in teller.given else []
-                for node in sorted(ripe[teller.request]):
-                    if rng.random() < 0.6:
-                        nodes.append(node)
-                        ripe[teller.request].remove(node)
-                asked[teller.request] = [node for node in nodes if teller.is_living(node)]
-                dead_rows += len(nodes) - len(asked[teller.request])
-                parts.append(teller.part(nodes, committed=teller.missing()))
-            proposals = drafter.draft(segment(*parts), WIDTH)
-            for teller in tellers:
-                own = [proposal for proposal in proposals if proposal.request == teller.request]
-                assert [proposal.node for proposal in own] == asked[teller.request]
-                for proposal in own:
-                    oracle.check(teller, proposal)
-                    checked += 1
-                    for token in rng.sample(proposal.tokens, rng.randint(0, 3)):
-                        ripe[teller.request].append(teller.add(proposal.node, token))
-            for teller in tellers:
-                for _ in range(rng.choice((0, 1, 1, 2))):
-                    children = [node for node, parent in enumerate(teller.parents) if parent == teller.root]
-                    is_miss = not children or rng.random() < 0.3
-                    node = (
-                        teller.add(teller.root, rng.randrange(VOCABULARY_SIZE))
-                        if is_miss
-                        else rng.choice(children)
-                    )
-                    teller.commit(node)
-                    if node in ripe[teller.request]:
-                        ripe[teller.request].remove(node)
-    assert checked > 50
-    assert dead_rows > 0
-
-
 @pytest.mark.parametrize("coupled", [True, False])
 def test_a_prompt_in_chunks_and_both_ways_of_ranking(folder: Path, plain: Any, coupled: bool) -> None:
     drafter, oracle = drafter_of(folder, coupled=coupled), Oracle(plain, coupled=coupled)
@@ -124,19 +71,6 @@ def test_a_prompt_in_chunks_and_both_ways_of_ranking(folder: Path, plain: Any, c
     assert [each.node for each in proposals] == children
     for each in proposals:
         oracle.check(teller, each, 2)
-
-
-def test_a_released_request_starts_afresh(folder: Path, plain: Any) -> None:
-    drafter, oracle = drafter_of(folder), Oracle(plain)
-    teller = Teller(1, Sampling())
-    teller.begin([5, 6, 7])
-    drafter.draft(segment(teller.part([teller.root], committed=teller.missing())), WIDTH)
-    drafter.release(Release(request=1, epoch=teller.epoch))
-    assert not drafter._model._caches
-    again = Teller(1, Sampling(), epoch=teller.epoch)
-    again.begin([8, 9])
-    (proposal,) = drafter.draft(segment(again.part([again.root], committed=again.missing())), WIDTH)
-    oracle.check(again, proposal)
 
 
 def test_context_vocabulary_and_size(folder: Path) -> None:

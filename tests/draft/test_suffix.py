@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from fractions import Fraction
 
 import pytest
@@ -64,23 +62,6 @@ def test_the_longest_agreement_wins_and_is_trusted_more() -> None:
     assert tokens_after(tokens, [99]) == []
 
 
-def test_how_often_counts() -> None:
-    often = text_of([5, 6, 7, 1, 5, 6, 7, 2, 5, 6, 8, 3])
-    (first, most), (second, least) = often.propose([5, 6], 2)
-    assert (first, second) == (7, 8)
-    assert most > least
-    once = text_of([5, 6, 7, 1]).propose([5, 6], 1)[0][1]
-    twice = text_of([5, 6, 7, 1, 5, 6, 7, 2]).propose([5, 6], 1)[0][1]
-    assert twice > once
-
-
-def test_the_deeper_a_branch_agrees_the_surer_it_goes_on() -> None:
-    text = text_of([1, 2, 3, 4, 5, 6, 7, 8, 1])
-    confidences = [text.propose(list(range(2, end)), 1)[0][1] for end in range(2, 8)]
-    assert confidences == sorted(confidences)
-    assert confidences[-1] > 0.7
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_a_text_that_was_cut_and_goes_on_is_as_good_as_a_new_one(seed: int) -> None:
     rng = random.Random(seed)
@@ -116,14 +97,3 @@ def test_a_turn_that_keeps_all_goes_on_in_the_same_text() -> None:
     text.cut(DEPTH)
     text.append(500)
     assert text_of(list(range(DEPTH)), index).propose([], 1)[0][0] == 500
-
-
-def test_no_torch_is_needed() -> None:
-    code = (
-        "import sys, flowspec.draft.suffix; print(sorted({'torch', 'transformers', 'zmq'} & "
-        "sys.modules.keys()))"
-    )
-    assert (
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-        == "[]\n"
-    )

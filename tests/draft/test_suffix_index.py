@@ -145,12 +145,3 @@ def test_the_same_calls_give_the_same_order() -> None:
         found.append(index.matches([3, 1, 2], MANY))
     assert found[0] == found[1]
     assert [match.length for match in found[0]] == [3, 2, 2, 1, 1]
-
-
-def test_a_place_that_nothing_follows_is_none() -> None:
-    index, text = SuffixIndex(DEPTH, MANY), Text()
-    index.append(text, 5)
-    assert (index.matches([5], 4), len(index)) == ([], 0)
-    index.append(text, 6)
-    assert index.matches([5], 4) == [Match(1, 6)]
-    assert index.matches([], 4) == index.matches([6], 4) == []

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 import numpy as np
+import torch
 
-from flowspec.core.protocol.messages import Commit, Open, Proposal, Sampling, Segment, SegmentPart
+from flowspec.core.protocol.messages import Commit, Open, Sampling, Segment, SegmentPart
 from flowspec.core.text_before import TextBefore
+from flowspec.model.attention import TreeBatch, TreeCache, TreeRows
 
 PENALTIES = {"presence_penalty": 0.5, "frequency_penalty": 0.3, "repetition_penalty": 1.2}
 
@@ -115,28 +116,26 @@ class Teller:
         return part
 
 
-class Told(Protocol):
-    """What a test knows of one request: the head's side of it, and whose features the drafter was told."""
-
-    teller: Teller
-    known: set[int]
-
-    def tell(self, drafter: Any, nodes: list[int], /) -> None: ...
-
-
-def go_back(drafter: Any, told: Told, width: int) -> tuple[Proposal, ...]:
-    """Begins a text of twenty tokens, then another turn that keeps eight of them; what is proposed there."""
-    teller = told.teller
-    teller.begin(list(range(20, 40)))
-    told.tell(drafter, teller.path[:-1])
-    drafter.draft(segment(teller.part([teller.root], committed=teller.missing())), width)
-    teller.begin([*range(20, 28), 7, 9], keep=8)
-    told.tell(drafter, [node for node in teller.path[:-1] if node not in told.known])
-    found: tuple[Proposal, ...] = drafter.draft(
-        segment(teller.part([teller.root], committed=teller.missing())), width
-    )
-    return found
-
-
 def segment(*parts: SegmentPart) -> Segment:
     return Segment(segment=0, parts=parts)
+
+
+PARENTS = (-1, 0, 1, 1, 2, 3, 3, 4, 0)
+BRANCHES = ([0, 1, 2, 4, 7], [0, 1, 3, 5], [0, 1, 3, 6], [0, 8])
+"""Of a tree of nine nodes."""
+
+
+def tree_batch(
+    cache: TreeCache, parents: Sequence[int], first: int, end: int
+) -> tuple[TreeBatch, torch.Tensor]:
+    """Rows of a tree given by parents (-1: none), in slots of the same numbers, and their positions."""
+    paths: list[list[int]] = []
+    for node, parent in enumerate(parents[:end]):
+        paths.append([*(paths[parent] if parent >= 0 else []), node])
+    visible = torch.zeros(end, end, dtype=torch.bool)
+    for node, path in enumerate(paths):
+        visible[node, path] = True
+    places = torch.tensor([len(path) - 1 for path in paths])
+    own = slice(first, end)
+    tree = TreeRows(cache, 0, torch.arange(first, end), places[own], places.int(), visible[own])
+    return TreeBatch([tree], 0), places[own]

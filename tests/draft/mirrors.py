@@ -1,0 +1,278 @@
+"""A drafter of each kind, and what it should propose: each node computed anew by its head, or by the plain
+model, over the whole text above it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+from flowspec.bench.checkpoints import VOCABULARY_SIZE, make_variant
+from flowspec.core.protocol.messages import Proposal, Sampling
+from flowspec.draft.assistant import AssistantDrafter
+from flowspec.draft.assistant_head import AssistantHead
+from flowspec.draft.block import BlockDrafter
+from flowspec.draft.block_head import BlockHead
+from flowspec.draft.eagle import EagleDrafter
+from flowspec.draft.eagle_head import EagleHead
+from flowspec.draft.language import LanguageModelDrafter
+from flowspec.draft.mtp_head import MtpHead
+from flowspec.draft.ranking import Ranker
+from flowspec.model.attention import TreeBatch, TreeRows
+from flowspec.model.files import ModelFiles
+from tests.draft.assistants import make_assistant
+from tests.draft.blocks import make_block_drafter, make_dspark
+from tests.draft.heads import make_head
+from tests.draft.mtp import make_mtp
+from tests.draft.trees import Teller, segment
+
+CPU = torch.device("cpu")
+WIDTH = 5
+HIDDEN = 64
+
+
+class Mirror:
+    """What a drafter should propose for one request. Features are made up, but always the same."""
+
+    ranks_again: ClassVar[bool] = False
+    """Whether nodes are proposed for once more when the target's features of those above come."""
+
+    def __init__(self, head: Any, teller: Teller) -> None:
+        self.head, self.teller = head, teller
+        self.known: set[int] = set()
+        ids = head.target_ids() if hasattr(head, "target_ids") else None
+        self.ranker = Ranker(VOCABULARY_SIZE, ids=None if ids is None else ids.numpy())
+
+    def feature(self, node: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(node + 1)
+        return torch.randn(HIDDEN * len(self.head.capture), generator=generator)
+
+    def tell(self, drafter: Any, nodes: list[int]) -> None:
+        """The target's features of these nodes arrive."""
+        new = [node for node in nodes if node not in self.known]
+        if new:
+            rows = torch.stack([self.feature(node) for node in new])
+            drafter.take_features(self.teller.request, self.teller.epoch, new, rows)
+        self.known.update(new)
+
+    def tell_path(self, drafter: Any) -> None:
+        """Of all but the newest token."""
+        self.tell(drafter, self.teller.path[:-1])
+
+    def is_alike(self, node: int) -> bool:
+        """Whether what is proposed for a node can be compared."""
+        return True
+
+    def expected(self, nodes: list[int]) -> dict[int, Proposal]:
+        """What is proposed when these nodes have been given."""
+        raise NotImplementedError
+
+    def proposal(self, node: int, logits: torch.Tensor) -> Proposal:
+        """Of logits `[1, vocabulary]`."""
+        teller = self.teller
+        (children,) = self.ranker.best(
+            logits.numpy(), [(teller.sampling, len(teller.line(node)))], WIDTH, [teller.before(node)]
+        )
+        return Proposal(
+            request=teller.request,
+            epoch=teller.epoch,
+            node=node,
+            tokens=children.tokens,
+            confidences=children.confidences,
+        )
+
+
+class EagleMirror(Mirror):
+    """Keys of a node stem from the target's feature, or from the one that was predicted above it."""
+
+    ranks_again = True
+
+    def __init__(self, head: EagleHead, teller: Teller) -> None:
+        super().__init__(head, teller)
+        self._read: dict[int, torch.Tensor] = {}  # the feature that a node's keys stem from
+        self._predicted: dict[int, torch.Tensor] = {}
+
+    def is_alike(self, node: int) -> bool:
+        """With two layers only what lies below true rows: a guess is not run again when a row above it is,
+        and what its second layer saw of that row is older then."""
+        has_one = isinstance(self.head, MtpHead) or self.head.config.num_hidden_layers == 1
+        return has_one or self.teller.parents[node] in self.known
+
+    def expected(self, nodes: list[int]) -> dict[int, Proposal]:
+        teller = self.teller
+        wanted = [node for node in nodes if teller.is_living(node)]
+        for node in teller.path[1:]:  # those that are made true
+            parent = teller.parents[node]
+            is_known = node in self._read and parent in self.known
+            if is_known and not torch.equal(self._read[node], self._truth(parent)):
+                self._run(node)
+                wanted += [node] if node == teller.root else []
+        for node in nodes:
+            if teller.parents[node] >= 0:
+                self._run(node)
+        return {
+            node: self.proposal(node, self.head.logits(self._predicted[node][None]))
+            for node in wanted
+            if teller.parents[node] >= 0
+        }
+
+    def _truth(self, node: int) -> torch.Tensor:
+        found: torch.Tensor = self.head.project(self.feature(node)[None])[0]
+        return found
+
+    def _run(self, node: int) -> None:
+        parent = self.teller.parents[node]
+        self._read[node] = self._truth(parent) if parent in self.known else self._predicted[parent]
+        line = self.teller.line(node)[1:]
+        count = len(line)
+        cache, places = self.head.new_cache(count), torch.arange(1, count + 1)
+        visible = torch.ones(count, count, dtype=torch.bool).tril()
+        rows = TreeRows(cache, 0, torch.arange(count), places, places.int(), visible)
+        tokens = torch.tensor([self.teller.tokens[each] for each in line])
+        features = torch.stack([self._read[each] for each in line])
+        self._predicted[node] = self.head.run(tokens, features, places, TreeBatch([rows], 0))[-1]
+
+
+class BlockMirror(Mirror):
+    """One block behind what is known, for nodes at all its places."""
+
+    def expected(self, nodes: list[int]) -> dict[int, Proposal]:
+        teller = self.teller
+        begin = next(at for at, node in enumerate(teller.path) if node not in self.known)
+        cache = self.head.new_cache(begin)
+        cache.reserve(begin)
+        features = torch.stack([self.feature(node) for node in teller.path[:begin]])
+        self.head.write(self.head.project(features), torch.arange(begin), cache)
+        guesses = self.head.run([teller.tokens[teller.path[begin]]], [begin], [cache])[0]
+        found = {}
+        for node in nodes:
+            place = len(teller.line(node)) - 1 - begin
+            if 0 <= place < len(guesses):
+                hidden = self.head.after(guesses[place][None], [teller.tokens[node]])
+                found[node] = self.proposal(node, self.head.logits(hidden))
+        return found
+
+
+class AssistantMirror(Mirror):
+    """Each node runs behind the last one above it whose feature is known."""
+
+    def __init__(self, head: AssistantHead, teller: Teller) -> None:
+        super().__init__(head, teller)
+        self._predicted: dict[int, torch.Tensor] = {}
+
+    def expected(self, nodes: list[int]) -> dict[int, Proposal]:
+        return {node: self._expected(node) for node in nodes}
+
+    def _expected(self, node: int) -> Proposal:
+        line = self.teller.line(node)
+        place = max(at for at in range(1, len(line)) if line[at - 1] in self.known)
+        known = self.teller.path[:place]
+        assert set(known) <= self.known
+        inputs = torch.stack([self.feature(each) for each in known])
+        cache = self.head.new_cache(place)
+        cache.reserve(place)
+        self.head.write(inputs[:, : 2 * HIDDEN], torch.arange(place), cache)
+        keys, at = torch.arange(place, dtype=torch.int32), torch.tensor([place])
+        rows = TreeRows(cache, 0, at, at, keys, torch.ones(1, place, dtype=torch.bool))
+        parent = line[-2]
+        feature = self.feature(parent)[2 * HIDDEN :] if parent in self.known else self._predicted[parent]
+        token = torch.tensor([self.teller.tokens[node]])
+        hidden, predicted = self.head.run(token, feature[None], at, self.head.batch([rows]))
+        self._predicted[node] = predicted[0]
+        return self.proposal(node, self.head.logits(hidden))
+
+
+class LanguageMirror(Mirror):
+    """The plain model of transformers, over a node's whole text."""
+
+    def tell(self, drafter: Any, nodes: list[int]) -> None:
+        """It reads no features."""
+
+    @torch.inference_mode()
+    def expected(self, nodes: list[int]) -> dict[int, Proposal]:
+        found = {}
+        for node in filter(self.teller.is_living, nodes):
+            text = torch.tensor([self.teller.text(node)])
+            found[node] = self.proposal(node, self.head(input_ids=text, use_cache=False).logits[:, -1])
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A kind of drafter, with its files and those of its target."""
+
+    files: ModelFiles
+    target: ModelFiles
+    load: Callable[..., Any]
+    """Its head of files, target, precision and device."""
+    drafter: type
+    mirror: type[Mirror]
+
+    def head(self, dtype: str = "float32") -> Any:
+        return self.load(self.files, self.target, dtype, CPU)
+
+    def new_drafter(self, dtype: str = "float32", context: int | None = 300) -> Any:
+        if self.drafter is LanguageModelDrafter:
+            return LanguageModelDrafter.load(self.files, dtype, CPU, context=context)
+        return self.drafter(self.head(dtype), self.target, context=context)
+
+    def new_mirror(self, number: int = 1, sampling: Sampling | None = None) -> Any:
+        return self.mirror(self.head(), Teller(number, sampling or Sampling()))
+
+
+def plain(files: ModelFiles, *_: Any) -> Any:
+    return AutoModelForCausalLM.from_pretrained(files.model, dtype=torch.float32).eval()
+
+
+KINDS = ("eagle", "eagle3", "two layers", "mtp", "block", "dspark", "assistant", "language")
+
+
+def make_case(kind: str, folder: Path) -> Case:
+    target = "gemma4" if kind == "assistant" else "qwen2-sliding" if kind == "language" else "llama-grouped"
+    if kind == "mtp":
+        files = ModelFiles(str(make_mtp(folder / "target", "glm4-moe")))
+        load = lambda files, target, dtype, device: MtpHead.load(files, dtype, device)  # noqa: E731
+        return Case(files=files, target=files, load=load, drafter=EagleDrafter, mirror=EagleMirror)
+    of = ModelFiles(str(make_variant(folder / "target", target)))
+    if kind == "language":
+        return Case(files=of, target=of, load=plain, drafter=LanguageModelDrafter, mirror=LanguageMirror)
+    made: dict[str, tuple[Callable[[Path], Path], Callable[..., Any], type, type[Mirror]]] = {
+        "block": (make_block_drafter, BlockHead.load, BlockDrafter, BlockMirror),
+        "dspark": (make_dspark, BlockHead.load, BlockDrafter, BlockMirror),
+        "assistant": (make_assistant, AssistantHead.load, AssistantDrafter, AssistantMirror),
+    }
+    head = (lambda to: make_head(to, kind), EagleHead.load, EagleDrafter, EagleMirror)
+    make, load, drafter, mirror = made.get(kind, head)
+    files = ModelFiles(str(make(folder / "drafter")))
+    return Case(files=files, target=of, load=load, drafter=drafter, mirror=mirror)
+
+
+def check(mirror: Mirror, found: Any, expected: dict[int, Proposal]) -> None:
+    """What is proposed for a request is what should be."""
+    own = [each for each in found if each.request == mirror.teller.request]
+    assert sorted(each.node for each in own) == sorted(expected)
+    for each in own:
+        assert each.epoch == expected[each.node].epoch
+        if mirror.is_alike(each.node):
+            assert each.tokens == expected[each.node].tokens, f"node {each.node}"
+            np.testing.assert_allclose(
+                each.confidences, expected[each.node].confidences, rtol=2e-2, atol=1e-6
+            )
+
+
+def draft(drafter: Any, mirror: Mirror, nodes: list[int], *, told: list[int] | None = None) -> Any:
+    """Gives nodes, behind those of the path that the drafter has not been given; what is proposed is as it
+    should be."""
+    missing = mirror.teller.missing() if told is None else told
+    found = drafter.draft(segment(mirror.teller.part(nodes, committed=missing)), WIDTH)
+    check(mirror, found, mirror.expected([*missing, *nodes] if mirror.ranks_again else nodes))
+    return found
+
+
+def grow(teller: Teller, parent: int, count: int) -> list[int]:
+    return [teller.add(parent, (7 * parent + 31 * nth) % VOCABULARY_SIZE) for nth in range(1, count + 1)]
