@@ -1,7 +1,7 @@
 """The requests of the part `api`, a line each in `api_requests.jsonl`.
 
-What a request takes over from an answer before it, such as an id, stands there as `{{NAME PATH}}`: the name of
-that request, and the path of the value in its document; `{"repeat": [TEXT, TIMES]}` is a long text.
+What a request takes over from an answer before it, such as an id, stands there as `{{NAME PATH}}`: the name
+of that request, and the path of the value in its document; `{"repeat": [TEXT, TIMES]}` is a long text.
 """
 
 from __future__ import annotations
