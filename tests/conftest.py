@@ -38,7 +38,7 @@ settings.load_profile("suite")
 PROCESS_WORDS = re.compile(
     r"\bsubprocess\b|\bwarm\b|LocalCluster|DaemonProcess|ProcessPool|multiprocessing|open_session|\bLLM\("
 )
-PROCESS_FIXTURES = {"alone", "browsers", "cluster", "doomed", "llm", "server", "session"}
+PROCESS_FIXTURES = {"alone", "browsers", "cluster", "doomed", "llm", "real", "server", "session", "shared"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -7,18 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from flowspec.bench.faithfulness import check
 from flowspec.core.head.head import HeadCore
+from flowspec.core.protocol.messages import Sampling
 from flowspec.core.protocol.precision import CACHE_AUTO
-from flowspec.core.stage.events import (
-    ClearSlots,
-    CloseCache,
-    OpenCache,
-    RunLayers,
-)
+from flowspec.core.stage.events import ClearSlots, CloseCache, JobPart, OpenCache, RunLayers
 from flowspec.draft.protocol import Drafter
 from flowspec.model.files import ModelFiles
 from flowspec.model.pieces import Span
@@ -66,6 +63,23 @@ def pipeline(slices: list[Slice], head: HeadCore, drafters: Sequence[Drafter] = 
         return slices[stage].run(job, payload)
 
     return Pipeline(head, run_layers, len(slices), on_cache, drafters=drafters)
+
+
+def chain(part: Slice, request: int, tokens: torch.Tensor) -> RunLayers:
+    """A job that runs tokens as one text."""
+    count = len(tokens)
+    part.open_cache(request, 100)
+    rows = JobPart(
+        request=request,
+        slots=np.arange(count),
+        tokens=tokens.numpy(),
+        positions=np.arange(count),
+        key_positions=np.arange(count, dtype=np.int32),
+        visible=np.tril(np.ones((count, count), dtype=bool)),
+        sampled=np.ones(count, dtype=bool),
+        sampling=Sampling(),
+    )
+    return RunLayers(job=0, parts=(rows,), payload=None, rows=tuple(range(count)))
 
 
 def packed_layer(weight: torch.Tensor, linear: type[QuantisedLinear]) -> nn.Linear:

@@ -19,7 +19,7 @@ from flowspec.model import accelerator
 from flowspec.model.accelerator import CudaAccelerator, accelerator_of, find
 from flowspec.model.device_errors import is_gpu_lost, is_out_of_memory
 from flowspec.runtime.compute import unexpected
-from tests.model.fake_gpu import GIB, ORIN, FakeGpu, pretend_cuda
+from tests.model.fake_gpu import GIB, ORIN, pretend_cuda
 
 ROOT = Path(__file__).parents[2]
 OWNER = ROOT / "flowspec/model/accelerator.py"
@@ -46,19 +46,16 @@ def test_one_file_asks_cuda() -> None:
     assert {str(path): found for path in others if (found := list(cuda_uses(path.read_text("utf-8"))))} == {}
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
+def test_this_test_sees_every_way_to_ask_cuda() -> None:
+    for source in (
         "import torch\ntorch.cuda.synchronize()",
         "from torch import cuda",
         "import torch.cuda as c",
         "from torch.cuda import synchronize",
         "import torch\nx = torch.backends.cuda.matmul",
         "from torch.backends import cuda",
-    ],
-)
-def test_this_test_sees_every_way_to_ask_cuda(source: str) -> None:
-    assert list(cuda_uses(source))
+    ):
+        assert list(cuda_uses(source)), source
 
 
 def test_the_processor_is_an_accelerator_too() -> None:
@@ -94,14 +91,10 @@ def test_other_names_are_refused_in_a_line(name: str) -> None:
 
 def test_why_a_gpu_cannot_be_used_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
-    with pytest.raises(
-        InputError, match=r"--device cuda:0: this torch \(.*\) was built without CUDA; use --device cpu"
-    ):
+    with pytest.raises(InputError, match=r"--device cuda:0: .* built without CUDA"):
         find("cuda:0")
     pretend_cuda(monkeypatch)
-    with pytest.raises(
-        InputError, match="--device cuda:1: expected one of the 1 CUDA devices of this machine"
-    ):
+    with pytest.raises(InputError, match="--device cuda:1: expected one of the 1 CUDA devices"):
         find("cuda:1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
@@ -109,9 +102,7 @@ def test_why_a_gpu_cannot_be_used_is_told(monkeypatch: pytest.MonkeyPatch) -> No
         raise RuntimeError("Found no NVIDIA driver on your system.\nPlease check")
 
     monkeypatch.setattr(torch.cuda, "init", no_driver)
-    with pytest.raises(
-        InputError, match=r"CUDA 12.6\) finds no GPU: Found no NVIDIA driver on your system\.; use"
-    ):
+    with pytest.raises(InputError, match=r"finds no GPU: Found no NVIDIA driver on your system\.; use"):
         find("cuda:0")
     assert find("auto").is_cpu
 
@@ -173,48 +164,27 @@ def test_float32_is_float32_also_where_the_environment_says_otherwise(
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
 
 
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (MemoryError(), True),
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has"), True),
-        (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be"), True),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
-        (
-            RuntimeError(
-                'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "/x/CUDACachingAllocator.cpp":995, please'
-            ),
-            True,
-        ),
-        (
-            RuntimeError(
-                "[enforce fail at alloc_cpu.cpp:75] data. DefaultCPUAllocator: can't allocate memory: you"
-            ),
-            True,
-        ),
-        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
-        (RuntimeError("CUDA error: device-side assert triggered"), False),
-        (ValueError("cannot allocate"), False),
-    ],
+NO_MEMORY = (
+    MemoryError(),
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has"),
+    RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError('NVML_SUCCESS == r INTERNAL ASSERT FAILED at "/x/CUDACachingAllocator.cpp":995, please'),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:75] data. DefaultCPUAllocator: can't allocate memory: you"),
 )
-def test_memory_that_is_not_to_be_had_is_recognised(error: BaseException, expected: bool) -> None:
-    assert is_out_of_memory(error) == expected
-    assert is_gpu_lost(error) == ("illegal memory" in str(error) or "device-side" in str(error))
+LOST = (
+    RuntimeError("CUDA error: an illegal memory access was encountered"),
+    RuntimeError("CUDA error: device-side assert triggered"),
+)
+
+
+def test_memory_that_is_not_to_be_had_and_lost_gpus_are_recognised() -> None:
+    for error in (*NO_MEMORY, *LOST, ValueError("cannot allocate")):
+        assert is_out_of_memory(error) == (error in NO_MEMORY)
+        assert is_gpu_lost(error) == (error in LOST)
 
 
 def test_a_gpu_that_is_lost_is_told_of_with_what_to_do() -> None:
     lost = RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be")
-    assert str(unexpected(lost, "while running layers")) == (
-        "unexpected error while running layers: RuntimeError: CUDA error: an illegal memory access was "
-        "encountered; "
-        "start that daemon again, for its GPU takes no more work from it; see the daemon's log there, and "
-        "report it"
-    )
+    assert "start that daemon again, for its GPU" in str(unexpected(lost, "while running layers"))
     assert "start that daemon again" not in str(unexpected(KeyError("x"), "while running layers"))
-
-
-def test_a_fake_is_found_where_a_gpu_would_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accelerator, "CudaAccelerator", FakeGpu)
-    assert find("auto").name == find("cuda:0").name == "Made-up GPU"
-    with pytest.raises(InputError, match="expected one of the 1 CUDA devices"):
-        find("cuda:1")

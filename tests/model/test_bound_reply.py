@@ -9,6 +9,7 @@ import random
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,55 +26,19 @@ from flowspec.model.reply.bound import BoundReply, Wanted, bound_reply, bound_te
 from flowspec.model.reply.channels import CONSTRAIN
 from flowspec.model.reply.form import CHANNELS, FORMATS, THOUGHTS, ReplyForm
 from flowspec.model.reply.parts import Part, Tool, calls_in
+from tests.nightly import NIGHT, nightly
 from tests.schemas import allows
 
 END = 0
 BYTES = tuple(bytes([byte]) for byte in range(256))
 WORDS = (b'"}', b'{"', b'": ', b'", "', b"}\n", b"\n<", b"ab", b"></", b"parameter>", b"\n\n", b")]", b'")')
-WEATHER = Tool(
-    name="get_weather",
-    parameters={
-        "type": "object",
-        "properties": {
-            "city": {"type": "string"},
-            "days": {"type": "integer", "minimum": 1, "maximum": 14},
-            "unit": {"enum": ["celsius", "kelvin\n", "a: b, c"]},
-            "note": {"anyOf": [{"type": "string", "maxLength": 9}, {"type": "null"}]},
-        },
-        "required": ["city", "unit"],
-        "additionalProperties": False,
-    },
-)
-PLACES = Tool(
-    name="get",
-    parameters={
-        "type": "object",
-        "properties": {
-            "place": {"$ref": "#/$defs/Place"},
-            "tags": {"type": "array", "items": {"type": "string"}, "maxItems": 3},
-            "is_open": {"type": ["boolean", "null"]},
-            "kind": {"const": 5},
-        },
-        "required": ["place", "tags"],
-        "$defs": {
-            "Place": {
-                "type": "object",
-                "properties": {"name": {"type": "string"}, "at": {"type": "number"}},
-                "required": ["name"],
-                "additionalProperties": False,
-            }
-        },
-    },
-)
-NOTHING = Tool(name="get-time", parameters={"type": "object", "properties": {}})
-TOOLS = (WEATHER, PLACES, NOTHING)
-ANSWER = {
-    "type": "object",
-    "properties": {"answer": {"type": "string", "maxLength": 40}, "is_sure": {"type": "boolean"}},
-    "required": ["answer", "is_sure"],
-    "additionalProperties": False,
-}
+GRAMMARS = json.loads((Path(__file__).parents[1] / "data/grammars.json").read_text("utf-8"))
+TOOLS = tuple(Tool(name=name, parameters=schema) for name, schema in GRAMMARS["tools"].items())
+ANSWER = GRAMMARS["answer"]
 GEMMA, BRACKETS, TAGS = THOUGHTS
+BY_NAME = {"gemma": GEMMA, "brackets": BRACKETS, "tags": TAGS, None: None}
+DATA = json.loads((Path(__file__).parents[1] / "data/replies.json").read_text("utf-8"))
+"""Replies in the layouts of publishers and of their templates."""
 ALL = {each.name: each for each in (*FORMATS, CHANNELS)}
 VARIANTS = {
     **{name: (name, ALL[name].marks + ALL[name].others) for name in ALL},
@@ -176,6 +141,18 @@ class Model:
         return [*found, *reader.finish()]
 
 
+def follow(model: Model, masks: GrammarMasks, reply: str) -> list[int]:
+    """The reply in tokens, each of which the grammar allows behind those before it."""
+    answer: list[int] = []
+    for piece in re.split(f"({'|'.join(map(re.escape, model.tokens)) or '(?!)'})", reply):
+        found = [model.tokens[piece]] if piece in model.tokens else [1 + byte for byte in piece.encode()]
+        for token in found:
+            assert masks.allowed(answer)[token], model.text([*answer, token])
+            answer.append(token)
+    assert masks.is_whole(answer)
+    return answer
+
+
 def _thought_marks(form: ReplyForm) -> tuple[str, ...]:
     if form.thoughts is None:
         return ()
@@ -208,22 +185,25 @@ def check_calls(parts: list[Part], schemas: Mapping[str, Any]) -> int:
 SCHEMAS = {tool.name: tool.parameters for tool in TOOLS}
 
 
-@pytest.mark.parametrize("has_tokens", [True, False], ids=["tokens", "spelled"])
-@pytest.mark.parametrize("variant", [each for each in VARIANTS])
+has_tokens = pytest.mark.parametrize("has_tokens", [True, False], ids=["tokens", "spelled"])
+each_form = pytest.mark.parametrize(
+    ("variant", "has_tokens"),
+    [(variant, has) for variant in VARIANTS for has in (True, False) if has or variant != "channels"],
+)
+"""What is in channels has tokens for them."""
+
+
+@each_form
 def test_a_reply_that_has_to_call_does(variant: str, has_tokens: bool) -> None:
-    if variant == "channels" and not has_tokens:
-        pytest.skip("what is in channels has tokens for them")
     counts = set()
-    for thoughts in (None, TAGS):
-        if variant == "channels" and thoughts:
-            continue
+    for thoughts in (None,) if variant == "channels" else (None, TAGS):
         form = form_of(variant, thoughts)
         model = Model(variant, form, has_tokens=has_tokens)
         for is_single in (False, True):
             wanted = Wanted(tools=TOOLS, is_required=True, is_single=is_single)
             bound = bound_reply(form, wanted, model.tokens, model.template, may_think=True)
             grammar = model.grammar(bound)
-            for seed in range(6):
+            for seed in range(nightly(3, 6)):
                 answer = model.draws(grammar, seed)
                 for size in (1, 7, 10_000):
                     parts = model.read(form, answer, size)
@@ -231,31 +211,26 @@ def test_a_reply_that_has_to_call_does(variant: str, has_tokens: bool) -> None:
                     count = check_calls(parts, SCHEMAS)
                     assert count == 1 if is_single else count >= 1
                 counts.add(count)
-    assert len(counts) > 1 or variant == "channels"
+    assert len(counts) > 1 or variant == "channels" or not NIGHT
 
 
-@pytest.mark.parametrize("has_tokens", [True, False], ids=["tokens", "spelled"])
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("is_single", [False, True], ids=["any number", "one"])
-def test_a_reply_that_may_call_is_bound_where_it_does(
-    variant: str, has_tokens: bool, is_single: bool
-) -> None:
-    if variant == "channels" and not has_tokens:
-        pytest.skip("what is in channels has tokens for them")
-    form = form_of(variant, None if variant == "channels" else TAGS, is_single=is_single)
-    model = Model(variant, form, has_tokens=has_tokens)
-    wanted = Wanted(tools=TOOLS, is_single=is_single)
-    grammar = model.grammar(bound_reply(form, wanted, model.tokens, model.template, may_think=True))
-    calls, thoughts = set(), set()
-    for seed in range(12):
-        answer = model.draws(grammar, seed, BEGINNINGS[seed % len(BEGINNINGS)](form))
-        for size in (1, 7, 10_000):
-            parts = model.read(form, answer, size)
-            count = check_calls(parts, SCHEMAS)
-            assert count <= 1 or not is_single
-        calls.add(bool(count))
-        thoughts.add(bool(said(parts, "thought")))
-    assert calls == thoughts == {True, False}
+@each_form
+def test_a_reply_that_may_call_is_bound_where_it_does(variant: str, has_tokens: bool) -> None:
+    for is_single in nightly((has_tokens,), (False, True)):
+        form = form_of(variant, None if variant == "channels" else TAGS, is_single=is_single)
+        model = Model(variant, form, has_tokens=has_tokens)
+        wanted = Wanted(tools=TOOLS, is_single=is_single)
+        grammar = model.grammar(bound_reply(form, wanted, model.tokens, model.template, may_think=True))
+        calls, thoughts = set(), set()
+        for seed in range(nightly(8, 12)):
+            answer = model.draws(grammar, seed, BEGINNINGS[seed % len(BEGINNINGS)](form))
+            for size in (1, 7, 10_000):
+                parts = model.read(form, answer, size)
+                count = check_calls(parts, SCHEMAS)
+                assert count <= 1 or not is_single
+            calls.add(bool(count))
+            thoughts.add(bool(said(parts, "thought")))
+        assert calls == thoughts == {True, False}
 
 
 @pytest.mark.parametrize("variant", [each for each in VARIANTS if each != "bare JSON"])
@@ -265,7 +240,7 @@ def test_a_reply_is_a_call_or_the_document_that_was_asked_for(variant: str) -> N
     wanted = Wanted(tools=TOOLS, answer=("json_schema", json.dumps(ANSWER)))
     grammar = model.grammar(bound_reply(form, wanted, model.tokens, model.template, may_think=True))
     told = set()
-    for seed in range(12):
+    for seed in range(nightly(6, 12)):
         answer = model.draws(grammar, seed, BEGINNINGS[seed % len(BEGINNINGS)](form))
         for size in (1, 10_000):
             parts = model.read(form, answer, size)
@@ -311,7 +286,7 @@ FORMATS_OF_TEXTS = {
 
 
 @pytest.mark.parametrize("thoughts", THOUGHTS, ids=str)
-@pytest.mark.parametrize("has_tokens", [True, False], ids=["tokens", "spelled"])
+@has_tokens
 @pytest.mark.parametrize("is_thinking", [True, False], ids=["begun", "free"])
 def test_a_text_of_a_format_stands_behind_thoughts(
     thoughts: Any, has_tokens: bool, is_thinking: bool
@@ -322,7 +297,7 @@ def test_a_text_of_a_format_stands_behind_thoughts(
     for kind, text in FORMATS_OF_TEXTS.values():
         assert may_think_first(form, kind, text, may_think=True)
         grammar = model.grammar(bound_text(form, kind, text, model.tokens))
-        for seed in range(6):
+        for seed in range(nightly(4, 6)):
             answer = model.draws(grammar, seed, "" if seed % 2 else f"{thoughts.begin}Hm.{thoughts.end}")
             for size in (1, 7, 10_000):
                 parts = model.read(form, answer, size)
@@ -353,52 +328,39 @@ def test_a_model_thinks_first_where_it_may_and_where_the_text_can_be_told() -> N
         assert not may_think_first(begun, kind, text, may_think=True), text
 
 
-THOUGHT_DOCUMENTS = [
-    (TAGS, False, '<think>\nIn Paris: 1 < 2.\n</think>\n\n{"answer": "Paris", "is_sure": true}'),
-    (TAGS, False, '<think>\n\n</think>\n\n{"answer": "Paris", "is_sure": true}'),
-    (TAGS, False, '\n<think>Paris, then.</think>\n{"answer":"Paris","is_sure":true}'),
-    (TAGS, True, '\nIn Paris, says {"a": 1}.\n</think>\n\n{"answer": "Paris", "is_sure": true}'),
-    (TAGS, True, 'Paris.</think>{"answer": "Paris", "is_sure": true}'),
-    (BRACKETS, False, '[THINK]Paris.[/THINK]{"answer": "Paris", "is_sure": true}'),
-    (GEMMA, False, '<|channel>thought\nIn Paris.<channel|>{"answer": "Paris", "is_sure": true}'),
-    (TAGS, False, '{"answer": "Paris", "is_sure": true}'),
-]
-"""In the layout of templates: Qwen3's, with thoughts and without, GLM's, those of Qwen3 and DeepSeek-R1 that
-have begun the thoughts, Magistral's, and Gemma's."""
-
-
-@pytest.mark.parametrize(
-    ("thoughts", "is_thinking", "reply"), THOUGHT_DOCUMENTS, ids=lambda each: str(each)[:24]
-)
-@pytest.mark.parametrize("has_tokens", [True, False], ids=["tokens", "spelled"])
+@pytest.mark.parametrize("case", DATA["documents"], ids=lambda case: case["reply"][:24])
+@has_tokens
 def test_thoughts_before_a_document_are_written_as_the_model_was_trained_to(
-    thoughts: Any, is_thinking: bool, reply: str, has_tokens: bool
+    case: dict[str, Any], has_tokens: bool
 ) -> None:
-    form = ReplyForm(thoughts=thoughts, is_thinking=is_thinking)
+    form = ReplyForm(thoughts=BY_NAME[case["thoughts"]], is_thinking=case["is_thinking"])
     model = Model("bare JSON", form, has_tokens=has_tokens)
     grammar = model.grammar(bound_text(form, *FORMATS_OF_TEXTS["document"], model.tokens))
     masks = GrammarMasks(grammar, model.vocabulary)
-    answer: list[int] = []
-    for piece in re.split(f"({'|'.join(map(re.escape, model.tokens)) or '(?!)'})", reply):
-        found = [model.tokens[piece]] if piece in model.tokens else [1 + byte for byte in piece.encode()]
-        for token in found:
-            assert masks.allowed(answer)[token], model.text([*answer, token])
-            assert not masks.allowed(answer)[END]
-            answer.append(token)
-    assert masks.is_whole(answer)
+    answer = follow(model, masks, case["reply"])
+    assert not any(masks.allowed(answer[:count])[END] for count in range(len(answer)))
     assert np.flatnonzero(masks.allowed(answer)).tolist() == [END]
     parts = model.read(form, answer, 7)
     assert json.loads(said(parts, "content")) == {"answer": "Paris", "is_sure": True}
-    assert bool(said(parts, "thought")) is ("Paris" in reply.partition('"answer"')[0])
+    assert bool(said(parts, "thought")) is ("Paris" in case["reply"].partition('"answer"')[0])
 
 
 @pytest.mark.parametrize(
-    ("variant", "thoughts"),
-    [("Hermes", TAGS), ("Mistral", BRACKETS), ("gemma", GEMMA), ("bare JSON", TAGS)],
-    ids=str,
+    ("variant", "thoughts", "has_tokens", "is_required"),
+    [
+        ("Hermes", TAGS, True, True),
+        ("gemma", GEMMA, False, False),
+        *nightly(
+            [],
+            [
+                (variant, thoughts, has_tokens, is_required)
+                for variant, thoughts in (("Hermes", TAGS), ("Mistral", BRACKETS), ("bare JSON", TAGS))
+                for has_tokens in (True, False)
+                for is_required in (True, False)
+            ],
+        ),
+    ],
 )
-@pytest.mark.parametrize("has_tokens", [True, False], ids=["tokens", "spelled"])
-@pytest.mark.parametrize("is_required", [True, False], ids=["required", "auto"])
 def test_thoughts_are_where_the_prompt_or_the_request_has_them(
     variant: str, thoughts: Any, has_tokens: bool, is_required: bool
 ) -> None:
@@ -408,7 +370,7 @@ def test_thoughts_are_where_the_prompt_or_the_request_has_them(
         model = Model(variant, form, has_tokens=has_tokens)
         bound = bound_reply(form, wanted, model.tokens, model.template, may_think=may_think)
         grammar, thought = model.grammar(bound), set()
-        for seed in range(10):
+        for seed in range(nightly(5, 10)):
             parts = model.read(form, model.draws(grammar, seed, thoughts.begin if seed else ""), 7)
             check_calls(parts, SCHEMAS)
             thought.add(bool(said(parts, "thought").strip()))
@@ -432,12 +394,7 @@ def test_a_special_token_is_possible_only_where_the_grammar_names_it(is_required
             allowed = {token for token in np.flatnonzero(masks.allowed(answer[:place])).tolist()}
             special = allowed & {*model.names, len(model.table.texts) - 1}
             token = answer[place] if place < len(answer) else END
-            expected = {
-                "begin": {think, begin},
-                "thought": {thought},
-                "call": {end},
-                "text": {begin},
-            }[state]
+            expected = {"begin": {think, begin}, "thought": {thought}, "call": {end}, "text": {begin}}[state]
             if state == "begin":  # with space before it
                 assert special <= expected
                 assert place or special == expected
@@ -448,34 +405,14 @@ def test_a_special_token_is_possible_only_where_the_grammar_names_it(is_required
             )
 
 
-UNBINDABLE: list[tuple[str, dict[str, Any], str]] = [
-    ("Hermes", {"not": {}}, "Unimplemented keys"),
-    ("Hermes", {"x-guidance": {}}, "options of the library"),
-    ("Hermes", {"properties": {"a": {"$ref": "#/$defs/none"}}}, "llguidance refuses it"),
-    ("XML", {"properties": {"a": {"type": "string", "pattern": "^a$"}}}, "'pattern' of a text is not obeyed"),
-    ("XML", {"properties": {"a<": {"type": "string"}}}, "expected names without <"),
-    ("XML", {"properties": {"a": {"enum": ["x</parameter>"]}}}, "expected texts without </parameter>"),
-    ("keys and values", {"anyOf": [{"required": ["a"]}]}, "'anyOf' is not obeyed"),
-    ("keys and values", {"properties": {}, "required": ["b"]}, "required property 'b' is unsatisfiable"),
-    ("python list", {"properties": {"a b": {"type": "string"}}}, "expected names that are one word"),
-    ("python list", {"properties": {"a": {"items": {"$ref": "#"}}}}, "$ref: expected one to $defs"),
-    ("gemma", {"properties": {"a": {"$ref": "#/properties/b"}, "b": {}}}, "$ref: expected one to"),
-    (
-        "XML",
-        {"properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"items": {"$ref": "#"}}}},
-        "$ref: expected one to",
-    ),
-]
-
-
-@pytest.mark.parametrize(("variant", "parameters", "told"), UNBINDABLE)
+@pytest.mark.parametrize(("variant", "parameters", "told"), GRAMMARS["unbindable"])
 def test_what_cannot_be_obeyed_is_refused_with_the_name_of_the_tool(
     variant: str, parameters: dict[str, Any], told: str
 ) -> None:
     tool = Tool(name="broken", parameters={"type": "object", **parameters})
     names = VARIANTS[variant][1]
     with pytest.raises(InputError) as refused:
-        bound_reply(form_of(variant), Wanted(tools=(WEATHER, tool)), {}, " ".join(names), may_think=False)
+        bound_reply(form_of(variant), Wanted(tools=(TOOLS[0], tool)), {}, " ".join(names), may_think=False)
     assert str(refused.value).startswith("the parameters of 'broken' cannot be obeyed: ")
     assert told in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -484,23 +421,7 @@ def test_what_cannot_be_obeyed_is_refused_with_the_name_of_the_tool(
 @pytest.mark.parametrize("variant", ["Hermes", "XML", "keys and values", "python list", "gemma"])
 def test_texts_and_numbers_of_every_kind_of_schema(variant: str) -> None:
     """Of which formats without quotes write each in another way."""
-    kinds: dict[str, Any] = {
-        "a": {"type": "string", "minLength": 2, "maxLength": 4},
-        "b": {"type": ["string", "null"], "enum": ["x", "", None]},
-        "c": {"type": "string", "const": "12"},
-        "d": {"anyOf": [{"type": "string", "enum": ["true", "1"]}, {"type": "integer"}, {"type": "null"}]},
-        "e": {"type": "array", "items": {"$ref": "#/$defs/E"}, "minItems": 1, "maxItems": 2},
-        "f": {"type": ["integer", "null"], "minimum": -5, "maximum": 5},
-        "g": True,
-    }
-    needed = ["a", "b", "c", "d", "e", "f"]
-    parameters = {
-        "type": "object",
-        "properties": kinds,
-        "required": needed,
-        "$defs": {"E": {"type": "string", "enum": ["p", "q r"]}},
-        "additionalProperties": False,
-    }
+    parameters = GRAMMARS["every kind"]
     tool = Tool(name="f", parameters=parameters)
     form = replace(form_of(variant), tools={"f": tool})
     model = Model(variant, form, has_tokens=True)
@@ -598,118 +519,33 @@ def test_schemas_that_refer_to_one_another_are_written_once_for_each_depth() -> 
         assert check_calls(model.read(form, model.draws(grammar, seed), 7), {"f": parameters}) == 1
 
 
-PUBLISHED: list[tuple[str, Any, str]] = [
-    (
-        "Hermes",
-        TAGS,
-        '<think>\nIn Paris.\n</think>\n\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris", '
-        '"unit": "celsius"}}\n</tool_call>\n<tool_call>\n{"name": "get-time", "arguments": {}}\n</tool_call>',
-    ),
-    (
-        "XML",
-        None,
-        "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n3\n"
-        "</parameter>\n<parameter=unit>\ncelsius\n</parameter>\n</function>\n</tool_call>",
-    ),
-    (
-        "keys and values",
-        TAGS,
-        "\n<think>Paris, then.</think>\n<tool_call>get_weather\n<arg_key>city</arg_key>\n"
-        "<arg_value>Paris</arg_value>\n<arg_key>unit</arg_key>\n<arg_value>celsius</arg_value>\n</tool_call>",
-    ),
-    ("bare JSON", None, '{"name": "get_weather", "parameters": {"city": "Paris", "unit": "celsius"}}'),
-    (
-        "Mistral list",
-        None,
-        '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Paris", "unit": "celsius"}}, '
-        '{"name": "get-time", "arguments": {}}]',
-    ),
-    (
-        "Mistral",
-        BRACKETS,
-        '[THINK]Paris.[/THINK][TOOL_CALLS]get_weather[ARGS]{"city": "Paris", "unit": "celsius"}',
-    ),
-    (
-        "Mistral with ids",
-        None,
-        '[TOOL_CALLS]get_weather[CALL_ID]D681PevKs[ARGS]{"city": "Paris", "unit": "celsius"}'
-        "[TOOL_CALLS]get-time[CALL_ID]D681PevKt[ARGS]{}",
-    ),
-    (
-        "JSON list",
-        None,
-        '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris", "unit": "celsius"}}]'
-        "<|/tool_call|>",
-    ),
-    (
-        "JSON list without an end",
-        None,
-        '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris", "unit": "celsius"}}]',
-    ),
-    (
-        "python list",
-        None,
-        '<|tool_call_start|>[get_weather(city="Paris", unit="celsius"), get(place={"name": "x"}, '
-        "tags=[], is_open=True)]<|tool_call_end|>",
-    ),
-    (
-        "python lines",
-        None,
-        '<function_calls>get_weather(city="Paris", unit="celsius", note=null)\nget-time()</function_calls>',
-    ),
-    (
-        "gemma",
-        GEMMA,
-        '<|channel>thought\nIn Paris.<channel|><|tool_call>call:get_weather{city:<|"|>Paris<|"|>,days:3,'
-        'unit:<|"|>celsius<|"|>}<tool_call|><|tool_call>call:get{place:{name:<|"|>x<|"|>},tags:[<|"|>a<|"|>,'
-        '<|"|>b<|"|>]}<tool_call|>',
-    ),
-    (
-        "channels",
-        None,
-        "<|channel|>analysis<|message|>In Paris.<|end|><|start|>assistant<|channel|>commentary "
-        'to=functions.get_weather <|constrain|>json<|message|>{"city":"Paris","unit":"celsius"}',
-    ),
-]
-"""Calls in the layout that their publishers print or that their templates write."""
-
-
-@pytest.mark.parametrize(("variant", "thoughts", "reply"), PUBLISHED, ids=lambda each: str(each)[:24])
-@pytest.mark.parametrize("has_tokens", [True, False], ids=["tokens", "spelled"])
-def test_what_a_grammar_allows_is_what_the_model_was_trained_to_write(
-    variant: str, thoughts: Any, reply: str, has_tokens: bool
-) -> None:
+@pytest.mark.parametrize("case", DATA["bound"], ids=lambda case: case["variant"])
+def test_what_a_grammar_allows_is_what_the_model_was_trained_to_write(case: dict[str, Any]) -> None:
     """By each of the masks on the way, where a call has to be and where one may."""
-    if variant == "channels" and not has_tokens:
-        pytest.skip("what is in channels has tokens for them")
-    form = form_of(variant, thoughts)
-    model = Model(variant, form, has_tokens=has_tokens)
-    for is_required in (True, False):
-        wanted = Wanted(tools=TOOLS, is_required=is_required)
-        grammar = model.grammar(bound_reply(form, wanted, model.tokens, model.template, may_think=True))
-        masks = GrammarMasks(grammar, model.vocabulary)
-        answer: list[int] = []
-        for piece in re.split(f"({'|'.join(map(re.escape, model.tokens)) or '(?!)'})", reply):
-            for token in (
-                [model.tokens[piece]] if piece in model.tokens else [1 + byte for byte in piece.encode()]
-            ):
-                assert masks.allowed(answer)[token], model.text([*answer, token])
-                answer.append(token)
-        assert masks.is_whole(answer)
-        parts = model.read(form, answer, 7)
-        assert check_calls(parts, SCHEMAS) == len(re.findall("get_weather|get-time|get[({]place", reply))
+    form = form_of(case["variant"], BY_NAME[case["thoughts"]])
+    for has_tokens in (True,) if case["variant"] == "channels" else (True, False):
+        model = Model(case["variant"], form, has_tokens=has_tokens)
+        for is_required in (True, False):
+            wanted = Wanted(tools=TOOLS, is_required=is_required)
+            grammar = model.grammar(bound_reply(form, wanted, model.tokens, model.template, may_think=True))
+            answer = follow(model, GrammarMasks(grammar, model.vocabulary), case["reply"])
+            count = check_calls(model.read(form, answer, 7), SCHEMAS)
+            assert count == len(re.findall("get_weather|get-time|get[({]place", case["reply"]))
 
 
-@pytest.mark.parametrize(("variant", "thoughts", "reply"), PUBLISHED, ids=lambda each: str(each)[:24])
-def test_a_bound_call_that_the_reply_ends_within_is_no_text(variant: str, thoughts: Any, reply: str) -> None:
+@pytest.mark.parametrize(
+    "case",
+    [case for case in DATA["bound"] if case["variant"] != "channels"],
+    ids=lambda case: case["variant"],
+)
+def test_a_bound_call_that_the_reply_ends_within_is_no_text(case: dict[str, Any]) -> None:
     """Nor is any part of it behind its mark, wherever `max_tokens` cuts it; one that is not bound is text."""
-    mark = "{" if variant == "bare JSON" else ALL[VARIANTS[variant][0]].marks[:1]
-    if not mark or mark[0] not in reply:
-        pytest.skip("what is in channels is never text by mistake")
-    first = reply.index(mark[0])
-    following = reply.find(mark[0], first + 1) if variant != "bare JSON" else -1
+    variant, thoughts, reply = case["variant"], BY_NAME[case["thoughts"]], case["reply"]
+    mark = "{" if variant == "bare JSON" else ALL[VARIANTS[variant][0]].marks[0]
+    first = reply.index(mark)
+    following = reply.find(mark, first + 1) if variant != "bare JSON" else -1
     shown: dict[bool, set[bool]] = {True: set(), False: set()}
-    for end in range(first + len(mark[0]), following if following >= 0 else len(reply)):
+    for end in range(first + len(mark), following if following >= 0 else len(reply)):
         for is_bound, found in shown.items():
             reader = form_of(variant, thoughts, is_bound=is_bound).reader()
             parts = [*reader.push(reply[:end]), *reader.finish()]

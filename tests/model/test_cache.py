@@ -1,4 +1,4 @@
-"""Keys and values in fewer bits (`--cache`): ggml's levels, attention to them, and their memory."""
+"""Caches of keys and values: ggml's levels in fewer bits, attention to them, copies, and memory."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from gguf.quants import dequantize, quantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flowspec.core.protocol.limits import CACHE_BLOCK_SLOTS as BLOCK_SLOTS
 from flowspec.core.protocol.precision import CACHES, cached_as
 from flowspec.core.protocol.shared_keys import Heads
+from flowspec.errors import ClusterError
 from flowspec.model.arithmetic import build, compiled
 from flowspec.model.arithmetic.operations import Sight, attention
 from flowspec.model.arithmetic.plain import LANES
@@ -20,8 +22,6 @@ from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.kernels import CACHE_DTYPES
 from flowspec.model.pieces import Span
 from flowspec.model.slice import Slice
-from flowspec.plan.memory import cache_bytes
-from flowspec.plan.shape import layers_held
 from flowspec.runtime.loading import slice_memory
 
 pytestmark = pytest.mark.arm
@@ -126,14 +126,6 @@ def test_a_cache_takes_what_is_foretold(dtype: str, cache: str) -> None:
     assert part.cache == cached_as(cache, dtype)
 
 
-def test_q8_0_takes_little_more_than_half_of_16_bits() -> None:
-    sizes = [
-        cache_bytes(layers_held([Heads(count=8, width=128)] * 32), context=4096, held=each)
-        for each in ("q8_0", "bfloat16")
-    ]
-    assert sizes[0] / sizes[1] == 34 / 64
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
 @pytest.mark.parametrize(("same", "moved"), [(700, 0), (37, 2 * MOVED_AT_ONCE + 9), (0, 1), (64, 16)])
 def test_a_copy_has_each_slot_where_it_belongs_and_nothing_else(
@@ -160,3 +152,35 @@ def test_a_copy_has_each_slot_where_it_belongs_and_nothing_else(
                 of_slot = int(slots[slot])
                 lane = theirs[:, of_slot // LANES, ..., of_slot % LANES] if is_keys else theirs[:, of_slot]
                 assert torch.equal(found, lane), f"slot {slot}"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize("slots", [1, BLOCK_SLOTS, BLOCK_SLOTS + 1, 600])
+def test_growth_is_foretold_to_the_byte(slots: int, dtype: torch.dtype) -> None:
+    cache = TreeCache(
+        heads={0: Heads(count=3, width=40), 1: Heads(count=3, width=40), -2: Heads(count=1, width=56)},
+        slots_max=600,
+        dtype=dtype,
+        device=CPU,
+    )
+    cache.reserve(5)
+    foretold = cache.bytes + cache.growth_bytes(slots)
+    cache.reserve(slots)
+    assert cache.bytes == foretold
+    assert cache.growth_bytes(slots) == 0
+
+
+def test_a_conversation_more_than_memory_holds_is_refused_before_it_is_taken() -> None:
+    files = ModelFiles(BUNDLED)
+    count = files.raw_config()["num_hidden_layers"]
+    part = Slice.load(files, Span(first=0, end=1, count=count), "float32", CPU)
+    for request in (1, 2):
+        part.open_cache(request, 2 * BLOCK_SLOTS)
+    part.cache_bytes_max = part._caches[1].growth_bytes(2 * BLOCK_SLOTS)
+    part._reserve(part._caches[1], BLOCK_SLOTS, 0)
+    part._reserve(part._caches[2], BLOCK_SLOTS, 0)
+    with pytest.raises(ClusterError, match=r"the caches of 2 conversations need .* ask for fewer at once"):
+        part._reserve(part._caches[1], BLOCK_SLOTS + 1, 0)
+    assert part._caches[1].bytes == part._caches[2].bytes, "nothing was taken"
+    part.close_cache(2)
+    part._reserve(part._caches[1], BLOCK_SLOTS + 1, 0)

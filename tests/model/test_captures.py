@@ -3,7 +3,6 @@ changes."""
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,8 @@ from flowspec.bench.checkpoints import VOCABULARY_SIZE, make_variant
 from flowspec.core.protocol.cluster_messages import Assign
 from flowspec.core.protocol.messages import Sampling
 from flowspec.core.stage.events import JobPart, RunLayers
-from flowspec.model.files import ModelFiles
-from flowspec.model.pieces import Span
 from flowspec.model.slice import Slice
+from tests.model.slices import load_stages
 
 LAYERS = 8
 HIDDEN = 64
@@ -44,12 +42,7 @@ def states(folder: Path) -> list[torch.Tensor]:
 
 
 def load(folder: Path, stage_count: int, captures: tuple[int, ...]) -> list[Slice]:
-    cuts = [LAYERS * stage // stage_count for stage in range(stage_count + 1)]
-    files = ModelFiles(str(folder))
-    slices = [
-        Slice.load(files, Span(first=a, end=b, count=LAYERS), "float32", torch.device("cpu"))
-        for a, b in itertools.pairwise(cuts)
-    ]
+    slices = load_stages(folder, stage_count)
     for part in slices:
         part.captures = captures
         part.open_cache(1, 64)
@@ -92,8 +85,8 @@ def received_width(part: Slice) -> int:
     return assign.payload_width(HIDDEN)
 
 
-@pytest.mark.parametrize("captures", [(LAYERS,), (0,), (2, 4, 5), (0, 1, 2, 3, 4, 6, 7, 8), ()])
-@pytest.mark.parametrize("stage_count", [1, 2, 4])
+@pytest.mark.parametrize("captures", [(LAYERS,), (0,), (2, 4, 5), ()])
+@pytest.mark.parametrize("stage_count", [1, 4])
 def test_captures_are_the_hidden_states_of_the_plain_model(
     folder: Path, states: list[torch.Tensor], stage_count: int, captures: tuple[int, ...]
 ) -> None:

@@ -1,4 +1,5 @@
-"""What a GPU computes of `canonical.cu`, on a CPU: the same file as C, where a block has one thread."""
+"""What runs on GPUs, as far as CPUs can tell: `canonical.cu` as C, where a block has one thread; integers by
+the same operator, int4's layout with a stand-in; and refusals."""
 
 from __future__ import annotations
 
@@ -9,11 +10,21 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
 
+from flowspec.errors import InputError
 from flowspec.model import kernel_checks
 from flowspec.model.arithmetic import compiled_cuda, plain
 from flowspec.model.arithmetic.compiled_cuda import NAMES, SOURCE, WIDTH_MAX, CudaLibrary
-from tests.model.slices import CPU
+from flowspec.model.arithmetic.packed import GROUP
+from flowspec.model.kernels import kernels_of
+from flowspec.model.products import BLOCKS, in_blocks
+from flowspec.model.quantised import LINEARS, PlainInt4Linear, PlainInt8Linear, pack
+from flowspec.model.quantised_cuda import CudaInt4Linear, CudaInt8Linear
+from tests.model.slices import CPU, PLAIN_LINEARS
 
 ROOM_IN_SOURCE, NOTHING = 1 << 16, 0xDEADBEEF
 
@@ -109,3 +120,106 @@ def test_the_widest_norm_fits_and_a_wider_one_is_left_to_the_definition(host: On
     wider = torch.zeros((1, WIDTH_MAX + 1))
     with pytest.raises(AssertionError, match="no more room"):
         library.norm(wider, wider[0], 1e-6, "cast, scale")
+
+
+CUDA_LINEARS = {"int8": CudaInt8Linear, "int4": CudaInt4Linear}
+
+
+def both(kind: str, inputs: int, outputs: int) -> tuple[nn.Linear, nn.Linear]:
+    """A packed layer for CPUs, and the same one for GPUs."""
+    weight = torch.randn(outputs, inputs)
+    layers = []
+    for linears in (PLAIN_LINEARS, CUDA_LINEARS):
+        layer = nn.Linear(inputs, outputs)
+        with torch.no_grad():
+            assert layer.bias is not None
+            layer.bias.fill_(0.25)
+        pack(layer, LINEARS[kind].rounded(weight), linears[kind])
+        layers.append(layer)
+    return layers[0], layers[1]
+
+
+@torch.inference_mode()
+@given(
+    rows=st.integers(0, 40),
+    inputs=st.sampled_from([32, 75, 512]),
+    outputs=st.sampled_from([16, 21]),
+    seed=st.integers(0, 9),
+)
+def test_int8_is_the_same_bits_as_on_cpus(rows: int, inputs: int, outputs: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    cpu, cuda = both("int8", inputs, outputs)
+    x = torch.randn(rows, inputs) * 10
+    assert torch.equal(cuda(x), cpu(x))
+
+
+def _stand_in_packing(pairs: torch.Tensor, tiles: int) -> torch.Tensor:
+    """What tinygemm documents of its input: two levels a byte, the first in the high bits."""
+    assert pairs.dtype == torch.uint8
+    assert pairs.shape[0] % 8 == 0
+    assert 2 * pairs.shape[1] % (16 * tiles) == 0
+    return torch.stack([pairs >> 4, pairs & 15], dim=2).flatten(1).float()
+
+
+def _stand_in_product(
+    rows: torch.Tensor, levels: torch.Tensor, group: int, scales_and_zeros: torch.Tensor
+) -> torch.Tensor:
+    scales, zeros = (part.float().t().repeat_interleave(group, dim=1) for part in scales_and_zeros.unbind(2))
+    return (rows.float() @ ((levels - 8) * scales + zeros).t()).bfloat16()
+
+
+@pytest.fixture
+def tinygemm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "_convert_weight_to_int4pack", _stand_in_packing)
+    monkeypatch.setattr(torch, "_weight_int4pack_mm", _stand_in_product)
+
+
+@torch.inference_mode()
+@pytest.mark.usefixtures("tinygemm")
+@pytest.mark.parametrize("outputs", [64, 21])
+def test_int4_is_laid_out_as_its_kernel_wants(outputs: int) -> None:
+    torch.manual_seed(3)
+    cpu, cuda = both("int4", 4 * GROUP, outputs)
+    x = torch.randn(2, 5, 4 * GROUP)
+    expected, found = cpu(x), cuda(x)
+    assert found.shape == expected.shape
+    assert (found - expected).norm() < 0.01 * expected.norm()
+
+
+def test_a_gpus_kernels_end_with_one_that_needs_float32_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.device("cuda", 0)
+    with pytest.raises(InputError, match="int8 runs on CPUs and CUDA, not on mps"):
+        kernels_of("int8", torch.device("mps"))
+    capability = (7, 2)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert [kernel.linear for kernel in kernels_of("int4", gpu)] == [PlainInt4Linear], (
+        "an Xavier has no tinygemm"
+    )
+    capability = (8, 7)
+    assert [kernel.linear for kernel in kernels_of("int4", gpu)] == [CudaInt4Linear, PlainInt4Linear]
+    assert [kernel.linear for kernel in kernels_of("int8", gpu)] == [CudaInt8Linear, PlainInt8Linear]
+    (plain,) = kernels_of("float16", gpu)
+    assert (plain.linear, plain.product) == (None, in_blocks)
+
+
+def test_on_a_gpu_always_so_many_rows_are_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever kernel a library takes for that number, a row's neighbours do not matter then."""
+    x, weight, bias = torch.randn(70, 24), torch.randn(5, 24), torch.randn(5)
+    counts: list[int] = []
+    linear = F.linear
+
+    def counted(rows: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        counts.append(len(rows))
+        return linear(rows, *others)
+
+    monkeypatch.setattr(F, "linear", counted)
+    for dtype, block in BLOCKS.items():
+        for count in (0, 1, block, block + 1, 70):
+            given = [each.to(dtype) for each in (x[:count], weight, bias)]
+            found = in_blocks(*given)
+            assert found.shape == (count, 5)
+            assert found.dtype == dtype
+            exact = given[0].double() @ given[1].double().T + given[2].double()
+            assert torch.allclose(found.double(), exact, rtol=0.02, atol=0.05)
+        assert {*counts} == {block} or {*counts} == {0, block}
+        counts.clear()

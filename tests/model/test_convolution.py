@@ -70,20 +70,6 @@ def run(part: Slice, rows: JobPart) -> torch.Tensor:
     return part.forward(job, None)[1]
 
 
-def test_a_row_has_the_inputs_of_its_path_and_not_of_the_slots_beside_it(convolutions: Slice) -> None:
-    """Slot 0 is the root, 1 and 2 stand below it, 3 below 1, and 4 below 2: each path is also run alone."""
-    tree = part_of(
-        [0, 1, 2, 3, 4], [0, 1, 1, 2, 2], [0, 1, 1, 2, 2], [[0], [0, 1], [0, 2], [0, 1, 3], [0, 2, 4]]
-    )
-    found = run(convolutions, tree)
-    for path in ([0, 1, 3], [0, 2, 4]):
-        for length in (1, 2, 3):  # one token at a time
-            held = [path.index(slot) if slot in path[:length] else -1 for slot in range(5)]
-            last = run(convolutions, part_of([path[length - 1]], [length - 1], held, [path[:length]]))
-            assert torch.equal(last[0], found[path[length - 1]])
-    assert not torch.equal(found[3], found[4])
-
-
 def test_a_slot_that_nobody_sees_may_hold_anything(convolutions: Slice) -> None:
     rows = part_of([0, 1], [0, 1], [0, 1, -1], [[0], [0, 1]])
     expected = run(convolutions, rows)

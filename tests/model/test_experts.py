@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -141,9 +140,3 @@ def test_no_matrix_beyond_a_stack_is_read(matrix: int, library: compiled.Library
     with pytest.raises(AssertionError):
         library.linear_each(rows, gate_up, [(0, 1)])
     assert library.linear_each(rows, gate_up, [(0, 1), (1, 1)]).shape == (2, 2 * NEURONS)
-
-
-def test_a_mixtures_shares_have_the_bits_of_their_definition(library: compiled.Library) -> None:
-    logits = torch.from_numpy(np.random.default_rng(1).normal(size=(9, 60)).astype(np.float32))
-    assert torch.equal(library.shares(logits, are_powers=True), plain.softmax(logits))
-    assert torch.equal(library.shares(logits.abs(), are_powers=False), plain.over_their_sum(logits.abs()))

@@ -63,8 +63,7 @@ def run(part: Slice, requests: list[tuple[int, int]]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    "variant",
-    ["llama-grouped", "qwen2-sliding", "qwen3", "mistral-sliding", "gemma2", "smollm3", "granite"],
+    "variant", ["llama-grouped", "qwen2-sliding", "qwen3", "mistral-sliding", "gemma2", "smollm3", "granite"]
 )
 def test_layers_give_the_bits_of_transformers_code(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, attends = slice_of(variant), 0

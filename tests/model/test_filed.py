@@ -191,16 +191,9 @@ def test_slices_take_the_files_bytes_as_foretold_and_planned(name: str, tmp_path
         if "output.weight" not in sizes and span.is_last and not span.is_first:
             own += sizes["token_embd.weight"]  # it is tied
         assert foretold == pytest.approx(own, rel=0.3 if end - first < count else 0.02)
-        planned = stage_memory(
-            shape,
-            counted_weights(files, shape),
-            FILED,
-            end - first,
-            first=span.is_first,
-            last=span.is_last,
-            context=100,
-            users=1,
-        )
+        ends = {"first": span.is_first, "last": span.is_last}
+        weights = counted_weights(files, shape)
+        planned = stage_memory(shape, weights, FILED, end - first, **ends, context=100, users=1)
         assert foretold <= planned.weight_bytes * 1.01, "a plan that is too small is refused by its devices"
         assert planned.weight_bytes < (1.6 if name == "gemma4" else 1.4) * foretold, (
             "all as its largest layer"

@@ -198,10 +198,7 @@ def test_overlapping_pairs_of_one_score_are_merged_as_in_tokenizer_json(folder: 
 @example(" two  spaces ")
 @example("\r\n\t\x00")
 def test_text_survives_the_way_through_tokens(folder: Path, text: str) -> None:
-    for name, metadata in (
-        ("s", sentencepiece(WORDS)),
-        ("p", sentencepiece(WORDS, add_space_prefix=False)),
-    ):
+    for name, metadata in (("s", sentencepiece(WORDS)), ("p", sentencepiece(WORDS, add_space_prefix=False))):
         path = folder / f"{name}.gguf"
         tokenizer = load(GgufFile.read(path) if path.exists() else write_vocabulary(path, metadata))
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -226,12 +223,7 @@ def test_the_prefix_and_what_is_put_around_a_text_are_the_files(folder: Path) ->
 
 
 def test_special_tokens_in_a_text_are_found_by_their_kind(folder: Path) -> None:
-    special = {
-        "<ctl>": CONTROL,
-        "  ": USER_DEFINED,
-        "<think>": USER_DEFINED,
-        "<free>": int(TokenType.UNUSED),
-    }
+    special = {"<ctl>": CONTROL, "  ": USER_DEFINED, "<think>": USER_DEFINED, "<free>": int(TokenType.UNUSED)}
     file = write_vocabulary(folder / "special.gguf", sentencepiece(WORDS, special, add_space_prefix=False))
     tokenizer, first = load(file), FIRST + len(WORDS)
     assert ids_of(file, "a<ctl>a<think>he  he<unk>") == [
@@ -302,17 +294,15 @@ def test_each_pre_tokenizer_cuts_as_its_publisher_says(name: str, folder: Path) 
     assert load(file).decode(ids_of(file, MIXED)) == MIXED
 
 
-@pytest.mark.parametrize("name", SPLITS)
-def test_words_that_no_merge_makes_are_tokens_where_merges_are_ignored(name: str, folder: Path) -> None:
+def test_words_that_no_merge_makes_are_tokens_where_merges_are_ignored(folder: Path) -> None:
     special = {"bar": int(TokenType.NORMAL), "<b>": CONTROL}
-    merges = merges_of("ba")
-    metadata = byte_level("".join(LETTERS), merges, special, pre=name, bos_token_id=len(LETTERS) + 2)
-    file = write_vocabulary(folder / "ignore.gguf", metadata)
-    tokens = [metadata["tokenizer.ggml.tokens"][token] for token in load(file)("bar")["input_ids"]]
-    is_llama3_or_tekken = name in (
-        *("llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2", "midm-2.0", "pixtral", "tekken"),
-    )
-    assert tokens == (["<b>", "bar"] if is_llama3_or_tekken else ["ba", "r"])
+    ignore = {"llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2", "midm-2.0", "pixtral", "tekken"}
+    for name in SPLITS:
+        stated = {"pre": name, "bos_token_id": len(LETTERS) + 2}
+        metadata = byte_level("".join(LETTERS), merges_of("ba"), special, **stated)
+        file = write_vocabulary(folder / "ignore.gguf", metadata)
+        tokens = [metadata["tokenizer.ggml.tokens"][token] for token in load(file)("bar")["input_ids"]]
+        assert tokens == (["<b>", "bar"] if name in ignore else ["ba", "r"]), name
 
 
 def test_phi4_keeps_spaces_although_its_architecture_is_phi3(folder: Path) -> None:
@@ -321,24 +311,16 @@ def test_phi4_keeps_spaces_although_its_architecture_is_phi3(folder: Path) -> No
     assert load(file).decode(ids_of(file, "<|user|> a")) == "<|user|> a"
 
 
-@pytest.mark.parametrize(
-    ("name", "is_composed"),
-    [("qwen2", True), ("deepseek-r1-qwen", True), ("qwen35", True), ("llama3", False)],
-)
-def test_qwen_composes_characters_as_its_tokenizer_json_says(
-    name: str, is_composed: bool, folder: Path
-) -> None:
-    metadata = byte_level("".join(LETTERS), ["a b"], pre=name, bos_token_id=0)
-    tokenizer = load(write_vocabulary(folder / "nfc.gguf", metadata))
-    assert (tokenizer.decode(tokenizer("e\u0301")["input_ids"][-3:]) == "\u00e9") is is_composed
-
-
-@pytest.mark.parametrize(("name", "count"), [("qwen2", 3), ("qwen35", 1)])
-def test_qwen_3_5_leaves_marks_with_their_letters(name: str, count: int, folder: Path) -> None:
-    letter, mark = "x", "\u0301"
-    metadata = byte_level("".join(LETTERS), merges_of(letter + mark), pre=name)
-    file = write_vocabulary(folder / "marks.gguf", metadata | {"tokenizer.ggml.add_bos_token": False})
-    assert len(ids_of(file, letter + mark)) == count
+def test_qwen_composes_characters_and_3_5_leaves_marks_with_their_letters(folder: Path) -> None:
+    """As their tokenizer.json say."""
+    for name in ("qwen2", "deepseek-r1-qwen", "qwen35", "llama3"):
+        metadata = byte_level("".join(LETTERS), ["a b"], pre=name, bos_token_id=0)
+        tokenizer = load(write_vocabulary(folder / "nfc.gguf", metadata))
+        assert (tokenizer.decode(tokenizer("e\u0301")["input_ids"][-3:]) == "\u00e9") is (name != "llama3")
+    for name, count in (("qwen2", 3), ("qwen35", 1)):
+        metadata = byte_level("".join(LETTERS), merges_of("x\u0301"), pre=name)
+        file = write_vocabulary(folder / "marks.gguf", metadata | {"tokenizer.ggml.add_bos_token": False})
+        assert len(ids_of(file, "x\u0301")) == count
 
 
 def test_gemma_4_merges_characters_by_a_list(folder: Path) -> None:
@@ -362,22 +344,20 @@ def test_gemma_4_merges_characters_by_a_list(folder: Path) -> None:
 # ---------------------------------------------------------------------------------------- both formats
 
 
-@pytest.mark.parametrize("class_name", ["LlamaTokenizer", "LlamaTokenizerFast", "TokenizersBackend"])
-@pytest.mark.parametrize("is_legacy", [True, False])
-def test_the_checkpoint_gives_the_same_ids(
-    class_name: str, is_legacy: bool, llama2: GgufFile, tmp_path: Path
-) -> None:
+def test_the_checkpoint_gives_the_same_ids(llama2: GgufFile, tmp_path: Path) -> None:
     """Whatever class its tokenizer_config.json names: transformers' own for Llama would build another one."""
     tokenizer = load(llama2)
     tokenizer.backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
-    config = {"tokenizer_class": class_name, "legacy": is_legacy, "add_bos_token": True}
-    config |= {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     shutil.copy(bundled_folder("target") / "config.json", tmp_path)
-    checkpoint = Tokenizer(ModelFiles(str(tmp_path)))
     texts = [text for text, _ in expected(PUBLISHED / "phi-3.inp", PUBLISHED / "phi-3.out")]
-    for text in (*texts, "<s>[INST] a </s><s>[INST]"):
-        assert checkpoint.encode(text) == tokenizer(text)["input_ids"], text
+    config = {"add_bos_token": True, "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    for class_name in ("LlamaTokenizer", "LlamaTokenizerFast", "TokenizersBackend"):
+        for is_legacy in (True, False):
+            stated = {**config, "tokenizer_class": class_name, "legacy": is_legacy}
+            (tmp_path / "tokenizer_config.json").write_text(json.dumps(stated))
+            checkpoint = Tokenizer(ModelFiles(str(tmp_path)))
+            for text in (*texts, "<s>[INST] a </s><s>[INST]"):
+                assert checkpoint.encode(text) == tokenizer(text)["input_ids"], (stated, text)
 
 
 def test_a_chat_template_names_special_tokens(folder: Path) -> None:
@@ -431,54 +411,21 @@ def test_plain_tokens_are_those_that_texts_are_made_of(folder: Path) -> None:
 # ------------------------------------------------------------------------------------------------ damaged
 
 
-@pytest.mark.parametrize(
-    ("stated", "message"),
-    [
-        ({"model": "t5"}, "tokenizer.ggml.model: expected one of llama, gpt2, gemma4, got 't5'"),
-        ({"model": None}, "tokenizer.ggml.model: expected one of llama, gpt2, gemma4, got None"),
-        ({"tokens": None}, "tokenizer.ggml.tokens: expected a list of texts, got nothing"),
-        ({"tokens": [1, 2]}, r"tokenizer.ggml.tokens: expected a list of texts, got \[1, 2\]"),
-        ({"tokens": ["a", "b", "a"]}, "tokens: expected each token once, got 'a' twice"),
-        ({"scores": None}, "tokenizer.ggml.scores: expected a list of numbers, got nothing"),
-        ({"scores": [1.0, 2.0]}, r"scores: expected one for each of \d+ tokens, got 2"),
-        ({"scores": [float("nan")] * (FIRST + len(WORDS))}, "scores: expected numbers, got nan"),
-        ({"token_type": [1, 1]}, r"token_type: expected one for each of \d+ tokens, got 2"),
-        ({"token_type": "x"}, "token_type: expected a list of numbers, got 'x'"),
-        ({"bos_token_id": 9999}, r"bos_token_id: expected a token below \d+, got 9999"),
-        ({"unknown_token_id": "x"}, r"unknown_token_id: expected a token below \d+, got 'x'"),
-        ({"add_bos_token": 1}, "add_bos_token: expected true or false, got 1"),
-        ({"add_space_prefix": "no"}, "add_space_prefix: expected true or false, got 'no'"),
-    ],
-)
-def test_damaged_metadata_are_one_line(stated: dict[str, Any], message: str, folder: Path) -> None:
-    file = write_vocabulary(folder / "damaged.gguf", sentencepiece(WORDS, **stated))
+DATA = json.loads((Path(__file__).parents[1] / "data/gguf_metadata.json").read_text("utf-8"))
+DAMAGED = [
+    *((sentencepiece(WORDS, **stated), message) for stated, message in DATA["sentencepiece"]),
+    *((byte_level("abc", ["a b"], **stated), message) for stated, message in DATA["byte level"]),
+    (sentencepiece(WORDS, scores=[float("nan")] * (FIRST + len(WORDS))), "scores: expected numbers, got nan"),
+]
+
+
+@pytest.mark.parametrize(("metadata", "message"), DAMAGED)
+def test_damaged_metadata_are_one_line(metadata: dict[str, Any], message: str, folder: Path) -> None:
+    file = write_vocabulary(folder / "damaged.gguf", metadata)
     with pytest.raises(InputError, match=message) as caught:
         load(file)
     assert str(file.path) in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("stated", "message"),
-    [
-        (
-            {"pre": "command-r"},
-            r"pre: expected one of a\.x-4\.0, .*, got 'command-r'; convert the model again",
-        ),
-        ({"pre": "default"}, "got 'default'"),
-        ({"pre": None}, "got None"),
-        ({"pre": ["x"]}, "tokenizer.ggml.pre: expected one of"),
-        ({"merges": None}, "merges: expected a list of texts, got nothing"),
-        ({"merges": ["ab"]}, "merges: expected two tokens that make a third, got 'ab'"),
-        ({"merges": ["a c"]}, "merges: expected two tokens that make a third, got 'a c'"),
-        ({"add_bos_token": True}, "expected tokenizer.ggml.bos_token_id with tokenizer.ggml.add_bos_token"),
-        ({"add_eos_token": True}, "expected tokenizer.ggml.eos_token_id with tokenizer.ggml.add_eos_token"),
-    ],
-)
-def test_damaged_byte_level_metadata_are_one_line(stated: dict[str, Any], message: str, folder: Path) -> None:
-    file = write_vocabulary(folder / "damaged.gguf", byte_level("abc", ["a b"], **stated))
-    with pytest.raises(InputError, match=message):
-        load(file)
 
 
 def test_sizes_that_mean_harm_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

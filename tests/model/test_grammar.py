@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,19 +24,13 @@ from flowspec.draft.ranking import Ranker
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
 from flowspec.model.sampler import Sampler, margin
+from flowspec.model.schema_size import SIZE_MAX, check_size, size_of
 from flowspec.model.text import Tokenizer, recommended
 from flowspec.noise import draw_bits, gumbel
 
 pytest.importorskip("llguidance")
 
-from flowspec.model.grammar import (
-    GrammarMasks,
-    GrammarVocabulary,
-    check_grammar,
-    common_beginning,
-    is_whole,
-    library_version,
-)
+from flowspec.model.grammar import GrammarMasks, GrammarVocabulary, check_grammar, common_beginning, is_whole
 
 END, OTHER_END, MARK, PADDING = 0, 1, 2, 3
 BYTES = tuple(bytes([byte]) for byte in range(256))
@@ -201,26 +196,6 @@ def test_only_a_reply_has_marks_and_none_that_ends_an_answer() -> None:
         check_grammar("lark", "start: mark_0")
 
 
-def test_two_that_were_asked_in_other_orders_give_the_same_masks() -> None:
-    schema = grammar("json_schema", '{"type": "object", "additionalProperties": {"type": "array"}}')
-    rng = random.Random(2)
-    paths: list[tuple[int, ...]] = [()]
-    masks = GrammarMasks(schema, VOCABULARY)
-    while len(paths) < 120:
-        path = rng.choice(paths)
-        follow = sorted(ids(masks, path) - {END, OTHER_END})
-        if follow:
-            paths.append((*path, rng.choice(follow)))
-    expected = {path: ids(masks, path) for path in paths}
-    for seed in range(3):
-        other = GrammarMasks(schema, VOCABULARY)
-        order = list(paths)
-        random.Random(seed).shuffle(order)
-        assert {path: ids(other, path) for path in order} == expected
-    for path in paths[::10]:
-        assert ids(GrammarMasks(schema, VOCABULARY), path) == expected[path]
-
-
 def test_at_a_limit_a_mask_is_still_that_of_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was asked before makes states that count against the limit, or that need not be made again."""
     given_up = begun_anew = 0
@@ -368,74 +343,25 @@ def test_biases_count_as_long_as_they_leave_a_token() -> None:
     assert children.tokens == (7, 5)
 
 
-REFUSED = {
-    ("json_schema", '{"not": {}}'): 'Unimplemented keys: ["not"]',
-    ("json_schema", '{"type": "array", "uniqueItems": true}'): 'Unimplemented keys: ["uniqueItems"]',
-    ("json_schema", '{"type": "integer", "minimum": 2, "maximum": 1}'): "minimum (2) is greater",
-    ("json_schema", '{"allOf": [{"type": "string"}, {"type": "null"}]}'): "Unsatisfiable schema",
-    ("json_schema", '{"$ref": "#"}'): "expected what some text satisfies",
-    ("json_schema", "false"): "expected an object, or true",
-    ("json_schema", "[1]"): "expected an object, or true",
-    ("json_schema", "{"): "expected an object, got text that is no JSON document",
-    ("json_schema", "[" * 5000): "expected an object, got text that is no JSON document",
-    ("json_schema", '{"x-guidance": {}}'): "x-guidance",
-    ("json_schema", '{"type": "array", "minItems": 1000000000}'): "expected at most 16384 schemas and items",
-    ("lark", 'start: %json {"type": "array", "maxItems": 1000000000}'): "expected at most 16384 schemas and",
-    ("lark", 'start: "a" | x\nx: %json\n {"items": {"minItems": 99999}}'): "expected at most 16384 schemas",
-    ("lark", "start: %json /* */ {}"): "expected a JSON schema behind %json",
-    ("json_schema", '{"type": "string", "pattern": "(?=a)"}'): "look-around",
-    ("regex", "a("): "unclosed group",
-    ("regex", "[a&&b]"): "expected what some text satisfies",
-    ("lark", "start: nothing"): "unknown name",
-    ("lark", 'root ::= "a"'): "Expected token",
-    ("lark", 'start[temperature=0.5]: "a"'): "attributes of rules",
-    ("lark", '?start[max_tokens=2]: "a"'): "attributes of rules",
-    ("lark", 'start: a-b\na-b [max_tokens=2]: "a"'): "attributes of rules",
-    ("lark", 'start: %json {"x-guidance": {}}'): "x-guidance",
-    ("lark", "start: @other"): "other grammars",
-    ("lark", 'start: "a" <|end|>'): "special tokens",
-    ("lark", "start: <[7]>"): "special tokens",
-    ("lark", '%llguidance {"no_forcing": false}\nstart: "a"'): "options of the library",
-}
-
-
-@pytest.mark.parametrize("spec", REFUSED, ids=lambda spec: spec[1][:30])
-def test_what_cannot_be_obeyed_is_refused_in_one_line(spec: tuple[str, str]) -> None:
-    with pytest.raises(InputError) as found:
-        check_grammar(*spec)
-    text = str(found.value)
-    assert REFUSED[spec] in text
-    assert text.startswith(f"{spec[0]}: ")
-    assert "\n" not in text
-    assert len(text) < 300
+DATA = json.loads((Path(__file__).parents[1] / "data/grammars.json").read_text("utf-8"))
 
 
 @pytest.mark.parametrize(
-    ("schema", "place"),
-    [
-        (
-            {"properties": {"a": {"type": "array", "items": {"minimum": "x", "type": "integer"}}}},
-            ".properties.a.items",
-        ),
-        ({"anyOf": [{"type": "null"}, {"type": "strin"}]}, ".anyOf[1]"),
-        (
-            {"properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"items": {"not": {}}}}},
-            ".$defs.A.items",
-        ),
-        ({"properties": {"a": {"$ref": "#/$defs/B"}}, "$defs": {"A": {}}}, ".properties.a"),
-        (
-            {
-                "type": "object",
-                "properties": {"a": {"allOf": [{"type": "null"}, {"type": "string"}]}},
-                "required": ["a"],
-            },
-            "",
-        ),
-        ({"properties": ["a"]}, ""),
-        ({"properties": {"a" * 200: {"not": {}}}}, ""),
-    ],
-    ids=str,
+    ("kind", "text", "told"),
+    [*DATA["refused"], ("json_schema", "[" * 5000, "got text that is no JSON document")],
+    ids=lambda each: each[:30],
 )
+def test_what_cannot_be_obeyed_is_refused_in_one_line(kind: str, text: str, told: str) -> None:
+    with pytest.raises(InputError) as found:
+        check_grammar(kind, text)
+    line = str(found.value)
+    assert told in line
+    assert line.startswith(f"{kind}: ")
+    assert "\n" not in line
+    assert len(line) < 300
+
+
+@pytest.mark.parametrize(("schema", "place"), DATA["places of faults"], ids=str)
 def test_the_place_of_a_fault_is_told(schema: dict[str, Any], place: str) -> None:
     with pytest.raises(InputError) as found:
         check_grammar("json_schema", json.dumps(schema))
@@ -446,12 +372,6 @@ def test_a_reply_that_is_too_large_is_called_by_what_it_is() -> None:
     what = r"reply: the format of calls and the schemas of tools .* expected at most 65536 .*; offer fewer"
     with pytest.raises(InputError, match=what):
         check_grammar("reply", "start: " + '"a" ' * 20_000)
-
-
-@pytest.mark.parametrize("spec", LANGUAGES, ids=lambda spec: spec[1][:30])
-def test_what_can_be_is_not(spec: tuple[str, str]) -> None:
-    check_grammar(*spec)
-    assert library_version().startswith("llguidance ")
 
 
 def largest(part: str, wrap: str) -> str:
@@ -520,3 +440,36 @@ def test_what_two_answers_both_begin_with() -> None:
         second = [*first[: rng.randrange(13)], *(rng.randrange(2) for _ in range(rng.randrange(4)))]
         whole = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
         assert common_beginning(first, second) == common_beginning(second, first) == len(list(whole))
+
+
+# --------------------------------------------------------------------------------------- sizes of schemas
+
+
+@pytest.mark.parametrize(
+    ("schema", "size"), [*DATA["sizes of schemas"], ({"minItems": 10**400}, SIZE_MAX + 1)]
+)
+def test_schemas_and_items_are_counted(schema: dict[str, Any], size: int | None) -> None:
+    found = size_of(schema)
+    assert size is None or found == size
+
+
+def test_what_doubles_with_each_step_is_counted_without_doubling() -> None:
+    """2 to the 200th ways through it, in 200 schemas."""
+    named: dict[str, Any] = {"A0": {"type": "integer"}}
+    for place in range(200):
+        both = {key: {"$ref": f"#/$defs/A{place}", "minimum": 1} for key in "xy"}
+        named[f"A{place + 1}"] = {"type": "object", "properties": both}
+    found = size_of({"$ref": "#/$defs/A200", "required": ["x"], "$defs": named})
+    with pytest.raises(InputError, match="expected at most 16384 schemas and items"):
+        check_size(found)
+
+
+def test_a_place_elsewhere_cannot_be_counted() -> None:
+    with pytest.raises(InputError, match="expected a \\$ref to a place here"):
+        size_of({"$ref": "#anchor", "minItems": 3})
+    assert size_of({"$ref": "#anchor"}) == 1
+    deep: dict[str, Any] = {}
+    for _ in range(5000):
+        deep = {"items": deep}
+    with pytest.raises(InputError, match="expected fewer schemas in schemas"):
+        size_of(deep)

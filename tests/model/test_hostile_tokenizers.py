@@ -4,8 +4,10 @@ line, and in bounded time."""
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
+import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,100 +24,9 @@ from flowspec.model.template import bounded_time
 from flowspec.model.text import TextStream, Tokenizer, recommended
 from tests.mutations import mutants, one_line_at_most
 
-WORDS = ("<unk>", "<end>", "h", "e", "l", "o", " ", "he", "ll", "lo", "▁", "##o", "<0x41>", "Ġ")
-VOCABULARY = {word: number for number, word in enumerate(WORDS)}
-MODELS: tuple[dict[str, Any], ...] = (
-    {
-        "type": "BPE",
-        "unk_token": "<unk>",
-        "byte_fallback": True,
-        "vocab": VOCABULARY,
-        "merges": [["h", "e"], ["l", "l"], ["l", "o"]],
-    },
-    {"type": "WordLevel", "unk_token": "<unk>", "vocab": VOCABULARY},
-    {
-        "type": "WordPiece",
-        "unk_token": "<unk>",
-        "continuing_subword_prefix": "##",
-        "max_input_chars_per_word": 100,
-        "vocab": VOCABULARY,
-    },
-    {
-        "type": "Unigram",
-        "unk_id": 0,
-        "byte_fallback": False,
-        "vocab": [[word, -float(number)] for number, word in enumerate(WORDS)],
-    },
-)
-PARTS: dict[str, Any] = {
-    "version": "1.0",
-    "truncation": {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0},
-    "padding": {
-        "strategy": {"Fixed": 6},
-        "direction": "Right",
-        "pad_to_multiple_of": None,
-        "pad_id": 0,
-        "pad_type_id": 0,
-        "pad_token": "<unk>",
-    },
-    "added_tokens": [
-        {
-            "id": number,
-            "content": WORDS[number],
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
-            "special": True,
-        }
-        for number in range(2)
-    ],
-    "normalizer": {
-        "type": "Sequence",
-        "normalizers": [{"type": "NFC"}, {"type": "Replace", "pattern": {"Regex": " +"}, "content": " "}],
-    },
-    "pre_tokenizer": {
-        "type": "Sequence",
-        "pretokenizers": [
-            {"type": "Split", "pattern": {"Regex": "l+"}, "behavior": "Isolated", "invert": False},
-            {"type": "Digits", "individual_digits": True},
-        ],
-    },
-    "post_processor": {
-        "type": "TemplateProcessing",
-        "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "<end>", "type_id": 0}}],
-        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
-        "special_tokens": {"<end>": {"id": "<end>", "ids": [1], "tokens": ["<end>"]}},
-    },
-    "decoder": {
-        "type": "Sequence",
-        "decoders": [{"type": "ByteFallback"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}],
-    },
-}
-CONFIG = {
-    "tokenizer_class": "TokenizersBackend",
-    "bos_token": "<unk>",
-    "eos_token": {"content": "<end>", "lstrip": False, "special": True, "__type": "AddedToken"},
-    "model_max_length": 64,
-    "padding_side": "left",
-    "added_tokens_decoder": {"1": {"content": "<end>", "special": True}},
-    "extra_special_tokens": {"image_token": "<img>"},
-    "chat_template": [
-        {"name": "default", "template": "{{ messages[0]['content'] }}"},
-        {"name": "tool_use", "template": "x"},
-    ],
-}
-GENERATION = {
-    "do_sample": True,
-    "temperature": 0.6,
-    "top_k": 20,
-    "top_p": 0.95,
-    "min_p": 0.1,
-    "eos_token_id": [1, 2],
-    "repetition_penalty": 1.0,
-    "bad_words_ids": [],
-    "suppress_tokens": [7, 9],
-}
+DATA = json.loads((Path(__file__).parents[1] / "data/tokenizers.json").read_text("utf-8"))
+MODELS, PARTS, CONFIG, GENERATION = (DATA[name] for name in ("models", "parts", "config", "generation"))
+WORDS = tuple(MODELS["BPE"]["vocab"])
 QUESTION = [{"role": "user", "content": "hello ll"}]
 
 
@@ -134,7 +45,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def write(folder: Path, tokenizer: Any = None, config: Any = None, template: str | None = None) -> None:
     (folder / "tokenizer.json").write_text(
-        json.dumps({**PARTS, "model": MODELS[0]} if tokenizer is None else tokenizer)
+        json.dumps({**PARTS, "model": MODELS["BPE"]} if tokenizer is None else tokenizer)
     )
     (folder / "tokenizer_config.json").write_text(json.dumps(CONFIG if config is None else config))
     (folder / "chat_template.jinja").unlink(missing_ok=True)
@@ -155,15 +66,15 @@ def use(folder: Path) -> list[int]:
     return ids
 
 
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: model["type"])
-def test_each_kind_is_loaded_and_used_whole(model: dict[str, Any], folder: Path) -> None:
-    write(folder, {**PARTS, "model": model})
+@pytest.mark.parametrize("kind", MODELS)
+def test_each_kind_is_loaded_and_used_whole(kind: str, folder: Path) -> None:
+    write(folder, {**PARTS, "model": MODELS[kind]})
     ids = use(folder)
     assert len(ids) > 6, "neither truncation nor padding is done, whatever the file says"
     assert ids[-1] == 1
 
 
-@given(st.sampled_from(MODELS).flatmap(lambda model: mutants({**PARTS, "model": model})))
+@given(st.sampled_from([*MODELS.values()]).flatmap(lambda model: mutants({**PARTS, "model": model})))
 def test_any_tokenizer_is_used_or_refused(shared: Path, tokenizer: Any) -> None:
     write(shared, tokenizer)
     with one_line_at_most():
@@ -203,14 +114,14 @@ def test_any_bytes_are_used_or_refused(shared: Path, content: bytes, name: str) 
 def test_a_panic_of_the_tokenizers_library_is_one_line(folder: Path) -> None:
     """Found by mutation: merges shorter than the prefix that they must begin with. What PyO3 raises is no
     `Exception`."""
-    write(folder, {**PARTS, "model": {**MODELS[0], "continuing_subword_prefix": "<unk>"}})
+    write(folder, {**PARTS, "model": {**MODELS["BPE"], "continuing_subword_prefix": "<unk>"}})
     with pytest.raises(InputError, match=r"^the tokenizer of .* is broken: ") as caught:
         use(folder)
     assert "\n" not in str(caught.value)
 
 
 def test_a_tokenizer_that_fails_in_use_is_one_line(folder: Path) -> None:
-    write(folder, {"version": "1.0", "model": {**MODELS[1], "unk_token": "none"}})
+    write(folder, {"version": "1.0", "model": {**MODELS["WordLevel"], "unk_token": "none"}})
     tokenizer = Tokenizer(ModelFiles(str(folder)))
     with pytest.raises(InputError, match=r"^the tokenizer of .* is broken: WordLevel error"):
         tokenizer.encode("what?")
@@ -226,46 +137,7 @@ def test_the_longest_text_that_a_tokenizer_names_is_not_asked_for(length: Any, f
 # ----------------------------------------------------------------------------------------------- chat
 # templates
 
-PIECES = st.sampled_from(
-    [
-        *(
-            "{% for m in messages %}",
-            "{% endfor %}",
-            "{{ m['content'] }}",
-            "{% if x %}",
-            "{% endif %}",
-            "{{ messages }}",
-            "{{ x.y.z }}",
-        ),
-        *(
-            "{{ 1 / 0 }}",
-            "{{ [] + 1 }}",
-            "{{ messages.clear() }}",
-            "{{ ''.__class__ }}",
-            "{{ cycler }}",
-            "{% set a = namespace() %}",
-            "{{ a.b }}",
-        ),
-        *(
-            "{{ raise_exception(1) }}",
-            "{{ strftime_now(3) }}",
-            "{{ 'a'|tojson|nope }}",
-            "{% macro f() %}{{ f() }}{% endmacro %}",
-            "{{ f() }}",
-        ),
-        *(
-            "{% include 'x' %}",
-            "{% break %}",
-            "{% generation %}",
-            "{% endgeneration %}",
-            "{{",
-            "%}",
-            "\ud800",
-            "\x1b[2J",
-            "{{ range(10**9) }}",
-        ),
-    ]
-)
+PIECES = st.sampled_from([*DATA["template pieces"], "\ud800", "\x1b[2J"])
 
 
 @given(st.lists(PIECES, max_size=6).map("".join) | st.text(max_size=30))
@@ -316,3 +188,37 @@ def test_a_chat_template_that_makes_too_much_is_refused(
         asked(folder, "{{ 'h' * 10 ** 15 }}")
     with pytest.raises(InputError, match="blocks ranges larger than"):
         asked(folder, "{% for i in range(10**9) %}{% endfor %}")
+
+
+# ------------------------------------------------------------------------------------------ large files
+
+NAMES = "tokenizer.json tokenizer_config.json vocab.json merges.txt added_tokens.json tokenizer.model"
+
+
+@pytest.mark.parametrize(
+    "name", f"{NAMES} special_tokens_map.json chat_template.jinja spiece.model tekken.json".split()
+)
+def test_a_file_that_is_too_large_is_refused_unread(tmp_path: Path, name: str) -> None:
+    """By its size, before a library that takes a hundred times as much memory reads it."""
+    folder = tmp_path / "model"
+    shutil.copytree(bundled_folder("target"), folder)
+    with (folder / name).open("ab") as file:
+        file.truncate(limits.JSON_BYTES_MAX + 1)
+    Tokenizer(ModelFiles(str(bundled_folder("target"))))  # the libraries' own code is not counted
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError, match=rf"{name}: expected at most 64 MiB, got 65") as caught:
+            Tokenizer(ModelFiles(str(folder)))
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_are_no_tokenizers_may_be_as_large_as_they_like(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(bundled_folder("target"), folder)
+    for name in ("measurements.json", "model.safetensors"):
+        with (folder / name).open("ab") as file:
+            os.truncate(file.fileno(), limits.JSON_BYTES_MAX + 1)
+    assert Tokenizer(ModelFiles(str(folder))).encode("2")

@@ -57,16 +57,24 @@ without_compiler = pytest.mark.usefixtures("no_compiler")
 
 @pytest.mark.arm
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_kernel_that_is_used_here_is_right(dtype: str) -> None:
+def test_of_each_arithmetic_a_right_kernel_is_found_and_named(dtype: str) -> None:
     found = run_trial(dtype, "cpu")
-    assert found.kernel in [kernel.name for kernel in kernels_of(dtype, CPU)]
+    stated = {kernel.name: kernel for kernel in kernels_of(dtype, CPU)}
     judged = [verdict for verdict in found.verdicts if verdict.kernel in (ATTENTION, COMPILED)]
     assert judged[-1] == TrialVerdict(kernel=ATTENTION, fault="")
     assert not any(verdict.fault for verdict in judged)
     assert found.right[0].kernel == found.kernel
-    assert packing_of(dtype, CPU) is next(
-        kernel.linear for kernel in kernels_of(dtype, CPU) if kernel.name == found.kernel
-    )
+    assert packing_of(dtype, CPU) is stated[found.kernel].linear
+    right = [verdict.kernel for verdict in found.right]
+    assert len({stated[name].arithmetic for name in right}) == len(right), "one of each is enough"
+    for verdict in found.right:
+        name, rest = verdict.arithmetic, stated[verdict.kernel].arithmetic
+        assert name == rest if "@" not in name else re.fullmatch(re.escape(rest) + "-[0-9a-f]{8}", name)
+        assert packing_of(dtype, CPU, name) is stated[verdict.kernel].linear
+    if dtype == "int8":
+        assert {kernel.arithmetic for kernel in stated.values()} == {*found.arithmetics} == {DIGITS}
+    with pytest.raises(InputError, match=f"the arithmetic other of {dtype}, .* has {found.arithmetics[0]}"):
+        packing_of(dtype, CPU, "other")
 
 
 @without_compiler
@@ -90,21 +98,19 @@ def test_float32_is_right_in_a_process_that_may_use_all_threads(
 
 @pytest.mark.arm
 @pytest.mark.parametrize(
-    ("dtype", "linear", "fault"),
+    ("linear", "fault"),
     [
-        ("int8", RightForTheFirstRowCount, "computes something else than it should for 32 rows of 64 x 48"),
+        (RightForTheFirstRowCount, "computes something else than it should for 32 rows of 64 x 48"),
         (
-            "int8",
             OffInOneScale,
             "computes something else than it should for 32 rows of 64 x 48 with 1 threads: off by",
         ),
-        ("int8", WithoutSecondDigit, "computes something else than it should for 32 rows of 64 x 48"),
-        ("int8", RowsTogether, "makes a row depend on the rows beside it for 1 rows of 64 x 48"),
+        (WithoutSecondDigit, "computes something else than it should for 32 rows of 64 x 48"),
+        (RowsTogether, "makes a row depend on the rows beside it for 1 rows of 64 x 48"),
     ],
 )
-def test_what_is_wrong_with_a_kernel_is_found(dtype: str, linear: type[QuantisedLinear], fault: str) -> None:
-    kernel = Kernel(name="broken", linear=linear, arithmetic=DIGITS)
-    found = kernel_checks.linear_fault(dtype, kernel, CPU)
+def test_what_is_wrong_with_a_kernel_is_found(linear: type[QuantisedLinear], fault: str) -> None:
+    found = kernel_checks.linear_fault("int8", Kernel(name="broken", linear=linear, arithmetic=DIGITS), CPU)
     assert found.startswith(fault), found
 
 
@@ -150,15 +156,6 @@ class SignsOfLife:
         self.count += 1
 
 
-def test_how_far_trials_are_goes_on_with_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[float] = []
-    monkeypatch.setattr(kernel_checks, "_say", lambda share: said.append(share))
-    part = kernel_checks._Part(0.4, 0.2, 4)
-    for _ in range(6):
-        part()
-    assert said == [0.4, 0.45, 0.5, 0.55, 0.6, 0.6]
-
-
 def child(*how: str) -> list[str]:
     """The checks' process, with int8's kernels broken in these ways, one after another."""
     return [sys.executable, "-m", "tests.model.broken_kernels", ",".join(how)]
@@ -183,7 +180,7 @@ def test_the_next_kernel_takes_the_place_of_one_that_is_broken(
 ) -> None:
     shares: list[float] = []
     limit_s = float(pytestconfig.getoption("timeout") or pytestconfig.getini("timeout")) / 18
-    fault += f" {limit_s:g} s" * (how == "hang")
+    fault += f" {limit_s:.0f} s" * (how == "hang")
     found = run_trial("int8", "cpu", shares.append, folder=tmp_path, command=child(how), limit_s=limit_s)
     assert [verdict.kernel for verdict in found.verdicts] == [ATTENTION, how, "plain"]
     assert found.verdicts[1].fault.startswith(fault)
@@ -237,29 +234,6 @@ def test_after_an_error_of_cuda_the_next_kernel_is_tried_in_a_new_process(
         said = [word for word in lines if word.keys() != {"share"}]  # a sign of life alone
         assert [next(iter(word)) for word in said] == words
         assert said[1]["fault"].startswith("fails: CUDA error: an illegal")
-
-
-@pytest.mark.arm
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_of_each_arithmetic_a_kernel_is_found_and_named(dtype: str) -> None:
-    found = run_trial(dtype, "cpu")
-    right = [verdict.kernel for verdict in found.right]
-    stated = {kernel.name: kernel for kernel in kernels_of(dtype, CPU)}
-    assert len({stated[name].arithmetic for name in right}) == len(right), "one of each is enough"
-    for verdict in found.right:
-        name, rest = verdict.arithmetic, stated[verdict.kernel].arithmetic
-        assert name == rest if "@" not in name else re.fullmatch(re.escape(rest) + "-[0-9a-f]{8}", name)
-        assert packing_of(dtype, CPU, name) is stated[verdict.kernel].linear
-    with pytest.raises(
-        InputError,
-        match=f"expected the arithmetic other of {dtype}, cpu with torch .* has {found.arithmetics[0]}",
-    ):
-        packing_of(dtype, CPU, "other")
-
-
-def test_all_kernels_of_int8_have_one_arithmetic() -> None:
-    assert {kernel.arithmetic for kernel in kernels_of("int8", CPU)} == {DIGITS}
-    assert run_trial("int8", "cpu").arithmetics == (DIGITS,)
 
 
 @without_compiler
@@ -327,21 +301,22 @@ def test_what_was_found_is_kept_for_this_processor_and_torch(
     path.unlink()
     os.mkfifo(path)
     run_trial("int8", "cpu", folder=tmp_path, command=child("raise"))
-    for change in ("_processor_block", "_torch_build"):
+    changes: list[Callable[[pytest.MonkeyPatch], None]] = [
+        *(
+            lambda patch, name=name: patch.setattr(trials, name, lambda: "another")
+            for name in ("_processor_block", "_torch_build", "_code")
+        ),
+        *(
+            lambda patch, name=name: patch.setenv(name, "another")
+            for name in ("ATEN_CPU_CAPABILITY", "OMP_NUM_THREADS", "OPENBLAS_CORETYPE", "LD_LIBRARY_PATH")
+        ),
+    ]
+    for change in changes:
         with monkeypatch.context() as patch:
-            patch.setattr(trials, change, lambda: "another")
+            change(patch)
             with pytest.raises(FileNotFoundError):
                 run_trial("int8", "cpu", folder=tmp_path, command=never)
-    with monkeypatch.context() as patch:
-        patch.setattr(trials, "_code", lambda: "another")
-        with pytest.raises(FileNotFoundError):
-            run_trial("int8", "cpu", folder=tmp_path, command=never)
     assert run_trial("int8", "cpu", folder=tmp_path, command=never) == first
-    for name in ("ATEN_CPU_CAPABILITY", "OMP_NUM_THREADS", "OPENBLAS_CORETYPE", "LD_LIBRARY_PATH"):
-        with monkeypatch.context() as patch:
-            patch.setenv(name, "another")
-            with pytest.raises(FileNotFoundError):
-                run_trial("int8", "cpu", folder=tmp_path, command=never)
 
 
 @without_compiler
@@ -378,29 +353,6 @@ def test_all_code_that_is_tried_counts() -> None:
     code = {name.rpartition("/")[2] for name in trials.CODE}
     assert imported - code == {"device_errors"}
     assert code - imported == {"kernel_checks"}
-
-
-def test_a_first_build_is_told_of_before_it_is_made_and_a_later_one_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    steps: list[object] = []
-    ready: list[Path] = []
-    monkeypatch.setattr(build, "_compiler", lambda: ("cc", [], "a compiler"))
-    monkeypatch.setattr(build, "_whole", lambda folder, name: next(iter(ready), None))
-
-    def compile_it(*words: object) -> Path:
-        steps.append("compiled")
-        ready.append(tmp_path / "canonical.so")
-        return ready[0]
-
-    monkeypatch.setattr(build, "_compile", compile_it)
-    monkeypatch.setattr(build, "cache_folder", lambda: tmp_path)
-    caplog.set_level("INFO", "flowspec.kernels")
-    assert build.build(steps.append) == build.build(steps.append) == ready[0]
-    assert steps == [0.0, "compiled"]
-    assert caplog.messages == [
-        f"compiling kernels for this processor, once: what comes of it is kept in {tmp_path}/arithmetic"
-    ]
 
 
 @without_compiler
@@ -449,34 +401,25 @@ def test_a_precision_without_a_right_kernel_is_refused_in_a_line(tmp_path: Path)
     assert trial.kernel == "", "nothing takes attention's place"
 
 
-@without_compiler
-def test_a_torch_that_dies_when_it_is_imported_is_told_of(tmp_path: Path) -> None:
-    died = [sys.executable, "-c", f"import os; os.kill(os.getpid(), {int(signal.SIGILL)})"]
-    with pytest.raises(
-        InputError,
-        match=r"torch .* cannot be imported on .*: .* instruction that this processor does not have; install",
-    ):
-        run_trial("float32", "cpu", folder=tmp_path, command=died)
+DIED = "import os; os.kill(os.getpid(), {})"
+FAILS = "raise ImportError('libcudnn.so.9: cannot open shared object file')"
 
 
 @without_compiler
 @pytest.mark.parametrize(
-    "ends", [f"import os; os.kill(os.getpid(), {int(signal.SIGKILL)})", "raise MemoryError"], ids=str
+    ("code", "told"),
+    [
+        (DIED.format(int(signal.SIGILL)), "instruction that this processor does not have; install"),
+        (DIED.format(int(signal.SIGKILL)), "memory: free some"),
+        ("raise MemoryError", "memory: free some"),
+        (FAILS, r"status 1: ImportError: libcudnn\.so\.9: cannot open .*; install"),
+    ],
 )
-def test_a_torch_for_which_there_is_no_memory_is_told_of_as_that(ends: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"torch .* cannot be imported on .*: .* memory: free some"):
-        run_trial("float32", "cpu", folder=tmp_path, command=[sys.executable, "-c", ends])
-
-
-@without_compiler
-def test_why_torch_cannot_be_imported_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    fails = [sys.executable, "-c", "raise ImportError('libcudnn.so.9: cannot open shared object file')"]
-    told = (
-        r"torch .* cannot be imported on .*: .* status 1: ImportError: libcudnn\.so\.9: cannot open .*; "
-        r"install"
-    )
-    with pytest.raises(InputError, match=told):
-        run_trial("float32", "cpu", folder=tmp_path, command=fails)
+def test_why_torch_cannot_be_imported_is_told(
+    code: str, told: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(InputError, match=rf"torch .* cannot be imported on .*: .* {told}"):
+        run_trial("float32", "cpu", folder=tmp_path, command=[sys.executable, "-c", code])
     assert capfd.readouterr().err == "", "a line is enough"
 
 
@@ -497,30 +440,6 @@ def test_a_machine_that_is_too_slow_to_import_torch_is_told_so(
         match=r"gave no sign of life for 1 s, while it imported torch .*; try again when it is less busy",
     ):
         run_trial("float32", "cpu", folder=tmp_path, command=slow)
-
-
-def test_a_device_that_cannot_do_a_precision_is_told_of(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="int8 runs on CPUs and CUDA, not on meta"):
-        run_trial("int8", "meta", folder=tmp_path)
-
-
-def test_kernels_are_tried_where_they_come_first_and_no_others() -> None:
-    """Of int8's engines only those that torch was built with, and at last what needs none."""
-    names = [kernel.name for kernel in kernels_of("int8", CPU)]
-    assert names[-1] == "plain"
-    assert set(names[:-1]) == {"x86", "qnnpack", "onednn"} & set(torch.backends.quantized.supported_engines)
-
-
-def test_processors_are_told_apart_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        trials,
-        "_processor_block",
-        lambda: "processor: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd0b\nFeatures: fp asimd",
-    )
-    assert trials.processor().endswith("(CPU part 0xd0b)")
-    monkeypatch.setattr(trials, "_processor_block", lambda: "model name\t: Some Processor: fast\n")
-    assert trials.processor() == "Some Processor: fast"
-    assert trials.torch_version() == torch.__version__
 
 
 # ------------------------------------------------------------------------------ what is built of canonical.c
@@ -555,21 +474,21 @@ def test_what_is_built_of_another_definition_is_found(
     assert kernel_checks.compiled_fault().startswith("differs from the definition of")
 
 
-@pytest.mark.parametrize("number", [-0.0, 1e-40, -86.1, 89.0, float("inf"), float("nan")])
 def test_rare_numbers_are_tried_where_vectors_are_computed_together(
-    number: float, built: Path, monkeypatch: pytest.MonkeyPatch
+    built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = plain.FUNCTIONS["silu"]
-
-    def other(x: torch.Tensor) -> torch.Tensor:
-        found, rare = right(x), torch.tensor(number)
-        is_it = x.isnan() if number != number else x.view(torch.int32) == rare.view(torch.int32)
-        is_it[64:] = False
-        return torch.where(is_it, 7.0, found)
-
     monkeypatch.setattr(build, "_allowed", built)
-    monkeypatch.setitem(plain.FUNCTIONS, "silu", other)
-    assert kernel_checks.compiled_fault() == "differs from the definition of silu in float32"
+    for number in (-0.0, 1e-40, -86.1, 89.0, float("inf"), float("nan")):
+
+        def other(x: torch.Tensor, number: float = number) -> torch.Tensor:
+            found, rare = right(x), torch.tensor(number)
+            is_it = x.isnan() if number != number else x.view(torch.int32) == rare.view(torch.int32)
+            is_it[64:] = False
+            return torch.where(is_it, 7.0, found)
+
+        monkeypatch.setitem(plain.FUNCTIONS, "silu", other)
+        assert kernel_checks.compiled_fault() == "differs from the definition of silu in float32", number
 
 
 def test_attention_is_tried_with_more_rows_than_share_what_they_see(

@@ -1,11 +1,11 @@
-"""The last slice computes what a grammar allows while its layers run: the same tokens are drawn, and nothing
-is asked of a row that is dead."""
+"""The last slice computes what a grammar allows while its layers run: the same tokens are drawn, nothing is
+asked of a row that is dead, and nothing runs on."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ from flowspec.core.protocol.token_bytes import TokenBytes
 from flowspec.core.stage.events import JobPart, RunLayers
 from flowspec.core.text_before import TextBefore
 from flowspec.model import shaping
+from flowspec.model.ahead import Ahead
 from flowspec.model.files import ModelFiles
 from flowspec.model.grammar import GrammarMasks, GrammarVocabulary, Mask
 from flowspec.model.pieces import Span
@@ -180,12 +181,93 @@ def test_an_error_of_a_mask_is_the_pass_s(part: Slice, monkeypatch: pytest.Monke
     assert run_job(part, 6)[1] == tuple(expected(part, 7))
 
 
-def test_an_error_of_the_layers_leaves_no_thread(part: Slice, monkeypatch: pytest.MonkeyPatch) -> None:
-    def forward(*args: Any) -> None:
-        raise ZeroDivisionError("of a layer")
+# --------------------------------------------------------------------------- what is computed beside anything
+
+
+class _OddError(Exception):
+    pass
+
+
+def test_who_takes_what_is_not_wanted_has_the_other_thread_s_end_behind_it() -> None:
+    """So that what one thread at a time may use is free for it."""
+    computed: list[int] = []
+
+    def compute(key: int) -> int:
+        threading.Event().wait(0.01)
+        computed.append(key)
+        return key
+
+    with Ahead({key: partial(compute, key) for key in range(3)}) as ahead:
+        assert ahead.take(7) is None
+        assert computed == [0, 1, 2]
+        assert [ahead.take(key) for key in (2, 1, 0)] == [2, 1, 0]
+
+
+def test_what_is_dropped_is_not_computed_any_more() -> None:
+    computed: list[int] = []
+    gate = threading.Event()
+
+    def compute(key: int) -> int:
+        assert gate.wait(60)
+        computed.append(key)
+        return key
+
+    with Ahead({key: partial(compute, key) for key in range(5)}) as ahead:
+        ahead.drop({1})
+        ahead.drop({1, 3})
+        gate.set()
+        assert ahead.take(4) == 4
+    assert computed == [0, 2, 4]
+
+
+def test_nothing_runs_on_when_it_is_left() -> None:
+    computed: list[int] = []
+    begun, gate = threading.Event(), threading.Event()
+
+    def compute(key: int) -> None:
+        begun.set()
+        assert gate.wait(60)
+        computed.append(key)
+
+    def leave() -> None:
+        with Ahead({key: partial(compute, key) for key in range(9)}):
+            assert begun.wait(60)
+            raise _OddError
 
     before = threading.active_count()
-    monkeypatch.setattr(part, "forward", forward)
-    with pytest.raises(ZeroDivisionError, match="of a layer"):
-        run_job(part, 8)
+    timer = threading.Timer(0.05, gate.set)
+    timer.start()
+    with pytest.raises(_OddError):
+        leave()
+    timer.join()
     assert threading.active_count() == before
+    assert computed == [0], "what was begun is ended, and no more"
+
+
+def test_what_is_not_to_run_beside_is_computed_when_it_is_taken() -> None:
+    computed: list[int] = []
+
+    def compute(key: int) -> int:
+        computed.append(key)
+        return threading.get_ident()
+
+    before = threading.active_count()
+    with Ahead({key: partial(compute, key) for key in range(4)}, beside=False) as ahead:
+        assert threading.active_count() == before
+        assert [ahead.take(3), ahead.take(1), ahead.take(9)] == [threading.get_ident()] * 2 + [None]
+    assert computed == [3, 1]
+
+
+def _fail() -> int:
+    raise _OddError
+
+
+@pytest.mark.parametrize("taken", [0, 1, None])
+def test_an_error_reaches_whoever_takes_or_leaves(taken: int | None) -> None:
+    def take() -> None:
+        with Ahead({0: _fail, 1: lambda: 1}) as ahead:
+            if taken is not None:
+                ahead.take(taken)
+
+    with pytest.raises(_OddError):
+        take()

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -87,67 +86,10 @@ def test_all_published_layouts_are_there() -> None:
     assert scheme.GROUP == GROUP
 
 
-WEIGHTS = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128}
+REFUSED = json.loads((Path(__file__).parents[1] / "data/quantization_configs.json").read_text("utf-8"))
 
 
-def compressed(weights: Any = WEIGHTS, *, group: Any = None, **fields: Any) -> dict[str, Any]:
-    groups = {"group_0": {"weights": weights, **(group or {})}}
-    given = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}
-    return {**given, **fields}
-
-
-def gptq(**fields: Any) -> dict[str, Any]:
-    return {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False, **fields}
-
-
-def awq(**fields: Any) -> dict[str, Any]:
-    return {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, **fields}
-
-
-STATIC = {"input_activations": {"num_bits": 8, "dynamic": False}}
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ("gptq", "quantization_config: expected a table, got 'gptq'"),
-        ({"quant_method": "bitsandbytes"}, "is quantised by 'bitsandbytes', which FlowSpec does not read"),
-        ({"bits": 4}, "is quantised by 'None', which"),
-        (gptq(bits=3), "by gptq, but with 3 bits; expected 2, 4, 8"),
-        (gptq(bits="4"), "by gptq, but with '4' bits"),
-        (gptq(bits=True), "by gptq, but with True bits"),
-        (gptq(bits=8, sym=False), "8 bits and a zero of its own for each group"),
-        (gptq(group_size=16), "in groups of 16 inputs; expected a multiple of 32, or -1"),
-        (gptq(group_size=48), "in groups of 48 inputs"),
-        (gptq(sym="yes"), "sym is 'yes'; expected true or false"),
-        (gptq(checkpoint_format="marlin"), "as 'marlin'; expected the checkpoint_format gptq or gptq_v2"),
-        (gptq(dynamic={"x": {}}), "its layers are of several kinds (dynamic)"),
-        (awq(version="gemv"), "as version 'gemv'; expected gemm"),
-        (awq(bits=3), "with 3 bits; expected 4"),
-        (compressed(format="nvfp4-pack-quantized"), "in the format 'nvfp4-pack-quantized' of 'int'"),
-        (compressed(quantization_status="frozen?"), "its quantization_status is 'frozen?'"),
-        (compressed(kv_cache_scheme={"num_bits": 8}), "it asks for a kv_cache_scheme"),
-        (compressed(transform_config={"a": 1}), "it asks for a transform_config"),
-        (compressed(sparsity_config={"format": "sparse-24-bitmask"}), "its matrices are sparse"),
-        (compressed(config_groups={}), "its config_groups say nothing"),
-        (compressed(None), "a group of its layers has no weights that are quantised"),
-        (compressed(group=STATIC), "its inputs are rounded by scales that were measured before"),
-        (compressed(group={"output_activations": {"num_bits": 8}}), "its outputs are rounded, too"),
-        (compressed({**WEIGHTS, "dynamic": True}), "its weights are rounded anew each time"),
-        (compressed({**WEIGHTS, "strategy": "token"}), "by 'token'; expected tensor, channel or group"),
-        (compressed({**WEIGHTS, "type": "float"}), "in the format 'pack-quantized' of 'float'"),
-        (
-            compressed(
-                config_groups={"a": {"weights": WEIGHTS}, "b": {"weights": {**WEIGHTS, "num_bits": 8}}}
-            ),
-            "its layers are of several kinds (config_groups)",
-        ),
-        ({"quant_method": "fp8", "fmt": "e5m2"}, "in the floats 'e5m2'; expected e4m3"),
-        ({"quant_method": "fp8", "activation_scheme": "static"}, "scales that were measured before"),
-        ({"quant_method": "fp8", "weight_block_size": [128]}, "in blocks of [128]; expected two numbers"),
-        ({"quant_method": "fp8", "weight_block_size": [0, 128]}, "in blocks of [0, 128]"),
-    ],
-)
+@pytest.mark.parametrize(("given", "expected"), REFUSED)
 def test_what_is_not_computed_with_is_refused_by_name(given: Any, expected: str) -> None:
     with pytest.raises(InputError) as caught:
         scheme_of({"quantization_config": given}, "m")
@@ -197,11 +139,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @pytest.mark.parametrize(
-    "method",
-    [
-        *("gptq", "awq", "mxfp4", "gptq of gemma4", "awq of gemma4"),
-        *(kind for kind, *_ in MIXTURES),
-    ],
+    "method", [*("gptq", "awq", "mxfp4", "gptq of gemma4", "awq of gemma4"), *(kind for kind, *_ in MIXTURES)]
 )
 def test_a_model_runs_as_it_is_packed_and_is_faithful(method: str, made: Callable[[str], Path]) -> None:
     files = ModelFiles(str(made(method)))
@@ -235,7 +173,7 @@ def test_floats_of_4_bits_are_those_of_transformers_and_stay_as_they_are(made: C
         assert torch.equal(numbers_of(FORMS["MXFP4"], panels), tensors.load(name, shape))
 
 
-def damaged(folder: Path, to: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> ModelFiles:
+def damaged(folder: Path, to: Path, change: Callable[[Any], object]) -> ModelFiles:
     to.mkdir()
     (to / "config.json").write_bytes((folder / "config.json").read_bytes())
     tensors = load_file(folder / "model.safetensors")
@@ -245,114 +183,87 @@ def damaged(folder: Path, to: Path, change: Callable[[dict[str, torch.Tensor]], 
 
 
 STEM = "model.layers.0.mlp.up_proj."
-
-
-def shorten(tensors: dict[str, torch.Tensor], leaf: str) -> None:
-    tensors[STEM + leaf] = tensors[STEM + leaf][:-1].clone()
-
-
-def scale(tensors: dict[str, torch.Tensor], value: float) -> None:
-    tensors[STEM + "scales"][0, 0] = value
-
-
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        (lambda tensors: tensors.pop(STEM + "qzeros"), f"has no {STEM}qzeros"),
-        (lambda tensors: tensors.pop(STEM + "qweight"), f"has no tensor {STEM}weight"),
-        (lambda tensors: shorten(tensors, "scales"), f"tensor {STEM}scales of"),
-        (lambda tensors: shorten(tensors, "qweight"), f"tensor {STEM}weight of"),
-        (lambda tensors: tensors[STEM + "qzeros"].zero_(), "has levels from 0 to 14, of which its config"),
-        (lambda tensors: tensors[STEM + "g_idx"].fill_(9), "g_idx of"),
-        (lambda tensors: tensors[STEM + "g_idx"].fill_(1), "g_idx of"),
-        (lambda tensors: scale(tensors, math.inf), "has a scale that no weight has"),
-        (
-            lambda tensors: tensors.update({STEM + "qweight": tensors[STEM + "qweight"][None].clone()}),
-            f"{STEM}qweight of",
-        ),
-        (
-            lambda tensors: tensors.update({STEM + "qweight": tensors[STEM + "qweight"].to(torch.int16)}),
-            f"tensor {STEM}qweight of",
-        ),
-        (lambda tensors: tensors.update({STEM + "bias": torch.ones(2)}), f"the checkpoint holds {STEM}bias"),
-    ],
-    ids=range(11),
-)
-def test_a_damaged_matrix_is_refused_in_one_line(
-    change: Callable[[dict[str, torch.Tensor]], object],
-    expected: str,
-    made: Callable[[str], Path],
-    tmp_path: Path,
-) -> None:
-    files = damaged(made("gptq"), tmp_path / "damaged", change)
-    with pytest.raises(InputError) as caught:
-        Slice.load(files, Span(first=0, end=1, count=4), FILED, CPU)
-    assert expected in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
 GATE_UP = "model.language_model.layers.0.experts.gate_up_proj"
+MLP_GATE = "model.language_model.layers.0.mlp.gate_proj.weight"
+Tensors = dict[str, torch.Tensor]
 
 
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        (
-            lambda tensors: tensors.pop(f"{GATE_UP}_scale_inv"),
-            "experts.0.gate_up_proj.weight of",
-        ),
-        (
-            lambda tensors: tensors.update({GATE_UP: tensors[GATE_UP][:-1].clone()}),
-            f"tensor {GATE_UP} of",
-        ),
-        (
-            lambda tensors: tensors.update({f"{GATE_UP}_scale_inv": torch.ones(6, 3, 5)}),
-            "tensor model.language_model.layers.0.experts.0.gate_up_proj.weight_scale_inv of",
-        ),
-        (
-            lambda tensors: tensors.update({f"{GATE_UP}_scale": tensors.pop(f"{GATE_UP}_scale_inv")}),
-            f"the checkpoint holds {GATE_UP}_scale, for which",
-        ),
-        (
-            lambda tensors: tensors.pop(GATE_UP.replace("experts.gate_up", "mlp.gate") + ".weight_scale_inv"),
-            "mlp.gate_proj.weight of",
-        ),
-    ],
-    ids=range(5),
-)
-def test_experts_that_are_not_all_there_are_refused_in_one_line(
-    change: Callable[[dict[str, torch.Tensor]], object],
+def changed(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Tensors], object]:
+    return lambda tensors: tensors.update({name: change(tensors[name]).clone()})
+
+
+def with_infinite_scale(tensors: Tensors) -> None:
+    tensors[STEM + "scales"][0, 0] = math.inf
+
+
+OF_GPTQ = [
+    (lambda tensors: tensors.pop(STEM + "qzeros"), f"has no {STEM}qzeros"),
+    (lambda tensors: tensors.pop(STEM + "qweight"), f"has no tensor {STEM}weight"),
+    (changed(STEM + "scales", lambda old: old[:-1]), f"tensor {STEM}scales of"),
+    (changed(STEM + "qweight", lambda old: old[:-1]), f"tensor {STEM}weight of"),
+    (changed(STEM + "qzeros", lambda old: old * 0), "has levels from 0 to 14, of which its config"),
+    (changed(STEM + "g_idx", lambda old: old * 0 + 9), "g_idx of"),
+    (changed(STEM + "g_idx", lambda old: old * 0 + 1), "g_idx of"),
+    (with_infinite_scale, "has a scale that no weight has"),
+    (changed(STEM + "qweight", lambda old: old[None]), f"{STEM}qweight of"),
+    (changed(STEM + "qweight", lambda old: old.to(torch.int16)), f"tensor {STEM}qweight of"),
+    (lambda tensors: tensors.update({STEM + "bias": torch.ones(2)}), f"the checkpoint holds {STEM}bias"),
+]
+OF_FP8 = [
+    (lambda tensors: tensors.pop(f"{GATE_UP}_scale_inv"), "experts.0.gate_up_proj.weight of"),
+    (changed(GATE_UP, lambda old: old[:-1]), f"tensor {GATE_UP} of"),
+    (changed(f"{GATE_UP}_scale_inv", lambda old: torch.ones(6, 3, 5)), "0.gate_up_proj.weight_scale_inv of"),
+    (
+        lambda tensors: tensors.update({f"{GATE_UP}_scale": tensors.pop(f"{GATE_UP}_scale_inv")}),
+        f"the checkpoint holds {GATE_UP}_scale, for which",
+    ),
+    (lambda tensors: tensors.pop(f"{MLP_GATE}_scale_inv"), "mlp.gate_proj.weight of"),
+]
+"""What is done to a checkpoint's tensors, and what is then told."""
+DAMAGES = [("gptq", *each) for each in OF_GPTQ] + [("experts stacked in fp8", *each) for each in OF_FP8]
+
+
+@pytest.mark.parametrize(("method", "change", "expected"), DAMAGES, ids=range(len(DAMAGES)))
+def test_a_damaged_matrix_is_refused_in_one_line(
+    method: str,
+    change: Callable[[Tensors], object],
     expected: str,
     made: Callable[[str], Path],
     tmp_path: Path,
 ) -> None:
-    files = damaged(made("experts stacked in fp8"), tmp_path / "damaged", change)
+    files = damaged(made(method), tmp_path / "damaged", change)
     with pytest.raises(InputError) as caught:
         Slice.load(files, Span(first=0, end=1, count=4), FILED, CPU)
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def without(folder: Path, *keys: str) -> ModelFiles:
+    """The model whose config says no more of how it is quantised, or not this of it."""
+    config = json.loads((folder / "config.json").read_text())
+    inner = config
+    for key in keys[:-1]:
+        inner = inner[key]
+    del inner[keys[-1]]
+    (folder / "config.json").write_text(json.dumps(config))
+    return ModelFiles(str(folder))
 
 
 def test_gate_and_up_of_an_expert_may_have_a_scale_each(made: Callable[[str], Path], tmp_path: Path) -> None:
-    """As transformers writes experts that are not scaled by blocks."""
+    """As transformers writes experts that are not scaled by blocks; no other matrix has two scales."""
     scales = torch.rand(6, 2, 1, generator=torch.Generator().manual_seed(1)) + 0.5
-
-    def change(tensors: dict[str, torch.Tensor]) -> None:
-        tensors[f"{GATE_UP}_scale_inv"] = scales
-
-    files = damaged(made("experts stacked in fp8"), tmp_path / "two", change)
-    path = tmp_path / "two" / "config.json"
-    config = json.loads(path.read_text())
-    del config["quantization_config"]["weight_block_size"]
-    path.write_text(json.dumps(config))
+    other = "model.language_model.layers.0.self_attn.q_proj.weight"
+    two = {f"{GATE_UP}_scale_inv": scales, f"{other}_scale_inv": torch.tensor([[1.0], [2.0]])}
+    damaged(made("experts stacked in fp8"), tmp_path / "two", lambda tensors: tensors.update(two))
+    tensors = without(tmp_path / "two", "quantization_config", "weight_block_size").tensors()
     levels = load_file(tmp_path / "two" / "model.safetensors")[GATE_UP].float()
-    tensors = ModelFiles(str(tmp_path / "two")).tensors()
     for expert in range(6):
         name = GATE_UP.replace("experts.", f"experts.{expert}.") + ".weight"
         gate, up = levels[expert].chunk(2)
         expected = torch.cat([gate * scales[expert, 0], up * scales[expert, 1]])
         assert torch.equal(tensors.load(name, tensors.shape(name)), expected)
-    assert files.model
+    with pytest.raises(InputError, match=f"tensor {other}_scale_inv of .*: expected"):
+        tensors.load(other, tensors.shape(other))
 
 
 def test_experts_of_a_model_that_is_no_mixture_are_refused(
@@ -365,42 +276,8 @@ def test_experts_of_a_model_that_is_no_mixture_are_refused(
         Slice.load(files, Span(first=0, end=1, count=4), FILED, CPU)
 
 
-def test_no_other_matrix_has_two_scales(made: Callable[[str], Path], tmp_path: Path) -> None:
-    name = "model.language_model.layers.0.self_attn.q_proj.weight"
-    damaged(
-        made("experts stacked in fp8"),
-        tmp_path / "two",
-        lambda tensors: tensors.update({f"{name}_scale_inv": torch.tensor([[1.0], [2.0]])}),
-    )
-    path = tmp_path / "two" / "config.json"
-    config = json.loads(path.read_text())
-    del config["quantization_config"]["weight_block_size"]
-    path.write_text(json.dumps(config))
-    tensors = ModelFiles(str(tmp_path / "two")).tensors()
-    with pytest.raises(InputError, match=f"tensor {name}_scale_inv of .*: expected"):
-        tensors.load(name, tensors.shape(name))
-
-
 def test_levels_are_no_weights_of_a_plain_model(made: Callable[[str], Path], tmp_path: Path) -> None:
     damaged(made("gptq"), tmp_path / "other", lambda tensors: None)
-    path = tmp_path / "other" / "config.json"
-    config = json.loads(path.read_text())
-    del config["quantization_config"]
-    path.write_text(json.dumps(config))
-    files = ModelFiles(str(tmp_path / "other"))
+    files = without(tmp_path / "other", "quantization_config")
     with pytest.raises(InputError, match=r"has no tensor|holds"):
         Slice.load(files, Span(first=0, end=1, count=4), "float32", CPU)
-
-
-def test_logits_are_those_of_the_unpacked_weights(made: Callable[[str], Path]) -> None:
-    """In float32, beside a plain checkpoint of what the writer of these tests wrote."""
-    files = ModelFiles(str(made("gptq")))
-    tensors = files.tensors()
-    plain = {name: tensors.load(name, tensors.shape(name)).float() for name in tensors}
-    original = load_file(made("gptq").parent / "plain" / "model.safetensors")
-    assert set(plain) == set(original)
-    for name, values in plain.items():
-        wide = original[name].float()
-        off = (values - wide).abs().max() / wide.abs().max()
-        assert off < (0.08 if name.endswith("proj.weight") else 0.01), name
-    assert np.isfinite(next(StepByStep.load(files, "float32").logits((5, 6, 7), [3]))).all()

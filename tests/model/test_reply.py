@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,17 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowspec.model.reply.block_calls import typed
-from flowspec.model.reply.form import (
-    CHANNELS,
-    FORMATS,
-    THOUGHTS,
-    ReplyForm,
-    form_of,
-    format_of,
-    thoughts_of,
-)
+from flowspec.model.reply.form import CHANNELS, FORMATS, THOUGHTS, ReplyForm, form_of, format_of, thoughts_of
 from flowspec.model.reply.literals import Literals
 from flowspec.model.reply.parts import Part, Tool, calls_in, unfinished
+from tests.nightly import nightly
 
 FORMAT = {each.name: each for each in FORMATS}
 GEMMA, BRACKETS, TAGS = THOUGHTS
@@ -42,7 +37,9 @@ WEATHER = Tool(
     },
 )
 TOOLS = {WEATHER.name: WEATHER}
-Call = tuple[str, Any]
+DATA = json.loads((Path(__file__).parents[1] / "data/replies.json").read_text("utf-8"))
+"""What models write, in the layouts of their publishers and templates."""
+BY_NAME = {"gemma": GEMMA, "brackets": BRACKETS, "tags": TAGS, None: None}
 
 
 def form(name: str | None, thoughts: Any = None, *, is_thinking: bool = False) -> ReplyForm:
@@ -77,266 +74,22 @@ def read(found: ReplyForm, pieces: list[str]) -> tuple[str, str, list[tuple[str,
     return joined(parts, "content"), joined(parts, "thought"), calls
 
 
-# name of the format, what the model writes, its text, its thoughts, its calls
-REPLIES: list[tuple[str, Any, str, str, str, list[Call]]] = [
-    (  # Qwen2.5 and Qwen3, as their chat template asks for it
-        "Hermes",
-        TAGS,
-        '<think>\nI need the weather.\n</think>\n\n<tool_call>\n{"name": "get_current_weather", '
-        '"arguments": {"city": "San Francisco, CA", "unit": "celsius"}}\n</tool_call>\n<tool_call>\n'
-        '{"name": "get_time", "arguments": {}}\n</tool_call>',
-        "",
-        "I need the weather.",
-        [("get_current_weather", {"city": "San Francisco, CA", "unit": "celsius"}), ("get_time", {})],
-    ),
-    (  # the other order, and arguments that are a string, as the API has them
-        "Hermes",
-        None,
-        'Let me see.\n<tool_call>{"arguments": "{\\"a\\": 1}", "name": "f"}</tool_call>',
-        "Let me see.\n",
-        "",
-        [("f", {"a": 1})],
-    ),
-    (  # Mistral 7B v0.3 up to Small 3.1
-        "Mistral",
-        None,
-        'Hello[TOOL_CALLS] [{"name": "add", "arguments": {"a": 3.5, "b": 4}, "id": "D681PevKs"}, '
-        '{"name": "get_age", "arguments":{"name": "John Doe"}}]',
-        "Hello",
-        "",
-        [("add", {"a": 3.5, "b": 4}), ("get_age", {"name": "John Doe"})],
-    ),
-    (  # Mistral Small 3.2
-        "Mistral",
-        None,
-        '[TOOL_CALLS]add[CALL_ID]D681PevKs[ARGS]{"a": 3.5, "b": 4}[TOOL_CALLS]multiply{"a": 3, "b": 6}',
-        "",
-        "",
-        [("add", {"a": 3.5, "b": 4}), ("multiply", {"a": 3, "b": 6})],
-    ),
-    (  # Ministral 3
-        "Mistral",
-        BRACKETS,
-        '[THINK]Juleman?[/THINK][TOOL_CALLS]sparklify[ARGS]{"text": "JULEMAND"}',
-        "",
-        "Juleman?",
-        [("sparklify", {"text": "JULEMAND"})],
-    ),
-    (  # Llama 3.1 and 3.2
-        "bare JSON",
-        None,
-        '{"name": "get_current_weather", "parameters": {"city": "Dallas", "state": "TX"}}',
-        "",
-        "",
-        [("get_current_weather", {"city": "Dallas", "state": "TX"})],
-    ),
-    (
-        "bare JSON",
-        None,
-        '<|python_tag|>{"type": "function", "name": "get_current_weather", "parameters": {"city": "Dallas"}}',
-        "",
-        "",
-        [("get_current_weather", {"city": "Dallas"})],
-    ),
-    (
-        "bare JSON",
-        None,
-        '{"name": "get_current_weather", "parameters": {}}; '
-        '{"name": "get_current_weather", "parameters": {}}',
-        "",
-        "",
-        [("get_current_weather", {})] * 2,
-    ),
-    (  # Granite 3
-        "JSON list",
-        TAGS,
-        "<think>\nThe user is asking about the weather.\n</think>\nI'll check.\n"
-        '<|tool_call|>[{"name": "get_weather", "arguments": {"location": "New York"}}]',
-        "I'll check.\n",
-        "The user is asking about the weather.",
-        [("get_weather", {"location": "New York"})],
-    ),
-    (  # Phi-4-mini
-        "JSON list",
-        None,
-        '<|tool_call|>{"name": "foo", "arguments": {"a": 1}}<|/tool_call|>',
-        "",
-        "",
-        [("foo", {"a": 1})],
-    ),
-    (  # Qwen3-Coder and Qwen3.5
-        "XML",
-        None,
-        "Sure! Let me check the weather for you."
-        "<tool_call>\n<function=get_current_weather>\n<parameter=city>\nDallas\n</parameter>\n"
-        '<parameter=dimensions>\n{"width": 10, \n "height": 20}\n</parameter>\n'
-        "<parameter=days>\n2\n</parameter>\n<parameter=flags>\nTrue\n</parameter>\n"
-        "</function>\n</tool_call>\n"
-        "<tool_call>\n<function=get_current_weather>\n<parameter=city>\n12\n</parameter>\n</function>\n"
-        "</tool_call>",
-        "Sure! Let me check the weather for you.",
-        "",
-        [
-            (
-                "get_current_weather",
-                {"city": "Dallas", "dimensions": {"width": 10, "height": 20}, "days": 2, "flags": True},
-            ),
-            ("get_current_weather", {"city": "12"}),
-        ],
-    ),
-    (  # ends within values
-        "XML",
-        None,
-        "<tool_call>\n<function=get_current_weather>\n"
-        "<parameter=city>\nsee </tool_call>, </function>\n</parameter>\n"
-        '<parameter=dimensions>\n{"a": "</parameter>\\n</tool_call>"}\n</parameter>\n'
-        "</function>\n</tool_call>ok",
-        "ok",
-        "",
-        [
-            (
-                "get_current_weather",
-                {"city": "see </tool_call>, </function>", "dimensions": {"a": "</parameter>\n</tool_call>"}},
-            )
-        ],
-    ),
-    (  # the same in Python's calls, and in keys and values
-        "python lines",
-        None,
-        '<function_calls>f(a="</function_calls>", b=1)</function_calls>',
-        "",
-        "",
-        [("f", {"a": "</function_calls>", "b": 1})],
-    ),
-    (
-        "keys and values",
-        None,
-        "<tool_call>get_current_weather\n<arg_key>dimensions</arg_key>\n"
-        '<arg_value>{"a": "</arg_value></tool_call>"}</arg_value>\n</tool_call>',
-        "",
-        "",
-        [("get_current_weather", {"dimensions": {"a": "</arg_value></tool_call>"}})],
-    ),
-    (  # the same without the first tag, which these models leave out at times
-        "XML",
-        None,
-        "Sure!\n<function=get_current_weather>\n<parameter=city>\nDallas\n</parameter>\n</function>\n"
-        "</tool_call>",
-        "Sure!\n",
-        "",
-        [("get_current_weather", {"city": "Dallas"})],
-    ),
-    (
-        "XML",
-        None,
-        "<function=f>\n</function>\n<function=g>\n</function>",
-        "",
-        "",
-        [("f", {}), ("g", {})],
-    ),
-    (  # GLM-4.5
-        "keys and values",
-        TAGS,
-        "\n<think>Paris, then.</think>\nOne moment.\n"
-        "<tool_call>get_current_weather\n<arg_key>city</arg_key>\n"
-        "<arg_value>Paris</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>",
-        "One moment.\n",
-        "Paris, then.",
-        [("get_current_weather", {"city": "Paris", "days": 3})],
-    ),
-    (  # LFM2
-        "python list",
-        None,
-        '<|tool_call_start|>[get_candidate_status(candidate_id="12345"), list_files(recursive=True, limit=5, '
-        "exts=['.jpg', \".png\"])]<|tool_call_end|>Checking the current status of candidate ID 12345.",
-        "Checking the current status of candidate ID 12345.",
-        "",
-        [
-            ("get_candidate_status", {"candidate_id": "12345"}),
-            ("list_files", {"recursive": True, "limit": 5, "exts": [".jpg", ".png"]}),
-        ],
-    ),
-    (  # LFM2 that was asked for JSON
-        "python list",
-        None,
-        '<|tool_call_start|>[{"name": "read_excerpt", "arguments": {"from": null}}]<|tool_call_end|>',
-        "",
-        "",
-        [("read_excerpt", {"from": None})],
-    ),
-    (  # OLMo 3
-        "python lines",
-        None,
-        '<function_calls>get_weather(city="San\\nFrancisco",'
-        ' metric=false)\nregister(name="Jo")</function_calls>',
-        "",
-        "",
-        [("get_weather", {"city": "San\nFrancisco", "metric": False}), ("register", {"name": "Jo"})],
-    ),
-    (  # Gemma 4
-        "gemma",
-        GEMMA,
-        '<|channel>thought\nThey are in Tokyo.<channel|><|tool_call>call:get_weather{location:<|"|>Tokyo, '
-        '}<|"|>,days:42,flag:true,nested:{inner_key:<|"|>val<|"|>},items:[<|"|>a<|"|>,-1.5]}<tool_call|>',
-        "",
-        "They are in Tokyo.",
-        [
-            (
-                "get_weather",
-                {
-                    "location": "Tokyo, }",
-                    "days": 42,
-                    "flag": True,
-                    "nested": {"inner_key": "val"},
-                    "items": ["a", -1.5],
-                },
-            )
-        ],
-    ),
-]
+def cuts(reply: str, sizes: tuple[int, ...]) -> Iterator[list[str]]:
+    for size in (*sizes, len(reply)):
+        yield [reply[at : at + size] for at in range(0, len(reply), size)]
 
 
-@pytest.mark.parametrize(("name", "thoughts", "reply", "text", "thought", "calls"), REPLIES)
-def test_each_format_is_read_however_it_is_cut(
-    name: str, thoughts: Any, reply: str, text: str, thought: str, calls: list[Call]
-) -> None:
-    for size in (1, 2, 3, 5, 8, 13, len(reply)):
-        pieces = [reply[at : at + size] for at in range(0, len(reply), size)]
-        found = read(form(name, thoughts), pieces)
-        assert found[:2] == (text, thought)
-        assert [(each, json.loads(arguments)) for each, arguments in found[2]] == calls
+@pytest.mark.parametrize("case", DATA["replies"], ids=lambda case: case["format"])
+def test_each_format_is_read_however_it_is_cut(case: dict[str, Any]) -> None:
+    for pieces in cuts(case["reply"], (1, 2, 3, 5, 8, 13)):
+        text, thought, calls = read(form(case["format"], BY_NAME[case["thoughts"]]), pieces)
+        assert (text, thought) == (case["text"], case["thought"])
+        assert [[name, json.loads(arguments)] for name, arguments in calls] == case["calls"]
 
 
-# A reply that is no call, in a format, is text, all of it.
-TEXTS = [
-    ("Hermes", "Write <tool_call> and </tool_call> around it."),
-    ("Hermes", '<tool_call>{"name": 5, "arguments": {}}</tool_call>'),
-    ("Hermes", '<tool_call>\n{"arguments": {"a": 1'),
-    ("Hermes", "<tool_call></tool_call>"),
-    ("Hermes", '<tool_call>{"arguments": {"a": 1e9999}, "name": "f"}</tool_call>'),
-    ("Hermes", '<tool_call>{"arguments": {"a": NaN}, "name": "f"}</tool_call>'),
-    ("Mistral", "[TOOL_CALLS] not json at all"),
-    ("Mistral", "[TOOL_CALLS]"),
-    ("Mistral", "[TOOL_CALLS][ARGS]{}"),
-    ("bare JSON", '{"answer": 5} and more'),
-    ("bare JSON", '{"name": "get_other", "parameters": {}}'),
-    ("bare JSON", '<|python_tag|>brave_search.call(query="x")'),
-    ("bare JSON", 'The object is {"name": "get_current_weather", "parameters": {}}'),
-    ("JSON list", "<|tool_call|>[]"),
-    ("XML", "<tool_call>\n<function=f>\n<parameter=a>\n1\n</function>\n</tool_call>"),
-    ("XML", "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n"),
-    ("keys and values", "<tool_call>f\n<arg_key>a</arg_key>\n</tool_call>"),
-    ("python list", "<|tool_call_start|>[f(1)]<|tool_call_end|>"),
-    ("python list", "<|tool_call_start|>[f(a=b)]<|tool_call_end|>"),
-    ("python list", "<|tool_call_start|>[f(a=1)"),
-    ("gemma", "<|tool_call>call:f{a:<tool_call|>"),
-]
-
-
-@pytest.mark.parametrize(("name", "reply"), TEXTS)
+@pytest.mark.parametrize(("name", "reply"), DATA["texts"])
 def test_what_is_no_call_is_text(name: str, reply: str) -> None:
-    for size in (1, 4, len(reply)):
-        pieces = [reply[at : at + size] for at in range(0, len(reply), size)]
+    for pieces in cuts(reply, (1, 4)):
         assert read(form(name), pieces) == (reply, "", [])
 
 
@@ -361,19 +114,16 @@ def test_no_part_of_a_mark_is_shown() -> None:
     assert found.finish() == [Part("content", "<tool_call")]
 
 
-def test_arguments_that_are_no_json_are_handed_on_as_text() -> None:
-    text = 'x<tool_call>{"name": "f", "arguments": {"a": oops, }}</tool_call>y'
-    assert read(form("Hermes"), [text]) == ("xy", "", [("f", '{"a": oops, }')])
-    unclosed = '<tool_call>{"name": "f", "arguments": {"a": 1</tool_call>y'
-    assert read(form("Hermes"), [unclosed]) == ("y", "", [("f", '{"a": 1')])
-
-
-def test_a_call_that_is_cut_off_is_what_came_of_it() -> None:
-    assert read(form("Hermes"), ['<tool_call>{"name": "f", "arguments": {"a": "b']) == (
-        "",
-        "",
-        [("f", '{"a": "b')],
-    )
+@pytest.mark.parametrize(
+    ("reply", "text", "arguments"),
+    [
+        ('x<tool_call>{"name": "f", "arguments": {"a": oops, }}</tool_call>y', "xy", '{"a": oops, }'),
+        ('<tool_call>{"name": "f", "arguments": {"a": 1</tool_call>y', "y", '{"a": 1'),
+        ('<tool_call>{"name": "f", "arguments": {"a": "b', "", '{"a": "b'),
+    ],
+)
+def test_arguments_that_are_no_json_are_handed_on_as_text(reply: str, text: str, arguments: str) -> None:
+    assert read(form("Hermes"), [reply]) == (text, "", [("f", arguments)])
 
 
 def test_thoughts_only_begin_a_reply() -> None:
@@ -463,14 +213,8 @@ SIGNS = {
 }
 
 
-@pytest.mark.parametrize(("template", "name"), SIGNS.items())
-def test_a_format_is_recognised_by_the_template(template: str, name: str) -> None:
-    found = format_of(template, ())
-    assert found is not None
-    assert found.name == name
-
-
-def test_a_format_is_recognised_by_special_tokens() -> None:
+def test_a_format_is_recognised_by_the_template_or_by_special_tokens() -> None:
+    assert {template: found.name for template in SIGNS if (found := format_of(template, ()))} == SIGNS
     assert format_of("", MARKS) is CHANNELS
     assert format_of("", ["<|tool_call_start|>"]) is FORMAT["python list"]
     assert format_of("{{ messages }}", ["<|end|>"]) is None
@@ -494,27 +238,7 @@ def test_ids_are_what_templates_take_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "schema", "expected"),
-    [
-        ("12", {"type": "string"}, "12"),
-        ("12", {"type": "integer"}, 12),
-        ("12", None, 12),
-        ("twelve", None, "twelve"),
-        ("'twelve'", None, "'twelve'"),
-        ("True", {"type": "boolean"}, True),
-        ("{'a': None}", {"type": "object"}, {"a": None}),
-        ("null", {"type": ["string", "null"]}, None),
-        ("none", {"anyOf": [{"type": "string"}, {"type": "null"}]}, "none"),
-        ("5", {"enum": ["5", "6"]}, "5"),
-        ("5", {"type": 5, "anyOf": 7, "enum": {"a": 1}}, 5),
-        ("NaN", {"type": "number"}, "NaN"),
-        ("-4E+339", {"type": "number"}, -4 * 10**339),
-        ("[1e400]", {"type": "array"}, [10**400]),
-        ("1e9999", {"type": "number"}, "1e9999"),
-        ("[1e" + "9" * 30 + "]", {"type": "array"}, "[1e" + "9" * 30 + "]"),
-        ("{'a': 1e" + "9" * 30 + "}", {"type": "object"}, "{'a': 1e" + "9" * 30 + "}"),
-        ("[" * 5000, {"type": "array"}, "[" * 5000),
-    ],
+    ("text", "schema", "expected"), [*DATA["typed"], ("[" * 5000, {"type": "array"}, "[" * 5000)]
 )
 def test_texts_get_the_type_of_their_schema(text: str, schema: Any, expected: Any) -> None:
     assert typed(text, schema) == expected
@@ -544,38 +268,13 @@ def test_calls_that_are_written_are_read_again(arguments: dict[str, Any], text: 
 
 
 WORDS = [
-    *("<tool_call>", "</tool_call>", "<think>", "</think>", "[TOOL_CALLS]", "[ARGS]", "<|tool_call|>", "\n"),
-    *("<|tool_call_start|>", "<|tool_call_end|>", "<|tool_call>", "<tool_call|>", '<|"|>', "<|python_tag|>"),
-    *(
-        '{"name": "get_current_weather", "arguments": ',
-        '{"name": "f", "parameters": {',
-        "}",
-        "{",
-        "[",
-        "]",
-        " ",
-    ),
-    *(
-        "<function=f>",
-        "</function>",
-        "<parameter=a>",
-        "</parameter>",
-        "<arg_key>a</arg_key>",
-        '"',
-        "\\",
-        "x",
-        ",",
-    ),
-    *(
-        "<arg_value>1</arg_value>",
-        "call:f{a:1}",
-        "[f(a=1)]",
-        "<function_calls>",
-        "</function_calls>",
-        "é",
-        "<",
-    ),
+    *{mark for each in FORMATS for mark in (*each.marks, *each.others)},
+    *("<think>", "</think>", "<function=f>", "</function>", "<parameter=a>", "</parameter>", "é", "<", "x"),
+    *("<arg_key>a</arg_key>", "<arg_value>1</arg_value>", "call:f{a:1}", "[f(a=1)]", "[ARGS]", '<|"|>'),
+    *('{"name": "get_current_weather", "arguments": ', '{"name": "f", "parameters": {', " ", "\n", "\\"),
+    *('"', ",", "{", "}", "[", "]"),
 ]
+WORDS.sort()
 
 
 @st.composite
@@ -608,24 +307,21 @@ def test_any_cut_gives_the_same_and_nothing_is_lost(name: str | None, thoughts: 
 
 
 @pytest.mark.parametrize("name", FORMAT)
-@pytest.mark.parametrize(
-    "reply",
-    [
-        "{mark}" + '{"name": "get_current_weather", "arguments": {"text": "' + "a" * 1_000_000 + '"}}',
-        "{mark}" + '{"arguments": {"text": "' + "a" * 1_000_000,
-        "{mark}" + "[" * 300_000,
-        "{mark}" * 30_000,
-        "{mark}" + "<parameter=a>" * 60_000,
-        "<think>" * 60_000,
-    ],
-    ids=["long", "unclosed", "brackets", "marks", "parameters", "thoughts"],
-)
-def test_hostile_replies_take_bounded_time(name: str, reply: str) -> None:
-    reply = reply.replace("{mark}", FORMAT[name].marks[0])
-    began_s = time.process_time()
-    text, thought, calls = read(form(name, TAGS), [reply[at : at + 16] for at in range(0, len(reply), 16)])
-    assert time.process_time() - began_s < 10
-    assert len(text) + len(thought) + sum(len(arguments) for _, arguments in calls) > 100_000
+def test_hostile_replies_take_bounded_time(name: str) -> None:
+    mark, many = FORMAT[name].marks[0], nightly(200_000, 1_000_000)
+    for reply in (
+        mark + '{"name": "get_current_weather", "arguments": {"text": "' + "a" * many + '"}}',
+        mark + '{"arguments": {"text": "' + "a" * many,
+        mark + "[" * many,
+        mark * (many // 10),
+        mark + "<parameter=a>" * (many // 10),
+        "<think>" * (many // 10),
+    ):
+        began_s = time.process_time()
+        pieces = [reply[at : at + 16] for at in range(0, len(reply), 16)]
+        text, thought, calls = read(form(name, TAGS), pieces)
+        assert time.process_time() - began_s < 10
+        assert len(text) + len(thought) + sum(len(arguments) for _, arguments in calls) > 100_000
 
 
 def test_the_longest_beginning_of_a_mark_is_held_back() -> None:

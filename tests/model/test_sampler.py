@@ -1,19 +1,25 @@
-"""The sampler draws what its definition says, from the right distribution; `margin` bounds what rounding can
-change."""
+"""The sampler draws what its definition says, from the right distribution, with penalties as is written, and
+drafters do the same; `margin` bounds what rounding can change."""
 
 from __future__ import annotations
 
-import itertools
+import math
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Logprobs, Sampling
+from flowspec.core.text_before import TextBefore
+from flowspec.draft.ranking import Ranker
 from flowspec.model.sampler import Sampler, logprobs, margin
 from flowspec.noise import draw_bits, gumbel
+from tests.nightly import nightly
 
 KINDS = ["normal", "ties", "few-values", "peaked", "masked", "flat", "sloped", "far-masked"]
 
@@ -117,40 +123,41 @@ def biased(sampling: Sampling, size: int, seed: int) -> Sampling:
     return replace(sampling, suppress_tokens=(*suppressed, size, size + 7), logit_bias=bias)
 
 
-@given(
-    SAMPLINGS, st.sampled_from(KINDS), st.sampled_from([1, 2, 3, 7, 63, 64, 65, 300]), st.integers(0, 2**32)
-)
-@settings(max_examples=400)
-def test_draws_equal_the_naive_reference(sampling: Sampling, kind: str, size: int, seed: int) -> None:
-    check(make_logits(kind, size, seed), sampling, range(6))
+SIZES = st.sampled_from([1, 2, 3, 7, 63, 64, 65, 300])
 
 
-@given(
-    SAMPLINGS, st.sampled_from(KINDS), st.sampled_from([1, 2, 3, 7, 63, 64, 65, 300]), st.integers(0, 2**32)
-)
-@settings(max_examples=200)
-def test_biased_draws_equal_the_naive_reference(sampling: Sampling, kind: str, size: int, seed: int) -> None:
-    check(make_logits(kind, size, seed), biased(sampling, size, seed), range(6))
+@given(SAMPLINGS, st.sampled_from(KINDS), SIZES, st.integers(0, 2**32), st.booleans())
+@settings(max_examples=500)
+def test_draws_equal_the_naive_reference(
+    sampling: Sampling, kind: str, size: int, seed: int, is_biased: bool
+) -> None:
+    asked = biased(sampling, size, seed) if is_biased else sampling
+    check(make_logits(kind, size, seed), asked, range(6))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_biased_draws_equal_the_naive_reference_for_large_vocabularies(kind: str) -> None:
-    logits = make_logits(kind, 9_000, seed=3)
-    for seed, (temperature, top_k, top_p, min_p) in enumerate(
-        [
-            (0.0, 0, 1.0, 0.0),
-            (1.0, 0, 1.0, 0.0),
-            (0.7, 0, 0.9, 0.0),
-            (1.3, 0, 0.3, 0.0),
-            (1.0, 600, 0.95, 0.01),
-        ]
-    ):
-        sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
-        check(logits, biased(sampling, len(logits), seed), range(3))
+def test_draws_equal_the_naive_reference_for_large_vocabularies(kind: str) -> None:
+    for size in (9_000, 20_000):
+        logits = make_logits(kind, size, seed=size)
+        for seed, (temperature, top_k, top_p, min_p) in enumerate(
+            [
+                (0.0, 0, 1.0, 0.0),
+                (1.0, 0, 1.0, 0.0),
+                (0.7, 0, 0.9, 0.0),
+                (1.3, 0, 0.3, 0.0),
+                (2.0, 0, 1.0, 0.05),
+                (1.0, 600, 0.95, 0.01),
+                (5.0, 0, 0.999, 1e-9),
+            ]
+        ):
+            sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
+            check(logits, sampling, range(3))
+            if size == 9_000:
+                check(logits, biased(sampling, size, seed), range(3))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_what_is_suppressed_is_never_drawn_and_moves_no_other_draw(temperature: float) -> None:
+def test_a_suppressed_token_is_never_drawn_and_moves_no_other_draw(temperature: float) -> None:
     logits, free = make_logits("normal", 400, 4), Sampling(temperature=temperature, seed=2)
     suppressed = tuple(range(0, 400, 3))
     sampler = Sampler(replace(free, suppress_tokens=suppressed), len(logits))
@@ -173,54 +180,6 @@ def test_the_only_token_that_may_be_drawn_is_drawn_however_unlikely_it_is() -> N
             assert margin(sampler, logits, 3, worst) > 0.5
 
 
-def test_a_bias_multiplies_the_odds_of_its_token() -> None:
-    logits, count = np.array([0.3, 1.0, -0.4], dtype=np.float32), 2_000
-    bias = ((1, -2.0), (2, 0.5))
-    weights = np.exp(np.array([0.3, 1.0 - 2.0, -0.4 + 0.5]))
-    seen = np.bincount(
-        [
-            Sampler(Sampling(temperature=1.0, logit_bias=bias, seed=seed), 3).draw(logits, 9)
-            for seed in range(count)
-        ],
-        minlength=3,
-    )
-    expected = count * weights / weights.sum()
-    assert ((seen - expected) ** 2 / expected).sum() < 13.8  # its 0.1 % point with two degrees of freedom
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_draws_equal_the_naive_reference_in_every_combination(kind: str) -> None:
-    logits = make_logits(kind, 90, seed=5)
-    grid = itertools.product([0.0, 0.5, 1.5], [0, 1, 20, 90, 95], [1.0, 0.9, 0.2], [0.0, 0.1])
-    for seed, (temperature, top_k, top_p, min_p) in enumerate(grid):
-        check(
-            logits,
-            Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed),
-            range(3),
-        )
-
-
-@pytest.mark.parametrize("size", [9_000, 20_000])
-@pytest.mark.parametrize("kind", KINDS)
-def test_draws_equal_the_naive_reference_for_large_vocabularies(kind: str, size: int) -> None:
-    logits = make_logits(kind, size, seed=size)
-    for seed, (temperature, top_k, top_p, min_p) in enumerate(
-        [
-            (1.0, 0, 1.0, 0.0),
-            (0.7, 0, 0.9, 0.0),
-            (1.3, 0, 0.3, 0.0),
-            (2.0, 0, 1.0, 0.05),
-            (1.0, 600, 0.95, 0.01),
-            (5.0, 0, 0.999, 1e-9),
-        ]
-    ):
-        check(
-            logits,
-            Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed),
-            range(3),
-        )
-
-
 @pytest.mark.parametrize("top_p", [0.25, 0.5, 0.75])
 def test_the_id_at_which_the_mass_reaches_top_p_exactly_is_the_first_left_out(top_p: float) -> None:
     logits, sampler = np.full(4, 0.3, dtype=np.float32), Sampler(Sampling(temperature=1.0, top_p=top_p), 4)
@@ -237,14 +196,15 @@ def test_the_id_at_which_the_mass_reaches_top_p_exactly_is_the_first_left_out(to
         {"top_p": 0.4},
         {"min_p": 0.3},
         {"top_k": 5, "top_p": 0.9, "min_p": 0.1},
+        {"logit_bias": ((1, -2.0), (2, 0.5))},
     ],
     ids=str,
 )
-def test_draws_over_seeds_follow_the_softmax(filters: dict[str, float]) -> None:
-    logits, count = np.array([1.0, 0.2, 0.2, -1.0, 0.8, -0.5, 0.0], dtype=np.float32), 8_000
+def test_draws_over_seeds_follow_the_softmax(filters: dict[str, Any]) -> None:
+    logits, count = np.array([1.0, 0.2, 0.2, -1.0, 0.8, -0.5, 0.0], dtype=np.float32), nightly(3_000, 8_000)
     sampling = Sampling(temperature=0.8, **filters)
     ids = naive_survivors(logits, sampling)
-    weights = np.exp(logits[ids].astype(np.float64) / 0.8)
+    weights = np.exp(naive_biased(logits, sampling)[ids].astype(np.float64) / 0.8)
     expected = np.zeros(len(logits))
     expected[ids] = count * weights / weights.sum()
     seeds = (Sampling(temperature=0.8, **filters, seed=seed) for seed in range(count))
@@ -285,3 +245,223 @@ def test_log_probabilities_of_equals_go_by_id_and_of_the_impossible_are_finite()
     assert found.ids == (1, 3, 0, 2, 4)
     assert found.chosen == found.values[-1] == float(low)
     assert found.values[0] == found.values[1] == pytest.approx(-np.log(2 + np.exp(-2)))
+
+
+# ------------------------------------------------------------------------------------------------- margins
+
+
+def drawn(logits: np.ndarray, sampling: Sampling, position: int = 0) -> tuple[int, float]:
+    sampler = Sampler(sampling, len(logits))
+    token = sampler.draw(logits, position)
+    return token, margin(sampler, logits, position, token)
+
+
+def where_drawn(token: int, logits: np.ndarray, sampling: Sampling) -> int:
+    """The first position at which `token` is drawn."""
+    sampler = Sampler(sampling, len(logits))
+    return next(position for position in range(100_000) if sampler.draw(logits, position) == token)
+
+
+def shakes(size: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Moves of every logit by at most 1: the extreme and the random ones."""
+    one = np.zeros(size)
+    one[rng.integers(size)] = 2
+    ranks = np.where(np.arange(size) < rng.integers(size + 1), 1.0, -1.0)
+    return [rng.uniform(-1, 1, size), rng.choice([-1.0, 1.0], size), one - 1, 1 - one, ranks]
+
+
+@given(
+    SAMPLINGS,
+    st.sampled_from([k for k in KINDS if "masked" not in k]),
+    st.sampled_from([1, 2, 3, 4, 6, 30]),
+    st.integers(0, 2**32),
+    st.booleans(),
+)
+@settings(max_examples=500)
+def test_moving_logits_by_less_than_a_quarter_of_the_margin_changes_nothing(
+    sampling: Sampling, kind: str, size: int, seed: int, is_biased: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    logits = make_logits(kind, size, seed)
+    sampler = Sampler(biased(sampling, size, seed) if is_biased else sampling, size)
+    for position in range(4):
+        token = sampler.draw(logits, position)
+        least = margin(sampler, logits, position, token)
+        assert least >= 0
+        step = min(least / 4, 50.0)
+        for shake in shakes(size, rng) if step > 1e-4 else ():
+            moved = (logits + step * 0.99 * shake).astype(np.float32)
+            assert sampler.draw(moved, position) == token, (position, least)
+
+
+def test_the_lead_over_the_second_best_is_the_margin_of_plain_draws() -> None:
+    logits = make_logits("normal", 50, 3)
+    for temperature in (0.0, 0.5, 2.0):
+        sampling = Sampling(temperature=temperature, seed=1)
+        scores = logits + temperature * gumbel(draw_bits(1, 0, np.arange(50)))
+        second, first = np.sort(scores)[-2:]
+        token, least = drawn(logits, sampling)
+        assert token == np.argmax(scores)
+        assert least == pytest.approx(first - second, rel=1e-6)
+
+
+def at_boundary(filters: dict[str, float], logits: list[float], token: int) -> float:
+    sampling, row = Sampling(temperature=1.0, **filters), np.array(logits, dtype=np.float32)
+    position = where_drawn(token, row, sampling)
+    return margin(Sampler(sampling, len(row)), row, position, token)
+
+
+def test_distances_to_the_boundaries_count() -> None:
+    # Token 1 is the last to pass, by 0.001: in top-k, in min-p, and in the mass before it (e^0.001 as against
+    # 1).
+    assert at_boundary({"top_k": 2}, [1.0, 0.5, 0.499], 1) == pytest.approx(1e-3, abs=1e-6)
+    assert at_boundary({"min_p": math.exp(-0.501)}, [1.0, 0.5, -3.0], 1) == pytest.approx(1e-3, abs=1e-6)
+    share = 1 / (1 + math.exp(-0.5) + math.exp(-4))
+    assert at_boundary({"top_p": share + 1e-4}, [1.0, 0.5, -3.0], 1) == pytest.approx(
+        1e-4 / (share * (1 - share)), rel=0.02
+    )
+    # And farther away they do not: the lead decides.
+    assert at_boundary({"top_k": 2}, [1.0, 0.5, -30.0], 1) > 0.01
+
+
+@pytest.mark.parametrize("name", ["top_k", "top_p", "min_p"])
+def test_what_a_filter_left_out_counts_if_it_nearly_passed_and_would_nearly_win(name: str) -> None:
+    noise = next(
+        g for p in range(100) if (g := gumbel(draw_bits(0, p, np.arange(3))))[1] > g[0] + 0.5 and g[2] < 3
+    )
+    position = next(p for p in range(100) if (gumbel(draw_bits(0, p, np.arange(3))) == noise).all())
+    below = float(noise[1] - noise[0]) + 0.002  # the second id loses by 0.002, and fails the filter by 0.001
+    logits = np.array([0.0, -below, -20.0], dtype=np.float32)
+    share = 1 / (1 + math.exp(-below))
+    filters = {"top_k": 1, "top_p": share - 0.001 * share * (1 - share), "min_p": math.exp(0.001 - below)}
+    token, least = drawn(logits, Sampling(temperature=1.0, **{name: filters[name]}), position)
+    assert token == 0
+    assert least == pytest.approx(below if name == "top_k" else 0.002, abs=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------- penalties
+
+
+def naive_penalised(
+    logits: np.ndarray, sampling: Sampling, prompt: Sequence[int], answer: Sequence[int]
+) -> np.ndarray:
+    """Token by token, in float32: repetition over prompt and answer, then frequency, then presence in the
+    answer."""
+    found = logits.copy()
+    for token in range(len(logits)):
+        value = found[token]
+        if token in prompt or token in answer:
+            penalty = np.float32(sampling.repetition_penalty)
+            value = value / penalty if value > 0 else value * penalty
+        count = list(answer).count(token)
+        if count:
+            value = value - np.float32(sampling.frequency_penalty) * np.float32(count)
+            value = value - np.float32(sampling.presence_penalty)
+        found[token] = value
+    return found
+
+
+def text_of(prompt: Sequence[int], answer: Sequence[int]) -> TextBefore:
+    return TextBefore(np.array([*prompt, *answer], dtype=np.int64), len(prompt))
+
+
+PENALTIES = st.fixed_dictionaries(
+    {
+        "presence_penalty": st.sampled_from([0.0, 0.5, -2.0, 2.0]) | st.floats(-2, 2),
+        "frequency_penalty": st.sampled_from([0.0, 0.3, -0.1, 2.0]) | st.floats(-2, 2),
+        "repetition_penalty": st.sampled_from([1.0, 1.05, 0.7, 2.0]) | st.floats(0.1, 10),
+    }
+)
+
+
+@given(
+    SAMPLINGS,
+    PENALTIES,
+    st.sampled_from([kind for kind in KINDS if kind != "far-masked"]),
+    st.sampled_from([1, 2, 3, 7, 64, 65, 300]),
+    st.integers(0, 2**32),
+    st.booleans(),
+)
+@settings(max_examples=300, deadline=None)
+def test_penalised_draws_equal_the_naive_reference(
+    sampling: Sampling, penalties: dict[str, float], kind: str, size: int, seed: int, is_biased: bool
+) -> None:
+    rng, logits = np.random.default_rng(seed), make_logits(kind, size, seed)
+    prompt = rng.integers(size, size=rng.integers(1, 9)).tolist()
+    answer = rng.integers(min(size, 5), size=rng.integers(0, 9)).tolist()
+    sampling = biased(sampling, size, seed) if is_biased else sampling
+    asked = replace(sampling, **penalties)
+    shaped = naive_penalised(naive_biased(logits, sampling), asked, prompt, answer)
+    sampler, before = Sampler(asked, size), logits.copy()
+    assert sampler.shaped(logits, text_of(prompt, answer)).tolist() == shaped.tolist()
+    for position in range(4):
+        expected = naive_draw(shaped, replace(sampling, logit_bias=()), position)
+        assert sampler.draw(logits, position, text_of(prompt, answer)) == expected
+    assert (logits == before).all()
+
+
+def test_repetition_counts_the_prompt_and_the_others_the_answer_alone() -> None:
+    logits, text = np.array([2.0, -1.0, 4.0, 3.0], dtype=np.float32), text_of([2, 1, 2], [0, 0, 1])
+    repetition = Sampler(Sampling(repetition_penalty=2.0), 4).shaped(logits, text)
+    assert repetition.tolist() == [1.0, -2.0, 2.0, 3.0]
+    assert Sampler(Sampling(frequency_penalty=0.5), 4).shaped(logits, text).tolist() == [1.0, -1.5, 4.0, 3.0]
+    assert Sampler(Sampling(presence_penalty=0.5), 4).shaped(logits, text).tolist() == [1.5, -1.5, 4.0, 3.0]
+    # Repetition first: what is taken off is not multiplied.
+    every = Sampling(repetition_penalty=2.0, frequency_penalty=0.5, presence_penalty=0.25)
+    assert Sampler(every, 4).shaped(logits, text).tolist() == [-0.25, -2.75, 2.0, 3.0]
+    # Biases before penalties: a bias that makes a logit positive lets it be divided.
+    moved = Sampling(repetition_penalty=2.0, logit_bias=((1, 3.0),))
+    assert Sampler(moved, 4).shaped(logits, text).tolist() == [1.0, 1.0, 2.0, 3.0]
+
+
+def test_log_probabilities_and_other_tokens_are_the_models_own() -> None:
+    logits, sampling = make_logits("normal", 50, 3), Sampling(repetition_penalty=3.0, presence_penalty=2.0)
+    shaped = Sampler(sampling, 50).shaped(logits, text_of([3], [5, 7]))
+    assert np.flatnonzero(shaped != logits).tolist() == [3, 5, 7]
+    likeliest = int(logits.argmax())
+    assert logprobs(logits, likeliest, 1).ids == (likeliest,)
+
+
+def test_what_may_not_be_drawn_stays_so_and_no_number_becomes_infinite() -> None:
+    low, high = np.finfo(np.float32).min, np.finfo(np.float32).max
+    logits = np.array([low, high, 1.0, 2.0], dtype=np.float32)
+    for penalty in (limits.REPETITION_PENALTY_MIN, limits.REPETITION_PENALTY_MAX):
+        sampling = Sampling(temperature=1.0, repetition_penalty=penalty, suppress_tokens=(3,))
+        shaped = Sampler(sampling, 4).shaped(logits, text_of([0, 1, 3], [3]))
+        assert np.isfinite(shaped[:3]).all()
+        assert shaped[3] == -np.inf
+
+
+def test_a_margin_is_that_of_what_is_drawn_from() -> None:
+    logits = np.array([3.0, 2.0, 0.0], dtype=np.float32)
+    sampler, text = Sampler(Sampling(presence_penalty=1.5), 3), text_of([1], [0])
+    assert sampler.draw(logits, 2, text) == 1
+    assert margin(sampler, logits, 2, 1, text) == pytest.approx(0.5)
+    assert sampler.survivors(logits, text).tolist() == [1]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("kind", ["all", "reduced", "unsorted"])
+def test_a_drafter_that_equals_the_target_proposes_first_what_the_target_draws(
+    temperature: float, kind: str
+) -> None:
+    rng = np.random.default_rng(5)
+    ids = np.arange(400) if kind == "all" else rng.permutation(400)[:90]
+    ids = np.sort(ids) if kind == "reduced" else ids
+    sampling = Sampling(
+        temperature=temperature,
+        seed=4,
+        presence_penalty=0.7,
+        frequency_penalty=0.4,
+        repetition_penalty=1.3,
+        logit_bias=((int(ids[2]), 1.5),),
+        suppress_tokens=(int(ids.min()),),
+    )
+    ranker, sampler = Ranker(400, ids=None if kind == "all" else ids), Sampler(sampling, 400)
+    rows = rng.normal(0, 2, (40, len(ids))).astype(np.float32)
+    texts = [text_of(rng.integers(400, size=30).tolist(), rng.choice(ids, at).tolist()) for at in range(40)]
+    best = ranker.best(rows, [(sampling, 30 + at) for at in range(40)], 1, texts)
+    for at, (row, text) in enumerate(zip(rows, texts, strict=True)):
+        whole = np.full(400, -1e30, dtype=np.float32)  # what a drafter of fewer tokens does not know
+        whole[ids] = row
+        assert best[at].tokens == (sampler.draw(whole, 30 + at, text),)

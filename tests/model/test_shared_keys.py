@@ -7,11 +7,9 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
 
 from flowspec.bench.checkpoints import make_variant
 from flowspec.core.protocol.shared_keys import Carried, carried_at, carried_most, carried_width, sources_of
@@ -21,8 +19,7 @@ from flowspec.model.files import ModelFiles
 from flowspec.model.pieces import Span
 from flowspec.model.slice import Slice
 from flowspec.runtime.loading import slice_memory
-from tests.model.slices import CPU, load
-from tests.model.test_families import chain
+from tests.model.slices import CPU, chain, load
 
 LAYERS = 7
 CUTS = ([0, 1, 7], [0, 2, 3, 7], [0, 3, 4, 7], [0, 4, 5, 7], [0, 1, 2, 3, 4, 5, 6, 7])
@@ -46,19 +43,6 @@ def states_through(slices: list[Slice], dead: frozenset[int] = frozenset()) -> t
             states = whole
         rows, states = part.forward(job, states, lambda asked=asked: dead if next(asked) else frozenset())
     return states
-
-
-def test_logits_are_transformers_and_no_cut_changes_a_bit(folder: Path) -> None:
-    options = {"attn_implementation": "eager", "experts_implementation": "eager"}
-    plain: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options).eval()
-    with torch.inference_mode():
-        expected = plain(input_ids=TOKENS[None], use_cache=False).logits[0].numpy()
-    whole = load(folder, [0, LAYERS])
-    alone = whole[0].logits(states_through(whole))
-    np.testing.assert_allclose(alone, expected, atol=2e-4, rtol=1e-4)
-    for cuts in CUTS:
-        parts = load(folder, cuts)
-        assert whole[0].logits(states_through(parts)).tobytes() == alone.tobytes(), cuts
 
 
 def test_rows_that_die_take_what_goes_with_them(tmp_path: Path) -> None:

@@ -1,14 +1,19 @@
-"""Layers with a sliding window hold what can be seen and no more, and no bit of any logit changes by that.
+"""No bit of any logit depends on what layers with a window gave back, nor on what was copied of another
+conversation.
 
-Real slices behind the stages of a pipeline, dialogues that go on and back at random, trees of guesses: each
-logit is compared with that of one slice that holds all and is given one token at a time.
+Real slices behind the stages of a pipeline, dialogues that go on, back and apart, trees of guesses: each
+logit is compared with that of one slice that holds all and is given one token of one text at a time.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable, Sequence
 from functools import partial
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from flowspec.bench.checkpoints import VOCABULARY_SIZE, make_variant
@@ -18,6 +23,7 @@ from flowspec.core.methods import make_method
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Sampling
 from flowspec.core.protocol.sliding_window import SlidingWindow, states_of, window_for, windows_of
+from flowspec.core.stage.events import ClearSlots, CloseCache, JobPart, OpenCache, RunLayers
 from flowspec.core.stage.slots import CacheRoom
 from flowspec.draft.language import LanguageModelDrafter
 from flowspec.errors import InputError
@@ -30,30 +36,97 @@ from flowspec.plan.shape import shape_of
 from flowspec.runtime.loading import slice_memory
 from flowspec.runtime.planning.plan_inputs import counted_weights
 from tests.model.slices import CPU, load_stages, pipeline
-from tests.model.spy import Spy
-from tests.pipeline import ask
+from tests.nightly import nightly
+from tests.pipeline import Pipeline, ask
 
-CASES = [
+GIVEN_BACK = [
     ("gemma3-text", "float32", "auto"),
-    ("gemma2", "bfloat16", "q8_0"),
     ("mistral-sliding", "int8", "auto"),
     ("phi3", "float32", "q8_0"),
-    ("qwen2-sliding", "float16", "auto"),
-    ("lfm2", "float32", "auto"),
     ("lfm2", "bfloat16", "q8_0"),
     ("qwen3.5", "float32", "auto"),
-    ("qwen3.5-text", "bfloat16", "q8_0"),
-    ("gemma4", "float32", "auto"),
     ("gemma4", "bfloat16", "q8_0"),
+    *nightly(
+        [],
+        [
+            ("gemma2", "bfloat16", "q8_0"),
+            ("qwen2-sliding", "float16", "auto"),
+            ("lfm2", "float32", "auto"),
+            ("qwen3.5-text", "bfloat16", "q8_0"),
+            ("gemma4", "float32", "auto"),
+        ],
+    ),
 ]
-
+COPIED = [
+    ("llama-grouped", "float32", "q8_0", 3),
+    ("qwen3", "bfloat16", "q8_0", 1),
+    ("gemma2", "bfloat16", "q8_0", 3),
+    ("lfm2", "bfloat16", "q8_0", 1),
+    ("qwen3.5", "float32", "auto", 3),
+    ("gemma4", "float32", "auto", 3),
+    *nightly(
+        [],
+        [
+            ("llama-grouped", "float32", "auto", 1),
+            ("llama-grouped", "bfloat16", "auto", 3),
+            ("gemma3-text", "float32", "auto", 3),
+            ("lfm2", "float32", "auto", 3),
+            ("qwen3.5-text", "bfloat16", "q8_0", 3),
+            ("gemma4", "bfloat16", "q8_0", 3),
+        ],
+    ),
+]
 TURNS = ((0, 30), (0, 20), (3, 5), (8, 0), (50, 20), (0, 15))
 """How many tokens the next question goes back, and how many are new."""
 WITHOUT_THOUGHTS = ((2, 6), (1, 5), (0, 9))
 """The same of questions that go on where the answer before them began, or a little before."""
 
 
-@pytest.mark.parametrize(("variant", "dtype", "cache"), CASES)
+class Spy:
+    """Keeps the logits of all rows that the last stage ran, by the path that each stands for."""
+
+    def __init__(self, slices: Sequence[Slice]) -> None:
+        self.slices = slices
+        self.logits: dict[tuple[int, ...], bytes] = {}
+        self.most_bytes = 0
+        self._tokens: dict[tuple[int, int], int] = {}
+
+    def run(self, stage: int, job: RunLayers, payload: Any) -> tuple[Any, ...]:
+        part = self.slices[stage]
+        if stage < len(self.slices) - 1:
+            return part.run(job, payload)
+        rows, states = part.forward(job, payload)
+        logits = part.logits(states)
+        paths = [path for each in job.parts for path in self._paths(each)]
+        self.logits |= {paths[row]: found.tobytes() for row, found in zip(rows, logits, strict=True)}
+        requests = [each for each in job.parts for _ in each.slots]
+        drawn = [
+            part._sampler(requests[row]).draw(logits[place], len(paths[row])) if job.sampled[row] else -1
+            for place, row in enumerate(rows)
+        ]
+        return rows, states[:, :0], tuple(drawn)
+
+    def opened(self, stage: int, command: OpenCache | ClearSlots | CloseCache) -> None:
+        """Tells of a change of the caches: tokens that were copied stand in other slots, too."""
+        if stage == len(self.slices) - 1 and isinstance(command, OpenCache) and command.copied is not None:
+            copied = command.copied
+            for slot, other in enumerate(copied.slots.tolist()):
+                self._tokens[command.request, slot] = self._tokens[copied.source, other]
+
+    def _paths(self, part: JobPart) -> list[tuple[int, ...]]:
+        self._tokens |= {
+            (part.request, slot): token
+            for slot, token in zip(part.slots.tolist(), part.tokens.tolist(), strict=True)
+        }
+        paths = []
+        for visible in part.visible:
+            slots = np.flatnonzero(visible)
+            slots = slots[np.argsort(part.key_positions[slots])]
+            paths.append(tuple(self._tokens[part.request, slot] for slot in slots.tolist()))
+        return paths
+
+
+@pytest.mark.parametrize(("variant", "dtype", "cache"), GIVEN_BACK)
 def test_no_bit_depends_on_what_was_given_back(
     variant: str, dtype: str, cache: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -159,3 +232,81 @@ def test_memory_is_foretold_to_the_byte(
         keys, values, _ = (whole_cache if layer in whole_cache else windowed).of(layer)
         beyond += values[..., keys.shape[2] :].nbytes
     assert part.cache_bytes - beyond == foretold.cache_bytes
+
+
+BLOCK = 4
+NEW_TOKENS = 9
+SYSTEM = 40
+"""Tokens that all dialogues begin with."""
+
+
+def sampling_of(request: int) -> Sampling:
+    """Half of them draw the likeliest tokens."""
+    return Sampling(temperature=float(request % 2), seed=request)
+
+
+@pytest.mark.parametrize(("variant", "dtype", "cache", "stages"), COPIED)
+def test_no_bit_depends_on_what_was_copied(
+    variant: str, dtype: str, cache: str, stages: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    files = ModelFiles(str(make_variant(tmp_path_factory.mktemp(variant), variant)))
+    config, rng = files.config(), random.Random(f"{variant} {dtype}")
+    tokens, has_states = max(windows_of(config)), any(states_of(config))
+    window = (
+        SlidingWindow(tokens=tokens, back=24, step=4, snapshot=6 if has_states else 0) if tokens else None
+    )
+    drafter = LanguageModelDrafter.load(files, "bfloat16", CPU, context=150, coupled=False)
+    head = HeadCore(
+        context=150,
+        stage_count=stages,
+        method=make_method("continuous", segment_nodes=6, width=3),
+        drafters=[DrafterTraits(context=drafter.context)],
+        sliding_window=window,
+        prefix_block=BLOCK,
+    )
+    slices = load_stages(Path(files.model), stages, dtype, cache)
+    run, spy = pipeline(slices, head, [drafter]), Spy(slices)
+    run.run_layers, run.rng = spy.run, rng
+    change, copied = run.on_cache, list[int]()
+
+    def on_cache(stage: int, command: OpenCache | ClearSlots | CloseCache) -> None:
+        spy.opened(stage, command)
+        change(stage, command)
+        if isinstance(command, OpenCache) and command.copied is not None:
+            copied.append(len(command.copied.slots))
+
+    run.on_cache = on_cache
+    system = [rng.randrange(3, VOCABULARY_SIZE) for _ in range(SYSTEM)]
+    prompts = {
+        request: [*system, *(rng.randrange(3, VOCABULARY_SIZE) for _ in range(3 + request))]
+        for request in range(1, 5)
+    }
+    answers = asked(run, prompts, range(1, 4))  # at once: two wait for the first to read
+    in_use = [*prompts[1], *answers[1][:6], 5, 6]
+    prompts |= {5: in_use, 6: [*prompts[2][:-1], 7], 1: [*prompts[1], *answers[1], 8, 9]}
+    # While the first goes on: what branches off from it, an edited question, and a new dialogue.
+    answers |= asked(run, prompts, (1, 5, 6, 4))
+    for stage in run.stages:
+        stage.validate()
+    assert head.fired["copies"] >= (2 if window is not None else 4), "prompts were copied"
+    assert len(copied) == head.fired["copies"] * stages
+    assert all(count % BLOCK == 0 for count in copied)
+    alone = StepByStep.load(files, dtype, cache=cache)
+    compared = 0
+    for request in (1, 5, 6, 4):
+        prompt, answer = tuple(prompts[request]), tuple(answers[request])
+        assert answer == alone.generate(prompt, sampling_of(request), NEW_TOKENS, frozenset()), request
+        path = (*prompt, *answer[:-1])
+        for length, expected in enumerate(alone.logits(path), 1):
+            if (found := spy.logits.get(path[:length])) is not None:
+                assert found == expected.tobytes(), f"{length} tokens of request {request}"
+                compared += 1
+    assert compared > 4 * NEW_TOKENS
+
+
+def asked(run: Pipeline, prompts: dict[int, list[int]], requests: Iterable[int]) -> dict[int, list[int]]:
+    """The answers to these prompts, which are asked at once."""
+    for request in requests:
+        run.give(ask(request, prompts[request], NEW_TOKENS, sampling=sampling_of(request)))
+    run.settle()
+    return {request: run.answers.pop(request) for request in requests}

@@ -19,38 +19,6 @@ from flowspec.model.text import Tokenizer
 from tests.serve.scripted_model import GEMMA4, GPT_OSS, LFM2, MISTRAL, PLAIN, QWEN3, SPECIAL
 from tests.serve.templated_model import folder_of
 
-LLAMA3 = """{%- for message in messages %}{{ "<|start_header_id|>" + message["role"] + "<|end_header_id|>" }}
-{%- if loop.first and tools %}{{ tools | map(attribute="function") | list | tojson(indent=4) }}{% endif %}
-
-{{ message["content"] | trim }}<|eot_id|>{% endfor %}
-{%- if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>
-
-{% endif %}{# 'tool' #}"""
-GEMMA3 = """{{ bos_token }}{%- for message in messages %}
-{%- set role = "model" if message["role"] == "assistant" else message["role"] -%}
-<start_of_turn>{{ role }}
-{{ message["content"] | trim }}<end_of_turn>
-{% endfor %}{%- if add_generation_prompt %}<start_of_turn>model
-{% endif %}{# 'tool' #}"""
-PHI4 = """{%- for message in messages %}{{ "<|" + message["role"] + "|>" + message["content"] }}
-{%- if message["role"] == "system" and tools %}<|tool|>{{ tools | tojson }}<|/tool|>{% endif %}<|end|>
-{%- endfor %}{%- if add_generation_prompt %}<|assistant|>{% endif %}{# 'tool' #}"""
-DEEPSEEK = """{{ bos_token }}{%- for message in messages %}
-{%- if message["role"] == "user" %}<|User|>{{ message["content"] }}
-{%- elif message["role"] == "assistant" %}
-{%- set content = message["content"].split("</think>")[-1] %}<|Assistant|>{{ content }}<|end_of_sentence|>
-{%- else %}<|tool_output_begin|>{{ message["content"] }}<|tool_output_end|>{% endif %}
-{%- endfor %}{%- if add_generation_prompt %}<|Assistant|><think>
-{% endif %}{# 'tool' 'system' #}"""
-GRANITE = """{%- if tools %}<|start_of_role|>available_tools<|end_of_role|>
-{%- for tool in tools %}{{ tool | tojson(indent=4) }}{% endfor %}<|end_of_text|>{% endif %}
-{%- for message in messages %}<|start_of_role|>{{ message["role"] }}<|end_of_role|>{{ message["content"] }}
-{%- endfor %}<|end_of_text|>{%- if add_generation_prompt %}<|start_of_role|>assistant<|end_of_role|>
-{%- endif %}{# 'tool' #}"""
-COMMAND = """{%- for message in messages %}<|START_OF_TURN_TOKEN|>
-{%- if message["role"] == "user" %}<|USER_TOKEN|>{% else %}<|CHATBOT_TOKEN|>{% endif %}
-{{- message["content"].strip() }}<|END_OF_TURN_TOKEN|>{% endfor %}
-{%- if add_generation_prompt %}<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>{% endif %}{# 'tool' 'system' #}"""
 TEMPLATES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "qwen3": (
         QWEN3,
@@ -61,21 +29,14 @@ TEMPLATES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "mistral": (MISTRAL, (*SPECIAL[MISTRAL], "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "</s>"), ()),
     "gemma4": (GEMMA4, (*SPECIAL[GEMMA4], "<|tool>", "<tool|>", "<|tool_response>", "<tool_response|>"), ()),
     "gpt-oss": (GPT_OSS, SPECIAL[GPT_OSS], ()),
-    "llama3": (LLAMA3, ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|python_tag|>"), ()),
-    "gemma3": (GEMMA3, ("<start_of_turn>", "<end_of_turn>"), ()),
-    "phi4": (PHI4, ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<|tool|>", "<|/tool|>"), ()),
-    "deepseek": (
-        DEEPSEEK,
-        ("<|User|>", "<|Assistant|>", "<|end_of_sentence|>", "<|tool_output_begin|>", "<|tool_output_end|>"),
-        ("<think>", "</think>"),
-    ),
-    "granite": (GRANITE, ("<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>"), ()),
-    "command": (
-        COMMAND,
-        ("<|START_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>", "<|USER_TOKEN|>", "<|CHATBOT_TOKEN|>"),
-        (),
-    ),
+    **{
+        name: ("\n".join(each["template"]), tuple(each["special"]), tuple(each["others"]))
+        for name, each in json.loads(
+            (Path(__file__).parents[1] / "data/templates.json").read_text("utf-8")
+        ).items()
+    },
 }
+"""Template, special tokens, and other marks that are tokens of their own."""
 
 
 @pytest.fixture(scope="module", params=TEMPLATES)

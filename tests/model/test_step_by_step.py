@@ -16,7 +16,6 @@ from flowspec.model.sampler import Sampler, margin
 from flowspec.model.slice import Slice
 from flowspec.model.step_by_step import StepByStep, device_with
 from flowspec.model.trials import Trial, TrialVerdict
-from flowspec.noise import draw_bits, gumbel
 from tests.model.fake_gpu import pretend_cuda
 
 PROMPT = tuple(range(3, 30))
@@ -63,24 +62,6 @@ def test_a_repetition_penalty_is_that_of_transformers(files: ModelFiles, plain: 
         assert answer == expected
         found.append(answer)
     assert len(set(found)) > 1
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.25])
-def test_penalties_count_the_answer_so_far(plain: StepByStep, temperature: float) -> None:
-    """Against logits of the whole text, penalised and drawn from by hand."""
-    sampling = Sampling(temperature=temperature, seed=5, presence_penalty=-2.0, frequency_penalty=0.5)
-    answer: list[int] = []
-    ids = np.arange(plain.vocabulary_size)
-    for position in range(len(PROMPT), len(PROMPT) + 12):
-        *_, rows = plain.logits((*PROMPT, *answer))
-        logits = rows[0].copy()
-        for token in set(answer):
-            logits[token] -= np.float32(0.5) * np.float32(answer.count(token))
-            logits[token] -= np.float32(-2)
-        noise = temperature * gumbel(draw_bits(5, position, ids))
-        answer.append(int(np.argmax(logits.astype(np.float64) + noise)))
-    assert plain.generate(PROMPT, sampling, 12, frozenset()) == tuple(answer)
-    assert plain.generate(PROMPT, Sampling(temperature=temperature, seed=5), 12, frozenset()) != tuple(answer)
 
 
 def test_every_pass_is_of_one_token_and_an_answer_is_made_once(

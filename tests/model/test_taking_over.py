@@ -20,14 +20,7 @@ KINDS = {
     "llama": {**SMALL, "num_hidden_layers": COUNT},
     "tied": {**SMALL, "num_hidden_layers": COUNT, "tie_word_embeddings": True},
 }
-SPANS = [
-    ((0, 2), (0, 3)),
-    ((0, 2), (1, 4)),
-    ((1, 4), (0, 2)),
-    ((0, 4), (0, 2)),
-    ((2, 4), (0, 4)),
-    ((0, 1), (2, 3)),
-]
+SPANS = [((0, 2), (0, 3)), ((0, 2), (1, 4)), ((0, 4), (0, 2)), ((2, 4), (0, 4)), ((0, 1), (2, 3))]
 
 
 @pytest.fixture(params=list(KINDS), scope="module")
@@ -61,11 +54,7 @@ def read_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 @pytest.mark.parametrize(("before", "after"), SPANS)
 def test_what_both_have_is_taken_over_and_the_rest_is_read(
-    folder: Path,
-    dtype: str,
-    before: tuple[int, int],
-    after: tuple[int, int],
-    monkeypatch: pytest.MonkeyPatch,
+    folder: Path, dtype: str, before: tuple[int, int], after: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = ModelFiles(str(folder))
     old = Slice.load(files, span(before), dtype, CPU)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,6 +38,7 @@ BYTES = [token for token in range(VOCABULARY) if TOKENIZER.decode([token]) == UN
 RANDOM = st.lists(
     st.one_of(st.integers(0, VOCABULARY - 1), st.integers(0, 8), st.sampled_from(BYTES)), max_size=80
 )
+DATA = json.loads((Path(__file__).parents[1] / "data/tokenizers.json").read_text("utf-8"))
 TEXTS = st.text(alphabet="ab .\n€ü😀7", max_size=60)
 
 
@@ -97,15 +99,6 @@ def test_no_half_character_is_ever_shown(text: str) -> None:
         shown = "".join(pieces[:count])
         assert whole.startswith(shown)
         assert shown.count(UNFINISHED) == whole[: len(shown)].count(UNFINISHED)
-
-
-def test_a_character_of_several_tokens_is_held_until_it_is_whole() -> None:
-    tokens = tokens_of("a😀b")
-    made = TextStream(TOKENIZER)
-    pieces = [made.push([token]) for token in tokens]
-    assert len(tokens) > 3, "the tokenizer has no token for this character"
-    assert [piece for piece in pieces if piece] == ["a", "😀", "b"]
-    assert TextStream(TOKENIZER).push(tokens[:-2]) == "a"
 
 
 @given(
@@ -171,33 +164,15 @@ def test_a_special_token_has_its_name_and_an_id_beyond_all_has_nothing() -> None
 def test_the_bytes_of_a_vocabulary_with_words_and_single_bytes(tmp_path: Path) -> None:
     """As SentencePiece makes them: a space is a character of its own, and a byte that is in no word has a
     token."""
-    vocabulary = {"<unk>": 0, "\u2581hi": 1, "hi": 2, "<0xE2>": 3, "<0x0A>": 4, "</s>": 5}
-    steps = [
-        {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
-        {"type": "ByteFallback"},
-        {"type": "Fuse"},
-    ]
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    words = ("<unk>", "\u2581hi", "hi", "<0xE2>", "<0x0A>", "</s>")
+    model = {"type": "BPE", "vocab": {word: number for number, word in enumerate(words)}, "merges": []}
+    spaces = {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}
     content = {
         "version": "1.0",
-        "added_tokens": [
-            {
-                "id": 5,
-                "content": "</s>",
-                "special": True,
-                "single_word": False,
-                "lstrip": False,
-                "rstrip": False,
-                "normalized": False,
-            }
-        ],
-        "model": {
-            "type": "BPE",
-            "vocab": vocabulary,
-            "merges": [],
-            "unk_token": "<unk>",
-            "byte_fallback": True,
-        },
-        "decoder": {"type": "Sequence", "decoders": steps},
+        "added_tokens": [{"id": 5, "content": "</s>", "special": True, **flags}],
+        "model": {**model, "unk_token": "<unk>", "byte_fallback": True},
+        "decoder": {"type": "Sequence", "decoders": [spaces, {"type": "ByteFallback"}, {"type": "Fuse"}]},
     }
     shutil.copy(bundled_folder("target") / "config.json", tmp_path)
     (tmp_path / "tokenizer.json").write_text(json.dumps(content), "utf-8")
@@ -205,13 +180,8 @@ def test_the_bytes_of_a_vocabulary_with_words_and_single_bytes(tmp_path: Path) -
         json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}), "utf-8"
     )
     tokenizer = Tokenizer(ModelFiles(str(tmp_path)))
-    assert [tokenizer.token_bytes(token) for token in (1, 2, 3, 4, 5)] == [
-        b" hi",
-        b"hi",
-        b"\xe2",
-        b"\n",
-        b"</s>",
-    ]
+    found = [tokenizer.token_bytes(token) for token in range(1, 6)]
+    assert found == [b" hi", b"hi", b"\xe2", b"\n", b"</s>"]
 
 
 def test_what_is_not_utf8_is_refused() -> None:
@@ -302,67 +272,22 @@ def test_stop_tokens_come_from_the_generation_config_else_from_the_config(tmp_pa
     assert recommended(ModelFiles(str(tmp_path)), SimpleNamespace()) == Recommended(stop_ids=frozenset())
 
 
-def test_sampling_is_recommended_only_where_the_model_samples(tmp_path: Path) -> None:
-    numbers = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.1}
-    assert advice(tmp_path, {"do_sample": True, **numbers}) == Recommended(
-        stop_ids=frozenset({9}), sampling=numbers
-    )
-    assert (
-        advice(tmp_path, numbers)
-        == advice(tmp_path, {"do_sample": False, **numbers})
-        == Recommended(stop_ids=frozenset({9}))
-    )
-    assert advice(tmp_path, {"do_sample": True, "top_p": None}) == Recommended(
-        stop_ids=frozenset({9}), sampling={"temperature": 1.0}
-    )
-
-
-def test_suppressed_tokens_hold_whether_the_model_samples_or_not(tmp_path: Path) -> None:
-    for content in ({}, {"do_sample": True}, {"do_sample": False, "temperature": 1.0}):
-        found = advice(tmp_path, {**content, "suppress_tokens": [9, 4, 9]})
-        assert (found.suppress_tokens, found.unsupported) == ((4, 9), ())
-        assert found.with_suppressed(Sampling(top_k=3)) == Sampling(top_k=3, suppress_tokens=(4, 9))
-    for nothing in (None, []):
-        assert advice(tmp_path, {"suppress_tokens": nothing}).suppress_tokens == ()
-    for lacking in ("begin_suppress_tokens", "bad_words_ids"):
-        assert advice(tmp_path, {lacking: [[4]]}).unsupported == (lacking,)
-
-
-def test_features_that_are_lacking_are_named_unless_switched_off(tmp_path: Path) -> None:
-    asks = {
-        "do_sample": True,
-        "repetition_penalty": 1.05,
-        "no_repeat_ngram_size": 3,
-        "typical_p": 1.0,
-        "eta_cutoff": 0,
-    }
-    found = advice(tmp_path, asks)
-    assert found.unsupported == ("no_repeat_ngram_size",)
-    assert found.sampling["repetition_penalty"] == 1.05
-
-
-def test_a_penalty_is_recommended_whether_the_model_samples_or_not(tmp_path: Path) -> None:
-    for content in ({}, {"do_sample": False, "temperature": 0.7, "top_p": 0.5}):
-        found = advice(tmp_path, {**content, "repetition_penalty": 1.1})
-        assert found.sampling == {"repetition_penalty": 1.1}
-    sampled = advice(tmp_path, {"do_sample": True, "repetition_penalty": 1.1})
-    assert sampled.sampling == {"temperature": 1.0, "repetition_penalty": 1.1}
+@pytest.mark.parametrize(("content", "expected"), DATA["recommended"], ids=str)
+def test_what_a_generation_config_recommends(
+    content: dict[str, Any], expected: dict[str, Any], tmp_path: Path
+) -> None:
+    found = advice(tmp_path, content)
+    listed = {name: value if name == "sampling" else tuple(value) for name, value in expected.items()}
+    assert found == Recommended(stop_ids=frozenset({9}), **listed)
+    own = Sampling(top_k=3)
+    assert found.with_suppressed(own) == replace(own, suppress_tokens=found.suppress_tokens)
 
 
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ("{", "expected JSON"),
-        ("[]", "expected a JSON object, got"),
-        ({"eos_token_id": "x"}, "eos_token_id: expected a token id or a list"),
-        ({"suppress_tokens": 5}, "suppress_tokens: expected a list of token ids, got 5"),
-        ({"suppress_tokens": [5, True]}, "suppress_tokens: expected a list of token ids, got"),
-        ({"suppress_tokens": [-1]}, "suppress_tokens: expected a list of token ids, got"),
-        ({"suppress_tokens": [5] * 1025}, "suppress_tokens: expected at most 1024 token ids, got 1025"),
-        ({"eos_token_id": [1, "x"]}, "eos_token_id: expected a token id or a list"),
-        ({"do_sample": True, "temperature": "hot"}, "temperature: expected a number, got 'hot'"),
-        ({"do_sample": True, "top_k": 2.5}, "top_k: expected a number"),
-        ({"do_sample": True, "top_p": True}, "top_p: expected a number"),
+        *DATA["broken generation configs"],
+        ({"suppress_tokens": [5] * 1025}, "at most 1024 token ids, got 1025"),
     ],
 )
 def test_a_broken_generation_config_is_named(content: Any, expected: str, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from flowspec.core.protocol.cluster_messages import (
 from flowspec.core.protocol.messages import Message, Sampling
 from flowspec.core.protocol.weight_messages import AskModel
 from flowspec.model.files import ModelFiles
+from flowspec.model.reference import Reference
 from flowspec.plan.placement import ClusterPlan, StagePlan
 from flowspec.runtime import timeouts
 from flowspec.runtime.cluster import Device, split_layers
@@ -41,6 +42,7 @@ from flowspec.runtime.token_stream import TokenStream
 from flowspec.runtime.transport import Sender, Wake, dial
 from flowspec.runtime.weights.server import WeightServer
 from flowspec.wire.codec import decode
+from tests.daemons import DaemonProcess
 
 WAIT_S = 60.0
 _M = TypeVar("_M", bound=Message)
@@ -114,6 +116,18 @@ def submit(
 
 def tokens_of(answer: TokenStream) -> list[int]:
     return [token for batch in answer for token in batch.tokens]
+
+
+def plain(
+    reference: Reference, count: int = 20, sampling: Sampling | None = None, prompt: Sequence[int] = PROMPT
+) -> list[int]:
+    """The tokens that `submit` should bring."""
+    return reference.generate(tuple(prompt), sampling or Sampling(), count, frozenset())
+
+
+def listening(process: DaemonProcess) -> LocalDaemon:
+    port = int(process.address.rpartition(":")[2])
+    return LocalDaemon(name=process.name, port=port, pid=process.process.pid)
 
 
 def wait_until(is_done: object, what: str) -> None:

@@ -7,7 +7,6 @@ import gc
 import os
 import threading
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import psutil
@@ -21,15 +20,12 @@ from flowspec.draft.suffix import SuffixProposer
 from flowspec.draft.text import TextDrafter
 from flowspec.model.files import ModelFiles
 from flowspec.model.step_by_step import StepByStep
-from flowspec.runtime.cluster import Device
 from flowspec.runtime.daemon import Daemon
 from flowspec.runtime.head import Head
 from flowspec.runtime.heap import give_back
 from flowspec.runtime.local import LocalDaemon
 from flowspec.runtime.machine import Machine
-from flowspec.runtime.pipelines import Recovery
-from flowspec.runtime.replanning import replan
-from tests.runtime.clusters import plan_for, submit, tokens_of
+from tests.runtime.clusters import plan_for, submit, surviving, tokens_of
 
 HEADS, HEAD_DIM = 32, 128
 CONTEXT = 400
@@ -81,9 +77,8 @@ def test_four_at_once_where_two_fit(
 ) -> None:
     notes: list[str] = []
     plan = plan_for(large, scarce, context=CONTEXT)
-    devices = [Device(name=stage.name, address=stage.address) for stage in plan.stages]
-    recovery = Recovery(replan=partial(replan, plan, devices), on_note=notes.append, wait_s=60.0)
-    with Head(plan, drafters=(TextDrafter(SuffixProposer, CONTEXT),), recovery=recovery) as head:
+    drafters = (TextDrafter(SuffixProposer, CONTEXT),)
+    with Head(plan, drafters=drafters, recovery=surviving(plan, notes)) as head:
         numbers = [head.new_request() for _ in PROMPTS]
         answers = [
             submit(head, prompt, COUNT, request=number)

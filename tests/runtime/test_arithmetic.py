@@ -1,7 +1,5 @@
-"""Real daemons that compute differently: one arithmetic is agreed, kept, and changed if that is allowed.
-
-All of them have the plain kernel, by other names.
-"""
+"""Real daemons that compute differently, or wrongly: one arithmetic is agreed, kept, and changed if that is
+allowed; a kernel that is broken is noticed before a token is drawn."""
 
 from __future__ import annotations
 
@@ -15,20 +13,19 @@ import pytest
 
 from flowspec.core.protocol.cluster_messages import Arithmetics, AskArithmetics, Error, Loading
 from flowspec.core.protocol.messages import Sampling
-from flowspec.errors import ClusterError
+from flowspec.errors import ClusterError, FlowSpecError
 from flowspec.model.files import ModelFiles
 from flowspec.model.step_by_step import StepByStep
 from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime import timeouts
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.head import Head
-from flowspec.runtime.local import LocalDaemon
 from flowspec.runtime.pipelines import Recovery
 from flowspec.runtime.replanning import replan
 from flowspec.runtime.token_stream import ArithmeticChanged
 from tests.caches import BUILT, make_cache
 from tests.daemons import DaemonProcess, daemon_process
-from tests.runtime.clusters import PROMPT, Peer, plan_for, submit, tokens_of, whole_model
+from tests.runtime.clusters import PROMPT, Peer, listening, plan_for, submit, tokens_of, whole_model
 
 DRAWN = Sampling(temperature=1.0, seed=9)
 
@@ -59,17 +56,12 @@ def having(name: str, arithmetics: str) -> contextlib.AbstractContextManager[Dae
 
 
 def planned(folder: Path, *daemons: DaemonProcess) -> ClusterPlan:
-    listening = []
-    for each in daemons:
-        port = int(each.address.rpartition(":")[2])
-        listening.append(LocalDaemon(name=each.name, port=port, pid=each.process.pid))
-    return replace(plan_for(folder, listening), dtype="int8")
+    return replace(plan_for(folder, [listening(each) for each in daemons]), dtype="int8")
 
 
 def expected(folder: Path, count: int) -> list[int]:
-    return list(
-        StepByStep.load(ModelFiles(str(folder)), "int8").generate(tuple(PROMPT), DRAWN, count, frozenset())
-    )
+    files = ModelFiles(str(folder))
+    return list(StepByStep.load(files, "int8").generate(PROMPT, DRAWN, count, frozenset()))
 
 
 def test_the_best_that_all_have_is_agreed(folder: Path, rich: DaemonProcess, poor: DaemonProcess) -> None:
@@ -149,3 +141,48 @@ def test_where_it_cannot_be_kept_the_answer_stops_or_goes_on_and_says_from_which
             later = submit(head, sampling=DRAWN)
             assert tokens_of(later) == found[:20]
             assert (later.arithmetic, later.changes) == ("digits", [])
+
+
+def asked(folder: Path, daemon: DaemonProcess) -> list[int]:
+    """An answer in int8."""
+    with Head(replace(plan_for(folder, [listening(daemon)]), dtype="int8")) as head:
+        return tokens_of(submit(head, sampling=Sampling(temperature=1.0, seed=9)))
+
+
+@pytest.mark.parametrize(
+    ("how", "answers", "told"),
+    [
+        ("wrong", 2, "plain is used, for wrong computes something else than it should"),
+        (
+            "sigill,hang",
+            1,
+            "plain is used, for sigill ran an instruction that this processor does not have; hang gave",
+        ),
+    ],
+)
+def test_answers_are_right_where_kernels_are_broken(
+    how: str, answers: int, told: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", make_cache(tmp_path / "cache", BUILT))
+    expected = StepByStep.load(ModelFiles(str(folder)), "int8").generate(
+        PROMPT, Sampling(temperature=1.0, seed=9), 20, frozenset()
+    )
+    with daemon_process("broken", run=("-m", "tests.model.broken_kernels", how)) as daemon:
+        for _ in range(answers):
+            assert asked(folder, daemon) == list(expected)
+        daemon.stop()
+        warnings = [line for line in daemon.lines if "WARNING" in line]
+        assert [told in line for line in warnings] == [True], "and not again with each assignment"
+
+
+def test_where_none_is_right_the_head_says_so_and_the_daemon_serves_on(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", make_cache(tmp_path / "cache", BUILT))
+    with daemon_process("broken", run=("-m", "tests.model.broken_kernels", "wrong,only")) as daemon:
+        for _ in range(2):
+            with pytest.raises(
+                FlowSpecError,
+                match=r"broken .*int8 does not run right on cpu .*: wrong computes .*; use another --dtype",
+            ):
+                asked(folder, daemon)

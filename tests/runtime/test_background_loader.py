@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from flowspec.runtime.transport import Wake
 from flowspec.runtime.weights.head_channel import HeadQuestion, LoadProgress
 from flowspec.runtime.weights.offer import Offer
 from tests.model.slices import CPU
+from tests.runtime.clusters import whole_model
 
 WAIT_S = 30.0
 COUNT, CONTEXT = 8, 60
@@ -49,18 +51,13 @@ class Bench:
 
     def assign(self, bounds: tuple[int, int], *, is_beside: bool = False) -> Assign:
         first, end = bounds
-        is_last = end == COUNT
-        return Assign(
-            model=self.files.model,
-            fingerprint=self.files.fingerprint(),
-            stage=1 if is_last else 0,
+        return replace(
+            whole_model(self.files.model, self.files.fingerprint()),
             stages=2,
             first_layer=first,
             end_layer=end,
-            layer_count=COUNT,
-            next_hop="" if is_last else "127.0.0.1:1",
-            next_name="" if is_last else "next",
-            dtype="float32",
+            next_hop="127.0.0.1:1",
+            next_name="next",
             context=CONTEXT,
             is_beside=is_beside,
         )

@@ -7,12 +7,13 @@ word, its memory, or evenly, and cover the model without a gap.
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from flowspec.core.protocol import limits
@@ -29,7 +30,7 @@ from flowspec.runtime.cluster import (
 from flowspec.runtime.cluster_file import read_cluster, read_drafters, read_links
 from flowspec.runtime.security.keyring import check_name
 from flowspec.runtime.transport import split_address
-from tests.mutations import mutants, one_line_at_most, toml, toml_file
+from tests.mutations import mutants, one_line_at_most, toml_file
 
 ONE = '[[device]]\naddress = "10.0.0.1:7700"\n'
 TWO = ONE + '[[device]]\naddress = "10.0.0.2:7700"\n'
@@ -46,12 +47,10 @@ def read(content: str | bytes) -> list[Device]:
         return read_cluster(path)
 
 
-def devices(count: int, **fixed: Any) -> list[Device]:
+def devices(*layers: tuple[int, int] | None) -> list[Device]:
     return [
-        Device(
-            name=f"d{n}", address=f"10.0.0.{n + 1}:7700", **{key: values[n] for key, values in fixed.items()}
-        )
-        for n in range(count)
+        Device(name=f"d{number}", address=f"10.0.0.{number + 1}:7700", layers=each)
+        for number, each in enumerate(layers)
     ]
 
 
@@ -59,228 +58,7 @@ def spans(stages: list[Any]) -> list[tuple[int, int]]:
     return [(stage.first, stage.end) for stage in stages]
 
 
-def test_reads_every_key_and_names_the_nameless() -> None:
-    content = '[[device]]\nname = "pi"\naddress = "pi.local:7700"\nlayers = [0, 3]\nmemory = "1.5GiB"\n' + (
-        '[[device]]\naddress = "[::1]:7701"\nlayers = [3, 8]\nmemory = 1000\n'
-    )
-    assert read(content) == [
-        Device(name="pi", address="pi.local:7700", layers=(0, 3), memory_bytes=3 << 29),
-        Device(name="0--1-7701", address="[::1]:7701", layers=(3, 8), memory_bytes=1000),
-    ]
-    assert read(ONE) == [Device(name="10.0.0.1", address="10.0.0.1:7700")]
-
-
-@pytest.mark.parametrize(
-    ("address", "name"),
-    [
-        ("192.168.1.21:7700", "192.168.1.21"),
-        ("pi.local:7701", "pi.local-7701"),
-        ("[fe80::1%eth0]:7700", "fe80--1-eth0"),
-        ("[::1]:7700", "0--1"),
-    ],
-)
-def test_a_device_without_a_name_has_one_that_other_lines_do_not_change(address: str, name: str) -> None:
-    other = ONE.replace("10.0.0.1", "10.0.0.9")
-    table = f'[[device]]\naddress = "{address}"\n'
-    for content in (table, other + table, table + other):
-        assert [device.name for device in read(content) if device.address == address] == [check_name(name)]
-
-
-def test_links_are_declared_for_all_pairs_or_for_one(tmp_path: Path) -> None:
-    path = tmp_path / "cluster.toml"
-    path.write_text(ONE)
-    assert read_links(path, ["a", "b", "c"]) is None
-    path.write_text('links = ["100/2", "a:b=10"]\n' + TWO)
-    found = read_links(path, ["a", "b", "c"])
-    assert found is not None
-    assert found.between("b", "a") == LinkSpec(bandwidth_mbps=10, delay_s=0.0005)
-    assert found.between("b", "c") == LinkSpec(bandwidth_mbps=100, delay_s=0.002)
-    path.write_text('links = ["100/2", "10.0.0.1:10.0.0.2=10"]\n' + TWO)
-    assert len(read_cluster(path)) == 2
-    path.write_text('links = ["a:10.0.0.2=10"]\n' + TWO + drafting("draft", "10.0.0.2"))
-    assert read_links(path, ["a"]) is not None, "a drafter's device may have a link"
-
-
-@pytest.mark.parametrize(
-    ("links", "expected"),
-    [
-        ("3", "links: expected a list of printable texts, got 3"),
-        ('["fast"]', "links: expected Mbit/s and ms such as 1000/0.5, .*got 'fast'"),
-        ('["a:z=1/1"]', "links: expected two of a, b as A:B, got 'a:z'"),
-        ('["a:a=1/1"]', "links: expected two of a, b as A:B, got 'a:a'"),
-    ],
-)
-def test_links_that_are_none_are_refused(tmp_path: Path, links: str, expected: str) -> None:
-    path = tmp_path / "cluster.toml"
-    path.write_text(f"links = {links}\n{TWO}")
-    with pytest.raises(InputError, match=f"{path}: {expected}"):
-        read_links(path, ["a", "b"])
-
-
-def test_a_file_that_is_not_there_or_a_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"absent\.toml: expected a cluster file.*No such file"):
-        read_cluster(tmp_path / "absent.toml")
-    with pytest.raises(InputError, match=f"{tmp_path}: expected a cluster file.*directory"):
-        read_cluster(tmp_path)
-
-
-def test_a_device_that_has_a_drafter_runs_no_stage(tmp_path: Path) -> None:
-    (tmp_path / "cluster.toml").write_text(
-        TWO + drafting("draft-math", "10.0.0.2") + drafting("ngram", "head")
-    )
-    devices = read_cluster(tmp_path / "cluster.toml")
-    assert [device.drafter for device in devices] == [None, "draft-math"]
-    assert stage_devices(devices) == devices[:1]
-    assert read_drafters(tmp_path / "cluster.toml") == {"draft-math": "10.0.0.2", "ngram": "head"}
-
-
-@pytest.mark.parametrize(
-    ("content", "key", "expected"),
-    [
-        (b"\xff\xfe", "", "cannot be read"),
-        ("[[device]\n", "", "expected TOML"),
-        ("number = " + "1" * 5000, "", "expected TOML"),
-        ("deep = " + "[" * 5000, "", "expected TOML"),
-        ("", "device:", "at least one"),
-        ("device = []", "device:", "at least one"),
-        ("device = 3", "device:", "at least one"),
-        ('[device]\naddress = "a:1"', "device:", "at least one"),
-        ("device = [1]", "device:", "at least one"),
-        (
-            "".join(f'[[device]]\naddress = "d{n}:1"\n' for n in range(limits.STAGES_MAX + 1)),
-            "device:",
-            "at most 256",
-        ),
-        (ONE + "[devices]\n", "'devices'", "expected device, drafter, insecure, links"),
-        (
-            ONE + "port = 3\n",
-            "device 1: unknown key 'port'",
-            "expected address, layers, memory, name, profile, ssh",
-        ),
-        ('[[device]]\nname = "a"\n', "device 1: address", 'expected "host:port", got nothing'),
-        (ONE + "[[device]]\naddress = 7700\n", "device 2: address", 'expected "host:port", got 7700'),
-        ('[[device]]\naddress = "host"', "device 1: address", "host:port"),
-        ('[[device]]\naddress = ":7700"', "device 1: address", "host:port"),
-        ('[[device]]\naddress = "host:0"', "device 1: address", "host:port"),
-        ('[[device]]\naddress = "host:65536"', "device 1: address", "host:port"),
-        (f'[[device]]\naddress = "host:{"9" * 5000}"', "device 1: address", "host:port"),
-        (f'[[device]]\naddress = "{"h" * 200}:1"', "device 1: address", "host:port"),
-        ('[[device]]\naddress = "a\\nb:1"', "device 1: address", "host:port"),
-        ('links = ["fast"]\n' + ONE, "links", "expected Mbit/s and ms"),
-        (ONE + 'profile = "toaster"', "profile", "expected a .toml file or one of"),
-        (ONE + "name = 1", "device 1: name", "short text, got 1"),
-        (ONE + 'name = ""', "device 1: name", "short text, got ''"),
-        (ONE + f'name = "{"n" * 201}"', "device 1: name", "short text"),
-        (ONE + 'name = "a\\nb"', "device 1: name", "short text"),
-        (ONE + "layers = 4", "device 1: layers", "[first, end)"),
-        (ONE + "layers = [4]", "device 1: layers", "[first, end)"),
-        (ONE + "layers = [4, 4]", "device 1: layers", "[first, end)"),
-        (ONE + "layers = [-1, 4]", "device 1: layers", "[first, end)"),
-        (ONE + "layers = [false, true]", "device 1: layers", "[first, end)"),
-        (ONE + "layers = [0.0, 1.0]", "device 1: layers", "[first, end)"),
-        (ONE + 'memory = "lots"', "device 1: memory", "4GiB"),
-        (ONE + "memory = -1", "device 1: memory", "4GiB"),
-        (ONE + "memory = true", "device 1: memory", "4GiB"),
-        (ONE + "memory = 0", "device 1: memory", "4GiB"),
-        (ONE + f"memory = {10**400}", "device 1: memory", "4GiB"),
-        (ONE + ONE.replace("[[device]]", '[[device]]\nname = "a"'), "address:", "'10.0.0.1:7700' twice"),
-        (TWO.replace("address", 'name = "a"\naddress'), "name:", "'a' twice"),
-        (TWO + "name = '10.0.0.1'", "name:", "'10.0.0.1' twice"),
-        (TWO + "layers = [0, 8]", "layers:", "10.0.0.1 has none"),
-        ("drafter = 4\n" + TWO, "drafter:", "at least one table, in drafter = [...] or as [[drafter]]"),
-        (TWO + "[[drafter]]\nmodel = 'draft'", "drafter 1: device:", "a device of this file"),
-        (TWO + "[[drafter]]\ndevice = 'head'", "drafter 1: model:", "as --drafter takes it"),
-        (
-            TWO + drafting("draft", "device-7"),
-            "drafter: device:",
-            "head or one of 10.0.0.1, 10.0.0.2, got 'device-7'",
-        ),
-        (TWO + drafting("draft", "10.0.0.2") + "layers = 3", "drafter 1:", "unknown key 'layers'"),
-        (TWO + drafting("draft", "head") * 2, "drafter 2: model:", "'draft' twice"),
-        (
-            TWO + drafting("draft", "10.0.0.2") + drafting("mid", "10.0.0.2"),
-            "drafter 2: device:",
-            "10.0.0.2 has two",
-        ),
-        (
-            TWO + drafting("draft", "10.0.0.1") + drafting("mid", "10.0.0.2"),
-            "drafter:",
-            "left for the model itself",
-        ),
-        (
-            TWO + "layers = [0, 8]\n" + drafting("draft", "10.0.0.2"),
-            "10.0.0.2:",
-            "layers or a drafter, got both",
-        ),
-        (TWO + "name = 'head'\n" + drafting("draft", "head"), "name:", "another than 'head'"),
-        (
-            TWO + "".join(drafting(f"m{number}", "head") for number in range(17)),
-            "drafter:",
-            "at most 16 drafters, got 17",
-        ),
-    ],
-)
-def test_an_error_names_file_key_and_what_was_expected(content: str | bytes, key: str, expected: str) -> None:
-    with pytest.raises(InputError) as caught:
-        read(content)
-    text = str(caught.value)
-    assert "cluster.toml: " in text
-    assert key in text
-    assert expected in text
-    assert "\n" not in text
-
-
-@given(st.one_of(st.text(), st.binary()))
-def test_arbitrary_content_is_refused_and_nothing_worse(content: str | bytes) -> None:
-    """None of these can be a cluster by chance."""
-    with pytest.raises(InputError):
-        read(content)
-
-
-SCALARS = st.one_of(
-    st.booleans(),
-    st.integers(),
-    st.floats(),
-    st.text(max_size=10),
-    st.sampled_from(["a:1", "b:2", "4GiB", "c:99999", "2.5 mb"]),
-)
-VALUES = st.one_of(
-    SCALARS,
-    st.lists(st.integers(-1, 9), max_size=3),
-    st.dictionaries(st.text(max_size=3), SCALARS, max_size=2),
-)
-ADDRESSES = st.one_of(st.sampled_from(["a:1", "b:2", "c:3"]), VALUES)
-TABLES = st.fixed_dictionaries(
-    {"address": ADDRESSES}, optional={"name": VALUES, "layers": VALUES, "memory": VALUES, "port": SCALARS}
-)
-
-
-@given(st.lists(TABLES, min_size=1, max_size=3))
-@example([{"address": "a:1", "memory": "4GiB"}, {"address": "b:2", "memory": 10**15}])
-@example([{"address": "a:1", "layers": [0, 4]}, {"address": "b:2", "layers": [4, 9]}])
-def test_arbitrary_tables_give_usable_devices_or_are_refused(tables: list[dict[str, Any]]) -> None:
-    content = "".join(
-        "[[device]]\n" + "".join(f"{key} = {toml(value)}\n" for key, value in table.items())
-        for table in tables
-    )
-    refusal = ""
-    try:
-        found = read(content)
-    except InputError as error:
-        refusal = str(error)
-    if refusal:
-        assert len(refusal.splitlines()) == 1
-        return
-    assert [device.address for device in found] == [table["address"] for table in tables]
-    assert len({device.name for device in found}) == len(found)
-    for device, table in zip(found, tables, strict=True):
-        assert split_address(device.address)[1] in range(1, 65536)
-        assert device.name == table.get("name", device.name)
-        assert (device.layers is None) == ("layers" not in table)
-        assert (device.memory_bytes is None) == ("memory" not in table)
-
-
-GOOD = {
+GOOD: dict[str, Any] = {
     "insecure": False,
     "links": ["100/2", "pi:0--1-7701=10"],
     "device": [
@@ -297,10 +75,17 @@ GOOD = {
 }
 
 
-def test_a_whole_file_reads(tmp_path: Path) -> None:
-    path = tmp_path / "cluster.toml"
-    path.write_bytes(toml_file(GOOD))
-    assert read_links(path, [device.name for device in read_cluster(path)]) is not None
+def test_every_key_is_read() -> None:
+    pi, other = read(toml_file(GOOD))
+    assert pi == Device(
+        name="pi",
+        address="pi.local:7700",
+        layers=(0, 3),
+        memory_bytes=3 << 29,
+        profile="raspberry-pi-5",
+        ssh="me@pi",
+    )
+    assert other == Device(name="0--1-7701", address="[::1]:7701", layers=(3, 8), memory_bytes=1000)
 
 
 @given(mutants(GOOD))
@@ -312,12 +97,117 @@ def test_a_file_with_anything_wrong_is_read_or_refused_in_one_line(tables: dict[
             found = read_cluster(path)
             links = read_links(path, [device.name for device in found])
             assert all(split_address(device.address)[1] in range(1, 65536) for device in found)
+            assert (
+                len({device.name for device in found})
+                == len({device.address for device in found})
+                == len(found)
+            )
+            assert len({device.layers is None for device in found}) == 1
+            assert all(first < end for first, end in (device.layers for device in found if device.layers))
             assert links is None or links.between(found[0].name, "anywhere else")
 
 
+@given(st.one_of(st.text(), st.binary()))
+def test_content_that_is_no_table_is_refused(content: str | bytes) -> None:
+    """None of these can be a cluster by chance."""
+    with pytest.raises(InputError):
+        read(content)
+
+
+def test_the_name_of_a_nameless_device_does_not_depend_on_other_lines() -> None:
+    other = ONE.replace("10.0.0.1", "10.0.0.9")
+    for address, name in (
+        ("192.168.1.21:7700", "192.168.1.21"),
+        ("pi.local:7701", "pi.local-7701"),
+        ("[fe80::1%eth0]:7700", "fe80--1-eth0"),
+        ("[::1]:7700", "0--1"),
+    ):
+        table = f'[[device]]\naddress = "{address}"\n'
+        for content in (table, other + table, table + other):
+            assert [each.name for each in read(content) if each.address == address] == [check_name(name)]
+
+
+def test_links_are_declared_for_all_pairs_or_for_one(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_text(ONE)
+    assert read_links(path, ["a", "b", "c"]) is None
+    path.write_text('links = ["100/2", "a:b=10"]\n' + TWO)
+    found = read_links(path, ["a", "b", "c"])
+    assert found is not None
+    assert found.between("b", "a") == LinkSpec(bandwidth_mbps=10, delay_s=0.0005)
+    assert found.between("b", "c") == LinkSpec(bandwidth_mbps=100, delay_s=0.002)
+    path.write_text('links = ["a:10.0.0.2=10"]\n' + TWO + drafting("draft", "10.0.0.2"))
+    assert read_links(path, ["a"]) is not None, "a drafter's device may have a link"
+    for wrong in ('["a:z=1/1"]', '["a:a=1/1"]', '["fast"]', "3"):
+        path.write_text(f"links = {wrong}\n{TWO}")
+        with pytest.raises(InputError, match=f"{path}: links: expected"):
+            read_links(path, ["a", "b"])
+
+
+def test_a_device_that_has_a_drafter_runs_no_stage(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_text(TWO + drafting("draft-math", "10.0.0.2") + drafting("ngram", "head"))
+    found = read_cluster(path)
+    assert [device.drafter for device in found] == [None, "draft-math"]
+    assert stage_devices(found) == found[:1]
+    assert read_drafters(path) == {"draft-math": "10.0.0.2", "ngram": "head"}
+
+
+def test_a_file_that_is_not_there_or_a_folder_is_named(tmp_path: Path) -> None:
+    for path in (tmp_path / "absent.toml", tmp_path):
+        with pytest.raises(InputError, match=f"{path}: expected a cluster file"):
+            read_cluster(path)
+
+
 @pytest.mark.parametrize(
-    ("text", "size"),
+    ("content", "place"),
     [
+        ("", "device:"),
+        ("device = [1]", "device:"),
+        ("".join(f'[[device]]\naddress = "d{n}:1"\n' for n in range(limits.STAGES_MAX + 1)), "device:"),
+        (ONE + "[devices]\n", "'devices'"),
+        (ONE + "port = 3\n", "device 1: unknown key 'port'"),
+        ('[[device]]\nname = "a"\n', "device 1: address"),
+        (ONE + "[[device]]\naddress = 7700\n", "device 2: address"),
+        *((f'[[device]]\naddress = "{each}"', "device 1: address") for each in ("host", ":7700", "host:0")),
+        *(
+            (f'[[device]]\naddress = "{each}"', "device 1: address")
+            for each in ("host:65536", f"{'h' * 200}:1")
+        ),
+        (ONE + 'profile = "toaster"', "profile"),
+        (ONE + f'name = "{"n" * 201}"', "device 1: name"),
+        *(
+            (ONE + f"layers = {each}", "device 1: layers")
+            for each in ("[4]", "[4, 4]", "[-1, 4]", "[0.0, 1.0]")
+        ),
+        (ONE + "memory = 0", "device 1: memory"),
+        (ONE + 'memory = "lots"', "device 1: memory"),
+        (ONE + ONE.replace("[[device]]", '[[device]]\nname = "a"'), "address:"),
+        (TWO + "name = '10.0.0.1'", "name: expected each"),
+        (TWO + "layers = [0, 8]", "layers:"),
+        (TWO + "[[drafter]]\nmodel = 'draft'", "drafter 1: device:"),
+        (TWO + "[[drafter]]\ndevice = 'head'", "drafter 1: model:"),
+        (TWO + drafting("draft", "device-7"), "drafter: device:"),
+        (TWO + drafting("draft", "10.0.0.2") + "layers = 3", "drafter 1:"),
+        (TWO + drafting("draft", "head") * 2, "drafter 2: model:"),
+        (TWO + drafting("draft", "10.0.0.2") + drafting("mid", "10.0.0.2"), "drafter 2: device:"),
+        (TWO + drafting("draft", "10.0.0.1") + drafting("mid", "10.0.0.2"), "drafter:"),
+        (TWO + "layers = [0, 8]\n" + drafting("draft", "10.0.0.2"), "10.0.0.2:"),
+        (TWO + "name = 'head'\n" + drafting("draft", "head"), "name:"),
+        (TWO + "".join(drafting(f"m{number}", "head") for number in range(17)), "drafter:"),
+    ],
+    ids=itertools.count(),
+)
+def test_an_error_names_file_and_place(content: str, place: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read(content)
+    (line,) = str(caught.value).splitlines()
+    assert "cluster.toml: " in line
+    assert place in line
+
+
+def test_sizes_with_and_without_units() -> None:
+    for text, size in (
         ("1", 1),
         ("512B", 512),
         (" 4 GiB ", 4 << 30),
@@ -325,16 +215,9 @@ def test_a_file_with_anything_wrong_is_read_or_refused_in_one_line(tables: dict[
         ("2k", 2048),
         ("3MB", 3_000_000),
         ("0.5KiB", 512),
-        ("1.5GB", 15 * 10**8),
-    ],
-)
-def test_sizes_with_and_without_units(text: str, size: int) -> None:
-    assert parse_bytes(text) == size
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
+    ):
+        assert parse_bytes(text) == size
+    wrong = (
         "",
         "GiB",
         "-1",
@@ -344,41 +227,35 @@ def test_sizes_with_and_without_units(text: str, size: int) -> None:
         "nan",
         "0",
         "0.5",
-        "0GiB",
         "9" * 400,
         "9" * 20 + "GiB",
         "1_000",
-    ],
-)
-def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(InputError, match="expected a size such as 4GiB"):
-        parse_bytes(text)
+    )
+    for text in wrong:
+        with pytest.raises(InputError, match="expected a size such as 4GiB"):
+            parse_bytes(text)
 
 
 def test_layers_are_forced_fixed_or_even() -> None:
-    fixed = devices(2, layers=[(0, 5), (5, 8)])
+    fixed = devices((0, 5), (5, 8))
     assert spans(split_layers(fixed, 8, None)) == [(0, 5), (5, 8)]
     assert spans(split_layers(fixed, 8, [2, 6])) == [(0, 2), (2, 8)], "the command line overrides the file"
-    stages = split_layers(devices(3), 8, None)
+    others = devices(None, None, None)
+    stages = split_layers(others, 8, None)
     assert spans(stages) == [(0, 3), (3, 6), (6, 8)]
-    assert [(stage.name, stage.address) for stage in stages] == [
-        (device.name, device.address) for device in devices(3)
-    ]
+    assert [(stage.name, stage.address) for stage in stages] == [(each.name, each.address) for each in others]
 
 
-@pytest.mark.parametrize(
-    ("layers", "expected"),
-    [
-        ([(1, 4), (4, 8)], "layers of d0: expected to begin at 0, .*got 1"),
-        ([(0, 4), (5, 8)], "layers of d1: expected to begin at 4, .*got 5"),
-        ([(0, 4), (3, 8)], "layers of d1: expected to begin at 4, .*got 3"),
-        ([(0, 4), (4, 7)], "hold 7 layers together, but the model has 8"),
-        ([(0, 4), (4, 9)], "hold 9 layers together, but the model has 8"),
-    ],
-)
-def test_fixed_layers_must_cover_the_model_in_order(layers: list[tuple[int, int]], expected: str) -> None:
-    with pytest.raises(InputError, match=expected):
-        split_layers(devices(2, layers=layers), 8, None)
+def test_fixed_layers_must_cover_the_model_in_order() -> None:
+    for layers, expected in (
+        ([(1, 4), (4, 8)], "layers of d0"),
+        ([(0, 4), (5, 8)], "layers of d1"),
+        ([(0, 4), (3, 8)], "layers of d1"),
+        ([(0, 4), (4, 7)], "hold 7 layers together"),
+        ([(0, 4), (4, 9)], "hold 9 layers together"),
+    ):
+        with pytest.raises(InputError, match=expected):
+            split_layers(devices(*layers), 8, None)
 
 
 def test_the_context_is_what_is_wanted_within_the_models_limit() -> None:
@@ -386,5 +263,5 @@ def test_the_context_is_what_is_wanted_within_the_models_limit() -> None:
     assert pick_context(None, 131072) == CONTEXT_DEFAULT
     assert (pick_context(2, 1024), pick_context(1024, 1024)) == (2, 1024)
     for wanted in (-1, 0, 1, 1025):
-        with pytest.raises(InputError, match=f"--context: expected 2 to 1024, .* got {wanted}"):
+        with pytest.raises(InputError, match=f"--context: .* got {wanted}"):
             pick_context(wanted, 1024)

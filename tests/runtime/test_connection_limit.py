@@ -33,44 +33,6 @@ def is_shut(connection: socket.socket) -> bool:
     return True
 
 
-def wait_until(doorman: ConnectionLimit, is_done: Any) -> None:
-    deadline_s = time.monotonic() + WAIT_S
-    while not is_done():
-        assert time.monotonic() < deadline_s
-        doorman.socket.poll(20)
-        doorman.drain()
-
-
-def test_connections_above_the_limit_are_shut_down_and_others_stay() -> None:
-    context: zmq.Context[Any] = zmq.Context()
-    router, port = bind_router(context, "127.0.0.1", 0)
-    doorman = ConnectionLimit(router, connections_max=3)
-    connections = [socket.create_connection(("127.0.0.1", port)) for _ in range(5)]
-    try:
-        wait_until(doorman, lambda: sum(map(is_shut, connections)) == 2)
-        staying = [each for each in connections if not is_shut(each)]
-        assert len(staying) == 3
-        staying[0].close()
-        late: list[socket.socket] = []
-
-        def is_in() -> bool:
-            """Another one gets in once the first has left."""
-            late.append(socket.create_connection(("127.0.0.1", port)))
-            connections.append(late[-1])
-            doorman.socket.poll(50)
-            doorman.drain()
-            return not is_shut(late[-1])
-
-        wait_until(doorman, is_in)
-        assert sum(not is_shut(each) for each in staying[1:]) == 2
-    finally:
-        for connection in connections:
-            connection.close()
-        router.disable_monitor()
-        doorman.socket.close()
-        context.destroy(linger=0)
-
-
 def test_the_limit_holds_in_front_of_keys(tmp_path: Path) -> None:
     """Strangers cost a connection each before the gate is asked; whom it refuses, and who leaves, makes room
     again."""

@@ -37,6 +37,7 @@ from flowspec.sim.clock import Clock
 from flowspec.sim.device import DeviceSpec, SimulatedDevice
 from flowspec.sim.link import INCARNATION, SimulatedLink
 from flowspec.wire.codec import Envelope, Tensor, decode, encode
+from tests.nightly import seeds
 
 CURVE = Curve(base_s=0.03, row_s=0.004, extra_row_s=0.001, fixed_s=0.002, context_s=1e-5)
 SAMPLING = Curve(base_s=0.003, extra_row_s=0.0005)
@@ -130,7 +131,7 @@ def paced_end(
     return paced.end(dead_rows)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(20, 1000))
 def test_a_job_ends_when_the_simulator_says_so_whatever_is_trimmed(seed: int) -> None:
     chance = random.Random(seed)
     layers, count = chance.randint(1, 6), chance.randint(1, 12)
@@ -146,34 +147,6 @@ def test_a_job_ends_when_the_simulator_says_so_whatever_is_trimmed(seed: int) ->
         assert paced_end(job, layers, trims, is_last=is_last) == pytest.approx(
             expected, abs=(layers + 2) * TICK_S
         )
-
-
-def test_a_pass_without_trims_takes_the_curve_and_sampling_on_the_last_stage_only() -> None:
-    job = job_of(3, [100, 101, 101])
-    assert paced_end(job, 4, [], is_last=False) == pytest.approx(CURVE.seconds(3, 100), abs=1e-5)
-    assert paced_end(job, 4, [], is_last=True) == pytest.approx(
-        CURVE.seconds(3, 100) + SAMPLING.seconds(3), abs=1e-5
-    )
-
-
-def test_a_layer_waits_for_its_instant_and_reads_the_dead_rows_only_then() -> None:
-    clock = Time(10.0)
-    paced = pacer(clock, layers=2)
-    paced.begin(np.ones(4, dtype=np.bool_), 0, 10.0)
-    read_at: list[float] = []
-    dead: frozenset[int] = frozenset()
-
-    def dead_rows() -> frozenset[int]:
-        read_at.append(clock.now_s)
-        return dead
-
-    assert paced.boundary(dead_rows) == frozenset()
-    dead = frozenset({1, 2})
-    assert paced.boundary(dead_rows) == {1, 2}
-    ended_s = paced.end(dead_rows)
-    second_s = 10.0 + CURVE.seconds(4) / 2
-    assert read_at == [10.0, pytest.approx(second_s, abs=1e-5)]
-    assert ended_s == pytest.approx(second_s + CURVE.seconds(2) / 2, abs=2e-5)
 
 
 def test_what_one_layer_took_too_long_the_next_ones_catch_up() -> None:
@@ -204,9 +177,6 @@ def test_a_wait_sleeps_most_of_it_at_once_and_yields_only_at_its_end() -> None:
     assert wait_until(4.0, clock, clock.sleep) == clock.now_s, "an instant that is past is not waited for"
 
 
-# ------------------------------------------------------------------------------------------------- lateness
-
-
 def counted(lateness: Lateness, jobs: int, declared_s: float, took_s: float) -> None:
     for _ in range(jobs):
         lateness.count(declared_s, took_s)
@@ -216,15 +186,9 @@ def test_a_machine_that_is_too_slow_is_told_so_once_enough_jobs_are_done() -> No
     lateness = Lateness("stage 2 of 4", "use fewer stages")
     counted(lateness, WARM_UP_JOBS, 0.010, 1.0)
     counted(lateness, JOBS_MIN - 1, 0.010, 0.0125)
-    with pytest.raises(ClusterError) as caught:
+    said = r"^stage 2 of 4 cannot keep up .* 10\.00 ms a pass, .* 12\.50 ms .* use fewer stages$"
+    with pytest.raises(ClusterError, match=said):
         lateness.count(0.010, 0.0125)
-    assert str(caught.value) == (
-        "stage 2 of 4 cannot keep up with what it emulates: its profile asks for 10.00 ms a pass, "
-        f"this machine took 12.50 ms (means of the last {JOBS_MIN}, of which {JOBS_MIN} were late), and at "
-        "more than 5% the figures would be wrong; end other work on this machine and start again; where "
-        "nearly all are late even so, use fewer stages"
-    )
-    assert caught.value.exit_status == 1
 
 
 def test_a_little_lateness_is_accepted_and_old_lateness_forgotten() -> None:
@@ -249,20 +213,14 @@ def test_jobs_that_end_early_do_not_pay_for_late_ones() -> None:
 
 
 def test_a_pacer_counts_every_job_and_names_its_stage() -> None:
-    clock = Time()
-    paced = pacer(
-        clock, layers=1, stage=1, stages=3, declared=device(layers=Curve(base_s=0.02), sampling=INSTANT)
-    )
-    says = r"^stage 2 of 3 cannot .* 20\.00 ms a pass.* 30\.00 ms .*larger model shape$"
-    with pytest.raises(ClusterError, match=says):  # noqa: PT012
+    clock, declared = Time(), device(layers=Curve(base_s=0.02), sampling=INSTANT)
+    paced = pacer(clock, layers=1, stage=1, stages=3, declared=declared)
+    with pytest.raises(ClusterError, match=r"^stage 2 of 3 cannot .* 20\.00 ms a pass.* 30\.00 ms"):  # noqa: PT012
         for _ in range(WARM_UP_JOBS + JOBS_MIN):
             paced.begin(np.ones(2, dtype=np.bool_), 0, clock.now_s)
             paced.boundary(frozenset)
             clock.now_s += 0.03
             paced.end(frozenset)
-
-
-# -------------------------------------------------------------------------------------------------- shaping
 
 
 def arrivals(shaper: Shaper, sends: Sequence[tuple[float, Any, Tensor | None]]) -> list[float]:
@@ -304,14 +262,12 @@ def features_of(rows: int) -> tuple[Features, Tensor]:
     )
 
 
-@pytest.mark.parametrize("row_bytes", [0, 4096])
 @pytest.mark.parametrize(
-    "spec",
+    ("spec", "row_bytes"),
     [
-        DIRECT,
-        LinkSpec(delay_s=0.004),
-        LinkSpec(delay_s=0.001, bandwidth_mbps=2.0),
-        LinkSpec(delay_s=0.002, bandwidth_mbps=50.0, jitter_s=0.03),
+        (DIRECT, 0),
+        (LinkSpec(delay_s=0.001, bandwidth_mbps=2.0), 4096),
+        (LinkSpec(delay_s=0.002, bandwidth_mbps=50.0, jitter_s=0.03), 0),
     ],
     ids=str,
 )
@@ -379,15 +335,10 @@ def test_a_poll_ends_less_than_half_a_millisecond_from_what_is_due() -> None:
 
 
 def test_declared_devices_survive_the_way_to_another_process() -> None:
-    devices = (
-        device(),
-        device(outgoing=LinkSpec(delay_s=0.001, bandwidth_mbps=100.0, jitter_s=0.0002), row_bytes=8192),
-    )
+    link = LinkSpec(delay_s=0.001, bandwidth_mbps=100.0, jitter_s=0.0002)
+    devices = (device(), device(outgoing=link, row_bytes=8192))
     assert devices_from_json(devices_to_json(devices)) == devices
     assert devices[0].outgoing.bandwidth_mbps == float("inf")
-
-
-# ------------------------------------------------------------------------------------------------- drafting
 
 
 class Idler:
@@ -420,6 +371,4 @@ def test_a_draft_takes_as_long_as_declared() -> None:
 
 def test_a_drafter_that_is_slower_than_declared_fails() -> None:
     last = drafts(INSTANT, WARM_UP_JOBS + JOBS_MIN + 5)[-1]
-    assert "the drafter cannot keep up with what it emulates: its profile asks for 0.00 ms a pass" in str(
-        last.error
-    )
+    assert "the drafter cannot keep up" in str(last.error)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from flowspec.bench.checkpoints import SMALL, make_checkpoint
-from flowspec.bench.exactness import STOPPED, Case, ClusterAnswer, judge
+from flowspec.bench.exactness import Case, ClusterAnswer, found_of, judge
 from flowspec.bench.outcome import EXACT
 from flowspec.core.methods import METHODS, make_method
 from flowspec.core.protocol.messages import Sampling
@@ -78,13 +78,7 @@ def _gain(choice: tuple[int, int], case: dict[int, int], missing: Collection[Pai
 
 
 CASES = [
-    dict(
-        zip(
-            FACTORS,
-            (values[index] for values, index in zip(FACTORS.values(), chosen, strict=True)),
-            strict=True,
-        )
-    )
+    {factor: FACTORS[factor][index] for factor, index in zip(FACTORS, chosen, strict=True)}
     for chosen in all_pairs([len(values) for values in FACTORS.values()])
 ]
 
@@ -141,30 +135,15 @@ def test_no_answer_holds_a_wrong_token(
                 for case in cases:
                     sampling = Sampling(temperature=case["temperature"], seed=case["seed"], **case["filter"])
                     prompt = tuple(tokenizer.encode_chat([{"role": "user", "content": case["prompt"]}]))
-                    answer = session.submit(prompt, sampling, limits, request=session.head.new_request())
-                    tokens = [token for batch in answer for token in batch.tokens]
-                    assert answer.end is not None
-                    assert not set(sampling.suppress_tokens).intersection(tokens)
-                    stop = (STOPPED,) if answer.end.reason == "stop" else ()
                     asked = Case(prompt_id=case["prompt"], prompt=prompt, sampling=sampling)
-                    found.append(
-                        ClusterAnswer(
-                            case=asked,
-                            method=method,
-                            drafter=drafter,
-                            stages=stages,
-                            new_tokens_max=NEW_TOKENS_MAX,
-                            tokens=(*tokens, *stop),
-                        )
-                    )
-                    if (
-                        method != "ar" and not make_method(method).is_calibrated
-                    ):  # those stop listening to it where it does not pay
-                        drafted[drafter] = (
-                            drafted.get(drafter, 0)
-                            + answer.end.statistics["nodes_sent"]
-                            - answer.end.statistics["segments"]
-                        )
+                    running, timing = session.ask(prompt, sampling, limits)
+                    found.append(found_of(session, asked, running, timing, limits))
+                    assert not set(sampling.suppress_tokens).intersection(found[-1].tokens)
+                    assert running.end is not None
+                    if method != "ar" and not make_method(method).is_calibrated:
+                        # those stop listening to a drafter where it does not pay
+                        count = running.end.statistics["nodes_sent"] - running.end.statistics["segments"]
+                        drafted[drafter] = drafted.get(drafter, 0) + count
     verdicts = [judge(plain, one, limits.stop_ids) for one in found]
     assert [verdict for verdict in verdicts if verdict.kind != EXACT] == []
     assert all(count for drafter, count in drafted.items() if drafter != "ngram"), (

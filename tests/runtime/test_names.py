@@ -9,25 +9,19 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flowspec.core.cluster.addresses import LookupTimeouts
-from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import InputError
 from flowspec.model.reference import Reference
 from flowspec.runtime.addresses import ADDRESSES, Addresses
-from flowspec.runtime.cluster import Device
 from flowspec.runtime.head import Head
-from flowspec.runtime.local import LocalDaemon
-from flowspec.runtime.pipelines import Recovery
-from flowspec.runtime.replanning import replan
 from tests import names
 from tests.daemons import DaemonProcess
-from tests.runtime.clusters import PROMPT, plan_for, submit, tokens_of, wait_until
+from tests.runtime.clusters import listening, plain, plan_for, submit, surviving, tokens_of, wait_until
 
 COUNT = 150
 PAUSE_S_MAX = 8.0
@@ -101,20 +95,16 @@ def test_an_answer_goes_on_when_a_device_is_lost_while_the_name_service_is_out(
 ) -> None:
     """The middle one of three: the first has to reach the last, whose name it never looked up."""
     started = [DaemonProcess(f"d{index}", run=("-c", CODE, str(out))) for index in range(3)]
-    daemons = [LocalDaemon(name=each.name, port=int(each.address.split(":")[1]), pid=0) for each in started]
-    numeric, notes = plan_for(folder, daemons), []
-    hosts = {
-        stage.address: f"{stage.name}{names.ENDING}:{stage.address.split(':')[1]}" for stage in numeric.stages
-    }
-    plan = replace(
-        numeric, stages=tuple(replace(stage, address=hosts[stage.address]) for stage in numeric.stages)
-    )
-    devices = [Device(name=stage.name, address=stage.address) for stage in plan.stages]
-    recovery = Recovery(replan=partial(replan, plan, devices), on_note=notes.append, wait_s=60.0)
+    plan, notes = plan_for(folder, [listening(each) for each in started]), list[str]()
+    named = [
+        replace(stage, address=stage.address.replace("127.0.0.1", f"{stage.name}{names.ENDING}"))
+        for stage in plan.stages
+    ]
+    plan = replace(plan, stages=tuple(named))
     try:
-        with Head(plan, recovery=recovery) as head:
+        with Head(plan, recovery=surviving(plan, notes)) as head:
             answer = submit(head, count=COUNT)
-            found, came_s = [], []
+            found, came_s = list[int](), list[float]()
             for batch in answer:
                 found += batch.tokens
                 came_s.append(time.monotonic())
@@ -122,11 +112,11 @@ def test_an_answer_goes_on_when_a_device_is_lost_while_the_name_service_is_out(
                     out.touch()
                     started[1].process.kill()
             pause_s = max(after - before for before, after in itertools.pairwise(came_s))
-            assert found == reference.generate(PROMPT, Sampling(), COUNT, frozenset())
+            assert found == plain(reference, COUNT)
             assert notes == ["device d1 is lost (its connection closed)", "going on with 2 devices"]
             assert pause_s < PAUSE_S_MAX, f"a pause of {pause_s:.1f} s"
             before_s = time.monotonic()
-            assert tokens_of(submit(head)) == reference.generate(PROMPT, Sampling(), 20, frozenset())
+            assert tokens_of(submit(head)) == plain(reference)
             assert time.monotonic() - before_s < 5, "nobody waits for look-ups of the lost one"
     finally:
         out.unlink(missing_ok=True)

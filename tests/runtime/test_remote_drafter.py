@@ -166,36 +166,21 @@ def test_work_goes_out_in_order_and_what_is_proposed_comes_back(rig: Rig) -> Non
     assert 0 <= done.ended_s - done.started_s < WAIT_S, "it cannot have computed longer than we waited"
 
 
-def test_work_for_a_drafter_that_was_lost_is_not_given_to_the_one_that_is_back(rig: Rig) -> None:
+def test_proposals_that_cannot_be_lose_it_and_it_may_come_back(rig: Rig) -> None:
     rig.begin()
     rig.drafter.post(draft(0))
     rig.told()
-    rig.do(rig.pipelines.lose)
+    rig.answers(0, proposal(VOCABULARY_SIZE))
     assert rig.result() == DrafterLost(drafter=3)
+    (error,) = rig.pipelines.broken_by
+    assert (error.device, "token ids below" in str(error)) == ("pi", True)
     rig.drafter.post(draft(1))  # the head has not looked at its results yet
     rig.do(rig.pipelines.form)
-    back = rig.result()
-    rig.drafter.post(draft(1))
-    rig.drafter.post(back)
+    rig.welcome()
     rig.drafter.post(draft(2))
     first = rig.told()
     assert isinstance(first, Expand)
     assert first.segment.segment == 2
-
-
-@pytest.mark.parametrize(
-    ("job", "token", "said"),
-    [(1, 7, "expected proposals of job 0, got those of 1"), (0, VOCABULARY_SIZE, "expected token ids below")],
-)
-def test_proposals_that_cannot_be_lose_it(rig: Rig, job: int, token: int, said: str) -> None:
-    rig.begin()
-    rig.drafter.post(draft(0))
-    rig.told()
-    rig.answers(job, proposal(token))
-    assert rig.result() == DrafterLost(drafter=3)
-    (error,) = rig.pipelines.broken_by
-    assert error.device == "pi"
-    assert said in str(error)
 
 
 def test_one_that_cannot_be_had_at_first_is_an_error_and_later_a_note(rig: Rig) -> None:

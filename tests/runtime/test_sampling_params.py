@@ -69,34 +69,21 @@ def test_numbers_of_numpy_are_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "field"),
     [
-        ({"top_k": 2.5}, "sampling: top_k: expected a whole number, got 2.5"),
-        ({"seed": True}, "sampling: seed: expected a whole number, got True"),
-        ({"temperature": "0.7"}, "sampling: temperature: expected a number, got '0.7'"),
-        ({"min_p": 1.0}, "sampling: min_p: expected 0 or more and below 1, got 1.0"),
-        ({"logit_bias": 5}, "logit_bias: expected numbers by token id, such as {5: -1.5}, got 5"),
-        (
-            {"logit_bias": {"5": 1}},
-            "logit_bias: expected numbers by token id, such as {5: -1.5}, got {'5': 1}",
-        ),
-        (
-            {"logit_bias": {5: True}},
-            "logit_bias: expected numbers by token id, such as {5: -1.5}, got {5: True}",
-        ),
-        ({"logit_bias": {5: 100.5}}, "sampling: logit_bias: expected -100.0 to 100.0, got 100.5"),
-        ({"logit_bias": {-5: 1}}, "sampling: logit_bias: expected 0 to 4194304, got (-5, -5)"),
-        (
-            {"logit_bias": dict.fromkeys(range(513), 0)},
-            "sampling: logit_bias: expected at most 512, got '513 entries'",
-        ),
-        ({"top_p": float("nan")}, "sampling: top_p: expected above 0 and at most 1, got nan"),
+        ({"top_k": 2.5}, "top_k"),
+        ({"seed": True}, "seed"),
+        ({"temperature": "0.7"}, "temperature"),
+        ({"min_p": 1.0}, "min_p"),
+        ({"top_p": float("nan")}, "top_p"),
+        *(({"logit_bias": each}, "logit_bias") for each in (5, {"5": 1}, {5: True}, {5: 100.5}, {-5: 1})),
+        ({"logit_bias": dict.fromkeys(range(513), 0)}, "logit_bias"),
     ],
 )
-def test_what_cannot_be_is_one_line(wrong: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError) as caught:
+def test_what_cannot_be_is_one_line(wrong: dict[str, Any], field: str) -> None:
+    with pytest.raises(InputError, match=f"^(sampling: )?{field}: expected .*, got .*") as caught:
         SamplingParams(**wrong)
-    assert str(caught.value) == said
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", SAMPLING_FIELDS)

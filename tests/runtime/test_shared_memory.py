@@ -94,10 +94,7 @@ def test_one_conversation_always_fits_and_what_does_not_is_refused(alone: Memory
     assert slots_in(left, 1) == 20 * MIB, "with room to work beside it"
     with pytest.raises(NoRoomError, match="1000 MiB are free here;"):
         check_memory(replace(large, weight_bytes=990 * MIB), SPAN, ASSIGN, CPU, None, alone, 4)
-
-
-def test_what_is_allowed_and_not_there_is_no_memory(alone: MemoryClaims) -> None:
-    assert check_memory(NEED, SPAN, ASSIGN, CPU, 1 << 40, alone) == 950 * MIB
+    assert check_memory(NEED, SPAN, ASSIGN, CPU, 1 << 40, alone) == 950 * MIB, "allowed, and not there"
 
 
 def test_daemons_started_one_by_one_share(joined: MemoryClaims, tmp_path: Path, other: Other) -> None:
@@ -112,14 +109,6 @@ def test_what_another_daemon_needs_is_not_free(joined: MemoryClaims, tmp_path: P
         match=r"but (9\d|10\d) MiB are free here beside (89\d|90\d) MiB that other",
     ):
         check_memory(NEED, SPAN, ASSIGN, CPU, None, joined)
-
-
-def test_a_zombie_is_promised_nothing(joined: MemoryClaims, tmp_path: Path, other: Other) -> None:
-    path = claim_of(tmp_path, psutil.Process(other.pid), sure=900 * MIB, most=900 * MIB)
-    other.send_signal(signal.SIGKILL)
-    wait_until(lambda: psutil.Process(other.pid).status() == psutil.STATUS_ZOMBIE, "it has ended")
-    assert check_memory(NEED, SPAN, ASSIGN, CPU, None, joined) == 950 * MIB
-    assert not path.exists()
 
 
 def test_caches_of_another_daemon_leave_some(joined: MemoryClaims, tmp_path: Path, other: Other) -> None:
@@ -154,42 +143,32 @@ def test_what_it_has_touched_is_not_counted_twice(joined: MemoryClaims, tmp_path
 
 
 def test_the_dead_are_promised_nothing(joined: MemoryClaims, tmp_path: Path, other: Other) -> None:
-    path = claim_of(tmp_path, psutil.Process(other.pid), sure=500 * MIB, most=500 * MIB)
+    process = psutil.Process(other.pid)
+    path = claim_of(tmp_path, process, sure=500 * MIB, most=500 * MIB)
     claim = json.loads(path.read_text())["content"]
     write_own(path, {**claim, "began": claim["began"] - 5})
     assert joined.untouched("most") == {}, "its id is another process's now"
     assert not path.exists()
-    path = claim_of(tmp_path, psutil.Process(other.pid), sure=500 * MIB, most=500 * MIB)
-    other.kill()
-    other.wait()
-    assert joined.untouched("most") == {}
-    assert not path.exists()
+    path = claim_of(tmp_path, process, sure=900 * MIB, most=900 * MIB)
+    other.send_signal(signal.SIGKILL)
+    wait_until(lambda: process.status() == psutil.STATUS_ZOMBIE, "it has ended")
     assert check_memory(NEED, SPAN, ASSIGN, CPU, None, joined) == 950 * MIB
+    assert not path.exists()
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "[]", '{"began": "x"}', "{}", '{"began": 1, "sure": Infinity, "most": 1}', "[" * 100_000],
-    ids=range(6),
-)
-def test_what_is_no_claim_is_nothing(joined: MemoryClaims, tmp_path: Path, text: str, other: Other) -> None:
-    (tmp_path / "flowspec" / "memory" / f"{other.pid}.json").write_text(text)
-    (tmp_path / "flowspec" / "memory" / "name.json").write_text(text)
-    assert joined.untouched("sure") == {}
-
-
-@pytest.mark.parametrize(
-    "claim", [0, [], {"began": "x"}, {"began": 1, "sure": float("inf"), "most": 1}], ids=range(4)
-)
-def test_a_whole_file_of_something_else_is_nothing(
-    joined: MemoryClaims, tmp_path: Path, claim: object, other: Other
-) -> None:
-    write_own(tmp_path / "flowspec" / "memory" / f"{other.pid}.json", claim)
-    assert joined.untouched("sure") == {}
-
-
-def test_a_pipe_is_no_claim(joined: MemoryClaims, tmp_path: Path, other: Other) -> None:
-    os.mkfifo(tmp_path / "flowspec" / "memory" / f"{other.pid}.json")
+def test_what_is_no_claim_is_nothing(joined: MemoryClaims, tmp_path: Path, other: Other) -> None:
+    folder = tmp_path / "flowspec" / "memory"
+    path = folder / f"{other.pid}.json"
+    infinite = '{"began": 1, "sure": Infinity, "most": 1}'
+    for text in ("", "[]", '{"began": "x"}', "{}", infinite, "[" * 100_000):
+        path.write_text(text)
+        (folder / "name.json").write_text(text)
+        assert joined.untouched("sure") == {}
+    for claim in (0, [], {"began": "x"}, {"began": 1, "sure": float("inf"), "most": 1}):
+        write_own(path, claim)
+        assert joined.untouched("sure") == {}
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
     assert joined.untouched("sure") == {}
 
 

@@ -8,27 +8,31 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flowspec.core.methods import make_method
-from flowspec.core.protocol.messages import Sampling
 from flowspec.draft.language import LanguageModelDrafter
 from flowspec.errors import ClusterError
 from flowspec.model.reference import Reference
 from flowspec.model.slice import Slice
 from flowspec.runtime import loading, timeouts
-from flowspec.runtime.cluster import Device
 from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalDaemon
-from flowspec.runtime.pipelines import Recovery
-from flowspec.runtime.replanning import replan
 from tests.daemons import DaemonProcess
-from tests.runtime.clusters import PROMPT, drafter_for, plan_for, submit, tokens_of, wait_until
+from tests.runtime.clusters import (
+    drafter_for,
+    listening,
+    plain,
+    plan_for,
+    submit,
+    surviving,
+    tokens_of,
+    wait_until,
+)
 
 Start = Callable[..., LocalDaemon]
 COUNT = 60
@@ -53,7 +57,7 @@ def break_once(monkeypatch: pytest.MonkeyPatch, place: Any, name: str, after: in
 
 
 def exact(head: Head, reference: Reference) -> None:
-    assert tokens_of(submit(head, count=COUNT)) == reference.generate(PROMPT, Sampling(), COUNT, frozenset())
+    assert tokens_of(submit(head, count=COUNT)) == plain(reference, COUNT)
 
 
 def logged(caplog: pytest.LogCaptureFixture) -> str:
@@ -82,58 +86,21 @@ def test_while_a_slice_is_loaded(
         exact(head, reference)
 
 
-def test_while_a_drafter_is_loaded(
-    alone: Start, folder: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stage, beside = alone(), alone(name="beside")
-    break_once(monkeypatch, LanguageModelDrafter, "__init__")
-    with pytest.raises(
-        ClusterError, match=rf"beside at .*while loading the drafter in float32: KeyError: .*{WHAT_TO_DO}"
-    ):
-        Head(
-            plan_for(folder, [stage]),
-            method=make_method("continuous"),
-            drafters=[drafter_for(folder, beside)],
-        )
-    with Head(plan_for(folder, [beside])) as head:
-        exact(head, reference)
-
-
-def test_while_layers_run(
+def test_while_layers_run_an_answer_goes_on_without_the_stage_that_met_it(
     alone: Start,
     folder: Path,
     reference: Reference,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    daemon = alone()
-    break_once(monkeypatch, Slice, "run", after=4)
-    with (
-        Head(plan_for(folder, [daemon])) as head,
-        pytest.raises(ClusterError, match="unexpected error while running layers: KeyError"),
-    ):
-        tokens_of(submit(head, count=COUNT))
-    assert "in _run_layers" in logged(caplog)
-    with Head(plan_for(folder, [daemon])) as head:
-        exact(head, reference)
-
-
-def surviving(folder: Path, daemons: Sequence[LocalDaemon], notes: list[str]) -> Recovery:
-    devices = [Device(name=daemon.name, address=daemon.address) for daemon in daemons]
-    return Recovery(
-        replan=partial(replan, plan_for(folder, daemons), devices), on_note=notes.append, wait_s=60.0
-    )
-
-
-def test_an_answer_goes_on_without_the_stage_that_met_it(
-    alone: Start, folder: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    daemons, notes = [alone(name=name) for name in ("one", "two")], list[str]()
+    plan, notes = plan_for(folder, [alone(name=name) for name in ("one", "two")]), list[str]()
     has_failed = break_once(monkeypatch, Slice, "run", after=20)
-    with Head(plan_for(folder, daemons), recovery=surviving(folder, daemons, notes)) as head:
+    with Head(plan, recovery=surviving(plan, notes)) as head:
         exact(head, reference)
     assert has_failed()
+    assert "in _run_layers" in logged(caplog)
     assert notes[0].partition(" (")[0] in ("device one is lost", "device two is lost")
+    assert "unexpected error while running layers: KeyError" in notes[0]
     assert notes[0].endswith(f"{WHAT_TO_DO})")
 
 
@@ -142,13 +109,10 @@ def test_answers_go_on_without_the_drafter_that_met_it_and_it_comes_back(
 ) -> None:
     monkeypatch.setattr(timeouts, "PROBE_EVERY_S", 0.5)
     monkeypatch.setattr(timeouts, "BACK_S", 0.5)
-    daemons, beside, notes = [alone()], alone(name="beside"), list[str]()
+    plan, notes = plan_for(folder, [alone()]), list[str]()
     break_once(monkeypatch, LanguageModelDrafter, "draft", after=3)
-    recovery = surviving(folder, daemons, notes)
-    drafters = [drafter_for(folder, beside)]
-    with Head(
-        plan_for(folder, daemons), method=make_method("continuous"), drafters=drafters, recovery=recovery
-    ) as head:
+    drafters, recovery = [drafter_for(folder, alone(name="beside"))], surviving(plan, notes)
+    with Head(plan, method=make_method("continuous"), drafters=drafters, recovery=recovery) as head:
         exact(head, reference)
         name = f"drafter {folder.name} on beside"
         # No token waits for a drafter: the answer can end before the head has heard of the loss.
@@ -161,12 +125,7 @@ def test_answers_go_on_without_the_drafter_that_met_it_and_it_comes_back(
 def test_a_broken_process_leaves_in_its_log_where_it_was(folder: Path) -> None:
     """What no Python code can catch: SIGILL of a kernel that this processor lacks, torch's abort."""
     daemon = DaemonProcess("broken", is_warm=False)
-    head = Head(
-        plan_for(
-            folder,
-            [LocalDaemon(name="broken", port=int(daemon.address.partition(":")[2]), pid=daemon.process.pid)],
-        )
-    )
+    head = Head(plan_for(folder, [listening(daemon)]))
     os.kill(daemon.process.pid, signal.SIGILL)
     assert daemon.process.wait(30) == -signal.SIGILL
     with (

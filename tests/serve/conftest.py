@@ -1,4 +1,4 @@
-"""A cluster of local processes that the tests of a module share, and a server on it."""
+"""One cluster of local processes and one server on it for all tests of a worker."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from flowspec.serve.totals import Totals
 from tests.serve.servers import Running, running
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def reference() -> Reference:
     return Reference(ModelFiles(BUNDLED), "float32")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def totals() -> Totals:
     return Totals()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def llm(totals: Totals) -> Iterator[LLM]:
     with LLM(dtype="float32", local=2, drafter="ngram", on_note=totals.note) as found:
         found.session.head.observe(totals.on_event)
         yield found
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def session(llm: LLM) -> Session:
     return llm.session
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def tokenizer(llm: LLM) -> Tokenizer:
     assert llm.tokenizer is not None
     return llm.tokenizer
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def server(llm: LLM, totals: Totals) -> Iterator[Running]:
     with running(llm, totals=totals) as found:
         yield found

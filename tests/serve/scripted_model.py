@@ -25,101 +25,11 @@ from flowspec.runtime.session import Limits
 from flowspec.runtime.token_stream import End, Tokens, TokenStream
 from tests.serve.servers import Running, running
 
-QWEN3 = """
-{%- if tools %}<|im_start|>system
-# Tools
-<tools>{% for tool in tools %}
-{{ tool | tojson }}{% endfor %}
-</tools>
-For each function call, return a json object within <tool_call></tool_call> XML tags:
-<tool_call>
-{"name": <function-name>, "arguments": <args-json-object>}
-</tool_call><|im_end|>
-{% endif %}
-{%- for message in messages %}
-{%- if message.role == "tool" %}<|im_start|>user
-<tool_response>
-{{ message.content }}
-</tool_response><|im_end|>
-{% else %}<|im_start|>{{ message.role }}
-{% if message.reasoning_content %}<think>
-{{ message.reasoning_content }}
-</think>
-{% endif %}{{ message.content }}
-{%- for tool_call in message.tool_calls or [] %}
-<tool_call>
-{"name": "{{ tool_call.function.name }}", "arguments": {{ tool_call.function.arguments | tojson }}}
-</tool_call>
-{%- endfor %}<|im_end|>
-{% endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}<|im_start|>assistant
-{% if enable_thinking is defined and enable_thinking is false %}<think>
-
-</think>
-
-{% endif %}{% endif %}"""
-LFM2 = """
-{%- if tools %}<|im_start|>system
-List of tools: <|tool_list_start|>{{ tools | tojson }}<|tool_list_end|><|im_end|>
-{% endif %}
-{%- for message in messages %}<|im_start|>{{ message["role"] }}
-{% if message["role"] == "tool" %}<|tool_response_start|>{% endif %}{{ message["content"] }}<|im_end|>
-{% endfor %}
-{%- if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
-MISTRAL = """
-{%- if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}
-{%- for message in messages %}
-{%- if message["role"] == "user" %}[INST]{{ message["content"] }}[/INST]
-{%- elif message["role"] == "tool" %}[TOOL_RESULTS]{{ message["content"] }}[/TOOL_RESULTS]
-{%- elif message.tool_calls is defined %}
-{%- for tool_call in message.tool_calls %}
-{%- if tool_call.id | length != 9 %}
-{{- raise_exception("Tool call IDs should be alphanumeric strings with length 9!") }}
-{%- endif %}[TOOL_CALLS]{{ tool_call.function.name }}[ARGS]{{ tool_call.function.arguments | tojson }}
-{%- endfor %}</s>
-{%- else %}{{ message["content"] }}</s>{% endif %}
-{%- endfor %}"""
-GPT_OSS = """<|start|>system<|message|>Reasoning: {{ reasoning_effort | default("medium") }}<|end|>
-{%- if tools %}<|start|>developer<|message|># Tools
-{% for tool in tools %}{{ "// " + tool.function.description }}
-type {{ tool.function.name }} = (_: any) => any;{% endfor %}<|end|>{% endif %}
-{%- for message in messages %}
-{%- if message.role == "tool" %}<|start|>functions.{{ message.name }} to=assistant<|channel|>commentary
-{{- "<|message|>" + message.content | tojson + "<|end|>" }}
-{%- elif message.tool_calls %}
-{%- if message.content and message.thinking %}
-{{- raise_exception("Cannot pass both content and thinking in an assistant message with tool calls!") }}
-{%- endif %}
-{%- if message.thinking %}<|start|>assistant<|channel|>analysis
-{{- "<|message|>" + message.thinking + "<|end|>" }}{% endif %}
-{%- set call = message.tool_calls[0].function %}<|start|>assistant to=functions.{{ call.name }}<|channel|>
-{{- "commentary json<|message|>" + call.arguments | tojson + "<|call|>" }}
-{%- else %}<|start|>{{ message.role }}<|message|>{{ message.content }}<|end|>{% endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}<|start|>assistant{% endif %}"""
-GEMMA4 = """
-{%- if tools %}<|turn>system
-{% if enable_thinking %}<|think|>{% endif %}
-{%- for tool in tools %}<|tool>declaration:{{ tool.function.name }}<tool|>{% endfor %}<turn|>
-{% endif %}
-{%- set ns = namespace(last=none) %}
-{%- for message in messages %}<|turn>{{ "model" if message["role"] == "assistant" else message["role"] }}
-{% set ns.last = none %}
-{%- for tool_call in message["tool_calls"] or [] %}<|tool_call>call:{{ tool_call["function"]["name"] }}{
-{%- for key, value in tool_call["function"]["arguments"] | dictsort %}{{ key }}:
-{{- '<|"|>' + value + '<|"|>' if value is string else value }}{% if not loop.last %},{% endif %}
-{%- endfor %}}<tool_call|>{% set ns.last = 'tool' %}{% endfor %}
-{%- for tool_response in message["tool_responses"] or [] %}<|tool_response>response:
-{{- tool_response["name"] }}{value:<|"|>{{ tool_response["response"] }}<|"|>}<tool_response|>
-{%- set ns.last = 'tool_response' %}{% endfor %}{{ message["content"] }}
-{%- if ns.last != 'tool_response' %}<turn|>
-{% endif %}
-{%- endfor %}
-{%- if add_generation_prompt and ns.last != 'tool_response' %}<|turn>model
-{% if not enable_thinking | default(false) %}<|channel>thought
-<channel|>{% endif %}{% endif %}"""
+TEMPLATES = Path(__file__).parents[1] / "data" / "tool_templates"
+QWEN3, LFM2, MISTRAL, GPT_OSS, GEMMA4 = (
+    (TEMPLATES / f"{name}.jinja").read_text("utf-8")
+    for name in ("qwen3", "lfm2", "mistral", "gpt_oss", "gemma4")
+)
 SPECIAL = {
     QWEN3: ("<|im_start|>", "<|im_end|>"),
     LFM2: ("<|im_start|>", "<|im_end|>", "<|tool_call_start|>", "<|tool_call_end|>", "<|tool_list_start|>"),

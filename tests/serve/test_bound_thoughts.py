@@ -44,7 +44,7 @@ FORM: dict[str, Any] = {
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("models") / "thinking"
     vocabulary = folder_of(folder, request.param, MARKS)
-    with LLM(str(folder), dtype="float32", local=2, drafter="ngram") as llm, running(llm) as server:
+    with LLM(str(folder), dtype="float32", local=1, drafter="ngram") as llm, running(llm) as server:
         yield Served(server, server.service.model, vocabulary)
 
 
@@ -116,38 +116,24 @@ def test_a_stream_and_a_response_bring_the_same(served: Served) -> None:
     assert item.content[0].text == thoughts_of(whole)
 
 
-@pytest.mark.parametrize(
-    ("asked", "pattern"),
-    [
-        ({"regex": r"[A-C]{2}\d"}, r"[A-C]{2}\d"),
-        ({"choice": ["a+b", "c (d)"]}, r"a\+b|c \(d\)"),
-        ({"json": {"enum": [17, 42]}}, "17|42"),
-        ({"json_object": True}, r"\{.*"),
-    ],
-    ids=str,
-)
-def test_what_clients_of_vllm_ask_is_obeyed_behind_thoughts(
-    served: Served, asked: dict[str, Any], pattern: str
-) -> None:
-    found = ask(served, extra_body={"structured_outputs": asked})
-    assert thoughts_of(found)
-    assert re.fullmatch(pattern, found.message.content, re.DOTALL)
-
-
-def test_thoughts_that_do_not_end_are_cut_by_the_number_of_tokens(served: Served) -> None:
-    found = ask(served, response_format=FORM, max_tokens=12, **thinking(served, end=-100))
-    assert found.finish_reason == "length"
-    assert not found.message.content
-    assert thoughts_of(found)
-
-
-def test_stop_texts_are_looked_for_behind_thoughts(served: Served) -> None:
+def test_stop_texts_and_lengths_are_looked_for_behind_thoughts(served: Served) -> None:
     free = ask(served, response_format=FORM)
     stop = '"first'
     assert stop in free.message.content
     cut = ask(served, response_format=FORM, stop=stop)
     assert (cut.message.content, cut.finish_reason) == ("{", "stop")
     assert thoughts_of(cut) == thoughts_of(free)
+    long = ask(served, response_format=FORM, max_tokens=12, **thinking(served, end=-100))
+    assert (long.finish_reason, bool(long.message.content), bool(thoughts_of(long))) == (
+        "length",
+        False,
+        True,
+    )
+    chosen = ask(served, extra_body={"structured_outputs": {"regex": r"[A-C]{2}\d"}})
+    assert thoughts_of(chosen)
+    assert re.fullmatch(r"[A-C]{2}\d", chosen.message.content)
+    fields = {"response_format": FORM, "extra_body": {"stop_token_ids": [served.vocabulary["</think>"]]}}
+    assert served.refused(**{"tools": openai.omit, **fields}).param == "response_format"
 
 
 def test_where_it_is_not_to_think_the_answer_is_bound_from_its_first_token(served: Served) -> None:
@@ -183,29 +169,3 @@ def test_completions_and_python_know_no_thoughts(served: Served) -> None:
     llm = served.server.service._llm
     bias = {int(token): value for token, value in thinking(served)["logit_bias"].items()}
     assert llm.generate("What is 17 + 25?", regex="yes|no", logit_bias=bias).text in ("yes", "no")
-
-
-def test_what_cannot_be_obeyed_is_refused_by_the_name_of_the_field(served: Served) -> None:
-    for fields, text, param in (
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"not": {}}}}},
-            'Unimplemented keys: ["not"]',
-            "response_format.json_schema.schema",
-        ),
-        (
-            {"extra_body": {"structured_outputs": {"regex": "("}}},
-            "unclosed group",
-            "structured_outputs.regex",
-        ),
-        (
-            {
-                "response_format": FORM,
-                "extra_body": {"stop_token_ids": [served.vocabulary["</think>"]]},
-            },
-            "no token of calls or thoughts among those that end answers",
-            "response_format",
-        ),
-    ):
-        told = served.refused(**{"tools": openai.omit, **fields})
-        assert text in told.message
-        assert told.param == param

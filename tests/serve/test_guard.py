@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import httpx
@@ -17,60 +18,56 @@ OWN = "127.0.0.1:8000"
 KEY = {"Authorization": "Bearer sesame-1"}
 
 
-def asked(path: str, keys: tuple[bytes, ...], **headers: str) -> httpx.Response:
+def asked(path: str, keys: tuple[bytes, ...], headers: Mapping[str, str]) -> httpx.Response:
     """What a request gets."""
     app = Guard(PlainTextResponse("in"), keys=keys, names=("127.0.0.1",), origins=("http://page:3000",))
 
     async def ask() -> httpx.Response:
-        async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(app=app), base_url=f"http://{OWN}"
-        ) as client:
-            told = {name.replace("_", "-"): value for name, value in headers.items()}
-            return await client.get(path, headers={**KEY, **told})
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url=f"http://{OWN}") as client:
+            return await client.get(path, headers=headers)
 
     return asyncio.run(ask())
 
 
 def status(path: str, keys: tuple[bytes, ...], **headers: str) -> int:
-    return asked(path, keys, **headers).status_code
+    return known(path, keys, **headers).status_code
+
+
+def known(path: str, keys: tuple[bytes, ...], **headers: str) -> httpx.Response:
+    """What a request with the key gets."""
+    return asked(path, keys, KEY | {name.replace("_", "-"): value for name, value in headers.items()})
 
 
 @pytest.mark.parametrize("keys", [(), (b"sesame-1",)], ids=["no-key", "key"])
 @pytest.mark.parametrize("path", ["/live/events", "/live/recording"])
 def test_pages_of_other_origins_do_not_watch(path: str, keys: tuple[bytes, ...]) -> None:
-    assert status(path, keys) == 200, "a program"
-    assert status(path, keys, Sec_Fetch_Site="same-origin") == 200, "our own page"
-    assert status(path, keys, Origin=f"http://{OWN}") == 200
-    assert status(path, keys, Origin=f"https://{OWN}") == 200, "behind a proxy that speaks TLS"
-    assert status(path, keys, Origin="http://page:3000", Sec_Fetch_Site="cross-site") == 200, "it is named"
-    assert status(path, keys, Sec_Fetch_Site="none") == 200, "typed into the browser's line"
-    for origin in (
+    allowed: list[dict[str, str]] = [
+        {},  # a program
+        {"Sec_Fetch_Site": "same-origin"},
+        {"Origin": f"http://{OWN}"},
+        {"Origin": f"https://{OWN}"},  # behind a proxy that speaks TLS
+        {"Origin": "http://page:3000", "Sec_Fetch_Site": "cross-site"},  # it is named
+        {"Sec_Fetch_Site": "none"},  # typed into the browser's line
+    ]
+    assert [status(path, keys, **headers) for headers in allowed] == [200] * 6
+    evil = (
         "http://evil.example",
         "http://127.0.0.1:9000",
         "null",
         "http://page",
         "",
         f"http://evil.example/{OWN}",
-    ):
-        assert status(path, keys, Origin=origin) == 403, origin
-    for site in ("cross-site", "same-site"):
-        assert status(path, keys, Sec_Fetch_Site=site) == 403, (
-            "an image of another page, say, which names no origin"
-        )
-
-
-@pytest.mark.parametrize(
-    ("headers", "page"),
-    [
-        ({"Origin": "http://evil.example"}, "the web page 'http://evil.example'"),
-        ({"Sec_Fetch_Site": "cross-site"}, "a web page of another origin"),
-        ({"Origin": ""}, "a web page without an origin"),
-    ],
-)
-def test_the_page_that_may_not_watch_is_told_in_a_sentence(headers: dict[str, str], page: str) -> None:
-    error = asked("/live/events", (), **headers).json()["error"]
-    assert error["message"] == f"the live view is not for {page}; --cors ORIGIN lets its origin in"
-    assert error["code"] == "forbidden"
+    )
+    refused = [{"Origin": origin} for origin in evil]
+    # an image of another page, say, which names no origin
+    refused += [{"Sec_Fetch_Site": site} for site in ("cross-site", "same-site")]
+    for headers in refused:
+        found = known(path, keys, **headers)
+        assert (found.status_code, found.json()["error"]["code"]) == (403, "forbidden"), headers
+    assert status("/v1/models", (), Origin="http://evil.example") == 200, (
+        "browsers keep other answers from pages"
+    )
 
 
 def test_a_long_header_is_refused_however_it_comes() -> None:
@@ -78,7 +75,7 @@ def test_a_long_header_is_refused_however_it_comes() -> None:
     long = "x" * HEADER_BYTES_MAX
     cases: list[tuple[str, dict[str, str]]] = [("/v1/models", {"X-Long": long}), (f"/{long}", {})]
     for path, headers in cases:
-        found = asked(path, (b"sesame-1",), **headers)
+        found = known(path, (b"sesame-1",), **headers)
         assert (found.status_code, found.json()["error"]["code"]) == (431, "header_too_large")
 
 
@@ -97,26 +94,10 @@ def test_a_long_header_is_refused_however_it_comes() -> None:
     ],
 )
 def test_a_key_may_come_in_either_header(headers: dict[str, str], expected: int) -> None:
-    app = Guard(PlainTextResponse("in"), keys=(b"sesame-1",))
-
-    async def ask() -> httpx.Response:
-        transport = httpx.ASGITransport(app=app)
-        async with httpx.AsyncClient(transport=transport, base_url=f"http://{OWN}") as client:
-            return await client.get("/v1/models", headers=headers)
-
-    found = asyncio.run(ask())
-    assert found.status_code == expected
-    if expected == 401:
-        got = "another one" if headers.get("X-Api-Key") else "none"
-        assert found.json()["error"]["message"].endswith(f"or X-Api-Key: KEY, got {got}")
+    assert asked("/v1/models", (b"sesame-1",), headers).status_code == expected
 
 
 def test_a_pipe_is_no_key_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "keys", 0o600)
-    with pytest.raises(InputError, match=r"--api-key-file: expected a file, got .*, which is none"):
+    with pytest.raises(InputError, match="--api-key-file"):
         read_keys(tmp_path / "keys")
-
-
-def test_other_routes_are_as_they_were() -> None:
-    """Browsers keep their answers from other pages, and a POST in JSON is asked for first."""
-    assert status("/v1/models", (), Origin="http://evil.example") == 200

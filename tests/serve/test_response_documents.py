@@ -1,4 +1,4 @@
-"""Requests to `/v1/responses` as they come, how their answers are written, and what is kept of them."""
+"""Requests to `/v1/responses`: their items, how their answers are written, and what is kept of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from flowspec.model.reply.parts import Part, Tool, ToolCall
 from flowspec.runtime.answer import Answer, Piece
 from flowspec.runtime.token_stream import Timing
 from flowspec.serve.calls import CallDeltas
-from flowspec.serve.completion_request import chat_wanted
 from flowspec.serve.documents import Choice, Usage
 from flowspec.serve.refusals import ApiError
 from flowspec.serve.responses.form import ResponseForm
@@ -28,55 +27,6 @@ from flowspec.serve.responses.store import Kept, ResponseStore
 
 def read(store: ResponseStore | None = None, /, **fields: Any) -> ResponseRequest:
     return response_wanted(store or ResponseStore(), {"input": "hello", **fields})
-
-
-def refusal(**fields: Any) -> ApiError:
-    with pytest.raises(ApiError) as caught:
-        read(**fields)
-    assert caught.value.status == 400
-    return caught.value
-
-
-def test_a_request_is_the_chat_that_it_stands_for() -> None:
-    found = read(
-        instructions="Be short.",
-        max_output_tokens=9,
-        temperature=0.5,
-        top_p=0.5,
-        seed=7,
-        top_k=3,
-        stop=["x"],
-        stream=True,
-        include=["message.output_text.logprobs", "reasoning.encrypted_content"],
-        top_logprobs=2,
-        reasoning={"effort": "none", "summary": "auto"},
-        text={"format": {"type": "text"}, "verbosity": "medium"},
-        truncation="disabled",
-        user="u",
-    )
-    chat = chat_wanted(
-        {
-            "messages": [{"role": "system", "content": "Be short."}, {"role": "user", "content": "hello"}],
-            "max_tokens": 9,
-            "temperature": 0.5,
-            "top_p": 0.5,
-            "seed": 7,
-            "top_k": 3,
-            "stop": ["x"],
-            "stream": True,
-            "logprobs": True,
-            "top_logprobs": 2,
-            "reasoning_effort": "none",
-            "user": "u",
-        }
-    )
-    assert all(getattr(found, name) == getattr(chat, name) for name in chat.__slots__)
-    assert found.unheeded == ("user",)
-    assert (found.is_kept, found.said["max_output_tokens"], found.said["instructions"]) == (
-        True,
-        9,
-        "Be short.",
-    )
 
 
 def test_items_that_are_kept_may_be_referred_to() -> None:
@@ -146,23 +96,6 @@ def test_calls_are_bound_as_in_a_chat() -> None:
         found = read(**fields)
         assert found.tool_use.bound == bound
         assert found.said["tool_choice"] == fields.get("tool_choice", "auto")
-    wrong = {**some, "tools": [{"type": "function", "name": "h"}]}
-    refused = refusal(tools=tools, tool_choice=wrong)
-    assert refused.param == "tool_choice.tools[0].name"
-    assert refused.message.startswith("tool_choice.tools[0].name: expected the name of a tool")
-
-
-def test_nulls_say_nothing() -> None:
-    nulls: dict[str, Any] = dict.fromkeys(
-        (
-            *("instructions", "max_output_tokens", "previous_response_id", "store", "metadata", "include"),
-            *("tools", "tool_choice", "text", "reasoning", "truncation", "background", "top_logprobs", "n"),
-            *("conversation", "prompt", "stream", "stream_options", "messages", "max_tool_calls"),
-        )
-    )
-    assert replace(read(**nulls), items=b"") == replace(
-        read(), items=b""
-    )  # whose items have ids of their own
 
 
 def test_items_are_turns_of_a_chat() -> None:
@@ -216,92 +149,14 @@ def test_items_are_turns_of_a_chat() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"input": None}, "input"),
-        ({"input": []}, "input"),
-        ({"input": 5}, "input"),
-        ({"input": ["hello"]}, "input[0]"),
-        ({"input": [{"type": ["message"]}]}, "input[0].type"),
-        ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
-        ({"input": [{"role": "user", "content": "x", "colour": "red"}]}, "input[0].colour"),
-        ({"input": [{"role": "user"}]}, "input[0].content"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
-        ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
-        ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input[0].arguments"),
-        ({"input": [{"type": "reasoning", "encrypted_content": "x"}]}, "input[0].encrypted_content"),
-        ({"input": "\ud800"}, "input"),
-        ({"metadata": {"a": "\ud800"}}, None),
-        ({"metadata": {"a": 1}}, "metadata"),
-        ({"metadata": {str(n): "" for n in range(17)}}, "metadata"),
-        ({"store": "yes"}, "store"),
-        ({"instructions": ["x"]}, "instructions"),
-        ({"max_output_tokens": 0}, "max_output_tokens"),
-        ({"include": ["everything"]}, "include"),
-        ({"include": "everything"}, "include"),
-        ({"top_logprobs": 2}, "top_logprobs"),
-        ({"truncation": "auto"}, "truncation"),
-        ({"background": True}, "background"),
-        ({"conversation": "conv_1"}, "conversation"),
-        ({"prompt": {"id": "p"}}, "prompt"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
-        ({"tools": "f"}, "tools"),
-        ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
-        ({"reasoning": {"wibble": 1}}, "reasoning.wibble"),
-        ({"text": {"wibble": 1}}, "text.wibble"),
-        ({"text": {"verbosity": "chatty"}}, "text.verbosity"),
-        ({"text": {"format": {"type": "nonsense"}}}, "text.format.type"),
-        ({"messages": []}, "messages"),
-        ({"n": 2}, "n"),
-    ],
-)
-def test_what_a_response_is_refused_for(fields: dict[str, Any], param: str | None) -> None:
-    found = refusal(**fields)
-    assert found.param == param
-    if param is not None:
-        assert found.message.startswith(param) or repr(param) in found.message
-
-
-def test_a_field_of_chats_is_told_its_name_here() -> None:
-    assert refusal(max_tokens=5).message == (
-        "max_tokens: in this API that is max_output_tokens; expected nothing"
-    )
-    told = refusal(max_output_token=5).message
-    assert told == "unknown field 'max_output_token'; did you mean max_output_tokens?"
-    chat = {"input": None, "messages": [{"role": "user", "content": "hi"}]}
-    assert refusal(**chat).message == "messages: in this API that is input; expected nothing"
-    assert refusal(temprature=5).message.endswith("did you mean temperature?")
-
-
-# -------------------------------------------------------------------------------------------------- the store
-
-
 def kept(size: int, name: str = "") -> Kept:
     return Kept(name.encode(), b" " * (size - len(name)))
-
-
-def test_what_was_not_used_for_the_longest_time_is_forgotten_first() -> None:
-    store = ResponseStore(responses_max=3, bytes_max=100)
-    for name in "abc":
-        store.keep(name, kept(10, name))
-    assert store.find("a") is not None
-    store.keep("d", kept(10, "d"))
-    assert [name for name in "abcd" if store.find(name)] == ["a", "c", "d"]
-    store.keep("e", kept(85, "e"))
-    assert [name for name in "abcde" if store.find(name)] == ["d", "e"]
-    store.keep("f", kept(101, "f"))
-    assert [name for name in "abcdef" if store.find(name)] == ["d", "e"], "too large alone"
-    assert store.forget("d")
-    assert not store.forget("d")
-    store.keep("g", kept(15, "g"))
-    assert store.find("e") is not None
 
 
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from("abcdefgh"), st.sampled_from(["keep", "find", "forget"]), st.integers(10, 60)
+            st.sampled_from("abcdefgh"), st.sampled_from(["keep", "find", "forget"]), st.integers(10, 120)
         )
     )
 )
@@ -312,7 +167,7 @@ def test_a_store_never_holds_more_than_it_may(steps: list[tuple[str, str, int]])
         if step == "keep":
             name = f"{letter}{place}"  # ids are new each time
             store.keep(name, kept(size, name))
-            model[name] = size
+            model |= {name: size} if size <= 100 else {}  # one that is too large alone takes no other's place
             while len(model) > 4 or sum(model.values()) > 100:
                 del model[next(iter(model))]
         else:
@@ -327,15 +182,8 @@ def test_a_store_never_holds_more_than_it_may(steps: list[tuple[str, str, int]])
         found = store.find(name)
         assert found is not None
         assert found.document == name.encode()
-    assert [
-        f"{letter}{place}"
-        for place, (letter, step, _) in enumerate(steps)
-        if step == "keep" and store.find(f"{letter}{place}") is not None
-    ] == [
-        f"{letter}{place}"
-        for place, (letter, step, _) in enumerate(steps)
-        if step == "keep" and f"{letter}{place}" in model
-    ]
+    names = [f"{letter}{place}" for place, (letter, step, _) in enumerate(steps) if step == "keep"]
+    assert {name for name in names if store.find(name)} == model.keys()
 
 
 def test_a_dialogue_that_goes_on_counts_whole() -> None:
@@ -349,9 +197,6 @@ def test_a_dialogue_that_goes_on_counts_whole() -> None:
     (dialogue,) = second.prompts
     assert [message["content"][:1] for message in cast(Any, dialogue)] == ["a", "b", "c"]
     assert second.places == ("previous_response_id", "previous_response_id", "input")
-
-
-# ------------------------------------------------------------------------------------------------- documents
 
 
 def choice(texts: list[str], reason: str = "stop") -> Choice:
@@ -497,9 +342,6 @@ def test_store_false_keeps_nothing() -> None:
     assert (found["store"], store.find(found["id"])) == (False, None)
 
 
-# ------------------------------------------------------------------------------------- calls before the text
-
-
 def test_text_behind_a_call_comes_in_the_same_order_at_once_and_streamed() -> None:
     store = ResponseStore()
     call = (Part("name", "f"), Part("arguments", "{}"), Part("end"))
@@ -512,9 +354,6 @@ def test_text_behind_a_call_comes_in_the_same_order_at_once_and_streamed() -> No
     output = events(b"".join(frames))[-1]["response"]["output"]
     for found in (whole["output"], output):
         assert [item["type"] for item in found] == ["function_call", "message", "function_call"]
-
-
-# ------------------------------------------------------------------------------------ instructions and items
 
 
 @pytest.mark.parametrize("role", ["system", "developer"])

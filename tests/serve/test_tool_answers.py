@@ -88,68 +88,47 @@ def without_ids(found: dict[str, Any]) -> dict[str, Any]:
     return {**found, "calls": [(call["name"], json.loads(call["arguments"])) for call in found["calls"]]}
 
 
+PARIS = ("get_weather", {"city": "Paris", "days": 2})
+IN_PARIS, IN_ROME = (("get_weather", {"city": city}) for city in ("Paris", "Rome"))
+
+
+def said(content: str, thoughts: str, *calls: tuple[str, dict[str, Any]]) -> dict[str, Any]:
+    reason = "tool_calls" if calls else "stop"
+    return {"content": content, "thoughts": thoughts, "calls": [*calls], "reason": reason}
+
+
 REPLIES = [
     (
         QWEN3,
         "<think>\nThe weather, then.\n</think>\n\nI look.\n" + CALL + "\n" + CALL,
-        {
-            "content": "I look.\n",
-            "thoughts": "The weather, then.",
-            "calls": [("get_weather", {"city": "Paris", "days": 2})] * 2,
-            "reason": "tool_calls",
-        },
+        said("I look.\n", "The weather, then.", PARIS, PARIS),
     ),
     (
         QWEN3,
         "<think>\nEasy.\n</think>\n\nIt rains \u20ac \U0001f600.",
-        {
-            "content": "It rains \u20ac \U0001f600.",
-            "thoughts": "Easy.",
-            "calls": [],
-            "reason": "stop",
-        },
+        said("It rains \u20ac \U0001f600.", "Easy."),
     ),
     (
         LFM2,
         '<|tool_call_start|>[get_weather(city="Paris", days=2)]<|tool_call_end|>Checking.',
-        {
-            "content": "Checking.",
-            "thoughts": "",
-            "calls": [("get_weather", {"city": "Paris", "days": 2})],
-            "reason": "tool_calls",
-        },
+        said("Checking.", "", PARIS),
     ),
     (
         MISTRAL,
         '[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}[TOOL_CALLS]get_weather[ARGS]{"city": "Rome"}',
-        {
-            "content": "",
-            "thoughts": "",
-            "calls": [("get_weather", {"city": "Paris"}), ("get_weather", {"city": "Rome"})],
-            "reason": "tool_calls",
-        },
+        said("", "", IN_PARIS, IN_ROME),
     ),
     (
         GEMMA4,
         "<|channel>thought\nThey are in Paris.<channel|>I look."
         '<|tool_call>call:get_weather{city:<|"|>Paris<|"|>,days:2}<tool_call|>',
-        {
-            "content": "I look.",
-            "thoughts": "They are in Paris.",
-            "calls": [("get_weather", {"city": "Paris", "days": 2})],
-            "reason": "tool_calls",
-        },
+        said("I look.", "They are in Paris.", PARIS),
     ),
     (
         GPT_OSS,
         "<|channel|>analysis<|message|>Need the weather.<|end|><|start|>assistant<|channel|>commentary "
         'to=functions.get_weather <|constrain|>json<|message|>{"city":"Paris"}',
-        {
-            "content": "",
-            "thoughts": "Need the weather.",
-            "calls": [("get_weather", {"city": "Paris"})],
-            "reason": "tool_calls",
-        },
+        said("", "Need the weather.", IN_PARIS),
     ),
 ]
 
@@ -283,7 +262,7 @@ def test_stop_strings_are_looked_for_in_the_text_alone(qwen: Qwen) -> None:
 def test_the_length_cuts_a_call_short(qwen: Qwen) -> None:
     server, model = qwen
     model.reply = CALL
-    for tokens in range(1, len(model.tokenizer.encode(CALL))):
+    for tokens in range(1, len(model.tokenizer.encode(CALL)), 3):
         found = streamed(server, tools=TOOLS, max_tokens=tokens)
         assert found["reason"] == "length"
         assert found["content"] == "" or CALL.startswith(found["content"])
@@ -291,15 +270,11 @@ def test_the_length_cuts_a_call_short(qwen: Qwen) -> None:
             assert '{"city": "Paris", "days": 2}'.startswith(call["arguments"])
 
 
-def test_logprobs_are_of_all_tokens(qwen: Qwen) -> None:
+def test_a_call_that_ends_the_answer_keeps_its_logprobs(qwen: Qwen) -> None:
     server, model = qwen
     model.reply = "<think>\nHm.\n</think>\n\nYes." + CALL
     answer = ask(server, tools=TOOLS, logprobs=True)
     assert len(answer.choices[0].logprobs.content) == model.answered
-
-
-def test_a_call_that_ends_the_answer_keeps_its_logprobs(qwen: Qwen) -> None:
-    server, model = qwen
     model.reply = "Yes." + CALL + CALL
     answer = ask(server, tools=TOOLS, logprobs=True, parallel_tool_calls=False)
     told = answer.choices[0].logprobs.content
@@ -320,24 +295,6 @@ def test_thinking_is_switched_by_the_template(qwen: Qwen) -> None:
         assert off in model.prompts[-1]
     ask(server, extra_body={"enable_thinking": True})
     assert off not in model.prompts[-1]
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"reasoning_effort": "high"}, "reasoning_effort"),
-        ({"extra_body": {"chat_template_kwargs": {"wibble": 1}}}, "chat_template_kwargs.wibble"),
-        (
-            {"extra_body": {"chat_template_kwargs": {"enable_thinking": True}, "enable_thinking": False}},
-            "enable_thinking",
-        ),
-        ({"reasoning_effort": "none", "extra_body": {"enable_thinking": True}}, "reasoning_effort"),
-    ],
-)
-def test_what_a_template_does_not_look_at_is_refused(qwen: Qwen, fields: Any, param: str) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
-        ask(qwen[0], **fields)
-    assert caught.value.param == param
 
 
 def test_how_hard_to_think_is_told_to_a_template_that_asks(

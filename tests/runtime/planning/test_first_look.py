@@ -37,11 +37,6 @@ def silent() -> Device:
         return Device(name="gone", address=f"127.0.0.1:{server.getsockname()[1]}")
 
 
-def test_nobody_answers() -> None:
-    with pytest.raises(ClusterError, match=r"gone at 127\.0\.0\.1:\d+: .*start its daemon"):
-        refuse_silent([silent()], None, needs_all=False)
-
-
 def test_a_machine_that_refuses_is_not_waited_for_longer() -> None:
     ages = ExamineTimeouts(hello_s=6.0, why_s=0.0)  # whoever waits to the end cannot tell why
     one, other = silent(), replace(silent(), name="too")
@@ -80,14 +75,13 @@ def test_keys_that_a_daemon_would_not_find_are_in_what_starts_it(
     assert "--keys" not in advice(gone), "it lies where the daemon looks"
 
 
-def test_one_answers(there: Device) -> None:
+def test_one_that_answers_is_enough_unless_all_are_needed(there: Device) -> None:
     refuse_silent([silent(), there], None, needs_all=False)
-
-
-def test_all_are_needed(there: Device) -> None:
     refuse_silent([there], None, needs_all=True)
     with pytest.raises(ClusterError, match=r"gone at .* --name gone --threads 1"):
         refuse_silent([silent(), there], None, needs_all=True)
+    with pytest.raises(ClusterError, match=r"gone at 127\.0\.0\.1:\d+: .*start its daemon"):
+        refuse_silent([silent()], None, needs_all=False)
 
 
 def test_what_listens_and_is_no_daemon_is_refused_too() -> None:

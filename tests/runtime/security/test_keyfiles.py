@@ -97,10 +97,10 @@ def test_a_secret_that_is_not_listed_is_not_overwritten(folder: Path) -> None:
     assert (folder / "pi-1.key").read_text() == text
 
 
-@pytest.mark.parametrize("name", ["", ".x", "-x", "a b", "../x", "a/b", "x" * 64, "ü", "a\n"])
-def test_a_name_that_cannot_name_a_file_has_no_key(name: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="expected up to 63 letters"):
-        make_keys(tmp_path / "keys", ["head"], [name], force=False)
+def test_a_name_that_cannot_name_a_file_has_no_key(tmp_path: Path) -> None:
+    for name in ("", ".x", "-x", "a b", "../x", "a/b", "x" * 64, "ü", "a\n"):
+        with pytest.raises(InputError, match="expected up to 63 letters"):
+            make_keys(tmp_path / "keys", ["head"], [name], force=False)
     assert not (tmp_path / "keys").exists()
 
 
@@ -113,17 +113,16 @@ def test_a_name_is_a_head_or_a_device(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "mode", "message"),
     [
-        ("pi-1.key", 0o640, r"pi-1.key could be read by others; make it yours alone: chmod 600"),
+        ("pi-1.key", 0o640, "pi-1.key could be read by others"),
         ("pi-1.key", 0o604, "could be read by others"),
-        (ALLOWED, 0o620, r"allowed.toml could be changed by others; make it yours alone: chmod go-w"),
+        (ALLOWED, 0o620, "allowed.toml could be changed by others"),
         (ALLOWED, 0o602, "could be changed by others"),
     ],
 )
 def test_files_that_others_can_get_at_are_not_used(file: str, mode: int, message: str, folder: Path) -> None:
     (folder / file).chmod(mode)
-    with pytest.raises(InputError, match=message) as caught:
+    with pytest.raises(InputError, match=message):
         device_keyring(folder, "pi-1")
-    assert "\n" not in str(caught.value)
     (folder / ALLOWED).chmod(0o644)  # to read the list is no harm
     (folder / "pi-1.key").chmod(0o600)
     assert device_keyring(folder, "pi-1").name == "pi-1"
@@ -138,33 +137,27 @@ def replace_line(path: Path, key: str, line: str) -> None:
     )
 
 
+KEY = "expected a key of 40 characters"
+OTHER = "expected the key of pi-1, its name and both halves fitting"
+
+
 @pytest.mark.parametrize(
     ("file", "key", "line", "message"),
     [
-        (
-            "pi-1.key",
-            "secret",
-            'secret = "short"',
-            r"pi-1.key: secret: expected a key of 40 characters \(Z85\)$",
-        ),
-        ("pi-1.key", "secret", f'secret = "{"~" * 40}"', r"secret: expected a key of 40 characters \(Z85\)$"),
-        ("pi-1.key", "secret", "", r"secret: expected a key of 40 characters"),
-        (
-            "pi-1.key",
-            "secret",
-            f'secret = "{"0" * 40}"',
-            "expected the key of pi-1, its name and both halves fitting",
-        ),
-        ("pi-1.key", "name", 'name = "pi-2"', "expected the key of pi-1, its name and both halves fitting"),
+        ("pi-1.key", "secret", 'secret = "short"', rf"pi-1.key: secret: {KEY} \(Z85\)$"),
+        ("pi-1.key", "secret", f'secret = "{"~" * 40}"', rf"secret: {KEY} \(Z85\)$"),
+        ("pi-1.key", "secret", "", f"secret: {KEY}"),
+        ("pi-1.key", "secret", f'secret = "{"0" * 40}"', OTHER),
+        ("pi-1.key", "name", 'name = "pi-2"', OTHER),
         ("pi-1.key", "name", "name = [", "expected TOML"),
-        ("pi-1.key", "public", "public = 5", r"public: expected a key of 40 characters \(Z85\), got 5"),
+        ("pi-1.key", "public", "public = 5", rf"public: {KEY}"),
         ("pi-1.key", "name", 'name = "pi-1"\nmore = 1', "unknown key 'more'"),
-        (ALLOWED, '"pi-1"', f'"pi-1" = "{"0" * 40}"', r"has another key of pi-1, or none, than"),
-        (ALLOWED, '"pi-1"', "", r"has another key of pi-1, or none, than"),
-        (ALLOWED, '"pi-1"', '"pi-1" = "x"', "pi-1: expected a key of 40 characters"),
+        (ALLOWED, '"pi-1"', f'"pi-1" = "{"0" * 40}"', "has another key of pi-1, or none, than"),
+        (ALLOWED, '"pi-1"', "", "has another key of pi-1, or none, than"),
         (ALLOWED, '"pi-1"', '"../x" = "x"', "expected up to 63 letters"),
         (ALLOWED, "[heads]", "[bosses]", "unknown key 'bosses'"),
     ],
+    ids=range(12),
 )
 def test_broken_files_are_named_and_secrets_are_not_told(
     file: str, key: str, line: str, message: str, folder: Path
@@ -179,29 +172,18 @@ def test_broken_files_are_named_and_secrets_are_not_told(
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    content=st.one_of(st.binary(max_size=300), st.text(max_size=300).map(str.encode)),
-    file=st.sampled_from([ALLOWED, "pi-1.key"]),
-)
-def test_any_content_is_refused_as_wrong_input(content: bytes, file: str, folder: Path) -> None:
-    before = (folder / file).read_bytes()
-    (folder / file).write_bytes(content)
-    with pytest.raises(InputError):
-        device_keyring(folder, "pi-1")
-    (folder / file).write_bytes(before)
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), file=st.sampled_from([ALLOWED, "pi-1.key"]))
 def test_a_file_with_anything_wrong_is_refused_in_one_line_or_names_the_same_key(
     data: st.DataObject, file: str, folder: Path
 ) -> None:
-    before, ring = (folder / file).read_bytes(), device_keyring(folder, "pi-1")
-    (folder / file).write_bytes(toml_file(data.draw(mutants(tomllib.loads(before.decode())))))
+    path, before, ring = folder / file, (folder / file).read_bytes(), device_keyring(folder, "pi-1")
+    path.write_bytes(
+        data.draw(st.binary(max_size=300) | mutants(tomllib.loads(before.decode())).map(toml_file))
+    )
     with one_line_at_most():
         found = device_keyring(folder, "pi-1")
         assert (found.name, found.public, found.secret) == (ring.name, ring.public, ring.secret)
-    (folder / file).write_bytes(before)
+    path.write_bytes(before)
 
 
 def test_secrets_are_in_no_repr_and_no_log(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -226,21 +208,22 @@ def test_which_device_a_machine_is(folder: Path, tmp_path: Path) -> None:
     assert device_name(folder, None, "laptop") == "jetson.2"
 
 
-@pytest.mark.parametrize("mode", [0o777, 0o720, 0o702])
-def test_a_folder_that_others_could_change_is_not_used(mode: int, folder: Path) -> None:
-    folder.chmod(mode)
-    for use in (head_keyring, read_allowed, lambda place: device_keyring(place, "pi-1")):
-        with pytest.raises(
-            InputError, match=r"keys could be changed by others, and with it the keys; .* chmod 700"
-        ):
-            use(folder)
+def test_a_folder_that_others_could_change_is_not_used(folder: Path) -> None:
+    for mode in (0o777, 0o720, 0o702):
+        folder.chmod(mode)
+        for use in (head_keyring, read_allowed, lambda place: device_keyring(place, "pi-1")):
+            with pytest.raises(InputError, match="keys could be changed by others"):
+                use(folder)
 
 
 @pytest.mark.parametrize("file", [ALLOWED, "head.key"])
 def test_what_is_no_file_is_refused_and_not_waited_for(file: str, folder: Path) -> None:
     (folder / file).unlink()
+    if file == "head.key":
+        with pytest.raises(InputError, match=r"\(head.key\)"):
+            head_keyring(folder)
     os.mkfifo(folder / file, 0o600)
-    with pytest.raises(InputError, match="expected a key file, got something that is no file"):
+    with pytest.raises(InputError, match="something that is no file"):
         head_keyring(folder)
 
 
@@ -254,21 +237,11 @@ def test_keys_are_not_made_behind_a_link(tmp_path: Path) -> None:
     assert list(theirs.iterdir()) == []
 
 
-def test_a_head_without_its_secret_says_what_to_copy(folder: Path) -> None:
-    (folder / "head.key").unlink()
-    with pytest.raises(InputError, match=r"expected the secret key of a head \(head.key\)"):
-        head_keyring(folder)
-
-
 def test_zeromq_without_encryption_is_one_clear_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zmq, "has", lambda what: what != "curve")
     for attempt in (lambda: head_keyring(folder), lambda: make_keys(folder, [], ["new"], force=False)):
         with pytest.raises(InputError, match="built without CURVE encryption; install pyzmq's own build"):
             attempt()
-
-
-# ---------------------------------------------------------------------------------------- where keys are
-# needed
 
 
 def test_no_port_beyond_loopback_without_keys_unless_insecure() -> None:
@@ -320,32 +293,23 @@ def test_a_device_without_a_listed_key_is_not_dialled(folder: Path) -> None:
         context.destroy(linger=0)
 
 
-@pytest.mark.parametrize(
-    ("user", "name", "role", "error"),
-    [
-        ("head:head", "head", "head-control", None),
-        ("head:head", "head", "measure", None),
-        ("device:pi-1", "pi-1", "stage", None),
-        ("device:pi-1", "pi-1", "measure", None),
+def test_a_key_stands_for_a_name_and_a_part() -> None:
+    for user, name, role in (
+        ("head:head", "head", "head-control"),
+        ("head:head", "head", "measure"),
+        ("device:pi-1", "pi-1", "stage"),
+        ("device:pi-1", "pi-1", "measure"),
+    ):
+        check_hello(user, Hello(name=name, version="1", role=role))
+    for user, name, role, error in (
         ("device:pi-1", "pi-2", "stage", "expected pi-1 by its key, but it calls itself pi-2"),
-        (
-            "device:pi-1",
-            "pi-1",
-            "head-control",
-            "pi-1 has the key of a device, which opens no head-control connections",
-        ),
-        ("device:pi-1", "pi-1", "head-data", "opens no head-data"),
-        ("device:pi-1", "pi-1", "head-weights", "opens no head-weights"),
-        ("head:head", "head", "stage", "head has the key of a head, which opens no stage connections"),
-    ],
-)
-def test_a_key_stands_for_a_name_and_a_part(user: str, name: str, role: str, error: str | None) -> None:
-    hello = Hello(name=name, version="1", role=role)
-    if error is None:
-        check_hello(user, hello)
-    else:
+        ("device:pi-1", "pi-1", "head-control", "pi-1 .* of a device, .* no head-control"),
+        ("device:pi-1", "pi-1", "head-data", "no head-data"),
+        ("device:pi-1", "pi-1", "head-weights", "no head-weights"),
+        ("head:head", "head", "stage", "head .* of a head, .* no stage"),
+    ):
         with pytest.raises(PeerError, match=error):
-            check_hello(user, hello)
+            check_hello(user, Hello(name=name, version="1", role=role))
 
 
 def test_the_gate_answers_nonsense_with_no(folder: Path) -> None:

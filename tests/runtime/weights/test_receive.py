@@ -1,5 +1,5 @@
-"""Pulling tensors into a store: whatever breaks off, is damaged or lies there already, in the end all is
-there and nothing came twice."""
+"""Pulling tensors from a head into a store: whatever breaks off, is damaged or lies there already, in the end
+all is there and nothing came twice; answers go to the assignment that asked."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 import torch
@@ -24,11 +25,13 @@ from flowspec.core.protocol.weight_messages import (
     AskTensors,
     AskTokens,
     ModelOffer,
+    NameList,
     TensorBytes,
     TensorEntry,
 )
 from flowspec.errors import ClusterError, InputError, PeerError
 from flowspec.model.files import ModelFiles
+from flowspec.runtime.weights.head_channel import HeadQuestion, QueuedHeadChannel
 from flowspec.runtime.weights.offer import Offer
 from flowspec.runtime.weights.receive import ask_entries, ask_tokens, ask_word, fetched
 from flowspec.runtime.weights.store import WeightStore
@@ -161,17 +164,6 @@ def test_long_lists_of_tensors_come_in_several_messages(
         assert received == 800
 
 
-def test_progress_goes_from_asking_to_checking_and_receiving(tmp_path: Path) -> None:
-    data = make_model(tmp_path, [4000, 800])
-    store, offer = WeightStore(tmp_path / "store"), offer_of(tmp_path)
-    with fetched(described(offer, store, ["t1"]), Direct(offer)):
-        pass
-    channel = Direct(offer)
-    model = described(offer, store, sorted(data), channel)
-    with fetched(model, channel):
-        assert channel.told == [("asking for weights", 0), ("checking", 1), ("receiving", 1)]
-
-
 @pytest.mark.parametrize(
     "entry",
     [
@@ -250,3 +242,54 @@ def test_what_is_no_table_of_tokens_is_refused_and_a_head_that_has_none_is_named
         ask_tokens(Told((TensorBytes(digest=digest, offset=0), junk)), digest, len(junk))
     with pytest.raises(ClusterError, match="not offered"):
         ask_tokens(Told((Error.saying("tokens were not offered"), b"")), digest, len(junk))
+
+
+FIRST, SECOND = NameList(names=("first",)), NameList(names=("second",))
+
+
+@pytest.fixture
+def told() -> list[Any]:
+    return []
+
+
+@pytest.fixture
+def channel(told: list[Any]) -> QueuedHeadChannel:
+    return QueuedHeadChannel(told.append)
+
+
+def test_questions_go_out_and_answers_come_in_for_the_present_hold_only(
+    channel: QueuedHeadChannel, told: list[Any]
+) -> None:
+    channel.begin(1)
+    channel.ask(AskModel())
+    assert told == [HeadQuestion(question=AskModel())]
+    channel.deliver(1, FIRST, b"x")
+    assert channel.answer() == (FIRST, b"x")
+    channel.deliver(1, FIRST, b"")
+    channel.hang_up(1)
+    channel.begin(2)
+    channel.deliver(2, SECOND, b"")
+    assert channel.answer() == (SECOND, b"")
+
+
+def test_a_head_that_let_go_ends_what_waits_for_it(channel: QueuedHeadChannel, told: list[Any]) -> None:
+    channel.begin(1)
+    channel.hang_up(1)
+    with pytest.raises(ClusterError, match="let go before all weights were there"):
+        channel.answer()
+    with pytest.raises(ClusterError, match="let go"):
+        channel.tell("checking", 0.5)
+    assert told == []
+
+
+def test_a_hold_that_ended_before_its_turn_came_waits_for_nothing(channel: QueuedHeadChannel) -> None:
+    channel.begin(1)
+    channel.hang_up(1)
+    channel.hang_up(2)
+    channel.end()
+    channel.begin(2)
+    with pytest.raises(ClusterError, match="let go"):
+        channel.answer()
+    channel.begin(3)
+    channel.deliver(3, FIRST, b"")
+    assert channel.answer() == (FIRST, b"")

@@ -96,8 +96,12 @@ def test_a_slice_of_a_gguf_file_is_received_as_it_lies_there(shape: str, tmp_pat
     assert {each.name for each in (tmp_path / "store" / "tensors").iterdir()} == packed
 
 
-def test_experts_in_one_tensor_are_received_as_they_lie_there(tmp_path: Path) -> None:
-    folder = prequantised(make_variant(tmp_path / "plain", "gpt-oss"), tmp_path / "model", "mxfp4")
+@pytest.mark.parametrize(
+    ("variant", "method"), [("gpt-oss", "mxfp4"), ("llama-grouped", "gptq"), ("llama-grouped", "awq")]
+)
+def test_a_quantised_slice_is_received_as_it_lies_there(variant: str, method: str, tmp_path: Path) -> None:
+    """Experts in one tensor, and what is the same in several tensors and comes once."""
+    folder = prequantised(make_variant(tmp_path / "plain", variant), tmp_path / "model", method)
     check_received(ModelFiles(str(folder)), tmp_path, FILED)
 
 

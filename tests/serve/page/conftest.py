@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from tests.nightly import nightly
 from tests.serve.page.pages import CHROMIUM, DESKTOP, FIREFOX, WAIT_MS, Watched, installed
 from tests.serve.page.scripted import Script, serving
 
@@ -43,10 +44,9 @@ def browsers() -> Iterator[Browsers]:
             each.close()
 
 
-@pytest.fixture
-def browser_name() -> str:
-    """Tests that are marked `in_both` run in Firefox, too."""
-    return CHROMIUM
+@pytest.fixture(params=nightly((CHROMIUM,), (CHROMIUM, FIREFOX)))
+def browser_name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture

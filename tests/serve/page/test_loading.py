@@ -13,7 +13,7 @@ from playwright.sync_api import Page, expect
 from flowspec.serve.app import AccessRules
 from flowspec.serve.loading import Loading, loading_server
 from flowspec.serve.server import bind, server_of
-from tests.serve.page.pages import DESKTOP, PHONE, Watched, answered, ask, in_both, is_live
+from tests.serve.page.pages import DESKTOP, PHONE, Watched, answered, ask, is_live
 from tests.serve.page.recordings import text_of
 from tests.serve.page.scripted import Script
 
@@ -51,7 +51,6 @@ def watched(beginning: Beginning) -> Watched:
     return Watched(f"http://127.0.0.1:{beginning.bound.getsockname()[1]}", expected={503})
 
 
-@in_both
 def test_the_page_shows_how_far_loading_is_and_goes_on_by_itself(
     page: Page, beginning: Beginning, script: Script
 ) -> None:

@@ -1,4 +1,4 @@
-"""The page on small and dark screens, in a tab that nobody sees, and its files as they are served."""
+"""The page on small screens, in a tab that nobody sees, and its files as they are served."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tests.serve.page.pages import (
     Watched,
     answered,
     ask,
+    at_night,
     picture,
     replayed,
-    until_changed,
 )
 from tests.serve.page.recordings import recording, text_of
 from tests.serve.page.scripted import Script
@@ -42,49 +42,7 @@ def test_nothing_overflows_sideways(page: Page, script: Script) -> None:
         assert page.evaluate(f"{outside}.map(e => e.tagName + '#' + e.id + '.' + e.className)") == []
 
 
-CONTRAST = """() => {
-  const parse = colour => colour.match(/[\\d.]+/g).map(Number);
-  const light = ([r, g, b]) => {
-    const [x, y, z] = [r, g, b].map(c => c / 255)
-      .map(c => c <= .03928 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4);
-    return .2126 * x + .7152 * y + .0722 * z;
-  };
-  const ground = element => {
-    for (let each = element; each; each = each.parentElement) {
-      const found = parse(getComputedStyle(each).backgroundColor);
-      if (found.length === 3 || found[3] === 1) return found;
-    }
-    return [255, 255, 255];
-  };
-  const poor = [];
-  for (const element of document.querySelectorAll('body *')) {
-    const text = [...element.childNodes].some(node => node.nodeType === 3 && node.data.trim());
-    if (!text || !element.checkVisibility() || element.matches('option, i, noscript *, :disabled')) continue;
-    const [one, other] = [parse(getComputedStyle(element).color), ground(element)].map(light);
-    const ratio = (Math.max(one, other) + .05) / (Math.min(one, other) + .05);
-    if (ratio < 4.5) poor.push(`${element.tagName} ${element.id} ${element.className}: ${ratio.toFixed(2)}`);
-  }
-  return poor;
-}"""
-
-
-def test_texts_have_enough_contrast_in_light_and_in_dark(page: Page, script: Script) -> None:
-    grounds = []
-    ask(page)
-    answered(page, text_of(script.found))
-    replayed(page, "no recording")
-    expect(page.locator("#trouble")).to_be_visible()
-    for scheme in ("light", "dark"):
-        page.emulate_media(color_scheme=scheme)
-        grounds.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
-        assert page.evaluate(CONTRAST) == []
-        page.wait_for_function("() => document.getElementById('lanes').width > 300")
-    assert grounds[0] != grounds[1]
-    dark = picture(page, "lanes")
-    page.emulate_media(color_scheme="light")
-    until_changed(page, "lanes", dark)
-
-
+@at_night
 def test_a_hidden_tab_draws_nothing(page: Page) -> None:
     replayed(page, recording())
     page.wait_for_function("() => document.getElementById('scrub').value > 0.05")

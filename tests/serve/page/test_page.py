@@ -13,8 +13,8 @@ from tests.serve.page.pages import (
     Watched,
     answered,
     ask,
+    at_night,
     committed,
-    in_both,
     is_live,
     picture,
     replayed,
@@ -32,7 +32,6 @@ EVIL = [
 ]
 
 
-@in_both
 def test_a_chat_shows_the_answer_and_moves_timeline_tree_and_tiles(page: Page, script: Script) -> None:
     is_live(page)
     before = {canvas: picture(page, canvas) for canvas in ("lanes", "tree")}
@@ -58,6 +57,7 @@ def test_a_chat_shows_the_answer_and_moves_timeline_tree_and_tiles(page: Page, s
     expect(page.locator(".turn-note")).to_have_text("24 tokens")
 
 
+@at_night
 def test_the_next_question_carries_the_dialogue_and_a_new_dialogue_does_not(
     page: Page, script: Script
 ) -> None:
@@ -76,7 +76,6 @@ def test_the_next_question_carries_the_dialogue_and_a_new_dialogue_does_not(
     assert script.asked[2]["messages"] == [{"role": "user", "content": "Hello"}]
 
 
-@in_both
 def test_markup_in_tokens_and_answers_stays_text(page: Page, script: Script) -> None:
     script.found = recording(EVIL)
     ask(page, "<i>hello</i>")
@@ -100,7 +99,6 @@ MARKDOWN = (
 )
 
 
-@in_both
 def test_an_answers_markdown_is_shown_and_nothing_in_it_is_alive(page: Page, script: Script) -> None:
     script.found = recording([MARKDOWN[at : at + 7] for at in range(0, len(MARKDOWN), 7)])
     ask(page)
@@ -128,35 +126,7 @@ def test_an_answers_markdown_is_shown_and_nothing_in_it_is_alive(page: Page, scr
     )
 
 
-def test_the_bubble_goes_on_with_the_panel_however_long_writing_takes(page: Page, script: Script) -> None:
-    script.found = recording([f"word{at} " for at in range(60)])
-    is_live(page)
-    page.evaluate(
-        """async () => {
-          const { Markdown } = await import("/page/markdown.js");
-          const show = Markdown.prototype.show;
-          Markdown.prototype.show = function (...args) {
-            const startedMs = performance.now();
-            while (performance.now() - startedMs < 60);
-            return show.apply(this, args);
-          };
-          const bubble = () => document.querySelector(".turn.assistant")?.textContent ?? "";
-          let seen = "";
-          let behind = 0;
-          window.mostBehind = 0;
-          new MutationObserver(() => {
-            const said = document.getElementById("strip-text").textContent;
-            behind = bubble() === seen && seen.length < said.length ? behind + 1 : 0;
-            seen = bubble();
-            window.mostBehind = Math.max(window.mostBehind, behind);
-          }).observe(document.getElementById("strip-text"), { childList: true });
-        }"""
-    )
-    ask(page)
-    answered(page, text_of(script.found).rstrip())
-    assert page.evaluate("mostBehind") <= 2  # their streams are two
-
-
+@at_night
 def test_markdown_that_comes_in_pieces_is_in_the_end_as_if_it_had_come_at_once(page: Page) -> None:
     said = f"{MARKDOWN}\n\n- a\n\n  b\n\nUnder\n===\n\n    code\n\n\n[far][x] `\r\nlast\n\n[x]: http://x.y"
     found = page.evaluate(
@@ -185,33 +155,6 @@ def test_an_answer_that_markdown_is_not_made_for_is_shown_as_it_is(
     script.found = recording([text])
     ask(page)
     answered(page, text)
-
-
-def test_what_one_sees_is_said_before_the_first_question(page: Page, script: Script) -> None:
-    expect(page.locator("#sentence")).to_contain_text("FlowSpec runs one language model on several small")
-    expect(page.locator(".empty")).to_contain_text("toy of 11 million parameters")
-    script.found = recording() | {"model": "Qwen/Qwen3-0.6B"}
-    page.reload()
-    expect(page.locator(".example")).to_have_count(3)
-    expect(page.locator(".empty")).not_to_contain_text("toy")
-
-
-def test_one_of_a_thing_is_told_as_one(page: Page) -> None:
-    is_live(page)
-    found = page.evaluate(
-        """async () => {
-          const { count } = await import("/page/elements.js");
-          return [0, 1, 2].map(many => count(many, "guess", "guesses"));
-        }"""
-    )
-    assert found == ["0 guesses", "1 guess", "2 guesses"]
-
-
-def test_an_example_is_asked_with_one_click(page: Page, script: Script) -> None:
-    expect(page.locator(".example")).to_have_count(3)
-    page.locator(".example").first.click()
-    answered(page, text_of(script.found))
-    assert script.asked[0]["messages"] == [{"role": "user", "content": "What is 17 + 25?"}]
 
 
 def test_refusals_are_one_readable_line_and_the_question_is_not_lost(
@@ -260,23 +203,6 @@ def test_a_key_is_asked_for_and_a_wrong_one_again(page: Page, script: Script, wa
     assert page.evaluate("[sessionStorage.length, localStorage.length, document.cookie]") == [1, 0, ""]
 
 
-def test_without_a_key_the_page_says_so_and_asks_again_for_a_chat(
-    page: Page, script: Script, watched: Watched
-) -> None:
-    is_live(page)
-    watched.expected = {401}
-    script.key = "sesame"
-    page.reload()
-    expect(page.locator("#key")).to_be_visible()
-    page.keyboard.press("Escape")
-    expect(page.locator("#state")).to_have_text("no key")
-    ask(page)
-    page.locator("#key-value").fill("sesame")
-    page.locator("#key-form button[type=submit]").click()
-    answered(page, text_of(script.found))
-    is_live(page)
-
-
 def test_an_answer_is_stopped_and_what_came_is_kept(page: Page, script: Script) -> None:
     script.hold = True
     ask(page)
@@ -288,6 +214,7 @@ def test_an_answer_is_stopped_and_what_came_is_kept(page: Page, script: Script) 
     wait_until(lambda: script.gone == 1, "the server is told")
 
 
+@at_night
 def test_thoughts_stand_before_the_answer_and_are_no_part_of_it(page: Page, script: Script) -> None:
     script.found = recording(["Yes", "."])
     script.thoughts = "<b>Hm.</b>"
@@ -303,7 +230,6 @@ def test_thoughts_stand_before_the_answer_and_are_no_part_of_it(page: Page, scri
     assert script.asked[1]["messages"][1] == {"role": "assistant", "content": "Yes."}
 
 
-@in_both
 def test_everything_can_be_done_with_the_keyboard(page: Page, script: Script) -> None:
     is_live(page)
     seen: list[str] = []

@@ -34,13 +34,13 @@ KEY = "sesame-1"
 QUESTION = "What is 17 + 25?"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def llm() -> Iterator[LLM]:
     with LLM(dtype="float32", local=4, drafter="bundled") as found:
         yield found
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def session(llm: LLM) -> Session:
     return llm.session
 

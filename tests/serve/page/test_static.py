@@ -7,12 +7,11 @@ import re
 from playwright.sync_api import Browser, expect
 
 from tests.launch.scripts import script
-from tests.serve.page.pages import PHONE, in_both, scrub
+from tests.serve.page.pages import PHONE, scrub
 
 recordings = script("recordings")
 
 
-@in_both
 def test_the_page_shows_its_recordings_as_a_file(browser: Browser) -> None:
     context = browser.new_context(viewport=PHONE)
     page = context.new_page()

@@ -1,26 +1,30 @@
-"""pairs16: what `plain.py` has of products in pairs, and what `canonical.c` computes where the processor has
-the instruction, is what exact fractions give, step by step; for any shape and threads."""
+"""Products of `canonical.c`: in lanes, in pairs of bfloat16 and in halves, each is its definition, number by
+number, for any shape and threads."""
 
 from __future__ import annotations
 
+import ctypes
+import ctypes.util
 import itertools
 import struct
 from collections.abc import Callable
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flowspec.model import kernel_checks, kernels
-from flowspec.model.arithmetic import build, plain
+from flowspec.model.arithmetic import build, operations, plain
 from flowspec.model.arithmetic.compiled import Library
 from flowspec.model.kernels import PAIRS16, kernels_of
 from flowspec.model.products import pairs16
 from tests.model.slices import CPU
 from tests.model.threads import threads_of
 
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LEAST = -126
 """Numbers below 2 to this count as zeros."""
 Products = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -68,6 +72,10 @@ def numbers(shape: tuple[int, int], powers: tuple[int, int], seed: int) -> torch
     generator = torch.Generator().manual_seed(seed)
     times = torch.exp2(torch.randint(powers[0], powers[1] + 1, shape, generator=generator).float())
     return (torch.randn(shape, generator=generator) * times).bfloat16()
+
+
+def any_numbers(shape: tuple[int, int], dtype: torch.dtype, seed: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 @pytest.fixture(params=["definition", "built"])
@@ -125,24 +133,6 @@ def test_what_is_no_number_stays_what_it_is(products: Products) -> None:
     assert torch.equal(found.nan_to_num(7, 8, 9), expected.nan_to_num(7, 8, 9))
 
 
-@given(
-    rows=st.integers(1, 75),
-    inputs=st.integers(1, 1100),
-    outputs=st.integers(1, 120),
-    threads=st.integers(1, 3),
-)
-def test_a_row_has_the_same_bits_in_any_number_of_rows(
-    library: Library, rows: int, inputs: int, outputs: int, threads: int
-) -> None:
-    pairs = here(library).pairs
-    x, weights = numbers((rows, inputs), (-2, 2), rows), numbers((outputs, inputs), (-2, 2), outputs)
-    with threads_of(threads):
-        together = pairs(x, weights, torch.float32)
-        assert torch.equal(pairs(x, weights, torch.bfloat16), together.bfloat16())
-    alone = torch.cat([pairs(row[None], weights, torch.float32) for row in x])
-    assert together.equal(alone)
-
-
 @pytest.mark.parametrize(("rows", "inputs", "outputs"), [(300, 2080, 31), (70, 16416, 13), (23, 600, 700)])
 def test_many_rows_and_long_ones_are_divided_and_lose_none(
     library: Library, rows: int, inputs: int, outputs: int
@@ -166,17 +156,91 @@ def test_numbers_behind_a_row_do_not_matter(library: Library) -> None:
     assert found.equal(here(library).pairs(x, room[:2].clone(), torch.float32))
     assert found.isfinite().all()
     assert here(library).pairs(x[:0], room, torch.float32).shape == (0, 4)
+    bias = numbers((1, 2), (0, 0), 3)[0]  # is added before the result is rounded
+    assert pairs16(x, room[:2], bias).equal((found + bias).bfloat16())
+    assert pairs16(x, room[:2], None).equal(found.bfloat16())
 
 
-def test_a_bias_is_added_before_the_result_is_rounded(library: Library) -> None:
-    x, weights = numbers((3, 64), (0, 0), 1), numbers((7, 64), (0, 0), 2)
-    bias = numbers((1, 7), (0, 0), 3)[0]
-    expected = (here(library).pairs(x, weights, torch.float32) + bias).bfloat16()
-    assert pairs16(x, weights, bias).equal(expected)
-    assert pairs16(x, weights, None).equal(library.pairs(x, weights, torch.float32).bfloat16())
+@pytest.mark.arm
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("inputs", [5, 64, 531, 1040])
+def test_lanes16_is_fused_steps_in_sixteen_lanes(library: Library, inputs: int, dtype: torch.dtype) -> None:
+    fused = ctypes.CDLL(ctypes.util.find_library("m")).fmaf
+    fused.restype, fused.argtypes = ctypes.c_float, [ctypes.c_float] * 3
+    x, weights = any_numbers((1, inputs), torch.float32, 1), any_numbers((9, inputs), dtype, 2)
+    found = library.linear(x, weights)
+    row = x[0].tolist()
+    for output, weight in enumerate(weights.float().tolist()):
+        lanes = [0.0] * 16
+        for at, (a, b) in enumerate(zip(row, weight, strict=True)):
+            lanes[at % 16] = fused(a, b, lanes[at % 16])
+        sums = np.array(lanes, np.float32)
+        while len(sums) > 1:
+            sums = sums[: len(sums) // 2] + sums[len(sums) // 2 :]
+        assert found[0, output].item() == sums[0]
 
 
-# ------------------------------------------------------------------------------------ who is taken, and tried
+@pytest.mark.arm
+@given(
+    rows=st.integers(1, 140),
+    inputs=st.integers(1, 1100),
+    outputs=st.integers(1, 120),
+    threads=st.integers(1, 3),
+    dtype=st.sampled_from(DTYPES),
+)
+def test_a_row_has_the_same_bits_in_any_number_of_rows(
+    library: Library, rows: int, inputs: int, outputs: int, threads: int, dtype: torch.dtype
+) -> None:
+    x, weights = (
+        any_numbers((rows, inputs), torch.float32, rows),
+        any_numbers((outputs, inputs), dtype, outputs),
+    )
+    with threads_of(threads):
+        together = library.linear(x, weights)
+    assert together.equal(torch.cat([library.linear(row[None], weights) for row in x]))
+    if library.has_pairs:
+        x, weights = x.bfloat16(), weights.bfloat16()
+        with threads_of(threads):
+            together = library.pairs(x, weights, torch.float32)
+            assert torch.equal(library.pairs(x, weights, torch.bfloat16), together.bfloat16())
+        assert together.equal(torch.cat([library.pairs(row[None], weights, torch.float32) for row in x]))
+
+
+@pytest.mark.arm
+@given(
+    rows=st.integers(0, 5),
+    inputs=st.one_of(st.sampled_from((1, 2, 64, 2048, 2880)), st.integers(1, 200)),
+    outputs=st.integers(1, 70),
+    zeros=st.integers(0, 40),
+    threads=st.integers(1, 3),
+)
+def test_small_products_are_their_definition(
+    library: Library, rows: int, inputs: int, outputs: int, zeros: int, threads: int
+) -> None:
+    """As of a router."""
+    x, weights = (
+        any_numbers((rows, inputs), torch.float32, 1),
+        any_numbers((outputs, inputs), torch.float32, 2),
+    )
+    x[:, :zeros] = 0.0  # times less than nothing that is -0
+    with threads_of(threads):
+        found = operations.product(x, weights)
+    assert found.view(torch.int32).equal(plain.product(x, weights).view(torch.int32))
+
+
+def test_small_products_are_summed_in_halves(library: Library) -> None:
+    """One after another, 1e8 would swallow one of the ones; and C gets no other shapes and dtypes."""
+    found = plain.product(torch.ones(1, 4), torch.tensor([[1e8, 1.0, -1e8, 1.0]]))
+    assert found.item() == 2.0
+    x, weights = torch.ones(2, 8), torch.ones(3, 8)
+    for odd in (weights[:, :7], weights.double(), weights.T, torch.ones(3, 9)):
+        with pytest.raises(AssertionError):
+            library.halves(x, odd)
+    with pytest.raises(AssertionError):
+        library.halves(torch.ones(2, 0), torch.ones(3, 0))
+
+
+# ---------------------------------------------------------------------------------- what is taken, and tried
 
 
 def test_it_comes_first_in_bfloat16_where_the_processor_has_it(

@@ -1,0 +1,332 @@
+"""Requests as they come: what chats, completions and responses mean, and what each is refused for."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flowspec.errors import ClusterError, InputError
+from flowspec.model.text import Recommended
+from flowspec.runtime.sampling_params import SamplingParams
+from flowspec.serve.completion_request import CompletionRequest, chat_wanted, completion_wanted
+from flowspec.serve.fields import parse
+from flowspec.serve.other_fields import HARMLESS, NEUTRAL
+from flowspec.serve.refusals import ApiError, busy, of_error
+from flowspec.serve.responses.request import ResponseRequest, response_wanted
+from flowspec.serve.responses.store import ResponseStore
+from flowspec.serve.tools import TOOL_BYTES_MAX, TOOLS_MAX
+
+HELLO = [{"role": "user", "content": "hello"}]
+PREFILLED = [*HELLO, {"role": "assistant", "content": "I am"}]
+
+
+def chat(**fields: Any) -> CompletionRequest:
+    return chat_wanted({"model": "m", "messages": HELLO, **fields})
+
+
+def completion(**fields: Any) -> CompletionRequest:
+    return completion_wanted({"model": "m", "prompt": "hello", **fields})
+
+
+def response(**fields: Any) -> ResponseRequest:
+    return response_wanted(ResponseStore(), {"input": "hello", **fields})
+
+
+READERS: dict[str, Callable[..., CompletionRequest]] = {
+    "chat": chat,
+    "completion": completion,
+    "response": response,
+}
+
+
+def refusal(read: Callable[..., CompletionRequest], **fields: Any) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        read(**fields)
+    found = caught.value
+    assert (found.status, found.document["error"]["type"]) == (400, "invalid_request_error")
+    assert "\n" not in found.message
+    assert len(found.message) < 600
+    assert found.param is None or found.message.startswith(found.param) or repr(found.param) in found.message
+    return found
+
+
+# ------------------------------------------------------------------------------------- what is refused
+
+REFUSED = [
+    json.loads(line)
+    for line in (Path(__file__).parents[1] / "data" / "refused_requests.jsonl")
+    .read_text("utf-8")
+    .splitlines()
+]
+"""Kinds of request, the fields, the refusal's `param` and `code`, and how it begins where
+it tells what was meant."""
+FUNCTION = {"type": "function", "function": {"name": "f", "description": "x" * TOOL_BYTES_MAX}}
+LARGE: list[tuple[str, str, Any]] = [
+    ("chat", "logit_bias", {"5": 10**400}),
+    ("chat", "logit_bias", dict.fromkeys(map(str, range(513)), 1)),
+    ("chat", "min_p", 10**400),
+    ("chat", "min_p", float("inf")),
+    ("chat", "tools", [FUNCTION]),
+    ("chat", "tools", [{**FUNCTION, "function": {"name": f"f{n}"}} for n in range(TOOLS_MAX + 1)]),
+    ("chat", "tools[0].function.name", [{**FUNCTION, "function": {"name": "a" * 65}}]),
+    ("chat", "chat_template_kwargs", {"a": "x" * (1 << 16)}),
+    ("chat", "chat_template_kwargs", {f"a{place}": 1 for place in range(65)}),
+    ("chat", "structured_outputs.json", {"json": {"enum": ["x" * 10**6]}}),
+    ("completion", "stop_token_ids", [5] * 513),
+    ("completion", "prompt", ["a"] * 65),
+    ("response", "input", "\ud800"),
+    ("response", "metadata", {str(n): "" for n in range(17)}),
+]
+"""Kinds of request, the refusal's `param`, and what the field holds that it begins with."""
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_what_is_refused_is_named_by_its_field_and_a_code(kind: str) -> None:
+    rows = [row for row in REFUSED if kind in row[0].split()]
+    assert len(rows) > 50
+    for _, fields, param, code, *told in rows:
+        found = refusal(READERS[kind], **fields)
+        assert (found.param, found.code or "invalid_value") == (param, code), fields
+        assert all(found.message.startswith(text) for text in told), found.message
+
+
+@pytest.mark.parametrize(("kind", "param", "value"), LARGE, ids=range(len(LARGE)))
+def test_what_is_too_much_is_refused(kind: str, param: str, value: Any) -> None:
+    assert refusal(READERS[kind], **{re.split(r"[.[]", param)[0]: value}).param == param
+
+
+def test_what_is_wrong_only_together_is_refused() -> None:
+    assert refusal(completion, prompt=["a", "b"], n=33).param == "n", "of all prompts together"
+    assert refusal(response, metadata={"a": "\ud800"}).param is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b"", b"{", b"[]", b'"a"', b"null", b"\xff{}", b'{"a": NaN}', b'{"a": 1e9999}', b"[" * 100_000),
+        b'{"a": 1e99999999999999999999999}',
+        b'{"a": [' + b",".join([b"1e4"] * 99 + [b"1e3999"] * 17) + b"]}",
+        b'{"a": ' + b"9" * 5000 + b"}",
+    ],
+    ids=range(12),
+)
+def test_what_is_no_json_object_is_refused(body: bytes) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse(body)
+    assert (caught.value.status, caught.value.code) == (400, "invalid_json")
+
+
+def test_numbers_beyond_all_bounds_are_refused_by_name() -> None:
+    fields = ["temperature", "top_p", "min_p", "top_k", "seed", "max_tokens", "max_completion_tokens", "n"]
+    fields += ["presence_penalty", "frequency_penalty", "repetition_penalty", "typical_p", "repeat_penalty"]
+    for number in ("1e400", "-1e400", "1e3999"):
+        for field in fields:
+            assert refusal(chat, **parse(f'{{"{field}": {number}}}'.encode())).param == field
+        assert refusal(chat, **parse(f'{{"logit_bias": {{"5": {number}}}}}'.encode())).param == "logit_bias"
+
+
+def test_errors_have_the_form_of_the_api() -> None:
+    found = busy(7)
+    assert (found.status, found.headers["Retry-After"]) == (429, "7")
+    assert set(json.loads(json.dumps(found.document))["error"]) == {"message", "type", "param", "code"}
+    assert [of_error(InputError("x")).status, of_error(ClusterError("x")).status] == [400, 503]
+
+
+# ------------------------------------------------------------------------------------- what is meant
+
+
+def test_a_request_with_everything() -> None:
+    sampling = {"temperature": 1, "top_p": 0.5, "top_k": 40, "min_p": 0.1, "seed": 7, "stop": ["a", "b"]}
+    sampling |= {
+        "presence_penalty": -2,
+        "frequency_penalty": 0.5,
+        "repetition_penalty": 1.1,
+        "stop_token_ids": [7, 3],
+    }
+    expected = SamplingParams(
+        temperature=1.0,
+        top_p=0.5,
+        top_k=40,
+        min_p=0.1,
+        seed=7,
+        stop=("a", "b"),
+        presence_penalty=-2.0,
+        frequency_penalty=0.5,
+        repetition_penalty=1.1,
+        stop_token_ids=(7, 3),
+    )
+    for read in READERS.values():
+        assert read(**sampling, stream=True).params == expected
+        assert read(**dict.fromkeys(sampling)).params == SamplingParams(), "null leaves it to the server"
+    found = chat(
+        **sampling,
+        n=2,
+        max_completion_tokens=9,
+        logprobs=True,
+        top_logprobs=3,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    assert found.params == replace(expected, logprobs=3)
+    assert (found.count, found.tokens_max, found.is_streamed, found.includes_usage) == (2, 9, True, True)
+
+
+def test_a_request_with_nothing_leaves_all_to_the_server() -> None:
+    found = chat()
+    assert (found.params, found.tokens_max, found.count, found.is_streamed) == (
+        SamplingParams(),
+        None,
+        1,
+        False,
+    )
+    assert completion().tokens_max == 16
+    assert (chat(model="").model, chat(model=None).model, chat(stop="").params.stop) == (None, None, ())
+
+
+def test_an_answer_goes_on_in_the_last_message_where_that_is_asked_for() -> None:
+    for asked in ({}, {"add_generation_prompt": False}):
+        assert chat(messages=PREFILLED, continue_final_message=True, **asked).continues
+    for asked in ({}, {"add_generation_prompt": True}, {"continue_final_message": False}):
+        assert not chat(messages=PREFILLED, **asked).continues
+    assert (completion(echo=True).echoes, completion(echo=False).echoes) == (True, False)
+
+
+def test_fields_that_ask_for_nothing_are_taken() -> None:
+    chat(
+        presence_penalty=0,
+        frequency_penalty=0.0,
+        logit_bias={},
+        tools=[],
+        tool_choice="auto",
+        response_format={"type": "text"},
+        parallel_tool_calls=True,
+        functions=None,
+        logprobs=None,
+        stream_options=None,
+        modalities=["text"],
+        reasoning_effort="none",
+        typical_p=1.0,
+    )
+    completion(echo=False, suffix=None, best_of=1, logprobs=None)
+    completion(n=2, best_of=2)
+    for field, values in NEUTRAL.items():
+        for value in (None, *values):
+            assert chat(**{field: value}) == chat()
+        assert refusal(chat, **{field: "something"}).code == "unsupported_parameter"
+
+
+def test_what_cannot_change_an_answer_is_taken_and_named() -> None:
+    for read in (chat, completion):
+        found = read(**dict.fromkeys(HARMLESS, True))
+        assert set(found.unheeded) == set(HARMLESS)
+        assert replace(found, unheeded=()) == read(), "and changes nothing"
+        assert read(**dict.fromkeys(HARMLESS)).unheeded == (), "null says nothing"
+    assert chat(keep_alive="5m", user="u").unheeded == ("user", "keep_alive")
+
+
+@pytest.mark.parametrize(
+    "fields", [{"top_p": 0}, {"top_p": 0, "temperature": 1}, {"temperature": 1e-8}, {"temperature": 0}]
+)
+def test_what_leaves_only_the_likeliest_token_is_temperature_0(fields: dict[str, Any]) -> None:
+    found = chat(**fields)
+    assert (found.params.temperature, found.params.top_p) == (0.0, None)
+
+
+def test_any_seed_of_64_bits_becomes_one_that_can_be_used() -> None:
+    seeds = [-(1 << 63), -7, -1, 0, 7, (1 << 62) - 65, (1 << 63) - 1]
+    found = [chat(seed=seed).params.seed for seed in seeds]
+    usual = Recommended(stop_ids=frozenset())
+    assert found == [SamplingParams(seed=seed).sampling(usual).seed for seed in seeds], "as elsewhere"
+    assert all(seed is not None and 0 <= seed <= (1 << 62) - 65 for seed in found)
+    assert len(set(found[:5])) == 5
+    assert found[3:5] == [0, 7]
+
+
+def test_messages_become_what_chat_templates_take() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    nothing = dict.fromkeys(("refusal", "audio", "tool_calls", "reasoning_content"))
+    given_back = {"role": "assistant", "content": "c", "annotations": [], "name": "helper", **nothing}
+    silent = {"role": "assistant", "content": None}
+    messages = [{"role": "developer", "content": "s"}, {"role": "user", "content": parts}, given_back, silent]
+    assert chat(messages=messages).prompts == (
+        [
+            {"role": "system", "content": "s"},
+            {"role": "user", "content": "ab"},
+            {"role": "assistant", "content": "c"},
+            {"role": "assistant", "content": ""},
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("a", ("a",)),
+        (["a", "b"], ("a", "b")),
+        ([1, 2], ((1, 2),)),
+        ([[1, 2], [3]], ((1, 2), (3,))),
+        ([5] * 100, ((5,) * 100,)),
+    ],
+)
+def test_the_forms_of_a_prompt(prompt: Any, expected: tuple[Any, ...]) -> None:
+    assert completion(prompt=prompt).prompts == expected
+    assert completion(prompt=["a", "b"], n=32).count == 32, "choices are counted over all prompts"
+
+
+def test_either_name_of_the_length_will_do_and_both_if_they_agree() -> None:
+    for fields in (
+        {"max_tokens": 5},
+        {"max_completion_tokens": 5},
+        {"max_tokens": 5, "max_completion_tokens": 5},
+    ):
+        assert chat(**fields).tokens_max == 5
+    assert chat(max_tokens=2**63 - 1).tokens_max == 2**63 - 1, "who wants no limit"
+
+
+def test_a_response_is_the_chat_that_it_stands_for() -> None:
+    both = {
+        "temperature": 0.5,
+        "top_p": 0.5,
+        "seed": 7,
+        "top_k": 3,
+        "stop": ["x"],
+        "stream": True,
+        "user": "u",
+    }
+    found = response(
+        **both,
+        instructions="Be short.",
+        max_output_tokens=9,
+        include=["message.output_text.logprobs", "reasoning.encrypted_content"],
+        top_logprobs=2,
+        reasoning={"effort": "none", "summary": "auto"},
+        text={"format": {"type": "text"}, "verbosity": "medium"},
+        truncation="disabled",
+    )
+    same = chat_wanted(
+        {
+            **both,
+            "messages": [{"role": "system", "content": "Be short."}, *HELLO],
+            "max_tokens": 9,
+            "logprobs": True,
+            "top_logprobs": 2,
+            "reasoning_effort": "none",
+        }
+    )
+    assert all(getattr(found, name) == getattr(same, name) for name in same.__slots__)
+    assert (found.unheeded, found.is_kept) == (("user",), True)
+    assert (found.said["max_output_tokens"], found.said["instructions"]) == (9, "Be short.")
+    names = (
+        "instructions max_output_tokens previous_response_id store metadata include tools tool_choice text n"
+    )
+    names += (
+        " reasoning truncation background top_logprobs conversation prompt stream stream_options messages"
+    )
+    nulls = response(**dict.fromkeys([*names.split(), "max_tool_calls"]))
+    assert replace(nulls, items=b"") == replace(response(), items=b""), "but for their items' ids"
