@@ -3,6 +3,7 @@ beside us."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from gguf import GGML_QUANT_SIZES, MODEL_ARCH_NAMES, GGMLQuantizationType, GGUFW
 from gguf.quants import quantize
 from safetensors.torch import load_file
 
-from flowspec.bench.checkpoints import SMALL, YARN, make_checkpoint
+from flowspec.bench.checkpoints import SMALL, make_checkpoint
 from flowspec.core.protocol.experts import experts_of
 from flowspec.core.protocol.shared_keys import heads_of
 from flowspec.model.families import FAMILIES
@@ -32,197 +33,13 @@ WIDE: dict[str, Any] = {
     "initializer_range": 0.08,
 }
 """Rows of whole blocks of every type."""
-_GEMMA: dict[str, Any] = {
-    **WIDE,
-    "num_hidden_layers": 7,
-    "head_dim": 64,
-    "query_pre_attn_scalar": 64,
-    "sliding_window": 16,
-    "tie_word_embeddings": True,
-}
-_ROPE3: dict[str, Any] = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-_THETA: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
-_QWEN3_5: dict[str, Any] = {
-    **WIDE,
-    "head_dim": 64,
-    "full_attention_interval": 2,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 6,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "rope_parameters": {**_THETA, "partial_rotary_factor": 0.25, "mrope_section": [3, 3, 2]},
-}
-_GEMMA4: dict[str, Any] = {
-    **WIDE,
-    "num_hidden_layers": 6,
-    "layer_types": [
-        *("sliding_attention", "full_attention", "sliding_attention"),
-        *("full_attention", "sliding_attention", "full_attention"),
-    ],
-    # Wider heads and larger weights, and rounding alone would move perplexity by more than is allowed:
-    # scores are not scaled by the width of heads.
-    "initializer_range": 0.03,
-    "num_attention_heads": 8,
-    "head_dim": 32,
-    "global_head_dim": 64,
-    "num_kv_shared_layers": 2,
-    "use_double_wide_mlp": True,
-    "hidden_size_per_layer_input": 256,
-    "vocab_size_per_layer_input": WIDE["vocab_size"],
-    "sliding_window": 16,
-    "final_logit_softcapping": 6.0,
-    "tie_word_embeddings": True,
-    "rope_parameters": {
-        "sliding_attention": _THETA,
-        "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
-    },
-}
+_DATA = json.loads((Path(__file__).parent / "data" / "gguf_shapes.json").read_text("utf-8"))
+_BASES = {"wide": WIDE} | {name: {**WIDE, **own} for name, (_, own) in _DATA["bases"].items()}
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("llama", WIDE),
-    "llama-tied": ("llama", {**WIDE, "tie_word_embeddings": True, "head_dim": 32}),
-    "llama-rope3": ("llama", {**WIDE, "rope_parameters": _ROPE3}),
-    "llama-linear": ("llama", {**WIDE, "rope_parameters": {**_THETA, "rope_type": "linear", "factor": 4.0}}),
-    "mistral": ("mistral", {**WIDE, "sliding_window": None}),
-    "qwen2": ("qwen2", WIDE),
-    "qwen3": ("qwen3", {**WIDE, "head_dim": 32}),
-    "qwen3-moe": (
-        "qwen3_moe",
-        {
-            **WIDE,
-            "head_dim": 32,
-            "num_experts": 5,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 256,
-            "norm_topk_prob": True,
-        },
-    ),
-    "gemma2": ("gemma2", {**_GEMMA, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 6.0}),
-    "gemma3": (
-        "gemma3_text",
-        {
-            **_GEMMA,
-            "rope_parameters": {
-                "sliding_attention": _THETA,
-                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
-            },
-        },
-    ),
-    "phi3": (
-        "phi3",
-        {**WIDE, "sliding_window": 20, "rope_parameters": {**_THETA, "partial_rotary_factor": 0.5}},
-    ),
-    "phi3-longrope": (
-        "phi3",
-        {
-            **WIDE,
-            "original_max_position_embeddings": 480,
-            "rope_parameters": {
-                "rope_type": "longrope",
-                "rope_theta": 10000.0,
-                "short_factor": [1.0 + step / 8 for step in range(32)],
-                "long_factor": [2.0 + step for step in range(32)],
-            },
-        },
-    ),
-    "smollm3": ("smollm3", {**WIDE, "use_sliding_window": False, "tie_word_embeddings": True}),
-    "granite": (
-        "granite",
-        {
-            **WIDE,
-            "attention_multiplier": 0.1,
-            "embedding_multiplier": 3.0,
-            "residual_multiplier": 0.6,
-            "logits_scaling": 2.5,
-        },
-    ),
-    "olmo2": ("olmo2", WIDE),
-    "olmoe": (
-        "olmoe",
-        {
-            **WIDE,
-            "num_key_value_heads": 4,
-            "intermediate_size": 256,
-            "num_experts": 5,
-            "num_experts_per_tok": 2,
-        },
-    ),
-    "lfm2": (
-        "lfm2",
-        {
-            **WIDE,
-            "num_hidden_layers": 6,
-            "intermediate_size": 700,
-            "full_attn_idxs": [1, 4],
-            "norm_eps": 1e-4,
-        },
-    ),
-    "qwen3.5": ("qwen3_5_text", _QWEN3_5),
-    "qwen3.5-moe": (
-        "qwen3_5_moe_text",
-        {
-            **_QWEN3_5,
-            "linear_num_key_heads": 3,
-            "initializer_range": 0.04,  # wider, and rounding alone moves perplexity by more than is allowed
-            "num_experts": 5,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 256,
-            "shared_expert_intermediate_size": 512,
-        },
-    ),
-    "gemma4": ("gemma4_text", _GEMMA4),
-    "gemma4-mixture": (
-        "gemma4_text",
-        {
-            **_GEMMA4,
-            "num_hidden_layers": 4,
-            "layer_types": _GEMMA4["layer_types"][:4],
-            "num_kv_shared_layers": 0,
-            "hidden_size_per_layer_input": 0,
-            "attention_k_eq_v": True,
-            "num_global_key_value_heads": 1,
-            "enable_moe_block": True,
-            "num_experts": 6,
-            "top_k_experts": 3,
-            "moe_intermediate_size": 256,
-        },
-    ),
-    "mixtral": ("mixtral", {**WIDE, "num_local_experts": 3, "num_experts_per_tok": 2}),
-    "glm4-moe": (
-        "glm4_moe",
-        {
-            **WIDE,
-            "head_dim": 64,
-            "n_routed_experts": 6,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 256,
-            "n_group": 3,
-            "topk_group": 2,
-            "routed_scaling_factor": 1.4,
-            "use_qk_norm": True,
-            "attention_bias": True,
-            "rope_parameters": {**_THETA, "partial_rotary_factor": 0.5},
-        },
-    ),
-    "gpt-oss": (
-        "gpt_oss",
-        {
-            **WIDE,
-            "head_dim": 64,
-            "num_local_experts": 4,
-            "num_experts_per_tok": 2,
-            "intermediate_size": 256,
-            "sliding_window": 16,
-            "rope_parameters": YARN,
-        },
-    ),
+    name: (family, {**_BASES[base], **own}) for name, (family, base, own) in _DATA["shapes"].items()
 }
+"""Families and configs by name. Gemma 4's and the mixture of Qwen3.5 have small weights: with wider ones
+rounding alone would move perplexity by more than is allowed."""
 RANDOM = {
     GGMLQuantizationType.Q4_K: ((0, 5e-4), (2, 3.75e-3)),
     GGMLQuantizationType.Q5_K: ((0, 2.5e-4), (2, 3.75e-3)),

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -90,16 +89,6 @@ def test_a_list_of_prompts_has_a_list_of_answers(llm: LLM) -> None:
     assert [answer.token_ids for answer in llm.generate([llm.encode(text) for text in texts])] == [
         answer.token_ids for answer in answers
     ]
-
-
-@pytest.mark.parametrize(
-    "prompt", [None, 3, {"role": "user", "content": "hi"}, ["hi", 3], [{"role": "user"}]]
-)
-def test_what_is_no_prompt_is_refused(prompt: Any, llm: LLM) -> None:
-    with pytest.raises(
-        InputError, match="prompt: expected a text, token ids, or messages with role and cont"
-    ):
-        llm.generate(prompt)
 
 
 def test_pieces_are_the_answer(llm: LLM) -> None:
@@ -186,41 +175,36 @@ def test_a_task_that_is_cancelled_cancels_its_answer(llm: LLM) -> None:
 
 
 def test_what_cannot_be_is_one_line(llm: LLM) -> None:
-    for named, said in (
-        ({"temperature": -1}, "sampling: temperature"),
-        ({"temperature": "hot"}, "sampling:"),
-        ({"stop": ["a", ""]}, "stop: expected texts"),
-        ({"max_new_tokens": 0}, "max_new_tokens: expected a whole number from 1, got 0"),
-        ({"logprobs": 21}, "logprobs: expected 0 to 20, got 21"),
+    tool = [{"role": "user", "content": SUM}, {"role": "tool", "content": "42"}]
+    for prompt, named, said in (
+        (SUM, {"temperature": -1}, "sampling: temperature"),
+        (SUM, {"temperature": "hot"}, "sampling:"),
+        (SUM, {"stop": ["a", ""]}, "stop:"),
+        (SUM, {"max_new_tokens": 0}, "max_new_tokens:"),
+        (SUM, {"logprobs": 21}, "logprobs:"),
+        ([SUM, SUM], {"parallel": 0}, "parallel:"),
+        ([1 << 30], {}, "prompt token ids:"),
+        (tool, {}, "role:"),
+        *((prompt, {}, "prompt") for prompt in ([], "", " \n")),
+        *((prompt, {}, "prompt: ") for prompt in (None, 3, tool[0], ["hi", 3], [{"role": "user"}])),
     ):
-        with pytest.raises(InputError, match=said):
-            llm.generate(SUM, **named)
-    with pytest.raises(InputError, match="prompt token ids: expected 0 to"):
-        llm.generate([1 << 30])
-    with pytest.raises(InputError, match="messages with role and content"):
-        llm.generate([{"role": "user"}])
-    with pytest.raises(InputError, match="at least one token"):
-        llm.generate([])
-    for empty in ("", " \n"):
-        with pytest.raises(InputError, match="prompt: expected a text, got an empty one"):
-            llm.generate(empty)
-    with pytest.raises(InputError, match="parallel: expected 1 to 64, got 0"):
-        llm.generate([SUM, SUM], parallel=0)
-    with pytest.raises(TypeError, match="'temprature'; did you mean temperature"):
-        llm.generate(SUM, temprature=1)
-    with pytest.raises(TypeError, match="'max_tokens'; did you mean max_new_tokens"):
-        llm.generate(SUM, max_tokens=1)
-    with pytest.raises(TypeError, match="'lark'; did you mean grammar"):
-        llm.generate(SUM, lark="start: /a/")
-    with pytest.raises(InputError, match="role: expected assistant, system, user, got 'tool', which"):
-        llm.generate([{"role": "user", "content": SUM}, {"role": "tool", "content": "42"}])
+        with pytest.raises(InputError, match=said) as refused:
+            llm.generate(prompt, **named)
+        assert "\n" not in str(refused.value)
+    for named, meant in (
+        ("temprature", "temperature"),
+        ("max_tokens", "max_new_tokens"),
+        ("lark", "grammar"),
+    ):
+        with pytest.raises(TypeError, match=f"'{named}'; did you mean {meant}"):
+            llm.generate(SUM, **{named: 1})
     for named, said in (
         ({"cluster": "a.toml", "local": 2}, "got both"),
-        ({"local": 0}, "local: expected a number of processes from 1"),
-        ({"dtype": "float8"}, "dtype: expected one of float32"),
+        ({"local": 0}, "local:"),
+        ({"dtype": "float8"}, "dtype:"),
         ({"method": "magic"}, "method magic"),
-        ({"context": 1 << 20}, "context: expected 2 to"),
-        ({"cluster": "/nowhere.toml"}, "/nowhere.toml: expected a cluster file"),
+        ({"context": 1 << 20}, "context:"),
+        ({"cluster": "/nowhere.toml"}, "/nowhere.toml:"),
     ):
         with pytest.raises(InputError, match=said):
             LLM(**named)

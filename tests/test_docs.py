@@ -30,11 +30,10 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 QUOTE = re.compile(r"(?:^> .*\n)+", re.MULTILINE)
 
 
-def named(document: Path) -> Path:
-    return document.relative_to(ROOT)
+each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda each: str(each.relative_to(ROOT)))
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda each: str(named(each)))
+@each_document
 def test_lines_fit_the_width_but_for_tables_and_what_cannot_be_broken(document: Path) -> None:
     lines = document.read_text("utf-8").split("\n")
     wide = [
@@ -45,7 +44,7 @@ def test_lines_fit_the_width_but_for_tables_and_what_cannot_be_broken(document: 
     assert wide == []
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda each: str(named(each)))
+@each_document
 def test_the_files_that_are_named_are_there(document: Path) -> None:
     places = (ROOT, ROOT / "flowspec", document.parent)
     missing = {
@@ -56,7 +55,7 @@ def test_the_files_that_are_named_are_there(document: Path) -> None:
     assert missing == set()
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda each: str(named(each)))
+@each_document
 def test_pictures_are_there_and_small(document: Path) -> None:
     sizes = {
         name: (document.parent / name).stat().st_size
@@ -80,7 +79,7 @@ def commands(document: Path) -> Iterator[list[str]]:
                 yield shlex.split(re.split(r" [|>&]", line)[0], comments=True)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda each: str(named(each)))
+@each_document
 def test_commands_are_there_and_take_the_flags_that_are_shown(document: Path) -> None:
     for program, *words in commands(document):
         if program.startswith("launch/"):

@@ -9,7 +9,7 @@ import struct
 import sys
 import termios
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import TracebackType
 
 import psutil
@@ -29,12 +29,11 @@ sys.exit(main())
 
 
 class Terminal(pyte.Screen):
-    """A screen, and in `past` what scrolled out of it. A narrower one `reflows` its lines, as most terminals
-    do, or cuts them, as xterm does."""
+    """A screen, and in `past` what scrolled out of it. A narrower one reflows its lines, as most terminals
+    do."""
 
-    def __init__(self, columns: int, lines: int, *, reflows: bool = True) -> None:
+    def __init__(self, columns: int, lines: int) -> None:
         self.past: list[dict[int, Char]] = []
-        self._reflows = reflows
         self._is_drawing = False
         super().__init__(columns, lines)
         self.set_mode(pyte.modes.LNM)  # as the kernel does: a line end begins a line
@@ -78,17 +77,6 @@ class Terminal(pyte.Screen):
 
     def resize(self, lines: int | None = None, columns: int | None = None) -> None:
         lines, columns = lines or self.lines, columns or self.columns
-        if not self._reflows:
-            out = max(0, self.cursor.y - lines + 1)
-            self.past += [self.buffer[at] for at in range(out)]
-            kept = [self.buffer[at] for at in range(out, min(self.lines, out + lines))]
-            self.cursor.y -= out
-            self._lay(kept, lines, columns)
-            for row in self.buffer.values():
-                for at in [at for at in row if at >= columns]:
-                    del row[at]
-            self.cursor.x = min(self.cursor.x, columns - 1)
-            return
         here = len(self.past) + self.cursor.y
         rows = [*self.past, *(self.buffer[at] for at in range(self.lines))]
         while len(rows) > here + 1 and not rows[-1]:
@@ -114,11 +102,8 @@ class Terminal(pyte.Screen):
         out = max(0, max(len(laid), y + 1) - lines)
         self.past = laid[:out]
         self.cursor.y, self.cursor.x = y - out, x
-        self._lay(laid[out:], lines, columns)
-
-    def _lay(self, rows: list[dict[int, Char]], lines: int, columns: int) -> None:
         self.buffer.clear()
-        self.buffer.update(enumerate(rows))
+        self.buffer.update(enumerate(laid[out:]))
         self.lines, self.columns = lines, columns
 
 
@@ -130,17 +115,15 @@ class Window:
         *arguments: str,
         columns: int = 80,
         lines: int = 24,
-        reflows: bool = True,
-        environment: Mapping[str, str] | None = None,
     ) -> None:
-        self.screen = Terminal(columns, lines, reflows=reflows)
+        self.screen = Terminal(columns, lines)
         self.ours, theirs = os.openpty()
         self._size(columns, lines)
         streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
         known = {"TERM": "xterm-256color", "LANG": "C.UTF-8", "COLUMNS": "", "LINES": ""}
         self.process = warm.Popen(
             [sys.executable, "-c", IN_TERMINAL, *arguments],
-            env={**os.environ, **known, **(environment or {})},
+            env={**os.environ, **known},
             start_new_session=True,
             **streams,
         )

@@ -1,438 +1,220 @@
-"""Every wrong input to the command ends with one clear line on standard error, an exit status, and no
-traceback.
+"""Every wrong input to a command ends with one clear line on standard error, a status and no traceback.
 
-Status 2 is the user's input, 1 a cluster that does not come up. Usage errors of argparse show the usage
-before the line. Flags are tried in this process, which spares fifty starts; each way in which a command can
-refuse is also tried in a real one.
+Status 2 is the user's input, 1 a cluster that does not come up. What a line must name is a flag, a value, a
+path or a number. Commands run in this process; each way to refuse is also tried in one of its own.
 """
 
 from __future__ import annotations
 
-import io
 import json
-import os
-import re
+import shlex
 import shutil
-import signal
 import socket
 import struct
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 from gguf import GGMLQuantizationType
 
-from flowspec.cli.main import main
-from flowspec.errors import InputError
+from flowspec.bench.bench import RESULTS
+from flowspec.bench.checkpoints import SMALL, make_checkpoint
+from flowspec.errors import InputError, meant
 from flowspec.model.files import bundled_folder
 from flowspec.model.text import Recommended
-from flowspec.runtime import local
+from flowspec.runtime import timeouts
+from flowspec.runtime.journal.file import Journal
 from flowspec.runtime.sampling_params import SamplingParams
 from tests import warm
-from tests.cli.starting import without_starting
+from tests.bench.benches import TOML
+from tests.cli.journals import ENTRY, setting
+from tests.cli.running import FLOWSPEC, Run, real
 from tests.ggufs import convert
 
-NO_MODEL = "expected a model folder, a GGUF file or a hub id such as Qwen/Qwen3-0.6B, but the file"
-COMMAND = [sys.executable, "-m", "flowspec.cli.main"]
+DEVICE = '[[device]]\naddress = "{}"\n'
+FILES = {
+    "empty.toml": "",
+    "broken.toml": "[[device]",
+    "no-port.toml": DEVICE.format("host"),
+    "url.toml": DEVICE.format("http://192.0.2.1:7700"),
+    "seven.toml": DEVICE.format("a:1") + "layers = [0, 7]",
+    "board.toml": DEVICE.format("a:1") + 'name = "pi"\nprofile = "pi5"',
+    "suffix.toml": DEVICE.format("127.0.0.1:9") + '[[drafter]]\nmodel = "suffix"\ndevice = "head"\n',
+    "pi-9.toml": DEVICE.format("a:1") + '[[drafter]]\nmodel = "mid"\ndevice = "pi-9"\n',
+    "empty.jsonl": "",
+    "half.jsonl": '{"turns": ["good"]}\n{"turns": [',
+    "no-turns.jsonl": '{"turns": []}',
+    "list.jsonl": "[]",
+    "tiny.toml": TOML,
+    "key": "secret-key\n",
+    "words.key": "two words here\n",
+    "none.journal": "nothing of the kind\n",
+}
+LONG = {
+    "long": "a " * 3000,
+    "words": "word " * 12,
+    "name": "n" * 201,
+    "many": ",".join(f"d{number}" for number in range(17)),
+}
+TABLE = Path(__file__).parents[1] / "data" / "wrong_input.txt"
+ROWS = [line.split(" => ") for line in TABLE.read_text().splitlines() if not line.startswith("#")]
 
 
-def refusal(*args: str | bytes, status: int = 2, stdin: bytes = b"", home: Path | None = None) -> str:
-    """Runs the command, which must fail with `status`; returns its one line."""
-    if home is None:
-        done = warm.run([*COMMAND, *args], input=stdin, capture_output=True, timeout=120)
-    else:  # which huggingface_hub reads when it is imported
-        environment = {**os.environ, "HF_HOME": str(home), "HF_HUB_CACHE": str(home)}
-        done = subprocess.run(
-            [*COMMAND, *args], input=stdin, capture_output=True, timeout=120, env=environment, check=False
-        )
-    assert done.returncode == status, done.stderr.decode()
-    assert done.stdout == b""
-    return only_line(done.stderr.decode(), args[0] if isinstance(args[0], str) else args[0].decode())
-
-
-def only_line(text: str, command: str) -> str:
-    """The one line that a command has told, without the usage and its own name before it, and that it has
-    begun, for what only the loaded model can tell."""
-    lines = without_starting(text)
-    if lines and lines[0].startswith("usage: "):
-        while lines[0].startswith(("usage: ", " ")):
-            lines.pop(0)
-    assert len(lines) == 1, "\n".join(lines)
-    assert lines[0].startswith(f"flowspec {command}: ")
-    return lines[0].removeprefix(f"flowspec {command}: ").removeprefix("error: ")
-
-
-@pytest.fixture
-def refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Callable[..., str]]:
-    """As `refusal`, in this process and at the user's input; fails when the command starts a process."""
-
-    def start(*args: object, **options: object) -> NoReturn:
-        raise AssertionError(f"a process was started: {args}")
-
-    def refusal(*args: str) -> str:
-        try:
-            status = main(list(args))
-        except SystemExit as end:  # how argparse ends
-            status = end.code
-        told = capsys.readouterr()
-        assert status == 2, told.err
-        assert told.out == ""
-        return only_line(told.err, args[0])
-
-    monkeypatch.setattr(subprocess, "Popen", start)
-    monkeypatch.setattr(local, "start_pool", start)
-    monkeypatch.setattr(sys, "stdin", io.StringIO())
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    yield refusal
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-
-
-@pytest.mark.parametrize(
-    ("args", "expected"),
-    [
-        (["generate", "hi", "--layers", "4,4"], "--layers: expected 4 numbers, one for each device, got 2"),
-        (["generate", "hi", "--layers", "3,1,2,1"], "--layers: 3+1+2+1 is 7, but the model has 8 layers"),
-        (
-            ["generate", "hi", "--layers", "8,0", "--local", "2"],
-            "--layers: expected at least one layer for each device, got 8,0",
-        ),
-        (
-            ["generate", "hi", "--layers", "a"],
-            "argument --layers: expected numbers with commas, such as 3,1,2,2, got 'a'",
-        ),
-        (
-            ["generate", "hi", "--local", "9"],
-            "9 devices but only 8 layers: each device needs at least one; use fewer devices",
-        ),
-        (["generate", "hi", "--local", "0"], "argument --local: expected a whole number from 1, got '0'"),
-        (
-            ["generate", "hi", "--cluster", "x.toml", "--local", "2"],
-            "argument --local: not allowed with argument --cluster",
-        ),
-        (
-            ["generate", "hi", "--cluster", "/no/cluster.toml"],
-            "/no/cluster.toml: expected a cluster file, but it cannot be read",
-        ),
-        (["generate", ""], "expected a prompt, got an empty one"),
-        (["generate"], "expected a prompt, got an empty one"),
-        (
-            ["generate", "hi", "--prompt-token-ids", "1"],
-            "expected one of PROMPT, --prompt, --prompt-token-ids and --prompts, got several",
-        ),
-        (
-            ["generate", "hi", "--prompt", "hi"],
-            "expected one of PROMPT, --prompt, --prompt-token-ids and --prompts, got several",
-        ),
-        (["generate", "-p", " "], "expected a prompt, got an empty one"),
-        (["generate", "--prompt-token-ids", ""], "argument --prompt-token-ids: expected numbers with commas"),
-        (["generate", "--prompt-token-ids", "1", "--stop", "x"], "--stop and --system need text"),
-        (["generate", "hi", "--stop", ""], "--stop: expected a text, got an empty one"),
-        (["generate", "hi", "--top-p", "0"], "--top-p: expected above 0 and at most 1, got 0.0"),
-        (["generate", "hi", "--top-k", "-1"], "--top-k: expected 0 to"),
-        (["generate", "hi", "--min-p", "1"], "--min-p: expected 0 or more and below 1, got 1.0"),
-        (
-            ["generate", "hi", "--temperature", "-1"],
-            "--temperature: expected 0, or 0.001 to 100.0, got -1.0",
-        ),
-        (
-            ["generate", "hi", "--temperature", "nan"],
-            "--temperature: expected 0, or 0.001 to 100.0, got nan",
-        ),
-        *(
-            (
-                ["generate", "hi", "--seed", seed],
-                "argument --seed: expected a whole number from -9223372036854775808 to 9223372036854775807, "
-                f"got '{seed}'",
-            )
-            for seed in ("abc", "1.5", str(1 << 63))
-        ),
-        (
-            ["generate", "hi", "--temperature", "warm"],
-            "argument --temperature: expected a number, got 'warm'",
-        ),
-        (["generate", "What", "is", "17"], "expected one prompt, got 3 words; quote them: 'What is 17'"),
-        (
-            ["generate", "hi", "--max-new-tokens", "0"],
-            "argument --max-new-tokens: expected a whole number from 1, got '0'",
-        ),
-        (
-            ["generate", "hi", "--context", "-5"],
-            "argument --context: expected a whole number from 1, got '-5'",
-        ),
-        (
-            ["generate", "hi", "--dtype", "int3"],
-            "argument --dtype: expected one of float32, ",
-        ),
-        (["chat", "--temperature", "inf"], "--temperature: expected 0, or 0.001 to 100.0, got inf"),
-        (
-            ["chat", "--model", "/no/model"],
-            "expected a model folder, a GGUF file or a hub id such as Qwen/Qwen3-0.6B, but there is no "
-            "folder '/no/model'",
-        ),
-        (["verify", "--local", "2,0"], "--local: expected whole numbers from 1"),
-        (["verify", "--parallel", "1,0"], "--parallel: expected whole numbers from 1 to"),
-        (
-            ["verify", "--method", "cosine", "--chain", "auto"],
-            "--chain goes with method specrouter, got cosine",
-        ),
-        (
-            ["verify", "--layers", "4,4", "--local", "2,4"],
-            "--layers forces the split of one cluster; expected one number for --local",
-        ),
-        (
-            ["verify", "--temperatures", "0,nan"],
-            "--temperatures: expected 0, or 0.001 to 100.0, got nan",
-        ),
-        (
-            ["verify", "--prompts", "/no/prompts.jsonl"],
-            "/no/prompts.jsonl: expected a file of prompts, but it cannot be read (No such file",
-        ),
-        (["daemon", "--device", "nonsense"], "--device: expected auto, cpu or cuda:N, got 'nonsense'"),
-        (
-            ["daemon", "--memory", "nonsense"],
-            "--memory: expected a size such as 4GiB or 512MiB, got 'nonsense'",
-        ),
-        (
-            ["daemon", "--cache-limit", "plenty"],
-            "--cache-limit: expected a size such as 4GiB or 512MiB, got 'plenty'",
-        ),
-        (["daemon", "--cache-dir", __file__], f"--cache-dir: expected a folder, got the file {__file__}"),
-        (["daemon", "--port", "65536"], "--port: expected 0 to 65535, got 65536"),
-        (["daemon", "--threads", "0"], "--threads: expected 1 or more, got 0"),
-        (["daemon", "--name", "n" * 201], "--name: expected 1 to 200 characters, got 201"),
-        (
-            ["generate", "--modell", "x", "hi"],
-            "unrecognized argument --modell; did you mean --model? (see flowspec generate --help)",
-        ),
-        (
-            ["generate", "--local=2", "--threads=1", "hi"],
-            "unrecognized argument --threads: flowspec daemon has it; each process of --local has one thread",
-        ),
-        (
-            ["generate", "a", "prompt"],
-            "expected one prompt, got 2 words; quote them: 'a prompt' (see flowspec generate --help)",
-        ),
-        (
-            ["generate", "--model", __file__, "hi"],
-            f"{NO_MODEL} {__file__!r} is no model",
-        ),
-        (
-            ["plan", "--model", __file__, "--devices", "raspberry-pi-5"],
-            f"{NO_MODEL} {__file__!r} is no model",
-        ),
-        (
-            ["generate", "--drafter", __file__, "--local=1", "hi"],
-            "--drafter: expected bundled, ",
-        ),
-    ],
-    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
-)
-def test_a_wrong_flag_is_refused_before_anything_is_started(
-    refused: Callable[..., str], args: list[str], expected: str
-) -> None:
-    assert refused(*args).startswith(expected)
-
-
-@pytest.mark.parametrize(
-    ("args", "expected"),
-    [
-        (
-            ["generate", "hi", "--layers", "a"],
-            "argument --layers: expected numbers with commas, such as 3,1,2,2, got 'a'",
-        ),
-        (["generate"], "expected a prompt, got an empty one"),
-        (
-            ["generate", "hi", "--local", "9"],
-            "9 devices but only 8 layers: each device needs at least one; use fewer devices",
-        ),
-        (
-            ["generate", "hi", "--log-file", "/no/folder/log"],
-            "--log-file: expected a file that can be written, got /no/folder/log",
-        ),
-        (["chat", "--temperature", "inf"], "--temperature: expected 0, or 0.001 to 100.0, got inf"),
-        (["verify", "--local", "2,0"], "--local: expected whole numbers from 1"),
-        (
-            ["daemon", "--host", "no.such.host.invalid"],
-            "--host: expected an address of this machine, got 'no.such.host.invalid'",
-        ),
-        (["daemon", "--host", ""], "--host: expected an address of this machine, got an empty one"),
-        (["daemon", "--threads", "0"], "--threads: expected 1 or more, got 0"),
-    ],
-    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
-)
-def test_a_real_command_refuses_with_a_line_and_a_status(args: list[str], expected: str) -> None:
-    assert refusal(*args).startswith(expected)
-
-
-def test_a_command_that_is_none_is_refused() -> None:
-    done = subprocess.run([*COMMAND, "fly"], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("flowspec: there is no command 'fly'")
-
-
-@pytest.mark.parametrize(
-    ("args", "stdin"),
-    [((b"a\xff",), b""), ((), b"a\xff"), ((b"-",), b"a\xff")],
-    ids=["argument", "stdin", "dash"],
-)
-def test_a_prompt_that_is_not_utf8_is_refused(args: tuple[bytes, ...], stdin: bytes) -> None:
-    assert refusal("generate", *args, stdin=stdin) == "expected text in UTF-8, got bytes that are none"
-
-
-def make_model(folder: Path, **config: object) -> Path:
-    """The bundled model with another config."""
-    folder.mkdir()
-    for path in bundled_folder("target").iterdir():
-        if path.name != "config.json":
-            shutil.copy(path, folder)
-    own = json.loads((bundled_folder("target") / "config.json").read_text())
+def make_model(folder: Path, cut_bytes: int = 0, **config: object) -> None:
+    """The bundled model with another config, or less of its weights."""
+    shutil.copytree(bundled_folder("target"), folder)
+    own = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").unlink()
     (folder / "config.json").write_text(json.dumps({**own, **config}))
+    if cut_bytes:
+        weights = (folder / "model.safetensors").read_bytes()
+        (folder / "model.safetensors").unlink()
+        (folder / "model.safetensors").write_bytes(weights[:-cut_bytes])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the rows name."""
+    folder = tmp_path_factory.mktemp("wrong")
+    for name, content in FILES.items():
+        (folder / name).write_text(content)
+    (folder / "key").chmod(0o644)
+    (folder / "words.key").chmod(0o600)
+    (folder / "no-utf8.jsonl").write_bytes(b"\xff")
+    (folder / "text").write_text("no model")
+    (folder / "no-config").mkdir()
+    make_model(folder / "no-weights")
+    (folder / "no-weights/model.safetensors").unlink()
+    make_model(folder / "cut", cut_bytes=100)
+    make_model(folder / "gpt2", model_type="gpt2")
+    make_checkpoint(folder / "other", "llama", {**SMALL, "num_hidden_layers": 1})
+    packed = bytearray(
+        convert(bundled_folder("draft"), folder / "cut.gguf", GGMLQuantizationType.Q8_0).read_bytes()
+    )
+    (folder / "cut.gguf").write_bytes(packed[:-100])
+    tensor = b"blk.0.ffn_up.weight"
+    struct.pack_into("<I", packed, packed.index(tensor) + len(tensor) + struct.calcsize("<IQQ"), 99)
+    (folder / "new.gguf").write_bytes(packed)
+    with Journal.start(folder / "journal", setting(), print) as journal:
+        journal.ask(ENTRY)
+        journal.tokens([60])
     return folder
 
 
-def test_a_model_that_cannot_be_used_is_refused_before_anything_is_started(tmp_path: Path) -> None:
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    half = make_model(tmp_path / "half")
-    (half / "model.safetensors").unlink()
-    cut = make_model(tmp_path / "cut")
-    (cut / "model.safetensors").unlink()
-    (cut / "model.safetensors").write_bytes(
-        (bundled_folder("target") / "model.safetensors").read_bytes()[:-100]
-    )
-    strange = make_model(tmp_path / "strange", model_type="gpt2")
-    file = convert(bundled_folder("draft"), tmp_path / "file.gguf", GGMLQuantizationType.Q8_0)
-    content = bytearray(file.read_bytes())
-    (tmp_path / "cut.gguf").write_bytes(content[:-100])
-    name = b"blk.0.ffn_up.weight"
-    struct.pack_into("<I", content, content.index(name) + len(name) + struct.calcsize("<IQQ"), 99)
-    (tmp_path / "new.gguf").write_bytes(content)
-    for model, expected in (
-        (str(tmp_path / "absent"), "expected a model folder, a GGUF file or a hub id"),
-        (str(empty), "has no config.json"),
-        (str(half), "has no model.safetensors"),
-        (str(cut), "is incomplete: expected"),
-        (str(strange), "is of the family 'gpt2', but FlowSpec runs gemma2"),
-        (str(tmp_path / "cut.gguf"), "is incomplete: expected"),
-        (str(tmp_path / "new.gguf"), "tensor blk.0.ffn_up.weight is of type 99, which the gguf package"),
-        (
-            "owner/absent",
-            "config.json of 'owner/absent' is not in the Hugging Face cache, and offline mode is on",
-        ),
-    ):
-        assert expected in refusal("generate", "hi", "--model", model, home=tmp_path / "home")
-
-
-def test_a_model_that_transformers_refuses_is_one_line(tmp_path: Path) -> None:
-    """Found while the local processes come up, which end with the command."""
-    model = make_model(tmp_path / "odd", rms_norm_eps="small")
-    assert "cannot read the config.json of" in refusal(
-        "generate", "hi", "--local", "1", "--model", str(model)
-    )
-
-
-def test_a_broken_cluster_file_is_named(refused: Callable[..., str], tmp_path: Path) -> None:
-    path = tmp_path / "cluster.toml"
-    for content, expected in (
-        ("[[device]", "expected TOML, got "),
-        (
-            '[[device]]\naddress = "host"',
-            "device 1: address: expected an address host:port with a port from 1 to 65535, as in "
-            "192.168.1.21:7700, got 'host'",
-        ),
-        (
-            '[[device]]\naddress = "http://192.0.2.1:7700"',
-            "expected an address host:port with a port from 1 to 65535, as in 192.168.1.21:7700, got "
-            "'http://192.0.2.1:7700'",
-        ),
-        (
-            '[[device]]\naddress = "a:1"\nlayers = [0, 7]',
-            "the devices hold 7 layers together, but the model has 8",
-        ),
-    ):
-        path.write_text(content)
-        assert expected in refused("generate", "hi", "--cluster", str(path))
-
-
-def test_broken_prompt_files_are_named_with_their_line(refused: Callable[..., str], tmp_path: Path) -> None:
-    path = tmp_path / "prompts.jsonl"
-    for content, expected in (
-        ("", f"{path}: expected at least one prompt, got an empty file"),
-        ('{"turns": ["good"]}\n{"turns": [', f'{path} line 2: expected {{"turns": ["..."]}}'),
-        ('{"turns": []}', f"{path} line 1: "),
-        ("[]", f"{path} line 1: "),
-    ):
-        path.write_text(content)
-        assert refused("verify", "--prompts", str(path)).startswith(expected)
-    path.write_bytes(b"\xff")
-    assert "cannot be read" in refused("verify", "--prompts", str(path))
-
-
-def test_a_taken_port_is_named() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        assert refusal("daemon", "--port", str(port)) == (
-            f"port {port} on 127.0.0.1 is taken; stop what uses it or choose another with --port"
-        )
-
-
-def test_an_address_of_another_machine_is_refused_with_those_of_this_one() -> None:
-    assert refusal("daemon", "--keys=/no/keys", "--host", "203.0.113.7").startswith("--host: ")
-    told = refusal("daemon", "--insecure", "--host", "203.0.113.7")
-    assert told.startswith("--host: 203.0.113.7 is no address of this machine, which has 127.0.0.1")
-
-
-def test_a_prompt_or_context_that_does_not_fit_the_model() -> None:
-    local = ("--local", "1")
-    assert (
-        refusal("generate", "--prompt-token-ids", "1,4096", *local)
-        == "prompt token ids: expected 0 to 4095, got 4096"
-    )
-    assert "the prompt has 5 tokens, but the context holds 5" in refusal(
-        "generate", "--prompt-token-ids", "1,5,6,7,8", "--context", "5", *local
-    )
-    assert (
-        refusal("generate", "hi", "--context", "1025", *local)
-        == "--context: expected 2 to 1024, the model's limit, got 1025"
-    )
+@pytest.mark.parametrize(("line", "expected"), ROWS, ids=[line[:50] for line, _ in ROWS])
+def test_wrong_input_is_one_line(
+    line: str, expected: str, folder: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("HOME", str(folder / "home"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
+    monkeypatch.delenv("FLOWSPEC_API_KEY", raising=False)
+    before = {path.name for path in folder.iterdir()}
+    told = refused(*(word.format(**LONG) for word in shlex.split(line)))
+    assert expected in told
+    assert "two words" not in told, "a key is no part of a message"
+    assert {path.name for path in folder.iterdir()} <= before | {"out"}, "nothing was begun"
+    assert not (folder / "out" / RESULTS).exists()
 
 
 @pytest.mark.parametrize(
-    ("flags", "more"),
+    ("command", "expected"),
     [
-        (["a " * 3000], ": the model has no more"),
-        (["word " * 12, "--context=5"], ", or raise --context, to 1024 at most"),
-        (["--prompt-token-ids=1,5,6", "--context=3"], ", or raise --context, to 1024 at most"),
+        ("generate hi --layers a", "--layers"),  # the parser
+        ("generate hi --local 9", "8 layers"),  # the command
+        ("daemon --threads 0", "--threads"),
+        ("profile --out x.json", "--out"),
     ],
-    ids=range(3),
 )
-def test_a_prompt_that_is_too_long_is_refused_before_anything_starts(
-    refused: Callable[..., str], flags: list[str], more: str
+def test_a_real_command_refuses_with_a_line_and_a_status(command: str, expected: str, tmp_path: Path) -> None:
+    ended = real(*command.split(), status=2, cwd=tmp_path)
+    assert ended.out == ""
+    (line,) = ended.told
+    assert line.startswith(f"flowspec {command.split()[0]}: ")
+    assert expected in line
+
+
+@pytest.mark.parametrize(("prompt", "stdin"), [((b"a\xff",), b""), ((), b"a\xff"), ((b"-",), b"a\xff")])
+def test_a_prompt_that_is_not_utf8_is_refused(prompt: tuple[bytes, ...], stdin: bytes) -> None:
+    done = warm.run([*FLOWSPEC, "generate", *prompt], input=stdin, capture_output=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr.count(b"\n")) == (2, b"", 1)
+    assert b"UTF-8" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("hi --model small", "cannot read the config.json of"),
+        ("--prompt-token-ids 1,4096", "prompt token ids: expected 0 to 4095, got 4096"),
+        ("hi --context 1025", "--context: expected 2 to 1024, the model's limit, got 1025"),
+        ("--prompts long.txt --json --context 64 --parallel 2", "but the context holds 64"),
+        ("--resume journal --model other", "is not the one of the journal ('bundled'"),
+        ("hi --drafter nonsense", "--drafter: expected bundled, "),
+        ("hi --drafter eagel3", "did you mean eagle3?"),
+        ("hi --drafter no-config", "--drafter: model 'no-config' has no config.json"),
+        ("hi --drafter other", "expected a vocabulary of 4096 entries, got 300"),
+    ],
+)
+def test_what_is_found_while_devices_come_up_is_one_line(
+    flags: str, expected: str, folder: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = refused("generate", *flags)
-    expected = r"the prompt has \d+ tokens, but the context holds \d+ with the answer; shorten the prompt"
-    assert re.fullmatch(expected + re.escape(more), told)
+    monkeypatch.chdir(folder)
+    if not (folder / "small").exists():
+        make_model(folder / "small", rms_norm_eps="small")
+        (folder / "long.txt").write_text("What is 2 + 3? " * 40 + "\nhi\n")
+    ended = run("generate", "--local=1", *shlex.split(flags), status=2)
+    (line,) = ended.told
+    assert ended.out == ""
+    assert expected in line
 
 
-def test_a_daemon_that_is_not_there_is_a_cluster_failure(tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_named(refused: Callable[..., str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for command in ("daemon", "serve"):
+            assert f"port {port} on 127.0.0.1 is taken" in refused(command, "--port", port)
+
+
+def test_a_daemon_that_is_not_there_is_a_cluster_failure(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timeouts, "CONNECT_S", 1.0)
+    monkeypatch.setattr(timeouts, "ABSENT_S", 1.0)
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # bound and not listening: nobody else gets this port
         address = f"127.0.0.1:{closed.getsockname()[1]}"
-        path = tmp_path / "cluster.toml"
-        path.write_text(f'[[device]]\nname = "gone"\naddress = "{address}"\n')
-        line = refusal("generate", "hi", "--cluster", str(path), status=1)
-    assert "gone" in line
-    assert address in line
+        (tmp_path / "cluster.toml").write_text(DEVICE.format(address) + 'name = "gone"\n')
+        asked = f"--cluster={tmp_path / 'cluster.toml'}"
+        (line,) = run("generate", "hi", asked, status=1).told
+        assert "gone" in line
+        assert address in line
+        (line,) = run("profile", asked, f"--out={tmp_path}/x.toml", status=1).told
+    assert f"gone at {address} does not answer" in line
+    assert not (tmp_path / "x.toml").exists(), "nothing is measured before"
 
 
-def test_a_temperature_that_no_float_holds_is_one_line() -> None:
-    with pytest.raises(InputError, match="sampling: int too large"):
+def test_a_journal_that_is_in_use_is_refused(folder: Path, refused: Callable[..., str]) -> None:
+    with Journal.open(folder / "journal", print)[0]:
+        assert "is in use by another flowspec" in refused("generate", "--resume", folder / "journal")
+
+
+def test_a_package_that_is_not_installed_is_named(
+    refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Alone: of a package, other tests would find two.
+    monkeypatch.delitem(sys.modules, "flowspec.serve.server", raising=False)
+    for module, command, extra in (("uvicorn", "serve", "serve"), ("zeroconf", "devices", "discovery")):
+        monkeypatch.setitem(sys.modules, module, None)
+        assert f"run launch/install {extra}" in refused(command)
+
+
+def test_a_name_is_meant_where_it_is_near() -> None:
+    assert meant("--bogus", ["--verbose", "--local"]) == ""
+    for word in ("--verbos", "-verbose"):
+        assert meant(word, ["--verbose", "--local"]) == "; did you mean --verbose?"
+
+
+def test_a_temperature_that_no_float_holds_is_refused() -> None:
+    with pytest.raises(InputError, match="sampling"):
         SamplingParams().sampling(Recommended(stop_ids=frozenset(), sampling={"temperature": 10**400}))

@@ -11,7 +11,7 @@ import pytest
 
 from flowspec.cli.commands import COMMANDS
 from flowspec.cli.completion import SHELLS
-from flowspec.cli.main import main
+from tests.cli.running import Run
 
 TYPED = {
     "flowspec ge": {"generate"},
@@ -49,16 +49,10 @@ RUN = {"bash": ["bash", "-c", BASH, "bash"], "fish": ["fish", "--no-config", "-c
 
 
 @pytest.fixture(params=SHELLS)
-def shell(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> str:
+def shell(request: pytest.FixtureRequest, run: Run, tmp_path: Path) -> str:
     """A shell, whose script is in `tmp_path`."""
-    assert main(["completion", request.param]) == 0
-    (tmp_path / "script").write_text(capsys.readouterr().out)
+    (tmp_path / "script").write_text(run("completion", request.param).out)
     return str(request.param)
-
-
-def test_a_script_names_every_command(shell: str, tmp_path: Path) -> None:
-    text = (tmp_path / "script").read_text()
-    assert all(name in text for name in (*COMMANDS, "max-new-tokens", "ignore-eos"))
 
 
 def offered(shell: str, typed: str, folder: Path) -> tuple[set[str], str]:
@@ -78,19 +72,19 @@ def offered(shell: str, typed: str, folder: Path) -> tuple[set[str], str]:
     return set(" ".join(found).split()), done.stderr
 
 
+def test_a_script_names_every_command_and_says_where_it_goes_as_the_document_does(
+    shell: str, tmp_path: Path
+) -> None:
+    text = (tmp_path / "script").read_text()
+    assert all(name in text for name in (*COMMANDS, "max-new-tokens", "ignore-eos"))
+    (usage,) = [line for line in text.splitlines() if line.startswith("# Usage:")]
+    document = (Path(__file__).parents[2] / "docs" / "install.md").read_text("utf-8")
+    assert usage.removeprefix("# Usage: ") in document.splitlines()
+
+
 def test_tab_completes_commands_flags_choices_and_files(shell: str, tmp_path: Path) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
     (tmp_path / "recording.json").touch()
     for typed, expected in TYPED.items():
         assert offered(shell, typed, tmp_path) == (expected, ""), typed
-
-
-@pytest.mark.parametrize("shell", SHELLS)
-def test_the_script_says_where_it_goes_as_the_document_does(
-    shell: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["completion", shell]) == 0
-    (usage,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("# Usage:")]
-    document = (Path(__file__).parents[2] / "docs" / "install.md").read_text("utf-8")
-    assert usage.removeprefix("# Usage: ") in document.splitlines()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 import socket
 import struct
-import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,9 +15,10 @@ from typing import Any
 import pytest
 
 from flowspec import __version__
-from flowspec.cli.main import main
 from flowspec.runtime.cluster_file import read_cluster
 from flowspec.runtime.discovery import FOUND_MAX, Announced, announcing, find_announced
+from flowspec.runtime.health.examine import ask_all
+from tests.cli.running import Run
 from tests.daemons import daemon_process
 
 
@@ -35,20 +35,14 @@ def has_multicast() -> bool:
 multicast = pytest.mark.skipif(not has_multicast(), reason="no multicast on loopback here")
 
 
-def devices(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, dict[str, Any]]:
-    status = main(["devices", "--json", *args])
-    return status, json.loads(capsys.readouterr().out)
-
-
 @multicast
 def test_only_daemons_that_were_asked_to_are_found_and_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, run: Run, refused: Callable[..., str]
 ) -> None:
     path = tmp_path / "mine.toml"
     names = ('desk [1] "é"', "quiet")
     with daemon_process(names[0], "--announce", "--memory=3GiB") as loud, daemon_process(names[1]):
-        status, found = devices(capsys, f"--write={path}")
-        assert status == 0
+        found = run("devices", "--json", f"--write={path}").json
         own = [each for each in found["devices"] if each["name"] in names]
         (each,) = own
         assert (each["address"], each["version"], each["memory_bytes"]) == (
@@ -58,12 +52,10 @@ def test_only_daemons_that_were_asked_to_are_found_and_written(
         )
         assert (each["device"], each["state"], each["problem"]) == ("cpu", "free", "")
         assert each["available_bytes"] > 0
-        assert main(["devices"]) == 0
-        shown = capsys.readouterr().out
+        shown = run("devices").out
         assert names[0] in shown
         assert re.search(rf"{loud.address} +{__version__} +3072 MiB .* free", shown)
-        assert main(["devices", f"--write={path}"]) == 2, "it is there already"
-        assert "exists; give --force" in capsys.readouterr().err
+        assert "exists; give --force" in refused("devices", f"--write={path}")
     (device,) = (device for device in read_cluster(path) if device.name == names[0])
     assert device.address == loud.address
 
@@ -93,31 +85,27 @@ def test_a_daemon_on_loopback_is_announced_on_loopback_only_and_takes_its_leave(
     assert "here" not in [each.name for each in find_announced(1.0)]
 
 
-def test_nothing_found_is_a_helpful_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_found_is_a_helpful_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flowspec.cli.devices.find_announced", lambda timeout_s: [])
-    assert main(["devices", "--timeout=0.1"]) == 1
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    (line,) = shown.err.splitlines()
-    assert "start it with: flowspec daemon --host ADDRESS --announce" in line
-    assert devices(capsys) == (1, {"devices": [], "written": None})
+    ended = run("devices", "--timeout=0.1", status=1)
+    assert ended.out == ""
+    (line,) = ended.told
+    assert "flowspec daemon --host ADDRESS --announce" in line
+    assert run("devices", "--json", status=1).json == {"devices": [], "written": None}
 
 
 def test_an_announced_daemon_that_is_gone_is_shown_and_not_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
     gone = Announced(name="gone", addresses=(address,), version="0.0.9", memory_bytes=0, device="[red]cpu")
     monkeypatch.setattr("flowspec.cli.devices.find_announced", lambda timeout_s: [gone])
     path = tmp_path / "mine.toml"
-    assert main(["devices", f"--write={path}"]) == 1
-    shown = capsys.readouterr()
-    assert "[red]cpu" in shown.out
-    assert "no answer" in shown.out
-    assert "was not written" in shown.err
+    ended = run("devices", f"--write={path}", status=1)
+    assert "[red]cpu" in ended.out
+    assert "no answer" in ended.out
+    assert "was not written" in ended.err
     assert not path.exists()
 
 
@@ -155,42 +143,22 @@ def test_false_announcements_are_looked_up_at_the_same_time(monkeypatch: pytest.
     assert 10 < most <= len(looked_up) <= FOUND_MAX
 
 
-def test_the_time_out_is_that_of_the_whole_command(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Three hundred announcements of an address where nobody answers, and one daemon: it is found, and in
-    time."""
-    with daemon_process("true") as daemon, socket.create_server(("127.0.0.1", 0), backlog=400) as deaf:
+def test_the_time_out_is_that_of_the_whole_command(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many announcements of an address where nobody answers, and one daemon: it is found, and they
+    share the time."""
+    with daemon_process("true") as daemon, socket.create_server(("127.0.0.1", 0), backlog=100) as deaf:
         place = f"127.0.0.1:{deaf.getsockname()[1]}"
         true = Announced(name="true", addresses=(daemon.address,), version="0", memory_bytes=0, device="cpu")
-        false = [replace(true, name=f"a{number:03}", addresses=(place,)) for number in range(300)]
+        false = [replace(true, name=f"a{number:03}", addresses=(place,)) for number in range(64)]
         monkeypatch.setattr("flowspec.cli.devices.find_announced", lambda timeout_s: [*false, true])
-        begun_s = time.monotonic()
-        status, found = devices(capsys, "--timeout=6")
-        spent_s = time.monotonic() - begun_s
-    assert spent_s < 12, "sixteen at a time, they took six seconds each"
-    assert status == 0
+        given_s: list[float] = []
+
+        def ask(devices: Any, *, within_s: float, **options: Any) -> Any:
+            given_s.append(within_s)
+            return ask_all(devices, within_s=within_s, **options)
+
+        monkeypatch.setattr("flowspec.cli.devices.ask_all", ask)
+        found = run("devices", "--json", "--timeout=3").json
+    assert 0 < given_s[0] <= 3
     assert [each["name"] for each in found["devices"] if each["state"] == "free"] == ["true"]
-    assert "did not answer" in found["devices"][0]["problem"]
-
-
-@pytest.mark.parametrize(
-    ("args", "expected"),
-    [
-        (["--timeout=0"], "--timeout: expected seconds above 0"),
-        (["--timeout=nan"], "--timeout: expected seconds above 0"),
-        (["--write=x.json"], "--write: expected a file that ends with .toml, got x.json"),
-    ],
-)
-def test_wrong_input_is_one_line(args: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["devices", *args]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert expected in line
-
-
-def test_without_the_package_one_line_says_how_to_get_it(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "zeroconf", None)
-    assert main(["devices"]) == 2
-    assert "not installed: run launch/install discovery" in capsys.readouterr().err
+    assert found["devices"][0]["problem"]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,17 +12,17 @@ from typing import Any
 
 import pytest
 from gguf import GGMLQuantizationType
+from huggingface_hub import constants
 
 from flowspec.bench.checkpoints import make_variant
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
 from flowspec.model.hub_choices import CHECKPOINT, check_any, choices_of, chosen
-from tests.cli.test_commands import FLOWSPEC
+from tests.cli.running import Ended, Run
 from tests.ggufs import convert, make
 
 MODEL = "owner/name"
 PI = ("--devices", "2x", "raspberry-pi-5")
-Fetch = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def test_choices_are_named_as_people_name_them() -> None:
@@ -131,61 +129,61 @@ def served(tmp_path: Path) -> Iterator[tuple[Path, str, list[str]]]:
 
 
 @pytest.fixture
-def fetch(served: tuple[Path, str, list[str]], tmp_path: Path) -> Fetch:
-    def run(*words: str, offline: bool = False) -> subprocess.CompletedProcess[str]:
-        environment = {
-            **os.environ,
-            "HF_ENDPOINT": served[1],
-            "HF_HOME": str(tmp_path / "home"),
-            "HF_HUB_CACHE": str(tmp_path / "home" / "hub"),
-            "HF_HUB_OFFLINE": str(int(offline)),
-            "HF_HUB_DISABLE_XET": "1",
-            "COLUMNS": "80",
-        }
-        command = [*FLOWSPEC, "fetch", *words]
-        return subprocess.run(
-            command, capture_output=True, text=True, timeout=170, check=False, env=environment
-        )
+def fetch(
+    served: tuple[Path, str, list[str]], hub_cache: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> Run:
+    """The command, for which the hub is the one that serves."""
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    set_hub(monkeypatch, served[1])
 
-    return run
+    def fetch(*words: str, status: int = 0, offline: bool = False) -> Ended:
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+        return run("fetch", *words, status=status)
+
+    return fetch
+
+
+def set_hub(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", address)
+    place = address + constants.HUGGINGFACE_CO_URL_TEMPLATE.partition(".co")[2]
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", place)
 
 
 def test_a_gguf_file_is_looked_at_chosen_and_fetched(
-    served: tuple[Path, str, list[str]], fetch: Fetch, tmp_path: Path
+    served: tuple[Path, str, list[str]], fetch: Run, hub_cache: Path, tmp_path: Path
 ) -> None:
     folder, _, asked = served
     checkpoint = make(tmp_path / "checkpoint", "llama-tied")
     for kind in (GGMLQuantizationType.Q8_0, GGMLQuantizationType.Q4_0):
         convert(checkpoint, folder / f"small-{kind.name}.gguf", kind)
     listed = fetch(MODEL, "--list", *PI)
-    assert (listed.returncode, listed.stderr) == (0, "")
-    rows = [line.split() for line in listed.stdout.splitlines()[3:]]
+    assert listed.err == ""
+    rows = [line.split() for line in listed.out.splitlines()[3:]]
     assert [(row[0], row[1], row[4]) for row in rows] == [("Q4_0", "1", "yes"), ("Q8_0", "1", "yes")]
     assert all(float(row[5]) > 0 for row in rows)
-    done = fetch(MODEL, "--json", *PI)
-    assert (done.returncode, done.stderr) == (0, "")
-    found = json.loads(done.stdout)
+    found = fetch(MODEL, "--json", *PI).json
     assert (found["chosen"], found["model"]) == ("Q4_0", f"{MODEL}/small-Q4_0.gguf")
     assert [choice["fits"] for choice in found["choices"]] == [True, True]
-    cached = list((tmp_path / "home" / "hub").glob("models--owner--name/snapshots/*/*.gguf"))
+    cached = list(hub_cache.glob("models--owner--name/snapshots/*/*.gguf"))
     assert [path.name for path in cached] == ["small-Q4_0.gguf"]
     assert cached[0].read_bytes() == (folder / "small-Q4_0.gguf").read_bytes()
     before = len(asked)
     again = fetch(f"{MODEL}/small-Q4_0.gguf")
-    assert again.stdout.endswith(f"here; use it with --model {MODEL}/small-Q4_0.gguf\n")
+    assert again.out.endswith(f"here; use it with --model {MODEL}/small-Q4_0.gguf\n")
     assert asked[before:] == [], "it was here"
-    assert fetch(f"{MODEL}/small-Q4_0.gguf", offline=True).returncode == 0
-    lacking = fetch(f"{MODEL}/small-Q8_0.gguf", offline=True)
-    assert (lacking.returncode, lacking.stdout) == (1, "")
-    assert lacking.stderr.startswith("flowspec fetch: offline mode is on")
-    assert "there is no small-Q8_0.gguf in" in lacking.stderr
-    assert fetch(MODEL, offline=True).stdout == f"here; use it with --model {MODEL}/small-Q4_0.gguf\n"
-    told = json.loads(fetch(MODEL, "--quant", "Q8_0", "--json", offline=True).stdout)
+    fetch(f"{MODEL}/small-Q4_0.gguf", offline=True)
+    lacking = fetch(f"{MODEL}/small-Q8_0.gguf", offline=True, status=1)
+    assert lacking.out == ""
+    assert "there is no small-Q8_0.gguf in" in lacking.err
+    assert fetch(MODEL, offline=True).out == f"here; use it with --model {MODEL}/small-Q4_0.gguf\n"
+    told = fetch(MODEL, "--quant", "Q8_0", "--json", offline=True, status=1).json
     assert (told["models"], told["missing"]) == ([], ["GGUF file of Q8_0"])
 
 
 def test_a_checkpoint_is_fetched_and_what_does_not_fit_is_not(
-    served: tuple[Path, str, list[str]], fetch: Fetch, tmp_path: Path
+    served: tuple[Path, str, list[str]], fetch: Run, hub_cache: Path, tmp_path: Path
 ) -> None:
     folder, _, asked = served
     make_variant(folder, "llama-grouped")
@@ -194,39 +192,33 @@ def test_a_checkpoint_is_fetched_and_what_does_not_fit_is_not(
     tight.write_text(
         'device = [{ address = "10.0.0.1:7700", profile = "raspberry-pi-5", memory = "300MiB" }]\n'
     )
-    refused = fetch(MODEL, "--cluster", str(tight), "--offline")
-    assert (refused.returncode, "model.safetensors" in asked) == (2, False)
-    assert f"checkpoint of '{MODEL}' does not fit these devices" in refused.stderr
-    done = fetch(MODEL)
-    assert done.returncode == 0, done.stderr
+    refused = fetch(MODEL, "--cluster", str(tight), "--offline", status=2)
+    assert "model.safetensors" not in asked
+    assert f"checkpoint of '{MODEL}' does not fit these devices" in refused.err
+    fetch(MODEL)
     assert "README.md" not in asked
-    (snapshot,) = (tmp_path / "home" / "hub").glob("models--owner--name/snapshots/*")
+    (snapshot,) = hub_cache.glob("models--owner--name/snapshots/*")
     assert len(set(ModelFiles(str(snapshot)).tensors())) > 10
-    assert fetch(MODEL, offline=True).stdout == f"here; use it with --model {MODEL}\n"
-
-
-def test_a_hub_that_is_not_reached_is_told_in_one_line() -> None:
-    environment = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"}
-    command = [*FLOWSPEC, "fetch", MODEL]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=environment)
-    (line,) = done.stderr.splitlines()
-    assert (done.returncode, done.stdout) == (2, "")
-    assert line.startswith(f"flowspec fetch: cannot ask the hub for '{MODEL}': ")
+    assert fetch(MODEL, offline=True).out == f"here; use it with --model {MODEL}\n"
 
 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("owner",), "expected owner/name, or owner/name/file.gguf, got 'owner': that is no name on the hub"),
-        (("./owner/name",), "that is no name on the hub"),
-        (("owner/name/file.bin",), "expected owner/name, or a GGUF file in it"),
         (("owner/other",), "there is no model 'owner/other' on the hub"),
         ((f"{MODEL}/x.gguf",), f"'{MODEL}' on the hub has no x.gguf, or not all parts of it"),
         ((MODEL, "--quant", "Q4_0"), "has no safetensors and no GGUF files"),
     ],
 )
-def test_what_is_not_there_is_told_in_one_line(words: tuple[str, ...], expected: str, fetch: Fetch) -> None:
-    done = fetch(*words)
-    assert (done.returncode, done.stdout) == (2, "")
-    (line,) = done.stderr.splitlines()
-    assert expected in line
+def test_what_the_hub_does_not_have_is_named(words: tuple[str, ...], expected: str, fetch: Run) -> None:
+    ended = fetch(*words, status=2)
+    (line,) = ended.told
+    assert (ended.out, expected in line) == ("", True)
+
+
+@pytest.mark.usefixtures("hub_cache")
+def test_a_hub_that_is_not_reached_is_named(
+    refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_hub(monkeypatch, "http://127.0.0.1:9")
+    assert f"cannot ask the hub for '{MODEL}': " in refused("fetch", MODEL)

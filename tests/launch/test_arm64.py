@@ -33,44 +33,45 @@ def programs(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "named"),
     [
-        ([], "expected make, run, quick, test, demo, proof or remove, got ''"),
-        (["build"], "expected make, run, quick, test, demo, proof or remove, got 'build'"),
-        (["--cpu", "cortex-a53", "make"], "--cpu: expected cortex-a76 or cortex-a72, got 'cortex-a53'"),
-        (["--cpu"], "--cpu: expected cortex-a76 or cortex-a72, got ''"),
-        (["--fast", "make"], "unknown flag '--fast'"),
-        (["run"], "expected a command after run"),
-        (["make", "more"], "make takes no more words, got 'more'"),
-        (["remove", "/"], "remove takes no more words, got '/'"),
+        ([], "''"),
+        (["build"], "'build'"),
+        (["--cpu", "cortex-a53", "make"], "--cpu"),
+        (["--cpu"], "--cpu"),
+        (["--fast", "make"], "'--fast'"),
+        (["run"], "run"),
+        (["make", "more"], "'more'"),
+        (["remove", "/"], "'/'"),
     ],
 )
-def test_wrong_words_get_one_line(words: list[str], told: str, tmp_path: Path) -> None:
+def test_wrong_words_get_one_line(words: list[str], named: str, tmp_path: Path) -> None:
     done = arm64(words, tmp_path / "root")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"launch/arm64: {told}")
-    assert done.stderr.count("\n") == 1
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert named in done.stderr
     assert not (tmp_path / "root").exists()
 
 
 def test_help_names_every_word_and_the_folder(tmp_path: Path) -> None:
     done = arm64(["--help"], tmp_path / "root")
-    assert (done.returncode, done.stderr) == (0, "")
-    words = ["make", "run", "quick", "test", "demo", "proof", "remove", "cortex-a76", "cortex-a72"]
-    assert [word for word in [*words, str(tmp_path / "root")] if word not in done.stdout] == []
+    words = ["make", "run", "quick", "test", "demo", "proof", "remove", str(tmp_path / "root")]
+    assert [word for word in words if word not in done.stdout] == []
 
 
-def test_somebody_who_is_not_root_is_told(programs: Path, tmp_path: Path) -> None:
+def test_what_is_missing_is_named(programs: Path, tmp_path: Path) -> None:
+    """A tool, root, and a folder from / on that has nothing else in it, which `remove` would delete, too."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "letter").touch()
+    for folder, named in (
+        (tmp_path / "root", "qemu-user-static"),
+        (tmp_path / "home", "FLOWSPEC_ARM64"),
+        (Path("here"), "FLOWSPEC_ARM64"),
+    ):
+        done = arm64(["make"], folder, str(programs))
+        assert (done.returncode, done.stderr.count("\n"), named in done.stderr) == (2, 1, True)
     (programs / "id").write_text("#!/bin/bash\necho 1000\n")
     done = arm64(["make"], tmp_path / "root", str(programs))
-    told = "launch/arm64: expected root, for namespaces and chroot; run it with sudo\n"
-    assert (done.returncode, done.stderr) == (2, told)
-
-
-def test_a_tool_that_is_missing_is_named_with_its_package(programs: Path, tmp_path: Path) -> None:
-    done = arm64(["make"], tmp_path / "root", str(programs))
-    told = "launch/arm64: qemu-aarch64-static is missing; on Debian: apt-get install qemu-user-static\n"
-    assert (done.returncode, done.stderr) == (2, told)
+    assert (done.returncode, done.stderr.count("\n"), "expected root" in done.stderr) == (2, 1, True)
 
 
 def test_remove_deletes_what_was_made_and_no_other_folder(programs: Path, tmp_path: Path) -> None:
@@ -85,18 +86,3 @@ def test_remove_deletes_what_was_made_and_no_other_folder(programs: Path, tmp_pa
     assert (done.returncode, done.stderr) == (2, told)
     assert (other / "root").exists()
     assert arm64(["remove"], own, str(programs)).returncode == 0, "removed before"
-
-
-def test_a_folder_with_other_things_is_not_taken(programs: Path, tmp_path: Path) -> None:
-    """Else `remove` would delete them, too."""
-    (tmp_path / "home").mkdir()
-    (tmp_path / "home" / "letter").touch()
-    done = arm64(["make"], tmp_path / "home", str(programs))
-    told = f"launch/arm64: FLOWSPEC_ARM64: {tmp_path}/home has other things in it; "
-    assert (done.returncode, done.stderr) == (2, f"{told}expected an empty folder or a new one\n")
-
-
-def test_the_folder_is_named_from_the_root_on(programs: Path) -> None:
-    done = arm64(["make"], Path("here"), str(programs))
-    told = "launch/arm64: FLOWSPEC_ARM64: expected a folder from / on, got 'here'\n"
-    assert (done.returncode, done.stderr) == (2, told)

@@ -10,7 +10,7 @@ import pytest
 
 from flowspec.core.stage.slots import WORK_BYTES
 from flowspec.plan import planner
-from flowspec.plan.advice import fitting_options, improvements, limits, shortfalls
+from flowspec.plan.advice import fitting_options, improvements, shortfalls
 from flowspec.plan.memory import PROCESS_BYTES, weights_of
 from flowspec.plan.partition import Arrangement, Partition
 from flowspec.plan.planner import DoesNotFit, Plan, make_plan, rate_split
@@ -164,15 +164,6 @@ def test_more_users_get_more_together_and_less_each() -> None:
     assert one < four < 4 * one
 
 
-def test_equal_requests_give_equal_plans_and_equal_devices_count_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    request = request_of(*["raspberry-pi-5"] * 6, shape=find_shape("tinyllama-1.1b"))
-    assert make_plan(request) == make_plan(request)
-    monkeypatch.setattr(planner, "TRIES", 0)
-    assert make_plan(request).stages, "six equal devices have few orders: all were tried, not searched"
-
-
 def test_of_precisions_the_fastest_that_fits_is_taken() -> None:
     request = request_of("jetson-orin-nano", "raspberry-pi-5")
     with pytest.raises(DoesNotFit):
@@ -195,18 +186,6 @@ def test_a_split_by_hand_is_no_better_than_the_plan() -> None:
     others = [each for each in request.sites if each != plan.head]
     by_hand = rate_split(request, others, plan.head, even_split(32, len(others)))
     assert by_hand.forecast.tokens_per_s <= plan.forecast.tokens_per_s
-
-
-def test_what_limits_is_named() -> None:
-    slow = request_of(
-        *["jetson-orin-nano"] * 4,
-        network=Network(default=LinkSpec(bandwidth_mbps=1, delay_s=0.0005)),
-        drafter=None,
-    )
-    plain = make_plan(replace(slow, users=8, context=512))
-    assert any("slowest" in line for line in limits(replace(slow, users=8), plain))
-    request = request_of(*["jetson-orin-nano"] * 5)
-    assert any("wrong guesses" in line for line in limits(request, make_plan(request)))
 
 
 def test_what_helps_is_planned_anew_and_sorted() -> None:
@@ -233,18 +212,6 @@ def test_of_splits_that_decode_alike_the_one_is_taken_by_which_prompts_are_throu
         assert other.forecast.slot_s >= plan.forecast.slot_s * (1 - 1e-9)
 
 
-@pytest.mark.parametrize(("board", "is_advised"), [("jetson-orin-nano", True), ("raspberry-pi-5", False)])
-def test_a_packed_file_is_to_be_packed_anew_where_that_is_far_faster(board: str, is_advised: bool) -> None:
-    request = request_of(board, board, precision="gguf", drafter=None)
-    plan = make_plan(request)
-    found = {option.text: option for option in improvements(request, plan)}
-    told = found.get("--dtype int4, which packs the weights anew")
-    assert (told is not None) == is_advised
-    if told is not None:
-        assert told.tokens_per_s == make_plan(replace(request, precisions=("int4",))).forecast.tokens_per_s
-        assert told.tokens_per_s > 2 * plan.forecast.tokens_per_s
-
-
 def test_a_model_that_does_not_fit_comes_with_shortfalls_and_options_that_do() -> None:
     request = request_of("jetson-orin-nano", "raspberry-pi-5", context=4096)
     with pytest.raises(DoesNotFit, match="llama-2-7b does not fit the devices in float16"):
@@ -264,20 +231,6 @@ def test_a_model_that_does_not_fit_comes_with_shortfalls_and_options_that_do() -
     assert make_plan(replace(longer, context=tokens)).stages
     with pytest.raises(DoesNotFit):
         make_plan(replace(longer, context=2 * tokens))
-
-
-def test_more_of_the_boards_that_are_there_are_advised_and_none_that_cannot_be_used() -> None:
-    request = request_of(
-        *["raspberry-pi-5"] * 3,
-        shape=find_shape("llama-3-70b"),
-        weights=weights_of(find_shape("llama-3-70b")),
-        precisions=("int4",),
-        drafter=None,
-    )
-    texts = [option.text for option in fitting_options(request)]
-    assert texts == ["4x raspberry-pi-5 more", "one jetson-agx-orin more"]
-    mixed = request_of("jetson-xavier-nx", "raspberry-pi-5", drafter=None)
-    assert any(option.text == "one raspberry-pi-5 more" for option in fitting_options(mixed))
 
 
 def test_nobody_is_told_to_have_better_n_grams() -> None:
@@ -325,13 +278,6 @@ def test_the_drafter_shares_the_cores_too() -> None:
     assert [partition.slowdown(away, each) for each in (*away.order, away.head)] == [2.0, 2.0, 1.0]
     _, partition, arrangement = sharing(4, 4, drafter=PlannedDrafter(name="n", shape=None, acceptance=0.25))
     assert partition.slowdown(replace(arrangement, guesses=True), arrangement.head) == 2.0
-
-
-def test_a_board_more_brings_cores_of_its_own() -> None:
-    request, _, _ = sharing(4, 4, shape=find_shape("tinyllama-1.1b"))
-    alone = replace(request, sites=request.sites[:1])
-    more = {each.text: each.tokens_per_s for each in improvements(alone, make_plan(alone))}
-    assert more["one old-laptop more, on a machine of its own"] > make_plan(request).forecast.tokens_per_s
 
 
 def test_devices_that_are_alone_on_machines_with_equal_cores_are_alike() -> None:

@@ -60,61 +60,25 @@ class Published:
 
 
 PI_5, PI_4 = "raspberry-pi-5", "raspberry-pi-4"
-GEERLINGGUY = "github.com/geerlingguy/ai-benchmarks"
-LLAMA_3B = {"shape": find_shape("llama-3.2-3b"), "gb": 2.02, "billions": 3.21}
-PUBLISHED = (
-    Published(board=PI_5, **LLAMA_3B, tokens_per_s=4.88, source=f"{GEERLINGGUY}/issues/7, 16 GB"),
-    Published(board=PI_5, **LLAMA_3B, tokens_per_s=4.61, source=f"{GEERLINGGUY}/issues/1, 8 GB"),
-    Published(
-        board=PI_5,
-        shape=find_shape("llama-3-8b"),
-        gb=4.92,
-        billions=8.03,
-        tokens_per_s=2.17,
-        source=f"{GEERLINGGUY}/issues/7, Llama 3.1, Q4_K_M",
-    ),
-    Published(
-        board=PI_5,
-        shape=find_shape("llama-2-13b"),
-        gb=7.37,
-        billions=13.02,
-        tokens_per_s=1.36,
-        source=f"{GEERLINGGUY}/issues/7, Q4_0",
-    ),
-    Published(
-        board=PI_5,
-        shape=find_shape("tinyllama-1.1b"),
-        gb=1.17,
-        billions=1.10,
-        tokens_per_s=9.0,
-        source="justine.lol/matmul, Q8_0, llama.cpp 2024-03-26",
-    ),
-    Published(board=PI_4, **LLAMA_3B, tokens_per_s=1.60, source=f"{GEERLINGGUY}, Pi 400"),
-    Published(
-        board=PI_4,
-        shape=QWEN,
-        gb=1.1,
-        billions=1.84,
-        tokens_per_s=3.05,
-        source="github.com/aidatatools/ollama-benchmark/pull/9, Q4_0",
-    ),
-    Published(
-        board=PI_4,
-        shape=GEMMA,
-        gb=1.7,
-        billions=2.51,
-        tokens_per_s=1.83,
-        source="github.com/aidatatools/ollama-benchmark/pull/9, Q4_0",
-    ),
-    Published(
-        board="phone-arm",
-        shape=find_shape("llama-2-7b"),
-        gb=3.79,
-        billions=6.74,
-        tokens_per_s=1 / 0.378,
-        source="github.com/b4rtaz/distributed-llama/issues/10, Q40, 4 threads",
-    ),
+ISSUES, OLLAMA = "geerlingguy/ai-benchmarks/issues", "aidatatools/ollama-benchmark/pull/9"
+LLAMA_3B, LLAMA_8B, LLAMA_13B, LLAMA_7B, TINY = map(
+    find_shape, ("llama-3.2-3b", "llama-3-8b", "llama-2-13b", "llama-2-7b", "tinyllama-1.1b")
 )
+PUBLISHED = tuple(
+    Published(board=board, shape=shape, gb=gb, billions=billions, tokens_per_s=rate, source=source)
+    for board, shape, gb, billions, rate, source in (
+        (PI_5, LLAMA_3B, 2.02, 3.21, 4.88, f"{ISSUES}/7, 16 GB"),
+        (PI_5, LLAMA_3B, 2.02, 3.21, 4.61, f"{ISSUES}/1, 8 GB"),
+        (PI_5, LLAMA_8B, 4.92, 8.03, 2.17, f"{ISSUES}/7, Llama 3.1, Q4_K_M"),
+        (PI_5, LLAMA_13B, 7.37, 13.02, 1.36, f"{ISSUES}/7, Q4_0"),
+        (PI_5, TINY, 1.17, 1.10, 9.0, "justine.lol/matmul, Q8_0, llama.cpp 2024-03-26"),
+        (PI_4, LLAMA_3B, 2.02, 3.21, 1.60, "geerlingguy/ai-benchmarks, Pi 400"),
+        (PI_4, QWEN, 1.1, 1.84, 3.05, f"{OLLAMA}, Q4_0"),
+        (PI_4, GEMMA, 1.7, 2.51, 1.83, f"{OLLAMA}, Q4_0"),
+        ("phone-arm", LLAMA_7B, 3.79, 6.74, 1 / 0.378, "b4rtaz/distributed-llama/issues/10, Q40, 4 threads"),
+    )
+)
+"""Sources are on GitHub, but for the one that names a place."""
 
 
 @pytest.mark.parametrize("published", PUBLISHED, ids=lambda each: f"{each.board}-{each.shape.name}")

@@ -3,6 +3,8 @@ loaded."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from transformers import AutoConfig
@@ -48,52 +50,36 @@ def counted(modules: list[torch.nn.Module]) -> int:
     )
 
 
-def test_layers_of_two_kinds_count_as_their_average() -> None:
-    """LFM2-1.2B, as published: 1,170,340,608 parameters."""
-    config = AutoConfig.for_model(
-        "lfm2",
-        hidden_size=2048,
-        block_ff_dim=12288,
-        num_hidden_layers=16,
-        full_attn_idxs=[2, 5, 8, 10, 12, 14],
-    )
-    shape = shape_of(config, "LFM2-1.2B")
-    pieces = Pieces.build(config, family_of(config, "m"), Span(first=0, end=16, count=16))
-    assert shape.intermediate == 8192
+def pieces_of(family: str, layers: int, **settings: Any) -> tuple[ModelShape, Pieces]:
+    config = AutoConfig.for_model(family, **settings)
+    shape = shape_of(config, family)
+    return shape, Pieces.build(config, family_of(config, "m"), Span(first=0, end=layers, count=layers))
+
+
+def test_layers_of_several_kinds_count_as_their_average() -> None:
+    """LFM2-1.2B, as published (1,170,340,608 parameters); layers with states, as Qwen3.5-4B has; layers that
+    share keys, as Gemma 4 E2B's, which have no keys and wider networks."""
+    lfm2 = {"hidden_size": 2048, "block_ff_dim": 12288, "num_hidden_layers": 16}
+    shape, pieces = pieces_of("lfm2", 16, **lfm2, full_attn_idxs=[2, 5, 8, 10, 12, 14])
+    assert (shape.intermediate, shape.attention_share) == (8192, 6 / 16)
     assert shape.layers * shape.layer_params == pytest.approx(counted(pieces.layers), rel=1e-3)
     assert shape.params == pytest.approx(1_170_340_608, rel=1e-3)
-    assert shape.attention_share == 6 / 16
-
-
-def test_layers_with_states_count_as_what_they_are() -> None:
-    """As Qwen3.5-4B is published."""
-    config = AutoConfig.for_model(
-        "qwen3_5_text", hidden_size=2560, intermediate_size=9216, tie_word_embeddings=True
-    )
-    shape = shape_of(config, "Qwen3.5-4B")
-    pieces = Pieces.build(config, family_of(config, "m"), Span(first=0, end=32, count=32))
+    qwen = {"hidden_size": 2560, "intermediate_size": 9216, "tie_word_embeddings": True}
+    shape, pieces = pieces_of("qwen3_5_text", 32, **qwen)
     assert shape.layers * shape.layer_params == pytest.approx(counted(pieces.layers), rel=1e-3)
     assert shape.attention_share == 8 / 32
     assert shape.held(0, 4).state_numbers == 3 * 32 * 128 * 128, "2 MiB in each of three"
-
-
-def test_layers_that_share_keys_count_as_what_they_are() -> None:
-    """As Gemma 4 E2B is published: its shared layers have no keys and wider networks."""
-    config = AutoConfig.for_model(
-        "gemma4_text",
-        hidden_size=1536,
-        intermediate_size=6144,
-        num_hidden_layers=35,
-        num_key_value_heads=1,
-        num_kv_shared_layers=20,
-        layer_types=(["sliding_attention"] * 4 + ["full_attention"]) * 7,
-        use_double_wide_mlp=True,
-    )
-    shape = shape_of(config, "Gemma-4-E2B")
-    pieces = Pieces.build(config, family_of(config, "m"), Span(first=0, end=35, count=35))
-    assert shape.layers * (shape.layer_params + shape.table) == pytest.approx(
-        counted(pieces.layers), rel=1e-6
-    )
+    gemma = {
+        "hidden_size": 1536,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 35,
+        "num_key_value_heads": 1,
+    }
+    gemma |= {"num_kv_shared_layers": 20, "use_double_wide_mlp": True}
+    kinds = (["sliding_attention"] * 4 + ["full_attention"]) * 7
+    shape, pieces = pieces_of("gemma4_text", 35, **gemma, layer_types=kinds)
+    in_all = shape.layers * (shape.layer_params + shape.table)
+    assert in_all == pytest.approx(counted(pieces.layers), rel=1e-6)
     assert shape.carried == 1536 + 2 * 256 + 2 * 512
     assert weights_of(shape).table == 262144 * 256
 
@@ -133,19 +119,6 @@ def test_the_shape_of_a_config_has_the_weights_of_its_layers(name: str) -> None:
     assert shape.head_params == counted([pieces.lm_head])
     assert shape.params == counted([*pieces.layers, pieces.lm_head])
     assert shape.cache_values() == 2 * config.num_key_value_heads * config.head_dim
-
-
-def test_a_mixture_counts_the_experts_of_one_row() -> None:
-    config = AutoConfig.for_model(
-        "qwen3_moe", moe_intermediate_size=768, num_experts_per_tok=8, num_experts=128, intermediate_size=6144
-    )
-    assert shape_of(config, "mixture").intermediate == 8 * 768
-    assert (
-        shape_of(
-            AutoConfig.for_model("olmoe", intermediate_size=1024, num_experts_per_tok=8), "mixture"
-        ).intermediate
-        == 8 * 1024
-    )
 
 
 @pytest.mark.parametrize(
@@ -234,11 +207,7 @@ def test_an_eagle_3_head_reads_twice_the_width_and_guesses_32000_tokens() -> Non
 
 
 def test_an_unknown_shape_is_refused_with_those_that_are_known() -> None:
-    with pytest.raises(
-        InputError,
-        match=r"^shape: expected one of llama-2-7b, .*eagle-, eagle3- or block- before one of these, got "
-        r"'whisper'$",
-    ):
+    with pytest.raises(InputError, match=r"^shape: .*'whisper'$"):
         find_shape("whisper")
 
 

@@ -27,6 +27,7 @@ from flowspec.watch.recording import About, as_text, record_document, wrong_docu
 from flowspec.watch.state import WatchState
 from lab.faults import play as faults
 from lab.faults import schedule as fault_schedules
+from tests.nightly import nightly
 from tests.sim.swarm import Play, draw
 
 ABOUT = About(world="simulated", model="made", method="any", drafters=(), stages=[])
@@ -143,8 +144,9 @@ def watch_faults(seed: int) -> Mirror:
     return mirror
 
 
-@pytest.mark.parametrize("start", range(0, 120, 40))
+@pytest.mark.parametrize("start", range(0, nightly(80, 120), 40))
 def test_the_frames_of_any_schedule_give_the_heads_trees_after_every_event(start: int) -> None:
+    seen: Counter[str] = Counter()
     for seed in range(start, start + 40):
         try:
             mirror, run = watch_schedule(seed)
@@ -158,39 +160,34 @@ def test_the_frames_of_any_schedule_give_the_heads_trees_after_every_event(start
         assert mirror.seen["begin"] == mirror.seen["end"] >= ended
         assert mirror.seen["trip"] == len(run.world.timings)
         assert wrong_document(record_document(ABOUT, mirror.frames)) == ""
+        seen.update(mirror.seen)
+    kinds = ("stages", "begin", "root", "nodes", "sent", "trip", "draft", "tokens", "dead", "end", "figures")
+    assert [kind for kind in kinds if not seen[kind]] == []
 
 
 def test_a_reader_that_comes_now_and_then_sees_the_same() -> None:
-    for seed in range(40):
+    for seed in range(nightly(12, 40)):
         often, seldom = watch_schedule(seed)[0], watch_schedule(seed, lag=7)[0]
         assert as_text(often.frames) == as_text(seldom.frames), f"seed {seed}"
 
 
 def test_recoveries_are_followed_too() -> None:
     seen: Counter[str] = Counter()
-    for seed in range(40):
+    for seed in range(nightly(15, 40)):
         try:
             mirror = watch_faults(seed)
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
         seen.update(mirror.seen)
         seen["roots again"] += mirror.seen["root"] - mirror.seen["begin"]
-    assert all(seen[kind] > 10 for kind in ("lost", "stages", "dead", "roots again", "end")), seen
-
-
-def test_the_schedules_show_every_kind() -> None:
-    seen: Counter[str] = Counter()
-    for seed in range(60):
-        seen.update(watch_schedule(seed)[0].seen)
-    wanted = ("stages", "begin", "root", "nodes", "sent", "trip", "draft", "tokens", "dead", "end", "figures")
-    assert [kind for kind in wanted if not seen[kind]] == []
+    assert all(seen[kind] > nightly(3, 10) for kind in ("lost", "stages", "dead", "roots again", "end")), seen
 
 
 def test_whoever_begins_in_mid_answer_is_told_the_present_first() -> None:
     """A recorder that is put in after each number of events tells, with its first look, what the other has
     gathered since the beginning."""
     met = 0
-    for seed in range(12):
+    for seed in range(nightly(5, 12)):
         run = Play(draw(seed), checks=False)
         head = run.world.head
         go_on = run.world.on_event
@@ -217,11 +214,11 @@ def test_whoever_begins_in_mid_answer_is_told_the_present_first() -> None:
         run.world.on_event = look
         run.run()
         met += len(late)
-    assert met > 300
+    assert met > nightly(100, 300)
 
 
 def test_the_present_begins_another_watcher() -> None:
-    for seed in range(20):
+    for seed in range(nightly(8, 20)):
         mirror, _ = watch_schedule(seed)
         for upto in range(0, len(mirror.frames), 9):
             first, second = WatchState(), WatchState()

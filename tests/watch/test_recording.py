@@ -48,8 +48,11 @@ def test_a_recording_comes_back_as_it_was_written(document: dict[str, Any], tmp_
 def test_a_recording_that_cannot_be_written_is_one_line(
     document: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(InputError, match="cannot write the recording"):
-        write_recording(tmp_path / "none" / "answer.json", document)
+    (tmp_path / "folder.json").mkdir()
+    for name in ("none/answer.json", "folder.json"):
+        with pytest.raises(InputError, match="cannot write the recording"):
+            write_recording(tmp_path / name, document)
+    assert [each.name for each in tmp_path.iterdir()] == ["folder.json"], "no part of it is left"
     monkeypatch.setattr(recording, "FILE_BYTES_MAX", 1000)
     with pytest.raises(InputError, match="record a shorter answer"):
         write_recording(tmp_path / "answer.json", document)
@@ -79,13 +82,6 @@ def test_a_clock_can_begin_elsewhere(document: dict[str, Any]) -> None:
     assert (
         rebased('{"t":1e-06,"kind":"lost","silent_s":2.0}', 1.0) == '{"t":0.0,"kind":"lost","silent_s":2.0}'
     )
-
-
-def test_what_cannot_be_written_leaves_no_part_of_it(document: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "answer.json").mkdir()
-    with pytest.raises(InputError, match="cannot write the recording"):
-        write_recording(tmp_path / "answer.json", document)
-    assert [each.name for each in tmp_path.iterdir()] == ["answer.json"]
 
 
 BROKEN_FILES = {

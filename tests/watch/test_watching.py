@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections import Counter, deque
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -46,23 +46,6 @@ def shown(present: WatchState) -> dict[int, tuple[int, list[int]]]:
         number: (answer.root["node"] if answer.root else -1, sorted(answer.nodes))
         for number, answer in present.answers.items()
     }
-
-
-def test_nothing_is_done_while_nobody_watches() -> None:
-    head = VirtualHead(3)
-    watch = watched(head)
-    assert head.observers == []
-    first, second = watch.join(), watch.join()
-    assert len(head.observers) == 1
-    watch.leave(first)
-    assert len(head.observers) == 1
-    watch.leave(second)
-    watch.leave(second)
-    assert head.observers == []
-    assert watch.present is None
-    wait_until(
-        lambda: not any(thread.name == "watch" for thread in threading.enumerate()), "its thread has ended"
-    )
 
 
 def test_whoever_comes_later_has_the_same_picture() -> None:
@@ -120,17 +103,31 @@ def test_a_watcher_that_never_looks_is_taken_off_the_list(monkeypatch: pytest.Mo
     assert (watch.has(gone), watch.has(there)) == (False, True)
     watch.leave(there)
     assert head.observers == []
+    looker = watch.join(reads=False)
+    for _ in range(2 * MISSES_MAX + 3):
+        watch._devices_due_s = 0.0
+        turn(watch)
+    assert (watch.has(looker), looker.take()) == (True, []), "who only looks need not read"
+    watch.close()
 
 
 def test_only_so_many_may_watch() -> None:
-    watch = watched(VirtualHead(1))
-    for _ in range(WATCHERS_MAX):
-        last = watch.join()
-    with pytest.raises(TooManyError, match="16 watch already"):
+    head = VirtualHead(1)
+    watch = watched(head)
+    assert head.observers == []
+    there = [watch.join() for _ in range(WATCHERS_MAX)]
+    assert len(head.observers) == 1
+    with pytest.raises(TooManyError):
         watch.join()
-    watch.leave(last)
-    watch.join()
-    watch.close()
+    watch.leave(there.pop())
+    there.append(watch.join())
+    for each in [*there, there[0]]:
+        assert len(head.observers) == 1 or each is there[0]
+        watch.leave(each)
+    assert (head.observers, watch.present) == ([], None), "nothing is done while nobody watches"
+    wait_until(
+        lambda: not any(thread.name == "watch" for thread in threading.enumerate()), "its thread has ended"
+    )
 
 
 def test_the_last_answer_is_kept_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,32 +249,6 @@ def test_each_frame_becomes_text_once(monkeypatch: pytest.MonkeyPatch) -> None:
         "but what a recording begins with"
     )
     watch.close()
-
-
-def test_who_only_looks_need_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "BATCHES_MAX", 1)
-    watch = watched(VirtualHead(1), keeps=True)
-    looker = watch.join(reads=False)
-    for _ in range(2 * MISSES_MAX):
-        watch._devices_due_s = 0.0
-        turn(watch)
-    assert watch.has(looker)
-    assert looker.take() == []
-    watch.close()
-
-
-class Emptied(deque[FrameBatch]):
-    """A queue that the other thread empties at the worst moment."""
-
-    def popleft(self) -> FrameBatch:
-        self.clear()
-        return super().popleft()
-
-
-def test_a_queue_that_is_cleared_meanwhile_is_empty() -> None:
-    watcher = Watcher()
-    watcher._batches = Emptied([FrameBatch([])])
-    assert watcher.take() == []
 
 
 @pytest.mark.parametrize("place", ["the head's thread", "the watch's thread"])
