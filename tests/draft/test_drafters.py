@@ -1,5 +1,5 @@
 """The contract of all drafters that have a cache: what one proposes below a node is what its head gives for
-the node's path, whatever the tree did and whoever shares its jobs."""
+the node's path, whatever the tree did and whatever shares its jobs."""
 
 from __future__ import annotations
 

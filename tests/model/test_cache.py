@@ -164,9 +164,9 @@ def test_growth_is_foretold_to_the_byte(slots: int, dtype: torch.dtype) -> None:
         device=CPU,
     )
     cache.reserve(5)
-    foretold = cache.bytes + cache.growth_bytes(slots)
+    planned = cache.bytes + cache.growth_bytes(slots)
     cache.reserve(slots)
-    assert cache.bytes == foretold
+    assert cache.bytes == planned
     assert cache.growth_bytes(slots) == 0
 
 

@@ -215,7 +215,8 @@ def test_jobs_that_end_early_do_not_pay_for_late_ones() -> None:
 def test_a_pacer_counts_every_job_and_names_its_stage() -> None:
     clock, declared = Time(), device(layers=Curve(base_s=0.02), sampling=INSTANT)
     paced = pacer(clock, layers=1, stage=1, stages=3, declared=declared)
-    with pytest.raises(ClusterError, match=r"^stage 2 of 3 cannot .* 20\.00 ms a pass.* 30\.00 ms"):  # noqa: PT012
+    told = r"^stage 2 of 3 cannot .* 20\.00 ms a pass.* 30\.00 ms"
+    with pytest.raises(ClusterError, match=told):  # noqa: PT012
         for _ in range(WARM_UP_JOBS + JOBS_MIN):
             paced.begin(np.ones(2, dtype=np.bool_), 0, clock.now_s)
             paced.boundary(frozenset)
