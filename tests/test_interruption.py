@@ -23,7 +23,8 @@ class Destroyed:
 
 Destroyed()
 try:
-    time.sleep(30)
+    for _ in range(300):
+        time.sleep(0.1)
 except KeyboardInterrupt:
     sys.exit(7)
 """

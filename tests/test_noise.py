@@ -31,25 +31,12 @@ def plain_bits(seed: int, position: int, token: int) -> int:
     return mix((key + (token + 1) * GOLDEN) % 2**64) >> 11
 
 
-def uniforms(seed: int, position: int, count: int) -> np.ndarray:
-    return (draw_bits(seed, position, np.arange(count)) + 0.5) / 2**53
-
-
-def test_the_generator_is_splitmix64() -> None:
-    published = [
-        6457827717110365317,
-        3203168211198807973,
-        9817491932198370423,
-    ]  # its first outputs for seed 1234567
-    assert [mix((1234567 + k * GOLDEN) % 2**64) for k in (1, 2, 3)] == published
-
-
 def test_values_never_change_between_releases() -> None:
-    assert draw_bits(0, 0, np.arange(3)).tolist() == [plain_bits(0, 0, token) for token in range(3)]
-    assert draw_bits(7, 40, np.array([0, 151_935])).tolist() == [7723835621292222, 4014202468464990]
-    assert gumbel(draw_bits(7, 40, np.array([0, 151_935]))).tolist() == pytest.approx(
-        [1.8726674532842191, 0.21296368605098728], abs=1e-12
-    )
+    published = [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    assert [mix((1234567 + k * GOLDEN) % 2**64) for k in (1, 2, 3)] == published, "splitmix64, seed 1234567"
+    found = draw_bits(7, 40, np.array([0, 151_935]))
+    assert found.tolist() == [7723835621292222, 4014202468464990]
+    assert gumbel(found).tolist() == pytest.approx([1.8726674532842191, 0.21296368605098728], abs=1e-12)
 
 
 @given(SEEDS, POSITIONS, st.lists(st.integers(0, 2**22), min_size=1, max_size=20))
@@ -65,20 +52,14 @@ def test_bits_follow_the_definition_whatever_else_is_asked_for(
 
 
 @given(st.lists(st.integers(0, BITS_MAX), min_size=1, max_size=50))
+@example([0, 1, 2**52, BITS_MAX - 2, BITS_MAX - 1, BITS_MAX])
 def test_gumbel_follows_its_formula_and_grows_with_the_bits(bits: list[int]) -> None:
     found = gumbel(np.array(sorted(bits), dtype=np.uint64))
     for value, bit in zip(found, sorted(bits), strict=True):
         if bit < 2**53 - 2**20:  # beyond, the formula itself is at the end of float64
             assert value == pytest.approx(-math.log(-math.log((bit + 0.5) / 2**53)), rel=1e-9, abs=1e-9)
     assert (np.diff(found) >= 0).all()
-
-
-def test_the_least_and_the_largest_bits_give_finite_noise() -> None:
-    ends = [0, 1, 2**52, BITS_MAX - 2, BITS_MAX - 1, BITS_MAX]
-    found = gumbel(np.array(ends, dtype=np.uint64))
-    assert np.isfinite(found).all()
-    assert -4 < found[0] < -3
-    assert 35 < found[-1] < 38
+    assert -4 < found[0] <= found[-1] < 38
 
 
 def test_noise_has_the_moments_and_the_shape_of_gumbel() -> None:
@@ -99,14 +80,12 @@ def test_noise_has_the_moments_and_the_shape_of_gumbel() -> None:
 )
 def test_neighbours_are_uncorrelated(step: tuple[int, int, int]) -> None:
     count, rows = 2_000, 40
-    seed_step, position_step, id_step = step
-    here = np.concatenate([uniforms(11, 5 + row, count + 2)[1:-1] for row in range(rows)])
-    there = np.concatenate(
-        [
-            uniforms(11 + seed_step, 5 + row + position_step, count + 2)[1 + id_step : count + 1 + id_step]
-            for row in range(rows)
-        ]
-    )
+
+    def uniforms(seed: int, position: int, first: int) -> np.ndarray:
+        drawn = [draw_bits(seed, position + row, np.arange(first, first + count)) for row in range(rows)]
+        return (np.concatenate(drawn) + 0.5) / 2**53
+
+    here, there = uniforms(11, 5, 1), uniforms(11 + step[0], 5 + step[1], 1 + step[2])
     bound = 4 / (rows * count) ** 0.5
     assert abs(np.corrcoef(here, there)[0, 1]) < bound
     assert abs(np.corrcoef(abs(here - 0.5), abs(there - 0.5))[0, 1]) < bound

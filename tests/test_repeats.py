@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Iterator
-
-import pytest
 
 from flowspec.repeats import ABOUT, EVERY_S, LINES_MAX, RepeatHandler, Repeats
 
@@ -28,7 +25,7 @@ def test_lines_that_take_turns_are_said_once_each() -> None:
     assert repeats.rest(11.0) == ["one (499 times more)", "two (499 times more)"]
 
 
-def test_a_line_that_goes_on_is_told_of_when_it_is_due() -> None:
+def test_a_line_that_goes_on_is_told_of_when_it_is_due_and_after_a_while_again() -> None:
     repeats = Repeats()
     repeats.take("no room", 0.0)
     assert repeats.due_s == float("inf"), "it came once"
@@ -38,9 +35,6 @@ def test_a_line_that_goes_on_is_told_of_when_it_is_due() -> None:
     assert repeats.rest(EVERY_S - 0.1, is_due=True) == []
     assert repeats.rest(EVERY_S, is_due=True) == [f"no room ({int(2 * EVERY_S) - 1} times more)"]
     assert repeats.due_s == float("inf")
-
-
-def test_after_a_while_a_line_is_said_again() -> None:
     repeats = Repeats()
     repeats.take("no room", 0.0)
     assert repeats.take("no room", EVERY_S - 0.1) is None
@@ -65,46 +59,26 @@ def test_so_many_lines_are_remembered() -> None:
     assert repeats.take(f"line {LINES_MAX}", 0.0) is None
 
 
-@pytest.fixture
-def logged() -> Iterator[tuple[logging.Logger, io.StringIO, RepeatHandler, list[float]]]:
-    """A log by such a handler, what it said, and the clock."""
+def test_a_log_counts_warnings_and_says_every_other_line() -> None:
     said, now_s = io.StringIO(), [0.0]
     stream = logging.StreamHandler(said)
     stream.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
     handler = RepeatHandler(stream, lambda: now_s[0])
     assert handler.formatter is stream.formatter, "logging.basicConfig would set another one"
-    log = logging.getLogger("flowspec.tests.repeats")
-    log.propagate = False
-    log.setLevel(logging.INFO)
+    log = logging.Logger("of its own", logging.INFO)
     log.addHandler(handler)
-    yield log, said, handler, now_s
-    log.removeHandler(handler)
-    handler.close()
-
-
-def test_a_log_counts_warnings_and_says_every_other_line(
-    logged: tuple[logging.Logger, io.StringIO, RepeatHandler, list[float]],
-) -> None:
-    log, said, handler, now_s = logged
     for number in range(3):
         log.info("ready")
         log.warning("refused %s", number, extra={ABOUT: "refused"})
-    assert said.getvalue().splitlines() == ["INFO ready", "WARNING refused 0", "INFO ready", "INFO ready"]
-    said.truncate(0), said.seek(0)
     log.error("another")
-    assert said.getvalue().splitlines() == ["WARNING refused 0 (2 times more)", "ERROR another"]
     log.error("another")
     now_s[0] = EVERY_S + 1
-    said.truncate(0), said.seek(0)
     handler.tell_due()
-    assert said.getvalue().splitlines() == ["WARNING another (once more)"]
-
-
-def test_what_was_counted_is_told_at_the_end(
-    logged: tuple[logging.Logger, io.StringIO, RepeatHandler, list[float]],
-) -> None:
-    log, said, handler, _ = logged
-    for _ in range(5):
-        log.error("out of files")
+    log.error("the last")
+    log.error("the last")
     handler.close()
-    assert said.getvalue().splitlines() == ["ERROR out of files", "WARNING out of files (4 times more)"]
+    assert said.getvalue().splitlines() == [
+        *("INFO ready", "WARNING refused 0", "INFO ready", "INFO ready"),
+        *("WARNING refused 0 (2 times more)", "ERROR another", "WARNING another (once more)"),
+        *("ERROR the last", "WARNING the last (once more)"),
+    ]

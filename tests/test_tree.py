@@ -181,46 +181,6 @@ def test_a_long_chain_keeps_its_order_far_below_what_a_product_of_floats_can_hol
     assert tree.best_unsent(1000) == [*chain[1:-1], twin, chain[-1]]
 
 
-def test_values_rise_as_the_root_comes_nearer() -> None:
-    tree = TokenTree()
-    tree.extend_path([7])
-    child = tree.add(tree.root, 1, 0.5)
-    other = tree.add(tree.root, 2, 0.4)
-    grandchild = tree.add(child, 3, 0.25)
-    assert [tree.value(node) for node in (tree.root, child, other, grandchild)] == pytest.approx(
-        [1, 0.5, 0.4, 0.125]
-    )
-    assert tree.best_unsent(9, 0.2) == [child, other]
-    tree.commit(child)
-    assert [tree.value(node) for node in (child, grandchild)] == pytest.approx([1, 0.25])
-    assert tree.best_unsent(9, 0.2) == [grandchild]
-    late = tree.add(grandchild, 4, 1.0)
-    assert tree.value(late) == pytest.approx(0.25)
-
-
-def test_a_token_that_nobody_drafted_is_worth_nothing_less_below_itself() -> None:
-    """A root that was not proposed has chance 1, or 0 where a drafter said so; what is drafted below starts
-    from 1 again."""
-    tree = TokenTree()
-    tree.extend_path([7])
-    tree.commit(tree.add(tree.root, 1, 0.0))
-    assert tree.value(tree.root) == 1
-    assert tree.value(tree.add(tree.root, 2, 0.3)) == pytest.approx(0.3)
-    assert math.isfinite(tree.value(tree.add(tree.root, 3, 0.0)))
-
-
-def test_a_dead_branch_can_be_drafted_anew_under_a_new_id() -> None:
-    tree = TokenTree()
-    tree.extend_path([7])
-    first = tree.add(tree.root, 1, 0.5)
-    tree.rewind(1)
-    again = tree.add(tree.root, 1, 0.5)
-    assert again > first
-    assert tree.child(tree.root, 1) == again
-    tree.mark_sent([first])
-    assert tree.state(first) == NodeState.DEAD
-
-
 def test_our_own_mistakes_are_asserted() -> None:
     tree = TokenTree()
     prompt = tree.extend_path([1, 2])
@@ -243,3 +203,5 @@ def test_our_own_mistakes_are_asserted() -> None:
         tree.commit(dead)
     with pytest.raises(AssertionError, match="neither root nor alive"):
         tree.add(dead, 6, 0.5)
+    tree.mark_sent([dead])
+    assert tree.state(dead) == NodeState.DEAD

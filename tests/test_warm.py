@@ -17,34 +17,41 @@ import pytest
 from tests import warm
 
 PYTHON = [sys.executable, "-c"]
+SHOWN = """
+import json, logging, os, sys
+print(json.dumps([os.getppid(), os.getcwd(), dict(os.environ), sys.argv, sys.stdin.read(),
+    os.getsid(0) == os.getpid(), sorted(map(int, os.listdir("/proc/self/fd"))),
+    logging.getLogger().handlers]))
+"""
+SLEEPS = """
+import time
+try:
+    print("here", flush=True)
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("heard")
+"""
+LOCAL = """
+import os, psutil
+from flowspec.runtime.local import LocalCluster
+with LocalCluster(2) as cluster:
+    cluster.wait()
+    (pool,) = psutil.Process().children()
+    print(os.getpid(), len(pool.children()), *pool.cmdline())
+"""
 
 
 def test_a_process_has_what_it_is_given_and_nothing_else(tmp_path: Path) -> None:
-    code = (
-        "import json, logging, os, sys\nprint(json.dumps([os.getppid(), os.getcwd(), dict(os.environ), "
-        "sys.argv, sys.stdin.read(),"
-        " os.getsid(0) == os.getpid(), sorted(map(int, os.listdir('/proc/self/fd'))), "
-        "logging.getLogger().handlers]))"
-    )
     environment = {"FOR": "a test", **warm.read_when_imported(os.environ)}
     for new_session in (True, False):
-        command = [*PYTHON, code, "ü", b"\xff"]
-        done = warm.run(
-            command,
-            input="said\n",
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            env=environment,
-            start_new_session=new_session,
-            check=True,
-        )
+        command = [*PYTHON, SHOWN, "ü", b"\xff"]
+        place = {"cwd": tmp_path, "env": environment, "start_new_session": new_session}
+        done = warm.run(command, input="said\n", capture_output=True, text=True, check=True, **place)
         parent, folder, found, arguments, said, leads, descriptors, handlers = json.loads(done.stdout)
         assert (parent, folder, found) == (os.getpid(), str(tmp_path), environment)
         assert (arguments, said, leads) == (["-c", "ü", "\udcff"], "said\n", new_session)
-        assert (len(descriptors), descriptors[:3], handlers) == (4, [0, 1, 2], []), (
-            "the fourth is the folder that was listed"
-        )
+        assert (len(descriptors), descriptors[:3]) == (4, [0, 1, 2]), "the folder that is listed, too"
+        assert handlers == []
 
 
 @pytest.mark.parametrize(
@@ -65,11 +72,7 @@ def test_a_process_ends_with_its_own_status(code: str, status: int) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_a_process_takes_signals_as_a_fresh_one(number: signal.Signals) -> None:
-    code = (
-        "import time\ntry:\n    print('here', flush=True)\n    time.sleep(60)\nexcept KeyboardInterrupt:\n  "
-        "  print('heard')"
-    )
-    with warm.Popen([*PYTHON, code], stdout=subprocess.PIPE, text=True) as process:
+    with warm.Popen([*PYTHON, SLEEPS], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "here\n"
         process.send_signal(number)
@@ -78,22 +81,15 @@ def test_a_process_takes_signals_as_a_fresh_one(number: signal.Signals) -> None:
 
 
 def test_the_local_daemons_of_a_warm_command_are_its_own() -> None:
-    code = (
-        "import os, psutil\nfrom flowspec.runtime.local import LocalCluster\nwith LocalCluster(2) as "
-        "cluster:\n    cluster.wait()\n"
-        "    (pool,) = psutil.Process().children()\n    print(os.getpid(), len(pool.children()), "
-        "*pool.cmdline())"
-    )
-    pid, daemons, *command = warm.run(
-        [*PYTHON, code], capture_output=True, text=True, check=True
-    ).stdout.split()
+    done = warm.run([*PYTHON, LOCAL], capture_output=True, text=True, check=True)
+    pid, daemons, *command = done.stdout.split()
     assert not psutil.pid_exists(int(pid))
     assert (daemons, "tests.warm_server" in command) == ("2", True)
 
 
 def test_a_process_leads_its_session_from_the_start() -> None:
     """As with a fresh one, whoever started it can signal its group at once."""
-    for _ in range(20):
+    for _ in range(10):
         with warm.start_pool(["--count=1"]) as pool:
             os.killpg(pool.pid, signal.SIGKILL)
         assert pool.returncode == -signal.SIGKILL

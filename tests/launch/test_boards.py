@@ -129,26 +129,25 @@ class Boards:
         return done.returncode, done.stdout.splitlines(), done.stderr
 
 
-@pytest.fixture(params=[NO_SYSTEMD, SYSTEMD], ids=["without systemd", "with systemd"])
+@pytest.fixture
 def boards(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Boards]:
-    found = Boards(tmp_path, request.param)
+    found = Boards(tmp_path, getattr(request, "param", NO_SYSTEMD))
     yield found
-    found.run("stop")
+    if found.file.exists():
+        found.run("stop")
     shutil.rmtree(found.homes)  # copies of the bundled models
 
 
-def test_what_a_device_says_does_nothing_to_a_terminal(tmp_path: Path) -> None:
-    found = Boards(tmp_path, NO_SYSTEMD)
-    found.write({"it": "evil"})
-    assert found.run("status") == (0, ["it: \x1b]52;c;aGk=\x07said\udc9b"], ""), "a pipe gets it as it is"
+def test_what_a_device_says_does_nothing_to_a_terminal(boards: Boards) -> None:
+    boards.write({"it": "evil"})
+    assert boards.run("status") == (0, ["it: \x1b]52;c;aGk=\x07said\udc9b"], ""), "a pipe gets it as it is"
     for action, status, expected in (
-        ("status", 0, r"it: \x1b]52;c;aGk=\x07said\x9b"),
         ("logs", 0, r"  \x1b]52;c;aGk=\x07said\x9b"),
         ("status", 1, r"it: FAILED: why\x1b[2J"),
     ):
         ours, theirs = os.openpty()
-        environment = {**found.environment, "EVIL_STATUS": str(status)}
-        command = [str(ROOT / "launch/boards"), action, str(found.file)]
+        environment = {**boards.environment, "EVIL_STATUS": str(status)}
+        command = [str(ROOT / "launch/boards"), action, str(boards.file)]
         done = subprocess.run(command, env=environment, stdout=theirs, stderr=theirs, timeout=60, check=False)
         os.close(theirs)
         assert done.returncode == status
@@ -156,6 +155,7 @@ def test_what_a_device_says_does_nothing_to_a_terminal(tmp_path: Path) -> None:
         os.close(ours)
 
 
+@pytest.mark.parametrize("boards", [SYSTEMD], indirect=True, ids=["with systemd"])
 def test_devices_are_installed_started_watched_and_stopped(boards: Boards) -> None:
     boards.write({"jetson": "me@board-1", EVIL: "board-2"})
     status, lines, error = boards.run("install")
@@ -164,11 +164,11 @@ def test_devices_are_installed_started_watched_and_stopped(boards: Boards) -> No
     for home in ("me@board-1", "board-2"):
         assert (boards.homes / home / "flowspec/source/flowspec/cli/main.py").is_file()
         assert (boards.homes / home / ".config/systemd/user/flowspec-daemon.service").is_file()
-    status, lines, error = boards.run("status")
-    assert status == 1
-    assert lines[0] == "jetson: FAILED: does not run: never started"
-    status, lines, error = boards.run("start", "--", "--threads", "1")
-    assert (status, error) == (0, ""), lines
+    status, lines, _ = boards.run("status")
+    assert (status, lines[0]) == (1, "jetson: FAILED: does not run: never started")
+    for _ in range(2):  # it starts what runs again
+        status, lines, error = boards.run("start", "--", "--threads", "1")
+        assert (status, error) == (0, ""), lines
     for address, line, name in zip(boards.addresses, lines, ("jetson", EVIL), strict=True):
         assert line.startswith(f"{name}: listens on {address}")
     with Peer(boards.addresses[1]) as peer:
@@ -178,19 +178,16 @@ def test_devices_are_installed_started_watched_and_stopped(boards: Boards) -> No
     assert welcome.memory_bytes == 3 << 30
     assert set(welcome.name) <= set("abcdefghijklmnopqrstuvwxyzHOME0123456789-.")
     status, lines, _ = boards.run("status")
-    assert status == 0
-    assert all(": runs as process " in line for line in lines)
+    assert (status, [": runs as process " in line for line in lines]) == (0, [True] * 2)
     status, lines, _ = boards.run("logs", "--lines", "1")
-    assert status == 0
-    assert lines[0] == "jetson:"
-    assert " listens on " in lines[1]
-    status, lines, _ = boards.run("start")
-    assert status == 0, lines  # it starts what runs again
-    status, lines, _ = boards.run("stop")
-    assert (status, lines) == (0, ["jetson: stopped", f"{EVIL}: stopped"])
-    status, lines, _ = boards.run("stop")
-    assert (status, lines) == (0, ["jetson: was not running", f"{EVIL}: was not running"])
+    assert (status, lines[0], " listens on " in lines[1]) == (0, "jetson:", True)
+    for told in ("stopped", "was not running"):
+        assert boards.run("stop")[:2] == (0, [f"jetson: {told}", f"{EVIL}: {told}"])
     assert not list(boards.homes.rglob("pwned"))
+    commands = {*(boards.homes / "commands").read_text().splitlines()} - {"bash -s"}
+    assert all(each.startswith("mkdir -p flowspec && rm -rf flowspec/source.new ") for each in commands), (
+        "only constant ones reach a shell"
+    )
     assert {"BatchMode=yes", "ConnectTimeout=10"} <= set((boards.homes / "options").read_text().split())
 
 
@@ -217,19 +214,13 @@ def test_each_device_gets_its_own_key_and_the_list(boards: Boards) -> None:
         assert secret not in (boards.homes / "commands").read_text()
     with Peer(boards.addresses[1], name="head", keys=head_keyring(keys), device="pi") as peer:
         peer.greet()
-    boards.run("stop")
+    for told in ("stopped", "was not running"):
+        assert boards.run("stop")[:2] == (0, [f"jetson: {told}", f"pi: {told}"])
 
 
-@pytest.fixture
-def plain(tmp_path: Path) -> Iterator[Boards]:
-    found = Boards(tmp_path, NO_SYSTEMD)
-    yield found
-    shutil.rmtree(found.homes)
-
-
-def test_a_device_that_is_gone_fails_alone(plain: Boards) -> None:
-    plain.write({"gone": "gone", "empty": "empty"})
-    status, lines, error = plain.run("start")
+def test_a_device_that_is_gone_fails_alone(boards: Boards) -> None:
+    boards.write({"gone": "gone", "empty": "empty"})
+    status, lines, error = boards.run("start")
     assert (status, error) == (1, "")
     assert lines == [
         "gone: FAILED: cannot log in to gone: ssh: connect to host gone port 22: No route to host",
@@ -237,13 +228,21 @@ def test_a_device_that_is_gone_fails_alone(plain: Boards) -> None:
     ]
 
 
-def test_a_torch_that_is_there_is_kept(plain: Boards) -> None:
-    plain.write({"jetson": "jetson"})
-    home = plain.homes / "jetson"
-    home.mkdir()
-    (home / "torch").write_text("2.8.0\n")
-    status, lines, error = plain.run("install")
-    assert (status, error, lines) == (0, "", ["jetson: installed FlowSpec 0.1.0"])
+def test_a_torch_that_is_there_is_kept_unless_it_is_too_old(boards: Boards) -> None:
+    boards.write({"jetson": "jetson", "old": "old"})
+    for name, version in (("jetson", "2.8.0"), ("old", "2.5.1")):
+        (boards.homes / name).mkdir()
+        (boards.homes / name / "torch").write_text(f"{version}\n")
+    assert boards.run("install") == (
+        1,
+        [
+            "jetson: installed FlowSpec 0.1.0",
+            "old: FAILED: launch/packages: expected torch 2.7 or newer in the environment, got 2.5.1; "
+            "install another there",
+        ],
+        "",
+    )
+    home = boards.homes / "jetson"
     assert "torch==" not in (home / "pip").read_text()  # only what goes with it is installed
     versions = (home / "flowspec/venv/flowspec-constraints.txt").read_text().splitlines()
     assert "torch==2.8.0" in versions
@@ -251,42 +250,20 @@ def test_a_torch_that_is_there_is_kept(plain: Boards) -> None:
     assert not (home / "flowspec/source.new").exists()
 
 
-def test_why_nothing_was_installed_is_said(plain: Boards) -> None:
-    plain.write({"jetson": "jetson"})
-    home = plain.homes / "jetson"
-    home.mkdir()
-    (home / "torch").write_text("2.5.1\n")
-    status, lines, _ = plain.run("install")
-    assert status == 1
-    assert lines == [
-        "jetson: FAILED: launch/packages: expected torch 2.7 or newer in the environment, got 2.5.1; install "
-        "another there"
-    ]
-
-
-def test_only_constant_commands_reach_a_shell(plain: Boards) -> None:
-    plain.write({EVIL: "board"})
-    plain.run("install")
-    plain.run("status")
-    copied, script, again = (plain.homes / "commands").read_text().splitlines()
-    assert copied.startswith("mkdir -p flowspec && rm -rf flowspec/source.new ")
-    assert script == again == "bash -s"
-
-
-def test_a_target_that_is_none_is_refused_before_anything_is_run(plain: Boards) -> None:
-    keys = [f"ssh = {value}" for value in ('"-oProxyCommand=x"', '"me@host;id"', '""', "5")] + ['user = "me"']
+def test_a_target_that_is_none_is_refused_before_anything_is_run(boards: Boards) -> None:
+    keys = [f"ssh = {value}" for value in ('"-oProxyCommand=x"', '"me@host;id"')] + ['user = "me"']
     files = [f'[[device]]\naddress = "127.0.0.1:7700"\n{key}\n' for key in keys]
     files.append('[[device]]\nname = "x"\naddress = "-oProxyCommand=id:7700"\n')
     twice = '[[device]]\naddress = "127.0.0.1:{}"\nssh = "board"\n'
     files.append(twice.format(7700) + twice.format(7701))
     for text in files:
-        plain.file.write_text(text)
-        status, lines, error = plain.run("status")
+        boards.file.write_text(text)
+        status, lines, error = boards.run("status")
         assert (status, lines, error.count("\n")) == (2, [], 1), text
-    assert not (plain.homes / "commands").exists()
+    assert not (boards.homes / "commands").exists()
 
 
-def test_wrong_usage_is_one_line(plain: Boards) -> None:
+def test_wrong_usage_is_one_line(boards: Boards) -> None:
     for args, named in (
         (["fly"], "'fly'"),
         (["start"], "a cluster file"),
@@ -298,7 +275,7 @@ def test_wrong_usage_is_one_line(plain: Boards) -> None:
     ):
         command = [str(ROOT / "launch/boards"), *args]
         done = subprocess.run(
-            command, env=plain.environment, capture_output=True, text=True, timeout=60, check=False
+            command, env=boards.environment, capture_output=True, text=True, timeout=60, check=False
         )
         assert (done.returncode, done.stdout) == (2, "")
         (line,) = done.stderr.splitlines()

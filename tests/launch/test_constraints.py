@@ -10,7 +10,6 @@ import pytest
 from tests.launch.scripts import script
 
 lock = script("lock")
-FILES = [platform.name for platform in lock.PLATFORMS]
 platforms = {platform.name: platform for platform in lock.PLATFORMS}
 
 
@@ -22,48 +21,37 @@ def numbers(version: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-def test_each_file_has_its_platform() -> None:
-    assert {path.stem for path in lock.FOLDER.iterdir()} == set(FILES)
+def lowest(requirement: str) -> tuple[int, ...]:
+    bound = re.search(r">=([0-9.]+)", requirement)
+    assert bound is not None, requirement
+    return numbers(bound[1])
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", platforms)
 def test_each_requirement_has_a_version_that_it_allows(name: str) -> None:
     platform = platforms[name]
+    text = platform.path.read_text()
+    assert not re.search(r"://|--|\bfile:|@ ", text), "no index and no place is named"
     for python in platform.pythons:
         versions = lock.read(platform.path, python)
+        if name not in ("x86_64", "lowest"):
+            cuda = ("nvidia-", "cuda-", "triton")
+            assert [each for each in versions if each.startswith(cuda)] == [], "boards download no CUDA"
         for package, requirement in lock.requirements(platform.extras).items():
             if "python_version" in requirement and python != "3.10":
                 continue
             if package == "torch" and platform.torches:
-                assert f"torch{lock.JETSON_TORCH}" in platform.path.read_text().splitlines()
+                assert f"torch{lock.JETSON_TORCH}" in text.splitlines()
                 versions["torch"] = platform.torches[0]
-            bound = re.search(r">=([0-9.]+)", requirement)
-            assert bound is not None, requirement
-            assert numbers(versions[package]) >= numbers(bound[1]), f"{name}, Python {python}: {requirement}"
+            assert numbers(versions[package]) >= lowest(requirement), f"Python {python}: {requirement}"
 
 
-def test_the_lowest_versions_are_the_bounds_themselves() -> None:
+def test_each_file_has_its_platform_and_the_lowest_versions_are_the_bounds_themselves() -> None:
+    assert {path.stem for path in lock.FOLDER.iterdir()} == platforms.keys()
     versions = lock.read(platforms["lowest"].path, "3.10")
     for package, requirement in lock.requirements(lock.PRODUCT).items():
-        bound = re.search(r">=([0-9.]+)", requirement)
-        assert bound is not None, requirement
         if package != "setuptools":  # only builds; setup.cfg does not name it
-            assert numbers(versions[package]) == numbers(bound[1]), requirement
-
-
-def test_boards_download_no_cuda() -> None:
-    for name in ("aarch64", "jetpack6", "jetpack7"):
-        for python in platforms[name].pythons:
-            assert not [
-                each
-                for each in lock.read(platforms[name].path, python)
-                if each.startswith(("nvidia-", "cuda-", "triton"))
-            ]
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_the_files_name_no_index_and_no_place(name: str) -> None:
-    assert not re.search(r"://|--|\bfile:|@ ", platforms[name].path.read_text())
+            assert numbers(versions[package]) == lowest(requirement), requirement
 
 
 def test_a_file_that_was_made_is_read_again(tmp_path: Path) -> None:

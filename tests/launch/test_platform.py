@@ -10,18 +10,11 @@ import pytest
 
 from tests.launch.scripts import ROOT
 
-JETSON = (
-    "# R{} (release), REVISION: 4.3, GCID: 38968081, BOARD: generic, EABI: aarch64, DATE: Wed Jan  8 "
-    "01:49:37 UTC 2025\n"
-)
+JETSON = "# R{} (release), REVISION: 4.3, GCID: 38968081, BOARD: generic, EABI: aarch64, DATE: Wed Jan  8\n"
 
 
 def platform(
-    folder: Path,
-    machine: str,
-    release: str | None = None,
-    driver: bool = False,
-    system: str = "Linux",
+    folder: Path, machine: str, release: str | None = None, driver: bool = False, system: str = "Linux"
 ) -> subprocess.CompletedProcess[str]:
     tools = folder / "tools"
     tools.mkdir()
@@ -45,11 +38,9 @@ def platform(
         ("x86_64", None, True, "x86_64 cuda"),
         ("aarch64", None, False, "aarch64 cpu"),
         ("aarch64", JETSON.format(36), False, "jetpack6 cuda"),
-        ("aarch64", JETSON.format(38), False, "jetpack7 cuda"),
         ("aarch64", JETSON.format(39), False, "jetpack7 cuda"),
         ("aarch64", JETSON.format(35), False, "aarch64 cpu"),  # JetPack 5
         ("aarch64", "something else\n", False, "aarch64 cpu"),
-        ("aarch64", "", False, "aarch64 cpu"),
     ],
 )
 def test_each_machine_has_its_file(
@@ -60,10 +51,7 @@ def test_each_machine_has_its_file(
     assert (ROOT / "constraints" / f"{expected.split()[0]}.txt").is_file()
 
 
-@pytest.mark.parametrize(
-    ("machine", "system"),
-    [("armv7l", "Linux"), ("i686", "Linux"), ("riscv64", "Linux"), ("x86_64", "Darwin")],  # also an Intel Mac
-)
+@pytest.mark.parametrize(("machine", "system"), [("armv7l", "Linux"), ("x86_64", "Darwin")])
 def test_other_processors_and_systems_are_refused(machine: str, system: str, tmp_path: Path) -> None:
     done = platform(tmp_path, machine, system=system)
     assert (done.returncode, done.stdout) == (2, "")

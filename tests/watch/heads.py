@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from flowspec.core.head.head import HeadCore
 from flowspec.core.head.request import Request
 from flowspec.runtime.head import OnEvent
 from flowspec.runtime.watching import Watch
@@ -15,12 +17,27 @@ from flowspec.watch.recording import About
 from tests.sim.swarm import Play, draw
 
 
+def play(seed: int, take: Callable[[HeadCore, Handled], None]) -> Play:
+    """A schedule, not yet run; `take` is told of every event of the head."""
+    run = Play(draw(seed), checks=False)
+    go_on = run.world.on_event
+    assert go_on is not None
+
+    def look(handled: Handled) -> None:
+        go_on(handled)
+        if handled.place == HEAD:
+            take(run.world.head, handled)
+
+    run.world.on_event = look
+    return run
+
+
 class VirtualHead:
     """What a `Watch` needs of `runtime.head.Head`, over a simulated schedule that goes on when it is told
     to."""
 
     def __init__(self, seed: int) -> None:
-        self.play = Play(draw(seed), checks=False)
+        self.play = play(seed, self._hear)
         self.observers: list[OnEvent] = []
         self.is_formed = True
         self.lost: list[str] = []
@@ -31,16 +48,10 @@ class VirtualHead:
         plans = [SimpleNamespace(name=f"board-{index}", first=index, end=index + 1) for index in range(count)]
         self.plan = SimpleNamespace(model="made", stages=plans)
         self.stages = [SimpleNamespace(plan=plan, pong=None, ready=None) for plan in plans]
-        go_on = self.play.world.on_event
-        assert go_on is not None
 
-        def look(handled: Handled) -> None:
-            go_on(handled)
-            if handled.place == HEAD:
-                for observer in list(self.observers):
-                    observer(handled.event, handled.commands, handled.now_s)  # type: ignore[arg-type]
-
-        self.play.world.on_event = look
+    def _hear(self, head: HeadCore, handled: Handled) -> None:
+        for observer in list(self.observers):
+            observer(handled.event, handled.commands, handled.now_s)  # type: ignore[arg-type]
 
     def observe(self, observer: OnEvent) -> None:
         self.observers.append(observer)

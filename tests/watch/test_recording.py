@@ -84,51 +84,40 @@ def test_a_clock_can_begin_elsewhere(document: dict[str, Any]) -> None:
     )
 
 
-BROKEN_FILES = {
-    "no JSON": b"{",
-    "no text": b"\xff\xfe\x00",
-    "nested without end": b"[" * 100_000,
-    "a list": b"[]",
-    "another format": b'{"format": "else"}',
-    "a later version": b'{"format": "flowspec-recording", "version": 2}',
-    "a version that is none": b'{"format": "flowspec-recording", "version": true}',
-    "an endless number": b'{"format": "flowspec-recording", "version": 1, "world": ' + b"1" * 10_000 + b"}",
-}
+BROKEN_FILES = (
+    b"{",
+    b"\xff\xfe\x00",
+    b"[" * 100_000,
+    b"[]",
+    b'{"format": "else"}',
+    b'{"format": "flowspec-recording", "version": 2}',
+    b'{"format": "flowspec-recording", "version": true}',
+    b'{"format": "flowspec-recording", "version": 1, "world": ' + b"1" * 10_000 + b"}",
+    b" " * ((1 << 20) + 1),
+)
 
 
-@pytest.mark.parametrize("content", BROKEN_FILES.values(), ids=BROKEN_FILES)
-def test_files_that_are_no_recordings_are_refused(content: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "broken.json"
-    path.write_bytes(content)
-    with pytest.raises(InputError) as refused:
-        read_recording(path)
-    assert "\n" not in str(refused.value)
-    assert len(str(refused.value)) < 400
-
-
-def test_a_file_that_is_missing_or_too_large_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(InputError, match="No such file"):
-        read_recording(tmp_path / "none.json")
-    with pytest.raises(InputError, match="directory"):
-        read_recording(tmp_path)
+def test_files_that_are_no_recordings_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording, "FILE_BYTES_MAX", 1 << 20)
-    (tmp_path / "large.json").write_bytes(b" " * ((1 << 20) + 1))
-    with pytest.raises(InputError, match="at most 1 MiB"):
-        read_recording(tmp_path / "large.json")
+    path = tmp_path / "broken.json"
+    for content in BROKEN_FILES:
+        path.write_bytes(content)
+        with pytest.raises(InputError) as refused:
+            read_recording(path)
+        assert "\n" not in str(refused.value)
+        assert len(str(refused.value)) < 400
+    assert "at most 1 MiB" in str(refused.value)
+    for name, told in ((tmp_path / "none.json", "No such file"), (tmp_path, "directory")):
+        with pytest.raises(InputError, match=told):
+            read_recording(name)
 
 
 WRONG: dict[str, Any] = {
     "an unknown kind": lambda d: frame(d, "sent").update(kind="else"),
-    "a kind that is none": lambda d: frame(d, "sent").update(kind=["sent"]),
     "no instant": lambda d: frame(d, "sent").pop("t"),
     "an instant that is none": lambda d: frame(d, "sent").update(t=float("nan")),
     "frames out of order": lambda d: d["frames"][0].update(t=1e6),
     "too many frames": lambda d: d.update(frames=[{}] * (FRAMES_MAX + 1)),
-    "a request that is none": lambda d: frame(d, "begin").update(request=-1),
-    "a text that is too long": lambda d: frame(d, "begin").update(text="x" * 5000),
-    "a text that is none": lambda d: frame(d, "root").update(token=5),
     "a value above 1": lambda d: frame(d, "nodes")["nodes"][0].__setitem__(3, 1.5),
     "a row that is short": lambda d: frame(d, "nodes")["nodes"][0].pop(),
     "a stage out of range": lambda d: frame(d, "trip")["stays"][0].update(stage=1000),
@@ -141,12 +130,12 @@ WRONG: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("spoil", WRONG.values(), ids=WRONG)
-def test_every_field_is_checked(document: dict[str, Any], spoil: Any) -> None:
-    spoilt = copy.deepcopy(document)
-    assert wrong_document(spoilt) == ""
-    spoil(spoilt)
-    assert wrong_document(spoilt) != ""
+def test_every_field_is_checked(document: dict[str, Any]) -> None:
+    assert wrong_document(document) == ""
+    for what, spoil in WRONG.items():
+        spoilt = copy.deepcopy(document)
+        spoil(spoilt)
+        assert wrong_document(spoilt) != "", what
 
 
 def test_values_of_any_other_type_are_refused_and_never_raise(document: dict[str, Any]) -> None:

@@ -29,9 +29,16 @@ from flowspec.watch.state import WatchState
 from tests.runtime.clusters import wait_until
 from tests.watch.heads import VirtualHead, watched
 
+ANSWERS = 12
+"""A schedule with several answers."""
+
 
 def frames_of(watcher: Watcher) -> list[Frame]:
     return [frame for batch in watcher.take() for frame in batch.frames]
+
+
+def kinds_of(frames: list[Frame]) -> list[str]:
+    return [frame["kind"] for frame in frames]
 
 
 def turn(watch: Watch) -> None:
@@ -48,28 +55,6 @@ def shown(present: WatchState) -> dict[int, tuple[int, list[int]]]:
     }
 
 
-def test_whoever_comes_later_has_the_same_picture() -> None:
-    compared = 0
-    for seed in range(6):
-        head = VirtualHead(seed)
-        watch = watched(head)
-        early, late = WatchState(), WatchState()
-        first = watch.join()
-        head.run(until_s=0.4)
-        turn(watch)
-        second = watch.join()
-        head.run()
-        turn(watch)
-        for watcher, present in ((first, early), (second, late)):
-            for frame in frames_of(watcher):
-                present.take(frame)
-                compared += bool(present.answers)
-        assert shown(early) == shown(late) == {}
-        assert early.stages == late.stages
-        watch.close()
-    assert compared > 20
-
-
 def test_a_slow_watcher_misses_what_waits_and_goes_on_with_the_present() -> None:
     present, slow = WatchState(), Watcher()
     frames: list[Frame] = [{"t": 1.0, "kind": "stages", "stages": [{"name": "a", "layers": [0, 1]}]}]
@@ -81,12 +66,10 @@ def test_a_slow_watcher_misses_what_waits_and_goes_on_with_the_present() -> None
         present.take(frame)
         slow.give(FrameBatch([frame]), present)
         assert len(slow._batches) <= BATCHES_MAX
-    found = WatchState()
-    kinds = []
-    for frame in frames_of(slow):
-        kinds.append(frame["kind"])
+    found, waiting = WatchState(), frames_of(slow)
+    for frame in waiting:
         found.take(frame)
-    assert kinds[0] == "missed"
+    assert waiting[0]["kind"] == "missed"
     assert shown(found) == shown(present)
     assert found.stages == present.stages
 
@@ -121,49 +104,49 @@ def test_only_so_many_may_watch() -> None:
         watch.join()
     watch.leave(there.pop())
     there.append(watch.join())
-    for each in [*there, there[0]]:
-        assert len(head.observers) == 1 or each is there[0]
+    for each in there:
+        assert len(head.observers) == 1
         watch.leave(each)
+    watch.leave(there[0])
     assert (head.observers, watch.present) == ([], None), "nothing is done while nobody watches"
     wait_until(
         lambda: not any(thread.name == "watch" for thread in threading.enumerate()), "its thread has ended"
     )
 
 
-def test_the_last_answer_is_kept_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    head = VirtualHead(12)
+def all_watched() -> Watch:
+    """A watch that has seen answers come and go."""
+    head = VirtualHead(ANSWERS)
     watch = watched(head, keeps=True)
     assert watch.recording() is None
     watch.join()
     head.run()
     turn(watch)
+    return watch
+
+
+def test_the_last_answer_is_kept_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = all_watched()
     document = watch.recording()
+    watch.close()
     assert document is not None
     assert wrong_document(document) == ""
     frames = document["frames"]
     assert frames[0]["t"] == 0.0
-    assert [frame["kind"] for frame in frames][:3] == ["stages", "devices", "begin"]
-    assert frames[-1]["kind"] == "end"
-    begun, open_now = 0, 0
-    for frame in frames:
-        open_now += (frame["kind"] == "begin") - (frame["kind"] == "end")
-        begun += frame["kind"] == "begin"
-        assert open_now > 0 or frame["kind"] in ("stages", "devices", "end"), "an answer before the last one"
-    watch.close()
-
+    kinds = kinds_of(frames)
+    assert (kinds[:3], kinds[-1]) == (["stages", "devices", "begin"], "end")
+    open_now = 0
+    for kind in kinds:
+        open_now += (kind == "begin") - (kind == "end")
+        assert open_now > 0 or kind in ("stages", "devices", "end"), "an answer before the last one"
     monkeypatch.setattr(watching, "KEPT_CHARS_MAX", 500)
-    head = VirtualHead(12)
-    watch = watched(head, keeps=True)
-    watch.join()
-    head.run()
-    turn(watch)
+    watch = all_watched()
     assert watch.recording() is None, "an answer that is too long is given up"
     watch.close()
 
 
-def in_mid_answer() -> tuple[VirtualHead, Watch, Watcher]:
-    """A watched head with an answer under way."""
-    head = VirtualHead(12)
+def test_who_leaves_in_mid_answer_leaves_no_recording_open() -> None:
+    head = VirtualHead(ANSWERS)
     watch = watched(head, keeps=True)
     watcher = watch.join()
     until_s = 0.0
@@ -172,13 +155,7 @@ def in_mid_answer() -> tuple[VirtualHead, Watch, Watcher]:
         assert until_s < 60
         head.run(until_s=until_s)
         turn(watch)
-    return head, watch, watcher
-
-
-def test_who_leaves_in_mid_answer_leaves_no_recording_open() -> None:
-    head, watch, watcher = in_mid_answer()
     assert watch._kept is not None
-    assert watch._recorder is not None
     other = {"t": 1.0, "kind": "begin", "request": 99, "prompt_tokens": 1, "reused": 0, "text": ""}
     with watch._lock:
         # another one, whose number does not come again
@@ -187,23 +164,21 @@ def test_who_leaves_in_mid_answer_leaves_no_recording_open() -> None:
     head.run()
     first = watch.recording()
     assert first is not None
-    assert not any(frame["kind"] == "end" for frame in first["frames"])
-    head = VirtualHead(12)
+    assert "end" not in kinds_of(first["frames"])
+    head = VirtualHead(ANSWERS)
     watch._head = head  # type: ignore[assignment]
     watch.join()
     head.run()
     turn(watch)
     second = watch.recording()
     assert second is not None
-    kinds = [frame["kind"] for frame in second["frames"]]
+    kinds = kinds_of(second["frames"])
     assert kinds.count("begin") == kinds.count("end") > 0, "of answers that came later, all of them"
     watch.close()
 
 
 def test_the_recordings_text_is_made_without_holding_up_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    head, watch, _ = in_mid_answer()
-    head.run()
-    turn(watch)
+    watch = all_watched()
     whole = watch.recording()
     asked: list[bool] = []
 
@@ -234,7 +209,7 @@ def test_each_frame_becomes_text_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return as_text(frame)
 
     monkeypatch.setattr(watching, "as_text", count)
-    head = VirtualHead(12)
+    head = VirtualHead(ANSWERS)
     watch = watched(head, keeps=True)
     with watch._lock:  # its thread waits
         first, second = watch.join(), watch.join()
@@ -244,10 +219,9 @@ def test_each_frame_becomes_text_once(monkeypatch: pytest.MonkeyPatch) -> None:
     (batch,) = first.take()
     assert second.take()[-1] is batch
     assert json.loads(batch.text) == batch.frames
-    kinds = [frame["kind"] for frame in batch.frames]
-    assert Counter(made) - Counter(["stages", "devices"] * kinds.count("begin")) <= Counter(kinds), (
-        "but what a recording begins with"
-    )
+    kinds = kinds_of(batch.frames)
+    but_for_a_recordings_beginning = Counter(made) - Counter(["stages", "devices"] * kinds.count("begin"))
+    assert but_for_a_recordings_beginning <= Counter(kinds)
     watch.close()
 
 
@@ -279,34 +253,20 @@ def test_a_watch_that_fails_is_told_and_closed(
 def test_devices_are_told_with_what_they_said_last() -> None:
     head = VirtualHead(2)
     watch = watched(head)
-    head.stages[0].pong = Pong(
-        queued=1, done=2, memory_bytes=3, running_s=0.5, temperature_c=61.26, is_throttled=True
-    )
+    said = {"queued": 1, "done": 2, "memory_bytes": 3, "running_s": 0.5}
+    head.stages[0].pong = Pong(**said, temperature_c=61.26, is_throttled=True)  # type: ignore[arg-type]
     first, *_ = watch._look_at_devices()
-    assert first == {
-        "name": "board-0",
-        "memory_bytes": 3,
-        "temperature_c": 61.3,
-        "throttled": True,
-        "queued": 1,
-        "done": 2,
-        "running_s": 0.5,
-        "present": True,
-        "loading": None,
-    }
+    known = {"name": "board-0", "temperature_c": 61.3, "throttled": True}
+    assert first == {**said, **known, "present": True, "loading": None}
     head.lost, head.loading = ["board-0", "never-seen"], {"other": ("loading weights", 0.25)}
-    head.stages = [
-        SimpleNamespace(plan=SimpleNamespace(name="other"), pong=None, ready=SimpleNamespace(memory_bytes=7))
-    ]
+    ready = SimpleNamespace(memory_bytes=7)
+    head.stages = [SimpleNamespace(plan=SimpleNamespace(name="other"), pong=None, ready=ready)]
     rows = {row["name"]: row for row in watch._look_at_devices()}
-    assert (rows["board-0"]["present"], rows["board-0"]["memory_bytes"]) == (False, 3)
-    assert (rows["other"]["present"], rows["other"]["memory_bytes"], rows["other"]["temperature_c"]) == (
-        True,
-        7,
-        None,
-    )
-    assert rows["other"]["loading"] == {"doing": "loading weights", "share": 0.25}
-    assert rows["never-seen"] == {**rows["never-seen"], "present": False, "memory_bytes": 0}
+    assert rows["board-0"] == {**first, "present": False}
+    other = rows["other"]
+    assert (other["present"], other["memory_bytes"], other["temperature_c"]) == (True, 7, None)
+    assert other["loading"] == {"doing": "loading weights", "share": 0.25}
+    assert (rows["never-seen"]["present"], rows["never-seen"]["memory_bytes"]) == (False, 0)
     head.lost, head.loading = [], {}
     assert all(row["present"] and row["loading"] is None for row in watch._look_at_devices())
 
@@ -318,23 +278,19 @@ def test_that_the_head_has_failed_is_told_once_and_to_those_who_come_later() -> 
     head.failure = ClusterError("no device is left")
     for _ in range(2):
         watch.settle()
-    found = [frame for batch in watcher.take() for frame in batch.frames if frame["kind"] == "failed"]
-    assert [frame["text"] for frame in found] == ["no device is left"]
-    later = [frame["kind"] for batch in watch.join().take() for frame in batch.frames]
-    assert "failed" in later
+    found = [frame["text"] for frame in frames_of(watcher) if frame["kind"] == "failed"]
+    assert found == ["no device is left"]
+    assert "failed" in kinds_of(frames_of(watch.join()))
     watch.close()
 
 
 def test_a_note_is_a_frame_and_nothing_while_nobody_watches() -> None:
-    head = VirtualHead(2)
-    watch = watched(head)
+    watch = watched(VirtualHead(2))
     watch.note("told to nobody")
     watcher = watch.join()
     watch.note("device board-0 is lost (silent)")
     watch.settle()
     wait_until(lambda: bool(watcher._batches), "it is told")
-    frames = [frame for batch in watcher.take() for frame in batch.frames]
-    assert [frame["text"] for frame in frames if frame["kind"] == "note"] == [
-        "device board-0 is lost (silent)"
-    ]
+    notes = [frame["text"] for frame in frames_of(watcher) if frame["kind"] == "note"]
+    assert notes == ["device board-0 is lost (silent)"]
     watch.close()
