@@ -2,7 +2,7 @@
 unfiltered.
 
 `q` is the drafter's distribution at temperature 1, `T` the request's temperature and `G` the coupled noise of
-the child's position (docs/architecture.md); at temperature 0 the order is that of `q`. Its logits are shaped
+the child's position (docs/design/exactness.md); at temperature 0 the order is `q`'s. Its logits are shaped
 as the target's are (`model.shaping`), and tokens that may not be drawn are not proposed. The confidence of a
 child is its share in the softmax of these scores over the whole vocabulary. Knows nothing of models, trees or
 torch.

@@ -16,8 +16,8 @@ further slot in flight):
 The form is that of the trees of `bench.synthetic` (computed apart, by beam search); the constants were
 fitted to answers of the simulator. What the formula then lacks is taken from `simulated_cases.csv`: the
 logarithm of simulated by foretold rates of some hundred pipelines, from which it is interpolated (kriging:
-Gaussian process regression, Rasmussen and Williams 2006, eq. 2.25). `docs/architecture.md` tells how, and how
-far off the forecast is.
+Gaussian process regression, Rasmussen and Williams 2006, eq. 2.25). `docs/design/planning.md` tells how far
+off the forecast is.
 """
 
 from __future__ import annotations

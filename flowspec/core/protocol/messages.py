@@ -82,7 +82,7 @@ class Sampling:
     """How a next token is drawn; `top_k` 0, `top_p` 1 and `min_p` 0 switch their filter off.
 
     Before anything else `logit_bias` is added to the logits of its tokens; `suppress_tokens` are never drawn
-    (docs/architecture.md). Both ascend, and ids that the model does not have mean nothing. Then logits of
+    (docs/design/exactness.md). Both ascend, and ids that the model does not have mean nothing. Then logits of
     tokens that stand in the text already are changed (`model.penalties`): `repetition_penalty` counts prompt
     and answer, 1 switches it off; `frequency_penalty` and `presence_penalty` count the answer alone, 0
     switches them off. Last, only tokens stay that the `grammar` allows behind the answer so far.

@@ -2,7 +2,7 @@
 
 The tokenizers library does the work. SentencePiece, which merges the pair whose token has the highest score,
 is to it BPE whose merges come in the order of scores. Where llama.cpp and tokenizer.json differ
-(docs/architecture.md, GGUF files), this is as tokenizer.json.
+(docs/design/weights.md), this is as tokenizer.json.
 """
 
 from __future__ import annotations

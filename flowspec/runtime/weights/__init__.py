@@ -2,5 +2,5 @@
 by their content.
 
 `offer` and `digests` are the head's side, `server` its thread; `store` is the daemon's folder, `stored` a
-model read from it, `receive` what brings a model's tensors into it. `docs/architecture.md` tells the whole.
+model read from it, `receive` what brings a model's tensors into it. `docs/design/weights.md` tells the whole.
 """
