@@ -1,5 +1,5 @@
-"""Documents are 100 columns wide, and what they name is there: files, pictures, commands and their flags,
-cluster files that can be read, and the words of messages."""
+"""What documents name is there: files, headings, pictures, commands and their flags, cluster files that can
+be read, and the words of messages."""
 
 from __future__ import annotations
 
@@ -25,64 +25,51 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("
 FOLDERS = {path.name for place in (ROOT, ROOT / "flowspec") for path in place.iterdir() if path.is_dir()}
 FILE = re.compile(rf"(?<![\w/.<-])((?:{'|'.join(FOLDERS)})(?:/[\w-]+)+\.(?:py|md|toml|txt|js))(?![\w-])")
 """A file of the source by its path, from the root or from `flowspec/`."""
-PICTURE = re.compile(r"!\[[^\]]+\]\(([^)\s]+)\)")
-PICTURE_BYTES_MAX = 2 * 2**20
+LINK = re.compile(r"\[[^\]]+\]\(([^)\s#]*)(?:#([^)\s]*))?\)")
+"""A link or a picture: its file, and a heading in it."""
+BYTES_MAX = 2 * 2**20
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 QUOTE = re.compile(r"(?:^> .*\n)+", re.MULTILINE)
 
 
-each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda each: str(each.relative_to(ROOT)))
+def anchors(path: Path) -> set[str]:
+    """What headings of a document are called in links."""
+    lines = re.findall(r"^#+ (.*)$", path.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", line.lower()).strip().replace(" ", "-") for line in lines}
 
 
-@each_document
-def test_lines_fit_the_width_but_for_tables_and_what_cannot_be_broken(document: Path) -> None:
-    lines = document.read_text("utf-8").split("\n")
-    wide = [
-        line
-        for line in lines
-        if len(line) > WIDTH and not line.startswith("|") and " " in line.strip() and "](" not in line
-    ]
-    assert wide == []
-
-
-@each_document
-def test_the_files_that_are_named_are_there(document: Path) -> None:
-    places = (ROOT, ROOT / "flowspec", document.parent)
-    missing = {
-        name
-        for name in FILE.findall(document.read_text("utf-8"))
-        if not name.endswith("/NAME.py") and not any((place / name).exists() for place in places)
-    }
-    assert missing == set()
-
-
-@each_document
-def test_pictures_are_there_and_small(document: Path) -> None:
-    sizes = {
-        name: (document.parent / name).stat().st_size
-        for name in PICTURE.findall(document.read_text("utf-8"))
-        if not name.startswith("http")
-    }
-    assert {name: size for name, size in sizes.items() if size > PICTURE_BYTES_MAX} == {}
-
-
-def blocks(document: Path, language: str) -> Iterator[str]:
-    for found, text in BLOCK.findall(document.read_text("utf-8")):
+def blocks(text: str, language: str) -> Iterator[str]:
+    for found, block in BLOCK.findall(text):
         if found == language:
-            yield text
+            yield block
 
 
-def commands(document: Path) -> Iterator[list[str]]:
+def commands(text: str) -> Iterator[list[str]]:
     """The words of each line of a plain block that calls `flowspec` or a launcher."""
-    for text in blocks(document, ""):
-        for line in re.sub(r"\\\n\s*", " ", text).split("\n"):
+    for block in blocks(text, ""):
+        for line in re.sub(r"\\\n\s*", " ", block).split("\n"):
             if re.match(r"(\.venv/bin/)?flowspec [a-z]|launch/\w", line):
                 yield shlex.split(re.split(r" [|>&]", line)[0], comments=True)
 
 
-@each_document
-def test_commands_are_there_and_take_the_flags_that_are_shown(document: Path) -> None:
-    for program, *words in commands(document):
+def is_there(document: Path, name: str, heading: str) -> bool:
+    file = document.parent / name if name else document
+    if not file.exists() or (file.is_file() and file.stat().st_size > BYTES_MAX):
+        return False
+    return not heading or heading in anchors(file)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda each: str(each.relative_to(ROOT)))
+def test_a_document_fits_the_width_and_names_what_is_there(document: Path) -> None:
+    text = document.read_text("utf-8")
+    unbroken = (line for line in text.split("\n") if not line.startswith("|") and "](" not in line)
+    assert [line for line in unbroken if len(line) > WIDTH and " " in line.strip()] == []
+    places = (ROOT, ROOT / "flowspec", document.parent)
+    named = (name for name in FILE.findall(text) if not name.endswith("/NAME.py"))
+    assert [name for name in named if not any((place / name).exists() for place in places)] == []
+    links = ((name, heading) for name, heading in LINK.findall(text) if not name.startswith("http"))
+    assert [link for link in links if not is_there(document, *link)] == []
+    for program, *words in commands(text):
         if program.startswith("launch/"):
             assert (ROOT / program).is_file(), program
         else:
@@ -93,7 +80,7 @@ def test_commands_are_there_and_take_the_flags_that_are_shown(document: Path) ->
 
 def test_the_shortest_cluster_files_that_are_shown_can_be_read(tmp_path: Path) -> None:
     for name in ("README.md", "docs/boards.md"):
-        (text,) = blocks(ROOT / name, "toml")
+        (text,) = blocks((ROOT / name).read_text("utf-8"), "toml")
         path = tmp_path / "cluster.toml"
         path.write_text(text, "utf-8")
         assert [device.address for device in read_cluster(path)] == ["192.168.1.21:7700", "192.168.1.22:7700"]
@@ -106,11 +93,8 @@ def words_of_the_source() -> str:
     for path in (ROOT / "flowspec").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.JoinedStr):
-                found.append(
-                    "".join(
-                        str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values
-                    )
-                )
+                parts = (str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
+                found.append("".join(parts))
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 found.append(node.value)
     return "\n".join(" ".join(text.split()) for text in found)
@@ -132,9 +116,6 @@ def test_the_commands_page_has_every_drafter_that_goes_by_a_word() -> None:
     assert [word for word in WORDS if f"`{word}`" not in text] == []
 
 
-OURS = ("`continuous`", "`cosine`", "`specrouter`")
-
-
 def parameters_of_the_table() -> Iterator[tuple[str, str, str]]:
     """Key, methods and default of each row."""
     text = (ROOT / "docs" / "methods.md").read_text("utf-8")
@@ -142,7 +123,8 @@ def parameters_of_the_table() -> Iterator[tuple[str, str, str]]:
     for line in text.partition("## Parameters")[2].partition("\n## ")[0].splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if line.startswith("| ") and cells[0] != "key":
-            key, methods = cells[0] or key, ", ".join(OURS) if cells[1] == "the same" else cells[1]
+            ours = "`continuous`, `cosine`, `specrouter`"
+            key, methods = cells[0] or key, ours if cells[1] == "the same" else cells[1]
             yield key, methods, cells[2]
 
 
