@@ -29,7 +29,7 @@ from flowspec.core.head.events import (
     VerifiedArrived,
 )
 from flowspec.core.head.head import HeadCore
-from flowspec.core.protocol.messages import Release, Sampling, Segment
+from flowspec.core.protocol.messages import Release, Sampling
 from flowspec.core.stage.events import (
     ClearSlots,
     CloseCache,
@@ -96,15 +96,6 @@ class Pipeline:
 
     def give(self, event: HeadEvent) -> None:
         self._to_head(event)
-
-    def send(self, segment: Segment) -> None:
-        """Runs a segment through all stages without the head; its Verified is dropped."""
-        self._put("data", 0, SegmentArrived(segment=segment, payload=None, received_s=self.now_s))
-        while waiting := [
-            key for key, link in self._links.items() if link and key[0] not in ("head", "features")
-        ]:
-            self.step(waiting[0])
-        self._links.pop(("head", 0), None)
 
     def settle(self) -> None:
         """Delivers everything that is on its way, until nothing moves."""

@@ -118,17 +118,21 @@ def break_int8(names: list[str]) -> None:
     kernel_checks.kernels_of = kernels_of
 
 
-if __name__ == "__main__":
+def main() -> None:
     how = sys.argv.pop(1)
     break_int8(how.split(","))
     if sys.argv[1] == "daemon":
-        from flowspec.cli.main import main
+        from flowspec.cli import main as command
         from flowspec.model import trials
 
         trials.CHILD = (sys.executable, "-m", "tests.model.broken_kernels", how)
         trials._code = lambda: how  # what is known of other kernels is of no use
         trials.TRIAL_S = 10
-        sys.exit(main())
+        sys.exit(command.main())
     from flowspec.model import kernel_checks
 
     kernel_checks.main()
+
+
+if __name__ == "__main__":
+    main()

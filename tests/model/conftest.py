@@ -1,9 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from flowspec.bench.checkpoints import make_variant
 from flowspec.model.arithmetic import build, compiled
 from flowspec.model.arithmetic.compiled import Library
 
@@ -17,3 +20,9 @@ def library() -> Iterator[Library]:
     assert found is not None, "the suite needs a C compiler, and that it ends in time"
     yield found
     build.allow(before)
+
+
+@pytest.fixture(scope="session")
+def variant(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The checkpoint of a variant, for all tests that change nothing in it."""
+    return functools.cache(lambda name: make_variant(tmp_path_factory.mktemp(name), name))

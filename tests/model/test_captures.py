@@ -3,6 +3,8 @@ changes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from flowspec.bench.checkpoints import VOCABULARY_SIZE, make_variant
+from flowspec.bench.checkpoints import VOCABULARY_SIZE
 from flowspec.core.protocol.cluster_messages import Assign
-from flowspec.core.protocol.messages import Sampling
-from flowspec.core.stage.events import JobPart, RunLayers
+from flowspec.core.stage.events import RunLayers
 from flowspec.model.slice import Slice
-from tests.model.slices import load_stages
+from tests.model.slices import job_of, load_stages, part_of
 
+NAME = "llama-grouped"
 LAYERS = 8
 HIDDEN = 64
 ROWS = 9
@@ -25,14 +27,9 @@ TOKENS = np.random.default_rng(4).integers(0, VOCABULARY_SIZE, ROWS)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_variant(tmp_path_factory.mktemp("model"), "llama-grouped")
-
-
-@pytest.fixture(scope="module")
-def states(folder: Path) -> list[torch.Tensor]:
+def states(variant: Callable[[str], Path]) -> list[torch.Tensor]:
     """The inputs of all layers and the output after the final norm, each `[rows, hidden]`."""
-    plain: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    plain: Any = AutoModelForCausalLM.from_pretrained(variant(NAME), dtype=torch.float32).eval()
     with torch.inference_mode():
         found = plain(
             input_ids=torch.from_numpy(TOKENS)[None], use_cache=False, output_hidden_states=True
@@ -49,21 +46,11 @@ def load(folder: Path, stage_count: int, captures: tuple[int, ...]) -> list[Slic
     return slices
 
 
-def job(rows: list[int] | None = None) -> RunLayers:
-    """A chain of committed rows; `rows` are those still there, as a later stage gets them."""
-    kept = list(range(ROWS)) if rows is None else rows
-    visible = np.tril(np.ones((ROWS, ROWS), dtype=bool))
-    part = JobPart(
-        request=1,
-        slots=np.arange(ROWS)[kept],
-        tokens=TOKENS[kept],
-        positions=np.arange(ROWS)[kept],
-        key_positions=np.arange(ROWS, dtype=np.int32),
-        visible=visible[kept],
-        sampled=np.ones(len(kept), dtype=bool),
-        sampling=Sampling(),
-    )
-    return RunLayers(job=1, parts=(part,), payload=None, rows=tuple(kept))
+def job(kept: Sequence[int] = range(ROWS)) -> RunLayers:
+    """A chain of committed rows, of which these are still there, as a later stage gets them."""
+    whole, fields = part_of(1, TOKENS.tolist()), ("slots", "tokens", "positions", "visible", "sampled")
+    own = replace(whole, **{name: getattr(whole, name)[list(kept)] for name in fields})
+    return replace(job_of(own), rows=tuple(kept))
 
 
 def received_width(part: Slice) -> int:
@@ -88,12 +75,12 @@ def received_width(part: Slice) -> int:
 @pytest.mark.parametrize("captures", [(LAYERS,), (0,), (2, 4, 5), ()])
 @pytest.mark.parametrize("stage_count", [1, 4])
 def test_captures_are_the_hidden_states_of_the_plain_model(
-    folder: Path, states: list[torch.Tensor], stage_count: int, captures: tuple[int, ...]
+    variant: Callable[[str], Path], states: list[torch.Tensor], stage_count: int, captures: tuple[int, ...]
 ) -> None:
     """Each slice's own stand behind what goes on to the next one, which gets no others."""
     payload: torch.Tensor | None = None
     captured = []
-    for part in load(folder, stage_count, captures):
+    for part in load(variant(NAME), stage_count, captures):
         if payload is not None:
             assert payload.shape == (ROWS, received_width(part))
         rows, made, tokens, _ = part.run(job(), payload)
@@ -109,11 +96,13 @@ def test_captures_are_the_hidden_states_of_the_plain_model(
 
 
 @pytest.mark.parametrize("stage_count", [1, 2])
-def test_tokens_and_states_stay_the_same_bits_beside_captures(folder: Path, stage_count: int) -> None:
+def test_tokens_and_states_stay_the_same_bits_beside_captures(
+    variant: Callable[[str], Path], stage_count: int
+) -> None:
     found = []
     for captures in ((), (1, 6, LAYERS)):
         payload: torch.Tensor | None = None
-        for part in load(folder, stage_count, captures):
+        for part in load(variant(NAME), stage_count, captures):
             _, forwarded = part.forward(job(), payload)
             _, payload, tokens, _ = part.run(job(), payload)
         found.append((forwarded[:, :HIDDEN], tokens))
@@ -122,10 +111,10 @@ def test_tokens_and_states_stay_the_same_bits_beside_captures(folder: Path, stag
 
 
 def test_rows_that_die_between_layers_take_their_captures_with_them(
-    folder: Path, states: list[torch.Tensor]
+    variant: Callable[[str], Path], states: list[torch.Tensor]
 ) -> None:
     captures = (1, 3, 6, LAYERS)
-    first, last = load(folder, 2, captures)
+    first, last = load(variant(NAME), 2, captures)
     asked = 0
 
     def die_before_layer_two() -> frozenset[int]:
@@ -138,7 +127,7 @@ def test_rows_that_die_between_layers_take_their_captures_with_them(
     # The stage passes on what lives; at the next one its last row of these dies under way, too.
     asked = 0
     rows, features, tokens, _ = last.run(
-        job(list(rows)), payload, lambda: frozenset({7}) if die_before_layer_two() else frozenset()
+        job(rows), payload, lambda: frozenset({7}) if die_before_layer_two() else frozenset()
     )
     assert rows == tuple(range(7))
     assert len(tokens) == 7

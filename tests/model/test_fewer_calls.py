@@ -12,8 +12,6 @@ from transformers import AutoConfig, LlamaConfig
 from transformers.models.llama import modeling_llama as llama
 
 from flowspec.bench.checkpoints import SMALL, VARIANTS
-from flowspec.core.protocol.messages import Sampling
-from flowspec.core.stage.events import JobPart, RunLayers
 from flowspec.model import pieces
 from flowspec.model.attention import attended
 from flowspec.model.families import FAMILIES
@@ -21,6 +19,7 @@ from flowspec.model.fewer_calls import in_fewer_calls
 from flowspec.model.pieces import Pieces, Span
 from flowspec.model.products import filled
 from flowspec.model.slice import Slice
+from tests.model.slices import job_of, part_of
 
 FUNCTIONS = {"SiLUActivation": "silu", "SiLU": "silu"}
 
@@ -41,25 +40,14 @@ def slice_of(variant: str) -> Slice:
 
 def run(part: Slice, requests: list[tuple[int, int]]) -> torch.Tensor:
     """What layers give for so many rows each of some requests, behind what they have run."""
-    parts, generator = [], torch.Generator().manual_seed(2)
-    for request, (first, count) in enumerate(requests):
-        numbers, high = np.arange(first, first + count), first + count
-        parts.append(
-            JobPart(
-                request=request,
-                slots=numbers,
-                tokens=np.zeros(count, dtype=np.int64),
-                positions=numbers,
-                key_positions=np.arange(high, dtype=np.int32),
-                visible=np.tril(np.ones((high, high), dtype=np.bool_))[first:].copy(),
-                sampled=np.zeros(count, dtype=np.bool_),
-                sampling=Sampling(),
-            )
-        )
+    generator = torch.Generator().manual_seed(2)
+    parts = [
+        part_of(request, [0] * count, first=first, sampled=np.zeros(count, dtype=np.bool_))
+        for request, (first, count) in enumerate(requests)
+    ]
     total = sum(count for _, count in requests)
     given = torch.randn((total, part.config.hidden_size), generator=generator).bfloat16()
-    job = RunLayers(job=0, parts=tuple(parts), payload=None, rows=tuple(range(total)))
-    return part.forward(job, given)[1]
+    return part.forward(job_of(*parts), given)[1]
 
 
 @pytest.mark.parametrize(

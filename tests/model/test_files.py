@@ -48,7 +48,8 @@ def test_one_thread_at_a_time_takes_names_of_transformers() -> None:
         return [each for each in found if each.module == "transformers"]
 
     package = Path(flowspec.__file__).parent
-    trees = {path: ast.parse(path.read_text()) for path in package.rglob("*.py")}
+    sources = {path: path.read_text("utf-8") for path in package.rglob("*.py")}
+    trees = {path: ast.parse(source) for path, source in sources.items() if "from transformers" in source}
     guarded, alone = set(), []
     for path, tree in trees.items():
         for node in ast.walk(tree):
@@ -137,13 +138,10 @@ def test_a_half_folder_says_what_is_missing(single: Path, sharded: Path) -> None
         ModelFiles(str(sharded)).check_weights()
 
 
-@pytest.mark.parametrize("layout", ["single", "sharded"])
 @pytest.mark.parametrize("size", [7, 40, -1, 1])
-def test_weights_that_are_cut_short_or_too_long(
-    layout: str, size: int, request: pytest.FixtureRequest
-) -> None:
+def test_weights_that_are_cut_short_or_too_long(size: int, sharded: Path) -> None:
     """`size`: cut to so many bytes; -1: without the last byte; 1: one byte more."""
-    folder = request.getfixturevalue(layout)
+    folder = sharded
     path = sorted(folder.glob("*.safetensors"))[-1]
     whole = path.read_bytes()
     path.write_bytes({-1: whole[:-1], 1: whole + b"\0"}.get(size, whole[:size]))
@@ -161,25 +159,22 @@ def test_an_unknown_dtype_is_named(single: Path) -> None:
         files.tensors().element_count("a.weight")
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"weight_map": []}'])
-def test_a_broken_index_is_named(sharded: Path, content: str) -> None:
-    (sharded / INDEX).write_text(content)
-    with pytest.raises(InputError, match=f"{INDEX}.*: expected (JSON|a JSON object|a weight_map)"):
+def test_an_index_that_is_broken_or_names_a_tensor_that_its_shard_lacks(sharded: Path) -> None:
+    (sharded / INDEX).write_text('{"weight_map": []}')
+    with pytest.raises(InputError, match=f"{INDEX}.*: expected a weight_map"):
         ModelFiles(str(sharded)).check_weights()
-
-
-def test_an_index_may_name_a_tensor_that_its_shard_lacks(sharded: Path) -> None:
     (sharded / INDEX).write_text(json.dumps({"weight_map": {**SHARDS, "c.weight": SHARDS["a.weight"]}}))
-    with pytest.raises(
-        InputError,
-        match=r"model-00001-of-00002\.safetensors .* should hold c\.weight by its index, but does not",
-    ):
+    with pytest.raises(InputError, match=r"safetensors .* should hold c\.weight by its index, but does not"):
         ModelFiles(str(sharded)).tensors().load("c.weight", (1,))
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"rms_norm_eps": "small"}, {"num_attention_heads": 3}, {"num_attention_heads": 0}, {"dtype": []}],
+    [
+        {"rms_norm_eps": "small"},
+        {"num_attention_heads": 3},
+        {"model_type": "gemma3", "tie_word_embeddings": None},  # whose decoder's class does not take the word
+    ],
 )
 def test_a_config_that_transformers_refuses_is_one_line(single: Path, change: dict[str, Any]) -> None:
     (single / "config.json").write_text(json.dumps({**CONFIG, **change}))
@@ -188,14 +183,10 @@ def test_a_config_that_transformers_refuses_is_one_line(single: Path, change: di
     assert len(str(caught.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize("layout", ["single", "sharded"])
-def test_the_fingerprint_names_the_content(
-    layout: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    folder = request.getfixturevalue(layout)
-    own = ModelFiles(str(folder)).fingerprint()
+def test_the_fingerprint_names_the_content(sharded: Path, tmp_path: Path) -> None:
+    own = ModelFiles(str(sharded)).fingerprint()
     copy = tmp_path / "copy"
-    shutil.copytree(folder, copy)
+    shutil.copytree(sharded, copy)
     assert ModelFiles(str(copy)).fingerprint() == own
     for path in sorted(copy.glob("*.safetensors")):
         content = bytearray(path.read_bytes())
@@ -293,15 +284,6 @@ def test_a_config_that_would_make_a_daemon_build_without_end_is_refused(
     with pytest.raises(InputError, match=rf"{expected}.*: expected|expected .*{expected}") as caught:
         ModelFiles(str(folder)).config()
     assert len(str(caught.value)) < 400 + len(str(folder))
-
-
-def test_a_whole_model_that_says_nothing_of_ties_is_refused_in_a_line(folder: Path) -> None:
-    """transformers takes it, and its class of the decoder, to which the word is passed on, does not."""
-    config = {**CONFIG, "model_type": "gemma3", "tie_word_embeddings": None}
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(InputError, match=r"cannot read the config.json of .*tie_word_embeddings") as caught:
-        ModelFiles(str(folder)).config()
-    assert "\n" not in str(caught.value)
 
 
 @given(VALUES)

@@ -15,10 +15,9 @@ from torch import nn
 
 from flowspec.bench.checkpoints import SMALL, make_checkpoint
 from flowspec.model import half
-from flowspec.model.arithmetic import build
 from flowspec.model.files import ModelFiles
 from flowspec.model.half import FbgemmHalfLinear, PlainHalfLinear
-from flowspec.model.kernels import kernels_of, packing_of
+from flowspec.model.kernels import packing_of
 from flowspec.model.pieces import Span
 from flowspec.model.quantised import QuantisedLinear, quantise
 from flowspec.model.slice import Slice
@@ -161,22 +160,6 @@ def test_what_is_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert PlainHalfLinear.takes(torch.Size((8, 512, 512))), "where torch's are wrong nothing is left to them"
 
 
-@fbgemm
-def test_torch_is_preferred_where_the_processor_has_instructions_or_fbgemm_is_missing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(build, "_allowed", None)
-    monkeypatch.setattr("flowspec.model.kernels.has_products", lambda dtype: False)
-    for has, engines, names in (
-        (False, ("fbgemm",), ["fbgemm", "torch", "plain"]),
-        (True, ("fbgemm",), ["torch", "plain"]),
-        (False, ("qnnpack",), ["torch", "plain"]),
-    ):
-        monkeypatch.setattr("flowspec.model.kernels.has_instructions", lambda dtype, has=has: has)
-        monkeypatch.setattr("flowspec.model.kernels._engines", lambda engines=engines: engines)
-        assert [kernel.name for kernel in kernels_of("bfloat16", CPU)] == names
-
-
 def test_instructions_that_onednn_is_kept_from_count_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """As by ONEDNN_MAX_CPU_ISA: torch's kernel would be several times as slow as ours."""
     for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
@@ -184,17 +167,3 @@ def test_instructions_that_onednn_is_kept_from_count_for_nothing(monkeypatch: py
     for is_seen in (True, False):
         monkeypatch.setattr(half, "has_instructions", lambda dtype, here=is_seen: here)
         assert half.has_products("bfloat16") == half.has_tiles("bfloat16") == is_seen
-
-
-def test_our_own_products_come_first_but_for_a_processor_that_has_such_instructions(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    built = build.build()
-    if built is None:
-        pytest.skip("there is no C compiler here (Debian: apt-get install gcc)")
-    monkeypatch.setattr(build, "_allowed", built)
-    monkeypatch.setattr("flowspec.model.arithmetic.compiled.Library.has_pairs", False)  # of test_products.py
-    for has_products, first in ((False, "lanes16"), (True, "torch")):
-        monkeypatch.setattr("flowspec.model.kernels.has_products", lambda dtype, here=has_products: here)
-        assert kernels_of("bfloat16", CPU)[0].name == first
-    assert kernels_of("float32", CPU)[0].name == "lanes16"

@@ -12,13 +12,15 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from flowspec.child_process import python_module
 from flowspec.errors import InputError
 from flowspec.folders import locked, write_own
 from flowspec.model import kernel_checks, kernels, trials
@@ -28,6 +30,7 @@ from flowspec.model.attention import TreeRows
 from flowspec.model.kernels import DIGITS, Kernel, kernels_of, packing_of
 from flowspec.model.quantised import QuantisedLinear
 from flowspec.model.trials import ATTENTION, COMPILED, Trial, TrialVerdict, run_trial
+from tests import warm
 from tests.model.broken_kernels import (
     OffInOneScale,
     RightForTheFirstRowCount,
@@ -37,6 +40,8 @@ from tests.model.broken_kernels import (
 from tests.model.slices import CPU
 
 DTYPES = ("float32", "bfloat16", "float16", "int8", "int4")
+NEVER = ["/does/not/exist"]
+"""A command that nobody starts."""
 
 
 @pytest.fixture
@@ -48,7 +53,15 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is found here of broken kernels is not for other tests."""
+    """What is found here of broken kernels is not for other tests. Children that are modules start warm."""
+
+    def start(words: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+        is_module = words[1:2] == ["-m"]
+        return (warm.Popen if is_module else subprocess.Popen)(words, **options)
+
+    names = {"Popen": start, "DEVNULL": subprocess.DEVNULL, "PIPE": subprocess.PIPE}
+    monkeypatch.setattr(trials, "subprocess", SimpleNamespace(**names))
+    monkeypatch.setattr(trials, "CHILD", (sys.executable, "-m", "flowspec.model.kernel_checks"))
     monkeypatch.setattr(trials, "_found", {})
 
 
@@ -81,9 +94,9 @@ def test_of_each_arithmetic_a_right_kernel_is_found_and_named(dtype: str) -> Non
 @pytest.mark.arm
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_last_kernels_which_need_least_are_right(dtype: str) -> None:
-    kernel, signs = kernels_of(dtype, CPU)[-1], SignsOfLife()
-    assert kernel_checks.linear_fault(dtype, kernel, CPU, signs) == ""
-    assert signs.count == kernel_checks.linear_steps(kernel, CPU), "how far it is is told by that"
+    kernel, signs = kernels_of(dtype, CPU)[-1], list[None]()
+    assert kernel_checks.linear_fault(dtype, kernel, CPU, lambda: signs.append(None)) == ""
+    assert len(signs) == kernel_checks.linear_steps(kernel, CPU), "how far it is is told by that"
 
 
 @without_compiler
@@ -91,9 +104,13 @@ def test_the_last_kernels_which_need_least_are_right(dtype: str) -> None:
 def test_float32_is_right_in_a_process_that_may_use_all_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """OpenBLAS on ARM gives a row other bits then; tests have one thread else."""
+    """OpenBLAS on ARM gives a row other bits then; tests have one thread else. It starts cold, as in use."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert run_trial("float32", "cpu", folder=tmp_path).kernel in ("torch", "torch-row-by-row")
+    command = python_module("flowspec.model.kernel_checks")
+    assert run_trial("float32", "cpu", folder=tmp_path, command=command).kernel in (
+        "torch",
+        "torch-row-by-row",
+    )
 
 
 @pytest.mark.arm
@@ -136,9 +153,9 @@ def test_float32_that_is_computed_with_fewer_digits_is_found(
 
 
 def test_attention_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    signs = SignsOfLife()
-    assert kernel_checks.attention_fault("bfloat16", CPU, signs) == ""
-    assert signs.count == kernel_checks.attention_steps(CPU)
+    signs: list[None] = []
+    assert kernel_checks.attention_fault("bfloat16", CPU, lambda: signs.append(None)) == ""
+    assert len(signs) == kernel_checks.attention_steps(CPU)
 
     def all_of_it(rows: TreeRows, window: int | None) -> Sight:
         return Sight(torch.ones_like(rows.visible), rows.key_positions)
@@ -147,74 +164,69 @@ def test_attention_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> No
     assert kernel_checks.attention_fault("bfloat16", CPU).startswith("is wrong for")
 
 
-class SignsOfLife:
-    """Counts them."""
-
-    count = 0
-
-    def __call__(self) -> None:
-        self.count += 1
-
-
-def child(*how: str) -> list[str]:
-    """The checks' process, with int8's kernels broken in these ways, one after another."""
-    return [sys.executable, "-m", "tests.model.broken_kernels", ",".join(how)]
+LASTING = {
+    "wrong": "computes something else than it should for 32 rows of 64 x 48",
+    "sigill": "ran an instruction that this processor does not have",
+    "sigsegv": "ended by SIGSEGV",
+    "raise": "fails: unknown architecure",
+    "exit": "ended with status 3",
+}
+PASSING = {
+    "hang": "gave no sign of life for 5 s",
+    "memory": "fails: CUDA out of memory",
+    "sigkill": "ended by SIGKILL, as where memory runs out",
+}
+"""A machine that is busy, or has no memory left, must not cost the better kernel for good."""
 
 
 @without_compiler
-@pytest.mark.parametrize(
-    ("how", "fault"),
-    [
-        ("wrong", "computes something else than it should for 32 rows of 64 x 48"),
-        ("sigill", "ran an instruction that this processor does not have"),
-        ("sigsegv", "ended by SIGSEGV"),
-        ("hang", "gave no sign of life for"),
-        ("raise", "fails: unknown architecure"),
-        ("exit", "ended with status 3"),
-        ("memory", "fails: CUDA out of memory"),
-        ("sigkill", "ended by SIGKILL, as where memory runs out"),
-    ],
-)
+@pytest.mark.parametrize("faults", [LASTING, PASSING], ids=["lasting", "passing"])
 def test_the_next_kernel_takes_the_place_of_one_that_is_broken(
-    how: str, fault: str, tmp_path: Path, pytestconfig: pytest.Config
+    faults: dict[str, str], tmp_path: Path
 ) -> None:
     shares: list[float] = []
-    limit_s = float(pytestconfig.getoption("timeout") or pytestconfig.getini("timeout")) / 18
-    fault += f" {limit_s:.0f} s" * (how == "hang")
-    found = run_trial("int8", "cpu", shares.append, folder=tmp_path, command=child(how), limit_s=limit_s)
-    assert [verdict.kernel for verdict in found.verdicts] == [ATTENTION, how, "plain"]
-    assert found.verdicts[1].fault.startswith(fault)
+    command = [sys.executable, "-m", "tests.model.broken_kernels", ",".join(faults)]
+    found = run_trial("int8", "cpu", shares.append, folder=tmp_path, command=command, limit_s=5)
+    assert [verdict.kernel for verdict in found.verdicts] == [ATTENTION, *faults, "plain"]
     assert found.kernel == "plain"
     assert found.detour.startswith("int8 with torch ")
-    assert f"plain is used, for {how} {fault}" in found.detour
-    is_kept = how not in ("hang", "memory", "sigkill")
-    why = "a machine that is busy, or has no memory left, must not cost the better kernel for good"
-    assert len(list((tmp_path / "kernels").glob("*.json"))) == is_kept, why
+    for how, verdict in zip(faults, found.verdicts[1:], strict=False):
+        assert verdict.fault.startswith(faults[how])
+        assert f"{how} {faults[how]}" in found.detour
+    assert len(list((tmp_path / "kernels").glob("*.json"))) == (faults is LASTING)
     assert shares == sorted(shares), "it never goes back"
     assert len(set(shares)) > 10, "it goes on within a kernel"
+    core = Path(torch.__file__).parent / "lib/libtorch_cpu.so"
+    if core.exists():  # as in torch's own builds
+        assert found.libraries[str(core.resolve())] == [core.stat().st_size, core.stat().st_mtime_ns]
 
 
-FAILS_ONCE = """
-import json, sys
-def say(**word): print(json.dumps(word), flush=True)
-print("onednn_verbose,info,cpu")  # as libraries do that are asked to
-print(7)
-if "--skip=first" not in sys.argv:
-    say(at="first", share=0.2)
-    say(fault="fails: CUDA error", share=0.2)
-    say(again=True)
-else:
-    say(at="second", share=0.5)
-    say(fault="", share=0.5)
-    say(done=True)
-"""
+def script(*lines: str) -> list[str]:
+    """A child that says what these lines do; `judged` is what it is told of kernels before."""
+    say = "def say(**word): print(json.dumps(word), flush=True)"
+    return [
+        sys.executable,
+        "-c",
+        "\n".join(["import json, os, sys", say, "judged = sys.argv[3:]", *lines]),
+    ]
+
+
+RIGHT = script("say(at='first', share=0.2)", "say(fault='', arithmetic='a')", "say(done=True, libraries={})")
+FAILS_ONCE = script(
+    "print('onednn_verbose,info,cpu')",  # as libraries do that are asked to
+    "print(7)",
+    "is_first = '--skip=first' not in judged",
+    "say(at='first' if is_first else 'second', share=0.2)",
+    "say(fault='fails: CUDA error' if is_first else '')",
+    "say(again=True) if is_first else say(done=True)",
+)
 
 
 @without_compiler
 def test_after_an_error_of_cuda_the_next_kernel_is_tried_in_a_new_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = run_trial("int8", "cuda:0", folder=tmp_path, command=[sys.executable, "-c", FAILS_ONCE])
+    found = run_trial("int8", "cuda:0", folder=tmp_path, command=FAILS_ONCE)
     assert found.verdicts == (
         TrialVerdict(kernel="first", fault="fails: CUDA error"),
         TrialVerdict(kernel="second", fault=""),
@@ -250,29 +262,26 @@ def test_bits_of_another_processor_have_another_name(monkeypatch: pytest.MonkeyP
     assert names[0] == names[1] != names[2]
 
 
-GOES_ON = """
-import json, sys
-def say(**word): print(json.dumps(word), flush=True)
-judged = sys.argv[3:]
-for name, arithmetic in (("first", "a"), ("second", "b"), ("third", "a"), ("fourth", "c")):
-    if f"--skip={name}" in judged or f"--right={name}" in judged:
-        continue
-    if arithmetic == "a" and "--right=first" in judged:
-        continue
-    say(at=name, share=0.2)
-    if name == "second":
-        sys.exit(3)
-    say(fault="", share=0.2, arithmetic=arithmetic)
-    if name == "first":
-        say(again=True)
-        sys.exit()
-say(done=True)
-"""
+GOES_ON = script(
+    "for name, arithmetic in (('first', 'a'), ('second', 'b'), ('third', 'a'), ('fourth', 'c')):",
+    "    if f'--skip={name}' in judged or f'--right={name}' in judged:",
+    "        continue",
+    "    if arithmetic == 'a' and '--right=first' in judged:",
+    "        continue",
+    "    say(at=name, share=0.2)",
+    "    if name == 'second':",
+    "        sys.exit(3)",
+    "    say(fault='', arithmetic=arithmetic)",
+    "    if name == 'first':",
+    "        say(again=True)",
+    "        sys.exit()",
+    "say(done=True)",
+)
 
 
 @without_compiler
 def test_what_a_child_found_right_before_another_died_still_counts(tmp_path: Path) -> None:
-    found = run_trial("int8", "cpu", folder=tmp_path, command=[sys.executable, "-c", GOES_ON])
+    found = run_trial("int8", "cpu", folder=tmp_path, command=GOES_ON)
     assert [(verdict.kernel, verdict.fault) for verdict in found.verdicts] == [
         ("first", ""),
         ("second", "ended with status 3"),
@@ -280,27 +289,30 @@ def test_what_a_child_found_right_before_another_died_still_counts(tmp_path: Pat
     ]
     assert (found.kernel, found.arithmetics, found.faults) == ("first", ("a", "c"), "")
     assert found.kernel_of("c") == "fourth"
-    assert run_trial("int8", "cpu", folder=tmp_path, command=["/does/not/exist"]) == found
+    assert run_trial("int8", "cpu", folder=tmp_path, command=NEVER) == found
 
 
 @without_compiler
 def test_what_was_found_is_kept_for_this_processor_and_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = run_trial("int8", "cpu", folder=tmp_path, command=child("raise"))
-    never = ["/does/not/exist"]
-    assert run_trial("int8", "cpu", folder=tmp_path, command=never) == first
+    first = run_trial("int8", "cpu", folder=tmp_path, command=RIGHT)
+    assert run_trial("int8", "cpu", folder=tmp_path, command=NEVER) == first
     (path,) = (tmp_path / "kernels").glob("int8-*.json")
     kept = path.read_text()
-    unknown = kept.replace(f'"{first.kernel}"', '"another"')
-    for damaged in ("{", unknown, kept.replace("lib", "li\\u0000", 1), "[" * 100_000):
+    for damaged in (
+        "{",
+        kept.replace('"first"', '"other"'),
+        kept.replace("lib", "li\\u0000", 1),
+        "[" * 100_000,
+    ):
         assert damaged != kept
         path.write_text(damaged)
         with pytest.raises(FileNotFoundError):
-            run_trial("int8", "cpu", folder=tmp_path, command=never)
+            run_trial("int8", "cpu", folder=tmp_path, command=NEVER)
     path.unlink()
     os.mkfifo(path)
-    run_trial("int8", "cpu", folder=tmp_path, command=child("raise"))
+    run_trial("int8", "cpu", folder=tmp_path, command=RIGHT)
     changes: list[Callable[[pytest.MonkeyPatch], None]] = [
         *(
             lambda patch, name=name: patch.setattr(trials, name, lambda: "another")
@@ -315,26 +327,44 @@ def test_what_was_found_is_kept_for_this_processor_and_torch(
         with monkeypatch.context() as patch:
             change(patch)
             with pytest.raises(FileNotFoundError):
-                run_trial("int8", "cpu", folder=tmp_path, command=never)
-    assert run_trial("int8", "cpu", folder=tmp_path, command=never) == first
-
-
-@without_compiler
-def test_what_was_found_is_of_the_libraries_that_were_loaded(tmp_path: Path) -> None:
-    """A torch of a Jetson computes with libraries of the system, which an upgrade replaces."""
-    found = run_trial("int8", "cpu", folder=tmp_path, command=child("raise"))
-    core = Path(torch.__file__).parent / "lib/libtorch_cpu.so"
-    if core.exists():  # as in torch's own builds
-        assert found.libraries[str(core.resolve())] == [core.stat().st_size, core.stat().st_mtime_ns]
+                run_trial("int8", "cpu", folder=tmp_path, command=NEVER)
+    assert run_trial("int8", "cpu", folder=tmp_path, command=NEVER) == first
+    # A torch of a Jetson computes with libraries of the system, which an upgrade replaces.
     library = tmp_path / "libblas.so.3"
     library.write_text("one")
-    (path,) = (tmp_path / "kernels").glob("*.json")
-    kept = json.loads(path.read_text())["content"]
+    content = json.loads(path.read_text())["content"]
     for stamp, is_found in ((trials._stamp(str(library)), True), ([2, 0], False)):
-        write_own(path, {**kept, "libraries": {str(library): stamp}})
+        write_own(path, {**content, "libraries": {str(library): stamp}})
         assert (trials._kept(path, "int8", "cpu") is not None) == is_found
     library.unlink()
     assert trials._kept(path, "int8", "cpu") is None
+
+
+@pytest.mark.parametrize(
+    ("has", "names"),
+    [
+        ("", "torch plain"),
+        ("fbgemm", "fbgemm torch plain"),
+        ("fbgemm instructions", "torch plain"),
+        ("fbgemm instructions products", "torch plain"),
+        ("library fbgemm", "lanes16 fbgemm torch plain"),
+        ("library pairs", "lanes16 torch plain"),
+        ("library instructions products", "torch lanes16 plain"),
+        ("library pairs instructions products", "pairs16 torch lanes16 plain"),
+        ("library pairs instructions products tiles", "torch pairs16 lanes16 plain"),
+    ],
+)
+def test_the_order_in_which_kernels_are_tried(has: str, names: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what the processor, torch and the compiler have."""
+    there = has.split()
+    library = SimpleNamespace(has_pairs="pairs" in there) if "library" in there else None
+    monkeypatch.setattr("flowspec.model.kernels.compiled.library", lambda: library)
+    monkeypatch.setattr(kernels, "_engines", lambda: there)
+    for name in ("tiles", "products", "instructions"):
+        monkeypatch.setattr(kernels, f"has_{name}", lambda dtype, is_there=name in there: is_there)
+    assert [kernel.name for kernel in kernels_of("bfloat16", CPU)] == names.split()
+    assert "pairs16" not in [kernel.name for kernel in kernels_of("float16", CPU)]
+    assert kernels_of("float32", CPU)[0].name == ("lanes16" if library else "torch")
 
 
 def test_all_code_that_is_tried_counts() -> None:
@@ -365,7 +395,7 @@ def test_whoever_waits_for_a_trial_of_another_process_says_so(tmp_path: Path) ->
 
     path = tmp_path / "kernels" / f"{trials._key('int8', 'cpu', None)}.json"
     with locked(path), pytest.raises(Ended):
-        run_trial("int8", "cpu", tell, folder=tmp_path, command=["/does/not/exist"])
+        run_trial("int8", "cpu", tell, folder=tmp_path, command=NEVER)
 
 
 def test_what_was_found_on_a_gpu_is_of_that_gpu_and_driver(
@@ -387,11 +417,10 @@ def test_what_was_found_on_a_gpu_is_of_that_gpu_and_driver(
 
 @without_compiler
 def test_a_precision_without_a_right_kernel_is_refused_in_a_line(tmp_path: Path) -> None:
-    with pytest.raises(
-        InputError,
-        match=r"int8 does not run right on cpu with torch .*: wrong computes .*; use another --dtype",
-    ) as refusal:
-        run_trial("int8", "cpu", folder=tmp_path, command=child("wrong", "only"))
+    wrong = script("say(at='wrong')", "say(fault='computes something else')", "say(done=True)")
+    told = r"int8 does not run right on cpu with torch .*: wrong computes .*; use another --dtype"
+    with pytest.raises(InputError, match=told) as refusal:
+        run_trial("int8", "cpu", folder=tmp_path, command=wrong)
     assert "\n" not in str(refusal.value)
     trial = Trial(
         dtype="int8",
@@ -401,7 +430,7 @@ def test_a_precision_without_a_right_kernel_is_refused_in_a_line(tmp_path: Path)
     assert trial.kernel == "", "nothing takes attention's place"
 
 
-DIED = "import os; os.kill(os.getpid(), {})"
+DIED = "os.kill(os.getpid(), {})"
 FAILS = "raise ImportError('libcudnn.so.9: cannot open shared object file')"
 
 
@@ -419,47 +448,43 @@ def test_why_torch_cannot_be_imported_is_told(
     code: str, told: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(InputError, match=rf"torch .* cannot be imported on .*: .* {told}"):
-        run_trial("float32", "cpu", folder=tmp_path, command=[sys.executable, "-c", code])
+        run_trial("float32", "cpu", folder=tmp_path, command=script(code))
     assert capfd.readouterr().err == "", "a line is enough"
 
 
 def test_a_child_whose_parent_is_gone_does_not_hang_for_ever() -> None:
     code = "from flowspec.model import kernel_checks as checks; import time; "
     code += "checks.TRIAL_S = 0.5; checks._say(at=''); time.sleep(600)"
-    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, timeout=120, check=False)
+    done = warm.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, timeout=120)
     assert done.returncode == -signal.SIGALRM
 
 
 def test_a_machine_that_is_too_slow_to_import_torch_is_told_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trials, "IMPORT_S", 1.0)
-    slow = [sys.executable, "-c", "import time; time.sleep(60)"]
-    with pytest.raises(
-        InputError,
-        match=r"gave no sign of life for 1 s, while it imported torch .*; try again when it is less busy",
-    ):
-        run_trial("float32", "cpu", folder=tmp_path, command=slow)
+    monkeypatch.setattr(trials, "IMPORT_S", 0.6)
+    monkeypatch.setattr(trials, "TELL_S", 0.1)
+    told = r"gave no sign of life for 1 s, while it imported torch .*; try again when it is less busy"
+    with pytest.raises(InputError, match=told):
+        run_trial("float32", "cpu", folder=tmp_path, command=script("import time; time.sleep(60)"))
 
 
 # ------------------------------------------------------------------------------ what is built of canonical.c
 
 
 @pytest.fixture
-def built() -> Path:
+def built(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What was built of it, which is used."""
     found = build.build()
-    if found is None:
-        pytest.skip("there is no C compiler here (Debian: apt-get install gcc)")
+    assert found is not None, "the suite needs a C compiler, and that it ends in time"
+    monkeypatch.setattr(build, "_allowed", found)
     return found
 
 
-def test_what_is_built_gives_the_bits_of_the_definitions(
-    built: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(build, "_allowed", built)
-    signs = SignsOfLife()
-    assert kernel_checks.compiled_fault(signs) == ""
-    assert signs.count == kernel_checks.compiled_steps()
+def test_what_is_built_gives_the_bits_of_the_definitions(built: Path) -> None:
+    signs: list[None] = []
+    assert kernel_checks.compiled_fault(lambda: signs.append(None)) == ""
+    assert len(signs) == kernel_checks.compiled_steps()
 
 
 @pytest.mark.parametrize(
@@ -468,7 +493,6 @@ def test_what_is_built_gives_the_bits_of_the_definitions(
 def test_what_is_built_of_another_definition_is_found(
     name: str, built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "_allowed", built)
     right = getattr(plain, name)
     monkeypatch.setattr(plain, name, lambda *x: torch.nextafter(right(*x), torch.ones(())))
     assert kernel_checks.compiled_fault().startswith("differs from the definition of")
@@ -478,7 +502,6 @@ def test_rare_numbers_are_tried_where_vectors_are_computed_together(
     built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = plain.FUNCTIONS["silu"]
-    monkeypatch.setattr(build, "_allowed", built)
     for number in (-0.0, 1e-40, -86.1, 89.0, float("inf"), float("nan")):
 
         def other(x: torch.Tensor, number: float = number) -> torch.Tensor:
@@ -501,7 +524,6 @@ def test_attention_is_tried_with_more_rows_than_share_what_they_see(
         found[16:] = torch.nextafter(found[16:], torch.ones(()))
         return found
 
-    monkeypatch.setattr(build, "_allowed", built)
     monkeypatch.setattr(plain, "attention", other)
     assert kernel_checks.compiled_fault().startswith("differs from the definition of attention")
 

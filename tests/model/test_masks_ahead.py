@@ -6,27 +6,25 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 pytest.importorskip("llguidance")
 
-from flowspec.bench.checkpoints import VOCABULARY_SIZE, make_variant
+from flowspec.bench.checkpoints import VOCABULARY_SIZE
 from flowspec.core.protocol.messages import Grammar, Sampling
 from flowspec.core.protocol.token_bytes import TokenBytes
-from flowspec.core.stage.events import JobPart, RunLayers
+from flowspec.core.stage.events import RunLayers
 from flowspec.core.text_before import TextBefore
 from flowspec.model import shaping
 from flowspec.model.ahead import Ahead
-from flowspec.model.files import ModelFiles
 from flowspec.model.grammar import GrammarMasks, GrammarVocabulary, Mask
-from flowspec.model.pieces import Span
 from flowspec.model.sampler import Sampler
 from flowspec.model.slice import Slice
+from tests.model.slices import job_of, load_stages, part_of
 
-LAYERS = 8
 PROMPT = (90, 91)
 LETTERS = b"ab"
 TEXTS = (b"", *(bytes([LETTERS[token % 2]]) * (1 + token // 2 % 3) for token in range(1, VOCABULARY_SIZE)))
@@ -36,10 +34,8 @@ ROWS = 8
 
 
 @pytest.fixture(scope="module")
-def part(tmp_path_factory: pytest.TempPathFactory) -> Slice:
-    folder = make_variant(tmp_path_factory.mktemp("model"), "llama-grouped")
-    span = Span(first=0, end=LAYERS, count=LAYERS)
-    found = Slice.load(ModelFiles(str(folder)), span, "float32", torch.device("cpu"))
+def part(variant: Callable[[str], Path]) -> Slice:
+    (found,) = load_stages(variant("llama-grouped"), 1)
     found.grammars = GrammarVocabulary(TokenBytes(TEXTS))
     return found
 
@@ -56,27 +52,18 @@ def job(request: int, sampling: Sampling = BOUND) -> tuple[RunLayers, list[tuple
     tokens = [*PROMPT, 4, 2, 6, 1, 3, 9]
     parents = [-1, 0, 1, 2, 3, 1, 5, 6]
     paths: list[tuple[int, ...]] = []
-    visible = np.zeros((ROWS, ROWS), dtype=np.bool_)
-    for row, above in enumerate(parents):
-        visible[row, row] = True
-        paths.append((*(paths[above] if above >= 0 else ()), tokens[row]))
-        if above >= 0:
-            visible[row] |= visible[above]
-    positions = np.array([len(path) - 1 for path in paths], dtype=np.int64)
-    own = JobPart(
-        request=request,
-        slots=np.arange(ROWS),
-        tokens=np.array(tokens, dtype=np.int64),
-        positions=positions,
-        key_positions=positions.astype(np.int32),
-        visible=visible,
+    for token, above in zip(tokens, parents, strict=True):
+        paths.append((*(paths[above] if above >= 0 else ()), token))
+    own = part_of(
+        request,
+        tokens,
+        parents,
         sampled=np.arange(ROWS) > 0,
         sampling=sampling,
         slot_tokens=np.array(tokens, dtype=np.int32),
         answer_start=len(PROMPT),
     )
-    run = RunLayers(job=1, parts=(own,), payload=None, rows=tuple(range(ROWS)))
-    return run, [path[len(PROMPT) :] for path in paths]
+    return job_of(own), [path[len(PROMPT) :] for path in paths]
 
 
 def expected(part: Slice, request: int, dead: Sequence[int] = ()) -> list[int]:

@@ -4,6 +4,7 @@ same bits wherever a model is cut, and each slice with no more of it than it nee
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,7 @@ from flowspec.runtime.loading import slice_memory
 from tests.model.slices import CPU, chain, load
 
 LAYERS = 7
-CUTS = ([0, 1, 7], [0, 2, 3, 7], [0, 3, 4, 7], [0, 4, 5, 7], [0, 1, 2, 3, 4, 5, 6, 7])
 TOKENS = torch.arange(3, 90)
-
-
-@pytest.fixture(scope="module", params=["gemma4", "gemma4-unified-text", "gemma4-unified"])
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_variant(tmp_path_factory.mktemp(request.param), str(request.param))
 
 
 def states_through(slices: list[Slice], dead: frozenset[int] = frozenset()) -> torch.Tensor:
@@ -45,17 +40,17 @@ def states_through(slices: list[Slice], dead: frozenset[int] = frozenset()) -> t
     return states
 
 
-def test_rows_that_die_take_what_goes_with_them(tmp_path: Path) -> None:
-    folder = make_variant(tmp_path, "gemma4")
+def test_rows_that_die_take_what_goes_with_them(variant: Callable[[str], Path]) -> None:
+    folder = variant("gemma4")
     alone = states_through(load(folder, [0, LAYERS]))
     dead = frozenset(range(80, len(TOKENS)))  # nobody sees them
     found = states_through(load(folder, [0, 3, 5, LAYERS]), dead)
     assert torch.equal(found, alone[:80])
 
 
-def test_what_goes_with_a_hidden_state_is_what_later_layers_need(tmp_path: Path) -> None:
+def test_what_goes_with_a_hidden_state_is_what_later_layers_need(variant: Callable[[str], Path]) -> None:
     """Layers are sliding, full, sliding, full, then sharing: sliding, sliding, full."""
-    config = ModelFiles(str(make_variant(tmp_path, "gemma4"))).config()
+    config = ModelFiles(str(variant("gemma4"))).config()
     assert sources_of(config) == (0, 1, 2, 3, 2, 2, 3)
     hidden, sliding, full = 64, 2 * 2 * 24, 2 * 2 * 40
     expected = {
@@ -73,11 +68,13 @@ def test_what_goes_with_a_hidden_state_is_what_later_layers_need(tmp_path: Path)
 
 @pytest.mark.parametrize("dtype", ["float32", "int4"])
 def test_a_slice_has_the_inputs_of_its_own_layers_and_its_weights_are_foretold(
-    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dtype: str, variant: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(layer_by_layer, "TABLE_ROWS", 100)  # several blocks, the last one shorter
-    files = ModelFiles(str(make_variant(tmp_path, "gemma4")))
-    table = load_file(tmp_path / "model.safetensors")["model.language_model.embed_tokens_per_layer.weight"]
+    files = ModelFiles(str(variant("gemma4")))
+    table = load_file(variant("gemma4") / "model.safetensors")[
+        "model.language_model.embed_tokens_per_layer.weight"
+    ]
     for first, end in itertools.pairwise([0, 3, 5, LAYERS]):
         span = Span(first=first, end=end, count=LAYERS)
         part = Slice.load(files, span, dtype, CPU)
