@@ -1,6 +1,6 @@
 """One form for the EAGLE heads of all publishers: what the network consists of, from its config and tensors.
 
-The published layouts; docs/methods.md tells what their publishers' code gave beside this one:
+The published layouts (docs/methods.md):
 
 - SafeAILab's EAGLE-1/2: `fc`, and `layers.0` without `hidden_norm`. `fc` reads embedding and feature, and
   `lm_head` is the target's.
