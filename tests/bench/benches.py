@@ -68,3 +68,17 @@ def drafters(setup: Setup, make: Maker) -> Drafters:
     """One drafter, and none for plain decoding."""
     made = None if setup.method == AR else make()
     return {} if made is None else {SYNTHETIC: made}
+
+
+class Steps:
+    """What was said, and of how many answers."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, int]] = []
+
+    def __call__(self, text: str, answers: int) -> None:
+        self.told.append((text, answers))
+
+    @property
+    def answers(self) -> int:
+        return sum(answers for _, answers in self.told)

@@ -35,19 +35,26 @@ from flowspec.core.protocol.facts import Board
 from flowspec.errors import InputError
 from flowspec.runtime.health.system import read_clocks, read_system
 from tests import warm
+from tests.caches import BUILT, make_cache
 from tests.model.fake_gpu import FakeGpu
 
 BOARD = BoardState(board=Board(), clocks={})
 
 
 @pytest.fixture(autouse=True)
-def warm_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps are processes of their own all the same."""
+def warm_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are processes of their own all the same; they find our kernels built, but not tried."""
+    cache = {"XDG_CACHE_HOME": make_cache(tmp_path / "cache", BUILT)}
 
     def start(command: Sequence[str], environment: Mapping[str, str], errors: Any) -> warm.Popen[bytes]:
         null, pipe = subprocess.DEVNULL, subprocess.PIPE
         return warm.Popen(
-            command, stdin=null, stdout=pipe, stderr=errors, start_new_session=True, env=environment
+            command,
+            stdin=null,
+            stdout=pipe,
+            stderr=errors,
+            start_new_session=True,
+            env={**environment, **cache},
         )
 
     monkeypatch.setattr(check, "start", start)
@@ -144,7 +151,6 @@ def test_an_accelerator_that_dies_is_a_finding_and_the_next_precision_goes_on() 
     [
         ("torch", "torch", "ran an instruction that this processor does not have"),
         ("fails", "verify float32", "CUDA error: no kernel image is available for execution on the device"),
-        ("crashes", "verify float32", "ended with status 1: KeyError: 'nobody foresaw this'"),
     ],
 )
 def test_what_dies_or_fails_is_told_in_a_line(how: str, what: str, fault: str) -> None:
@@ -197,30 +203,24 @@ PRIVATE = [
 ]
 
 
-def test_private_things_are_taken_out() -> None:
-    found = [without_private(text, ("alice", "pi-kitchen")) for text, _ in PRIVATE]
-    assert found == [expected for _, expected in PRIVATE]
-
-
-def test_the_report_has_no_private_things_wherever_they_come_from() -> None:
+def test_private_things_are_taken_out_wherever_they_are_in_a_report() -> None:
+    names = ("alice", "pi-kitchen")
+    assert [without_private(text, names) for text, _ in PRIVATE] == [expected for _, expected in PRIVATE]
     fault = "cannot read /home/alice/models/x of alice at pi-kitchen (192.168.1.21)"
-    outcomes = [
-        Outcome(step="verify", dtype="int8", state=WRONG, s=1.0, fault=fault, found={"faults": [fault]})
-    ]
+    outcome = Outcome(step="verify", dtype="int8", state=WRONG, s=1.0, fault=fault, found={"faults": [fault]})
     document = report_of(
-        outcomes,
-        findings_of(outcomes, BOARD, BOARD, "auto"),
+        [outcome],
+        findings_of([outcome], BOARD, BOARD, "auto"),
         system={"system": "alice's system"},
         before=BOARD,
         after=BOARD,
         device="auto",
         seconds=1.0,
-        names=("alice", "pi-kitchen"),
+        names=names,
     )
     text = json.dumps(document)
     assert "cannot read (path) of (name) at (name) ((address))" in text
-    for private in ("alice", "pi-kitchen", "192.168", "/home"):
-        assert private not in text
+    assert not [private for private in ("alice", "pi-kitchen", "192.168", "/home") if private in text]
     assert socket.gethostname() in private_names()
 
 
@@ -276,13 +276,3 @@ def test_a_jetsons_system_and_clocks_are_read(tmp_path: Path) -> None:
     assert clocks["cores"] == [{"mhz": 729.6, "cap_mhz": 1510.4, "max_mhz": 1728.0, "governor": "schedutil"}]
     assert clocks["devices"] == {"17000000.gpu": {"mhz": 306.0, "max_mhz": 624.8}}
     assert clocks["gpu"]["temperature.gpu"] == "48"
-
-
-def test_a_machine_that_tells_nothing_is_unknown(tmp_path: Path) -> None:
-    assert read_system(tmp_path)["l4t"] == ""
-    for told in ("", "Unable to determine, x\n"):
-        assert read_clocks(tmp_path, lambda command, told=told: told) == {
-            "cores": [],
-            "devices": {},
-            "gpu": {},
-        }

@@ -7,21 +7,16 @@ from dataclasses import replace
 import pytest
 
 from flowspec.bench.config import FIXED, DrafterPlacement, Setup
-from flowspec.bench.drafter_for_each import DrafterForEach
 from flowspec.bench.drafter_places import drafting_curve, places_of
 from flowspec.bench.outcome import EXACT
-from flowspec.bench.recording import energy_of
-from flowspec.bench.simulated import build, run, submit_of
+from flowspec.bench.simulated import run
 from flowspec.bench.synthetic import Synthetic, synthetic_cases
 from flowspec.core.protocol.messages import Sampling
-from flowspec.draft.suffix import SuffixProposer
-from flowspec.draft.text import TextDrafter
 from flowspec.plan.cost import drafter_curve
 from flowspec.plan.profile import find_profile
 from flowspec.plan.shape import find_shape
 from flowspec.plan.timing import LinkSpec
 from flowspec.sim.drafter_device import DrafterDeviceSpec
-from flowspec.sim.world import Handled
 from tests.bench.benches import boards, synthetic
 
 PI = find_profile("raspberry-pi-5")
@@ -55,38 +50,6 @@ def test_who_looks_up_texts_at_the_head_waits_for_no_model() -> None:
     assert places.curves[0] == drafting_curve(testbed)
     assert places.curves[1].seconds(1) < places.curves[0].seconds(1)
     assert places.curves[3] == places.curves[2], "a board that a testbed names is that one's"
-
-
-def test_who_looks_up_texts_works_for_every_answer_beside_those_that_are_chosen() -> None:
-    cases = synthetic_cases(3, [Sampling()], 40)
-    model = Synthetic(0.5, 1024)
-    models = {
-        "draft": DrafterForEach([each for case in cases if (each := model.begin(case)()) is not None]),
-        "ngram": TextDrafter(SuffixProposer),
-        "suffix": TextDrafter(SuffixProposer),
-    }
-    setup = replace(OURS, method="cosine", options={"count": 1})
-    chosen = set()
-
-    def watch(handled: Handled) -> None:
-        chosen.update(
-            request.plan.chosen for request in world.head.requests() if request.submit and request.plan
-        )
-
-    world = build(boards(), setup, cases, models, 1024)
-    world.on_event = watch
-    for number, case in enumerate(cases):
-        world.at(0.0, submit_of(case, number))
-    world.run()
-    assert chosen == {(), (0, 1, 2)}, "nobody before the first choice"
-
-
-def test_boards_that_a_setup_does_not_use_take_energy_too() -> None:
-    plain, more = boards(), boards(boards=(APART, replace(APART, models=("x",))))
-    before_j = energy_of(plain, 2.0, [1.0, 0.5], {None: 0.25})
-    assert energy_of(more, 2.0, [1.0, 0.5], {None: 0.25, 1: 0.5}) == pytest.approx(
-        before_j + PI.energy_j(2.0, 0.0) + PI.energy_j(2.0, 0.5)
-    )
 
 
 @pytest.mark.parametrize("chain", ["", FIXED])

@@ -34,7 +34,7 @@ def read(tmp_path: Path, text: str) -> Bench:
     return read_experiment(path)
 
 
-def test_shipped_experiments_read() -> None:
+def test_shipped_experiments_and_profiles_read() -> None:
     assert len(SHIPPED) > 10
     for path in SHIPPED:
         assert find_experiment(path.stem) == path
@@ -50,15 +50,10 @@ def test_shipped_experiments_read() -> None:
         assert all(min(testbed.layers) >= 1 for testbed in found.testbeds)
         if found.declared and not found.steps:
             assert {case.domain for case in read_cases(found, None)} == set(found.declared[0].domains)
-
-
-def test_shipped_profiles_read() -> None:
-    names = [path.stem for path in profile_folders()[0].glob("*.toml")]
-    assert names
-    for name in names:
-        found = find_profile(name)
-        assert found.source
-        assert 0.0 in found.temperatures
+    for path in profile_folders()[0].glob("*.toml"):
+        profile = find_profile(path.stem)
+        assert profile.source
+        assert 0.0 in profile.temperatures
 
 
 def test_what_a_file_says_is_what_is_run(tmp_path: Path) -> None:
@@ -86,15 +81,11 @@ def test_what_a_file_says_is_what_is_run(tmp_path: Path) -> None:
     ]
 
 
-def test_a_head_is_the_first_device_unless_one_is_named(tmp_path: Path) -> None:
-    bench = read(tmp_path, TOML.replace('"2 x jetson-orin-nano"', '"raspberry-pi-5", "jetson-orin-nano"'))
-    assert bench.testbeds[0].head.name == "raspberry-pi-5"
-
-
 def test_tuned_methods_are_read_from_their_file_and_stay_on_their_testbeds(tmp_path: Path) -> None:
     tuned = METHOD.format("tree-sd tuned", "tree-sd") + 'testbeds = ["{}"]\nnodes = {}\n'
     (tmp_path / "tuned.toml").write_text(tuned.format("two boards", 8) + tuned.format("elsewhere", 16))
     bench = read(tmp_path, 'tuned = "tuned.toml"\n' + TOML)
+    assert bench.testbeds[0].head.name == "jetson-orin-nano", "the first device, unless one is named"
     assert [(dict(one.options), one.runs_on("two boards")) for one in bench.setups] == [
         ({}, True),
         ({}, True),
@@ -104,34 +95,17 @@ def test_tuned_methods_are_read_from_their_file_and_stay_on_their_testbeds(tmp_p
     (tmp_path / "tuned.toml").write_text(tuned.format("elsewhere", 8) * 2)
     with pytest.raises(InputError, match=r"tuned\.toml: method: .* 'tree-sd tuned' twice"):
         read(tmp_path, 'tuned = "tuned.toml"\n' + TOML)
-    (tmp_path / "tuned.toml").unlink()
-    with pytest.raises(InputError, match=r"tuned\.toml: .*No such file"):
-        read(tmp_path, 'tuned = "tuned.toml"\n' + TOML)
-
-
-def test_a_name_may_come_twice_where_testbeds_differ(tmp_path: Path) -> None:
-    names = ("two boards", "three")
-    methods = "".join(METHOD.format("a", "tree-sd") + f'testbeds = ["{name}"]\n' for name in names)
-    bench = read(tmp_path, TOML + TESTBED.replace("two boards", "three") + methods)
-    assert [sum(setup.runs_on(name) for setup in bench.setups) for name in names] == [3, 3]
-
-
-def test_a_cluster_needs_no_testbed(tmp_path: Path) -> None:
-    text = TOML.replace(TESTBED, "").replace('model = "synthetic"\nacceptance = 0.6', 'world = "cluster"')
-    bench = read(tmp_path, 'cluster = "boards.toml"\n' + text)
-    assert (bench.world, bench.testbeds, bench.cluster) == (CLUSTER, (), tmp_path / "boards.toml")
 
 
 def test_a_setup_uses_the_drafters_that_it_names_or_as_many_as_it_can(tmp_path: Path) -> None:
-    more = (
-        METHOD.format("some", "continuous")
-        + 'drafters = ["draft-math", "draft"]\n'
-        + METHOD.format("mid", "continuous")
-        + 'chain = ["mid"]\n'
-        + METHOD.format("all", "continuous")
-        + 'chain = "auto"\n'
-        + METHOD.format("none", "continuous")
-        + "chain = []\n"
+    more = "".join(
+        METHOD.format(name, "continuous") + f"{key} = {value}\n"
+        for name, key, value in (
+            ("some", "drafters", '["draft-math", "draft"]'),
+            ("mid", "chain", '["mid"]'),
+            ("all", "chain", '"auto"'),
+            ("none", "chain", "[]"),
+        )
     )
     bench = read(tmp_path, SEVERAL + more)
     assert {setup.name: (bench.drafters_of(setup), setup.chain) for setup in bench.setups} == {
@@ -147,29 +121,15 @@ def test_a_setup_uses_the_drafters_that_it_names_or_as_many_as_it_can(tmp_path: 
 
 def test_drafters_boards_have_their_own_links_or_the_testbeds(tmp_path: Path) -> None:
     table = '[[testbed.drafters]]\nmodels = ["{}"]\n'
-    far = 'device = "jetson-orin-nano"\nbandwidth_mbps = 20\nlatency_ms = 3\nprecision = "int8"\n'
-    text = (
-        table.format("mid")
-        + 'device = "raspberry-pi-5"\nshape = "llama-68m"\n'
-        + table.format("draft")
-        + far
-        + table.format("draft-math")
-        + 'shape = "qwen3-0.6b"\n'
-    )
+    text = table.format("mid") + 'device = "raspberry-pi-5"\nshape = "llama-68m"\n'
+    text += table.format("draft") + 'device = "jetson-orin-nano"\nbandwidth_mbps = 20\nlatency_ms = 3\n'
+    text += 'precision = "int8"\n' + table.format("draft-math") + 'shape = "qwen3-0.6b"\n'
     (testbed,) = read(tmp_path, SEVERAL + text).testbeds
-    assert [
-        (each.models, each.device and each.device.name, each.shape.name, each.precision, each.link)
-        for each in testbed.boards
-    ] == [
-        (("mid",), "raspberry-pi-5", "llama-68m", "float16", testbed.link),
-        (
-            ("draft",),
-            "jetson-orin-nano",
-            "eagle-tinyllama-1.1b",
-            "int8",
-            LinkSpec(bandwidth_mbps=20, delay_s=0.003),
-        ),
-        (("draft-math",), None, "qwen3-0.6b", "float16", None),
+    far = LinkSpec(bandwidth_mbps=20, delay_s=0.003)
+    assert [(each.shape.name, each.precision, each.link) for each in testbed.boards] == [
+        ("llama-68m", "float16", testbed.link),
+        ("eagle-tinyllama-1.1b", "int8", far),
+        ("qwen3-0.6b", "float16", None),
     ]
 
 
@@ -227,24 +187,25 @@ def test_flags_override_the_experiment(tiny: str) -> None:
     assert (found.drafters, found.world) == ((BUNDLED,), EMULATED)
 
 
-def test_an_acceptance_takes_the_place_of_the_files_acceptance_or_profile(tiny: str) -> None:
+def test_flags_take_the_place_of_the_files_acceptance_profile_and_cluster(tiny: str, tmp_path: Path) -> None:
     assert pick("--experiment", tiny, "--acceptance", "0.86").acceptance == 0.86
-    text = Path(tiny).read_text()
-    Path(tiny).write_text(text.replace("acceptance = 0.6", 'profile = "eagle3"'))
+    Path(tiny).write_text(TOML.replace("acceptance = 0.6", 'profile = "eagle3"'))
     assert pick("--experiment", tiny).profile is not None
     flat = pick("--experiment", tiny, "--acceptance", "0.7")
     assert (flat.acceptance, flat.profile) == (0.7, None)
-
-
-def test_a_cluster_of_flags_is_not_the_experiments(tiny: str, tmp_path: Path) -> None:
-    text = TOML.replace('model = "synthetic"\nacceptance = 0.6', 'world = "cluster"\ncluster = "boards.toml"')
+    text = TOML.replace('model = "synthetic"\nacceptance = 0.6', 'world = "cluster"')
     (tmp_path / "boards.toml").touch()
-    Path(tiny).write_text(text)
+    Path(tiny).write_text('cluster = "boards.toml"\n' + text)
     own = pick("--experiment", tiny)
-    assert (len(own.testbeds), own.cluster) == (1, tmp_path / "boards.toml")
+    assert (own.world, len(own.testbeds), own.cluster) == (CLUSTER, 1, tmp_path / "boards.toml")
     local = pick("--experiment", tiny, "--local", "2")
     assert (local.testbeds, local.cluster, local.local) == ((), None, 2)
     assert pick("--experiment", tiny, "--cluster", "x.toml").cluster == Path("x.toml")
+    Path(tiny).write_text(text.replace(TESTBED, ""))
+    bare = pick("--experiment", tiny)
+    assert (bare.testbeds, bare.local) == ((), 4), "a cluster needs no testbed"
+    with pytest.raises(InputError, match=r"--world simulated: .* got 'tiny' without one"):
+        pick("--experiment", tiny, "--world", "simulated")
 
 
 def test_experiments_that_cannot_be_run_as_asked_are_refused(tiny: str) -> None:
@@ -256,8 +217,3 @@ def test_experiments_that_cannot_be_run_as_asked_are_refused(tiny: str) -> None:
     Path(tiny).write_text(TOML + TESTBED.replace("two boards", "three") + only)
     with pytest.raises(InputError, match="a method that is run on one of the testbeds"):
         pick("--experiment", tiny, "--methods", "a", "--testbeds", "two boards")
-    bare = TOML.replace(TESTBED, "").replace('model = "synthetic"\nacceptance = 0.6', 'world = "cluster"')
-    Path(tiny).write_text(bare)
-    assert pick("--experiment", tiny).local == 4
-    with pytest.raises(InputError, match=r"--world simulated: .* got 'tiny' without one"):
-        pick("--experiment", tiny, "--world", "simulated")

@@ -18,8 +18,8 @@ import pytest
 from flowspec.bench import live
 from flowspec.bench.bench import RESULTS
 from flowspec.bench.checkpoints import make_variant
-from flowspec.bench.config import CLUSTER, EMULATED, SYNTHETIC, Bench, Setup, Testbed
-from flowspec.bench.live import places, rounds_of, run_live
+from flowspec.bench.config import CLUSTER, EMULATED, SYNTHETIC, Bench, Setup
+from flowspec.bench.live import places, run_live
 from flowspec.bench.outcome import EXACT, WRONG, read_records
 from flowspec.bench.plain import PlainCase
 from flowspec.bench.recording import agreement_of
@@ -28,27 +28,17 @@ from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import ClusterError, InputError
 from flowspec.model.files import ModelFiles
 from flowspec.model.reference import Reference
-from flowspec.plan.profile import find_profile
-from flowspec.plan.shape import find_shape
-from flowspec.plan.timing import LinkSpec
 from flowspec.runtime.session import OpenCluster, open_cluster
 from flowspec.runtime.transport import TIMER_EARLY_S
+from tests.bench.benches import SMALL, Steps, boards, synthetic
 from tests.bench.cases import made
 
-NEW_TOKENS = 12
+NEW_TOKENS = 6
 ATTEMPTS = 4
-DELAY_S = 0.005
-BOARD = find_profile("jetson-orin-nano")
-TESTBED = Testbed(
-    name="two boards",
-    devices=(BOARD, BOARD),
-    head=BOARD,
-    link=LinkSpec(bandwidth_mbps=150, delay_s=DELAY_S),
-    shape=find_shape("tinyllama-1.1b"),
-    drafter_shape=find_shape("tinyllama-1.1b"),
-    precision="float16",
-    slowdown=3.0,  # so that a busy machine still keeps up
-)
+TESTBED = boards(
+    name="two boards", drafter_shape=SMALL, slowdown=3.0
+)  # so that a busy machine still keeps up
+BOARD, LINK = TESTBED.head, TESTBED.link
 AR, CONTINUOUS = (
     Setup(name="ar", method="ar"),
     Setup(name="small", method="continuous", options={"segment_nodes": 4}, coupled=False),
@@ -61,14 +51,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def reference(folder: Path) -> Reference:
-    return Reference(ModelFiles(str(folder)), "float32")
-
-
-@pytest.fixture(scope="module")
-def cases(reference: Reference) -> list[PlainCase]:
+def cases(folder: Path) -> list[PlainCase]:
     """One at each temperature; prompts that repeat themselves, so that n-grams guess something."""
-    found = []
+    reference, found = Reference(ModelFiles(str(folder)), "float32"), []
     for number, temperature in enumerate((0.0, 1.0)):
         prompt, sampling = tuple(range(5 + number, 17)) * 3, Sampling(temperature=temperature, seed=number)
         answer = reference.generate(prompt, sampling, NEW_TOKENS, frozenset())
@@ -99,22 +84,9 @@ def emulated(bench: Bench) -> Iterator[OpenCluster]:
 
 @pytest.fixture
 def shared(emulated: OpenCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No cluster for each run: that takes seconds."""
+    """No cluster for each run, and heads that learn little before it: both take seconds."""
+    monkeypatch.setattr(live, "WARM_UP_TOKENS", 4)
     monkeypatch.setattr(live, "open_cluster", lambda options, decoding: contextlib.nullcontext(emulated))
-
-
-class Steps:
-    """What was said, and how many answers that were."""
-
-    def __init__(self) -> None:
-        self.told: list[tuple[str, int]] = []
-
-    def __call__(self, text: str, answers: int) -> None:
-        self.told.append((text, answers))
-
-    @property
-    def answers(self) -> int:
-        return sum(answers for _, answers in self.told)
 
 
 def ignore(text: str, share: float) -> None: ...
@@ -152,8 +124,7 @@ def test_emulated_boards_answer_exactly_in_their_time_and_only_what_is_missing(
     assert step.told[0] == ("two boards, ar: warming up", 0)
 
     pass_s = sum(curve.seconds(1) for curve in stage_curves(TESTBED)) + sampling_curve(TESTBED).seconds(1)
-    trip_s = pass_s + 3 * (DELAY_S - TIMER_EARLY_S)
-    hidden_bytes = 2 * TESTBED.shape.hidden
+    trip_s = pass_s + 3 * (LINK.delay_s - TIMER_EARLY_S)
     for record, case in zip(found, cases * 2, strict=True):
         assert (record.world, record.testbed, record.repeat) == ("emulated", "two boards", 0)
         assert (record.new_tokens, record.finish_reason, record.agreement) == (NEW_TOKENS, "length", EXACT)
@@ -162,15 +133,13 @@ def test_emulated_boards_answer_exactly_in_their_time_and_only_what_is_missing(
         assert record.time_to_first_token_s >= trip_s
         assert record.trip_s > record.tau_s >= TESTBED.slowdown * 0.01
         assert (record.oracle_s or 0.0) > TESTBED.slowdown * 0.02
-        assert record.network_bytes > (len(case.prompt) + NEW_TOKENS - 1) * hidden_bytes, (
-            "every token's row goes from stage to stage"
-        )
+        rows = len(case.prompt) + NEW_TOKENS - 1
+        assert record.network_bytes > rows * 2 * TESTBED.shape.hidden, "they go from stage to stage"
         whole_s = record.time_to_first_token_s + record.decode_s
         assert 3 * BOARD.idle_w * whole_s < record.energy_j < 3 * BOARD.busy_w * whole_s
         if record.method == "ar":
             assert record.decode_s >= (NEW_TOKENS - 1) * trip_s
-            rows = 2 * (len(case.prompt) + NEW_TOKENS - 1)
-            assert (record.S, record.rho, record.rows, record.dropped_rows) == (1, 0, rows, 0)
+            assert (record.S, record.rho, record.rows, record.dropped_rows) == (1, 0, 2 * rows, 0)
     assert [one.digest for one in found[:2]] == [one.digest for one in found[2:]]
     assert found[0].digest != found[1].digest
 
@@ -190,10 +159,9 @@ def test_emulated_boards_answer_exactly_in_their_time_and_only_what_is_missing(
     assert step.answers == 5
     assert [text for text, _ in step.told if text.endswith("warming up")] == [
         f"two boards, {name}: warming up" for name in ("ar", "small", "ar")
-    ]
+    ], "methods take turns"
     assert read_records(tmp_path / RESULTS)[4:] == again[3:]
     assert all(one.agreement == EXACT for one in again)
-    assert traces["ar"].trips
     assert run_live(bench, cases, again, tmp_path, step, ignore) == (again, {})
 
 
@@ -202,39 +170,43 @@ def test_emulated_boards_answer_exactly_in_their_time_and_only_what_is_missing(
 def test_an_answer_that_is_not_the_plain_one_is_wrong(
     bench: Bench, cases: list[PlainCase], tmp_path: Path
 ) -> None:
-    changed = [replace(case, answer=(*case.answer[:-1], case.answer[-1] ^ 1)) for case in cases]
+    """Also one that is too short, or ends where the plain one goes on."""
+    right = cases[0].answer
+    other = (*right[:-1], right[-1] ^ 1)
+    changed = [replace(cases[0], answer=other), cases[1]]
     found, _ = run_live(replace(bench, setups=(AR,)), changed, [], tmp_path, Steps(), ignore)
-    assert [one.agreement for one in found] == [WRONG, WRONG]
+    assert [one.agreement for one in found] == [WRONG, EXACT]
+    for tokens, reason in ((right[:-1], "length"), (right, "stop"), ((), "length")):
+        assert agreement_of(cases[0], tokens, reason) == WRONG
 
 
-def test_only_the_plain_answer_with_its_end_is_exact(cases: list[PlainCase]) -> None:
-    case = cases[0]
-    assert agreement_of(case, case.answer, "length") == EXACT
-    changed = (*case.answer[:5], case.answer[5] ^ 1, *case.answer[6:])
-    for tokens, reason in (
-        (case.answer[:-1], "length"),
-        (case.answer, "stop"),
-        (changed, "length"),
-        ((), "length"),
-    ):
-        assert agreement_of(case, tokens, reason) == WRONG
+def children() -> set[int]:
+    return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
-def test_a_cluster_as_it_is_keeps_what_is_done_when_it_is_interrupted(
-    bench: Bench, cases: list[PlainCase], tmp_path: Path
+@pytest.mark.parametrize("is_lost", [False, True], ids=["interrupted", "a device lost"])
+def test_a_cluster_as_it_is_keeps_what_is_done(
+    bench: Bench, cases: list[PlainCase], tmp_path: Path, is_lost: bool
 ) -> None:
-    bench = replace(bench, world=CLUSTER, testbeds=(), local=2)
-    before = children()
+    bench, before = replace(bench, world=CLUSTER, testbeds=(), local=2), children()
 
-    def interrupt(text: str, answers: int) -> None:
-        if answers:
+    def end(text: str, answers: int) -> None:
+        if not answers:
+            return
+        if not is_lost:
             raise KeyboardInterrupt
+        ours = [each for each in psutil.Process().children(recursive=True) if each.pid not in before]
+        os.kill(max(each.pid for each in ours if not each.children()), signal.SIGKILL)  # a daemon
 
-    with pytest.raises(KeyboardInterrupt):
-        run_live(bench, cases, [], tmp_path, interrupt, ignore)
+    with pytest.raises(ClusterError if is_lost else KeyboardInterrupt) as caught:
+        run_live(bench, cases, [], tmp_path, end, ignore)
     assert children() <= before, "no process is left"
     done = read_records(tmp_path / RESULTS)
     assert len(done) == 1
+    if is_lost:
+        (line,) = str(caught.value).splitlines()
+        assert "was lost" in line
+        return
     found, traces = run_live(bench, cases, done, tmp_path, Steps(), ignore)
     assert read_records(tmp_path / RESULTS) == found
     assert len(found) == 4
@@ -244,44 +216,8 @@ def test_a_cluster_as_it_is_keeps_what_is_done_when_it_is_interrupted(
     assert list(traces) == ["ar", "small"]
 
 
-def test_a_lost_device_ends_it_with_a_message_and_keeps_what_is_done(
-    bench: Bench, cases: list[PlainCase], tmp_path: Path
-) -> None:
-    (place,) = places(replace(bench, world=CLUSTER, testbeds=(replace(TESTBED, name="boards"),), local=2))
-    assert (place.name, place.testbed is not None, place.options.emulation) == ("boards", True, None)
-    before = children()
-
-    def kill(text: str, answers: int) -> None:
-        if answers:
-            daemons = [
-                child
-                for child in psutil.Process().children(recursive=True)
-                if child.pid not in before and not child.children()
-            ]
-            os.kill(max(daemon.pid for daemon in daemons), signal.SIGKILL)
-
-    with pytest.raises(ClusterError, match="was lost") as caught:
-        run_live(replace(bench, world=CLUSTER, testbeds=(), local=2), cases, [], tmp_path, kill, ignore)
-    assert "\n" not in str(caught.value)
-    assert len(read_records(tmp_path / RESULTS)) == 1
-    assert children() <= before
-
-
-def children() -> set[int]:
-    return {child.pid for child in psutil.Process().children(recursive=True)}
-
-
-def test_methods_take_turns(bench: Bench, cases: list[PlainCase]) -> None:
-    found = list(rounds_of(replace(bench, repeat=3), "two boards", cases, set()))
-    assert [f"{one.repeat} {one.setup.name}" for one in found] == [
-        *("0 ar", "0 small", "1 small", "1 ar", "2 ar", "2 small")
-    ]
-    assert all(one.cases == tuple(cases) for one in found)
-
-
-def test_what_real_time_does_not_have_is_refused_in_one_line(
-    bench: Bench, cases: list[PlainCase], tmp_path: Path
-) -> None:
+def test_what_real_time_does_not_have_is_refused_in_one_line(tmp_path: Path) -> None:
+    bench = synthetic(model="a/model", drafters=("ngram",), world=EMULATED, setups=(AR,))
     published = Setup(name="as published", method="chunk-pp", published=True)
     for changed, text in (
         (replace(bench, setups=(AR, published)), "method 'as published'"),
@@ -290,5 +226,5 @@ def test_what_real_time_does_not_have_is_refused_in_one_line(
         (replace(bench, world=CLUSTER, testbeds=(TESTBED, TESTBED)), "expected at most one testbed"),
     ):
         with pytest.raises(InputError, match=text) as caught:
-            run_live(changed, cases, [], tmp_path, Steps(), ignore)
+            run_live(changed, [], [], tmp_path, Steps(), ignore)
         assert "\n" not in str(caught.value)

@@ -3,7 +3,6 @@ is asserted."""
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from flowspec.bench.fitting import fit
 from flowspec.bench.measure import (
     Effort,
     MeasuredMachine,
-    fast_times,
     made_model,
     made_shape,
     measure_beside,
@@ -66,14 +64,6 @@ def test_random_panels_are_finite_and_of_the_size_that_files_have(form: str) -> 
     assert numbers.isfinite().all()
     assert numbers.abs().max() < 20
     assert numbers.std() > 0
-
-
-def test_no_task_runs_twice_in_a_row() -> None:
-    ran: list[str] = []
-    names = ("a", "b")
-    fast_times({name: lambda name=name: ran.append(name) for name in names}, 2, lambda text: None, str)
-    assert len(ran) > 2 * 3, "short tasks have several runs"
-    assert all(one != other for one, other in itertools.pairwise(ran))
 
 
 def test_the_mix_is_q4_k_with_finer_values_in_every_second_layer(tmp_path: Path) -> None:

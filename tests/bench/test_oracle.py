@@ -139,28 +139,7 @@ def test_without_guesses_each_token_takes_a_trip() -> None:
     assert run.bound_s() == [5.0, 12.5, 20.0]
 
 
-def test_nothing_overtakes_the_prompt() -> None:
-    """The first token was guessed at 3, and comes of the prompt at 10."""
-    run = Run((10.0, 20.0), (3.0, 20.0), (1.0, 0.0), (((2.0, 3.0), 0.0),), (0.0,))
-    assert run.bound_s() == [10.0, 10.0]
-
-
-def test_where_more_rows_are_quicker_fewer_are_taken_to_be_as_quick() -> None:
-    """One token alone takes 5, two take 2: so the first may be known with the second, 2 after that was
-    there."""
-    run = Run((0.0, 50.0, 60.0), (0.0, 1.0, 60.0), (0.0, 1.0, 0.0), (((5.0, 2.0), 0.0),), (0.0,))
-    assert min(known_s[1] for known_s in run.schedules()) == 3.0
-    assert run.bound_s() == [0.0, 2.0, 3.0]
-
-
 TRIP_32 = (((2.0, 2.0, 2.0), 30.0),)
-
-
-def test_a_guess_comes_as_long_after_the_token_before_as_it_did() -> None:
-    """The second token, known at 60 by waiting in vain, could be known at 42; the third was asked for 1 after
-    that, and said 3 later."""
-    run = Run((10.0, 60.0, 120.0, 150.0), (10.0, 60.0, 64.0, 150.0), (0.0, 0.0, 61.0, 0.0), TRIP_32, (10.0,))
-    assert run.bound_s() == [10.0, 42.0, 74.0, 46.0 + 32.0]
 
 
 def test_a_guess_comes_as_long_after_the_verdict_that_it_may_have_waited_for_as_it_did() -> None:
@@ -168,21 +147,6 @@ def test_a_guess_comes_as_long_after_the_verdict_that_it_may_have_waited_for_as_
     was known."""
     run = Run((10.0, 60.0, 120.0, 150.0), (10.0, 15.0, 64.0, 150.0), (0.0, 12.0, 61.0, 0.0), TRIP_32, (10.0,))
     assert run.bound_s() == [10.0, 42.0, 15.0 + 32.0, 46.0 + 32.0]
-
-
-def test_a_guess_of_a_pass_that_began_before_a_verdict_does_not_wait_for_it() -> None:
-    """The second token was guessed at 15, and the third asked for at 20: that it was known at 21 says
-    nothing."""
-    run = Run((10.0, 21.0, 120.0, 150.0), (10.0, 15.0, 64.0, 150.0), (0.0, 12.0, 20.0, 0.0), TRIP_32, (10.0,))
-    assert run.bound_s() == [10.0, 42.0, 47.0, 47.0 + 32.0]
-
-
-def test_nobody_is_asked_below_a_token_that_is_not_there() -> None:
-    """The third token was there when the second was known, and then the fourth was asked for; to the oracle
-    the third comes later than that the second is known."""
-    known_s, here_s = (10.0, 60.0, 120.0, 150.0, 180.0), (10.0, 15.0, 50.0, 64.0, 180.0)
-    run = Run(known_s, here_s, (0.0, 12.0, 20.0, 61.0, 0.0), (((2.0, 2.0, 2.0, 2.0), 30.0),), (10.0,))
-    assert run.bound_s() == [10.0, 42.0, 47.0, 47.0 + 32.0, 47.0 + 1.0 + 3.0 + 32.0]
 
 
 @pytest.mark.parametrize("method", ["continuous", "tree-sd", "pipedec"])

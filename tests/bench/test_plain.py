@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from flowspec.bench.plain import PlainCase, make_samplings, plain_cases
-from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.prompts import Prompt
@@ -66,11 +65,3 @@ def test_a_file_that_holds_no_answers_is_no_cache(tmp_path: Path, text: str) -> 
     with pytest.raises(InputError, match=r"answers\.json:"):
         cases(tmp_path / "answers.json")
     assert (tmp_path / "answers.json").read_text() == text
-
-
-def test_samplings_are_one_for_greedy_and_one_for_each_seed() -> None:
-    assert make_samplings((0.0, 1.0), (1, 2)) == [
-        Sampling(),
-        Sampling(temperature=1.0, seed=1),
-        Sampling(temperature=1.0, seed=2),
-    ]

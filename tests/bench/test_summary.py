@@ -11,22 +11,13 @@ from typing import Any
 
 import pytest
 
-from flowspec.bench.chains import MIX, compare, label
+from flowspec.bench.chains import MIX, compare
 from flowspec.bench.config import AUTO, FIXED, Published, Setup
 from flowspec.bench.outcome import Record
 from flowspec.bench.summary import OVERALL, paired, rates, summarise, sums
 from flowspec.bench.validation import validate
 from tests.bench.benches import boards, synthetic
 from tests.bench.records import record
-
-PROMPTS = [str(number) for number in range(12)]
-
-
-def by_chance(method: str, speed: float, seed: int = 1, **changes: Any) -> list[Record]:
-    chance = random.Random(seed)
-    return [
-        record(method, prompt, 30, 30 / speed * chance.uniform(0.6, 1.4), **changes) for prompt in PROMPTS
-    ]
 
 
 def summary_of(records: Sequence[Record]) -> dict[str, Any]:
@@ -36,83 +27,35 @@ def summary_of(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def test_a_domains_rate_is_tokens_by_time_and_overall_is_the_harmonic_mean() -> None:
-    repeats = [
-        record("ar", "a", 10, 5.0),
-        record("ar", "a", 5, 2.0, seed=2),
-        record("ar", "a", 5, 3.0, repeat=1),
-    ]
-    assert sums(repeats) == {"chat": {"a": (20.0, 10.0)}}
-    records = [
-        record("ar", "a", 10, 5.0),
-        record("ar", "b", 2, 1.0),
-        record("ar", "c", 8, 1.0, domain="sums"),
-    ]
+    whole, others = record("ar", "a", 10, 5.0), record("ar", "a", 5, 2.0, seed=2)
+    assert sums([whole, others, replace(others, repeat=1, decode_s=3.0)]) == {"chat": {"a": (20.0, 10.0)}}
+    records = [whole, record("ar", "b", 2, 1.0), record("ar", "c", 8, 1.0, domain="sums")]
     short = [record("ar", "d", 0, 0.0), record("ar", "e", 3, 0.0)]
     assert rates(sums([*records, *short])) == {"chat": 2.0, "sums": 8.0, OVERALL: pytest.approx(3.2)}
     assert rates(sums(short)) == {}
 
 
-def test_one_prompt_has_no_interval_and_neither_has_overall_with_such_a_domain() -> None:
-    ours, theirs = (
-        sums(
-            [record(method, name, 30, seconds) for name in PROMPTS]
-            + [record(method, "a", 30, seconds, domain="sums")]
-        )
-        for method, seconds in (("continuous", 2.0), ("ar", 5.0))
-    )
-    found = paired(ours, theirs)
-    assert found["chat"] == pytest.approx({"ratio": 2.5, "low": 2.5, "high": 2.5}), "all prompts are alike"
-    assert [found[name]["low"] for name in ("sums", OVERALL)] == [None, None]
-
-
-def test_the_same_prompts_are_drawn_for_both_methods() -> None:
-    slow = by_chance("ar", 4.0)
+def test_intervals_are_of_prompts_that_both_answered_drawn_for_both_at_once() -> None:
+    chance = random.Random(1)
+    slow = [record("ar", str(at), 30, chance.uniform(4, 10)) for at in range(12)]
     twice = [record("continuous", each.prompt_id, 30, each.decode_s / 2) for each in slow]
-    assert paired(sums(twice), sums(slow))["chat"] == pytest.approx({"ratio": 2.0, "low": 2.0, "high": 2.0})
-
-
-def test_an_interval_holds_its_ratio_and_narrows_with_more_prompts() -> None:
-    few, many = (
-        paired(
-            *(
-                sums([each for seed in range(count) for each in _others(method, seed)])
-                for method in ("continuous", "ar")
-            )
-        )[OVERALL]
-        for count in (1, 20)
-    )
-    for found in (few, many):
-        assert found["low"] < found["ratio"] < found["high"]
-    assert many["high"] - many["low"] < (few["high"] - few["low"]) / 2
-
-
-def _others(method: str, seed: int) -> list[Record]:
-    """Twelve prompts more; methods differ by chance."""
-    chance = random.Random(f"{method} {seed}")
-    return [record(method, f"{seed} {prompt}", 30, chance.uniform(5, 10)) for prompt in PROMPTS]
-
-
-def test_only_prompts_that_both_answered_are_compared() -> None:
-    ours = sums([record("continuous", "a", 10, 1.0), record("continuous", "b", 10, 100.0)])
-    theirs = sums(
-        [record("ar", "a", 10, 2.0), record("ar", "c", 10, 1.0), record("ar", "d", 10, 1.0, domain="sums")]
-    )
-    found = paired(ours, theirs)
-    assert list(found) == ["chat", OVERALL]
-    assert found["chat"]["ratio"] == 2.0
-    assert paired(ours, {}) == {}
-
-
-def test_a_summary_is_the_same_in_every_run_and_order() -> None:
-    records = [
-        *by_chance("ar", 4.0),
-        *by_chance("continuous", 9.0, seed=2),
-        *by_chance("continuous", 8.0, seed=3, domain="sums"),
-    ]
-    found = summary_of(records)
-    assert summary_of(records) == found
-    table, again = found["tables"][0], summary_of([*records[:12], *reversed(records[12:])])["tables"][0]
-    assert again["speed_up"] == table["speed_up"]
+    ours = [record("continuous", "a", 30, 2.5, domain="sums"), record("continuous", "other", 10, 100.0)]
+    theirs = [record("ar", "a", 30, 5.0, domain="sums"), record("ar", "b", 1, 9.0, domain="sums")]
+    found = paired(sums([*twice, *ours]), sums([*slow, *theirs]))
+    assert found["chat"] == pytest.approx({"ratio": 2.0, "low": 2.0, "high": 2.0})
+    assert found["sums"]["ratio"] == 2.0
+    assert [found[name]["low"] for name in ("sums", OVERALL)] == [None, None], "one prompt has no interval"
+    assert paired(sums(slow), {}) == {}
+    widths = []
+    for count in (12, 240):
+        drawn = (
+            sums([record(method, str(at), 30, chance.uniform(5, 10)) for at in range(count)])
+            for method in ("continuous", "ar")
+        )
+        interval = paired(*drawn)[OVERALL]
+        assert interval["low"] < interval["ratio"] < interval["high"]
+        widths.append(interval["high"] - interval["low"])
+    assert widths[1] < widths[0] / 2
 
 
 def test_speed_ups_are_over_ar_and_the_published_chunks() -> None:
@@ -122,52 +65,23 @@ def test_speed_ups_are_over_ar_and_the_published_chunks() -> None:
     assert table["references"] == ["ar", "chunk-pp (published)"]
     assert table["speed_up"]["ar"]["continuous"][OVERALL]["ratio"] == 5.0
     assert table["speed_up"]["chunk-pp (published)"]["continuous"]["chat"]["ratio"] == 2.5
-    plain = summary_of(
-        [
-            record(name, "a", 10, seconds)
-            for name, seconds in names.items()
-            if "(" not in name and name != "ar"
-        ]
-    )
-    assert plain["tables"][0]["references"] == ["chunk-pp"]
 
 
 def test_statistics_are_means_over_answers_and_counts_per_token() -> None:
+    first = {"S": 2.0, "rho": 0.5, "stage_busy": [1.0, 0.5], "dropped_rows": 4, "rows": 16, "oracle_s": 1.5}
+    second = {"S": 4.0, "rho": 1.0, "stage_busy": [0.5, 0.0], "rows": 4, "oracle_s": None}
+    third = {"S": 99.0, "rows": 0, "agreement": "wrong", "network_bytes": 210, "energy_j": 0.0}
     records = [
-        record(
-            "continuous",
-            "a",
-            9,
-            2.0,
-            S=2.0,
-            rho=0.5,
-            stage_busy=[1.0, 0.5],
-            dropped_rows=4,
-            rows=16,
-            oracle_s=1.5,
-        ),
-        record(
-            "continuous",
-            "b",
-            29,
-            4.0,
-            S=4.0,
-            rho=1.0,
-            stage_busy=[0.5, 0.0],
-            rows=4,
-            agreement="exact",
-            oracle_s=None,
-        ),
-        record("continuous", "c", 0, 0.0, S=99.0, rows=0, agreement="wrong", network_bytes=210, energy_j=0.0),
+        record("continuous", "a", 9, 2.0, **first),
+        record("continuous", "b", 29, 4.0, **second),
+        record("continuous", "c", 0, 0.0, **third),
     ]
     found = summary_of(records)["tables"][0]["statistics"]["continuous"]
     assert (found["S"], found["rho"], found["stage_busy"], found["busy"]) == (3.0, 0.75, [0.75, 0.25], 0.5)
     assert (found["answers"], found["tokens"]) == (3, 41)
     assert found["dropped_per_100_rows"] == 20.0
-    assert (found["network_bytes_per_token"], found["energy_j_per_token"]) == (
-        pytest.approx(10.0),
-        pytest.approx(6 / 41),
-    )
+    assert found["network_bytes_per_token"] == pytest.approx(10.0)
+    assert found["energy_j_per_token"] == pytest.approx(6 / 41)
     assert found["oracle_share"] == found["own_oracle_share"] == pytest.approx(1.5 / 2.0)
     assert found["agreement"] == {"exact": 2, "wrong": 1}
 
@@ -194,21 +108,14 @@ def test_all_methods_are_judged_by_the_best_guesses_of_any() -> None:
 
 
 def test_cells_say_where_continuous_stands() -> None:
-    seconds = {
-        "ar": 10.0,
-        "tree-sd tuned": 4.0,
-        "pipedec tuned": 5.0,
-        "flowspec-paper": 2.0,
-        "continuous": 2.5,
-    }
+    others = {"tree-sd tuned": 4.0, "pipedec tuned": 5.0, "flowspec-paper": 2.0}
+    seconds = {"ar": 10.0, **others, "continuous": 2.5}
     cold = [record(name, "a", 10, each) for name, each in seconds.items()]
     hot = [record(name, "a", 10, 2 * each, temperature=1.0) for name, each in seconds.items()]
     found = summary_of([*hot, *cold])
     for name, domain in (("cells", "chat"), ("overall", OVERALL)):
-        assert [(each["temperature"], each["domain"]) for each in found[name]] == [
-            (0.0, domain),
-            (1.0, domain),
-        ]
+        cells = [(each["temperature"], each["domain"]) for each in found[name]]
+        assert cells == [(0.0, domain), (1.0, domain)]
     cell, last = found["cells"][0], found["overall"][-1]
     assert (cell["other"], cell["to_other"]["ratio"]) == ("flowspec-paper", 0.8)
     assert (cell["tuned"], cell["to_tuned"]["ratio"]) == ("tree-sd tuned", 1.6)
@@ -268,29 +175,6 @@ def test_a_chosen_chain_is_compared_with_the_best_of_each_kind() -> None:
     assert found[MIX]["to_two"] == {"other": "draft", "ratio": 2 / 3.5}
 
 
-def test_only_answers_that_all_gave_count() -> None:
-    fewer = [one for one in CHAINS if (one.method, one.prompt_id) != ("mid", "hard 1")]
-    more = [*fewer, record("mid", "hard 7", 20, 99.0, domain="hard")]
-    (table,) = compare(CHAINED, more)
-    assert table["latency_s"]["mid"] == {"easy": 3.0, "hard": 4.0, MIX: pytest.approx(10 / 3)}
-
-
-def test_without_chains_there_is_nothing_to_compare() -> None:
-    assert compare(synthetic(setups=(SETUPS[0], SETUPS[-1])), CHAINS) == []
-    alone = synthetic(setups=(SETUPS[0], SETUPS[5]))
-    (table,) = compare(alone, [one for one in CHAINS if one.method in ("ar", "chosen")])
-    assert table["chosen"]["chosen"]["easy"]["to_fixed"] is None
-
-
-def test_chains_go_by_names() -> None:
-    assert [label(SETUPS[5], models) for models in ([], [1], ["mid"], [0, 1])] == [
-        "plain",
-        "mid",
-        "mid",
-        "draft + mid",
-    ]
-
-
 PUBLISHED = Published(
     testbed="two boards",
     temperature=0.0,
@@ -309,12 +193,8 @@ RECORDS = [
 BENCH = synthetic(testbeds=(boards(name="two boards", slowdown=1.31),))
 
 
-def rows(records: list[Record], *published: Published) -> list[dict[str, object]]:
-    return validate(replace(BENCH, published=published or (PUBLISHED,)), records)
-
-
 def test_a_rate_is_all_tokens_by_all_time_and_a_ratio_is_to_the_reference() -> None:
-    assert rows(RECORDS) == [
+    assert validate(replace(BENCH, published=(PUBLISHED,)), RECORDS) == [
         {
             "testbed": "two boards",
             "temperature": 0.0,
@@ -332,17 +212,3 @@ def test_a_rate_is_all_tokens_by_all_time_and_a_ratio_is_to_the_reference() -> N
         }
         for method, published, found in (("chunk-pp", 5.0, 6.0), ("ar", 2.0, 3.0))
     ]
-
-
-def test_answers_without_a_second_token_do_not_count() -> None:
-    short = [record("ar", "b", 0, 0.0), record("ar", "c", -1, 0.0), record("chunk-pp", "b", 0, 0.0)]
-    assert rows([*RECORDS, *short]) == rows(RECORDS)
-    assert rows(short) == []
-
-
-def test_what_was_not_run_has_no_row() -> None:
-    assert rows([]) == []
-    assert rows([each for each in RECORDS if each.method != "chunk-pp"]) == [], (
-        "without the reference there is no ratio"
-    )
-    assert [row["method"] for row in rows([each for each in RECORDS if each.method != "ar"])] == ["chunk-pp"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flowspec.bench.lanes import Bar, Lanes, LinkSpan, busy_share, lanes_of
+from flowspec.bench.lanes import Bar, Lanes, LinkSpan, lanes_of
 from flowspec.bench.timeline import _typical_start_s
 from flowspec.bench.trace import Pass, Trace
 from flowspec.core.protocol.messages import Hop
@@ -61,20 +61,6 @@ def test_a_pass_moves_behind_the_one_before_it_and_keeps_its_length() -> None:
         (1, 2.0, 4.0),
     ]
     assert lanes.stages[0][1].arrived_s == 1.25
-
-
-def test_what_is_not_run_is_a_drop_and_not_a_bar() -> None:
-    lanes = lanes_of(by_hand(), 2)
-    assert [[rows for _, rows in drops] for drops in lanes.drops] == [[], [2]]
-    assert [flight.segment for flight in lanes.links[1]] == [0, 1]
-    assert [flight.segment for flight in lanes.links[2]] == [0], "no rows, nothing on the link"
-
-
-def test_the_busy_share_is_of_the_window() -> None:
-    bars = lanes_of(by_hand(), 2).stages[0]  # from 1.5 to 2.5, and 2 seconds from there
-    assert busy_share(bars, 2.0, 3.0) == 1.0
-    assert busy_share(bars, 0.0, 2.0) == 0.25
-    assert busy_share(bars, 8.0, 9.0) == busy_share([], 0.0, 1.0) == busy_share(bars, 1.0, 1.0) == 0.0
 
 
 def test_the_window_is_where_an_answer_is_as_fast_as_on_the_whole() -> None:

@@ -67,30 +67,6 @@ def test_a_guess_is_there_once_a_drafter_has_said_it_and_was_asked_for_with_its_
     ]
 
 
-def test_what_is_said_when_it_is_known_is_no_guess_and_what_is_sent_before_is_one() -> None:
-    log = watched(
-        (None, [SendToFirstStage(segment=rows(1, (2, 1, 11, 2)))], 1.0),
-        (None, [Emit(request=4, tokens=(11,))], 2.0),
-        (said(0, 2, 21), [Emit(request=4, tokens=(21,))], 3.0),
-    ).log
-    assert log.tokens() == [
-        SeenToken(known_s=2.0, here_s=1.0, sent_s=1.0),
-        SeenToken(known_s=3.0, here_s=3.0),
-    ]
-
-
-def test_a_drafter_may_speak_in_time_and_not_say_the_token() -> None:
-    log = watched(
-        (said(0, 1, 10, 12), [SendToFirstStage(segment=rows(1, (2, 1, 11, 2)))], 1.0),
-        (None, [Emit(request=4, tokens=(11,))], 2.0),
-        (said(1, 2, 21), [Emit(request=4, tokens=(22,))], 3.0),
-    ).log
-    assert log.tokens() == [
-        SeenToken(known_s=2.0, here_s=1.0, sent_s=1.0, has_spoken=True),
-        SeenToken(known_s=3.0, here_s=3.0),
-    ]
-
-
 def hop(rows_alive: int, compute_s: float, dead: int = 0) -> Hop:
     return Hop(
         received_s=0.0, queued_s=0.0, compute_s=compute_s, own_s=0.5, rows=rows_alive + dead, dead_late=dead
@@ -119,12 +95,6 @@ def test_without_stations_costs_are_the_least_that_so_many_rows_or_more_took(
     ):
         trace.trips.append(Trip(segment=number, rows=2, sent_s=sent_s, back_s=back_s, hops=hops))
     assert oracle_s(trace) == pytest.approx(least_s)
-
-
-def test_an_answer_of_one_token_has_no_oracle() -> None:
-    trace = watched((None, [Emit(request=4, tokens=(11,))], 10.0))
-    trace.trips.append(Trip(segment=0, rows=2, sent_s=0.0, back_s=9.0, hops=(hop(2, 3.0),)))
-    assert oracle_s(trace) is None
 
 
 def test_a_log_begins_anew_with_each_answer() -> None:
