@@ -11,8 +11,6 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from flowspec.llm import LLM
-from flowspec.model.text import Tokenizer
-from flowspec.runtime.session import Session
 from flowspec.runtime.watching import watch_session
 from flowspec.serve.app import AccessRules
 from flowspec.serve.live import live_routes
@@ -34,27 +32,18 @@ KEY = "sesame-1"
 QUESTION = "What is 17 + 25?"
 
 
-@pytest.fixture(scope="package")
-def llm() -> Iterator[LLM]:
-    with LLM(dtype="float32", local=4, drafter="bundled") as found:
-        yield found
-
-
-@pytest.fixture(scope="package")
-def session(llm: LLM) -> Session:
-    return llm.session
-
-
 @pytest.fixture
-def real(llm: LLM, tokenizer: Tokenizer) -> Iterator[Running]:
-    watch = watch_session(llm.session, tokenizer.decode, keeps=True)
-    with running(
-        llm,
-        access=AccessRules(keys=(KEY.encode(),), free=PATHS),
-        more=lambda service: [*page_routes(), *live_routes(watch, service.stopping.is_set)],
-    ) as found:
-        yield found
-    watch.close()
+def real() -> Iterator[Running]:
+    with LLM(dtype="float32", local=4, drafter="bundled") as llm:
+        assert llm.tokenizer is not None
+        watch = watch_session(llm.session, llm.tokenizer.decode, keeps=True)
+        with running(
+            llm,
+            access=AccessRules(keys=(KEY.encode(),), free=PATHS),
+            more=lambda service: [*page_routes(), *live_routes(watch, service.stopping.is_set)],
+        ) as found:
+            yield found
+        watch.close()
 
 
 @pytest.fixture
