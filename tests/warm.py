@@ -118,10 +118,15 @@ def run(
     return done
 
 
+spare: tuple[int, socket.socket] | None = None
+"""In a process of the server: one that it forked as it began, and how that is told what to become."""
+
+
 def start_pool(arguments: Sequence[str]) -> subprocess.Popen[bytes]:
-    """In the place of `flowspec.runtime.local.start_pool`; cold in a process that has threads, which no fork
-    copies."""
-    popen = Popen if fork is ask_server or len(os.listdir("/proc/self/task")) == 1 else subprocess.Popen
+    """In the place of `flowspec.runtime.local.start_pool`; cold in a process of the server that has threads,
+    which no fork copies, and no spare any more."""
+    is_forked = fork is ask_server or spare is not None or len(os.listdir("/proc/self/task")) == 1
+    popen = Popen if is_forked else subprocess.Popen
     command = [sys.executable, "-m", "flowspec.runtime.fork_server", *arguments]
     return popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
 

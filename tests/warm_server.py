@@ -22,6 +22,7 @@ import time
 import traceback
 import types
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import NoReturn
 
 import flowspec
@@ -45,6 +46,8 @@ def main() -> None:
         if not pid:
             control.detach()
             _become(start, streams)
+            if _may_start_a_pool(start.arguments):
+                _keep_spare()
             _finish(start.arguments)
         for descriptor in streams:
             os.close(descriptor)
@@ -91,8 +94,37 @@ def _fork_twice() -> int:
     return pid
 
 
+def _may_start_a_pool(arguments: Sequence[str]) -> bool:
+    text = " ".join(arguments)
+    return "flowspec" in text and "fork_server" not in text and "daemon" not in arguments
+
+
+def _keep_spare() -> None:
+    """Forks what is to become a pool, while there is one thread; it ends with this process."""
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if pid := os.fork():
+        far.close()
+        warm.spare = pid, near
+        return
+    near.close()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):  # whoever reads them waits for their other ends
+        os.dup2(nowhere, stream)
+    if (asked := _receive(far)) is None:
+        os._exit(0)
+    _become(*asked)
+    _finish(asked[0].arguments)
+
+
 def _fork_self(start: warm.Start, streams: Sequence[int]) -> int:
     """`warm.fork` for the processes of this server: a pool is forked from the command that wants it."""
+    if warm.spare is not None:
+        (pid, control), warm.spare = warm.spare, None
+        socket.send_fds(control, [json.dumps(asdict(start)).encode()], streams)
+        _wait_for_end(control.detach())
+        return pid
     sys.stdout.flush()  # what is in its buffer is said once
     read, write = os.pipe()
     pid = os.fork()
