@@ -17,6 +17,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 
 from flowspec.cli.commands import COMMANDS
 from flowspec.core.methods import METHODS
@@ -95,10 +96,11 @@ def value(name: str) -> str:
     if name.lower() in FACTS:
         return FACTS[name.lower()]().capitalize()
     home, _, constant = name.rpartition(".")
+    modules: Sequence[ModuleType] = PLAIN
     try:
         modules = [importlib.import_module(f"flowspec.{home}")] if home else PLAIN
     except ImportError:
-        modules = []
+        modules = ()
     for module in modules:
         if hasattr(module, constant):
             return written(name, getattr(module, constant))
@@ -133,7 +135,7 @@ def documents() -> list[Path]:
 
 
 def run(args: argparse.Namespace) -> int:
-    found = []
+    found: list[str] = []
     for document in documents():
         text = document.read_text("utf-8")
         found += [f"{document.relative_to(ROOT)}:{line}" for line in wrong(text)]
