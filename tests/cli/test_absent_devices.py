@@ -4,12 +4,9 @@ there."""
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,7 +23,7 @@ from tests.daemons import DaemonProcess, daemon_process
 from tests.runtime.clusters import wait_until
 
 PROMPT = (5, 6, 7, 8, 9)
-COUNT = 24
+COUNT = 12
 BOARD = (
     "[memory]\ngb = 8\ngb_per_s = {rate}\nefficiency = 1.0\n[compute]\nfloat32 = {rate}\nefficiency = 1.0\n"
 )
@@ -76,6 +73,7 @@ def cluster_file(
     folder: Path, devices: dict[str, str], memory: str = "2GiB", rates: Sequence[float] = ()
 ) -> Path:
     """A cluster file with these addresses; a device with a rate has a declared board."""
+    folder.mkdir(exist_ok=True)
     text = 'links = ["10000/0.05"]\n'
     for number, (name, address) in enumerate(devices.items()):
         text += f'[[device]]\nname = "{name}"\naddress = "{address}"\nmemory = "{memory}"\n'
@@ -103,28 +101,20 @@ def test_answers_begin_without_those_that_are_absent(
         assert why in line
 
 
-def test_where_none_is_there_the_command_fails(tmp_path: Path, silent: str, run: Run) -> None:
-    devices = {f"d{number}": f"127.0.0.1:{free_port()}" for number in range(3)} | {"silent": silent}
-    (line,) = run("generate", f"--cluster={cluster_file(tmp_path, devices)}", *ASKED, status=1).told
-    assert "none of the 4 devices answers (d0, d1, d2, silent); the first is device d0 at" in line
-    assert absent_timeouts(4).at_once == 4, "they are waited for at the same time"
-
-
-@pytest.mark.parametrize(
-    ("flags", "memory", "expected"),
-    [
-        ((), "560MiB", "bundled does not fit the others: they lack "),
-        (("--layers=4,4",), "2GiB", "given layers are for all devices"),
-    ],
-)
-def test_where_the_others_do_not_do_the_command_fails(
-    tmp_path: Path, here: DaemonProcess, run: Run, flags: tuple[str, ...], memory: str, expected: str
+def test_where_none_is_there_or_the_others_do_not_do_the_command_fails(
+    tmp_path: Path, here: DaemonProcess, silent: str, run: Run
 ) -> None:
     gone = f"127.0.0.1:{free_port()}"
-    file = cluster_file(tmp_path, {"here": here.address, "gone": gone}, memory)
-    (line,) = run("generate", f"--cluster={file}", *ASKED, *flags, status=1).told
-    assert f"nothing listens at {gone}" in line
-    assert expected in line
+    for devices, flags, memory, told in (
+        ({"gone": gone, "silent": silent}, (), "2GiB", "none of the 2 devices answers (gone, silent)"),
+        ({"here": here.address, "gone": gone}, (), "560MiB", "bundled does not fit the others: they lack "),
+        ({"here": here.address, "gone": gone}, ("--layers=4,4",), "2GiB", "given layers are for all devices"),
+    ):
+        file = cluster_file(tmp_path, devices, memory)
+        (line,) = run("generate", f"--cluster={file}", *ASKED, *flags, status=1).told
+        assert f"nothing listens at {gone}" in line
+        assert told in line
+    assert absent_timeouts(4).at_once == 4, "they are waited for at the same time"
 
 
 class Asked:
@@ -157,106 +147,53 @@ class Asked:
         assert [token for batch in answer for token in batch.tokens] == self._expected
         self._session.head.forget(request)
 
-    def ask_until(self, note: str) -> None:
+    def ask_until_late_is_there(self) -> None:
         def is_told() -> bool:
             self.ask()
-            return note in self.notes
+            return "device late is there now" in self.notes
 
-        wait_until(is_told, note)
+        wait_until(is_told, "it is taken in")
         self.ask()
+        assert self.stages == ["late"]
 
 
-Coming = tuple[str, Callable[[], object]]
-"""The address of a device that is not there, and what makes it come."""
-
-
-@contextlib.contextmanager
-def not_started(tmp_path: Path) -> Iterator[Coming]:
-    port = free_port()
-    with contextlib.ExitStack() as stack:
-        daemon = daemon_process("late", f"--port={port}", "--threads=1")
-        yield f"127.0.0.1:{port}", lambda: stack.enter_context(daemon)
-
-
-@contextlib.contextmanager
-def stopped(tmp_path: Path) -> Iterator[Coming]:
-    with daemon_process("late", "--threads=1") as late:
-        os.kill(late.process.pid, signal.SIGSTOP)
-        try:
-            yield late.address, lambda: os.kill(late.process.pid, signal.SIGCONT)
-        finally:
-            os.kill(late.process.pid, signal.SIGCONT)
-
-
-@contextlib.contextmanager
-def without_a_name(tmp_path: Path) -> Iterator[Coming]:
-    """The look-up of its name hangs."""
-    plain = names.install(out := tmp_path / "out")
-    out.touch()
-    try:
-        with daemon_process("late", "--threads=1") as late:
-            yield late.address.replace("127.0.0.1", f"unheard-of{names.ENDING}"), out.unlink
-    finally:
-        socket.getaddrinfo = plain
-
-
-@pytest.mark.parametrize(
-    ("coming", "why"),
-    [
-        (not_started, "nothing listens"),
-        (stopped, "absent"),
-        (without_a_name, "no name service answered within 3 s"),
-    ],
-)
 def test_a_device_that_was_absent_is_taken_in_when_it_is_there(
-    tmp_path: Path, here: DaemonProcess, expected: list[int], coming: Callable[[Path], Any], why: str
+    tmp_path: Path, here: DaemonProcess, expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is faster than the other, which the head learns from it: then it does all of the work."""
-    with coming(tmp_path) as (address, come):
+    """The look-up of its name hangs at first. It is faster than the other, which the head learns from it:
+    then it does all of the work."""
+    monkeypatch.setattr(socket, "getaddrinfo", socket.getaddrinfo)  # so that it is undone
+    names.install(out := tmp_path / "out")
+    out.touch()
+    with daemon_process("late", "--threads=1") as late:
+        address = late.address.replace("127.0.0.1", f"unheard-of{names.ENDING}")
         file = cluster_file(tmp_path, {"here": here.address, "late": address}, rates=[0.01])
         file.write_text("insecure = true\n" + file.read_text())
         with Asked(file, expected) as session:
             assert session.stages == ["here"]
             (note,) = session.notes
             assert "late" in note
-            assert why in note
+            assert "no name service answered within 3 s" in note
             session.ask()
-            come()
-            session.ask_until("device late is there now")
-            assert session.stages == ["late"]
+            out.unlink()
+            session.ask_until_late_is_there()
 
 
-def test_a_device_that_another_head_uses_is_left_out_until_it_is_free(
-    tmp_path: Path, here: DaemonProcess, expected: list[int]
+def test_a_device_that_another_head_uses_is_left_out_until_it_is_free_or_refused_where_it_is_needed(
+    tmp_path: Path, here: DaemonProcess, expected: list[int], run: Run
 ) -> None:
     with daemon_process("late", "--threads=1") as late:
-        for name in ("first", "second"):
-            (tmp_path / name).mkdir()
-        theirs = cluster_file(tmp_path / "first", {"late": late.address}, rates=[1.0])
+        theirs = cluster_file(tmp_path / "theirs", {"late": late.address}, rates=[1.0])
         addresses = {"here": here.address, "late": late.address}
-        file = cluster_file(tmp_path / "second", addresses, rates=[0.01, 1.0])
+        file = cluster_file(tmp_path / "ours", addresses, rates=[0.01, 1.0])
         with contextlib.ExitStack() as other:
             other.enter_context(Asked(theirs, expected)).ask()
+            for needed in (("--layers=4,4", f"--cluster={file}"), (f"--cluster={theirs}",)):
+                (line,) = run("generate", *needed, *ASKED, status=1).told
+                assert "device late is in use by head " in line
             with Asked(file, expected) as session:
                 assert session.stages == ["here"]
                 assert any(each.startswith("device late is in use by head ") for each in session.notes)
                 session.ask()
                 other.close()
-                session.ask_until("device late is there now")
-                assert session.stages == ["late"]
-
-
-@pytest.mark.parametrize("needed", [["here"], ["here", "other"]])
-def test_devices_that_another_head_uses_are_refused_where_they_are_needed(
-    tmp_path: Path, here: DaemonProcess, expected: list[int], run: Run, needed: list[str]
-) -> None:
-    """Where all are in use, or the layers that are given need one that is."""
-    with daemon_process("other", "--threads=1") as other:
-        (tmp_path / "first").mkdir()
-        theirs = cluster_file(tmp_path / "first", {"here": here.address})
-        addresses = {"here": here.address, "other": other.address}
-        file = cluster_file(tmp_path, {name: addresses[name] for name in needed})
-        flags = () if len(needed) == 1 else ("--layers=4,4",)
-        with Asked(theirs, expected):
-            (line,) = run("generate", f"--cluster={file}", *ASKED, *flags, status=1).told
-    assert "device here is in use by head " in line
+                session.ask_until_late_is_there()

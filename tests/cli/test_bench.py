@@ -20,7 +20,7 @@ import pytest
 from flowspec.bench import tune as tune_module
 from flowspec.bench.bench import RESULTS, TUNED_FILE, open_out
 from flowspec.bench.out_folder import EXPERIMENT
-from flowspec.bench.outcome import WRONG, Record, read_records, write_records
+from flowspec.bench.outcome import WRONG, read_records, write_records
 from flowspec.cli import bench as bench_command
 from flowspec.cli.bench import _tuned, _verdict
 from flowspec.cli.bench_request import kinder, pick_experiment
@@ -30,7 +30,7 @@ from flowspec.watch.recording import read_recording
 from tests import warm
 from tests.bench.benches import TOML
 from tests.bench.records import record
-from tests.cli.running import FLOWSPEC, Run, real
+from tests.cli.running import FLOWSPEC, Run
 
 COMMAND = [*FLOWSPEC, "bench"]
 WAIT_S = 90
@@ -44,11 +44,11 @@ def tiny(tmp_path: Path) -> Path:
     return tmp_path / "tiny.toml"
 
 
-def test_an_experiment_becomes_records_tables_and_pictures(tiny: Path, tmp_path: Path) -> None:
+def test_an_experiment_becomes_records_tables_and_pictures(tiny: Path, tmp_path: Path, run: Run) -> None:
     out = tmp_path / "out"
     rates = "tokens_per_s = { ar = 20.0, continuous = 40.0 }\n"
     tiny.write_text(f'{TOML}\n[[published]]\ntestbed = "two boards"\nreference = "ar"\n{rates}')
-    done = real("bench", "--experiment", tiny, "--out", out, "--json", "--jobs", "2")
+    done = run("bench", "--experiment", tiny, "--out", out, "--json", "--jobs", "1")
     assert done.err == ""
     summary = done.json
     assert json.loads((out / "summary.json").read_text()) == summary
@@ -81,30 +81,19 @@ def test_matplotlib_is_asked_for_before_anything_runs(
     assert not list(out.glob("*.png"))
 
 
-@pytest.mark.parametrize(
-    ("args", "expected"),
-    [
-        (["--methods", "flowspec-paper"], " --methods 'flowspec-paper (published)'"),
-        (
-            ["--methods", "ar,pipedec,flowspec-paper", "--world", "emulated"],
-            " --world simulated --methods 'pipedec (published),flowspec-paper (published)'",
-        ),
-        (
-            ["--experiment", "matrix", "--methods", "flowspec-paper"],
-            " --experiment paper-bundled --methods 'flowspec-paper (published)'",
-        ),
+def test_whoever_runs_a_published_method_as_ours_does_it_is_told() -> None:
+    paper, published = ["--methods", "flowspec-paper"], " --methods 'flowspec-paper (published)'"
+    for args, expected in (
+        (paper, published),
+        ([*paper, "--world", "emulated"], f" --world simulated{published}"),
+        ([*paper, "--experiment", "matrix"], f" --experiment paper-bundled{published}"),
         (["--methods", "ar,flowspec-paper,flowspec-paper (published)"], None),
-        (["--methods", "ar,continuous,tree-sd"], None),
         ([], None),
-    ],
-)
-def test_whoever_runs_a_published_method_as_ours_does_it_is_told(
-    args: list[str], expected: str | None
-) -> None:
-    parsed = build_parser(["bench"]).parse_args(["bench", *args])
-    said = kinder(parsed, pick_experiment(parsed))
-    assert (said is None) == (expected is None)
-    assert said is None or said.endswith(f"as published:{expected}")
+    ):
+        parsed = build_parser(["bench"]).parse_args(["bench", *args])
+        said = kinder(parsed, pick_experiment(parsed))
+        assert (said is None) == (expected is None)
+        assert said is None or said.endswith(f"as published:{expected}")
 
 
 def test_where_a_device_is_lost_the_last_line_says_what_is_kept(
@@ -175,7 +164,7 @@ def group(leader: int) -> list[int]:
 
 
 @pytest.fixture
-def long(tiny: Path, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def long(tiny: Path, tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
     """Starts an experiment of some seconds, in two workers of a group of their own."""
     tiny.write_text(TOML.replace("limit = 2", f"limit = {LONG}"))
     started = []
@@ -218,36 +207,32 @@ def check_interrupted(command: subprocess.Popen[str], results: Path) -> None:
     assert err == f"flowspec bench: interrupted; kept {kept}; go on with: {again}\n"
 
 
-def test_ctrl_c_keeps_what_is_done_and_the_next_run_finishes(
-    long: Callable[..., subprocess.Popen[str]], tmp_path: Path
+def test_a_command_that_is_ended_keeps_what_is_done_and_the_next_run_finishes(
+    long: Callable[[], subprocess.Popen[str]], tiny: Path, tmp_path: Path, run: Run
 ) -> None:
-    results = tmp_path / "out" / RESULTS
-    done: list[Record] = []
-    for end in (signal.SIGINT, signal.SIGTERM):
+    out = tmp_path / "out"
+    results = out / RESULTS
+    for end in (signal.SIGKILL, signal.SIGINT):
         command = long()
-        if end == signal.SIGINT:
-            wait_for(lambda: len(psutil.Process(command.pid).children()) >= 2, command)  # noqa: B023
-            os.killpg(command.pid, end)  # as a terminal does; workers are just starting
+        wait_for(lambda: len(psutil.Process(command.pid).children()) >= 2, command)  # noqa: B023
+        if end == signal.SIGKILL:
+            command.kill()
+            command.wait()
+            check_gone(command)
         else:
-            wait_for(lambda: len(read_records(results)) > len(done), command)  # noqa: B023
-            os.kill(command.pid, end)
-        check_interrupted(command, results)
-        found = read_records(results)
-        assert found[: len(done)] == done
-        done = found
-    assert 0 < len(done) < 4 * LONG
+            os.killpg(command.pid, end)  # as a terminal does; workers are just starting
+            check_interrupted(command, results)
+    done = read_records(results)
     command = long()
-    out, err = command.communicate(timeout=WAIT_S)
-    assert (command.returncode, err) == (0, "")
-    assert json.loads(out)["answers"] == 4 * LONG
+    wait_for(lambda: len(read_records(results)) > len(done), command)
+    os.kill(command.pid, signal.SIGTERM)
+    check_interrupted(command, results)
+    found = read_records(results)
+    assert found[: len(done)] == done
+    done = found
+    assert 0 < len(done) < 4 * LONG
+    whole = run("bench", "--experiment", tiny, "--out", out, "--jobs", "1", "--json")
+    assert (whole.json["answers"], whole.err) == (4 * LONG, "")
     found = read_records(results)
     assert found[: len(done)] == done
     assert len({one.key for one in found}) == len(found) == 4 * LONG
-
-
-def test_workers_end_with_their_parent(long: Callable[..., subprocess.Popen[str]]) -> None:
-    command = long()
-    wait_for(lambda: len(psutil.Process(command.pid).children()) >= 2, command)
-    command.kill()
-    command.wait()
-    check_gone(command)

@@ -3,7 +3,6 @@ answers."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -11,15 +10,11 @@ import tempfile
 import termios
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from flowspec.cli import chat as chat_module
-from flowspec.cli.answer import Told
-from flowspec.errors import InputError
 from flowspec.watch.recording import read_recording
+from tests.cli.running import Run
 from tests.cli.terminal import Terminal, Window
 
 STORY = "Tell me a long story about a dragon."
@@ -86,9 +81,8 @@ def test_lines_are_edited_pasted_completed_recalled_and_dropped(state: Path, sho
     assert [text for role, text in said(dialogue) if role == "user"] == ["What is\n2 + 3?", "Is it\nfive"]
     history = state / "history"
     assert history.stat().st_mode & 0o777 == 0o600
-    assert "+What is\n+2 + 3?\n" in history.read_text()
-
     before = history.read_text()
+    assert "+What is\n+2 + 3?\n" in before
     with Window(*chat, columns=120, lines=40) as window:
         window.until("you>")
         window.type("\x1b[A")
@@ -96,19 +90,11 @@ def test_lines_are_edited_pasted_completed_recalled_and_dropped(state: Path, sho
         os.kill(window.process.pid, signal.SIGTERM)
         assert window.ended() == 130
         assert echoes(window)
-    with Window(*chat, "--no-journal") as window:
-        window.until("you>")
-        window.type("\x1b[A/help\r")
-        window.until("show this")
-        window.type("\x04")
-        assert window.ended() == 0
-        assert "/quit\n" not in "\n".join(window.screen.whole).partition("/help")[0]
     assert history.read_text() == before
 
 
-@pytest.mark.usefixtures("state")
-def test_what_is_typed_during_an_answer_waits_and_ctrl_c_drops_it() -> None:
-    with Window("chat", "--local", "1", "--no-journal") as window:
+def test_what_is_typed_during_an_answer_waits_and_ctrl_c_drops_it(state: Path) -> None:
+    with Window("chat", "--local", "1", "--no-journal", "--max-new-tokens", "120") as window:
         window.until("you>")
         window.type(STORY + "\r")
         window.until("Once")
@@ -126,6 +112,7 @@ def test_what_is_typed_during_an_answer_waits_and_ctrl_c_drops_it() -> None:
         assert "to be dropped" not in window.screen.text
         window.type("\x04")
         assert window.ended() == 0
+    assert not (state / "history").exists()
 
 
 @pytest.mark.usefixtures("state")
@@ -164,63 +151,10 @@ def test_a_lost_device_logs_and_resizing_leave_the_answer_whole(tmp_path: Path) 
     assert [word for word in text.split() if word not in shown] == [], "each behind the one before"
 
 
-def test_a_prompt_that_must_wait_for_devices_says_so(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class AskedError(Exception):
-        pass
-
-    def ask(*_: object) -> None:
-        raise AskedError
-
-    monkeypatch.setattr(chat_module, "recorded", ask)
-    chat: Any = object.__new__(chat_module.Chat)
-    chat.record_to = chat.tokenizer = chat.notes = None
-    for is_waiting, told in (
-        (True, "(this waits until a device is back: a, b; Ctrl-C gives it up)\n"),
-        (False, ""),
-    ):
-        head = SimpleNamespace(is_waiting=is_waiting, lost=["a", "b"])
-        with pytest.raises(AskedError):
-            chat.follow(SimpleNamespace(session=SimpleNamespace(head=head)), None)
-        assert capsys.readouterr().err == told
-
-
-def test_a_wrong_forecast_is_explained_again_for_another_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    chat: Any = object.__new__(chat_module.Chat)
-    chat.forecasts_told, chat.is_json, chat.messages, chat.record_to = set(), False, [], None
-    chat.tokenizer = chat.notes = None
-    chat.request = 1
-    chat.console = SimpleNamespace(print=lambda text, **_: said.append(text))
-    chat.journal = SimpleNamespace(end=lambda answer: None)
-    monkeypatch.setattr(chat_module.Chat, "shown", lambda *_: contextlib.nullcontext())
-    answer = SimpleNamespace(text="")
-    monkeypatch.setattr(chat_module, "recorded", lambda *_: contextlib.nullcontext())
-    monkeypatch.setattr(chat_module, "ask", lambda *_: (answer, False))
-    monkeypatch.setattr(chat_module, "figures", lambda _: "")
-    llm = SimpleNamespace(session=SimpleNamespace(head=SimpleNamespace(is_waiting=False)))
-    for kinds in ({"a was lost"}, {"a was lost"}, {"links"}, {"links", "a was lost"}):
-        told = Told(text="+".join(sorted(kinds)), kinds=frozenset(kinds))
-        monkeypatch.setattr(chat_module, "forecast_told", lambda *_, told=told: told)
-        chat.follow(llm, None)
-    assert [text for text in said if "(" in text] == ["(a was lost)\n", "(links)\n"]
-
-
-@pytest.mark.parametrize(("is_typed", "has_failed"), [(True, False), (False, True)])
-def test_a_question_that_cannot_be_answered_fails_a_chat_that_nobody_types(
-    is_typed: bool, has_failed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    chat: Any = object.__new__(chat_module.Chat)
-    said: list[str] = []
-    chat.console = SimpleNamespace(message=lambda text, colour: said.append(text))
-    chat.messages, chat.has_failed = [], False
-    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: is_typed))
-
-    def too_long() -> None:
-        raise InputError("too long")
-
-    chat.attempt(too_long)
-    chat.attempt(lambda: None)
-    assert said == ["too long"]
-    assert chat.has_failed == has_failed
+@pytest.mark.usefixtures("shared")
+def test_a_question_that_cannot_be_answered_fails_a_chat_that_nobody_types(run: Run) -> None:
+    long = "What is 2 + 3? " * 300
+    chat = ("chat", "--local=1", "--drafter=ngram", "--no-journal", "--max-new-tokens=8")
+    ended = run(*chat, stdin=f"{long}\nWhat is 1 + 2?\n", status=1)
+    assert "--context if the model allows more" in ended.words
+    assert FIGURES in ended.out, "and the next one is answered"

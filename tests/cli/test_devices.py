@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import socket
 import struct
@@ -37,19 +38,17 @@ multicast = pytest.mark.skipif(not has_multicast(), reason="no multicast on loop
 
 @multicast
 def test_only_daemons_that_were_asked_to_are_found_and_written(
-    tmp_path: Path, run: Run, refused: Callable[..., str]
+    tmp_path: Path, run: Run, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    find_once = functools.cache(lambda timeout_s: find_announced(timeout_s))
+    monkeypatch.setattr("flowspec.cli.devices.find_announced", find_once)
     path = tmp_path / "mine.toml"
     names = ('desk [1] "é"', "quiet")
     with daemon_process(names[0], "--announce", "--memory=3GiB") as loud, daemon_process(names[1]):
         found = run("devices", "--json", f"--write={path}").json
-        own = [each for each in found["devices"] if each["name"] in names]
-        (each,) = own
-        assert (each["address"], each["version"], each["memory_bytes"]) == (
-            loud.address,
-            __version__,
-            3 << 30,
-        )
+        (each,) = [each for each in found["devices"] if each["name"] in names]
+        told = (each["name"], each["address"], each["version"], each["memory_bytes"])
+        assert told == (names[0], loud.address, __version__, 3 << 30)
         assert (each["device"], each["state"], each["problem"]) == ("cpu", "free", "")
         assert each["available_bytes"] > 0
         shown = run("devices").out
@@ -77,30 +76,25 @@ def test_a_daemon_on_loopback_is_announced_on_loopback_only_and_takes_its_leave(
     with announcing(name="here", host="localhost", port=7700, memory_bytes=5, device="auto"):
         found = [each for each in find_announced(1.0) if each.name == "here"]
     assert asked[0] == ["127.0.0.1"]
-    assert found == [
-        Announced(
-            name="here", addresses=("127.0.0.1:7700",), version=__version__, memory_bytes=5, device="auto"
-        )
-    ]
+    (each,) = found
+    assert (each.addresses, each.version) == (("127.0.0.1:7700",), __version__)
+    assert (each.memory_bytes, each.device) == (5, "auto")
     assert "here" not in [each.name for each in find_announced(1.0)]
 
 
-def test_nothing_found_is_a_helpful_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flowspec.cli.devices.find_announced", lambda timeout_s: [])
-    ended = run("devices", "--timeout=0.1", status=1)
-    assert ended.out == ""
-    (line,) = ended.told
-    assert "flowspec daemon --host ADDRESS --announce" in line
-    assert run("devices", "--json", status=1).json == {"devices": [], "written": None}
-
-
-def test_an_announced_daemon_that_is_gone_is_shown_and_not_written(
+def test_nothing_found_is_a_helpful_line_and_what_is_gone_is_shown_and_not_written(
     tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    found: list[Announced] = []
+    monkeypatch.setattr("flowspec.cli.devices.find_announced", lambda timeout_s: found)
+    (line,) = run("devices", status=1).told
+    assert "flowspec daemon --host ADDRESS --announce" in line
+    assert run("devices", "--json", status=1).json == {"devices": [], "written": None}
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-    gone = Announced(name="gone", addresses=(address,), version="0.0.9", memory_bytes=0, device="[red]cpu")
-    monkeypatch.setattr("flowspec.cli.devices.find_announced", lambda timeout_s: [gone])
+    found.append(
+        Announced(name="gone", addresses=(address,), version="0.0.9", memory_bytes=0, device="[red]cpu")
+    )
     path = tmp_path / "mine.toml"
     ended = run("devices", f"--write={path}", status=1)
     assert "[red]cpu" in ended.out
@@ -129,15 +123,10 @@ def test_false_announcements_are_looked_up_at_the_same_time(monkeypatch: pytest.
         time.sleep(patience_ms / 1000)
         ended.append(name)
 
-    network = SimpleNamespace(
-        Zeroconf=opened,
-        ServiceBrowser=opened,
-        ServiceStateChange=SimpleNamespace(Removed="removed"),
-        InterfaceChoice=SimpleNamespace(All="all"),
-        get_service_info=get_service_info,
-        cancel=lambda: None,
-        close=lambda: None,
-    )
+    network = SimpleNamespace(Zeroconf=opened, ServiceBrowser=opened, get_service_info=get_service_info)
+    network.ServiceStateChange = SimpleNamespace(Removed="removed")
+    network.InterfaceChoice = SimpleNamespace(All="all")
+    network.cancel = network.close = lambda: None
     monkeypatch.setattr("flowspec.runtime.discovery._zeroconf", lambda: network)
     assert find_announced(1.0) == []
     assert 10 < most <= len(looked_up) <= FOUND_MAX

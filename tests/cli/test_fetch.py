@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -189,9 +189,8 @@ def test_a_checkpoint_is_fetched_and_what_does_not_fit_is_not(
     make_variant(folder, "llama-grouped")
     (folder / "README.md").write_text("no")
     tight = tmp_path / "cluster.toml"
-    tight.write_text(
-        'device = [{ address = "10.0.0.1:7700", profile = "raspberry-pi-5", memory = "300MiB" }]\n'
-    )
+    board = '{ address = "10.0.0.1:7700", profile = "raspberry-pi-5", memory = "300MiB" }'
+    tight.write_text(f"device = [{board}]\n")
     refused = fetch(MODEL, "--cluster", str(tight), "--offline", status=2)
     assert "model.safetensors" not in asked
     assert f"checkpoint of '{MODEL}' does not fit these devices" in refused.err
@@ -202,23 +201,18 @@ def test_a_checkpoint_is_fetched_and_what_does_not_fit_is_not(
     assert fetch(MODEL, offline=True).out == f"here; use it with --model {MODEL}\n"
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (("owner/other",), "there is no model 'owner/other' on the hub"),
-        ((f"{MODEL}/x.gguf",), f"'{MODEL}' on the hub has no x.gguf, or not all parts of it"),
-        ((MODEL, "--quant", "Q4_0"), "has no safetensors and no GGUF files"),
-    ],
-)
-def test_what_the_hub_does_not_have_is_named(words: tuple[str, ...], expected: str, fetch: Run) -> None:
-    ended = fetch(*words, status=2)
-    (line,) = ended.told
-    assert (ended.out, expected in line) == ("", True)
-
-
-@pytest.mark.usefixtures("hub_cache")
-def test_a_hub_that_is_not_reached_is_named(
-    refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+def test_what_the_hub_does_not_have_or_a_hub_that_is_not_reached_is_named(
+    fetch: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    wanted = {
+        ("owner/other",): "there is no model 'owner/other' on the hub",
+        (f"{MODEL}/x.gguf",): f"'{MODEL}' on the hub has no x.gguf, or not all parts of it",
+        (MODEL, "--quant", "Q4_0"): "has no safetensors and no GGUF files",
+    }
+    for words, expected in wanted.items():
+        ended = fetch(*words, status=2)
+        (line,) = ended.told
+        assert (ended.out, expected in line) == ("", True)
     set_hub(monkeypatch, "http://127.0.0.1:9")
-    assert f"cannot ask the hub for '{MODEL}': " in refused("fetch", MODEL)
+    (line,) = fetch(MODEL, status=2).told
+    assert f"cannot ask the hub for '{MODEL}': " in line

@@ -17,10 +17,10 @@ from tests.cli.running import FLOWSPEC, Run
 DIALOGUES = [
     {"question_id": "plays", "turns": ["Tell me a story.", "And what came then?"]},
     {"question_id": "sum", "turns": ["What is 17 + 25?"]},
-    {"question_id": "sums", "turns": ["What is 2 + 3?", "What is 4 + 4?", "What is 9 + 9?"]},
+    {"question_id": "sums", "turns": ["What is 2 + 3?", "What is 4 + 4?"]},
     {"question_id": "hi", "turns": ["hi"]},
 ]
-COMMON = ("--local=2", "--dtype=float32", "--temperature=0.8", "--seed=5", "--max-new-tokens=48")
+COMMON = ("--local=1", "--dtype=float32", "--temperature=0.8", "--seed=5", "--max-new-tokens=24")
 
 
 @pytest.mark.usefixtures("shared")
@@ -58,7 +58,7 @@ def test_text_comes_in_the_order_of_the_file_with_a_line_of_figures_each(tmp_pat
 def test_ctrl_c_prints_what_is_there_and_leaves_nothing_behind(tmp_path: Path) -> None:
     path = tmp_path / "prompts.txt"
     path.write_text("hi\n" + "Tell me a story.\n" * 8)
-    flags = ["--parallel=2", "--json", "--local=2", "--ignore-eos", "--max-new-tokens=150"]
+    flags = ["--parallel=2", "--json", "--local=2", "--ignore-eos", "--max-new-tokens=100"]
     command = [*FLOWSPEC, "generate", f"--prompts={path}", *flags]
     with warm.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

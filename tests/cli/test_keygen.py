@@ -13,7 +13,6 @@ import pytest
 
 from flowspec.cli import keygen
 from flowspec.runtime.security import keyfiles
-from flowspec.runtime.security.cluster_keys import keys_folder
 from flowspec.runtime.security.keyfiles import device_keyring, head_keyring
 from tests.cli.running import Run
 
@@ -31,13 +30,12 @@ def cluster(tmp_path: Path) -> Path:
 
 
 def secrets_of(folder: Path) -> list[str]:
-    lines = [
-        line
+    return [
+        line.split('"')[1]
         for path in folder.glob("*.key")
         for line in path.read_text().splitlines()
         if line.startswith("secret")
     ]
-    return [line.split('"')[1] for line in lines]
 
 
 def test_keys_for_a_cluster_file_and_what_to_copy_where(
@@ -55,6 +53,8 @@ def test_keys_for_a_cluster_file_and_what_to_copy_where(
     monkeypatch.setattr(keygen, "CHECKOUT", cluster.parent)
     assert "launch/boards" not in run("keygen", f"--cluster={cluster}").out, "a wheel has none"
     assert not any(secret in shown for secret in secrets_of(folder))
+    ignored = (Path(__file__).parents[2] / ".gitignore").read_text().splitlines()
+    assert {f"*{folder.suffix}/", f"*{keyfiles.SUFFIX}"} <= {*ignored}, "nobody publishes keys by mistake"
 
 
 def test_what_is_for_this_machine_is_copied_without_ssh(
@@ -70,15 +70,13 @@ def test_what_is_for_this_machine_is_copied_without_ssh(
     assert not any(word in shown for word in ("ssh", "scp", "launch/boards"))
     home = cluster.parent / "user"
     monkeypatch.setenv("HOME", str(home))
-    copied, _, named = (
-        shown.partition("On this machine:\n")[2].partition("\nThe head")[0].partition("Their keys")
-    )
+    here = shown.partition("On this machine:\n")[2].partition("\nThe head")[0]
+    copied, _, named = here.partition("Their keys")
     threads = max(1, (os.cpu_count() or 1) // 3)
-    assert [line.strip() for line in named.splitlines()[1:]] == [
-        f"flowspec daemon --host 127.0.0.1 --port 7701 --name one --threads {threads}",
-        f"flowspec daemon --host localhost --port 7702 --name two --threads {threads}",
-        f"flowspec daemon --host ::1 --port 7703 --name six --threads {threads}",
-    ], "or they would find several keys in one folder"
+    daemon = "flowspec daemon --host {} --port {} --name {} --threads " + str(threads)
+    asked = (("127.0.0.1", 7701, "one"), ("localhost", 7702, "two"), ("::1", 7703, "six"))
+    starts = [line.strip() for line in named.splitlines()[1:]]
+    assert starts == [daemon.format(*each) for each in asked], "or they would find several keys"
     subprocess.run(["/bin/sh", "-ec", copied], check=True)
     keys = home / ".config/flowspec/keys"
     assert device_keyring(keys, "two").name == "two", "its modes are as keys need them"
@@ -88,12 +86,6 @@ def test_what_is_for_this_machine_is_copied_without_ssh(
     assert "pi-1.key" in shown
     assert "scp" in shown
     assert "127.0.0.1" not in shown.partition("On this machine:\n")[0]
-
-
-def test_git_ignores_keys() -> None:
-    ignored = (keygen.CHECKOUT / ".gitignore").read_text().splitlines()
-    assert f"*{keys_folder(Path('home.toml')).suffix}/" in ignored
-    assert f"*{keyfiles.SUFFIX}" in ignored
 
 
 def test_json_names_what_was_made_and_kept_and_no_secret(cluster: Path, run: Run) -> None:

@@ -8,7 +8,6 @@ import json
 import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -16,10 +15,7 @@ from typing import cast
 import pytest
 
 from flowspec.cli import chat, resume
-from flowspec.core.protocol.messages import Sampling
 from flowspec.core.protocol.precision import CACHE_AUTO
-from flowspec.model.files import BUNDLED, ModelFiles
-from flowspec.model.step_by_step import StepByStep
 from flowspec.runtime.journal.file import Journal
 from flowspec.runtime.session import Session
 from tests import warm
@@ -54,41 +50,33 @@ def count(journal: Path, question: int) -> int:
     return parts[question].count(b'{"tokens"') if len(parts) > question else -1
 
 
-@pytest.mark.parametrize("temperature", ["0", "1"])
 @pytest.mark.usefixtures("shared")
-def test_an_answer_survives_its_head(tmp_path: Path, temperature: str, run: Run) -> None:
-    flags = (f"--temperature={temperature}", "--seed=7", "--dtype=float32", "--max-new-tokens=90")
-    asked = (*flags, "--stop", "best of friends", STORY)
+def test_an_answer_survives_its_head_and_what_is_whole_of_a_damaged_journal_goes_on(
+    tmp_path: Path, run: Run
+) -> None:
+    kept = ("--dtype=float32", "--cache=q8_0", "--temperature=1", "--seed=7")
+    asked = (*kept, "--max-new-tokens=90", "--stop", "best of friends", STORY)
+    resumed = ("generate", "--json", "--local=2", "--resume")
     whole = run("generate", "--json", "--local=2", *asked).json
-    journal = kill_at(["generate", "--local=3", f"--journal={tmp_path / 'answer'}", *asked], tmp_path, 1, 8)
+    journal = kill_at(["generate", "--local=1", f"--journal={tmp_path / 'answer'}", *asked], tmp_path, 1, 8)
     with journal.open("ab") as file:
         file.write(b'{"tokens":[1')  # as if the last line had been under way
-    found = run("generate", "--json", "--local=2", "--resume", journal).json
+    found = run(*resumed, journal).json
     assert 8 <= found["resumed"] < len(whole["token_ids"])
-    assert whole["arithmetic"]
+    assert (whole["cache"], bool(whole["arithmetic"])) == ("q8_0", True)
     same = "token_ids text finish_reason prompt_tokens new_tokens seed temperature context dtype arithmetic"
-    for name in (*same.split(), "arithmetic_changes"):
+    for name in (*same.split(), "cache", "arithmetic_changes"):
         assert found[name] == whole[name], name
     again = run("generate", "--json", "--resume", journal).json
     for name, expected in (("text", whole["text"]), ("resumed", len(whole["token_ids"]))):
         assert again[name] == expected
     assert again["token_ids"] == whole["token_ids"]
     assert run("generate", "--resume", journal).out == whole["text"] + "\n"
-
-
-@pytest.mark.usefixtures("shared")
-def test_what_is_whole_of_a_damaged_journal_goes_on(tmp_path: Path, run: Run) -> None:
-    journal, local = tmp_path / "answer", ("generate", "--json", "--local=1")
-    asked = ("--temperature=0", "--dtype=float32", "--max-new-tokens=40", STORY)
-    whole = run(*local, "--journal", journal, *asked).json
     lines = journal.read_bytes().splitlines(keepends=True)
-    assert len(lines) > 6, "a setting, a question, tokens, an end"
-    damaged = lines[5].replace(b"[", b"[1", 1)
-    journal.write_bytes(b"".join([*lines[:5], damaged, *lines[6:]]))
-    (line,) = run(*local, "--resume", journal, status=2).told
+    journal.write_bytes(b"".join([*lines[:5], lines[5].replace(b"[", b"[1", 1), *lines[6:]]))
+    (line,) = run(*resumed, journal, status=2).told
     assert "line 6 is damaged" in line
-    assert "--good-part" in line
-    found = run(*local, "--resume", journal, "--good-part").json
+    found = run(*resumed, journal, "--good-part").json
     assert found["token_ids"] == whole["token_ids"]
     assert 0 < found["resumed"] < len(whole["token_ids"])
 
@@ -140,26 +128,16 @@ def test_what_was_computed_elsewhere_is_refused_or_goes_on_from_a_token_that_is_
     }
 
 
-def test_keys_and_values_are_held_as_they_were(tmp_path: Path, run: Run) -> None:
-    path, files = tmp_path / "answer", ModelFiles(BUNDLED)
-    prompt, sampling = (1, 5, 9), Sampling(temperature=1.0, seed=5)
-    plain = StepByStep.load(files, "float32", cache="q8_0")
-    expected = plain.generate(prompt, sampling, 12, frozenset([2]))
-    with Journal.start(path, setting(cache="q8_0"), print) as begun:
-        begun.ask(replace(ENTRY, prompt=prompt, sampling=sampling, new_tokens_max=12))
-        begun.tokens(expected[:4])
-    found = run("generate", "--json", "--resume", path, "--local=2").json
-    assert (found["cache"], found["token_ids"]) == ("q8_0", list(expected))
+CLUSTER, TWO = ["--cluster", "b.toml"], ["--local", "2"]
 
 
 @pytest.mark.parametrize(
     ("began", "given", "runs_on", "told"),
     [
-        (["--cluster", "b.toml"], [], ["--cluster", "b.toml"], "the devices of "),
-        (["--local", "2"], [], ["--local", "2"], "2 local processes; --cluster or --local"),
-        (["--local", "2"], ["--local", "3"], ["--local", "3"], ""),
-        (["--cluster", "b.toml"], ["--local", "2"], ["--local", "2"], ""),
-        ([], ["--cluster", "b.toml"], ["--cluster", "b.toml"], ""),
+        (CLUSTER, [], CLUSTER, "the devices of "),
+        (TWO, [], TWO, "2 local processes; --cluster or --local"),
+        (TWO, ["--local", "3"], ["--local", "3"], ""),
+        (CLUSTER, TWO, TWO, ""),
         ([], [], ["--local", "4"], ""),
     ],
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from flowspec.bench import faithfulness
 from tests.cli.running import Run
 from tests.daemons import DaemonProcess, daemon_process
 
@@ -58,33 +59,25 @@ def test_the_cluster_file_says_what_drafts_and_where(cluster: Path, tmp_path: Pa
     assert drafters == [("draft", "head")], "a flag says otherwise"
 
 
-def test_verify_takes_sets_of_drafters(cluster: Path, run: Run) -> None:
-    sets = ("--drafter=draft-math,ngram", "--drafter=draft-code,draft")
-    few = ("--limit=1", "--temperatures=0", "--max-new-tokens=10", "--context=300", "--dtype=float32")
-    found = run("verify", "--json", f"--cluster={cluster}", *sets, *few).json["exact"]
-    assert found["wrong"] == 0
-    free = [answer["drafter"] for answer in found["answers"] if not answer["is_bound"]]
-    assert free == ["draft-math, ngram", "draft-code, draft"]
-
-
-def test_verify_takes_chains_and_users(run: Run) -> None:
+def test_verify_takes_sets_of_drafters_chains_and_users(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever goes together: sets of drafters without a chain, each chain that is named, and a chosen one
     from each set."""
+    monkeypatch.setattr(faithfulness, "TOKENS", 100)
     sets = ("--drafter=draft,draft-code", "--chain=draft,mid", "--chain=auto")
-    few = ("--limit=3", "--temperatures=0.7", "--max-new-tokens=8", "--context=300", "--dtype=float32")
-    found = run("verify", "--json", "--local=2", *sets, "--parallel=1,3", *few).json["exact"]
+    few = ("--limit=2", "--temperatures=0.7", "--max-new-tokens=6", "--context=300", "--dtype=float32")
+    found = run("verify", "--json", "--local=1", *sets, "--parallel=2", *few).json["exact"]
     free = [answer for answer in found["answers"] if not answer["is_bound"]]
-    assert (found["wrong"], len(free)) == (0, 18)
+    assert (found["wrong"], len(free)) == (0, 6)
     asked = [(answer["method"], answer["drafter"], answer["chain"], answer["users"]) for answer in free]
-    assert asked == [
-        (*what, users)
-        for what in (
-            ("cosine", "draft, draft-code", None),
-            ("specrouter", "draft, mid", "draft,mid"),
-            ("specrouter", "draft, draft-code", "auto"),
-        )
-        for users in (1, 1, 1, 3, 3, 3)
-    ]
+    assert (
+        asked[::2]
+        == asked[1::2]
+        == [
+            ("cosine", "draft, draft-code", None, 2),
+            ("specrouter", "draft, mid", "draft,mid", 2),
+            ("specrouter", "draft, draft-code", "auto", 2),
+        ]
+    )
 
 
 def test_the_doctor_looks_at_a_drafters_device_and_gives_it_no_layers(cluster: Path, run: Run) -> None:

@@ -27,14 +27,9 @@ def wrapped(pieces: list[str], width: int) -> str:
     return "".join([*(wrap.push(piece) for piece in pieces), wrap.finish()])
 
 
-def test_words_stay_whole_and_line_ends_stay() -> None:
-    assert (
-        wrapped(["The quick bro", "wn fox\n\n  jumps over ", "it"], 12)
-        == "The quick\nbrown fox\n\n  jumps over\nit"
-    )
-
-
-def test_letters_count_as_wide_as_they_are() -> None:
+def test_words_stay_whole_and_letters_count_as_wide_as_they_are() -> None:
+    pieces = ["The quick bro", "wn fox\n\n  jumps over ", "it"]
+    assert wrapped(pieces, 12) == "The quick\nbrown fox\n\n  jumps over\nit"
     assert wrapped(["中文 中文 中文 ab"], 9) == "中文 中文\n中文 ab"
 
 

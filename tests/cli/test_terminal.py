@@ -86,14 +86,6 @@ def test_logs_and_consoles_on_a_terminal(
     assert "\x1b]" not in capsys.readouterr().out
 
 
-COPIED = (
-    "flowspec daemon --host 192.168.1.21 --port 7700",
-    'flowspec generate "What is 17 + 25?"',
-    "launch/boards start my-cluster.toml",
-    "pip install starlette",
-)
-
-
 def test_messages_are_broken_between_words_to_the_terminals_width() -> None:
     """Not inside a path, an address or a command to copy; what goes on is indented."""
     path = "/home/somebody/models/" + "long/" * 8 + "model.toml"
@@ -105,7 +97,7 @@ def test_messages_are_broken_between_words_to_the_terminals_width() -> None:
 
 @pytest.mark.parametrize("end", [", or ask", " and ask", "; then ask", ""])
 def test_a_command_to_copy_stays_on_one_line(end: str) -> None:
-    for command in COPIED:
+    for command in ('flowspec generate "What is 17 + 25?"', "launch/boards start a.toml", "pip install h11"):
         text = f"(nothing listens on that machine; to mend it: {command}{end})"
         for width in range(len(command) + 4, 100):
             lines = broken(text, width).split("\n")
@@ -125,13 +117,6 @@ def test_loading_is_told_in_lines_where_no_terminal_shows_a_bar(
             while "pi-1: reading 10%" not in told:
                 told += capsys.readouterr().err
         assert (f"({STARTING})" in told) == is_logged
-    capsys.readouterr()
-    with loading_bar(quiet=True, is_logged=True) as progress:
-        progress("pi-1: reading", 0.1)
-    assert capsys.readouterr().err == ""
-
-
-NO_HUB_IDS = ("/no/such.gguf", "/no/such", "./no/such", "~/no", "../such", "a/b/c", "a b/c")
 
 
 def test_who_waits_for_the_hub_is_told_before(
@@ -142,7 +127,15 @@ def test_who_waits_for_the_hub_is_told_before(
     tell_of_hub("owner/name/file.gguf")
     assert capsys.readouterr().err.startswith("(asking the hub for owner/name/file.gguf;")
     (tmp_path / "models--owner--name").mkdir()
-    for name in ("owner/name/file.gguf", "bundled", "ngram", str(tmp_path), *NO_HUB_IDS):
+    for name in (
+        "owner/name/file.gguf",
+        "ngram",
+        str(tmp_path),
+        "/no/such.gguf",
+        "./no/such",
+        "~/no",
+        "a/b/c",
+    ):
         tell_of_hub(name)
     monkeypatch.setattr("huggingface_hub.is_offline_mode", lambda: True)
     tell_of_hub("owner/other")
@@ -163,7 +156,7 @@ def test_a_message_of_a_chat_is_broken_but_not_inside_a_command() -> None:
     assert [line.strip() for line in lines] == ["the device pi-4 has no key of its own here yet:", command]
 
 
-def test_a_note_stands_on_a_line_of_its_own_and_nothing_is_blank(tmp_path: Path) -> None:
+def test_a_note_stands_on_a_line_of_its_own_and_nothing_is_blank() -> None:
     script = (
         "from flowspec.cli.terminal import note, show\n"
         "note('(first)')\nshow('some')\nnote('(lost)')\nshow(' text')\nshow('\\n')\nnote('(last)')\n"

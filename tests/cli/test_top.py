@@ -19,7 +19,7 @@ from flowspec.cli.live_source import played
 from flowspec.cli.screen import level, meter, report, screen, strip_line
 from flowspec.watch.figures import Frame
 from flowspec.watch.recording import as_text, record_document, write_recording
-from flowspec.watch.state import LiveAnswer, WatchState
+from flowspec.watch.state import WatchState
 from tests.cli.running import Run
 from tests.cli.terminal import Window
 from tests.watch.test_recorder import ABOUT, watch_schedule
@@ -38,17 +38,8 @@ def document() -> dict[str, Any]:
 
 
 def device(name: str, **changes: Any) -> dict[str, Any]:
-    plain = {
-        "name": name,
-        "memory_bytes": 5 << 30,
-        "temperature_c": 61.4,
-        "queued": 2,
-        "done": 9,
-        "running_s": 0.1,
-        "present": True,
-        "throttled": True,
-    }
-    return {**plain, **changes}
+    plain = {"name": name, "memory_bytes": 5 << 30, "temperature_c": 61.4, "queued": 2, "done": 9}
+    return {**plain, "running_s": 0.1, "present": True, "throttled": True, **changes}
 
 
 def drawn(present: WatchState, about: dict[str, Any], width: int = WIDTH, **options: Any) -> str:
@@ -101,13 +92,10 @@ def test_what_is_known_is_shown() -> None:
     present = full(2)
     present.answers[3].tokens = 45
     text = drawn(present, {**ABOUT_WIDE, "model": "bundled", "drafters": ["draft"]})
-    for part in (
-        "bundled  flowspec-paper, drafter draft, simulated",
-        "99999.9 tokens/s",
-        "answer 3: 45 tokens",
-    ):
-        assert part in text
-    lines = {line.split()[0]: " ".join(line.split()) for line in text.splitlines() if line.strip()}
+    assert "bundled  flowspec-paper, drafter draft, simulated" in text
+    assert "99999.9 tokens/s" in text
+    assert "answer 3: 45 tokens" in text
+    lines = {line.split()[0]: line for line in text.splitlines() if line.strip()}
     assert "here" in lines["board-1"]
     assert "unused" in lines["spare"]
     assert strip_line(full(4), 80, blocks=False).startswith("busy 9999  99999.9 tokens/s")
@@ -167,12 +155,12 @@ def test_a_recording_is_shown_at_once_or_played(
 
 
 class Server(ThreadingHTTPServer):
-    """Answers every request with one prepared answer."""
+    """Answers every request with what is prepared."""
 
     daemon_threads = True
+    status, kind, body = 200, "text/event-stream", b""
 
-    def __init__(self, status: int, kind: str, body: bytes) -> None:
-        self.status, self.kind, self.body = status, kind, body
+    def __init__(self) -> None:
         self.asked: list[tuple[str, str | None]] = []
         super().__init__(("127.0.0.1", 0), Handler)
 
@@ -196,21 +184,13 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def serve() -> Iterator[Any]:
-    started = []
-
-    def start(body: str, status: int = 200, kind: str = "text/event-stream; charset=utf-8") -> Server:
-        server = Server(status, kind, body.encode())
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+def server() -> Iterator[Server]:
+    with Server() as found:
+        thread = threading.Thread(target=found.serve_forever, args=(0.05,))
         thread.start()
-        started.append((server, thread))
-        return server
-
-    yield start
-    for server, thread in started:
-        server.shutdown()
+        yield found
+        found.shutdown()
         thread.join()
-        server.server_close()
 
 
 def stream(document: dict[str, Any]) -> str:
@@ -221,9 +201,9 @@ def stream(document: dict[str, Any]) -> str:
 
 
 def test_a_server_is_shown(
-    document: dict[str, Any], serve: Any, run: Run, monkeypatch: pytest.MonkeyPatch
+    document: dict[str, Any], server: Server, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = serve(stream(document))
+    server.body = stream(document).encode()
     monkeypatch.setenv("FLOWSPEC_API_KEY", "secret")
     shown = run("top", "--url", server.url, "--json").answers
     present = WatchState()
@@ -232,64 +212,37 @@ def test_a_server_is_shown(
     assert shown[-1] == report(present, document)
     assert server.asked == [("/live/events", "Bearer secret")]
     monkeypatch.setenv("FLOWSPEC_API_KEY", "\nfirst-key \nsecond-key\n")
-    for ending in ("/", "/v1", "/v1/"):
-        assert "stage-0" in run("top", "--url", server.url + ending, "--once").out
-        assert server.asked[-1] == ("/live/events", "Bearer first-key")
+    assert "stage-0" in run("top", "--url", server.url + "/v1/", "--once").out
+    assert server.asked[-1] == ("/live/events", "Bearer first-key")
     monkeypatch.setenv("FLOWSPEC_API_KEY", "a\x01b")
     (line,) = run("top", "--url", server.url, status=2).told
     assert "FLOWSPEC_API_KEY: expected a key" in line
 
 
-def test_guesses_are_counted_while_answers_come_and_go() -> None:
-    present = WatchState()
-
-    class Coming(LiveAnswer):
-        """Another answer begins while this one is looked at."""
-
-        @property
-        def nodes(self) -> dict[int, list[Any]]:  # type: ignore[override]
-            present.answers[len(present.answers)] = LiveAnswer(begin={})
-            return {1: [1, 0, "x", 0.5]}
-
-        @nodes.setter
-        def nodes(self, nodes: dict[int, list[Any]]) -> None:
-            pass
-
-    present.answers[0] = Coming(begin={})
-    assert present.living == 1
-    assert len(present.answers) == 2
-
-
 SSE = "text/event-stream"
-
-
-@pytest.mark.parametrize(
-    ("body", "status", "kind", "message"),
-    [
-        ("", 401, "application/json", "FLOWSPEC_API_KEY"),
-        ("<html>\x1b[2J", 200, "text/html", "got status 200: <html>[2J"),
-        ("busy", 503, "text/plain", "got status 503: busy"),
-        ("gone", 404, SSE, "got status 404: gone"),
-        ("", 200, SSE, "ended the stream before it said anything"),
-        ('event: loading\ndata: {"steps": []}\n\n', 200, SSE, "still loads its model"),
-        ("event: hello\ndata: {\n\n", 200, SSE, "an event that is no JSON"),
-        ("event: hello\ndata: []\n\n", 200, SSE, "what this FlowSpec does not know"),
-        ('event: frames\ndata: [{"t": 1, "kind": "else"}]\n\n', 200, SSE, "what this FlowSpec does not know"),
-        ("event: frames\ndata: 7\n\n", 200, SSE, "what this FlowSpec does not know"),
-    ],
+UNKNOWN = "what this FlowSpec does not know"
+OTHERS = (
+    ("", 401, "application/json", "FLOWSPEC_API_KEY"),
+    ("<html>\x1b[2J", 200, "text/html", "got status 200: <html>[2J"),
+    ("gone", 404, SSE, "got status 404: gone"),
+    ("", 200, SSE, "ended the stream before it said anything"),
+    ('event: loading\ndata: {"steps": []}\n\n', 200, SSE, "still loads its model"),
+    ("event: hello\ndata: {\n\n", 200, SSE, "an event that is no JSON"),
+    ("event: hello\ndata: []\n\n", 200, SSE, UNKNOWN),
+    ('event: frames\ndata: [{"t": 1, "kind": "else"}]\n\n', 200, SSE, UNKNOWN),
+    ("event: frames\ndata: 7\n\n", 200, SSE, UNKNOWN),
 )
-def test_other_servers_are_one_line(
-    body: str, status: int, kind: str, message: str, serve: Any, run: Run
-) -> None:
-    (line,) = run("top", "--url", serve(body, status, kind).url, "--json", status=1).told
-    assert message in line
-    assert "\x1b" not in line
 
 
-def test_nothing_there_is_one_line(run: Run) -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as free:
-        port = free.server_address[1]
-    (line,) = run("top", "--url", f"http://127.0.0.1:{port}", status=1).told
+def test_other_servers_or_none_are_one_line(server: Server, run: Run) -> None:
+    for body, server.status, server.kind, message in OTHERS:
+        server.body = body.encode()
+        (line,) = run("top", "--url", server.url, "--json", status=1).told
+        assert message in line
+        assert "\x1b" not in line
+    with Server() as free:
+        url = free.url
+    (line,) = run("top", "--url", url, status=1).told
     assert "nothing answers there" in line
 
 
