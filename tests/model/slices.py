@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
+from transformers import AutoModelForCausalLM
 
 from flowspec.bench import faithfulness
 from flowspec.core.head.head import HeadCore
@@ -22,8 +24,10 @@ from flowspec.draft.protocol import Drafter
 from flowspec.model.files import ModelFiles
 from flowspec.model.pieces import Span
 from flowspec.model.quantised import PanelInt4Linear, PlainInt8Linear, QuantisedLinear, quantise
+from flowspec.model.sampler import F32
 from flowspec.model.slice import Slice
 from flowspec.model.step_by_step import StepByStep
+from flowspec.runtime.loading import slice_memory
 from tests.nightly import nightly
 from tests.pipeline import Pipeline
 
@@ -104,6 +108,38 @@ def chain(part: Slice, request: int, tokens: torch.Tensor) -> RunLayers:
     """A job that runs tokens as one text."""
     part.open_cache(request, 100)
     return job_of(part_of(request, tokens.tolist()))
+
+
+def logits_of(slices: Sequence[Slice], tokens: torch.Tensor) -> F32:
+    """What a text of these tokens comes to, row by row, through a model's slices."""
+    states = torch.empty(0)  # the first looks at the tokens alone
+    for part in slices:
+        _, states = part.forward(chain(part, 1, tokens), states)
+    return slices[-1].logits(states)
+
+
+def plain_logits(
+    folder: Path, tokens: torch.Tensor, dtype: torch.dtype = torch.float32, **options: Any
+) -> F32:
+    """The same by transformers."""
+    plain: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **options).eval()
+    with torch.inference_mode():
+        found: F32 = plain(input_ids=tokens[None], use_cache=False).logits[0].numpy()
+    return found
+
+
+def load_foretold(files: ModelFiles, span: Span, dtype: str = "float32") -> Slice:
+    """A slice that takes as much memory as was foretold."""
+    part = Slice.load(files, span, dtype, CPU)
+    assert part.weight_bytes == slice_memory(files, span, dtype, 100).weight_bytes
+    return part
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    """Changes a checkpoint's tensors."""
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
 def packed_layer(weight: torch.Tensor, linear: type[QuantisedLinear]) -> nn.Linear:

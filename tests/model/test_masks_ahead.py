@@ -175,38 +175,6 @@ class _OddError(Exception):
     pass
 
 
-def test_who_takes_what_is_not_wanted_has_the_other_thread_s_end_behind_it() -> None:
-    """So that what one thread at a time may use is free for it."""
-    computed: list[int] = []
-
-    def compute(key: int) -> int:
-        threading.Event().wait(0.01)
-        computed.append(key)
-        return key
-
-    with Ahead({key: partial(compute, key) for key in range(3)}) as ahead:
-        assert ahead.take(7) is None
-        assert computed == [0, 1, 2]
-        assert [ahead.take(key) for key in (2, 1, 0)] == [2, 1, 0]
-
-
-def test_what_is_dropped_is_not_computed_any_more() -> None:
-    computed: list[int] = []
-    gate = threading.Event()
-
-    def compute(key: int) -> int:
-        assert gate.wait(60)
-        computed.append(key)
-        return key
-
-    with Ahead({key: partial(compute, key) for key in range(5)}) as ahead:
-        ahead.drop({1})
-        ahead.drop({1, 3})
-        gate.set()
-        assert ahead.take(4) == 4
-    assert computed == [0, 2, 4]
-
-
 def test_nothing_runs_on_when_it_is_left() -> None:
     computed: list[int] = []
     begun, gate = threading.Event(), threading.Event()
@@ -243,18 +211,3 @@ def test_what_is_not_to_run_beside_is_computed_when_it_is_taken() -> None:
         assert threading.active_count() == before
         assert [ahead.take(3), ahead.take(1), ahead.take(9)] == [threading.get_ident()] * 2 + [None]
     assert computed == [3, 1]
-
-
-def _fail() -> int:
-    raise _OddError
-
-
-@pytest.mark.parametrize("taken", [0, 1, None])
-def test_an_error_reaches_whoever_takes_or_leaves(taken: int | None) -> None:
-    def take() -> None:
-        with Ahead({0: _fail, 1: lambda: 1}) as ahead:
-            if taken is not None:
-                ahead.take(taken)
-
-    with pytest.raises(_OddError):
-        take()

@@ -4,18 +4,26 @@ that call nothing; no module of a repository is imported."""
 from __future__ import annotations
 
 import ast
+import collections
 import json
+import os
 import pickle
+import re
 import shutil
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from flowspec.bench.checkpoints import make_variant
 from flowspec.cli.main import main
 from flowspec.draft.kinds import open_drafter
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles
+from flowspec.model.pickled_file import PICKLE_BYTES_MAX, load_pickled, pickled_words
 from flowspec.model.reference import Reference
 from flowspec.model.text import Tokenizer
 
@@ -41,11 +49,8 @@ def opens_pickles(tree: ast.Module) -> bool:
     for node in ast.walk(tree):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
         names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        is_load = isinstance(node, ast.Attribute) and ast.unparse(node) in (
-            "torch.load",
-            "torch.hub",
-            "torch.jit.load",
-        )
+        is_named = isinstance(node, ast.Attribute) and node.attr in ("load", "hub")
+        is_load = is_named and ast.unparse(node) in ("torch.load", "torch.hub", "torch.jit.load")
         if is_load or {name.split(".")[0] for name in names} & PICKLES:
             return True
         if (
@@ -59,10 +64,10 @@ def opens_pickles(tree: ast.Module) -> bool:
 
 def test_nothing_in_the_product_can_open_a_pickle() -> None:
     """Whoever adds a way in has to come by here."""
-    trees = {
-        str(path.relative_to(ROOT)): ast.parse(path.read_text("utf-8"))
-        for path in (ROOT / "flowspec").rglob("*.py")
-    }
+    words = re.compile("|".join((*PICKLES, "torch.load", "torch.hub", "torch.jit", "trust_remote_code")))
+    sources = {path: path.read_text("utf-8") for path in (ROOT / "flowspec").rglob("*.py")}
+    named = {path: source for path, source in sources.items() if words.search(source)}
+    trees = {str(path.relative_to(ROOT)): ast.parse(source) for path, source in named.items()}
     assert {path for path, tree in trees.items() if opens_pickles(tree)} == {PICKLED_HEADS}
     (call,) = (
         node
@@ -74,7 +79,7 @@ def test_nothing_in_the_product_can_open_a_pickle() -> None:
         assert opens_pickles(ast.parse(code))
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "pytorch_model-00001-of-00002.bin"])
+@pytest.mark.parametrize("name", ["model.pt", "pytorch_model-00001-of-00002.bin"])
 def test_a_model_that_is_a_pickle_is_refused_in_one_line_and_not_opened(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -102,17 +107,13 @@ def test_code_of_a_repository_is_never_run(
     shutil.copytree(ROOT / "flowspec/demo/target", folder)
     proof = tmp_path / "ran"
     (folder / "code.py").write_text(CODE.format(path=str(proof)))
-    for name, classes in (
+    for name, own in (
         ("config.json", {"AutoConfig": "code.Mine", "AutoModelForCausalLM": "code.Mine"}),
         ("tokenizer_config.json", {"AutoTokenizer": ["code.Mine", "code.Mine"]}),
     ):
-        path = folder / name
-        raw = json.loads(path.read_text("utf-8")) if path.exists() else {}
-        path.write_text(
-            json.dumps(
-                {**raw, "auto_map": classes, **({"model_type": family} if name == "config.json" else {})}
-            )
-        )
+        raw = json.loads((folder / name).read_text("utf-8")) | {"auto_map": own}
+        raw |= {"model_type": family} if name == "config.json" else {}
+        (folder / name).write_text(json.dumps(raw))
     files = ModelFiles(str(folder))
     if family == "llama":
         files.config()
@@ -125,3 +126,147 @@ def test_code_of_a_repository_is_never_run(
         with pytest.raises(InputError, match=r"cannot read the config\.json"):
             files.config()
     assert not proof.exists()
+
+
+def rewritten(path: Path, data: bytes | None = None, how: int = zipfile.ZIP_STORED) -> None:
+    """The archive again, with another pickle or packed in another way."""
+    with zipfile.ZipFile(path) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", how) as archive:
+        for name, content in entries.items():
+            archive.writestr(name, data if data is not None and name.endswith("/data.pkl") else content)
+
+
+def saved(path: Path) -> bytes:
+    """A file of two tensors, and its pickle."""
+    torch.save({"fc.weight": torch.arange(12.0).reshape(3, 4), "d2t": torch.arange(5)}, path)
+    with zipfile.ZipFile(path) as archive:
+        return archive.read(next(name for name in archive.namelist() if name.endswith("/data.pkl")))
+
+
+@pytest.mark.parametrize("wrap", [dict, collections.OrderedDict])
+def test_tensors_come_as_they_were_saved(wrap: Callable[[Any], Any], tmp_path: Path) -> None:
+    tensors = {
+        "fc.weight": torch.randn(3, 4),
+        "layers.0.x": torch.nn.Parameter(torch.randn(2).half(), requires_grad=False),
+        "d2t": torch.arange(5),
+        "t2d": torch.tensor([True, False]),
+        "part": torch.arange(20.0).reshape(4, 5).T[1:3],
+    }
+    path = tmp_path / "pytorch_model.bin"
+    torch.save(wrap(tensors), path)
+    assert tensors.keys() <= pickled_words(path)
+    found = load_pickled(path)
+    assert found.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert found[name].dtype == tensor.dtype
+        assert torch.equal(found[name], tensor)
+
+
+class Called:
+    def __init__(self, *call: Any) -> None:
+        self.call = call
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.call[0], self.call[1:]
+
+
+def with_pickle(content: bytes) -> Callable[[Path], None]:
+    def make(path: Path) -> None:
+        saved(path)
+        rewritten(path, content)
+
+    return make
+
+
+def patched(*changes: tuple[bytes, bytes]) -> Callable[[Path], None]:
+    def make(path: Path) -> None:
+        data = saved(path)
+        for old, new in changes:
+            assert old in data
+            data = data.replace(old, new, 1)
+        rewritten(path, data)
+
+    return make
+
+
+HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "no archive": (lambda path: path.write_bytes(pickle.dumps({"a": 1})), "is no zip archive"),
+    "empty": (lambda path: path.write_bytes(b""), "is no zip archive"),
+    "cut short": (
+        lambda path: (saved(path), path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])),
+        "is no zip archive",
+    ),
+    "packed": (
+        lambda path: (saved(path), rewritten(path, how=zipfile.ZIP_DEFLATED)),
+        r"is no zip archive .*packed entries",
+    ),
+    "a call": (with_pickle(pickle.dumps(Called(os.system, "true"), protocol=2)), "names 'posix system'"),
+    "a call by stack": (with_pickle(pickle.dumps(Called(os.system, "true"), protocol=4)), "by STACK_GLOBAL"),
+    "a call that torch allows": (
+        with_pickle(pickle.dumps({"a": Called(bytearray, 1 << 40)}, protocol=2)),
+        r"names '(__builtin__|builtins) bytearray'",
+    ),
+    "a long pickle": (
+        with_pickle(pickle.dumps("x" * PICKLE_BYTES_MAX, protocol=2)),
+        f"a pickle of {PICKLE_BYTES_MAX + 10} bytes",
+    ),
+    "no pickle": (with_pickle(b"\xff" * 50), "is no zip archive"),
+    "a pickle that ends early": (with_pickle(b"\x80\x02}q\x00"), "is no zip archive"),
+    "no table": (with_pickle(pickle.dumps([1, 2], protocol=2)), "expected names and tensors"),
+    "no tensors": (with_pickle(pickle.dumps({"fc.weight": 3}, protocol=2)), "expected names and tensors"),
+    "no words on the stack": (with_pickle(b"\x80\x02R."), "cannot read"),
+    "a shape beyond its storage": (patched((b"K\x03K\x04\x86", b"M\xff\xffK\x04\x86")), "cannot read"),
+    "a storage that is not there": (patched((b"X\x01\x00\x00\x000", b"X\x01\x00\x00\x007")), "cannot read"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_another_file_gets_one_line(name: str, tmp_path: Path) -> None:
+    make, message = HOSTILE[name]
+    path = tmp_path / "pytorch_model.bin"
+    make(path)
+    with pytest.raises(InputError, match=message) as caught:
+        load_pickled(path)
+    assert "\n" not in str(caught.value)
+
+
+BYTES = pickle.dumps({"a": Called(bytearray, 1 << 40)}, protocol=2)
+ELSEWHERE = ("ROOT/DATA.PKL", "ROOT/sub/data.pkl", "other/data.pkl", "ROOT/constants.pkl", "data.pkl")
+
+
+def test_two_pickles_or_one_elsewhere_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "pytorch_model.bin"
+    innocent = saved(tmp_path / "innocent.bin")
+    for name in ELSEWHERE:
+        entries = [("ROOT/data.pkl", innocent), (name, BYTES)]
+        alone = [("ROOT/version", b"3"), (name, BYTES)] if name in ELSEWHERE[:3] else entries
+        for each in (entries, entries[::-1], alone):
+            with zipfile.ZipFile(path, "w") as archive:
+                for entry, content in each:
+                    archive.writestr(entry, content)
+            with pytest.raises(InputError, match="is no zip archive of tensors"):
+                load_pickled(path)
+
+
+def test_an_archive_behind_a_pickle_is_refused(tmp_path: Path) -> None:
+    """torch would run the pickle, and Python's reader finds the archive behind it."""
+    path, innocent = tmp_path / "pytorch_model.bin", tmp_path / "innocent.bin"
+    saved(innocent)
+    path.write_bytes(BYTES + innocent.read_bytes())
+    assert zipfile.is_zipfile(path)
+    with pytest.raises(InputError, match="does not begin as one"):
+        load_pickled(path)
+
+
+def test_what_torch_reads_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Should its reader of archives find another pickle than Python's."""
+    path, hostile = tmp_path / "pytorch_model.bin", tmp_path / "hostile.bin"
+    saved(path)
+    with zipfile.ZipFile(hostile, "w") as archive:
+        archive.writestr("ROOT/data.pkl", BYTES)
+        archive.writestr("ROOT/version", b"3")
+    reader = torch._C.PyTorchFileReader
+    monkeypatch.setattr(torch._C, "PyTorchFileReader", lambda name: reader(str(hostile)))
+    with pytest.raises(InputError, match="bytearray"):
+        load_pickled(path)

@@ -1,7 +1,9 @@
-"""Slices of every supported family compute what transformers computes with the whole model."""
+"""Slices of every supported family compute what transformers computes with the whole model; and small
+checkpoints have each feature of their family at work."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from flowspec.bench.checkpoints import VARIANTS, VOCABULARY_SIZE
 from flowspec.core.head.drafter_traits import DrafterTraits
@@ -19,7 +21,7 @@ from flowspec.core.protocol.messages import Sampling
 from flowspec.draft.language import LanguageModelDrafter
 from flowspec.model.files import ModelFiles
 from flowspec.model.reference import Reference
-from tests.model.slices import CPU, assert_faithful, chain, load, load_stages, pipeline
+from tests.model.slices import CPU, assert_faithful, load, load_stages, logits_of, pipeline, plain_logits
 from tests.nightly import nightly
 from tests.pipeline import ask
 
@@ -74,14 +76,8 @@ def test_every_family_has_the_logits_of_the_plain_model(name: str, variant: Call
     """Of a chain. That a row has the bits of its path in any tree is shown in `test_canonical`."""
     folder, tokens = variant(name), torch.arange(60) * 7 % VOCABULARY_SIZE
     options = {"attn_implementation": "eager", "experts_implementation": "eager"}
-    plain: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, **options).eval()
-    with torch.inference_mode():
-        expected = plain(input_ids=tokens[None], use_cache=False).logits[0]
-    slices, states = load_stages(folder, 3), None
-    for part in slices:
-        _, states = part.forward(chain(part, 1, tokens), states)
-    assert states is not None
-    np.testing.assert_allclose(slices[-1].logits(states), expected.numpy(), atol=2e-4, rtol=1e-4)
+    expected = plain_logits(folder, tokens, torch.float64, **options)
+    np.testing.assert_allclose(logits_of(load_stages(folder, 3), tokens), expected, atol=2e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", nightly(FAITHFUL, tuple(VARIANTS)))
@@ -110,22 +106,51 @@ def test_slices_hold_their_own_tensors_only_and_count_them(variant: Callable[[st
         assert held == whole.weight_bytes + doubled, "a tied embedding is on the first slice and on the last"
 
 
-def test_rows_that_die_between_layers_leave_the_others_as_they_were(variant: Callable[[str], Path]) -> None:
-    part = load(variant("llama-grouped"), [0, 8])[0]
-    job = chain(part, 1, torch.arange(5, 9))
-    _, full = part.forward(job, None)
-    asked = 0
+LONG_PROMPT = 70
+"""Tokens; more than any window of a variant, and than Llama 3's and Phi-3's scaled positions begin at."""
+FULL = "full_attention"
+DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+WITHOUT: list[tuple[str, dict[str, Any]]] = [
+    ("llama-rope3", {"rope_parameters": DEFAULT_ROPE}),
+    ("qwen2-sliding", {"layer_types": [FULL] * 8}),
+    ("mistral-sliding", {"sliding_window": None}),
+    ("gemma2", {"layer_types": [FULL] * 4}),
+    ("gemma2", {"attn_logit_softcapping": None}),
+    ("gemma2", {"final_logit_softcapping": None}),
+    ("gemma2", {"query_pre_attn_scalar": 24}),
+    ("gemma3-text", {"layer_types": [FULL] * 4}),
+    ("gemma3-text", {"rope_parameters": {"sliding_attention": DEFAULT_ROPE, "full_attention": DEFAULT_ROPE}}),
+    ("phi3", {"sliding_window": None}),
+    ("smollm3", {"no_rope_layers": [1] * 4}),
+    ("granite", {"embedding_multiplier": 1.0}),
+    ("granite", {"attention_multiplier": 0.25}),
+    ("granite", {"residual_multiplier": 1.0}),
+    ("granite", {"logits_scaling": 1.0}),
+    ("olmoe", {"clip_qkv": None}),
+    ("olmoe", {"num_experts_per_tok": 1}),
+    ("qwen3-moe", {"num_experts_per_tok": 1}),
+    ("qwen3-moe-fused", {"norm_topk_prob": False}),
+    ("qwen3-moe-fused", {"sliding_window": None}),
+]
+"""Single features of variants, each switched off."""
 
-    def die_at_the_third_layer() -> frozenset[int]:
-        nonlocal asked
-        asked += 1
-        return frozenset({3}) if asked >= 3 else frozenset()
 
-    rows, hidden = part.forward(job, None, die_at_the_third_layer)
-    assert rows == (0, 1, 2)
-    np.testing.assert_allclose(hidden.numpy(), full[:3].numpy(), atol=1e-5)
-    asked = 0
-    rows, features, tokens, _ = part.run(job, None, die_at_the_third_layer)
-    assert (rows, features.shape, len(tokens)) == ((0, 1, 2), (3, 0), 3)
-    rows, hidden = part.forward(job, None, lambda: frozenset({0, 1, 2, 3}))
-    assert (rows, hidden.shape[0]) == ((), 0)
+def logits(folder: Path, changes: dict[str, Any], prompt: tuple[int, ...]) -> torch.Tensor:
+    config = AutoConfig.from_pretrained(folder)
+    for name, value in changes.items():
+        assert hasattr(config, name)
+        setattr(config, name, value)
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        folder, config=config, attn_implementation="eager"
+    ).eval()  # SDPA has no cap
+    with torch.inference_mode():
+        found: torch.Tensor = model(torch.tensor([prompt])).logits[0, -1]
+    return found
+
+
+@pytest.mark.parametrize(("name", "changes"), WITHOUT, ids=str)
+def test_a_feature_changes_logits(name: str, changes: dict[str, Any], variant: Callable[[str], Path]) -> None:
+    rng = random.Random(5)
+    prompt = tuple(rng.randrange(3, VOCABULARY_SIZE) for _ in range(LONG_PROMPT))
+    with_it, without = (logits(variant(name), each, prompt) for each in ({}, changes))
+    assert (with_it - without).abs().max() > 0.01

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,18 +14,16 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from flowspec.bench.checkpoints import SMALL, VARIANTS, make_checkpoint, make_variant
-from flowspec.bench.faithfulness import check
+from flowspec.bench.checkpoints import SMALL, VARIANTS, make_checkpoint
 from flowspec.core.protocol.messages import Sampling
 from flowspec.core.protocol.precision import FILED
 from flowspec.errors import InputError
 from flowspec.model.arithmetic.packed import FORMS, GROUP, numbers_of
 from flowspec.model.files import ModelFiles
 from flowspec.model.pieces import Span
-from flowspec.model.prequantised import scheme
 from flowspec.model.prequantised.scheme import scheme_of
 from flowspec.model.prequantised.tensors import PrequantisedTensors
 from flowspec.model.reference import Reference
@@ -31,8 +31,8 @@ from flowspec.model.safetensors_file import ELEMENT_BYTES, LEVEL_BYTES, Safetens
 from flowspec.model.slice import Slice
 from flowspec.model.step_by_step import StepByStep
 from flowspec.model.support import family_of
-from flowspec.runtime.loading import slice_memory
 from flowspec.runtime.session import pick_dtype
+from tests.model.slices import CPU, assert_faithful, load_foretold, rewrite
 from tests.prequantised import convert
 
 PUBLISHED = sorted((Path(__file__).parent / "prequantised").glob("*.safetensors"))
@@ -48,7 +48,6 @@ FORMS_OF = {
     **dict.fromkeys(("ct-fp8-block", "ct-fp8-dynamic", "fp8-block128"), "Q8_0"),
     **dict.fromkeys(("ct-w4a16-actorder", "gptq-4bit-desc-act"), "Q8_0"),
 }
-CPU = torch.device("cpu")
 
 
 def published(path: Path) -> tuple[PrequantisedTensors, dict[str, str]]:
@@ -63,6 +62,7 @@ def published(path: Path) -> tuple[PrequantisedTensors, dict[str, str]]:
 
 @pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.stem)
 def test_a_matrix_is_what_the_tool_that_wrote_it_makes_of_it(path: Path) -> None:
+    assert len(PUBLISHED) == len(FORMS_OF)
     tensors, said = published(path)
     shape = tuple(json.loads(said["shape"]))
     assert list(tensors) == [NAME]
@@ -81,11 +81,6 @@ def test_a_matrix_is_what_the_tool_that_wrote_it_makes_of_it(path: Path) -> None
     assert (off.abs().amax(dim=2) <= groups.abs().amax(dim=2) / 254 * 1.1).all()
 
 
-def test_all_published_layouts_are_there() -> None:
-    assert {path.stem for path in PUBLISHED} == set(FORMS_OF)
-    assert scheme.GROUP == GROUP
-
-
 REFUSED = json.loads((Path(__file__).parents[1] / "data/quantization_configs.json").read_text("utf-8"))
 
 
@@ -99,48 +94,44 @@ def test_what_is_not_computed_with_is_refused_by_name(given: Any, expected: str)
     assert "\n" not in text
 
 
-MIXTURES = (
-    ("experts apart in gptq", "gemma4-mixture", "gptq", "apart"),
-    ("experts apart in fp8", "qwen3-moe", "fp8", "apart"),
-    ("experts stacked in fp8", "gemma4-mixture", "fp8", "stacked"),
-    ("more experts stacked in fp8", "qwen3-moe-fused", "fp8", "stacked"),
-    ("experts in numbers beside awq", "gemma4-mixture", "awq", "plain"),
-)
-"""Name, checkpoint, method, and how its experts are written."""
+MADE: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "gptq": ("llama-grouped", "gptq", {}),
+    "awq": ("llama-grouped", "awq", {}),
+    "mxfp4": ("gpt-oss", "mxfp4", {}),
+    "gptq of gemma4": ("gemma4-text", "gptq", {}),
+    "awq of gemma4": ("gemma4-text", "awq", {"is_whole": False}),
+    "experts apart in gptq": ("gemma4-mixture", "gptq", {}),
+    "experts apart in fp8": ("qwen3-moe", "fp8", {}),
+    "experts stacked in fp8": ("gemma4-mixture", "fp8", {"experts": "stacked"}),
+    "more experts stacked in fp8": ("qwen3-moe-fused", "fp8", {"experts": "stacked"}),
+    "experts in numbers beside awq": ("gemma4-mixture", "awq", {"experts": "plain"}),
+}
+"""Variant, method, and what more `convert` is told."""
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def made(variant: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     folder = tmp_path_factory.mktemp("prequantised")
 
-    def get(method: str) -> Path:
-        if not (folder / method).exists():
-            make_variant(folder / "plain", "llama-grouped")
-            for name in ("gptq", "awq"):
-                convert(folder / "plain", folder / name, name)
-            convert(make_variant(folder / "experts", "gpt-oss"), folder / "mxfp4", "mxfp4")
-            family, shape = VARIANTS["gemma4-text"]
-            shape = {**SMALL, **shape, "hidden_size_per_layer_input": GROUP, "initializer_range": 0.03}
-            make_checkpoint(folder / "inputs", family, shape)
-            convert(folder / "inputs", folder / "gptq of gemma4", "gptq")
-            convert(folder / "inputs", folder / "awq of gemma4", "awq", is_whole=False)
-            for kind, variant, how, experts in MIXTURES:
-                source = folder / f"plain {variant}"
-                if variant == "gemma4-mixture" and not source.exists():  # wider, and rounding moves much
-                    shape = {**SMALL, **VARIANTS[variant][1], "initializer_range": 0.03}
-                    whole = {"text_config": shape, "tie_word_embeddings": True}
-                    make_checkpoint(source, "gemma4", whole)
-                elif not source.exists():
-                    make_variant(source, variant)
-                convert(source, folder / kind, how, experts=experts)
-        return folder / method
+    @functools.cache
+    def source(name: str) -> Path:
+        if not name.startswith("gemma4"):
+            return variant(name)
+        family, shape = VARIANTS[name]
+        shape = {**SMALL, **shape, "initializer_range": 0.03}  # wider, and rounding moves much
+        if name == "gemma4-text":
+            return make_checkpoint(folder / name, family, {**shape, "hidden_size_per_layer_input": GROUP})
+        return make_checkpoint(folder / name, family, {"text_config": shape, "tie_word_embeddings": True})
+
+    @functools.cache
+    def get(name: str) -> Path:
+        of, method, options = MADE[name]
+        return convert(source(of), folder / f"made {name}", method, **options)
 
     return get
 
 
-@pytest.mark.parametrize(
-    "method", [*("gptq", "awq", "mxfp4", "gptq of gemma4", "awq of gemma4"), *(kind for kind, *_ in MIXTURES)]
-)
+@pytest.mark.parametrize("method", MADE)
 def test_a_model_runs_as_it_is_packed_and_is_faithful(method: str, made: Callable[[str], Path]) -> None:
     files = ModelFiles(str(made(method)))
     config = files.config()
@@ -148,10 +139,9 @@ def test_a_model_runs_as_it_is_packed_and_is_faithful(method: str, made: Callabl
     assert pick_dtype(None, files, config) == FILED
     count = config.num_hidden_layers
     for span in (Span(first=0, end=1, count=count), Span(first=1, end=count, count=count)):
-        part = Slice.load(files, span, FILED, CPU)
-        assert part.weight_bytes == slice_memory(files, span, FILED, 100).weight_bytes
-    assert check(files, FILED, StepByStep.load(files, FILED)).faults == []
-    for dtype in ("bfloat16", "int4"):
+        load_foretold(files, span, FILED)
+    assert_faithful(made(method), FILED)
+    for dtype in ("bfloat16", "int4") if method in ("gptq", "experts stacked in fp8") else ():
         assert len(StepByStep.load(files, dtype).generate((5, 6, 7), Sampling(), 4, frozenset())) == 4
 
 
@@ -176,9 +166,8 @@ def test_floats_of_4_bits_are_those_of_transformers_and_stay_as_they_are(made: C
 def damaged(folder: Path, to: Path, change: Callable[[Any], object]) -> ModelFiles:
     to.mkdir()
     (to / "config.json").write_bytes((folder / "config.json").read_bytes())
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    save_file(tensors, to / "model.safetensors", {"format": "pt"})
+    shutil.copy(folder / "model.safetensors", to)
+    rewrite(to, change)
     return ModelFiles(str(to))
 
 
@@ -264,20 +253,3 @@ def test_gate_and_up_of_an_expert_may_have_a_scale_each(made: Callable[[str], Pa
         assert torch.equal(tensors.load(name, tensors.shape(name)), expected)
     with pytest.raises(InputError, match=f"tensor {other}_scale_inv of .*: expected"):
         tensors.load(other, tensors.shape(other))
-
-
-def test_experts_of_a_model_that_is_no_mixture_are_refused(
-    made: Callable[[str], Path], tmp_path: Path
-) -> None:
-    name = "model.layers.0.experts.gate_up_proj"
-    more = {name: torch.ones((2, 4, 4), dtype=torch.bfloat16)}
-    files = damaged(made("gptq of gemma4"), tmp_path / "more", lambda tensors: tensors.update(more))
-    with pytest.raises(InputError, match=f"the checkpoint holds {name}, for which"):
-        Slice.load(files, Span(first=0, end=1, count=4), FILED, CPU)
-
-
-def test_levels_are_no_weights_of_a_plain_model(made: Callable[[str], Path], tmp_path: Path) -> None:
-    damaged(made("gptq"), tmp_path / "other", lambda tensors: None)
-    files = without(tmp_path / "other", "quantization_config")
-    with pytest.raises(InputError, match=r"has no tensor|holds"):
-        Slice.load(files, Span(first=0, end=1, count=4), "float32", CPU)

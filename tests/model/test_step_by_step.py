@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from flowspec.bench.checkpoints import make_variant
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
 from flowspec.model.reference import Reference
-from flowspec.model.sampler import Sampler, margin
 from flowspec.model.slice import Slice
 from flowspec.model.step_by_step import StepByStep, device_with
 from flowspec.model.trials import Trial, TrialVerdict
@@ -23,8 +24,8 @@ SAMPLINGS = (Sampling(), Sampling(temperature=0.8, top_p=0.9, seed=3))
 
 
 @pytest.fixture(scope="module", params=["mistral-sliding", "qwen3-moe"])
-def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
-    return ModelFiles(str(make_variant(tmp_path_factory.mktemp(request.param), request.param)))
+def files(request: pytest.FixtureRequest, variant: Callable[[str], Path]) -> ModelFiles:
+    return ModelFiles(str(variant(request.param)))
 
 
 @pytest.fixture(scope="module")
@@ -89,15 +90,6 @@ def test_a_text_that_is_read_in_portions_has_the_same_logits(files: ModelFiles, 
     np.testing.assert_allclose(together, alone, atol=1e-4)
     expected = Reference(files, "float32").forced_logits(PROMPT[:1], list(PROMPT[1:]))
     np.testing.assert_allclose(alone, expected, atol=1e-4)
-
-
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_a_margin_is_that_of_the_last_token(files: ModelFiles, plain: StepByStep, sampling: Sampling) -> None:
-    answer = plain.generate(PROMPT, sampling, 6, frozenset())
-    *before, last = answer
-    logits = Reference(files, "float32").forced_logits(PROMPT, list(before))[-1]
-    expected = margin(Sampler(sampling, plain.vocabulary_size), logits, len(PROMPT) + len(before), last)
-    assert plain.margin(PROMPT, sampling, answer) == pytest.approx(expected, abs=1e-4)
 
 
 def test_it_computes_where_this_machine_has_the_devices_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:

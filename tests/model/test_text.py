@@ -1,12 +1,15 @@
-"""Text comes out of tokens whole and in order: no half characters, no piece of a stop string, nothing lost.
+"""Text comes out of tokens whole and in order: no half characters, no piece of a stop string, nothing lost;
+and tokenizers and templates that mean harm are used, or refused by one line in bounded time.
 
-The tokenizer is the bundled model's, byte-level, so random tokens are often no valid UTF-8.
-"""
+The tokenizer is the bundled model's, byte-level, so random tokens are often no valid UTF-8."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+import sys
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,10 +19,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import InputError
 from flowspec.model import text as text_module
 from flowspec.model.files import ModelFiles, bundled_folder
+from flowspec.model.template import bounded_time
 from flowspec.model.text import (
     UNFINISHED,
     Bound,
@@ -30,6 +35,7 @@ from flowspec.model.text import (
     TooLongError,
     recommended,
 )
+from tests.mutations import mutants, one_line_at_most
 
 TOKENIZER = Tokenizer(ModelFiles("bundled"))
 VOCABULARY = 4096
@@ -56,23 +62,12 @@ def stream(tokens: list[int], stops: list[str], *, at_once: int = 1) -> tuple[Te
 
 def without_half_character(tokens: list[int]) -> str:
     """The text of all tokens, but for the beginning of a character at its end, which no byte completes."""
-    shown = [token for token in tokens if TOKENIZER.decode([token])]
-    data, text = b"".join(map(TOKENIZER.token_bytes, shown)), TOKENIZER.decode(tokens)
-    for count in range(1, 4):
-        for rest in (
-            b"\x80",
-            b"\x80\x80",
-            b"\x80\x80\x80",
-            b"\xa0",
-            b"\xa0\x80",
-            b"\x90\x80\x80",
-            b"\x90\x80",
-        ):
-            try:
+    data = b"".join(TOKENIZER.token_bytes(token) for token in tokens if TOKENIZER.decode([token]))
+    text = TOKENIZER.decode(tokens)
+    for count in range(1, min(4, len(data) + 1)):
+        for rest in (b"\x80", b"\x80\x80", b"\x80\x80\x80", b"\xa0\x80", b"\x90\x80\x80"):
+            with contextlib.suppress(ValueError):
                 (_,) = (data[-count:] + rest).decode()
-            except ValueError:
-                continue
-            if len(data) >= count and data[-count] >= 0x80:
                 return text.removesuffix(UNFINISHED)
     return text
 
@@ -147,41 +142,10 @@ def test_the_answer_ends_with_the_token_that_completes_a_stop_string() -> None:
         assert rule.stops_at(tokens[:complete]), "several tokens at once"
 
 
-@given(st.text(alphabet=st.characters(codec="utf-8"), max_size=40))
-def test_plain_text_survives_the_way_through_tokens(text: str) -> None:
-    assert TOKENIZER.decode(TOKENIZER.encode(text)) == text
-
-
 @given(TEXTS)
 def test_the_bytes_of_tokens_are_those_of_the_text(text: str) -> None:
     assert b"".join(map(TOKENIZER.token_bytes, tokens_of(text))) == text.encode()
-
-
-def test_a_special_token_has_its_name_and_an_id_beyond_all_has_nothing() -> None:
     assert [TOKENIZER.token_bytes(token) for token in (2, 1 << 20)] == [b"<|end|>", b""]
-
-
-def test_the_bytes_of_a_vocabulary_with_words_and_single_bytes(tmp_path: Path) -> None:
-    """As SentencePiece makes them: a space is a character of its own, and a byte that is in no word has a
-    token."""
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    words = ("<unk>", "\u2581hi", "hi", "<0xE2>", "<0x0A>", "</s>")
-    model = {"type": "BPE", "vocab": {word: number for number, word in enumerate(words)}, "merges": []}
-    spaces = {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}
-    content = {
-        "version": "1.0",
-        "added_tokens": [{"id": 5, "content": "</s>", "special": True, **flags}],
-        "model": {**model, "unk_token": "<unk>", "byte_fallback": True},
-        "decoder": {"type": "Sequence", "decoders": [spaces, {"type": "ByteFallback"}, {"type": "Fuse"}]},
-    }
-    shutil.copy(bundled_folder("target") / "config.json", tmp_path)
-    (tmp_path / "tokenizer.json").write_text(json.dumps(content), "utf-8")
-    (tmp_path / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}), "utf-8"
-    )
-    tokenizer = Tokenizer(ModelFiles(str(tmp_path)))
-    found = [tokenizer.token_bytes(token) for token in range(1, 6)]
-    assert found == [b" hi", b"hi", b"\xe2", b"\n", b"</s>"]
 
 
 def test_what_is_not_utf8_is_refused() -> None:
@@ -191,30 +155,28 @@ def test_what_is_not_utf8_is_refused() -> None:
             ask("a\udcffb")
 
 
-@pytest.mark.parametrize(
-    "content", ["{", "{}", "[]", "null", '{"added_tokens": [], "model": {"type": "Foo"}}', '{"version": "9"}']
-)
-def test_a_broken_tokenizer_is_one_line(content: str, tmp_path: Path) -> None:
-    for name in ("config.json", "tokenizer_config.json"):
-        shutil.copy(bundled_folder("target") / name, tmp_path)
+def test_a_model_without_a_tokenizer_is_told_so(tmp_path: Path) -> None:
+    shutil.copy(bundled_folder("target") / "config.json", tmp_path)
     with pytest.raises(InputError, match=r"has no tokenizer; give the prompt as --prompt-token-ids"):
         Tokenizer(ModelFiles(str(tmp_path)))
-    (tmp_path / "tokenizer.json").write_text(content)
-    with pytest.raises(InputError, match="cannot read the tokenizer of") as caught:
-        Tokenizer(ModelFiles(str(tmp_path)))
-    assert len(str(caught.value).splitlines()) == 1
 
 
-def test_a_model_without_a_chat_template_and_one_that_refuses(tmp_path: Path) -> None:
+@pytest.fixture
+def bundled(tmp_path: Path) -> Path:
+    """The bundled model without weights and chat template."""
     for name in ("config.json", "tokenizer_config.json", "tokenizer.json"):
         shutil.copy(bundled_folder("target") / name, tmp_path)
+    return tmp_path
+
+
+def test_a_model_without_a_chat_template_and_one_that_refuses(bundled: Path) -> None:
     question = [{"role": "user", "content": "?"}]
     with pytest.raises(InputError, match="no chat template; use flowspec generate --raw"):
-        Tokenizer(ModelFiles(str(tmp_path))).encode_chat(question)
+        Tokenizer(ModelFiles(str(bundled))).encode_chat(question)
     for template in ("{{ raise_exception('no system, please') }}", "{% for %}"):
-        (tmp_path / "chat_template.jinja").write_text(template)
+        (bundled / "chat_template.jinja").write_text(template)
         with pytest.raises(InputError, match="chat template refuses this dialogue"):
-            Tokenizer(ModelFiles(str(tmp_path))).encode_chat(question)
+            Tokenizer(ModelFiles(str(bundled))).encode_chat(question)
 
 
 PREFILLED = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "e  "}]
@@ -240,12 +202,10 @@ def test_an_answer_may_go_on_in_the_last_message() -> None:
     ],
 )
 def test_where_a_message_ends_is_found_in_every_template_that_shows_it_once(
-    template: str, expected: str | None, tmp_path: Path
+    template: str, expected: str | None, bundled: Path
 ) -> None:
-    for name in ("config.json", "tokenizer_config.json", "tokenizer.json"):
-        shutil.copy(bundled_folder("target") / name, tmp_path)
-    (tmp_path / "chat_template.jinja").write_text(template)
-    tokenizer = Tokenizer(ModelFiles(str(tmp_path)))
+    (bundled / "chat_template.jinja").write_text(template)
+    tokenizer = Tokenizer(ModelFiles(str(bundled)))
     if expected is None:
         with pytest.raises(InputError, match="expected a chat template that shows the last message once"):
             tokenizer.encode_chat(PREFILLED, continues=True)
@@ -266,9 +226,6 @@ def test_stop_tokens_come_from_the_generation_config_else_from_the_config(tmp_pa
         assert advice(tmp_path, {"eos_token_id": stops}).stop_ids == expected
         assert advice(tmp_path, {}, config_eos=stops).stop_ids == expected
     (tmp_path / "generation_config.json").unlink()
-    assert recommended(ModelFiles(str(tmp_path)), SimpleNamespace(eos_token_id=[3, 4])) == Recommended(
-        stop_ids=frozenset({3, 4})
-    )
     assert recommended(ModelFiles(str(tmp_path)), SimpleNamespace()) == Recommended(stop_ids=frozenset())
 
 
@@ -295,12 +252,12 @@ def test_a_broken_generation_config_is_named(content: Any, expected: str, tmp_pa
         advice(tmp_path, content)
 
 
-WORDS = st.sampled_from(
+PHRASES = st.sampled_from(
     ["the ", "cat", " sat", "\n\n", "   ", "42+17=", "ü", "😀", "x" * 40, "<|user|>", "\t"]
 )
 
 
-@given(st.lists(WORDS, min_size=1, max_size=60), st.integers(1, 40))
+@given(st.lists(PHRASES, min_size=1, max_size=60), st.integers(1, 40))
 def test_a_text_that_fits_is_never_refused(words: list[str], times: int) -> None:
     """However its pieces fall: the tokens at their ends are others than in the whole."""
     tokenizer = TOKENIZER
@@ -339,3 +296,189 @@ def test_a_text_that_is_far_too_long_is_refused_with_little_work(monkeypatch: py
             "The lighthouse stood there. " * 4000, Bound(tokens=1 << 20, is_wanted=lambda: len(looked_at) < 2)
         )
     assert len(looked_at) == 2
+
+
+MODELS, PARTS, CONFIG, GENERATION = (DATA[name] for name in ("models", "parts", "config", "generation"))
+WORDS = tuple(MODELS["BPE"]["vocab"])
+QUESTION = [{"role": "user", "content": "hello ll"}]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    shutil.copy(bundled_folder("target") / "config.json", tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("tokenizer")
+    shutil.copy(bundled_folder("target") / "config.json", made)
+    return made
+
+
+def write(folder: Path, tokenizer: Any = None, config: Any = None, template: str | None = None) -> None:
+    (folder / "tokenizer.json").write_text(
+        json.dumps({**PARTS, "model": MODELS["BPE"]} if tokenizer is None else tokenizer)
+    )
+    (folder / "tokenizer_config.json").write_text(json.dumps(CONFIG if config is None else config))
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    if template is not None:
+        (folder / "chat_template.jinja").write_bytes(template.encode("utf-8", "surrogatepass"))
+
+
+def use(folder: Path) -> list[int]:
+    """All that is ever done with a tokenizer."""
+    tokenizer = Tokenizer(ModelFiles(str(folder)))
+    ids = tokenizer.encode("hello lol Ah\u00e9 77")
+    assert tokenizer.eos_id is None or tokenizer.eos_id >= 0
+    if tokenizer.has_chat_template:
+        tokenizer.encode_chat(QUESTION)
+    tokenizer.decode(list(range(len(WORDS) + 2)))
+    stream = TextStream(tokenizer, ["lo"])
+    assert stream.push(ids) + stream.finish() == stream.text
+    return ids
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_each_kind_is_loaded_and_used_whole(kind: str, folder: Path) -> None:
+    write(folder, {**PARTS, "model": MODELS[kind]})
+    ids = use(folder)
+    assert len(ids) > 6, "neither truncation nor padding is done, whatever the file says"
+    assert ids[-1] == 1
+
+
+@given(st.sampled_from([*MODELS.values()]).flatmap(lambda model: mutants({**PARTS, "model": model})))
+def test_any_tokenizer_is_used_or_refused(shared: Path, tokenizer: Any) -> None:
+    write(shared, tokenizer)
+    with one_line_at_most():
+        use(shared)
+
+
+@given(mutants(CONFIG))
+@example({**CONFIG, "model_max_length": "64"})  # was compared with a number
+def test_any_config_of_a_tokenizer_is_used_or_refused(shared: Path, config: Any) -> None:
+    write(shared, config=config)
+    with one_line_at_most():
+        use(shared)
+
+
+@given(mutants(GENERATION))
+def test_any_generation_config_is_read_or_refused(shared: Path, content: Any) -> None:
+    (shared / "generation_config.json").write_text(json.dumps(content))
+    with one_line_at_most():
+        recommended(ModelFiles(str(shared)), SimpleNamespace())
+    (shared / "generation_config.json").unlink()
+
+
+@given(
+    st.binary(max_size=60),
+    st.sampled_from(["tokenizer.json", "tokenizer_config.json", "generation_config.json"]),
+)
+@example(b"[" * 100_000, "tokenizer.json")
+@example(b'{"a":' * 100_000, "tokenizer_config.json")
+def test_any_bytes_are_used_or_refused(shared: Path, content: bytes, name: str) -> None:
+    write(shared)
+    (shared / name).write_bytes(content)
+    with one_line_at_most():
+        use(shared)
+        recommended(ModelFiles(str(shared)), SimpleNamespace())
+    (shared / name).unlink()
+
+
+def test_a_panic_of_the_tokenizers_library_is_one_line(folder: Path) -> None:
+    """Found by mutation: merges shorter than the prefix that they must begin with. What PyO3 raises is no
+    `Exception`."""
+    write(folder, {**PARTS, "model": {**MODELS["BPE"], "continuing_subword_prefix": "<unk>"}})
+    with pytest.raises(InputError, match=r"^the tokenizer of .* is broken: ") as caught:
+        use(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tokenizer_that_fails_in_use_is_one_line(folder: Path) -> None:
+    write(folder, {"version": "1.0", "model": {**MODELS["WordLevel"], "unk_token": "none"}})
+    tokenizer = Tokenizer(ModelFiles(str(folder)))
+    with pytest.raises(InputError, match=r"^the tokenizer of .* is broken: WordLevel error"):
+        tokenizer.encode("what?")
+
+
+# ----------------------------------------------------------------------------------------------- chat
+# templates
+
+PIECES = st.sampled_from([*DATA["template pieces"], "\ud800", "\x1b[2J"])
+
+
+@given(st.lists(PIECES, max_size=6).map("".join) | st.text(max_size=30))
+def test_any_chat_template_is_used_or_refused(shared: Path, template: str) -> None:
+    write(shared, template=template)
+    with one_line_at_most():
+        use(shared)
+
+
+def asked(folder: Path, template: str) -> list[int]:
+    write(folder, template=template)
+    return Tokenizer(ModelFiles(str(folder))).encode_chat(QUESTION)
+
+
+def test_a_refusal_is_one_line_that_leaves_the_terminal_alone(folder: Path) -> None:
+    with pytest.raises(InputError, match=r"refuses this dialogue: no\?\[2J$"):
+        asked(folder, "{{ raise_exception('no\x1b[2J\\nmore') }}")
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for i in range(100000) %}{{ range(100000)|list|length }}{% endfor %}",
+        "{% macro f() %}{% for i in range(100000) %}{{ f() }}{% endfor %}{% endmacro %}{{ f() }}",
+    ],
+)
+def test_a_chat_template_without_end_is_ended(
+    template: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_module, "bounded_time", lambda: bounded_time(0.05))
+    tracing = sys.gettrace()
+    with pytest.raises(
+        InputError,
+        match=r"refuses this dialogue: (it was not done within 0\.05 s|maximum recursion depth exceeded)",
+    ):
+        asked(folder, template)
+    assert sys.gettrace() is tracing
+
+
+def test_a_chat_template_that_makes_too_much_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "PROMPT_CHARS_MAX", 1000)
+    with pytest.raises(InputError, match="makes 1001 characters of this dialogue, expected at most 1000"):
+        asked(folder, "{{ 'h' * 1001 }}")
+    with pytest.raises(InputError, match="refuses this dialogue: "):
+        asked(folder, "{{ 'h' * 10 ** 15 }}")
+    with pytest.raises(InputError, match="blocks ranges larger than"):
+        asked(folder, "{% for i in range(10**9) %}{% endfor %}")
+
+
+# ------------------------------------------------------------------------------------------ large files
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.jinja", "tokenizer.model", "vocab.json"])
+def test_a_file_that_is_too_large_is_refused_unread(folder: Path, name: str) -> None:
+    """By its size, before a library that takes a hundred times as much memory reads it."""
+    write(folder)
+    with (folder / name).open("ab") as file:
+        file.truncate(limits.JSON_BYTES_MAX + 1)
+    Tokenizer(ModelFiles(str(bundled_folder("target"))))  # the libraries' own code is not counted
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError, match=rf"{name}: expected at most 64 MiB, got 65") as caught:
+            Tokenizer(ModelFiles(str(folder)))
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_are_no_tokenizers_may_be_as_large_as_they_like(folder: Path) -> None:
+    write(folder)
+    for name in ("measurements.json", "model.safetensors"):
+        with (folder / name).open("wb") as file:
+            file.truncate(limits.JSON_BYTES_MAX + 1)
+    assert Tokenizer(ModelFiles(str(folder))).encode("hello")
