@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from flowspec.core.protocol.messages import Commit, Open, Sampling, Segment, SegmentPart
+from flowspec.core.protocol.messages import Commit, Open, Release, Sampling, Segment, SegmentPart
 from flowspec.core.stage.events import (
+    ControlArrived,
     LayersDone,
     OpenCache,
     RunLayers,
@@ -111,3 +112,8 @@ def opened(*, is_last: bool = False) -> StageCore:
     assert commands[0] == OpenCache(request=1, slots=64)
     finish(core, run_of(commands), drawn=(-1, -1, 30))
     return core
+
+
+def tell(core: StageCore, message: Open | Commit | Release) -> list[StageCommand]:
+    """On its control connection."""
+    return core.handle(ControlArrived(message=message), 0.0)

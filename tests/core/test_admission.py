@@ -95,13 +95,6 @@ def test_layers_with_a_window_take_no_more_than_they_hold() -> None:
         assert (admission.admit([]) is not None) == is_admitted
 
 
-def test_a_drafter_that_has_no_memory_for_an_answer_is_not_asked() -> None:
-    head = head_for(2, drafter=DrafterTraits(context=1000, cache_slots=1500))
-    head.ask(1, count=100)
-    head.ask(2, count=900)
-    assert [head.request(number).drafter_states[0].opening is not None for number in (1, 2)] == [True, False]
-
-
 def test_one_that_never_fits_is_refused_and_changes_nothing() -> None:
     head = head_for(1)
     head.core.admission.move_to([CacheRoom(slots=ONE - 1)])
@@ -154,15 +147,6 @@ def test_the_cache_of_a_conversation_that_rests_is_given_up_the_oldest_first() -
     assert said[0] == ("release", 1), "it comes back in place of the other, and begins with a prefill"
     assert said[1] == opens(2, epoch=1, keep=0)
     assert len(said[2][1][2]) == 4
-
-
-def test_what_waits_can_be_cancelled_and_forgotten() -> None:
-    head = head_for(1)
-    for number in (1, 2, 3, 4):
-        head.give(submit(number))
-    assert head.give(Cancel(request=2)) == [ends("cancelled", 2)]
-    assert kinds(head.give(Forget(request=3))) == ["end", "release"]
-    assert head.core.admission.waiting == [4]
 
 
 def test_after_a_loss_those_who_fit_no_longer_wait_their_turn_and_go_on_where_they_stood() -> None:

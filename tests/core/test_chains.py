@@ -67,8 +67,8 @@ def test_a_judge_that_costs_nothing_is_taken_along() -> None:
     assert 9 in min(case.to_try(), key=lambda chain: (case.seconds(chain), -len(chain)))
 
 
-def test_sixteen_levels_are_decided_about_with_a_few_chains(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the head's thread, where all 65,535 took two seconds each time."""
+def test_many_levels_are_decided_about_with_a_few_chains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the head's thread, where all of sixteen levels took two seconds each time."""
     found: list[int] = []
     choose = SpecRouter._choose
 
@@ -79,9 +79,15 @@ def test_sixteen_levels_are_decided_about_with_a_few_chains(monkeypatch: pytest.
         choose(method, view, request, seconds, is_seen=is_seen)
 
     monkeypatch.setattr(SpecRouter, "_choose", counted)
-    run = Run("specrouter", [0.9 - 0.05 * level for level in range(16)], levels=tuple(range(16)), answers=2)
+    run = Run(
+        "specrouter",
+        [0.9 - 0.05 * level for level in range(10)],
+        levels=tuple(range(10)),
+        answers=1,
+        tokens=30,
+    )
     assert 0 < max(found) <= CHAINS_MAX
-    assert all(run.chains(request) for request in range(2))
+    assert run.chains(0)
 
 
 def test_only_the_last_timings_are_kept() -> None:

@@ -14,7 +14,6 @@ from flowspec.core.methods.continuous import (
     Continuous,
 )
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.messages import Hop
 from flowspec.tree import NodeState
 from tests.core.scripted_head import (
     MISS,
@@ -141,23 +140,6 @@ def test_a_segment_is_followed_by_the_next_when_the_bottleneck_is_done_with_it()
     assert head.wake(5 + 1 / 32 + 1 / 64) == [], "nothing is left to send"
 
 
-def test_the_window_follows_from_the_trip_and_the_bottleneck() -> None:
-    head = ScriptedHead(Continuous(segment_nodes=1, window_slack=0.5), stages=4)
-    slow_first = tuple(
-        Hop(received_s=0, queued_s=0, compute_s=seconds, own_s=0, rows=1)
-        for seconds in (0.1, 0.01, 0.01, 0.01)
-    )
-    head.core.costs.learn(slow_first, 1, -0.13 - 0.2, 0.0)
-    head.now_s = 9.0
-    head.ask()
-    head.propose({2: [(token, 0.3 - token / 100) for token in range(8)]})
-    for _ in range(10):
-        head.now_s += 0.1
-        head.wake(head.now_s)
-    assert len(head.segments) == 3, "(0.13 + 0.2) / 0.1 slots and a half, rounded down"
-    assert head.sent[0].row_count == 3, "the prompt is one of them"
-
-
 def test_requests_share_a_segment_with_the_roots_in_front() -> None:
     head = ScriptedHead(Continuous(window=3))
     assert head.ask(1, (5,)) == [opens(1), sends(0, request=1), drafts(0, request=1)]
@@ -206,18 +188,6 @@ def test_a_request_that_was_passed_over_gains_weight() -> None:
     assert sent == [{1: (1,)}, {2: (1,)}, {1: (2,)}, {2: (2,)}, {1: (3,)}], (
         "0.45 outweighs 0.49 once it has waited for a segment"
     )
-
-
-def test_a_request_that_comes_late_has_waited_for_nothing() -> None:
-    head = timed(ScriptedHead(Continuous(segment_nodes=1, window=9)), (1, 1 / 64))
-    head.ask(1, (5,))
-    head.propose({0: [(10, 0.5), (11, 0.49), (12, 0.48), (13, 0.47)]})
-    for slot in (1, 2):
-        assert head.wake(slot / 64)[0] == sends(slot + 1, request=1)
-    head.ask(2, (5,))
-    head.propose({})
-    head.propose(lambda node: [(10, 0.45)] if node == 0 else [])
-    assert head.wake(3 / 64)[0] == sends(4, request=1), "0.47, and neither has been passed over"
 
 
 def test_a_drafter_that_never_hits_ends_with_segments_of_roots_only() -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.core.head.costs import MISSES_AT_FIRST, RATE_MEMORY_S, SHARE_NEW, Costs, LearntCurve, Wire
+from flowspec.core.head.costs import MISSES_AT_FIRST, RATE_MEMORY_S, Costs, LearntCurve, Wire
 from flowspec.core.protocol.messages import Hop
 
 
@@ -57,14 +57,6 @@ def test_between_points_memory_is_the_bound_until_computing_is() -> None:
     made = curve((1, 0.010), (4, 0.016), (16, 0.064))
     found = [made.at(rows) for rows in (1, 2, 3, 4, 5, 10, 16, 32)]
     assert found == pytest.approx([0.010, 0.010, 0.012, 0.016, 0.020, 0.040, 0.064, 0.128])
-
-
-def test_row_counts_of_one_power_of_two_share_a_moving_average() -> None:
-    made = curve((4, 1.0), (7, 2.0))
-    assert made.at(4) == pytest.approx(1 + SHARE_NEW)
-    for _ in range(60):
-        made.learn(7, 3.0)
-    assert made.at(7) == pytest.approx(3.0, rel=1e-3), "old measurements fade"
 
 
 @given(
@@ -122,16 +114,6 @@ def test_a_link_is_timed_whatever_the_clocks_say_and_waiting_is_not_counted() ->
             wire.learn(rows, sent_s, free_s + 0.005 - 7.0) == pytest.approx(waits_s, abs=1e-3) or number < 5
         )
     assert wire.at(16) == pytest.approx(0.032, rel=0.05)
-
-
-def test_a_link_that_is_begun_anew_keeps_what_a_row_takes() -> None:
-    """A head that goes on with what another learnt: its clock begins at 0."""
-    wire = Wire()
-    for start_s in (50.0, 0.0):
-        for number in range(30):
-            rows = (64, 0, 8, 1)[number % 4]
-            wire.learn(rows, start_s + number, start_s + number + 0.010 + 0.001 * rows)
-    assert wire.at(64) == pytest.approx(0.064, rel=0.05)
 
 
 def test_a_segment_that_lost_rows_between_layers_teaches_nothing_about_its_stage() -> None:
@@ -229,13 +211,6 @@ def test_a_link_is_named_if_a_row_takes_longer_on_it_than_at_every_stage(
     assert costs.slow_link() == (None if found is None else (1, pytest.approx(row_s, rel=0.05)))
 
 
-def test_few_rows_alone_say_little_of_a_link() -> None:
-    wire = Wire()
-    for number in range(100):
-        wire.learn(number % 2, number, number + (0.011 if number % 2 else 0.010))
-    assert 0 < wire.at(1) < 0.0005
-
-
 def test_stages_are_timed_by_the_rows_that_ran_and_waiting_is_no_part_of_a_slot() -> None:
     costs = Costs(1)
     learn(costs, [hop(1, 0.010, queued_s=5.0)], 1)
@@ -243,14 +218,6 @@ def test_stages_are_timed_by_the_rows_that_ran_and_waiting_is_no_part_of_a_slot(
     assert costs.slot_s(1) == pytest.approx(0.010)
     assert costs.slot_s(4) == pytest.approx(0.040)
     assert costs.trip_s(1) == pytest.approx(0.010)
-
-
-def test_reports_that_are_not_of_every_stage_are_not_used() -> None:
-    costs = Costs(3)
-    learn(costs, [hop(1, 0.01)], 1)
-    learn(costs, [], 1)
-    learn(costs, [hop(0, 0.01)] * 3, 0)
-    assert not costs.is_known
 
 
 def test_the_rate_is_that_of_the_answer_under_way() -> None:
@@ -265,22 +232,3 @@ def test_the_rate_is_that_of_the_answer_under_way() -> None:
     assert costs.rate == pytest.approx(4), "the time between answers does not count"
     emitted(2, 60.5, is_busy=True)
     assert costs.rate == pytest.approx(4)
-
-
-def test_a_curve_that_knows_nothing_says_nothing() -> None:
-    empty = LearntCurve()
-    assert not empty.is_known
-    assert [empty.at(rows) for rows in (1, 100)] == [0, 0]
-    assert curve((4, 0.5)).is_known
-
-
-def test_one_point_is_level_below_and_in_proportion_above() -> None:
-    one = curve((8, 0.25))
-    assert [one.at(rows) for rows in (1, 8, 16, 80)] == pytest.approx([0.25, 0.25, 0.5, 2.5])
-
-
-def test_noise_does_not_make_more_rows_look_cheaper() -> None:
-    made = curve((1, 0.5), (4, 0.2), (16, 0.6))
-    assert [made.at(rows) for rows in (1, 2, 4, 10, 16)] == pytest.approx([0.5, 0.5, 0.5, 0.5, 0.6])
-    falling = curve((4, 0.9), (16, 0.1))
-    assert [falling.at(rows) for rows in (4, 8, 16)] == [0.9, 0.9, 0.9]

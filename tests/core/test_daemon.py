@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from flowspec.core.cluster.daemon import (
-    Attach,
     Ban,
     Caller,
     CallerBrokeProtocol,
@@ -33,22 +33,19 @@ from flowspec.core.cluster.daemon import (
     Send,
     SendPong,
     SendReady,
-    SendWelcome,
     SliceRoom,
     StartAssignment,
     room_for,
 )
 from flowspec.core.cluster.incarnation import incarnation_of
 from flowspec.core.driving import Log
-from flowspec.core.protocol.cluster_messages import Assign, Error, Loading, Ping, Ready, Reset, Welcome
-from flowspec.core.protocol.messages import Segment
+from flowspec.core.protocol.cluster_messages import Assign, Error, Loading, Ping, Reset, Welcome
+from flowspec.core.protocol.messages import Message, Segment
 from flowspec.core.protocol.weight_messages import (
     AskModel,
     AskNames,
-    AskTokens,
     ModelOffer,
     NameList,
-    TensorBytes,
 )
 
 LOADED = Loaded(
@@ -88,6 +85,13 @@ class Bench:
         self.core.validate()
         return [command for command in found if not isinstance(command, Log)]
 
+    def hears(self, caller: Caller, message: Message, payload: object = None) -> list[DaemonCommand]:
+        return self.give(CallerMessageArrived(caller=caller, message=message, payload=payload))
+
+    def reports(self, result: Any, number: int = 1) -> list[DaemonCommand]:
+        """What the computing of an assignment says."""
+        return self.give(ComputeReported(assignment_id=number, result=result))
+
     def dial(self, role: str = "head-control", incarnation: int = FIRST) -> Caller:
         caller = Caller("head", role, incarnation)
         self.give(CallerConnected(caller=caller))
@@ -97,8 +101,8 @@ class Bench:
         """The head that holds it: its control connection. All is ready."""
         head = self.dial()
         self.dial("head-data")
-        self.give(CallerMessageArrived(caller=head, message=assign(stages, stage)))
-        self.give(ComputeReported(assignment_id=self.core.number, result=LOADED))
+        self.hears(head, assign(stages, stage))
+        self.reports(LOADED, self.core.number)
         if stage < stages - 1:
             self.give(NextHopMessageArrived(assignment_id=self.core.number, message=WELCOME))
         assert self.core.assignment is not None
@@ -114,9 +118,7 @@ def test_a_stage_is_ready_once_its_slice_is_loaded_and_its_next_hop_reached() ->
     for order in (1, -1):
         bench = Bench()
         head = bench.dial()
-        assert bench.give(CallerMessageArrived(caller=head, message=assign())) == [
-            StartAssignment(assignment_id=1, caller=head, assign=assign())
-        ]
+        assert bench.hears(head, assign()) == [StartAssignment(assignment_id=1, caller=head, assign=assign())]
         events: list[DaemonEvent] = [
             ComputeReported(assignment_id=1, result=LOADED),
             NextHopMessageArrived(assignment_id=1, message=WELCOME),
@@ -126,19 +128,6 @@ def test_a_stage_is_ready_once_its_slice_is_loaded_and_its_next_hop_reached() ->
         assert bench.give(second) == [SendReady(caller=head, loaded=LOADED)]
 
 
-def test_the_data_connection_counts_whether_it_comes_before_the_assign_or_after() -> None:
-    bench = Bench()
-    head, data = bench.dial(), bench.dial("head-data")
-    assert bench.give(CallerMessageArrived(caller=head, message=assign(1)))[1:] == [
-        Attach(assignment_id=1, caller=data)
-    ]
-    again = Caller("head", "head-data", FIRST)
-    assert bench.give(CallerConnected(caller=again)) == [
-        Attach(assignment_id=1, caller=again),
-        SendWelcome(caller=again),
-    ]
-
-
 def test_another_head_is_put_off_and_a_later_pipeline_of_the_same_takes_over() -> None:
     bench = Bench()
     bench.held()
@@ -146,19 +135,15 @@ def test_another_head_is_put_off_and_a_later_pipeline_of_the_same_takes_over() -
     other = bench.dial(incarnation=OTHER)
     text = "in use by another head; a device serves one head at a time, and is free at most 5 s after "
     text += "that one stops"
-    assert bench.give(CallerMessageArrived(caller=other, message=assign())) == [
-        Send(caller=other, message=Error(text=text, retry_after_s=4.0))
-    ]
+    assert bench.hears(other, assign()) == [Send(caller=other, message=Error(text=text, retry_after_s=4.0))]
     later = bench.dial(incarnation=SECOND)
-    taken = bench.give(CallerMessageArrived(caller=later, message=assign()))
+    taken = bench.hears(later, assign())
     assert taken == [
         EndAssignment(assignment_id=1, requests=()),
         StartAssignment(assignment_id=2, caller=later, assign=assign()),
     ]
-    bench.give(CallerMessageArrived(caller=later, message=Reset()))
-    assert bench.give(CallerMessageArrived(caller=bench.dial(), message=assign())) == [], (
-        "the first one is over"
-    )
+    bench.hears(later, Reset())
+    assert bench.hears(bench.dial(), assign()) == [], "the first one is over"
     assert bench.core.fired == Counter({"held": 1, "superseded": 1, "stale": 1})
 
 
@@ -167,7 +152,7 @@ def test_a_head_that_falls_silent_loses_its_hold_and_is_told_that_it_may_try_aga
     head = bench.held()
     bench.now_s = 4.0
     life = SendPong(caller=head, queued=0, done=0, running_s=0.0)
-    assert bench.give(CallerMessageArrived(caller=head, message=Ping())) == [life]
+    assert bench.hears(head, Ping()) == [life]
     bench.now_s = 8.9
     assert bench.give(DaemonTick()) == []
     bench.now_s = 9.1
@@ -183,7 +168,7 @@ def test_no_hold_ends_while_words_of_its_head_may_wait_to_be_read() -> None:
     head = bench.held()
     bench.now_s = 60.0
     assert bench.give(DaemonTick(is_read=False)) == []
-    bench.give(CallerMessageArrived(caller=head, message=Ping()))
+    bench.hears(head, Ping())
     assert bench.give(DaemonTick()) == []
     assert bench.core.fired == Counter({"held up": 1})
 
@@ -191,9 +176,9 @@ def test_no_hold_ends_while_words_of_its_head_may_wait_to_be_read() -> None:
 def test_a_next_hop_that_does_not_answer_is_told_of_with_what_is_known() -> None:
     bench = Bench()
     head = bench.dial()
-    bench.give(CallerMessageArrived(caller=head, message=assign()))
+    bench.hears(head, assign())
     for bench.now_s in range(11):
-        bench.give(CallerMessageArrived(caller=head, message=Ping()))
+        bench.hears(head, Ping())
     bench.now_s = 10.5
     text = "the next device b at b:1 did not answer within 10 s: it has no keys"
     assert bench.give(DaemonTick(next_trouble="it has no keys"))[0] == says(head, text, "next")
@@ -228,7 +213,7 @@ def test_a_caller_of_ours_that_breaks_the_protocol_ends_the_hold_and_both_hear_o
     bench = Bench()
     head, before = bench.held(2, 1), bench.dial("stage")
     text = "a stage connection carries segments, not Ping"
-    assert bench.give(CallerMessageArrived(caller=before, message=Ping())) == [
+    assert bench.hears(before, Ping()) == [
         Ban(caller=before, error=Error(text=text, cause="again")),
         says(head, f"head: {text}", "again"),
         EndAssignment(assignment_id=1, requests=()),
@@ -241,22 +226,8 @@ def test_a_stranger_that_breaks_the_protocol_costs_the_head_nothing() -> None:
     stranger = bench.dial("stage", OTHER)
     banned = Ban(caller=stranger, error=Error(text="gibberish"))
     assert bench.give(CallerBrokeProtocol(caller=stranger, text="gibberish")) == [banned]
-    assert (
-        bench.give(
-            CallerMessageArrived(caller=bench.dial("stage", OTHER), message=Segment(segment=1, parts=()))
-        )
-        == []
-    )
+    assert bench.hears(bench.dial("stage", OTHER), Segment(segment=1, parts=())) == []
     assert bench.core.number == 1
-
-
-def test_what_was_done_for_a_hold_that_is_over_counts_for_nothing() -> None:
-    bench = Bench()
-    head = bench.dial()
-    bench.give(CallerMessageArrived(caller=head, message=assign(1)))
-    bench.give(CallerMessageArrived(caller=head, message=Reset()))
-    assert bench.give(ComputeReported(assignment_id=1, result=LOADED)) == []
-    assert bench.core.fired == Counter({"late result": 1})
 
 
 @pytest.mark.parametrize(
@@ -266,7 +237,7 @@ def test_what_cannot_be_done_is_told_with_what_it_means(is_ready: bool, is_part:
     bench = Bench()
     head = bench.held(1) if is_ready else bench.dial()
     if not is_ready:
-        bench.give(CallerMessageArrived(caller=head, message=assign(1)))
+        bench.hears(head, assign(1))
     assert bench.give(ComputeFailed(assignment_id=1, text="2 GiB are missing", is_part=is_part))[0] == says(
         head, "2 GiB are missing", cause
     )
@@ -275,40 +246,17 @@ def test_what_cannot_be_done_is_told_with_what_it_means(is_ready: bool, is_part:
 def test_questions_about_weights_go_to_the_head_and_only_answers_to_them_come_back() -> None:
     bench = Bench()
     head = bench.dial()
-    bench.give(CallerMessageArrived(caller=head, message=assign(1)))
-    assert bench.give(ComputeReported(assignment_id=1, result=AskModel())) == [
-        Send(caller=head, message=AskModel(), assignment_id=1)
-    ]
-    assert bench.give(ComputeReported(assignment_id=1, result=Loading(share=0.5))) == [
-        Send(caller=head, message=Loading(share=0.5))
-    ]
+    bench.hears(head, assign(1))
+    assert bench.reports(AskModel()) == [Send(caller=head, message=AskModel(), assignment_id=1)]
+    assert bench.reports(Loading(share=0.5)) == [Send(caller=head, message=Loading(share=0.5))]
     weights = bench.dial("head-weights")
     answer = NameList(names=())
-    assert bench.give(CallerMessageArrived(caller=weights, message=answer)) == [
-        Deliver(assignment_id=1, answer=answer, payload=None)
-    ]
-    assert bench.give(ComputeReported(assignment_id=1, result=AskNames(first=1))) == [
+    assert bench.hears(weights, answer) == [Deliver(assignment_id=1, answer=answer, payload=None)]
+    assert bench.reports(AskNames(first=1)) == [
         Send(caller=weights, message=AskNames(first=1), assignment_id=1)
     ]
-    bench.give(CallerMessageArrived(caller=weights, message=answer))
-    assert isinstance(bench.give(CallerMessageArrived(caller=weights, message=answer))[0], Ban), (
-        "nobody asked for it"
-    )
-
-
-def test_without_the_heads_connection_for_weights_the_hold_is_over() -> None:
-    bench = Bench()
-    head = bench.dial()
-    bench.give(CallerMessageArrived(caller=head, message=assign(1)))
-    told = bench.give(ComputeReported(assignment_id=1, result=AskNames(first=0)))
-    assert told[0] == says(head, "the head's connection for weights is gone", "again")
-
-
-def test_a_word_that_is_not_for_a_head_to_say_is_refused() -> None:
-    bench = Bench()
-    head = bench.held()
-    ready = Ready(weight_bytes=1, memory_bytes=1, cache_slots=1)
-    assert isinstance(bench.give(CallerMessageArrived(caller=head, message=ready))[0], Ban)
+    bench.hears(weights, answer)
+    assert isinstance(bench.hears(weights, answer)[0], Ban), "nobody asked for it"
 
 
 def test_a_daemon_that_stops_says_that_it_is_gone() -> None:
@@ -323,54 +271,26 @@ def assigned_beside() -> Assign:
     return replace(assign(3, 1), is_beside=True)
 
 
-def test_the_bytes_of_tokens_are_asked_for_and_come_over_the_control_connection() -> None:
-    bench = Bench()
-    head = bench.dial()
-    bench.give(CallerMessageArrived(caller=head, message=assign(1)))
-    question, answer = AskTokens(offset=0), TensorBytes(digest="0" * 64, offset=0)
-    assert bench.give(ComputeReported(assignment_id=1, result=question)) == [
-        Send(caller=head, message=question, assignment_id=1)
-    ]
-    assert bench.give(CallerMessageArrived(caller=head, message=answer, payload="bytes")) == [
-        Deliver(assignment_id=1, answer=answer, payload="bytes")
-    ]
-    assert isinstance(bench.give(CallerMessageArrived(caller=head, message=answer))[0], Ban), (
-        "nobody asked for more"
-    )
-
-
 def test_a_slice_is_made_ready_beside_the_pipeline_that_works_and_found_by_the_next_assign() -> None:
     bench = Bench()
     bench.held()
     later, weights = bench.dial(incarnation=SECOND), Caller("head", "head-weights", SECOND)
     wanted = assigned_beside()
-    assert bench.give(CallerMessageArrived(caller=later, message=wanted)) == [
-        PrepareSlice(assignment_id=2, caller=later, assign=wanted)
-    ]
+    assert bench.hears(later, wanted) == [PrepareSlice(assignment_id=2, caller=later, assign=wanted)]
     assert bench.core.number == 1, "the pipeline that works goes on"
     question = AskModel()
-    assert bench.give(ComputeReported(assignment_id=2, result=question)) == [
-        Send(caller=later, message=question, assignment_id=2)
-    ]
+    assert bench.reports(question, 2) == [Send(caller=later, message=question, assignment_id=2)]
     bench.give(CallerConnected(caller=weights))
     answer = ModelOffer(config="{}", gguf="", tensor_count=1)
-    assert bench.give(CallerMessageArrived(caller=weights, message=answer)) == [
-        Deliver(assignment_id=2, answer=answer, payload=None)
-    ]
+    assert bench.hears(weights, answer) == [Deliver(assignment_id=2, answer=answer, payload=None)]
     loading = Loading(share=0.5)
-    assert bench.give(ComputeReported(assignment_id=2, result=loading)) == [
-        Send(caller=later, message=loading)
-    ]
+    assert bench.reports(loading, 2) == [Send(caller=later, message=loading)]
     life = SendPong(caller=later, queued=0, done=0, running_s=0.0)
-    assert bench.give(CallerMessageArrived(caller=later, message=Ping())) == [life]
-    assert bench.give(ComputeReported(assignment_id=2, result=LOADED)) == [
-        SendReady(caller=later, loaded=LOADED)
-    ]
-    assert bench.give(CallerMessageArrived(caller=later, message=Reset())) == [
-        EndPreparation(assignment_id=2)
-    ]
+    assert bench.hears(later, Ping()) == [life]
+    assert bench.reports(LOADED, 2) == [SendReady(caller=later, loaded=LOADED)]
+    assert bench.hears(later, Reset()) == [EndPreparation(assignment_id=2)]
     assert bench.core.number == 1
-    taken = bench.give(CallerMessageArrived(caller=bench.dial(incarnation=THIRD), message=assign()))
+    taken = bench.hears(bench.dial(incarnation=THIRD), assign())
     assert [type(command) for command in taken] == [EndAssignment, StartAssignment]
     assert bench.core.fired == Counter({"beside": 1, "superseded": 1})
 
@@ -380,17 +300,15 @@ def test_what_is_made_ready_is_given_up_with_the_pipeline_that_works_and_never_e
         bench = Bench()
         head = bench.held()
         later = bench.dial(incarnation=SECOND)
-        bench.give(CallerMessageArrived(caller=later, message=assigned_beside()))
+        bench.hears(later, assigned_beside())
         if ends == "reset":
-            assert bench.give(CallerMessageArrived(caller=head, message=Reset()))[0] == EndPreparation(
-                assignment_id=2
-            )
+            assert bench.hears(head, Reset())[0] == EndPreparation(assignment_id=2)
         elif ends == "lease":
             bench.now_s = 6.0
             assert EndPreparation(assignment_id=2) in bench.give(DaemonTick())
         elif ends == "silence":
             for bench.now_s in (4.0, 6.0):
-                bench.give(CallerMessageArrived(caller=head, message=Ping()))
+                bench.hears(head, Ping())
             assert bench.give(DaemonTick()) == [EndPreparation(assignment_id=2)], (
                 "the other connection is gone"
             )
@@ -398,15 +316,15 @@ def test_what_is_made_ready_is_given_up_with_the_pipeline_that_works_and_never_e
             told = bench.give(ComputeFailed(assignment_id=2, text="it is damaged", is_part=True))
             assert told == [says(later, "it is damaged", "part"), EndPreparation(assignment_id=2)]
         elif ends == "weights":
-            told = bench.give(ComputeReported(assignment_id=2, result=AskNames(first=0)))
+            told = bench.reports(AskNames(first=0), 2)
             assert told[-1] == EndPreparation(assignment_id=2), "it asks where nobody serves"
         else:
-            told = bench.give(CallerMessageArrived(caller=later, message=Loading(share=0.1)))
+            told = bench.hears(later, Loading(share=0.1))
             assert [type(command) for command in told] == [Ban, EndPreparation]
         assert bench.core.beside is None
         assert (bench.core.assignment is None) == (ends in ("reset", "lease"))
         assert bench.core.fired["given up"] == 1
-        bench.give(ComputeReported(assignment_id=2, result=LOADED))
+        bench.reports(LOADED, 2)
         assert bench.core.fired["late result"] == 1
 
 
@@ -415,13 +333,11 @@ def test_nothing_is_made_ready_beside_nothing_nor_for_another_head() -> None:
     wanted = assigned_beside()
     text = "no earlier pipeline of this head works here: there is nothing to make ready beside"
     first = bench.dial()
-    assert bench.give(CallerMessageArrived(caller=first, message=wanted)) == [says(first, text, "again")]
+    assert bench.hears(first, wanted) == [says(first, text, "again")]
     bench.held()
     for incarnation in (FIRST, OTHER):
         caller = bench.dial(incarnation=incarnation)
-        assert bench.give(CallerMessageArrived(caller=caller, message=wanted)) == [
-            says(caller, text, "again")
-        ]
+        assert bench.hears(caller, wanted) == [says(caller, text, "again")]
     assert bench.core.fired == Counter({"beside nothing": 3})
 
 
@@ -429,13 +345,13 @@ def test_of_two_later_pipelines_the_last_one_counts() -> None:
     bench = Bench()
     bench.held()
     second, third = bench.dial(incarnation=SECOND), bench.dial(incarnation=THIRD)
-    bench.give(CallerMessageArrived(caller=second, message=assigned_beside()))
-    told = bench.give(CallerMessageArrived(caller=third, message=assigned_beside()))
+    bench.hears(second, assigned_beside())
+    told = bench.hears(third, assigned_beside())
     assert told == [
         EndPreparation(assignment_id=2),
         PrepareSlice(assignment_id=3, caller=third, assign=assigned_beside()),
     ]
-    assert bench.give(CallerMessageArrived(caller=second, message=assigned_beside())) == []
+    assert bench.hears(second, assigned_beside()) == []
     assert bench.core.fired == Counter({"beside": 2, "given up": 1, "stale": 1})
 
 
@@ -455,16 +371,3 @@ def test_where_a_slice_fits_that_is_made_ready(
     new: int, free: int, growth: int, given_up: int, room: SliceRoom
 ) -> None:
     assert room_for(new=new, cache=1, free=free, growth=growth, given_up=given_up) is room
-
-
-def test_only_who_looks_closely_hears_of_segments_that_are_not_for_the_slice() -> None:
-    """One that times the link is no event at all."""
-    core = DaemonCore(DaemonLimits(lease_s=5.0, link_s=10.0))
-    told = []
-    for role in ("measure", "stage"):
-        caller = Caller("b", role, FIRST)
-        core.handle(CallerConnected(caller=caller), 0.0)
-        segment = CallerMessageArrived(caller=caller, message=Segment(segment=1, parts=()))
-        told.append(core.handle(segment, 0.0))
-    ignored = Log(text="ignored a segment of b, which does not hold this daemon", level="debug")
-    assert told == [[], [ignored]]

@@ -58,13 +58,6 @@ def test_a_long_prompt_comes_in_chunks_and_the_nodes_with_the_last() -> None:
     assert rows_of(part_of(exact, 256)) == [(256, False)]
 
 
-def test_nodes_that_do_not_fit_the_job_are_left_for_the_next() -> None:
-    request = asked(3)
-    children = drafted(request, 2, *((token, 0.1) for token in range(6)))
-    assert rows_of(part_of(request, *children, rows_max=4)) == [(node, False) for node in children[:4]]
-    assert rows_of(part_of(request, *children, rows_max=4)) == [(node, False) for node in children[4:]]
-
-
 def test_guesses_that_came_true_are_not_run_again_only_told() -> None:
     request = asked(3)
     child, _ = drafted(request, 2, (7, 0.6), (8, 0.3))
@@ -82,29 +75,6 @@ def test_guesses_that_came_true_are_not_run_again_only_told() -> None:
     assert (part.commit.base, part.commit.path) == (5, ()), "a Commit tells what the ones before it have not"
 
 
-def test_tokens_that_were_not_guessed_are_given_before_the_root() -> None:
-    request = asked(3)
-    drafted(request, 2, (7, 0.6))
-    first, second, third = move(request, 50), move(request, 51), move(request, 52)
-    part = part_of(request, third)
-    assert rows_of(part) == [(first, True), (second, True), (third, False)]
-    assert (part.commit.base, part.commit.path) == (3, (first, second, third))
-
-
-def test_what_was_run_as_a_guess_and_died_is_forgotten() -> None:
-    request = asked(3)
-    right, wrong = drafted(request, 2, (7, 0.6), (8, 0.3))
-    (below,) = drafted(request, wrong, (9, 0.5))
-    part_of(request, right, below)
-    move(request, 7)
-    assert (request.drafter_states[0].run, set(request.candidates.offers)) == ({right}, {2})
-    propose(request, right, (5, 0.5))
-    propose(request, below, (5, 0.5))
-    assert (request.drafter_states[0].pending, set(request.candidates.offers)) == (set(), {2, right}), (
-        "an answer that comes too late changes nothing"
-    )
-
-
 def test_a_path_that_outgrew_a_commit_is_told_in_several() -> None:
     request = asked(3)
     part_of(request, 2)
@@ -119,71 +89,11 @@ def test_a_path_that_outgrew_a_commit_is_told_in_several() -> None:
     assert (told, given) == (grown, grown)
 
 
-def test_a_new_turn_keeps_what_the_drafter_has_and_the_rest_is_given_again() -> None:
-    request = asked(6)
-    tree, drafter_state = request.tree, request.drafter_states[0]
-    part_of(request, 5)
-    tree.rewind(4)
-    tree.extend_path([7, 8, 9])
-    drafter_state.begin(opening(7, epoch=1, keep=4, root=tree.root), 4, 1000)
-    assert drafter_state.opening is not None
-    assert (drafter_state.opening.keep, drafter_state.pending, drafter_state.run) == (4, set(), set())
-    part = part_of(request, tree.root)
-    assert (part.positions, part.committed) == ((4, 5, 6), (True, True, False))
-    assert (part.commit.base, part.commit.epoch) == (7, 1)
-
-
-def test_a_new_turn_keeps_no_more_than_the_drafter_was_given() -> None:
-    request = asked(600)
-    part_of(request, 599)
-    request.drafter_states[0].begin(opening(600, epoch=1, keep=599), 599, 1000)
-    assert request.drafter_states[0].opening is not None
-    assert request.drafter_states[0].opening.keep == 256
-    assert part_of(request, 599).positions[0] == 256
-
-
-def test_guesses_the_drafter_was_not_told_to_keep_are_not_kept() -> None:
-    """A guess that came true is in the drafter's cache as a guess: an Open of the next epoch drops it
-    there."""
-    request = asked(3)
-    (child,) = drafted(request, 2, (7, 0.6))
-    (grandchild,) = drafted(request, child, (9, 0.5))
-    part_of(request, grandchild)
-    for token in (7, 9, 5):
-        move(request, token)
-    request.drafter_states[0].advance(request.tree)
-    request.drafter_states[0].begin(opening(6, epoch=1, keep=5), 5, 1000)
-    assert request.drafter_states[0].opening is not None
-    assert request.drafter_states[0].opening.keep == 3
-
-
 def test_a_prompt_beyond_the_drafters_context_is_not_drafted_for() -> None:
     request = asked(20, drafter_context=19)
     assert request.drafter_states[0].opening is None
     assert not expandable(request, 0, DrafterTraits(context=19), 19)
     assert asked(19, drafter_context=19).drafter_states[0].opening is not None
-
-
-# ------------------------------------------------------------------------------------ what may be asked about
-
-
-def test_nodes_are_asked_about_once() -> None:
-    request = asked(3)
-    assert expandable(request, 0, PLAIN, 2)
-    part_of(request, 2)
-    assert not expandable(request, 0, PLAIN, 2), "its answer is on its way"
-    propose(request, 2, (7, 0.5))
-    assert not expandable(request, 0, PLAIN, 2)
-    grow(request, 0.0, BELIEVED)
-    (child,) = request.tree.children(2)
-    assert expandable(request, 0, PLAIN, child)
-    request.submit = None
-    assert not expandable(request, 0, PLAIN, child), "the answer is over"
-
-
-def test_nothing_is_asked_about_beyond_the_drafters_context() -> None:
-    assert expandable(asked(9), 0, DrafterTraits(context=10), 8)
-    assert not expandable(asked(10), 0, DrafterTraits(context=10), 9)
 
 
 @pytest.mark.parametrize(("featured", "may"), [(8, False), (9, True), (10, True)])
@@ -201,17 +111,6 @@ def test_a_drafter_that_wants_features_waits_for_those_of_the_path(featured: int
     late.featured -= 1
     assert not expandable(late, 0, WANTS_FEATURES, 9), "not as many as that"
     assert not expandable(asked(1, featured=1), 0, WANTS_FEATURES, 0), "the first token has nothing before it"
-
-
-@pytest.mark.parametrize(("limit", "value"), [("new_tokens_max", 3), ("context", 8)])
-def test_the_end_of_the_answer_needs_no_guess(limit: str, value: int) -> None:
-    """5 tokens of prompt and 3 new ones: the last needs no row, so the drafts end one level before."""
-    request = asked(5, **{limit: value})
-    (child,) = drafted(request, 4, (7, 0.5))
-    (grandchild,) = drafted(request, child, (8, 0.5))
-    assert [request.has_room_below(node) for node in (4, child, grandchild)] == [True, True, False]
-    assert not expandable(request, 0, PLAIN, grandchild)
-    assert drafted(asked(5, **{limit: value - 2}), 4, (7, 0.5)) == []
 
 
 # --------------------------------------------------------------------------------------- what becomes a node
@@ -241,15 +140,6 @@ def test_a_stop_token_is_not_drafted_and_hides_nothing_behind_it() -> None:
     assert tokens_below(request, 2) == [7, 6]
 
 
-def test_a_child_that_is_there_is_not_drafted_again() -> None:
-    request = asked(3)
-    part_of(request, 2)
-    request.tree.add(2, 7, 0.4)
-    propose(request, 2, (7, 0.5), (8, 0.3))
-    assert grow(request, 0.0, BELIEVED) == 1
-    assert tokens_below(request, 2) == [7, 8]
-
-
 def test_the_calibrators_word_counts_where_there_is_one() -> None:
     fusion = Fusion([0])
     (calibrator,) = fusion.calibrators
@@ -263,12 +153,6 @@ def test_the_calibrators_word_counts_where_there_is_one() -> None:
     assert believed.tree.value(believed.tree.children(2)[0]) == pytest.approx(0.9)
     assert grow(request, 0.01, fusion) == 2
     assert request.tree.value(request.tree.children(2)[0]) == pytest.approx(calibrator.chance(0.9))
-
-
-def test_a_confidence_just_above_one_is_one() -> None:
-    request = asked(3)
-    (child,) = drafted(request, 2, (7, 1.0000001))
-    assert request.tree.value(child) == 1
 
 
 def test_the_tree_has_an_end() -> None:
@@ -286,19 +170,6 @@ def test_the_tree_has_an_end() -> None:
     move(request, 0)
     grow(request, 0.0, BELIEVED)
     assert request.tree.alive_count <= limits.DRAFT_NODES_MAX
-
-
-def test_proposals_for_the_dead_and_after_the_end_are_nothing() -> None:
-    request = asked(3)
-    right, wrong = drafted(request, 2, (7, 0.5), (8, 0.5))
-    part_of(request, right, wrong)
-    move(request, 7)
-    propose(request, wrong, (9, 0.5))
-    assert wrong not in request.candidates.offers
-    request.submit = None
-    propose(request, right, (9, 0.5))
-    assert grow(request, 0.0, BELIEVED) == 0
-    assert request.tree.children(right) == []
 
 
 def test_a_node_without_an_answer_is_not_asked_about_again() -> None:

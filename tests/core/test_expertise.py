@@ -39,14 +39,6 @@ def test_a_request_begins_with_what_its_domain_learnt_and_a_new_domain_with_what
     assert known(expertise, CODE) == pytest.approx([0.9, 0.1], abs=0.03)
 
 
-def test_requests_under_way_learn_from_each_other() -> None:
-    expertise = Expertise(2)
-    first, second = expertise.begin(CODE), expertise.begin(CODE)
-    for _ in range(50):
-        expertise.observe(first, {0: 0.2, 1: 0.8})
-    assert expertise.worth(second) == pytest.approx([0.2, 0.8], abs=0.05)
-
-
 def test_a_request_goes_its_own_way_within_some_tokens() -> None:
     expertise = Expertise(2)
     for _ in range(5):
@@ -57,17 +49,6 @@ def test_a_request_goes_its_own_way_within_some_tokens() -> None:
         expertise.observe(record, {0: 0.1})
         expertise.observe(record, {1: 0.8})
     assert expertise.choose(record, 1, (0, 1), EQUAL)[0] == 1
-
-
-def test_the_less_comes_true_the_sooner_the_unknown_is_tried() -> None:
-    def chosen_after(chance: float) -> tuple[int, ...]:
-        expertise = Expertise(2)
-        for _ in range(3):
-            answered(expertise, CODE, (chance, chance - 0.05), tokens=9)
-        answered(expertise, CODE, (chance,), tokens=40)
-        return expertise.choose(expertise.begin(CODE), 1, (0, 1), EQUAL)
-
-    assert (chosen_after(0.95), chosen_after(0.45)) == ((0,), (0, 1))
 
 
 def test_one_request_tries_a_drafter_for_all() -> None:
@@ -104,14 +85,6 @@ def test_one_on_trial_is_compared_on_the_tokens_that_it_was_there_for() -> None:
     assert worth[1] > worth[0]
 
 
-def test_a_drafter_that_takes_longer_must_save_as_many_misses() -> None:
-    expertise = Expertise(2)
-    for _ in range(5):
-        answered(expertise, CODE, (0.7, 0.8))
-    assert expertise.choose(expertise.begin(CODE), 1, (0, 1), (0.05, 0.1))[0] == 1
-    assert expertise.choose(expertise.begin(CODE), 1, (0, 1), (0.05, 0.25))[0] == 0
-
-
 def test_one_that_had_no_job_for_long_is_tried_as_if_it_were_as_fast_as_is_hoped() -> None:
     """It is not taken for that: whoever is chosen is so by what is known."""
     expertise = Expertise(2)
@@ -131,13 +104,6 @@ def test_one_that_has_the_text_already_stays_unless_another_is_clearly_better() 
         for _ in range(200):
             expertise.observe(record, {0: 0.5, 1: 0.5 + better})
         assert expertise.choose(record, 1, (0, 1), EQUAL)[0] == chosen
-
-
-def test_only_those_that_are_there_are_chosen() -> None:
-    expertise = Expertise(3)
-    record = expertise.begin(CODE)
-    assert expertise.choose(record, 2, (2,), (*EQUAL, 0.0)) == (2,)
-    assert expertise.choose(record, 2, (), (*EQUAL, 0.0)) == ()
 
 
 @given(

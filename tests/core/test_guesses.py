@@ -1,20 +1,16 @@
-"""The head while it guesses ahead: stages and drafter played by hand, exact commands out; and later turns in
-the simulator."""
+"""The head while it guesses ahead: stages and drafter played by hand, exact commands out."""
 
 from __future__ import annotations
+
+import json
 
 import pytest
 
 from flowspec.core.head.events import Cancel, Forget
-from flowspec.core.methods import METHODS
+from flowspec.core.head.statistics import Statistics
 from flowspec.core.methods.continuous import Continuous
-from flowspec.core.protocol.messages import Hop, Sampling
+from flowspec.core.protocol.messages import Hop
 from flowspec.errors import PeerError
-from flowspec.plan.timing import Curve
-from flowspec.sim.device import DeviceSpec
-from flowspec.sim.drafter import FakeDrafter
-from flowspec.sim.experiment import Experiment
-from flowspec.sim.language import HashLanguage
 from tests.core.scripted_head import (
     ScriptedHead,
     commits,
@@ -26,10 +22,7 @@ from tests.core.scripted_head import (
     over,
     sends,
     sends_all,
-    wakes,
 )
-from tests.pipeline import ask
-from tests.plain import plain_answer
 
 
 def say_commit(head: ScriptedHead) -> tuple[int, tuple[int, ...]]:
@@ -116,19 +109,6 @@ def test_what_the_drafter_says_of_an_older_epoch_changes_nothing() -> None:
     assert head.back({8: 14})[0] == emits(14)
 
 
-def test_a_timer_is_asked_for_again_only_when_its_time_changes() -> None:
-    head = ScriptedHead(Continuous(segment_nodes=1))
-    hops = (Hop(received_s=0, queued_s=0, compute_s=0.5, own_s=0, rows=1),) * 4
-    head.core.costs.learn(hops, 1, -2.0, 0.0)
-    head.ask()
-    assert head.propose({2: [(10, 0.5), (11, 0.3)]}) == [sends(3), drafts(3, 4), wakes(0.5)]
-    head.now_s = 0.25
-    assert head.propose({}) == []
-    assert head.ask(2, (7,)) == [opens(2), sends(0, request=2), drafts(0, request=2)]
-    assert head.wake(0.5) == [sends(4)], "the window is full"
-    assert head.back({2: 10}) == [emits(10), commits(3, base=3), wakes(1.0)]
-
-
 def test_the_end_of_an_answer_says_what_happened() -> None:
     """Three guesses of which two hold. Every stage computes 10 ms for each segment, drafting takes no
     time."""
@@ -167,30 +147,6 @@ def test_the_end_of_an_answer_says_what_happened() -> None:
     assert {name: value for name, value in expected.items() if found[name] != value} == {}
 
 
-# ------------------------------------------------------------------------------------------------ later turns
-
-
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("quality", [0.5, 1.0])
-def test_a_second_turn_after_guesses_that_held_is_the_sequential_one(name: str, quality: float) -> None:
-    """The last guesses of an answer hold at the head, but no Commit ever told the stages and the drafter
-    so."""
-    language = HashLanguage(24, 5, 4.0)
-    device = DeviceSpec(curve=Curve(base_s=0.02, row_s=0.001), layers=2)
-    world = Experiment(devices=(device,) * 2, method=name, context=100).build(
-        language, [FakeDrafter(language, quality, 5, context=100)]
-    )
-    prompt = (1, 2, 3)
-    for turn in range(4):
-        world.at(100.0 * turn, ask(1, prompt, 12))
-        world.run()
-        answer = world.answers[1][-1]
-        assert answer.tokens == plain_answer(language, prompt, Sampling(), new_tokens_max=12, context=100)[0]
-        assert answer.end is not None
-        assert answer.end.reused >= (len(prompt) - 20 if turn else 0), "most of it is still there"
-        prompt = (*prompt, *answer.tokens, 4, 5)
-
-
 def test_a_commit_goes_out_on_control_only_while_something_is_in_flight_that_it_could_prune() -> None:
     alone = ScriptedHead(Continuous(), drafter=None)
     alone.ask()
@@ -202,3 +158,18 @@ def test_a_commit_goes_out_on_control_only_while_something_is_in_flight_that_it_
     assert others.back({0: 10}, request=1) == [emits(10, request=1), sends(1, request=1)], (
         "what others have in flight is no reason"
     )
+
+
+def test_the_tokens_of_a_prompt_come_from_no_segment_after_it() -> None:
+    """`/stats` told of 14 segments, of which 15 gave tokens; a lost pipeline's prompt is sent once more."""
+    found = Statistics(stage_count=2)
+    assert found.report() == json.loads(json.dumps(found.report(), allow_nan=False)), "of nothing"
+    for number in range(4):
+        found.emitted(1, float(number))
+        found.sent(1, 1)
+        if number == 2:
+            found.lost(0.5, 2.5)
+            found.admitted(2.7)
+    report = found.report()
+    told = [report[name] for name in ("segments", "committing_segments", "tokens_per_commit")]
+    assert told == [4, 2, 1.0]

@@ -11,7 +11,6 @@ from flowspec.core.cluster.incarnation import (
     GENERATION_BITS,
     SESSION_BITS,
     SESSIONS_MAX,
-    Claim,
     Lease,
     incarnation_of,
 )
@@ -23,27 +22,6 @@ FIRST, SECOND, OTHER = incarnation_of(7, 1), incarnation_of(7, 2), incarnation_o
 def test_numbers_fit_into_messages_and_grow_with_the_generation() -> None:
     assert incarnation_of((1 << SESSION_BITS) - 1, (1 << GENERATION_BITS) - 1) <= limits.ID_MAX
     assert SECOND > FIRST
-
-
-def test_a_free_device_is_granted_and_then_held() -> None:
-    lease = Lease(5.0)
-    assert lease.claim(FIRST) is Claim.GRANTED
-    lease.take(FIRST, 0.0)
-    assert (lease.claim(FIRST), lease.claim(OTHER)) == (Claim.HELD, Claim.HELD)
-    assert lease.admits(FIRST)
-    assert not lease.admits(SECOND)
-
-
-def test_a_later_pipeline_of_the_same_head_supersedes_and_the_earlier_one_is_stale_from_then_on() -> None:
-    lease = Lease(5.0)
-    lease.take(FIRST, 0.0)
-    assert lease.claim(SECOND) is Claim.SUPERSEDES
-    lease.release()
-    lease.take(SECOND, 1.0)
-    assert lease.claim(FIRST) is Claim.STALE
-    lease.release()
-    assert lease.claim(FIRST) is Claim.STALE, "also when nobody holds the device any more"
-    assert lease.claim(OTHER) is Claim.GRANTED
 
 
 def test_silence_ends_a_lease_and_a_word_renews_it() -> None:

@@ -51,30 +51,6 @@ def test_what_is_kept_is_taken_again_as_it_was(learnt: tuple[str, Any]) -> None:
     assert found == kept
 
 
-def test_what_a_former_version_kept_is_taken_too(learnt: tuple[str, Any]) -> None:
-    """The kinds of prompts were beside what drafters are worth in them, and the governor knew of none."""
-    method, kept = learnt
-    former = copy.deepcopy(kept)
-    domains = former["method"].pop("domains")
-    del former["method"]["governor"]["domains"]
-    if method != "continuous":
-        expertise = former["method"].get("measured", former["method"])["expertise"]
-        expertise["prompts"] = domains["prompts"]
-        for worth, words in zip(expertise["domains"], domains["domains"], strict=True):
-            worth.update(words)
-    head = fresh(method)
-    head.recall(former)
-    found = json.loads(json.dumps(head.kept()))["method"]
-    if method == "continuous":
-        assert found["domains"] == {"prompts": 0, "domains": []}
-    else:
-        assert found["domains"] == kept["method"]["domains"]
-        assert found["domains"]["domains"]
-    assert found["governor"]["domains"] == []
-    for name in found.keys() - {"domains", "governor"}:
-        assert found[name] == kept["method"][name]
-
-
 def test_a_run_goes_on_from_what_is_kept() -> None:
     """A drafter that is never right, and one that is: the second run asks the first hardly at all."""
     first = Run("cosine", (0.0, 0.95), count=1, drafting=(FAST, FAST))

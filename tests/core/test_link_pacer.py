@@ -72,18 +72,6 @@ def test_delays_as_any_network_has_them_bound_nothing() -> None:
     assert portions.rows == 128
 
 
-def test_what_a_row_takes_on_a_slow_link_is_known_after_some_segments() -> None:
-    portions, slow = LinkPacer(8, 128), link(row_s=0.08)
-    for rows in (8, 4, 6):
-        land(portions, rows, slow(rows))
-        assert portions.rows_s == []
-    land(portions, 6, slow(6))
-    assert portions.rows_s == pytest.approx([0, 0.08, 0, 0])
-    for rows in (1, 16):
-        land(portions, rows, link(row_s=0.0)(rows))
-    assert portions.rows_s == [], "no link is slow"
-
-
 def test_segments_that_waited_for_others_on_a_slow_link_do_not_hide_it() -> None:
     portions, slow = LinkPacer(8, 128), link(row_s=0.08)
     for rows in (8, 4, 6, 6, 1):

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 import pytest
 
 from flowspec.core.head.events import (
-    Cancel,
     Emit,
     PipelineLost,
     PipelineReformed,
@@ -17,11 +16,8 @@ from flowspec.core.head.events import (
 from flowspec.core.head.head import HeadCore
 from flowspec.core.methods.continuous import Continuous
 from flowspec.core.protocol.messages import Logprobs, Verified, VerifiedPart
-from flowspec.core.stage.events import LayersDone, SendVerified
-from flowspec.core.stage.stage import StageCore
 from flowspec.errors import PeerError
 from tests.core.scripted_head import ScriptedHead
-from tests.core.stages import arrive, opening, run_of, segment
 from tests.pipeline import ask
 
 
@@ -58,14 +54,6 @@ def guessing(top: int = 1) -> ScriptedHead:
     return head
 
 
-def test_every_emitted_token_has_its_own() -> None:
-    head = guessing().core
-    assert back(head, 0, {2: 0}) == [Emit(request=1, tokens=(0,), logprobs=(said(2),))]
-    assert back(head, 1, {3: 2}) == [Emit(request=1, tokens=(2,), logprobs=(said(3),))]
-    assert back(head, 2, {5: 9}) == [Emit(request=1, tokens=(9,), logprobs=(said(5),))]
-    assert head.requests()[0].logprobs == {}
-
-
 def test_they_wait_for_their_token_and_go_with_dead_nodes() -> None:
     head = guessing().core
     assert back(head, 1, {3: 2, 4: 9}) == [], "the token after the root is not known yet"
@@ -87,13 +75,6 @@ def test_after_a_loss_the_tokens_that_follow_have_theirs_and_none_comes_twice() 
     assert emit == Emit(request=1, tokens=(2,), logprobs=(said(3),))
 
 
-def test_an_end_forgets_those_of_guesses() -> None:
-    head = guessing()
-    back(head.core, 0, {2: 0})
-    head.give(Cancel(request=1))
-    assert head.core.requests()[0].logprobs == {}
-
-
 @pytest.mark.parametrize(
     ("top", "logprobs", "match"),
     [
@@ -111,33 +92,3 @@ def test_others_than_those_that_were_asked_for_are_the_stages_fault(
     head.handle(ask(1, [1, 2, 3], 5, top_logprobs=top), 0.0)
     with pytest.raises(PeerError, match=match):
         back(head, 0, {2: 7}, logprobs=logprobs)
-
-
-def test_the_last_stage_reports_them_with_the_rows_that_live() -> None:
-    core = StageCore(is_last=True, slots_max=64)
-    asked = opening(top_logprobs=1)
-    prompt = run_of(arrive(core, segment(0, [(0, -1, 0), (1, 0, 1), (2, 1, 2)], prompt=True, opens=asked)))
-    assert [part.top_logprobs for part in prompt.parts] == [1]
-
-    def done(job: int, tokens: tuple[int, ...], logprobs: tuple[Logprobs | None, ...]) -> VerifiedPart:
-        rows = tuple(range(len(tokens)))
-        event = LayersDone(
-            job=job,
-            rows=rows,
-            payload=None,
-            next_tokens=tokens,
-            started_s=0.0,
-            ended_s=0.0,
-            logprobs=logprobs,
-        )
-        (sent,) = [command for command in core.handle(event, 0.0) if isinstance(command, SendVerified)]
-        (part,) = sent.verified.parts
-        return part
-
-    found = done(prompt.job, (-1, -1, 30), (None, None, said(2)))
-    assert (found.ids, found.next_tokens, found.logprobs) == ((2,), (30,), (said(2),))
-    job = run_of(arrive(core, segment(1, [(3, 2, 3), (4, 3, 4), (5, 3, 4)])))
-    found = done(job.job, (50, 7, 8), (said(3), said(4), said(5)))
-    assert (found.ids, found.logprobs) == ((3, 5), (said(3), said(5))), (
-        "node 4 holds another token than was drawn"
-    )

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-import pytest
-
 from flowspec.core.cluster.membership import (
     DevicesPrepared,
     Disband,
@@ -88,11 +86,12 @@ def running(*names: str) -> Bench:
     return bench
 
 
-def test_a_pipeline_is_formed_of_all_in_their_order() -> None:
-    bench = Bench()
-    assert bench.give(SessionStarted()) == [Reform(devices=("a", "b", "c"))]
-    assert bench.form(1.0) == []
-    assert bench.pass_time(60) == []
+def without_b(forming_s: float = 0.0) -> Bench:
+    """It is lost, and the others work without it, once another pipeline is formed."""
+    bench = running()
+    bench.give(PipelineBroken(device="b", text="its connection closed"))
+    bench.form(forming_s)
+    return bench
 
 
 def test_the_devices_that_are_gone_on_with_are_those_of_the_plan() -> None:
@@ -102,15 +101,6 @@ def test_the_devices_that_are_gone_on_with_are_those_of_the_plan() -> None:
         "d stands by"
     )
     assert bench.give(MembersChosen(devices=("a", "c", "d"))) == [], "nobody was lost since"
-
-
-def test_a_closed_connection_forms_another_pipeline_of_the_rest_at_once() -> None:
-    bench = running()
-    assert bench.give(PipelineBroken(device="b", text="its connection closed")) == [
-        Note(text="device b is lost (its connection closed)"),
-        Reform(devices=("a", "c")),
-    ]
-    assert bench.core.lost == ["b"]
 
 
 def test_silence_is_loss_and_is_reported_with_how_long_it_was() -> None:
@@ -259,9 +249,7 @@ def test_what_was_long_ago_is_forgiven() -> None:
 
 
 def test_nobody_is_taken_in_during_an_answer_that_ends_soon() -> None:
-    bench = running()
-    bench.give(PipelineBroken(device="b", text="its connection closed"))
-    bench.form(after_s=2.0)
+    bench = without_b(2.0)
     bench.tick = Tick(left_s=20.0)
     assert bench.pass_time(12) == []
     bench.tick = Tick(left_s=21.0)
@@ -269,21 +257,11 @@ def test_nobody_is_taken_in_during_an_answer_that_ends_soon() -> None:
 
 
 def test_where_answers_follow_one_another_a_device_that_is_ready_waits_no_longer_than_is_said() -> None:
-    bench = running()
-    bench.give(PipelineBroken(device="b", text="its connection closed"))
-    bench.form(after_s=2.0)
+    bench = without_b(2.0)
     bench.tick = Tick(left_s=1.0)
     assert bench.pass_time(12) == []
     assert bench.pass_time(6) == [Reform(devices=("a", "b", "c"))]
     assert bench.core.fired["waited enough"] == 1
-
-
-def test_a_device_that_does_not_answer_stays_out() -> None:
-    bench = running()
-    bench.alive.discard("b")
-    bench.give(PipelineBroken(device="b", text="its connection closed"))
-    bench.form()
-    assert bench.pass_time(100) == []
 
 
 def test_without_any_device_one_waits_and_takes_who_comes() -> None:
@@ -315,55 +293,8 @@ def test_where_the_model_does_not_fit_on_the_rest_all_who_are_back_help() -> Non
     assert bench.pass_time(7)[-1] == Reform(devices=("a", "b", "c"))
 
 
-def test_a_second_loss_while_the_first_is_replaced_leaves_the_rest() -> None:
-    bench = running()
-    bench.give(PipelineBroken(device="a", text="its connection closed"))
-    assert bench.give(PipelineBroken(device="c", text="no answer within 3 s"))[-1] == Reform(devices=("b",))
-
-
-@pytest.mark.parametrize(
-    "event", [HeartbeatArrived(device="b"), MemberProgressed(device="b"), ProbeAnswered(device="x")]
-)
-def test_words_of_those_who_take_no_part_change_nothing(event: MembershipEvent) -> None:
-    bench = running()
-    bench.give(PipelineBroken(device="b", text="its connection closed"))
-    assert bench.give(event) == []
-
-
-def test_devices_that_refuse_their_part_are_there_and_the_model_is_too_large() -> None:
-    bench = running("a", "b")
-    assert bench.give(PipelineBroken(device="a", text="2 GiB are missing", is_refusal=True))[0] == Note(
-        text="device a cannot do its part (2 GiB are missing)"
-    )
-    said = bench.give(PipelineBroken(device="b", text="4 GiB are missing", is_refusal=True))
-    text = "no device that is left can do its part; waiting for a device to come back"
-    assert said[1:] == [Note(text=text), Disband()]
-
-
-def test_devices_that_a_plan_leaves_out_stand_by_and_are_not_missed() -> None:
-    bench = Bench()
-    assert bench.give(SessionStarted()) == [Reform(devices=("a", "b", "c"))]
-    bench.give(MembersChosen(devices=("c", "a")))
-    bench.form()
-    bench.alive = {"a", "c"}
-    assert bench.pass_time(30) == []
-    assert bench.give(PipelineBroken(device="a", text="its connection closed"))[-1] == Reform(
-        devices=("b", "c"), silent_s=0.5
-    )
-
-
-def test_a_device_that_is_back_makes_ready_beside_the_pipeline_that_works_before_it_is_taken_in() -> None:
-    bench = running()
-    bench.give(PipelineBroken(device="b", text="its connection closed"))
-    bench.form()
-    assert bench.pass_time(6.5) == [Reform(devices=("a", "b", "c"))]
-    assert bench.prepared == [Prepare(devices=("a", "b", "c"), returning=("b",))]
-
-
 def test_what_takes_long_to_make_ready_disturbs_nobody_and_is_asked_for_once() -> None:
-    bench = running()
-    bench.give(PipelineBroken(device="b", text="its connection closed"))
-    bench.form()
+    bench = without_b()
     bench.tick = Tick(left_s=5.0)
     assert bench.core.returning == [], "it is lost"
     for _ in range(14):
@@ -383,9 +314,7 @@ def test_what_takes_long_to_make_ready_disturbs_nobody_and_is_asked_for_once() -
 
 
 def test_a_device_that_cannot_make_ready_stays_out_for_longer() -> None:
-    bench = running()
-    bench.give(PipelineBroken(device="b", text="its connection closed"))
-    bench.form()
+    bench = without_b()
     bench.outcome = PreparationFailed(devices=("b",), text="2 GiB are missing")
     assert bench.pass_time(6.5) == [Note(text="device b is not taken in (2 GiB are missing)")]
     bench.outcome = None
@@ -394,9 +323,7 @@ def test_a_device_that_cannot_make_ready_stays_out_for_longer() -> None:
 
 
 def test_a_device_that_would_have_nothing_to_do_stands_by() -> None:
-    bench = running()
-    bench.give(PipelineBroken(device="b", text="its connection closed"))
-    bench.form()
+    bench = without_b()
     bench.outcome = PlanRejected(devices=("b",))
     assert bench.pass_time(30) == [Note(text="device b is back, and stands by")]
     assert bench.give(PipelineBroken(device="a", text="its connection closed"))[-1] == Reform(
@@ -435,26 +362,6 @@ def test_where_there_is_always_an_answer_a_better_plan_waits_for_a_minute() -> N
     assert bench.pass_time(1) == [GOING_OVER, Reform(devices=("a", "b", "c"))]
 
 
-def test_a_plan_that_is_no_better_changes_nothing() -> None:
-    bench = running()
-    bench.give(SLOW)
-    assert bench.give(PlanRejected(devices=())) == []
-    assert bench.pass_time(60) == []
-    assert bench.core.fired["stays"] == 1
-
-
-def test_a_loss_makes_a_better_plan_one_of_the_past() -> None:
-    bench = running()
-    bench.give(SLOW)
-    bench.give(DevicesPrepared(devices=(), gain=1.2))
-    bench.alive.discard("c")
-    assert bench.give(PipelineBroken(device="c", text="its connection closed"))[-1] == Reform(
-        devices=("a", "b")
-    )
-    assert bench.form(1.0) == []
-    assert bench.pass_time(60) == []
-
-
 def test_a_switch_must_gain_more_than_it_costs() -> None:
     bench = running()
     assert not bench.core.is_worth(1.0)
@@ -469,44 +376,17 @@ def test_a_switch_must_gain_more_than_it_costs() -> None:
     assert slow.core.is_worth(1.12, 58.0)
 
 
-def test_what_is_loaded_in_the_switch_counts_when_all_have_made_ready() -> None:
-    bench = running()
-    bench.give(SLOW)
-    assert bench.give(DevicesPrepared(devices=(), gain=1.2, load_s=101.0)) == []
-    assert bench.pass_time(60) == []
-    assert (bench.core.fired["too dear"], bench.core.fired["stays"]) == (1, 1)
-    bench.pass_time(600)
-    bench.give(SLOW)
-    assert bench.give(DevicesPrepared(devices=(), gain=1.2, load_s=99.0)) == []
-    assert bench.pass_time(1) == [GOING_OVER, Reform(devices=("a", "b", "c"))]
-    assert bench.form(99.5) == [Note(text="changing the pipeline took 100.0 s")]
-    assert bench.core.fired["loads then"] == 1
-    assert bench.core.pause_s(0.0) == 1.0, "that is what the next switch takes, if nothing is to be loaded"
-
-
-def test_a_device_that_is_back_but_makes_too_little_faster_for_what_must_be_loaded_stands_by() -> None:
-    bench = running()
-    bench.give(PipelineBroken(device="b", text="its connection closed"))
-    bench.form()
-    bench.prepares = DevicesPrepared(devices=("b",), gain=1.1, load_s=60.0)
-    assert bench.pass_time(6.5) == [Note(text="device b is back, and stands by")]
-
-
 def test_the_shorter_the_switch_the_sooner_a_device_is_taken_in() -> None:
     """One answer would take ten times as long as the switch, and is worth it; the other is waited for."""
     for load_s, is_taken in ((0.0, True), (9.0, False)):
-        bench = running()
-        bench.give(PipelineBroken(device="b", text="its connection closed"))
-        bench.form(30.0)
+        bench = without_b(30.0)
         bench.prepares = DevicesPrepared(devices=("b",), load_s=load_s)
         bench.tick = Tick(left_s=30.0)
         assert (Reform(devices=("a", "b", "c")) in bench.pass_time(8)) == is_taken
 
 
 def test_a_device_that_another_head_has_is_not_back() -> None:
-    bench = running()
-    bench.give(PipelineBroken(device="b", text="its connection closed"))
-    bench.form()
+    bench = without_b()
     bench.alive.discard("b")
     for _ in range(20):
         assert bench.pass_time(1) == []

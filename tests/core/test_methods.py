@@ -3,12 +3,9 @@ commands out."""
 
 from __future__ import annotations
 
-import inspect
-
 import pytest
 
-from flowspec.core.methods import ALL, METHODS, default_method, make_method, options_of
-from flowspec.core.methods.base import Method
+from flowspec.core.methods import METHODS, default_method, make_method
 from flowspec.core.methods.lockstep import LockStep
 from flowspec.core.protocol import limits
 from tests.core.scripted_head import (
@@ -39,18 +36,6 @@ def test_methods_are_made_by_name_and_without_a_drafter_all_decode_plainly(name:
     assert head.back({4: 8}) == [emits(8), ends("length")]
 
 
-@pytest.mark.parametrize("method", ALL, ids=lambda method: method.name)
-def test_what_a_method_declares_are_its_keyword_arguments(method: type[Method]) -> None:
-    taken: set[str] = set()
-    for each in method.__mro__[:-1]:
-        if "__init__" in vars(each):
-            parameters = inspect.signature(each).parameters.values()
-            taken |= {every.name for every in parameters if every.kind is inspect.Parameter.KEYWORD_ONLY}
-            if all(every.kind is not inspect.Parameter.VAR_KEYWORD for every in parameters):
-                break  # nothing is passed on
-    assert options_of(method.name) == taken
-
-
 def test_where_none_is_named_a_method_suits_what_there_is() -> None:
     assert default_method() == "continuous"
     assert default_method(has_team=True) == "cosine"
@@ -59,16 +44,6 @@ def test_where_none_is_named_a_method_suits_what_there_is() -> None:
 
 # ----------------------------------------------------------------------------------------------------------
 # ar
-
-
-def test_ar_has_the_root_in_flight_and_nothing_else() -> None:
-    head = ScriptedHead("ar")
-    assert head.ask() == [opens(), sends(0, 1, 2)]
-    assert head.back({2: 8}) == [emits(8), sends(3)]
-    assert head.back({3: 8}) == [emits(8), sends(4)], (
-        "and no Commit on control: it rides along with the next root"
-    )
-    assert head.job is None
 
 
 def test_ar_fills_its_window_with_prompts_and_the_roots_that_wait() -> None:
@@ -126,20 +101,6 @@ def test_tree_sd_does_nothing_while_its_segment_is_out_and_drafts_anew_when_it_i
     assert head.job is not None
     assert (head.job.segment.parts[0].commit.base, head.job.segment.parts[0].commit.path) == (4, (4, 7, 8))
     assert head.propose({8: []}) == [sends(8)]
-
-
-@pytest.mark.parametrize("nodes", [1, 2, 7, 64])
-def test_tree_sd_sends_the_root_first_parents_before_children_and_no_more_than_it_may(nodes: int) -> None:
-    head = ScriptedHead(make_method("tree-sd", nodes=nodes))
-    head.ask()
-    said = head.back({2: 8})
-    while head.job is not None:
-        said = head.propose(falling(10))
-        assert kinds(said) in (["draft"], ["send"])
-    sent = said[0][1][1]
-    assert len(sent) == nodes
-    assert sent[0] == head.tree().root == 3
-    assert is_ordered(head.tree(), sent)
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -318,13 +279,3 @@ def test_a_round_of_the_paper_begins_with_a_tree_also_where_the_drafter_knows_it
     assert [segment.parts[0].tokens for segment in head.segments[-2:]] == [(11,), (22,)], (
         "the root, and what is known below it"
     )
-
-
-def test_the_paper_does_without_a_segment_where_nothing_is_new() -> None:
-    head = ScriptedHead(LockStep(nodes=4, depth=1, width=2))
-    head.ask()
-    head.propose({2: [(10, 0.9)]})
-    assert head.propose({3: [(11, 0.9)]}) == [sends(3), sends(4)]
-    assert head.back({2: 10}) == [emits(10), commits(3, base=3), drafts(4)]
-    assert head.propose({4: []}) == []
-    assert head.back({3: 11}) == [emits(11), commits(3, 4, base=3)], "the next turn can begin"

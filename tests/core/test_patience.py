@@ -65,11 +65,6 @@ def test_what_waiting_saves_is_what_comes_of_it(pass_s: float, chance: float) ->
     assert found == pytest.approx(max(clear, default=0.0), abs=0.02)
 
 
-def test_a_pass_as_long_as_a_slot_is_not_waited_for() -> None:
-    assert gain_s([hope(1.0, 0.95)], 0, level(1.0)) == 0
-    assert gain_s([hope(0.1, 0.7)], 0, level(1.0)) > 0.15
-
-
 def test_a_longer_trip_outweighs_what_is_saved() -> None:
     """Where a row takes long, guesses make the correction late at every stage."""
     assert gain_s([hope(0.1, 0.6)], 0, Slots(alone_s=1.0, usual_s=1.2, longer_s=0.2)) > 0
@@ -154,10 +149,6 @@ def test_nobody_waits_while_the_drafter_rests() -> None:
     assert isinstance(head.core.method, Continuous)
     head.core.method._governor._stance.is_resting = True
     assert missed(head) == [emits(MISS), sends(1)]
-
-
-def test_patience_can_be_switched_off() -> None:
-    assert missed(played_head(patience=False))[:2] == [emits(MISS), sends(1)]
 
 
 def test_roots_of_several_answers_wait_together() -> None:

@@ -40,14 +40,6 @@ def test_no_other_size_is_through_sooner(length: int, most: int, stages: int, kn
     assert taken <= best / (1 - GAIN) ** 3 + 1e-9
 
 
-def test_one_device_reads_its_weights_as_seldom_as_may_be() -> None:
-    assert chunk_rows(1000, 128, 1, Curve(base_s=1.0, row_s=0.1).seconds) == 128
-
-
-def test_short_prompts_on_boards_that_compute_slowly_go_in_short_chunks() -> None:
-    assert [chunk_rows(length, 128, 4, BOARD) for length in (64, 512, 4000)] == [16, 32, 128]
-
-
 def sent(slot_s: SlotTime | None, answers: int) -> list[int]:
     """Rows of the segments that leave when the last of so many prompts of 512 tokens has come."""
     head = HeadCore(context=1000, stage_count=4, slot_s=slot_s)

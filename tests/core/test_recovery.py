@@ -12,14 +12,11 @@ from flowspec.core.head.events import (
     Forget,
     PipelineLost,
     PipelineReformed,
-    SendToFirstStage,
     VerifiedArrived,
 )
-from flowspec.core.methods import METHODS
 from flowspec.core.protocol.messages import Commit, Verified
 from flowspec.core.stage.events import (
     ClearSlots,
-    ControlArrived,
     SendSegment,
     SendVerified,
     Trim,
@@ -36,13 +33,12 @@ from tests.core.scripted_head import (
     falling,
     guessing,
     hops,
-    kinds,
     opens,
     over,
     sends,
 )
-from tests.core.stages import arrive, commit, finish, opened, opening, run_of, segment
-from tests.pipeline import StopAfter, ask
+from tests.core.stages import arrive, commit, finish, opened, opening, run_of, segment, tell
+from tests.pipeline import StopAfter
 
 # ------------------------------------------------------------------------------------------------ the head
 
@@ -102,17 +98,6 @@ def test_segments_of_an_answer_that_is_over_come_back_without_its_root() -> None
     assert head.ask(prompt=(5, 6, 7, 10, 8))[0] == opens(epoch=1, keep=3)
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name != "ar"])
-def test_every_method_drops_what_it_has_in_flight(method: str) -> None:
-    head = ScriptedHead(method, drafter=TRAITS)
-    head.give(ask(1, (5, 6, 7), 100))
-    head.back({2: 30})
-    while head.job is not None and not head.core.flights.have_guesses(head.request()):
-        head.propose(falling(2))
-    assert head.core.flights.have_guesses(head.request())
-    assert kinds(head.give(Cancel(request=1)))[:2] == ["over", "end"]
-
-
 # ----------------------------------------------------------------------------------------------- the stages
 
 
@@ -124,7 +109,7 @@ def test_the_end_of_an_answer_takes_its_guesses_out_of_the_job_that_runs() -> No
     """It says nothing new of the path, and counts all the same; the node that it commits stays."""
     core = opened()
     job = run_of(arrive(core, segment(1, [(3, 2, 3), (4, 3, 4), (5, 2, 3)])))
-    assert core.handle(ControlArrived(message=told_over()), 0.0) == [
+    assert tell(core, told_over()) == [
         ClearSlots(request=1, slots=(3, 4, 5)),
         Trim(job=job.job, rows=(0, 1, 2)),
     ]
@@ -133,7 +118,7 @@ def test_the_end_of_an_answer_takes_its_guesses_out_of_the_job_that_runs() -> No
     assert sent.segment.row_count == 0
     core = opened()
     job = run_of(arrive(core, segment(1, [(3, 2, 3), (4, 3, 4), (5, 2, 3)])))
-    assert core.handle(ControlArrived(message=told_over(3)), 0.0) == [
+    assert tell(core, told_over(3)) == [
         ClearSlots(request=1, slots=(5,)),
         Trim(job=job.job, rows=(2,)),
         ClearSlots(request=1, slots=(4,)),
@@ -148,7 +133,7 @@ def test_what_waits_when_an_answer_ends_or_comes_later_never_runs() -> None:
     core = opened()
     job = run_of(arrive(core, segment(1, [(3, 2, 3)])))
     arrive(core, segment(2, [(4, 3, 4)]))
-    core.handle(ControlArrived(message=told_over()), 0.0)
+    tell(core, told_over())
     sent = [command for command in finish(core, job) if isinstance(command, SendSegment)]
     assert [(each.segment.segment, each.segment.row_count) for each in sent] == [(1, 0), (2, 0)]
     (late,) = arrive(core, segment(3, [(5, 2, 3)]))
@@ -159,12 +144,12 @@ def test_what_waits_when_an_answer_ends_or_comes_later_never_runs() -> None:
 def test_committed_rows_run_after_the_end_for_the_next_turn() -> None:
     core = StageCore(is_last=True, slots_max=64)
     job = run_of(arrive(core, segment(0, [(0, -1, 0), (1, 0, 1), (2, 1, 2)], prompt=True, opens=opening())))
-    assert core.handle(ControlArrived(message=told_over()), 0.0) == [], "rows of the prompt stay in the job"
+    assert tell(core, told_over()) == [], "rows of the prompt stay in the job"
     (sent,) = finish(core, job)
     assert isinstance(sent, SendVerified)
     assert sent.verified.parts[0].ids == (2,), "the root is drawn"
     core = opened()
-    core.handle(ControlArrived(message=told_over(3, 4)), 0.0)
+    tell(core, told_over(3, 4))
     job = run_of(arrive(core, segment(1, [(3, 2, 3), (4, 3, 4), (5, 3, 4), (6, 4, 5)])))
     assert job.parts[0].tokens.tolist() == [30, 40], (
         "the end came first: only the path is left of the guesses"
@@ -174,9 +159,9 @@ def test_committed_rows_run_after_the_end_for_the_next_turn() -> None:
 def test_the_end_is_told_twice_or_before_an_older_commit_and_stays_the_end() -> None:
     core = opened()
     finish(core, run_of(arrive(core, segment(1, [(3, 2, 3), (4, 3, 4)]))))
-    assert core.handle(ControlArrived(message=told_over(3)), 0.0) == [ClearSlots(request=1, slots=(4,))]
+    assert tell(core, told_over(3)) == [ClearSlots(request=1, slots=(4,))]
     for late in (told_over(3), commit(3), commit(), told_over()):
-        assert core.handle(ControlArrived(message=late), 0.0) == []
+        assert tell(core, late) == []
     (sent,) = arrive(core, segment(2, [(5, 3, 4)], newest=commit(3)))
     assert isinstance(sent, SendSegment)
     assert sent.segment.row_count == 0
@@ -184,9 +169,9 @@ def test_the_end_is_told_twice_or_before_an_older_commit_and_stays_the_end() -> 
 
 def test_the_next_epoch_begins_anew_and_hears_nothing_of_the_end_before_it() -> None:
     core = opened()
-    core.handle(ControlArrived(message=told_over()), 0.0)
-    core.handle(ControlArrived(message=opening(epoch=1, keep=2, length=3, root=9)), 0.0)
-    assert core.handle(ControlArrived(message=told_over()), 0.0) == [], "late, and of the older epoch"
+    tell(core, told_over())
+    tell(core, opening(epoch=1, keep=2, length=3, root=9))
+    assert tell(core, told_over()) == [], "late, and of the older epoch"
     finish(core, run_of(arrive(core, segment(1, [(9, 1, 2)], newest=commit(epoch=1), prompt=True))))
     job = run_of(arrive(core, segment(2, [(10, 9, 3)], newest=commit(epoch=1))))
     assert job.parts[0].tokens.tolist() == [100]
@@ -241,16 +226,6 @@ def test_between_loss_and_new_stages_nothing_is_sent_but_everything_is_heard() -
     assert {part.commit.request for segment in head.sent[3:] for part in segment.parts} == {3, 4}
 
 
-def test_a_conversation_at_rest_is_prefilled_whole_in_its_next_turn() -> None:
-    head = ScriptedHead("ar", drafter=None)
-    head.ask(prompt=(5, 6, 7), count=1)
-    head.back({2: 30})
-    head.give(LOST)
-    assert head.give(PipelineReformed(stage_count=3)) == []
-    assert head.ask(prompt=(5, 6, 7, 30, 8))[0] == opens(epoch=1, keep=0)
-    assert head.sent[-1].parts[0].tokens == (5, 6, 7, 30, 8)
-
-
 def test_a_draft_that_runs_when_the_stages_are_lost_is_not_taken_and_the_drafter_is_asked_again() -> None:
     head = ScriptedHead("continuous")
     head.ask(prompt=(5, 6, 7))
@@ -267,22 +242,6 @@ def test_a_draft_that_runs_when_the_stages_are_lost_is_not_taken_and_the_drafter
     said = head.give(PipelineReformed(stage_count=2))
     assert said[0] == opens(epoch=1)
     assert sends(0, 1, 2) in said
-
-
-def test_an_answer_ends_where_it_would_have_ended() -> None:
-    """The length is counted from the prompt as it was asked, not from what was known when the stages were
-    lost."""
-    head = ScriptedHead("continuous", drafter=TRAITS)
-    head.ask(prompt=(5, 6, 7), count=3)
-    head.back({2: 30})
-    head.give(LOST)
-    head.give(PipelineReformed(stage_count=2))
-    head.segments = head.segments[-1:]
-    head.back({3: 31})
-    head.segments = head.segments[-1:]
-    assert head.back({4: 32})[0] == emits(32)
-    assert head.ends[0].reason == "length"
-    assert head.tokens[1] == [30, 31, 32]
 
 
 def test_statistics_count_recoveries_and_their_seconds() -> None:
@@ -308,29 +267,6 @@ def test_statistics_count_recoveries_and_their_seconds() -> None:
     assert report["compute_s"] == pytest.approx(1.0)
 
 
-def test_a_second_loss_before_a_token_is_one_recovery_that_takes_longer() -> None:
-    head = ScriptedHead("ar", drafter=None)
-    head.ask(count=1)
-    head.give(LOST)
-    head.give(PipelineReformed(stage_count=2))
-    head.now_s = 1.0
-    head.give(PipelineLost())
-    head.give(PipelineReformed(stage_count=1))
-    head.segments = head.segments[-1:]
-    assert "end" in kinds(head.back({2: 30}))
-    report = head.ends[0].statistics.report()
-    assert (report["recoveries"], report["recovery_prefill_s"]) == (1, 1.0)
-
-
-def test_held_tokens_of_a_lost_pipeline_are_verified_again() -> None:
-    head = ScriptedHead("chunk-pp")
-    head.ask(prompt=(5, 6, 7))
-    head.give(LOST)
-    assert not head.request().held
-    commands = head.core.handle(PipelineReformed(stage_count=4), 0.0)
-    assert any(isinstance(command, SendToFirstStage) for command in commands)
-
-
 def test_what_is_known_of_the_answer_is_computed_with_the_prompt_and_not_emitted_again() -> None:
     head = ScriptedHead("ar", drafter=None)
     assert head.ask(prompt=(5, 6, 7), answered=(30, 31), count=4) == [opens(), sends(0, 1, 2, 3, 4)]
@@ -347,16 +283,6 @@ def test_an_answer_that_was_complete_ends_at_once() -> None:
     assert head.ask(prompt=(5, 6, 7), answered=(30, 31), count=2) == [ends("length")]
     assert head.ask(prompt=(5, 6, 7, 30, 31, 8))[0] == opens(epoch=1)
     assert head.sent[-1].parts[0].tokens == (5, 6, 7, 30, 31, 8), "no stage has computed anything of it"
-
-
-def test_stages_may_be_lost_in_an_answer_that_was_taken_over() -> None:
-    head = ScriptedHead("ar", drafter=None)
-    head.ask(prompt=(5, 6, 7), answered=(30,), count=3)
-    head.back({3: 31})
-    head.give(PipelineLost())
-    assert head.give(PipelineReformed(stage_count=2)) == [opens(epoch=1), sends(0, 1, 2, 3, 4)]
-    head.segments = head.segments[-1:]
-    assert head.back({4: 32}) == [emits(32), ends("length")]
 
 
 def test_a_conversation_reuses_what_it_shares_with_an_answer_that_is_taken_over() -> None:

@@ -110,20 +110,6 @@ def test_what_the_head_asks_before_it_has_heard_of_a_return_is_for_one_that_is_g
     assert bench.core.fired == Counter({"there": 2, "gone": 1, "job lost": 1, "for one that is gone": 3})
 
 
-def test_one_lost_twice_before_the_head_looks() -> None:
-    bench = Bench()
-    bench.give(FORMED, PipelineLost(), FORMED, PipelineLost(), FORMED)
-    assert bench.give(BACK, draft(0)) == [], "of the time between its losses"
-    assert bench.give(BACK, draft(0)) == []
-    assert bench.give(BACK, draft(1)) == [expand(1)]
-
-
-def test_a_loss_before_it_was_there_is_none() -> None:
-    bench = Bench()
-    assert bench.give(PipelineLost()) == []
-    assert bench.give(answer(0)) == []
-
-
 @pytest.mark.parametrize(
     ("said", "text", "rule"),
     [
@@ -136,13 +122,6 @@ def test_proposals_that_cannot_be_are_not_believed(said: Proposed, text: str, ru
     assert bench.give(FORMED, BACK, draft(0), said) == [BreakPipeline(text=text)]
     assert bench.give(PipelineLost()) == [LOST]
     assert bench.core.fired[rule] == bench.core.fired["job lost"] == 1
-
-
-def test_an_answer_that_nobody_asked_for_is_not_believed() -> None:
-    bench = Bench()
-    assert bench.give(FORMED, BACK, answer(0)) == [
-        BreakPipeline(text="expected proposals of job None, got those of 0")
-    ]
 
 
 def test_one_that_is_given_up_is_lost_for_good() -> None:
@@ -183,13 +162,6 @@ def head_with(drafters: int, cache_slots: int = limits.ID_MAX) -> HeadCore:
     return HeadCore(
         context=CONTEXT, stage_count=2, method=make_method("continuous"), drafters=[traits] * drafters
     )
-
-
-def test_one_that_is_lost_before_it_was_there_is_asked_when_it_comes() -> None:
-    head = head_with(2)
-    head.handle(DrafterLost(drafter=1), 0.0)
-    assert set(drafted_for(head.handle(submit(1), 1.0))) == {0}
-    assert drafted_for(head.handle(DrafterRecovered(drafter=1, cache_slots=ONE), 2.0)) == {1: [1]}
 
 
 def test_how_fast_one_was_before_it_was_lost_says_nothing_of_it_now() -> None:
@@ -240,21 +212,6 @@ def test_one_that_comes_back_with_less_memory_is_given_to_those_who_came_first()
     assert head.handle(DrafterLost(drafter=0), 1.0) == []
     assert drafted_for(head.handle(DrafterRecovered(drafter=0, cache_slots=ONE + 5), 2.0)) == {0: [1]}
     assert head.admission.held.drafters == (ONE,)
-
-
-def test_conversations_whose_caches_were_given_up_are_no_concern_of_it() -> None:
-    head = head_with(1, cache_slots=ONE)
-    for number in (1, 2):
-        head.handle(submit(number), 0.0)
-    head.handle(PipelineLost(), 1.0)
-    head.handle(Cancel(request=1), 1.0)
-    assert not head.handle(DrafterLost(drafter=0), 2.0)
-    head.handle(PipelineReformed(stage_count=2, rooms=(CacheRoom(slots=limits.ID_MAX),)), 3.0)
-    assert [request.number for request in head.requests() if not request.drafter_states] == [1], (
-        "its caches went to the other"
-    )
-    assert drafted_for(head.handle(DrafterRecovered(drafter=0), 4.0)) == {0: [2]}
-    head.handle(DrafterLost(drafter=0), 5.0)
 
 
 def test_who_waits_needs_nothing_of_a_drafter_that_cannot_hold_it() -> None:

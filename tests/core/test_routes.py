@@ -16,7 +16,6 @@ from flowspec.core.methods.specrouter import (
     STAY_TOKENS,
     TO_COME_MAX,
     ChainRecords,
-    SpecRouter,
     similarity,
 )
 from flowspec.core.protocol.messages import Sampling
@@ -27,17 +26,17 @@ from flowspec.sim.drafter_device import DrafterDeviceSpec
 from flowspec.sim.experiment import Experiment
 from flowspec.sim.language import HashLanguage
 from flowspec.sim.world import Handled, World
+from tests.pipeline import ask
 from tests.plain import plain_answer
 
 LANGUAGE = HashLanguage(40, seed=3, sharpness=3.0)
 FAST = Curve(base_s=0.002)
-SLOW = Curve(base_s=2.0)
 TOKENS = 80
 LOST_S = 0.2
 
 
 class Run:
-    """Some answers, one after another or all at once, and which models were asked how often."""
+    """Some answers, one after another, and which models were asked how often."""
 
     def __init__(
         self,
@@ -47,8 +46,8 @@ class Run:
         drafting: Sequence[Curve] = (),
         levels: tuple[int, ...] = (),
         answers: int = 4,
-        at_once: bool = False,
         lost: int | None = None,
+        tokens: int = TOKENS,
         boards: tuple[DrafterDeviceSpec, ...] = (),
         **options: Any,
     ) -> None:
@@ -68,31 +67,23 @@ class Run:
             [FakeDrafter(LANGUAGE, quality, 90 + at) for at, quality in enumerate(qualities)],
             self._watch,
         )
+        self.world.checks = False  # `tests.sim.test_schedules` has all methods with all checks
         self.method: Any = self.world.head.method
-        submits = [self._submit(number) for number in range(answers)]
+        submits = [self._submit(number, tokens) for number in range(answers)]
         if lost is not None:
             self.world.at(LOST_S, DrafterLost(drafter=lost))
         for submit in submits:
             self.world.at(0.0, submit)
-            if not at_once:
-                self.world.run()
-        self.world.run()
+            self.world.run()
         for submit in submits:
             (answer,) = self.world.answers[submit.request]
             expected, _ = plain_answer(
-                LANGUAGE, submit.prompt, submit.sampling, new_tokens_max=TOKENS, context=4096
+                LANGUAGE, submit.prompt, submit.sampling, new_tokens_max=tokens, context=4096
             )
             assert answer.tokens == list(expected), "whoever drafts, the answer is the same"
 
-    def _submit(self, number: int) -> Submit:
-        prompt = (1, 2, 3, 4 + number)
-        return Submit(
-            request=number,
-            prompt=prompt,
-            new_tokens_max=TOKENS,
-            sampling=Sampling(temperature=1.0, seed=number),
-            stop_ids=frozenset(),
-        )
+    def _submit(self, number: int, tokens: int = TOKENS) -> Submit:
+        return ask(number, (1, 2, 3, 4 + number), tokens, sampling=Sampling(temperature=1.0, seed=number))
 
     def _watch(self, handled: Handled) -> None:
         for command in handled.commands:
@@ -119,22 +110,22 @@ def test_requests_go_to_the_drafter_whose_guesses_come_true() -> None:
 
 
 def test_without_routing_drafters_take_turns() -> None:
-    run = Run("cosine", (0.0, 0.95, 0.0), count=1, routing=False, answers=6)
+    run = Run("cosine", (0.0, 0.95, 0.0), count=1, routing=False, answers=3, tokens=40)
     assert set(run.asked) == {0, 1, 2}
     assert run.asked[1] < 2 * (run.asked[0] + run.asked[2])
 
 
 def test_two_that_see_different_halves_are_faster_together() -> None:
     def seconds(*qualities: float, **options: Any) -> float:
-        return Run("cosine", qualities, **options).world.clock.now_s
+        return Run("cosine", qualities, answers=2, **options).world.clock.now_s
 
     assert seconds(0.6, 0.6, count=2) < 0.97 * seconds(0.6, count=1)
 
 
 def test_each_of_several_goes_on_from_its_own_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run("cosine", (0.5, 0.6), count=2, answers=2)
+    run = Run("cosine", (0.5, 0.6), count=2, answers=1, tokens=40)
     monkeypatch.setattr(Cosine, "may_ask", lambda *_: True)
-    free = Run("cosine", (0.5, 0.6), count=2, answers=2)
+    free = Run("cosine", (0.5, 0.6), count=2, answers=1, tokens=40)
     assert sum(drafter.rows for drafter in run.world.drafters) < sum(
         drafter.rows for drafter in free.world.drafters
     )
@@ -143,8 +134,8 @@ def test_each_of_several_goes_on_from_its_own_guesses(monkeypatch: pytest.Monkey
 def test_the_one_that_is_replaced_goes_on_until_the_next_has_the_text() -> None:
     """The second needs a second for a prompt's worth of rows; the answer does not wait for it."""
     late = Curve(base_s=0.002, row_s=0.02)
-    run = Run("cosine", (0.3, 0.95), drafting=(FAST, late), count=1, answers=6)
-    alone = Run("cosine", (0.3,), count=1, answers=6)
+    run = Run("cosine", (0.3, 0.95), drafting=(FAST, late), count=1, answers=3, tokens=40)
+    alone = Run("cosine", (0.3,), count=1, answers=3, tokens=40)
     assert run.asked[1] > 0
     assert run.world.clock.now_s < 1.1 * alone.world.clock.now_s
 
@@ -172,22 +163,15 @@ def test_similarity_is_what_two_models_have_in_common() -> None:
     assert similarity(((1, 0.6),), ((2, 0.5),)) == 0
 
 
-def test_a_judge_that_is_right_and_quick_is_taken_in() -> None:
-    run = Run("specrouter", (0.3, 0.97), levels=(0, 1), answers=6)
-    assert all(1 in run.chains(request)[-1] for request in (4, 5))
-    assert isinstance(run.method, SpecRouter)
-    assert run.method.measured.times
-
-
-def test_a_judge_that_is_slow_is_left_out() -> None:
-    run = Run("specrouter", (0.8, 0.97), levels=(0, 1), drafting=(FAST, SLOW), answers=6)
-    assert [run.chains(request)[-1] for request in (4, 5)] == [(0,), (0,)]
-
-
-def test_a_judge_that_pays_is_in_the_first_answers_chain_from_its_beginning() -> None:
-    run = Run("specrouter", (0.3, 0.97), levels=(0, 1), answers=1)
+def test_a_judge_that_pays_is_in_the_first_answers_chain_from_its_beginning_and_stays() -> None:
+    run = Run("specrouter", (0.3, 0.97), levels=(0, 1))
     assert run.chains(0)[0] == (0, 1)
-    assert all(1 in chain for chain in run.chains(0))
+    assert all(1 in chain for request in (0, 3) for chain in run.chains(request))
+    assert run.method.measured.times
+    (answer,) = run.world.answers[0]
+    assert answer.end is not None
+    told = answer.end.statistics.report()["chains"]
+    assert (told[0][0], told[0][3]) == (0, "predicted to be the fastest")
 
 
 def test_a_judge_that_has_not_answered_yet_is_known_to_take_so_long() -> None:
@@ -240,13 +224,3 @@ def test_a_chain_goes_on_without_a_model_that_is_lost() -> None:
     run = Run("specrouter", (0.8, 0.97), levels=(0, 1), chain=(0, 1), answers=1, lost=1)
     assert run.chains(0) == [(0, 1), (0,)]
     assert not any(drafter == 1 for at_s, drafter in run.jobs if at_s > LOST_S)
-
-
-def test_the_reason_of_each_choice_is_told() -> None:
-    run = Run("specrouter", (0.3, 0.97), levels=(0, 1), answers=6)
-    (answer,) = run.world.answers[0]
-    assert answer.end is not None
-    told = answer.end.statistics.report()["chains"]
-    assert told[0][0] == 0
-    assert told[0][3] == "predicted to be the fastest"
-    assert all(reason and at_s >= 0 and isinstance(chain, list) for _, at_s, chain, reason in told)

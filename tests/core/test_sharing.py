@@ -7,73 +7,34 @@ that bits are.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 
 from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.events import (
     Cancel,
     Forget,
-    HeadCommand,
-    HeadEvent,
     PipelineLost,
     PipelineReformed,
-    SendToFirstStage,
     SendToStages,
 )
 from flowspec.core.head.flights import Bounds
 from flowspec.core.head.head import HeadCore
 from flowspec.core.head.sharing import BLOCK
 from flowspec.core.methods import make_method
-from flowspec.core.protocol.messages import Open, Release, Segment
-from flowspec.core.stage.events import RunLayers
+from flowspec.core.protocol.messages import Open, Release, SegmentPart
 from flowspec.core.stage.slots import CacheRoom
-from flowspec.sim.device import DeviceSpec
-from flowspec.sim.drafter import FakeDrafter
-from flowspec.sim.experiment import Experiment
-from flowspec.sim.fake_layers import FakeLayers
-from flowspec.sim.language import HashLanguage
-from flowspec.wire.codec import Tensor
+from tests.core.runs import CONTEXT, Run
 from tests.nightly import seeds
-from tests.pipeline import Pipeline, ask, validate_at_rest
-from tests.plain import plain_answer
+from tests.pipeline import ask
 
-LANGUAGE = HashLanguage(60, seed=3)
 SYSTEM = [7 * at % 60 for at in range(200)]
 SHARED = 200 // BLOCK * BLOCK
-CONTEXT = 600
 
 
-class Run:
-    """A pipeline of three stages with what its head sent."""
-
-    def __init__(self, head: HeadCore | None = None, seed: int | None = None) -> None:
-        self.head = head or HeadCore(context=CONTEXT, stage_count=3)
-        layers = FakeLayers(3, LANGUAGE)
-        rng = None if seed is None else random.Random(seed)
-
-        def run(stage: int, job: RunLayers, payload: Any) -> tuple[Any, ...]:
-            rows = tuple(range(sum(len(part.slots) for part in job.parts)))
-            sent = None if payload is None else Tensor(rows=len(rows), width=1, dtype="float32", data=payload)
-            outgoing, tokens, _ = layers.run(stage, job, sent, rows)
-            assert outgoing is not None
-            return rows, np.frombuffer(outgoing.data, dtype="<i4")[:, None], tokens
-
-        self.layers = layers
-        self.pipeline = Pipeline(self.head, run, 3, layers.change_cache, rng=rng)
-        self.sent: list[HeadCommand] = []
-        handle = self.head.handle
-
-        def handled(event: HeadEvent, now_s: float) -> list[HeadCommand]:
-            found = handle(event, now_s)
-            self.head.validate()
-            self.sent += found
-            return found
-
-        self.head.handle = handled  # type: ignore[method-assign]
+class Shared(Run):
+    """What of prompts is sent, and what is copied."""
 
     def start_again(self) -> None:
         """Other stages, which hold nothing; what was on its way is gone."""
@@ -82,18 +43,13 @@ class Run:
         for caches in self.layers.caches:
             caches.clear()
 
-    @property
-    def segments(self) -> list[Segment]:
-        return [each.segment for each in self.sent if isinstance(each, SendToFirstStage)]
-
     def prompt_rows(self, request: int) -> int:
         """Rows of its prompts that were sent."""
-        return sum(
-            sum(part.committed)
-            for segment in self.segments
-            for part in segment.parts
-            if part.commit.request == request
-        )
+        return sum(sum(part.committed) for part in self.parts(request))
+
+    def parts(self, request: int) -> list[SegmentPart]:
+        parts = [part for segment in self.segments for part in segment.parts]
+        return [part for part in parts if part.commit.request == request]
 
     def told(self, kind: type) -> list[Any]:
         """What all stages were told by control connections."""
@@ -102,30 +58,11 @@ class Run:
 
     def openings(self, request: int) -> list[Open]:
         """Those that went with segments."""
-        return [
-            part.opening
-            for segment in self.segments
-            for part in segment.parts
-            if part.opening is not None and part.commit.request == request
-        ]
-
-    def ask(self, request: int, prompt: Sequence[int], count: int = 5) -> None:
-        self.pipeline.answers.pop(request, None)
-        self.pipeline.give(ask(request, prompt, count))
-
-    def settle(self) -> None:
-        self.pipeline.settle()
-
-    def check(self, request: int, prompt: Sequence[int], count: int = 5) -> None:
-        submit = ask(request, prompt, count)
-        expected = plain_answer(
-            LANGUAGE, submit.prompt, submit.sampling, new_tokens_max=count, context=CONTEXT
-        )
-        assert self.pipeline.answers[request] == expected[0]
+        return [part.opening for part in self.parts(request) if part.opening is not None]
 
 
 def test_a_second_client_costs_its_own_tokens() -> None:
-    run = Run()
+    run = Shared()
     run.ask(1, [*SYSTEM, 1, 2, 3])
     run.settle()
     run.ask(2, [*SYSTEM, 4, 5])
@@ -139,7 +76,7 @@ def test_a_second_client_costs_its_own_tokens() -> None:
 
 
 def test_clients_who_come_at_once_wait_for_the_first_to_read() -> None:
-    run = Run()
+    run = Shared()
     for request in range(1, 9):
         run.ask(request, [*SYSTEM, request, request])
     run.settle()
@@ -150,23 +87,8 @@ def test_clients_who_come_at_once_wait_for_the_first_to_read() -> None:
     assert run.head.fired["reads along"] == 7
 
 
-def test_a_dialogue_that_branches_keeps_both_branches() -> None:
-    run = Run()
-    run.ask(1, SYSTEM, 40)
-    run.settle()
-    whole = [*SYSTEM, *run.pipeline.answers[1]]
-    run.ask(2, [*whole[:230], 9], 5)
-    run.settle()
-    run.check(2, [*whole[:230], 9])
-    assert run.prompt_rows(2) == 231 - 230 // BLOCK * BLOCK, "answers are shared as well"
-    run.ask(1, [*whole, 1], 5)
-    run.settle()
-    run.check(1, [*whole, 1])
-    assert run.pipeline.ends[1].reused == len(whole) - 1
-
-
 def test_what_waits_takes_over_when_the_reader_is_cancelled() -> None:
-    run = Run()
+    run = Shared()
     run.ask(1, [*SYSTEM, 1])
     run.ask(2, [*SYSTEM, 2])
     run.ask(3, [*SYSTEM, 3])
@@ -178,7 +100,7 @@ def test_what_waits_takes_over_when_the_reader_is_cancelled() -> None:
 
 
 def test_a_source_is_released_once_it_is_copied() -> None:
-    run = Run()
+    run = Shared()
     run.ask(1, [*SYSTEM, 1])
     run.settle()
     run.ask(2, [*SYSTEM, 2])
@@ -192,7 +114,7 @@ def test_a_source_is_released_once_it_is_copied() -> None:
 
 def test_a_source_is_not_rewound_before_it_is_copied() -> None:
     """Its next question goes back further; the Open of that goes behind the one that copies."""
-    run = Run()
+    run = Shared()
     run.ask(1, [*SYSTEM, 1])
     run.settle()
     before = len(run.told(Open))
@@ -207,7 +129,7 @@ def test_a_source_is_not_rewound_before_it_is_copied() -> None:
 def test_whoever_waits_in_vain_holds_up_nobody() -> None:
     """Its source goes while one segment, all that may be in flight, is on its way. Now a longer beginning is
     that of an answer whose root is still to be sent, and that is sent, though it is the turn of a prompt."""
-    run = Run(HeadCore(context=CONTEXT, stage_count=3, prefix_block=1, bounds=Bounds(flights_max=1)))
+    run = Shared(HeadCore(context=CONTEXT, stage_count=3, prefix_block=1, bounds=Bounds(flights_max=1)))
     run.ask(1, SYSTEM, 40)
     run.settle()
     text = [*SYSTEM, *run.pipeline.answers[1], 3]
@@ -228,7 +150,7 @@ def test_whoever_waits_in_vain_holds_up_nobody() -> None:
 def test_whatever_happens_to_a_source_the_copy_is_right(seed: int) -> None:
     """Control and data interleave in any order; sources go on, are cancelled, forgotten, and asked again."""
     rng = random.Random(seed)
-    run = Run(HeadCore(context=CONTEXT, stage_count=3, prefix_block=rng.choice([1, 8, 32])), seed)
+    run = Shared(HeadCore(context=CONTEXT, stage_count=3, prefix_block=rng.choice([1, 8, 32])), seed)
     prompts: dict[int, list[int]] = {}
     numbers = list(range(1, 5))
     for _ in range(20):
@@ -245,9 +167,7 @@ def test_whatever_happens_to_a_source_the_copy_is_right(seed: int) -> None:
             numbers[numbers.index(other)] = max(numbers) + 1  # that of one that is over is not used again
             run.pipeline.give(Forget(request=other))
             prompts.pop(other, None)
-        for _ in range(rng.choice([0, 3, 30])):
-            if waiting := [key for key, link in run.pipeline._links.items() if link]:
-                run.pipeline.step(rng.choice(waiting))
+        run.step(rng.choice([0, 3, 30]))
     run.settle()
     for request, prompt in prompts.items():
         answer = run.pipeline.answers.get(request, [])
@@ -260,7 +180,7 @@ def test_whatever_happens_to_a_source_the_copy_is_right(seed: int) -> None:
 
 
 def test_less_than_a_block_is_read_again() -> None:
-    run = Run()
+    run = Shared()
     run.ask(1, [*SYSTEM[: BLOCK - 1], 1])
     run.settle()
     run.ask(2, [*SYSTEM[: BLOCK - 1], 2, *SYSTEM])
@@ -273,7 +193,7 @@ def test_less_than_a_block_is_read_again() -> None:
 
 
 def test_nothing_is_shared_where_that_is_switched_off() -> None:
-    run = Run(HeadCore(context=CONTEXT, stage_count=3, prefix_block=0))
+    run = Shared(HeadCore(context=CONTEXT, stage_count=3, prefix_block=0))
     for request in (1, 2):
         run.ask(request, [*SYSTEM, request])
     run.settle()
@@ -288,31 +208,12 @@ def test_nothing_is_shared_beside_a_drafter_that_wants_features_of_all_rows() ->
     assert all(each.awaits is None for each in head.requests())
 
 
-def test_a_drafter_that_copies_features_gets_those_of_what_is_copied() -> None:
-    language = LANGUAGE
-    experiment = Experiment(devices=(DeviceSpec(),) * 3, method="continuous", context=CONTEXT)
-    drafter = FakeDrafter(language, 0.9, seed=1, context=CONTEXT, captures=(1,))
-    world = experiment.build(language, [drafter])
-    for request in (1, 2, 3):
-        world.at(float(request > 2), ask(request, [*SYSTEM, request], 20))
-    world.run()
-    validate_at_rest(world)
-    for request in (1, 2, 3):
-        (answer,) = world.answers[request]
-        expected, _ = plain_answer(
-            language, (*SYSTEM, request), answer.submit.sampling, new_tokens_max=20, context=CONTEXT
-        )
-        assert answer.tokens == expected
-        assert answer.end is not None
-        assert (answer.end.reused, answer.end.statistics.nodes_drafted > 10) == (SHARED * (request > 1), True)
-
-
 def test_what_the_next_answer_copies_from_is_given_up_last() -> None:
     """Room for two: the older one of two idle conversations stays, for the third begins as it does."""
     head = HeadCore(context=CONTEXT, stage_count=3)
     one = head.admission.need_of(ask(1, [*SYSTEM, 1], 5)).stages[0]
     head.admission.move_to([CacheRoom(slots=2 * one)] * 3)
-    run = Run(head)
+    run = Shared(head)
     run.ask(1, [*SYSTEM, 1])
     run.settle()
     run.ask(2, [59, 58, *SYSTEM])
@@ -327,7 +228,7 @@ def test_what_the_next_answer_copies_from_is_given_up_last() -> None:
 
 def test_a_pipeline_that_is_lost_with_a_copy_on_its_way_begins_anew() -> None:
     """Nothing is told of copies that were asked of the lost one; of the next one reads for all."""
-    run = Run()
+    run = Shared()
     run.ask(1, [*SYSTEM, 1])
     run.settle()
     texts = {1: [*SYSTEM, 1, *run.pipeline.answers[1], 8], 2: [*SYSTEM, 2], 3: [*SYSTEM, 3]}

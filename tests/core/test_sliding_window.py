@@ -10,16 +10,13 @@ from hypothesis import strategies as st
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.sliding_window import (
     SlidingWindow,
-    inputs_of,
-    states_of,
     window_for,
-    windows_of,
 )
-from flowspec.core.stage.events import ClearSlots, ControlArrived, OpenCache
+from flowspec.core.stage.events import ClearSlots, OpenCache
 from flowspec.core.stage.slots import SlotMap, WindowSlots
 from flowspec.core.stage.stage import StageCore
 from flowspec.errors import PeerError
-from tests.core.stages import arrive, commit, finish, opening, run_of, segment
+from tests.core.stages import arrive, commit, finish, opening, run_of, segment, tell
 
 WINDOWS = st.builds(
     SlidingWindow,
@@ -113,37 +110,6 @@ def test_what_saves_nothing_is_left_out() -> None:
     )
 
 
-def test_a_config_says_which_layers_have_a_window() -> None:
-    class Config:
-        num_hidden_layers = 2
-        sliding_window: int | None = 9
-        layer_types: tuple[str, ...] | None = None
-
-    config = Config()
-    assert windows_of(config) == (9, 9)
-    config.layer_types = ("full_attention", "sliding_attention")
-    assert windows_of(config) == (0, 9)
-    config.sliding_window = None
-    assert windows_of(config) == (0, 0)
-    assert states_of(config) == (0, 0)
-
-
-def test_a_config_says_what_layers_with_linear_attention_hold() -> None:
-    class Config:
-        hidden_size = 64
-        num_hidden_layers = 3
-        layer_types = ("linear_attention", "full_attention", "linear_attention")
-        linear_conv_kernel_dim = 4
-        linear_num_key_heads = 2
-        linear_num_value_heads = 6
-        linear_key_head_dim = 8
-        linear_value_head_dim = 5
-
-    assert windows_of(Config()) == (4, 0, 4)
-    assert inputs_of(Config()) == (2 * 16 + 30 + 12, 0, 2 * 16 + 30 + 12)
-    assert states_of(Config()) == (240, 0, 240)
-
-
 def _stage() -> StageCore:
     """One that has run eight positions of a prompt, whose layers with a window of 2 hold those from 5 on."""
     core = StageCore(is_last=True, slots_max=64, sliding_window=SlidingWindow(tokens=2, back=1, step=1))
@@ -174,12 +140,14 @@ def test_a_stage_gives_back_before_a_segment_runs() -> None:
     assert np.flatnonzero(part.visible[0]).tolist() == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_stage_refuses_to_keep_what_it_gave_back() -> None:
+def test_a_stage_refuses_to_keep_or_to_copy_what_it_gave_back() -> None:
     core = _stage()
     with pytest.raises(
         PeerError, match="keeps 5 tokens, but layers with a window of 2 hold nothing before 5"
     ):
-        core.handle(ControlArrived(message=opening(epoch=1, keep=5, length=9, root=9)), 0.0)
+        tell(core, opening(epoch=1, keep=5, length=9, root=9))
+    with pytest.raises(PeerError, match="keeps 4 tokens, but layers with a window of 2 hold nothing before"):
+        tell(core, opening(request=2, keep=4, length=9, root=8, source=1))
 
 
 def test_a_stage_refuses_to_go_on_where_the_output_s_path_has_gaps() -> None:
@@ -188,19 +156,6 @@ def test_a_stage_refuses_to_go_on_where_the_output_s_path_has_gaps() -> None:
     finish(core, run_of(arrive(core, segment(0, rows, prompt=True, opens=opening(length=6, root=5)))))
     with pytest.raises(PeerError, match="committed node at each position from 0 to 2; 2 are here"):
         arrive(core, segment(1, [(5, 4, 5)], prompt=True))
-
-
-@pytest.mark.parametrize("keep", [0, 6])
-def test_a_stage_goes_back_as_far_as_its_windows_reach(keep: int) -> None:
-    core = _stage()
-    (cleared,) = [
-        each
-        for each in core.handle(ControlArrived(message=opening(epoch=1, keep=keep, length=9, root=9)), 0.0)
-        if isinstance(each, ClearSlots) and len(each.slots) > 1
-    ]
-    assert cleared.slots == tuple(range(keep, 8))
-    assert len(cleared.window_slots) == len(range(max(keep, 5), 8))
-    core.validate()
 
 
 def test_a_stage_keeps_the_end_of_a_prompt_from_a_snapshot_on() -> None:
@@ -217,8 +172,8 @@ def test_a_stage_keeps_the_end_of_a_prompt_from_a_snapshot_on() -> None:
         finish(core, run_of(commands))
         core.validate()
     assert states == [("", 2, 1), ("", 3, 2), ("", 2, 1), ("take", 2, 0), ("", 3, 1)]
-    kept = core.handle(ControlArrived(message=opening(epoch=1, keep=6, length=9, root=9)), 0.0)
+    kept = tell(core, opening(epoch=1, keep=6, length=9, root=9))
     assert [each.snapshot for each in kept if isinstance(each, ClearSlots)] == ["", "restore"]
     core.validate()
     with pytest.raises(PeerError, match="keeps 4 tokens"):
-        core.handle(ControlArrived(message=opening(epoch=2, keep=4, length=9, root=9)), 0.0)
+        tell(core, opening(epoch=2, keep=4, length=9, root=9))

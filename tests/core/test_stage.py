@@ -5,18 +5,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.messages import Release, Sampling
+from flowspec.core.protocol.messages import Release
 from flowspec.core.stage.events import (
     ClearSlots,
     CloseCache,
-    ControlArrived,
     LayerEnded,
     OpenCache,
-    RunLayers,
     SegmentArrived,
     SendFeatures,
     SendSegment,
@@ -26,7 +23,7 @@ from flowspec.core.stage.events import (
 )
 from flowspec.core.stage.stage import StageCore
 from flowspec.errors import PeerError
-from tests.core.stages import arrive, commit, finish, opened, opening, run_of, segment
+from tests.core.stages import arrive, commit, finish, opened, opening, run_of, segment, tell
 
 
 def test_a_prompt_row_sees_what_is_before_it_and_only_the_root_is_sampled() -> None:
@@ -37,19 +34,6 @@ def test_a_prompt_row_sees_what_is_before_it_and_only_the_root_is_sampled() -> N
     (sent,) = finish(core, job)
     assert isinstance(sent, SendVerified)
     assert [(part.ids, part.next_tokens) for part in sent.verified.parts] == [((2,), (1002,))]
-
-
-def test_siblings_do_not_see_each_other() -> None:
-    core = opened()
-    job = run_of(arrive(core, segment(1, [(3, 2, 3), (4, 2, 3), (5, 3, 4), (6, 4, 4)])))
-    context = [True, True, True]
-    assert job.parts[0].visible.tolist() == [
-        [*context, True, False, False, False],
-        [*context, False, True, False, False],
-        [*context, True, False, True, False],
-        [*context, False, True, False, True],
-    ]
-    assert job.parts[0].sampled.all()
 
 
 def test_unknown_parents_mean_dead_and_an_empty_segment_passes_on() -> None:
@@ -66,7 +50,7 @@ def test_unknown_parents_mean_dead_and_an_empty_segment_passes_on() -> None:
 def test_a_commit_during_a_run_trims_the_dead_rows_and_frees_their_slots() -> None:
     core = opened()
     job = run_of(arrive(core, segment(1, [(3, 2, 3), (4, 2, 3), (5, 3, 4), (6, 4, 4)])))
-    commands = core.handle(ControlArrived(message=commit(3)), 0.0)
+    commands = tell(core, commit(3))
     assert commands == [ClearSlots(request=1, slots=(4, 6)), Trim(job=job.job, rows=(1, 3))]
     (sent,) = finish(core, job, rows=(0, 2))
     assert isinstance(sent, SendSegment)
@@ -76,7 +60,7 @@ def test_a_commit_during_a_run_trims_the_dead_rows_and_frees_their_slots() -> No
 def test_a_trim_that_comes_too_late_for_the_layers_still_holds_at_the_end() -> None:
     core = opened()
     job = run_of(arrive(core, segment(1, [(3, 2, 3), (4, 2, 3), (5, 3, 4)])))
-    core.handle(ControlArrived(message=commit(4)), 0.0)
+    tell(core, commit(4))
     (sent,) = finish(core, job)  # all rows came back: the executor did not get to it
     assert isinstance(sent, SendSegment)
     assert (sent.segment.parts[0].ids, sent.rows) == ((4,), (1,))
@@ -101,7 +85,7 @@ def test_dead_rows_leave_the_queue_before_they_run() -> None:
     core = opened()
     first = run_of(arrive(core, segment(1, [(3, 2, 3), (4, 2, 3)])))
     assert arrive(core, segment(2, [(5, 3, 4), (6, 4, 4)])) == []
-    core.handle(ControlArrived(message=commit(3)), 0.0)
+    tell(core, commit(3))
     second = run_of(finish(core, first))
     assert second.parts[0].tokens.tolist() == [50]
     assert second.rows == (0,)
@@ -109,7 +93,7 @@ def test_dead_rows_leave_the_queue_before_they_run() -> None:
 
 def test_a_commit_that_comes_before_its_node_waits_for_it() -> None:
     core = opened()
-    assert core.handle(ControlArrived(message=commit(3)), 0.0) == []
+    assert tell(core, commit(3)) == []
     job = run_of(arrive(core, segment(1, [(3, 2, 3), (4, 2, 3), (5, 3, 4)])))
     assert job.parts[0].tokens.tolist() == [30, 50], "node 4 is a dead sibling of the committed node 3"
     assert job.parts[0].sampled.tolist() == [True, True]
@@ -118,34 +102,20 @@ def test_a_commit_that_comes_before_its_node_waits_for_it() -> None:
 def test_commits_are_cumulative_and_repeats_change_nothing() -> None:
     core = opened()
     finish(core, run_of(arrive(core, segment(1, [(3, 2, 3), (4, 3, 4), (5, 4, 5), (6, 3, 4)]))))
-    assert core.handle(ControlArrived(message=commit(3, 4)), 0.0) == [ClearSlots(request=1, slots=(6,))]
-    assert core.handle(ControlArrived(message=commit(3)), 0.0) == []
-    assert core.handle(ControlArrived(message=commit(3, 4)), 0.0) == []
+    assert tell(core, commit(3, 4)) == [ClearSlots(request=1, slots=(6,))]
+    assert tell(core, commit(3)) == []
+    assert tell(core, commit(3, 4)) == []
     job = run_of(arrive(core, segment(2, [(7, 5, 6)], newest=commit(4, base=4))))
     assert job.parts[0].visible.tolist() == [[True, True, True, True, True, True, True]], (
         "slot 6 was freed and is taken again"
     )
 
 
-def test_a_commit_that_leaves_a_gap_is_refused() -> None:
-    core = opened()
-    with pytest.raises(PeerError, match="gap"):
-        core.handle(ControlArrived(message=commit(9, base=7)), 0.0)
-
-
-def test_freed_slots_are_used_again() -> None:
-    core = opened()
-    finish(core, run_of(arrive(core, segment(1, [(3, 2, 3), (4, 2, 3), (5, 2, 3)]))))
-    core.handle(ControlArrived(message=commit(4)), 0.0)
-    job = run_of(arrive(core, segment(2, [(6, 4, 4), (7, 4, 4), (8, 4, 4)], newest=commit(4))))
-    assert job.parts[0].slots.tolist() == [3, 5, 6]
-
-
 def test_a_new_epoch_keeps_the_prefix_and_drops_the_rest() -> None:
     core = opened(is_last=True)
     finish(core, run_of(arrive(core, segment(1, [(3, 2, 3), (4, 3, 4)]))), drawn=(40, 50))
-    core.handle(ControlArrived(message=commit(3)), 0.0)
-    cleared = core.handle(ControlArrived(message=opening(epoch=1, keep=2, length=4, root=11)), 0.0)
+    tell(core, commit(3))
+    cleared = tell(core, opening(epoch=1, keep=2, length=4, root=11))
     assert [sorted(command.slots) for command in cleared if isinstance(command, ClearSlots)] == [[4], [2, 3]]
     (stale,) = arrive(core, segment(2, [(5, 4, 5)], newest=commit(3)))
     assert isinstance(stale, SendVerified)
@@ -160,7 +130,7 @@ def test_a_new_epoch_keeps_the_prefix_and_drops_the_rest() -> None:
 def test_an_epoch_that_changes_during_a_run_voids_the_result() -> None:
     core = opened(is_last=True)
     job = run_of(arrive(core, segment(1, [(3, 2, 3)])))
-    core.handle(ControlArrived(message=opening(epoch=1, keep=1, length=2, root=9)), 0.0)
+    tell(core, opening(epoch=1, keep=1, length=2, root=9))
     (sent,) = finish(core, job)
     assert isinstance(sent, SendVerified)
     assert sent.verified.parts == ()
@@ -172,7 +142,7 @@ def test_a_segment_brings_the_open_that_its_control_message_has_not() -> None:
     rows = [(20, 2, 3), (21, 20, 4)]
     job = run_of(arrive(core, segment(1, rows, newest=commit(base=5, epoch=1), prompt=True, opens=newer)))
     assert job.parts[0].positions.tolist() == [3, 4]
-    assert core.handle(ControlArrived(message=newer), 0.0) == []
+    assert tell(core, newer) == []
 
 
 def test_a_segment_brings_the_release_that_makes_room_for_it() -> None:
@@ -187,27 +157,17 @@ def test_an_open_that_a_release_has_overtaken_opens_nothing() -> None:
     core = opened()
     arrive(core, replace(segment(1, []), releases=(Release(request=1, epoch=3),)))
     for epoch in (2, 3):
-        assert core.handle(ControlArrived(message=opening(epoch=epoch, keep=2)), 0.0) == []
-    core.handle(ControlArrived(message=Release(request=1, epoch=1)), 0.0)
-    assert core.handle(ControlArrived(message=opening(epoch=3, keep=2)), 0.0) == [], (
-        "an older Release changes nothing"
-    )
-    assert core.handle(ControlArrived(message=opening(epoch=4)), 0.0) == [OpenCache(request=1, slots=64)]
+        assert tell(core, opening(epoch=epoch, keep=2)) == []
+    tell(core, Release(request=1, epoch=1))
+    assert tell(core, opening(epoch=3, keep=2)) == [], "an older Release changes nothing"
+    assert tell(core, opening(epoch=4)) == [OpenCache(request=1, slots=64)]
 
 
 def test_a_release_that_comes_late_does_not_close_what_was_opened_again() -> None:
     core = opened()
-    core.handle(ControlArrived(message=opening(epoch=2)), 0.0)
-    assert core.handle(ControlArrived(message=Release(request=1, epoch=1)), 0.0) == []
-    assert core.handle(ControlArrived(message=Release(request=1, epoch=2)), 0.0) == [CloseCache(request=1)]
-
-
-def test_releasing_closes_the_cache_once() -> None:
-    core = opened(is_last=True)
-    assert core.handle(ControlArrived(message=Release(request=1)), 0.0) == [CloseCache(request=1)]
-    assert core.handle(ControlArrived(message=Release(request=1)), 0.0) == []
-    (sent,) = arrive(core, segment(1, [(3, 2, 3)]))
-    assert isinstance(sent, SendVerified)
+    tell(core, opening(epoch=2))
+    assert tell(core, Release(request=1, epoch=1)) == []
+    assert tell(core, Release(request=1, epoch=2)) == [CloseCache(request=1)]
 
 
 def test_what_no_correct_head_sends_is_refused() -> None:
@@ -218,11 +178,11 @@ def test_what_no_correct_head_sends_is_refused() -> None:
     with pytest.raises(PeerError, match="reserved"):
         arrive(opened(), segment(1, [(10 + i, 2, 3) for i in range(62)]))
     with pytest.raises(PeerError, match="nothing of it is held"):
-        StageCore(is_last=True, slots_max=64).handle(ControlArrived(message=opening(keep=1)), 0.0)
+        tell(StageCore(is_last=True, slots_max=64), opening(keep=1))
     with pytest.raises(PeerError, match="as assigned"):
-        StageCore(is_last=True, slots_max=64).handle(ControlArrived(message=opening(slots=65)), 0.0)
+        tell(StageCore(is_last=True, slots_max=64), opening(slots=65))
     with pytest.raises(PeerError, match="slots"):
-        opened().handle(ControlArrived(message=opening(epoch=1, slots=99)), 0.0)
+        tell(opened(), opening(epoch=1, slots=99))
 
 
 def test_the_last_stage_drops_what_its_own_draws_show_to_be_wrong() -> None:
@@ -244,7 +204,7 @@ def test_the_last_stage_drops_what_its_own_draws_show_to_be_wrong() -> None:
 def test_a_hop_counts_where_dead_rows_left() -> None:
     core = opened()
     job = run_of(arrive(core, segment(1, [(3, 2, 3), (4, 2, 3), (5, 2, 3), (9, 8, 4)])))
-    core.handle(ControlArrived(message=commit(3)), 0.0)
+    tell(core, commit(3))
     (sent,) = finish(core, job, rows=(0, 1))
     assert isinstance(sent, SendSegment)
     (hop,) = sent.segment.hops
@@ -271,7 +231,7 @@ def test_what_was_captured_of_committed_rows_leaves_with_the_job_that_ran_them()
     assert sent_features(commands) == [(0, (0, 1, 2), ("row 0", "row 1", "row 2"))]
     assert isinstance(commands[-1], SendSegment)
     job = run_of(arrive(core, segment(1, [(3, 2, 3), (4, 3, 4)])))
-    core.handle(ControlArrived(message=commit(3)), 0.0)
+    tell(core, commit(3))
     assert sent_features(finish(core, job, captured=captured(3, 4))) == [(0, (3,), ("row 3",))]
     core.validate()
 
@@ -280,10 +240,10 @@ def test_what_was_captured_of_a_guess_waits_for_the_commit_that_names_it() -> No
     core = opened()
     job = run_of(arrive(core, segment(1, [(3, 2, 3), (4, 2, 3), (5, 4, 4), (6, 5, 5)])))
     assert sent_features(finish(core, job, captured=captured(3, 4, 5, 6))) == []
-    late = core.handle(ControlArrived(message=commit(4, 5)), 0.0)
+    late = tell(core, commit(4, 5))
     assert sent_features(late) == [(0, (4, 5), ("row 4", "row 5"))], "what is dead took its own along"
-    assert sent_features(core.handle(ControlArrived(message=commit(4, 5)), 0.0)) == [], "once is enough"
-    assert sent_features(core.handle(ControlArrived(message=commit(4, 5, 6)), 0.0)) == [(0, (6,), ("row 6",))]
+    assert sent_features(tell(core, commit(4, 5))) == [], "once is enough"
+    assert sent_features(tell(core, commit(4, 5, 6))) == [(0, (6,), ("row 6",))]
     core.validate()
 
 
@@ -291,10 +251,10 @@ def test_what_was_captured_of_an_epoch_that_is_over_is_kept_no_longer() -> None:
     core = opened()
     job = run_of(arrive(core, segment(1, [(3, 2, 3)])))
     finish(core, job, captured=captured(3))
-    core.handle(ControlArrived(message=opening(epoch=1, keep=2, root=7)), 0.0)
-    assert sent_features(core.handle(ControlArrived(message=commit(3, epoch=1)), 0.0)) == []
+    tell(core, opening(epoch=1, keep=2, root=7))
+    assert sent_features(tell(core, commit(3, epoch=1))) == []
     job = run_of(arrive(core, segment(2, [(3, 2, 3)], newest=commit(3, epoch=1))))
-    core.handle(ControlArrived(message=Release(request=1)), 0.0)
+    tell(core, Release(request=1))
     assert sent_features(finish(core, job, captured=captured(3))) == [], "the conversation is over"
 
 
@@ -308,7 +268,7 @@ def test_the_last_stage_sends_what_it_captured_of_what_it_reports_before_the_rep
     job = run_of(arrive(core, segment(1, [(3, 2, 3), (4, 3, 4), (5, 3, 4)])))
     commands = finish(core, job, drawn=(50, 7, 8), captured=captured(3, 4, 5))
     assert sent_features(commands) == [(0, (3, 5), ("row 3", "row 5"))], "node 4 holds another token"
-    assert sent_features(core.handle(ControlArrived(message=commit(3, 5)), 0.0)) == []
+    assert sent_features(tell(core, commit(3, 5))) == []
 
 
 def test_no_message_of_features_is_longer_than_messages_may_be() -> None:
@@ -325,20 +285,8 @@ def test_no_message_of_features_is_longer_than_messages_may_be() -> None:
             run_of(arrive(core, segment(number + 1, part))),
             captured=captured(*(row[0] for row in part)),
         )
-    found = sent_features(core.handle(ControlArrived(message=commit(*(row[0] for row in rows))), 0.0))
+    found = sent_features(tell(core, commit(*(row[0] for row in rows))))
     assert [len(ids) for _, ids, _ in found] == [limits.FEATURES_ROWS_MAX, 10]
-
-
-def test_a_commit_of_more_tokens_than_slots_is_refused() -> None:
-    core = opened()
-    core.handle(ControlArrived(message=commit(*range(3, 64))), 0.0)
-    with pytest.raises(PeerError, match="a Commit of 65 tokens of a request that reserved 64 slots"):
-        core.handle(ControlArrived(message=commit(*range(3, 65))), 0.0)
-
-
-def test_a_node_beyond_the_slots_is_refused() -> None:
-    with pytest.raises(PeerError, match="node 3 at position 64 of a request that reserved 64 slots"):
-        arrive(opened(), segment(1, [(3, 2, 64)]))
 
 
 def test_payloads_that_wait_are_bounded_in_bytes() -> None:
@@ -364,53 +312,3 @@ def test_payloads_that_wait_are_bounded_in_bytes() -> None:
         rows = [(number + 2, 2, 3)]
         job = run_of(give(number, half))
     assert core.queued == 0, "what has run does not count"
-
-
-LOOKS_BACK = Sampling(frequency_penalty=0.5)
-
-
-def texts_of(job: RunLayers) -> dict[int, tuple[list[int], int]]:
-    """By row, what stands before the token that is drawn behind it, and where the answer begins."""
-    (part,) = job.parts
-    found = {row: part.text(row) for row in np.flatnonzero(part.sampled).tolist()}
-    return {row: (text.tokens.tolist(), text.answer_start) for row, text in found.items() if text is not None}
-
-
-def test_each_row_is_drawn_by_the_text_of_its_own_branch() -> None:
-    core = StageCore(is_last=True, slots_max=64)
-    asked = opening(sampling=LOOKS_BACK, answer_start=2)
-    prompt = run_of(arrive(core, segment(0, [(0, -1, 0), (1, 0, 1), (2, 1, 2)], prompt=True, opens=asked)))
-    assert texts_of(prompt) == {2: ([0, 10, 20], 2)}
-    finish(core, prompt, drawn=(-1, -1, 30))
-    job = run_of(arrive(core, segment(1, [(3, 2, 3), (4, 3, 4), (5, 3, 4), (6, 5, 5)])))
-    assert texts_of(job) == {
-        0: ([0, 10, 20, 30], 2),
-        1: ([0, 10, 20, 30, 40], 2),
-        2: ([0, 10, 20, 30, 50], 2),
-        3: ([0, 10, 20, 30, 50, 60], 2),
-    }
-    finish(core, job, drawn=(50, 1, 60, 70))  # node 4 is dead, and its slot free
-    job = run_of(arrive(core, segment(2, [(7, 6, 6)], newest=commit(3, 5))))
-    assert texts_of(job) == {0: ([0, 10, 20, 30, 50, 60, 70], 2)}
-    finish(core, job, drawn=(80,))
-
-
-def test_a_turn_that_keeps_tokens_is_drawn_by_them_and_one_that_needs_no_text_gets_none() -> None:
-    core = opened(is_last=True)
-    job = run_of(arrive(core, segment(1, [(3, 2, 3)])))
-    assert texts_of(job) == {}, "nobody asked"
-    assert job.parts[0].slot_tokens is None
-    finish(core, job, drawn=(40,))
-    arrive(core, segment(2, [], newest=commit(3)))
-    again = opening(epoch=1, keep=3, length=5, root=9, sampling=LOOKS_BACK)
-    rows = [(8, 2, 3), (9, 8, 4)]
-    sent = segment(3, rows, newest=commit(base=5, epoch=1), prompt=True, opens=again)
-    job = run_of(arrive(core, sent))
-    assert texts_of(job) == {1: ([0, 10, 20, 80, 90], 5)}
-
-
-def test_only_the_last_stage_learns_the_text() -> None:
-    core = StageCore(is_last=False, slots_max=64)
-    asked = opening(sampling=LOOKS_BACK)
-    job = run_of(arrive(core, segment(0, [(0, -1, 0), (1, 0, 1), (2, 1, 2)], prompt=True, opens=asked)))
-    assert texts_of(job) == {}

@@ -1,4 +1,5 @@
-"""Small block drafters with random weights, in the published layout, for targets of `bench.checkpoints`."""
+"""Small block drafters with random weights, in the published layout, for targets of `bench.checkpoints`.
+Their configs are in `tests/data/drafters.json`."""
 
 from __future__ import annotations
 
@@ -9,107 +10,65 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from flowspec.bench.checkpoints import SMALL, VOCABULARY_SIZE
+from tests.draft import weights
 
-LAYERS, INNER, HEADS, KEY_HEADS, HEAD = 3, 96, 4, 2, 24
-SIZE, MASK, IDS = 6, 299, (1, 4, 6)
-RANK = 10
+DATA = json.loads((Path(__file__).parents[1] / "data" / "drafters.json").read_text("utf-8"))
+BLOCK, DSPARK = DATA["block"], DATA["dspark"]
+
+
+def write(
+    folder: Path,
+    config: dict[str, Any],
+    tensors: dict[str, torch.Tensor],
+    drop: str = "",
+    extra: dict[str, list[int]] | None = None,
+) -> Path:
+    """A folder with these, but for `drop`, and with `extra` tensors of ones."""
+    kept = {name: tensor for name, tensor in tensors.items() if name != drop}
+    for name, shape in (extra or {}).items():
+        kept[name] = torch.ones(shape, dtype=tensors[name].dtype if name in tensors else torch.float32)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(kept, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
 
 
 def make_dspark(folder: Path, *, is_gated: bool = False, **changes: Any) -> Path:
     """As `make_block_drafter`, a DSpark with an embedding and an `lm_head` of its own."""
-    generator = torch.Generator().manual_seed(17)
-    width = SMALL["hidden_size"]
-
-    def weight(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator) * 0.3
-
-    tensors = {
-        "embed_tokens.weight": weight(VOCABULARY_SIZE, width),
-        "lm_head.weight": weight(VOCABULARY_SIZE, width),
-        "markov_head.markov_w1.weight": weight(VOCABULARY_SIZE, RANK),
-        "markov_head.markov_w2.weight": 4 * weight(VOCABULARY_SIZE, RANK),
-        "confidence_head.proj.weight": weight(1, width + RANK),
-        "confidence_head.proj.bias": weight(1),
-    }
-    if is_gated:
-        tensors["markov_head.gate_proj.weight"] = weight(RANK, width + RANK)
-        tensors["markov_head.gate_proj.bias"] = weight(RANK)
-    fields: dict[str, Any] = {
-        "architectures": ["Qwen3DSparkModel"],
-        "auto_map": None,
-        "dflash_config": None,
-        "mask_token_id": MASK,
-        "target_layer_ids": [-1, 3, 7],
-        "num_anchors": 512,
-        "enable_confidence_head": True,
-        "confidence_head_with_markov": True,
-        "markov_rank": RANK,
-        "markov_head_type": "gated" if is_gated else "vanilla",
-    }
-    return make_block_drafter(folder, extra=tensors, **{**fields, **changes})
+    kind = {"markov_head_type": "gated"} if is_gated else {}
+    return make_block_drafter(folder, is_dspark=True, **{**DSPARK, **kind, **changes})
 
 
 def make_block_drafter(
     folder: Path,
     *,
-    drop: tuple[str, ...] = (),
-    extra: dict[str, torch.Tensor] | None = None,
+    is_dspark: bool = False,
+    drop: str = "",
+    extra: dict[str, list[int]] | None = None,
     own: dict[str, Any] | None = None,
     **changes: Any,
 ) -> Path:
     """A folder with a block drafter; `own` go into its config's `dflash_config`, `changes` beside it."""
-    generator = torch.Generator().manual_seed(13)
-    width = SMALL["hidden_size"]
-
-    def weight(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator) * 0.2
-
-    tensors = {
-        "fc.weight": weight(width, len(IDS) * width),
-        "hidden_norm.weight": 1 + weight(width),
-        "norm.weight": 1 + weight(width),
-    }
-    for layer in range(LAYERS):
-        parts = {
-            "self_attn.q_proj.weight": weight(HEADS * HEAD, width),
-            "self_attn.k_proj.weight": weight(KEY_HEADS * HEAD, width),
-            "self_attn.v_proj.weight": weight(KEY_HEADS * HEAD, width),
-            "self_attn.o_proj.weight": weight(width, HEADS * HEAD),
-            "self_attn.q_norm.weight": 1 + weight(HEAD),
-            "self_attn.k_norm.weight": 1 + weight(HEAD),
-            "mlp.gate_proj.weight": weight(INNER, width),
-            "mlp.up_proj.weight": weight(INNER, width),
-            "mlp.down_proj.weight": weight(width, INNER),
-            "input_layernorm.weight": 1 + weight(width),
-            "post_attention_layernorm.weight": 1 + weight(width),
-        }
-        tensors |= {f"layers.{layer}.{name}": tensor for name, tensor in parts.items()}
-    for name in drop:
-        del tensors[name]
-    config = {
-        "architectures": ["DFlashDraftModel"],
-        "auto_map": {"AutoModel": "dflash.DFlashDraftModel"},
-        "model_type": "qwen3",
-        "hidden_size": width,
-        "intermediate_size": INNER,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": KEY_HEADS,
-        "head_dim": HEAD,
-        "hidden_act": "silu",
-        "rms_norm_eps": 1e-6,
-        "max_position_embeddings": SMALL["max_position_embeddings"],
-        "rope_theta": 10000.0,
-        "vocab_size": VOCABULARY_SIZE,
-        "block_size": SIZE,
-        "num_target_layers": SMALL["num_hidden_layers"],
-        "tie_word_embeddings": False,
-        "dflash_config": {"mask_token_id": MASK, "target_layer_ids": list(IDS), **(own or {})},
-        **changes,
-    }
+    width, inner, head = (BLOCK[name] for name in ("hidden_size", "intermediate_size", "head_dim"))
+    heads, keys = BLOCK["num_attention_heads"] * head, BLOCK["num_key_value_heads"] * head
+    shapes = {"fc.weight": (width, 3 * width), **weights.norms("", width, "hidden_norm", "norm")}
+    for layer in range(BLOCK["num_hidden_layers"]):
+        at = f"layers.{layer}."
+        shapes |= weights.attention(f"{at}self_attn.", width, heads, keys, width, head)
+        shapes |= weights.mlp(f"{at}mlp.", width, inner)
+        shapes |= weights.norms(at, width, "input_layernorm", "post_attention_layernorm")
+    tensors = weights.random(shapes, 13, 0.2)
+    if is_dspark:
+        rank, vocabulary = DSPARK["markov_rank"], BLOCK["vocab_size"]
+        shapes = {f"{name}.weight": (vocabulary, width) for name in ("embed_tokens", "lm_head")}
+        shapes |= {f"markov_head.markov_w{part}.weight": (vocabulary, rank) for part in (1, 2)}
+        shapes |= {"confidence_head.proj.weight": (1, width + rank), "confidence_head.proj.bias": (1,)}
+        if changes.get("markov_head_type") == "gated":
+            shapes["markov_head.gate_proj.weight"] = (rank, width + rank)
+            shapes["markov_head.gate_proj.bias"] = (rank,)
+        tensors |= weights.random(shapes, 17, 0.3)
+        tensors["markov_head.markov_w2.weight"] *= 4
+    dflash = {**BLOCK["dflash_config"], **(own or {})}
+    config = {**BLOCK, "dflash_config": dflash, **changes}
     config = {name: value for name, value in config.items() if value is not None}
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file({**tensors, **(extra or {})}, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    return folder
+    return write(folder, config, tensors, drop, extra)

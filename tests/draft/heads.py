@@ -1,71 +1,119 @@
-"""Small EAGLE heads with random weights, in published layouts, for a target of `bench.checkpoints`.
+"""Small EAGLE heads with random weights, in every published layout, for targets of `bench.checkpoints`.
 
-`test_eagle_layouts.py` has all layouts.
+Layouts, and what is none, are in `tests/data/eagle_layouts.json`: configs are changes to one of its `bases`,
+tensors of ones if nothing else is said.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
-from flowspec.bench.checkpoints import SMALL, VOCABULARY_SIZE
+from flowspec.model.files import ModelFiles
+from tests.draft import weights
+from tests.draft.published import Published, Tensors
 
-DRAFT_VOCABULARY = 120
+HIDDEN, VOCABULARY, DRAFT_VOCABULARY = 64, 300, 96
+DATA = json.loads((Path(__file__).parents[1] / "data" / "eagle_layouts.json").read_text("utf-8"))
 
 
-def make_head(folder: Path, kind: str, **changes: Any) -> Path:
-    """A folder with a head of kind `eagle` or `eagle3`, or one of EAGLE-3 with `two layers` and an output
-    after the norm; `changes` go into its config."""
-    width, inner, heads = SMALL["hidden_size"], SMALL["intermediate_size"], SMALL["num_attention_heads"]
-    generator = torch.Generator().manual_seed(7)
+def merged(config: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Also what is within."""
+    found = dict(config)
+    for name, value in changes.items():
+        old = found.get(name)
+        found[name] = merged(old, value) if isinstance(value, dict) and isinstance(old, dict) else value
+    return found
 
-    def weight(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator) * 0.3
 
-    layer_count = 2 if kind == "two layers" else 1
-    tensors = {}
-    for index in range(layer_count):
-        reads_embedding = kind != "eagle" and index == 0
-        read = 2 * width if reads_embedding else width
-        prefix = "midlayer" if kind == "eagle3" else f"layers.{index}"
-        norms = ["post_attention_layernorm"]
-        norms += ["input_layernorm"] if kind != "eagle" else []
-        norms += ["hidden_norm"] if reads_embedding else []
-        layer = {
-            "self_attn.q_proj.weight": weight(width, read),
-            "self_attn.k_proj.weight": weight(width // 2, read),
-            "self_attn.v_proj.weight": weight(width // 2, read),
-            "self_attn.o_proj.weight": weight(width, width),
-            "mlp.gate_proj.weight": weight(inner, width),
-            "mlp.up_proj.weight": weight(inner, width),
-            "mlp.down_proj.weight": weight(width, inner),
-            **{f"{norm}.weight": 1 + weight(width) for norm in norms},
-        }
-        tensors |= {f"{prefix}.{name}": tensor for name, tensor in layer.items()}
-    if kind != "eagle":
-        chosen = torch.randperm(VOCABULARY_SIZE, generator=generator)[:DRAFT_VOCABULARY].sort().values
-        tensors |= {
-            "fc.weight": weight(width, 3 * width),
-            "norm.weight": 1 + weight(width),
-            "lm_head.weight": weight(DRAFT_VOCABULARY, width),
-            "d2t": chosen - torch.arange(DRAFT_VOCABULARY),
-        }
-    else:
-        tensors |= {"fc.weight": weight(width, 2 * width), "fc.bias": weight(width)}
-    config = {
-        **SMALL,
-        "model_type": "llama",
-        "num_hidden_layers": layer_count,
-        "norm_output": layer_count == 2,
-        "num_key_value_heads": heads // 2,
-        "draft_vocab_size": VOCABULARY_SIZE if kind == "eagle" else DRAFT_VOCABULARY,
-        **changes,
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How a publisher writes a head: its config, the names of its tensors, and what they mean."""
+
+    config: dict[str, Any]
+    means: Published = field(default_factory=Published)
+    captures: tuple[int, ...] = (2, 4, 5)
+    width: int = HIDDEN
+    midlayer: bool = False
+    has_fc: bool = True
+    has_bias: bool = False
+    has_own_embedding: bool = False
+    has_lm_head: bool = True
+    renamed: dict[str, str] = field(default_factory=dict)
+
+    def tensors(self) -> Tensors:
+        """Under the names of `Published`."""
+        means, width = self.means, self.width
+        inner, keys = means.heads * means.head_width, means.key_heads * means.head_width
+        shapes: dict[str, tuple[int, ...]] = {} if means.is_first else {"norm.weight": (width,)}
+        if self.has_lm_head:
+            shapes["lm_head.weight"] = (DRAFT_VOCABULARY, width)
+        if self.has_fc:
+            shapes["fc.weight"] = (width, (2 if means.is_first else len(self.captures)) * HIDDEN)
+        if self.has_bias:
+            shapes["fc.bias"] = (width,)
+        if self.has_own_embedding:
+            shapes["embed_tokens.weight"] = (VOCABULARY, width)
+        for index in range(len(self.captures) if means.feature_norm == "fc_norm" else 0):
+            shapes[f"fc_norm.{index}.weight"] = (HIDDEN,)
+        if means.feature_norm == "input_norm":
+            shapes["input_norm.weight"] = (len(self.captures) * HIDDEN,)
+        for index in range(means.layers):
+            at, reads = f"layers.{index}", index == 0 or means.embedding_in_each_layer
+            read, norms = width, ["post_attention_layernorm"]
+            if not means.is_first:
+                read = 2 * width if reads else width
+                norms += ["input_layernorm", "hidden_norm"] if reads else [means.later_norm]
+            has_norms = "qwen3" in (self.config.get("model_type"), self.layer_type)
+            size = means.head_width if has_norms else 0
+            shapes |= weights.attention(f"{at}.self_attn.", read, inner, keys, width, size)
+            shapes |= {**weights.mlp(f"{at}.mlp.", width, 128), **weights.norms(f"{at}.", width, *norms)}
+            if self.config.get("attention_bias") or self.config.get("qkv_bias"):
+                shapes |= {
+                    f"{at}.self_attn.{name}_proj.bias": (inner if name == "q" else keys,) for name in "qkv"
+                }
+        return weights.random(shapes, 5, 0.15)
+
+    @property
+    def layer_type(self) -> str:
+        return str(self.config.get("transformer_layer_config", {}).get("model_type"))
+
+    def write(self, folder: Path, tensors: Tensors | None = None, **config: Any) -> ModelFiles:
+        named = {self.published(name): each for name, each in (tensors or self.tensors()).items()}
+        if self.has_lm_head:
+            kept = torch.arange(DRAFT_VOCABULARY) * 3 + 1
+            is_kept = torch.zeros(VOCABULARY, dtype=torch.bool)
+            is_kept[kept] = True
+            named |= {"d2t": kept - torch.arange(DRAFT_VOCABULARY), "t2d": is_kept}
+        folder.mkdir(exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(merged(self.config, config)), encoding="utf-8")
+        save_file(named, folder / "model.safetensors")
+        return ModelFiles(str(folder))
+
+    def published(self, name: str) -> str:
+        name = name.replace("layers.0.", "midlayer.") if self.midlayer else name
+        return self.renamed.get(name, name)
+
+
+def layout_of(entry: dict[str, Any]) -> Layout:
+    fields = {name: value for name, value in entry.items() if name not in ("base", "config", "computes")}
+    config = merged(DATA["bases"][entry["base"]], entry.get("config", {}))
+    means = Published(**entry.get("computes", {}))
+    if means.is_first:
+        fields |= {"captures": (8,), "has_lm_head": False}
+    captures = tuple(fields.pop("captures", Layout.captures))
+    return Layout(config=config, means=means, captures=captures, **fields)
+
+
+LAYOUTS = {name: layout_of(entry) for name, entry in DATA["layouts"].items()}
+
+
+def make_head(folder: Path, layout: str = "eagle") -> Path:
+    """A folder with a head."""
+    LAYOUTS[layout].write(folder, max_position_embeddings=512)
     return folder

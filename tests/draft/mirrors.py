@@ -246,7 +246,8 @@ def make_case(kind: str, folder: Path) -> Case:
         "dspark": (make_dspark, BlockHead.load, BlockDrafter, BlockMirror),
         "assistant": (make_assistant, AssistantHead.load, AssistantDrafter, AssistantMirror),
     }
-    head = (lambda to: make_head(to, kind), EagleHead.load, EagleDrafter, EagleMirror)
+    layouts = {"eagle": "eagle", "eagle3": "safeailab", "two layers": "sglang-two-layers"}
+    head = (lambda to: make_head(to, layouts[kind]), EagleHead.load, EagleDrafter, EagleMirror)
     make, load, drafter, mirror = made.get(kind, head)
     files = ModelFiles(str(make(folder / "drafter")))
     return Case(files=files, target=of, load=load, drafter=drafter, mirror=mirror)

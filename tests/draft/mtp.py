@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from flowspec.bench.checkpoints import make_variant
+from tests.draft import weights
+from tests.draft.published import attended, causal, norm, turned
 
 Weights = dict[str, torch.Tensor]
 SHARDS = ("layers.safetensors", "ends.safetensors", "mtp.safetensors")
@@ -61,34 +63,16 @@ def read(folder: Path) -> tuple[Weights, Weights, Weights]:
     return layers, ends, mtp
 
 
-def _random(shapes: dict[str, tuple[int, ...]], zero_centred: bool) -> Weights:
-    generator = torch.Generator().manual_seed(11)
-    found = {name: 0.15 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-    return {
-        name: values + 1 if "norm" in name and not zero_centred else values for name, values in found.items()
-    }
-
-
-def _layer(prefix: str, config: dict[str, Any], outputs: int) -> dict[str, tuple[int, ...]]:
+def _layer(prefix: str, config: dict[str, Any], outputs: int) -> weights.Shapes:
     width, heads, size = config["hidden_size"], config["num_attention_heads"], config["head_dim"]
-    of_keys = config["num_key_value_heads"] * size
+    of_keys, at = config["num_key_value_heads"] * size, f"{prefix}self_attn."
+    found = weights.attention(at, width, outputs, of_keys, width, size)
+    found[f"{at}o_proj.weight"] = (width, heads * size)
+    found |= weights.norms(prefix, width, "input_layernorm", "post_attention_layernorm")
     rows = {"q_proj": outputs, "k_proj": of_keys, "v_proj": of_keys}
-    found: dict[str, tuple[int, ...]] = {
-        **{f"{prefix}self_attn.{name}.weight": (count, width) for name, count in rows.items()},
-        f"{prefix}self_attn.o_proj.weight": (width, heads * size),
-        f"{prefix}input_layernorm.weight": (width,),
-        f"{prefix}post_attention_layernorm.weight": (width,),
-        f"{prefix}self_attn.q_norm.weight": (size,),
-        f"{prefix}self_attn.k_norm.weight": (size,),
-    }
     if config["attention_bias"]:
         found |= {f"{prefix}self_attn.{name}.bias": (count,) for name, count in rows.items()}
     return found
-
-
-def _mlp(prefix: str, width: int, inner: int) -> dict[str, tuple[int, ...]]:
-    shapes = {"gate_proj": (inner, width), "up_proj": (inner, width), "down_proj": (width, inner)}
-    return {f"{prefix}{name}.weight": shape for name, shape in shapes.items()}
 
 
 def qwen_layer(config: dict[str, Any], fused: bool) -> Weights:
@@ -101,18 +85,20 @@ def qwen_layer(config: dict[str, Any], fused: bool) -> Weights:
         shapes[f"mtp.{name}.weight"] = (width,)
     count = config.get("num_experts", 0)
     if not count:
-        return _random(shapes | _mlp(f"{layer}mlp.", width, config["intermediate_size"]), True)
+        return weights.random(
+            shapes | weights.mlp(f"{layer}mlp.", width, config["intermediate_size"]), 11, 0.15, 0.0
+        )
     inner = config["moe_intermediate_size"]
     if fused:
         shapes[f"{layer}mlp.experts.gate_up_proj"] = (count, 2 * inner, width)
         shapes[f"{layer}mlp.experts.down_proj"] = (count, width, inner)
     else:
         for expert in range(count):
-            shapes |= _mlp(f"{layer}mlp.experts.{expert}.", width, inner)
+            shapes |= weights.mlp(f"{layer}mlp.experts.{expert}.", width, inner)
     shapes[f"{layer}mlp.gate.weight"] = (count, width)
     shapes[f"{layer}mlp.shared_expert_gate.weight"] = (1, width)
-    shapes |= _mlp(f"{layer}mlp.shared_expert.", width, config["shared_expert_intermediate_size"])
-    return _random(shapes, True)
+    shapes |= weights.mlp(f"{layer}mlp.shared_expert.", width, config["shared_expert_intermediate_size"])
+    return weights.random(shapes, 11, 0.15, 0.0)
 
 
 def glm_layer(config: dict[str, Any], own_ends: bool) -> Weights:
@@ -123,14 +109,14 @@ def glm_layer(config: dict[str, Any], own_ends: bool) -> Weights:
         shapes[f"{layer}{name}.weight"] = (width,)
     count, inner = config["n_routed_experts"], config["moe_intermediate_size"]
     for expert in range(count):
-        shapes |= _mlp(f"{layer}mlp.experts.{expert}.", width, inner)
+        shapes |= weights.mlp(f"{layer}mlp.experts.{expert}.", width, inner)
     shapes[f"{layer}mlp.gate.weight"] = (count, width)
     shapes[f"{layer}mlp.gate.e_score_correction_bias"] = (count,)
-    shapes |= _mlp(f"{layer}mlp.shared_experts.", width, inner * config["n_shared_experts"])
+    shapes |= weights.mlp(f"{layer}mlp.shared_experts.", width, inner * config["n_shared_experts"])
     if own_ends:
         for name in ("embed_tokens", "shared_head.head"):
             shapes[f"{layer}{name}.weight"] = (config["vocab_size"], width)
-    return _random(shapes, False)
+    return weights.random(shapes, 11, 0.15)
 
 
 # ------------------------------------------------------------------------------------- the published forward
@@ -169,8 +155,7 @@ class Published:
         return predicted, predicted @ self.lm_head.float().T
 
     def norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        scaled = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.config["rms_norm_eps"])
-        return scaled * (self.w[f"{name}.weight"] + (0 if self.is_glm else 1))
+        return norm(x, self.w[f"{name}.weight"] + (0 if self.is_glm else 1), self.config["rms_norm_eps"])
 
     def linear(self, x: torch.Tensor, name: str) -> torch.Tensor:
         return F.linear(x, self.w[f"{name}.weight"], self.w.get(f"{name}.bias"))
@@ -180,26 +165,13 @@ class Published:
         queries = self.linear(x, "self_attn.q_proj").view(rows, heads, -1)
         gate = queries[..., size:].reshape(rows, -1)  # empty where there is none
         keys, values = (self.linear(x, f"self_attn.{name}_proj").view(rows, -1, size) for name in "kv")
-        queries = self.turned(self.norm(queries[..., :size], "self_attn.q_norm"))
-        keys = self.turned(self.norm(keys, "self_attn.k_norm"))
-        groups = heads // keys.shape[1]
-        keys, values = (each.repeat_interleave(groups, dim=1) for each in (keys, values))
-        scores = torch.einsum("ihd,jhd->hij", queries, keys) / size**0.5
-        later = torch.ones(rows, rows, dtype=torch.bool).triu(1)
-        shares = scores.masked_fill(later, float("-inf")).softmax(-1)
-        mixed = torch.einsum("hij,jhd->ihd", shares, values).reshape(rows, -1)
+        rope, places = self.config["rope_parameters"], torch.arange(rows)
+        turning = int(size * rope["partial_rotary_factor"])
+        q = self.norm(queries[..., :size], "self_attn.q_norm")
+        k = self.norm(keys, "self_attn.k_norm")
+        q, k = (turned(each, places, rope["rope_theta"], turning) for each in (q, k))
+        mixed = attended(q, k, values, causal(rows))
         return self.linear(mixed if self.is_glm else mixed * gate.sigmoid(), "self_attn.o_proj")
-
-    def turned(self, x: torch.Tensor) -> torch.Tensor:
-        """RoPE on a part of each head, `[rows, heads, size]`."""
-        rope = self.config["rope_parameters"]
-        turning = int(x.shape[-1] * rope["partial_rotary_factor"])
-        half = turning // 2
-        speeds = rope["rope_theta"] ** (-torch.arange(half) / half)
-        angle = (torch.arange(len(x))[:, None] * speeds)[:, None]  # [rows, 1, half]
-        a, b, still = x[..., :half], x[..., half:turning], x[..., turning:]
-        turned = (a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin())
-        return torch.cat([*turned, still], dim=-1)
 
     def mlp(self, x: torch.Tensor, name: str) -> torch.Tensor:
         gated = F.silu(self.linear(x, f"{name}.gate_proj")) * self.linear(x, f"{name}.up_proj")

@@ -1,4 +1,5 @@
-"""The forward of an EAGLE head as its publishers define it, in plain torch, with nothing of the product.
+"""Parts of published forward passes, and that of an EAGLE head as its publishers define it, in plain torch,
+with nothing of the product.
 
 Norms, layers and what is fed back are said by the caller, who has them from the publisher's code:
 speculators' `models/eagle3`, SpecForge's `llama3_eagle.py`, ModelOpt's `modeling_eagle.py`, DeepSpec's
@@ -12,7 +13,35 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-Tensors = dict[str, torch.Tensor]
+from tests.draft.weights import Tensors
+
+
+def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
+
+
+def turned(x: torch.Tensor, positions: torch.Tensor, theta: float, turning: int = 0) -> torch.Tensor:
+    """RoPE on the first `turning` (0: all) of each head, `[rows, heads, size]`."""
+    turning = turning or x.shape[-1]
+    half = turning // 2
+    speeds = theta ** (-torch.arange(half, dtype=torch.float64) / half)
+    angle = (positions[:, None] * speeds)[:, None]  # [rows, 1, half]
+    a, b, still = x[..., :half], x[..., half:turning], x[..., turning:]
+    pairs = (a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin())
+    return torch.cat([*pairs, still], dim=-1).float()
+
+
+def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    """What each row sees, `[rows, heads * size]`; queries, keys and values are `[rows, heads, size]`."""
+    group = q.shape[1] // k.shape[1]
+    k, v = (each.repeat_interleave(group, dim=1) for each in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q, k) / q.shape[-1] ** 0.5
+    shares = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+    return torch.einsum("hqk,khd->qhd", shares, v).flatten(1)
+
+
+def causal(rows: int) -> torch.Tensor:
+    return torch.ones(rows, rows, dtype=torch.bool).tril()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +62,7 @@ class Published:
     norm_output: bool = False
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * weight
+        return norm(x, weight, self.eps)
 
     def project(self, w: Tensors, captured: list[torch.Tensor]) -> torch.Tensor:
         """Features from captured states, each `[rows, target width]`."""
@@ -50,21 +79,11 @@ class Published:
         def heads(name: str) -> torch.Tensor:
             bias = w.get(f"{prefix}.{name}_proj.bias")
             found = F.linear(x, w[f"{prefix}.{name}_proj.weight"], bias).view(rows, -1, self.head_width)
-            norm = w.get(f"{prefix}.{name}_norm.weight")
-            return (found if norm is None else self.norm(found, norm)).transpose(0, 1)
+            weight = w.get(f"{prefix}.{name}_norm.weight")
+            return found if weight is None else self.norm(found, weight)
 
-        def turned(x: torch.Tensor) -> torch.Tensor:
-            half = self.head_width // 2
-            angle = torch.arange(rows)[:, None] * self.theta ** (-torch.arange(half) / half)
-            a, b = x[..., :half], x[..., half:]
-            return torch.cat((a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()), dim=-1)
-
-        times = self.heads // self.key_heads
-        q, k, v = turned(heads("q")), turned(heads("k")), heads("v")
-        k, v = (each.repeat_interleave(times, dim=0) for each in (k, v))
-        later = torch.ones(rows, rows, dtype=torch.bool).triu(1)
-        scores = (q @ k.transpose(1, 2) / self.head_width**0.5).masked_fill(later, float("-inf"))
-        mixed = (scores.softmax(dim=-1) @ v).transpose(0, 1).reshape(rows, -1)
+        q, k = (turned(heads(name), torch.arange(rows), self.theta) for name in "qk")
+        mixed = attended(q, k, heads("v"), causal(rows))
         return F.linear(mixed, w[f"{prefix}.o_proj.weight"], w.get(f"{prefix}.o_proj.bias"))
 
     def run(self, w: Tensors, embedded: torch.Tensor, feature: torch.Tensor) -> torch.Tensor:

@@ -21,6 +21,7 @@ from flowspec.model.attention import TreeRows
 from flowspec.model.files import ModelFiles
 from flowspec.plan.shape import shape_of
 from tests.draft.assistants import make_assistant
+from tests.draft.blocks import DATA
 from tests.draft.mirrors import CPU, WIDTH, check, draft, grow, make_case
 from tests.draft.trees import segment
 
@@ -157,30 +158,9 @@ def test_it_is_found_reckoned_and_opened(files: ModelFiles, target: ModelFiles) 
     assert drafter.weight_bytes == 2 * (own + read)
 
 
-CONFIGS: list[tuple[dict[str, Any], str]] = [
-    ({"backbone_hidden_size": 80}, "expected backbone_hidden_size 64 as of"),
-    ({"text_config": None}, "text_config: expected a decoder of gemma4_text, got None"),
-    ({"decoder": {"vocab_size": 280}}, "expected vocab_size 300 as of"),
-    ({"decoder": {"head_dim": 32}}, "expected heads in sliding_attention that read 2 of 24"),
-    ({"decoder": {"num_kv_shared_layers": 1}}, "num_kv_shared_layers: expected all of its 3 layers, got 1"),
-    ({"decoder": {"enable_moe_block": True}}, "enable_moe_block: expected False, got True"),
-    ({"decoder": {"hidden_size": "wide"}}, "hidden_size: expected a number up to"),
-    ({"decoder": {"rope_parameters": {"full_attention": {"rope_type": "dynamic"}}}}, "rope_parameters"),
-    ({"num_centroids": 7}, "expected num_centroids that divide its vocabulary of 300"),
-    ({"centroid_intermediate_top_k": 21}, "at most as many as centroid_intermediate_top_k, got 20 and 21"),
-    ({"drop": ("post_projection.weight",)}, "has no tensor post_projection.weight"),
-    ({"extra": {"model.layers.0.sinks": torch.ones(4)}}, "has tensors that no published one has, model.l"),
-    (
-        {"extra": {"masked_embedding.token_ordering": torch.zeros(300, dtype=torch.int64)}},
-        "token_ordering: expected each token once",
-    ),
-    ({"extra": {"model.norm.weight": torch.ones(31)}}, "expected shape [32] by config.json, got [31]"),
-]
-
-
-@pytest.mark.parametrize(("changes", "message"), CONFIGS, ids=[message[:30] for _, message in CONFIGS])
+@pytest.mark.parametrize(("message", "changes"), DATA["refused assistants"], ids=lambda each: str(each)[:30])
 def test_what_does_not_fit_is_refused_in_a_line(
-    changes: dict[str, Any], message: str, target: ModelFiles, tmp_path: Path
+    message: str, changes: dict[str, Any], target: ModelFiles, tmp_path: Path
 ) -> None:
     folder = make_assistant(tmp_path / "assistant", **changes)
     with pytest.raises(InputError) as refusal:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,13 @@ from safetensors.torch import load_file
 
 from flowspec.bench.checkpoints import SMALL, VOCABULARY_SIZE, make_variant
 from flowspec.core.protocol.messages import Sampling
-from flowspec.draft.block import BlockDrafter
 from flowspec.draft.block_head import BlockHead
-from flowspec.draft.kinds import check_drafter, find_drafter, open_drafter
-from flowspec.draft.kinds.block import Block
+from flowspec.draft.kinds import open_drafter
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
-from flowspec.plan.shape import shape_of
-from tests.draft.blocks import IDS, SIZE, make_block_drafter, make_dspark
+from tests.draft.blocks import BLOCK, DATA, make_block_drafter, make_dspark
 from tests.draft.mirrors import CPU, WIDTH, check, draft, grow, make_case
+from tests.draft.published import attended, norm, turned
 from tests.draft.trees import segment
 
 HIDDEN = SMALL["hidden_size"]
@@ -50,11 +47,6 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
     return ModelFiles(str(make_variant(tmp_path_factory.mktemp("target"), "llama-grouped")))
 
 
-@pytest.fixture(scope="module", params=[make_block_drafter, make_dspark])
-def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
-    return ModelFiles(str(request.param(tmp_path_factory.mktemp("block"))))
-
-
 class Published:
     """What the published definitions compute, written down anew, without caches: one block behind a text."""
 
@@ -69,15 +61,7 @@ class Published:
         self.embedding, self.lm_head = ({**shared, **self.weights}[name] for name in shared)
 
     def norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        return x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * self.weights[name]
-
-    def turned(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """`[rows, heads, width]`, by pairs of halves."""
-        half = x.shape[-1] // 2
-        speeds = 10000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
-        turn = torch.polar(torch.ones(()).double(), positions[:, None].double() * speeds)[:, None]
-        found = torch.complex(x[..., :half].double(), x[..., half:].double()) * turn
-        return torch.cat([found.real, found.imag], dim=-1).float()
+        return norm(x, self.weights[name], 1e-6)
 
     def logits(self, features: torch.Tensor, token: int, before: list[int]) -> torch.Tensor:
         """`[guesses, vocabulary]` from the target's features `[length, hidden * layers]` and the token
@@ -110,9 +94,9 @@ class Published:
                 return (y @ self.weights[f"{at}{name}.weight"].T).view(len(y), -1, self.config["head_dim"])
 
             h = self.norm(x, f"layers.{layer}.input_layernorm.weight")
-            q = self.turned(self.norm(heads(h, "q_proj"), f"{at}q_norm.weight"), positions[before:])
+            q = turned(self.norm(heads(h, "q_proj"), f"{at}q_norm.weight"), positions[before:], 10000.0)
             k = torch.cat([heads(context, "k_proj"), heads(h, "k_proj")])
-            k = self.turned(self.norm(k, f"{at}k_norm.weight"), positions)
+            k = turned(self.norm(k, f"{at}k_norm.weight"), positions, 10000.0)
             v = torch.cat([heads(context, "v_proj"), heads(h, "v_proj")])
             is_window = kind == "sliding_attention"
             seen = torch.ones(size, before + size, dtype=torch.bool)
@@ -120,11 +104,7 @@ class Published:
                 seen &= keys <= own
             if is_window:
                 seen &= (own - keys).abs() < self.config["sliding_window"]
-            group = q.shape[1] // k.shape[1]
-            scores = torch.einsum("qhd,khd->hqk", q, k.repeat_interleave(group, 1))
-            scores = (scores / math.sqrt(self.config["head_dim"])).masked_fill(~seen, -math.inf)
-            mixed = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v.repeat_interleave(group, 1))
-            x = x + mixed.flatten(1) @ self.weights[f"{at}o_proj.weight"].T
+            x = x + attended(q, k, v, seen) @ self.weights[f"{at}o_proj.weight"].T
             h = self.norm(x, f"layers.{layer}.post_attention_layernorm.weight")
             mlp = f"layers.{layer}.mlp."
             gate = torch.nn.functional.silu(h @ self.weights[f"{mlp}gate_proj.weight"].T)
@@ -135,7 +115,7 @@ class Published:
 
 def features_of(count: int, seed: int = 1) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn((count, HIDDEN * len(IDS)), generator=generator)
+    return torch.randn((count, HIDDEN * 3), generator=generator)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -159,19 +139,6 @@ def test_a_block_is_guessed_as_published(name: str, target: ModelFiles, tmp_path
         head.write(projected[first:], torch.arange(first, 23), cache)
 
 
-def test_blocks_of_several_requests_run_together(files: ModelFiles, target: ModelFiles) -> None:
-    head = BlockHead.load(files, target, "float32", CPU)
-    caches, alone = [], []
-    for length, token in ((5, 3), (12, 8)):
-        cache = head.new_cache(40)
-        cache.reserve(length)
-        head.write(head.project(features_of(length, seed=length)), torch.arange(length), cache)
-        alone.append(head.run([token], [length], [cache])[0])
-        caches.append(cache)
-    together = head.run([3, 8], [5, 12], caches)
-    torch.testing.assert_close(together, torch.stack(alone), rtol=1e-5, atol=1e-5)
-
-
 # ------------------------------------------------------------------------------------------- as a drafter
 
 
@@ -184,7 +151,7 @@ def test_all_that_lives_is_proposed_anew_with_the_next_block(kind: str, tmp_path
     mirror.tell_path(drafter)
     draft(drafter, mirror, [teller.root])
     chain, tip = [], teller.root
-    for _ in range(SIZE):  # one deeper than the block
+    for _ in range(BLOCK["block_size"]):  # one deeper than the block
         nodes = grow(teller, tip, 2)
         draft(drafter, mirror, nodes)
         chain.append(nodes)
@@ -196,63 +163,19 @@ def test_all_that_lives_is_proposed_anew_with_the_next_block(kind: str, tmp_path
     found = drafter.draft(segment(teller.part(last)), WIDTH)
     living = [node for nodes in [*chain, last] for node in nodes if teller.is_living(node)]
     check(mirror, found, mirror.expected(living))
-    assert len(found) > SIZE
+    assert len(found) > BLOCK["block_size"]
 
 
 # ------------------------------------------------------------------------------------------- what it takes
 
 
-def test_it_is_found_reckoned_and_opened(files: ModelFiles, target: ModelFiles) -> None:
-    kind = find_drafter(files.model)
-    assert isinstance(kind, Block)
-    check_drafter(files.model)
-    reckoned = kind.reckoned(shape_of(target.config(), "target"))
-    assert reckoned.shape is not None
-    assert (reckoned.shape.layers, reckoned.shape.heads) == (3, 4)
-    drafter = open_drafter(files.model, target, "bfloat16", CPU, context=100)
-    assert isinstance(drafter, BlockDrafter)
-    assert drafter.captures == drafter._head.block.captures
-    assert drafter._head.slot_bytes == 2 * 3 * 2 * 2 * 24
-
-
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"architectures": ["DFlash2DraftModel"]}, "is a DFlash2DraftModel, which guesses blocks in another way"),
-    ({"architectures": ["Gemma4DSparkModel"]}, "is a Gemma4DSparkModel, which guesses blocks in another way"),
-    (
-        {"make": make_dspark, "markov_head_type": "rnn"},
-        "markov_head_type: expected vanilla or gated, got 'rnn'",
-    ),
-    ({"make": make_dspark, "markov_rank": 11}, "expected shape [300, 11] by config.json, got [300, 10]"),
-    ({"make": make_dspark, "markov_rank": None}, "markov_rank: expected 0 to 16384, got None"),
-    ({"make": make_dspark, "target_layer_ids": [-2, 3]}, "in growing order, got [-2, 3]"),
-    ({"dflash_config": [1]}, "dflash_config: expected its fields, got [1]"),
-    ({"own": {"selector_rank": 4}}, "dflash_config: selector_rank is not supported; expected block_size"),
-    ({"own": {"target_layer_ids": [1, 8]}}, "expected layers of the target's 8 in growing order, got [1, 8]"),
-    ({"own": {"target_layer_ids": [4, 1, 6]}}, "in growing order, got [4, 1, 6]"),
-    ({"own": {"mask_token_id": 300}}, "mask_token_id: expected 0 to 299, got 300"),
-    ({"own": {"mask_token_id": None}}, "mask_token_id: expected 0 to 299, got None"),
-    ({"block_size": 1000}, "block_size: expected 2 to 64, got 1000"),
-    ({"own": {"output_multiplier": "1"}}, "output_multiplier: expected a number, got '1'"),
-    ({"is_causal": 3}, "is_causal: expected true or false, got 3"),
-    ({"num_target_layers": 36}, "for another model: expected num_target_layers 8, got 36"),
-    ({"vocab_size": 320}, "for another model: expected vocab_size 300 as of"),
-    ({"hidden_size": 48}, "for another model: expected hidden_size 64 as of"),
-    ({"drop": ("layers.1.self_attn.k_norm.weight",)}, "has no tensor layers.1.self_attn.k_norm.weight"),
-    (
-        {"extra": {"candidate_selector.w": torch.ones(2)}},
-        "has tensors that no published one has, cand",
-    ),
-    ({"extra": {"norm.weight": torch.ones(3)}}, "expected shape [64] by config.json, got [3]"),
-    ({"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32}}, "quantised"),
-]
-
-
-@pytest.mark.parametrize(("changes", "message"), REFUSED, ids=[message[:30] for _, message in REFUSED])
+@pytest.mark.parametrize(("message", "changes"), DATA["refused blocks"], ids=lambda each: str(each)[:30])
 def test_what_does_not_fit_is_refused_in_a_line(
-    changes: dict[str, Any], message: str, target: ModelFiles, tmp_path: Path
+    message: str, changes: dict[str, Any], target: ModelFiles, tmp_path: Path
 ) -> None:
     changes = dict(changes)
-    folder = changes.pop("make", make_block_drafter)(tmp_path / "block", **changes)
+    make = make_dspark if changes.pop("is_dspark", False) else make_block_drafter
+    folder = make(tmp_path / "block", **changes)
     with pytest.raises(InputError) as refusal:
         open_drafter(str(folder), target, "float32", CPU, context=100)
     assert message in str(refusal.value)

@@ -18,11 +18,10 @@ from flowspec.draft.choosing import (
     best_here,
     candidates,
     on_equal_devices,
-    published_acceptance,
     without_model,
 )
 from flowspec.draft.kinds import FALLBACK
-from flowspec.model.files import BUNDLED, DEMO_FOLDER, bundled_models
+from flowspec.model.files import DEMO_FOLDER
 from flowspec.plan.placement import ClusterPlan
 from flowspec.plan.refusal import ModelDoesNotFitError
 from flowspec.runtime import session
@@ -76,8 +75,7 @@ def test_what_is_in_the_cache_and_fits_is_taken(hub_cache: Path, known_model: st
 def test_what_does_not_fit_is_left_out_with_a_reason(
     hub_cache: Path, known_model: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "head").mkdir()
-    put(hub_cache, HEAD, content(make_head(tmp_path / "head", "eagle")))
+    put(hub_cache, HEAD, content(make_head(tmp_path / "head")))
     drafter = content(DEMO_FOLDER / "draft")
     drafter["tokenizer.json"] = drafter["tokenizer.json"].replace(b'"the"', b'"eht"')
     assert drafter["tokenizer.json"] != content(DEMO_FOLDER / "draft")["tokenizer.json"]
@@ -87,22 +85,6 @@ def test_what_does_not_fit_is_left_out_with_a_reason(
     assert "has another tokenizer than model" in of(found, SMALL).refusal
     assert best_here(found) is None
     assert taken_for(Decoding(), known_model, None).decoding == Decoding()
-
-
-@pytest.mark.parametrize("missing", ["model.safetensors", "config.json"])
-def test_half_a_drafter_is_none(hub_cache: Path, known_model: str, missing: str) -> None:
-    files = content(DEMO_FOLDER / "eagle")
-    del files[missing]
-    put(hub_cache, HEAD, files)
-    found = candidates(known_model)
-    assert of(found, HEAD).is_here == (missing != "config.json")
-    assert best_here(found) is None
-
-
-def test_a_layout_that_no_kind_runs_is_told(hub_cache: Path) -> None:
-    found = candidates("Qwen/Qwen3-8B")
-    assert of(found, "RedHatAI/Qwen3-8B-speculator.peagle").refusal == "FlowSpec does not run peagle yet"
-    assert of(found, "RedHatAI/Qwen3-8B-speculator.peagle").planned is None
 
 
 def test_what_is_given_counts_more(hub_cache: Path, known_model: str, tmp_path: Path) -> None:
@@ -122,12 +104,6 @@ def test_what_is_given_counts_more(hub_cache: Path, known_model: str, tmp_path: 
         assert (taken.decoding, taken.drafter, taken.candidates.found) == (decoding, None, ())
 
 
-@pytest.mark.parametrize("model", [BUNDLED, *bundled_models(), "owner/unknown", "/no/such/folder", "x.gguf"])
-def test_other_models_have_what_they_had(hub_cache: Path, model: str) -> None:
-    assert candidates(model) == Candidates()
-    assert taken_for(Decoding(), model, None).decoding == Decoding()
-
-
 def test_the_download_that_would_help_is_one_that_runs_and_of_which_something_is_published(
     hub_cache: Path,
 ) -> None:
@@ -144,13 +120,6 @@ def test_the_download_that_would_help_is_one_that_runs_and_of_which_something_is
     put(hub_cache, best.name, {"config.json": b"{}"})
     other = best_download(candidates("Qwen/Qwen3-4B"), rate, now)
     assert other is None or other[0].name != best.name, "it is here, whatever it is"
-
-
-def test_a_plan_reckons_with_what_is_published() -> None:
-    assert published_acceptance(HEAD, "owner/Llama-2-7B-Chat-GGUF") == pytest.approx(0.63, abs=0.01)
-    assert published_acceptance(SMALL, TARGET) is None
-    assert published_acceptance(HEAD, "owner/unknown") is None
-    assert published_acceptance("ngram", TARGET) is None
 
 
 @dataclass(frozen=True)

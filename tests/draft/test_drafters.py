@@ -103,7 +103,7 @@ def test_what_a_drafter_says_of_itself(case: Case, tmp_path: Path) -> None:
     (short / "config.json").write_text(json.dumps(raw), encoding="utf-8")
     files = ModelFiles(str(short))
     of = Case(files=files, target=case.target, load=case.load, drafter=case.drafter, mirror=case.mirror)
-    assert [of.new_drafter(context=context).context for context in (300, 50, None)] == [100, 50, 100]
+    assert [of.new_drafter(context=context).context for context in (300, 50)] == [100, 50]
 
 
 def test_a_drafter_that_overflows_says_so(case: Case) -> None:
@@ -121,7 +121,7 @@ def test_a_drafter_that_overflows_says_so(case: Case) -> None:
 RANDOM = ("eagle", "eagle3", "two layers", "mtp", "language")
 
 
-@pytest.mark.parametrize("seed", seeds(2, 20))
+@pytest.mark.parametrize("seed", seeds(1, 20))
 @pytest.mark.parametrize("kind", RANDOM)
 def test_random_trees_of_two_requests_over_several_turns(kind: str, seed: int, tmp_path: Path) -> None:
     """Commits that were guessed or not, dead branches among the rows, rewinds, both requests in shared

@@ -16,27 +16,6 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return make_case(request.param, tmp_path_factory.mktemp("case"))
 
 
-def test_a_guess_reads_a_prediction_and_is_made_again_when_the_truth_is_known(case: Case) -> None:
-    drafter, mirror = case.new_drafter(), case.new_mirror()
-    teller = mirror.teller
-    teller.begin([5, 6, 7])
-    mirror.tell(drafter, teller.path[:2])
-    (proposal,) = drafter.draft(segment(teller.part([teller.root], committed=teller.path[:2])), WIDTH)
-    check(mirror, [proposal], mirror.expected(teller.path[1:]))
-    child = teller.add(teller.root, proposal.tokens[0])
-    guessed = drafter.draft(segment(teller.part([child])), WIDTH)
-    check(mirror, guessed, mirror.expected([child]))
-    grandchild = teller.add(child, guessed[0].tokens[0])
-    mirror.tell(
-        drafter, [teller.root]
-    )  # the root is verified: the child is right, and was made of a prediction
-    teller.commit(child)
-    found = drafter.draft(segment(teller.part([grandchild])), WIDTH)
-    assert [each.node for each in found] == [child, grandchild]
-    check(mirror, found, mirror.expected([grandchild]))
-    assert found[0].confidences != guessed[0].confidences
-
-
 def test_a_chain_of_guesses_that_grew_too_long_is_made_again_from_the_truth(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,29 +43,6 @@ def test_a_chain_of_guesses_that_grew_too_long_is_made_again_from_the_truth(
         if again or not mirror.head.config.num_hidden_layers > 1:  # else as in the test of random trees
             check(mirror, found, expected)
         assert {each.node for each in found} == {node, *again, *new}
-
-
-def test_the_first_token_has_no_row(case: Case) -> None:
-    drafter, mirror = case.new_drafter(), case.new_mirror()
-    teller = mirror.teller
-    teller.begin([5])
-    assert drafter.draft(segment(teller.part([teller.root])), WIDTH) == ()
-    mirror.tell(drafter, [teller.root])
-    child = teller.add(teller.root, 9)
-    found = drafter.draft(segment(teller.part([child])), WIDTH)
-    check(mirror, found, mirror.expected([child]))
-
-
-def test_without_a_feature_above_it_a_row_is_left_out(case: Case) -> None:
-    """No head asks so; the answer must not hang on it."""
-    drafter, mirror = case.new_drafter(), case.new_mirror()
-    teller = mirror.teller
-    teller.begin([5, 6, 7, 8])
-    mirror.tell(drafter, [teller.path[2]])
-    (proposal,) = drafter.draft(segment(teller.part([teller.root], committed=teller.path[:-1])), WIDTH)
-    assert drafter._requests[1].has_keys[:4].tolist() == [False, False, False, True]
-    child = teller.add(teller.root, proposal.tokens[0])
-    assert [each.node for each in drafter.draft(segment(teller.part([child])), WIDTH)] == [child]
 
 
 def test_a_turn_that_keeps_less_than_the_target_does_still_knows_its_features(case: Case) -> None:

@@ -1,14 +1,8 @@
-"""Every published layout of EAGLE heads: read as its publisher computes it, or refused in one line.
-
-Layouts, and what is none, are in `tests/data/eagle_layouts.json`: configs are changes to one of its `bases`,
-tensors of ones if nothing else is said.
-"""
+"""Every published layout of EAGLE heads: read as its publisher computes it, or refused in one line."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,114 +20,10 @@ from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles, bundled_folder
 from flowspec.model.pieces import Span
 from flowspec.model.slice import Slice
-from tests.draft.heads import make_head
-from tests.draft.published import Published, Tensors
-from tests.draft.trees import BRANCHES, PARENTS, tree_batch
+from tests.draft.heads import DATA, DRAFT_VOCABULARY, HIDDEN, LAYOUTS, VOCABULARY, make_head
+from tests.draft.trees import chain_batch
 
 CPU = torch.device("cpu")
-HIDDEN, VOCABULARY, DRAFT_VOCABULARY = 64, 300, 96
-DATA = json.loads((Path(__file__).parents[1] / "data" / "eagle_layouts.json").read_text("utf-8"))
-
-
-def merged(config: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Also what is within."""
-    found = dict(config)
-    for name, value in changes.items():
-        old = found.get(name)
-        found[name] = merged(old, value) if isinstance(value, dict) and isinstance(old, dict) else value
-    return found
-
-
-@dataclass(frozen=True, kw_only=True)
-class Layout:
-    """How a publisher writes a head: its config, the names of its tensors, and what they mean."""
-
-    config: dict[str, Any]
-    means: Published = field(default_factory=Published)
-    captures: tuple[int, ...] = (2, 4, 5)
-    width: int = HIDDEN
-    midlayer: bool = False
-    has_fc: bool = True
-    has_bias: bool = False
-    has_own_embedding: bool = False
-    has_lm_head: bool = True
-    renamed: dict[str, str] = field(default_factory=dict)
-
-    def tensors(self) -> Tensors:
-        """Under the names of `Published`."""
-        means, width = self.means, self.width
-        inner, keys = means.heads * means.head_width, means.key_heads * means.head_width
-        shapes: dict[str, tuple[int, ...]] = {} if means.is_first else {"norm.weight": (width,)}
-        if self.has_lm_head:
-            shapes["lm_head.weight"] = (DRAFT_VOCABULARY, width)
-        if self.has_fc:
-            shapes["fc.weight"] = (width, (2 if means.is_first else len(self.captures)) * HIDDEN)
-        if self.has_bias:
-            shapes["fc.bias"] = (width,)
-        if self.has_own_embedding:
-            shapes["embed_tokens.weight"] = (VOCABULARY, width)
-        for index in range(len(self.captures) if means.feature_norm == "fc_norm" else 0):
-            shapes[f"fc_norm.{index}.weight"] = (HIDDEN,)
-        if means.feature_norm == "input_norm":
-            shapes["input_norm.weight"] = (len(self.captures) * HIDDEN,)
-        for index in range(means.layers):
-            at, reads = f"layers.{index}", index == 0 or means.embedding_in_each_layer
-            read, norms = width, ["post_attention_layernorm"]
-            if not means.is_first:
-                read = 2 * width if reads else width
-                norms += ["input_layernorm", "hidden_norm"] if reads else [means.later_norm]
-            shapes |= {f"{at}.{norm}.weight": (width,) for norm in norms}
-            shapes |= {
-                f"{at}.self_attn.q_proj.weight": (inner, read),
-                f"{at}.self_attn.k_proj.weight": (keys, read),
-                f"{at}.self_attn.v_proj.weight": (keys, read),
-                f"{at}.self_attn.o_proj.weight": (width, inner),
-                f"{at}.mlp.gate_proj.weight": (128, width),
-                f"{at}.mlp.up_proj.weight": (128, width),
-                f"{at}.mlp.down_proj.weight": (width, 128),
-            }
-            if "qwen3" in (self.config.get("model_type"), self.layer_type):
-                shapes |= {f"{at}.self_attn.{name}_norm.weight": (means.head_width,) for name in "qk"}
-            if self.config.get("attention_bias") or self.config.get("qkv_bias"):
-                shapes |= {
-                    f"{at}.self_attn.{name}_proj.bias": (inner if name == "q" else keys,) for name in "qkv"
-                }
-        rng = torch.Generator().manual_seed(5)
-        found = {name: 0.15 * torch.randn(shape, generator=rng) for name, shape in shapes.items()}
-        return {name: 1 + 2 * value if "norm" in name else value for name, value in found.items()}
-
-    @property
-    def layer_type(self) -> str:
-        return str(self.config.get("transformer_layer_config", {}).get("model_type"))
-
-    def write(self, folder: Path, tensors: Tensors | None = None, **config: Any) -> ModelFiles:
-        named = {self.published(name): each for name, each in (tensors or self.tensors()).items()}
-        if self.has_lm_head:
-            kept = torch.arange(DRAFT_VOCABULARY) * 3 + 1
-            is_kept = torch.zeros(VOCABULARY, dtype=torch.bool)
-            is_kept[kept] = True
-            named |= {"d2t": kept - torch.arange(DRAFT_VOCABULARY), "t2d": is_kept}
-        folder.mkdir()
-        (folder / "config.json").write_text(json.dumps(merged(self.config, config)), encoding="utf-8")
-        save_file(named, folder / "model.safetensors")
-        return ModelFiles(str(folder))
-
-    def published(self, name: str) -> str:
-        name = name.replace("layers.0.", "midlayer.") if self.midlayer else name
-        return self.renamed.get(name, name)
-
-
-def layout_of(entry: dict[str, Any]) -> Layout:
-    fields = {name: value for name, value in entry.items() if name not in ("base", "config", "computes")}
-    config = merged(DATA["bases"][entry["base"]], entry.get("config", {}))
-    means = Published(**entry.get("computes", {}))
-    if means.is_first:
-        fields |= {"captures": (8,), "has_lm_head": False}
-    captures = tuple(fields.pop("captures", Layout.captures))
-    return Layout(config=config, means=means, captures=captures, **fields)
-
-
-LAYOUTS = {name: layout_of(entry) for name, entry in DATA["layouts"].items()}
 
 
 @pytest.fixture(scope="module")
@@ -192,41 +82,17 @@ def test_a_head_computes_what_its_publisher_does(
     torch.testing.assert_close(feature, expected, atol=2e-5, rtol=1e-5)
     for _ in range(2):  # the second time from the head's own features, as for guesses
         expected = means.run(w, embedding[tokens], expected)
-        batch, positions = tree_batch(head.new_cache(64), range(-1, rows - 1), 0, rows)
+        batch, positions = chain_batch(head.new_cache(64), 0, rows)
         feature = head.run(tokens, feature, positions, batch)
         torch.testing.assert_close(feature, expected, atol=5e-5, rtol=1e-5)
         found = head.logits(feature)
-        torch.testing.assert_close(found, means.logits(w, expected, lm_head), atol=5e-5, rtol=1e-5)
+        torch.testing.assert_close(found, means.logits(w, expected, lm_head), atol=2e-4, rtol=1e-5)
         assert found.dtype == torch.float32
     ids = head.target_ids()
     kept = [3 * each + 1 for each in range(DRAFT_VOCABULARY)] if layout.has_lm_head else None
     assert (None if ids is None else ids.tolist()) == kept
     numbers = 2 * means.layers * means.key_heads * means.head_width + layout.width
     assert head.slot_bytes == 4 * numbers
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["eagle-bias", "safeailab", "specforge-3.1", "speculators-qwen3-two-layers", "deepspec-two-layers"],
-)
-def test_a_tree_in_two_segments_is_every_branch_alone(
-    name: str, targets: dict[bool, ModelFiles], tmp_path: Path
-) -> None:
-    layout = LAYOUTS[name]
-    w = layout.tensors()
-    head = EagleHead.load(layout.write(tmp_path / "head", w), targets[False], "float32", CPU)
-    rng = torch.Generator().manual_seed(3)
-    tokens = torch.randint(0, VOCABULARY, (9,), generator=rng)
-    features = torch.randn(9, HIDDEN, generator=rng)
-    cache, parts = head.new_cache(64), []
-    for first, end in ((0, 4), (4, 9)):
-        batch, positions = tree_batch(cache, PARENTS, first, end)
-        parts.append(head.run(tokens[first:end], features[first:end], positions, batch))
-    found = torch.cat(parts)
-    embedding = w.get("embed_tokens.weight", ends_of(targets[False])[0])
-    for path in BRANCHES:
-        expected = layout.means.run(w, embedding[tokens[path]], features[path])
-        torch.testing.assert_close(found[path], expected, atol=5e-5, rtol=1e-5)
 
 
 def test_a_folder_of_either_kind_of_file_is_found_by_its_name(tmp_path: Path) -> None:
@@ -254,7 +120,7 @@ def test_an_eagle_head_ranks_by_what_a_target_of_any_family_would(
     variant: str, finish: Callable[[torch.Tensor], torch.Tensor], tmp_path: Path
 ) -> None:
     target = ModelFiles(str(make_variant(tmp_path / "target", variant)))
-    head = EagleHead.load(ModelFiles(str(make_head(tmp_path / "head", "eagle"))), target, "float32", CPU)
+    head = EagleHead.load(ModelFiles(str(make_head(tmp_path / "head"))), target, "float32", CPU)
     count = target.config().num_hidden_layers
     last = Slice.load(target, Span(first=count - 1, end=count, count=count), "float32", CPU)
     assert last.pieces.lm_head is not None

@@ -16,7 +16,6 @@ import torch
 from safetensors.torch import load_file
 
 from flowspec.bench.checkpoints import SMALL, VOCABULARY_SIZE, make_checkpoint, make_variant
-from flowspec.core.protocol.messages import Sampling
 from flowspec.draft.kinds import (
     ALL,
     BY_WORD,
@@ -28,7 +27,6 @@ from flowspec.draft.kinds import (
     sketched,
 )
 from flowspec.draft.kinds.base import TextKind
-from flowspec.draft.kinds.eagle import Eagle
 from flowspec.draft.kinds.language import LanguageKind
 from flowspec.draft.language import LanguageModelDrafter
 from flowspec.errors import InputError
@@ -37,7 +35,6 @@ from flowspec.plan.shape import eagle_shape, find_shape, mtp_shape, shape_of
 from tests.draft.assistants import make_assistant
 from tests.draft.blocks import make_block_drafter
 from tests.draft.heads import make_head
-from tests.draft.trees import Teller, segment
 from tests.ggufs import convert
 
 CPU = torch.device("cpu")
@@ -61,12 +58,6 @@ def refused(name: str, target: ModelFiles, match: str) -> str:
         open_drafter(name, target, "float32", CPU, context=100)
     assert "\n" not in str(caught.value)
     return str(caught.value)
-
-
-def test_a_word_needs_no_files(target: ModelFiles) -> None:
-    opened = [open_drafter(word, target, "float32", CPU, context=100) for word in WITHOUT_TENSORS]
-    assert [word for word, drafter in zip(WITHOUT_TENSORS, opened, strict=True) if drafter is None] == [NONE]
-    assert {(each.context, each.weight_bytes) for each in opened if each is not None} == {(100, 0)}
 
 
 @pytest.mark.parametrize("kind", [kind for kind in BY_WORD if issubclass(kind, TextKind)])
@@ -124,29 +115,7 @@ def test_a_target_without_an_mtp_layer_is_told_so(target: ModelFiles, tmp_path: 
 
 def test_a_head_for_another_target_is_refused(tmp_path: Path) -> None:
     other = ModelFiles(str(small(tmp_path / "target")))
-    refused(str(make_head(tmp_path / "head", "eagle")), other, "hidden_size 32")
-
-
-def test_without_tokenizers_the_sizes_must_agree(target: ModelFiles, tmp_path: Path) -> None:
-    same = open_drafter(str(small(tmp_path / "same")), target, "float32", CPU, context=100)
-    assert same is not None
-    assert isinstance(same, LanguageModelDrafter)
-    text = refused(str(small(tmp_path / "other", vocab_size=200)), target, "another tokenizer")
-    assert "expected a vocabulary of 300 entries, got 200" in text
-
-
-def test_padding_may_differ_where_the_tokenizers_agree(tmp_path: Path) -> None:
-    folder = make_variant(tmp_path / "target", "llama-grouped")
-    padded = small(tmp_path / "drafter", vocab_size=VOCABULARY_SIZE + 20)
-    vocabulary = {f"t{n}": n for n in range(290)}
-    write_tokenizer(folder, vocabulary)
-    write_tokenizer(padded, dict(reversed(vocabulary.items())))
-    drafter = open_drafter(str(padded), ModelFiles(str(folder)), "float32", CPU, context=100)
-    assert drafter is not None
-    teller = Teller(1, Sampling())
-    teller.begin([1, 2])
-    (proposal,) = drafter.draft(segment(teller.part([teller.root], committed=[0])), VOCABULARY_SIZE + 20)
-    assert sorted(proposal.tokens) == list(range(VOCABULARY_SIZE))
+    refused(str(make_head(tmp_path / "head")), other, "hidden_size 32")
 
 
 @pytest.mark.parametrize(
@@ -249,13 +218,6 @@ def test_the_planner_reckons_with_the_weights_that_files_have(name: str) -> None
     assert planned.shape is not None
     assert planned.shape.params == read
     assert planned.shape != eagle_shape(shape)
-
-
-def test_heads_that_are_not_here_are_reckoned_with_by_their_layout() -> None:
-    shape = find_shape("qwen3-8b")
-    for layout, name in (("eagle", "eagle-qwen3-8b"), ("eagle3", "eagle3-qwen3-8b")):
-        planned = Eagle.unseen(shape, layout)
-        assert planned.shape == find_shape(name)
 
 
 def test_the_planner_reckons_with_files_as_with_shapes() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.draft.suffix import DEPTH, STRENGTHS, SuffixProposer, new_index, ranked
+from flowspec.draft.suffix import STRENGTHS, SuffixProposer, new_index, ranked
 from flowspec.draft.suffix_index import Match, SuffixIndex
 
 MATCHES = st.lists(st.builds(Match, st.integers(1, 12), st.integers(0, 4)), max_size=12).map(
@@ -89,11 +89,3 @@ def test_what_is_shared_is_remembered_and_nothing_else_is() -> None:
     own.append(7)
     assert own.propose([2], 4) == text_of([1, 2, 7]).propose([2], 4)
     assert [token for token, _ in own.propose([2], 4)] == [7]
-
-
-def test_a_turn_that_keeps_all_goes_on_in_the_same_text() -> None:
-    index = new_index()
-    text = text_of(list(range(DEPTH)), index)
-    text.cut(DEPTH)
-    text.append(500)
-    assert text_of(list(range(DEPTH)), index).propose([], 1)[0][0] == 500

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowspec.draft.suffix_index import BLOCK_TOKENS, Match, SuffixIndex, Text
+from flowspec.draft import suffix_index
+from flowspec.draft.suffix_index import Match, SuffixIndex, Text
 
 DEPTH = 4
+BLOCK_TOKENS = 8
 MANY = 1 << 20
 TOKENS = st.integers(0, 2)
 STEPS = st.lists(
@@ -20,6 +23,14 @@ STEPS = st.lists(
     ),
     max_size=30,
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _short_blocks() -> Iterator[None]:
+    """Texts here have several."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(suffix_index, "BLOCK_TOKENS", BLOCK_TOKENS)
+        yield
 
 
 def agreement(text: Sequence[int], place: int, end: Sequence[int]) -> int:
@@ -73,29 +84,13 @@ def test_what_agrees_is_what_a_search_finds(
         assert [text.length for text in written] == [len(tokens) for tokens, _ in texts]
     everything = [*texts, *left]
     assert len(index) == sum(max(0, len(text) - max(1, before)) for text, before in everything)
-    for end in ends:
+    for end in (*ends, *(tokens[:9] for tokens, _ in texts)):
         found = index.matches(end, MANY)
         assert plain(found) == searched(everything, end)
         lengths = [match.length for match in found]
         assert lengths == sorted(lengths, reverse=True)
         few = [match.length for match in index.matches(end, 3)]
         assert few == lengths[:3], "the longest come first, however few are wanted"
-
-
-@settings(max_examples=20)
-@given(st.lists(TOKENS, min_size=2, max_size=2 * BLOCK_TOKENS + 30), st.floats(0, 1))
-def test_blocks_do_not_show(tokens: list[int], share: float) -> None:
-    index, text = SuffixIndex(DEPTH, MANY), Text()
-    for token in tokens:
-        index.append(text, token)
-    length = round(share * len(tokens))
-    index.cut(text, length)
-    for token in tokens[length:]:
-        index.append(text, token)
-    for at in (1, len(tokens) // 2, len(tokens)):
-        assert plain(index.matches(tokens[:at], MANY)) == searched([(tokens, 0)], tokens[:at])
-    index.cut(text, 0)
-    assert (len(index), text) == (0, Text())
 
 
 @settings(max_examples=20)
@@ -134,14 +129,3 @@ def test_a_text_goes_on_where_its_blocks_were_given_up() -> None:
     assert (index.matches([3], 1), text.length) == ([], BLOCK_TOKENS + 6)
     index.append(text, 9)
     assert index.matches([3], 1) == [Match(1, 9)]
-
-
-def test_the_same_calls_give_the_same_order() -> None:
-    found = []
-    for _ in range(2):
-        index, text = SuffixIndex(DEPTH, MANY), Text()
-        for token in (1, 2, 3, 1, 2, 4, 1, 2, 3, 5, 2, 6, 2, 6, 2):
-            index.append(text, token)
-        found.append(index.matches([3, 1, 2], MANY))
-    assert found[0] == found[1]
-    assert [match.length for match in found[0]] == [3, 2, 2, 1, 1]

@@ -76,16 +76,6 @@ def test_every_node_is_asked_about_with_its_whole_text(seed: int) -> None:
                 check(drafter, teller, living)
 
 
-def test_dead_branches_are_not_asked_about() -> None:
-    drafter, teller = TextDrafter(Last), Teller(1, Sampling())
-    teller.begin([1, 2, 3])
-    right, wrong = teller.add(teller.root, 7), teller.add(teller.root, 8)
-    below = teller.add(wrong, 9)
-    check(drafter, teller, [teller.root, right, wrong])
-    teller.commit(right)
-    assert drafted(drafter, (teller, [below])) == {}, "its parent is dead"
-
-
 def test_what_may_not_be_drawn_is_not_proposed() -> None:
     drafter = TextDrafter(Last)
     for request, (suppressed, left) in enumerate([((8,), 1), ((told((1, 7)),), 1), ((9,), 2)], 1):

@@ -120,22 +120,9 @@ def segment(*parts: SegmentPart) -> Segment:
     return Segment(segment=0, parts=parts)
 
 
-PARENTS = (-1, 0, 1, 1, 2, 3, 3, 4, 0)
-BRANCHES = ([0, 1, 2, 4, 7], [0, 1, 3, 5], [0, 1, 3, 6], [0, 8])
-"""Of a tree of nine nodes."""
-
-
-def tree_batch(
-    cache: TreeCache, parents: Sequence[int], first: int, end: int
-) -> tuple[TreeBatch, torch.Tensor]:
-    """Rows of a tree given by parents (-1: none), in slots of the same numbers, and their positions."""
-    paths: list[list[int]] = []
-    for node, parent in enumerate(parents[:end]):
-        paths.append([*(paths[parent] if parent >= 0 else []), node])
-    visible = torch.zeros(end, end, dtype=torch.bool)
-    for node, path in enumerate(paths):
-        visible[node, path] = True
-    places = torch.tensor([len(path) - 1 for path in paths])
+def chain_batch(cache: TreeCache, first: int, end: int) -> tuple[TreeBatch, torch.Tensor]:
+    """Rows of a chain, in slots of the same numbers, and their positions."""
+    places, visible = torch.arange(end), torch.ones(end, end, dtype=torch.bool).tril()
     own = slice(first, end)
-    tree = TreeRows(cache, 0, torch.arange(first, end), places[own], places.int(), visible[own])
-    return TreeBatch([tree], 0), places[own]
+    rows = TreeRows(cache, 0, places[own], places[own], places.int(), visible[own])
+    return TreeBatch([rows], 0), places[own]

@@ -1,5 +1,4 @@
-"""An answer that another head takes over at any of its tokens: the rest is the same, and so is how it
-ends."""
+"""An answer that another head takes over at any of its tokens: the rest is the same, and so is the end."""
 
 from __future__ import annotations
 
@@ -9,7 +8,6 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from flowspec.core.head.events import Submit
-from flowspec.core.methods import METHODS
 from flowspec.core.protocol.messages import Sampling
 from flowspec.plan.timing import Curve
 from flowspec.sim.device import DeviceSpec
@@ -19,7 +17,7 @@ from flowspec.sim.language import HashLanguage
 from tests.pipeline import ask
 from tests.sim.swarm import plain
 
-CONTEXT = 40
+CONTEXT = 28
 PROMPT = (3, 1, 4, 1, 5)
 LANGUAGE = HashLanguage(24, seed=9)
 SAMPLED = Sampling(temperature=1.0, seed=11)
@@ -45,9 +43,7 @@ def rest_of(method: str, submit: Submit) -> tuple[list[int], str]:
     experiment = Experiment(
         devices=(DeviceSpec(curve=Curve(base_s=0.01), layers=2),) * 3, method=method, context=CONTEXT
     )
-    world = experiment.build(
-        LANGUAGE, [] if method == "ar" else [FakeDrafter(LANGUAGE, 0.8, 1, context=CONTEXT)]
-    )
+    world = experiment.build(LANGUAGE, [FakeDrafter(LANGUAGE, 0.8, 1, context=CONTEXT)])
     world.at(0.0, submit)
     world.run()
     (answer,) = world.answers[submit.request]
@@ -55,38 +51,28 @@ def rest_of(method: str, submit: Submit) -> tuple[list[int], str]:
     return answer.tokens, answer.end.reason
 
 
-def at_every_cut(method: str, submit: Submit, stop: tuple[int, ...] = ()) -> tuple[list[int], str]:
-    """Takes the answer over at each of its tokens; returns the undisturbed one."""
+WHOLE, _ = plain(LANGUAGE, ask(1, PROMPT, 20, sampling=SAMPLED), CONTEXT)
+STOP = next(at for at, token in enumerate(WHOLE) if at > 5 and token not in WHOLE[:at])
 
+
+@pytest.mark.parametrize(
+    ("submit", "stop", "length", "reason"),
+    [
+        (ask(1, PROMPT, 12, sampling=SAMPLED), (), 12, "length"),
+        (ask(1, PROMPT, 12, sampling=SAMPLED, stop_ids=frozenset([WHOLE[STOP]])), (), STOP, "stop"),
+        (ask(1, PROMPT, 20, sampling=SAMPLED), tuple(WHOLE[6:10]), 10, "stop"),
+        (ask(1, PROMPT, 200), (), CONTEXT - len(PROMPT), "length"),
+    ],
+    ids=["length", "a stop token", "a stop that began before the cut", "the context is full"],
+)
+def test_an_answer_goes_on_from_every_cut_and_ends_in_the_same_way(
+    submit: Submit, stop: tuple[int, ...], length: int, reason: str
+) -> None:
     def fresh(answered: Sequence[int] = ()) -> Submit:
         return replace(submit, answered=tuple(answered), stop_rule=StopAt(stop) if stop else None)
 
-    whole, reason = plain(LANGUAGE, fresh(), CONTEXT)
-    for cut in range(len(whole) + 1):
+    whole, why = plain(LANGUAGE, fresh(), CONTEXT)
+    assert (len(whole), why) == (length, reason)
+    for cut in range(length + 1):
+        method = ("continuous", "flowspec-paper", "tree-sd")[cut % 3]
         assert rest_of(method, fresh(whole[:cut])) == (whole[cut:], reason), f"cut after {cut} tokens"
-    return whole, reason
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("sampling", [Sampling(), SAMPLED], ids=["greedy", "sampled"])
-def test_an_answer_goes_on_from_every_cut(method: str, sampling: Sampling) -> None:
-    whole, reason = at_every_cut(method, ask(1, PROMPT, 12, sampling=sampling))
-    assert (len(whole), reason) == (12, "length")
-
-
-def test_it_ends_at_the_same_stop_token() -> None:
-    whole, _ = plain(LANGUAGE, ask(1, PROMPT, 12, sampling=SAMPLED), CONTEXT)
-    stop = next(token for token in whole[5:] if token not in whole[:5])
-    cut, reason = at_every_cut("continuous", ask(1, PROMPT, 12, sampling=SAMPLED, stop_ids=frozenset([stop])))
-    assert (cut, reason) == (whole[: whole.index(stop)], "stop")
-
-
-def test_it_ends_at_a_stop_that_began_before_the_cut() -> None:
-    whole, _ = plain(LANGUAGE, ask(1, PROMPT, 20, sampling=SAMPLED), CONTEXT)
-    cut, reason = at_every_cut("continuous", ask(1, PROMPT, 20, sampling=SAMPLED), stop=tuple(whole[6:10]))
-    assert (cut, reason) == (whole[:10], "stop")
-
-
-def test_it_ends_where_the_context_is_full() -> None:
-    whole, reason = at_every_cut("continuous", ask(1, PROMPT, 200))
-    assert (len(whole), reason) == (CONTEXT - len(PROMPT), "length")

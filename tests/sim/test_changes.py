@@ -1,0 +1,228 @@
+"""Another plan while answers follow one another, in virtual time: for a device that heat slows down, and for
+one that is back.
+
+Every token is compared with the plain answer when it is emitted.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from flowspec.core.cluster.membership import SWITCH_S
+from flowspec.core.head.flights import Bounds
+from flowspec.core.methods import make_method
+from flowspec.core.protocol.messages import Sampling
+from flowspec.plan.timing import Curve, LinkSpec
+from flowspec.sim.device import DeviceSpec
+from lab.faults.cluster import FORMING_TIMEOUTS
+from lab.faults.play import Play
+from lab.faults.schedule import Dialogue, Schedule, draw
+from tests.core.membership_timeouts import MEMBERSHIP_TIMEOUTS
+from tests.pipeline import ask
+
+DEVICES = ("pi-0", "pi-1", "pi-2")
+HOT_S, CHANGED_S = 50.0, 30.0
+"""When a device gets hot, and for how long it must be so."""
+AGAIN_S = 80.0
+GOING_OVER, CHANGING = "going over to another plan", "changing the pipeline took"
+
+
+def schedule(pass_s: float, tokens: int, at_s: float = 0.0) -> Schedule:
+    """Three boards that are alike, and one user."""
+    first = ask(0, (1, 2, 3, 4), tokens, sampling=Sampling(temperature=0.8, seed=3))
+    return replace(
+        draw(1),
+        devices=DEVICES,
+        arithmetics={},
+        spec=DeviceSpec(curve=Curve(base_s=pass_s), layers=4),
+        links=(LinkSpec(delay_s=0.001),) * 3,
+        load_s=0.05,
+        layer_count=24,
+        devices_min=1,
+        devices_max=3,
+        queued_max=64,
+        context=400,
+        bounds=Bounds(),
+        membership_timeouts=replace(MEMBERSHIP_TIMEOUTS, stuck_s=60.0, again_s=AGAIN_S),
+        forming_timeouts=replace(FORMING_TIMEOUTS, changed_s=CHANGED_S),
+        method=lambda: make_method("continuous"),
+        cache_slots=dict.fromkeys(DEVICES, 100_000),
+        draft_slots=100_000,
+        qualities=(0.98,),
+        levels=(0,),
+        captures=(),
+        drafting=(Curve(base_s=0.01),),
+        places=(None,),
+        dialogues=(Dialogue(first=first, at_s=at_s, turns=0, cancel_s=None, forget_s=None),),
+        faults=(),
+    )
+
+
+class Asking(Play):
+    """The user asks the same again so long after each answer, until `last_s`; the second device takes `heat`
+    times as long from `hot_s` on."""
+
+    def __init__(
+        self, schedule: Schedule, *, last_s: float, pause_s: float, hot_s: float, heat: float
+    ) -> None:
+        super().__init__(schedule)
+        self.last_s, self.pause_s = last_s, pause_s
+        if heat > 1:
+            for daemon in self.daemons.values():
+                daemon.is_by_layers = True
+            self.clock.at(hot_s, lambda: self.daemons["pi-1"].be_hot(heat))
+
+    def _ended(self, request: int) -> None:
+        submit = self.cluster.answers[request][-1].submit
+        if self.clock.now_s >= self.last_s:
+            self._waiting -= 1
+            return
+        sampling = replace(submit.sampling, seed=submit.sampling.seed + 1)
+        self.cluster.at(self.clock.now_s + self.pause_s, replace(submit, sampling=sampling, answered=()))
+
+    def notes(self, text: str) -> list[tuple[float, str]]:
+        return [(at_s, told) for at_s, who, told in self.story if who == "head" and text in told]
+
+    def layers(self) -> list[int]:
+        """Of each device."""
+        parts = {part.device: part.assign for part in self.cluster.parts}
+        return [parts[name].end_layer - parts[name].first_layer for name in DEVICES]
+
+
+# --------------------------------------------------------------------------------------------------- heat
+
+
+class Heated(Asking):
+    """A layer takes 60 ms; a second is between two answers."""
+
+    def __init__(
+        self, heat: float, until_s: float = 1e9, last_s: float = 180.0, changed_s: float = CHANGED_S
+    ) -> None:
+        drawn = schedule(1.44, 30)
+        drawn = replace(drawn, forming_timeouts=replace(FORMING_TIMEOUTS, changed_s=changed_s))
+        super().__init__(drawn, last_s=last_s, pause_s=1.0, hot_s=HOT_S, heat=heat)
+        self.clock.at(until_s, lambda: self.daemons["pi-1"].be_hot(1.0))
+        self._run_until(lambda: self._waiting == 0, last_s + 100)
+        for answer in self.cluster.answers[0]:
+            self._check(answer)
+
+    def rate(self, first_s: float, end_s: float) -> float:
+        """Tokens a second of the answers that began and ended in between."""
+        found = [
+            each
+            for each in self.cluster.answers[0]
+            if first_s <= each.submitted_s and 0 < each.ended_s <= end_s
+        ]
+        return sum(len(each.tokens) for each in found) / sum(
+            each.ended_s - each.submitted_s for each in found
+        )
+
+
+def test_a_device_that_heat_slows_down_gets_fewer_layers_between_two_answers() -> None:
+    run = Heated(1.4)
+    ((at_s, _),) = run.notes(GOING_OVER)
+    assert HOT_S + CHANGED_S < at_s < HOT_S + CHANGED_S + 60, "and the end of an answer"
+    assert not any(each.submitted_s < at_s < each.ended_s for each in run.cluster.answers[0])
+    assert run.cluster.pipelines == 2, "one new plan"
+    assert [len(run.notes(CHANGING)), run.notes("lost")] == [1, []]
+    assert run.layers()[1] < 8 < run.layers()[0]
+    as_it_was = Heated(1.4, changed_s=1e9)
+    assert as_it_was.cluster.pipelines == 1
+    assert run.rate(HOT_S, at_s) < 0.9 * run.rate(0, HOT_S)
+    assert run.rate(at_s, 1e9) > 1.05 * as_it_was.rate(at_s, 1e9)
+
+
+@pytest.mark.parametrize(("heat", "until_s"), [(1.15, 1e9), (2.0, HOT_S + CHANGED_S - 5)])
+def test_what_is_less_than_a_fifth_or_short_changes_no_plan(heat: float, until_s: float) -> None:
+    run = Heated(heat, until_s, last_s=130.0)
+    assert (run.notes(GOING_OVER), run.cluster.pipelines) == ([], 1)
+
+
+def test_a_device_that_has_cooled_down_gets_its_layers_back_but_not_at_once() -> None:
+    run = Heated(1.4, until_s=HOT_S + 80, last_s=230.0)
+    _, (cool_s, _) = run.notes(GOING_OVER)
+    assert cool_s > HOT_S + CHANGED_S + AGAIN_S
+    assert run.layers() == [8, 8, 8]
+
+
+# ----------------------------------------------------------------------------------------------- switches
+
+ASKED_S, GONE_S, BACK_S, LAST_S = 35.0, 40.0, 60.0, 85.0
+LOAD_S = 2.0
+"""What a layer takes to load: the second device lacks 4 of 8 when the first is back."""
+
+
+class Switching(Asking):
+    """An answer is never over for long. The first device is gone for a while, or the second gets hot."""
+
+    def __init__(self, spare_layers: int, heat: float = 1.0, again_s: float = 600.0) -> None:
+        drawn = schedule(0.3, 60, ASKED_S)
+        drawn = replace(
+            drawn,
+            load_s=LOAD_S,
+            spare_layers=spare_layers,
+            forming_timeouts=replace(FORMING_TIMEOUTS, changed_s=10.0),
+            membership_timeouts=replace(drawn.membership_timeouts, calm_s=3.0, again_s=again_s),
+        )
+        super().__init__(drawn, last_s=LAST_S, pause_s=0.0, hot_s=HOT_S + 5, heat=heat)
+        if heat == 1:
+            self.clock.at(GONE_S, self.daemons["pi-0"].crash)
+            self.clock.at(BACK_S, self.daemons["pi-0"].start)
+
+    def _look(self) -> None:
+        """Faults begin after all is well here, which the oracle does not know."""
+
+    def longest_pause_s(self) -> float:
+        """The longest time without a token after the first device is back."""
+        at_s = [when_s for when_s, _, text in self.story if text.startswith("emits") and when_s >= BACK_S]
+        return max(after_s - before_s for before_s, after_s in itertools.pairwise(at_s))
+
+    def switch_s(self) -> float:
+        """What the note says that changing the pipeline took."""
+        ((_, note),) = self.notes(CHANGING)
+        return float(note.split()[4])
+
+
+def test_new_layers_are_loaded_beside_the_pipeline_where_there_is_memory_for_both() -> None:
+    run = Switching(24)
+    run.run()
+    assert run.switch_s() < 0.2
+    assert run.longest_pause_s() < SWITCH_S
+    fired = run.fired()
+    assert fired["daemon: beside"] >= 2
+    assert fired["member: loads then"] == 0
+    assert run.cluster.membership.lost == []
+
+
+def test_without_memory_for_both_they_are_loaded_in_the_switch_unless_that_costs_more_than_it_gains() -> None:
+    run = Switching(0)
+    run.run()
+    assert run.switch_s() > LOAD_S
+    assert run.fired()["member: loads then"] == 1
+    assert run.cluster.membership.lost == []
+    run = Switching(0, 2.0, again_s=8.0)
+    run.run()
+    assert run.fired()["member: too dear"] > 0
+    assert run.notes(CHANGING) == []
+
+
+@pytest.mark.parametrize("fault", ["the device", "a member", "the head"])
+def test_an_unfinished_preparation_is_given_up_and_the_answers_stay_exact(fault: str) -> None:
+    run = Switching(24)
+    at_s = BACK_S + 4.0  # the second device takes 8 s to load
+    if fault == "the head":
+        run.clock.at(at_s, run.cluster.process.stop)
+        run.clock.at(at_s + 20.0, run.cluster.process.go_on)
+    else:
+        victim = run.daemons["pi-0" if fault == "the device" else "pi-1"]
+        run.clock.at(at_s, victim.crash)
+        run.clock.at(at_s + 1.0, victim.start)
+    run.run()
+    if fault == "a member":
+        assert run.notes("device pi-1 is lost")
+    else:
+        assert run.fired()["daemon: given up"] >= 1
+    assert run.cluster.membership.lost == []
