@@ -68,8 +68,9 @@ export class Chat {
     this._invite();
   }
 
-  // Offers questions that this model can answer.
+  // Offers questions that this model can answer. What was told of a server that was not there is over.
   suggest(model) {
+    this.trouble.hidden = true;
     this.isToy = model === "bundled";
     this.examples = model ? (EXAMPLES[model] ?? EXAMPLES.other) : [];
     if (!this.messages.length && this.dialogue.querySelector(".empty")) this._invite();

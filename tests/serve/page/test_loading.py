@@ -73,6 +73,7 @@ def test_the_page_shows_how_far_loading_is_and_goes_on_by_itself(
     expect(page.locator("#chat-trouble")).to_contain_text("The model is being loaded (pi-a: ready 100%, pi-b")
     beginning.go_on()
     is_live(page)
+    expect(page.locator("#chat-trouble")).to_be_hidden()
     expect(page.locator("#map li")).to_have_count(6)
     page.locator("#send").click()
     answered(page, text_of(script.found))
