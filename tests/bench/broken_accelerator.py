@@ -1,5 +1,5 @@
-"""An accelerator's check on a machine that is broken: `python -m tests.bench.broken_accelerator HOW STEP
-...`.
+"""An accelerator's check on a machine that is broken, or a small one on this machine:
+`python -m tests.bench.broken_accelerator HOW STEP ...`.
 
 Steps that are not about what is broken say what they would say on a machine that is well.
 """
@@ -63,6 +63,10 @@ def fail(device: str, folder: Path, dtype: str) -> dict[str, Any]:
 
 def main() -> None:
     how = sys.argv.pop(1)
+    if how == "small":
+        steps.PROMPTS, steps.NEW_TOKENS, steps.SPEED_S = 1, 8, 0.05
+        steps.main()
+        return
     whole_kernels = steps.STEPS["kernels"]
     for name, found in (
         ("torch", TORCH),

@@ -80,7 +80,14 @@ def findings(outcomes: list[Outcome], moment: BoardState = BOARD) -> list[tuple[
     return [(finding.severity, finding.check, finding.text) for finding in found]
 
 
-def test_the_command_on_this_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_on_this_cpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = check.start
+    small = [sys.executable, "-m", "tests.bench.broken_accelerator", "small"]
+    monkeypatch.setattr(
+        check, "start", lambda command, *given: start([*small, *command[len(check.COMMAND) :]], *given)
+    )
     path = tmp_path / "report.json"
     asked = ["doctor", "--accelerator", "--device", "cpu", "--dtype", "float32", "--seconds", "3000"]
     assert main([*asked, f"--report={path}"]) == 0
@@ -95,7 +102,7 @@ def test_the_command_on_this_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert found["slice"]["logits_off"] <= found["slice"]["logits_allowed"] < 0.01
     assert found["slice"]["same_choices"] == found["slice"]["tokens"] == found["plain"]["tokens"]
     assert found["slice"]["memory"]["weight_bytes"] > 40e6
-    assert (found["verify"]["exact"], found["verify"]["wrong"], found["verify"]["answers"]) == (12, 0, 12)
+    assert (found["verify"]["exact"], found["verify"]["wrong"], found["verify"]["answers"]) == (4, 0, 4)
     text = path.read_text("utf-8")
     for private in (socket.gethostname(), str(Path.home()), os.getcwd(), str(tmp_path), "127.0.0.1", "::1"):
         assert private not in text
@@ -161,7 +168,7 @@ def test_what_dies_or_fails_is_told_in_a_line(how: str, what: str, fault: str) -
 
 def test_what_hangs_is_ended_and_what_does_not_fit_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(check.SHARES, "verify", 2.0)
-    outcomes = broken("hangs", ("float32", "bfloat16"), seconds=6.0)
+    outcomes = broken("hangs", ("float32", "bfloat16"), seconds=4.5)
     assert states(outcomes) == {
         "torch": RIGHT,
         "kernels float32": RIGHT,

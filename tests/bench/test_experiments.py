@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from flowspec.bench.bench import read_cases
-from flowspec.bench.config import AUTO, CLUSTER, EMULATED, FIXED, SIMULATED, Bench, Setup
-from flowspec.bench.experiments import experiment_folders, find_experiment, pick_setups, read_experiment
+from flowspec.bench.config import AUTO, CLUSTER, EMULATED, FIXED, SIMULATED, Bench
+from flowspec.bench.experiments import experiment_folders, find_experiment, read_experiment
 from flowspec.bench.profiles import find_profile, profile_folders, profile_text, read_profile
 from flowspec.bench.rival_experiment import cells_of, is_of_rivals, read_rivals, request_of
 from flowspec.cli.bench_request import pick_experiment
@@ -144,16 +144,6 @@ def test_a_profile_that_is_written_is_read(tmp_path: Path) -> None:
     assert json.loads(json.dumps(found.described()))["domains"][0]["tokens"] == [20, 10]
     bench = read(tmp_path, TOML.replace("acceptance = 0.6", 'profile = "some.toml"'))
     assert (bench.acceptance, bench.profile) == (0.0, found)
-
-
-def test_setups_are_picked_by_name_and_methods_by_theirs() -> None:
-    twice = [Setup(name="a b", method="ar", testbeds=(place,)) for place in "xy"]
-    known = (*twice, Setup(name="pipedec (published)", method="pipedec", published=True))
-    assert pick_setups(known, ["a b", "a b"]) == tuple(twice)
-    assert pick_setups(known, ["pipedec", "a b"]) == (Setup(name="pipedec", method="pipedec"), *twice)
-    for name in ("best", "", "AR"):
-        with pytest.raises(InputError, match=f"--methods: .* got '{name}'"):
-            pick_setups(known, ["a b", name])
 
 
 PARSER = build_parser(["bench"])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,7 +35,7 @@ from flowspec.model.slice import Slice
 from flowspec.model.step_by_step import StepByStep
 from tests.nightly import nightly
 
-DTYPES = OF_ANY_MODEL
+KEYS, DOWN = ("self_attn.k_proj", 2.0), ("down_proj", 0.95)
 RIGHT = Faithfulness(
     dtype="float32",
     text="a text",
@@ -52,9 +52,12 @@ RIGHT = Faithfulness(
 )
 
 
-@pytest.fixture(scope="module", params=["llama-tied", "qwen3-moe"])
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_variant(tmp_path_factory.mktemp(request.param), request.param)
+TIED, MIXTURE = "llama-tied", "qwen3-moe"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {name: make_variant(tmp_path_factory.mktemp(name), name) for name in (TIED, MIXTURE)}
 
 
 def damaged(folder: Path, out: Path, tensor: str, factor: float) -> Path:
@@ -67,9 +70,15 @@ def damaged(folder: Path, out: Path, tensor: str, factor: float) -> Path:
     return out
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_the_model_itself_is_faithful(folder: Path, dtype: str) -> None:
-    files = ModelFiles(str(folder))
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    nightly(
+        [(TIED, "float32"), (TIED, "int8"), (MIXTURE, "bfloat16"), (MIXTURE, "int4")],
+        list(itertools.product((TIED, MIXTURE), OF_ANY_MODEL)),
+    ),
+)
+def test_the_model_itself_is_faithful(folders: dict[str, Path], name: str, dtype: str) -> None:
+    files = ModelFiles(str(folders[name]))
     found = check(files, dtype, StepByStep.load(files, dtype))
     assert found.faults == []
     assert (found.dtype, found.text, found.tokens) == (dtype, "random tokens", TOKENS)
@@ -80,16 +89,21 @@ def test_the_model_itself_is_faithful(folder: Path, dtype: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "factor", "dtype"),
+    ("model", "place", "factor", "dtype"),
     nightly(
-        [("self_attn.k_proj", 2.0, "bfloat16"), ("down_proj", 0.95, "float32"), ("down_proj", 0.95, "int4")],
-        [(*where, dtype) for where in (("self_attn.k_proj", 2.0), ("down_proj", 0.95)) for dtype in DTYPES],
+        [(TIED, *KEYS, "bfloat16"), (MIXTURE, *DOWN, "float32"), (MIXTURE, *DOWN, "int4")],
+        [
+            (*each, dtype)
+            for each in ((TIED, *KEYS), (TIED, *DOWN), (MIXTURE, *DOWN))
+            for dtype in OF_ANY_MODEL
+        ],
     ),
 )
 def test_one_wrong_scale_is_found(
-    folder: Path, place: str, factor: float, dtype: str, tmp_path: Path
+    folders: dict[str, Path], model: str, place: str, factor: float, dtype: str, tmp_path: Path
 ) -> None:
     """One scale of one group in int4, and as much in the others; of a mixture's experts, too."""
+    folder = folders[model]
     names = load_file(folder / "model.safetensors")
     name = next(
         each for each in names if each.startswith("model.layers.2.") and each.endswith(f"{place}.weight")
@@ -106,7 +120,7 @@ def test_one_wrong_scale_is_found(
     assert [fault for fault in found.faults if f"output 5 of {worst.matrix} is off by" in fault]
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "int4"])
+@pytest.mark.parametrize("dtype", nightly(["int4"], ["bfloat16", "int4"]))
 def test_a_kernel_that_is_wrong_for_one_row_only_is_found(
     dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,25 +181,6 @@ def test_each_figure_has_its_limit() -> None:
         assert len(found.faults) == 1, found
         assert found.report()["faults"] == found.faults
         json.dumps(found.report(), allow_nan=False)
-
-
-def test_no_number_among_the_logits_is_no_agreement(tmp_path: Path) -> None:
-    files = ModelFiles(str(make_variant(tmp_path, "llama-grouped")))
-
-    class Broken(StepByStep):
-        def logits(self, tokens: Sequence[int], portions: Sequence[int] = ()) -> Iterator[F32]:
-            for rows in super().logits(tokens, portions):
-                rows[:, 7] = np.nan
-                yield rows
-
-    found = compare(
-        Reference(files, "float32"),
-        Broken(StepByStep.load(files, "float32").part),
-        "float32",
-        "",
-        [(3, 4, 5, 6)],
-    )
-    assert len(found.faults) == 2
 
 
 def test_the_text_is_read_in_equal_windows_within_the_context(tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ def test_features_of_a_path_are_those_that_the_publisher_s_code_has(name: str) -
         again = open_drafting(name, files).begin(case)()
         assert isinstance(again, PathReader)
         again._features = again._features.roll(shift, 0)
-        (hits,) = count_hits(again, case, 0, ahead=1, stride=1)
+        hits, _ = count_hits(again, case, 0, ahead=2, stride=1)
         shares.append(hits[0] / hits[WIDTH_MAX])
     assert shares[0] > 0.8 > shares[1] + 0.1
 

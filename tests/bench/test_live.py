@@ -33,7 +33,7 @@ from flowspec.runtime.transport import TIMER_EARLY_S
 from tests.bench.benches import SMALL, Steps, boards, synthetic
 from tests.bench.cases import made
 
-NEW_TOKENS = 6
+NEW_TOKENS = 4
 ATTEMPTS = 4
 TESTBED = boards(
     name="two boards", drafter_shape=SMALL, slowdown=3.0

@@ -12,10 +12,9 @@ import pytest
 from flowspec.bench import simulated
 from flowspec.bench.config import AR, Setup
 from flowspec.bench.load import LoadAnswer, LoadRecord, drawn, read_loads, run_load
-from flowspec.bench.load_report import markdown
-from flowspec.bench.load_runs import LoadWork, loads_of, pending
+from flowspec.bench.load_runs import LoadWork, loads_of
 from flowspec.bench.load_steps import read_step_loads
-from flowspec.bench.load_summary import figures, jain, summarise
+from flowspec.bench.load_summary import figures, jain
 from flowspec.bench.outcome import EXACT, WRONG, write_records
 from flowspec.bench.synthetic import synthetic_cases
 from flowspec.bench.virtual_runs import VirtualRuns
@@ -28,7 +27,7 @@ from tests.bench.benches import STEPS, TOML, boards, synthetic
 OURS = Setup(name="continuous", method="continuous")
 CASES = synthetic_cases(7, [Sampling()], 10)
 LOAD = TOML.replace("temperatures = [0, 1]", "users = [1, 3]\nanswers = 5").replace(
-    "new_tokens = 12", "new_tokens = 8"
+    "new_tokens = 12", "new_tokens = 4"
 )
 
 
@@ -125,31 +124,6 @@ def test_figures_are_what_they_say() -> None:
     assert (figures(record)["fairness_to_alone"], found["wrong"]) == (None, 0)
     assert (found["energy_j_per_token"], found["network_bytes_per_token"]) == (2.0, 10.0)
     assert [jain(of) for of in ([2.0, 2.0], [1.0, 0.0, 0.0, 0.0], [0.0, 0.0])] == pytest.approx([1, 0.25, 1])
-
-
-def test_several_drafters_are_compared_with_the_best_of_one() -> None:
-    records = [
-        *(made("quick", users, (2.0, 2.0)) for users in (1, 2)),
-        *(made("many", users, (1.0, 1.0), drafters=3) for users in (1, 2)),
-        *(made(AR, users, (4.0, 4.0), drafters=0) for users in (1, 2)),
-    ]
-    summary = summarise("by hand", "simulated", records)
-    loads = summary["tables"][0]["loads"]
-    assert [each["users"] for each in loads] == [1, 2]
-    assert all(each["to_single"] == {"many": {"tokens_per_s": 2.0, "latency_s": 0.5}} for each in loads)
-    assert loads[0]["to_ar"]["many"] == {"tokens_per_s": 4.0, "latency_s": 0.25}
-    assert "| many | 20.0 | 1.00 |" in markdown(summary)
-
-
-def test_what_is_done_is_not_run_again() -> None:
-    bench = synthetic(users=(1, 3), answers=5, setups=(OURS, Setup(name=AR, method=AR)))
-    work = list(pending(bench, CASES, set()))
-    assert [(one.users, len(one.cases), [setup.name for _, setup in one.jobs]) for one in work] == [
-        (users, 5, ["continuous", "ar"]) for users in (1, 3)
-    ]
-    done = {("boards", name, users, 0.0, 0) for name, users in (("continuous", 1), ("ar", 1), ("ar", 3))}
-    (rest,) = pending(bench, CASES, done)
-    assert (rest.users, [setup.name for _, setup in rest.jobs]) == (3, ["continuous"])
 
 
 @pytest.mark.parametrize(("text", "picture"), [(LOAD, "load.png"), (STEPS, "steps.png")])

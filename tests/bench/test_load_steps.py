@@ -1,9 +1,8 @@
 """Loads that change in steps: users who come and go, drafters that are slow, lost and back, exact all the
-time, and told in figures that follow from what happened."""
+time."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,18 +10,14 @@ from typing import Any
 import pytest
 
 from flowspec.bench.bench import read_cases
-from flowspec.bench.config import AR, Bench, DeclaredDrafter, LoadStep, Setup
+from flowspec.bench.config import Bench, DeclaredDrafter, LoadStep, Setup
 from flowspec.bench.load_steps import (
     BINS,
-    StepAnswer,
-    StepSpan,
     StepsRecord,
     dealt,
     run_step_load,
     starts_of,
 )
-from flowspec.bench.load_steps_report import markdown
-from flowspec.bench.load_steps_summary import beside, figures, summarise
 from flowspec.bench.outcome import EXACT
 from flowspec.bench.virtual_runs import VirtualRuns
 from tests.bench.benches import boards, synthetic
@@ -34,7 +29,7 @@ DECLARED = (
     DeclaredDrafter(name="code", acceptance=(("code", 0.8), ("plays", 0.3))),
     DeclaredDrafter(name="plays", acceptance=(("code", 0.3), ("plays", 0.8))),
 )
-STEPS = (LoadStep(users=1, seconds=2.0), LoadStep(users=3, seconds=2.0), LoadStep(users=2, seconds=2.0))
+STEPS = (LoadStep(users=1, seconds=1.0), LoadStep(users=3, seconds=1.0), LoadStep(users=2, seconds=1.0))
 
 
 def experiment(*steps: LoadStep, **changes: Any) -> Bench:
@@ -83,7 +78,7 @@ def test_in_each_step_so_many_users_ask_and_who_goes_waits_for_the_answer(
         {(each.step, each.user, each.turn): each.prompt_id for each in record.answers}
         for record in both.values()
     )
-    assert len(one.keys() & other.keys()) > 6
+    assert len(one.keys() & other.keys()) > 3
     assert all(one[key] == other[key] for key in one.keys() & other.keys()), "whatever the setup"
     assert all(0 < share <= 1 for span in record.spans for share in span.stage_busy)
 
@@ -113,70 +108,3 @@ def test_a_drafter_is_slow_lost_and_back_as_the_steps_say() -> None:
     rates = [sum(span.tokens) for span in record.spans]
     assert rates[2] < 0.8 * rates[0]
     assert rates[3] > 0.8 * rates[0]
-
-
-def made(method: str, seconds: Sequence[float], rates: Sequence[int], *, drafters: int) -> StepsRecord:
-    """One user, who waits so many seconds for answers of ten tokens, alternately of two domains."""
-    answers, asked_s = list[StepAnswer](), 0.0
-    for turn, whole_s in enumerate(seconds):
-        answer = StepAnswer(
-            step=0,
-            user=0,
-            turn=turn,
-            prompt_id=str(turn),
-            domain=("code", "plays")[turn % 2],
-            asked_s=asked_s,
-            first_s=asked_s + 0.5,
-            last_s=asked_s + whole_s,
-            new_tokens=10,
-            agreement=EXACT,
-        )
-        answers.append(answer)
-        asked_s += whole_s
-    span = StepSpan(
-        tokens=list(rates), asked={str(at): [at] for at in range(drafters)}, stage_busy=[0.5, 0.9]
-    )
-    return StepsRecord(
-        experiment="by hand",
-        world="simulated",
-        testbed="boards",
-        method=method,
-        temperature=0.0,
-        seed=0,
-        drafters=drafters,
-        answers=answers,
-        spans=[span],
-        events=1,
-        digest="00",
-    )
-
-
-STEP = LoadStep(users=1, seconds=8.0, slow=(("1", 4.0),), lost=("2",))
-QUICK = made("quick", (2.0, 2.0, 2.0, 2.0), [10] * 8, drafters=1)
-TARDY = made("tardy", (4.0, 4.0), [5] * 8, drafters=1)
-MANY = made("many", (4.0, 1.0, 1.0, 1.0, 1.0), [0, 0, 0, 10, 20, 20, 20, 20], drafters=3)
-
-
-def test_figures_are_what_they_say() -> None:
-    found = figures(MANY, STEP, 0)
-    assert (found["answers"], found["tokens_per_s"], found["latency_s"]) == (5, 90 / 8, 1.6)
-    assert found["first_token_s"] == 0.5
-    assert found["lost_s"] == pytest.approx(4 * 70 / 80)
-    assert figures(QUICK, STEP, 0)["lost_s"] == 0
-    assert found["drafted"] == {"0": 0, "1": 1 / 3, "2": 2 / 3}
-    speed = beside(MANY, QUICK, 0)["speed"]
-    assert (speed["all"]["answers"], speed["all"]["ratio"]) == (4, 8 / 7)
-    assert (speed["code"]["ratio"], speed["plays"]["ratio"]) == (4 / 5, 2.0)
-    assert (speed["first"]["ratio"], speed["first"]["low"], speed["later"]["ratio"]) == (0.5, None, 2.0)
-    assert (speed["code"]["low"], speed["code"]["high"]) == (0.5, 2.0)
-
-
-def test_several_drafters_are_compared_with_the_best_of_one() -> None:
-    summary = summarise(experiment(STEP), [TARDY, QUICK, MANY, made(AR, (8.0,), [2] * 8, drafters=0)])
-    (table,) = summary["tables"]
-    assert (table["single"], summary["answers"], summary["wrong"]) == ("quick", 12, 0)
-    assert {(each["method"], each["of"], each["ratio"]) for each in table["below"]} == {
-        ("many", "code", 0.8),
-        ("many", "first", 0.5),
-    }
-    assert "step 1, code: many 0.80" in markdown(summary)

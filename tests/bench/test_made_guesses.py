@@ -16,7 +16,7 @@ from flowspec.bench.guesses import WIDTH_MAX, Guesses, MemoDrafter
 from flowspec.bench.outcome import EXACT
 from flowspec.bench.plain import PlainCase
 from flowspec.bench.profiled import BlockOfProfile, ChainOfProfile, Profiled
-from flowspec.bench.profiles import BLOCK, CHAIN, MEASURED, TEXT, Profile, Shares, beta_of
+from flowspec.bench.profiles import BLOCK, CHAIN, MEASURED, TEXT, Profile, Shares
 from flowspec.bench.simulated import run
 from flowspec.bench.synthetic import PROMPT_TOKENS, VOCABULARY, Synthetic, synthetic_cases
 from flowspec.core.head.domains import Domains
@@ -136,15 +136,6 @@ def test_a_profiled_drafter_is_right_as_often_as_its_profile_says_at_each_distan
             error = (share * (1 - share) / counted[WIDTH_MAX]) ** 0.5
             assert sum(counted[:within]) / counted[WIDTH_MAX] == pytest.approx(share, abs=4 * error + 0.01)
     assert [row[WIDTH_MAX] for row in hits[len(rows) :]] == [0] * (reads == BLOCK)
-
-
-def test_the_beta_distribution_has_the_shares() -> None:
-    """By draws, not by the formula."""
-    for rows in ((0.635,), (0.64, 0.82, 0.9), (0.5, 0.55, 0.6)):
-        within = (1, 4, 16)[: len(rows)]
-        drawn = np.random.default_rng(1).beta(*beta_of(rows, within), 200_000)
-        for count, share in zip(within, rows, strict=True):
-            assert (1 - (1 - drawn) ** count).mean() == pytest.approx(share, abs=0.03 if count > 1 else 0.005)
 
 
 def test_answers_with_a_profile_are_exact_and_features_travel() -> None:

@@ -18,9 +18,8 @@ from flowspec.bench.measure import (
     measure_beside,
     step_count,
 )
-from flowspec.bench.random_panels import PanelFiles, random_panels
+from flowspec.bench.random_panels import PanelFiles
 from flowspec.cli.profile import profile_lines
-from flowspec.model.arithmetic.packed import FORMS, numbers_of
 from flowspec.plan.profile import read_profile
 
 EFFORT = Effort(rows=(1, 3), widths=((256, 2),), tiny=(1, 2), rounds=1)
@@ -53,17 +52,6 @@ def test_packed_precisions_are_measured_beside_the_machines_own(tmp_path: Path) 
             expected = getattr(profile.rates(dtype), name)
             assert getattr(read.rates(dtype), name) == pytest.approx(expected, rel=1e-3)
     assert read.expert_us == pytest.approx(25)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_random_panels_are_finite_and_of_the_size_that_files_have(form: str) -> None:
-    panels = random_panels(FORMS[form], 20, 512)
-    assert panels.nbytes == FORMS[form].panel_bytes(512, 20)
-    numbers = numbers_of(FORMS[form], panels)
-    assert numbers.shape == (32, 512)
-    assert numbers.isfinite().all()
-    assert numbers.abs().max() < 20
-    assert numbers.std() > 0
 
 
 def test_the_mix_is_q4_k_with_finer_values_in_every_second_layer(tmp_path: Path) -> None:

@@ -128,27 +128,6 @@ def test_at_one_station_it_is_the_best_schedule_where_no_guess_waits_for_a_verdi
     assert alone.bound_s() == best_s
 
 
-def test_without_guesses_each_token_takes_a_trip() -> None:
-    run = Run(
-        known_s=(5.0, 20.0, 40.0),
-        here_s=(5.0, 20.0, 40.0),
-        asked_s=(0.0, 0.0, 0.0),
-        stations=(((2.0, 3.0), 1.0), ((4.0, 9.0), 0.5)),
-        free_s=(0.0, 0.0),
-    )
-    assert run.bound_s() == [5.0, 12.5, 20.0]
-
-
-TRIP_32 = (((2.0, 2.0, 2.0), 30.0),)
-
-
-def test_a_guess_comes_as_long_after_the_verdict_that_it_may_have_waited_for_as_it_did() -> None:
-    """The second token was guessed at 15; the third was asked for at 61, long after, but 1 after the second
-    was known."""
-    run = Run((10.0, 60.0, 120.0, 150.0), (10.0, 15.0, 64.0, 150.0), (0.0, 12.0, 61.0, 0.0), TRIP_32, (10.0,))
-    assert run.bound_s() == [10.0, 42.0, 15.0 + 32.0, 46.0 + 32.0]
-
-
 @pytest.mark.parametrize("method", ["continuous", "tree-sd", "pipedec"])
 @pytest.mark.parametrize("stages", [1, 4])
 def test_of_simulated_answers_the_best_of_all_schedules_is_hardly_slower(

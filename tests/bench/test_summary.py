@@ -1,5 +1,5 @@
 """What records say together: rates, paired speed-ups with intervals, shares of the oracle, the cells of
-`continuous`, chains of models beside each other, and published figures beside measured ones."""
+`continuous`, and published figures beside measured ones."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from flowspec.bench.chains import MIX, compare
-from flowspec.bench.config import AUTO, FIXED, Published, Setup
+from flowspec.bench.config import Published
 from flowspec.bench.outcome import Record
 from flowspec.bench.summary import OVERALL, paired, rates, summarise, sums
 from flowspec.bench.validation import validate
@@ -129,50 +128,6 @@ def test_cells_say_where_continuous_stands() -> None:
     slow = summary_of([record("ar", "a", 10, 1.0), record("continuous", "a", 10, 1.25)])
     assert [(each["domain"], each["ratio"]) for each in slow["below_ar"]] == [("chat", 0.8)]
     assert slow["cells"][0]["tuned"] is None
-
-
-SETUPS = (
-    Setup(name="ar", method="ar"),
-    Setup(name="plain", method="continuous", chain=FIXED, drafters=()),
-    Setup(name="draft", method="continuous", chain=FIXED, drafters=("draft",)),
-    Setup(name="mid", method="continuous", chain=FIXED, drafters=("mid",)),
-    Setup(name="both", method="continuous", chain=FIXED, drafters=("draft", "mid")),
-    Setup(name="chosen", method="continuous", chain=AUTO, drafters=("draft", "mid")),
-    Setup(name="other", method="tree-sd"),
-)
-SECONDS = {  # of decoding; each answer waits .5 s for its first token
-    "ar": {"easy": 7.5, "hard": 7.5},
-    "plain": {"easy": 7.5, "hard": 6.5},
-    "draft": {"easy": 1.5, "hard": 4.5},
-    "mid": {"easy": 2.5, "hard": 3.5},
-    "both": {"easy": 0.5, "hard": 5.5},
-    "chosen": {"easy": 0.5, "hard": 2.5},
-    "other": {"easy": 0.1, "hard": 0.1},
-}
-CHOSEN = [[0, 0.0, ["draft"], "first"], [4, 1.0, [0, 1], "7% sooner"], [9, 2.0, [], "no use"]]
-CHAINS = [
-    record(name, f"{domain} {prompt}", 20, seconds, domain=domain, chains=CHOSEN if name == "chosen" else [])
-    for name, by_domain in SECONDS.items()
-    for domain, seconds in by_domain.items()
-    for prompt in range(2)
-]
-CHAINED = synthetic(setups=SETUPS)
-
-
-def test_a_chosen_chain_is_compared_with_the_best_of_each_kind() -> None:
-    (table,) = compare(CHAINED, CHAINS)
-    assert list(table["latency_s"]) == ["ar", "plain", "draft", "mid", "both", "chosen"]
-    assert table["latency_s"]["chosen"] == {"easy": 1.0, "hard": 3.0, MIX: 2.0}
-    assert set(table["chosen"]) == {"chosen"}
-    found = table["chosen"]["chosen"]
-    assert found["easy"] == {
-        "to_fixed": {"other": "both", "ratio": 1.0},
-        "to_two": {"other": "draft", "ratio": 0.5},
-        "to_plain": {"other": "ar", "ratio": 0.125},
-    }
-    assert found["hard"]["to_fixed"] == {"other": "mid", "ratio": 0.75}
-    assert found["hard"]["to_plain"] == {"other": "plain", "ratio": 3 / 7}
-    assert found[MIX]["to_two"] == {"other": "draft", "ratio": 2 / 3.5}
 
 
 PUBLISHED = Published(

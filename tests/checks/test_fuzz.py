@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from flowspec.core.head.statistics import Statistics
 from flowspec.wire.codec import KINDS, decode
 from lab.fuzz import hunt
 from lab.fuzz.__main__ import main
-from lab.fuzz.arcs import Arcs
 from lab.fuzz.mutate import mutated, nudged
 from lab.fuzz.samples import sample_envelopes, sample_frames
 from lab.fuzz.world import World
@@ -142,35 +140,3 @@ def unpacked(frame: bytes) -> Any:
         return msgpack.unpackb(frame, strict_map_key=False)
     except (ValueError, TypeError, msgpack.exceptions.UnpackException):
         return None
-
-
-def test_arcs_know_what_is_new() -> None:
-    arcs = Arcs(Path(__file__))
-
-    def branch(is_long: bool) -> None:
-        if is_long:
-            sum([1])
-
-    assert arcs.watch(partial(branch, False))
-    assert not arcs.watch(partial(branch, False))
-    assert arcs.watch(partial(branch, True))
-
-
-@pytest.mark.parametrize(
-    ("args", "expected"),
-    [
-        (["--frames", "0"], "expected a whole number from 1"),
-        (["--folder", "/nowhere"], "expected a folder for findings"),
-        (["--replay", __file__], "expected a case written by this command"),
-        (["--replay", "/nowhere"], "expected a case written by this command"),
-    ],
-)
-def test_wrong_flags_are_one_line(args: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
-    try:
-        status: Any = main(args)
-    except SystemExit as error:
-        status = error.code
-    assert status == 2
-    said = capsys.readouterr().err
-    assert expected in said
-    assert said.count("\n") == 1

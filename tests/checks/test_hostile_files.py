@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowspec.bench.experiments import experiment_folders, read_experiment, read_setups
-from flowspec.errors import InputError
 from flowspec.plan.profile import folders, read_profile
 from flowspec.plan.speed import completed, profile_of, speed_of
 from tests.mutations import mutants, one_line_at_most, toml_file
@@ -102,27 +101,6 @@ def test_the_files_that_are_changed_are_whole(folder: Path) -> None:
     read(folder, EXPERIMENT)
     assert len(read_setups(folder / "tuned.toml")) == len(TUNED["method"])
     assert read_profile(folder / "board.toml").tflops["float32"]
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "expected"),
-    [
-        ("tuned", "two\nlines", r"tuned: expected a printable text, got 'two\\nlines'"),
-        ("prompts", ["\x1b[2J"], "prompts: expected a list of printable texts"),
-        ("testbed", [{**EXPERIMENT["testbed"][0], "name": "a\nb"}], "name: expected a printable text"),
-        (
-            "testbed",
-            [{**EXPERIMENT["testbed"][0], "devices": ["x" * 5000]}],
-            r"device: expected a \.toml file or one of",
-        ),
-    ],
-)
-def test_names_that_once_broke_the_line_or_the_reader(
-    folder: Path, key: str, value: Any, expected: str
-) -> None:
-    with pytest.raises(InputError, match=expected) as caught:
-        read(folder, {**EXPERIMENT, key: value})
-    assert len(str(caught.value).splitlines()) == 1
 
 
 @given(mutants(EXPERIMENT))

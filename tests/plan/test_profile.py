@@ -65,10 +65,7 @@ def test_energy_counts_idle_and_busy_time() -> None:
 
 
 def test_a_precision_that_a_board_lacks_is_named() -> None:
-    with pytest.raises(
-        InputError,
-        match=r"agx-xavier: .* bfloat16",
-    ):
+    with pytest.raises(InputError, match=r"agx-xavier: .* bfloat16"):
         find_profile("jetson-agx-xavier").rates("bfloat16")
 
 
@@ -76,13 +73,8 @@ def test_a_profile_of_ones_own_is_found_by_its_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(GOOD)
     profile = find_profile(str(path))
-    assert (profile.name, profile.memory_gb_per_s, profile.layer_us, profile.pass_us, profile.serial) == (
-        "mine",
-        68.0,
-        200.0,
-        0.0,
-        0.0,
-    )
+    assert (profile.name, profile.memory_gb_per_s) == ("mine", 68.0)
+    assert (profile.layer_us, profile.pass_us, profile.serial) == (200.0, 0.0, 0.0)
     assert profile.bytes_per_s() == pytest.approx(51e9)
     assert profile.rates("float16").tflops == pytest.approx(5)
     assert profile.rates("int4") == profile.packed["int4"]
@@ -113,17 +105,13 @@ def test_an_unknown_board_or_a_path_is_refused(name: str) -> None:
         *(("gb = 8.0", f"gb = {value}", "memory: gb: ") for value in ("0", "'8'", "true", "nan", "inf")),
         ("efficiency = 0.75", "efficiency = 75", "memory: efficiency: "),
         ("float16 = 10.0\n", "", "compute: "),
-        ("float16 = 10.0", "float16 = -1", "compute: float16: "),
         ("float16 = 10.0", "float16 = 1\nfp8 = 3.0", "compute: unknown key 'fp8'"),
-        ("float16 = 10.0", "float16 = 1\nint8 = 3.0", "compute: unknown key 'int8'"),
         ("float16 = 10.0", "float16 = 1\nserial = 2", "compute: serial: "),
         ("layer_us = 200.0", "layer_ms = 0.2", "overhead: unknown key 'layer_ms'"),
         ("layer_us = 200.0", "expert_us = -1", "overhead: expert_us: "),
         ("layer_us = 200.0", "expert_us = 1e9", "expected what a device can be, got a speed of"),
-        ("layer_us = 200.0", "layer_us = -1", "overhead: layer_us: "),
         ("gb_per_s = 68", "gb_per_s = 5e-324", "expected what a device can be, got a speed of"),
         ("[packed.int4]", "[packed.fp8]", "packed: unknown key 'fp8'"),
-        ("[packed.int4]", "[packed.float16]", "packed: unknown key 'float16'"),
         ("tflops = 3.0", "tflops = 0", "packed: int4: tflops: "),
         ('basis = "a guess"\n', "", "packed: int4: basis: "),
         ("busy_w = 15.0", "busy_w = 3", "power: "),

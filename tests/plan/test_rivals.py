@@ -6,14 +6,12 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
-from flowspec.bench.config import SYNTHETIC, Setup
-from flowspec.bench.drafter_for_each import DrafterForEach
+from flowspec.bench.config import Setup
 from flowspec.bench.simulated import run_many, sampling_curve, stage_curves
-from flowspec.bench.synthetic import Synthetic, synthetic_cases
+from flowspec.bench.synthetic import synthetic_cases
 from flowspec.core.protocol.messages import Sampling
 from flowspec.plan.accepted_length import EAGLE_2_LENGTHS
 from flowspec.plan.cost import drafter_curve, row_bytes
@@ -206,86 +204,26 @@ def test_windows_and_pipe_infer_take_as_long_as_when_each_is_sent_and_awaited(
     assert tokens / now_s == pytest.approx(found.tokens_per_s, rel=0.03)
 
 
-def test_mesh_llms_windows_give_what_its_pull_request_measured() -> None:
-    """1026: a chain of one over two nodes makes 43.89 tokens/s at an acceptance of 91.23%, so its round takes
-    43.6 ms; with 100 ms more one way 11.53, and with windows in flight 29.30, at 77.12% (pull 1025's figure).
-    How long its windows were is not said."""
-    round_s = 1.9123 / 43.89
-    assert 1.9123 / (round_s + 0.1) == pytest.approx(11.53, rel=0.17)
-    split = Pipeline(
-        stages=(Curve(fixed_s=round_s - 0.0005),),
-        sampling=Curve(),
-        hops=(LinkSpec(delay_s=0.1), LinkSpec()),
-        row_bytes=0,
-        context=0,
-    )
-    found = linear_windows(split, Guesser(acceptance=0.7712, pass_s=lambda rows: 0.0), windows_max=8)
-    assert found.how == "windows of 8"
-    assert found.tokens_per_s == pytest.approx(29.30, rel=0.05)
-
-
 # ----------------------------------------------------------------------------------- beside the simulator
-
-STAGES, TOKENS = 3, 40
-
-
-def simulated_times(options: dict[str, object], method: str, acceptance: float) -> list[float]:
-    """When each token of a balanced answer was known."""
-    testbed = boards(STAGES, "raspberry-pi-5", link=PING)
-    (case,) = synthetic_cases(1, [Sampling()], TOKENS, 11)
-    drafters = {}
-    if method != "ar":
-        made = Synthetic(acceptance, 256, balanced=True).begin(case)()
-        assert made is not None
-        drafters = {SYNTHETIC: DrafterForEach([made])}
-    world = run_many(testbed, Setup(name="one", method=method, options=options), [case], drafters, 256)
-    return world.answers[0][0].times_s
-
-
-def measured(acceptance: float) -> tuple[Pipeline, Guesser]:
-    testbed = boards(STAGES, "raspberry-pi-5", link=PING)
-    context = 64 + TOKENS // 2
-    assert testbed.drafter_shape is not None
-    curve = drafter_curve(testbed.head, testbed.drafter_shape, testbed.precision)
-    pipe = Pipeline(
-        stages=tuple(stage_curves(testbed)),
-        sampling=sampling_curve(testbed),
-        hops=(PING,) * (STAGES + 1),
-        row_bytes=row_bytes(testbed.shape, testbed.precision),
-        context=context,
-    )
-    return pipe, Guesser(acceptance=acceptance, pass_s=lambda rows: curve.seconds(rows, context))
 
 
 def test_plain_decoding_takes_as_long_as_in_the_simulator() -> None:
-    pipe, _ = measured(0.8)
-    times = simulated_times({}, "ar", 0.8)
-    assert plain(pipe.trip_s).tokens_per_s == pytest.approx(
-        (len(times) - 1) / (times[-1] - times[0]), rel=0.01
+    testbed, tokens = boards(3, "raspberry-pi-5", link=PING), 40
+    (case,) = synthetic_cases(1, [Sampling()], tokens, 11)
+    world = run_many(testbed, Setup(name="one", method="ar"), [case], {}, 256)
+    times = world.answers[0][0].times_s
+    pipe = Pipeline(
+        stages=tuple(stage_curves(testbed)),
+        sampling=sampling_curve(testbed),
+        hops=(PING,) * 4,
+        row_bytes=row_bytes(testbed.shape, testbed.precision),
+        context=64 + tokens // 2,
     )
-
-
-def test_pipe_infer_is_continuous_with_chains_alone() -> None:
-    pipe, guesser = measured(0.8)
-    found = always_one(pipe, guesser)
-    times = simulated_times({"width": 1}, "continuous", 0.8)
     rate = (len(times) - 1) / (times[-1] - times[0])
-    assert found.tokens_per_s == pytest.approx(rate, rel=0.25), "one short answer"
+    assert plain(pipe.trip_s).tokens_per_s == pytest.approx(rate, rel=0.01)
 
 
 # ------------------------------------------------------------------------------------------------- all rivals
-
-
-def test_rivals_do_not_pay_for_starting_a_mixtures_experts_one_by_one() -> None:
-    request = asked("raspberry-pi-5", 4, "qwen3-30b-a3b")
-    slow = replace(
-        request,
-        sites=tuple(
-            site(each.name, replace(each.profile, expert_us=10 * each.profile.layer_us))
-            for each in request.sites
-        ),
-    )
-    assert rivals_of(slow, 512) == rivals_of(request, 512)
 
 
 def test_rivals_of_four_pis() -> None:

@@ -69,13 +69,8 @@ def test_layers_of_several_kinds_count_as_their_average() -> None:
     assert shape.layers * shape.layer_params == pytest.approx(counted(pieces.layers), rel=1e-3)
     assert shape.attention_share == 8 / 32
     assert shape.held(0, 4).state_numbers == 3 * 32 * 128 * 128, "2 MiB in each of three"
-    gemma = {
-        "hidden_size": 1536,
-        "intermediate_size": 6144,
-        "num_hidden_layers": 35,
-        "num_key_value_heads": 1,
-    }
-    gemma |= {"num_kv_shared_layers": 20, "use_double_wide_mlp": True}
+    gemma = {"hidden_size": 1536, "intermediate_size": 6144, "num_hidden_layers": 35}
+    gemma |= {"num_key_value_heads": 1, "num_kv_shared_layers": 20, "use_double_wide_mlp": True}
     kinds = (["sliding_attention"] * 4 + ["full_attention"]) * 7
     shape, pieces = pieces_of("gemma4_text", 35, **gemma, layer_types=kinds)
     in_all = shape.layers * (shape.layer_params + shape.table)
@@ -84,26 +79,54 @@ def test_layers_of_several_kinds_count_as_their_average() -> None:
     assert weights_of(shape).table == 262144 * 256
 
 
+def layer_of(family: str, **settings: Any) -> tuple[ModelShape, torch.nn.Module]:
+    """A model's shape, and its one layer."""
+    shape, pieces = pieces_of(family, 1, **settings, num_hidden_layers=1)
+    return shape, pieces.layers[0]
+
+
+def matrices_of(module: torch.nn.Module, *without: str) -> list[torch.nn.Parameter]:
+    named = [(name, each) for name, each in module.named_parameters() if each.dim() > 1]
+    return [each for name, each in named if not any(part in name for part in without)]
+
+
+def test_a_mixture_holds_all_of_its_experts_in_memory() -> None:
+    """By the modules themselves: all weights but the router's and the small norms, and every output of a
+    quantised matrix."""
+    qwen = {"moe_intermediate_size": 96, "num_experts": 10, "num_experts_per_tok": 4}
+    shape, layer = layer_of("qwen3_moe", **qwen)
+    matrices = matrices_of(layer, "mlp.gate.")
+    assert weights_of(shape).layer == sum(each.numel() for each in matrices) + 2 * shape.hidden
+    assert layer_outputs(shape) == sum(each.numel() // each.shape[-1] for each in matrices)
+
+
 def test_a_mixture_beside_a_network_holds_both_in_memory() -> None:
     """As Gemma 4 26B-A4B is published, with fewer experts: its network is as wide as three of them."""
-    config = AutoConfig.for_model(
-        "gemma4_text",
-        hidden_size=96,
-        intermediate_size=72,
-        num_hidden_layers=1,
-        layer_types=["full_attention"],
-        hidden_size_per_layer_input=0,
-        enable_moe_block=True,
-        num_experts=10,
-        top_k_experts=4,
-        moe_intermediate_size=24,
-    )
-    shape = shape_of(config, "mixture")
-    layer = Pieces.build(config, family_of(config, "mixture"), Span(first=0, end=1, count=1)).layers[0]
-    matrices = [each for name, each in layer.named_parameters() if each.dim() > 1 and "router" not in name]
+    gemma = {"hidden_size": 96, "intermediate_size": 72, "hidden_size_per_layer_input": 0}
+    gemma |= {"num_experts": 10, "top_k_experts": 4, "moe_intermediate_size": 24, "enable_moe_block": True}
+    shape, layer = layer_of("gemma4_text", **gemma, layer_types=["full_attention"])
     assert (shape.experts, shape.experts_per_row, shape.shared_intermediate) == (10, 4, 72)
     assert shape.intermediate == 4 * 24 + 72
-    assert weights_of(shape).layer == sum(each.numel() for each in matrices) + 2 * shape.hidden
+    held = sum(each.numel() for each in matrices_of(layer, "router"))
+    assert weights_of(shape).layer == held + 2 * shape.hidden
+
+
+@pytest.mark.parametrize(
+    ("family", "shared", "width"),
+    [
+        ("qwen3_5_moe_text", {"num_experts": 10, "shared_expert_intermediate_size": 160}, 160),
+        ("glm4_moe", {"n_shared_experts": 2, "first_k_dense_replace": 0, "n_routed_experts": 10}, 2 * 96),
+    ],
+)
+def test_an_expert_that_every_row_runs_through_counts_beside_those_it_chooses(
+    family: str, shared: dict[str, Any], width: int
+) -> None:
+    """As Qwen3.5's, which may be of another width than the others, and GLM-4.5's."""
+    kinds = {"layer_types": ["full_attention"]} if "qwen" in family else {}
+    shape, layer = layer_of(family, moe_intermediate_size=96, num_experts_per_tok=4, **shared, **kinds)
+    held = sum(each.numel() for name, each in layer.mlp.named_parameters() if "gate." not in name)
+    assert 3 * shape.hidden * shape.held_intermediate == held
+    assert shape.intermediate == 4 * 96 + width
 
 
 @pytest.mark.parametrize("name", ["target", "draft"])
@@ -148,43 +171,6 @@ def test_known_mixtures_have_the_published_number_of_parameters(
     )
 
 
-def test_a_mixture_holds_all_of_its_experts_in_memory() -> None:
-    """By the modules themselves: all weights but the router's and the small norms, and every output of a
-    quantised matrix."""
-    config = AutoConfig.for_model(
-        "qwen3_moe", moe_intermediate_size=96, num_experts=10, num_experts_per_tok=4, num_hidden_layers=1
-    )
-    shape = shape_of(config, "mixture")
-    layer = Pieces.build(config, family_of(config, "mixture"), Span(first=0, end=1, count=1)).layers[0]
-    matrices = [each for name, each in layer.named_parameters() if each.dim() > 1 and "mlp.gate." not in name]
-    assert weights_of(shape).layer == sum(each.numel() for each in matrices) + 2 * shape.hidden
-    assert layer_outputs(shape) == sum(each.numel() // each.shape[-1] for each in matrices)
-
-
-def test_an_expert_that_every_row_runs_through_counts_beside_those_it_chooses() -> None:
-    """As Qwen3.5's, which may be of another width than the others, and GLM-4.5's."""
-    for family, shared in (
-        (
-            "qwen3_5_moe_text",
-            {"num_experts": 10, "shared_expert_intermediate_size": 160, "layer_types": ["full_attention"]},
-        ),
-        ("glm4_moe", {"n_shared_experts": 2, "first_k_dense_replace": 0, "n_routed_experts": 10}),
-    ):
-        config = AutoConfig.for_model(
-            family,
-            moe_intermediate_size=96,
-            num_experts_per_tok=4,
-            num_hidden_layers=1,
-            **shared,
-        )
-        shape = shape_of(config, "mixture")
-        layer = Pieces.build(config, family_of(config, "mixture"), Span(first=0, end=1, count=1)).layers[0]
-        held = sum(each.numel() for name, each in layer.mlp.named_parameters() if "gate." not in name)
-        assert 3 * shape.hidden * shape.held_intermediate == held
-        width = 4 * 96 + (160 if "qwen" in family else 2 * 96)
-        assert shape.intermediate == width
-
-
 def test_an_eagle_head_is_one_layer_and_a_projection() -> None:
     target = find_shape("llama-2-7b")
     eagle = SHAPES["eagle-llama-2-7b"]
@@ -209,18 +195,3 @@ def test_an_eagle_3_head_reads_twice_the_width_and_guesses_32000_tokens() -> Non
 def test_an_unknown_shape_is_refused_with_those_that_are_known() -> None:
     with pytest.raises(InputError, match=r"^shape: .*'whisper'$"):
         find_shape("whisper")
-
-
-def test_grouped_heads_and_wide_heads_count() -> None:
-    shape = ModelShape(
-        name="odd", layers=2, hidden=10, intermediate=20, heads=4, kv_heads=2, head_dim=3, vocabulary=7
-    )
-    assert shape.layer_params == 10 * 12 + 2 * 10 * 6 + 12 * 10 + 3 * 10 * 20
-    assert shape.cache_values() == 12
-    assert shape.params == 2 * shape.layer_params + 70
-
-
-def test_more_layers_than_there_are_hold_as_much_as_all() -> None:
-    shape = find_shape("llama-3.2-1b")
-    assert shape.held(0, 99) == shape.held(0, 16)
-    assert shape.held_anywhere(99) == {shape.held(0, 16)}

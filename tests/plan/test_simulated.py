@@ -20,6 +20,7 @@ from flowspec.plan.sites import PlanRequest
 from lab.perf import planner_fit
 from lab.perf.exhaustive import compare
 from lab.perf.planner_check import fits, planned
+from tests.nightly import nightly
 
 testbed_of.__test__ = False  # type: ignore[attr-defined]
 
@@ -28,7 +29,7 @@ def small() -> PlanRequest:
     return next(request for _, request, plan in planned(20, 0) if len(plan.stages) == 1 and plan.guesses)
 
 
-@pytest.mark.parametrize("number", range(12))
+@pytest.mark.parametrize("number", range(nightly(6, 12)))
 def test_small_plans_are_the_best_of_all(number: int) -> None:
     assert compare(number).is_best
 

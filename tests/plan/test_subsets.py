@@ -1,4 +1,4 @@
-"""No plan is slower than what a part of its devices would do: 300 clusters drawn by number, each beside one
+"""No plan is slower than what a part of its devices would do: clusters drawn by number, each beside one
 device, parts drawn by chance, and no guesses at all."""
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from flowspec.plan.absence import among
 from flowspec.plan.planner import DoesNotFit, make_plan
 from flowspec.plan.sites import PlanRequest
 from lab.perf.planner_check import drawn
+from tests.nightly import nightly
 
-CLUSTERS, GROUPS = 300, 10
+CLUSTERS, GROUPS = nightly(90, 300), nightly(3, 10)
 DEVICES_MAX = 4
 LEAST = 0.99
 

@@ -25,7 +25,6 @@ from tests.serve.templated_model import folder_of
 
 CODER = QWEN3.replace("return a json object within", "write <function=NAME><parameter=KEY> within")
 ASKED: list[dict[str, Any]] = [{"role": "user", "content": "What is 17 + 25?"}]
-BIASED = 12.0
 
 
 class Add(BaseModel):
@@ -60,11 +59,13 @@ class Served:
     name: str
     vocabulary: dict[str, int]
 
+    @property
+    def asked(self) -> dict[str, Any]:
+        return {"model": self.name, "messages": ASKED, "max_tokens": 200, "tools": LOOSE}
+
     def ask(self, **fields: Any) -> Any:
         with self.server.client() as client:
-            return client.chat.completions.create(
-                **{"model": self.name, "messages": ASKED, "max_tokens": 200, "tools": LOOSE, **fields}
-            ).choices[0]
+            return client.chat.completions.create(**{**self.asked, **fields}).choices[0]
 
     def refused(self, **fields: Any) -> openai.BadRequestError:
         with pytest.raises(openai.BadRequestError) as refused:
@@ -113,13 +114,8 @@ def unthinking(served: Served) -> dict[str, Any]:
 
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_a_call_that_is_required_is_made(served: Served, temperature: int) -> None:
-    found = served.ask(
-        tool_choice="required",
-        temperature=temperature,
-        seed=4,
-        parallel_tool_calls=False,
-        **unthinking(served),
-    )
+    asked = {"temperature": temperature, "seed": 4, "parallel_tool_calls": False}
+    found = served.ask(tool_choice="required", **asked, **unthinking(served))
     assert found.finish_reason == "tool_calls"
     (call,) = found.message.tool_calls
     check(call)
@@ -137,40 +133,17 @@ def test_a_function_that_is_named_is_called_once(served: Served) -> None:
     assert allowed.message.tool_calls[0].function.name == "Note"
 
 
-def test_a_stream_and_a_response_bring_the_same_call(served: Served) -> None:
-    wanted = {"temperature": 1, "seed": 7, **unthinking(served)}
+def test_a_stream_brings_the_same_call(served: Served) -> None:
     choice = {"type": "function", "function": {"name": "Add"}}
-    (call,) = served.ask(tool_choice=choice, **wanted).message.tool_calls
+    wanted = {"tool_choice": choice, "temperature": 1, "seed": 7, **unthinking(served)}
+    (call,) = served.ask(**wanted).message.tool_calls
     name, arguments = "", ""
     with served.server.client() as client:
-        chunks = client.chat.completions.create(
-            model=served.name,
-            messages=ASKED,
-            max_tokens=200,
-            tools=LOOSE,
-            tool_choice=choice,
-            stream=True,
-            **wanted,
-        )
-        for chunk in chunks:
+        for chunk in client.chat.completions.create(**served.asked, stream=True, **wanted):
             for piece in chunk.choices[0].delta.tool_calls or () if chunk.choices else ():
                 name += piece.function.name or ""
                 arguments += piece.function.arguments or ""
-        bias = wanted.pop("logit_bias", None)
-        body = wanted.pop("extra_body", {})
-        seed = wanted.pop("seed")
-        response = client.responses.create(
-            model=served.name,
-            input=ASKED[0]["content"],
-            max_output_tokens=200,
-            tools=[{"type": "function", "strict": True, **tool["function"]} for tool in LOOSE],
-            tool_choice={"type": "function", "name": "Add"},
-            extra_body={**body, "seed": seed, **({} if bias is None else {"logit_bias": bias})},
-            **wanted,
-        )
     assert (name, arguments) == (call.function.name, call.function.arguments)
-    (item,) = [each for each in response.output if each.type == "function_call"]
-    assert (item.name, item.arguments) == (name, arguments)
 
 
 def test_strict_tools_of_the_client_come_back_as_their_classes(served: Served) -> None:
@@ -182,9 +155,8 @@ def test_strict_tools_of_the_client_come_back_as_their_classes(served: Served) -
         return
     bias = {str(served.vocabulary["<tool_call>"]): 100}
     with served.server.client() as client:
-        found = client.chat.completions.parse(
-            model=served.name, messages=ASKED, max_tokens=200, temperature=1, seed=3, logit_bias=bias, **asked
-        )
+        warm = {**served.asked, "temperature": 1, "seed": 3, "logit_bias": bias}
+        found = client.chat.completions.parse(**{**warm, **asked})
     (call,) = found.choices[0].message.tool_calls
     check(call)
     assert isinstance(call.function.parsed_arguments, Add | Note)

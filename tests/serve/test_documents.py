@@ -14,8 +14,7 @@ from flowspec.runtime.answer import Answer, Piece
 from flowspec.runtime.token_log import TokenLog
 from flowspec.runtime.token_stream import Timing
 from flowspec.serve import sse
-from flowspec.serve.documents import Choice, Form, fingerprint_of, usage_of
-from flowspec.serve.service import name_of
+from flowspec.serve.documents import Choice, fingerprint_of, usage_of
 from flowspec.serve.tokens import name_of as token_name
 from flowspec.serve.totals import Totals
 
@@ -63,44 +62,12 @@ def test_a_prompt_counts_once_and_its_choices_each() -> None:
     }
 
 
-def test_chunks_put_together_are_the_whole() -> None:
-    form = Form("m", "fp", is_chat=True, has_logprobs=False, has_usage=True)
-    pieces = [Piece(text="a"), Piece(text="b")]
-    chunks = [form.begin(0), *(form.piece(0, piece) for piece in pieces), form.end(0, answer())]
-    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
-    assert {chunk["usage"] for chunk in chunks} == {None}
-    assert [chunk["choices"][0]["delta"] for chunk in chunks] == [
-        {"role": "assistant", "content": ""},
-        {"content": "a"},
-        {"content": "b"},
-        {},
-    ]
-    choice = Choice(0)
-    for event in (*pieces, answer()):
-        choice.add(event)
-    whole = form.whole([choice], usage_of([1], [choice]))
-    assert whole["choices"] == [
-        {
-            "index": 0,
-            "message": {"role": "assistant", "content": "ab", "refusal": None},
-            "logprobs": None,
-            "finish_reason": "stop",
-        }
-    ]
-    assert whole["id"] == chunks[0]["id"]
-
-
 def test_a_fingerprint_is_of_what_answers_depend_on() -> None:
     other_split = replace(PLAN, stages=(replace(PLAN.stages[0], name="b", address="127.0.0.1:2"),))
     assert fingerprint_of(PLAN, "x") == fingerprint_of(other_split, "x")
     assert fingerprint_of(PLAN, "x") != fingerprint_of(replace(PLAN, dtype="bfloat16"), "x")
     assert fingerprint_of(PLAN, "x") != fingerprint_of(PLAN, "y")
     assert fingerprint_of(PLAN, "x", "masks 1") != fingerprint_of(PLAN, "x", "masks 2")
-
-
-def test_a_model_is_called_by_its_last_name_unless_it_is_on_the_hub() -> None:
-    names = [name_of(model) for model in ("bundled", "/models/llama-3.2-1b", "Qwen/Qwen3-0.6B")]
-    assert names == ["bundled", "llama-3.2-1b", "Qwen/Qwen3-0.6B"]
 
 
 def logged(text: str, stops: tuple[str, ...] = ()) -> tuple[TokenLog, TextStream, str]:
@@ -134,26 +101,13 @@ def test_tokens_of_a_stop_string_are_not_told() -> None:
     assert b"".join(entry.content for entry in entries) == b"one"
 
 
-def test_a_part_of_a_character_has_a_name_of_its_own() -> None:
-    assert token_name(b"\xe2\x80") == "bytes:\\xe2\\x80"
-
-
 def test_the_tally_counts_what_came_back() -> None:
     totals = Totals()
-    hop = Hop(
-        received_s=0,
-        queued_s=0,
-        compute_s=0.5,
-        own_s=0,
-        rows=4,
-        dead_in_queue=3,
-        dead_between_layers=2,
-        dead_late=1,
-    )
+    dead = {"dead_in_queue": 3, "dead_between_layers": 2, "dead_late": 1}
+    hop = Hop(received_s=0, queued_s=0, compute_s=0.5, own_s=0, rows=4, **dead)
     timed = SegmentTimed(segment=1, rows=4, sent_s=0.0, hops=(hop, hop))
     totals.on_event(TimerFired(), [timed], 0.0)
     totals.on_event(PipelineLost(silent_s=1.0), [], 0.0)
     totals.on_event(TimerFired(), [replace(timed, hops=(hop,))], 0.0)
     assert (totals.hops.by_stage("compute_s"), totals.segments, totals.losses) == ([1.0, 0.5], 2, 1)
-    dead = ("dead_in_queue", "dead_between_layers", "dead_late")
     assert [totals.hops.total(name) for name in ("rows", *dead)] == [12, 9, 6, 3]

@@ -143,24 +143,9 @@ def test_errors_have_the_form_of_the_api() -> None:
 
 def test_a_request_with_everything() -> None:
     sampling = {"temperature": 1, "top_p": 0.5, "top_k": 40, "min_p": 0.1, "seed": 7, "stop": ["a", "b"]}
-    sampling |= {
-        "presence_penalty": -2,
-        "frequency_penalty": 0.5,
-        "repetition_penalty": 1.1,
-        "stop_token_ids": [7, 3],
-    }
-    expected = SamplingParams(
-        temperature=1.0,
-        top_p=0.5,
-        top_k=40,
-        min_p=0.1,
-        seed=7,
-        stop=("a", "b"),
-        presence_penalty=-2.0,
-        frequency_penalty=0.5,
-        repetition_penalty=1.1,
-        stop_token_ids=(7, 3),
-    )
+    sampling |= {"presence_penalty": -2, "frequency_penalty": 0.5, "repetition_penalty": 1.1}
+    expected = SamplingParams(**{**sampling, "stop": ("a", "b"), "stop_token_ids": (7, 3)})
+    sampling["stop_token_ids"] = [7, 3]
     for read in READERS.values():
         assert read(**sampling, stream=True).params == expected
         assert read(**dict.fromkeys(sampling)).params == SamplingParams(), "null leaves it to the server"
@@ -179,12 +164,8 @@ def test_a_request_with_everything() -> None:
 
 def test_a_request_with_nothing_leaves_all_to_the_server() -> None:
     found = chat()
-    assert (found.params, found.tokens_max, found.count, found.is_streamed) == (
-        SamplingParams(),
-        None,
-        1,
-        False,
-    )
+    assert (found.params, found.tokens_max) == (SamplingParams(), None)
+    assert (found.count, found.is_streamed) == (1, False)
     assert completion().tokens_max == 16
     assert (chat(model="").model, chat(model=None).model, chat(stop="").params.stop) == (None, None, ())
 
@@ -198,21 +179,10 @@ def test_an_answer_goes_on_in_the_last_message_where_that_is_asked_for() -> None
 
 
 def test_fields_that_ask_for_nothing_are_taken() -> None:
-    chat(
-        presence_penalty=0,
-        frequency_penalty=0.0,
-        logit_bias={},
-        tools=[],
-        tool_choice="auto",
-        response_format={"type": "text"},
-        parallel_tool_calls=True,
-        functions=None,
-        logprobs=None,
-        stream_options=None,
-        modalities=["text"],
-        reasoning_effort="none",
-        typical_p=1.0,
-    )
+    tools = {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True, "functions": None}
+    chat(**tools, presence_penalty=0, frequency_penalty=0.0, logit_bias={}, typical_p=1.0)
+    chat(response_format={"type": "text"}, logprobs=None, stream_options=None, modalities=["text"])
+    chat(reasoning_effort="none")
     completion(echo=False, suffix=None, best_of=1, logprobs=None)
     completion(n=2, best_of=2)
     for field, values in NEUTRAL.items():
@@ -280,25 +250,15 @@ def test_the_forms_of_a_prompt(prompt: Any, expected: tuple[Any, ...]) -> None:
 
 
 def test_either_name_of_the_length_will_do_and_both_if_they_agree() -> None:
-    for fields in (
-        {"max_tokens": 5},
-        {"max_completion_tokens": 5},
-        {"max_tokens": 5, "max_completion_tokens": 5},
-    ):
+    old, new = {"max_tokens": 5}, {"max_completion_tokens": 5}
+    for fields in (old, new, old | new):
         assert chat(**fields).tokens_max == 5
     assert chat(max_tokens=2**63 - 1).tokens_max == 2**63 - 1, "who wants no limit"
 
 
 def test_a_response_is_the_chat_that_it_stands_for() -> None:
-    both = {
-        "temperature": 0.5,
-        "top_p": 0.5,
-        "seed": 7,
-        "top_k": 3,
-        "stop": ["x"],
-        "stream": True,
-        "user": "u",
-    }
+    both = {"temperature": 0.5, "top_p": 0.5, "seed": 7, "top_k": 3, "stop": ["x"], "stream": True}
+    both["user"] = "u"
     found = response(
         **both,
         instructions="Be short.",
@@ -322,11 +282,8 @@ def test_a_response_is_the_chat_that_it_stands_for() -> None:
     assert all(getattr(found, name) == getattr(same, name) for name in same.__slots__)
     assert (found.unheeded, found.is_kept) == (("user",), True)
     assert (found.said["max_output_tokens"], found.said["instructions"]) == (9, "Be short.")
-    names = (
-        "instructions max_output_tokens previous_response_id store metadata include tools tool_choice text n"
-    )
-    names += (
-        " reasoning truncation background top_logprobs conversation prompt stream stream_options messages"
-    )
+    names = "instructions max_output_tokens previous_response_id store metadata include tools tool_choice"
+    names += " text n reasoning truncation background top_logprobs conversation prompt stream messages"
+    names += " stream_options"
     nulls = response(**dict.fromkeys([*names.split(), "max_tool_calls"]))
     assert replace(nulls, items=b"") == replace(response(), items=b""), "but for their items' ids"

