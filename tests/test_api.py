@@ -38,7 +38,6 @@ def llm() -> Iterator[LLM]:
 
 def test_every_name_is_there() -> None:
     assert {name for name in flowspec.__all__ if getattr(flowspec, name) is None} == set()
-    assert set(flowspec.__all__) <= set(dir(flowspec))
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         _ = flowspec.Nothing
 
@@ -93,11 +92,8 @@ def test_pieces_are_the_answer(llm: LLM) -> None:
     assert whole.new_tokens == len(whole.logprobs or ()) <= 60
     assert whole.statistics["segments"] > 0
     assert 0 < whole.timing.first_s <= whole.timing.last_s
-
-
-def test_a_drawn_seed_is_told_and_gives_the_answer_again(llm: LLM) -> None:
-    first = llm.generate(STORY, temperature=1.0, max_new_tokens=12)
-    assert llm.generate(STORY, temperature=1.0, max_new_tokens=12, seed=first.seed).text == first.text
+    drawn = llm.generate(STORY, temperature=1.0, max_new_tokens=12)
+    assert llm.generate(STORY, temperature=1.0, max_new_tokens=12, seed=drawn.seed).text == drawn.text
 
 
 def test_stops_and_lengths(llm: LLM) -> None:

@@ -43,8 +43,7 @@ class Start:
 class Popen(subprocess.Popen[AnyStr]):
     """As `subprocess.Popen` of Python with `-m MODULE` or `-c CODE`, with the first few of its options.
 
-    The process hears Ctrl-C, also where the suite runs in the background and ignores it. Where there is no
-    Linux it starts cold.
+    The process hears Ctrl-C, also where the suite runs in the background and ignores it.
     """
 
     def _execute_child(  # where subprocess forks and executes
@@ -61,20 +60,6 @@ class Popen(subprocess.Popen[AnyStr]):
         shell: bool,
         *rest: Any,
     ) -> None:
-        if sys.platform != "linux":
-            options = (
-                executable,
-                preexec_fn,
-                close_fds,
-                pass_fds,
-                cwd,
-                env,
-                startupinfo,
-                creationflags,
-                shell,
-            )
-            super()._execute_child(args, *options, *rest)  # type: ignore[misc]
-            return
         pipes, new_session = rest[:6], rest[11]
         assert not any((preexec_fn, pass_fds, shell)), "these start cold"
         python, *arguments = map(os.fsdecode, args)
