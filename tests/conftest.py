@@ -1,3 +1,4 @@
+import functools
 import os
 import re
 import shutil
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from flowspec.cli import commands
 from flowspec.model.files import DEMO_FOLDER
 from tests import warm
 from tests.caches import make_cache
@@ -66,9 +68,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def warm_pools() -> Iterator[None]:
-    """Local clusters start warm, in commands that tests start warm too; see `tests.warm`."""
+    """Local clusters start warm, in commands that tests start warm too; see `tests.warm`. What commands are
+    said to do is read once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("flowspec.runtime.local.start_pool", warm.start_pool)
+        patch.setattr("flowspec.cli.commands._summary", functools.cache(commands._summary))
         yield
 
 

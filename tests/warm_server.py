@@ -8,6 +8,7 @@ end closes.
 from __future__ import annotations
 
 import atexit
+import functools
 import gc
 import importlib
 import json
@@ -26,6 +27,7 @@ from dataclasses import asdict
 from typing import NoReturn
 
 import flowspec
+from flowspec.cli import commands
 from flowspec.runtime import fork_server as pool
 from flowspec.runtime import local
 from tests import warm
@@ -63,6 +65,8 @@ def _preload() -> None:
     from flowspec.model.families import FAMILIES
 
     FAMILIES["llama"].piece("DecoderLayer")
+    commands._summary = functools.cache(commands._summary)
+    commands.build_parser()
     gc.collect()
     gc.freeze()
 

@@ -79,7 +79,7 @@ def test_a_daemon_on_loopback_is_announced_on_loopback_only_and_takes_its_leave(
     (each,) = found
     assert (each.addresses, each.version) == (("127.0.0.1:7700",), __version__)
     assert (each.memory_bytes, each.device) == (5, "auto")
-    assert "here" not in [each.name for each in find_announced(1.0)]
+    assert "here" not in [each.name for each in find_announced(0.5)]
 
 
 def test_nothing_found_is_a_helpful_line_and_what_is_gone_is_shown_and_not_written(
