@@ -28,7 +28,9 @@ def of_version(version: str) -> tuple[str, ...]:
 class DaemonProcess:
     """A daemon, listening; ends with `stop` or the test."""
 
-    def __init__(self, name: str, *flags: str, run: Sequence[str] = PLAIN, is_warm: bool = True) -> None:
+    def __init__(
+        self, name: str, *flags: str, run: Sequence[str] = PLAIN, is_warm: bool | None = None
+    ) -> None:
         # With a board of its own it need not probe, which takes time and writes into the user's cache folder.
         command = [
             sys.executable,
@@ -42,7 +44,7 @@ class DaemonProcess:
         ]
         self.name = name
         self.lines: list[str] = []
-        start = warm.Popen if is_warm and run == PLAIN else subprocess.Popen
+        start = warm.Popen if (run == PLAIN if is_warm is None else is_warm) else subprocess.Popen
         self.process = start(command, stderr=subprocess.PIPE, text=True)
         assert self.process.stderr is not None
         for line in self.process.stderr:
@@ -69,9 +71,10 @@ class DaemonProcess:
 
 @contextlib.contextmanager
 def daemon_process(
-    name: str, *flags: str, run: Sequence[str] = PLAIN, is_warm: bool = True
+    name: str, *flags: str, run: Sequence[str] = PLAIN, is_warm: bool | None = None
 ) -> Iterator[DaemonProcess]:
-    """`run` is what Python is told to run as the `flowspec` command."""
+    """`run` is what Python is told to run as the `flowspec` command; another than usual starts cold
+    unless told otherwise."""
     started = DaemonProcess(name, *flags, run=run, is_warm=is_warm)
     try:
         yield started

@@ -25,7 +25,7 @@ from flowspec.core.protocol.cluster_messages import (
     Ready,
     Welcome,
 )
-from flowspec.core.protocol.messages import Message, Sampling
+from flowspec.core.protocol.messages import Commit, Message, Open, Sampling, SegmentPart
 from flowspec.core.protocol.weight_messages import AskModel
 from flowspec.model.files import ModelFiles
 from flowspec.model.reference import Reference
@@ -112,6 +112,30 @@ def submit(
         stop_ids=frozenset(),
     )
     return head.submit(event)
+
+
+def prompt_part(request: int, tokens: Sequence[int], slots: int = 300) -> SegmentPart:
+    """What opens a conversation and asks what follows these tokens."""
+    length = len(tokens)
+    opening = Open(
+        request=request,
+        epoch=0,
+        keep=0,
+        length=length,
+        root=length - 1,
+        slots=slots,
+        sampling=Sampling(),
+        answer_start=length,
+    )
+    return SegmentPart(
+        commit=Commit(request=request, epoch=0, base=length, path=()),
+        opening=opening,
+        ids=tuple(range(length)),
+        parents=tuple(range(-1, length - 1)),
+        tokens=tuple(tokens),
+        positions=tuple(range(length)),
+        committed=(True,) * (length - 1) + (False,),
+    )
 
 
 def tokens_of(answer: TokenStream) -> list[int]:

@@ -1,4 +1,4 @@
-"""Clusters of local processes that the tests of a module share."""
+"""Daemons, a model and what it says, which all tests of a worker share."""
 
 from __future__ import annotations
 
@@ -18,29 +18,52 @@ from flowspec.runtime.daemon import Daemon
 from flowspec.runtime.local import LocalCluster, LocalDaemon
 from flowspec.runtime.machine import Machine
 
+SHARED = 4
+"""Daemons of a worker."""
 
-@pytest.fixture(scope="module")
+
+@pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_variant(tmp_path_factory.mktemp("model"), "llama-grouped")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def reference(folder: Path) -> Reference:
     return Reference(ModelFiles(str(folder)), "float32")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def cluster() -> Iterator[LocalCluster]:
-    """Daemons that serve one test after another, as daemons do."""
-    with LocalCluster(3, family="llama", log_level="CRITICAL") as started:
+    with LocalCluster(SHARED, family="llama", log_level="CRITICAL") as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def daemons(cluster: LocalCluster) -> list[LocalDaemon]:
+    """Daemons that serve one test after another, as daemons do."""
+    return cluster.wait()
 
 
 @pytest.fixture
-def doomed() -> Iterator[LocalCluster]:
+def lent(daemons: list[LocalDaemon], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions on this machine begin no daemons of their own: they get the shared ones."""
+
+    class Lent(LocalCluster):
+        def __init__(self, count: int, **options: Any) -> None:
+            assert count <= SHARED
+            self._daemons = daemons[:count]
+
+        def close(self) -> None:
+            """They serve the next."""
+
+    monkeypatch.setattr("flowspec.runtime.session.LocalCluster", Lent)
+
+
+@pytest.fixture
+def doomed() -> Iterator[list[LocalDaemon]]:
     """Daemons that a test may kill."""
     with LocalCluster(3, family="llama", log_level="CRITICAL") as started:
-        yield started
+        yield started.wait()
 
 
 @pytest.fixture

@@ -4,9 +4,7 @@ device is counted as lost."""
 from __future__ import annotations
 
 import gc
-import os
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -19,17 +17,15 @@ from flowspec.core.stage.slots import WORK_BYTES
 from flowspec.draft.suffix import SuffixProposer
 from flowspec.draft.text import TextDrafter
 from flowspec.model.files import ModelFiles
-from flowspec.model.step_by_step import StepByStep
-from flowspec.runtime.daemon import Daemon
+from flowspec.model.reference import Reference
 from flowspec.runtime.head import Head
 from flowspec.runtime.heap import give_back
 from flowspec.runtime.local import LocalDaemon
-from flowspec.runtime.machine import Machine
 from tests.runtime.clusters import plan_for, submit, surviving, tokens_of
 
 HEADS, HEAD_DIM = 32, 128
 CONTEXT = 400
-COUNT = 8
+COUNT = 6
 STAGES = 2
 CACHE_BYTES = 2 * (8 // STAGES) * HEADS * HEAD_DIM * (CONTEXT + limits.TREE_NODES_MAX) * 4
 """Of one conversation with a full context at one stage: 86 MB, far more than by what a process grows
@@ -46,12 +42,12 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(large: Path) -> list[list[int]]:
-    plain = StepByStep.load(ModelFiles(str(large)), "float32")
-    return [list(plain.generate(prompt, Sampling(), COUNT, frozenset())) for prompt in PROMPTS]
+    plain = Reference(ModelFiles(str(large)), "float32")
+    return [plain.generate(prompt, Sampling(), COUNT, frozenset()) for prompt in PROMPTS]
 
 
 @pytest.fixture
-def scarce(large: Path, expected: list[list[int]]) -> Iterator[list[LocalDaemon]]:
+def scarce(large: Path, expected: list[list[int]], alone: Callable[..., LocalDaemon]) -> list[LocalDaemon]:
     """Daemons in this process that may use what it takes by now, the weights, and two and a half
     conversations."""
     del expected  # what it imports counts before
@@ -59,17 +55,9 @@ def scarce(large: Path, expected: list[list[int]]) -> Iterator[list[LocalDaemon]
     give_back()  # as the daemons do when they load: what earlier tests left free is not theirs
     weight_bytes = sum(file.stat().st_size for file in large.glob("*.safetensors"))  # 34 MB, of both slices
     memory_bytes = psutil.Process().memory_info().rss + WORK_BYTES + weight_bytes + 5 * CACHE_BYTES // 2
-    machine = Machine(device="cpu", threads=1, memory_bytes=memory_bytes, cache_bytes=0)
-    daemons = [
-        Daemon(host="127.0.0.1", port=0, name=f"scarce-{index}", machine=machine) for index in range(STAGES)
+    return [
+        alone(name=f"scarce-{index}", memory_bytes=memory_bytes, cache_bytes=0) for index in range(STAGES)
     ]
-    threads = [threading.Thread(target=daemon.run) for daemon in daemons]
-    for thread in threads:
-        thread.start()
-    yield [LocalDaemon(name=daemon.name, port=daemon.port, pid=os.getpid()) for daemon in daemons]
-    for daemon, thread in zip(daemons, threads, strict=True):
-        daemon.stop("the test is over")
-        thread.join()
 
 
 def test_four_at_once_where_two_fit(

@@ -16,8 +16,13 @@ from flowspec.runtime.transport import Wake
 from tests.runtime.clusters import PROMPT, WAIT_S
 
 
-def test_the_drafters_weights_go_with_the_session_and_the_rest_with_the_next_one(folder: Path) -> None:
-    options = ClusterOptions(model=str(folder), dtype="float32", local=1, context=300, log_level="CRITICAL")
+@pytest.mark.usefixtures("lent")
+def test_the_drafters_weights_go_with_the_session_and_the_rest_with_the_next_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread of the second one sees that it is to stop, and is through, before `close` gets to wake it,
+    which closes it all the same."""
+    options = ClusterOptions(model=str(folder), dtype="float32", local=1, context=300)
     with open_cluster(options) as cluster:
         gc.collect()
         gc.disable()
@@ -29,31 +34,19 @@ def test_the_drafters_weights_go_with_the_session_and_the_rest_with_the_next_one
                 first = weakref.ref(session.head)
             del session
             assert drafter() is None
-            with cluster.session(Decoding(drafters=("none",)), lambda text, share: None):
+            with cluster.session(Decoding(drafters=("none",)), lambda text, share: None) as session:
                 assert first() is None
+                head = session.head
+                wake = head._wake.set
+
+                def too_late() -> None:
+                    head._thread.join(WAIT_S)
+                    wake()
+
+                monkeypatch.setattr(head._wake, "set", too_late)
+            assert not head._thread.is_alive()
         finally:
             gc.enable()
-
-
-def test_a_head_whose_thread_leaves_before_it_is_woken_closes_all_the_same(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever else had woken it: the thread sees that it is to stop, and is through before `close` gets to
-    wake it."""
-    options = ClusterOptions(model=str(folder), dtype="float32", local=1, context=300, log_level="CRITICAL")
-    with (
-        open_cluster(options) as cluster,
-        cluster.session(Decoding(drafters=("none",)), lambda text, share: None) as session,
-    ):
-        head = session.head
-        wake = head._wake.set
-
-        def too_late() -> None:
-            head._thread.join(WAIT_S)
-            wake()
-
-        monkeypatch.setattr(head._wake, "set", too_late)
-    assert not head._thread.is_alive()
 
 
 def test_a_wake_that_is_closed_writes_into_nobodys_pipe() -> None:

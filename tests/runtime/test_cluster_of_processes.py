@@ -1,8 +1,4 @@
-"""Real daemons, sockets and model files: answers, one head after another, lost processes, peers that
-misbehave.
-
-Longer than most files, for all of it shares one set of daemons, which take seconds to start.
-"""
+"""Real daemons, sockets and model files: answers, one head after another, and how processes begin and end."""
 
 from __future__ import annotations
 
@@ -19,10 +15,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from flowspec.bench.checkpoints import make_variant
-from flowspec.core.protocol import limits
-from flowspec.core.protocol.cluster_messages import Error
 from flowspec.core.protocol.messages import Sampling
-from flowspec.core.protocol.weight_messages import AskModel
 from flowspec.errors import ClusterError, InputError
 from flowspec.model.reference import Reference
 from flowspec.runtime import timeouts
@@ -30,27 +23,13 @@ from flowspec.runtime.head import Head
 from flowspec.runtime.local import NO_MEMORY, LocalCluster, LocalDaemon
 from tests import warm
 from tests.daemons import daemon_process
-from tests.runtime.clusters import PROMPT, Peer, plain, plan_for, submit, tokens_of, wait_until, whole_model
-
-
-def test_answers_are_exact_and_heads_follow_one_another(
-    cluster: LocalCluster, folder: Path, reference: Reference
-) -> None:
-    daemons = cluster.wait()
-    for stages in (3, 1, 2):
-        with Head(plan_for(folder, daemons[:stages])) as head:
-            for sampling in (
-                Sampling(),
-                Sampling(temperature=1.0, seed=9),
-                Sampling(temperature=0.6, top_p=0.8, seed=10),
-            ):
-                assert tokens_of(submit(head, sampling=sampling)) == plain(reference, sampling=sampling)
+from tests.runtime.clusters import PROMPT, plain, plan_for, submit, tokens_of, wait_until
 
 
 def test_several_answers_at_once_and_a_second_turn(
-    cluster: LocalCluster, folder: Path, reference: Reference
+    daemons: list[LocalDaemon], folder: Path, reference: Reference
 ) -> None:
-    with Head(plan_for(folder, cluster.wait())) as head:
+    with Head(plan_for(folder, daemons[:3])) as head:
         samplings = [Sampling(temperature=1.0, seed=seed) for seed in range(5)]
         answers = [submit(head, sampling=sampling) for sampling in samplings]
         with pytest.raises(InputError, match="context"):
@@ -67,22 +46,34 @@ def test_several_answers_at_once_and_a_second_turn(
 
 
 def test_a_cancelled_answer_ends_and_the_next_one_is_exact(
-    cluster: LocalCluster, folder: Path, reference: Reference
+    daemons: list[LocalDaemon], folder: Path, reference: Reference
 ) -> None:
-    with Head(plan_for(folder, cluster.wait())) as head:
+    """Also the next head's: a cancelled answer's jobs are trimmed by number, and its jobs have the same
+    numbers."""
+    expected = plain(reference, 60)
+    plan = plan_for(folder, daemons[:3])
+    with Head(plan) as head:
+        for count in (0, 3):
+            answer, found = submit(head, count=250), list[int]()
+            for number, batch in enumerate(answer):
+                found += batch.tokens
+                if number == count:
+                    head.cancel(answer)
+            assert answer.end is not None
+            assert answer.end.reason == "cancelled"
+            assert found[:60] == expected[: len(found)]
+            assert tokens_of(submit(head, request=answer.request)) == expected[:20]
         answer = submit(head, count=250)
-        begun = next(iter(answer)).tokens
+        next(iter(answer))
         head.cancel(answer)
-        found = [*begun, *tokens_of(answer)]
-        assert answer.end is not None
-        assert answer.end.reason == "cancelled"
-        assert found == plain(reference, 250)[: len(found)]
-        assert tokens_of(submit(head, request=answer.request)) == plain(reference)
+        submit(head, PROMPT[:7], request=answer.request)
+    with Head(plan) as head:
+        assert tokens_of(submit(head, count=60)) == expected
 
 
-def test_a_daemon_that_dies_in_mid_answer_is_named(doomed: LocalCluster, folder: Path) -> None:
-    first, victim, last = doomed.wait()
-    with Head(plan_for(folder, (first, victim, last))) as head:
+def test_a_daemon_that_dies_in_mid_answer_is_named(doomed: list[LocalDaemon], folder: Path) -> None:
+    first, victim, last = doomed
+    with Head(plan_for(folder, doomed)) as head:
         answer = submit(head, count=250)
         next(iter(answer))
         os.kill(victim.pid, signal.SIGKILL)
@@ -109,21 +100,16 @@ def abandon(folder: Path, daemons: Sequence[LocalDaemon]) -> None:
 
 
 def test_a_daemon_is_free_again_when_its_head_dies_without_a_word(
-    cluster: LocalCluster, folder: Path, reference: Reference
+    daemons: list[LocalDaemon], folder: Path, reference: Reference
 ) -> None:
-    daemons = cluster.wait()
-    abandon(folder, daemons)
-    with Head(plan_for(folder, daemons)) as head:  # which waits for its lease
+    abandon(folder, daemons[:2])
+    with Head(plan_for(folder, daemons[:2])) as head:  # which waits for its lease
         assert tokens_of(submit(head)) == plain(reference)
 
 
 @pytest.mark.parametrize(
     ("ends", "why"),
-    [
-        ("os.kill(os.getpid(), signal.SIGKILL)", "there is not enough memory"),
-        (f"os._exit({NO_MEMORY})", "there is not enough memory"),
-        ("os._exit(3)", "they ended"),
-    ],
+    [("os.kill(os.getpid(), signal.SIGKILL)", "there is not enough memory"), ("os._exit(3)", "they ended")],
 )
 def test_why_local_daemons_do_not_come_up(ends: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def start(arguments: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -149,18 +135,18 @@ def test_how_a_local_daemon_ends_is_told_to_who_started_it() -> None:
         "    return _await(children)\n"
         f"print(*[status(0, end) for end in (-signal.SIGKILL, {NO_MEMORY}, 3, 0)])"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = warm.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [str(NO_MEMORY), str(NO_MEMORY), "3", "0"]
     assert "local-1 ended by SIGKILL" in done.stderr
 
 
-def test_local_daemons_end_with_their_parent_however_it_ends(folder: Path) -> None:
+def test_local_daemons_end_with_their_parent_however_it_ends() -> None:
     script = (
         "import sys, time\nfrom flowspec.runtime.local import LocalCluster\n"
         "cluster = LocalCluster(2, log_level='CRITICAL')\nprint(*[d.pid for d in cluster.wait()], "
         "cluster._pool.pid, flush=True)\ntime.sleep(60)"
     )
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
+    with warm.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         pids = [int(pid) for pid in parent.stdout.readline().split()]
         assert len(pids) == 3
@@ -205,14 +191,31 @@ def test_a_daemon_hears_a_signal_that_another_thread_gets() -> None:
 
 
 def test_answers_that_are_open_when_the_head_closes_end_with_an_error(
-    cluster: LocalCluster, folder: Path
+    daemons: list[LocalDaemon], folder: Path
 ) -> None:
-    head = Head(plan_for(folder, cluster.wait()))
+    head = Head(plan_for(folder, daemons[:2]))
     answer = submit(head, count=250)
     next(iter(answer))
     head.close()
     with pytest.raises(ClusterError, match="closed"):
         tokens_of(answer)
+
+
+def test_an_observer_that_fails_is_told_no_more(
+    daemons: list[LocalDaemon], folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[object] = []
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("made to fail")
+
+    with Head(plan_for(folder, daemons[:1]), on_event=fail) as head:
+        head.observe(lambda *event: told.append(event))
+        assert len(tokens_of(submit(head, count=5))) == 5
+        assert head.failure is None
+        assert not head.observes(fail)
+    assert len(told) > 5
+    assert caplog.text.count("Traceback") == caplog.text.count("RuntimeError: made to fail") == 1
 
 
 def test_a_daemon_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -221,36 +224,8 @@ def test_a_daemon_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, fo
         Head(plan_for(folder, [LocalDaemon(name="nobody", port=9, pid=0)]))
 
 
-def test_an_assignment_to_a_daemon_that_is_held_says_by_whom(cluster: LocalCluster, folder: Path) -> None:
-    daemons = cluster.wait()
-    plan = plan_for(folder, daemons)
-    with Head(plan), Peer(daemons[0].address) as peer:
-        peer.greet()
-        peer.link.send(whole_model(plan.model, plan.fingerprint))
-        refused = peer.answer()
-        assert isinstance(refused, Error)
-        assert "in use by head" in refused.text
-        assert refused.retry_after_s > 0
-
-
-def test_rows_that_were_trimmed_for_one_head_live_for_the_next(
-    cluster: LocalCluster, folder: Path, reference: Reference
-) -> None:
-    """A cancelled answer's jobs are trimmed by number, and the next head's jobs have the same numbers."""
-    expected = plain(reference, 60)
-    for count in (3, 9):
-        with Head(plan_for(folder, cluster.wait())) as head:
-            answer = submit(head, count=250)
-            for number, _ in enumerate(answer):
-                if number == count:
-                    head.cancel(answer)
-                    submit(head, PROMPT[:7], request=answer.request)
-        with Head(plan_for(folder, cluster.wait())) as head:
-            assert tokens_of(submit(head, count=60)) == expected
-
-
 def test_a_job_that_failed_for_one_head_costs_the_next_nothing(
-    cluster: LocalCluster, tmp_path: Path, folder: Path, reference: Reference
+    daemons: list[LocalDaemon], tmp_path: Path, folder: Path, reference: Reference
 ) -> None:
     """Weights that overflow: the model computes no number, which ends the answer with advice and nothing
     else."""
@@ -258,29 +233,10 @@ def test_a_job_that_failed_for_one_head_costs_the_next_nothing(
     weights = load_file(broken / "model.safetensors")
     weights["model.norm.weight"] *= float("inf")
     save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
-    for _ in range(2):
-        with (
-            Head(plan_for(broken, cluster.wait())) as head,
-            pytest.raises(ClusterError, match="the model computed"),
-        ):
-            tokens_of(submit(head))
-        with Head(plan_for(folder, cluster.wait())) as head:
-            assert tokens_of(submit(head)) == plain(reference)
-
-
-def test_a_head_that_breaks_its_own_limits_does_not_stop_the_daemon(
-    cluster: LocalCluster, folder: Path
-) -> None:
-    daemons = cluster.wait()
-    plan = plan_for(folder, daemons[:1])
-    with Peer(daemons[0].address) as peer, Peer(daemons[0].address, "head-weights") as weights:
-        peer.greet()
-        peer.link.send(whole_model("nowhere", plan.fingerprint))
-        peer.until(AskModel)
-        weights.greet()
-        weights.link.send(Error(text="x" * limits.TEXT_CHARS_MAX))
-        refused = peer.until(Error)
-        assert refused.text.startswith("the head cannot send the weights: xxx")
-        assert len(refused.text) <= limits.TEXT_CHARS_MAX
-    with Head(plan) as head:
-        assert len(tokens_of(submit(head))) == 20
+    with (
+        Head(plan_for(broken, daemons[:2])) as head,
+        pytest.raises(ClusterError, match="the model computed"),
+    ):
+        tokens_of(submit(head))
+    with Head(plan_for(folder, daemons[:2])) as head:
+        assert tokens_of(submit(head)) == plain(reference)

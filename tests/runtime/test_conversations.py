@@ -39,17 +39,6 @@ def test_the_next_turn_takes_its_conversation() -> None:
     assert made.forgotten == []
 
 
-def test_the_longest_beginning_wins() -> None:
-    made = Pool(4)
-    short = made.turn([1, 2], [])
-    long = made.pool.take([1, 2, 3, 4], 1)
-    assert long == short, "nothing else is there"
-    made.pool.give_back(long, [1, 2, 3, 4])
-    other = made.turn([5], [])
-    assert made.turn([1, 2, 3, 4, 5], []) == long
-    assert made.turn([5, 6], []) == other
-
-
 def test_a_dialogue_with_the_same_system_text_is_left_alone() -> None:
     """It would lose its own turns for the few tokens that both begin with."""
     made = Pool(4)
@@ -97,13 +86,6 @@ def test_what_is_copied_is_not_forgotten_for_the_copy() -> None:
     assert made.pool.idle == [first, third]
 
 
-def test_what_leaves_out_next_to_nothing_takes_over() -> None:
-    """A template ended the prompt before with a few tokens that this one does not have there."""
-    made = Pool(8, room=1000)
-    first = made.turn([*SYSTEM, 1, 2, 3], [4])
-    assert made.turn([*SYSTEM, 1, 2, 5], [4]) == first
-
-
 def test_where_there_is_no_room_for_two_the_gain_decides() -> None:
     for room, is_taken in ((len(SYSTEM) + 2, True), (len(SYSTEM) + 3, False)):
         made = Pool(8, room=room)
@@ -117,12 +99,6 @@ def test_what_is_too_short_to_be_copied_is_taken_over() -> None:
     assert made.turn([1, 2, 3], [9]) == first
 
 
-def test_two_requests_do_not_share_one() -> None:
-    made = Pool(4)
-    made.turn([1, 2, 3], [4])
-    assert made.pool.take([1, 2, 3, 4, 5], 1) != made.pool.take([1, 2, 3, 4, 5], 1)
-
-
 def test_the_least_recently_used_is_forgotten() -> None:
     made = Pool(2)
     first, second = made.turn([1], []), made.turn([2], [])
@@ -130,13 +106,9 @@ def test_the_least_recently_used_is_forgotten() -> None:
     third = made.turn([3], [])
     assert made.forgotten == [second]
     assert made.pool.idle == [first, third]
-
-
-def test_one_that_failed_is_forgotten() -> None:
-    made = Pool(2)
-    number = made.pool.take([1], 1)
-    made.pool.drop(number)
-    assert (made.forgotten, made.pool.idle) == ([number], [])
+    failed = made.pool.take([4], 1)
+    made.pool.drop(failed)
+    assert made.forgotten == [second, first, failed]
 
 
 @given(

@@ -1,4 +1,5 @@
-"""The drafter's thread does what it is given in order, wakes the poller, and ends with its first failure."""
+"""The drafter's thread does what it is given in order, wakes the poller, and ends with its first failure;
+features that stages send for it are held to what they were to capture."""
 
 from __future__ import annotations
 
@@ -10,12 +11,16 @@ import pytest
 import torch
 
 from flowspec.core.head.events import Draft, Drafted, SendToDrafter, TakeFeatures
+from flowspec.core.head.features import check_features
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.messages import Proposal, Release, Segment
-from flowspec.errors import ClusterError, InputError
-from flowspec.runtime.compute import Crashed, WorkFailed, to_wire
+from flowspec.core.protocol.cluster_messages import Assign
+from flowspec.core.protocol.messages import Features, Proposal, Release, Segment
+from flowspec.errors import ClusterError, InputError, PeerError
+from flowspec.plan.placement import ClusterPlan, StagePlan, assigns_of
+from flowspec.runtime.compute import Crashed, WorkFailed, split, to_torch, to_wire
 from flowspec.runtime.drafting import DraftThread
 from flowspec.runtime.transport import Wake
+from flowspec.wire.codec import Tensor, joined
 
 WAIT_S = 20
 
@@ -114,3 +119,50 @@ def test_the_first_failure_is_told_and_nothing_more_is_done(
     running.stop(WAIT_S)
     assert not running.results
     assert drafter.told == []
+
+
+HIDDEN = 4
+
+
+def assigns() -> list[Assign]:
+    stages = tuple(
+        StagePlan(name=name, address=f"{name}:1", first=at, end=at + 3) for name, at in (("a", 0), ("b", 3))
+    )
+    plan = ClusterPlan(
+        model="m",
+        fingerprint="f",
+        dtype="float32",
+        context=9,
+        stages=stages,
+        captures=(0, 2, 6),
+        hidden_size=HIDDEN,
+    )
+    return assigns_of(plan)
+
+
+def test_features_of_another_shape_than_was_asked_for_are_the_stages_fault() -> None:
+    """They would end the drafter's thread, and with it the head."""
+    first, last = assigns()
+    assert last.payload_width(HIDDEN, carried=3) == HIDDEN + 3, "rows carry no features"
+    said = Features(request=1, epoch=0, ids=(3,))
+    check_features(first, HIDDEN, said, Tensor(rows=1, width=8, dtype="float32", data=bytes(32)))
+    check_features(last, HIDDEN, said, Tensor(rows=1, width=4, dtype="float32", data=bytes(16)))
+    for rows, width, dtype in ((1, 4, "float32"), (1, 9, "float32"), (1, 8, "bfloat16"), (2, 8, "float32")):
+        with pytest.raises(PeerError, match=r"expected features of .* of stage 1"):
+            check_features(first, HIDDEN, said, Tensor(rows=rows, width=width, dtype=dtype, data=b""))
+    with pytest.raises(PeerError, match="got None"):
+        check_features(first, HIDDEN, said, None)
+
+
+def test_what_was_captured_is_taken_off_behind_all_that_the_next_stage_needs() -> None:
+    """Which may be more than hidden states, and more than came (`core.protocol.shared_keys`)."""
+    states = torch.arange(2 * 9, dtype=torch.float32).view(2, 9)
+    onward, captured = split(states, 4)
+    assert onward is not None
+    assert torch.equal(to_torch(onward, (0, 1)), states[:, :5])
+    assert [row.rows for row in captured] == [1, 1]
+    assert torch.equal(to_torch(joined([(row,) for row in captured]), (0, 1)), states[:, 5:])
+    assert split(states, 9)[0] is None, "the last stage"
+    onward, captured = split(states, 0)
+    assert onward is not None
+    assert (onward.width, captured) == (9, ())

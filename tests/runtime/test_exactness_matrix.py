@@ -24,9 +24,10 @@ from flowspec.model.text import Tokenizer, recommended
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.session import ClusterOptions, Limits, open_cluster
 
+pytestmark = pytest.mark.usefixtures("lent")
 RANDOM = "random"
 EAGLE = "eagle"
-NEW_TOKENS_MAX = 32
+NEW_TOKENS_MAX = 20
 BIASED = {
     "suppress_tokens": tuple(range(260, 3000, 3)),
     "logit_bias": tuple((token, 1.5) for token in range(264, 1000, 7)),

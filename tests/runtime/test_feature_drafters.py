@@ -23,8 +23,9 @@ from tests.draft.blocks import make_dspark
 from tests.draft.mtp import make_mtp
 from tests.ggufs import convert
 
+pytestmark = pytest.mark.usefixtures("lent")
 DTYPE = "bfloat16"
-NEW_TOKENS = 24
+NEW_TOKENS = 16
 METHODS = ("continuous", "tree-sd")
 PROMPTS = {"short": (5, 6, 7), "long": tuple((17 * each) % VOCABULARY_SIZE for each in range(3, 50))}
 

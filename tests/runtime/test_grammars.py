@@ -7,7 +7,7 @@ import json
 import os
 import re
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +30,7 @@ from flowspec.model.text import Tokenizer, recommended
 from flowspec.runtime import head as head_module
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.session import ClusterOptions, Limits, open_cluster
+from tests.nightly import nightly
 from tests.runtime.clusters import wait_until
 from tests.schemas import allows
 
@@ -150,9 +151,11 @@ def check(name: str, answer: Sequence[int], tokenizer: Tokenizer) -> None:
         check_document(tokenizer.decode(answer))
 
 
+@pytest.mark.usefixtures("lent")
 def test_answers_of_every_method_are_those_of_decoding_step_by_step(
     files: ModelFiles, tokenizer: Tokenizer, tokens: TokenBytes, plain: StepByStep
 ) -> None:
+    """The default method is bound by every grammar, each other one by one of them; at night all by all."""
     stop_ids = recommended(files, files.config()).stop_ids
     limits = Limits(new_tokens_max=CALL_TOKENS_MAX, stop_ids=stop_ids)
     prompt = tuple(tokenizer.encode_chat([{"role": "user", "content": QUESTION}]))
@@ -165,24 +168,20 @@ def test_answers_of_every_method_are_those_of_decoding_step_by_step(
         assert is_whole(sampling.grammar, tokens, tuple(answer))
         check(name, answer, tokenizer)
         expected[name] = tuple(answer)
-    with open_cluster(ClusterOptions(model=BUNDLED, dtype="float32", local=3, context=200)) as opened:
+    with open_cluster(ClusterOptions(model=BUNDLED, dtype="float32", local=2, context=200)) as opened:
         cluster = replace(opened, plan=replace(opened.plan, tokens=tokens))
-        for method in METHODS:
+        for number, method in enumerate(METHODS):
             decoding = Decoding(method=method, drafters=(None if method == "ar" else BUNDLED,))
+            one = list(asked)[number % len(asked)]
+            names = nightly(asked if method == Decoding().method else [one], asked)
             with cluster.session(decoding, lambda text, share: None) as session:
                 assert session.head.stages[-1].ready.grammars == library_version()
                 assert session.head.grammar_trouble() == ""
-                for name, sampling in asked.items():
-                    running, timing = session.ask(prompt, sampling, limits)
+                for name in names:
+                    running, timing = session.ask(prompt, asked[name], limits)
                     assert running.end is not None
                     assert running.end.reason == "stop", (method, name)
                     assert tuple(timing.new_tokens) == expected[name], (method, name)
-
-
-@pytest.fixture
-def llm() -> Iterator[LLM]:
-    with LLM(BUNDLED, local=3, drafter=BUNDLED, dtype="float32", context=400) as opened:
-        yield opened
 
 
 def ask(llm: LLM, **params: Any) -> Any:
@@ -190,67 +189,60 @@ def ask(llm: LLM, **params: Any) -> Any:
     return llm.stream(QUESTION, **{**wanted, **params})
 
 
-def test_a_lost_device_changes_no_token_of_it(
-    llm: LLM, files: ModelFiles, plain: StepByStep, tokenizer: Tokenizer
+def test_a_lost_device_changes_no_token_and_one_that_cannot_obey_is_never_asked_to(
+    files: ModelFiles, plain: StepByStep, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last one, which draws the tokens: the one that takes its place gets the model's tokens, too."""
+    """The last one draws the tokens: the one that takes its place gets the model's tokens, too."""
     stop_ids = recommended(files, files.config()).stop_ids
     text = json.dumps(SCHEMA, ensure_ascii=False, separators=(",", ":"))
     prompt = tuple(tokenizer.encode_chat([{"role": "user", "content": QUESTION}]))
     sampling = document(tuple(sorted(stop_ids)), text)
     expected = plain.generate(prompt, sampling, NEW_TOKENS_MAX, stop_ids)[:-1]
-    stream = ask(llm)
-    found = list(next(stream).token_ids)
-    os.kill(llm.stages[-1]["pid"], signal.SIGKILL)
-    for piece in stream:
-        found += piece.token_ids
-    answer = stream.answer()
-    assert tuple(found) == answer.token_ids == expected
-    check_document(answer.text)
-    assert answer.statistics["recoveries"] == 1
-    assert len(llm.stages) == 2
+    with LLM(BUNDLED, local=3, drafter=BUNDLED, dtype="float32", context=400) as llm:
+        stream = ask(llm)
+        found = list(next(stream).token_ids)
+        os.kill(llm.stages[-1]["pid"], signal.SIGKILL)
+        for piece in stream:
+            found += piece.token_ids
+        answer = stream.answer()
+        assert tuple(found) == answer.token_ids == expected
+        check_document(answer.text)
+        assert answer.statistics["recoveries"] == 1
+        assert len(llm.stages) == 2
+
+        stream = ask(llm, json_schema=None, regex="[a-z ]{300}", max_new_tokens=250)
+        next(stream)
+        monkeypatch.setattr(head_module, "library_version", lambda: "llguidance 99")
+        with pytest.raises(InputError, match=r"expected llguidance 99 on device local-1.* got llguidance 1"):
+            ask(llm)
+        free = llm.generate(QUESTION, max_new_tokens=8).text
+        os.kill(llm.stages[-1]["pid"], signal.SIGKILL)
+        with pytest.raises(ClusterError, match="expected llguidance 99 on device local-0"):
+            stream.answer()
+        wait_until(lambda: len(llm.stages) == 1, "it goes on")
+        assert llm.generate(QUESTION, max_new_tokens=8).text == free
 
 
-def test_a_device_that_cannot_obey_a_grammar_is_never_asked_to(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("lent")
+def test_what_cannot_be_obeyed_is_refused_and_biases_never_lead_out_of_a_grammar(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Told before an answer begins; one that runs ends with an error where such a device is all that is
-    left."""
-    stream = ask(llm, json_schema=None, regex="[a-z ]{300}", max_new_tokens=250)
-    next(stream)
-    monkeypatch.setattr(head_module, "library_version", lambda: "llguidance 99")
-    with pytest.raises(InputError, match=r"expected llguidance 99 on device local-2.* got llguidance 1"):
-        ask(llm)
-    free = llm.generate(QUESTION).text
-    os.kill(llm.stages[-1]["pid"], signal.SIGKILL)
-    with pytest.raises(ClusterError, match="expected llguidance 99 on device local-1"):
-        stream.answer()
-    wait_until(lambda: len(llm.stages) == 2, "it goes on")
-    assert llm.generate(QUESTION).text == free
-
-
-def test_what_cannot_be_obeyed_is_refused_before_it_is_asked(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for params, text in (
-        ({"json_schema": {"not": {}}}, "not"),
-        ({"regex": "a"}, "^regex: "),
-        ({"ignore_eos": True}, "^ignore_eos: "),
-        ({"json_schema": 5}, "^json_schema: "),
-        ({"json_schema": {"enum": ["x" * 70_000]}}, "^json_schema: expected at most 65536 bytes"),
-    ):
-        with pytest.raises(InputError, match=text):
-            ask(llm, **params)
-    monkeypatch.setattr(llm, "recommended", replace(llm.recommended, stop_ids=frozenset()))
-    monkeypatch.setattr(type(llm.tokenizer), "eos_id", None)
-    with pytest.raises(InputError, match="expected a token that ends answers"):
-        ask(llm)
-
-
-def test_biases_move_what_is_drawn_and_never_out_of_the_grammar(llm: LLM, tokenizer: Tokenizer) -> None:
-    """Where everything that the grammar allows is suppressed, the grammar wins."""
-    own = llm.question(QUESTION, regex="yes|no", temperature=0.0, max_new_tokens=9)
-    every = replace(own.sampling, suppress_tokens=tuple(range(1024)))
-    assert llm.submit(replace(own, sampling=every)).answer().text in ("yes", "no")
-    likely = ask(llm, json_schema=None, regex="[ab]{3}", logit_bias={tokenizer.encode("b")[0]: 90.0})
-    assert "b" in likely.answer().text
+    with LLM(BUNDLED, local=1, dtype="float32", context=400) as llm:
+        own = llm.question(QUESTION, regex="yes|no", temperature=0.0, max_new_tokens=9)
+        every = replace(own.sampling, suppress_tokens=tuple(range(1024)))
+        assert llm.submit(replace(own, sampling=every)).answer().text in ("yes", "no"), "the grammar wins"
+        likely = ask(llm, json_schema=None, regex="[ab]{3}", logit_bias={tokenizer.encode("b")[0]: 90.0})
+        assert "b" in likely.answer().text
+        for params, text in (
+            ({"json_schema": {"not": {}}}, "not"),
+            ({"regex": "a"}, "^regex: "),
+            ({"ignore_eos": True}, "^ignore_eos: "),
+            ({"json_schema": 5}, "^json_schema: "),
+            ({"json_schema": {"enum": ["x" * 70_000]}}, "^json_schema: expected at most 65536 bytes"),
+        ):
+            with pytest.raises(InputError, match=text):
+                ask(llm, **params)
+        monkeypatch.setattr(llm, "recommended", replace(llm.recommended, stop_ids=frozenset()))
+        monkeypatch.setattr(type(llm.tokenizer), "eos_id", None)
+        with pytest.raises(InputError, match="expected a token that ends answers"):
+            ask(llm)

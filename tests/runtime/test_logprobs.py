@@ -15,6 +15,7 @@ from flowspec.model.reference import Reference
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.session import ClusterOptions, Limits, open_session
 
+pytestmark = pytest.mark.usefixtures("lent")
 PROMPT = tuple(range(300, 320))
 LIMITS = Limits(new_tokens_max=12, stop_ids=frozenset())
 TOLERANCE = 1e-3

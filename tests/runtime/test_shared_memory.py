@@ -36,7 +36,6 @@ from tests.daemons import daemon_process
 from tests.runtime.clusters import Peer, wait_until, whole_model
 
 MIB = 1 << 20
-Other = subprocess.Popen[bytes]
 CPU = torch.device("cpu")
 SPAN = Span(first=0, end=2, count=8)
 NEED = SliceMemory(weight_bytes=50 * MIB, cache_bytes=20 * MIB)
@@ -58,27 +57,30 @@ def alone(tmp_path: Path) -> MemoryClaims:
     return MemoryClaims(tmp_path / "flowspec" / "memory")
 
 
-@pytest.fixture
-def joined(alone: MemoryClaims) -> MemoryClaims:
-    alone.join()
-    return alone
+class Shared:
+    """What is promised on this machine, where another process runs."""
+
+    def __init__(self, folder: Path, process: subprocess.Popen[bytes]) -> None:
+        self.claims = MemoryClaims(folder)
+        self.claims.join()
+        self.process = psutil.Process(process.pid)
+        self.path = folder / f"{process.pid}.json"
+
+    def promise(self, sure: int, most: int) -> None:
+        """The other one was promised so much beyond what it has."""
+        resident = self.process.memory_info().rss
+        claim = {"began": self.process.create_time(), "sure": resident + sure, "most": resident + most}
+        write_own(self.path, claim)
+
+    def check(self) -> int:
+        return check_memory(NEED, SPAN, ASSIGN, CPU, None, self.claims)
 
 
 @pytest.fixture
-def other() -> Iterator[Other]:
-    """Another process of this machine."""
+def shared(tmp_path: Path) -> Iterator[Shared]:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        yield process
+        yield Shared(tmp_path / "flowspec" / "memory", process)
         process.kill()
-
-
-def claim_of(folder: Path, process: psutil.Process, *, sure: int, most: int) -> Path:
-    """The file of a process that was promised so much beyond what it has."""
-    resident = process.memory_info().rss
-    path = folder / "flowspec" / "memory" / f"{process.pid}.json"
-    claim = {"began": process.create_time(), "sure": resident + sure, "most": resident + most}
-    write_own(path, claim)
-    return path
 
 
 def test_the_caches_of_four_daemons_fit_together(alone: MemoryClaims) -> None:
@@ -97,37 +99,33 @@ def test_one_conversation_always_fits_and_what_does_not_is_refused(alone: Memory
     assert check_memory(NEED, SPAN, ASSIGN, CPU, 1 << 40, alone) == 950 * MIB, "allowed, and not there"
 
 
-def test_daemons_started_one_by_one_share(joined: MemoryClaims, tmp_path: Path, other: Other) -> None:
-    claim_of(tmp_path, psutil.Process(other.pid), sure=0, most=0)
-    assert check_memory(NEED, SPAN, ASSIGN, CPU, None, joined) == 450 * MIB, "it is half of what is free"
-
-
-def test_what_another_daemon_needs_is_not_free(joined: MemoryClaims, tmp_path: Path, other: Other) -> None:
-    claim_of(tmp_path, psutil.Process(other.pid), sure=900 * MIB, most=900 * MIB)
+def test_what_another_daemon_was_promised_is_not_free(shared: Shared) -> None:
+    """One that was alone when it was given layers was promised all; it has touched next to nothing."""
+    least = NEED.total_bytes - NEED.weight_bytes
+    for sure, most, left in ((0, 0, 450 * MIB), (100 * MIB, 1000 * MIB, least)):
+        shared.promise(sure, most)
+        assert shared.check() == left
+    shared.promise(900 * MIB, 900 * MIB)
     with pytest.raises(
-        NoRoomError,
-        match=r"but (9\d|10\d) MiB are free here beside (89\d|90\d) MiB that other",
+        NoRoomError, match=r"but (9\d|10\d) MiB are free here beside (89\d|90\d) MiB that other"
     ):
-        check_memory(NEED, SPAN, ASSIGN, CPU, None, joined)
-
-
-def test_caches_of_another_daemon_leave_some(joined: MemoryClaims, tmp_path: Path, other: Other) -> None:
-    """A daemon that was alone when it was given layers was promised all; it has touched next to nothing."""
-    claim_of(tmp_path, psutil.Process(other.pid), sure=100 * MIB, most=1000 * MIB)
-    assert check_memory(NEED, SPAN, ASSIGN, CPU, None, joined) == NEED.total_bytes - NEED.weight_bytes
+        shared.check()
+    shared.promise(-shared.process.memory_info().rss, 100 * MIB)
+    assert shared.claims.untouched("sure") == {shared.process.pid: 0}, "not what it has touched"
+    assert abs(shared.claims.untouched("most")[shared.process.pid] - 100 * MIB) < NEAR
 
 
 def test_a_drafter_has_room_for_an_answer_where_others_were_promised_all(
-    folder: Path, joined: MemoryClaims, tmp_path: Path, other: Other
+    folder: Path, shared: Shared
 ) -> None:
     """The head asks no drafter that lacks it: with the least that a device gives it must be enough."""
-    claim_of(tmp_path, psutil.Process(other.pid), sure=100 * MIB, most=1000 * MIB)
+    shared.promise(100 * MIB, 1000 * MIB)
     files, span = ModelFiles(str(folder)), Span(first=0, end=8, count=8)
     assign = replace(
         whole_model(str(folder), files.fingerprint()), drafting=Drafting(vocabulary=100, coupled=False)
     )
     part = Slice.load(files, span, assign.dtype, CPU)
-    left = check_memory(kept_memory(part.config, span, assign), span, assign, CPU, None, joined)
+    left = check_memory(kept_memory(part.config, span, assign), span, assign, CPU, None, shared.claims)
     drafter = DrafterTraits(context=assign.context, cache_slots=slots_in(left, part.slot_bytes))
     longest = Submit(request=1, prompt=(5,), new_tokens_max=99, sampling=Sampling(), stop_ids=frozenset())
     admission = Admission(assign.context, [drafter])
@@ -135,66 +133,49 @@ def test_a_drafter_has_room_for_an_answer_where_others_were_promised_all(
     assert admission.may_draft(longest.request, 0)
 
 
-def test_what_it_has_touched_is_not_counted_twice(joined: MemoryClaims, tmp_path: Path, other: Other) -> None:
-    process = psutil.Process(other.pid)
-    claim_of(tmp_path, process, sure=-process.memory_info().rss, most=100 * MIB)
-    assert joined.untouched("sure") == {other.pid: 0}
-    assert abs(joined.untouched("most")[other.pid] - 100 * MIB) < NEAR
+def test_the_dead_are_promised_nothing(shared: Shared) -> None:
+    shared.promise(500 * MIB, 500 * MIB)
+    claim = json.loads(shared.path.read_text())["content"]
+    write_own(shared.path, {**claim, "began": claim["began"] - 5})
+    assert shared.claims.untouched("most") == {}, "its id is another process's now"
+    assert not shared.path.exists()
+    shared.promise(900 * MIB, 900 * MIB)
+    shared.process.send_signal(signal.SIGKILL)
+    wait_until(lambda: shared.process.status() == psutil.STATUS_ZOMBIE, "it has ended")
+    assert shared.check() == 950 * MIB
+    assert not shared.path.exists()
 
 
-def test_the_dead_are_promised_nothing(joined: MemoryClaims, tmp_path: Path, other: Other) -> None:
-    process = psutil.Process(other.pid)
-    path = claim_of(tmp_path, process, sure=500 * MIB, most=500 * MIB)
-    claim = json.loads(path.read_text())["content"]
-    write_own(path, {**claim, "began": claim["began"] - 5})
-    assert joined.untouched("most") == {}, "its id is another process's now"
-    assert not path.exists()
-    path = claim_of(tmp_path, process, sure=900 * MIB, most=900 * MIB)
-    other.send_signal(signal.SIGKILL)
-    wait_until(lambda: process.status() == psutil.STATUS_ZOMBIE, "it has ended")
-    assert check_memory(NEED, SPAN, ASSIGN, CPU, None, joined) == 950 * MIB
-    assert not path.exists()
-
-
-def test_what_is_no_claim_is_nothing(joined: MemoryClaims, tmp_path: Path, other: Other) -> None:
-    folder = tmp_path / "flowspec" / "memory"
-    path = folder / f"{other.pid}.json"
+def test_what_is_no_claim_is_nothing(shared: Shared) -> None:
     infinite = '{"began": 1, "sure": Infinity, "most": 1}'
     for text in ("", "[]", '{"began": "x"}', "{}", infinite, "[" * 100_000):
-        path.write_text(text)
-        (folder / "name.json").write_text(text)
-        assert joined.untouched("sure") == {}
+        shared.path.write_text(text)
+        shared.path.with_name("name.json").write_text(text)
+        assert shared.claims.untouched("sure") == {}
     for claim in (0, [], {"began": "x"}, {"began": 1, "sure": float("inf"), "most": 1}):
-        write_own(path, claim)
-        assert joined.untouched("sure") == {}
-    path.unlink(missing_ok=True)
-    os.mkfifo(path)
-    assert joined.untouched("sure") == {}
+        write_own(shared.path, claim)
+        assert shared.claims.untouched("sure") == {}
+    shared.path.unlink(missing_ok=True)
+    os.mkfifo(shared.path)
+    assert shared.claims.untouched("sure") == {}
 
 
-def test_its_own_promise_is_for_others(joined: MemoryClaims, tmp_path: Path) -> None:
-    check_memory(NEED, SPAN, ASSIGN, CPU, None, joined)
-    assert joined.untouched("most") == {}
+def test_its_own_promise_is_for_others(alone: MemoryClaims, tmp_path: Path) -> None:
+    alone.join()
+    check_memory(NEED, SPAN, ASSIGN, CPU, None, alone)
+    assert alone.untouched("most") == {}
     code = "import json, sys; from pathlib import Path; from flowspec.memory_claims import MemoryClaims\n"
     code += "other = MemoryClaims(Path(sys.argv[1])); other.join()\n"
-    code += "print(json.dumps(other.untouched(sys.argv[2]))); other.leave()"
-    for kind, expected in (("sure", NEED.total_bytes), ("most", 1000 * MIB)):
-        command = [sys.executable, "-c", code, str(tmp_path / "flowspec" / "memory"), kind]
-        seen = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        ((pid, size),) = json.loads(seen).items()
+    code += "print(json.dumps([other.untouched(kind) for kind in sys.argv[2:]])); other.leave()"
+    folder = tmp_path / "flowspec" / "memory"
+    command = [sys.executable, "-c", code, str(folder), "sure", "most"]
+    seen = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    for told, expected in zip(json.loads(seen), (NEED.total_bytes, 1000 * MIB), strict=True):
+        ((pid, size),) = told.items()
         assert pid == str(os.getpid())
         assert abs(size - expected) < NEAR
-    joined.leave()
-    assert list((tmp_path / "flowspec" / "memory").glob("*.json")) == []
-
-
-def test_a_folder_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: Other) -> None:
-    uid = os.getuid()
-    claims = MemoryClaims(tmp_path / "flowspec" / "memory")
-    monkeypatch.setattr(os, "getuid", lambda: uid + 1)
-    claims.join()
-    claim_of(tmp_path, psutil.Process(other.pid), sure=900 * MIB, most=900 * MIB)
-    assert check_memory(NEED, SPAN, ASSIGN, CPU, None, claims) == 950 * MIB
+    alone.leave()
+    assert list(folder.glob("*.json")) == []
 
 
 def most_of(path: Path) -> int:

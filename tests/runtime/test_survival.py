@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import zmq
 
 from flowspec.core.protocol.messages import Sampling
 from flowspec.core.protocol.token_bytes import TokenBytes
@@ -25,7 +24,6 @@ from flowspec.runtime.security.cluster_keys import keys_folder
 from flowspec.runtime.security.keyfiles import make_keys
 from flowspec.runtime.session import ClusterOptions, RecoveryOptions, open_session
 from flowspec.runtime.token_stream import TokenStream
-from flowspec.runtime.transport import dealer
 from tests.daemons import DaemonProcess, slow_wire
 from tests.runtime.clusters import (
     listening,
@@ -37,94 +35,72 @@ from tests.runtime.clusters import (
     wait_until,
 )
 
-COUNT = 150
+COUNT = 80
 
 
-def disturbed(answer: TokenStream, at: int, disturb: Callable[[], None]) -> list[int]:
-    """The answer's tokens; the disturbance comes after `at` of them."""
+def disturbed(answer: TokenStream, disturb: Callable[[], None]) -> list[int]:
+    """The answer's tokens; the disturbance comes after five of them or so."""
     found: list[int] = []
     is_disturbed = False
     for batch in answer:
         found += batch.tokens
-        if not is_disturbed and len(found) >= at:
+        if not is_disturbed and len(found) >= 5:
             is_disturbed = True
             disturb()
     return found
 
 
-@pytest.mark.parametrize(
-    ("victim", "penalties"), [(0, {}), (2, {"frequency_penalty": 0.8, "repetition_penalty": 1.2})]
-)
 def test_a_daemon_that_is_killed_costs_a_pause_and_not_the_answer(
-    doomed: LocalCluster, folder: Path, reference: Reference, victim: int, penalties: dict[str, float]
+    doomed: list[LocalDaemon], folder: Path, reference: Reference
 ) -> None:
     """What stands in the text counts as before, where that is looked at: the prompt is the same."""
-    daemons, notes = doomed.wait(), []
-    sampling = Sampling(temperature=1.0, seed=7, **penalties)
-    plan = plan_for(folder, daemons)
+    notes: list[str] = []
+    sampling = Sampling(temperature=1.0, seed=7, frequency_penalty=0.8, repetition_penalty=1.2)
+    plan = plan_for(folder, doomed)
     with Head(plan, recovery=surviving(plan, notes)) as head:
         answer = submit(head, count=COUNT, sampling=sampling)
-        found = disturbed(answer, 5, lambda: os.kill(daemons[victim].pid, signal.SIGKILL))
+        found = disturbed(answer, lambda: os.kill(doomed[0].pid, signal.SIGKILL))
         assert found == plain(reference, COUNT, sampling)
         assert answer.end is not None
         assert answer.end.statistics["recoveries"] == 1, notes
-        assert [stage.plan.name for stage in head.stages] == [
-            d.name for d in daemons if d is not daemons[victim]
-        ]
-        assert notes == [f"device local-{victim} is lost (its connection closed)", "going on with 2 devices"]
+        assert [stage.plan.name for stage in head.stages] == ["local-1", "local-2"]
+        assert notes == ["device local-0 is lost (its connection closed)", "going on with 2 devices"]
         assert tokens_of(submit(head)) == plain(reference)
 
 
 def test_a_corrupted_control_frame_costs_a_pause_and_not_the_answer(
-    doomed: LocalCluster, folder: Path, reference: Reference
+    daemons: list[LocalDaemon], folder: Path, reference: Reference
 ) -> None:
     """Without keys nothing below the protocol notices it."""
-    daemons, notes = doomed.wait(), []
-    plan = plan_for(folder, daemons)
+    notes: list[str] = []
+    plan = plan_for(folder, daemons[:3])
     with Head(plan, recovery=surviving(plan, notes)) as head:
         answer = submit(head, count=COUNT)
         socket = head.stages[0].connection.socket
-        found = disturbed(answer, 5, lambda: socket.send_multipart([b"\xc1\xc1"]))
+        found = disturbed(answer, lambda: socket.send_multipart([b"\xc1\xc1"]))
         assert found == plain(reference, COUNT)
         assert answer.end is not None
         assert answer.end.statistics["recoveries"] == 1, notes
         assert [text for text in notes if "lost" in text] == [], "the devices are the same"
 
 
-@pytest.mark.usefixtures("hasty")
-def test_a_daemon_that_is_stopped_is_fenced_and_returns(
-    doomed: LocalCluster, folder: Path, reference: Reference
-) -> None:
-    daemons, notes = doomed.wait(), []
-    expected = plain(reference, COUNT)
-    with Head(plan_for(folder, daemons), recovery=surviving(plan_for(folder, daemons), notes)) as head:
-        answer = submit(head, count=COUNT)
-        try:
-            assert disturbed(answer, 5, lambda: os.kill(daemons[1].pid, signal.SIGSTOP)) == expected
-            assert any("local-1 is lost (no sign of life" in text for text in notes), notes
-        finally:
-            os.kill(daemons[1].pid, signal.SIGCONT)
-        wait_until(lambda: "device local-1 is back" in notes, "the device is taken in again")
-        assert tokens_of(submit(head, count=COUNT)) == expected
-
-
-def test_an_answer_that_waits_for_devices_can_be_cancelled(doomed: LocalCluster, folder: Path) -> None:
-    daemons, notes = doomed.wait()[:1], []
-    with Head(
-        plan_for(folder, daemons), recovery=surviving(plan_for(folder, daemons), notes, wait_s=None)
-    ) as head:
+def test_an_answer_that_waits_for_devices_can_be_cancelled(doomed: list[LocalDaemon], folder: Path) -> None:
+    notes: list[str] = []
+    plan = plan_for(folder, doomed[:1])
+    with Head(plan, recovery=surviving(plan, notes, wait_s=None)) as head:
         answer = submit(head, count=COUNT)
 
         def disturb() -> None:
-            os.kill(daemons[0].pid, signal.SIGKILL)
+            os.kill(doomed[0].pid, signal.SIGKILL)
             wait_until(lambda: any("no device is left" in text for text in notes), "the head knows")
             head.cancel(answer)
 
-        disturbed(answer, 5, disturb)
+        disturbed(answer, disturb)
         assert answer.end is not None
         assert answer.end.reason == "cancelled"
 
 
+@pytest.mark.usefixtures("hasty")
 def test_all_load_beside_the_pipeline_that_works_and_then_the_device_is_taken_in(
     folder: Path, reference: Reference
 ) -> None:
@@ -142,7 +118,7 @@ def test_all_load_beside_the_pipeline_that_works_and_then_the_device_is_taken_in
             started[0].process.kill()
             started[0].stop()
             wait_until(lambda: head.is_formed and len(head.stages) == 2, "it goes on with two")
-            started.append(DaemonProcess("d0", f"--port={port}", is_warm=False))
+            started.append(DaemonProcess("d0", f"--port={port}"))
             while "device d0 is back" not in notes:
                 answer = submit(head)
                 assert tokens_of(answer) == plain(reference)
@@ -153,7 +129,7 @@ def test_all_load_beside_the_pipeline_that_works_and_then_the_device_is_taken_in
         for each in started:
             if each.process.poll() is None:
                 each.stop()
-    assert answered > 3, "answers are given while it loads"
+    assert answered, "answers are given while it loads"
     ready = [line.split("ready: ")[1].split()[0] for line in started[3].lines if "ready: " in line]
     assert ready == ["loaded", "kept"], "once beside the pipeline that worked, and once in its place"
     for daemon in started[1:3]:
@@ -212,6 +188,7 @@ def test_a_device_that_stood_by_takes_the_place_of_a_lost_one_and_gives_it_back(
             os.kill(daemons[1].pid, signal.SIGSTOP)
             try:
                 assert found + tokens_of(answer) == expected
+                assert any("local-1 is lost (no sign of life" in text for text in notes), notes
                 assert [stage.plan.name for stage in head.stages] == ["local-2"]
             finally:
                 os.kill(daemons[1].pid, signal.SIGCONT)
@@ -221,28 +198,17 @@ def test_a_device_that_stood_by_takes_the_place_of_a_lost_one_and_gives_it_back(
             assert head.plan.layer_count == ModelFiles(str(folder)).config().num_hidden_layers
 
 
-def test_a_connection_has_heartbeats_or_waits_for_acknowledgements() -> None:
-    """Which links it closes is tried in network namespaces: `survive --faults frames,slow`."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    try:
-        with dealer(context, "d", None) as control, dealer(context, "d", None, has_pulse=False) as data:
-            assert (control.getsockopt(zmq.HEARTBEAT_IVL), control.getsockopt(zmq.TCP_MAXRT)) == (2000, 0)
-            assert (data.getsockopt(zmq.HEARTBEAT_IVL), data.getsockopt(zmq.TCP_MAXRT)) == (0, 20_000)
-    finally:
-        context.destroy(linger=0)
-
-
 def test_a_link_on_which_a_segment_takes_very_long_is_named_and_costs_nobody(
-    cluster: LocalCluster, folder: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
+    daemons: list[LocalDaemon], folder: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first portion of the prompt, 8 KiB of activations, takes 3 seconds where 2 count as long; of a link
-    that is not broken it may take 4."""
-    monkeypatch.setattr(timeouts, "STUCK_S", 2.0)
-    daemons, notes = cluster.wait()[:2], []
-    whole = replace(plan_for(folder, daemons), hidden_size=64)
+    """The first portion of the prompt, 8 KiB of activations, takes 1.8 seconds where 1.2 count as long; of a
+    link that is not broken it may take 2.4."""
+    monkeypatch.setattr(timeouts, "STUCK_S", 1.2)
+    notes: list[str] = []
+    whole = replace(plan_for(folder, daemons[:2]), hidden_size=64)
     with Head(whole):
         pass  # as below
-    with slow_wire(daemons[1].address, 0.021) as address:
+    with slow_wire(daemons[1].address, 0.035) as address:
         plan = replace(whole, stages=(whole.stages[0], replace(whole.stages[1], address=address)))
         with Head(plan, recovery=surviving(plan, notes)) as head:
             for _ in range(2):
@@ -253,6 +219,6 @@ def test_a_link_on_which_a_segment_takes_very_long_is_named_and_costs_nobody(
         r"the link from local-0 to local-1 carries about (\d+) kbit/s, and holds answers up", other
     )
     assert found is not None
-    assert 12 < int(found[1]) < 32, "21 with headers"
+    assert 20 < int(found[1]) < 53, "35 with headers"
     told = r"the link from local-0 to local-1 carries less than \d+ kbit/s: 8 KiB have been .* for \d s"
     assert re.fullmatch(told, note)

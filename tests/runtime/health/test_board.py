@@ -1,4 +1,4 @@
-"""Boards and their heat, as files in a folder: /sys, /proc and /etc of machines that are not here."""
+"""What a machine says of itself, by files in a folder: /sys, /proc and /etc of machines that are not here."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.core.protocol.facts import Board
+from flowspec.core.protocol.facts import Board, Interface
+from flowspec.errors import InputError
 from flowspec.runtime.health.board import FIRMWARE, Heat, read_board, read_heat
+from flowspec.runtime.health.interfaces import interface_of, own_address, read_interface, resolve
 from flowspec.runtime.health.thermometer import Thermometer
 from tests.runtime.clusters import wait_until
 
@@ -81,15 +83,6 @@ def test_a_jetson_is_known_by_its_release_file_or_its_model_and_tells_its_power_
     assert read_board(other, no_tool).is_jetson
 
 
-def test_no_tool_is_run_on_other_machines(tmp_path: Path) -> None:
-    put(tmp_path, {"sys/class/dmi/id/product_name": "20L8S2N800\n"})
-
-    def tool(name: str, flag: str) -> str:
-        raise AssertionError(name)
-
-    assert read_board(tmp_path, tool) == Board(model="20L8S2N800")
-
-
 @pytest.mark.parametrize("content", [b"", b"n/a\n", b"\xff\xfe\0", b"-274000\n", b"9" * 5000])
 def test_files_that_hold_something_else_leave_facts_unknown(tmp_path: Path, content: bytes) -> None:
     put(
@@ -103,10 +96,6 @@ def test_files_that_hold_something_else_leave_facts_unknown(tmp_path: Path, cont
         },
     )
     assert read_board(tmp_path, no_tool) == Board(model="Raspberry Pi 5 Model B Rev 1.0")
-
-
-def test_this_machine_has_a_board_whatever_it_tells() -> None:
-    assert isinstance(read_board(), Board)
 
 
 def heat(root: Path, zone: int, milli: str) -> None:
@@ -128,16 +117,6 @@ def test_each_question_brings_a_newer_reading_of_the_hottest_zone(tmp_path: Path
     wait_until(
         lambda: not any(each is thermometer._thread for each in threading.enumerate()), "the thread has ended"
     )
-
-
-def test_without_a_sensor_there_is_no_reading_and_no_thread_is_left(tmp_path: Path) -> None:
-    heat(tmp_path, 0, "999999999")
-    thermometer = Thermometer(tmp_path)
-    assert thermometer.last().celsius is None
-    assert thermometer._thread is not None
-    thermometer._thread.join()
-    assert thermometer.last().celsius is None
-    assert not thermometer._thread.is_alive()
 
 
 def test_what_the_kernel_and_the_firmware_do_about_heat_is_told_and_a_fan_is_not(tmp_path: Path) -> None:
@@ -162,3 +141,41 @@ def test_what_the_kernel_and_the_firmware_do_about_heat_is_told_and_a_fan_is_not
     firmware.parent.mkdir(parents=True)
     firmware.write_text("2\n")
     assert read_heat(tmp_path, firmware=0).is_throttled, "the kernel knows better"
+
+
+def test_an_interface_is_of_its_kind(tmp_path: Path) -> None:
+    for name, kind, files, folders in (
+        ("lo", "loopback", {"type": "772"}, []),
+        ("eth0", "wired", {"type": "1", "speed": "1000", "mtu": "1500"}, ["device"]),
+        ("eth1", "wired", {"type": "1", "speed": "-1", "mtu": "1500"}, ["device"]),
+        ("wlan0", "wi-fi", {"type": "1", "uevent": "DEVTYPE=wlan\nINTERFACE=wlan0"}, ["device"]),
+        ("wlan1", "wi-fi", {"type": "1"}, ["device", "phy80211"]),
+        ("br0", "bridge", {"type": "1"}, ["bridge"]),
+        ("tun0", "tunnel", {"type": "65534", "tun_flags": "0x1001"}, []),
+        ("wg0", "tunnel", {"type": "65534", "uevent": "DEVTYPE=wireguard"}, []),
+        ("veth1", "virtual", {"type": "1", "uevent": "INTERFACE=veth1"}, []),
+        ("bond0", "wired", {"type": "1", "uevent": "DEVTYPE=bond"}, []),
+        ("odd", "unknown", {}, []),
+    ):
+        root = tmp_path / "sys/class/net" / name
+        root.mkdir(parents=True)
+        for each, content in files.items():
+            (root / each).write_text(f"{content}\n")
+        for each in folders:
+            (root / each).mkdir()
+        speed = max(0, int(files.get("speed", 0)))  # one that the kernel does not know is zero
+        assert read_interface(name, tmp_path) == Interface(
+            name=name, kind=kind, speed_mbps=speed, mtu=int(files.get("mtu", 0))
+        )
+
+
+def test_an_address_is_of_this_machine_or_of_none_of_its_interfaces() -> None:
+    assert resolve("localhost") in ("127.0.0.1", "::1")
+    assert own_address("127.0.0.1") == "127.0.0.1"
+    for address in ("127.0.0.1", "127.0.0.2"):
+        found = interface_of(address)
+        assert found is not None
+        assert found.kind == "loopback"
+    assert interface_of("203.0.113.9") is interface_of("no address") is None
+    with pytest.raises(InputError, match="cannot find the host"):
+        resolve("no-such-host.invalid")

@@ -140,29 +140,7 @@ def test_what_one_device_says_of_itself(changes: dict[str, Any], expected: str) 
     assert ", ".join(f"{severity} {check}" for severity, _, check in found) == expected
 
 
-def test_a_clock_that_is_off_is_a_warning() -> None:
-    for offset_s, text in ((90.0, "90 s ahead of"), (-3.0, "3 s behind"), (1e6, "certificates")):
-        found = cluster()
-        found[2].clock_offset_s = offset_s
-        finding = only(found)
-        assert (finding.severity, finding.device, finding.check) == ("warning", "pi-2", "clock")
-        assert text in finding.text
-    found[2].clock_offset_s = 1.0
-    assert findings(found) == []
-
-
-def test_what_a_device_lacks_is_told_to_the_mib() -> None:
-    slice_bytes = needs().stages[1].memory.total_bytes
-    resident, available = 100 << 20, GIB
-    short = PROCESS_BYTES + slice_bytes - resident - available
-    finding = only(with_facts(memory_available_bytes=available, resident_bytes=resident))
-    assert (finding.severity, finding.device, finding.check) == ("problem", "pi-1", "memory")
-    assert f"layers 1 to 1 and their process need {(short + available) >> 20} MiB more" in finding.text
-    assert f"{short >> 20} MiB short" in finding.text
-    assert "--layers" in finding.advice
-
-
-def test_what_is_exactly_enough_is_enough() -> None:
+def test_memory_that_is_exactly_enough_is_enough() -> None:
     need = PROCESS_BYTES + needs().stages[1].memory.total_bytes
     loaded = with_facts(memory_available_bytes=1, resident_bytes=need)
     assert findings(loaded) == [], "weights that are there already are not counted twice"
@@ -170,14 +148,12 @@ def test_what_is_exactly_enough_is_enough() -> None:
         assert findings(with_facts(**changes)) == []
         (key, value) = next(iter(changes.items()))
         assert findings(with_facts(**{key: value - 1})) == [("problem", "pi-1", "memory")]
-
-
-def test_the_cluster_files_limit_counts_too() -> None:
+    short = 300 << 20
+    finding = only(with_facts(memory_available_bytes=need - FACTS.resident_bytes - short))
+    assert f"{short >> 20} MiB short" in finding.text
     found = cluster()
     found[0].device = replace(found[0].device, memory_bytes=GIB)
-    finding = only(found)
-    assert "is allowed (1024 MiB)" in finding.text
-    assert finding.advice.startswith("allow it more")
+    assert "is allowed (1024 MiB)" in only(found).text, "the cluster file's limit counts, too"
 
 
 def test_daemons_of_one_host_share_what_is_free() -> None:
@@ -193,40 +169,40 @@ def test_a_card_with_memory_of_its_own_is_asked_for_its_own() -> None:
     much = {"accelerator_free_bytes": 7 * GIB, "memory_available_bytes": GIB}
     assert findings(with_facts(**card, **much)) == [("note", "pi-1", "cuda")]
     found = with_facts(**card, accelerator_free_bytes=GIB)
-    finding = next(each for each in diagnose(found, FACTS, needs(1)) if each.check != "cuda")
-    assert finding.check == "memory"
-    assert "free on RTX" in finding.text
-
-
-def test_this_machines_own_wi_fi_is_told_once() -> None:
-    found = cluster()
-    for each in found:
-        each.own = Interface(name="wlan0", kind="wi-fi", speed_mbps=0, mtu=1500)
-    assert findings(found) == [("warning", HERE, "interface")]
-
-
-def test_different_mtus_are_told() -> None:
-    assert findings(with_facts(interface=replace(WIRED, mtu=9000))) == [("warning", "all", "mtu")]
+    assert [each.check for each in diagnose(found, FACTS, needs(1)) if "free on RTX" in each.text] == [
+        "memory"
+    ]
 
 
 @pytest.mark.parametrize(
-    ("mbps", "expected"),
+    ("place", "changes", "expected"),
     [
-        (90.0, [("problem", "pi-0 -> pi-1", "link")]),  # 16 rows of 8 KiB: 11.7 ms
-        (110.0, [("warning", "pi-0 -> pi-1", "link")]),  # 9.5 ms, on a gigabit cable
-        (600.0, []),
+        (2, {"clock_offset_s": 90.0}, [("warning", "pi-2", "clock")]),
+        (2, {"clock_offset_s": -3.0}, [("warning", "pi-2", "clock")]),
+        (2, {"clock_offset_s": 1.0}, []),
+        (
+            0,
+            {"own": Interface(name="wlan0", kind="wi-fi", speed_mbps=0, mtu=1500)},
+            [("warning", HERE, "interface")],
+        ),
+        (1, {"facts": replace(FACTS, interface=replace(WIRED, mtu=9000))}, [("warning", "all", "mtu")]),
+        # 16 rows of 8 KiB take 11.7 ms, then 9.5 ms, on a gigabit cable
+        (0, {"onward": replace(GOOD, bandwidth_mbps=90.0)}, [("problem", "pi-0 -> pi-1", "link")]),
+        (0, {"onward": replace(GOOD, bandwidth_mbps=110.0)}, [("warning", "pi-0 -> pi-1", "link")]),
+        (0, {"onward": replace(GOOD, bandwidth_mbps=600.0)}, []),
+        (0, {"onward": LinkFacts(problem="no answer")}, [("problem", "pi-0 -> pi-1", "link")]),
+        # from here no hidden states are sent
+        (1, {"from_head": replace(GOOD, bandwidth_mbps=20.0)}, [("warning", f"{HERE} -> pi-1", "link")]),
+        (1, {"from_head": replace(GOOD, latency_s=0.03)}, [("warning", f"{HERE} -> pi-1", "latency")]),
     ],
+    ids=itertools.count(),
 )
-def test_a_slow_link_between_neighbours(mbps: float, expected: list[tuple[str, str, str]]) -> None:
+def test_what_is_wrong_between_devices(
+    place: int, changes: dict[str, Any], expected: list[tuple[str, str, str]]
+) -> None:
     found = cluster()
-    found[0].onward = replace(GOOD, bandwidth_mbps=mbps)
+    found[place] = replace(found[place], **changes)
     assert findings(found) == expected
-
-
-def test_the_link_from_here_carries_no_hidden_states() -> None:
-    found = cluster()
-    found[1].from_head = replace(GOOD, bandwidth_mbps=20.0)
-    assert findings(found) == [("warning", f"{HERE} -> pi-1", "link")]
 
 
 def test_a_link_of_unknown_speed_is_compared_with_the_others() -> None:
@@ -239,20 +215,12 @@ def test_a_link_of_unknown_speed_is_compared_with_the_others() -> None:
     assert "the others' median is 900 Mbit/s" in finding.text
 
 
-def test_latency_and_links_that_do_not_stand() -> None:
-    found = cluster()
-    found[0].from_head = replace(GOOD, latency_s=0.03)
-    found[1].onward = LinkFacts(problem="pi-2 at 10.0.0.2:7700 does not answer")
-    assert findings(found) == [("problem", "pi-1 -> pi-2", "link"), ("warning", f"{HERE} -> pi-0", "latency")]
-
-
 @pytest.mark.parametrize("state", ["none", "part", "other"])
 def test_a_model_that_is_not_there_is_noted(state: str) -> None:
     for model, source in (("/models/llama", "this machine sends it"), ("Qwen/Qwen3", "come from the hub")):
         finding = only(with_facts(model=state), needs(model=model))
         assert (finding.severity, finding.device, finding.check) == ("note", "pi-1", "weights")
         assert source in finding.text
-        assert "/models" not in finding.text
 
 
 def kernel_of(*arithmetics: str) -> KernelFacts:
@@ -275,8 +243,6 @@ def test_what_devices_agree_on_is_told_where_it_is_not_the_best_of_each() -> Non
     (told,) = told_of(found, "arithmetic", needs())
     assert (told.device, told.severity) == ("pi-1", "problem")
     assert not told_of(found, "arithmetic", needs(count=1))
-    found[2].facts = found[1].facts = FACTS
-    assert not told_of(found, "arithmetic")
 
 
 def test_kernels_that_are_not_right_are_told_of() -> None:
@@ -285,15 +251,5 @@ def test_kernels_that_are_not_right_are_told_of() -> None:
         found, ("x86", "plain", ""), ("", "x86 ran an instruction", "int8 does not run right"), strict=True
     ):
         each.facts = replace(FACTS, kernel=KernelFacts(dtype="int8", kernel=kernel, faults=faults))
-    none, slow = told_of(found, "kernels")
-    assert [(each.severity, each.device) for each in (none, slow)] == [
-        ("problem", "pi-2"),
-        ("warning", "pi-1"),
-    ]
-    assert "by the kernel plain there, which may be slow, for x86 ran an instruction" in slow.text
-    assert "int8 cannot be computed there: int8 does not run right" in none.text
-    missing = "the faster library is not built (no C compiler works there; install gcc)"
-    found[1].facts = replace(FACTS, kernel=KernelFacts(dtype="int8", kernel="x86", faults=missing))
-    (unbuilt,) = [each for each in told_of(found, "kernels") if each.device == "pi-1"]
-    assert unbuilt.severity == "warning"
-    assert unbuilt.text.endswith("install gcc)")
+    told = [(each.severity, each.device) for each in told_of(found, "kernels")]
+    assert told == [("problem", "pi-2"), ("warning", "pi-1")]

@@ -98,33 +98,13 @@ def test_a_slow_device_is_left_out_and_that_is_said() -> None:
     assert report["profiles"]["d1"] == {"board": "raspberry-pi-4", "source": "probed"}
 
 
-def test_all_devices_are_used_where_that_is_asked_for_and_after_one_is_lost() -> None:
-    found = survey_of(NANO, PI, NANO)
-    chosen = choose(replace(request_of(found), all_devices=True), found)
-    devices = [Device(name=site.name, address=f"{site.name}:7700") for site in found.sites]
-    assert {stage.name for stage in chosen.stages(devices)} == {"d0", "d1", "d2"}
-    assert chosen.unused == {}
-    assert {stage.name for stage in chosen.stages_of(devices[:2], {})} == {"d0", "d1"}
-
-
-def test_a_device_without_room_for_a_layer_is_told_with_what_it_lacks() -> None:
-    found = survey_of(NANO, NANO)
-    found = replace(found, sites=(found.sites[0], replace(found.sites[1], memory_bytes=300 << 20)))
-    chosen = choose(request_of(found), found)
-    assert re.fullmatch(r"a single layer needs \d+ MiB there, and it has 300 MiB", chosen.unused["d1"])
-
-
 def test_a_split_by_hand_is_kept_and_told_of_a_better_one() -> None:
     found = survey_of(NANO, PI)
     chosen = given(found, 8, 8)
     assert [stage.end - stage.first for stage in chosen.plan.stages] == [8, 8]
     assert chosen.better is not None
     assert chosen.gain > 0.05
-    assert lines(chosen) == [
-        f"layers as given: forecast {chosen.plan.forecast.tokens_per_s:.3g} tokens/s",
-        f"the planner's would give {chosen.better.forecast.tokens_per_s:.3g} ({1 + chosen.gain:.1f} times "
-        "that): 16 on d0",
-    ]
+    assert lines(chosen)[1].endswith(f" ({1 + chosen.gain:.1f} times that): 16 on d0")
     assert chosen.report()["better"]["gain"] == chosen.gain
     left = [StagePlan(name="d0", address="", first=0, end=16)]
     assert chosen.lines(left) == ["layers shared out anew"], "after a loss nothing is told of others by now"
@@ -141,10 +121,8 @@ def test_what_does_not_fit_is_refused_with_shortfalls_and_options_but_by_hand_th
         choose(request_of(found), found)
     assert "it would fit with" in str(caught.value)
     report = caught.value.report
-    assert report["fits"] is False
     assert any(each["short_bytes"] > 0 for each in report["devices"])
     assert "one raspberry-pi-4 more" in [each["change"] for each in report["would_fit"]]
-    assert caught.value.exit_status == 1
     assert given(found, 8, 8).better is None
     assert "raise memory" not in str(caught.value)
     with pytest.raises(ModelDoesNotFitError, match="more is not allowed on d1: raise memory in the cluster"):
@@ -194,21 +172,15 @@ def test_what_does_not_fit_without_an_absent_device_is_one_line_that_names_it() 
     with pytest.raises(ClusterError) as caught:
         choose(request_of(found), found)
     (line,) = str(caught.value).splitlines()
-    assert line.startswith(
-        "device d1 is absent (nothing listens; start its daemon); llama-3.2-1b does not fit the others: they "
-        "lack "
-    )
-    assert line.endswith(" MiB of memory")
+    assert re.match(r"device d1 is absent \(.*\); .* does not fit the others: they lack \d+ MiB", line)
     found = replace(survey_of(PI), absent={"d1": "nothing listens; start its daemon"})
     assert choose(request_of(found), found).report()["absent"] == found.absent
 
 
 def test_memory_that_is_enough_gives_the_same_request() -> None:
     request = request_of(survey_of(PI, PI))
-    more = replace(
-        request, sites=tuple(replace(site, memory_bytes=site.memory_bytes + 12345) for site in request.sites)
-    )
-    assert steadied(request) == steadied(more)
+    more = tuple(replace(site, memory_bytes=site.memory_bytes + 12345) for site in request.sites)
+    assert steadied(request) == steadied(replace(request, sites=more))
     assert steadied(request).sites[0].memory_bytes == enough_bytes(request)
     scarce = replace(request, sites=(replace(request.sites[0], memory_bytes=GIB),))
     assert steadied(scarce) == scarce

@@ -3,22 +3,27 @@ survey."""
 
 from __future__ import annotations
 
-import shutil
 import socket
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from flowspec.errors import ClusterError
-from flowspec.folders import keys_folder
+from flowspec.runtime import timeouts
 from flowspec.runtime.cluster import Device
+from flowspec.runtime.health import examine
 from flowspec.runtime.health.examine import ExamineTimeouts, ask_all
 from flowspec.runtime.planning.first_look import refuse_silent
-from flowspec.runtime.security.keyfiles import head_keyring, make_keys
 from tests.daemons import DaemonProcess, daemon_process
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is waited for as a slow board would have to be."""
+    monkeypatch.setattr(examine, "REFUSED_S", 0.2)
+    monkeypatch.setattr(timeouts, "ABSENT_S", 0.6)
 
 
 @pytest.fixture(scope="module")
@@ -50,29 +55,6 @@ def test_a_machine_that_refuses_is_not_waited_for_longer() -> None:
     advice = [each.failure.advice for each in both if each.failure is not None]
     assert advice[0] == f"{start} --name gone --threads 1", "they share a machine's cores"
     assert advice[1].endswith(" --name too --threads 1")
-
-
-def test_keys_that_a_daemon_would_not_find_are_in_what_starts_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    folder, usual = tmp_path / "my cluster.keys", keys_folder()
-    make_keys(folder, ["head"], ["gone"], force=False)
-
-    def advice(*devices: Device) -> str:
-        ages = ExamineTimeouts(hello_s=6.0, why_s=0.0)
-        failure = ask_all(list(devices), keys=head_keyring(folder), examine_timeouts=ages)[0].failure
-        assert failure is not None
-        return failure.advice
-
-    gone = silent()
-    told = f" --keys '{folder}' --name gone"
-    assert advice(gone).endswith(told)
-    make_keys(folder, [], ["too"], force=False)
-    assert advice(gone, replace(silent(), name="too")).endswith(f"{told} --threads 1")
-    usual.mkdir(parents=True, mode=0o700)
-    shutil.copy(folder / "gone.key", usual)
-    assert "--keys" not in advice(gone), "it lies where the daemon looks"
 
 
 def test_one_that_answers_is_enough_unless_all_are_needed(there: Device) -> None:

@@ -112,11 +112,6 @@ def test_more_threads_than_cores() -> None:
     assert plan.forecast.tokens_per_s < RATE
     (why,) = told(request, plan, measured({"a": 8.0, "b": 8.0}, tokens_per_s=0.01 * RATE))
     assert why.endswith("(8 threads on 4 cores: start each daemon there with --threads 2)")
-    assert why.startswith(("a and b compute ", "b and a compute "))
-    few = replace(shared, cores=1, threads=1)
-    request = replace(REQUEST, sites=tuple(replace(each, shared=few) for each in REQUEST.sites))
-    (why,) = told(request, make_plan(request), measured({"a": 9.0, "b": 9.0}, tokens_per_s=0.01 * RATE))
-    assert why.endswith("(2 threads on 1 core: let fewer daemons there have layers)")
 
 
 ALONE = {"a": SHAPE.layers}
@@ -136,15 +131,3 @@ def test_a_lost_device_is_the_one_cause(changes: dict[str, object], expected: st
     """What its hops seem to say is of other layers."""
     (why,) = told(REQUEST, PLAN, measured({"b": 50.0}, **changes))
     assert why.startswith(expected)
-
-
-def test_the_same_reason_with_other_figures_is_of_one_kind() -> None:
-    def kinds(**changes: object) -> set[str]:
-        return {cause.kind for cause in causes(REQUEST, PLAN, measured(**changes))}  # type: ignore[arg-type]
-
-    assert len(kinds(slowness={"b": 4.0})) == 1
-    assert kinds(slowness={"b": 4.0}) == kinds(slowness={"a": 3.0, "b": 2.0})
-    assert kinds(links_s=5.0) == kinds(links_s=9.0) != kinds(slowness={"b": 4.0})
-    lost = kinds(runs={"a": 16}, recoveries=1, recovery_s=1.0)
-    assert lost == kinds(runs={"a": 16}, recoveries=1, recovery_s=2.0)
-    assert not lost & kinds(runs={"a": 16})

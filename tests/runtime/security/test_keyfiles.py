@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import stat
 import sys
 from pathlib import Path
@@ -21,14 +22,13 @@ from flowspec.runtime.security.cluster_keys import cluster_keys
 from flowspec.runtime.security.keyfiles import (
     ALLOWED,
     device_keyring,
-    device_name,
     head_keyring,
     make_keys,
     read_allowed,
     revoke,
 )
 from flowspec.runtime.security.keyring import check_hello
-from flowspec.runtime.transport import bind_router, dial
+from flowspec.runtime.transport import bind_router
 from tests.mutations import mutants, one_line_at_most, toml_file
 
 if sys.version_info >= (3, 11):
@@ -87,14 +87,11 @@ def test_what_is_there_stays_and_force_makes_it_anew(folder: Path) -> None:
     assert not (folder / "pi-1.key").exists()
     with pytest.raises(InputError, match="lists no 'pi-1'"):
         revoke(folder, ["pi-1"])
-
-
-def test_a_secret_that_is_not_listed_is_not_overwritten(folder: Path) -> None:
     (folder / ALLOWED).unlink()
-    text = (folder / "pi-1.key").read_text()
+    text = (folder / "pi-3.key").read_text()
     with pytest.raises(InputError, match=r"exists, but is not listed; give --force"):
-        make_keys(folder, ["boss"], ["pi-1"], force=False)
-    assert (folder / "pi-1.key").read_text() == text
+        make_keys(folder, ["boss"], ["pi-3"], force=False)
+    assert (folder / "pi-3.key").read_text() == text
 
 
 def test_a_name_that_cannot_name_a_file_has_no_key(tmp_path: Path) -> None:
@@ -116,59 +113,43 @@ def test_a_name_is_a_head_or_a_device(folder: Path) -> None:
         ("pi-1.key", 0o640, "pi-1.key could be read by others"),
         ("pi-1.key", 0o604, "could be read by others"),
         (ALLOWED, 0o620, "allowed.toml could be changed by others"),
-        (ALLOWED, 0o602, "could be changed by others"),
+        *((".", mode, "keys could be changed by others") for mode in (0o777, 0o720, 0o702)),
     ],
 )
 def test_files_that_others_can_get_at_are_not_used(file: str, mode: int, message: str, folder: Path) -> None:
     (folder / file).chmod(mode)
     with pytest.raises(InputError, match=message):
         device_keyring(folder, "pi-1")
+    folder.chmod(0o700)
     (folder / ALLOWED).chmod(0o644)  # to read the list is no harm
     (folder / "pi-1.key").chmod(0o600)
     assert device_keyring(folder, "pi-1").name == "pi-1"
 
 
-def replace_line(path: Path, key: str, line: str) -> None:
-    path.write_text(
-        "".join(
-            line + "\n" if each.startswith(key) else each
-            for each in path.read_text().splitlines(keepends=True)
-        )
-    )
-
-
-KEY = "expected a key of 40 characters"
 OTHER = "expected the key of pi-1, its name and both halves fitting"
 
 
 @pytest.mark.parametrize(
     ("file", "key", "line", "message"),
     [
-        ("pi-1.key", "secret", 'secret = "short"', rf"pi-1.key: secret: {KEY} \(Z85\)$"),
-        ("pi-1.key", "secret", f'secret = "{"~" * 40}"', rf"secret: {KEY} \(Z85\)$"),
-        ("pi-1.key", "secret", "", f"secret: {KEY}"),
+        ("pi-1.key", "secret", 'secret = "short"', r"secret: expected a key of 40 characters \(Z85\)$"),
         ("pi-1.key", "secret", f'secret = "{"0" * 40}"', OTHER),
         ("pi-1.key", "name", 'name = "pi-2"', OTHER),
-        ("pi-1.key", "name", "name = [", "expected TOML"),
-        ("pi-1.key", "public", "public = 5", rf"public: {KEY}"),
-        ("pi-1.key", "name", 'name = "pi-1"\nmore = 1', "unknown key 'more'"),
         (ALLOWED, '"pi-1"', f'"pi-1" = "{"0" * 40}"', "has another key of pi-1, or none, than"),
         (ALLOWED, '"pi-1"', "", "has another key of pi-1, or none, than"),
         (ALLOWED, '"pi-1"', '"../x" = "x"', "expected up to 63 letters"),
-        (ALLOWED, "[heads]", "[bosses]", "unknown key 'bosses'"),
     ],
-    ids=range(12),
+    ids=range(6),
 )
-def test_broken_files_are_named_and_secrets_are_not_told(
+def test_files_that_do_not_fit_together_are_named_and_secrets_are_not_told(
     file: str, key: str, line: str, message: str, folder: Path
 ) -> None:
-    secret = device_keyring(folder, "pi-1").secret
-    replace_line(folder / file, key, line)
+    secret, path = device_keyring(folder, "pi-1").secret, folder / file
+    path.write_text(re.sub(rf"(?m)^{key}.*$", lambda _: line, path.read_text()))
     with pytest.raises(InputError, match=message) as caught:
         device_keyring(folder, "pi-1")
-    assert "\n" not in str(caught.value)
-    assert "short" not in str(caught.value)
-    assert repr(secret) not in str(caught.value)
+    for told in ("\n", "short", repr(secret)):
+        assert told not in str(caught.value)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -195,25 +176,6 @@ def test_secrets_are_in_no_repr_and_no_log(folder: Path, caplog: pytest.LogCaptu
     for text in (repr(ring), str(ring), caplog.text):
         assert secret not in text
         assert repr(ring.secret)[2:-1] not in text
-
-
-def test_which_device_a_machine_is(folder: Path, tmp_path: Path) -> None:
-    assert device_name(tmp_path / "none", None, "pi-1") is None
-    assert device_name(folder, None, "pi-1") == "pi-1"
-    assert device_name(folder, "jetson.2", "pi-1") == "jetson.2"
-    assert device_name(folder, "other", "pi-1") is None
-    with pytest.raises(InputError, match="say with --name which of them"):
-        device_name(folder, None, "laptop")
-    (folder / "pi-1.key").unlink()
-    assert device_name(folder, None, "laptop") == "jetson.2"
-
-
-def test_a_folder_that_others_could_change_is_not_used(folder: Path) -> None:
-    for mode in (0o777, 0o720, 0o702):
-        folder.chmod(mode)
-        for use in (head_keyring, read_allowed, lambda place: device_keyring(place, "pi-1")):
-            with pytest.raises(InputError, match="keys could be changed by others"):
-                use(folder)
 
 
 @pytest.mark.parametrize("file", [ALLOWED, "head.key"])
@@ -284,13 +246,6 @@ def test_a_head_speaks_beyond_loopback_with_keys_or_insecurely(
     path.write_text("insecure = 1")
     with pytest.raises(InputError, match="insecure: expected true or false"):
         cluster_keys(path, [here])
-
-
-def test_a_device_without_a_listed_key_is_not_dialled(folder: Path) -> None:
-    with zmq.Context() as context:
-        with pytest.raises(InputError, match=r"lists no key of device 'pi-9'; make one with flowspec keygen"):
-            dial(context, "127.0.0.1:7700", "pi-9", head_keyring(folder))
-        context.destroy(linger=0)
 
 
 def test_a_key_stands_for_a_name_and_a_part() -> None:

@@ -1,15 +1,22 @@
 """A daemon's side and a head's in one process and without sockets, for tests of what they say to each
-other."""
+other; and an answer of real ones."""
 
 from __future__ import annotations
 
 from collections import deque
+from pathlib import Path
 from typing import Any
 
 from flowspec.core.protocol.cluster_messages import Error
+from flowspec.core.protocol.messages import Sampling
 from flowspec.core.protocol.weight_messages import AskBytes, AskModel, WeightQuestion
 from flowspec.errors import ClusterError
+from flowspec.model.files import ModelFiles
+from flowspec.model.reference import Reference
+from flowspec.plan.placement import ClusterPlan
+from flowspec.runtime.head import Head
 from flowspec.runtime.weights.offer import Offer
+from tests.runtime.clusters import PROMPT, submit, tokens_of
 
 
 class Direct:
@@ -47,3 +54,19 @@ class Direct:
     @property
     def ranges(self) -> list[AskBytes]:
         return [question for question in self.asked if isinstance(question, AskBytes)]
+
+
+SAMPLING = Sampling(temperature=1.0, seed=3)
+
+
+def answer(plan: ClusterPlan) -> tuple[list[int], int]:
+    """The answer's tokens, and how many bytes of weights the head sent to the first device."""
+    with Head(plan) as head:
+        ready = head.stages[0].ready
+        assert ready is not None
+        return tokens_of(submit(head, count=12, sampling=SAMPLING)), ready.received_bytes
+
+
+def expected(folder: Path) -> list[int]:
+    """The tokens of `answer`."""
+    return Reference(ModelFiles(str(folder)), "float32").generate(PROMPT, SAMPLING, 12, frozenset())

@@ -17,16 +17,15 @@ import pytest
 
 from flowspec.bench.checkpoints import SMALL, make_checkpoint
 from flowspec.core.protocol.cluster_messages import Loading, Ping, Ready, Reset
-from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import ClusterError
 from flowspec.model.files import ModelFiles
-from flowspec.model.reference import Reference
 from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalDaemon
 from flowspec.runtime.weights import server
 from flowspec.runtime.weights.offer import Offer
-from tests.runtime.clusters import PROMPT, Peer, plan_for, submit, tokens_of, whole_model
+from tests.runtime.clusters import Peer, plan_for, whole_model
+from tests.runtime.weights.served import answer, expected
 
 Start = Callable[..., LocalDaemon]
 COMMIT = "c" * 40
@@ -129,17 +128,6 @@ def when_free(plan: ClusterPlan) -> tuple[list[int], int]:
                 raise
 
 
-def answer(plan: ClusterPlan) -> tuple[list[int], int]:
-    with Head(plan) as head:
-        ready = head.stages[0].ready
-        assert ready is not None
-        return tokens_of(submit(head, count=12)), ready.received_bytes
-
-
-def expected(folder: Path) -> list[int]:
-    return Reference(ModelFiles(str(folder)), "float32").generate(PROMPT, Sampling(), 12, frozenset())
-
-
 def test_the_files_of_a_slice_are_fetched_once_and_no_others(
     alone: Start, folder: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,21 +153,10 @@ def test_the_files_of_a_slice_are_fetched_once_and_no_others(
     assert hub.asked == []
 
 
-@pytest.mark.parametrize(
-    ("allowed", "said"),
-    [
-        (
-            {"cache_bytes": 100_000},
-            r"files of 'owner/name' that hold these layers have .*but this daemon may fetch .*--cache-limit",
-        ),
-        ({"memory_bytes": 1 << 20}, r"layers 0 to 7 need .* free here"),
-    ],
-)
-def test_what_does_not_fit_is_not_fetched(
-    alone: Start, folder: Path, hub: FakeHub, allowed: dict[str, int], said: str
-) -> None:
+def test_what_does_not_fit_is_not_fetched(alone: Start, folder: Path, hub: FakeHub) -> None:
+    said = r"files of 'owner/name' that hold these layers have .*but this daemon may fetch .*--cache-limit"
     with pytest.raises(ClusterError, match=f"alone at .*{said}"):
-        Head(hub_plan(folder, alone(**allowed)))
+        Head(hub_plan(folder, alone(cache_bytes=100_000)))
     assert hub.weights_asked == []
 
 

@@ -1,10 +1,12 @@
-"""Pulling tensors from a head into a store: whatever breaks off, is damaged or lies there already, in the end
-all is there and nothing came twice; answers go to the assignment that asked."""
+"""Tensors that a daemon pulls from a head into a store: whatever breaks off, is damaged or lies there, in the
+end all is there and nothing came twice. A head gives those of its own model, in one state of the files."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+import threading
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,8 +22,8 @@ from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import Error
 from flowspec.core.protocol.token_bytes import TokenBytes
 from flowspec.core.protocol.weight_messages import (
+    AskBytes,
     AskModel,
-    AskNames,
     AskTensors,
     AskTokens,
     ModelOffer,
@@ -31,6 +33,7 @@ from flowspec.core.protocol.weight_messages import (
 )
 from flowspec.errors import ClusterError, InputError, PeerError
 from flowspec.model.files import ModelFiles
+from flowspec.runtime.weights import digests
 from flowspec.runtime.weights.head_channel import HeadQuestion, QueuedHeadChannel
 from flowspec.runtime.weights.offer import Offer
 from flowspec.runtime.weights.receive import ask_entries, ask_tokens, ask_word, fetched
@@ -130,40 +133,6 @@ def test_after_any_interruptions_and_damage_all_is_there(
         offer.close()
 
 
-def test_only_what_is_asked_for_is_described_hashed_and_sent(tmp_path: Path) -> None:
-    data = make_model(tmp_path, [4000, 800, 120])
-    store, offer = WeightStore(tmp_path / "store"), offer_of(tmp_path)
-    channel = Direct(offer)
-    model = described(offer, store, ["t0", "t2", "unknown"], channel)
-    assert channel.asked == [AskModel(), AskNames(first=0), AskTensors(names=("t0", "t2"))]
-    assert ("t1" in model.tensors(), "unknown" in model.tensors()) == (True, False)
-    assert model.tensors().element_count("t2") == 30
-    for name in ("t1", "unknown"):
-        with pytest.raises(InputError, match=f"has no tensor {name}"):
-            model.tensors().element_count(name)
-    with fetched(model, channel) as received:
-        assert received == 4120
-        assert_stored(store, {name: data[name] for name in ("t0", "t2")})
-        tensors = model.tensors()
-        assert torch.equal(tensors.load("t2", (30,)), torch.arange(30.0) + 2)
-        with pytest.raises(InputError, match=r"expected shape \[5, 6\] by config"):
-            tensors.load("t2", (5, 6))
-    kept = json.loads(next((tmp_path / "cache" / "digests").iterdir()).read_text())
-    assert len(kept["content"]["tensors"]) == 2
-
-
-def test_long_lists_of_tensors_come_in_several_messages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(limits, "TENSORS_LISTED_MAX", 64)
-    data = make_model(tmp_path, [4] * 200)
-    store, offer = WeightStore(tmp_path / "store"), offer_of(tmp_path)
-    model = described(offer, store, sorted(data))
-    assert model.names == set(data)
-    with fetched(model, Direct(offer)) as received:
-        assert received == 800
-
-
 @pytest.mark.parametrize(
     "entry",
     [
@@ -225,41 +194,30 @@ def test_the_bytes_of_tokens_come_in_as_many_parts_as_the_head_likes() -> None:
         ([(part(0, 9)[0], TOKENS.packed + b"x")], "expected tokens from 0 on"),
         ([(part(0, 9)[0], bytes(len(TOKENS.packed)))], "expected the tokens that were named"),
         ([(ModelOffer(config="{}", gguf="", tensor_count=1), b"")], "expected TensorBytes"),
+        ([(Error.saying("tokens were not offered"), b"")], "not offered"),
     ],
-    ids=range(6),
+    ids=range(7),
 )
 def test_other_tokens_than_were_named_are_refused(
     answers: list[tuple[TensorBytes, bytes]], expected: str
 ) -> None:
-    with pytest.raises(PeerError, match=expected):
+    with pytest.raises((PeerError, ClusterError), match=expected):
         ask_tokens(Told(*answers), TOKENS.digest, len(TOKENS.packed))
 
 
-def test_what_is_no_table_of_tokens_is_refused_and_a_head_that_has_none_is_named() -> None:
+def test_what_is_no_table_of_tokens_is_refused() -> None:
     junk = b"\xff" * 40
     digest = hashlib.sha256(junk).hexdigest()
     with pytest.raises(PeerError, match="tokens: expected"):
         ask_tokens(Told((TensorBytes(digest=digest, offset=0), junk)), digest, len(junk))
-    with pytest.raises(ClusterError, match="not offered"):
-        ask_tokens(Told((Error.saying("tokens were not offered"), b"")), digest, len(junk))
 
 
 FIRST, SECOND = NameList(names=("first",)), NameList(names=("second",))
 
 
-@pytest.fixture
-def told() -> list[Any]:
-    return []
-
-
-@pytest.fixture
-def channel(told: list[Any]) -> QueuedHeadChannel:
-    return QueuedHeadChannel(told.append)
-
-
-def test_questions_go_out_and_answers_come_in_for_the_present_hold_only(
-    channel: QueuedHeadChannel, told: list[Any]
-) -> None:
+def test_questions_go_out_and_answers_come_in_for_the_present_hold_only() -> None:
+    told: list[Any] = []
+    channel = QueuedHeadChannel(told.append)
     channel.begin(1)
     channel.ask(AskModel())
     assert told == [HeadQuestion(question=AskModel())]
@@ -270,26 +228,106 @@ def test_questions_go_out_and_answers_come_in_for_the_present_hold_only(
     channel.begin(2)
     channel.deliver(2, SECOND, b"")
     assert channel.answer() == (SECOND, b"")
-
-
-def test_a_head_that_let_go_ends_what_waits_for_it(channel: QueuedHeadChannel, told: list[Any]) -> None:
-    channel.begin(1)
-    channel.hang_up(1)
+    channel.hang_up(2)
     with pytest.raises(ClusterError, match="let go before all weights were there"):
         channel.answer()
     with pytest.raises(ClusterError, match="let go"):
         channel.tell("checking", 0.5)
-    assert told == []
-
-
-def test_a_hold_that_ended_before_its_turn_came_waits_for_nothing(channel: QueuedHeadChannel) -> None:
-    channel.begin(1)
-    channel.hang_up(1)
-    channel.hang_up(2)
+    channel.hang_up(3)  # before its turn came
     channel.end()
-    channel.begin(2)
+    channel.begin(3)
     with pytest.raises(ClusterError, match="let go"):
         channel.answer()
-    channel.begin(3)
-    channel.deliver(3, FIRST, b"")
-    assert channel.answer() == (FIRST, b"")
+
+
+def entries(offer: Offer, *names: str) -> tuple[TensorEntry, ...]:
+    offer.begin()
+    return offer.answer(AskTensors(names=names))[0].entries  # type: ignore[union-attr]
+
+
+def test_bytes_are_given_of_tensors_that_were_offered_and_within_them(tmp_path: Path) -> None:
+    data = make_model(tmp_path, [40, 80])
+    offer = offer_of(tmp_path)
+    (entry,) = entries(offer, "t1")
+    assert (entry.name, entry.dtype, entry.shape, entry.size_bytes) == ("t1", "F32", (20,), 80)
+    assert entry.digest == hashlib.sha256(data["t1"]).hexdigest()
+    _, tensor = offer.answer(AskBytes(digest=entry.digest, offset=8, size=72))
+    assert tensor is not None
+    assert bytes(tensor.data) == data["t1"][8:]
+    other = hashlib.sha256(data["t0"]).hexdigest()
+    for question in (
+        AskBytes(digest=entry.digest, offset=8, size=73),
+        AskBytes(digest=other, offset=0, size=4),
+    ):
+        with pytest.raises(PeerError, match="that was not offered"):
+            offer.answer(question)
+    with pytest.raises(PeerError, match="control connection"):
+        offer.answer(AskModel())
+    with pytest.raises(InputError, match="has no tensor nothing"):
+        offer.answer(AskTensors(names=("nothing",)))
+
+
+def test_digests_are_computed_once_until_the_file_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_model(tmp_path, [40, 80])
+    plain, hashed = digests.hash_range, []
+
+    def counted(descriptor: int, offset: int, size: int, step: object) -> object:
+        hashed.append(size)
+        return plain(descriptor, offset, size)
+
+    monkeypatch.setattr(digests, "hash_range", counted)
+    first = entries(offer_of(tmp_path), "t0", "t1")
+    assert hashed == [40, 80]
+    assert entries(offer_of(tmp_path), "t0", "t1") == first
+    assert hashed == [40, 80], "from the cache folder"
+    weights = tmp_path / "model.safetensors"
+    before = weights.stat()
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    changed = entries(offer_of(tmp_path), "t0", "t1")
+    assert hashed == [40, 80, 40, 80], "the date was put back, and yet it shows"
+    assert [one == other for one, other in zip(first, changed, strict=True)] == [True, False]
+    for broken in ("{", "[]", '{"stamp": 3, "tensors": 4}', '{"stamp": [], "tensors": {"0+1": 5}}'):
+        (kept,) = (tmp_path / "cache" / "digests").iterdir()
+        kept.write_text(broken)
+        assert entries(offer_of(tmp_path), "t0", "t1") == changed
+
+
+def test_a_change_shows_at_the_next_question(tmp_path: Path) -> None:
+    make_model(tmp_path, [40, 80])
+    offer = offer_of(tmp_path)
+    (entry,) = entries(offer, "t1")
+    make_model(tmp_path, [44, 80])
+    for ask in (
+        lambda: offer.answer(AskBytes(digest=entry.digest, offset=0, size=4)),
+        lambda: offer.answer(AskTensors(names=("t1",))),
+        offer.begin,
+    ):
+        with pytest.raises(InputError, match="changed on the head since it connected; start again"):
+            ask()
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(InputError, match=r"cannot be sent: .*No such file"):
+        offer.answer(AskBytes(digest=entry.digest, offset=0, size=4))
+
+
+def test_work_ends_when_the_head_does(tmp_path: Path) -> None:
+    make_model(tmp_path, [40, 80])
+    stopped = threading.Event()
+
+    class Stopped(Exception):
+        pass
+
+    def step() -> None:
+        if stopped.is_set():
+            raise Stopped
+
+    files = offer_of(tmp_path)._files
+    offer = Offer(files, files.fingerprint(), folder=tmp_path / "cache", step=step)
+    entries(offer, "t0")
+    stopped.set()
+    with pytest.raises(Stopped):
+        entries(offer, "t1")

@@ -29,6 +29,7 @@ from flowspec.runtime.weights.rounded import in_files
 from flowspec.runtime.weights.store import WeightStore
 from flowspec.runtime.weights.stored import StoredModel
 from tests.ggufs import SHAPES, convert, make
+from tests.nightly import nightly
 from tests.prequantised import convert as prequantised
 from tests.runtime.weights.served import Direct
 from tests.runtime.weights.test_receive import ASSIGN
@@ -73,12 +74,19 @@ def check_received(files: ModelFiles, folder: Path, dtype: str) -> None:
     offer.close()
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+MECHANISMS = ("llama-tied", "gemma4", "gemma4-mixture", "qwen3.5-moe-fused", "gpt-oss", "lfm2", "phi3")
+"""Tied, shared, fused, joined and reordered tensors, and tables of their own."""
+
+
+@pytest.mark.parametrize("variant", nightly(MECHANISMS, VARIANTS))
 def test_a_received_slice_is_the_one_in_the_files(variant: str, tmp_path: Path) -> None:
     check_received(ModelFiles(str(make_variant(tmp_path / "model", variant))), tmp_path, "float32")
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+IN_GGUF = ("llama-tied", "qwen3-moe", "phi3-longrope", "qwen3.5-moe", "gemma4", "gpt-oss")
+
+
+@pytest.mark.parametrize("shape", nightly(IN_GGUF, SHAPES))
 def test_a_slice_of_a_gguf_file_is_received_as_it_lies_there(shape: str, tmp_path: Path) -> None:
     path = convert(
         make(tmp_path / "checkpoint", shape),
@@ -96,9 +104,7 @@ def test_a_slice_of_a_gguf_file_is_received_as_it_lies_there(shape: str, tmp_pat
     assert {each.name for each in (tmp_path / "store" / "tensors").iterdir()} == packed
 
 
-@pytest.mark.parametrize(
-    ("variant", "method"), [("gpt-oss", "mxfp4"), ("llama-grouped", "gptq"), ("llama-grouped", "awq")]
-)
+@pytest.mark.parametrize(("variant", "method"), [("gpt-oss", "mxfp4"), ("llama-grouped", "gptq")])
 def test_a_quantised_slice_is_received_as_it_lies_there(variant: str, method: str, tmp_path: Path) -> None:
     """Experts in one tensor, and what is the same in several tensors and comes once."""
     folder = prequantised(make_variant(tmp_path / "plain", variant), tmp_path / "model", method)

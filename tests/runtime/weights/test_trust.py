@@ -16,22 +16,18 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from flowspec.bench.checkpoints import SMALL, make_checkpoint
-from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import ClusterError
-from flowspec.folders import hash_range
 from flowspec.model.files import ModelFiles
-from flowspec.model.reference import Reference
 from flowspec.model.tensors import Tensors
-from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalDaemon
-from flowspec.runtime.weights import digests, server
+from flowspec.runtime.weights import server
 from flowspec.runtime.weights.offer import Offer
 from tests.caches import make_cache
-from tests.runtime.clusters import PROMPT, plan_for, submit, tokens_of
+from tests.runtime.clusters import plan_for
+from tests.runtime.weights.served import answer, expected
 
 Start = Callable[..., LocalDaemon]
-SAMPLING = Sampling(temperature=1.0, seed=3)
 
 
 @pytest.fixture
@@ -39,18 +35,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A model large enough that its fingerprint leaves out most of it."""
     monkeypatch.setenv("XDG_CACHE_HOME", make_cache(tmp_path / "cache"))
     return make_checkpoint(tmp_path / "model", "llama", {**SMALL, "vocab_size": 30_000})
-
-
-def expected(folder: Path) -> list[int]:
-    return Reference(ModelFiles(str(folder)), "float32").generate(PROMPT, SAMPLING, 12, frozenset())
-
-
-def answer(plan: ClusterPlan) -> tuple[list[int], int]:
-    """The answer's tokens, and how many bytes of weights the head sent."""
-    with Head(plan) as head:
-        ready = head.stages[0].ready
-        assert ready is not None
-        return tokens_of(submit(head, count=12, sampling=SAMPLING)), ready.received_bytes
 
 
 def serve(monkeypatch: pytest.MonkeyPatch, folder: Path, fingerprint: str | None = None) -> None:
@@ -111,13 +95,12 @@ def test_a_folder_that_is_damaged_on_a_device_is_named_before_it_serves(
     assert answer(replace(plan_for(folder, [daemon]), model=str(here))) == (expected(folder), 0)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_weights_under_anothers_fingerprint_are_given_to_nobody_else(
-    alone: Start, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+    alone: Start, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daemon, other = alone(), altered(folder, tmp_path / "altered")
     own = ModelFiles(str(folder)).fingerprint()
-    plan = replace(plan_for(folder, [daemon]), model="mine", dtype=dtype)
+    plan = replace(plan_for(folder, [daemon]), model="mine", dtype="int8")
     assert plan.fingerprint == own
     serve(monkeypatch, folder)
     right, sent = answer(plan)
@@ -146,29 +129,6 @@ def test_the_same_slice_is_kept_whatever_the_next_head_calls_it(
             assert answer(replace(plan, model=model)) == (expected(folder), 0)
     told = [record.getMessage() for record in caplog.records if record.getMessage().startswith("ready: ")]
     assert [text.split()[1] for text in told] == ["loaded", "kept", "kept"]
-
-
-def test_digests_are_computed_once(
-    alone: Start, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    hashed: list[int] = []
-    plain = hash_range
-
-    def counting(descriptor: int, offset: int, size: int, *rest: Any) -> Any:
-        hashed.append(size)
-        return plain(descriptor, offset, size, *rest)
-
-    monkeypatch.setattr(digests, "hash_range", counting)
-    daemon, again = alone(), alone(name="again")
-    whole = sum(
-        ModelFiles(str(folder)).extents().extent(name).size_bytes
-        for name in ModelFiles(str(folder)).extents()
-    )
-    assert answer(plan_for(folder, [daemon])) == (expected(folder), 0)
-    assert sum(hashed) == 2 * whole, "by the head and by the device, each for itself"
-    hashed.clear()
-    assert answer(plan_for(folder, [again])) == (expected(folder), 0), "its store is the first one's"
-    assert hashed == []
 
 
 def test_files_that_change_while_they_are_loaded_are_not_served(

@@ -1,9 +1,14 @@
-"""The lines of a journal: what is written is read again, and anything else is refused."""
+"""Journals: their lines are read again and all else is refused; on the disk they are gone on with, and
+cost no answer where they cannot be written."""
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import stat
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +17,8 @@ from hypothesis import strategies as st
 
 from flowspec.core.protocol.messages import Grammar, Sampling
 from flowspec.errors import InputError
+from flowspec.runtime.journal import folder
+from flowspec.runtime.journal.file import Journal
 from flowspec.runtime.journal.lines import (
     Entry,
     JournalContent,
@@ -89,14 +96,8 @@ def test_what_is_written_is_read_again() -> None:
         {"role": "user", "content": "What?"},
         {"role": "assistant", "content": "That."},
     ]
-    assert len(read(written(FIRST, replace(SECOND, end="cancelled", text="No"))).messages()) == 4
-
-
-def test_where_it_ran_is_kept_and_a_journal_of_before_says_nothing_of_it() -> None:
-    for setting in (replace(SETTING, cluster="/home/me/boards.toml"), replace(SETTING, local=2)):
-        assert read(seal(*rows_of(FIRST, setting=setting))).setting == setting
-    before = {name: value for name, value in setting_row(SETTING).items() if name not in ("cluster", "local")}
-    assert read(seal(before, *rows_of(FIRST)[1:])).setting == SETTING
+    given_up = read(written(replace(FIRST, end="", text=None), SECOND))
+    assert (given_up.messages(), given_up.last) == ([], SECOND)
 
 
 def test_another_arithmetic_is_of_all_that_follows_it() -> None:
@@ -110,11 +111,6 @@ def test_another_arithmetic_is_of_all_that_follows_it() -> None:
     assert content.last == replace(SECOND, arithmetic="safe"), "between two answers nothing changes in any"
 
 
-def test_a_prompt_is_written_as_what_it_adds() -> None:
-    assert list(ask_row(SECOND, FIRST.known)["ask"]["prompt"]) == [3]
-    assert list(ask_row(SECOND, (5, 6, 9, 9))["ask"]["prompt"]) == [7, 8, 9, 3]
-
-
 def test_a_journal_ends_with_its_last_whole_line() -> None:
     """Wherever the writer was killed, or a power cut left zeros."""
     data = written(FIRST, SECOND)
@@ -126,11 +122,6 @@ def test_a_journal_ends_with_its_last_whole_line() -> None:
             if content.last is not None:
                 whole = SECOND if content.earlier else FIRST
                 assert whole.tokens[: len(content.last.tokens)] == content.last.tokens
-
-
-def test_a_question_that_was_given_up_is_no_part_of_the_dialogue() -> None:
-    content = read(written(replace(FIRST, end="", text=None), SECOND))
-    assert (content.messages(), content.last) == ([], SECOND)
 
 
 def beginning(good: JournalContent, of: JournalContent) -> bool:
@@ -184,27 +175,21 @@ EARLIER = b'{"journal":1,"command":"chat","model":"m","fingerprint":"f","dtype":
 @pytest.mark.parametrize(
     ("data", "line", "expected"),
     [
-        (b"", 0, "nothing that is whole"),
         (b"[]\n", 1, "an object"),
         (b"\xff\n", 1, "codec"),
         (EARLIER, 0, "journal of format 1, expected 4"),
         (seal(HEAD).replace(b"chat", b"chit"), 1, "checksum"),
         (seal({**HEAD, "dtype": "float33"}), 1, "dtype"),
-        (seal({**HEAD, "cache": "q4_0"}), 1, "cache"),
-        (seal({**HEAD, "context": True}), 1, "context"),
-        (seal({**HEAD, "local": "2"}), 1, "local"),
         (seal(HEAD, tokens_row([1])), 2, "a question"),
         (seal(*rows_of(FIRST), tokens_row([1])), 6, "a question"),
-        (seal(HEAD, ask_of(FIRST, prompt=[])), 2, "prompt"),
         (seal(HEAD, ask_of(FIRST, keep=1)), 2, "keep"),
-        (seal(HEAD, ask_of(FIRST, stops=[""])), 2, "stops"),
         (seal(HEAD, ask_of(FIRST), tokens_row([1, 2])), 3, "tokens: expected none"),
         (seal(HEAD, ask_of(FIRST), tokens_row([1] * 10)), 3, "tokens"),
         (seal(HEAD, ask_of(FIRST, prompt=[5] * 99), tokens_row([1, 1])), 3, "at most 100 with the prompt"),
         (seal(HEAD, ask_of(FIRST), end_row("", None)), 3, "end"),
         (seal(*rows_of(FIRST, SECOND, setting=replace(SETTING, command="generate"))), 6, "ask"),
     ],
-    ids=range(19),
+    ids=range(13),
 )
 def test_anything_else_is_refused_in_one_line(data: bytes, line: int, expected: str) -> None:
     with pytest.raises(InputError) as caught:
@@ -230,59 +215,21 @@ def test_tokens_that_are_not_drawn_and_biases_are_kept() -> None:
         ("logit_bias", [[5, 101]]),
         ("logit_bias", {"5": 1}),
         ("grammar", {"kind": "xml", "text": "a", "ends": [1]}),
+        ("tilt", 1.0),
     ):
         with pytest.raises(InputError, match=name):
             read_lines(seal(setting_row(SETTING), ask_of(FIRST, sampling={name: wrong})), "j")
 
 
-def test_a_sampling_field_that_a_line_lacks_is_off_and_one_that_is_unknown_is_refused() -> None:
-    row = ask_of(FIRST, sampling={"temperature": 0.5, "seed": 4})
-    assert read(seal(HEAD, row)).last == replace(
-        FIRST, tokens=(), end="", text=None, sampling=Sampling(temperature=0.5, seed=4)
-    )
-    row = ask_of(FIRST, sampling={"temperature": 0.5, "seed": 4, "tilt": 1.0})
-    with pytest.raises(InputError, match="tilt"):
-        read(seal(HEAD, row))
-
-
-LEAVES = (
-    st.none()
-    | st.booleans()
-    | st.integers(-3, 1 << 70)
-    | st.floats()
-    | st.text(max_size=3)
-    | st.lists(st.integers(-1, 9), max_size=4)
-)
-NAMES = st.sampled_from(
-    ["journal", "ask", "tokens", "end", "text", "keep", "prompt", "sampling", "seed", "context", "user", "x"]
-)
-ROWS = st.dictionaries(NAMES, LEAVES | st.dictionaries(NAMES, LEAVES, max_size=4), max_size=4).map(
-    lambda row: json.dumps(row).encode()
-)
-GOOD = written(FIRST, SECOND)
-
-
-@st.composite
-def spoilt(draw: st.DrawFn) -> bytes:
-    """A journal with some of its bytes changed, or lines added."""
-    data = bytearray(GOOD)
-    for _ in range(draw(st.integers(0, 4))):
-        data[draw(st.integers(0, len(data) - 1))] = draw(st.integers(0, 255))
-    lines = bytes(data).split(b"\n")
-    for row in draw(st.lists(ROWS, max_size=3)):
-        lines.insert(draw(st.integers(0, len(lines))), row)
-    return b"\n".join(lines)
-
-
 def lines_of(rows: list[Any]) -> bytes:
-    """Also with a right checksum: whoever can change a journal can count."""
+    """With right checksums: whoever can change a journal can count."""
     return seal(*(row if isinstance(row, dict) else {"tokens": row} for row in rows))
 
 
 MUTANTS = mutants(json.loads(json.dumps(rows_of(FIRST, SECOND)))).map(lines_of)
 
 
-@given(st.binary(max_size=300) | spoilt() | st.lists(ROWS, max_size=4).map(b"\n".join) | MUTANTS)
+@given(st.binary(max_size=300) | MUTANTS)
 def test_any_bytes_are_a_journal_or_refused(data: bytes) -> None:
     with one_line_at_most():
         content = read(data)
@@ -292,3 +239,124 @@ def test_any_bytes_are_a_journal_or_refused(data: bytes) -> None:
                 read(written(content.last, setting=replace(content.setting, command="chat"))).last
                 == content.last
             )
+
+
+EMPTY = replace(FIRST, tokens=(), end="", text=None)
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+def test_an_answer_is_gone_on_with_in_the_same_file(tmp_path: Path, said: list[str]) -> None:
+    path = tmp_path / "it"
+    with Journal.start(path, SETTING, said.append) as journal:
+        journal.ask(EMPTY)
+        journal.tokens([8])
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    with path.open("ab") as file:
+        file.write(b'{"tokens":[')  # killed in the middle of a line
+    journal, content = Journal.open(path, said.append)
+    with journal:
+        assert content.last == replace(EMPTY, tokens=(8,))
+        journal.tokens([9])
+        journal.end("stop", "That.")
+        journal.ask(replace(SECOND, tokens=()))
+        for token in SECOND.tokens:
+            journal.tokens([token])
+    assert path.read_bytes() == written(FIRST, SECOND)
+    assert said == []
+
+
+def test_the_good_part_of_a_damaged_one_goes_on(tmp_path: Path, said: list[str]) -> None:
+    path = tmp_path / "it"
+    good, last = written(replace(FIRST, tokens=(8,), end="")), b'{"tokens":[9],"line":4,"crc":"00000000"}\n'
+    path.write_bytes(good + last)
+    told = (
+        "line 4 is damaged: its checksum does not fit; the 3 lines before it are whole: --good-part goes on"
+    )
+    with pytest.raises(InputError, match=told):
+        Journal.open(path, said.append)
+    assert path.read_bytes() == good + last, "a refusal changes nothing"
+    journal, content = Journal.open(path, said.append, good_part=True)
+    with journal:
+        assert content.last is not None
+        assert content.last.tokens == (8,)
+        assert path.read_bytes() == good
+        journal.tokens([9])
+        journal.end("stop", "That.")
+    assert path.read_bytes() == written(FIRST)
+
+
+def test_a_file_that_is_there_is_not_written_over(tmp_path: Path, said: list[str]) -> None:
+    path = tmp_path / "it"
+    path.write_text("mine")
+    with pytest.raises(InputError, match="exists; --resume goes on with it"):
+        Journal.start(path, SETTING, said.append)
+    with pytest.raises(InputError, match="nothing that is whole"):
+        Journal.open(path, said.append)
+    assert path.read_text() == "mine"
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "missing", "large"])
+def test_what_is_no_journal_is_refused(tmp_path: Path, said: list[str], kind: str) -> None:
+    path = tmp_path / "it"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "large":
+        path.touch()
+        os.truncate(path, 65 << 20)
+    with pytest.raises(InputError, match="expected a journal") as caught:
+        Journal.open(path, said.append)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_full_disk_ends_the_journal_and_not_the_answer(
+    tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "it"
+    real, room = os.write, len(written(replace(EMPTY, tokens=(8,)))) + 4
+
+    def write(descriptor: int, data: bytes) -> int:
+        left = room - path.stat().st_size
+        if left <= 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(descriptor, data[:left])
+
+    monkeypatch.setattr(os, "write", write)
+    with Journal.start(path, SETTING, said.append) as journal:
+        journal.ask(EMPTY)
+        for token in (8, 9, 10):
+            journal.tokens([token])
+        monkeypatch.undo()
+        journal.end("stop", "That.")
+    assert len(said) == 1
+    assert "cannot be written (No space left on device); the answer goes on without it" in said[0]
+    assert path.read_bytes() == written(replace(EMPTY, tokens=(8,))) + b'{"to', "nothing follows half a line"
+
+
+def test_a_folder_keeps_the_newest(tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder, "FILES_MAX", 3)
+    inside = tmp_path / "state" / "journals"
+    with pytest.raises(InputError, match="holds no dialogue"):
+        folder.newest(inside)
+    paths = []
+    for age in range(5):
+        assert not folder.new_path(inside).exists()
+        path = inside / f"{age}.jsonl"
+        Journal.start(path, SETTING, said.append).close()
+        os.utime(path, (age, age))
+        paths.append(path)
+    assert stat.S_IMODE(inside.stat().st_mode) == 0o700
+    assert [path.exists() for path in paths] == [False, False, True, True, True]
+    assert folder.newest(inside) == paths[-1]
+    with Journal.open(paths[2], said.append)[0]:
+        os.utime(paths[2], (0, 0))
+        folder.prune(inside)
+        assert [path.exists() for path in paths[2:]] == [True, True, True], "the oldest is in use"
+    monkeypatch.setattr(folder, "FOLDER_BYTES_MAX", paths[4].stat().st_size)
+    folder.prune(inside)
+    assert [path.exists() for path in paths[2:]] == [False, False, True]
