@@ -63,19 +63,6 @@ def test_drafters_get_features_along_the_path_once_every_stage_has_sent_its_own(
     desk.validate({1: request})
 
 
-def test_those_of_the_newest_token_are_kept_until_something_follows_it() -> None:
-    desk, request = begun()
-    for stage in STAGES:
-        desk.take(sent(stage, [0, 1, 2, 3]), request)
-    found = desk.complete(request)
-    assert found is not None
-    assert (found.nodes, desk.complete(request)) == ((0, 1, 2), None)
-    request.tree.commit(request.tree.add(3, 7, 1.0))
-    found = desk.complete(request)
-    assert found is not None
-    assert (found.nodes, found.rows) == ((3,), rows_of(3))
-
-
 def test_the_last_stage_may_be_ahead_of_the_verdict_and_what_dies_is_dropped() -> None:
     desk, request = begun()
     for stage in STAGES:

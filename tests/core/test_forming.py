@@ -633,20 +633,6 @@ def test_a_device_that_is_absent_at_first_is_surveyed_before_it_makes_ready_and_
     )
 
 
-def test_what_does_not_fit_without_a_device_that_fell_silent_is_one_line_that_names_both() -> None:
-    bench = Bench("a", "b", start=Start.SHORT)
-    bench.give(SessionStarted())
-    bench.welcomes("a")
-    bench.now_s = 6.5
-    bench.core.handle(Tick(), bench.now_s)
-    told = bench.give(PlanFailed(text="the model lacks 4 GiB"))
-    text = (
-        "device b at b:1 did not answer within 6 s; is `flowspec daemon` running there?; without it the "
-        "model lacks 4 GiB"
-    )
-    assert told[-1] == EndSession(text=text)
-
-
 def notes_of(commands: list[FormingCommand]) -> list[str]:
     return [command.text for command in commands if isinstance(command, Note)]
 

@@ -376,15 +376,6 @@ def test_a_switch_must_gain_more_than_it_costs() -> None:
     assert slow.core.is_worth(1.12, 58.0)
 
 
-def test_the_shorter_the_switch_the_sooner_a_device_is_taken_in() -> None:
-    """One answer would take ten times as long as the switch, and is worth it; the other is waited for."""
-    for load_s, is_taken in ((0.0, True), (9.0, False)):
-        bench = without_b(30.0)
-        bench.prepares = DevicesPrepared(devices=("b",), load_s=load_s)
-        bench.tick = Tick(left_s=30.0)
-        assert (Reform(devices=("a", "b", "c")) in bench.pass_time(8)) == is_taken
-
-
 def test_a_device_that_another_head_has_is_not_back() -> None:
     bench = without_b()
     bench.alive.discard("b")

@@ -26,7 +26,6 @@ from tests.pipeline import ask
 DEVICES = ("pi-0", "pi-1", "pi-2")
 HOT_S, CHANGED_S = 50.0, 30.0
 """When a device gets hot, and for how long it must be so."""
-AGAIN_S = 80.0
 GOING_OVER, CHANGING = "going over to another plan", "changing the pipeline took"
 
 
@@ -46,7 +45,7 @@ def schedule(pass_s: float, tokens: int, at_s: float = 0.0) -> Schedule:
         queued_max=64,
         context=400,
         bounds=Bounds(),
-        membership_timeouts=replace(MEMBERSHIP_TIMEOUTS, stuck_s=60.0, again_s=AGAIN_S),
+        membership_timeouts=replace(MEMBERSHIP_TIMEOUTS, stuck_s=60.0),
         forming_timeouts=replace(FORMING_TIMEOUTS, changed_s=CHANGED_S),
         method=lambda: make_method("continuous"),
         cache_slots=dict.fromkeys(DEVICES, 100_000),
@@ -98,14 +97,9 @@ class Asking(Play):
 class Heated(Asking):
     """A layer takes 60 ms; a second is between two answers."""
 
-    def __init__(
-        self, heat: float, until_s: float = 1e9, last_s: float = 180.0, changed_s: float = CHANGED_S
-    ) -> None:
-        drawn = schedule(1.44, 30)
-        drawn = replace(drawn, forming_timeouts=replace(FORMING_TIMEOUTS, changed_s=changed_s))
-        super().__init__(drawn, last_s=last_s, pause_s=1.0, hot_s=HOT_S, heat=heat)
-        self.clock.at(until_s, lambda: self.daemons["pi-1"].be_hot(1.0))
-        self._run_until(lambda: self._waiting == 0, last_s + 100)
+    def __init__(self) -> None:
+        super().__init__(schedule(1.44, 30), last_s=160.0, pause_s=1.0, hot_s=HOT_S, heat=1.4)
+        self._run_until(lambda: self._waiting == 0, 300.0)
         for answer in self.cluster.answers[0]:
             self._check(answer)
 
@@ -122,30 +116,15 @@ class Heated(Asking):
 
 
 def test_a_device_that_heat_slows_down_gets_fewer_layers_between_two_answers() -> None:
-    run = Heated(1.4)
+    run = Heated()
     ((at_s, _),) = run.notes(GOING_OVER)
     assert HOT_S + CHANGED_S < at_s < HOT_S + CHANGED_S + 60, "and the end of an answer"
     assert not any(each.submitted_s < at_s < each.ended_s for each in run.cluster.answers[0])
     assert run.cluster.pipelines == 2, "one new plan"
     assert [len(run.notes(CHANGING)), run.notes("lost")] == [1, []]
     assert run.layers()[1] < 8 < run.layers()[0]
-    as_it_was = Heated(1.4, changed_s=1e9)
-    assert as_it_was.cluster.pipelines == 1
     assert run.rate(HOT_S, at_s) < 0.9 * run.rate(0, HOT_S)
-    assert run.rate(at_s, 1e9) > 1.05 * as_it_was.rate(at_s, 1e9)
-
-
-@pytest.mark.parametrize(("heat", "until_s"), [(1.15, 1e9), (2.0, HOT_S + CHANGED_S - 5)])
-def test_what_is_less_than_a_fifth_or_short_changes_no_plan(heat: float, until_s: float) -> None:
-    run = Heated(heat, until_s, last_s=130.0)
-    assert (run.notes(GOING_OVER), run.cluster.pipelines) == ([], 1)
-
-
-def test_a_device_that_has_cooled_down_gets_its_layers_back_but_not_at_once() -> None:
-    run = Heated(1.4, until_s=HOT_S + 80, last_s=230.0)
-    _, (cool_s, _) = run.notes(GOING_OVER)
-    assert cool_s > HOT_S + CHANGED_S + AGAIN_S
-    assert run.layers() == [8, 8, 8]
+    assert run.rate(at_s, 1e9) > 1.05 * run.rate(HOT_S, at_s)
 
 
 # ----------------------------------------------------------------------------------------------- switches

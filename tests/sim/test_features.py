@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import pytest
 
-from flowspec.core.protocol.messages import Sampling
 from flowspec.plan.timing import Curve, LinkSpec
 from flowspec.sim.device import DeviceSpec
 from flowspec.sim.drafter import FakeDrafter
@@ -127,22 +126,3 @@ def test_no_more_is_copied_than_drafters_have_features_of() -> None:
     (answer,) = world.answers[2]
     assert answer.end is not None
     assert answer.end.reused == 32, "it waits for what it copies, features and all"
-
-
-def test_what_the_last_turn_ended_with_has_its_features_given_when_the_next_begins() -> None:
-    """An answer that a token ends: the one before it has run by itself, and nothing came after it."""
-    world = build("continuous", (1, 0, 0, 1), links(FAST, FAST), quality=0.0)
-    plain, _ = plain_answer(LANGUAGE, tuple(range(20)), Sampling(), new_tokens_max=12, context=CONTEXT)
-    world.at(0.0, ask(1, range(20), 12, stop_ids=frozenset({plain[8]})))
-    world.run()
-    (answer,) = world.answers[1]
-    end = plain.index(plain[8])
-    assert answer.tokens == plain[:end]
-    (request,) = world.head.requests()
-    assert request.featured == 20 + end - 1
-    world.at(world.clock.now_s, ask(1, (*range(20), *answer.tokens, 3), 5))
-    while request in world.head.requests():
-        assert world.clock.step()
-    (request,) = world.head.requests()
-    assert request.featured == 20 + end, "all that is kept"
-    world.run()
