@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -47,7 +48,7 @@ def test_a_process_has_what_it_is_given_and_nothing_else(tmp_path: Path) -> None
     environment = {"FOR": "a test", **warm.read_when_imported(os.environ)}
     for new_session in (True, False):
         command = [*PYTHON, SHOWN, "ü", b"\xff"]
-        place = {"cwd": tmp_path, "env": environment, "start_new_session": new_session}
+        place: dict[str, Any] = {"cwd": tmp_path, "env": environment, "start_new_session": new_session}
         done = warm.run(command, input="said\n", capture_output=True, text=True, check=True, **place)
         parent, folder, found, arguments, said, leads, descriptors, handlers = json.loads(done.stdout)
         assert (parent, folder, found) == (os.getpid(), str(tmp_path), environment)

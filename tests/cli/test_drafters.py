@@ -12,12 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from flowspec.cli import opening, plan
+from flowspec.cli import opening
 from flowspec.draft.choosing import BOARD
 from flowspec.model.files import BUNDLED, DEMO_FOLDER
 from flowspec.plan.memory import mib
-from flowspec.plan.planner import DoesNotFit
-from flowspec.plan.sites import PlanRequest
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.default_drafter import taken_for
 from tests.cli.running import Run
@@ -91,23 +89,6 @@ def test_a_plan_takes_what_is_here_and_tells_which_download_would_help(
     assert told["drafters"] == ["ngram"]
     assert told["would_download"]["drafter"] == "AngelSlim/Qwen3-4B_eagle3"
     assert "--drafter AngelSlim/Qwen3-4B_eagle3 downloads it" in run("plan", "--model", known, *PIS).words
-
-
-def test_a_plan_does_without_what_the_model_does_not_fit_beside(
-    hub_cache: Path, known_model: str, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put(hub_cache, HEAD, content(DEMO_FOLDER / "eagle"))
-    planned = plan.make_plan
-
-    def tight(request: PlanRequest) -> plan.Plan:
-        if request.drafter is not None and request.drafter.shape is not None:
-            raise DoesNotFit("no room for it")
-        return planned(request)
-
-    monkeypatch.setattr(plan, "make_plan", tight)
-    args = ("plan", "--model", known_model, *PIS)
-    assert run(*args, "--json").json["drafters"] == ["ngram"]
-    assert f"drafter ngram: beside {HEAD}, which is here, the model does not fit" in run(*args).words
 
 
 def test_a_download_is_told_of_on_a_terminal_only(

@@ -194,6 +194,9 @@ def test_a_checkpoint_is_fetched_and_what_does_not_fit_is_not(
     refused = fetch(MODEL, "--cluster", str(tight), "--offline", status=2)
     assert "model.safetensors" not in asked
     assert f"checkpoint of '{MODEL}' does not fit these devices" in refused.err
+    (own,) = fetch(MODEL, "--list", "--json", *PI).json["choices"]
+    (packed,) = fetch(MODEL, "--list", "--json", "--dtype", "int8", *PI).json["choices"]
+    assert packed["tokens_per_s"] != own["tokens_per_s"]
     fetch(MODEL)
     assert "README.md" not in asked
     (snapshot,) = hub_cache.glob("models--owner--name/snapshots/*")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -140,20 +139,6 @@ def test_who_waits_for_the_hub_is_told_before(
     monkeypatch.setattr("huggingface_hub.is_offline_mode", lambda: True)
     tell_of_hub("owner/other")
     assert capsys.readouterr().err == ""
-
-
-def test_a_message_of_a_chat_is_broken_but_not_inside_a_command() -> None:
-    command = "flowspec keygen --cluster a-folder/with/a/long/name/cluster.toml --device pi-4"
-    ours, theirs = os.openpty()
-    try:
-        with os.fdopen(theirs, "w") as stream:
-            console = PlainConsole(file=stream, force_terminal=True, color_system=None, width=80)
-            console.message(f"the device pi-4 has no key of its own here yet: {command}", "red")
-            stream.flush()
-            lines = os.read(ours, 4096).decode().splitlines()
-    finally:
-        os.close(ours)
-    assert [line.strip() for line in lines] == ["the device pi-4 has no key of its own here yet:", command]
 
 
 def test_a_note_stands_on_a_line_of_its_own_and_nothing_is_blank() -> None:
