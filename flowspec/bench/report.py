@@ -22,8 +22,8 @@ WORLDS = {
 NONE = "-"
 WIDTH = 80
 """Columns of the terminal."""
-FEW = 5
-"""Prompts below which it is said how many there were."""
+FEW = 4
+"""Prompts below which it is said how many there were; the experiment `paper` asks as many."""
 STAGES_SHOWN = 8
 """Of longer pipelines the least and the greatest busy share are shown."""
 PUBLISHED_SHORT = " (pub)"

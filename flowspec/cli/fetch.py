@@ -20,7 +20,7 @@ from flowspec.bench.console import show
 from flowspec.cli.options import add_cache_argument, positive
 from flowspec.cli.plan_request import add_device_arguments, wanted_of
 from flowspec.cli.terminal import note
-from flowspec.core.protocol.precision import FILED
+from flowspec.core.protocol.precision import FILED, OF_ANY_MODEL
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.names import is_gguf, parts_of
@@ -75,6 +75,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("devices that it is for")
     add_device_arguments(group)
     group.add_argument(
+        "--dtype", choices=OF_ANY_MODEL, help="precision in which a checkpoint will run (default: its own)"
+    )
+    group.add_argument(
         "--context", type=positive, metavar="TOKENS", help="memory is reserved for it (default: 4096)"
     )
     add_cache_argument(group)
@@ -109,8 +112,8 @@ def run(args: argparse.Namespace) -> int:
         _tell(args, repository, outlooks, choice)
     if outlook.fits is False:
         raise InputError(
-            f"{choice.name} of {repository!r} does not fit these devices; take another --quant, or leave the "
-            "devices out to download it all the same"
+            f"{choice.name} of {repository!r} does not fit these devices; take another --quant or --dtype, "
+            "or leave the devices out to download it all the same"
         )
     _check_disk(missing)
     if args.json:
@@ -206,8 +209,8 @@ def _outlook(choice: Choice, request: PlanRequest) -> Outlook:
 def _look(
     args: argparse.Namespace, repository: str, shown: Choice | None, folder: Path
 ) -> tuple[ModelShape, str, int]:
-    """The model's shape, the precision of its checkpoint (of a GGUF file what it is packed in), and the
-    context, by its config.json or the beginning of a GGUF file."""
+    """The model's shape, the precision that is asked for, else its checkpoint's (of a GGUF file what it is
+    packed in), and the context, by its config.json or the beginning of a GGUF file."""
     if hub_file(repository, "config.json", may_fetch=True) is not None:
         files = ModelFiles(repository)
     else:
@@ -216,7 +219,7 @@ def _look(
     config = files.config()
     family_of(config, files.model)
     context = pick_context(args.context, context_max(config))
-    return shape_of(config, repository), pick_dtype(None, files, config), context
+    return shape_of(config, repository), pick_dtype(args.dtype, files, config), context
 
 
 def _beginning(repository: str, choice: Choice, folder: Path) -> ModelFiles:

@@ -171,6 +171,7 @@ def test_devices_are_installed_started_watched_and_stopped(boards: Boards) -> No
         assert (status, error) == (0, ""), lines
     for address, line, name in zip(boards.addresses, lines, ("jetson", EVIL), strict=True):
         assert line.startswith(f"{name}: listens on {address}")
+        assert "sudo loginctl enable-linger" in line  # which fails here
     with Peer(boards.addresses[1]) as peer:
         peer.link.send(peer.hello)
         welcome = peer.answer()
