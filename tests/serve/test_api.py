@@ -76,10 +76,10 @@ def test_biases_and_penalties_are_obeyed_as_by_plain_decoding(
     asked = {"presence_penalty": 0.5, "frequency_penalty": 0.4}
     bias = tuple(sorted({banned: -100.0, 300: 3.0}.items()))
     wanted = Sampling(temperature=1.0, seed=4, logit_bias=bias, repetition_penalty=1.2, **asked)
-    text, _ = plain(reference, tokenizer, prompt, wanted, 64)
+    text, _ = plain(reference, tokenizer, prompt, wanted, 24)
     biased = {"logit_bias": {str(token): value for token, value in bias}}
-    found = ask(server, **WARM, **asked, **biased, max_tokens=64, extra_body={"repetition_penalty": 1.2})
-    others = [ask(server, **WARM, max_tokens=64, **some) for some in ({}, asked, biased)]
+    found = ask(server, **WARM, **asked, **biased, max_tokens=24, extra_body={"repetition_penalty": 1.2})
+    others = [ask(server, **WARM, max_tokens=24, **some) for some in ({}, asked, biased)]
     assert found.choices[0].message.content == text
     assert text not in [other.choices[0].message.content for other in others]
 

@@ -93,11 +93,10 @@ def test_a_stream_is_typed_events_in_order(server: Running) -> None:
 
 
 def test_a_dialogue_goes_on_from_what_is_kept_as_if_it_were_sent(server: Running) -> None:
-    first = ask(server, instructions="Be short.", temperature=0)
-    second = ask(
-        server, input="And 3 + 4?", previous_response_id=first.id, instructions="Be kind.", temperature=0
-    )
-    third = ask(server, input="And 5 + 6?", previous_response_id=second.id, temperature=0)
+    few: dict[str, Any] = {"temperature": 0, "max_output_tokens": 12}
+    first = ask(server, instructions="Be short.", **few)
+    second = ask(server, input="And 3 + 4?", previous_response_id=first.id, instructions="Be kind.", **few)
+    third = ask(server, input="And 5 + 6?", previous_response_id=second.id, **few)
     said = [
         {"role": "user", "content": SUM},
         {"role": "assistant", "content": first.output_text},
@@ -106,14 +105,12 @@ def test_a_dialogue_goes_on_from_what_is_kept_as_if_it_were_sent(server: Running
         {"role": "user", "content": "And 5 + 6?"},
     ]
     kind = {"role": "system", "content": "Be kind."}
-    assert first.output_text == chat(
-        server, [{"role": "system", "content": "Be short."}, said[0]], temperature=0
-    )
-    assert second.output_text == chat(server, [kind, *said[:3]], temperature=0), "instructions are not kept"
-    assert third.output_text == chat(server, said, temperature=0)
+    short = {"role": "system", "content": "Be short."}
+    for found, dialogue in ((first, [short, said[0]]), (second, [kind, *said[:3]]), (third, said)):
+        assert found.output_text == chat(server, dialogue, temperature=0, max_tokens=12)
     assert (third.previous_response_id, second.instructions) == (second.id, "Be kind.")
     items: Any = [{"role": "user", "content": SUM}, *first.output, {"role": "user", "content": "And 3 + 4?"}]
-    again = ask(server, input=items, instructions="Be kind.", temperature=0)
+    again = ask(server, input=items, instructions="Be kind.", **few)
     assert again.output_text == second.output_text, "items that are given back are the same dialogue"
 
 

@@ -19,7 +19,7 @@ from tests.runtime.clusters import wait_until
 from tests.serve.servers import ENDLESS, MODEL, STORY, Running, running
 
 ASKED: dict[str, Any] = {"model": MODEL, "messages": STORY, "temperature": 1.0, "seed": 11}
-LONG: dict[str, Any] = {**ENDLESS, "max_tokens": 200, "temperature": 1.0, "seed": 11}
+LONG: dict[str, Any] = {**ENDLESS, "max_tokens": 100, "temperature": 1.0, "seed": 11}
 """An answer that is far from its end when its first pieces are read."""
 
 

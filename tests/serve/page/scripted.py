@@ -21,6 +21,8 @@ from flowspec.serve.page import page_routes
 from tests.serve.page.recordings import recording
 
 BATCH_S = 0.1
+PACE = 0.3
+"""Of the time that a recording says an answer takes it."""
 
 
 def event(name: str | None, data: object) -> str:
@@ -106,7 +108,7 @@ class Script:
                     yield chunk({"content": text})
                 if self.hold and count:
                     await asyncio.sleep(60)
-                await asyncio.sleep(BATCH_S)
+                await asyncio.sleep(PACE * BATCH_S)
             yield chunk({}, "stop")
             usage = {"prompt_tokens": 12, "completion_tokens": count, "total_tokens": 12 + count}
             yield event(None, {"choices": [], "usage": usage})
