@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import signal
 import sys
 import threading
@@ -35,7 +34,10 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 def _unraisable(tell: Callable[[Any], Any], dropped: Any) -> None:
     """`sys.unraisablehook`, which tells of all else as `tell` does."""
     if issubclass(dropped.exc_type, KeyboardInterrupt):
-        again = threading.Timer(AGAIN_S, _thread.interrupt_main)  # here it would be dropped once more
+        main = threading.main_thread().ident
+        assert main is not None
+        # Not here, where it would be dropped once more; and a real one, which ends what the thread waits in.
+        again = threading.Timer(AGAIN_S, signal.pthread_kill, (main, signal.SIGTERM))
         again.daemon = True
         again.start()
     else:
