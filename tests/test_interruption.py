@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -24,7 +23,7 @@ class Destroyed:
 
 Destroyed()
 try:
-    time.sleep(50)
+    time.sleep(1000)
 except KeyboardInterrupt:
     sys.exit(7)
 """
@@ -50,9 +49,7 @@ def ended(source: str) -> tuple[int, str]:
 
 @pytest.mark.parametrize("signal", ["SIGTERM", "SIGHUP", "SIGINT"])
 def test_one_in_the_middle_of_a_destructor_is_not_lost(signal: str) -> None:
-    began_s = time.monotonic()
     assert ended(DESTRUCTOR.format(signal=signal)) == (7, "")
-    assert time.monotonic() - began_s < 50, "it slept to the end"
 
 
 def test_what_else_is_dropped_there_is_told_as_ever() -> None:
