@@ -73,9 +73,12 @@ def build_parser(picked: Collection[str] | None = None) -> Parser:
     helps = subparsers.add_parser(HELP, help="Tell how a command is used.")
     helps.add_argument("topic", metavar="COMMAND", nargs="?", choices=COMMANDS)
     for name in COMMANDS:
+        if picked and name not in picked:
+            subparsers.add_parser(name, help=None)  # what it does takes reading its file
+            continue
         told = _summary(name)
-        if name not in (picked or ()):
-            subparsers.add_parser(name, help=None if picked else told)
+        if not picked:
+            subparsers.add_parser(name, help=told)
             continue
         command = subparsers.add_parser(name, help=told, description=told, examples=examples.OF_COMMAND[name])
         command.add_argument(
