@@ -4,7 +4,8 @@ import re
 import shutil
 import signal
 import tempfile
-from collections import Counter
+import time
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,6 +38,7 @@ settings.register_profile("nightly", settings.get_profile("suite"), derandomize=
 settings.load_profile("suite")
 
 
+BEGAN_S = pytest.StashKey[float]()
 PROCESS_WORDS = re.compile(
     r"\bsubprocess\b|\bwarm\b|LocalCluster|DaemonProcess|ProcessPool|multiprocessing|open_session|\bLLM\("
 )
@@ -53,17 +55,41 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("process")
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--limit-minutes", type=float, help="fail if all tests together take longer")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    session.config.stash[BEGAN_S] = time.monotonic()
+
+
+@pytest.hookimpl(tryfirst=True)  # what is printed at the end goes by the status
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    if exitstatus == pytest.ExitCode.OK and over_limit_minutes(session.config):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def over_limit_minutes(config: pytest.Config) -> float:
+    """The minutes that the run took if they are more than it may take, else 0."""
+    limit = config.getoption("limit_minutes")
+    taken = (time.monotonic() - config.stash[BEGAN_S]) / 60
+    return taken if limit is not None and taken > limit and not hasattr(config, "workerinput") else 0.0
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """The seconds that tests took, by folder; `--durations` shows single ones."""
-    spent_s: Counter[str] = Counter()
+    spent_s: dict[str, float] = defaultdict(float)
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
                 spent_s["/".join(Path(report.nodeid.split("::")[0]).parts[:2])] += report.duration
     terminalreporter.section("seconds by folder")
-    for folder, seconds in spent_s.most_common():
+    for folder, seconds in sorted(spent_s.items(), key=lambda pair: -pair[1]):
         terminalreporter.write_line(f"{seconds:8.1f} {folder}")
-    terminalreporter.write_line(f"{spent_s.total():8.1f} all")
+    terminalreporter.write_line(f"{sum(spent_s.values()):8.1f} all")
+    if taken := over_limit_minutes(config):
+        limit = config.getoption("limit_minutes")
+        terminalreporter.write_line(f"took {taken:.1f} minutes, expected at most {limit:g}: see what is slow")
 
 
 @pytest.fixture(scope="session", autouse=True)
