@@ -105,10 +105,10 @@ def mistakes_in(folder: Path, path: str) -> Iterator[Mistake]:
             for kind, known in (("compare", OPPOSITES), ("boundary", NEIGHBOURS)):
                 if word := known.get(type(node.ops[0])):
                     yield found(kind, node, f"(({left}) {word} ({right}))")
-        elif isinstance(node, ast.Constant) and type(node.value) in (bool, int, float):
-            yield found(
-                "constant", node, repr(not node.value if isinstance(node.value, bool) else node.value + 1)
-            )
+        elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
+            yield found("constant", node, repr(not node.value))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+            yield found("constant", node, repr(node.value + 1))
         elif isinstance(node, ast.Call):
             if len(node.args) >= 2 and not any(isinstance(value, ast.Starred) for value in node.args):
                 first, second, *others = (text(value) for value in node.args)
@@ -156,9 +156,9 @@ def draw(folder: Path, seed: int, count: int) -> list[Mistake]:
         groups += [iter(chance.sample(kinds[kind], len(kinds[kind]))) for kind in KINDS]
     drawn: list[Mistake] = []
     for group in islice(cycle(groups), 100 * count):
-        mistake = next(group, None)
-        if mistake and len(drawn) < count and not any(mistake.overlaps(other) for other in drawn):
-            drawn.append(mistake)
+        found = next(group, None)
+        if found and len(drawn) < count and not any(found.overlaps(other) for other in drawn):
+            drawn.append(found)
     return drawn
 
 
@@ -202,15 +202,16 @@ def tests_that_reach(tree: Path, mistakes: Sequence[Mistake], folder: Path) -> l
                 seconds[name] += float(spent[:-1])
     found: list[set[str]] = [set() for _ in mistakes]
     for line in reached.read_text("utf-8").splitlines():
-        number, _, test = line.partition("\t")
+        place, _, test = line.partition("\t")
         if test:
-            found[int(number)].add(test.rpartition(" ")[0])
+            found[int(place)].add(test.rpartition(" ")[0])
     return [sorted((seconds[name], name) for name in names) for names in found]
 
 
 def survives(folder: Path, mistake: Mistake, tests: Sequence[tuple[float, str]]) -> bool:
     """Whether tests pass all the same; `folder` is as it was before."""
-    chosen, spent_s = [], 0.0
+    chosen: list[str] = []
+    spent_s = 0.0
     for seconds, name in tests:
         spent_s += seconds
         if not chosen or spent_s <= TESTS_S:
