@@ -41,7 +41,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "temperature": (0.0, 0.5, 1.0),
     "stages": (1, 2, 4),
     "seed": (1, 2, 3),
-    "prompt": ("What is 17 + 25?", "Write a function that adds two numbers.", "Tell me a story."),
+    "prompt": ("What is 17 + 25?", "Add two numbers.", "Tell a story."),
 }
 Pair = frozenset[tuple[int, int]]
 """Two factors, each with the index of a value."""

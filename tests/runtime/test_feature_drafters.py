@@ -43,14 +43,13 @@ def test_answers_are_exact(target: str, make: Callable[[Path], Path], stages: in
         for method in METHODS:
             decoding = Decoding(method=method, drafters=(drafter,))
             with cluster.session(decoding, lambda text, share: None) as session:
-                for name, prompt in PROMPTS.items():
-                    for temperature in (0.0, 1.0):
-                        sampling = Sampling(temperature=temperature, seed=4)
-                        case = Case(prompt_id=name, prompt=prompt, sampling=sampling)
-                        running, timing = session.ask(prompt, sampling, limits)
-                        found.append(found_of(session, case, running, timing, limits))
-                        assert running.end is not None
-                        guessed += running.end.statistics["nodes_sent"] - running.end.statistics["segments"]
+                for temperature, (name, prompt) in zip((0.0, 1.0), PROMPTS.items(), strict=True):
+                    sampling = Sampling(temperature=temperature, seed=4)
+                    case = Case(prompt_id=name, prompt=prompt, sampling=sampling)
+                    running, timing = session.ask(prompt, sampling, limits)
+                    found.append(found_of(session, case, running, timing, limits))
+                    assert running.end is not None
+                    guessed += running.end.statistics["nodes_sent"] - running.end.statistics["segments"]
     plain = StepByStep.load(ModelFiles(model), DTYPE)
     assert [verdict for one in found if (verdict := judge(plain, one, limits.stop_ids)).kind != EXACT] == []
     assert guessed > NEW_TOKENS, f"guesses took part: {guessed}"
