@@ -2,23 +2,18 @@
 lab.perf.matrices`.
 
 All precisions take turns, and so do the forms in which GGUF files pack matrices (`--forms Q4_0,Q4_K`);
-matrices are more than a cache holds, and the least time counts. With the package `libggml` (`pip install
-libggml-python`) ggml's own products in these forms take turns with them: the same shape and number of rows,
-one thread, its weights repacked where it can.
+matrices are more than a cache holds, and the least time counts.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-from gguf import GGMLQuantizationType
 from torch import nn
 
 from flowspec.bench.random_panels import random_panels
@@ -49,11 +44,8 @@ def main() -> None:
     shape = args.outputs, args.inputs
     count = max(2, MATRIX_BYTES // (4 * args.outputs * args.inputs))
     products = {dtype: _ours(dtype, shape, count) for dtype in filter(None, args.dtypes.split(","))}
-    ggml = _ggml()
     for form in args.forms.split(","):
         products[form] = _packed(form, shape, count)
-        if ggml is not None:
-            products[f"ggml {form}"] = ggml.products(form, shape, count)
     found = []
     for rows in map(int, args.rows.split(",")):
         least = dict.fromkeys(products, float("inf"))
@@ -113,105 +105,6 @@ def _packed(name: str, shape: tuple[int, int], count: int) -> Product:
         return found
 
     return product
-
-
-# ------------------------------------------------------------------------------------------------- ggml
-
-FLOAT32, CPU_DEVICE = 0, 0
-REPACKED = ("Q4_0", "Q4_K", "IQ4_NL")
-"""What ggml lays out anew for its vectors, on x86."""
-
-
-class _Params(ctypes.Structure):
-    _fields_ = [("size", ctypes.c_size_t), ("buffer", ctypes.c_void_p), ("has_no_data", ctypes.c_bool)]
-
-
-class _Ggml:
-    """As much of ggml's public API as multiplies by a matrix; a graph is made for each number of rows."""
-
-    def __init__(self, folder: Path) -> None:
-        self._libraries = [
-            ctypes.CDLL(str(folder / f"lib{name}.so"), ctypes.RTLD_GLOBAL)
-            for name in ("ggml-base", "ggml-cpu", "ggml")
-        ]
-        self._backend = self._call("ggml_backend_init_by_type", CPU_DEVICE, None)
-        device = self._call("ggml_backend_dev_by_type", CPU_DEVICE)
-        registry = self._call("ggml_backend_dev_backend_reg", ctypes.c_void_p(device))
-        one = self._function(registry, b"ggml_backend_set_n_threads", None, ctypes.c_void_p, ctypes.c_int)
-        one(self._backend, 1)
-        extra = self._function(
-            registry, b"ggml_backend_dev_get_extra_bufts", ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p
-        )
-        self._default = self._call("ggml_backend_get_default_buffer_type", ctypes.c_void_p(self._backend))
-        self._kind = extra(device)[0] or self._default
-
-    def _call(self, name: str, *given: Any, kind: Any = ctypes.c_void_p) -> Any:
-        function = next(
-            getattr(library, name) for library in reversed(self._libraries) if hasattr(library, name)
-        )
-        function.restype = kind
-        return function(*given)
-
-    def _function(self, registry: int, name: bytes, result: Any, *given: Any) -> Any:
-        found = self._call("ggml_backend_reg_get_proc_address", ctypes.c_void_p(registry), name)
-        return ctypes.CFUNCTYPE(result, *given)(found)
-
-    def _context(self, size: int) -> ctypes.c_void_p:
-        return ctypes.c_void_p(self._call("ggml_init", _Params(size, None, True)))
-
-    def _matrix(self, context: ctypes.c_void_p, kind: int, columns: int, rows: int) -> ctypes.c_void_p:
-        shape = ctypes.c_int64(columns), ctypes.c_int64(rows)
-        return ctypes.c_void_p(self._call("ggml_new_tensor_2d", context, kind, *shape))
-
-    def products(self, form: str, shape: tuple[int, int], count: int) -> Product:
-        kind, (outputs, inputs) = int(GGMLQuantizationType[form]), shape
-        weights = []
-        for _ in range(count):
-            context = self._context(1 << 14)
-            matrix = self._matrix(context, kind, inputs, outputs)
-            place = self._kind if form in REPACKED else self._default
-            self._call("ggml_backend_alloc_ctx_tensors_from_buft", context, ctypes.c_void_p(place))
-            values = torch.randn(shape)
-            size = self._call("ggml_nbytes", matrix, kind=ctypes.c_size_t)
-            packed = torch.empty(size, dtype=torch.uint8)
-            whole = ctypes.c_int64(0), ctypes.c_int64(outputs), ctypes.c_int64(inputs)
-            where = ctypes.c_void_p(values.data_ptr()), ctypes.c_void_p(packed.data_ptr())
-            self._call("ggml_quantize_chunk", kind, *where, *whole, None, kind=ctypes.c_size_t)
-            data = ctypes.c_void_p(packed.data_ptr()), ctypes.c_size_t(0), ctypes.c_size_t(size)
-            self._call("ggml_backend_tensor_set", matrix, *data, kind=None)
-            weights.append(matrix)
-        made: dict[tuple[int, int], tuple[ctypes.c_void_p, ctypes.c_void_p]] = {}
-
-        def product(x: torch.Tensor, number: int) -> None:
-            if (len(x), number) not in made:
-                context = self._context(1 << 16)
-                rows = self._matrix(context, FLOAT32, inputs, len(x))
-                result = ctypes.c_void_p(self._call("ggml_mul_mat", context, weights[number], rows))
-                graph = ctypes.c_void_p(
-                    self._call("ggml_new_graph_custom", context, ctypes.c_size_t(4), ctypes.c_bool(False))
-                )
-                self._call("ggml_build_forward_expand", graph, result, kind=None)
-                place = ctypes.c_void_p(self._default)
-                self._call("ggml_backend_alloc_ctx_tensors_from_buft", context, place)
-                given = ctypes.c_void_p(x.data_ptr()), ctypes.c_size_t(0), ctypes.c_size_t(4 * x.numel())
-                self._call("ggml_backend_tensor_set", rows, *given, kind=None)
-                backend = ctypes.c_void_p(self._backend)
-                plan = self._call("ggml_backend_graph_plan_create", backend, graph)
-                made[len(x), number] = backend, ctypes.c_void_p(plan)
-            self._call("ggml_backend_graph_plan_compute", *made[len(x), number], kind=ctypes.c_int)
-
-        return product
-
-
-def _ggml() -> _Ggml | None:
-    try:
-        import libggml
-    except ImportError:
-        print("ggml is not timed: pip install libggml-python")
-        return None
-    assert libggml.__file__ is not None
-    folders = Path(libggml.__file__).parent
-    return _Ggml(next(path.parent for path in folders.glob("lib*/libggml-base.so")))
 
 
 if __name__ == "__main__":
