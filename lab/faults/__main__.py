@@ -2,10 +2,9 @@
 
 Each seed draws a cluster and what happens to it (`lab.faults.schedule`; docs/design/testing.md). No token may
 ever be wrong, and once all is well again every answer must end, whole, and every device come back in time. A
-seed that fails is printed with the command that replays it; `--seed N --story` tells what happened. Every rule
-that decides (`core/head/head.py`, `stage.py`, `membership.py`, `forming.py`, `core/cluster/daemon.py`,
-`remote_drafter.py`) counts how often it fired: in a run of `RULES_SEEDS` seeds or more one that never did is a
-failure, too.
+seed that fails is printed with its command; `--seed N --story` tells what happened. Every rule that decides
+(`core/head/head.py`, `stage.py`, `membership.py`, `forming.py`, `cluster/daemon.py`, `remote_drafter.py`)
+counts how often it fired: in a run of `RULES_SEEDS` seeds or more one that never did is a failure, too.
 """
 
 from __future__ import annotations
