@@ -178,6 +178,16 @@ def test_its_own_promise_is_for_others(alone: MemoryClaims, tmp_path: Path) -> N
     assert list(folder.glob("*.json")) == []
 
 
+def test_a_folder_of_another_user_is_not_believed(
+    alone: MemoryClaims, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: own + 1)
+    alone.join()
+    alone.promise(sure=1, most=1)
+    assert list(tmp_path.rglob("*.json")) == []
+
+
 def most_of(path: Path) -> int:
     return int(json.loads(path.read_text())["content"]["most"])
 

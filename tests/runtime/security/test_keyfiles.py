@@ -28,7 +28,7 @@ from flowspec.runtime.security.keyfiles import (
     revoke,
 )
 from flowspec.runtime.security.keyring import check_hello
-from flowspec.runtime.transport import bind_router
+from flowspec.runtime.transport import bind_router, dial
 from tests.mutations import mutants, one_line_at_most, toml_file
 
 if sys.version_info >= (3, 11):
@@ -290,4 +290,11 @@ def test_the_gate_answers_nonsense_with_no(folder: Path) -> None:
             assert asker.poll(5000)
             _, _, found, _, user, _ = asker.recv_multipart()
             assert (found, user) == (status, b"head:head" if status == b"200" else b"")
+        context.destroy(linger=0)
+
+
+def test_a_device_without_a_listed_key_is_not_dialled(folder: Path) -> None:
+    with zmq.Context() as context:
+        with pytest.raises(InputError, match="lists no key of device 'pi-9'"):
+            dial(context, "127.0.0.1:7700", "pi-9", head_keyring(folder))
         context.destroy(linger=0)
