@@ -76,7 +76,7 @@ def check(
     alone = StepByStep(files, dtype, layers, cache)
     cuts = (0, *sorted(rng.sample(range(1, layers), stages - 1)), layers)
     with threads_of(threads):
-        jobs = list(play(rng, Stages(files, dtype, cuts, cache), requests, steps=nightly(3, 4), sizes=sizes))
+        jobs = list(play(rng, Stages(files, dtype, cuts, cache), requests, steps=nightly(2, 4), sizes=sizes))
     for found in jobs:
         for path, logits in rng.sample(sorted(found.items()), min(compare, len(found))):
             assert logits == alone.logits(path), f"{len(path)} tokens, {stages} stages, {threads} threads"
@@ -94,10 +94,10 @@ def test_every_logit_is_that_of_step_by_step_decoding(
         dtype,
         rng,
         stages=rng.randrange(1, files.config().get_text_config().num_hidden_layers + 1),
-        threads=rng.choice(nightly((1, 1, 2), (1, 2, 3))),
+        threads=rng.choice(nightly((1, 2), (1, 2, 3))) if dtype == "float32" or NIGHT else 1,
         requests=rng.randrange(1, nightly(3, 5)),
-        sizes=nightly(Sizes(prompt=8, chunks=(1, 3, 40), segments=(1, 5, 20)), Sizes()),
-        compare=nightly(3, 8),
+        sizes=nightly(Sizes(prompt=8, chunks=(1, 3, 40), segments=(2, 9, 20)), Sizes()),
+        compare=nightly(2, 8),
         cache=cache,
     )
 

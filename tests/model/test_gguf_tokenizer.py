@@ -26,6 +26,7 @@ from flowspec.model.gguf.tokenizer import load, plain_tokens, stop_ids
 from flowspec.model.special_tokens import Rendered, without_cuts
 from flowspec.model.text import TextStream, Tokenizer, recommended
 from tests.mutations import mutants, one_line_at_most
+from tests.nightly import nightly
 from tests.vocabularies import (
     BYTES,
     PUBLISHED,
@@ -253,6 +254,7 @@ PIECES = {
     **dict.fromkeys(("minerva-7b", "refact", "smollm", "starcoder"), _DIGITS_GPT2),
     "viking": ("I'LL| it's| | |1|2|3|4|5| |½|x| | GrößeNeu|.\r\n\n | <=>/a-b| 中文ひら|\t|ok|  "),
 }
+OF_EACH_WAY = list({pieces: name for name, pieces in PIECES.items()}.values())
 LETTERS = [chr(code) for code in (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x144))]
 """All bytes, as byte-level BPE writes them."""
 
@@ -273,7 +275,7 @@ def merges_of(*texts: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-@pytest.mark.parametrize("name", SPLITS)
+@pytest.mark.parametrize("name", nightly(OF_EACH_WAY, list(SPLITS)))
 def test_each_pre_tokenizer_cuts_as_its_publisher_says(name: str, folder: Path) -> None:
     """What is cut apart is not merged: with a token for each piece, and for the whole, a text has a token for
     each piece."""

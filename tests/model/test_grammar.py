@@ -250,7 +250,7 @@ def test_what_is_drawn_is_drawn_among_the_allowed_tokens(
     wide = grammar("regex", "[^x]*y", (END,))
     rng = np.random.default_rng(4)
     size = len(TEXTS) + 7
-    for seed in range(40):
+    for seed in range(nightly(8, 40)):
         logits = rng.normal(0, 3, size).astype(np.float32)
         sampling = Sampling(temperature=temperature, seed=seed, grammar=bound, **filters)
         for path in ((), (4 + ord("a"),), (256 + 4,), (4 + ord("b"),)):

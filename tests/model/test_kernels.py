@@ -577,15 +577,13 @@ def test_what_was_damaged_in_the_cache_is_built_again(
     assert len(list(again.parent.glob("*.so"))) == 1
 
 
-def test_without_what_is_built_answers_are_right_and_a_line_says_what_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(build, "build", lambda *_: None)
-    monkeypatch.setattr(build, "_allowed", None)
-    found = run_trial("int8", "cpu", folder=tmp_path)
-    assert found.arithmetics == ("digits",)
+@without_compiler
+def test_without_what_is_built_a_line_says_what_is_missing(tmp_path: Path) -> None:
+    found = run_trial("int8", "cpu", folder=tmp_path, command=RIGHT)
     assert found.detour.endswith(f"is used, for the faster library is not built ({build.why_not()})")
-    assert run_trial("int8", "cpu", folder=tmp_path).detour == found.detour, "and when it is known already"
+    assert run_trial("int8", "cpu", folder=tmp_path, command=NEVER).detour == found.detour, (
+        "and when it is known already"
+    )
 
 
 def test_without_a_compiler_nothing_is_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -197,17 +197,3 @@ def test_nothing_runs_on_when_it_is_left() -> None:
     timer.join()
     assert threading.active_count() == before
     assert computed == [0], "what was begun is ended, and no more"
-
-
-def test_what_is_not_to_run_beside_is_computed_when_it_is_taken() -> None:
-    computed: list[int] = []
-
-    def compute(key: int) -> int:
-        computed.append(key)
-        return threading.get_ident()
-
-    before = threading.active_count()
-    with Ahead({key: partial(compute, key) for key in range(4)}, beside=False) as ahead:
-        assert threading.active_count() == before
-        assert [ahead.take(3), ahead.take(1), ahead.take(9)] == [threading.get_ident()] * 2 + [None]
-    assert computed == [3, 1]

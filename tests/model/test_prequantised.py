@@ -33,6 +33,7 @@ from flowspec.model.step_by_step import StepByStep
 from flowspec.model.support import family_of
 from flowspec.runtime.session import pick_dtype
 from tests.model.slices import CPU, assert_faithful, load_foretold, rewrite
+from tests.nightly import nightly
 from tests.prequantised import convert
 
 PUBLISHED = sorted((Path(__file__).parent / "prequantised").glob("*.safetensors"))
@@ -107,6 +108,7 @@ MADE: dict[str, tuple[str, str, dict[str, Any]]] = {
     "experts in numbers beside awq": ("gemma4-mixture", "awq", {"experts": "plain"}),
 }
 """Variant, method, and what more `convert` is told."""
+EACH_WAY = ["awq", "mxfp4", "experts apart in gptq", "experts stacked in fp8"]
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +133,7 @@ def made(variant: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactor
     return get
 
 
-@pytest.mark.parametrize("method", MADE)
+@pytest.mark.parametrize("method", nightly(EACH_WAY, list(MADE)))
 def test_a_model_runs_as_it_is_packed_and_is_faithful(method: str, made: Callable[[str], Path]) -> None:
     files = ModelFiles(str(made(method)))
     config = files.config()
@@ -141,7 +143,7 @@ def test_a_model_runs_as_it_is_packed_and_is_faithful(method: str, made: Callabl
     for span in (Span(first=0, end=1, count=count), Span(first=1, end=count, count=count)):
         load_foretold(files, span, FILED)
     assert_faithful(made(method), FILED)
-    for dtype in ("bfloat16", "int4") if method in ("gptq", "experts stacked in fp8") else ():
+    for dtype in ("bfloat16", "int4") if method in ("awq", "experts stacked in fp8") else ():
         assert len(StepByStep.load(files, dtype).generate((5, 6, 7), Sampling(), 4, frozenset())) == 4
 
 

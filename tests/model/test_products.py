@@ -95,7 +95,7 @@ def here(library: Library) -> Library:
 def test_a_row_is_what_steps_in_fractions_give(
     products: Products, inputs: int, powers: tuple[int, int]
 ) -> None:
-    x, weights = numbers((5, inputs), powers, 1), numbers((8, inputs), powers, 2)
+    x, weights = numbers((2, inputs), powers, 1), numbers((5, inputs), powers, 2)
     assert products(x, weights).tolist() == exactly(x, weights)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, models
 from tokenizers import Tokenizer as Built
@@ -251,6 +251,7 @@ VALUES = st.recursive(
 )
 
 
+@settings(max_examples=nightly(30, 500))
 @given(VALUES)
 def test_literals_are_those_of_python(value: Any) -> None:
     found = Literals(repr(value))
@@ -258,7 +259,8 @@ def test_literals_are_those_of_python(value: Any) -> None:
     assert found.is_over
 
 
-@given(st.dictionaries(st.from_regex("[a-z]+", fullmatch=True), VALUES), st.text())
+@settings(max_examples=nightly(25, 500))
+@given(st.dictionaries(st.from_regex("[a-z]+", fullmatch=True), VALUES, max_size=3), st.text())
 def test_calls_that_are_written_are_read_again(arguments: dict[str, Any], text: str) -> None:
     write = FORMAT["python list"].write
     assert write is not None
@@ -292,6 +294,7 @@ def without_space(text: str) -> str:
 @pytest.mark.parametrize("name", [None, *FORMAT])
 @pytest.mark.parametrize("thoughts", [None, TAGS])
 def test_any_cut_gives_the_same_and_nothing_is_lost(name: str | None, thoughts: Any) -> None:
+    @settings(max_examples=nightly(25, 500))
     @given(cut())
     def check(case: tuple[str, list[str]]) -> None:
         reply, pieces = case

@@ -60,7 +60,6 @@ GIVEN_BACK = [
 ]
 COPIED = [
     ("llama-grouped", "float32", "q8_0", 3),
-    ("lfm2", "bfloat16", "q8_0", 1),
     ("gemma4", "float32", "auto", 3),
     *nightly(
         [],
@@ -69,6 +68,7 @@ COPIED = [
             ("qwen3", "bfloat16", "q8_0", 1),
             ("gemma2", "bfloat16", "q8_0", 3),
             ("gemma3-text", "float32", "auto", 3),
+            ("lfm2", "bfloat16", "q8_0", 1),
             ("lfm2", "float32", "auto", 3),
             ("qwen3.5", "float32", "auto", 3),
             ("qwen3.5-text", "bfloat16", "q8_0", 3),
@@ -287,11 +287,12 @@ def test_no_bit_depends_on_what_was_copied(
     assert all(count % BLOCK == 0 for count in copied)
     alone = StepByStep.load(files, dtype, cache=cache)
     compared = 0
-    for request in (1, 5, 6, 4):
+    checked = nightly((1, 5), (1, 5, 6, 4))
+    for request in checked:
         prompt, answer = tuple(prompts[request]), tuple(answers[request])
         assert answer == alone.generate(prompt, sampling_of(request), NEW_TOKENS, frozenset()), request
         compared += compare(spy, alone, (*prompt, *answer[:-1]))
-    assert compared > 4 * NEW_TOKENS
+    assert compared > len(checked) * NEW_TOKENS
 
 
 def asked(run: Pipeline, prompts: dict[int, list[int]], requests: Iterable[int]) -> dict[int, list[int]]:
