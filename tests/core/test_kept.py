@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from flowspec.core.head.head import HeadCore
 from flowspec.core.head.kept import Kept
 from flowspec.sim.world import World
-from tests.core.test_routes import FAST, Run
+from tests.core.test_routes import Run
 
 RUNS = {
     "continuous": {"qualities": (0.7,)},
@@ -24,8 +24,8 @@ RUNS = {
 }
 
 
-def run(method: str, answers: int = 3) -> Run:
-    return Run(method, **RUNS[method], answers=answers)  # type: ignore[arg-type]
+def run(method: str, answers: int = 2) -> Run:
+    return Run(method, **RUNS[method], answers=answers, tokens=40)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module", params=RUNS)
@@ -53,12 +53,12 @@ def test_what_is_kept_is_taken_again_as_it_was(learnt: tuple[str, Any]) -> None:
 
 def test_a_run_goes_on_from_what_is_kept() -> None:
     """A drafter that is never right, and one that is: the second run asks the first hardly at all."""
-    first = Run("cosine", (0.0, 0.95), count=1, drafting=(FAST, FAST))
+    first = Run("cosine", (0.0, 0.95), count=1, answers=3, tokens=40)
     second = Run("cosine", (0.0, 0.95), count=1, answers=0)
     second.world.head.recall(json.loads(json.dumps(first.world.head.kept())))
-    second.world.at(0.0, second._submit(0))
+    second.world.at(0.0, second._submit(0, 40))
     second.world.run()
-    assert second.asked[0] < 0.5 * first.asked[0] / 4
+    assert second.asked[0] < 0.5 * first.asked[0] / 3
     assert len(second.method.expertise.domains) == len(first.method.expertise.domains)
 
 

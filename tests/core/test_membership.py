@@ -376,6 +376,21 @@ def test_a_switch_must_gain_more_than_it_costs() -> None:
     assert slow.core.is_worth(1.12, 58.0)
 
 
+def test_what_is_loaded_in_the_switch_counts_when_all_have_made_ready() -> None:
+    bench = running()
+    bench.give(SLOW)
+    assert bench.give(DevicesPrepared(devices=(), gain=1.2, load_s=101.0)) == []
+    assert bench.pass_time(60) == []
+    assert (bench.core.fired["too dear"], bench.core.fired["stays"]) == (1, 1)
+    bench.pass_time(600)
+    bench.give(SLOW)
+    assert bench.give(DevicesPrepared(devices=(), gain=1.2, load_s=99.0)) == []
+    assert bench.pass_time(1) == [GOING_OVER, Reform(devices=("a", "b", "c"))]
+    assert bench.form(99.5) == [Note(text="changing the pipeline took 100.0 s")]
+    assert bench.core.fired["loads then"] == 1
+    assert bench.core.pause_s(0.0) == 1.0, "that is what the next switch takes, if nothing is to be loaded"
+
+
 def test_a_device_that_another_head_has_is_not_back() -> None:
     bench = without_b()
     bench.alive.discard("b")

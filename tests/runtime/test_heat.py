@@ -154,5 +154,5 @@ def test_a_device_that_has_become_slower_gets_fewer_layers(
     assert re.match(told, notes[0]), "to about a third, as far as a busy machine lets it be measured"
     assert [note.partition(" took")[0] for note in notes[1:]] == ["changing the pipeline"]
     assert splits == [BEFORE, AFTER, AFTER], (
-        "that this is faster is for tests/sim/test_heat.py, in virtual time"
+        "that this is faster is for tests/sim/test_changes.py, in virtual time"
     )

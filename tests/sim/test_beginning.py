@@ -26,7 +26,7 @@ from flowspec.sim.record import HEAD
 from flowspec.sim.world import Handled
 from tests.sim.swarm import Play, draw
 
-SEEDS = range(10)
+SEEDS = range(15)
 
 
 def plan(stages: int) -> ClusterPlan:

@@ -99,7 +99,7 @@ def chance(statistic: float, freedom: int) -> float:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("sampling", "count"),
-    [(PLAIN, nightly(1_000, 8_000)), (FILTERED, nightly(500, 2_000))],
+    [(PLAIN, nightly(2_000, 8_000)), (FILTERED, nightly(500, 2_000))],
     ids=["plain", "filtered"],
 )
 def test_drafted_answers_have_the_models_distribution(sampling: Sampling, count: int) -> None:

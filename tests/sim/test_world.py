@@ -52,8 +52,12 @@ def test_what_is_due_at_one_instant_happens_in_the_order_of_asking() -> None:
 
 
 def arrivals(spec: LinkSpec, sends: Sequence[float], seed: int = 0) -> list[float]:
-    clock, seen = Clock(), []
-    arrived = lambda envelope, frames: seen.append(clock.now_s)  # noqa: E731
+    clock = Clock()
+    seen: list[float] = []
+
+    def arrived(*_: object) -> None:
+        seen.append(clock.now_s)
+
     link = SimulatedLink(clock, spec, "a", arrived, chance=random.Random(seed))
     for time_s in sends:
         clock.at(time_s, lambda: link.send(Ping()))
