@@ -131,7 +131,7 @@ def test_the_command_writes_loads_and_goes_on_where_it_was(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, picture: str
 ) -> None:
     pytest.importorskip("matplotlib")
-    (tmp_path / "load.toml").write_text(text)
+    (tmp_path / "load.toml").write_text(text.replace("new_tokens = 8", "new_tokens = 4"))
     out = tmp_path / "out"
     asked = ["bench", "--experiment", str(tmp_path / "load.toml"), "--out", str(out), "--json", "--jobs", "1"]
     assert main(asked) == 0

@@ -4,8 +4,6 @@ the same seeds."""
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -551,8 +549,6 @@ def test_the_command_tells_a_seed_that_fails_and_its_story(
     assert "FAILED at" in told.splitlines()[-1]
 
 
-def test_the_command_works_in_processes_of_its_own() -> None:
-    command = [sys.executable, "-m", "lab.faults", "--seeds", "2", "--jobs", "1", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["seeds"] == 2
+def test_the_command_works_in_processes_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seeds", "2", "--jobs", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["seeds"] == 2

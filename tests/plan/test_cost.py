@@ -133,9 +133,9 @@ def test_more_rows_of_a_mixture_read_more_experts() -> None:
     attention_s = curve.seconds(1) * 3 / 9  # 3 of 9 million weights a layer
     rng = np.random.default_rng(3)
     for rows in (2, 4, 8, 16, 32):
-        read = np.mean([len(_experts_read(rng, rows)) for _ in range(2000)]) / 4
+        read = np.mean([len(_experts_read(rng, rows)) for _ in range(500)]) / 4
         expected_s = attention_s + (curve.seconds(1) - attention_s) * read
-        assert curve.seconds(rows) == pytest.approx(expected_s, rel=0.03)
+        assert curve.seconds(rows) == pytest.approx(expected_s, rel=0.04)
     all_s = attention_s + (curve.seconds(1) - attention_s) * 32 / 4
     assert curve.seconds(10_000) == pytest.approx(all_s), "there are no more than all"
     assert drafter_curve(reading, mixture, "float16").seconds(8) > drafter_curve(
@@ -153,9 +153,9 @@ def test_rows_that_share_no_more_than_chance_has_it_read_as_many_experts_as_draw
     for rows in (1, 2, 3, 8, 20):
         draws = [
             {int(each) for _ in range(rows) for each in rng.choice(experts, chosen, replace=False)}
-            for _ in range(2000)
+            for _ in range(500)
         ]
-        assert curve.choices_of(rows) * chosen == pytest.approx(np.mean([*map(len, draws)]), rel=0.02)
+        assert curve.choices_of(rows) * chosen == pytest.approx(np.mean([*map(len, draws)]), rel=0.04)
     alike = layers_curve(BOARD, replace(mixture, experts_shared=1.0), "float16", 1)
     if experts > chosen:
         assert alike.choices_of(50) == 1
