@@ -31,8 +31,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, apply_ro
 
 from flowspec.model.files import bundled_folder
 from lab.recipe.corpus import DOMAINS, Corpus, parse_mix
-from lab.recipe.features import load_target
-from lab.recipe.hits import BEST, greedy_answers
+from lab.recipe.features import BEST, greedy_answers, load_target
 from lab.recipe.train import add_training_arguments, keep, learning_rate, make_optimizer, resume
 
 DEPTH = 3

@@ -23,14 +23,30 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from flowspec.model.files import bundled_folder
-from lab.recipe.hits import BEST, greedy_answers
+from flowspec.core.protocol.messages import Sampling
+from flowspec.model.files import ModelFiles, bundled_folder
+from flowspec.model.prompts import read_prompts
+from flowspec.model.reference import Reference
+from flowspec.model.text import Tokenizer, recommended
 from lab.recipe.own import OwnText
 from lab.recipe.train import keep, learning_rate, make_optimizer, resume
 
+BEST = (1, 4, 10)
+"""Of a drafter's guesses, among which the target's token is looked for."""
+NEW_TOKENS_MAX = 120
 GRADIENT_MAX = 0.5
 FADING = 0.85
 """A token one further ahead counts so much less: it is reached less often."""
+
+
+def greedy_answers(target: Path, prompts: Path) -> Iterator[tuple[str, list[int], list[int]]]:
+    """Of each prompt of a file its domain, its tokens and those of the target's greedy answer."""
+    files = ModelFiles(str(target))
+    tokenizer, reference = Tokenizer(files), Reference(files, "float32")
+    stop_ids = recommended(files, files.config()).stop_ids
+    for prompt in read_prompts(prompts):
+        ids = tokenizer.encode_chat([{"role": "user", "content": prompt.turns[0]}])
+        yield prompt.domain, list(ids), reference.generate(tuple(ids), Sampling(), NEW_TOKENS_MAX, stop_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
