@@ -56,7 +56,9 @@ export class Answer {
     this.which.hidden = !ids.length;
     const option = (value, text) =>
       Object.assign(document.createElement("option"), { value, textContent: text });
-    const each = ids.map((id) => option(JSON.stringify(id), nameOf(world.requests.get(id))));
+    const each = ids.map((id, place) =>
+      option(JSON.stringify(id), nameOf(place + 1, world.requests.get(id))),
+    );
     this.select.replaceChildren(option("", "auto"), ...each);
     this.select.value = world.chosen === null ? "" : JSON.stringify(world.chosen);
   }
@@ -68,11 +70,11 @@ function questionOf(prompt) {
   return isCut ? `… ${prompt.replace(/^\S*\s+/, "").trim()}` : prompt.trim();
 }
 
-// An answer in the list: its number, and how its question begins.
-function nameOf({ id, prompt, running }) {
+// An answer in the list: its place, and how its question begins.
+function nameOf(place, { prompt, running }) {
   const question = questionOf(prompt).replace(/\s+/g, " ");
   const begin = question.length > NAME_CHARS ? `${question.slice(0, NAME_CHARS)}…` : question;
-  return `${id}${begin && `: ${begin}`}${running ? ", running" : ""}`;
+  return `${place}${begin && `: ${begin}`}${running ? ", running" : ""}`;
 }
 
 function summaryOf(request, { lost, isPlain }) {

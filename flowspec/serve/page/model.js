@@ -282,6 +282,7 @@ export class World {
     this.stages = recording.stages;
     this.requests = new Map();
     this.order = []; // ids, the newest last
+    this.setAside = 0; // answers that are over, whose number the head has given again
     this.chosen = null; // by the person; else the newest that runs
     this.figures = null;
     this.devices = [];
@@ -405,11 +406,25 @@ export class World {
 
   _new(id) {
     const request = new Request(id);
+    const earlier = this.requests.get(id);
+    if (earlier) {
+      this._forget(id);
+      if (!earlier.running) this._setAside(earlier);
+    }
     this.requests.set(id, request);
-    this.order = [...this.order.filter((each) => each !== id), id];
+    this.order.push(id);
     const ended = this.order.filter((each) => !this.requests.get(each).running && each !== this.chosen);
     for (const old of ended.slice(0, -ENDED_KEPT)) this._forget(old);
     return request;
+  }
+
+  // A head gives a number again once its answer is over; that one is looked at under a number of its own.
+  _setAside(request) {
+    if (this.chosen === request.id) this.chosen = -1 - this.setAside;
+    this.setAside += 1;
+    request.id = -this.setAside;
+    this.requests.set(request.id, request);
+    this.order.push(request.id);
   }
 
   _forget(id) {
