@@ -54,6 +54,10 @@ FORM_SHAPES = ((512, 48), (4096, 34))
 """Of matrices that stay as a file packs them, in each form."""
 SHAPES = ((64, 48), (160, 21), (512, 320), (2080, 34), (4096, 32))
 """Inputs and outputs of matrices: blocks with and without a rest, sums of one block and of several."""
+MANY_SHAPE = (1536, 576)
+"""Of the matrix that many rows are multiplied with."""
+MANY_ROW_COUNTS = (129, 17, 33, 64)
+"""As prompts bring them, the most first."""
 PAIRS_SHAPES = ((64, 48), (75, 21), (2080, 10))
 ROW_COUNTS = (1, 32, 2, 17, 3, 16, 8, 1, 31, 5, 32, 4, 7, 12)
 """How many rows run at once, one call after another."""
@@ -543,7 +547,7 @@ def linear_steps(kernel: Kernel, device: torch.device) -> int:
     is_filed = kernel.linear is not None and issubclass(kernel.linear, GgufLinear)
     layers = len(FORMS) * len(FORM_SHAPES) if is_filed else len(SHAPES)
     pairs = len(PAIRS_SHAPES) * 3 if kernel.arithmetic == PAIRS16 else 0
-    return pairs + layers * len(_thread_counts(device))
+    return pairs + (layers + 1) * len(_thread_counts(device))
 
 
 @torch.inference_mode()
@@ -585,6 +589,31 @@ def linear_fault(
                     return f"computes something else than it should {where}: off by {off.max():.3g}"
             if not _are_like_one_by_one(kernel, (layer, other), uneven):
                 return f"computes several matrices of {inputs} x {outputs} otherwise with {threads} threads"
+    return _many_rows_fault(dtype, kernel, device, progress)
+
+
+def _many_rows_fault(dtype: str, kernel: Kernel, device: torch.device, progress: Callable[[], None]) -> str:
+    """Where a row depends on how many run, or nothing. What is left of sums that cancel is their rounding
+    alone, in which every other order of adding up shows."""
+    if kernel.linear is not None and issubclass(kernel.linear, GgufLinear):
+        return ""  # held to a definition already
+    inputs, outputs = MANY_SHAPE
+    generator = np.random.default_rng(5)
+    one, other = generator.permutation(inputs).reshape(2, -1)
+    weights, numbers = (generator.normal(size=(count, inputs)) for count in (outputs, MANY_ROW_COUNTS[0]))
+    weights[:, one], numbers[:, one] = weights[:, other], -numbers[:, other]
+    layer = _layer(dtype, kernel, weights, device)
+    rows = torch.from_numpy(numbers).to(DTYPES[ACTIVATIONS[dtype]]).to(device)
+    looked_at = range(0, len(rows), 16)
+    torch.set_num_threads(1)
+    alone = [layer(rows[row : row + 1])[0] for row in looked_at]
+    for threads in _thread_counts(device):
+        torch.set_num_threads(threads)
+        progress()
+        for count in MANY_ROW_COUNTS:
+            found = layer(rows[:count])
+            if not all(torch.equal(found[row], alone[row // 16]) for row in looked_at if row < count):
+                return f"makes a row depend on {count} that run, {inputs} x {outputs}, with {threads} threads"
     return ""
 
 

@@ -57,6 +57,7 @@ def use(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     has."""
     monkeypatch.setattr("flowspec.model.kernels.has_instructions", lambda dtype: False)
     monkeypatch.setattr("flowspec.model.kernels.has_products", lambda dtype: False)
+    monkeypatch.setattr("flowspec.model.kernels.has_tiles", lambda dtype: False)
     verdicts = (TrialVerdict(kernel=kernel, fault=""),)
     monkeypatch.setattr(
         "flowspec.model.kernels.tried",
