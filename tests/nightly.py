@@ -8,8 +8,11 @@ from __future__ import annotations
 import os
 from typing import TypeVar
 
+import pytest
+
 NIGHT = int(os.environ.get("FLOWSPEC_NIGHT") or 0)
 """0 in the run of a commit."""
+at_night = pytest.mark.skipif(not NIGHT, reason="runs at night")
 _Value = TypeVar("_Value")
 
 

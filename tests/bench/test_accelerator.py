@@ -37,6 +37,7 @@ from flowspec.runtime.health.system import read_clocks, read_system
 from tests import warm
 from tests.caches import BUILT, make_cache
 from tests.model.fake_gpu import FakeGpu
+from tests.nightly import at_night
 
 BOARD = BoardState(board=Board(), clocks={})
 
@@ -80,6 +81,7 @@ def findings(outcomes: list[Outcome], moment: BoardState = BOARD) -> list[tuple[
     return [(finding.severity, finding.check, finding.text) for finding in found]
 
 
+@at_night
 def test_the_command_on_this_cpu(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

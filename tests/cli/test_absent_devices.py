@@ -20,6 +20,7 @@ from flowspec.runtime.session import ClusterOptions, Limits, RecoveryOptions, op
 from tests import names
 from tests.cli.running import Run
 from tests.daemons import DaemonProcess, daemon_process
+from tests.nightly import at_night
 from tests.runtime.clusters import wait_until
 
 PROMPT = (5, 6, 7, 8, 9)
@@ -157,6 +158,7 @@ class Asked:
         assert self.stages == ["late"]
 
 
+@at_night
 def test_a_device_that_was_absent_is_taken_in_when_it_is_there(
     tmp_path: Path, here: DaemonProcess, expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

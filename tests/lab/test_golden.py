@@ -18,6 +18,7 @@ from lab.golden.parts import PARTS, Part
 from lab.golden.place import Place
 from lab.golden.recording import Absent, Comparison, Difference, Observation, Origin, Recording, differences
 from tests import warm
+from tests.nightly import at_night
 
 ORIGIN = Origin(commit="0" * 40, date="2026-01-01", machine="a board", versions="Python 3")
 SEEN = {"a/text": ["one line", "another line"], "a/ids": [5, 6, 7], "b": {"x": 1.5, "y": None}}
@@ -184,6 +185,7 @@ def test_each_part_has_its_module_and_each_recording_its_part() -> None:
     assert sum(path.stat().st_size for path in paths) < 3e6
 
 
+@at_night
 def test_the_smallest_part_is_as_it_was_recorded(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -28,6 +28,7 @@ from flowspec.runtime.token_stream import ArithmeticChanged
 from tests.caches import BUILT, make_cache
 from tests.daemons import DaemonProcess, daemon_process
 from tests.model.broken_kernels import break_int8
+from tests.nightly import at_night
 from tests.runtime.clusters import PROMPT, Peer, listening, plan_for, submit, tokens_of, whole_model
 
 DRAWN = Sampling(temperature=1.0, seed=9)
@@ -93,7 +94,7 @@ def test_what_an_earlier_session_began_with_is_kept_or_refused(folder: Path, poo
 
 
 @pytest.mark.usefixtures("hasty")
-@pytest.mark.parametrize("may_change", [False, True])
+@pytest.mark.parametrize("may_change", [pytest.param(False, marks=at_night), True])
 def test_where_it_cannot_be_kept_the_answer_stops_or_goes_on_and_says_from_which_token_on(
     folder: Path, rich: DaemonProcess, poor: DaemonProcess, expected: list[int], may_change: bool
 ) -> None:

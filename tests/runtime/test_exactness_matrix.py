@@ -39,7 +39,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "drafter": (BUNDLED, "ngram", RANDOM, EAGLE),
     "filter": ({}, {"top_k": 8, **PENALISED}, {"top_p": 0.8, **BIASED}, {"min_p": 0.1}),
     "temperature": (0.0, 0.5, 1.0),
-    "stages": (1, 2, 4),
+    "stages": (1, 3),
     "seed": (1, 2, 3),
     "prompt": ("What is 17 + 25?", "Add two numbers.", "Tell a story."),
 }

@@ -32,6 +32,7 @@ from flowspec.runtime.local import LocalCluster
 from flowspec.runtime.pipelines import Recovery
 from flowspec.runtime.session import ClusterOptions, Limits, OpenCluster, open_cluster
 from flowspec.runtime.transport import TIMER_EARLY_S
+from tests.nightly import at_night
 from tests.runtime.clusters import PROMPT, plan_for, submit, tokens_of
 
 STAGE = Curve(base_s=0.03, extra_row_s=0.0001)
@@ -113,6 +114,7 @@ def split_of(head: Head) -> tuple[int, ...]:
     return tuple(stage.end - stage.first for stage in head.plan.stages)
 
 
+@at_night
 def test_a_device_that_has_become_slower_gets_fewer_layers(
     folder: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,7 @@ from flowspec.runtime.security.keyfiles import make_keys
 from flowspec.runtime.session import ClusterOptions, RecoveryOptions, open_session
 from flowspec.runtime.token_stream import TokenStream
 from tests.daemons import DaemonProcess, slow_wire
+from tests.nightly import at_night
 from tests.runtime.clusters import (
     listening,
     plain,
@@ -100,6 +101,7 @@ def test_an_answer_that_waits_for_devices_can_be_cancelled(doomed: list[LocalDae
         assert answer.end.reason == "cancelled"
 
 
+@at_night
 @pytest.mark.usefixtures("hasty")
 def test_all_load_beside_the_pipeline_that_works_and_then_the_device_is_taken_in(
     folder: Path, reference: Reference
@@ -198,6 +200,7 @@ def test_a_device_that_stood_by_takes_the_place_of_a_lost_one_and_gives_it_back(
             assert head.plan.layer_count == ModelFiles(str(folder)).config().num_hidden_layers
 
 
+@at_night
 def test_a_link_on_which_a_segment_takes_very_long_is_named_and_costs_nobody(
     daemons: list[LocalDaemon], folder: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,12 +10,9 @@ from dataclasses import dataclass, field
 import pytest
 from playwright.sync_api import Page, Response, ViewportSize, expect
 
-from tests.nightly import NIGHT
-
 CHROMIUM, FIREFOX = "chromium", "firefox"
 NAMES = {CHROMIUM: ("chromium", "chromium-browser", "google-chrome"), FIREFOX: ("firefox-esr",)}
 """As `launch/needs` looks for them."""
-at_night = pytest.mark.skipif(not NIGHT, reason="runs at night, in both browsers")
 WAIT_MS = 30_000
 
 DESKTOP: ViewportSize = {"width": 1280, "height": 800}

@@ -9,6 +9,7 @@ from importlib import resources
 from playwright.sync_api import Page, expect
 
 from flowspec.serve.page import page_routes
+from tests.nightly import at_night
 from tests.serve.page.pages import (
     DESKTOP,
     PHONE,
@@ -16,7 +17,6 @@ from tests.serve.page.pages import (
     Watched,
     answered,
     ask,
-    at_night,
     picture,
     replayed,
 )

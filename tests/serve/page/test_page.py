@@ -8,12 +8,12 @@ import re
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.nightly import at_night
 from tests.runtime.clusters import wait_until
 from tests.serve.page.pages import (
     Watched,
     answered,
     ask,
-    at_night,
     committed,
     is_live,
     picture,

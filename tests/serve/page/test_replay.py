@@ -9,10 +9,10 @@ from typing import Any
 from playwright.sync_api import Page, expect
 
 from flowspec.watch.recording import wrong_document
+from tests.nightly import at_night
 from tests.serve.page.pages import (
     answered,
     ask,
-    at_night,
     committed,
     is_live,
     picture,
