@@ -12,6 +12,7 @@ import ast
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -195,6 +196,7 @@ def tests_that_reach(tree: Path, mistakes: Sequence[Mistake], folder: Path) -> l
     words = ["-n", str(os.cpu_count()), "--dist", "worksteal", "--durations", "0", "--durations-min", "0"]
     _, printed = run_tests(folder, words, 7200.0, FLOWSPEC_REACHED=str(reached))
     (folder / "printed.txt").write_text(printed, "utf-8")
+    failed = set(re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", printed, re.M))  # without mistakes, too
     seconds: dict[str, float] = defaultdict(float)
     for line in printed.splitlines():
         match line.split(maxsplit=2):
@@ -203,8 +205,8 @@ def tests_that_reach(tree: Path, mistakes: Sequence[Mistake], folder: Path) -> l
     found: list[set[str]] = [set() for _ in mistakes]
     for line in reached.read_text("utf-8").splitlines():
         place, _, test = line.partition("\t")
-        if test:
-            found[int(place)].add(test.rpartition(" ")[0])
+        if (name := test.rpartition(" ")[0]) and name not in failed:
+            found[int(place)].add(name)
     return [sorted((seconds[name], name) for name in names) for names in found]
 
 
