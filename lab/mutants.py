@@ -178,7 +178,13 @@ def run_tests(folder: Path, words: Sequence[str], limit_s: float, **variables: s
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(folder), **variables}
     try:
         done = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=limit_s
+            command,
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=limit_s,
         )
     except subprocess.TimeoutExpired:
         return 124, ""
@@ -186,16 +192,18 @@ def run_tests(folder: Path, words: Sequence[str], limit_s: float, **variables: s
 
 
 def tests_that_reach(tree: Path, mistakes: Sequence[Mistake], folder: Path) -> list[list[tuple[float, str]]]:
-    """Of each mistake, the tests that come by, with their seconds, the fastest first."""
-    copy_of(tree, folder)
-    for number, mistake in sorted(enumerate(mistakes), key=lambda pair: -pair[1].start):
-        mistake.put(folder, f"(_reach({number}) or ({mistake.before}))")
-    first = folder / "flowspec" / "__init__.py"
-    first.write_text(REACHED + first.read_text("utf-8"), "utf-8")
-    reached = folder / "reached.txt"
-    words = ["-n", str(os.cpu_count()), "--dist", "worksteal", "--durations", "0", "--durations-min", "0"]
-    _, printed = run_tests(folder, words, 7200.0, FLOWSPEC_REACHED=str(reached))
-    (folder / "printed.txt").write_text(printed, "utf-8")
+    """Of each mistake, the tests that come by, with their seconds, the fastest first; as found earlier if
+    they were looked for in this folder."""
+    reached, log = folder / "reached.txt", folder / "printed.txt"
+    if not log.exists():
+        copy_of(tree, folder)
+        for number, mistake in sorted(enumerate(mistakes), key=lambda pair: -pair[1].start):
+            mistake.put(folder, f"(_reach({number}) or ({mistake.before}))")
+        first = folder / "flowspec" / "__init__.py"
+        first.write_text(REACHED + first.read_text("utf-8"), "utf-8")
+        words = ["-n", str(os.cpu_count()), "--dist", "worksteal", "--durations", "0", "--durations-min", "0"]
+        log.write_text(run_tests(folder, words, 7200.0, FLOWSPEC_REACHED=str(reached))[1], "utf-8")
+    printed = log.read_text("utf-8")
     failed = set(re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", printed, re.M))  # without mistakes, too
     seconds: dict[str, float] = defaultdict(float)
     for line in printed.splitlines():
@@ -226,7 +234,7 @@ def survives(folder: Path, mistake: Mistake, tests: Sequence[tuple[float, str]])
         status, printed = run_tests(folder, ["-x", "-n", "0", "--timeout", str(TEST_S), *chosen], 3 * TESTS_S)
     finally:
         (folder / mistake.path).write_bytes(source)
-    assert status != UNKNOWN_TEST or "ERRORS" in printed, (mistake, printed)
+    assert status != UNKNOWN_TEST or "ERRORS" in printed or "loading conftest" in printed, (mistake, printed)
     return status == 0
 
 
@@ -234,7 +242,8 @@ def measure(options: argparse.Namespace) -> int:
     tree = Path(options.tree)
     mistakes = draw(tree, options.seed, options.count)
     with tempfile.TemporaryDirectory(prefix="flowspec-mutants-") as name:
-        reached = tests_that_reach(tree, mistakes, Path(name) / "reached")
+        folder = Path(options.folder or f"{name}/reached")
+        reached = tests_that_reach(tree, mistakes, folder)
         copies = [copy_of(tree, Path(name) / str(number)) for number in range(options.jobs)]
         free = list(copies)
 
@@ -247,7 +256,8 @@ def measure(options: argparse.Namespace) -> int:
 
         survivors = []
         with ThreadPoolExecutor(options.jobs) as threads:
-            for number, is_left in enumerate(threads.map(judge, range(len(mistakes)))):
+            numbers = range(options.first - 1, len(mistakes))
+            for number, is_left in zip(numbers, threads.map(judge, numbers), strict=True):
                 mistake = mistakes[number]
                 fate = "SURVIVES" if is_left else "caught"
                 print(
@@ -271,7 +281,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.whole("--seed", 53)
     parser.whole("--count", 120, "mistakes to make")
     parser.whole("--jobs", os.cpu_count() or 1, "mistakes that are judged side by side")
+    parser.whole("--first", 1, "the mistake to begin with")
     parser.add_argument("--tree", default=".", help="folder of the product and its tests (default: here)")
+    parser.add_argument("--folder", help="to keep in it which tests come by (default: not kept)")
     return run_command(parser, measure, argv)
 
 
