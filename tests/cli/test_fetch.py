@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 from gguf import GGMLQuantizationType
@@ -20,8 +15,8 @@ from flowspec.model.files import ModelFiles
 from flowspec.model.hub_choices import CHECKPOINT, check_any, choices_of, chosen
 from tests.cli.running import Ended, Run
 from tests.ggufs import convert, make
+from tests.hub import MODEL, FakeHub
 
-MODEL = "owner/name"
 PI = ("--devices", "2x", "raspberry-pi-5")
 
 
@@ -69,72 +64,18 @@ def test_weights_that_are_pickles_are_told_of() -> None:
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[tuple[Path, str, list[str]]]:
-    """A folder that a hub has as `owner/name`, the hub's address, and the files that were read from it."""
-    folder = tmp_path / "served"
-    folder.mkdir()
-    asked: list[str] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_HEAD(self) -> None:
-            self.give(has_body=False)
-
-        def do_GET(self) -> None:
-            self.give(has_body=True)
-
-        def give(self, *, has_body: bool) -> None:
-            path = self.path.partition("?")[0]
-            if path == f"/api/models/{MODEL}":
-                siblings = [
-                    {"rfilename": each.name, "size": each.stat().st_size} for each in folder.iterdir()
-                ]
-                self.answer(200, json.dumps({"id": MODEL, "siblings": siblings}).encode(), has_body=has_body)
-                return
-            file = folder / path.rpartition("/")[2]
-            if f"/{MODEL}/resolve/" not in path or not file.is_file():
-                code = "EntryNotFound" if MODEL in path else "RepoNotFound"
-                self.answer(404, b"", {"X-Error-Code": code}, has_body=has_body)
-                return
-            content = file.read_bytes()
-            tag = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": "c" * 40}
-            wanted = self.headers.get("Range")
-            if wanted is None:
-                self.answer(200, content, tag, has_body=has_body)
-            else:
-                first, _, last = wanted.removeprefix("bytes=").partition("-")
-                part = content[int(first) : int(last) + 1 if last else None]
-                end = int(first) + len(part) - 1
-                self.answer(206, part, {**tag, "Content-Range": f"bytes {first}-{end}/{len(content)}"})
-            if has_body:
-                asked.append(file.name)
-
-        def answer(self, status: int, body: bytes, headers: Any = None, *, has_body: bool = True) -> None:
-            self.send_response(status)
-            for name, value in (headers or {}).items():
-                self.send_header(name, value)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            if has_body:
-                self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            """Quiet."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield folder, f"http://127.0.0.1:{server.server_address[1]}", asked
-    server.shutdown()
-    server.server_close()
+def hub(tmp_path: Path) -> Iterator[FakeHub]:
+    (tmp_path / "served").mkdir()
+    hub = FakeHub(tmp_path / "served")
+    yield hub
+    hub.close()
 
 
 @pytest.fixture
-def fetch(
-    served: tuple[Path, str, list[str]], hub_cache: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> Run:
+def fetch(hub: FakeHub, hub_cache: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
     """The command, for which the hub is the one that serves."""
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    set_hub(monkeypatch, served[1])
+    set_hub(monkeypatch, hub.address)
 
     def fetch(*words: str, status: int = 0, offline: bool = False) -> Ended:
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
@@ -152,9 +93,9 @@ def set_hub(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
 
 
 def test_a_gguf_file_is_looked_at_chosen_and_fetched(
-    served: tuple[Path, str, list[str]], fetch: Run, hub_cache: Path, tmp_path: Path
+    hub: FakeHub, fetch: Run, hub_cache: Path, tmp_path: Path
 ) -> None:
-    folder, _, asked = served
+    folder, asked = hub.folder, hub.asked
     checkpoint = make(tmp_path / "checkpoint", "llama-tied")
     for kind in (GGMLQuantizationType.Q8_0, GGMLQuantizationType.Q4_0):
         convert(checkpoint, folder / f"small-{kind.name}.gguf", kind)
@@ -183,9 +124,9 @@ def test_a_gguf_file_is_looked_at_chosen_and_fetched(
 
 
 def test_a_checkpoint_is_fetched_and_what_does_not_fit_is_not(
-    served: tuple[Path, str, list[str]], fetch: Run, hub_cache: Path, tmp_path: Path
+    hub: FakeHub, fetch: Run, hub_cache: Path, tmp_path: Path
 ) -> None:
-    folder, _, asked = served
+    folder, asked = hub.folder, hub.asked
     make_variant(folder, "llama-grouped")
     (folder / "README.md").write_text("no")
     tight = tmp_path / "cluster.toml"

@@ -1,30 +1,36 @@
 """A slice is kept, shared and trusted by the digests of its tensors, whatever a head calls its model,
-wherever its files are."""
+wherever its files are; those of the hub a daemon fetches from there, where it may, and as long as its head is
+there."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import shutil
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub.constants
+import psutil
 import pytest
 from safetensors.torch import load_file, save_file
 
 from flowspec.bench.checkpoints import SMALL, make_checkpoint
+from flowspec.core.protocol.cluster_messages import Loading, Ping, Ready, Reset
 from flowspec.errors import ClusterError
 from flowspec.model.files import ModelFiles
 from flowspec.model.tensors import Tensors
+from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalDaemon
 from flowspec.runtime.weights import server
 from flowspec.runtime.weights.offer import Offer
 from tests.caches import make_cache
-from tests.runtime.clusters import plan_for
+from tests.hub import COMMIT, MODEL, FakeHub
+from tests.runtime.clusters import Peer, plan_for, whole_model
 from tests.runtime.weights.served import answer, expected
 
 Start = Callable[..., LocalDaemon]
@@ -149,40 +155,108 @@ def test_files_that_change_while_they_are_loaded_are_not_served(
         Head(plan)
 
 
+class Cached(ModelFiles):
+    """The head's own: as in its cache of the hub."""
+
+    def fingerprint(self) -> str:
+        assert self.folder is not None
+        return fingerprint(self.folder)
+
+
 @pytest.fixture
-def hub(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The cache of the hub with the model in it as `owner/name`; the snapshot's folder."""
-    repository = tmp_path / "hub" / "models--owner--name"
-    snapshot = repository / "snapshots" / ("c" * 40)
-    for each in (repository / "refs", repository / "blobs", snapshot):
-        each.mkdir(parents=True)
-    (repository / "refs" / "main").write_text("c" * 40)
-    for name in ("config.json", "model.safetensors"):
-        content = (folder / name).read_bytes()
-        blob = hashlib.sha256(content).hexdigest() if name.endswith("rs") else "d" * 40
-        (repository / "blobs" / blob).write_bytes(content)
-        (snapshot / name).symlink_to(os.path.relpath(repository / "blobs" / blob, snapshot))
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    """Of a model in six files or so."""
+    shape = {**SMALL, "num_key_value_heads": 2}
+    found = FakeHub(make_checkpoint(tmp_path / "model", "llama", shape, shard="300KB"))
+    monkeypatch.setenv("HF_ENDPOINT", found.address)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    return snapshot
+    monkeypatch.setattr(server, "ModelFiles", lambda name: Cached(str(found.folder)))
+    yield found
+    found.close()
 
 
-def test_a_model_of_the_hub_is_checked_by_the_hubs_own_hashes(
-    alone: Start, folder: Path, hub: Path, monkeypatch: pytest.MonkeyPatch
+def weights_asked(hub: FakeHub) -> list[str]:
+    return [name for name in hub.asked if name.endswith(".safetensors")]
+
+
+def fingerprint(folder: Path) -> str:
+    """What a head says that has this revision in its cache."""
+    return hashlib.sha256((folder / "config.json").read_bytes() + b"blobs" + COMMIT.encode()).hexdigest()[:32]
+
+
+def hub_plan(hub: FakeHub, daemon: LocalDaemon) -> ClusterPlan:
+    return replace(plan_for(hub.folder, [daemon]), model=MODEL, fingerprint=fingerprint(hub.folder))
+
+
+def test_the_files_of_a_slice_are_fetched_once_and_no_others_and_are_checked_by_the_hubs_own_hashes(
+    alone: Start, hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The head is not asked, for it may not have the weights."""
     monkeypatch.setattr(Offer, "begin", None)
-    daemon = alone()
-    plan = replace(
-        plan_for(folder, [daemon]), model="owner/name", fingerprint=ModelFiles("owner/name").fingerprint()
-    )
-    for _ in range(2):
-        assert answer(plan) == (expected(folder), 0)
-    weights = (hub / "model.safetensors").resolve()
+    daemon, right = alone(), (expected(hub.folder), 0)
+    whole = whole_model(MODEL, fingerprint(hub.folder))
+    with Peer(daemon.address) as control:
+        control.greet()
+        part = replace(whole, stages=2, end_layer=3, next_hop=daemon.address, next_name="x")
+        assert isinstance(control.assign(daemon.address, part), Ready)
+        control.link.send(Reset())
+    files = ModelFiles(str(hub.folder)).weight_map()
+    mine = {
+        file
+        for name, file in files.items()
+        if name.startswith(("model.embed", *(f"model.layers.{n}." for n in range(3))))
+    }
+    assert set(weights_asked(hub)) == mine < set(files.values())
+    assert answer(hub_plan(hub, daemon)) == right
+    assert sorted(weights_asked(hub)) == sorted(set(files.values())), "each once"
+    hub.asked.clear()
+    assert answer(hub_plan(hub, alone(name="again"))) == right
+    assert hub.asked == []
+    (weights, *_) = tmp_path.glob("hub/models--owner--name/snapshots/*/*.safetensors")
     content = bytearray(weights.read_bytes())
     content[len(content) // 2] ^= 1
     weights.write_bytes(content)
-    other = replace(plan_for(folder, [alone(name="other")]), model="owner/name", fingerprint=plan.fingerprint)
-    with pytest.raises(
-        ClusterError, match=r"other at .*model.safetensors of 'owner/name' in the hub's cache here is damaged"
-    ):
-        Head(other)
+    said = rf"other at .*{weights.name} of 'owner/name' in the hub's cache here is damaged"
+    with pytest.raises(ClusterError, match=said):
+        Head(hub_plan(hub, alone(name="other")))
+
+
+def test_a_daemon_that_may_not_fetch_is_sent_all_and_what_does_not_fit_is_not_fetched(
+    alone: Start, hub: FakeHub
+) -> None:
+    tokens, received = answer(hub_plan(hub, alone(uses_hub=False)))
+    assert tokens == expected(hub.folder)
+    assert received > 0, "the head has sent it"
+    said = r"none at .*config.json of 'owner/name' is not in the Hugging Face cache"
+    with pytest.raises(ClusterError, match=said):
+        Head(hub_plan(hub, alone(name="none", uses_hub=False, cache_bytes=0)))
+    assert hub.asked == []
+    said = r"files of 'owner/name' that hold these layers have .*but this daemon may fetch .*--cache-limit"
+    with pytest.raises(ClusterError, match=f"other at .*{said}"):
+        Head(hub_plan(hub, alone(name="other", store="other", cache_bytes=100_000)))
+    assert weights_asked(hub) == []
+
+
+def test_a_download_ends_with_its_head(alone: Start, hub: FakeHub) -> None:
+    """However slow the hub is: this one says nothing at all."""
+    daemon, before = alone(), set(psutil.Process().children())
+    hub.may_go.clear()
+    with Peer(daemon.address) as control:
+        control.greet()
+        whole = whole_model(MODEL, fingerprint(hub.folder))
+        assert isinstance(control.assign(daemon.address, whole, until="receiving"), Loading)
+        deadline_s = time.monotonic() + 30
+        while not hub.asked:
+            assert time.monotonic() < deadline_s
+            control.link.send(Ping())
+            time.sleep(0.2)
+        assert set(psutil.Process().children()) - before
+        control.link.send(Reset())
+        left_s = time.monotonic()
+        while set(psutil.Process().children()) - before:
+            assert time.monotonic() < left_s + 5, "the download goes on"
+            time.sleep(0.02)
+    hub.may_go.set()
+    assert answer(hub_plan(hub, daemon)) == (expected(hub.folder), 0)
