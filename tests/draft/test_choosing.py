@@ -30,7 +30,7 @@ from flowspec.runtime.default_drafter import taken_for
 from flowspec.runtime.planning.plan_inputs import drafter_inputs
 from flowspec.runtime.session import ClusterOptions, RecoveryOptions
 from tests.draft.heads import make_head
-from tests.model.test_hub import put_into_cache
+from tests.model.test_files import put_into_cache
 
 TARGET = "meta-llama/Llama-2-7b-chat-hf"
 HEAD = "yuhuili/EAGLE-llama2-chat-7B"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,17 @@ CPU = torch.device("cpu")
 
 PLAIN_LINEARS: dict[str, type[QuantisedLinear]] = {"int8": PlainInt8Linear, "int4": PanelInt4Linear}
 """Those for CPUs that need no kernel but float32's."""
+
+
+@contextmanager
+def threads_of(count: int) -> Iterator[None]:
+    """So many of torch's threads, for a while."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def load(folder: Path, cuts: list[int], dtype: str = "float32", cache: str = CACHE_AUTO) -> list[Slice]:

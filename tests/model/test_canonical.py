@@ -18,7 +18,7 @@ from flowspec.core.protocol.precision import CACHE_AUTO, FILED, Q8_0
 from flowspec.model.files import ModelFiles
 from lab.golden.passes import Sizes, Stages, StepByStep, play
 from tests import ggufs
-from tests.model.threads import threads_of
+from tests.model.slices import threads_of
 from tests.nightly import NIGHT, nightly
 
 DTYPES = ("float32", "bfloat16", "float16", "int8", "int4")

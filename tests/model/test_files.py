@@ -6,6 +6,8 @@ from __future__ import annotations
 import ast
 import json
 import math
+import os
+import re
 import shutil
 import struct
 import tracemalloc
@@ -18,20 +20,22 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType
 from hypothesis import example, given
+from hypothesis import strategies as st
 from safetensors.numpy import save_file as save_arrays
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 import flowspec
 from flowspec.core.protocol import limits
 from flowspec.errors import InputError
 from flowspec.model.damage import check_inside, check_written
-from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder
+from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder, canonical_name
 from flowspec.model.gguf.file import GgufFile
 from flowspec.model.json_files import read_json
-from flowspec.model.prompts import read_prompts
+from flowspec.model.prompts import Prompt, of_each_domain, read_prompts
 from flowspec.model.safetensors_file import SafetensorsTensors, written_extents
 from flowspec.model.text import Tokenizer, recommended
 from flowspec.plan.tables import read_toml
+from flowspec.runtime.health.gather import model_state
 from flowspec.serve.guard import read_keys
 from tests import ggufs
 from tests.mutations import HUGE, mutants, one_line_at_most
@@ -46,6 +50,14 @@ CONFIG = {
 TENSORS = {"a.weight": torch.arange(6.0).reshape(2, 3), "b.weight": torch.ones(4, dtype=torch.bfloat16)}
 SHARDS = {"a.weight": "model-00001-of-00002.safetensors", "b.weight": "model-00002-of-00002.safetensors"}
 INDEX = "model.safetensors.index.json"
+SINGLE = {"config.json": json.dumps(CONFIG).encode(), "model.safetensors": save(TENSORS, {"format": "pt"})}
+"""All tensors in one file."""
+SHARDED = {
+    "config.json": SINGLE["config.json"],
+    INDEX: json.dumps({"metadata": {}, "weight_map": SHARDS}).encode(),
+    **{file: save({name: TENSORS[name]}) for name, file in SHARDS.items()},
+}
+"""One tensor in each of two files, and an index."""
 
 
 def test_one_thread_at_a_time_takes_names_of_transformers() -> None:
@@ -68,26 +80,21 @@ def test_one_thread_at_a_time_takes_names_of_transformers() -> None:
     assert alone == []
 
 
+def folder_of(path: Path, files: dict[str, bytes]) -> Path:
+    path.mkdir()
+    for name, content in files.items():
+        (path / name).write_bytes(content)
+    return path
+
+
 @pytest.fixture
 def single(tmp_path: Path) -> Path:
-    """A folder with all tensors in one file."""
-    folder = tmp_path / "single"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    save_file(TENSORS, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
+    return folder_of(tmp_path / "single", SINGLE)
 
 
 @pytest.fixture
 def sharded(tmp_path: Path) -> Path:
-    """A folder with one tensor in each of two files, and an index."""
-    folder = tmp_path / "sharded"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    for name, file in SHARDS.items():
-        save_file({name: TENSORS[name]}, folder / file)
-    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": SHARDS}))
-    return folder
+    return folder_of(tmp_path / "sharded", SHARDED)
 
 
 @pytest.mark.parametrize("layout", ["single", "sharded"])
@@ -371,11 +378,7 @@ MARK = b"\xef\xbb\xbf"
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """A copy of the bundled model."""
-    folder = tmp_path / "model"
-    folder.mkdir()
-    for path in bundled_folder("target").iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
-    return folder
+    return Path(shutil.copytree(bundled_folder("target"), tmp_path / "model"))
 
 
 @pytest.fixture(scope="module")
@@ -609,3 +612,180 @@ def test_what_is_no_number_is_refused(value: Any, toy: Path, model: Path) -> Non
     (model / "generation_config.json").write_text(json.dumps({"temperature": value}))
     with pytest.raises(InputError, match="temperature: expected a number"):
         recommended(ModelFiles(str(model)), ModelFiles(str(model)).config())
+
+
+# ---------------------------------------------------------------------------------------------- prompts files
+
+ROW = {"turns": ["a", "b"], "question_id": 7, "category": "x", "more": {"x": 1}}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("prompts") / "p.jsonl"
+
+
+def read_or_refused(path: Path) -> list[Prompt]:
+    try:
+        return read_prompts(path)
+    except InputError as error:
+        said = str(error)
+    assert str(path) in said
+    assert len(said.splitlines()) == 1
+    assert len(said) < 1000
+    return []
+
+
+@given(st.lists(mutants(ROW), max_size=3))
+@example([{"turns": ["\ud800"]}])
+@example([{"turns": ["\x00"], "question_id": "\x1b[2J"}])
+def test_any_rows_are_read_or_refused(path: Path, rows: list[Any]) -> None:
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    for prompt in read_or_refused(path):
+        assert all(turn.strip() and turn.encode() for turn in prompt.turns)
+        assert (prompt.prompt_id + prompt.domain).isprintable()
+
+
+@given(st.binary(max_size=80) | st.text(max_size=12).map(str.encode))
+def test_any_bytes_are_read_or_refused(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    read_or_refused(path)
+    plain = path.with_suffix(".txt")
+    plain.write_bytes(content)
+    read_or_refused(plain)
+
+
+def test_a_line_that_nests_or_counts_too_far_is_named(path: Path) -> None:
+    for line in ("[" * 100_000, '{"turns": ' * 100_000, '{"turns": [' + "1" * 5000 + "]}"):
+        path.write_text('{"turns": ["a"]}\n' + line)
+        with pytest.raises(InputError, match="line 2: expected"):
+            read_prompts(path)
+
+
+def test_prompts_without_a_category_have_their_file_s(path: Path) -> None:
+    path.write_text('{"turns": ["a"]}\n{"turns": ["b"], "category": ""}\n{"turns": ["c"], "category": "x"}')
+    assert [prompt.domain for prompt in read_prompts(path)] == [path.stem, path.stem, "x"]
+
+
+def test_what_is_too_long_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "PROMPT_CHARS_MAX", 1000)
+    path.write_text(json.dumps({"turns": ["x" * 1001]}))
+    with pytest.raises(InputError, match=r"line 1: .* a turn of more than 1000 characters"):
+        read_prompts(path)
+    with path.open("wb") as file:
+        file.truncate(limits.PROMPTS_BYTES_MAX + 1)
+    with pytest.raises(InputError, match=f"at most {limits.PROMPTS_BYTES_MAX} bytes together"):
+        read_prompts(path)
+
+
+def test_only_the_end_of_a_line_ends_one(path: Path) -> None:
+    path.write_bytes('{"turns": ["a\u2028b\x85c"]}\r\n{"turns": ["d"], "question_id": 7}\n'.encode())
+    assert [prompt.turns for prompt in read_prompts(path)] == [("a\u2028b\x85c",), ("d",)]
+    plain = path.with_suffix(".txt")
+    plain.write_bytes(b"one\r\ntwo\n")
+    assert [prompt.turns for prompt in read_prompts(plain)] == [("one",), ("two",)]
+
+
+def test_toml_that_nests_or_counts_too_far_or_is_too_large_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    brackets, digits = b"a = " + b"[" * 100_000, b"a = " + b"9" * 5000
+    for content in (
+        brackets,
+        digits,
+        b"a" * 3000 + b".b" * 3000 + b" = 1",
+        b"\xff",
+        b"\x00 = 1",
+        b"[" * 50_000,
+    ):
+        path.write_bytes(content)
+        with pytest.raises(InputError) as caught:
+            read_toml(path, "a cluster file").check(())
+        assert len(str(caught.value).splitlines()) == 1
+    with path.open("wb") as file:
+        file.truncate(limits.TOML_BYTES_MAX + 1)
+    with pytest.raises(InputError, match=f"a cluster file of at most {limits.TOML_BYTES_MAX} bytes"):
+        read_toml(path, "a cluster file")
+
+
+def test_a_few_prompts_are_of_each_domain_in_turn() -> None:
+    names = ("a1", "a2", "a3", "b1", "c1", "c2")
+    prompts = [Prompt(prompt_id=name, domain=name[0], turns=(name,)) for name in names]
+    for count, expected in ((3, "a1 b1 c1"), (5, "a1 b1 c1 a2 c2"), (9, "a1 b1 c1 a2 c2 a3")):
+        assert [prompt.prompt_id for prompt in of_each_domain(prompts, count)] == expected.split()
+
+
+# --------------------------------------------------------------------------------------- the cache of the hub
+
+
+def put_into_cache(
+    cache: Path, name: str, commit: str, files: dict[str, bytes], owner: str = "owner"
+) -> Path:
+    """Makes a cached model of these files; returns its snapshot folder."""
+    repository = cache / f"models--{owner}--{name}"
+    snapshot = repository / "snapshots" / commit
+    for folder in (repository / "refs", repository / "blobs", snapshot):
+        folder.mkdir(parents=True)
+    (repository / "refs" / "main").write_text(commit)
+    for number, (file, content) in enumerate(files.items()):
+        (repository / "blobs" / f"{number:040x}").write_bytes(content)
+        (snapshot / file).parent.mkdir(exist_ok=True)
+        (snapshot / file).symlink_to(
+            os.path.relpath(repository / "blobs" / f"{number:040x}", (snapshot / file).parent)
+        )
+    return snapshot
+
+
+def test_a_cached_hub_model_is_found_and_what_is_missing_is_named(hub_cache: Path) -> None:
+    half = {file: SHARDED[file] for file in SHARDED if file != SHARDS["a.weight"]}
+    models = {"one": SINGLE, "many": SHARDED, "retrained": SHARDED, "half": half}
+    snapshots = {
+        name: put_into_cache(hub_cache, name, str(number) * 40, files)
+        for number, (name, files) in enumerate(models.items())
+    }
+    for name in ("one", "many"):
+        files = ModelFiles(f"owner/{name}")
+        assert files.path("config.json") == snapshots[name] / "config.json"
+        assert files.find("generation_config.json") is None
+        assert files.config().model_type == "llama"
+        assert sorted(files.weight_map()) == sorted(TENSORS)
+        assert torch.equal(files.tensors().load("a.weight", (2, 3)), TENSORS["a.weight"])
+    revisions = {ModelFiles(f"owner/{name}").fingerprint() for name in ("many", "retrained")}
+    assert len(revisions) == 2, "another revision, another fingerprint"
+    for name, told in (
+        ("half", f"model 'owner/half' has no {SHARDS['a.weight']}; expected "),
+        ("absent", "config.json of 'owner/absent' is not in the Hugging Face cache, and offline mode is on"),
+        ("bad..name", "cannot get config.json of 'owner/bad..name' from the hub: "),
+    ):
+        files = ModelFiles(f"owner/{name}")
+        with pytest.raises(InputError, match=f"^{re.escape(told)}.*$"):
+            (files.config(), files.tensors().load("a.weight", (2, 3)))
+
+
+def test_a_gguf_file_of_a_cached_hub_model_is_found_in_all_its_parts(hub_cache: Path, tmp_path: Path) -> None:
+    checkpoint = ggufs.make(tmp_path / "checkpoint", "llama")
+    whole = ggufs.convert(checkpoint, tmp_path / "whole.gguf")
+    first = ggufs.convert(checkpoint, tmp_path / "parts" / "m.gguf", part_tensors=20)
+    parts = {f"F32/{path.name}": path.read_bytes() for path in sorted(first.parent.iterdir())}
+    beginning = next(iter(parts))
+    snapshot = put_into_cache(hub_cache, "llama", "1" * 40, {"whole.gguf": whole.read_bytes(), **parts})
+    put_into_cache(hub_cache, "half", "2" * 40, dict(list(parts.items())[:2]))
+    put_into_cache(hub_cache, "known", "3" * 40, {"config.json": SINGLE["config.json"]})
+    for name, local in (("whole.gguf", whole), (beginning, first)):
+        model = f"owner/llama/{name}"
+        files = ModelFiles(model, may_fetch=False)
+        assert files.gguf == snapshot / name
+        assert files.config().model_type == "llama"
+        assert files.fingerprint() == ModelFiles(str(local)).fingerprint()
+        assert canonical_name(model) == model
+        assert len(set(files.tensors())) == 39
+        assert model_state(model, files.fingerprint()) == "same"
+    for model, told in (
+        (f"owner/half/{beginning}", "F32/m-00003-of-00003.gguf of 'owner/half' is not in the Hugging Face"),
+        (
+            "owner/known/m.gguf",
+            "there is no file 'owner/known/m.gguf' here, and 'owner/known' on the hub has",
+        ),
+        ("owner/absent/m.gguf", "m.gguf of 'owner/absent' is not in the Hugging Face cache, and offline"),
+    ):
+        with pytest.raises(InputError, match=f"^{re.escape(told)}.*$"):
+            ModelFiles(model, may_fetch=False).fingerprint()
+        assert model_state(model, "") == "none"

@@ -19,8 +19,7 @@ from flowspec.model.arithmetic import compiled, operations, plain
 from flowspec.model.arithmetic.compiled import Library
 from flowspec.model.arithmetic.delta import DeltaRows
 from flowspec.model.slice import Slice
-from tests.model.slices import job_of, load, part_of
-from tests.model.threads import threads_of
+from tests.model.slices import job_of, load, part_of, threads_of
 
 
 def inputs(rows: int, key_heads: int, group: int, key_width: int, value_width: int) -> DeltaRows:
