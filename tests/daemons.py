@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 from tests import warm
 
@@ -18,6 +19,31 @@ CODE = (
     "from flowspec.cli.main import main; sys.exit(main())"
 )
 PLAIN = ("-m", "flowspec.cli.main")
+BOARD = (
+    "[memory]\ngb = 8\ngb_per_s = {rate}\nefficiency = 1.0\n[compute]\nfloat32 = {rate}\nefficiency = 1.0\n"
+)
+"""A device's profile."""
+
+
+def cluster_file(
+    folder: Path,
+    addresses: Mapping[str, str],
+    *,
+    rates: Mapping[str, float] | None = None,
+    fields: Mapping[str, str] | None = None,
+) -> Path:
+    """A cluster file of these addresses, by device. Where there are rates all links are fast, and a device
+    with a rate has a declared board; `fields` are more lines of a device."""
+    folder.mkdir(exist_ok=True)
+    text = "" if rates is None else 'links = ["10000/0.05"]\n'
+    for name, address in addresses.items():
+        text += f'[[device]]\nname = "{name}"\naddress = "{address}"\n{(fields or {}).get(name, "")}'
+        if name in (rates or {}):
+            (folder / f"{name}.toml").write_text(BOARD.format(rate=(rates or {})[name]))
+            text += f'profile = "{name}.toml"\n'
+    path = folder / "cluster.toml"
+    path.write_text(text)
+    return path
 
 
 def of_version(version: str) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,17 +17,12 @@ from flowspec.runtime import timeouts
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.planning.survey import absent_timeouts
 from flowspec.runtime.session import ClusterOptions, Limits, RecoveryOptions, open_session
-from tests import names
 from tests.cli.running import Run
-from tests.daemons import DaemonProcess, daemon_process
-from tests.nightly import at_night
+from tests.daemons import DaemonProcess, cluster_file, daemon_process
 from tests.runtime.clusters import wait_until
 
 PROMPT = (5, 6, 7, 8, 9)
 COUNT = 12
-BOARD = (
-    "[memory]\ngb = 8\ngb_per_s = {rate}\nefficiency = 1.0\n[compute]\nfloat32 = {rate}\nefficiency = 1.0\n"
-)
 ASKED = (
     f"--prompt-token-ids={','.join(map(str, PROMPT))}",
     f"--max-new-tokens={COUNT}",
@@ -42,7 +37,7 @@ ASKED = (
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is waited for as long as the product does."""
-    short = {"ABSENT_S": 1.0, "ABSENT_WHY_S": 0.3, "PROBE_EVERY_S": 0.3, "BACK_S": 0.3, "HELD_S": 3.0}
+    short = {"ABSENT_S": 0.6, "ABSENT_WHY_S": 0.3, "PROBE_EVERY_S": 0.3, "BACK_S": 0.3, "HELD_S": 3.0}
     for name, seconds in short.items():
         monkeypatch.setattr(timeouts, name, seconds)
 
@@ -70,27 +65,11 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def cluster_file(
-    folder: Path, devices: dict[str, str], memory: str = "2GiB", rates: Sequence[float] = ()
-) -> Path:
-    """A cluster file with these addresses; a device with a rate has a declared board."""
-    folder.mkdir(exist_ok=True)
-    text = 'links = ["10000/0.05"]\n'
-    for number, (name, address) in enumerate(devices.items()):
-        text += f'[[device]]\nname = "{name}"\naddress = "{address}"\nmemory = "{memory}"\n'
-        if number < len(rates):
-            (folder / f"{name}.toml").write_text(BOARD.format(rate=rates[number]))
-            text += f'profile = "{name}.toml"\n'
-    path = folder / "cluster.toml"
-    path.write_text(text)
-    return path
-
-
 def test_answers_begin_without_those_that_are_absent(
     tmp_path: Path, here: DaemonProcess, silent: str, expected: list[int], run: Run
 ) -> None:
     gone = f"127.0.0.1:{free_port()}"
-    file = cluster_file(tmp_path, {"gone": gone, "here": here.address, "silent": silent})
+    file = cluster_file(tmp_path, {"gone": gone, "here": here.address, "silent": silent}, rates={})
     ended = run("generate", f"--cluster={file}", *ASKED, "--json")
     found = ended.json
     assert found["token_ids"] == expected
@@ -106,12 +85,13 @@ def test_where_none_is_there_or_the_others_do_not_do_the_command_fails(
     tmp_path: Path, here: DaemonProcess, silent: str, run: Run
 ) -> None:
     gone = f"127.0.0.1:{free_port()}"
-    for devices, flags, memory, told in (
-        ({"gone": gone, "silent": silent}, (), "2GiB", "none of the 2 devices answers (gone, silent)"),
-        ({"here": here.address, "gone": gone}, (), "560MiB", "bundled does not fit the others: they lack "),
-        ({"here": here.address, "gone": gone}, ("--layers=4,4",), "2GiB", "given layers are for all devices"),
+    other, scarce = {"here": here.address, "gone": gone}, {"here": 'memory = "560MiB"\n'}
+    for devices, flags, fields, told in (
+        ({"gone": gone, "silent": silent}, (), {}, "none of the 2 devices answers (gone, silent)"),
+        (other, (), scarce, "bundled does not fit the others: they lack "),
+        (other, ("--layers=4,4",), {}, "given layers are for all devices"),
     ):
-        file = cluster_file(tmp_path, devices, memory)
+        file = cluster_file(tmp_path, devices, rates={}, fields=fields)
         (line,) = run("generate", f"--cluster={file}", *ASKED, *flags, status=1).told
         assert f"nothing listens at {gone}" in line
         assert told in line
@@ -158,36 +138,13 @@ class Asked:
         assert self.stages == ["late"]
 
 
-@at_night
-def test_a_device_that_was_absent_is_taken_in_when_it_is_there(
-    tmp_path: Path, here: DaemonProcess, expected: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The look-up of its name hangs at first. It is faster than the other, which the head learns from it:
-    then it does all of the work."""
-    monkeypatch.setattr(socket, "getaddrinfo", socket.getaddrinfo)  # so that it is undone
-    names.install(out := tmp_path / "out")
-    out.touch()
-    with daemon_process("late", "--threads=1") as late:
-        address = late.address.replace("127.0.0.1", f"unheard-of{names.ENDING}")
-        file = cluster_file(tmp_path, {"here": here.address, "late": address}, rates=[0.01])
-        file.write_text("insecure = true\n" + file.read_text())
-        with Asked(file, expected) as session:
-            assert session.stages == ["here"]
-            (note,) = session.notes
-            assert "late" in note
-            assert "no name service answered within 3 s" in note
-            session.ask()
-            out.unlink()
-            session.ask_until_late_is_there()
-
-
 def test_a_device_that_another_head_uses_is_left_out_until_it_is_free_or_refused_where_it_is_needed(
     tmp_path: Path, here: DaemonProcess, expected: list[int], run: Run
 ) -> None:
     with daemon_process("late", "--threads=1") as late:
-        theirs = cluster_file(tmp_path / "theirs", {"late": late.address}, rates=[1.0])
+        theirs = cluster_file(tmp_path / "theirs", {"late": late.address}, rates={"late": 1.0})
         addresses = {"here": here.address, "late": late.address}
-        file = cluster_file(tmp_path / "ours", addresses, rates=[0.01, 1.0])
+        file = cluster_file(tmp_path / "ours", addresses, rates={"here": 0.01, "late": 1.0})
         with contextlib.ExitStack() as other:
             other.enter_context(Asked(theirs, expected)).ask()
             (line,) = run("generate", "--layers=4,4", f"--cluster={file}", *ASKED, status=1).told

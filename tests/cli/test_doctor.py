@@ -14,7 +14,7 @@ from flowspec.core.protocol.facts import AskFacts, Facts
 from flowspec.version import __version__
 from tests.cli.pseudo_terminal import COLUMNS, shown
 from tests.cli.running import Run
-from tests.daemons import DaemonProcess, daemon_process, of_version, slow_wire
+from tests.daemons import DaemonProcess, cluster_file, daemon_process, of_version, slow_wire
 from tests.runtime.clusters import Peer, whole_model
 
 BUNDLED_FOLDER = str(Path(__file__).parents[2] / "flowspec/demo/target")
@@ -24,14 +24,6 @@ BUNDLED_FOLDER = str(Path(__file__).parents[2] / "flowspec/demo/target")
 def healthy() -> Iterator[list[DaemonProcess]]:
     with daemon_process("pi-1") as first, daemon_process("pi-2") as second:
         yield [first, second]
-
-
-def cluster_file(folder: Path, devices: dict[str, str]) -> Path:
-    path = folder / "cluster.toml"
-    path.write_text(
-        "".join(f'[[device]]\nname = "{name}"\naddress = "{address}"\n' for name, address in devices.items())
-    )
-    return path
 
 
 def test_a_healthy_cluster_has_no_problem(healthy: list[DaemonProcess], tmp_path: Path, run: Run) -> None:

@@ -13,7 +13,7 @@ from flowspec.core.protocol.messages import Sampling
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.reference import Reference
 from tests.cli.running import Run
-from tests.daemons import DaemonProcess, daemon_process
+from tests.daemons import BOARD, DaemonProcess, cluster_file, daemon_process
 
 SPEEDS = {"fast": 1.0, "slow": 0.02, "mid": 0.7}
 MEMORY = {"fast": "608MiB", "slow": "2GiB", "mid": "608MiB"}
@@ -21,24 +21,18 @@ MEMORY = {"fast": "608MiB", "slow": "2GiB", "mid": "608MiB"}
 WANTED = ("--drafter=ngram", "--context=200", "--dtype=float32")
 PROMPT = (5, 6, 7, 8, 9)
 ASKED = (f"--prompt-token-ids={','.join(map(str, PROMPT))}", "--max-new-tokens=24", "--ignore-eos", *WANTED)
-BOARD = (
-    "[memory]\ngb = 8\ngb_per_s = {memory}\nefficiency = 1.0\n"
-    "[compute]\nfloat32 = {compute}\nefficiency = 1.0\n"
-)
 
 
 @pytest.fixture(scope="module")
 def boards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a profile for each device."""
-    folder = tmp_path_factory.mktemp("boards")
-    for name, share in SPEEDS.items():
-        (folder / f"{name}.toml").write_text(BOARD.format(memory=share, compute=0.01 * share))
-    return folder
+    """A folder of the cluster file and profiles."""
+    return tmp_path_factory.mktemp("boards")
 
 
 @pytest.fixture(scope="module")
 def daemons(boards: Path) -> Iterator[list[DaemonProcess]]:
     """In the order of the cluster file; the middle one tells its board itself."""
+    (boards / "slow.toml").write_text(BOARD.format(rate=SPEEDS["slow"]))
     with (
         daemon_process("fast", "--threads=1") as fast,
         daemon_process("slow", "--threads=1", f"--profile={boards / 'slow.toml'}") as slow,
@@ -47,16 +41,12 @@ def daemons(boards: Path) -> Iterator[list[DaemonProcess]]:
         yield [fast, slow, mid]
 
 
-def cluster_file(boards: Path, daemons: list[DaemonProcess], **memory: str) -> str:
-    """With profiles for all but the slow device, which knows its own."""
-    text = 'links = ["10000/0.05"]\n'
-    for daemon in daemons:
-        text += f'[[device]]\nname = "{daemon.name}"\naddress = "{daemon.address}"\n'
-        text += f'memory = "{(MEMORY | memory)[daemon.name]}"\n'
-        text += "" if daemon.name == "slow" else f'profile = "{daemon.name}.toml"\n'
-    path = boards / "cluster.toml"
-    path.write_text(text)
-    return f"--cluster={path}"
+def planned_file(boards: Path, daemons: list[DaemonProcess], **memory: str) -> str:
+    """The flag of a cluster file with profiles for all but the slow device, which knows its own."""
+    addresses = {daemon.name: daemon.address for daemon in daemons}
+    rates = {name: rate for name, rate in SPEEDS.items() if name != "slow"}
+    fields = {name: f'memory = "{size}"\n' for name, size in (MEMORY | memory).items()}
+    return f"--cluster={cluster_file(boards, addresses, rates=rates, fields=fields)}"
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +61,7 @@ def layers(found: Any) -> list[tuple[str, list[int]]]:
 def test_generate_and_the_doctor_use_the_plan_that_plan_prints(
     boards: Path, daemons: list[DaemonProcess], run: Run, expected: list[int]
 ) -> None:
-    file = cluster_file(boards, daemons)
+    file = planned_file(boards, daemons)
     planned = run("plan", "--json", file, *WANTED).json
     assert (planned["absent"]["was_asked"], planned["absent"]["not_there"]) == (True, {})
     used = layers(planned)
@@ -98,11 +88,7 @@ def test_a_forecast_that_was_far_too_good_explains_itself(
     boards: Path, daemons: list[DaemonProcess], run: Run
 ) -> None:
     """The board is said to be a thousand times as fast as any."""
-    (boards / "wonder.toml").write_text(BOARD.format(memory=90000, compute=9000))
-    path = boards / "wonders.toml"
-    path.write_text(
-        f'[[device]]\nname = "fast"\naddress = "{daemons[0].address}"\nprofile = "wonder.toml"\n'
-    )  # fmt: skip
+    path = cluster_file(boards / "wonder", {"fast": daemons[0].address}, rates={"fast": 90000})
     ended = run("generate", f"--cluster={path}", *ASKED)
     (told,) = [line for line in ended.told if line.startswith("  layers as planned: ")]
     assert re.search(r"forecast [\d.]+ tokens/s, measured [\d.]+: ", told)
@@ -113,7 +99,7 @@ def test_a_forecast_that_was_far_too_good_explains_itself(
 def test_what_does_not_fit_is_refused_as_plan_refuses_it(
     boards: Path, daemons: list[DaemonProcess], run: Run
 ) -> None:
-    file = cluster_file(boards, daemons, slow="100MiB", fast="580MiB", mid="580MiB")
+    file = planned_file(boards, daemons, slow="100MiB", fast="580MiB", mid="580MiB")
 
     def assigned() -> list[str]:
         return [line for daemon in daemons for line in daemon.lines if "assigns layers" in line]

@@ -10,7 +10,7 @@ import pytest
 
 from flowspec.bench import faithfulness
 from tests.cli.running import Run
-from tests.daemons import DaemonProcess, daemon_process
+from tests.daemons import DaemonProcess, cluster_file, daemon_process
 
 FEW = ("--context=120", "--max-new-tokens=12")
 
@@ -24,17 +24,12 @@ def daemons() -> Iterator[list[DaemonProcess]]:
 @pytest.fixture
 def cluster(daemons: list[DaemonProcess], tmp_path: Path) -> Path:
     """Two devices for layers, evenly, and one for a drafter; another drafter is the head's."""
-    path = tmp_path / "cluster.toml"
-    layers = ("layers = [0, 4]\n", "layers = [4, 8]\n", "")
-    tables = [
-        f'[[device]]\nname = "{each.name}"\naddress = "{each.address}"\n{own}'
-        for each, own in zip(daemons, layers, strict=True)
-    ]
-    path.write_text(
-        "".join(tables)
-        + '[[drafter]]\nmodel = "draft-math"\ndevice = "pi-3"\n'
-        + '[[drafter]]\nmodel = "ngram"\ndevice = "head"\n'
-    )
+    addresses = {each.name: each.address for each in daemons}
+    fields = {"pi-1": "layers = [0, 4]\n", "pi-2": "layers = [4, 8]\n"}
+    path = cluster_file(tmp_path, addresses, fields=fields)
+    with path.open("a") as file:
+        file.write('[[drafter]]\nmodel = "draft-math"\ndevice = "pi-3"\n')
+        file.write('[[drafter]]\nmodel = "ngram"\ndevice = "head"\n')
     return path
 
 

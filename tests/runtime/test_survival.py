@@ -24,7 +24,7 @@ from flowspec.runtime.security.cluster_keys import keys_folder
 from flowspec.runtime.security.keyfiles import make_keys
 from flowspec.runtime.session import ClusterOptions, RecoveryOptions, open_session
 from flowspec.runtime.token_stream import TokenStream
-from tests.daemons import DaemonProcess, slow_wire
+from tests.daemons import DaemonProcess, cluster_file, slow_wire
 from tests.nightly import at_night
 from tests.runtime.clusters import (
     listening,
@@ -141,28 +141,7 @@ def test_all_load_beside_the_pipeline_that_works_and_then_the_device_is_taken_in
         assert "loaded weights" not in after
 
 
-BOARD = """
-[memory]
-gb = 8
-gb_per_s = {rate}
-efficiency = 1.0
-[compute]
-float32 = {rate}
-efficiency = 1.0
-"""
 DECODING = Decoding(method="ar")
-
-
-def cluster_file(folder: Path, daemons: list[LocalDaemon], rates: dict[str, float]) -> Path:
-    """A cluster file with a declared board for each device, and one link for all."""
-    text = 'links = ["10000/0.05"]\n'
-    for daemon in daemons:
-        (folder / f"{daemon.name}.toml").write_text(BOARD.format(rate=rates[daemon.name]))
-        text += f'[[device]]\nname = "{daemon.name}"\naddress = "{daemon.address}"\n'
-        text += f'profile = "{daemon.name}.toml"\n'
-    path = folder / "cluster.toml"
-    path.write_text(text)
-    return path
 
 
 @pytest.mark.usefixtures("hasty")
@@ -178,7 +157,9 @@ def test_a_device_that_stood_by_takes_the_place_of_a_lost_one_and_gives_it_back(
     recovery_options = RecoveryOptions(on_note=notes.append, wait_s=60.0)
     with LocalCluster(3, family="llama", log_level="CRITICAL", keys=keys) as started:
         daemons = started.wait()
-        path = cluster_file(tmp_path, daemons, {"local-0": 0.001, "local-1": 1.0, "local-2": 0.1})
+        addresses = {daemon.name: daemon.address for daemon in daemons}
+        rates = {"local-0": 0.001, "local-1": 1.0, "local-2": 0.1}
+        path = cluster_file(tmp_path, addresses, rates=rates)
         options = ClusterOptions(model=str(folder), dtype="float32", cluster=path, context=300)
         with open_session(
             options, DECODING, lambda text, share: None, recovery_options=recovery_options
