@@ -39,8 +39,11 @@ _READ = (
         "special_tokens_map*",
         "chat_template*",
         "chat_templates/*",
+        "additional_chat_templates/*",
     ),
     *("*.model", "*.tiktoken", "tekken.json", "config.json", "processor_config.json"),
+    *("*.codes", "*.spm", "*.tokenizer", "*_vocab.json", "byte_maps.json", "dict.txt", "emoji.json"),
+    *("normalizer.json", "word_*.json"),
 )
 """What transformers may read for a tokenizer of the folder that it is in."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")

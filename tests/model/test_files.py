@@ -23,6 +23,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import save
+from transformers.utils.hub import CHAT_TEMPLATE_DIR
 
 import flowspec
 from flowspec.core.protocol import limits
@@ -526,12 +527,17 @@ def test_a_file_that_is_a_link_out_of_the_folder_is_refused(name: str, model: Pa
         read_model(str(model))
 
 
-def test_so_is_one_that_a_library_would_read(model: Path, tmp_path: Path) -> None:
-    name = "chat_templates/tool_use.jinja"
+@pytest.mark.parametrize("name", ["chat_templates/a.jinja", f"{CHAT_TEMPLATE_DIR}/a.jinja", "bpe.codes"])
+def test_so_is_one_that_a_library_would_read(name: str, model: Path, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("{}")
-    (model / name).parent.mkdir()
+    (model / name).parent.mkdir(exist_ok=True)
     (model / name).symlink_to(tmp_path / "secret")
     with pytest.raises(InputError, match="is a link out of the model's folder"):
+        Tokenizer(ModelFiles(str(model)))
+    (model / name).unlink()
+    with (model / name).open("wb") as file:
+        file.truncate(limits.JSON_BYTES_MAX + 1)
+    with pytest.raises(InputError, match=f"{name}: expected at most"):
         Tokenizer(ModelFiles(str(model)))
 
 
