@@ -11,13 +11,7 @@ from hypothesis import strategies as st
 
 from flowspec.core.head.admission import Admission
 from flowspec.core.head.drafter_traits import DrafterTraits
-from flowspec.core.head.events import (
-    Cancel,
-    Forget,
-    PipelineLost,
-    PipelineReformed,
-    Submit,
-)
+from flowspec.core.head.events import Cancel, Forget, PipelineLost, PipelineReformed, Submit
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Release, Sampling
 from flowspec.core.protocol.sliding_window import SlidingWindow
@@ -225,9 +219,7 @@ def test_room_is_held_for_what_an_answer_has_and_some_more() -> None:
 
 
 @given(
-    room=st.integers(1, 6),
-    tokens=st.lists(st.integers(4, CONTEXT), min_size=1, max_size=12),
-    data=st.data(),
+    room=st.integers(1, 6), tokens=st.lists(st.integers(4, CONTEXT), min_size=1, max_size=12), data=st.data()
 )
 def test_never_over_budget_in_order_and_nobody_starves(
     room: int, tokens: list[int], data: st.DataObject

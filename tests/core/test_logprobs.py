@@ -7,12 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from flowspec.core.head.events import (
-    Emit,
-    PipelineLost,
-    PipelineReformed,
-    VerifiedArrived,
-)
+from flowspec.core.head.events import Emit, PipelineLost, PipelineReformed, VerifiedArrived
 from flowspec.core.head.head import HeadCore
 from flowspec.core.methods.continuous import Continuous
 from flowspec.core.protocol.messages import Logprobs, Verified, VerifiedPart

@@ -1,10 +1,24 @@
-"""Who is lost, who may return, and when: event in, exact command list out."""
+"""Who is lost, who may return, and when: event in, exact command list out; who holds a device; and when names
+are looked up."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowspec.core.cluster.addresses import AddressBook, Lookup, LookupTimeouts, is_good_for
+from flowspec.core.cluster.holder import Holder
+from flowspec.core.cluster.incarnation import (
+    GENERATION_BITS,
+    SESSION_BITS,
+    SESSIONS_MAX,
+    Lease,
+    incarnation_of,
+)
 from flowspec.core.cluster.membership import (
     DevicesPrepared,
     Disband,
@@ -30,6 +44,8 @@ from flowspec.core.cluster.membership import (
     SpeedChanged,
     Tick,
 )
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.checks import is_numeric
 from tests.core import membership_timeouts
 
 MEMBERSHIP_TIMEOUTS = replace(membership_timeouts.MEMBERSHIP_TIMEOUTS, worth=10.0)
@@ -423,3 +439,99 @@ def test_of_two_ends_of_a_link_the_one_whose_links_failed_more_often_is_left_out
         Note(text="device a is lost (the link from a to c failed: lost by a)"),
         Reform(devices=("c",)),
     ]
+
+
+# ----------------------------------------------------------------------------------------- holders and leases
+
+FIRST, SECOND, OTHER = incarnation_of(7, 1), incarnation_of(7, 2), incarnation_of(8, 1)
+
+
+def test_numbers_fit_into_messages_and_grow_with_the_generation() -> None:
+    assert incarnation_of((1 << SESSION_BITS) - 1, (1 << GENERATION_BITS) - 1) <= limits.ID_MAX
+    assert SECOND > FIRST
+
+
+def test_silence_ends_a_lease_and_a_word_renews_it() -> None:
+    lease = Lease(5.0)
+    assert not lease.is_over(100.0)
+    lease.take(FIRST, 0.0)
+    lease.renew(3.0)
+    assert not lease.is_over(8.0)
+    assert lease.is_over(8.1)
+
+
+@given(st.lists(st.integers(0, 3 * SESSIONS_MAX), max_size=3 * SESSIONS_MAX))
+def test_no_number_of_heads_makes_a_device_remember_more_than_its_limit(sessions: list[int]) -> None:
+    lease = Lease(5.0)
+    for session in sessions:
+        lease.take(incarnation_of(session, 1), 0.0)
+        lease.release()
+    assert len(lease._newest) <= SESSIONS_MAX
+
+
+def test_a_head_that_renews_its_lease_is_there() -> None:
+    holder = Holder()
+    assert not holder.is_there(4.2, 10.0), "it is not known yet"
+    assert holder.is_there(4.1, 11.1)
+
+
+def test_a_head_that_died_is_not_whatever_the_answers_take() -> None:
+    holder = Holder()
+    asked = [(4.9, 10.0), (3.9, 11.4), (2.7, 12.1), (1.7, 13.4), (0.5, 14.8), (0.5, 15.0)]
+    assert not any(holder.is_there(lease_s, now_s) for lease_s, now_s in asked)
+
+
+def test_one_that_took_the_device_meanwhile_is_there() -> None:
+    holder = Holder()
+    assert not holder.is_there(0.5, 10.0)
+    assert holder.is_there(4.9, 11.1)
+
+
+# -------------------------------------------------------------------------------------------------- addresses
+
+FORMING_TIMEOUTS = LookupTimeouts(limit_s=3.0, fresh_s=30.0, again_s=2.0)
+
+
+@pytest.fixture
+def book() -> AddressBook:
+    return AddressBook(FORMING_TIMEOUTS)
+
+
+def test_a_name_is_looked_up_once_and_waited_for_no_longer_than_the_limit(book: AddressBook) -> None:
+    assert book.ask("pi", 0.0) == Lookup(is_wanted=True)
+    assert book.ask("pi", 2.9) == Lookup()
+    assert book.ask("nano", 2.9) == Lookup(is_wanted=True), "each name for itself"
+    assert book.ask("pi", 3.0) == Lookup(trouble="no name service answered within 3 s")
+    assert book.ask("pi", 60.0).is_wanted is False, "the look-up that hangs is not joined by others"
+    book.found("pi", "10.0.0.2", 61.0)
+    assert book.ask("pi", 61.0) == Lookup(address="10.0.0.2")
+
+
+def test_an_address_is_used_while_it_is_looked_up_again_and_when_that_fails(book: AddressBook) -> None:
+    book.ask("pi", 0.0)
+    book.found("pi", "10.0.0.2", 0.5)
+    assert book.ask("pi", 30.0) == Lookup(address="10.0.0.2"), "it is fresh"
+    assert book.ask("pi", 30.5) == Lookup(address="10.0.0.2", is_wanted=True)
+    assert book.ask("pi", 50.0) == Lookup(address="10.0.0.2"), "a look-up that hangs changes nothing"
+    book.failed("pi", "no such name", 51.0)
+    assert book.ask("pi", 52.0) == Lookup(address="10.0.0.2")
+    assert book.ask("pi", 53.0) == Lookup(address="10.0.0.2", is_wanted=True), (
+        "sooner than one that was found"
+    )
+    book.found("pi", "10.0.0.7", 54.0)
+    assert book.ask("pi", 54.0) == Lookup(address="10.0.0.7"), "a device that moved is found"
+
+
+def test_a_name_that_is_none_is_told_for_a_while_and_then_asked_again(book: AddressBook) -> None:
+    book.ask("pi", 0.0)
+    book.failed("pi", "no such name", 0.5)
+    assert book.ask("pi", 2.4) == Lookup(trouble="no such name")
+    assert book.ask("pi", 2.5) == Lookup(is_wanted=True)
+
+
+def test_loopback_is_told_only_to_who_is_on_loopback() -> None:
+    assert is_good_for("10.0.0.2", "10.0.0.3")
+    assert is_good_for("127.0.0.1", "127.0.1.1")
+    assert not is_good_for("127.0.1.1", "10.0.0.3")
+    assert all(is_numeric(host) for host in ("10.0.0.2", "::1", "fe80::1%eth0"))
+    assert not any(is_numeric(host) for host in ("pi", "", "localhost"))

@@ -7,20 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from flowspec.core.head.events import (
-    Cancel,
-    Forget,
-    PipelineLost,
-    PipelineReformed,
-    VerifiedArrived,
-)
+from flowspec.core.head.events import Cancel, Forget, PipelineLost, PipelineReformed, VerifiedArrived
 from flowspec.core.protocol.messages import Commit, Verified
-from flowspec.core.stage.events import (
-    ClearSlots,
-    SendSegment,
-    SendVerified,
-    Trim,
-)
+from flowspec.core.stage.events import ClearSlots, SendSegment, SendVerified, Trim
 from flowspec.core.stage.stage import StageCore
 from flowspec.errors import PeerError
 from tests.core.scripted_head import (

@@ -12,13 +12,7 @@ from typing import Any
 import pytest
 
 from flowspec.core.head.drafter_traits import DrafterTraits
-from flowspec.core.head.events import (
-    Cancel,
-    Forget,
-    PipelineLost,
-    PipelineReformed,
-    SendToStages,
-)
+from flowspec.core.head.events import Cancel, Forget, PipelineLost, PipelineReformed, SendToStages
 from flowspec.core.head.flights import Bounds
 from flowspec.core.head.head import HeadCore
 from flowspec.core.head.sharing import BLOCK

@@ -218,11 +218,7 @@ def test_the_next_kernel_takes_the_place_of_one_that_is_broken(
 def script(*lines: str) -> list[str]:
     """A child that says what these lines do; `judged` is what it is told of kernels before."""
     say = "def say(**word): print(json.dumps(word), flush=True)"
-    return [
-        sys.executable,
-        "-c",
-        "\n".join(["import json, os, sys", say, "judged = sys.argv[3:]", *lines]),
-    ]
+    return [sys.executable, "-c", "\n".join(["import json, os, sys", say, "judged = sys.argv[3:]", *lines])]
 
 
 RIGHT = script("say(at='first', share=0.2)", "say(fault='', arithmetic='a')", "say(done=True, libraries={})")

@@ -9,12 +9,7 @@ from pathlib import Path
 import pytest
 
 from flowspec.errors import InputError
-from flowspec.plan.profile import (
-    EXPERT_SHARE_CPU,
-    EXPERT_SHARE_GPU,
-    find_profile,
-    read_profile,
-)
+from flowspec.plan.profile import EXPERT_SHARE_CPU, EXPERT_SHARE_GPU, find_profile, read_profile
 
 DEVICES = Path(__file__).parents[2] / "devices"
 BOARDS = sorted(DEVICES.glob("*.toml"))

@@ -7,13 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
-from flowspec.core.head.events import (
-    Cancel,
-    DrafterLost,
-    Finished,
-    Forget,
-    Submit,
-)
+from flowspec.core.head.events import Cancel, DrafterLost, Finished, Forget, Submit
 from flowspec.core.methods import METHODS, make_method
 from flowspec.core.methods.continuous import Continuous
 from flowspec.core.protocol.messages import Grammar, Sampling

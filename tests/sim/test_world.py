@@ -10,20 +10,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from flowspec.core.head.events import (
-    Cancel,
-    Drafted,
-    Forget,
-)
+from flowspec.core.head.events import Cancel, Drafted, Forget
 from flowspec.core.protocol.cluster_messages import Ping
 from flowspec.core.protocol.messages import Sampling
-from flowspec.core.stage.events import (
-    ControlArrived,
-    JobPart,
-    LayersDone,
-    RunLayers,
-    Trim,
-)
+from flowspec.core.stage.events import ControlArrived, JobPart, LayersDone, RunLayers, Trim
 from flowspec.plan.timing import Curve, LinkSpec
 from flowspec.sim.clock import Clock
 from flowspec.sim.device import DeviceSpec, SimulatedDevice
