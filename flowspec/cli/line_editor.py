@@ -32,6 +32,7 @@ from prompt_toolkit.utils import is_dumb_terminal
 
 from flowspec.cli.streaming import told_above
 from flowspec.cli.terminal import TypedInterrupt, note, terminal_size
+from flowspec.folders import OWN_BYTES_MAX, read_regular
 
 HISTORY_BYTES_MAX = 1 << 20
 
@@ -45,8 +46,9 @@ class PrivateHistory(FileHistory):
         path.touch(mode=0o600)
         path.chmod(0o600)
         super().__init__(path)
-        if path.stat().st_size > HISTORY_BYTES_MAX:
-            path.write_bytes(path.read_bytes()[-HISTORY_BYTES_MAX // 2 :].partition(b"\n\n")[2])
+        kept = read_regular(path, OWN_BYTES_MAX)  # as `FileHistory` does, which would wait for a pipe
+        if len(kept) > HISTORY_BYTES_MAX:
+            path.write_bytes(kept[-HISTORY_BYTES_MAX // 2 :].partition(b"\n\n")[2])
         self._is_kept = True
 
     def store_string(self, string: str) -> None:

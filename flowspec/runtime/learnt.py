@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flowspec.folders import state_folder, write_whole
+from flowspec.folders import read_regular, state_folder, write_whole
 from flowspec.plain_json import read_json
 from flowspec.plan.placement import ClusterPlan
 
@@ -51,14 +51,11 @@ class LearntFile:
     def read(self) -> Any:
         """What was kept; None if nothing was. Raises `ValueError` with what is wrong with the file."""
         try:
-            with self.path.open("rb") as file:
-                data = file.read(BYTES_MAX + 1)
+            data = read_regular(self.path, BYTES_MAX)
         except FileNotFoundError:
             return None
         except OSError as error:
             raise ValueError(f"expected a file that can be read ({error.strerror})") from None
-        if len(data) > BYTES_MAX:
-            raise ValueError(f"expected at most {BYTES_MAX >> 20} MiB")
         try:
             found = read_json(data.decode())
         except (ValueError, RecursionError):

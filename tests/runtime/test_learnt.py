@@ -63,12 +63,16 @@ def test_what_is_no_such_file_is_told_in_a_line() -> None:
         (b"[]", "what was learnt"),
         (b'{"format": 1, "model": "other", "learnt": {}}', "model: "),
         (b'{"format": 7, "learnt": {}}', "format: expected 1"),
-        (b" " * (BYTES_MAX + 1), "at most 4 MiB"),
+        (b" " * (BYTES_MAX + 1), "more than 4194304 bytes"),
     ):
         file().write(None)
         file().path.write_bytes(data)
         with pytest.raises(ValueError, match=told):
             file().read()
+    file().path.unlink()
+    os.mkfifo(file().path)
+    with pytest.raises(ValueError, match="it is no regular file"):
+        file().read()
 
 
 def answered(notes: list[str] | None = None, **options: Any) -> str:

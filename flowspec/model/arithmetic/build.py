@@ -20,7 +20,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from flowspec.folders import cache_folder, is_own, locked, private_folder
+from flowspec.folders import OWN_BYTES_MAX, cache_folder, is_own, locked, private_folder, read_regular
 
 SOURCE = Path(__file__).with_name("canonical.c")
 COMPILERS = ("cc", "gcc", "clang")
@@ -103,7 +103,7 @@ def _whole(folder: Path, name: str) -> Path | None:
 
 
 def _hash(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:24]
+    return hashlib.sha256(read_regular(path, OWN_BYTES_MAX)).hexdigest()[:24]
 
 
 def _compile(command: str, flags: list[str], folder: Path, name: str) -> Path:

@@ -147,7 +147,7 @@ class Journal:
 
 def is_locked(path: Path) -> bool:
     """Whether someone writes this journal now; raises `OSError`."""
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe has nobody to wait for
     try:
         return not try_lock(descriptor)
     finally:

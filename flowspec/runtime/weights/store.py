@@ -135,7 +135,7 @@ class WeightStore:
     def _check(self, path: Path, digest: str, size: int, step: Callable[[int], None]) -> bool:
         with self.explained():
             try:
-                descriptor = os.open(path, os.O_RDONLY)
+                descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe is thrown away, too
             except FileNotFoundError:
                 return False
             try:
@@ -225,7 +225,7 @@ class WeightStore:
         """One process at a time reserves."""
         for folder in (self._tensors, self._uses):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with (self.folder / "lock").open("wb") as file:
+        with (self.folder / "lock").open("a+b", buffering=0) as file:  # a pipe opens so, too, at once
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
@@ -253,11 +253,11 @@ def _is_same(path: Path, descriptor: int) -> bool:
 def _read_use(path: Path) -> dict[str, int]:
     """The tensors that a daemon is busy with; none, and the file goes, when the daemon is gone."""
     try:
-        with path.open("r+") as file:
+        with path.open("r+b", buffering=0) as file:
             if try_lock(file.fileno()):
                 path.unlink(missing_ok=True)
                 return {}
-            pairs: list[Any] = [line.split() for line in file]
+            pairs: list[Any] = [line.split() for line in file.read().decode().splitlines()]
             return {digest: int(size) for digest, size in pairs}
     except FileNotFoundError:
         return {}

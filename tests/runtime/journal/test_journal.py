@@ -344,6 +344,9 @@ def test_a_folder_keeps_the_newest(tmp_path: Path, said: list[str], monkeypatch:
     with pytest.raises(InputError, match="holds no dialogue"):
         folder.newest(inside)
     paths = []
+    inside.mkdir(parents=True)
+    os.mkfifo(inside / "pipe.jsonl")
+    os.utime(inside / "pipe.jsonl", (0, 0))
     for age in range(5):
         assert not folder.new_path(inside).exists()
         path = inside / f"{age}.jsonl"

@@ -110,6 +110,11 @@ def test_what_is_not_as_its_name_says_is_thrown_away(tmp_path: Path) -> None:
         store.path(digest).write_bytes(content)
         assert not store.check(digest, 100)
         assert not store.holds(digest)
+    os.mkfifo(store.path(digest))
+    assert not store.check(digest, 100)
+    (tmp_path / "lock").unlink()
+    for name in ("lock", "uses/a"):
+        os.mkfifo(tmp_path / name)
     with store.reserve({digest: 100}):
         partial = store.partial(digest, 100)
         partial.write(B)
