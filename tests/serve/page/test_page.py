@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 
-import pytest
 from playwright.sync_api import Page, expect
 
 from tests.nightly import at_night
@@ -58,12 +57,18 @@ def test_a_chat_shows_the_answer_and_moves_timeline_tree_and_tiles(page: Page, s
 
 
 @at_night
-def test_the_next_question_carries_the_dialogue_and_a_new_dialogue_does_not(
+def test_the_next_question_carries_the_dialogue_without_its_thoughts_and_a_new_dialogue_does_not(
     page: Page, script: Script
 ) -> None:
     script.found = recording(["Yes", "."])
+    script.thoughts = "<b>Hm.</b>"
     ask(page, "Is it exact?")
     answered(page, "Yes.")
+    thoughts = page.locator(".thoughts")
+    expect(thoughts.locator("div")).to_have_text("<b>Hm.</b>")
+    expect(thoughts.locator("div")).to_be_hidden()
+    thoughts.locator("summary").click()
+    expect(thoughts.locator("div")).to_be_visible()
     ask(page, "Really?")
     expect(page.locator(".turn.assistant:not(.running)")).to_have_count(2)
     said = [("user", "Is it exact?"), ("assistant", "Yes."), ("user", "Really?")]
@@ -120,12 +125,9 @@ def test_an_answers_markdown_is_shown_and_nothing_in_it_is_alive(page: Page, scr
     assert {tag for tag, attributes in found if attributes} <= {"DIV", "OL"}, (
         "a table's frame, a list's start"
     )
-
-
-@at_night
-def test_markdown_that_comes_in_pieces_is_in_the_end_as_if_it_had_come_at_once(page: Page) -> None:
+    # what comes in pieces is in the end as if it had come at once
     said = f"{MARKDOWN}\n\n- a\n\n  b\n\nUnder\n===\n\n    code\n\n\n[far][x] `\r\nlast\n\n[x]: http://x.y"
-    found = page.evaluate(
+    parts = page.evaluate(
         """async (text) => {
           const { Markdown } = await import("/page/markdown.js");
           const shown = (ends) => {
@@ -138,19 +140,15 @@ def test_markdown_that_comes_in_pieces_is_in_the_end_as_if_it_had_come_at_once(p
         }""",
         said,
     )
-    assert "far (http://x.y)" in found[0]
-    assert found[0] == found[1]
+    assert "far (http://x.y)" in parts[0]
+    assert parts[0] == parts[1]
 
 
-@pytest.mark.parametrize(
-    "text", [">" * 15_000 + "a", "_a*" * 2_000, "[" * 5_000], ids=["deep", "slow", "open"]
-)
-def test_an_answer_that_markdown_is_not_made_for_is_shown_as_it_is(
-    page: Page, script: Script, text: str
-) -> None:
-    script.found = recording([text])
-    ask(page)
-    answered(page, text)
+def test_an_answer_that_markdown_is_not_made_for_is_shown_as_it_is(page: Page, script: Script) -> None:
+    for text in (">" * 15_000 + "a", "_a*" * 2_000, "[" * 5_000):
+        script.found = recording([text])
+        ask(page)
+        answered(page, text)
 
 
 def test_refusals_are_one_readable_line_and_the_question_is_not_lost(
@@ -208,22 +206,6 @@ def test_an_answer_is_stopped_and_what_came_is_kept(page: Page, script: Script) 
     expect(page.locator(".turn.assistant")).to_contain_text("The")
     expect(page.locator("#send")).to_be_visible()
     wait_until(lambda: script.gone == 1, "the server is told")
-
-
-@at_night
-def test_thoughts_stand_before_the_answer_and_are_no_part_of_it(page: Page, script: Script) -> None:
-    script.found = recording(["Yes", "."])
-    script.thoughts = "<b>Hm.</b>"
-    ask(page)
-    answered(page, "Yes.")
-    thoughts = page.locator(".thoughts")
-    expect(thoughts.locator("div")).to_have_text("<b>Hm.</b>")
-    expect(thoughts.locator("div")).to_be_hidden()
-    thoughts.locator("summary").click()
-    expect(thoughts.locator("div")).to_be_visible()
-    ask(page, "Really?")
-    expect(page.locator(".turn.assistant:not(.running)")).to_have_count(2)
-    assert script.asked[1]["messages"][1] == {"role": "assistant", "content": "Yes."}
 
 
 def test_everything_can_be_done_with_the_keyboard(page: Page, script: Script) -> None:
