@@ -279,30 +279,6 @@ def is_caught(mutation: Mutation, patch: pytest.MonkeyPatch, seeds: Iterable[int
     return any(play([seed]).failures for seed in (*([] if sooner is None else [sooner]), *seeds))
 
 
-@pytest.mark.parametrize(
-    "mutation",
-    [
-        never_takes_anybody_back,
-        loses_whoever_is_first,
-        takes_a_damaged_frame_for_the_end,
-        ignores_incarnations,
-        sends_only_the_root_again,
-        keeps_the_epoch,
-        keeps_the_flights,
-        admits_everybody,
-        releases_on_control_alone,
-        believes_that_what_it_gave_up_is_still_there,
-        forgets_what_was_answered,
-        draws_at_positions_of_the_rest,
-        takes_the_answer_for_the_prompt,
-        forgets_the_arithmetic,
-        takes_the_first_devices_arithmetic,
-    ],
-)
-def test_a_broken_build_is_caught(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert is_caught(mutation, monkeypatch, range(SEEDS_TO_CATCH))
-
-
 def alone(kind: str, seed: int) -> Play:
     """A seed's cluster, in which nothing goes wrong but one thing at its first device, as an answer
     begins."""
@@ -403,15 +379,28 @@ AWAY = [seed for seed in range(200) if any(draw(seed).places)]
 @pytest.mark.parametrize(
     "mutation",
     [
+        never_takes_anybody_back,
+        loses_whoever_is_first,
+        takes_a_damaged_frame_for_the_end,
+        ignores_incarnations,
+        sends_only_the_root_again,
+        keeps_the_epoch,
+        keeps_the_flights,
+        admits_everybody,
+        releases_on_control_alone,
+        believes_that_what_it_gave_up_is_still_there,
+        forgets_what_was_answered,
+        draws_at_positions_of_the_rest,
+        takes_the_answer_for_the_prompt,
+        forgets_the_arithmetic,
+        takes_the_first_devices_arithmetic,
         believes_whatever_is_proposed,
         tells_nobody_of_a_drafters_loss,
         holds_a_drafter_for_ever_at_its_first_job,
     ],
 )
-def test_a_broken_build_of_a_drafter_on_a_device_is_caught(
-    mutation: Mutation, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert is_caught(mutation, monkeypatch, AWAY)
+def test_a_broken_build_is_caught(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert is_caught(mutation, monkeypatch, range(SEEDS_TO_CATCH))
 
 
 def lets_a_lease_lapse_before_it_has_read(patch: pytest.MonkeyPatch) -> None:
