@@ -48,21 +48,15 @@ class Cluster:
         self.keys = Keyring(
             name="head", public=bytes(32), secret=bytes(32), heads={}, devices={}, where="here"
         )
-        monkeypatch.setattr(module, "ask_all", self.ask_all)
-        monkeypatch.setattr(absent_devices, "ask_all", self.ask_all)
-        monkeypatch.setattr(
-            absent_devices, "link_facts", lambda device, keys, effort: self.measure(keys, device.name)
-        )
-        monkeypatch.setattr(absent_devices, "is_here", lambda address: address.startswith("127."))
-        monkeypatch.setattr(
-            module, "link_facts", lambda device, keys, effort: self.measure(keys, device.name)
-        )
+        for place in (module, absent_devices):
+            monkeypatch.setattr(place, "ask_all", self.ask_all)
+            monkeypatch.setattr(place, "link_facts", lambda device, keys, _: self.measure(keys, device.name))
+            monkeypatch.setattr(place, "is_here", lambda address: address.startswith("127."))
         monkeypatch.setattr(
             module,
             "onward",
             lambda context, one, other, keys, *, is_brief: self.measure(keys, one.name, other.name),
         )
-        monkeypatch.setattr(module, "is_here", lambda address: address.startswith("127."))
 
     def ask_all(
         self,

@@ -203,12 +203,9 @@ def test_other_tokens_than_were_named_are_refused(
 ) -> None:
     with pytest.raises((PeerError, ClusterError), match=expected):
         ask_tokens(Told(*answers), TOKENS.digest, len(TOKENS.packed))
-
-
-def test_what_is_no_table_of_tokens_is_refused() -> None:
     junk = b"\xff" * 40
     digest = hashlib.sha256(junk).hexdigest()
-    with pytest.raises(PeerError, match="tokens: expected"):
+    with pytest.raises(PeerError, match="tokens: expected"):  # what is no table of tokens
         ask_tokens(Told((TensorBytes(digest=digest, offset=0), junk)), digest, len(junk))
 
 

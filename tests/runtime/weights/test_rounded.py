@@ -78,11 +78,18 @@ def is_matrix(name: str) -> bool:
     return name.endswith("proj.weight") or name.endswith("lm_head.weight")
 
 
-@pytest.mark.parametrize(("variant", "dtype"), [("llama-tied", "int8"), ("qwen3-moe", "int4")])
+@pytest.mark.parametrize(
+    ("variant", "dtype", "is_gguf"),
+    [("llama-tied", "int8", False), ("qwen3-moe", "int4", False), ("qwen3-moe", "int8", True)],
+)
 def test_a_second_start_reads_what_the_first_has_made(
-    variant: str, dtype: str, tmp_path: Path, reads: list[str]
+    variant: str, dtype: str, is_gguf: bool, tmp_path: Path, reads: list[str]
 ) -> None:
-    files, store = ModelFiles(str(make_variant(tmp_path / "model", variant))), WeightStore(tmp_path / "store")
+    make, store = ggufs.make if is_gguf else make_variant, WeightStore(tmp_path / "store")
+    folder = make(tmp_path / "model", variant)
+    if is_gguf:
+        folder = ggufs.convert(folder, tmp_path / "model.gguf", GGMLQuantizationType.Q8_0)
+    files = ModelFiles(str(folder))
     expected = loaded(files, None, dtype)
     reads.clear()
     assert torch.equal(loaded(files, store, dtype), expected)
@@ -176,19 +183,3 @@ def test_matrices_that_are_stored_are_not_fetched_from_the_head(tmp_path: Path) 
     ]
     assert received_again == sum(weights[name].nbytes for name in kept) < received / 2
     offer.close()
-
-
-def test_matrices_of_a_gguf_file_are_kept_too(tmp_path: Path, reads: list[str]) -> None:
-    paths = [
-        ggufs.convert(ggufs.make(tmp_path / name, name), tmp_path / f"{name}.gguf", GGMLQuantizationType.Q8_0)
-        for name in ("qwen3-moe",)
-    ]
-    store = WeightStore(tmp_path / "store")
-    for path in paths:
-        files = ModelFiles(str(path))
-        expected = loaded(files, None)
-        assert torch.equal(loaded(files, store), expected)
-        reads.clear()
-        assert torch.equal(loaded(files, store), expected)
-        assert reads
-        assert not any(map(is_matrix, reads))
