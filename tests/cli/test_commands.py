@@ -121,7 +121,9 @@ def test_verify_finds_all_exact(grouped: Path, run: Run) -> None:
 
 
 @pytest.mark.usefixtures("short_text")
-def test_verify_finds_a_wrong_token(grouped: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_fails_where_the_model_is_not_faithful_and_finds_a_wrong_token(
+    grouped: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """This process computes with other weights than the cluster has."""
     load = StepByStep.load
 
@@ -130,6 +132,11 @@ def test_verify_finds_a_wrong_token(grouped: Path, run: Run, monkeypatch: pytest
         found.part.pieces.layers[3].mlp.down_proj.weight.data *= 1.5  # type: ignore[union-attr]
         return found
 
+    few = ["--prompt-token-ids=5,6,7", "--temperatures=0", "--max-new-tokens=4", "--local=1", "--method=ar"]
+    with monkeypatch.context() as patch:  # exact, and not faithful
+        patch.setattr(faithfulness, "PERPLEXITY_LIMIT", 0.0)
+        told = run("verify", f"--model={grouped}", *few, status=1).out
+    assert "faithful: NO, perplexity is" in told
     monkeypatch.setattr(StepByStep, "load", other)
     flags = ("--method=ar", f"--model={grouped}", "--local=1", "--max-new-tokens=24")
     report = run("verify", "--json", *TWO, *flags, status=1).json
@@ -140,15 +147,6 @@ def test_verify_finds_a_wrong_token(grouped: Path, run: Run, monkeypatch: pytest
     assert wrong["difference"]["margin"] > 0
     assert not faithful["is_faithful"]
     assert faithful["matrix"]["matrix"] == "layers.3.mlp.down_proj.weight"
-
-
-@pytest.mark.usefixtures("short_text")
-def test_verify_fails_where_the_model_is_exact_but_not_faithful(
-    grouped: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("flowspec.bench.faithfulness.PERPLEXITY_LIMIT", 0.0)
-    few = ["--prompt-token-ids=5,6,7", "--temperatures=0", "--max-new-tokens=4", "--local=1", "--method=ar"]
-    assert "faithful: NO, perplexity is" in run("verify", f"--model={grouped}", *few, status=1).out
 
 
 @pytest.mark.usefixtures("short_text")

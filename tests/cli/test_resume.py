@@ -26,28 +26,15 @@ STORY = "Tell me a story about a lighthouse."
 WAIT_S = 60.0
 
 
-def kill_at(command: Sequence[str], folder: Path, question: int, lines: int, stdin: str = "") -> Path:
-    """Runs a command and kills it (-9) once the journal in a folder has so many lines of tokens after its
-    n-th question."""
-    with warm.Popen(
-        [*FLOWSPEC, *command], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
-    ) as process:
-        assert process.stdin is not None
-        process.stdin.write(stdin)
-        process.stdin.flush()
+def kill_at(command: Sequence[str], journal: Path, lines: int) -> None:
+    """Runs a command and kills it (-9) once its journal has so many lines of tokens."""
+    with warm.Popen([*FLOWSPEC, *command], stdout=subprocess.DEVNULL) as process:
         deadline_s = time.monotonic() + WAIT_S
-        while not (found := list(folder.iterdir())) or count(found[0], question) < lines:
+        while not journal.exists() or journal.read_bytes().count(b'{"tokens"') < lines:
             assert process.poll() is None, "it ended before it could be killed"
             assert time.monotonic() < deadline_s, "the answer does not come"
             time.sleep(0.002)
         process.kill()
-    return found[0]
-
-
-def count(journal: Path, question: int) -> int:
-    """Lines of tokens that follow a question in a journal; -1 before it is asked."""
-    parts = journal.read_bytes().split(b'{"ask"')
-    return parts[question].count(b'{"tokens"') if len(parts) > question else -1
 
 
 @pytest.mark.usefixtures("shared")
@@ -58,7 +45,8 @@ def test_an_answer_survives_its_head_and_what_is_whole_of_a_damaged_journal_goes
     asked = (*kept, "--max-new-tokens=90", "--stop", "best of friends", STORY)
     resumed = ("generate", "--json", "--local=2", "--resume")
     whole = run("generate", "--json", "--local=2", *asked).json
-    journal = kill_at(["generate", "--local=1", f"--journal={tmp_path / 'answer'}", *asked], tmp_path, 1, 8)
+    journal = tmp_path / "answer"
+    kill_at(["generate", "--local=1", f"--journal={journal}", *asked], journal, 8)
     with journal.open("ab") as file:
         file.write(b'{"tokens":[1')  # as if the last line had been under way
     found = run(*resumed, journal).json
@@ -85,14 +73,18 @@ def test_an_answer_survives_its_head_and_what_is_whole_of_a_damaged_journal_goes
 def test_a_chat_goes_on_with_its_last_dialogue(
     tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of its journal the beginning is left, as if it had been killed in its second answer."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     lines = f"What is 17 + 25?\n{STORY}\nWhat is 3 + 4?\n"
     chat = ["chat", "--json", "--local=2", "--dtype=float32", "--temperature=1", "--seed=3"]
     whole = run(*chat, "--no-journal", stdin=lines).answers
     folder = tmp_path / "flowspec" / "journals"
     assert not folder.exists()
-    folder.mkdir(parents=True)
-    journal = kill_at(chat, folder, 2, 6, stdin=lines.rpartition("What")[0])
+    run(*chat, stdin=lines.rpartition("What")[0])
+    (journal,) = folder.iterdir()
+    written = journal.read_bytes().splitlines(keepends=True)
+    (_, asked) = [place for place, line in enumerate(written) if line.startswith(b'{"ask"')]
+    journal.write_bytes(b"".join(written[: asked + 7]))
     story, last = run("chat", "--json", "--resume", "--local=1", stdin="What is 3 + 4?\n").answers
     assert story["resumed"] >= 6
     assert last["resumed"] == 0
