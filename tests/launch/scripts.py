@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -24,3 +26,18 @@ def script(name: str) -> ModuleType:
     finally:
         sys.dont_write_bytecode = written
     return module
+
+
+def program(path: Path, text: str) -> None:
+    """Makes a program of a text."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def ran(
+    words: Sequence[str | Path], environment: Mapping[str, str], seconds: int = 60
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        words, env=environment, capture_output=True, text=True, errors="surrogateescape", timeout=seconds
+    )

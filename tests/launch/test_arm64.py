@@ -10,25 +10,23 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "launch" / "arm64"
+from tests.launch.scripts import ROOT, program, ran
 
 
 def arm64(words: Sequence[str], folder: Path, path: str | None = None) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "FLOWSPEC_ARM64": str(folder), **({} if path is None else {"PATH": path})}
-    return subprocess.run([SCRIPT, *words], env=environment, capture_output=True, text=True, timeout=60)
+    return ran([ROOT / "launch/arm64", *words], environment)
 
 
 @pytest.fixture
 def programs(tmp_path: Path) -> Path:
     """All programs that there are; `id` says that we are root."""
     place = tmp_path / "programs"
-    place.mkdir()
+    program(place / "id", "#!/bin/bash\necho 0\n")
     for name in ("bash", "env", "dirname", "cat", "rm"):
         found = shutil.which(name)
         assert found is not None
         (place / name).symlink_to(found)
-    (place / "id").write_text("#!/bin/bash\necho 0\n")
-    (place / "id").chmod(0o755)
     return place
 
 

@@ -16,9 +16,9 @@ import pytest
 
 from flowspec.core.protocol.cluster_messages import Welcome
 from flowspec.runtime.security.keyfiles import head_keyring, make_keys
+from tests.launch.scripts import ROOT, program, ran
 from tests.runtime.clusters import Peer
 
-ROOT = Path(__file__).parents[2]
 EVIL = "pi $(touch $HOME/pwned); `id` '\\\" | & \u00e9"
 
 SSH = r"""#!/bin/bash
@@ -85,7 +85,6 @@ class Boards:
         self.homes = folder / "homes"
         self.homes.mkdir()
         tools = folder / "tools"
-        tools.mkdir()
         fakes = {
             "ssh": SSH,
             "python3": PYTHON.replace("REAL", sys.executable),
@@ -93,8 +92,7 @@ class Boards:
             "loginctl": NO_SYSTEMD,
         }
         for name, text in fakes.items():
-            (tools / name).write_text(text)
-            (tools / name).chmod(0o755)
+            program(tools / name, text)
         self.environment = {
             **os.environ,
             "PATH": f"{tools}:{os.environ['PATH']}",
@@ -115,18 +113,12 @@ class Boards:
             text += f'ssh = "{target}"\nmemory = "3GiB"\n'
         self.file.write_text(text, "utf-8")
 
-    def run(self, action: str, *flags: str) -> tuple[int, list[str], str]:
-        command = [str(ROOT / "launch/boards"), action, str(self.file), *flags]
-        done = subprocess.run(
-            command,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            errors="surrogateescape",
-            timeout=150,
-            check=False,
-        )
+    def ran(self, *words: str) -> tuple[int, list[str], str]:
+        done = ran([ROOT / "launch/boards", *words], self.environment, 150)
         return done.returncode, done.stdout.splitlines(), done.stderr
+
+    def run(self, action: str, *flags: str) -> tuple[int, list[str], str]:
+        return self.ran(action, str(self.file), *flags)
 
 
 @pytest.fixture
@@ -219,24 +211,19 @@ def test_each_device_gets_its_own_key_and_the_list(boards: Boards) -> None:
         assert boards.run("stop")[:2] == (0, [f"jetson: {told}", f"pi: {told}"])
 
 
-def test_a_device_that_is_gone_fails_alone(boards: Boards) -> None:
-    boards.write({"gone": "gone", "empty": "empty"})
-    status, lines, error = boards.run("start")
-    assert (status, error) == (1, "")
-    assert lines == [
-        "gone: FAILED: cannot log in to gone: ssh: connect to host gone port 22: No route to host",
-        "empty: FAILED: FlowSpec is not installed here; run launch/boards install first",
-    ]
-
-
-def test_a_torch_that_is_there_is_kept_unless_it_is_too_old(boards: Boards) -> None:
-    boards.write({"jetson": "jetson", "old": "old"})
+def test_a_device_that_is_gone_fails_alone_and_a_torch_that_is_there_is_kept_unless_it_is_too_old(
+    boards: Boards,
+) -> None:
+    boards.write({"gone": "gone", "jetson": "jetson", "old": "old"})
+    gone = "gone: FAILED: cannot log in to gone: ssh: connect to host gone port 22: No route to host"
+    lacks = "FAILED: FlowSpec is not installed here; run launch/boards install first"
+    assert boards.run("start") == (1, [gone, f"jetson: {lacks}", f"old: {lacks}"], "")
     for name, version in (("jetson", "2.8.0"), ("old", "2.5.1")):
-        (boards.homes / name).mkdir()
         (boards.homes / name / "torch").write_text(f"{version}\n")
     assert boards.run("install") == (
         1,
         [
+            gone,
             "jetson: installed FlowSpec 0.1.0",
             "old: FAILED: launch/packages: expected torch 2.7 or newer in the environment, got 2.5.1; "
             "install another there",
@@ -274,10 +261,7 @@ def test_wrong_usage_is_one_line(boards: Boards) -> None:
         (["stop", "x.toml", "--all"], "--all"),
         (["stop", "none.toml"], "none.toml"),
     ):
-        command = [str(ROOT / "launch/boards"), *args]
-        done = subprocess.run(
-            command, env=boards.environment, capture_output=True, text=True, timeout=60, check=False
-        )
-        assert (done.returncode, done.stdout) == (2, "")
-        (line,) = done.stderr.splitlines()
+        status, lines, error = boards.ran(*args)
+        assert (status, lines) == (2, [])
+        (line,) = error.splitlines()
         assert named in line

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "launch" / "needs"
+from tests.launch.scripts import ROOT, program, ran
+
 APT = """#!/bin/bash
 echo "$*" >> "$(dirname "$0")/asked"
 if [ "$1" = install ]; then
@@ -26,11 +27,6 @@ VENV = '#!/bin/bash\n[ -e "$(dirname "$0")/python3-venv" ]\n'
 ALL = ("gcc", "python3-venv", "git", "chromium", "firefox-esr")
 
 
-def put(place: Path, name: str, text: str = "#!/bin/bash\n") -> None:
-    (place / name).write_text(text)
-    (place / name).chmod(0o755)
-
-
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     """All programs that there are."""
@@ -38,17 +34,17 @@ def place(tmp_path: Path) -> Path:
         found = shutil.which(name)
         assert found is not None
         (tmp_path / name).symlink_to(found)
-    put(tmp_path, "python3", VENV)
+    program(tmp_path / "python3", VENV)
     return tmp_path
 
 
 def needs(place: Path, *there: str) -> subprocess.CompletedProcess[str]:
     """What it does where these of the programs that tests need are there."""
     for each in there:
-        put(place, each)
+        program(place / each, "#!/bin/bash\n")
     environment = {**os.environ, "PATH": str(place)}
     environment.pop("CC", None)
-    return subprocess.run([SCRIPT], env=environment, capture_output=True, text=True, timeout=60)
+    return ran([ROOT / "launch/needs"], environment)
 
 
 def without(*missing: str) -> set[str]:
@@ -57,7 +53,7 @@ def without(*missing: str) -> set[str]:
 
 @pytest.mark.parametrize("name", ["chromium", "google-chrome"])
 def test_where_all_is_there_nothing_is_installed(name: str, place: Path) -> None:
-    put(place, "apt-get", APT)
+    program(place / "apt-get", APT)
     done = needs(place, *without("chromium"), name)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert not (place / "asked").exists()
@@ -65,8 +61,8 @@ def test_where_all_is_there_nothing_is_installed(name: str, place: Path) -> None
 
 @pytest.mark.parametrize("missing", [("firefox-esr",), ALL])
 def test_what_is_missing_is_installed(missing: tuple[str, ...], place: Path) -> None:
-    put(place, "apt-get", APT)
-    put(place, "sudo", SUDO)
+    program(place / "apt-get", APT)
+    program(place / "sudo", SUDO)
     done = needs(place, *without(*missing))
     assert (done.returncode, done.stdout) == (0, "")
     packages = " ".join(missing).replace("gcc", "gcc libc6-dev")

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.launch.scripts import ROOT, script
+from tests.launch.scripts import ROOT, program, ran, script
 
 packages = script("packages")
 PC = ["numpy==2.4.6", "nvidia-cublas==13.1", "sympy==1.14.0", "torch==2.13.0", "triton==3.7.1"]
@@ -99,14 +99,13 @@ class Machine:
 
     def __init__(self, folder: Path, platform: str) -> None:
         self.folder = folder
+        program(folder / "launch/platform", f"#!/bin/sh\necho {platform}\n")
         for name in ("environment", "packages", "install"):
-            (folder / "launch").mkdir(exist_ok=True)
             shutil.copy(ROOT / "launch" / name, folder / "launch" / name)
         shutil.copytree(ROOT / "constraints", folder / "constraints")
         shutil.copy(ROOT / "setup.cfg", folder)
-        self.tool(folder / "launch/platform", f"#!/bin/sh\necho {platform}\n")
-        self.tool(folder / "bin/python3", PYTHON.replace("REAL", sys.executable))
-        self.tool(
+        program(folder / "bin/python3", PYTHON.replace("REAL", sys.executable))
+        program(
             folder / "launch/go",
             '#!/bin/bash\nset -euo pipefail\n. "$(dirname "$0")/environment" serve\necho went on\n',
         )
@@ -120,23 +119,10 @@ class Machine:
             "WORK": str(folder),
         }
 
-    def tool(self, path: Path, text: str) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        path.chmod(0o755)
-
     def go(self, **environment: str) -> tuple[int, list[str]]:
         """Runs a script that sources launch/environment; the status, and its complaints but for the first
         line."""
-        command = [self.folder / "launch/go"]
-        done = subprocess.run(
-            command,
-            env={**self.environment, **environment},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = ran([self.folder / "launch/go"], {**self.environment, **environment})
         assert (done.stdout == "went on\n") == (done.returncode == 0)
         return done.returncode, [
             line for line in done.stderr.splitlines() if not line.startswith("Installing FlowSpec ")
@@ -152,7 +138,7 @@ class Machine:
 
 def test_a_board_gets_what_its_file_pins_once(tmp_path: Path) -> None:
     board = Machine(tmp_path, "aarch64 cpu")
-    board.tool(tmp_path / ".venv/bin/python", PYTHON.replace("REAL", sys.executable))
+    program(tmp_path / ".venv/bin/python", PYTHON.replace("REAL", sys.executable))
     (tmp_path / "no-pip").touch()  # as Debian makes one without its package python3-venv
     assert board.go() == (0, [])
     made, installed = board.asked()
@@ -180,7 +166,7 @@ def test_a_pc_gets_torch_from_the_index_for_cpus_or_is_told_and_another_with_a_g
     index = "--index-url https://download.pytorch.org/whl/cpu"
     assert torch.endswith(f" --no-deps --retries 1 --timeout 15 {index} torch==2.13.0+cpu")
     assert others.endswith(f"-e {tmp_path}[serve]")
-    pc.tool(tmp_path / "launch/platform", "#!/bin/sh\necho x86_64 cuda\n")
+    program(tmp_path / "launch/platform", "#!/bin/sh\necho x86_64 cuda\n")
     assert pc.go() == (0, [])
     removed, installed = pc.asked()
     assert removed == "-m pip uninstall --quiet --yes torch"
@@ -253,7 +239,7 @@ def test_a_terminal_shows_what_is_installed_and_ctrl_c_is_one_line(tmp_path: Pat
 
 def test_other_versions_may_be_named(tmp_path: Path) -> None:
     jetson = Machine(tmp_path, "jetpack6 cuda")
-    jetson.tool(tmp_path / "launch/platform", "#!/bin/sh\nexit 2\n")
+    program(tmp_path / "launch/platform", "#!/bin/sh\nexit 2\n")
     status, (line,) = jetson.go(FLOWSPEC_CONSTRAINTS=str(tmp_path / "none.txt"))
     assert status == 2
     assert line.endswith(f"FLOWSPEC_CONSTRAINTS: expected a file of versions, got '{tmp_path}/none.txt'")
@@ -264,7 +250,7 @@ def test_other_versions_may_be_named(tmp_path: Path) -> None:
 def test_a_copy_is_installed_where_it_is_asked_for(tmp_path: Path) -> None:
     machine = Machine(tmp_path, "aarch64 cpu")
     place, versions = tmp_path / "opt", ROOT / "constraints/aarch64.txt"
-    machine.tool(place / "bin/python", PYTHON.replace("REAL", sys.executable))
+    program(place / "bin/python", PYTHON.replace("REAL", sys.executable))
     command = [tmp_path / "launch/packages", "--copy", place, versions, "aarch64 cpu", "serve"]
     subprocess.run(command, env=machine.environment, timeout=60, check=True)
     (installed,) = machine.asked()
@@ -284,10 +270,7 @@ def test_the_image_gets_all_that_an_installation_copies() -> None:
 
 def test_extras_that_there_are_none_of_are_refused(tmp_path: Path) -> None:
     machine = Machine(tmp_path, "aarch64 cpu")
-    command = [tmp_path / "launch/install", "serve", "server"]
-    done = subprocess.run(
-        command, env=machine.environment, capture_output=True, text=True, timeout=60, check=False
-    )
+    done = ran([tmp_path / "launch/install", "serve", "server"], machine.environment)
     assert (done.returncode, done.stderr.count("\n"), "'server'" in done.stderr) == (2, 1, True)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.scripts import ROOT
+from tests.launch.scripts import ROOT, program, ran
 
 JETSON = "# R{} (release), REVISION: 4.3, GCID: 38968081, BOARD: generic, EABI: aarch64, DATE: Wed Jan  8\n"
 
@@ -17,9 +17,7 @@ def platform(
     folder: Path, machine: str, release: str | None = None, driver: bool = False, system: str = "Linux"
 ) -> subprocess.CompletedProcess[str]:
     tools = folder / "tools"
-    tools.mkdir()
-    (tools / "uname").write_text(f"#!/bin/sh\n[ $1 = -s ] && echo {system} || echo {machine}\n")
-    (tools / "uname").chmod(0o755)
+    program(tools / "uname", f"#!/bin/sh\n[ $1 = -s ] && echo {system} || echo {machine}\n")
     if release is not None:
         (folder / "etc").mkdir()
         (folder / "etc/nv_tegra_release").write_text(release)
@@ -27,8 +25,7 @@ def platform(
         (folder / "proc/driver/nvidia").mkdir(parents=True)
         (folder / "proc/driver/nvidia/version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module\n")
     environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"}
-    command = [ROOT / "launch/platform", folder]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return ran([ROOT / "launch/platform", folder], environment)
 
 
 @pytest.mark.parametrize(
