@@ -130,9 +130,16 @@ def read_own(path: Path, read: Callable[[Any], Read]) -> Read | None:
     except FileNotFoundError:
         return None
     except (OSError, *_DAMAGE) as error:
-        why = getattr(error, "strerror", None) or "it is damaged"
-        log.warning("%s cannot be read (%s), and is made anew", path, why)
+        if path.is_dir():
+            log.warning("%s is a folder; it is not used, and cannot be replaced: remove it", path)
+            return None
+        tell_of_damage(path, getattr(error, "strerror", None) or "it is damaged")
         return None
+
+
+def tell_of_damage(path: Path, why: str) -> None:
+    """A line in the log about what FlowSpec kept and cannot use."""
+    log.warning("%s cannot be read (%s), and is made anew", path, why)
 
 
 def _digest(content: Any) -> str:

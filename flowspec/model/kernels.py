@@ -40,7 +40,7 @@ from flowspec.model.quantised import (
     X86Int8Linear,
 )
 from flowspec.model.quantised_cuda import INT4_CAPABILITY, CudaInt4Linear, CudaInt8Linear
-from flowspec.model.trials import tried
+from flowspec.model.trials import run_trial, tried
 
 log = logging.getLogger("flowspec.kernels")
 
@@ -193,6 +193,8 @@ def kernel_of(dtype: str, device: torch.device, arithmetic: str = "") -> Kernel:
     for a device that has no right one.
     """
     trial = tried(dtype, str(device))
+    if trial.kernel_of(arithmetic) not in [kernel.name for kernel in kernels_of(dtype, device)]:
+        trial = run_trial(dtype, str(device), is_anew=True)
     if trial.has_compiled_for_gpu and compiled_cuda.library(device) is None:
         try:
             allow_gpu_library(device)

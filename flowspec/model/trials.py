@@ -28,7 +28,7 @@ from typing import IO, Any
 from flowspec.child_process import python_module
 from flowspec.core.protocol.precision import is_packed
 from flowspec.errors import InputError
-from flowspec.folders import cache_folder, locked, read_own, write_own
+from flowspec.folders import cache_folder, locked, read_own, tell_of_damage, write_own
 from flowspec.model.arithmetic import build
 from flowspec.model.device_errors import tells_of_memory
 
@@ -192,15 +192,20 @@ def run_trial(
     folder: Path | None = None,
     command: Sequence[str] | None = None,
     limit_s: float | None = None,
+    is_anew: bool = False,
 ) -> Trial:
     """What is known of a precision's kernels on a device of this machine (`cpu`, `cuda:0`).
 
-    They are tried now if they were not before. What is found is kept in `folder` (None: the user's cache
-    folder). Raises `NoRightKernelError`, and `InputError` where torch cannot run here or the device cannot do
-    that precision.
+    They are tried now if they were not before, or if what was kept names a kernel that there is not
+    (`is_anew`). What is found is kept in `folder` (None: the user's cache folder). Raises
+    `NoRightKernelError`, and `InputError` where torch cannot run here or the device cannot do that precision.
     """
     built = build.build(tell)
     path = (cache_folder() if folder is None else folder) / "kernels" / f"{_key(dtype, device, built)}.json"
+    if is_anew:
+        tell_of_damage(path, "it is damaged")
+        with contextlib.suppress(OSError):
+            path.unlink()
     found = _kept(path, dtype, device)
     if found is None:
         with locked(path, lambda: tell(0.0)):
@@ -371,14 +376,14 @@ def _stamp(path: str) -> list[int]:
 def _kept(path: Path, dtype: str, device: str) -> Trial | None:
     """What an earlier trial found; None where there was none, or its file cannot be used."""
 
-    def read(kept: Any) -> Trial:
+    def read(kept: Any) -> Trial | None:
         verdicts = tuple(TrialVerdict(**each) for each in kept["verdicts"])
-        return Trial(dtype=dtype, device=device, verdicts=verdicts, libraries=dict(kept["libraries"]))
+        found = Trial(dtype=dtype, device=device, verdicts=verdicts, libraries=dict(kept["libraries"]))
+        same = [_stamp(library) == stamp for library, stamp in found.libraries.items()]
+        return found if all(same) else None
 
     found = read_own(path, read)
-    if found is None or any(_stamp(library) != stamp for library, stamp in found.libraries.items()):
-        return None
-    return found if found.kernel else None  # a refusal is tried again: it may have been the machine's state
+    return found if found and found.kernel else None  # a refusal is tried again: it may have been the machine's state
 
 
 def _key(dtype: str, device: str, built: Path | None) -> str:

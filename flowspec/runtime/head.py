@@ -587,7 +587,8 @@ class Head:
             if found is not None:
                 self._core.recall(found)
         except ValueError as error:
-            self._on_note(f"{self._learnt.path} is not used, and will be written anew: {error}")
+            anew = "" if self._learnt.path.is_dir() else ", and will be written anew"
+            self._on_note(f"{self._learnt.path} is not used{anew}: {error}")
 
     def _keep(self) -> None:
         if self._learnt is None or self._tokens == 0:

@@ -291,6 +291,17 @@ def test_what_a_child_found_right_before_another_died_still_counts(tmp_path: Pat
 
 
 @without_compiler
+def test_what_names_a_kernel_that_there_is_not_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    run_trial("int8", "cpu", command=RIGHT)
+    monkeypatch.setattr(trials, "CHILD", script("say(at='plain')", "say(fault='')", "say(done=True)"))
+    assert packing_of("int8", CPU) is kernels_of("int8", CPU)[-1].linear
+    assert "(it is damaged), and is made anew" in caplog.text
+
+
+@without_compiler
 def test_what_was_found_is_kept_for_this_processor_and_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,6 +317,10 @@ def test_what_was_found_is_kept_for_this_processor_and_torch(
     ):
         assert damaged != kept
         path.write_text(damaged)
+        with pytest.raises(FileNotFoundError):
+            run_trial("int8", "cpu", folder=tmp_path, command=NEVER)
+    for library in ("a\0b", "\ud800"):
+        write_own(path, {**json.loads(kept)["content"], "libraries": {library: []}})
         with pytest.raises(FileNotFoundError):
             run_trial("int8", "cpu", folder=tmp_path, command=NEVER)
     path.unlink()
