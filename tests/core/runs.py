@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from flowspec.core.cluster.membership import MembershipTimeouts
 from flowspec.core.head.events import HeadCommand, HeadEvent, SendToFirstStage
 from flowspec.core.head.head import HeadCore
 from flowspec.core.protocol.messages import Segment
@@ -75,3 +76,14 @@ class Run:
             LANGUAGE, submit.prompt, submit.sampling, new_tokens_max=count, context=self.head.context
         )
         assert self.pipeline.answers[request] == expected[0]
+
+
+MEMBERSHIP_TIMEOUTS = MembershipTimeouts(
+    silent_s=5.0,
+    loading_silent_s=15.0,
+    loading_s=60.0,
+    stuck_s=30.0,
+    probe_s=2.0,
+    back_s=4.0,
+    forgive_s=300.0,
+)

@@ -70,7 +70,7 @@ from flowspec.core.protocol.messages import Message
 from flowspec.core.protocol.weight_messages import AskModel, AskTokens
 from flowspec.core.stage.slots import CacheRoom
 from flowspec.plan.placement import ClusterPlan, StagePlan, assigns_of
-from tests.core.membership_timeouts import MEMBERSHIP_TIMEOUTS
+from tests.core.runs import MEMBERSHIP_TIMEOUTS
 
 FORMING_TIMEOUTS = FormingTimeouts(
     connect_s=6.0, reconnect_s=3.0, held_s=15.0, ping_s=1.0, watch_s=0.5, settle_s=0.1

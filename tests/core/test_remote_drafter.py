@@ -44,7 +44,7 @@ from flowspec.core.methods import make_method
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Expand, Proposal, Proposed, Release, Sampling, Segment
 from flowspec.core.stage.slots import CacheRoom
-from tests.core.membership_timeouts import MEMBERSHIP_TIMEOUTS
+from tests.core.runs import MEMBERSHIP_TIMEOUTS
 
 VOCABULARY = 9
 FORMED = PipelineReformed(stage_count=1, rooms=(CacheRoom(slots=500),))

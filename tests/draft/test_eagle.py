@@ -1,14 +1,30 @@
 """An EAGLE drafter equals its head run over each node's path, with the target's features where they are known
-by then."""
+by then; and heads in every published layout."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from flowspec.bench.checkpoints import SMALL, make_checkpoint, make_variant
 from flowspec.core.protocol.messages import Release
+from flowspec.draft.eagle_captures import captures_of
+from flowspec.draft.eagle_files import is_eagle
+from flowspec.draft.eagle_head import EagleHead
+from flowspec.draft.kinds import check_drafter, find_drafter
+from flowspec.draft.kinds.eagle import Eagle
+from flowspec.errors import InputError
+from flowspec.model.files import ModelFiles, bundled_folder
+from flowspec.model.pieces import Span
+from flowspec.model.slice import Slice
+from tests.draft.heads import DATA, DRAFT_VOCABULARY, HIDDEN, LAYOUTS, VOCABULARY, make_head
 from tests.draft.mirrors import WIDTH, Case, check, make_case
-from tests.draft.trees import segment
+from tests.draft.trees import chain_batch, segment
 
 
 @pytest.fixture(scope="module", params=["eagle", "eagle3", "two layers"])
@@ -95,3 +111,182 @@ def test_nothing_is_kept_that_is_not_needed(case: Case) -> None:
     many = drafter._truths_max + 50
     drafter.take_features(2, 0, range(many), torch.zeros(many, mirror.head.feature_width))
     assert list(drafter._truths[2]) == list(range(50, many))
+
+
+# ---------------------------------------------------------------------------------------------------- layouts
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, ModelFiles]:
+    """Targets by whether their embeddings are tied."""
+    folder = tmp_path_factory.mktemp("targets")
+    return {
+        tied: ModelFiles(
+            str(make_checkpoint(folder / str(tied), "llama", {**SMALL, "tie_word_embeddings": tied}))
+        )
+        for tied in (False, True)
+    }
+
+
+def pickled(folder: Path) -> None:
+    """The other kind of file."""
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+def ends_of(target: ModelFiles) -> tuple[torch.Tensor, torch.Tensor]:
+    """A target's embedding and `lm_head`."""
+    own = load_file(Path(target.model) / "model.safetensors")
+    embedding = own["model.embed_tokens.weight"]
+    return embedding, own.get("lm_head.weight", embedding)
+
+
+@pytest.mark.parametrize(
+    ("name", "tied"),
+    [*((name, False) for name in LAYOUTS), *((name, True) for name in ("eagle", "safeailab"))],
+)
+def test_a_head_computes_what_its_publisher_does(
+    name: str, tied: bool, targets: dict[bool, ModelFiles], tmp_path: Path
+) -> None:
+    layout, target = LAYOUTS[name], targets[tied]
+    w, means = layout.tensors(), layout.means
+    files = layout.write(tmp_path / "head", w)
+    if tied:
+        pickled(tmp_path / "head")
+    assert is_eagle(files)
+    head = EagleHead.load(files, target, "float32", CPU)
+    kind = "eagle" if means.is_first else "eagle3"
+    assert (head.kind, head.capture, head.hidden_size) == (kind, layout.captures, layout.width)
+    assert head.feature_width == HIDDEN * len(layout.captures)
+    rng = torch.Generator().manual_seed(3)
+    rows = 9
+    tokens = torch.randint(0, VOCABULARY, (rows,), generator=rng)
+    captured = [torch.randn(rows, HIDDEN, generator=rng) for _ in layout.captures]
+    embedding, lm_head = ends_of(target)
+    embedding = w.get("embed_tokens.weight", embedding)
+    lm_head = w.get("lm_head.weight", lm_head)
+    if "draft_vocab_size" in layout.config and not layout.has_lm_head and layout.has_own_embedding:
+        lm_head = embedding
+    feature = head.project(torch.cat(captured, dim=-1))
+    expected = means.project(w, captured)
+    torch.testing.assert_close(feature, expected, atol=2e-5, rtol=1e-5)
+    for _ in range(2):  # the second time from the head's own features, as for guesses
+        expected = means.run(w, embedding[tokens], expected)
+        batch, positions = chain_batch(head.new_cache(64), 0, rows)
+        feature = head.run(tokens, feature, positions, batch)
+        torch.testing.assert_close(feature, expected, atol=5e-5, rtol=1e-5)
+        found = head.logits(feature)
+        torch.testing.assert_close(found, means.logits(w, expected, lm_head), atol=2e-4, rtol=1e-5)
+        assert found.dtype == torch.float32
+    ids = head.target_ids()
+    kept = [3 * each + 1 for each in range(DRAFT_VOCABULARY)] if layout.has_lm_head else None
+    assert (None if ids is None else ids.tolist()) == kept
+    numbers = 2 * means.layers * means.key_heads * means.head_width + layout.width
+    assert head.slot_bytes == 4 * numbers
+
+
+def test_a_folder_of_either_kind_of_file_is_found_by_its_name(tmp_path: Path) -> None:
+    layout = LAYOUTS["speculators-qwen3-two-layers"]
+    for name in ("safetensors", "bin"):
+        layout.write(tmp_path / name)
+    count = sum(each.numel() for each in load_file(tmp_path / "safetensors/model.safetensors").values())
+    pickled(tmp_path / "bin")
+    for name in ("safetensors", "bin"):
+        check_drafter(str(tmp_path / name))
+        kind = find_drafter(str(tmp_path / name))
+        assert isinstance(kind, Eagle)
+        assert kind.parameter_count() == count
+
+
+@pytest.mark.parametrize(
+    ("variant", "finish"),
+    [
+        ("granite", lambda logits: logits / 1.7),
+        ("gemma2", lambda logits: 6 * torch.tanh(logits / 6)),
+        ("gemma3", lambda logits: logits),
+    ],
+)
+def test_an_eagle_head_ranks_by_what_a_target_of_any_family_would(
+    variant: str, finish: Callable[[torch.Tensor], torch.Tensor], tmp_path: Path
+) -> None:
+    target = ModelFiles(str(make_variant(tmp_path / "target", variant)))
+    head = EagleHead.load(ModelFiles(str(make_head(tmp_path / "head"))), target, "float32", CPU)
+    count = target.config().num_hidden_layers
+    last = Slice.load(target, Span(first=count - 1, end=count, count=count), "float32", CPU)
+    assert last.pieces.lm_head is not None
+    hidden = torch.randn((5, head.hidden_size), generator=torch.Generator().manual_seed(2))
+    torch.testing.assert_close(head.logits(hidden), finish(last.pieces.lm_head(hidden)))
+
+
+def test_weights_are_counted_once(targets: dict[bool, ModelFiles], tmp_path: Path) -> None:
+    layout = LAYOUTS["eagle"]
+    files = layout.write(tmp_path / "head")
+    own = sum(tensor.numel() for tensor in layout.tensors().values())
+    sizes = [EagleHead.load(files, targets[tied], "bfloat16", CPU).weight_bytes for tied in (False, True)]
+    assert sizes == [2 * (own + 2 * VOCABULARY * HIDDEN), 2 * (own + VOCABULARY * HIDDEN)]
+
+
+def test_a_head_of_the_whole_vocabulary_needs_no_ids(targets: dict[bool, ModelFiles], tmp_path: Path) -> None:
+    layout = LAYOUTS["safeailab"]
+    whole = {**layout.tensors(), "lm_head.weight": torch.randn(VOCABULARY, HIDDEN)}
+    files = layout.write(tmp_path / "head", whole, draft_vocab_size=VOCABULARY)
+    path = tmp_path / "head/model.safetensors"
+    tensors = {name: each for name, each in load_file(path).items() if name != "d2t"}
+    for more in ({}, {"d2t": torch.zeros(VOCABULARY, dtype=torch.long)}):
+        save_file({**tensors, **more}, path)
+        assert EagleHead.load(files, targets[False], "float32", CPU).target_ids() is None
+
+
+def test_what_is_no_eagle_head(tmp_path: Path) -> None:
+    head = EagleHead.load(ModelFiles(str(bundled_folder("eagle"))), ModelFiles("bundled"), "float32", CPU)
+    assert (head.kind, head.capture, head.feature_width) == ("eagle", (8,), 320)
+    assert not is_eagle(ModelFiles("bundled"))
+    layout, ones = LAYOUTS["modelopt"], torch.ones(HIDDEN)
+    for name in ("hidden_norm.weight", "markov_head.w1.weight"):  # of drafters of blocks
+        assert not is_eagle(layout.write(tmp_path / name, {**layout.tensors(), name: ones}))
+
+
+# -------------------------------------------------------------------------------------------------- captures
+
+
+@pytest.mark.parametrize(("config", "layer_count", "captures"), DATA["captured"])
+def test_layers_are_counted_as_their_publisher_does(
+    config: dict[str, Any], layer_count: int, captures: list[int]
+) -> None:
+    """`eagle_aux_hidden_state_layer_ids` beside the other fields are what enters a layer, within
+    `eagle_config` what leaves one."""
+    assert captures_of(config, layer_count, "head", "target") == tuple(captures)
+
+
+@pytest.mark.parametrize(("config", "layer_count", "message"), DATA["uncapturable"])
+def test_layers_that_cannot_be_captured_are_refused(
+    config: dict[str, Any], layer_count: int, message: str
+) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        captures_of(config, layer_count, "head", "target")
+    assert "\n" not in str(caught.value)
+
+
+# -------------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize("row", DATA["refused"], ids=lambda row: row["case"])
+def test_what_is_not_computed_is_refused_in_one_line(
+    row: dict[str, Any], targets: dict[bool, ModelFiles], tmp_path: Path
+) -> None:
+    written = LAYOUTS[row["of"]].write(tmp_path / "head", **row.get("config", {}))
+    path = tmp_path / "head/model.safetensors"
+    tensors = load_file(path)
+    for name, each in row.get("tensors", {}).items():
+        if each is None:
+            del tensors[name]
+        else:
+            dtype = getattr(torch, each.get("dtype", "float32"))
+            tensors[name] = torch.full(each["shape"], each.get("fill", 1), dtype=dtype)
+    save_file(tensors, path)
+    assert is_eagle(written)
+    with pytest.raises(InputError, match=row["says"]) as caught:
+        EagleHead.load(written, targets[False], "float32", CPU)
+    assert "\n" not in str(caught.value)

@@ -1,4 +1,5 @@
-"""How near a forecast is to answers in virtual time, and that small plans are the best of all."""
+"""How near a forecast is to answers in virtual time, the rules that it obeys, and that small plans are the
+best of all."""
 
 from __future__ import annotations
 
@@ -7,6 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from flowspec.bench.config import AR, Setup
 from flowspec.bench.planned import first_token_s, simulated, testbed_of
@@ -15,6 +18,7 @@ from flowspec.bench.synthetic import synthetic_cases
 from flowspec.cli.plan import add_arguments
 from flowspec.cli.plan_request import read_plan_request
 from flowspec.core.protocol.messages import Sampling
+from flowspec.plan.forecast import HEAD_S, Guessing, guessing_rates, plain_rates, seconds_per_token
 from flowspec.plan.planner import make_plan
 from flowspec.plan.sites import PlanRequest
 from lab.perf import planner_fit
@@ -80,3 +84,61 @@ def test_the_first_token_comes_as_the_simulator_says(devices: str, more: float) 
         world = run_many(testbed_of(request, plan), Setup(name="planned", method=AR), cases, {}, size + 1)
         forecast_s, taken_s = first_token_s(request, plan, size), world.answers[0][0].first_token_s
         assert taken_s * (1 - more) < forecast_s < taken_s * 1.02, f"{size} tokens"
+
+
+# ----------------------------------------------------------------------------------------------- the forecast
+
+TIMES = st.floats(0.002, 2.0)
+ACCEPTANCES = st.floats(0.2, 0.9)
+
+
+def one(slot_s: float, trip_s: float, nodes: float, acceptance: float, pass_s: float = 0.001) -> float:
+    found, _, _ = seconds_per_token(
+        np.array(slot_s), np.array(trip_s), np.array(nodes), Guessing(acceptance=acceptance, pass_s=pass_s)
+    )
+    return float(found)
+
+
+@given(
+    slot_s=TIMES,
+    stages=st.floats(1, 8),
+    more=st.floats(1, 3),
+    acceptance=ACCEPTANCES,
+    nodes=st.sampled_from([1, 4, 16]),
+)
+def test_a_longer_trip_and_a_slower_drafter_never_help(
+    slot_s: float, stages: float, more: float, acceptance: float, nodes: int
+) -> None:
+    trip_s = slot_s * stages
+    time_s = one(slot_s, trip_s, nodes, acceptance)
+    assert one(slot_s, trip_s * more, nodes, acceptance) >= time_s * (1 - 1e-12)
+    assert one(slot_s, trip_s, nodes, acceptance, pass_s=0.001 * more) >= time_s * (1 - 1e-12)
+
+
+@given(slot_s=TIMES, stages=st.floats(1, 8), acceptance=ACCEPTANCES, nodes=st.sampled_from([1, 4, 16]))
+def test_more_nodes_and_a_better_drafter_help_if_they_cost_nothing(
+    slot_s: float, stages: float, acceptance: float, nodes: int
+) -> None:
+    time_s = one(slot_s, slot_s * stages, nodes, acceptance)
+    assert one(slot_s, slot_s * stages, 2 * nodes, acceptance) <= time_s * (1 + 1e-12)
+    assert one(slot_s, slot_s * stages, nodes, min(0.95, acceptance + 0.05)) <= time_s * (1 + 1e-12)
+
+
+def test_plain_decoding_takes_a_trip_and_users_share_slots() -> None:
+    slot_s, trip_s = np.array([0.1, 0.1, 0.12]), np.array([0.4, 0.4, 0.48])
+    nodes = np.array([1.0, 2.0, 4.0])
+    assert plain_rates(slot_s, trip_s, nodes, 1) == pytest.approx([1 / (0.4 + HEAD_S), 0, 0]), (
+        "one user has one node"
+    )
+    assert plain_rates(slot_s, trip_s, nodes, 4)[0] == pytest.approx(4 / (0.4 + HEAD_S))
+    assert plain_rates(slot_s, trip_s, nodes, 100) == pytest.approx([10, 20, 4 / 0.12])
+
+
+def test_users_together_are_faster_than_one_and_no_faster_than_as_many_clusters() -> None:
+    slot_s, trip_s, nodes = np.array([0.1]), np.array([0.8]), np.array([16.0])
+    guessing = Guessing(acceptance=0.635, pass_s=0.005)
+    one_user, eight = (
+        float(guessing_rates(slot_s, trip_s, nodes, guessing, users)[0].max()) for users in (1, 8)
+    )
+    assert one_user < eight <= 8 * one_user * (1 + 1e-9)
+    assert one_user == pytest.approx(1 / one(0.1, 0.8, 16, 0.635, 0.005))

@@ -1,5 +1,5 @@
 """Another plan while answers follow one another, in virtual time: for a device that heat slows down, and for
-one that is back.
+one that is back; and slow ways out, which must not hold up signs of life.
 
 Every token is compared with the plain answer when it is emitted.
 """
@@ -7,6 +7,7 @@ Every token is compared with the plain answer when it is emitted.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -18,9 +19,10 @@ from flowspec.core.protocol.messages import Sampling
 from flowspec.plan.timing import Curve, LinkSpec
 from flowspec.sim.device import DeviceSpec
 from lab.faults.cluster import FORMING_TIMEOUTS
-from lab.faults.play import Play
-from lab.faults.schedule import Dialogue, Schedule, draw
-from tests.core.membership_timeouts import MEMBERSHIP_TIMEOUTS
+from lab.faults.play import FaultError, Play
+from lab.faults.schedule import HEAL_S, HOLD_SHARE, SILENT_S, Dialogue, Fault, Schedule, draw
+from tests.broken_builds import sends_prompts_whole
+from tests.core.runs import MEMBERSHIP_TIMEOUTS
 from tests.pipeline import ask
 
 DEVICES = ("pi-0", "pi-1", "pi-2")
@@ -195,3 +197,42 @@ def test_an_unfinished_preparation_is_given_up_and_the_answers_stay_exact(fault:
     else:
         assert run.fired()["daemon: given up"] >= 1
     assert run.cluster.membership.lost == []
+
+
+# -------------------------------------------------------------------------------------------------- slow ways
+
+SEEDS = 12
+
+
+def play_slow_everywhere() -> Counter[str]:
+    """All that is wrong is that every device's way out and in is slow; prompts may go out in one segment.
+    Returns how often each rule fired."""
+    fired: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        drawn = draw(seed)
+        faults = [Fault(kind="narrow", at_s=0.0, for_s=HEAL_S, where=(device,)) for device in drawn.devices]
+        play = Play(
+            replace(
+                drawn,
+                places=(None,) * len(drawn.qualities),
+                membership_timeouts=replace(drawn.membership_timeouts, silent_s=SILENT_S),
+                bounds=replace(
+                    drawn.bounds, prefill_chunk=128, prefill_first=1, hold_s=HOLD_SHARE * SILENT_S
+                ),
+                faults=tuple(faults),
+            )
+        )
+        play.run()
+        fired += play.fired()
+    return fired
+
+
+def test_nobody_is_lost_where_all_links_are_slow_unless_a_prompt_is_sent_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fired = play_slow_everywhere()
+    assert not fired["member: silent"]
+    assert fired["head: slow portion"] > SEEDS
+    sends_prompts_whole(monkeypatch)
+    with pytest.raises(FaultError, match="is lost, though nothing was wrong with it"):
+        play_slow_everywhere()

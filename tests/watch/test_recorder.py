@@ -1,23 +1,39 @@
 """Frames tell the whole story: whoever takes them one by one has, after each event, the head's own trees and
-answers."""
+answers; figures of the last seconds; and recordings that come back, or are refused."""
 
 from __future__ import annotations
 
+import copy
 import itertools
+import json
+import random
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flowspec.core.head.events import HeadCommand, HeadEvent, PipelineLost, PipelineReformed
 from flowspec.core.head.head import HeadCore
+from flowspec.errors import InputError
 from flowspec.sim.world import Handled
+from flowspec.watch import figures, recording
 from flowspec.watch import recorder as recorders
 from flowspec.watch.detokenizer import as_numbers
-from flowspec.watch.figures import Frame
+from flowspec.watch.figures import Figures, Frame
 from flowspec.watch.recorder import Recorder
-from flowspec.watch.recording import About, as_text, record_document, wrong_document
+from flowspec.watch.recording import (
+    FRAMES_MAX,
+    About,
+    as_text,
+    document_text,
+    read_recording,
+    rebased,
+    record_document,
+    write_recording,
+    wrong_document,
+)
 from flowspec.watch.state import WatchState
 from lab.faults import play as faults
 from lab.faults import schedule as fault_schedules
@@ -254,3 +270,255 @@ def test_what_is_lost_and_formed_again_is_told() -> None:
     assert [frame["kind"] for frame in mirror.frames] == ["stages", "lost", "stages"]
     assert mirror.frames[1]["silent_s"] == 1.5
     assert [len(frame["stages"]) for frame in mirror.frames if frame["kind"] == "stages"] == [2, 3]
+
+
+# ---------------------------------------------------------------------------------------------------- figures
+
+
+def stay(stage: int, started_s: float, ended_s: float, dead: int = 0, dropped: int = 0) -> Frame:
+    return {
+        "stage": stage,
+        "started_s": started_s,
+        "ended_s": ended_s,
+        "alive": 1,
+        "dead": dead,
+        "dropped": dropped,
+    }
+
+
+def trip(t: float, *stays: Frame) -> Frame:
+    return {"t": t, "kind": "trip", "segment": 0, "sent_s": 0.0, "back_s": t, "stays": list(stays)}
+
+
+def tokens(t: float, *nodes: int) -> Frame:
+    return {"t": t, "kind": "tokens", "request": 1, "nodes": [[node, "x"] for node in nodes]}
+
+
+def begun() -> Figures:
+    found = Figures()
+    found.take({"t": 0.0, "kind": "stages", "stages": [{}, {}]})
+    found.take({"t": 1.0, "kind": "begin", "request": 1})
+    return found
+
+
+def test_by_hand() -> None:
+    found = begun()
+    found.take({"t": 1.0, "kind": "sent", "segment": 0, "parts": [[1, []]], "prompt_rows": 9})
+    found.take({"t": 1.5, "kind": "sent", "segment": 1, "parts": [[1, [10, 11, 12]]], "prompt_rows": 0})
+    found.take(tokens(2.0, 10))
+    found.take(trip(2.0, stay(0, 1.0, 1.5), stay(1, 1.5, 2.0, dropped=3)))
+    found.take({"t": 2.5, "kind": "sent", "segment": 2, "parts": [[1, [13]]], "prompt_rows": 0})
+    found.take(tokens(3.0, 12, 14))
+    found.take(trip(3.0, stay(0, 2.5, 3.0, dead=1), stay(1, 3.0, 3.0)))
+    told = found.frame(4.0)
+    assert told is not None
+    assert told["tokens_per_s"] == 1.0, "two tokens in the two seconds since the first"
+    assert told["S"] == 2.0, "of the prompt's segment came the first"
+    assert told["rho"] == 0.5
+    assert told["acceptance"] == 1.0
+    assert told["busy"] == [pytest.approx(1 / 3, abs=1e-4), pytest.approx(0.5 / 3, abs=1e-4)]
+    assert told["dropped_rows"] == 4
+
+
+def test_what_is_long_past_does_not_count() -> None:
+    found = begun()
+    found.take(tokens(1.5, 5))
+    found.take(tokens(2.0, 6, 7, 8))
+    found.take(trip(2.0, stay(0, 1.0, 2.0, dead=5)))
+    found.take(tokens(9.0, 9))
+    told = found.frame(10.0)
+    assert told is not None
+    assert (told["S"], told["dropped_rows"], told["busy"]) == (1.0, 0, [0.0, 0.0])
+    assert told["tokens_per_s"] == pytest.approx(1 / figures.WINDOW_S)
+
+
+def test_nothing_is_told_while_no_answer_is_under_way_and_the_next_one_begins_anew() -> None:
+    assert Figures().frame(1.0) is None
+    found = begun()
+    found.take(tokens(1.5, 5, 6, 7, 8))
+    assert found.frame(1.8) is not None
+    found.take({"t": 2.0, "kind": "end", "request": 1})
+    assert found.frame(2.5) is None
+    found.take({"t": 3.0, "kind": "begin", "request": 1})
+    told = found.frame(3.5)
+    assert told is not None
+    assert (told["tokens_per_s"], told["S"]) == (0.0, 0.0)
+
+
+def test_of_a_whole_answer_they_are_those_of_its_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "WINDOW_S", 1e6)
+    compared = 0
+    for seed in range(nightly(20, 160)):
+        mirror, run = watch_schedule(seed)
+        if len(run.world.answers) != 1 or len(run.world.answers[0]) != 1 or not mirror.seen["begin"]:
+            continue
+        frames = mirror.frames
+        end = next(at for at, frame in enumerate(frames) if frame["kind"] == "end")
+        told, report = frames[end - 1], frames[end]["statistics"]
+        count = sum(len(frame["nodes"]) for frame in frames[:end] if frame["kind"] == "tokens")
+        assert told["kind"] == "figures"
+        assert told["S"] == report["tokens_per_commit"]
+        assert report["committing_segments"] <= report["segments"]
+        assert told["acceptance"] == report["acceptance_length"]
+        if count > 1 and frames[end]["reason"] != "cancelled":
+            assert abs(told["rho"] * count - report["share_in_flight"] * (count - 1)) < 1.01, (
+                "but for the last token"
+            )
+        compared += 1
+    assert compared > nightly(1, 20)
+
+
+# ------------------------------------------------------------------------------------------------- recordings
+
+SEED = 4
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    return record_document(ABOUT, watch_schedule(SEED)[0].frames)
+
+
+def frame(document: dict[str, Any], kind: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(each for each in document["frames"] if each["kind"] == kind)
+    return found
+
+
+def test_a_recording_comes_back_as_it_was_written(document: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "answer.json"
+    write_recording(path, document)
+    assert read_recording(path) == document
+    assert [each.name for each in tmp_path.iterdir()] == ["answer.json"], "nothing half-written is left"
+
+
+def test_a_recording_that_cannot_be_written_is_one_line(
+    document: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "folder.json").mkdir()
+    for name in ("none/answer.json", "folder.json"):
+        with pytest.raises(InputError, match="cannot write the recording"):
+            write_recording(tmp_path / name, document)
+    assert [each.name for each in tmp_path.iterdir()] == ["folder.json"], "no part of it is left"
+    monkeypatch.setattr(recording, "FILE_BYTES_MAX", 1000)
+    with pytest.raises(InputError, match="record a shorter answer"):
+        write_recording(tmp_path / "answer.json", document)
+
+
+def test_a_clock_can_begin_elsewhere(document: dict[str, Any]) -> None:
+    trip = frame(document, "trip")
+    frames = [json.loads(rebased(as_text(each), trip["sent_s"])) for each in document["frames"]]
+    moved = next(each for each in frames if each["kind"] == "trip")
+    assert moved["sent_s"] == 0.0
+    assert moved["back_s"] == pytest.approx(trip["back_s"] - trip["sent_s"], abs=2e-6)
+    assert moved["stays"][-1]["left_s"] == pytest.approx(
+        trip["stays"][-1]["left_s"] - trip["sent_s"], abs=2e-6
+    )
+    assert wrong_document({**document, "frames": frames}) == ""
+    texts = [as_text(each) for each in document["frames"]]
+    assert json.loads(document_text(ABOUT, (rebased(text, 0.0) for text in texts))) == document
+    hostile = as_text(
+        {
+            "t": 5.5,
+            "kind": "tokens",
+            "request": 1,
+            "nodes": [[1, '"t":5.5,"sent_s":1'], [2, "\\"], [3, ',"t":7']],
+        }
+    )
+    assert rebased(hostile, 5.0) == hostile.replace('{"t":5.5', '{"t":0.5', 1), "text of tokens stays"
+    assert (
+        rebased('{"t":1e-06,"kind":"lost","silent_s":2.0}', 1.0) == '{"t":0.0,"kind":"lost","silent_s":2.0}'
+    )
+
+
+BROKEN_FILES = (
+    b"{",
+    b"\xff\xfe\x00",
+    b"[" * 100_000,
+    b"[]",
+    b'{"format": "else"}',
+    b'{"format": "flowspec-recording", "version": 2}',
+    b'{"format": "flowspec-recording", "version": true}',
+    b'{"format": "flowspec-recording", "version": 1, "world": ' + b"1" * 10_000 + b"}",
+    b" " * ((1 << 20) + 1),
+)
+
+
+def test_files_that_are_no_recordings_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "FILE_BYTES_MAX", 1 << 20)
+    path = tmp_path / "broken.json"
+    for content in BROKEN_FILES:
+        path.write_bytes(content)
+        with pytest.raises(InputError) as refused:
+            read_recording(path)
+        assert "\n" not in str(refused.value)
+        assert len(str(refused.value)) < 400
+    assert "at most 1 MiB" in str(refused.value)
+    for name, told in ((tmp_path / "none.json", "No such file"), (tmp_path, "directory")):
+        with pytest.raises(InputError, match=told):
+            read_recording(name)
+
+
+WRONG: dict[str, Any] = {
+    "an unknown kind": lambda d: frame(d, "sent").update(kind="else"),
+    "no instant": lambda d: frame(d, "sent").pop("t"),
+    "an instant that is none": lambda d: frame(d, "sent").update(t=float("nan")),
+    "frames out of order": lambda d: d["frames"][0].update(t=1e6),
+    "too many frames": lambda d: d.update(frames=[{}] * (FRAMES_MAX + 1)),
+    "a value above 1": lambda d: frame(d, "nodes")["nodes"][0].__setitem__(3, 1.5),
+    "a row that is short": lambda d: frame(d, "nodes")["nodes"][0].pop(),
+    "a stage out of range": lambda d: frame(d, "trip")["stays"][0].update(stage=1000),
+    "a share above 1": lambda d: frame(d, "figures").update(busy=[2.0]),
+    "layers without any": lambda d: frame(d, "stages")["stages"][0].update(layers=[3, 3]),
+    "another world": lambda d: d.update(world="moon"),
+    "no frames": lambda d: d.pop("frames"),
+    "a frame that is none": lambda d: d["frames"].insert(0, 7),
+    "statistics that are none": lambda d: frame(d, "end").update(statistics=[]),
+}
+
+
+def test_every_field_is_checked(document: dict[str, Any]) -> None:
+    assert wrong_document(document) == ""
+    for what, spoil in WRONG.items():
+        spoilt = copy.deepcopy(document)
+        spoil(spoilt)
+        assert wrong_document(spoilt) != "", what
+
+
+def test_values_of_any_other_type_are_refused_and_never_raise(document: dict[str, Any]) -> None:
+    """Each field of each kind of frame, replaced by what it must not be."""
+    kinds = {each["kind"]: each for each in document["frames"]}
+    refused = 0
+    for kind, one in kinds.items():
+        for name in one:
+            for value in (None, True, -1, 1e400, "x" * 5000, [[[]]], {"a": {}}, [None]):
+                frames = [{**one, name: value}]
+                wrong = wrong_document({**document, "frames": frames})
+                assert wrong != "" or (kind == "end" and name == "statistics"), (
+                    f"{kind}: {name} as {value!r:.40}"
+                )
+                assert "\n" not in wrong
+                refused += 1
+    assert refused > 100
+
+
+def test_mutated_recordings_are_valid_or_refused(document: dict[str, Any]) -> None:
+    """What passes can be shown: nothing in the terminal's view breaks on it."""
+    from flowspec.cli.screen import report, screen
+    from flowspec.watch.state import WatchState
+
+    chances, passed = random.Random(1), 0
+    texts = [as_text(each) for each in document["frames"]]
+    for _ in range(400):
+        frames = [json.loads(text) for text in chances.sample(texts, 12)]
+        frames.sort(key=lambda each: each["t"])
+        one = chances.choice(frames)
+        one[chances.choice(list(one))] = chances.choice([0, 1, 7, [], [[0, 1]], "x", None, {}])
+        whole = {**document, "frames": frames}
+        if wrong_document(whole):
+            continue
+        passed += 1
+        present = WatchState()
+        for each in frames:
+            present.take(each)
+        report(present, whole)
+        screen(present, whole)
+    assert passed > 40
