@@ -47,7 +47,7 @@ def test_only_regular_files_of_bounded_size_are_read(
     for name in ("pipe", "folder", "large", "/dev/zero"):
         assert read_own(tmp_path / name, lambda kept: kept) is None
     assert ["is made anew" in line.message for line in caplog.records] == [True, False, True, True]
-    assert caplog.messages[1].endswith("folder is a folder; it is not used, and cannot be replaced: remove it")
+    assert caplog.messages[1].endswith("is a folder; it is not used, and cannot be replaced: remove it")
 
 
 def test_a_mark_at_the_beginning_is_no_text(tmp_path: Path) -> None:

@@ -383,7 +383,9 @@ def _kept(path: Path, dtype: str, device: str) -> Trial | None:
         return found if all(same) else None
 
     found = read_own(path, read)
-    return found if found and found.kernel else None  # a refusal is tried again: it may have been the machine's state
+    if found is None or not found.kernel:  # a refusal is tried again: it may have been the machine's state
+        return None
+    return found
 
 
 def _key(dtype: str, device: str, built: Path | None) -> str:
