@@ -13,12 +13,14 @@ import psutil
 from tests import warm
 from tests.cli.running import FLOWSPEC
 
-SERVE = [*FLOWSPEC, "serve"]
+
+def serve(*flags: str) -> warm.Popen[str]:
+    command = [*FLOWSPEC, "serve", "--port=0", "--drafter=ngram", *flags]
+    return warm.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def test_it_says_where_it_is_answers_and_ends_with_all_that_it_started() -> None:
-    flags = ["--port", "0", "--local", "1", "--drafter", "ngram", "--json"]
-    with warm.Popen([*SERVE, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with serve("--local=1", "--json") as process:
         assert process.stdout is not None
         ready = json.loads(process.stdout.readline())
         assert (ready["model"], ready["needs_key"]) == ("bundled", False)
@@ -38,8 +40,7 @@ def test_it_says_where_it_is_answers_and_ends_with_all_that_it_started() -> None
 
 
 def test_a_server_that_is_stopped_while_it_loads_is_done() -> None:
-    flags = ["--port", "0", "--local", "2", "--drafter", "ngram"]
-    with warm.Popen([*SERVE, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with serve("--local=2") as process:
         assert process.stderr is not None
         assert process.stderr.readline().startswith("(starting")
         process.send_signal(signal.SIGTERM)
@@ -49,8 +50,7 @@ def test_a_server_that_is_stopped_while_it_loads_is_done() -> None:
 
 
 def test_a_server_without_a_device_says_so_and_ends_as_failed() -> None:
-    flags = ["--port", "0", "--local", "1", "--drafter", "ngram", "--json", "--no-live"]
-    with warm.Popen([*SERVE, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with serve("--local=1", "--json", "--no-live") as process:
         assert process.stdout is not None
         assert process.stderr is not None
         ready = json.loads(process.stdout.readline())

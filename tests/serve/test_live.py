@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 import uvicorn
 from starlette.applications import Starlette
@@ -46,11 +47,9 @@ class Served:
         self.thread.join()
         self.watch.close()
 
-    def get(
-        self, path: str, method: str = "GET"
-    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+    def watched(self) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
-        connection.request(method, path)
+        connection.request("GET", "/live/events")
         return connection, connection.getresponse()
 
 
@@ -63,7 +62,7 @@ def running() -> Iterator[Served]:
 
 def test_a_stream_tells_all_of_an_answer_and_its_place_is_free_again(running: Served) -> None:
     assert running.head.observers == []
-    connection, response = running.get("/live/events")
+    connection, response = running.watched()
     assert response.getheader("Content-Type", "").startswith("text/event-stream")
     assert response.getheader("Cache-Control") == "no-store"
     steps = events(response)
@@ -90,52 +89,45 @@ def test_a_stream_tells_all_of_an_answer_and_its_place_is_free_again(running: Se
 
 
 def test_the_last_answer_is_downloaded_as_a_recording(running: Served) -> None:
-    connection, response = running.get("/live/recording")
-    assert response.status == 404
-    assert "while somebody watches" in json.loads(response.read())["error"]["message"]
-    connection.close()
+    response = httpx.get(f"{running.url}/live/recording")
+    assert response.status_code == 404
+    assert "while somebody watches" in response.json()["error"]["message"]
     watcher = running.watch.join()
     running.head.run()
     running.watch.settle()
-    connection, response = running.get("/live/recording")
-    assert response.status == 200
-    assert response.getheader("Content-Disposition") == 'attachment; filename="flowspec-recording.json"'
-    document = json.loads(response.read())
-    connection.close()
-    assert wrong_document(document) == ""
-    assert document["frames"][-1]["kind"] == "end"
+    response = httpx.get(f"{running.url}/live/recording")
+    assert response.status_code == 200
+    assert response.headers["Content-Disposition"] == 'attachment; filename="flowspec-recording.json"'
+    assert wrong_document(response.json()) == ""
+    assert response.json()["frames"][-1]["kind"] == "end"
     running.watch.leave(watcher)
-    connection, response = running.get("/live/recording")
-    assert response.status == 200, "it is there still"
-    connection.close()
+    assert httpx.get(f"{running.url}/live/recording").status_code == 200, "it is there still"
 
 
 def test_no_more_than_so_many_may_watch(running: Served) -> None:
     for _ in range(WATCHERS_MAX):
         running.watch.join()
-    connection, response = running.get("/live/events")
-    assert (response.status, response.getheader("Retry-After")) == (503, "10")
-    assert json.loads(response.read())["error"]["code"] == "too_many_watchers"
-    connection.close()
+    response = httpx.get(f"{running.url}/live/events")
+    assert (response.status_code, response.headers["Retry-After"]) == (503, "10")
+    assert response.json()["error"]["code"] == "too_many_watchers"
 
 
 def test_who_leaves_waits_for_nobody(running: Served) -> None:
     """While the watch is busy the event loop serves others, also when a stream ends."""
-    connection, response = running.get("/live/events")
+    connection, response = running.watched()
     response.readline()
     with running.watch._lock:
         response.close()
         connection.close()
         time.sleep(0.5)  # the stream notices that its client is gone
-        other, response = running.get("/live/events", "HEAD")  # which takes no place
-        assert (response.status, response.read()) == (200, b"")
-        other.close()
+        found = httpx.head(f"{running.url}/live/events", timeout=20)  # which takes no place
+        assert (found.status_code, found.content) == (200, b"")
     wait_until(lambda: running.head.observers == [], "its place is free")
 
 
 def test_a_quiet_stream_says_that_it_is_there(running: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "HEARTBEAT_S", 0.0)
-    connection, response = running.get("/live/events")
+    connection, response = running.watched()
     lines = [response.readline() for _ in range(40)]
     assert b": here\n" in lines
     connection.close()

@@ -67,30 +67,22 @@ async def test_who_finds_no_place_to_wait_is_told_when_to_come_again() -> None:
 
 
 @in_loop
-async def test_who_goes_away_while_waiting_leaves_no_trace() -> None:
-    gate = RequestQueue(1, 2)
-    await gate.enter(1)
-    first, second = asyncio.create_task(gate.enter(1)), asyncio.create_task(gate.enter(1))
-    await settle()
-    first.cancel()
-    await settle()
-    assert gate.waiting == 1
-    gate.leave(1.0)
-    await second
-    assert (gate.running, gate.waiting) == (1, 0)
-
-
-@in_loop
-async def test_who_goes_away_at_the_moment_of_being_let_in_frees_the_place() -> None:
-    gate = RequestQueue(1, 2)
-    await gate.enter(1)
-    first, second = asyncio.create_task(gate.enter(1)), asyncio.create_task(gate.enter(1))
-    await settle()
-    gate.leave(1.0)
-    first.cancel()
-    await second
-    assert (gate.running, gate.waiting) == (1, 0)
-    assert first.cancelled()
+async def test_who_goes_away_leaves_no_trace_also_at_the_moment_of_being_let_in() -> None:
+    for is_let_in in (False, True):
+        gate = RequestQueue(1, 2)
+        await gate.enter(1)
+        first, second = asyncio.create_task(gate.enter(1)), asyncio.create_task(gate.enter(1))
+        await settle()
+        if is_let_in:
+            gate.leave(1.0)
+            first.cancel()
+        else:
+            first.cancel()
+            await settle()
+            assert gate.waiting == 1
+            gate.leave(1.0)
+        await second
+        assert (gate.running, gate.waiting, first.cancelled()) == (1, 0, True)
 
 
 @in_loop

@@ -127,7 +127,7 @@ REPLIES = [
 
 
 @pytest.mark.parametrize(("template", "reply", "expected"), REPLIES)
-def test_calls_and_thoughts_reach_the_official_client_whole_and_streamed(
+def test_calls_and_thoughts_reach_the_official_client_whole_and_streamed_and_go_back_with_results(
     template: str,
     reply: str,
     expected: dict[str, Any],
@@ -139,51 +139,45 @@ def test_calls_and_thoughts_reach_the_official_client_whole_and_streamed(
         model.reply = reply
         answer = ask(server, tools=TOOLS)
         assert without_ids(whole(answer)) == expected
-        assert without_ids(streamed(server, tools=TOOLS)) == expected
         assert answer.usage.completion_tokens == model.answered
+        assert without_ids(streamed(server, tools=TOOLS)) == expected
         thoughts = answer.usage.completion_tokens_details.reasoning_tokens
         assert (thoughts > 0) == bool(expected["thoughts"])
         assert thoughts < model.answered
         if expected["calls"] and not expected["content"]:
             assert answer.choices[0].message.content is None
         assert "get_weather" in model.prompts[0]
-
-
-def test_the_next_turn_gives_calls_and_results_to_the_template(
-    llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for template, reply, _ in REPLIES[:1] + REPLIES[2:]:
-        with scripted(llm, tmp_path / str(len(template)), template, monkeypatch) as (server, model):
-            model.reply = reply
-            message = ask(server, tools=TOOLS).choices[0].message
-            results = [
-                {"role": "tool", "tool_call_id": call.id, "content": f"sunny, {place}"}
-                for place, call in enumerate(message.tool_calls)
-            ]
-            model.reply = "Sunny."
-            ask(server, tools=TOOLS, messages=[*ASKED, message.model_dump(exclude_none=True), *results])
-            prompt = model.prompts[-1]
-            written = {LFM2: 'city="Paris"', GEMMA4: 'city:<|"|>Paris<|"|>'}
-            assert written.get(template, '"city": "Paris"') in prompt
-            assert "sunny, 0" in prompt
-            if template is GEMMA4:  # which has results beside the calls, and drops thoughts
-                assert '<tool_call|><|tool_response>response:get_weather{value:<|"|>sunny, 0' in prompt
-            elif getattr(message, "reasoning_content", None):
-                assert message.reasoning_content in prompt
-
-
-@pytest.mark.parametrize(("template", "reply", "expected"), REPLIES)
-def test_responses_have_an_item_for_each_call_and_go_on_with_their_results(
-    template: str,
-    reply: str,
-    expected: dict[str, Any],
-    llm: LLM,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    tools: list[Any] = [{"type": "function", **FUNCTION}]
-    with scripted(llm, tmp_path, template, monkeypatch) as (server, model), server.client() as client:
+        if expected["calls"]:
+            check_next_turn(server, model, template, answer.choices[0].message)
         model.reply = reply
+        check_responses(server, model, expected, goes_on=template != LFM2)
+
+
+def check_next_turn(server: Running, model: ScriptedModel, template: str, message: Any) -> None:
+    """Calls and results are given to the template."""
+    results = [
+        {"role": "tool", "tool_call_id": call.id, "content": f"sunny, {place}"}
+        for place, call in enumerate(message.tool_calls)
+    ]
+    model.reply = "Sunny."
+    ask(server, tools=TOOLS, messages=[*ASKED, message.model_dump(exclude_none=True), *results])
+    prompt = model.prompts[-1]
+    written = {LFM2: 'city="Paris"', GEMMA4: 'city:<|"|>Paris<|"|>'}
+    assert written.get(template, '"city": "Paris"') in prompt
+    assert "sunny, 0" in prompt
+    if template is GEMMA4:  # which has results beside the calls, and drops thoughts
+        assert '<tool_call|><|tool_response>response:get_weather{value:<|"|>sunny, 0' in prompt
+    elif getattr(message, "reasoning_content", None):
+        assert message.reasoning_content in prompt
+
+
+def check_responses(
+    server: Running, model: ScriptedModel, expected: dict[str, Any], *, goes_on: bool
+) -> None:
+    """They have an item for each call, and go on with the results where a template has a place for calls that
+    were made."""
+    tools: list[Any] = [{"type": "function", **FUNCTION}]
+    with server.client() as client:
         found = client.responses.create(model=MODEL, input=ASKED, tools=tools)
         with client.responses.stream(model=MODEL, input=ASKED, tools=tools) as stream:
             kinds = [event.type for event in stream]
@@ -199,7 +193,7 @@ def test_responses_have_an_item_for_each_call_and_go_on_with_their_results(
             {"type": "function_call_output", "call_id": call.call_id, "output": f"sunny, {place}"}
             for place, call in enumerate(item for item in found.output if item.type == "function_call")
         ]
-        if template == LFM2:  # it has no place for calls that were made
+        if not goes_on:
             return
         model.reply = "Sunny."
         again = {"model": MODEL, "tools": tools}
