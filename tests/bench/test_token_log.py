@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from flowspec.bench.oracle import SeenToken
-from flowspec.bench.token_log import TokenLog
 from flowspec.bench.trace import Trace, oracle_s
 from flowspec.core.head.events import Draft, Drafted, Emit, HeadCommand, SendToFirstStage, Submit
 from flowspec.core.protocol.messages import Commit, Hop, Proposal, Sampling, Segment, SegmentPart
@@ -65,6 +64,9 @@ def test_a_guess_is_there_once_a_drafter_has_said_it_and_was_asked_for_with_its_
         SeenToken(known_s=7.0, here_s=4.0, asked_s=2.0, sent_s=8.0, rank=1, has_spoken=True),
         SeenToken(known_s=7.0, here_s=7.0),
     ]
+    log.watch(SUBMIT, [Emit(request=4, tokens=(1, 2))], 1.0)
+    log.watch(SUBMIT, [], 2.0)
+    assert log.tokens() == [], "it begins anew with each answer"
 
 
 def hop(rows_alive: int, compute_s: float, dead: int = 0) -> Hop:
@@ -95,10 +97,3 @@ def test_without_stations_costs_are_the_least_that_so_many_rows_or_more_took(
     ):
         trace.trips.append(Trip(segment=number, rows=2, sent_s=sent_s, back_s=back_s, hops=hops))
     assert oracle_s(trace) == pytest.approx(least_s)
-
-
-def test_a_log_begins_anew_with_each_answer() -> None:
-    log = TokenLog()
-    log.watch(SUBMIT, [Emit(request=4, tokens=(1, 2))], 1.0)
-    log.watch(SUBMIT, [], 2.0)
-    assert log.tokens() == []

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import count
 from pathlib import Path
 
 import pytest
@@ -50,8 +49,6 @@ from tests.runtime.clusters import (
 COUNT = 60
 CONTEXT = 300
 SEEDS = (1, 2, 3, 4)
-GENERATIONS = count(10)
-"""Each hold supersedes the one before."""
 
 
 @pytest.fixture(scope="module")

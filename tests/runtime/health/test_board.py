@@ -98,19 +98,12 @@ def test_files_that_hold_something_else_leave_facts_unknown(tmp_path: Path, cont
     assert read_board(tmp_path, no_tool) == Board(model="Raspberry Pi 5 Model B Rev 1.0")
 
 
-def heat(root: Path, zone: int, milli: str) -> None:
-    folder = root / f"sys/class/thermal/thermal_zone{zone}"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "temp").write_text(milli)
-
-
 def test_each_question_brings_a_newer_reading_of_the_hottest_zone(tmp_path: Path) -> None:
-    heat(tmp_path, 0, "41500\n")
-    heat(tmp_path, 1, "60250\n")
+    put(tmp_path, zone(0, 41500, {}) | zone(1, 60250, {}))
     thermometer = Thermometer(tmp_path)
     try:
         wait_until(lambda: thermometer.last().celsius == 60.25, "the first reading")
-        heat(tmp_path, 1, "70000\n")
+        put(tmp_path, zone(1, 70000, {}))
         wait_until(lambda: thermometer.last().celsius == 70.0, "a newer reading")
     finally:
         thermometer.stop()
@@ -120,26 +113,26 @@ def test_each_question_brings_a_newer_reading_of_the_hottest_zone(tmp_path: Path
 
 
 def test_what_the_kernel_and_the_firmware_do_about_heat_is_told_and_a_fan_is_not(tmp_path: Path) -> None:
-    cooling = tmp_path / "sys/class/thermal"
-    for number, kind in enumerate(("pwm-fan", "cpufreq-cpu0")):
-        folder = cooling / f"cooling_device{number}"
-        folder.mkdir(parents=True)
-        (folder / "type").write_text(f"{kind}\n")
-        (folder / "cur_state").write_text("3\n" if number == 0 else "0\n")
-    for number, clock in enumerate((600_000, 1_500_000)):
-        policy = tmp_path / f"sys/devices/system/cpu/cpufreq/policy{number}"
-        policy.mkdir(parents=True)
-        (policy / "scaling_cur_freq").write_text(f"{clock}\n")
-        (policy / "cpuinfo_max_freq").write_text("2400000\n")
+    cooling, policies = "sys/class/thermal/cooling_device", "sys/devices/system/cpu/cpufreq/policy"
+    put(
+        tmp_path,
+        {
+            f"{cooling}0/type": "pwm-fan\n",
+            f"{cooling}0/cur_state": "3\n",
+            f"{cooling}1/type": "cpufreq-cpu0\n",
+            f"{cooling}1/cur_state": "0\n",
+            **{f"{policies}{number}/cpuinfo_max_freq": "2400000\n" for number in (0, 1)},
+            f"{policies}0/scaling_cur_freq": "600000\n",
+            f"{policies}1/scaling_cur_freq": "1500000\n",
+        },
+    )
     assert read_heat(tmp_path) == Heat(clock_mhz=1500, clock_max_mhz=2400), "the core at work counts"
-    (cooling / "cooling_device1/cur_state").write_text("2\n")
+    put(tmp_path, {f"{cooling}1/cur_state": "2\n"})
     assert read_heat(tmp_path).is_throttled
-    (cooling / "cooling_device1/cur_state").write_text("0\n")
+    put(tmp_path, {f"{cooling}1/cur_state": "0\n"})
     assert read_heat(tmp_path, firmware=0x4).is_throttled
     assert not read_heat(tmp_path, firmware=0x40000).is_throttled, "it was, and is no more"
-    firmware = tmp_path / FIRMWARE
-    firmware.parent.mkdir(parents=True)
-    firmware.write_text("2\n")
+    put(tmp_path, {FIRMWARE: "2\n"})
     assert read_heat(tmp_path, firmware=0).is_throttled, "the kernel knows better"
 
 
@@ -159,8 +152,7 @@ def test_an_interface_is_of_its_kind(tmp_path: Path) -> None:
     ):
         root = tmp_path / "sys/class/net" / name
         root.mkdir(parents=True)
-        for each, content in files.items():
-            (root / each).write_text(f"{content}\n")
+        put(root, {each: f"{content}\n" for each, content in files.items()})
         for each in folders:
             (root / each).mkdir()
         speed = max(0, int(files.get("speed", 0)))  # one that the kernel does not know is zero

@@ -64,9 +64,6 @@ def test_one_that_answers_is_enough_unless_all_are_needed(there: Device) -> None
         refuse_silent([silent(), there], None, needs_all=True)
     with pytest.raises(ClusterError, match=r"gone at 127\.0\.0\.1:\d+: .*start its daemon"):
         refuse_silent([silent()], None, needs_all=False)
-
-
-def test_what_listens_and_is_no_daemon_is_refused_too() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         other = Device(name="other", address=f"127.0.0.1:{server.getsockname()[1]}")
         with pytest.raises(ClusterError, match="did not answer as a FlowSpec daemon"):
