@@ -4,15 +4,18 @@ line."""
 from __future__ import annotations
 
 import io
-import threading
+import socket
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from flowspec.cli import top
 from flowspec.cli.live_source import played
@@ -22,6 +25,7 @@ from flowspec.watch.recording import as_text, record_document, write_recording
 from flowspec.watch.state import WatchState
 from tests.cli.running import Run
 from tests.cli.terminal import Window
+from tests.serve.page.scripted import serving
 from tests.watch.test_recorder import ABOUT, watch_schedule
 
 WIDTH = 80
@@ -154,43 +158,24 @@ def test_a_recording_is_shown_at_once_or_played(
     run(*asked)  # Ctrl-C is how it ends
 
 
-class Server(ThreadingHTTPServer):
+class Server:
     """Answers every request with what is prepared."""
 
-    daemon_threads = True
-    status, kind, body = 200, "text/event-stream", b""
+    status, kind, body, url = 200, "text/event-stream", b"", ""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str | None]] = []
-        super().__init__(("127.0.0.1", 0), Handler)
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def do_GET(self) -> None:
-        self.server.asked.append((self.path, self.headers.get("Authorization")))
-        self.send_response(self.server.status)
-        self.send_header("Content-Type", self.server.kind)
-        self.end_headers()
-        self.wfile.write(self.server.body)
-
-    def log_message(self, *_: object) -> None:
-        pass
+    async def answer(self, request: Request) -> Response:
+        self.asked.append((request.url.path, request.headers.get("Authorization")))
+        return Response(self.body, self.status, media_type=self.kind)
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with Server() as found:
-        thread = threading.Thread(target=found.serve_forever, args=(0.05,))
-        thread.start()
+    found = Server()
+    with serving(Starlette(routes=[Route("/{path:path}", found.answer)])) as found.url:
         yield found
-        found.shutdown()
-        thread.join()
 
 
 def stream(document: dict[str, Any]) -> str:
@@ -240,8 +225,8 @@ def test_other_servers_or_none_are_one_line(server: Server, run: Run) -> None:
         (line,) = run("top", "--url", server.url, "--json", status=1).told
         assert message in line
         assert "\x1b" not in line
-    with Server() as free:
-        url = free.url
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
     (line,) = run("top", "--url", url, status=1).told
     assert "nothing answers there" in line
 

@@ -22,6 +22,7 @@ from flowspec.serve.totals import Totals
 from tests.runtime.clusters import wait_until
 
 MODEL = "bundled"
+SUM = [{"role": "user", "content": "What is 17 + 25?"}]
 STORY = [{"role": "user", "content": "Tell me a story."}]
 ENDLESS: dict[str, Any] = {
     "model": MODEL,
@@ -43,6 +44,17 @@ class Running:
     def client(self, key: str = "none") -> openai.OpenAI:
         """The official client; what it is refused it does not ask again by itself."""
         return openai.OpenAI(base_url=self.url, api_key=key, max_retries=0, timeout=60)
+
+    def ask(self, **fields: Any) -> Any:
+        """A chat's answer."""
+        with self.client() as client:
+            return client.chat.completions.create(**{"model": MODEL, "messages": SUM, **fields})
+
+    def streamed(self, **fields: Any) -> list[Any]:
+        """A chat's chunks."""
+        asked = {"model": MODEL, "messages": SUM, "stream": True, **fields}
+        with self.client() as client:
+            return list(client.chat.completions.create(**asked))
 
     def connect(self) -> socket.socket:
         """A connection without a client library."""

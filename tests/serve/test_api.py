@@ -11,18 +11,19 @@ import numpy as np
 import openai
 import pytest
 
+from flowspec.core.protocol.limits import TOP_LOGPROBS_MAX
 from flowspec.core.protocol.messages import Sampling
+from flowspec.errors import InputError
 from flowspec.llm import LLM
 from flowspec.model.reference import Reference
 from flowspec.model.text import Tokenizer
-from flowspec.runtime.session import Session
+from flowspec.runtime.session import Limits, Session
 from flowspec.serve.app import AccessRules
 from flowspec.serve.guard import BODY_BYTES_MAX
 from flowspec.serve.service import ServiceOptions
 from tests.runtime.clusters import wait_until
-from tests.serve.servers import ENDLESS, MODEL, STORY, Running, running
+from tests.serve.servers import ENDLESS, MODEL, STORY, SUM, Running, running
 
-SUM = [{"role": "user", "content": "What is 17 + 25?"}]
 JSON = {"Content-Type": "application/json"}
 WARM: dict[str, Any] = {"temperature": 1.0, "seed": 4}
 
@@ -37,20 +38,9 @@ def plain(
     return tokenizer.decode(tokens), len(tokens)
 
 
-def ask(server: Running, **fields: Any) -> Any:
-    with server.client() as client:
-        return client.chat.completions.create(**{"model": MODEL, "messages": SUM, **fields})
-
-
 def ask_raw(server: Running, **fields: Any) -> Any:
     with server.client() as client:
         return client.completions.create(**{"model": MODEL, "prompt": "The cat", "max_tokens": 12, **fields})
-
-
-def streamed(server: Running, **fields: Any) -> list[Any]:
-    asked = {"model": MODEL, "messages": SUM, "stream": True, **fields}
-    with server.client() as client:
-        return list(client.chat.completions.create(**asked))
 
 
 def test_a_chat_says_what_the_plain_model_says(
@@ -58,13 +48,13 @@ def test_a_chat_says_what_the_plain_model_says(
 ) -> None:
     prompt = tokenizer.encode_chat(SUM)
     text, count = plain(reference, tokenizer, prompt, Sampling(temperature=1.0, seed=4))
-    found = ask(server, **WARM)
+    found = server.ask(**WARM)
     choice = found.choices[0]
     assert (choice.message.content, choice.finish_reason, choice.message.role) == (text, "stop", "assistant")
     assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (len(prompt), count)
     assert (found.model, found.object) == (MODEL, "chat.completion")
     assert found.id.startswith("chatcmpl-")
-    again = ask(server, **WARM)
+    again = server.ask(**WARM)
     assert (again.choices[0].message.content, again.system_fingerprint) == (text, found.system_fingerprint)
     assert again.id != found.id
 
@@ -78,8 +68,8 @@ def test_biases_and_penalties_are_obeyed_as_by_plain_decoding(
     wanted = Sampling(temperature=1.0, seed=4, logit_bias=bias, repetition_penalty=1.2, **asked)
     text, _ = plain(reference, tokenizer, prompt, wanted, 24)
     biased = {"logit_bias": {str(token): value for token, value in bias}}
-    found = ask(server, **WARM, **asked, **biased, max_tokens=24, extra_body={"repetition_penalty": 1.2})
-    others = [ask(server, **WARM, max_tokens=24, **some) for some in ({}, asked, biased)]
+    found = server.ask(**WARM, **asked, **biased, max_tokens=24, extra_body={"repetition_penalty": 1.2})
+    others = [server.ask(**WARM, max_tokens=24, **some) for some in ({}, asked, biased)]
     assert found.choices[0].message.content == text
     assert text not in [other.choices[0].message.content for other in others]
 
@@ -92,9 +82,9 @@ def test_an_answer_goes_on_in_the_assistants_last_message(
     prompt = tokenizer._tokenizer(text, add_special_tokens=False)["input_ids"]
     expected, _ = plain(reference, tokenizer, prompt, Sampling())
     body = {"continue_final_message": True, "add_generation_prompt": False}
-    found = ask(server, messages=messages, temperature=0, extra_body=body)
+    found = server.ask(messages=messages, temperature=0, extra_body=body)
     assert (found.choices[0].message.content, found.usage.prompt_tokens) == (expected, len(prompt))
-    assert ask(server, messages=messages, temperature=0).usage.prompt_tokens > len(prompt)
+    assert server.ask(messages=messages, temperature=0).usage.prompt_tokens > len(prompt)
 
 
 @pytest.mark.parametrize(("is_streamed", "is_text"), [(False, False), (True, True)])
@@ -115,18 +105,18 @@ def test_a_completion_that_echoes_begins_with_its_prompt(
 
 
 def test_an_answer_ends_at_the_stop_tokens_of_its_request(server: Running, tokenizer: Tokenizer) -> None:
-    whole = ask(server, **WARM).choices[0].message.content
+    whole = server.ask(**WARM).choices[0].message.content
     tokens = tokenizer._tokenizer(whole, add_special_tokens=False)["input_ids"]
-    found = ask(server, **WARM, extra_body={"stop_token_ids": [tokens[-1]]}).choices[0]
+    found = server.ask(**WARM, extra_body={"stop_token_ids": [tokens[-1]]}).choices[0]
     assert found.finish_reason == "stop"
     assert whole.startswith(found.message.content)
     assert len(found.message.content) < len(whole)
-    assert ask(server, messages=STORY, max_completion_tokens=5).choices[0].finish_reason == "length"
+    assert server.ask(messages=STORY, max_completion_tokens=5).choices[0].finish_reason == "length"
 
 
 def test_a_stream_is_the_same_in_pieces(server: Running) -> None:
-    whole = ask(server, **WARM)
-    chunks = streamed(server, stream_options={"include_usage": True}, **WARM)
+    whole = server.ask(**WARM)
+    chunks = server.streamed(stream_options={"include_usage": True}, **WARM)
     assert len({chunk.id for chunk in chunks}) == 1
     assert chunks[0].choices[0].delta.role == "assistant"
     assert (
@@ -136,17 +126,17 @@ def test_a_stream_is_the_same_in_pieces(server: Running) -> None:
     assert [chunk.choices[0].finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 2) + ["stop"]
     assert (chunks[-1].choices, chunks[-1].usage.completion_tokens) == ([], whole.usage.completion_tokens)
     assert all(chunk.usage is None for chunk in chunks[:-1])
-    assert all(chunk.usage is None for chunk in streamed(server, max_tokens=3)), "usage comes when asked for"
+    assert all(chunk.usage is None for chunk in server.streamed(max_tokens=3)), "usage comes when asked for"
 
 
 def test_choices_are_drawn_with_seeds_of_their_own(server: Running) -> None:
-    several = ask(server, n=2, **WARM)
+    several = server.ask(n=2, **WARM)
     assert [choice.index for choice in several.choices] == [0, 1]
     assert several.choices[0].message.content != several.choices[1].message.content
     assert (
-        several.choices[1].message.content == ask(server, temperature=1.0, seed=5).choices[0].message.content
+        several.choices[1].message.content == server.ask(temperature=1.0, seed=5).choices[0].message.content
     )
-    chunks = streamed(server, n=2, **WARM)
+    chunks = server.streamed(n=2, **WARM)
     for place in range(2):
         text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices[0].index == place)
         assert text == several.choices[place].message.content
@@ -175,16 +165,16 @@ def test_completions_of_texts_and_of_token_ids(
 def test_a_stop_string_that_spans_tokens_ends_the_answer_before_it(
     server: Running, tokenizer: Tokenizer
 ) -> None:
-    whole = ask(server).choices[0].message.content
+    whole = server.ask().choices[0].message.content
     at = len(whole) // 2
     stop = whole[at - 4 : at + 4]
     assert len(tokenizer.encode(stop)) > 2
-    found = ask(server, stop=[stop, "never said"])
+    found = server.ask(stop=[stop, "never said"])
     assert (found.choices[0].message.content, found.choices[0].finish_reason) == (
         whole[: whole.index(stop)],
         "stop",
     )
-    chunks = streamed(server, stop=stop)
+    chunks = server.streamed(stop=stop)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole[: whole.index(stop)]
 
 
@@ -202,9 +192,9 @@ def test_more_than_the_context_holds_is_cut_and_a_longer_prompt_refused(server: 
 
 def test_the_next_turn_of_a_dialogue_finds_what_was_computed(server: Running) -> None:
     for _ in range(5):  # answers of clients that have just left may still take the room of the first
-        first = ask(server, temperature=0)
+        first = server.ask(temperature=0)
         turn = [*SUM, {"role": "assistant", "content": first.choices[0].message.content}, *SUM]
-        second = ask(server, messages=turn, temperature=0)
+        second = server.ask(messages=turn, temperature=0)
         cached = second.usage.prompt_tokens_details.cached_tokens
         if cached:
             break
@@ -240,7 +230,9 @@ def test_http_errors_have_the_same_form(server: Running) -> None:
     assert found[0][0].headers["allow"] == "POST"
 
 
-def test_a_path_that_is_not_there_is_told_what_is_closest_first(server: Running) -> None:
+def test_a_path_that_is_not_there_is_told_what_is_closest_and_a_slash_at_the_end_makes_no_other(
+    server: Running,
+) -> None:
     root = server.url.removesuffix("/v1")
     for path, closest in (
         ("/chat/completions", "/v1/chat/completions"),
@@ -254,19 +246,12 @@ def test_a_path_that_is_not_there_is_told_what_is_closest_first(server: Running)
     for path in ("/", "/api/generate", "/v1/embeddings", "/nonsense/" * 50):
         told = httpx.post(f"{root}{path}", json={}).json()["error"]["message"]
         assert "there is /v1/models, /v1/models/NAME, /v1/chat/completions," in told
-
-
-def test_a_slash_at_the_end_makes_no_other_path(server: Running) -> None:
-    body = {"messages": SUM, "max_tokens": 2}
-    assert httpx.post(f"{server.url}/chat/completions/", json=body).status_code == 200
+    url = f"{server.url}/chat/completions"
+    assert httpx.post(f"{url}/", json={"messages": SUM, "max_tokens": 2}).status_code == 200
     assert httpx.get(f"{server.url}/models/{MODEL}/").json()["id"] == MODEL
-    assert httpx.get(f"{server.url.removesuffix('/v1')}/health/").status_code == 200
+    assert httpx.get(f"{root}/health/").status_code == 200
     counted = 'flowspec_requests_total{route="/health",status="200"}'  # once the answer is on its way
     wait_until(lambda: counted in server.service.metrics.text().decode(), "it counts as that path")
-
-
-def test_methods_that_ask_what_there_is(server: Running) -> None:
-    url = f"{server.url}/chat/completions"
     head, options = httpx.head(f"{server.url}/models"), httpx.options(url)
     assert (head.status_code, head.content, httpx.head(url).status_code) == (200, b"", 405)
     assert (options.status_code, options.headers["allow"], options.content) == (204, "POST", b"")
@@ -279,11 +264,11 @@ def test_a_field_that_does_nothing_is_named_once_in_the_log(
 ) -> None:
     with running(llm) as server:
         texts = {
-            ask(server, user="SECRET", extra_body={"keep_alive": "5m"}, **WARM).choices[0].message.content
+            server.ask(user="SECRET", extra_body={"keep_alive": "5m"}, **WARM).choices[0].message.content
             for _ in range(2)
         }
-        texts.add(ask(server, **WARM).choices[0].message.content)
-        ask(server, store=True, max_tokens=2)
+        texts.add(server.ask(**WARM).choices[0].message.content)
+        server.ask(store=True, max_tokens=2)
     assert len(texts) == 1
     named = [record.args[0] for record in caplog.records if "does nothing" in record.msg]
     assert named == ["user", "keep_alive", "store"]
@@ -303,7 +288,7 @@ def test_models_health_cluster_and_metrics(server: Running, session: Session) ->
     ]
     assert (cluster["state"], cluster["drafters"][0]["name"]) == ("ok", "ngram")
     before = server.count("flowspec_generated_tokens_total")
-    found = ask(server)
+    found = server.ask()
     assert server.count("flowspec_generated_tokens_total") == before + found.usage.completion_tokens
     metrics = httpx.get(f"{root}/metrics")
     assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
@@ -327,7 +312,7 @@ def test_a_client_that_goes_away_ends_its_answer(server: Running) -> None:
         wait_until(lambda: server.service.gate.running, "it is being answered")
     server.wait_idle()
     assert server.count('flowspec_answers_total{reason="cancelled"}') == before + 3
-    assert ask(server).choices[0].finish_reason == "stop"
+    assert server.ask().choices[0].finish_reason == "stop"
 
 
 @pytest.mark.parametrize(
@@ -347,7 +332,7 @@ def test_what_is_refused(server: Running, fields: dict[str, Any], status: int, p
     as_response.pop("messages", None)
     with server.client() as client:
         for call in (
-            lambda: ask(server, **fields),
+            lambda: server.ask(**fields),
             lambda: client.responses.create(**{"model": MODEL, **as_response}),
         ):
             with pytest.raises(openai.APIStatusError) as caught:
@@ -379,14 +364,14 @@ def test_who_is_too_many_is_told_to_come_again_and_who_waits_may_leave(llm: LLM)
             raw.sendall(request(b'{"model": "bundled", "prompt": "a"}'))
             wait_until(lambda: gate.waiting == 1, "it waits")
             with pytest.raises(openai.RateLimitError) as caught:
-                ask(server)
+                server.ask()
             assert int(caught.value.response.headers["Retry-After"]) >= 1
             assert caught.value.code == "rate_limit_exceeded"
             with pytest.raises(openai.BadRequestError):
-                ask(server, n=2)
+                server.ask(n=2)
         wait_until(lambda: gate.waiting == 0, "it left")
         texts: list[str] = []
-        waiting = threading.Thread(target=lambda: texts.append(ask(server).choices[0].message.content))
+        waiting = threading.Thread(target=lambda: texts.append(server.ask().choices[0].message.content))
         waiting.start()
         wait_until(lambda: gate.waiting == 1, "another one waits")
         stream.close()
@@ -400,7 +385,7 @@ def test_who_waits_when_the_server_stops_is_told_at_once(llm: LLM, monkeypatch: 
 
     def wait() -> None:
         with pytest.raises(openai.InternalServerError, match="the server is stopping") as caught:
-            ask(server)
+            server.ask()
         found.append(caught.value.status_code)
 
     with (
@@ -458,11 +443,14 @@ def test_keys(llm: LLM) -> None:
         assert "access-control-allow-origin" not in other.headers
 
 
-def test_logprobs_are_the_models_own(server: Running, reference: Reference, tokenizer: Tokenizer) -> None:
+def test_logprobs_are_those_of_transformers_logits(
+    server: Running, session: Session, reference: Reference, tokenizer: Tokenizer
+) -> None:
     prompt = tuple(tokenizer.encode_chat(SUM))
     answer = reference.generate(prompt, Sampling(temperature=1.0, seed=4), 1024, frozenset([2]))
     tokens = [token for token in answer if token != 2]
-    found = ask(server, logprobs=True, top_logprobs=3, **WARM).choices[0]
+    assert server.ask(**WARM).choices[0].logprobs is None
+    found = server.ask(logprobs=True, top_logprobs=TOP_LOGPROBS_MAX, **WARM).choices[0]
     assert len(found.logprobs.content) == len(tokens)
     for entry, token, logits in zip(
         found.logprobs.content, tokens, reference.forced_logits(prompt, tokens[:-1]), strict=True
@@ -470,18 +458,24 @@ def test_logprobs_are_the_models_own(server: Running, reference: Reference, toke
         own = logits - np.logaddexp.reduce(logits.astype(np.float64))
         assert (bytes(entry.bytes), entry.token.encode()) == (tokenizer.token_bytes(token),) * 2
         assert entry.logprob == pytest.approx(own[token], abs=1e-3)
-        assert [other.logprob for other in entry.top_logprobs] == pytest.approx(
-            np.sort(own)[:-4:-1], abs=1e-3
-        )
+        likeliest = np.argsort(-own)[: 2 * TOP_LOGPROBS_MAX]  # some are alike
+        known = {tokenizer.token_bytes(int(each)): own[each] for each in likeliest}
+        told = [other.logprob for other in entry.top_logprobs]
+        assert told == pytest.approx(own[likeliest[:TOP_LOGPROBS_MAX]], abs=1e-3)
+        assert told == pytest.approx([known[bytes(other.bytes)] for other in entry.top_logprobs], abs=1e-3)
     assert "".join(entry.token for entry in found.logprobs.content) == found.message.content
-    chunks = streamed(server, logprobs=True, top_logprobs=3, **WARM)
-    told = [
+    chunks = server.streamed(logprobs=True, top_logprobs=3, **WARM)
+    entries = [
         entry for chunk in chunks if chunk.choices[0].logprobs for entry in chunk.choices[0].logprobs.content
     ]
-    assert [entry.token for entry in told] == [entry.token for entry in found.logprobs.content]
-    assert [entry.logprob for entry in told] == pytest.approx(
+    assert [entry.token for entry in entries] == [entry.token for entry in found.logprobs.content]
+    assert [entry.logprob for entry in entries] == pytest.approx(
         [entry.logprob for entry in found.logprobs.content], abs=1e-3
     )
+    limits = Limits(new_tokens_max=1, stop_ids=frozenset())
+    for wrong in (-2, TOP_LOGPROBS_MAX + 1):
+        with pytest.raises(InputError, match=f"expected -1 .none. to {TOP_LOGPROBS_MAX}, got {wrong}"):
+            session.submit(prompt, Sampling(), limits, request=1 << 30, top_logprobs=wrong)
 
 
 def test_logprobs_of_a_completion(server: Running) -> None:

@@ -23,7 +23,7 @@ from flowspec.llm import LLM
 from tests.nightly import nightly
 from tests.schemas import allows
 from tests.serve.scripted_model import GPT_OSS, QWEN3
-from tests.serve.servers import MODEL, Running, running
+from tests.serve.servers import MODEL, SUM, Running, running
 from tests.serve.templated_model import folder_of
 
 BEGUN = QWEN3.replace(
@@ -31,7 +31,6 @@ BEGUN = QWEN3.replace(
 )
 """As Qwen3.5's, which begins the thoughts itself."""
 CODER = QWEN3.replace("return a json object within", "write <function=NAME><parameter=KEY> within")
-ASKED: list[dict[str, Any]] = [{"role": "user", "content": "What is 17 + 25?"}]
 
 
 class Add(BaseModel):
@@ -68,11 +67,10 @@ class Served:
 
     @property
     def asked(self) -> dict[str, Any]:
-        return {"model": self.name, "messages": ASKED, "max_tokens": 200, "tools": LOOSE}
+        return {"model": self.name, "messages": SUM, "max_tokens": 200, "tools": LOOSE}
 
     def ask(self, **fields: Any) -> Any:
-        with self.server.client() as client:
-            return client.chat.completions.create(**{**self.asked, **fields}).choices[0]
+        return self.server.ask(**{**self.asked, **fields}).choices[0]
 
     def refused(self, **fields: Any) -> openai.BadRequestError:
         with pytest.raises(openai.BadRequestError) as refused:
@@ -247,13 +245,13 @@ def test_a_stream_and_a_response_bring_the_same(served: Served) -> None:
     wanted = {"model": served.name, "temperature": 1}
     with served.server.client() as client:
         for chunk in client.chat.completions.create(
-            **wanted, **thinking(served), messages=ASKED, seed=3, stream=True, response_format=FORM
+            **wanted, **thinking(served), messages=SUM, seed=3, stream=True, response_format=FORM
         ):
             for name in parts if chunk.choices else ():
                 parts[name] += getattr(chunk.choices[0].delta, name, None) or ""
         response = client.responses.create(
             **wanted,
-            input=ASKED[0]["content"],
+            input=SUM[0]["content"],
             text={"format": {"type": "json_schema", **FORM["json_schema"]}},
             extra_body={"seed": 3, **thinking(served)},
         )
@@ -288,7 +286,7 @@ def test_where_it_is_not_to_think_the_answer_is_bound_from_its_first_token(serve
     goes_on = {"continue_final_message": True, "add_generation_prompt": False}
     continued = ask(
         served,
-        messages=[*ASKED, {"role": "assistant", "content": "I say"}],
+        messages=[*SUM, {"role": "assistant", "content": "I say"}],
         extra_body={"structured_outputs": {"regex": "(yes|no)"}, **goes_on},
     )
     lark = ask(served, extra_body={"structured_outputs": {"grammar": 'start: "yes" | "no"'}})
@@ -329,7 +327,7 @@ def test_completions_and_python_know_no_thoughts(served: Served) -> None:
 def test_what_clients_of_vllm_ask_is_obeyed(server: Running, asked: dict[str, Any], pattern: str) -> None:
     bound: dict[str, Any] = {"model": MODEL, "extra_body": {"structured_outputs": asked}}
     with server.client() as client:
-        chat = client.chat.completions.create(messages=ASKED, max_tokens=80, **bound)
+        chat = client.chat.completions.create(messages=SUM, max_tokens=80, **bound)
         raw = client.completions.create(
             prompt="It is",
             max_tokens=40,

@@ -99,9 +99,6 @@ def test_what_is_refused_is_named_by_its_field_and_a_code(kind: str) -> None:
 @pytest.mark.parametrize(("kind", "param", "value"), LARGE, ids=range(len(LARGE)))
 def test_what_is_too_much_is_refused(kind: str, param: str, value: Any) -> None:
     assert refusal(READERS[kind], **{re.split(r"[.[]", param)[0]: value}).param == param
-
-
-def test_what_is_wrong_only_together_is_refused() -> None:
     assert refusal(completion, prompt=["a", "b"], n=33).param == "n", "of all prompts together"
     assert refusal(response, metadata={"a": "\ud800"}).param is None
 

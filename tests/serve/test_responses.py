@@ -36,13 +36,6 @@ def streamed(server: Running, **fields: Any) -> list[Any]:
         return list(client.responses.create(**{"model": MODEL, "input": SUM, "stream": True, **fields}))
 
 
-def chat(server: Running, messages: list[dict[str, str]], **fields: Any) -> str:
-    """What the same dialogue is answered as a chat."""
-    with server.client() as client:
-        found: Any = client.chat.completions.create(**{"model": MODEL, "messages": messages, **fields})
-    return str(found.choices[0].message.content)
-
-
 def test_a_response_says_what_the_plain_model_says(
     server: Running, reference: Reference, tokenizer: Tokenizer
 ) -> None:
@@ -107,7 +100,8 @@ def test_a_dialogue_goes_on_from_what_is_kept_as_if_it_were_sent(server: Running
     kind = {"role": "system", "content": "Be kind."}
     short = {"role": "system", "content": "Be short."}
     for found, dialogue in ((first, [short, said[0]]), (second, [kind, *said[:3]]), (third, said)):
-        assert found.output_text == chat(server, dialogue, temperature=0, max_tokens=12)
+        chat = server.ask(messages=dialogue, temperature=0, max_tokens=12)
+        assert found.output_text == chat.choices[0].message.content
     assert (third.previous_response_id, second.instructions) == (second.id, "Be kind.")
     items: Any = [{"role": "user", "content": SUM}, *first.output, {"role": "user", "content": "And 3 + 4?"}]
     again = ask(server, input=items, instructions="Be kind.", **few)

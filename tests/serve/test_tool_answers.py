@@ -25,36 +25,25 @@ TOOLS: list[Any] = [{"type": "function", "function": FUNCTION}]
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}\n</tool_call>'
 
 
-def ask(server: Running, **fields: Any) -> Any:
-    with server.client() as client:
-        return client.chat.completions.create(
-            **{"model": MODEL, "messages": ASKED, "max_tokens": 300, **fields}
-        )
-
-
 def streamed(server: Running, **fields: Any) -> dict[str, Any]:
     """A streamed choice put together as a client does, from deltas alone."""
     content: list[str] = []
     thoughts: list[str] = []
     calls: dict[int, dict[str, str]] = {}
     reason = None
-    with server.client() as client:
-        stream = client.chat.completions.create(
-            **{"model": MODEL, "messages": ASKED, "max_tokens": 300, "stream": True, **fields}
-        )
-        for chunk in stream:
-            if not chunk.choices:
-                continue
-            assert reason is None, "nothing comes behind the end"
-            delta = chunk.choices[0].delta
-            content.append(delta.content or "")
-            thoughts.append(getattr(delta, "reasoning_content", None) or "")
-            for call in delta.tool_calls or ():
-                if call.id is not None:
-                    assert call.index == len(calls)
-                    calls[call.index] = {"id": call.id, "name": call.function.name, "arguments": ""}
-                calls[call.index]["arguments"] += call.function.arguments or ""
-            reason = chunk.choices[0].finish_reason
+    for chunk in server.streamed(messages=ASKED, **fields):
+        if not chunk.choices:
+            continue
+        assert reason is None, "nothing comes behind the end"
+        delta = chunk.choices[0].delta
+        content.append(delta.content or "")
+        thoughts.append(getattr(delta, "reasoning_content", None) or "")
+        for call in delta.tool_calls or ():
+            if call.id is not None:
+                assert call.index == len(calls)
+                calls[call.index] = {"id": call.id, "name": call.function.name, "arguments": ""}
+            calls[call.index]["arguments"] += call.function.arguments or ""
+        reason = chunk.choices[0].finish_reason
     return {
         "content": "".join(content),
         "thoughts": "".join(thoughts),
@@ -137,7 +126,7 @@ def test_calls_and_thoughts_reach_the_official_client_whole_and_streamed_and_go_
 ) -> None:
     with scripted(llm, tmp_path, template, monkeypatch) as (server, model):
         model.reply = reply
-        answer = ask(server, tools=TOOLS)
+        answer = server.ask(tools=TOOLS)
         assert without_ids(whole(answer)) == expected
         assert answer.usage.completion_tokens == model.answered
         assert without_ids(streamed(server, tools=TOOLS)) == expected
@@ -160,7 +149,7 @@ def check_next_turn(server: Running, model: ScriptedModel, template: str, messag
         for place, call in enumerate(message.tool_calls)
     ]
     model.reply = "Sunny."
-    ask(server, tools=TOOLS, messages=[*ASKED, message.model_dump(exclude_none=True), *results])
+    server.ask(tools=TOOLS, messages=[*ASKED, message.model_dump(exclude_none=True), *results])
     prompt = model.prompts[-1]
     written = {LFM2: 'city="Paris"', GEMMA4: 'city:<|"|>Paris<|"|>'}
     assert written.get(template, '"city": "Paris"') in prompt
@@ -217,8 +206,8 @@ Qwen = tuple[Running, ScriptedModel]
 def test_without_tools_a_call_is_text_and_so_it_is_where_none_is_wanted(qwen: Qwen) -> None:
     server, model = qwen
     model.reply = CALL
-    assert ask(server).choices[0].message.content == CALL
-    answer = ask(server, tools=TOOLS, tool_choice="none")
+    assert server.ask().choices[0].message.content == CALL
+    answer = server.ask(tools=TOOLS, tool_choice="none")
     assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (CALL, "stop")
     assert "get_weather" not in model.prompts[-1]
 
@@ -228,7 +217,7 @@ def test_one_call_only_ends_the_answer(qwen: Qwen) -> None:
     model.reply = CALL + "\n" + CALL + " and more"
     length = model.tokenizer.encode(model.reply)
     for found in (
-        whole(ask(server, tools=TOOLS, parallel_tool_calls=False)),
+        whole(server.ask(tools=TOOLS, parallel_tool_calls=False)),
         streamed(server, tools=TOOLS, parallel_tool_calls=False),
     ):
         assert len(found["calls"]) == 1
@@ -239,10 +228,10 @@ def test_one_call_only_ends_the_answer(qwen: Qwen) -> None:
 def test_stop_strings_are_looked_for_in_the_text_alone(qwen: Qwen) -> None:
     server, model = qwen
     model.reply = "<think>\nParis!\n</think>\n\n" + CALL + "In Paris it rains."
-    found = whole(ask(server, tools=TOOLS, stop="Paris"))
+    found = whole(server.ask(tools=TOOLS, stop="Paris"))
     assert (found["content"], found["thoughts"], len(found["calls"])) == ("In ", "Paris!", 1)
     model.reply = "In Paris " + CALL
-    found = whole(ask(server, tools=TOOLS, stop="Paris"))
+    found = whole(server.ask(tools=TOOLS, stop="Paris"))
     assert (found["content"], found["calls"], found["reason"]) == ("In ", [], "stop")
 
 
@@ -260,10 +249,10 @@ def test_the_length_cuts_a_call_short(qwen: Qwen) -> None:
 def test_a_call_that_ends_the_answer_keeps_its_logprobs(qwen: Qwen) -> None:
     server, model = qwen
     model.reply = "<think>\nHm.\n</think>\n\nYes." + CALL
-    answer = ask(server, tools=TOOLS, logprobs=True)
+    answer = server.ask(tools=TOOLS, logprobs=True)
     assert len(answer.choices[0].logprobs.content) == model.answered
     model.reply = "Yes." + CALL + CALL
-    answer = ask(server, tools=TOOLS, logprobs=True, parallel_tool_calls=False)
+    answer = server.ask(tools=TOOLS, logprobs=True, parallel_tool_calls=False)
     told = answer.choices[0].logprobs.content
     assert len(told) == model.answered
     assert "".join(each.token for each in told) == "Yes." + CALL.removesuffix("}\n</tool_call>")
@@ -278,9 +267,9 @@ def test_thinking_is_switched_by_the_template(qwen: Qwen) -> None:
         {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}},
         {"reasoning_effort": "none"},
     ):
-        assert ask(server, **fields).choices[0].message.content == "Yes."
+        assert server.ask(**fields).choices[0].message.content == "Yes."
         assert off in model.prompts[-1]
-    ask(server, extra_body={"enable_thinking": True})
+    server.ask(extra_body={"enable_thinking": True})
     assert off not in model.prompts[-1]
 
 
@@ -298,7 +287,7 @@ CALLED = [*ASKED, {"role": "assistant", "content": None, "tool_calls": [MADE]}]
 )
 def test_the_bundled_model_has_no_tools_and_says_so(server: Running, fields: Any, param: str) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        ask(server, **fields)
+        server.ask(**fields)
     assert caught.value.param == param
     assert "this model's chat template" in caught.value.message
-    assert ask(server, tools=TOOLS, tool_choice="none", max_tokens=3).choices[0].message.tool_calls is None
+    assert server.ask(tools=TOOLS, tool_choice="none", max_tokens=3).choices[0].message.tool_calls is None
