@@ -92,7 +92,7 @@ def test_everything_that_is_wrong_is_named_with_what_to_do(
     assert [each["name"] for each in found["devices"] if each["facts"] is None] == ["old", "stopped"]
 
 
-def test_a_daemon_tells_whether_it_has_a_model_and_nothing_about_others(
+def test_a_daemon_tells_whether_it_has_a_model_or_is_held_and_nothing_about_others(
     healthy: list[DaemonProcess], tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text("{}")
@@ -106,6 +106,11 @@ def test_a_daemon_tells_whether_it_has_a_model_and_nothing_about_others(
             states[model] = answer.model
             assert answer.interface is None, "no address was asked for"
             assert answer.link is None
+        peer.link.send(whole_model(BUNDLED_FOLDER, "another"))
+        peer.link.send(AskFacts())
+        while not isinstance(answer := peer.answer(), Facts):
+            pass  # it asks for the model
+    assert answer.is_held
     assert list(states.values()) == ["other", "part", "none", "none"]
 
 
@@ -131,16 +136,6 @@ def test_a_daemon_keeps_listening_while_it_gathers_facts_and_limits_who_waits(
         facts = [answer for answer in answers if isinstance(answer, Facts)]
         assert facts[0].link is not None
         assert 0 < facts[0].link.bandwidth_mbps < 8
-
-
-def test_a_daemon_that_a_head_holds_says_so(healthy: list[DaemonProcess]) -> None:
-    with Peer(healthy[0].address) as peer:
-        peer.greet()
-        peer.link.send(whole_model(BUNDLED_FOLDER, "another"))
-        peer.link.send(AskFacts())
-        while not isinstance(answer := peer.answer(), Facts):
-            pass  # it asks for the model
-        assert answer.is_held
 
 
 def test_local_daemons_are_well(run: Run) -> None:

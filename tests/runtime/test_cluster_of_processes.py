@@ -9,21 +9,27 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import psutil
 import pytest
 from safetensors.torch import load_file, save_file
 
 from flowspec.bench.checkpoints import make_variant
+from flowspec.core.cluster.daemon import Caller, CallerConnected, CallerMessageArrived
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import ClusterError, InputError
 from flowspec.model.reference import Reference
+from flowspec.runtime import daemon as module
 from flowspec.runtime import timeouts
+from flowspec.runtime.daemon import Daemon
 from flowspec.runtime.head import Head
 from flowspec.runtime.local import NO_MEMORY, LocalCluster, LocalDaemon
+from flowspec.runtime.machine import Machine
 from tests import warm
 from tests.daemons import daemon_process
-from tests.runtime.clusters import PROMPT, plain, plan_for, submit, tokens_of, wait_until
+from tests.runtime.clusters import PROMPT, plain, plan_for, submit, tokens_of, wait_until, whole_model
 
 
 def test_several_answers_at_once_and_a_second_turn(
@@ -240,3 +246,32 @@ def test_a_job_that_failed_for_one_head_costs_the_next_nothing(
         tokens_of(submit(head))
     with Head(plan_for(folder, daemons[:2])) as head:
         assert tokens_of(submit(head)) == plain(reference)
+
+
+def test_a_turn_that_was_held_up_does_not_end_a_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon's lease is judged by when its turn began, not by how long the turn's work took."""
+    clock = SimpleNamespace(now_s=1.0)
+    daemon = Daemon(host="127.0.0.1", port=0, name="slow", machine=Machine(device="cpu"))
+    core, held = daemon._core, cast(Any, daemon)
+    done: list[str] = []
+
+    def hold_up(*, is_held: bool) -> None:
+        assert is_held
+        clock.now_s += timeouts.LEASE_S + 1
+
+    try:
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+        monkeypatch.setattr(daemon._driver, "_do", lambda command: done.append(type(command).__name__))
+        held._poller = SimpleNamespace(poll=lambda timeout_ms: [])
+        held._worker = SimpleNamespace(answer=hold_up)
+        head = Caller("head", "head-control", 1)
+        core.handle(CallerConnected(caller=head), clock.now_s)
+        core.handle(CallerMessageArrived(caller=head, message=whole_model("m", "f")), clock.now_s)
+        daemon._turn()
+        assert done == [], "nobody has looked yet whether the head said something meanwhile"
+        daemon._turn()
+        assert done == ["Log", "Send", "EndAssignment", "Log"], "now somebody has, and it did not"
+        assert core.fired["lapsed"] == 1
+    finally:
+        daemon._compute.stop(timeouts.COMPUTE_STOP_S)
+        daemon._context.destroy(linger=0)
