@@ -116,23 +116,13 @@ def test_a_head_that_takes_a_loss_wrongly_is_found(
         [World(genome).run() for genome in genomes]
 
 
-def test_nudges_most_often_leave_a_message_valid() -> None:
-    chance, valid = random.Random(1), 0
-    for frames in sample_frames() * 10:
-        valid += hunt.try_frames(nudged(frames, chance))
-    assert valid > 5 * len(sample_frames())
-
-
-def test_mutation_reaches_into_the_header() -> None:
-    chance = random.Random(2)
-    frames = sample_frames()
+def test_nudges_most_often_leave_a_message_valid_and_mutation_reaches_into_the_header() -> None:
+    chance, frames = random.Random(1), sample_frames()
+    assert sum(hunt.try_frames(nudged(each, chance)) for each in frames * 10) > 5 * len(frames)
     changed = [mutated(chance.choice(frames), chance.choice(frames), chance) for _ in range(400)]
-    kinds = [
-        header[1]
-        for each in changed
-        if each and isinstance(header := unpacked(each[0]), list) and len(header) == 7
-    ]
-    assert len(kinds) > 150, "most are still a header of seven entries"
+    headers = [unpacked(each[0]) for each in changed if each]
+    whole = [header for header in headers if isinstance(header, list) and len(header) == 7]
+    assert len(whole) > 150, "most are still a header of seven entries"
 
 
 def unpacked(frame: bytes) -> Any:

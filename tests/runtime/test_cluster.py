@@ -184,7 +184,7 @@ def test_sizes_with_and_without_units() -> None:
             parse_bytes(text)
 
 
-def test_layers_are_forced_fixed_or_even() -> None:
+def test_layers_are_forced_fixed_or_even_and_cover_the_model_in_order() -> None:
     fixed = devices((0, 5), (5, 8))
     assert spans(split_layers(fixed, 8, None)) == [(0, 5), (5, 8)]
     assert spans(split_layers(fixed, 8, [2, 6])) == [(0, 2), (2, 8)], "the command line overrides the file"
@@ -192,9 +192,6 @@ def test_layers_are_forced_fixed_or_even() -> None:
     stages = split_layers(others, 8, None)
     assert spans(stages) == [(0, 3), (3, 6), (6, 8)]
     assert [(stage.name, stage.address) for stage in stages] == [(each.name, each.address) for each in others]
-
-
-def test_fixed_layers_must_cover_the_model_in_order() -> None:
     for layers, expected in (
         ([(1, 4), (4, 8)], "layers of d0"),
         ([(0, 4), (5, 8)], "layers of d1"),

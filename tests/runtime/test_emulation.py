@@ -52,20 +52,13 @@ class Time:
         self.now_s += max(seconds, TICK_S)
 
 
-def device(**changes: Any) -> DeviceEmulation:
-    declared = {"layers": CURVE, "sampling": SAMPLING, "outgoing": DIRECT, "row_bytes": 0}
-    return DeviceEmulation(**{**declared, **changes})
+def pacer(clock: Time, layers: int, *, stage: int = 0) -> Pacer:
+    """Of one of two stages."""
+    declared = DeviceEmulation(layers=CURVE, sampling=SAMPLING, outgoing=DIRECT, row_bytes=0)
+    return Pacer(declared, stage=stage, stages=2, layers=layers, clock=clock, sleep=clock.sleep)
 
 
-def pacer(
-    clock: Time, *, layers: int = 4, stage: int = 0, stages: int = 2, declared: DeviceEmulation | None = None
-) -> Pacer:
-    return Pacer(
-        declared or device(), stage=stage, stages=stages, layers=layers, clock=clock, sleep=clock.sleep
-    )
-
-
-def job_of(rows: int, positions: Sequence[int], asked: Sequence[bool] | None = None) -> RunLayers:
+def job_of(rows: int, positions: Sequence[int], asked: Sequence[bool]) -> RunLayers:
     part = JobPart(
         request=1,
         slots=np.arange(rows),
@@ -73,7 +66,7 @@ def job_of(rows: int, positions: Sequence[int], asked: Sequence[bool] | None = N
         positions=np.array(positions),
         key_positions=np.arange(rows, dtype=np.int32),
         visible=np.ones((rows, rows), dtype=np.bool_),
-        sampled=np.ones(rows, dtype=np.bool_) if asked is None else np.array(asked),
+        sampled=np.array(asked),
         sampling=Sampling(),
     )
     return RunLayers(job=1, parts=(part,), payload=None, rows=tuple(range(rows)))
@@ -116,7 +109,7 @@ def paced_end(
     def dead_rows() -> frozenset[int]:
         return frozenset(row for at_s, rows in trims if at_s <= clock.now_s for row in rows)
 
-    paced = pacer(clock, layers=layers, stage=int(is_last))
+    paced = pacer(clock, layers, stage=int(is_last))
     paced.begin(job.sampled, job.context, 0.0)
     for _ in range(layers):
         if len(paced.boundary(dead_rows)) == len(job.rows):
@@ -145,7 +138,7 @@ def test_a_job_ends_when_the_simulator_says_so_whatever_is_trimmed(seed: int) ->
 def test_what_one_layer_took_too_long_the_next_ones_catch_up_or_the_job_is_late() -> None:
     for slow_s, end_s in ((0.017, CURVE.seconds(1)), (0.5, 0.503)):  # of 0.00875 declared for each
         clock = Time()
-        paced = pacer(clock, layers=4)
+        paced = pacer(clock, 4)
         paced.begin(np.ones(1, dtype=np.bool_), 0, 0.0)
         for index in range(4):
             paced.boundary(frozenset)
@@ -222,13 +215,6 @@ def simulated_arrivals(
     return found
 
 
-def features_of(rows: int) -> tuple[Features, Tensor]:
-    """A message that carries a payload, `[rows, 8]`."""
-    return Features(request=1, epoch=0, ids=tuple(range(rows))), Tensor(
-        rows=rows, width=8, dtype="float32", data=bytes(32 * rows)
-    )
-
-
 @pytest.mark.parametrize(
     ("spec", "row_bytes"),
     [
@@ -244,9 +230,12 @@ def test_messages_arrive_when_the_simulator_says_so(spec: LinkSpec, row_bytes: i
     at_s = 0.0
     for _ in range(60):
         at_s += chance.uniform(0, 0.01)
-        sends.append(
-            (at_s, Ping(), None) if chance.random() < 0.4 else (at_s, *features_of(chance.randint(1, 9)))
-        )
+        if chance.random() < 0.4:
+            sends.append((at_s, Ping(), None))
+            continue
+        rows = chance.randint(1, 9)  # of a message that carries a payload
+        tensor = Tensor(rows=rows, width=8, dtype="float32", data=bytes(32 * rows))
+        sends.append((at_s, Features(request=1, epoch=0, ids=tuple(range(rows))), tensor))
     found = arrivals(Shaper(spec, row_bytes=row_bytes, chance=random.Random("x")), sends)
     assert found == pytest.approx(simulated_arrivals(spec, row_bytes or None, sends), abs=1e-12)
     assert found == sorted(found)

@@ -24,7 +24,7 @@ ADVICE = Recommended(stop_ids=frozenset(), sampling={"temperature": 0.6, "top_k"
 ASKED: dict[str, Any] = {name: kind(1) for name, kind in SAMPLING_FIELDS.items()} | {"min_p": 0.25}
 
 
-def test_a_recommendation_holds_as_a_whole_unless_a_temperature_is_given() -> None:
+def test_a_recommendation_holds_as_a_whole_unless_a_temperature_is_given_and_a_seed_is_drawn() -> None:
     assert SamplingParams(seed=3).sampling(ADVICE) == Sampling(temperature=0.6, top_k=20, seed=3)
     assert SamplingParams(top_k=0, top_p=0.5, seed=3).sampling(ADVICE) == Sampling(
         temperature=0.6, top_p=0.5, seed=3
@@ -32,14 +32,8 @@ def test_a_recommendation_holds_as_a_whole_unless_a_temperature_is_given() -> No
     assert SamplingParams(temperature=1, seed=3).sampling(ADVICE) == Sampling(temperature=1.0, seed=3)
     assert SamplingParams(temperature=0).sampling(ADVICE) == Sampling()
     assert SamplingParams().sampling(NOTHING) == Sampling()
-
-
-def test_a_seed_is_drawn_where_one_is_needed() -> None:
     assert len({SamplingParams().sampling(ADVICE).seed for _ in range(3)}) > 1
     assert SamplingParams(seed=5).sampling(NOTHING).seed == 5
-
-
-def test_what_the_model_recommends_and_is_not_built_must_be_done_without() -> None:
     advice = Recommended(stop_ids=frozenset(), unsupported=("guidance_scale",))
     with pytest.raises(InputError, match=r"recommends guidance_scale, .* give a temperature"):
         SamplingParams().sampling(advice)

@@ -299,19 +299,15 @@ def test_a_file_that_is_there_is_not_written_over(tmp_path: Path, said: list[str
     assert path.read_text() == "mine"
 
 
-@pytest.mark.parametrize("kind", ["folder", "pipe", "missing", "large"])
-def test_what_is_no_journal_is_refused(tmp_path: Path, said: list[str], kind: str) -> None:
-    path = tmp_path / "it"
-    if kind == "folder":
-        path.mkdir()
-    elif kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "large":
-        path.touch()
-        os.truncate(path, 65 << 20)
-    with pytest.raises(InputError, match="expected a journal") as caught:
-        Journal.open(path, said.append)
-    assert "\n" not in str(caught.value)
+def test_what_is_no_journal_is_refused(tmp_path: Path, said: list[str]) -> None:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "large").touch()
+    os.truncate(tmp_path / "large", 65 << 20)
+    for kind in ("folder", "pipe", "missing", "large"):
+        with pytest.raises(InputError, match="expected a journal") as caught:
+            Journal.open(tmp_path / kind, said.append)
+        assert "\n" not in str(caught.value)
 
 
 def test_a_full_disk_ends_the_journal_and_not_the_answer(

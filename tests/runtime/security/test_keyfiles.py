@@ -94,14 +94,11 @@ def test_what_is_there_stays_and_force_makes_it_anew(folder: Path) -> None:
     assert (folder / "pi-3.key").read_text() == text
 
 
-def test_a_name_that_cannot_name_a_file_has_no_key(tmp_path: Path) -> None:
+def test_a_name_can_name_a_file_and_is_that_of_a_head_or_a_device(tmp_path: Path, folder: Path) -> None:
     for name in ("", ".x", "-x", "a b", "../x", "a/b", "x" * 64, "ü", "a\n"):
         with pytest.raises(InputError, match="expected up to 63 letters"):
-            make_keys(tmp_path / "keys", ["head"], [name], force=False)
-    assert not (tmp_path / "keys").exists()
-
-
-def test_a_name_is_a_head_or_a_device(folder: Path) -> None:
+            make_keys(tmp_path / "others", ["head"], [name], force=False)
+    assert not (tmp_path / "others").exists()
     for heads, devices in ((["pi-1"], []), ([], ["head"]), (["new"], ["new"])):
         with pytest.raises(InputError, match="give heads and devices different names"):
             make_keys(folder, heads, devices, force=False)
