@@ -116,13 +116,18 @@ def test_a_link_is_timed_whatever_the_clocks_say_and_waiting_is_not_counted() ->
     assert wire.at(16) == pytest.approx(0.032, rel=0.05)
 
 
-def test_a_segment_that_lost_rows_between_layers_teaches_nothing_about_its_stage() -> None:
+def test_segments_that_lost_rows_or_have_many_alone_teach_nothing() -> None:
     costs = Costs(1)
     learn(costs, [hop(8, 0.080)], 8)
     learn(costs, [hop(8, 0.010, between=4)], 8, sent_s=1.0)
     assert costs.slot_s(8) == pytest.approx(0.080)
     learn(costs, [hop(0, 0.0)], 8, sent_s=2.0)
     assert costs.slot_s(8) == pytest.approx(0.080), "nor does one that lost all of them in the queue"
+    costs = Costs(1)
+    learn(costs, [hop(128, 0.5)], 128)
+    assert not costs.is_known
+    learn(costs, [hop(4, 0.02)], 4, sent_s=1.0)
+    assert costs.is_known
 
 
 def test_the_quickest_of_late_tell_what_a_trip_takes_where_nothing_else_runs() -> None:
@@ -159,14 +164,6 @@ def test_the_window_is_a_trips_worth_of_slots(
     assert costs.window(1, slack) == window
 
 
-def test_segments_of_many_rows_alone_say_too_little() -> None:
-    costs = Costs(1)
-    learn(costs, [hop(128, 0.5)], 128)
-    assert not costs.is_known
-    learn(costs, [hop(4, 0.02)], 4, sent_s=1.0)
-    assert costs.is_known
-
-
 def test_a_node_more_costs_a_longer_slot_and_where_a_miss_follows_a_longer_trip() -> None:
     costs = Costs(2)
     learn(costs, [hop(1, 0.010), hop(1, 0.004)], 1)
@@ -179,7 +176,7 @@ def test_a_node_more_costs_a_longer_slot_and_where_a_miss_follows_a_longer_trip(
         assert costs.marginal_s(1) == pytest.approx(expected, rel=1e-3)
 
 
-def test_the_rate_follows_a_change_of_speed() -> None:
+def test_the_rate_follows_a_change_of_speed_of_the_answer_under_way() -> None:
     costs = Costs(1)
     learn(costs, [hop(1, 0.1)], 1)
     now_s = 0.0
@@ -192,6 +189,17 @@ def test_the_rate_follows_a_change_of_speed() -> None:
     assert costs.rate == pytest.approx(1 / (2 * RATE_MEMORY_S * 0.1 + 0.1), rel=0.01), (
         "after a long silence nothing old counts"
     )
+    costs = Costs(1)
+    learn(costs, [hop(1, 0.1)], 1)
+    emitted = partial(costs.emitted, is_missed=False)
+    emitted(1, 5.0, is_busy=False)
+    assert costs.rate == 0, "an answer's first token took the prompt's time"
+    emitted(2, 5.5, is_busy=True)
+    assert costs.rate == pytest.approx(4)
+    emitted(1, 60.0, is_busy=False)
+    assert costs.rate == pytest.approx(4), "the time between answers does not count"
+    emitted(2, 60.5, is_busy=True)
+    assert costs.rate == pytest.approx(4)
 
 
 @pytest.mark.parametrize(("row_s", "found"), [(0.1, (1, 0.1)), (0.001, None)])
@@ -218,17 +226,3 @@ def test_stages_are_timed_by_the_rows_that_ran_and_waiting_is_no_part_of_a_slot(
     assert costs.slot_s(1) == pytest.approx(0.010)
     assert costs.slot_s(4) == pytest.approx(0.040)
     assert costs.trip_s(1) == pytest.approx(0.010)
-
-
-def test_the_rate_is_that_of_the_answer_under_way() -> None:
-    costs = Costs(1)
-    learn(costs, [hop(1, 0.1)], 1)
-    emitted = partial(costs.emitted, is_missed=False)
-    emitted(1, 5.0, is_busy=False)
-    assert costs.rate == 0, "an answer's first token took the prompt's time"
-    emitted(2, 5.5, is_busy=True)
-    assert costs.rate == pytest.approx(4)
-    emitted(1, 60.0, is_busy=False)
-    assert costs.rate == pytest.approx(4), "the time between answers does not count"
-    emitted(2, 60.5, is_busy=True)
-    assert costs.rate == pytest.approx(4)

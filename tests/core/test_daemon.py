@@ -142,7 +142,7 @@ def test_another_head_is_put_off_and_a_later_pipeline_of_the_same_takes_over() -
     assert bench.core.fired == Counter({"held": 1, "superseded": 1, "stale": 1})
 
 
-def test_a_head_that_falls_silent_loses_its_hold_and_is_told_that_it_may_try_again() -> None:
+def test_a_head_that_falls_silent_loses_its_hold_unless_its_words_may_wait_to_be_read() -> None:
     bench = Bench()
     head = bench.held()
     bench.now_s = 4.0
@@ -156,9 +156,6 @@ def test_a_head_that_falls_silent_loses_its_hold_and_is_told_that_it_may_try_aga
         EndAssignment(assignment_id=1, requests=()),
     ]
     assert bench.give(DaemonTick()) == []
-
-
-def test_no_hold_ends_while_words_of_its_head_may_wait_to_be_read() -> None:
     bench = Bench()
     head = bench.held()
     bench.now_s = 60.0
@@ -204,7 +201,7 @@ def test_what_becomes_of_the_next_hop_ends_the_hold(event: DaemonEvent, text: st
     assert bench.give(event) == [], "it is told once"
 
 
-def test_a_caller_of_ours_that_breaks_the_protocol_ends_the_hold_and_both_hear_of_it() -> None:
+def test_who_breaks_the_protocol_ends_the_hold_only_if_it_is_of_ours() -> None:
     bench = Bench()
     head, before = bench.held(2, 1), bench.dial("stage")
     text = "a stage connection carries segments, not Ping"
@@ -213,9 +210,6 @@ def test_a_caller_of_ours_that_breaks_the_protocol_ends_the_hold_and_both_hear_o
         says(head, f"head: {text}", "again"),
         EndAssignment(assignment_id=1, requests=()),
     ]
-
-
-def test_a_stranger_that_breaks_the_protocol_costs_the_head_nothing() -> None:
     bench = Bench()
     bench.held()
     stranger = bench.dial("stage", OTHER)
@@ -323,7 +317,7 @@ def test_what_is_made_ready_is_given_up_with_the_pipeline_that_works_and_never_e
         assert bench.core.fired["late result"] == 1
 
 
-def test_nothing_is_made_ready_beside_nothing_nor_for_another_head() -> None:
+def test_nothing_is_made_ready_beside_nothing_and_the_last_of_two_counts() -> None:
     bench = Bench()
     wanted = assigned_beside()
     text = "no earlier pipeline of this head works here: there is nothing to make ready beside"
@@ -334,9 +328,6 @@ def test_nothing_is_made_ready_beside_nothing_nor_for_another_head() -> None:
         caller = bench.dial(incarnation=incarnation)
         assert bench.hears(caller, wanted) == [says(caller, text, "again")]
     assert bench.core.fired == Counter({"beside nothing": 3})
-
-
-def test_of_two_later_pipelines_the_last_one_counts() -> None:
     bench = Bench()
     bench.held()
     second, third = bench.dial(incarnation=SECOND), bench.dial(incarnation=THIRD)

@@ -125,7 +125,7 @@ def tokens_below(request: Request, node: int) -> list[int]:
     return [request.tree.token(child) for child in request.tree.children(node)]
 
 
-def test_proposals_become_nodes_once_they_are_worth_it() -> None:
+def test_proposals_become_nodes_once_they_are_worth_it_and_none_behind_a_stop_token() -> None:
     request = asked(3)
     (child,) = drafted(request, 2, (7, 0.5), (8, 0.05), value_min=0.1)
     assert tokens_below(request, 2) == [7]
@@ -137,9 +137,6 @@ def test_proposals_become_nodes_once_they_are_worth_it() -> None:
     assert grow(request, 0.1, BELIEVED) == 1
     assert tokens_below(request, child) == [1, 2], "the root came nearer, so it is worth twice as much"
     assert grow(request, 0.1, BELIEVED) == 0
-
-
-def test_a_stop_token_is_not_drafted_and_hides_nothing_behind_it() -> None:
     request = asked(3, stop_ids=frozenset([8, 9]))
     drafted(request, 2, (8, 0.5), (7, 0.3), (9, 0.1), (6, 0.1))
     assert tokens_below(request, 2) == [7, 6]
@@ -317,23 +314,17 @@ def test_jobs_and_releases_go_to_the_drafter_and_answers_to_the_head() -> None:
     assert core.requests() == [3]
 
 
-def test_a_second_job_must_wait_for_the_first_ones_answer() -> None:
+def test_what_no_correct_head_asks_of_a_drafter_is_refused() -> None:
     core = DrafterCore()
     core.handle(job(0, 1), 0.0)
     with pytest.raises(PeerError, match="job 1 came while job 0 runs"):
         core.handle(job(1, 1), 0.0)
-
-
-def test_a_drafter_copies_nothing() -> None:
     core, sent = DrafterCore(), job(0, 1)
     copying = stages.opening(keep=1, source=2)
     parts = tuple(replace(part, opening=copying) for part in sent.segment.parts)
     with pytest.raises(PeerError, match="request 1 begins with a copy"):
         core.handle(replace(sent, segment=replace(sent.segment, parts=parts)), 0.0)
     core.handle(sent, 0.0)
-
-
-def test_requests_are_bounded() -> None:
     core = DrafterCore()
     for number in range(limits.REQUESTS_MAX):
         core.handle(job(number, number), 0.0)

@@ -27,14 +27,11 @@ class Echo:
             self.driver.give(self.brings[command])
 
 
-def test_what_a_command_brings_about_waits_until_all_commands_are_done() -> None:
+def test_what_commands_bring_about_waits_for_all_and_what_fails_loses_no_event() -> None:
     led_to = {"plan": ["dial a", "dial b"], "refused": ["hang up", "plan again"], "planned": ["open"]}
     echo = Echo(led_to, {"dial a": "refused", "plan again": "planned"})
     echo.driver.give("plan")
     assert echo.done == ["dial a", "dial b", "hang up", "plan again", "open"]
-
-
-def test_what_fails_leaves_out_its_own_commands_and_loses_no_event() -> None:
     echo = Echo(
         {"one": ["unsent", "fail", "never"], "lost": ["hang up"], "two": ["go on"]}, {"unsent": "lost"}
     )

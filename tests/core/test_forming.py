@@ -258,7 +258,7 @@ def test_leases_are_kept_with_those_who_have_answered() -> None:
     assert bench.give(Tick()) == [SendControl(pipeline=1, device="b", message=Ping())]
 
 
-def test_a_closed_connection_leads_to_another_pipeline_of_the_rest() -> None:
+def test_a_closed_connection_leads_to_another_pipeline_and_explains_best() -> None:
     bench = running()
     assert bench.give(ConnectionClosed(pipeline=1, device="b")) == [
         Note(text="device b is lost (its connection closed)"),
@@ -270,9 +270,6 @@ def test_a_closed_connection_leads_to_another_pipeline_of_the_rest() -> None:
     ]
     assert bench.give(ConnectionClosed(pipeline=1, device="c")) == [], "that pipeline is over"
     assert bench.form() == [StartPipeline(pipeline=2, stage_count=2, rooms=rooms_of(2), arithmetic="x")]
-
-
-def test_a_connection_that_closes_meanwhile_is_the_better_explanation() -> None:
     bench = running()
     bench.says("a", Error(text="the data connection is gone", cause="again"))
     assert bench.give(ConnectionClosed(pipeline=1, device="c"))[0] == Note(
@@ -390,15 +387,21 @@ def test_a_device_that_another_head_uses(names: tuple[str, ...], start: Start) -
         assert bench.core.membership.members == ("a",)
 
 
-def test_a_device_that_another_head_uses_is_left_out_later_at_once() -> None:
+def test_a_device_that_cannot_do_its_part_later_is_left_out_at_once() -> None:
     bench = running()
     bench.give(ConnectionClosed(pipeline=1, device="c"))
     bench.welcomes("a", "b")
     assert bench.says("b", in_use(4.0))[0] == Note(text="device b cannot be had (in use by head x)")
     assert bench.core.membership.members == ("a",)
+    bench = running("a", "b")
+    bench.give(ConnectionClosed(pipeline=1, device="b"))
+    bench.welcomes("a")
+    note = bench.says("a", replace(READY, cache_slots=7))[0]
+    assert isinstance(note, Note)
+    assert "cannot do its part (expected room for 356 cache slots, got 7" in note.text
 
 
-def test_a_device_that_loads_for_ever_makes_no_progress() -> None:
+def test_a_device_that_loads_for_ever_makes_no_progress_but_each_precision_does() -> None:
     """It goes to and fro between two steps."""
     bench = running("a", "b")
     bench.give(ConnectionClosed(pipeline=1, device="b"))
@@ -408,9 +411,6 @@ def test_a_device_that_loads_for_ever_makes_no_progress() -> None:
         bench.says("a", Loading(share=0.5, doing=("checking", "receiving")[at % 2]))
         told += [command for command in bench.pass_time(1.0) if isinstance(command, Note)]
     assert told[0] == Note(text="device a is lost (no progress in loading for 60 s)")
-
-
-def test_a_step_that_is_taken_for_each_of_several_precisions_is_progress_each_time() -> None:
     bench = running("a", "b")
     bench.give(ConnectionClosed(pipeline=1, device="b"))
     bench.welcomes("a")
@@ -420,15 +420,6 @@ def test_a_step_that_is_taken_for_each_of_several_precisions_is_progress_each_ti
             for _ in range(4):
                 assert [command for command in bench.pass_time(10.0) if isinstance(command, Note)] == []
                 bench.says("a", Pong(queued=0, done=0, memory_bytes=0))
-
-
-def test_a_device_without_room_for_one_conversation_cannot_do_its_part() -> None:
-    bench = running("a", "b")
-    bench.give(ConnectionClosed(pipeline=1, device="b"))
-    bench.welcomes("a")
-    note = bench.says("a", replace(READY, cache_slots=7))[0]
-    assert isinstance(note, Note)
-    assert "cannot do its part (expected room for 356 cache slots, got 7" in note.text
 
 
 def test_a_pipeline_that_is_the_only_one_ends_with_its_first_failure() -> None:
@@ -643,7 +634,7 @@ def assigned(commands: list[FormingCommand]) -> dict[str, str]:
     return {tell.device: tell.message.arithmetic for tell in tells if isinstance(tell.message, Assign)}
 
 
-def test_the_best_arithmetic_that_all_have_is_assigned_and_kept() -> None:
+def test_the_best_arithmetic_that_all_have_is_assigned_and_kept_also_from_earlier() -> None:
     bench = Bench()
     bench.has = {"a": ("fast", "good", "safe"), "b": ("other", "safe", "good"), "c": ("good", "safe")}
     bench.give(SessionStarted())
@@ -654,9 +645,6 @@ def test_the_best_arithmetic_that_all_have_is_assigned_and_kept() -> None:
     bench.form()
     bench.give(ConnectionClosed(pipeline=2, device="b"))
     assert assigned(bench.welcomes("a")) == {"a": "good"}, "though it alone would take fast"
-
-
-def test_an_arithmetic_of_an_earlier_session_is_kept_or_refused_or_changed_if_that_is_allowed() -> None:
     for agreement, expected in ((Agreement("safe"), "safe"), (Agreement("old", may_change=True), "fast")):
         bench = Bench("a", "b", agreement=agreement)
         bench.has = dict.fromkeys("ab", ("fast", "safe"))

@@ -18,20 +18,19 @@ def plain(*levels: int, fuses: bool = True) -> Fusion:
     return Fusion(levels, is_calibrated=False, fuses=fuses)
 
 
-def test_those_who_agree_make_a_token_likelier() -> None:
+def test_agreement_makes_a_token_likelier_and_a_higher_level_has_the_last_word() -> None:
     found: dict[int, Offers] = {0: ((7, 0.6), (8, 0.3)), 1: ((8, 0.5), (7, 0.2))}
     assert dict(plain(0, 0).rank(found, [1, 1]).offers) == pytest.approx({7: 1 - 0.4 * 0.8, 8: 1 - 0.7 * 0.5})
     assert dict(plain(0, 0).rank(found, [1, 0.5]).offers) == pytest.approx(
         {7: 1 - 0.4 * 0.9, 8: 1 - 0.7 * 0.75}
     )
     assert dict(plain(0, 0, fuses=False).rank(found, [1, 0.5]).offers) == pytest.approx({7: 0.6, 8: 0.3})
-
-
-def test_a_higher_level_has_the_last_word() -> None:
     found: dict[int, Offers] = {0: ((7, 0.9),), 1: ((8, 0.5),), 2: ((9, 0.2),)}
     ranked = plain(0, 1, 2).rank(found, [1, 1, 1])
     assert (ranked.offers, ranked.is_verdict) == (((9, 0.2),), True)
     assert not plain(0, 0, 0).rank(found, [1, 1, 1]).is_verdict
+    fusion = plain(0)
+    assert (fusion.chance_of(0, ((7, 0.6),), 7), fusion.chance_of(0, ((7, 0.6),), 8)) == (0.6, 0.0)
 
 
 @given(OFFERS, OFFERS, st.floats(0, 1))
@@ -53,11 +52,6 @@ def test_drafters_that_agree_more_than_independent_ones_would_are_believed_less_
     ranked = fusion.rank(offers, [1, 1])
     assert ranked.offers[0][1] == pytest.approx(0.75, abs=0.02)
     assert fusion.chance(ranked, ranked.offers[0][1]) == pytest.approx(0.5, abs=0.05)
-
-
-def test_a_model_gave_no_chance_to_what_it_did_not_propose() -> None:
-    fusion = plain(0)
-    assert (fusion.chance_of(0, ((7, 0.6),), 7), fusion.chance_of(0, ((7, 0.6),), 8)) == (0.6, 0.0)
 
 
 # ------------------------------------------------------------------------------------------------ calibration

@@ -168,7 +168,7 @@ def test_where_kinds_are_known_apart_each_has_its_faster_way(
 CODE, PLAYS, SUMS = 0, 1, 2
 
 
-def test_an_answer_begins_as_its_domain_did_last() -> None:
+def test_an_answer_begins_as_its_domain_did_last_and_trials_become_fewer() -> None:
     answers = Decoding()
     for _ in range(6):
         answers.answer(CODE, 1.6)
@@ -177,9 +177,6 @@ def test_an_answer_begins_as_its_domain_did_last() -> None:
         assert all(answers.answer(CODE, 1.6)[:40])
         assert not any(answers.answer(PLAYS, 0.6))
     assert not any(answers.answer(SUMS, 0.6)), "not known: as the last one that was not"
-
-
-def test_a_domain_that_loses_has_ever_fewer_trials_and_others_that_win_change_nothing() -> None:
     answers = Decoding()
     tried = []
     for _ in range(60):
@@ -257,16 +254,13 @@ def test_what_became_better_is_found(before_s: float, after_s: float) -> None:
         assert sum(rested) < 0.1 * len(rested)
 
 
-def test_plain_decoding_that_is_faster_than_its_estimate_is_found() -> None:
+def test_plain_decoding_is_measured_again_where_its_estimate_or_its_moment_was_bad() -> None:
     """The estimate is of passes beside the drafter, which takes the stages' cores."""
     decoding = Decoding(1.15, estimate=0.8)
     found = decoding.run(UNMEASURED_TOKENS_MIN + 10).index(True)
     assert found == UNMEASURED_TOKENS_MIN + 1
     assert sum(decoding.run(2_000)) > 1_700
-
-
-def test_plain_decoding_that_was_measured_in_a_bad_moment_is_measured_again() -> None:
-    """A device was away, or a link stood still; then plain decoding is again as fast as it should be."""
+    # A device was away, or a link stood still; then plain decoding is again as fast as it should be.
     decoding = Decoding(0.9)
     decoding.run(UNMEASURED_TOKENS_MIN + 5)
     assert decoding.governor.is_resting
@@ -405,7 +399,7 @@ def test_after_a_trial_that_failed_more_guesses_must_come_true() -> None:
     assert watched(decoding, *[True] * RUN)[-1] is False, "another answer"
 
 
-def test_a_kind_that_loses_on_average_rests_though_no_answer_gave_it_up() -> None:
+def test_a_kind_rests_that_loses_on_average() -> None:
     """Each loses less than a trial may."""
     decoding = Decoding(guessing_s=1.12)
     governor = decoding.governor
@@ -415,18 +409,12 @@ def test_a_kind_that_loses_on_average_rests_though_no_answer_gave_it_up() -> Non
         governor.end()
     governor.begin(2)
     assert governor.is_resting
-
-
-def test_a_domain_of_unlike_prompts_goes_by_what_guessing_gains_on_average() -> None:
     gains = Kind(1.2, 0, spread=0.35)
     assert mean_rates([gains] * 60, seeds=24)[gains] > 1.1
     loses = Kind(0.85, 0, spread=0.35)
     assert mean_rates([loses] * 60, seeds=24)[loses] > 0.98
 
 
-def test_guessing_that_is_clearly_better_is_never_put_on_trial() -> None:
+def test_guessing_that_is_clearly_better_or_not_yet_compared_is_not_put_on_trial() -> None:
     assert not any(Decoding(PLAIN_S / CLEARLY_BETTER * 0.99).run(5_000))
-
-
-def test_nobody_knows_what_plain_decoding_takes_at_first() -> None:
     assert not any(Decoding(5.0, estimate=0.0).run(500))

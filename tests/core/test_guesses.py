@@ -58,16 +58,13 @@ def say_commit(head: ScriptedHead) -> tuple[int, tuple[int, ...]]:
     return commit.base, commit.path
 
 
-def test_a_guess_that_holds_is_emitted_when_the_root_is_and_its_successor_when_it_is_back() -> None:
+def test_a_guess_that_holds_is_emitted_the_moment_it_is_known() -> None:
     head = guessing()
     assert head.back({2: 10}) == [emits(10), commits(3, base=3)]
     assert head.back({3: 12}) == [emits(12), sends(5)]
     assert say_commit(head) == (3, (3, 5)), "from the length on that every stage was told"
     assert head.back({5: 13}) == [emits(13), sends(6)]
     assert say_commit(head) == (5, (6,))
-
-
-def test_every_token_is_emitted_the_moment_it_is_known() -> None:
     head = guessing()
     head.propose({3: [(12, 0.9)], 4: []})
     assert head.segments[-1].parts[0].ids == (5,)
@@ -103,15 +100,12 @@ def test_a_segment_of_several_requests_tells_each_its_own() -> None:
     )
 
 
-def test_what_the_drafter_says_after_the_end_changes_nothing() -> None:
+def test_what_the_drafter_says_after_the_end_or_when_it_forgets_changes_nothing() -> None:
     head = guessing()
     assert head.give(Cancel(request=1)) == [over(base=3), ends("cancelled")]
     nodes = len(head.tree())
     assert head.propose({3: [(12, 0.9)], 4: [(13, 0.9)]}) == []
     assert len(head.tree()) == nodes
-
-
-def test_forgetting_tells_the_drafter_at_once_and_the_stages_when_nothing_of_it_is_in_flight() -> None:
     head = guessing()
     assert head.give(Forget(request=1)) == [over(base=3), ends("cancelled"), ("drafter forgets", 1)]
     assert head.propose({3: [(12, 0.9)], 4: []}) == []
@@ -234,7 +228,7 @@ def say(request: Request, token: int) -> None:
     grow(request, 0.01, FUSION)
 
 
-def test_what_alone_can_follow_is_there_as_soon_as_its_root_is() -> None:
+def test_what_alone_can_follow_a_root_or_a_likely_guess_is_there() -> None:
     request = bound()
     grow(request, 0.01, FUSION)
     assert len(request.tree.children(request.tree.root)) == 0
@@ -246,9 +240,6 @@ def test_what_alone_can_follow_is_there_as_soon_as_its_root_is() -> None:
     assert below(request, request.tree.root) == [42]
     say(request, 42)
     assert below(request, request.tree.root) == []
-
-
-def test_so_it_is_below_a_guess_that_is_worth_a_look() -> None:
     request = bound()
     learn(
         request,

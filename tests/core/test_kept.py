@@ -123,23 +123,17 @@ TEMPLATE = tuple(range(1, 20))
 CODE, PLAYS = (100, 101, 102, 103), (200, 201, 202, 203)
 
 
-def test_prompts_of_the_same_rare_words_are_one_domain_whatever_all_prompts_share() -> None:
+def test_prompts_of_the_same_rare_words_are_one_of_so_many_domains() -> None:
     domains = Domains()
     found = [
         domains.find((*TEMPLATE, *words)) for words in (CODE, PLAYS, CODE[1:], PLAYS[:3], (*CODE, *CODE))
     ]
     assert found == [0, 1, 0, 1, 0]
     assert domains.examples == [(*TEMPLATE, *CODE), (*TEMPLATE, *PLAYS)]
-
-
-def test_there_are_so_many_domains_and_no_more() -> None:
     domains = Domains()
     for number in range(3 * DOMAINS_MAX):
         domains.find((10 * number, 10 * number + 1))
     assert len(domains) == DOMAINS_MAX
-
-
-def test_an_empty_prompt_and_one_of_a_single_word_have_a_domain_too() -> None:
     domains = Domains()
     assert [domains.find(prompt) for prompt in ((), (7,), (7,))] == [0, 1, 1]
     assert not sketch(()).any()

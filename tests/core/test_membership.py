@@ -46,9 +46,9 @@ from flowspec.core.cluster.membership import (
 )
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.checks import is_numeric
-from tests.core import membership_timeouts
+from tests.core.runs import MEMBERSHIP_TIMEOUTS
 
-MEMBERSHIP_TIMEOUTS = replace(membership_timeouts.MEMBERSHIP_TIMEOUTS, worth=10.0)
+TIMEOUTS = replace(MEMBERSHIP_TIMEOUTS, worth=10.0)
 
 
 class Bench:
@@ -59,7 +59,7 @@ class Bench:
     """
 
     def __init__(self, *names: str) -> None:
-        self.core = Membership(names or ("a", "b", "c"), MEMBERSHIP_TIMEOUTS)
+        self.core = Membership(names or ("a", "b", "c"), TIMEOUTS)
         self.now_s = 0.0
         self.alive = set(names or ("a", "b", "c"))
         self.tick = Tick()
@@ -119,13 +119,17 @@ def test_the_devices_that_are_gone_on_with_are_those_of_the_plan() -> None:
     assert bench.give(MembersChosen(devices=("a", "c", "d"))) == [], "nobody was lost since"
 
 
-def test_silence_is_loss_and_is_reported_with_how_long_it_was() -> None:
+def test_silence_is_loss_but_for_a_head_that_was_stopped_itself() -> None:
     bench = running()
     bench.alive.discard("c")
     assert bench.pass_time(6) == [
         Note(text="device c is lost (no sign of life for 6 s)"),
         Reform(devices=("a", "b"), silent_s=5.5),
     ]
+    bench = running()
+    bench.now_s += 3600
+    assert bench.give(Tick()) == []
+    assert bench.pass_time(10) == []
 
 
 def test_while_devices_load_silence_lasts_longer_and_progress_counts() -> None:
@@ -137,13 +141,6 @@ def test_while_devices_load_silence_lasts_longer_and_progress_counts() -> None:
     bench.give(MemberProgressed(device="b", is_ready=True))
     lost = bench.pass_time(61)
     assert lost[0] == Note(text="device c is lost (no progress in loading for 60 s)")
-
-
-def test_a_head_that_was_stopped_finds_nobody_dead_because_of_it() -> None:
-    bench = running()
-    bench.now_s += 3600
-    assert bench.give(Tick()) == []
-    assert bench.pass_time(10) == []
 
 
 def test_a_device_that_hangs_in_a_segment_is_lost_though_it_answers() -> None:
@@ -181,7 +178,7 @@ def test_only_passes_that_ended_teach_how_long_one_may_take() -> None:
     assert isinstance(bench.give(HeartbeatArrived(device="b", running_s=31))[0], Note), "it has not ended"
 
 
-def test_a_segment_that_vanished_is_nobodys_fault_but_not_for_ever() -> None:
+def test_failures_that_were_nobodys_end_it_unless_tokens_make_them_good() -> None:
     bench = running()
     bench.tick = Tick(flight_s=100.0)
     for _ in range(3):
@@ -190,6 +187,12 @@ def test_a_segment_that_vanished_is_nobodys_fault_but_not_for_ever() -> None:
         assert said[1] == Reform(devices=("a", "b", "c"))
         bench.form()
     assert isinstance(bench.pass_time(31)[-1], GiveUp)
+    bench = running()
+    for tokens in range(1, 8):
+        assert isinstance(bench.give(PipelineBroken(device="", text="the lease lapsed"))[-1], Reform)
+        bench.form()
+        bench.tick = Tick(tokens=tokens)
+        bench.pass_time(1)
 
 
 def on_its_way(flight_bytes: int) -> Bench:
@@ -209,7 +212,7 @@ def wait_for(bench: Bench, seconds: float) -> list[MembershipCommand]:
     return found
 
 
-def test_a_link_on_which_a_segment_is_for_long_is_named_and_waited_for() -> None:
+def test_a_link_on_which_a_segment_is_for_long_is_named_waited_for_and_broken() -> None:
     bench = on_its_way(512 << 10)
     note = "the link from a to b carries less than 138 kbit/s: 512 KiB have been on their way for 30 s"
     assert wait_for(bench, 31) == [Note(text=note)], "once"
@@ -219,32 +222,17 @@ def test_a_link_on_which_a_segment_is_for_long_is_named_and_waited_for() -> None
         text="device b is lost (the link from a to b failed: 512 KiB did not come over it within 262 s)"
     )
     assert said[1] == Reform(devices=("a", "c"), silent_s=1.0)
-
-
-def test_a_segment_has_its_time_from_when_it_left_however_long_devices_were_idle_before() -> None:
     bench = on_its_way(90 << 10)
     for at in range(300):
         bench.tick = Tick(flight_s=1.0 + at % 40, flight=7, flight_bytes=90 << 10)
         assert [command for command in wait_for(bench, 1) if isinstance(command, Reform)] == []
-
-
-def test_a_link_on_which_a_short_segment_is_for_as_long_is_broken() -> None:
     said = wait_for(on_its_way(4096), 31)
     assert said[0] == Note(
         text="device b is lost (the link from a to b failed: 4 KiB did not come over it within 30 s)"
     )
 
 
-def test_tokens_make_good_for_failures_that_were_nobodys() -> None:
-    bench = running()
-    for tokens in range(1, 8):
-        assert isinstance(bench.give(PipelineBroken(device="", text="the lease lapsed"))[-1], Reform)
-        bench.form()
-        bench.tick = Tick(tokens=tokens)
-        bench.pass_time(1)
-
-
-def test_who_answers_again_returns_after_a_while_that_doubles_with_each_loss() -> None:
+def test_who_answers_again_returns_after_a_while_that_doubles_and_is_forgiven() -> None:
     bench = running()
     for wait_s in (4, 8, 16):
         bench.give(PipelineBroken(device="b", text="its connection closed"))
@@ -252,9 +240,6 @@ def test_who_answers_again_returns_after_a_while_that_doubles_with_each_loss() -
         assert bench.pass_time(wait_s - 1) == []
         assert bench.pass_time(2.5) == [Reform(devices=("a", "b", "c"))]
         assert bench.form() == [Note(text="device b is back"), Note(text="changing the pipeline took 1.0 s")]
-
-
-def test_what_was_long_ago_is_forgiven() -> None:
     bench = running()
     for _ in range(3):
         bench.give(PipelineBroken(device="b", text="its connection closed"))
@@ -264,15 +249,12 @@ def test_what_was_long_ago_is_forgiven() -> None:
         bench.pass_time(301)
 
 
-def test_nobody_is_taken_in_during_an_answer_that_ends_soon() -> None:
+def test_who_is_back_waits_for_an_answer_that_ends_soon_but_not_for_ever() -> None:
     bench = without_b(2.0)
     bench.tick = Tick(left_s=20.0)
     assert bench.pass_time(12) == []
     bench.tick = Tick(left_s=21.0)
     assert bench.pass_time(1) == [Reform(devices=("a", "b", "c"))]
-
-
-def test_where_answers_follow_one_another_a_device_that_is_ready_waits_no_longer_than_is_said() -> None:
     bench = without_b(2.0)
     bench.tick = Tick(left_s=1.0)
     assert bench.pass_time(12) == []
@@ -329,16 +311,13 @@ def test_what_takes_long_to_make_ready_disturbs_nobody_and_is_asked_for_once() -
     )
 
 
-def test_a_device_that_cannot_make_ready_stays_out_for_longer() -> None:
+def test_a_device_that_cannot_make_ready_stays_out_and_one_without_work_stands_by() -> None:
     bench = without_b()
     bench.outcome = PreparationFailed(devices=("b",), text="2 GiB are missing")
     assert bench.pass_time(6.5) == [Note(text="device b is not taken in (2 GiB are missing)")]
     bench.outcome = None
     assert bench.pass_time(5) == [], "twice as long as before"
     assert bench.pass_time(4) == [Reform(devices=("a", "b", "c"))]
-
-
-def test_a_device_that_would_have_nothing_to_do_stands_by() -> None:
     bench = without_b()
     bench.outcome = PlanRejected(devices=("b",))
     assert bench.pass_time(30) == [Note(text="device b is back, and stands by")]
@@ -446,12 +425,9 @@ def test_of_two_ends_of_a_link_the_one_whose_links_failed_more_often_is_left_out
 FIRST, SECOND, OTHER = incarnation_of(7, 1), incarnation_of(7, 2), incarnation_of(8, 1)
 
 
-def test_numbers_fit_into_messages_and_grow_with_the_generation() -> None:
+def test_silence_ends_a_lease_a_word_renews_it_and_numbers_fit_into_messages() -> None:
     assert incarnation_of((1 << SESSION_BITS) - 1, (1 << GENERATION_BITS) - 1) <= limits.ID_MAX
     assert SECOND > FIRST
-
-
-def test_silence_ends_a_lease_and_a_word_renews_it() -> None:
     lease = Lease(5.0)
     assert not lease.is_over(100.0)
     lease.take(FIRST, 0.0)
@@ -469,19 +445,13 @@ def test_no_number_of_heads_makes_a_device_remember_more_than_its_limit(sessions
     assert len(lease._newest) <= SESSIONS_MAX
 
 
-def test_a_head_that_renews_its_lease_is_there() -> None:
+def test_a_head_that_renews_its_lease_is_there_and_one_that_died_is_not() -> None:
     holder = Holder()
     assert not holder.is_there(4.2, 10.0), "it is not known yet"
     assert holder.is_there(4.1, 11.1)
-
-
-def test_a_head_that_died_is_not_whatever_the_answers_take() -> None:
     holder = Holder()
     asked = [(4.9, 10.0), (3.9, 11.4), (2.7, 12.1), (1.7, 13.4), (0.5, 14.8), (0.5, 15.0)]
     assert not any(holder.is_there(lease_s, now_s) for lease_s, now_s in asked)
-
-
-def test_one_that_took_the_device_meanwhile_is_there() -> None:
     holder = Holder()
     assert not holder.is_there(0.5, 10.0)
     assert holder.is_there(4.9, 11.1)
@@ -497,7 +467,7 @@ def book() -> AddressBook:
     return AddressBook(FORMING_TIMEOUTS)
 
 
-def test_a_name_is_looked_up_once_and_waited_for_no_longer_than_the_limit(book: AddressBook) -> None:
+def test_a_name_is_looked_up_once_waited_for_and_asked_again_when_it_is_none(book: AddressBook) -> None:
     assert book.ask("pi", 0.0) == Lookup(is_wanted=True)
     assert book.ask("pi", 2.9) == Lookup()
     assert book.ask("nano", 2.9) == Lookup(is_wanted=True), "each name for itself"
@@ -505,6 +475,10 @@ def test_a_name_is_looked_up_once_and_waited_for_no_longer_than_the_limit(book: 
     assert book.ask("pi", 60.0).is_wanted is False, "the look-up that hangs is not joined by others"
     book.found("pi", "10.0.0.2", 61.0)
     assert book.ask("pi", 61.0) == Lookup(address="10.0.0.2")
+    book.ask("tv", 0.0)
+    book.failed("tv", "no such name", 0.5)
+    assert book.ask("tv", 2.4) == Lookup(trouble="no such name")
+    assert book.ask("tv", 2.5) == Lookup(is_wanted=True)
 
 
 def test_an_address_is_used_while_it_is_looked_up_again_and_when_that_fails(book: AddressBook) -> None:
@@ -520,13 +494,6 @@ def test_an_address_is_used_while_it_is_looked_up_again_and_when_that_fails(book
     )
     book.found("pi", "10.0.0.7", 54.0)
     assert book.ask("pi", 54.0) == Lookup(address="10.0.0.7"), "a device that moved is found"
-
-
-def test_a_name_that_is_none_is_told_for_a_while_and_then_asked_again(book: AddressBook) -> None:
-    book.ask("pi", 0.0)
-    book.failed("pi", "no such name", 0.5)
-    assert book.ask("pi", 2.4) == Lookup(trouble="no such name")
-    assert book.ask("pi", 2.5) == Lookup(is_wanted=True)
 
 
 def test_loopback_is_told_only_to_who_is_on_loopback() -> None:

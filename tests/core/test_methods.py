@@ -118,7 +118,7 @@ def test_tree_sd_does_nothing_while_its_segment_is_out_and_drafts_anew_when_it_i
 # chunk-pp
 
 
-def test_chunk_pp_sends_its_chunks_back_to_back_and_learns_when_all_are_back() -> None:
+def test_chunk_pp_sends_its_chunks_back_to_back_none_empty_and_learns_when_all_are_back() -> None:
     head = ScriptedHead(make_method("chunk-pp", nodes=10, depth=1, width=5))
     head.ask()
     assert head.back({2: 8}) == [emits(8), drafts(0, 1, 2, 3)]
@@ -129,9 +129,6 @@ def test_chunk_pp_sends_its_chunks_back_to_back_and_learns_when_all_are_back() -
     )
     assert [head.back(drawn) for drawn in ({3: 0, 4: 20}, {}, {}, {9: 7})] == [[], [], [], []]
     assert head.back() == [emits(0, 20), emits(7), drafts(9, 13)]
-
-
-def test_chunk_pp_has_no_empty_chunks() -> None:
     head = ScriptedHead(make_method("chunk-pp", nodes=10, depth=1, width=5))
     head.ask()
     head.back({2: 8})
@@ -180,16 +177,13 @@ def test_pipedec_sends_one_level_per_slot_and_no_more_than_16_nodes_of_it() -> N
     assert all(tree.is_alive(node) for node in said[2][1][1])
 
 
-def test_pipedec_sends_a_root_that_it_missed_at_once() -> None:
+def test_pipedec_sends_a_missed_root_at_once_and_waits_for_a_whole_level() -> None:
     head = pipedec()
     root = len(head.tree())
     assert head.back({2: MISS}) == [emits(MISS), commits(root, base=3), sends(root), drafts(root)]
     assert [head.back(), head.back()] == [[], []], "what is dead comes back empty"
     assert head.back({root: MISS}) == [emits(MISS), sends(root + 1)]
     assert head.propose(falling(2)) == [drafts(root + 1)], "the answer below a root that has passed"
-
-
-def test_pipedec_waits_until_all_of_the_last_level_is_drafted() -> None:
     head = ScriptedHead("pipedec", stages=8)
     head.ask()
     head.propose({2: [(10, 0.5), (11, 0.3)]})

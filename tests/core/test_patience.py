@@ -69,13 +69,10 @@ def test_what_waiting_saves_is_what_comes_of_it(pass_s: float, chance: float) ->
     assert found == pytest.approx(max(clear, default=0.0), abs=0.02)
 
 
-def test_a_longer_trip_outweighs_what_is_saved() -> None:
+def test_a_longer_trip_and_answers_that_wait_outweigh_what_is_saved() -> None:
     """Where a row takes long, guesses make the correction late at every stage."""
     assert gain_s([hope(0.1, 0.6)], 0, Slots(alone_s=1.0, usual_s=1.2, longer_s=0.2)) > 0
     assert gain_s([hope(0.1, 0.6)], 0, Slots(alone_s=1.0, usual_s=1.2, longer_s=8 * 0.2)) == 0
-
-
-def test_answers_that_wait_for_nothing_are_late_too() -> None:
     assert gain_s([hope(0.1, 0.7)] * 2, 0, level(1.0)) == pytest.approx(
         2 * gain_s([hope(0.1, 0.7)], 0, level(1))
     )
@@ -112,18 +109,31 @@ def test_a_root_that_was_missed_waits_for_a_quick_drafter() -> None:
     assert said[0] == sends(1, 2, 3, 4, 5), "what a third could say is not likely to be needed"
 
 
-def test_a_root_does_not_wait_for_a_drafter_that_is_slower_than_a_slot() -> None:
+def test_a_root_does_not_wait_for_a_slow_or_resting_drafter_or_a_prompt() -> None:
     head = played_head(pass_s=1.2 * SLOT_S)
     assert missed(head)[:2] == [emits(MISS), sends(1)]
+    head = played_head()
+    assert isinstance(head.core.method, Continuous)
+    head.core.method._governor._stance.is_resting = True
+    assert missed(head) == [emits(MISS), sends(1)]
+    head = played_head()
+    head.ask(2, range(5, 9))
+    assert sends(1) in missed(head)
 
 
-def test_a_root_goes_when_the_drafter_is_late() -> None:
+def test_a_root_goes_when_the_drafter_is_late_or_lost() -> None:
     head = played_head()
     at_s = head.now_s
     missed(head)
     assert head.wake(at_s + 1.4 * PASS_S) == [wakes(at_s + 1.5 * PASS_S)], "too early: once more"
     assert head.wake(at_s + 1.5 * PASS_S) == [sends(1)]
     assert head.job is not None, "which still is at it"
+    head = played_head()
+    missed(head)
+    assert head.give(NOTHING) == [], "it waits"
+    assert head.give(DrafterLost(drafter=0)) == [sends(1)]
+    head.job = None
+    assert head.back({1: MISS}) == [emits(MISS), sends(2)]
 
 
 def test_a_root_waits_for_no_longer_than_a_slot_in_all() -> None:
@@ -137,22 +147,6 @@ def test_a_root_waits_for_no_longer_than_a_slot_in_all() -> None:
         head.now_s = at_s + passes * PASS_S
         said = head.propose(lambda node: [(40, 0.99)])
     assert passes > 2
-
-
-def test_a_root_goes_at_once_when_the_drafter_is_lost() -> None:
-    head = played_head()
-    missed(head)
-    assert head.give(NOTHING) == [], "it waits"
-    assert head.give(DrafterLost(drafter=0)) == [sends(1)]
-    head.job = None
-    assert head.back({1: MISS}) == [emits(MISS), sends(2)]
-
-
-def test_nobody_waits_while_the_drafter_rests() -> None:
-    head = played_head()
-    assert isinstance(head.core.method, Continuous)
-    head.core.method._governor._stance.is_resting = True
-    assert missed(head) == [emits(MISS), sends(1)]
 
 
 def test_roots_of_several_answers_wait_together() -> None:
@@ -181,12 +175,6 @@ def test_a_root_goes_along_where_another_answer_fills_the_slot_anyway() -> None:
     assert dict(said[1][1]).keys() == {1, 2}
 
 
-def test_a_root_does_not_wait_while_a_prompt_does() -> None:
-    head = played_head()
-    head.ask(2, range(5, 9))
-    assert sends(1) in missed(head)
-
-
 # ------------------------------------------------------------------------------------------------------ links
 
 CLOCKS_S = (1000.0, 5.0, 70.0)
@@ -208,20 +196,19 @@ def link(row_s: float, delay_s: float = 0.0) -> Callable[[int], list[float]]:
     return lambda rows: [delay_s, delay_s + row_s * rows, delay_s, delay_s]
 
 
-def test_a_quick_first_portion_frees_the_rest_at_once() -> None:
+def test_a_first_portion_frees_the_rest_or_another_size_tells_the_rate() -> None:
     portions = LinkPacer(8, 128)
     assert (portions.rows, portions.may_follow(0), portions.may_follow(8)) == (8, True, False)
     land(portions, 8, link(row_s=0.0, delay_s=0.001)(8))
     assert (portions.rows, portions.may_follow(10_000)) == (128, True)
-
-
-def test_after_a_slow_first_portion_another_size_tells_the_rate() -> None:
     portions, slow = LinkPacer(8, 128), link(row_s=0.08)
     land(portions, 8, slow(8))
     assert (portions.rows, portions.may_follow(0), portions.may_follow(1)) == (4, True, False)
     land(portions, 4, slow(4))
     assert portions.rows == 6, "half a second's worth"
     assert (portions.may_follow(WAITING_MAX * 6 - 1), portions.may_follow(WAITING_MAX * 6)) == (True, False)
+    portions = LinkPacer(None, 128)
+    assert (portions.rows, portions.are_bound, portions.may_follow(10_000)) == (128, False, True)
 
 
 @pytest.mark.parametrize("first", [1, 8])
@@ -244,11 +231,15 @@ def test_a_link_that_becomes_slow_makes_portions_small_and_one_that_is_quick_aga
         assert portions.rows == expected
 
 
-def test_delays_as_any_network_has_them_bound_nothing() -> None:
+def test_delays_and_segments_that_lost_rows_bound_nothing() -> None:
     portions = LinkPacer(8, 128)
     for rows, late_s in ((8, 0.0), (1, 0.0), (2, 0.2), (3, 0.4), (1, 0.3)):
         land(portions, rows, [0.001, 0.001 + late_s, 0.001, 0.001])
     assert portions.rows == 128
+    portions = LinkPacer(8, 128)
+    hop = Hop(received_s=1.0, queued_s=0.0, compute_s=0.0, own_s=0.0, rows=3)
+    portions.learn([hop], 8, 0.0, 0.001)
+    assert portions.rows == 8
 
 
 def test_segments_that_waited_for_others_on_a_slow_link_do_not_hide_it() -> None:
@@ -260,18 +251,6 @@ def test_segments_that_waited_for_others_on_a_slow_link_do_not_hide_it() -> None
         land(portions, 6, slow(6))
     assert portions.rows_s[1] == pytest.approx(0.08, rel=0.5)
     assert portions.rows < 16
-
-
-def test_segments_that_lost_rows_on_their_way_prove_no_rate() -> None:
-    portions = LinkPacer(8, 128)
-    hop = Hop(received_s=1.0, queued_s=0.0, compute_s=0.0, own_s=0.0, rows=3)
-    portions.learn([hop], 8, 0.0, 0.001)
-    assert portions.rows == 8
-
-
-def test_without_a_first_portion_only_prompts_are_bounded() -> None:
-    portions = LinkPacer(None, 128)
-    assert (portions.rows, portions.are_bound, portions.may_follow(10_000)) == (128, False, True)
 
 
 def test_a_prompt_in_short_chunks_makes_no_slow_link_quick() -> None:

@@ -32,7 +32,7 @@ from tests.pipeline import StopAfter
 # ------------------------------------------------------------------------------------------------ the head
 
 
-def test_the_stages_are_told_of_every_kind_of_end_in_one_message() -> None:
+def test_the_stages_are_told_of_every_kind_of_end_unless_there_is_nothing_to_tell() -> None:
     assert guessing().give(Cancel(request=1)) == [over(base=3), ends("cancelled")]
     assert guessing(stop_ids=frozenset({99})).back({2: 99}) == [over(base=3), ends("stop")]
     assert guessing(stop_rule=StopAfter(1)).back({2: 10}) == [emits(10), over(3, base=3), ends("stop")], (
@@ -41,9 +41,6 @@ def test_the_stages_are_told_of_every_kind_of_end_in_one_message() -> None:
     head = guessing(stop_rule=StopAfter(2))
     assert head.back({2: 11}) == [emits(11), commits(4, base=3)]
     assert head.back({4: 12}) == [emits(12), ends("stop")], "its last segment is back"
-
-
-def test_where_no_guess_is_in_flight_there_is_nothing_to_tell() -> None:
     for count in (1, 100):
         head = ScriptedHead("ar", drafter=None)
         head.ask(count=count)
@@ -56,9 +53,6 @@ def test_where_no_guess_is_in_flight_there_is_nothing_to_tell() -> None:
     head = guessing()
     head.give(PipelineLost())
     assert head.give(Cancel(request=1)) == [ends("cancelled")], "no stage is there to be told"
-
-
-def test_what_an_older_answer_has_in_flight_is_no_reason() -> None:
     head = guessing()
     head.give(Cancel(request=1))
     assert head.ask(prompt=(5, 6, 8))[0] == opens(epoch=1)
@@ -267,11 +261,13 @@ def test_what_is_known_of_the_answer_is_computed_with_the_prompt_and_not_emitted
     assert head.back({5: 33}) == [emits(33), ends("length")]
 
 
-def test_an_answer_that_was_complete_ends_at_once() -> None:
+def test_an_answer_that_was_complete_ends_at_once_and_none_has_more() -> None:
     head = ScriptedHead("continuous", drafter=TRAITS)
     assert head.ask(prompt=(5, 6, 7), answered=(30, 31), count=2) == [ends("length")]
     assert head.ask(prompt=(5, 6, 7, 30, 31, 8))[0] == opens(epoch=1)
     assert head.sent[-1].parts[0].tokens == (5, 6, 7, 30, 31, 8), "no stage has computed anything of it"
+    with pytest.raises(AssertionError, match="more is answered"):
+        ScriptedHead("ar", drafter=None).ask(answered=(30, 31), count=1)
 
 
 def test_a_conversation_reuses_what_it_shares_with_an_answer_that_is_taken_over() -> None:
@@ -284,8 +280,3 @@ def test_a_conversation_reuses_what_it_shares_with_an_answer_that_is_taken_over(
     head.back({5: 32})
     head.back({6: 33})
     assert head.ends[-1].reused == 3, "of the prompt"
-
-
-def test_more_than_an_answer_holds_cannot_be_taken_over() -> None:
-    with pytest.raises(AssertionError, match="more is answered"):
-        ScriptedHead("ar", drafter=None).ask(answered=(30, 31), count=1)

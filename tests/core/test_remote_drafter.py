@@ -164,15 +164,12 @@ def head_with(drafters: int, cache_slots: int = limits.ID_MAX) -> HeadCore:
     )
 
 
-def test_how_fast_one_was_before_it_was_lost_says_nothing_of_it_now() -> None:
+def test_a_job_is_overdue_by_what_was_usual_since_the_drafter_is_there() -> None:
     head = head_with(2)
     head.drafters.turnaround_s[:] = [0.5, 0.5]
     head.handle(DrafterLost(drafter=1), 0.0)
     head.handle(DrafterRecovered(drafter=1, cache_slots=ONE), 2.0)
     assert head.drafters.turnaround_s == [0.5, 0.0]
-
-
-def test_a_job_that_lasts_for_much_longer_than_usual_is_overdue() -> None:
     head = head_with(2)
     head.drafters.turnaround_s[:] = [0.5, 0.0]
     assert set(drafted_for(head.handle(submit(1), 10.0))) == {0, 1}

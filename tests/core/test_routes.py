@@ -107,15 +107,12 @@ class Run:
 # cosine
 
 
-def test_requests_go_to_the_drafter_whose_guesses_come_true() -> None:
+def test_requests_go_to_the_drafter_whose_guesses_come_true_unless_routing_is_off() -> None:
     run = Run("cosine", (0.0, 0.95, 0.0), count=1)
     assert run.asked[1] > 2 * (run.asked[0] + run.asked[2])
     assert isinstance(run.method, Cosine)
     found = [run.method.expertise.in_domain(domain) for domain in run.method.expertise.domains]
     assert all(max(worth) == worth[1] for worth in found)
-
-
-def test_without_routing_drafters_take_turns() -> None:
     run = Run("cosine", (0.0, 0.95, 0.0), count=1, routing=False, answers=3, tokens=40)
     assert set(run.asked) == {0, 1, 2}
     assert run.asked[1] < 2 * (run.asked[0] + run.asked[2])
@@ -207,26 +204,20 @@ def test_what_is_gained_by_a_try_is_the_mean_over_what_it_may_turn_out_to_take()
     assert measured.gain((0,), 1.1) == pytest.approx(saved - 0.1 * STAY_TOKENS - 3, abs=0.05)
 
 
-def test_a_chain_that_was_timed_often_is_hardly_tried_again() -> None:
+def test_a_chain_that_was_timed_often_is_hardly_tried_again_and_preferred() -> None:
     measured = ChainRecords(Expertise(2), tokens=1000)
     new = measured.gain((0,), 1.1)
     measured.times[0,] = 20
     assert measured.gain((0,), 1.1) < 0 < new
-
-
-def test_of_two_chains_that_are_as_fast_the_better_known_one_is_taken() -> None:
     measured = ChainRecords(Expertise(2), times={(0, 1): 9, (0,): 1})
     assert measured.corrected((0, 1), 0.1) < measured.corrected((0,), 0.1)
 
 
-def test_a_chain_that_is_given_stays_and_others_are_not_asked() -> None:
+def test_a_chain_that_is_given_stays_but_for_a_model_that_is_lost() -> None:
     run = Run("specrouter", (0.8, 0.97), levels=(0, 1), chain=(1,))
     assert set(run.asked) == {1}
     assert run.chains(0) == [(1,)]
     assert not Run("specrouter", (0.8, 0.97), levels=(0, 1), chain=()).asked, "plain decoding asks nobody"
-
-
-def test_a_chain_goes_on_without_a_model_that_is_lost() -> None:
     run = Run("specrouter", (0.8, 0.97), levels=(0, 1), chain=(0, 1), answers=1, lost=1)
     assert run.chains(0) == [(0, 1), (0,)]
     assert not any(drafter == 1 for at_s, drafter in run.jobs if at_s > LOST_S)
@@ -259,11 +250,8 @@ class Case:
         return chains_to_try(self.groups, self.turn_s, self.step_s)
 
 
-def test_a_chain_rises_level_by_level_and_has_one_model_of_each() -> None:
+def test_chains_rise_level_by_level_and_of_a_few_models_each_is_tried() -> None:
     assert every_chain(by_level((1, 0, 0), range(3))) == [(1,), (2,), (0,), (1, 0), (2, 0)]
-
-
-def test_of_a_few_models_every_chain_comes_into_question() -> None:
     case = Case(range(8), seed=0)
     assert case.to_try() == every_chain(case.groups)
     assert len(case.to_try()) == CHAINS_MAX

@@ -186,15 +186,12 @@ def test_less_than_a_block_is_read_again() -> None:
     assert run.head.fired["copies"] == 1, "the last token of a prompt is always run"
 
 
-def test_nothing_is_shared_where_that_is_switched_off() -> None:
+def test_nothing_is_shared_where_that_is_off_or_a_drafter_wants_all_features() -> None:
     run = Shared(HeadCore(context=CONTEXT, stage_count=3, prefix_block=0))
     for request in (1, 2):
         run.ask(request, [*SYSTEM, request])
     run.settle()
     assert [run.prompt_rows(request) for request in (1, 2)] == [201, 201]
-
-
-def test_nothing_is_shared_beside_a_drafter_that_wants_features_of_all_rows() -> None:
     traits = [DrafterTraits(context=CONTEXT, needs_features=True)]
     head = HeadCore(context=CONTEXT, stage_count=3, method=make_method("continuous"), drafters=traits)
     for request in (1, 2):

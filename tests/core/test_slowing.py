@@ -65,7 +65,7 @@ def test_a_fifth_for_a_minute_is_told_and_less_of_either_is_not() -> None:
     assert str(change) == "b has slowed down to 83% of its speed"
 
 
-def test_a_minute_begins_anew_when_it_is_as_it_was() -> None:
+def test_a_minute_begins_anew_when_it_is_as_it_was_and_pauses_do_not_count() -> None:
     bench = Bench()
     bench.work(60)
     for _ in range(5):
@@ -73,9 +73,6 @@ def test_a_minute_begins_anew_when_it_is_as_it_was() -> None:
         assert bench.work(50) == []
         bench.heat = 1.0
         assert bench.work(20) == []
-
-
-def test_pauses_do_not_count() -> None:
     bench = Bench()
     bench.work(60)
     bench.heat = 1.5

@@ -52,7 +52,7 @@ def test_unknown_parents_mean_dead_and_an_empty_segment_passes_on() -> None:
     assert (verified.verified.segment, verified.verified.parts) == (1, ())
 
 
-def test_a_commit_during_a_run_trims_the_dead_rows_and_frees_their_slots() -> None:
+def test_a_commit_trims_dead_rows_also_where_the_layers_were_done_already() -> None:
     core = opened()
     job = run_of(arrive(core, segment(1, [(3, 2, 3), (4, 2, 3), (5, 3, 4), (6, 4, 4)])))
     commands = tell(core, commit(3))
@@ -60,9 +60,6 @@ def test_a_commit_during_a_run_trims_the_dead_rows_and_frees_their_slots() -> No
     (sent,) = finish(core, job, rows=(0, 2))
     assert isinstance(sent, SendSegment)
     assert (sent.segment.parts[0].ids, sent.rows) == ((3, 5), (0, 1))
-
-
-def test_a_trim_that_comes_too_late_for_the_layers_still_holds_at_the_end() -> None:
     core = opened()
     job = run_of(arrive(core, segment(1, [(3, 2, 3), (4, 2, 3), (5, 3, 4)])))
     tell(core, commit(4))
@@ -141,23 +138,20 @@ def test_an_epoch_that_changes_during_a_run_voids_the_result() -> None:
     assert sent.verified.parts == ()
 
 
-def test_a_segment_brings_the_open_that_its_control_message_has_not() -> None:
+def test_a_segment_brings_the_open_or_release_that_control_has_not() -> None:
     core = opened()
     newer = opening(epoch=1, keep=3, length=5, root=21)
     rows = [(20, 2, 3), (21, 20, 4)]
     job = run_of(arrive(core, segment(1, rows, newest=commit(base=5, epoch=1), prompt=True, opens=newer)))
     assert job.parts[0].positions.tolist() == [3, 4]
     assert tell(core, newer) == []
-
-
-def test_a_segment_brings_the_release_that_makes_room_for_it() -> None:
     core = opened()
     (other,) = arrive(core, replace(segment(1, []), releases=(Release(request=1),)))[:1]
     assert other == CloseCache(request=1)
     assert core.requests() == []
 
 
-def test_an_open_that_a_release_has_overtaken_opens_nothing() -> None:
+def test_a_late_open_opens_nothing_and_a_late_release_closes_nothing() -> None:
     """On the control connection it comes late; the segment that makes use of the room was faster."""
     core = opened()
     arrive(core, replace(segment(1, []), releases=(Release(request=1, epoch=3),)))
@@ -166,9 +160,6 @@ def test_an_open_that_a_release_has_overtaken_opens_nothing() -> None:
     tell(core, Release(request=1, epoch=1))
     assert tell(core, opening(epoch=3, keep=2)) == [], "an older Release changes nothing"
     assert tell(core, opening(epoch=4)) == [OpenCache(request=1, slots=64)]
-
-
-def test_a_release_that_comes_late_does_not_close_what_was_opened_again() -> None:
     core = opened()
     tell(core, opening(epoch=2))
     assert tell(core, Release(request=1, epoch=1)) == []
@@ -322,8 +313,14 @@ def test_payloads_that_wait_are_bounded_in_bytes() -> None:
 # ------------------------------------------------------------------------------------------------------ slots
 
 
-def test_what_is_only_reserved_takes_no_memory() -> None:
-    """256 Opens of the longest context took 180 MiB beside the budget for caches."""
+def test_a_map_grows_as_far_as_it_was_reserved_and_what_is_reserved_takes_no_memory() -> None:
+    slots = SlotMap(1000)
+    assert [slots.allocate(place, committed=place % 2 == 0) for place in range(1000)] == list(range(1000))
+    assert slots.position.tolist() == list(range(1000))
+    assert slots.committed.tolist() == [True, False] * 500
+    with pytest.raises(PeerError, match="at most 1000 nodes"):
+        slots.allocate(0, committed=True)
+    # 256 Opens of the longest context took 180 MiB beside the budget for caches.
     tracemalloc.start()
     maps = [SlotMap(1 << 20) for _ in range(256)]
     for slots in maps:
@@ -332,15 +329,11 @@ def test_what_is_only_reserved_takes_no_memory() -> None:
     tracemalloc.stop()
     assert taken_bytes < 1 << 20
     assert {slots.high for slots in maps} == {1}
-
-
-def test_a_map_grows_as_far_as_it_was_reserved() -> None:
-    slots = SlotMap(1000)
-    assert [slots.allocate(place, committed=place % 2 == 0) for place in range(1000)] == list(range(1000))
-    assert slots.position.tolist() == list(range(1000))
-    assert slots.committed.tolist() == [True, False] * 500
-    with pytest.raises(PeerError, match="at most 1000 nodes"):
-        slots.allocate(0, committed=True)
+    slots = SlotMap(2)
+    slot = slots.allocate(0, committed=True)
+    slots.free([slot])
+    with pytest.raises(AssertionError, match="free already"):
+        slots.free([slot])
 
 
 @given(
@@ -367,14 +360,6 @@ def test_any_order_of_taking_and_freeing_keeps_the_map_dense(
         assert slots.position.tolist() == [held.get(s, (-1, False))[0] for s in range(len(slots.position))]
         assert slots.committed.tolist() == [held.get(s, (-1, False))[1] for s in range(len(slots.position))]
         assert slots.from_position(position) == [s for s in sorted(held) if held[s][0] >= position]
-
-
-def test_a_freed_slot_cannot_be_freed_again() -> None:
-    slots = SlotMap(2)
-    slot = slots.allocate(0, committed=True)
-    slots.free([slot])
-    with pytest.raises(AssertionError, match="free already"):
-        slots.free([slot])
 
 
 @given(st.data())
@@ -431,9 +416,6 @@ def test_what_no_correct_head_copies_is_refused() -> None:
     large = opening(request=2, keep=2, length=4, root=3, source=1, slots=65)
     with pytest.raises(PeerError, match="at most 64 slots"):
         tell(core, large)
-
-
-def test_a_path_with_gaps_is_not_copied() -> None:
     core = StageCore(is_last=False, slots_max=64)
     rows = [(node, node - 1, node) for node in (0, 1, 3)]
     finish(core, run_of(arrive(core, segment(0, rows, prompt=True, opens=opening(length=5, root=4)))))

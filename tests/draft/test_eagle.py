@@ -220,15 +220,14 @@ def test_an_eagle_head_ranks_by_what_a_target_of_any_family_would(
     torch.testing.assert_close(head.logits(hidden), finish(last.pieces.lm_head(hidden)))
 
 
-def test_weights_are_counted_once(targets: dict[bool, ModelFiles], tmp_path: Path) -> None:
+def test_weights_are_counted_once_and_the_whole_vocabulary_needs_no_ids(
+    targets: dict[bool, ModelFiles], tmp_path: Path
+) -> None:
     layout = LAYOUTS["eagle"]
     files = layout.write(tmp_path / "head")
     own = sum(tensor.numel() for tensor in layout.tensors().values())
     sizes = [EagleHead.load(files, targets[tied], "bfloat16", CPU).weight_bytes for tied in (False, True)]
     assert sizes == [2 * (own + 2 * VOCABULARY * HIDDEN), 2 * (own + VOCABULARY * HIDDEN)]
-
-
-def test_a_head_of_the_whole_vocabulary_needs_no_ids(targets: dict[bool, ModelFiles], tmp_path: Path) -> None:
     layout = LAYOUTS["safeailab"]
     whole = {**layout.tensors(), "lm_head.weight": torch.randn(VOCABULARY, HIDDEN)}
     files = layout.write(tmp_path / "head", whole, draft_vocab_size=VOCABULARY)

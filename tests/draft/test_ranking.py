@@ -89,7 +89,7 @@ def test_logits_are_biased_as_the_targets_and_what_may_not_be_drawn_is_not_propo
             np.testing.assert_allclose(children.confidences, shares, rtol=1e-3, atol=1e-12)
 
 
-def test_where_few_tokens_may_be_drawn_only_these_are_proposed() -> None:
+def test_only_tokens_that_may_be_drawn_are_proposed_and_none_of_padding() -> None:
     for left in ((), (7,), (3, 180, 299)):
         suppressed = tuple(token for token in range(300) if token not in left)
         sampling = Sampling(temperature=1.0, suppress_tokens=suppressed)
@@ -97,17 +97,11 @@ def test_where_few_tokens_may_be_drawn_only_these_are_proposed() -> None:
             (children,) = Ranker(300).best(rows_of(1, 300, 9), [(sampling, 2)], width)
             assert len(children.tokens) == len(children.confidences) == min(width, len(left))
             assert set(children.tokens) <= set(left)
-
-
-def test_columns_beyond_the_targets_vocabulary_are_padding_and_fewer_are_fine() -> None:
     logits = rows_of(1, 400, 2)
     sampling = Sampling(temperature=1.0, seed=8)
     padded = np.concatenate([logits, np.full((1, 24), 50, dtype=np.float32)], axis=1)
     assert Ranker(400).best(padded, [(sampling, 5)], 7) == Ranker(400).best(logits, [(sampling, 5)], 7)
     assert Ranker(1000).best(logits, [(sampling, 5)], 7) == Ranker(400).best(logits, [(sampling, 5)], 7)
-
-
-def test_ids_that_are_never_to_be_drawn_never_come_before_others() -> None:
     logits = rows_of(1, 300, 2)
     logits[0, 100:] = np.finfo(np.float32).min
     for temperature in (0.0, 0.01, 0.5):

@@ -76,7 +76,7 @@ def test_every_node_is_asked_about_with_its_whole_text(seed: int) -> None:
                 check(drafter, teller, living)
 
 
-def test_what_may_not_be_drawn_is_not_proposed() -> None:
+def test_what_may_not_be_drawn_is_not_proposed_and_skipped_nodes_are_waited_for() -> None:
     drafter = TextDrafter(Last)
     for request, (suppressed, left) in enumerate([((8,), 1), ((told((1, 7)),), 1), ((9,), 2)], 1):
         teller = Teller(request, Sampling(suppress_tokens=suppressed))
@@ -84,9 +84,6 @@ def test_what_may_not_be_drawn_is_not_proposed() -> None:
         proposal = drafted(drafter, (teller, [teller.root]))[request, teller.root]
         assert len(proposal.tokens) == len(proposal.confidences) == left
         assert not set(proposal.tokens).intersection(suppressed)
-
-
-def test_a_path_node_that_was_skipped_is_waited_for() -> None:
     drafter, teller = TextDrafter(Last), Teller(1, Sampling())
     teller.begin([1, 2, 3, 1])
     drafted(drafter, (teller, [teller.root]))

@@ -62,15 +62,14 @@ def test_the_processor_is_an_accelerator_too() -> None:
     cpu.give_back()
 
 
-def test_auto_takes_the_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_takes_the_gpu_where_there_is_one_and_other_names_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
     assert find("auto").is_cpu
     pretend_cuda(monkeypatch, count=2)
     assert find("auto").device == find("cuda").device == torch.device("cuda", 0)
     assert find("cuda:1").device == accelerator_of(torch.device("cuda", 1)).device == torch.device("cuda", 1)
-
-
-def test_other_names_are_refused_in_a_line() -> None:
     for name in ("mps", "cuda:x", "cuda:-1", ""):
         with pytest.raises(InputError, match="expected auto, cpu or cuda:N, got"):
             find(name)
@@ -160,13 +159,10 @@ LOST = (
 )
 
 
-def test_memory_that_is_not_to_be_had_and_lost_gpus_are_recognised() -> None:
+def test_gpus_that_are_lost_or_full_are_recognised_and_told_of() -> None:
     for error in (*NO_MEMORY, *LOST, ValueError("cannot allocate")):
         assert is_out_of_memory(error) == (error in NO_MEMORY)
         assert is_gpu_lost(error) == (error in LOST)
-
-
-def test_a_gpu_that_is_lost_is_told_of_with_what_to_do() -> None:
     lost = RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be")
     assert "start that daemon again, for its GPU" in str(unexpected(lost, "while running layers"))
     assert "start that daemon again" not in str(unexpected(KeyError("x"), "while running layers"))

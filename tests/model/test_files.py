@@ -660,19 +660,13 @@ def test_any_bytes_are_read_or_refused(path: Path, content: bytes) -> None:
     read_or_refused(plain)
 
 
-def test_a_line_that_nests_or_counts_too_far_is_named(path: Path) -> None:
+def test_prompts_that_nest_or_count_too_far_or_are_too_long_are_refused(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for line in ("[" * 100_000, '{"turns": ' * 100_000, '{"turns": [' + "1" * 5000 + "]}"):
         path.write_text('{"turns": ["a"]}\n' + line)
         with pytest.raises(InputError, match="line 2: expected"):
             read_prompts(path)
-
-
-def test_prompts_without_a_category_have_their_file_s(path: Path) -> None:
-    path.write_text('{"turns": ["a"]}\n{"turns": ["b"], "category": ""}\n{"turns": ["c"], "category": "x"}')
-    assert [prompt.domain for prompt in read_prompts(path)] == [path.stem, path.stem, "x"]
-
-
-def test_what_is_too_long_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "PROMPT_CHARS_MAX", 1000)
     path.write_text(json.dumps({"turns": ["x" * 1001]}))
     with pytest.raises(InputError, match=r"line 1: .* a turn of more than 1000 characters"):
@@ -683,7 +677,9 @@ def test_what_is_too_long_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch
         read_prompts(path)
 
 
-def test_only_the_end_of_a_line_ends_one(path: Path) -> None:
+def test_prompts_have_their_file_s_category_and_lines_end_where_they_do(path: Path) -> None:
+    path.write_text('{"turns": ["a"]}\n{"turns": ["b"], "category": ""}\n{"turns": ["c"], "category": "x"}')
+    assert [prompt.domain for prompt in read_prompts(path)] == [path.stem, path.stem, "x"]
     path.write_bytes('{"turns": ["a\u2028b\x85c"]}\r\n{"turns": ["d"], "question_id": 7}\n'.encode())
     assert [prompt.turns for prompt in read_prompts(path)] == [("a\u2028b\x85c",), ("d",)]
     plain = path.with_suffix(".txt")

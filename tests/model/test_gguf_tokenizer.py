@@ -86,18 +86,15 @@ def ids_of(file: GgufFile, text: str) -> list[int]:
 # ----------------------------------------------------------------------------------------- SentencePiece
 
 
-def test_a_published_vocabulary_gives_the_published_ids(published_ones: tuple[Any, Any]) -> None:
+def test_published_ids_are_given_and_texts_between_special_tokens_begin_with_a_space(
+    published_ones: tuple[Any, Any],
+) -> None:
     cases = list(expected(PUBLISHED / "phi-3.inp", PUBLISHED / "phi-3.out"))
     assert len(cases) == 46
     for tokenizer in published_ones:
         for text, ids in cases:
             assert tokenizer(text, add_special_tokens=False)["input_ids"] == ids, text
             assert tokenizer.decode(ids, clean_up_tokenization_spaces=False) == text
-
-
-def test_each_text_between_special_tokens_begins_with_a_space_of_its_own(
-    published_ones: tuple[Any, Any],
-) -> None:
     _, tokenizer = published_ones
     assert tokenizer(" Hello world")["input_ids"] == [1, 29871, 15043, 3186]
     turn = [1, 518, 25580, 29962]
@@ -372,7 +369,7 @@ def test_a_chat_template_names_special_tokens(folder: Path) -> None:
     assert stream.push([IDS["hello"], IDS["\u2581a"], 3 + 0xC3, 3 + 0xA9]) == "hello a\u00e9"
 
 
-def test_tokens_that_end_an_answer_are_found_by_name(folder: Path) -> None:
+def test_tokens_that_end_an_answer_are_found_by_name_but_not_ends_of_messages(folder: Path) -> None:
     special = {"<|eot_id|>": CONTROL, "<|eom_id|>": CONTROL, "<|im_end|>": USER_DEFINED, "<|x|>": CONTROL}
     file = write_vocabulary(folder / "stops.gguf", sentencepiece(WORDS, special))
     first = FIRST + len(WORDS)
@@ -383,9 +380,6 @@ def test_tokens_that_end_an_answer_are_found_by_name(folder: Path) -> None:
         "a control token, whatever is said"
     )
     assert stop_ids(write_vocabulary(folder / "none.gguf", {})) == frozenset()
-
-
-def test_where_answers_are_messages_the_end_of_one_is_not_that_of_the_answer(folder: Path) -> None:
     special = dict.fromkeys(("<|end|>", "<|return|>", "<|call|>"), CONTROL)
     first = FIRST + len(WORDS)
     file = write_vocabulary(folder / "messages.gguf", sentencepiece(WORDS, special))

@@ -229,15 +229,12 @@ def test_at_a_limit_a_mask_is_still_that_of_the_path(monkeypatch: pytest.MonkeyP
     assert begun_anew > 4 * 30 + 2 * given_up, "some limit was reached by what other paths had made"
 
 
-def test_a_text_may_not_begin_with_a_space_that_would_be_lost() -> None:
+def test_what_the_vocabulary_cannot_write_or_would_lose_is_not_allowed() -> None:
     spaced = GrammarVocabulary(TokenBytes((b"", b" a", b"a", b" ", b" b"), drops_first_space=True))
     masks = GrammarMasks(grammar("regex", " ?a b?", (0,)), spaced)
     assert ids(masks, ()) == {2}
     assert ids(masks, (2,)) == {3, 4}
     assert ids(GrammarMasks(grammar("regex", " a", (0,)), spaced), ()) == {0}
-
-
-def test_where_the_vocabulary_cannot_write_what_is_due_it_ends() -> None:
     poor = GrammarVocabulary(TokenBytes((b"", b"a", b"c")))
     masks = GrammarMasks(grammar("regex", "abc|ac", (0,)), poor)
     assert ids(masks, ()) == {1}

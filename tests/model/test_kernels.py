@@ -290,6 +290,19 @@ def test_what_a_child_found_right_before_another_died_still_counts(tmp_path: Pat
     assert run_trial("int8", "cpu", folder=tmp_path, command=NEVER) == found
 
 
+def test_who_waits_sees_what_is_compiled_and_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, float]] = []
+    monkeypatch.setattr(build, "build", lambda tell: tell(0.0))
+    with trials.shown_to(lambda *word: seen.append(word)):
+        run_trial("int8", "cpu", folder=tmp_path, command=RIGHT)
+        assert seen[:2] == [("compiling kernels", 0.0), ("trying kernels", 0.0)]
+        assert seen[-1] == ("trying kernels", 1.0)
+        monkeypatch.setattr(build, "build", lambda tell: None)
+        seen.clear()
+        run_trial("int8", "cpu", folder=tmp_path, command=NEVER)
+        assert not seen
+
+
 @without_compiler
 def test_what_names_a_kernel_that_there_is_not_is_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

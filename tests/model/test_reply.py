@@ -100,7 +100,7 @@ def test_what_is_no_call_is_text(name: str, reply: str) -> None:
         assert read(form(name), pieces) == (reply, "", [])
 
 
-def test_a_name_comes_before_its_arguments_and_they_as_they_are_written() -> None:
+def test_a_call_is_told_as_it_is_written_and_no_part_of_a_mark_shown() -> None:
     found = form("Hermes").reader()
     said = [
         found.push(piece) for piece in ('<tool_call>{"name": "f", "argu', 'ments": {"te', 'xt": "a', 'b"}')
@@ -111,9 +111,6 @@ def test_a_name_comes_before_its_arguments_and_they_as_they_are_written() -> Non
         [Part("arguments", 'xt": "a')],
         [Part("arguments", 'b"}'), Part("end")],
     ]
-
-
-def test_no_part_of_a_mark_is_shown() -> None:
     found = form("Hermes").reader()
     assert found.push("a <tool") == [Part("content", "a ")]
     assert found.push("_caX") == [Part("content", "<tool_caX")]

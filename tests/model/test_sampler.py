@@ -315,7 +315,7 @@ def test_penalised_draws_equal_the_naive_reference(
     assert (logits == before).all()
 
 
-def test_repetition_counts_the_prompt_and_the_others_the_answer_alone() -> None:
+def test_repetition_counts_the_prompt_and_what_may_not_be_drawn_stays_so() -> None:
     logits, text = np.array([2.0, -1.0, 4.0, 3.0], dtype=np.float32), text_of([2, 1, 2], [0, 0, 1])
     repetition = Sampler(Sampling(repetition_penalty=2.0), 4).shaped(logits, text)
     assert repetition.tolist() == [1.0, -2.0, 2.0, 3.0]
@@ -327,9 +327,6 @@ def test_repetition_counts_the_prompt_and_the_others_the_answer_alone() -> None:
     # Biases before penalties: a bias that makes a logit positive lets it be divided.
     moved = Sampling(repetition_penalty=2.0, logit_bias=((1, 3.0),))
     assert Sampler(moved, 4).shaped(logits, text).tolist() == [1.0, 1.0, 2.0, 3.0]
-
-
-def test_what_may_not_be_drawn_stays_so_and_no_number_becomes_infinite() -> None:
     low, high = np.finfo(np.float32).min, np.finfo(np.float32).max
     logits = np.array([low, high, 1.0, 2.0], dtype=np.float32)
     for penalty in (limits.REPETITION_PENALTY_MIN, limits.REPETITION_PENALTY_MAX):

@@ -129,14 +129,11 @@ def units_off(found: torch.Tensor, exact: torch.Tensor) -> float:
     return float(((found.double() - exact).abs() / places).max())
 
 
-def test_softplus_and_sigmoid_are_right_but_for_their_last_places() -> None:
+def test_softplus_and_sigmoid_are_right_and_a_unit_vector_has_the_length_one() -> None:
     x = torch.cat([torch.linspace(-85, 90, 200_001), torch.linspace(-1, 1, 100_001)])
     wide = x.double()
     assert units_off(plain.softplus(x), torch.logaddexp(wide, torch.zeros_like(wide))) < 3
     assert units_off(plain.sigmoid(x), 1 / (1 + (-wide).exp())) < 3
-
-
-def test_softplus_and_sigmoid_show_what_is_infinite_or_no_number() -> None:
     x = torch.tensor([float("inf"), -float("inf"), float("nan"), 0.0, -0.0])
     one, none = plain.softplus(x), plain.sigmoid(x)
     assert one[:2].tolist() == [float("inf"), 0.0]
@@ -144,9 +141,6 @@ def test_softplus_and_sigmoid_show_what_is_infinite_or_no_number() -> None:
     assert one[2].isnan()
     assert none[2].isnan()
     assert none[3:].tolist() == [0.5, 0.5]
-
-
-def test_a_unit_vector_has_the_length_one() -> None:
     x = 3 * torch.randn((2, 5, 20), generator=torch.Generator().manual_seed(1))
     wide = x.double()
     expected = wide / (wide.square().sum(dim=-1, keepdim=True) + 1e-6).sqrt()
@@ -180,7 +174,7 @@ def convolutions(variant: Callable[[str], Path]) -> Slice:
     return part
 
 
-def test_a_slot_that_nobody_sees_may_hold_anything(convolutions: Slice) -> None:
+def test_an_unseen_slot_may_hold_anything_and_a_gap_is_an_error(convolutions: Slice) -> None:
     whole = part_of(1, [7, 8])
     seen = np.pad(whole.visible, ((0, 0), (0, 1)))
     job = job_of(replace(whole, visible=seen, key_positions=np.array([0, 1, -1], dtype=np.int32)))
@@ -192,9 +186,6 @@ def test_a_slot_that_nobody_sees_may_hold_anything(convolutions: Slice) -> None:
     convolutions.clear_slots(ClearSlots(request=1, slots=(2, 3)))
     assert not cache.inputs[:, 2:4].any()
     assert cache.inputs[:, 4:].isnan().all()
-
-
-def test_a_path_with_a_gap_is_an_error_and_no_zero(convolutions: Slice) -> None:
     positions = np.array([0, 2])
     gap = part_of(1, [7, 8], positions=positions, key_positions=positions.astype(np.int32))
     with pytest.raises(AssertionError, match="does not see the nodes right before it"):

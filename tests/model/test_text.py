@@ -385,16 +385,13 @@ def test_any_bytes_are_used_or_refused(shared: Path, content: bytes, name: str) 
     (shared / name).unlink()
 
 
-def test_a_panic_of_the_tokenizers_library_is_one_line(folder: Path) -> None:
+def test_a_tokenizer_that_panics_or_fails_in_use_is_one_line(folder: Path) -> None:
     """Found by mutation: merges shorter than the prefix that they must begin with. What PyO3 raises is no
     `Exception`."""
     write(folder, {**PARTS, "model": {**MODELS["BPE"], "continuing_subword_prefix": "<unk>"}})
     with pytest.raises(InputError, match=r"^the tokenizer of .* is broken: ") as caught:
         use(folder)
     assert "\n" not in str(caught.value)
-
-
-def test_a_tokenizer_that_fails_in_use_is_one_line(folder: Path) -> None:
     write(folder, {"version": "1.0", "model": {**MODELS["WordLevel"], "unk_token": "none"}})
     tokenizer = Tokenizer(ModelFiles(str(folder)))
     with pytest.raises(InputError, match=r"^the tokenizer of .* is broken: WordLevel error"):

@@ -68,22 +68,16 @@ def test_reading_weights_is_what_few_rows_take_and_computing_what_many_do() -> N
     assert curve.seconds(200) == pytest.approx(200 * 2 * 2 * 9e6 / 0.5e12 + fixed_s)
 
 
-def test_keys_and_values_are_read_and_multiplied_with() -> None:
+def test_keys_and_values_are_read_in_their_own_precision_and_multiplied_with() -> None:
     curve = layers_curve(BOARD, SHAPE, "float16", 2)
     read_s = 1000 * 2 * (2 * 5 * 100) * 2 / 10e9
     assert curve.seconds(1, 1000) - curve.seconds(1) == pytest.approx(read_s)
     multiplied_s = 1000 * 200 * 2 * (2 * 2 * 10 * 100) / 0.5e12
     assert curve.seconds(200, 1000) - curve.seconds(200) == pytest.approx(multiplied_s)
-
-
-def test_keys_and_values_of_8_bits_are_read_sooner() -> None:
     width, rest = divmod(SHAPE.head_dim, 32)
     share = (SHAPE.head_dim + 2 * (width + (rest > 0))) / (2 * SHAPE.head_dim)
     usual, q8_0 = (layers_curve(BOARD, SHAPE, "int8", 1, cache).context_s for cache in ("auto", "q8_0"))
     assert q8_0 / usual == pytest.approx(share)
-
-
-def test_keys_and_values_are_not_quantised_with_the_weights() -> None:
     int8, float16, float32 = (
         layers_curve(BOARD, SHAPE, name, 1).context_s for name in ("int8", "float16", "float32")
     )

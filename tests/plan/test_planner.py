@@ -65,16 +65,15 @@ def test_a_machine_that_is_only_the_heads_runs_no_stage(boards: tuple[str, ...])
     assert "laptop" not in {each.name for each in shortfalls(huge)}
 
 
-def test_a_plan_is_the_faster_of_one_that_guesses_and_one_that_does_not() -> None:
+def test_a_plan_is_the_faster_with_guesses_or_without_as_a_local_search_finds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     request = request_of("jetson-orin-nano", "raspberry-pi-5", "old-laptop")
     best = make_plan(request)
     plain, guessing = (make_plan(request, guesses=guesses) for guesses in (False, True))
     assert (plain.guesses, guessing.guesses) == (False, True)
     assert best == max(plain, guessing, key=lambda plan: plan.forecast.tokens_per_s)
     assert (best.plain, best.guessed) == (plain.forecast, guessing.forecast)
-
-
-def test_a_local_search_comes_to_the_same_plan_as_trying_all(monkeypatch: pytest.MonkeyPatch) -> None:
     request = request_of("jetson-orin-nano", "raspberry-pi-5", "old-laptop")
     best = make_plan(request)
     monkeypatch.setattr(planner, "ORDERS_MAX", 0)
@@ -133,15 +132,12 @@ def test_a_layer_more_than_the_memory_holds_is_not_planned() -> None:
         assert partition.stage_need(arrangement, index, most + 1).total_bytes > free
 
 
-def test_a_slow_device_is_left_out_and_a_free_one_drafts() -> None:
+def test_a_slow_device_and_a_useless_drafter_are_left_out_and_a_free_one_drafts() -> None:
     plan = make_plan(request_of("jetson-agx-orin", "raspberry-pi-4", "jetson-agx-orin"))
     assert [stage.site.profile.name for stage in plan.stages] == ["jetson-agx-orin"]
     assert plan.head.profile.name == "jetson-agx-orin"
     assert plan.is_head_free
     assert plan.guesses
-
-
-def test_a_useless_drafter_is_not_planned_with() -> None:
     request = request_of("raspberry-pi-5", "raspberry-pi-5", precision="int4")
     plan = make_plan(replace(request, drafter=PlannedDrafter(name="a", shape=SHAPE, acceptance=0.05)))
     assert not plan.guesses
@@ -300,12 +296,9 @@ def test_an_even_split_differs_by_one_and_spares_the_last(stages: int, spare: in
     assert counts == sorted(counts, reverse=True), "the last stage also runs lm_head"
 
 
-def test_more_devices_than_layers_are_refused() -> None:
+def test_splits_by_hand_are_taken_or_refused_and_none_has_too_many_devices() -> None:
     with pytest.raises(InputError, match=r"9 devices but only 8 layers.*use fewer devices"):
         even_split(8, 9)
-
-
-def test_a_split_by_hand_is_taken_as_it_is_or_refused() -> None:
     assert checked_split((3, 1, 2, 2), 8, 4) == [3, 1, 2, 2]
     with pytest.raises(InputError, match="--layers: expected 4 numbers, one for each device, got 2"):
         checked_split((4, 4), 8, 4)

@@ -59,20 +59,17 @@ def test_a_shipped_board_reads_and_has_a_source_for_every_number(path: Path) -> 
                 )
 
 
-def test_energy_counts_idle_and_busy_time() -> None:
+def test_energy_counts_idle_and_busy_time_and_a_missing_precision_is_named() -> None:
     profile = find_profile("jetson-orin-nano")
     assert profile.energy_j(10.0, 4.0) == pytest.approx(
         10 * profile.idle_w + 4 * (profile.busy_w - profile.idle_w)
     )
     assert profile.energy_j(10.0, 11.0) == profile.energy_j(10.0, 10.0)
-
-
-def test_a_precision_that_a_board_lacks_is_named() -> None:
     with pytest.raises(InputError, match=r"agx-xavier: .* bfloat16"):
         find_profile("jetson-agx-xavier").rates("bfloat16")
 
 
-def test_a_profile_of_ones_own_is_found_by_its_file(tmp_path: Path) -> None:
+def test_a_profile_of_ones_own_is_found_by_its_file_and_experts_read_or_assumed(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(GOOD)
     profile = find_profile(str(path))
@@ -83,9 +80,6 @@ def test_a_profile_of_ones_own_is_found_by_its_file(tmp_path: Path) -> None:
     assert profile.rates("int4") == profile.packed["int4"]
     assert profile.rates("int8") == profile.rates("float16")
     assert profile.basis("int4") == "a guess"
-
-
-def test_what_an_expert_takes_is_read_or_assumed(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(GOOD)
     assert find_profile(str(path)).expert_us == EXPERT_SHARE_GPU * 200.0

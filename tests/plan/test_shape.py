@@ -90,7 +90,7 @@ def matrices_of(module: torch.nn.Module, *without: str) -> list[torch.nn.Paramet
     return [each for name, each in named if not any(part in name for part in without)]
 
 
-def test_a_mixture_holds_all_of_its_experts_in_memory() -> None:
+def test_mixtures_hold_all_experts_and_networks_in_memory() -> None:
     """By the modules themselves: all weights but the router's and the small norms, and every output of a
     quantised matrix."""
     qwen = {"moe_intermediate_size": 96, "num_experts": 10, "num_experts_per_tok": 4}
@@ -98,10 +98,7 @@ def test_a_mixture_holds_all_of_its_experts_in_memory() -> None:
     matrices = matrices_of(layer, "mlp.gate.")
     assert weights_of(shape).layer == sum(each.numel() for each in matrices) + 2 * shape.hidden
     assert layer_outputs(shape) == sum(each.numel() // each.shape[-1] for each in matrices)
-
-
-def test_a_mixture_beside_a_network_holds_both_in_memory() -> None:
-    """As Gemma 4 26B-A4B is published, with fewer experts: its network is as wide as three of them."""
+    # As Gemma 4 26B-A4B is published, with fewer experts: its network is as wide as three of them.
     gemma = {"hidden_size": 96, "intermediate_size": 72, "hidden_size_per_layer_input": 0}
     gemma |= {"num_experts": 10, "top_k_experts": 4, "moe_intermediate_size": 24, "enable_moe_block": True}
     shape, layer = layer_of("gemma4_text", **gemma, layer_types=["full_attention"])
@@ -171,17 +168,14 @@ def test_known_mixtures_have_the_published_number_of_parameters(
     )
 
 
-def test_an_eagle_head_is_one_layer_and_a_projection() -> None:
+def test_eagle_heads_are_one_layer_and_read_what_they_have() -> None:
     target = find_shape("llama-2-7b")
     eagle = SHAPES["eagle-llama-2-7b"]
     assert eagle == eagle_shape(target)
     assert eagle.params == target.layer_params + target.head_params + 2 * 4096 * 4096
-
-
-def test_an_eagle_3_head_reads_twice_the_width_and_guesses_32000_tokens() -> None:
-    """EAGLE-3's for Llama 3.1 8B: `q_proj` [4096, 8192], `k_proj` and `v_proj` [1024, 8192], `o_proj` [4096,
-    4096], an MLP, `fc` [4096, 12288], `lm_head` [32000, 4096], and the target's embedding, which no pass
-    reads."""
+    # EAGLE-3's for Llama 3.1 8B: `q_proj` [4096, 8192], `k_proj` and `v_proj` [1024, 8192], `o_proj` [4096,
+    # 4096], an MLP, `fc` [4096, 12288], `lm_head` [32000, 4096], and the target's embedding, which no pass
+    # reads.
     head, target = SHAPES["eagle3-llama-3-8b"], find_shape("llama-3-8b")
     attention = 4096 * 8192 + 2 * 1024 * 8192 + 4096 * 4096
     read = attention + 3 * 4096 * 14336 + 4096 * 12288 + 32000 * 4096

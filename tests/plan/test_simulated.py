@@ -124,7 +124,7 @@ def test_more_nodes_and_a_better_drafter_help_if_they_cost_nothing(
     assert one(slot_s, slot_s * stages, nodes, min(0.95, acceptance + 0.05)) <= time_s * (1 + 1e-12)
 
 
-def test_plain_decoding_takes_a_trip_and_users_share_slots() -> None:
+def test_plain_decoding_takes_a_trip_and_users_share_slots_but_are_faster_together() -> None:
     slot_s, trip_s = np.array([0.1, 0.1, 0.12]), np.array([0.4, 0.4, 0.48])
     nodes = np.array([1.0, 2.0, 4.0])
     assert plain_rates(slot_s, trip_s, nodes, 1) == pytest.approx([1 / (0.4 + HEAD_S), 0, 0]), (
@@ -132,9 +132,6 @@ def test_plain_decoding_takes_a_trip_and_users_share_slots() -> None:
     )
     assert plain_rates(slot_s, trip_s, nodes, 4)[0] == pytest.approx(4 / (0.4 + HEAD_S))
     assert plain_rates(slot_s, trip_s, nodes, 100) == pytest.approx([10, 20, 4 / 0.12])
-
-
-def test_users_together_are_faster_than_one_and_no_faster_than_as_many_clusters() -> None:
     slot_s, trip_s, nodes = np.array([0.1]), np.array([0.8]), np.array([16.0])
     guessing = Guessing(acceptance=0.635, pass_s=0.005)
     one_user, eight = (

@@ -170,9 +170,6 @@ def test_new_layers_are_loaded_beside_the_pipeline_where_there_is_memory_for_bot
     assert fired["daemon: beside"] >= 2
     assert fired["member: loads then"] == 0
     assert run.cluster.membership.lost == []
-
-
-def test_without_memory_for_both_they_are_loaded_in_the_switch() -> None:
     run = Switching(0)
     run.run()
     assert run.switch_s() > LOAD_S

@@ -1,4 +1,4 @@
-"""Virtual time: when frames arrive, how long jobs take, those of drafters too, and that one seed is one run."""
+"""Virtual time: when frames arrive, how long jobs take, also of drafters, and that one seed is one run."""
 
 from __future__ import annotations
 
@@ -62,14 +62,11 @@ def arrivals(spec: LinkSpec, sends: Sequence[float], seed: int = 0) -> list[floa
     return seen
 
 
-def test_frames_leave_one_after_another_and_their_real_size_counts() -> None:
+def test_frames_leave_one_after_another_by_their_size_and_jitter_never_reorders() -> None:
     size = len(encode(Envelope(incarnation=1, sender="a", sequence=0, message=Ping()))[0])
     transfer_s = size * 8 / 1e3  # at a kilobit a second
     seen = arrivals(LinkSpec(delay_s=1.0, bandwidth_mbps=1e-3), [0.0, 0.0, 10.0])
     assert seen == pytest.approx([1 + transfer_s, 1 + 2 * transfer_s, 11 + transfer_s])
-
-
-def test_jitter_delays_and_never_reorders() -> None:
     sends = [0.01 * index for index in range(200)]
     seen = arrivals(LinkSpec(delay_s=0.5, jitter_s=0.2), sends)
     late = [at - sent for at, sent in zip(seen, sends, strict=True)]

@@ -320,7 +320,7 @@ def test_by_hand() -> None:
     assert told["dropped_rows"] == 4
 
 
-def test_what_is_long_past_does_not_count() -> None:
+def test_figures_forget_what_is_long_past_and_begin_anew_with_each_answer() -> None:
     found = begun()
     found.take(tokens(1.5, 5))
     found.take(tokens(2.0, 6, 7, 8))
@@ -330,9 +330,6 @@ def test_what_is_long_past_does_not_count() -> None:
     assert told is not None
     assert (told["S"], told["dropped_rows"], told["busy"]) == (1.0, 0, [0.0, 0.0])
     assert told["tokens_per_s"] == pytest.approx(1 / figures.WINDOW_S)
-
-
-def test_nothing_is_told_while_no_answer_is_under_way_and_the_next_one_begins_anew() -> None:
     assert Figures().frame(1.0) is None
     found = begun()
     found.take(tokens(1.5, 5, 6, 7, 8))
@@ -383,21 +380,20 @@ def frame(document: dict[str, Any], kind: str) -> dict[str, Any]:
     return found
 
 
-def test_a_recording_comes_back_as_it_was_written(document: dict[str, Any], tmp_path: Path) -> None:
+def test_a_recording_comes_back_as_it_was_written_or_is_refused_in_one_line(
+    document: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "answer.json"
     write_recording(path, document)
     assert read_recording(path) == document
     assert [each.name for each in tmp_path.iterdir()] == ["answer.json"], "nothing half-written is left"
-
-
-def test_a_recording_that_cannot_be_written_is_one_line(
-    document: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     (tmp_path / "folder.json").mkdir()
     for name in ("none/answer.json", "folder.json"):
         with pytest.raises(InputError, match="cannot write the recording"):
             write_recording(tmp_path / name, document)
-    assert [each.name for each in tmp_path.iterdir()] == ["folder.json"], "no part of it is left"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["answer.json", "folder.json"], (
+        "no part is left"
+    )
     monkeypatch.setattr(recording, "FILE_BYTES_MAX", 1000)
     with pytest.raises(InputError, match="record a shorter answer"):
         write_recording(tmp_path / "answer.json", document)

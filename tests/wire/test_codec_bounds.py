@@ -217,15 +217,12 @@ def test_deep_nesting_is_refused_wherever_it_stands(at: tuple[int, ...], depth: 
     refused([frame.replace(mark, b"\x91" * depth + b"\x01")], "expected|payload")
 
 
-def test_bytes_after_the_header_are_refused() -> None:
-    refused([msgpack.packb(header_of(Ping())) + b"\x00"], "msgpack header")
-
-
-def test_entries_too_few_or_too_many_are_refused() -> None:
+def test_entries_too_few_or_too_many_and_bytes_behind_are_refused() -> None:
     refused([msgpack.packb(header_of(Ping())[:6])], "7 header entries")
     refused([msgpack.packb([*header_of(Ping()), None])], "7 header entries")
     refused([replaced(header_of(Ping()), (BODY,), [0])], "0 entries for Ping")
     refused([replaced(header_of(SEGMENT), (BODY, 1, 0), [])], "7 entries for SegmentPart")
+    refused([msgpack.packb(header_of(Ping())) + b"\x00"], "msgpack header")
 
 
 TENSOR = Tensor(rows=2, width=3, dtype="bfloat16", data=b"\x01" * 12)
@@ -358,7 +355,7 @@ def test_the_largest_lists_of_tensors_fit_into_a_header() -> None:
 FEATURES = Features(request=1, epoch=0, ids=(4, 5))
 
 
-def test_features_come_with_a_row_for_each_node_and_a_width() -> None:
+def test_features_come_with_a_row_for_each_node_and_fit_into_a_payload() -> None:
     tensor = Tensor(rows=2, width=3, dtype="float16", data=bytes(12))
     envelope = Envelope(incarnation=3, sender="s", sequence=0, message=FEATURES, tensor=tensor)
     assert decode(encode(envelope)) == envelope
@@ -371,9 +368,6 @@ def test_features_come_with_a_row_for_each_node_and_a_width() -> None:
         refused([replaced(header_of(FEATURES), (6,), shape), bytes(size)], match)
     for ids in ([], [-1], [0] * (limits.FEATURES_ROWS_MAX + 1)):
         refused([replaced(header_of(FEATURES, tensor), (BODY, 2), ids), bytes(12)], "broken Features: ids")
-
-
-def test_the_largest_message_of_features_is_no_larger_than_a_payload_may_be() -> None:
     assert limits.FEATURES_ROWS_MAX * limits.CAPTURES_MAX * 16_384 * 4 == limits.PAYLOAD_BYTES_MAX
 
 
