@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rich.console import Console
@@ -83,8 +83,8 @@ class Waiting:
 
 
 @contextlib.contextmanager
-def _lines(what: str) -> Iterator[ProgressCall]:
-    """Tells in lines who is waited for, by a thread of its own."""
+def _lines(what: str, before: Callable[[], None] = lambda: None) -> Iterator[ProgressCall]:
+    """Tells in lines who is waited for, by a thread of its own, and calls `before` first."""
     waiting, lock, over = Waiting(time.monotonic(), what), threading.Lock(), threading.Event()
 
     def watch() -> None:
@@ -92,6 +92,7 @@ def _lines(what: str) -> Iterator[ProgressCall]:
             with lock:
                 line = waiting.line(time.monotonic())
             if line:
+                before()
                 note(line)
 
     def take(text: str, share: float) -> None:
@@ -108,9 +109,12 @@ def _lines(what: str) -> Iterator[ProgressCall]:
 
 
 @contextlib.contextmanager
-def loading_bar(*, quiet: bool, is_logged: bool = False) -> Iterator[ProgressCall]:
+def loading_bar(
+    *, quiet: bool, is_logged: bool = False, before: Callable[[], None] = lambda: None
+) -> Iterator[ProgressCall]:
     """Shows who is waited for, and how far they have come with their layers, on standard error: by bars on a
-    terminal, elsewhere in lines, after one that it begins if it `is_logged`."""
+    terminal, elsewhere in lines, after one that it begins if it `is_logged`, and after what `before` tells.
+    """
     console = Console(stderr=True)
     if quiet:
         yield lambda text, share: None
@@ -118,7 +122,7 @@ def loading_bar(*, quiet: bool, is_logged: bool = False) -> Iterator[ProgressCal
     if not console.is_terminal:
         if is_logged:
             note(f"({STARTING})")
-        with _lines("loading") as take:
+        with _lines("loading", before) as take:
             yield take
         return
     columns = (

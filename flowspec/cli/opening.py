@@ -45,14 +45,22 @@ def open_llm(
     )
     if not args.json:
         tell_of_drafters(taken, model)
-    with loading_bar(quiet=args.json, is_logged=is_logged) as shown:
+    is_begun = args.json or is_logged or sys.stderr.isatty()
+
+    def begin() -> None:
+        nonlocal is_begun
+        if not is_begun:
+            is_begun = True
+            note(f"({STARTING})")
+
+    with loading_bar(quiet=args.json, is_logged=is_logged, before=begin) as shown:
 
         def checked(files: ModelFiles) -> None:
             check(files)
-            if not (args.json or is_logged or sys.stderr.isatty()):
-                note(f"({STARTING})")  # what can be wrong was found; from here on nothing else is told
+            begin()  # what can be wrong was found; from here on nothing else is told
 
         def progress(text: str, share: float) -> None:
+            begin()  # what takes long, as kernels do that are compiled, may come before
             also(text, share)
             shown(text, share)
 

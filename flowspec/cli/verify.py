@@ -149,7 +149,11 @@ def run(args: argparse.Namespace) -> int:
     bound: BoundCases | None = None
     free_only = ""  # why no answer was bound somewhere
     for count in counts:
-        with open_cluster(cluster_options(args, count), decoding=largest) as opened:
+        with contextlib.ExitStack() as daemons:
+            with loading_bar(quiet=args.json) as progress:
+                opened = daemons.enter_context(
+                    open_cluster(cluster_options(args, count), decoding=largest, progress=progress)
+                )
             bound = bound or BoundCases(opened.files, opened.config)
             cluster = replace(opened, plan=replace(opened.plan, tokens=bound.tokens))
             for decoding in decodings:

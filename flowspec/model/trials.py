@@ -20,7 +20,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -169,6 +169,21 @@ _found: dict[tuple[str, str], Trial] = {}
 """What this process knows already; a processor does not change."""
 Tell = Callable[[float], None]
 """Told now and then how far a trial has come, from 0 to 1, so that whoever waits knows that it goes on."""
+Look = Callable[[str, float], None]
+"""The same, with what is done: `COMPILING` or `TRYING`."""
+COMPILING, TRYING = "compiling kernels", "trying kernels"
+_onlookers: list[Look] = []
+
+
+@contextlib.contextmanager
+def shown_to(look: Look) -> Iterator[None]:
+    """Tells of all trials of this process, also of those that begin where a drafter is loaded, far from
+    whoever waits."""
+    _onlookers.append(look)
+    try:
+        yield
+    finally:
+        _onlookers.remove(look)
 
 
 def check_torch(tell: Tell = lambda share: None) -> None:
@@ -200,7 +215,21 @@ def run_trial(
     (`is_anew`). What is found is kept in `folder` (None: the user's cache folder). Raises
     `NoRightKernelError`, and `InputError` where torch cannot run here or the device cannot do that precision.
     """
-    built = build.build(tell)
+    shown: list[str] = []
+
+    def show(doing: str, share: float) -> None:
+        shown.append(doing)
+        for look in tuple(_onlookers):
+            look(doing, share)
+
+    def telling(doing: str) -> Tell:
+        def both(share: float) -> None:
+            tell(share)
+            show(doing, share)
+
+        return both
+
+    built = build.build(telling(COMPILING))
     path = (cache_folder() if folder is None else folder) / "kernels" / f"{_key(dtype, device, built)}.json"
     if is_anew:
         tell_of_damage(path, "it is damaged")
@@ -208,7 +237,7 @@ def run_trial(
             path.unlink()
     found = _kept(path, dtype, device)
     if found is None:
-        with locked(path, lambda: tell(0.0)):
+        with locked(path, lambda: telling(TRYING)(0.0)):
             found = _kept(path, dtype, device)
             if found is None:
                 log.info(
@@ -216,10 +245,12 @@ def run_trial(
                     dtype,
                     path.parent,
                 )
-                found = _try(dtype, device, built, tell, command or CHILD, limit_s or TRIAL_S)
+                found = _try(dtype, device, built, telling(TRYING), command or CHILD, limit_s or TRIAL_S)
                 if not any(verdict.may_pass for verdict in found.verdicts):
                     with contextlib.suppress(OSError):  # it is tried again next time
                         write_own(path, asdict(found))
+    if shown:
+        show(shown[-1], 1.0)
     if not found.kernel:
         where = f"{device} with torch {torch_version()} on {processor()}"
         text = f"{dtype} does not run right on {where}: {found.faults}; {_instead_of(dtype, device)}"

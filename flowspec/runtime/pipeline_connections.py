@@ -56,8 +56,8 @@ from flowspec.runtime.weights.server import WeightServer
 from flowspec.version import __version__
 from flowspec.wire.codec import BYTES, Envelope, Tensor, decode
 
-KERNELS = "trying kernels"
-"""Of `LOADING_STEPS`, what is done once for a processor."""
+KERNELS = ("compiling kernels", "trying kernels")
+"""What is done once for a processor; the second is one of `LOADING_STEPS`."""
 Progress = Callable[[str, float], None]
 """Called with a line of text, a device's name and after a colon what it is doing, and a share of that from 0
 to 1."""
@@ -69,7 +69,7 @@ ConnectionEvent = (
 
 def told_of(device: str, doing: str) -> str:
     """The text of a `Progress`."""
-    return f"{device}: {doing}{', once' if doing == KERNELS else ''}"
+    return f"{device}: {doing}{', once' if doing in KERNELS else ''}"
 
 
 def new_session() -> int:

@@ -32,7 +32,7 @@ from flowspec.errors import InputError, first_line
 from flowspec.model.families import check_family
 from flowspec.model.files import ModelFiles, canonical_name
 from flowspec.model.support import context_max, family_of
-from flowspec.model.trials import check_torch
+from flowspec.model.trials import check_torch, shown_to
 from flowspec.plan.placement import ClusterPlan
 from flowspec.plan.refusal import ModelDoesNotFitError
 from flowspec.plan.shape import shape_of
@@ -45,7 +45,7 @@ from flowspec.runtime.emulation import Emulation
 from flowspec.runtime.head import Head, OnEvent
 from flowspec.runtime.learnt import LearntFile
 from flowspec.runtime.local import LocalCluster
-from flowspec.runtime.pipeline_connections import KERNELS, Progress, told_of
+from flowspec.runtime.pipeline_connections import Progress, told_of
 from flowspec.runtime.pipelines import Recovery
 from flowspec.runtime.placing import assign_devices, captures_of, open_drafters, own_devices, use_one_thread
 from flowspec.runtime.planning.absent_devices import AbsentDevices
@@ -273,7 +273,8 @@ class OpenCluster:
         if self.is_local and any(name not in WITHOUT_TENSORS and name not in placed for name in names):
             use_one_thread()
         try:
-            drafters = open_drafters(names, self.files, self.plan, decoding, placed)
+            with _shown_kernels(progress):
+                drafters = open_drafters(names, self.files, self.plan, decoding, placed)
         except InputError as error:
             if not decoding.is_default:
                 raise
@@ -418,17 +419,9 @@ def open_cluster(
         yield cluster
 
 
-def _try_torch(progress: Progress) -> None:
-    """`check_torch`, with what it does the first time."""
-    shares: list[float] = []
-
-    def tell(share: float) -> None:
-        shares.append(share)
-        progress(told_of("this machine", KERNELS), share)
-
-    check_torch(tell)
-    if shares:
-        tell(1.0)
+def _shown_kernels(progress: Progress) -> contextlib.AbstractContextManager[None]:
+    """While it lasts, kernels that are compiled or tried here are told of, as those of devices are."""
+    return shown_to(lambda doing, share: progress(told_of("this machine", doing), share))
 
 
 @contextlib.contextmanager
@@ -450,7 +443,8 @@ def _local_cluster(
         options.layers,
     )
     _check_context(options, raw)
-    _try_torch(progress)
+    with _shown_kernels(progress):
+        check_torch()
     with LocalCluster(
         len(names),
         device=options.local_device,

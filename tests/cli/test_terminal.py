@@ -11,7 +11,7 @@ import pytest
 
 from flowspec.cli.console import STARTING, PlainConsole, loading_bar
 from flowspec.cli.opening import tell_of_hub
-from flowspec.cli.terminal import LogHandler, broken
+from flowspec.cli.terminal import LogHandler, broken, note
 from flowspec.cli.visible import visible
 from flowspec.runtime.journal.file import Journal
 from tests import warm
@@ -110,12 +110,13 @@ def test_loading_is_told_in_lines_where_no_terminal_shows_a_bar(
     monkeypatch.setattr("flowspec.cli.console.LINE_EVERY_S", 0.0)
     monkeypatch.setattr("flowspec.cli.console.LOOK_S", 0.01)
     for is_logged in (True, False):
-        with loading_bar(quiet=False, is_logged=is_logged) as progress:
+        with loading_bar(quiet=False, is_logged=is_logged, before=lambda: note("(first)")) as progress:
             progress("pi-1: reading", 0.1)
             told = ""
             while "pi-1: reading 10%" not in told:
                 told += capsys.readouterr().err
         assert (f"({STARTING})" in told) == is_logged
+        assert told.splitlines()[is_logged] == "(first)"
 
 
 def test_who_waits_for_the_hub_is_told_before(
