@@ -5,7 +5,6 @@ from __future__ import annotations
 from flowspec.core.head.drafter_jobs import draft_part
 from flowspec.core.head.drafter_state import DrafterState
 from flowspec.core.head.drafter_traits import DrafterTraits
-from flowspec.core.head.events import Submit
 from flowspec.core.head.fusion import Fusion
 from flowspec.core.head.request import Request
 from flowspec.core.head.statistics import Statistics
@@ -13,6 +12,8 @@ from flowspec.core.head.tree_growth import grow, learn
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Open, Proposal, Sampling, SegmentPart
 from flowspec.tree import TokenTree
+from tests.core import stages
+from tests.pipeline import ask
 
 PLAIN = DrafterTraits(context=1000)
 WANTS_FEATURES = DrafterTraits(context=1000, needs_features=True)
@@ -22,16 +23,8 @@ ROWS_MAX = 256
 def opening(
     length: int, *, epoch: int = 0, keep: int = 0, root: int | None = None, context: int = 1000
 ) -> Open:
-    return Open(
-        request=1,
-        epoch=epoch,
-        keep=keep,
-        length=length,
-        root=length - 1 if root is None else root,
-        slots=context + limits.TREE_NODES_MAX,
-        sampling=Sampling(),
-        answer_start=length,
-    )
+    root, slots = length - 1 if root is None else root, context + limits.TREE_NODES_MAX
+    return stages.opening(epoch=epoch, keep=keep, length=length, root=root, slots=slots, sampling=Sampling())
 
 
 def asked(
@@ -49,13 +42,7 @@ def asked(
     tree.extend_path(range(100, 100 + prompt))
     drafter_state = DrafterState()
     drafter_state.begin(opening(prompt), 0, drafter_context)
-    submit = Submit(
-        request=1,
-        prompt=tuple(tree.committed_tokens()),
-        new_tokens_max=new_tokens_max,
-        sampling=Sampling(),
-        stop_ids=stop_ids,
-    )
+    submit = ask(1, tree.committed_tokens(), new_tokens_max, stop_ids=stop_ids)
     return Request(
         tree=tree,
         submit=submit,

@@ -13,11 +13,12 @@ from flowspec.core.head.admission import Admission
 from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.events import Cancel, Forget, PipelineLost, PipelineReformed, Submit
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.messages import Release, Sampling
+from flowspec.core.protocol.messages import Release
 from flowspec.core.protocol.sliding_window import SlidingWindow
 from flowspec.core.stage.slots import CacheRoom
 from flowspec.errors import InputError
 from tests.core.scripted_head import Said, ScriptedHead, emits, ends, kinds, opens, sends
+from tests.pipeline import ask
 
 CONTEXT = 1000
 ONE = CONTEXT + limits.TREE_NODES_MAX
@@ -37,13 +38,7 @@ def rooms(answers: int) -> list[CacheRoom]:
 
 def submit(request: int, tokens: int = CONTEXT, prompt: int = 3) -> Submit:
     """An answer that grows to so many tokens."""
-    return Submit(
-        request=request,
-        prompt=(5,) * prompt,
-        new_tokens_max=tokens - prompt,
-        sampling=Sampling(),
-        stop_ids=frozenset(),
-    )
+    return ask(request, (5,) * prompt, tokens - prompt)
 
 
 def head_for(answers: int, *, drafter: DrafterTraits | None = None) -> ScriptedHead:
@@ -180,7 +175,7 @@ def growing_head() -> ScriptedHead:
     return head
 
 
-def test_who_finds_no_room_to_grow_in_waits_and_goes_on_where_it_stood() -> None:
+def test_who_waits_for_room_goes_on_where_it_stood_or_gives_its_own_up() -> None:
     head = growing_head()
     assert kinds(step(head)) == ["emit", "send"], "of the first one, which grows"
     assert step(head) == [emits(9, request=2)]
@@ -189,9 +184,6 @@ def test_who_finds_no_room_to_grow_in_waits_and_goes_on_where_it_stood() -> None
     assert step(head) == [("release", 1), sends(255, request=2)], "its own caches are there"
     assert kinds(step(head)) == ["emit", "send"]
     assert head.tokens[2] == [9, 9, 9]
-
-
-def test_who_waits_for_room_to_grow_in_gives_its_own_up_to_who_needs_it() -> None:
     head = growing_head()
     while "release" not in kinds(said := step(head)):
         assert head.tree(1).committed_length < 600

@@ -130,19 +130,6 @@ def test_segments_that_lost_rows_or_have_many_alone_teach_nothing() -> None:
     assert costs.is_known
 
 
-def test_the_quickest_of_late_tell_what_a_trip_takes_where_nothing_else_runs() -> None:
-    """Every fourth trip the stage has its cores to itself; the others take three times as long."""
-    costs = Costs(1)
-    for number in range(40):
-        seconds = 0.010 if number % 4 == 0 else 0.030
-        learn(costs, [hop(1, seconds, queued_s=5.0)], 1, sent_s=9.0 * number)
-    assert costs.trip_s(1) > 0.020
-    assert costs.quickest_trip_s(1) == pytest.approx(0.010, rel=0.2)
-    for number in range(200):
-        learn(costs, [hop(1, 0.030)], 1, sent_s=400.0 + number)
-    assert costs.quickest_trip_s(1) == pytest.approx(0.030, rel=0.01), "what was quick is forgotten"
-
-
 @pytest.mark.parametrize(
     ("computing", "links_s", "slack", "window"),
     [
@@ -219,10 +206,20 @@ def test_a_link_is_named_if_a_row_takes_longer_on_it_than_at_every_stage(
     assert costs.slow_link() == (None if found is None else (1, pytest.approx(row_s, rel=0.05)))
 
 
-def test_stages_are_timed_by_the_rows_that_ran_and_waiting_is_no_part_of_a_slot() -> None:
+def test_stages_are_timed_by_rows_that_ran_and_a_trip_by_the_quickest_of_late() -> None:
     costs = Costs(1)
     learn(costs, [hop(1, 0.010, queued_s=5.0)], 1)
     learn(costs, [hop(4, 0.040)], 16, sent_s=9.0)
     assert costs.slot_s(1) == pytest.approx(0.010)
     assert costs.slot_s(4) == pytest.approx(0.040)
     assert costs.trip_s(1) == pytest.approx(0.010)
+    # Every fourth trip the stage has its cores to itself; the others take three times as long.
+    costs = Costs(1)
+    for number in range(40):
+        seconds = 0.010 if number % 4 == 0 else 0.030
+        learn(costs, [hop(1, seconds, queued_s=5.0)], 1, sent_s=9.0 * number)
+    assert costs.trip_s(1) > 0.020
+    assert costs.quickest_trip_s(1) == pytest.approx(0.010, rel=0.2)
+    for number in range(200):
+        learn(costs, [hop(1, 0.030)], 1, sent_s=400.0 + number)
+    assert costs.quickest_trip_s(1) == pytest.approx(0.030, rel=0.01), "what was quick is forgotten"

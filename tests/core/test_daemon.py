@@ -232,7 +232,7 @@ def test_what_cannot_be_done_is_told_with_what_it_means(is_ready: bool, is_part:
     )
 
 
-def test_questions_about_weights_go_to_the_head_and_only_answers_to_them_come_back() -> None:
+def test_questions_about_weights_go_to_the_head_which_hears_when_the_daemon_stops() -> None:
     bench = Bench()
     head = bench.dial()
     bench.hears(head, assign(1))
@@ -246,9 +246,6 @@ def test_questions_about_weights_go_to_the_head_and_only_answers_to_them_come_ba
     ]
     bench.hears(weights, answer)
     assert isinstance(bench.hears(weights, answer)[0], Ban), "nobody asked for it"
-
-
-def test_a_daemon_that_stops_says_that_it_is_gone() -> None:
     bench = Bench()
     head = bench.held()
     assert bench.give(DaemonStopping(reason="SIGTERM"))[0] == says(head, "the daemon stops (SIGTERM)", "gone")

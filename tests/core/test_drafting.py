@@ -16,7 +16,7 @@ from flowspec.core.head.fusion import Fusion
 from flowspec.core.head.request import PREDICTED_MAX, Request
 from flowspec.core.head.tree_growth import grow, learn, observe
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.messages import Commit, Expand, Proposed, Release, Segment, SegmentPart
+from flowspec.core.protocol.messages import Expand, Proposed, Release, Segment
 from flowspec.core.stage.drafter import DrafterCore
 from flowspec.errors import PeerError
 from flowspec.sim.drafter import FakeDrafter
@@ -39,7 +39,7 @@ from tests.core.asked import (
 # ---------------------------------------------------------------------------------- what the drafter is given
 
 
-def test_the_first_part_brings_the_prompt_the_open_and_asks_about_the_root() -> None:
+def test_the_first_parts_bring_prompt_and_open_in_chunks_and_ask_about_the_root() -> None:
     request = asked(4)
     part = part_of(request, 3)
     assert rows_of(part) == [(0, True), (1, True), (2, True), (3, False)]
@@ -49,9 +49,6 @@ def test_the_first_part_brings_the_prompt_the_open_and_asks_about_the_root() -> 
     assert part.opening is not None
     assert part.opening.slots == 1000 + limits.DRAFT_NODES_MAX
     assert draft_part(request, 0, PLAIN, [3], ROWS_MAX) is None, "asked already"
-
-
-def test_a_long_prompt_comes_in_chunks_and_the_nodes_with_the_last() -> None:
     request = asked(600)
     parts = [part_of(request, 599) for _ in range(3)]
     assert [len(part.ids) for part in parts] == [256, 256, 88]
@@ -281,18 +278,8 @@ def assert_ranked(request: Request) -> None:
 
 
 def job(number: int, *requests: int, releases: tuple[int, ...] = ()) -> Expand:
-    parts = tuple(
-        SegmentPart(
-            commit=Commit(request=request, epoch=0, base=1, path=()),
-            opening=None,
-            ids=(),
-            parents=(),
-            tokens=(),
-            positions=(),
-            committed=(),
-        )
-        for request in requests
-    )
+    (none,) = stages.segment(0, []).parts
+    parts = tuple(replace(none, commit=stages.commit(base=1, request=request)) for request in requests)
     given_up = tuple(Release(request=request) for request in releases)
     return Expand(segment=Segment(segment=number, parts=parts, releases=given_up), width=4)
 

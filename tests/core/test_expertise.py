@@ -56,7 +56,7 @@ def test_a_request_goes_its_own_way_within_some_tokens() -> None:
     assert expertise.choose(record, 1, (0, 1), EQUAL)[0] == 1
 
 
-def test_one_request_tries_a_drafter_for_all() -> None:
+def test_a_drafter_is_tried_by_one_request_of_each_domain() -> None:
     expertise = Expertise(2)
     answered(expertise, CODE, (0.4,), tokens=40)
     records = [expertise.begin(CODE) for _ in range(4)]
@@ -65,9 +65,6 @@ def test_one_request_tries_a_drafter_for_all() -> None:
     assert expertise.choose(records[1], 1, (0, 1), EQUAL) == (0, 1), (
         "the trial ended with the answer, and nothing was learnt"
     )
-
-
-def test_whoever_is_new_to_a_domain_is_tried_there_however_little_it_is_worth_elsewhere() -> None:
     expertise = Expertise(2)
     for _ in range(5):
         answered(expertise, CODE, (0.9, 0.01), tokens=50)

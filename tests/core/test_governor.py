@@ -199,7 +199,7 @@ def test_a_trial_that_a_domain_passes_gives_its_patience_back() -> None:
     assert answers.governor.kept()["domains"][0]["rest_tokens"] == REST_TOKENS_MIN
 
 
-def test_several_answers_at_once_are_looked_at_as_one_and_change_no_domain() -> None:
+def test_several_answers_are_looked_at_as_one_and_hide_no_cost() -> None:
     answers = Decoding()
     for _ in range(2):
         answers.answer(CODE, 1.6)
@@ -210,6 +210,12 @@ def test_several_answers_at_once_are_looked_at_as_one_and_change_no_domain() -> 
     assert answers.governor.kept()["domains"] == before
     assert answers.governor.is_resting
     assert not any(answers.answer(PLAYS, 0.6))
+    # Many users with short answers: one begins with each token of the others.
+    decoding = Decoding(3.0)
+    for _ in range(3_000):
+        decoding.governor.begin()
+        decoding.run(1)
+    assert sum(decoding.rested[1_000:]) > 0.9 * 2_000
 
 
 def test_a_domain_rests_on_in_the_next_run() -> None:
@@ -305,15 +311,6 @@ def test_the_time_before_an_answer_counts_for_nothing() -> None:
             decoding.governor.idle()
             decoding.run(24)
     assert slow.rested == quick.rested
-
-
-def test_answers_that_begin_all_the_time_beside_others_do_not_hide_what_guessing_costs() -> None:
-    """Many users with short answers: one begins with each token of the others."""
-    decoding = Decoding(3.0)
-    for _ in range(3_000):
-        decoding.governor.begin()
-        decoding.run(1)
-    assert sum(decoding.rested[1_000:]) > 0.9 * 2_000
 
 
 class Told(Governor):

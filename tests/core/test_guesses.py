@@ -273,7 +273,7 @@ def test_a_model_is_not_asked_above_it_and_gets_it_along_with_what_is_below() ->
     assert request.tree.value(first) == pytest.approx(CHANCE * request.tree.value(request.tree.root))
 
 
-def test_a_guess_that_proves_certain_is_worth_more() -> None:
+def test_what_is_certain_makes_guesses_worth_more_and_ends_with_the_answer() -> None:
     request = asked(5)
     request.new_tokens.append(40)
     proposal = Proposal(request=1, epoch=0, node=request.tree.root, tokens=(41,), confidences=(0.02,))
@@ -285,9 +285,6 @@ def test_a_guess_that_proves_certain_is_worth_more() -> None:
     grow(request, 0.01, FUSION)
     assert request.tree.value(child) == pytest.approx(CHANCE)
     assert below(request, request.tree.root) == [41, 42]
-
-
-def test_nothing_is_made_behind_the_end_of_an_answer_and_a_lost_pipeline_s_is_forgotten() -> None:
     request = asked(5, stop_ids=frozenset({9}))
     request.certain = lambda answer: [7, 9, 8]
     grow(request, 0.01, FUSION)

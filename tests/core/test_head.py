@@ -17,14 +17,13 @@ from flowspec.core.head.events import (
     PipelineReformed,
     SendToFirstStage,
     SendToStages,
-    Submit,
     VerifiedArrived,
 )
 from flowspec.core.head.head import HeadCore
 from flowspec.core.head.prompt_chunks import GAIN, LEAST, SlotTime, chunk_rows
 from flowspec.core.head.statistics import Statistics
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.messages import Hop, Open, Release, Sampling, Verified, VerifiedPart
+from flowspec.core.protocol.messages import Hop, Open, Release, Verified, VerifiedPart
 from flowspec.errors import InputError, PeerError
 from flowspec.plan.timing import Curve
 from tests.core.runs import LANGUAGE, Run
@@ -223,11 +222,7 @@ def sent(slot_s: SlotTime | None, answers: int) -> list[int]:
     """Rows of the segments that leave when the last of so many prompts of 512 tokens has come."""
     head = HeadCore(context=1000, stage_count=4, slot_s=slot_s)
     for request in range(answers):
-        prompt = tuple(range(512))
-        asked = Submit(
-            request=request, prompt=prompt, new_tokens_max=9, sampling=Sampling(), stop_ids=frozenset()
-        )
-        commands = head.handle(asked, 0.0)
+        commands = head.handle(ask(request, range(512), 9), 0.0)
     return [
         len(part.ids)
         for command in commands

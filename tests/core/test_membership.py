@@ -262,7 +262,7 @@ def test_who_is_back_waits_for_an_answer_that_ends_soon_but_not_for_ever() -> No
     assert bench.core.fired["waited enough"] == 1
 
 
-def test_without_any_device_one_waits_and_takes_who_comes() -> None:
+def test_without_devices_or_a_plan_for_the_rest_one_waits_for_who_comes() -> None:
     bench = running("a")
     bench.alive.clear()
     said = bench.give(PipelineBroken(device="a", text="its connection closed"))
@@ -274,9 +274,6 @@ def test_without_any_device_one_waits_and_takes_who_comes() -> None:
     assert bench.pass_time(30) == []
     bench.alive.add("a")
     assert bench.pass_time(3) == [Reform(devices=("a",))]
-
-
-def test_where_the_model_does_not_fit_on_the_rest_all_who_are_back_help() -> None:
     bench = running()
     bench.give(PipelineBroken(device="a", text="its connection closed"))
     said = bench.give(NoPlanFound(text="4 GiB are missing"))
@@ -348,13 +345,25 @@ def test_a_better_plan_is_gone_over_to_between_two_answers_and_its_switch_is_tim
     assert bench.give(SLOW) == [Prepare(devices=("a", "b", "c"), returning=())]
 
 
-def test_where_there_is_always_an_answer_a_better_plan_waits_for_a_minute() -> None:
+def test_a_better_plan_waits_for_an_answer_to_end_but_no_longer_than_a_minute() -> None:
     bench = running()
     bench.give(SLOW)
     bench.give(DevicesPrepared(devices=(), gain=1.2))
     bench.tick = Tick(left_s=500.0)
     assert bench.pass_time(60) == []
     assert bench.pass_time(1) == [GOING_OVER, Reform(devices=("a", "b", "c"))]
+    bench = running()
+    bench.give(SLOW)
+    assert bench.give(DevicesPrepared(devices=(), gain=1.2, load_s=101.0)) == []
+    assert bench.pass_time(60) == []
+    assert (bench.core.fired["too dear"], bench.core.fired["stays"]) == (1, 1)
+    bench.pass_time(600)
+    bench.give(SLOW)
+    assert bench.give(DevicesPrepared(devices=(), gain=1.2, load_s=99.0)) == []
+    assert bench.pass_time(1) == [GOING_OVER, Reform(devices=("a", "b", "c"))]
+    assert bench.form(99.5) == [Note(text="changing the pipeline took 100.0 s")]
+    assert bench.core.fired["loads then"] == 1
+    assert bench.core.pause_s(0.0) == 1.0, "that is what the next switch takes, if nothing is to be loaded"
 
 
 def test_a_switch_must_gain_more_than_it_costs() -> None:
@@ -371,21 +380,6 @@ def test_a_switch_must_gain_more_than_it_costs() -> None:
     assert slow.core.is_worth(1.12, 58.0)
 
 
-def test_what_is_loaded_in_the_switch_counts_when_all_have_made_ready() -> None:
-    bench = running()
-    bench.give(SLOW)
-    assert bench.give(DevicesPrepared(devices=(), gain=1.2, load_s=101.0)) == []
-    assert bench.pass_time(60) == []
-    assert (bench.core.fired["too dear"], bench.core.fired["stays"]) == (1, 1)
-    bench.pass_time(600)
-    bench.give(SLOW)
-    assert bench.give(DevicesPrepared(devices=(), gain=1.2, load_s=99.0)) == []
-    assert bench.pass_time(1) == [GOING_OVER, Reform(devices=("a", "b", "c"))]
-    assert bench.form(99.5) == [Note(text="changing the pipeline took 100.0 s")]
-    assert bench.core.fired["loads then"] == 1
-    assert bench.core.pause_s(0.0) == 1.0, "that is what the next switch takes, if nothing is to be loaded"
-
-
 def test_a_device_that_another_head_has_is_not_back() -> None:
     bench = without_b()
     bench.alive.discard("b")
@@ -396,17 +390,7 @@ def test_a_device_that_another_head_has_is_not_back() -> None:
     assert bench.pass_time(3) == [Reform(devices=("a", "b", "c"))]
 
 
-def test_a_suspect_has_less_time_for_progress_in_loading() -> None:
-    bench = running()
-    bench.give(LinkBroken(first="a", second="b", text="lost by a"))
-    bench.give(MemberProgressed(device="c", is_ready=True))
-    assert bench.pass_time(10) == []
-    assert bench.pass_time(1)[0] == Note(text="device a is lost (no progress in loading for 10 s)")
-    assert bench.core.fired["suspect stalled"] == 1
-    assert bench.core.fired["stalled"] == 0
-
-
-def test_of_two_ends_of_a_link_the_one_whose_links_failed_more_often_is_left_out() -> None:
+def test_of_a_link_one_end_is_left_out_and_the_other_a_suspect_with_less_time() -> None:
     bench = running()
     said = bench.give(LinkBroken(first="a", second="b", text="lost by a"))
     assert said == [
@@ -418,6 +402,13 @@ def test_of_two_ends_of_a_link_the_one_whose_links_failed_more_often_is_left_out
         Note(text="device a is lost (the link from a to c failed: lost by a)"),
         Reform(devices=("c",)),
     ]
+    bench = running()
+    bench.give(LinkBroken(first="a", second="b", text="lost by a"))
+    bench.give(MemberProgressed(device="c", is_ready=True))
+    assert bench.pass_time(10) == []
+    assert bench.pass_time(1)[0] == Note(text="device a is lost (no progress in loading for 10 s)")
+    assert bench.core.fired["suspect stalled"] == 1
+    assert bench.core.fired["stalled"] == 0
 
 
 # ----------------------------------------------------------------------------------------- holders and leases

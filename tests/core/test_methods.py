@@ -302,7 +302,7 @@ def timed(head: ScriptedHead, *points: tuple[int, float], rate: float = 0.0) -> 
     return head
 
 
-def test_continuous_drafts_while_the_prompt_is_under_way_and_sends_the_most_valuable_nodes() -> None:
+def test_continuous_sends_the_most_valuable_nodes_and_few_while_nothing_was_timed() -> None:
     head = ScriptedHead(Continuous(segment_nodes=4))
     assert head.ask() == [opens(), sends(0, 1, 2), drafts(0, 1, 2)]
     said = head.propose({2: [(10, 0.6), (11, 0.2), (12, 0.1)]})
@@ -311,9 +311,6 @@ def test_continuous_drafts_while_the_prompt_is_under_way_and_sends_the_most_valu
     # 0.3, 0.18, 0.12, 0.05 and 0.04: the first four, which are nodes 6, 8, 7 and 9
     assert said[0] == sends(6, 8, 7, 9)
     assert head.back({2: 10, 3: 20}) == [emits(10), commits(3, base=3)]
-
-
-def test_a_segment_is_short_while_no_slot_was_ever_timed() -> None:
     head = ScriptedHead(Continuous(segment_nodes=64, width=40))
     head.ask()
     said = head.propose({2: [(token, 0.02) for token in range(40)]})
@@ -343,18 +340,7 @@ def test_continuous_sends_a_missed_root_at_once_with_the_best_below_it() -> None
     assert head.back({2: 12}) == [emits(12), commits(5, base=3), sends(5, 7)]
 
 
-def test_a_missed_root_does_not_wait_for_the_window() -> None:
-    head = ScriptedHead(Continuous(window=1), drafter=None)
-    head.ask(1, (5,))
-    assert head.ask(2, (5,)) == [opens(2)], "the window holds one segment"
-    assert head.back({0: 8}, request=1) == [emits(8, request=1), sends(1, request=1), sends(0, request=2)], (
-        "nor does a prompt then"
-    )
-    assert head.back({1: 8}, request=1) == [emits(8, request=1), sends(2, request=1)]
-    assert len(head.segments) == 2
-
-
-def test_guesses_wait_for_the_window_and_dead_segments_do_not_count() -> None:
+def test_guesses_wait_for_the_window_but_a_missed_root_does_not() -> None:
     head = ScriptedHead(Continuous(window=2, segment_nodes=2))
     head.ask()
     assert head.propose({2: [(10, 0.5), (11, 0.3), (12, 0.1)]}) == [sends(3, 4), drafts(3, 4, 5)]
@@ -364,6 +350,14 @@ def test_guesses_wait_for_the_window_and_dead_segments_do_not_count() -> None:
         "the segment of 3 and 4 is still in flight, but dead"
     )
     assert len(head.segments) == 3
+    head = ScriptedHead(Continuous(window=1), drafter=None)
+    head.ask(1, (5,))
+    assert head.ask(2, (5,)) == [opens(2)], "the window holds one segment"
+    assert head.back({0: 8}, request=1) == [emits(8, request=1), sends(1, request=1), sends(0, request=2)], (
+        "nor does a prompt then"
+    )
+    assert head.back({1: 8}, request=1) == [emits(8, request=1), sends(2, request=1)]
+    assert len(head.segments) == 2
 
 
 def test_a_node_is_sent_while_its_value_pays_for_the_time_it_adds() -> None:

@@ -97,7 +97,7 @@ def missed(head: ScriptedHead) -> list[tuple[object, ...]]:
     return head.back({0: MISS})
 
 
-def test_a_root_that_was_missed_waits_for_a_quick_drafter() -> None:
+def test_a_root_that_was_missed_waits_for_a_quick_drafter_but_no_longer_than_a_slot() -> None:
     head = played_head()
     at_s = head.now_s
     assert missed(head) == [emits(MISS), drafts(1), wakes(at_s + 1.5 * PASS_S)]
@@ -107,6 +107,16 @@ def test_a_root_that_was_missed_waits_for_a_quick_drafter() -> None:
     head.now_s += PASS_S
     said = head.propose({2: [(30, 0.1)], 3: [(31, 0.1)]})
     assert said[0] == sends(1, 2, 3, 4, 5), "what a third could say is not likely to be needed"
+    head = played_head()
+    at_s = head.now_s
+    said = missed(head)
+    passes = 0
+    while "send" not in kinds(said):
+        passes += 1
+        assert passes * PASS_S <= SLOT_S
+        head.now_s = at_s + passes * PASS_S
+        said = head.propose(lambda node: [(40, 0.99)])
+    assert passes > 2
 
 
 def test_a_root_does_not_wait_for_a_slow_or_resting_drafter_or_a_prompt() -> None:
@@ -134,19 +144,6 @@ def test_a_root_goes_when_the_drafter_is_late_or_lost() -> None:
     assert head.give(DrafterLost(drafter=0)) == [sends(1)]
     head.job = None
     assert head.back({1: MISS}) == [emits(MISS), sends(2)]
-
-
-def test_a_root_waits_for_no_longer_than_a_slot_in_all() -> None:
-    head = played_head()
-    at_s = head.now_s
-    said = missed(head)
-    passes = 0
-    while "send" not in kinds(said):
-        passes += 1
-        assert passes * PASS_S <= SLOT_S
-        head.now_s = at_s + passes * PASS_S
-        said = head.propose(lambda node: [(40, 0.99)])
-    assert passes > 2
 
 
 def test_roots_of_several_answers_wait_together() -> None:
@@ -219,7 +216,7 @@ def test_a_link_that_is_far_and_fast_is_not_taken_for_slow(first: int) -> None:
     assert portions.rows == 128
 
 
-def test_a_link_that_becomes_slow_makes_portions_small_and_one_that_is_quick_again_large() -> None:
+def test_a_slow_link_makes_portions_small_whatever_waited_on_it() -> None:
     portions = LinkPacer(8, 128)
     for rows in (8, 128, 1):
         land(portions, rows, link(row_s=0.0001)(rows))
@@ -229,6 +226,22 @@ def test_a_link_that_becomes_slow_makes_portions_small_and_one_that_is_quick_aga
     for rows, expected in ((1, 16), (16, 128)):
         land(portions, rows, link(row_s=0.0001)(rows))
         assert portions.rows == expected
+    portions, slow = LinkPacer(8, 128), link(row_s=0.08)
+    for rows in (8, 4, 6, 6, 1):
+        land(portions, rows, slow(rows))
+    for _ in range(10):
+        land(portions, 1, link(row_s=0.08, delay_s=0.3)(1))
+        land(portions, 6, slow(6))
+    assert portions.rows_s[1] == pytest.approx(0.08, rel=0.5)
+    assert portions.rows < 16
+    portions, slow = Bounds(prefill_chunk=1, prefill_first=1).portions(), link(row_s=0.4)
+    for _ in range(4):
+        land(portions, 1, slow(1))
+    assert portions.rows <= 2, "what is guessed is bounded"
+    portions = Bounds(prefill_chunk=1, prefill_first=1).portions()
+    for _ in range(3):
+        land(portions, portions.rows, link(row_s=0.0001)(portions.rows))
+    assert not portions.are_bound
 
 
 def test_delays_and_segments_that_lost_rows_bound_nothing() -> None:
@@ -240,25 +253,3 @@ def test_delays_and_segments_that_lost_rows_bound_nothing() -> None:
     hop = Hop(received_s=1.0, queued_s=0.0, compute_s=0.0, own_s=0.0, rows=3)
     portions.learn([hop], 8, 0.0, 0.001)
     assert portions.rows == 8
-
-
-def test_segments_that_waited_for_others_on_a_slow_link_do_not_hide_it() -> None:
-    portions, slow = LinkPacer(8, 128), link(row_s=0.08)
-    for rows in (8, 4, 6, 6, 1):
-        land(portions, rows, slow(rows))
-    for _ in range(10):
-        land(portions, 1, link(row_s=0.08, delay_s=0.3)(1))
-        land(portions, 6, slow(6))
-    assert portions.rows_s[1] == pytest.approx(0.08, rel=0.5)
-    assert portions.rows < 16
-
-
-def test_a_prompt_in_short_chunks_makes_no_slow_link_quick() -> None:
-    portions, slow = Bounds(prefill_chunk=1, prefill_first=1).portions(), link(row_s=0.4)
-    for _ in range(4):
-        land(portions, 1, slow(1))
-    assert portions.rows <= 2, "what is guessed is bounded"
-    portions = Bounds(prefill_chunk=1, prefill_first=1).portions()
-    for _ in range(3):
-        land(portions, portions.rows, link(row_s=0.0001)(portions.rows))
-    assert not portions.are_bound

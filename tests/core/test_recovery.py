@@ -59,7 +59,7 @@ def test_the_stages_are_told_of_every_kind_of_end_unless_there_is_nothing_to_tel
     assert head.give(Cancel(request=1)) == [ends("cancelled")]
 
 
-def test_a_late_cancel_does_not_end_the_next_answer() -> None:
+def test_a_late_cancel_or_segment_of_an_answer_that_is_over_changes_nothing() -> None:
     """The answer ended while its user said so; the next question of the conversation is on its way
     already."""
     head = ScriptedHead("ar", drafter=None)
@@ -68,11 +68,8 @@ def test_a_late_cancel_does_not_end_the_next_answer() -> None:
     head.ask(prompt=(5, 6, 7, 10, 8), count=1, answer=8)
     assert head.give(Cancel(request=1, answer=7)) == []
     assert head.give(Cancel(request=1, answer=8)) == [ends("cancelled")]
-
-
-def test_segments_of_an_answer_that_is_over_come_back_without_its_root() -> None:
-    """The stages had guessed nodes in them, of which one had just become the root: nobody waits for it any
-    more."""
+    # The stages had guessed nodes in them, of which one had just become the root: nobody waits for it any
+    # more.
     head = guessing()
     head.back({2: 10})
     assert head.give(Cancel(request=1)) == [over(3, base=3), ends("cancelled")]
@@ -139,7 +136,7 @@ def test_committed_rows_run_after_the_end_for_the_next_turn() -> None:
     )
 
 
-def test_the_end_is_told_twice_or_before_an_older_commit_and_stays_the_end() -> None:
+def test_the_end_stays_the_end_until_the_next_epoch_begins_anew() -> None:
     core = opened()
     finish(core, run_of(arrive(core, segment(1, [(3, 2, 3), (4, 3, 4)]))))
     assert tell(core, told_over(3)) == [ClearSlots(request=1, slots=(4,))]
@@ -148,9 +145,6 @@ def test_the_end_is_told_twice_or_before_an_older_commit_and_stays_the_end() -> 
     (sent,) = arrive(core, segment(2, [(5, 3, 4)], newest=commit(3)))
     assert isinstance(sent, SendSegment)
     assert sent.segment.row_count == 0
-
-
-def test_the_next_epoch_begins_anew_and_hears_nothing_of_the_end_before_it() -> None:
     core = opened()
     tell(core, told_over())
     tell(core, opening(epoch=1, keep=2, length=3, root=9))

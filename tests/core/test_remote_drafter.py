@@ -42,9 +42,10 @@ from flowspec.core.head.remote_drafter import (
 )
 from flowspec.core.methods import make_method
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.messages import Expand, Proposal, Proposed, Release, Sampling, Segment
+from flowspec.core.protocol.messages import Expand, Proposal, Proposed, Release, Segment
 from flowspec.core.stage.slots import CacheRoom
 from tests.core.runs import MEMBERSHIP_TIMEOUTS
+from tests.pipeline import ask
 
 VOCABULARY = 9
 FORMED = PipelineReformed(stage_count=1, rooms=(CacheRoom(slots=500),))
@@ -139,13 +140,7 @@ ONE = CONTEXT + limits.DRAFT_NODES_MAX
 
 
 def submit(request: int, tokens: int = CONTEXT) -> Submit:
-    return Submit(
-        request=request,
-        prompt=(5, 6, 7),
-        new_tokens_max=tokens - 3,
-        sampling=Sampling(),
-        stop_ids=frozenset(),
-    )
+    return ask(request, (5, 6, 7), tokens - 3)
 
 
 def drafted_for(commands: list[HeadCommand]) -> dict[int, list[int]]:
@@ -202,16 +197,13 @@ def test_after_a_pause_how_fast_one_is_is_learnt_anew() -> None:
     assert head.drafters.turnaround_s == [3.0]
 
 
-def test_one_that_comes_back_with_less_memory_is_given_to_those_who_came_first() -> None:
+def test_a_drafter_with_less_memory_is_given_to_those_who_came_first() -> None:
     head = head_with(1)
     head.handle(submit(1), 0.0)
     head.handle(submit(2), 0.0)
     assert head.handle(DrafterLost(drafter=0), 1.0) == []
     assert drafted_for(head.handle(DrafterRecovered(drafter=0, cache_slots=ONE + 5), 2.0)) == {0: [1]}
     assert head.admission.held.drafters == (ONE,)
-
-
-def test_who_waits_needs_nothing_of_a_drafter_that_cannot_hold_it() -> None:
     admission = Admission(CONTEXT, [TRAITS])
     admission.move_to([CacheRoom(slots=CONTEXT + limits.TREE_NODES_MAX)])
     for number in (1, 2):

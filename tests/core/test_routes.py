@@ -118,14 +118,13 @@ def test_requests_go_to_the_drafter_whose_guesses_come_true_unless_routing_is_of
     assert run.asked[1] < 2 * (run.asked[0] + run.asked[2])
 
 
-def test_two_that_see_different_halves_are_faster_together() -> None:
+def test_several_drafters_are_faster_together_each_from_its_own_guesses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def seconds(*qualities: float, **options: Any) -> float:
         return Run("cosine", qualities, answers=2, **options).world.clock.now_s
 
     assert seconds(0.6, 0.6, count=2) < 0.97 * seconds(0.6, count=1)
-
-
-def test_each_of_several_goes_on_from_its_own_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run("cosine", (0.5, 0.6), count=2, answers=1, tokens=40)
     monkeypatch.setattr(Cosine, "may_ask", lambda *_: True)
     free = Run("cosine", (0.5, 0.6), count=2, answers=1, tokens=40)
@@ -161,12 +160,9 @@ def test_a_board_that_others_wait_for_keeps_its_drafters_apart() -> None:
 # specrouter
 
 
-def test_similarity_is_what_two_models_have_in_common() -> None:
+def test_judges_that_pay_are_in_the_chain_and_similarity_is_what_two_share() -> None:
     assert similarity(((1, 0.6), (2, 0.3)), ((2, 0.5), (1, 0.4))) == pytest.approx(0.7)
     assert similarity(((1, 0.6),), ((2, 0.5),)) == 0
-
-
-def test_a_judge_that_pays_is_in_the_first_answers_chain_from_its_beginning_and_stays() -> None:
     run = Run("specrouter", (0.3, 0.97), levels=(0, 1))
     assert run.chains(0)[0] == (0, 1)
     assert all(1 in chain for request in (0, 3) for chain in run.chains(request))
@@ -175,10 +171,7 @@ def test_a_judge_that_pays_is_in_the_first_answers_chain_from_its_beginning_and_
     assert answer.end is not None
     told = answer.end.statistics.report()["chains"]
     assert (told[0][0], told[0][3]) == (0, "predicted to be the fastest")
-
-
-def test_a_judge_that_has_not_answered_yet_is_known_to_take_so_long() -> None:
-    """It is at its first job for the whole answer, and no chain waits for it from the first choice on."""
+    # It is at its first job for the whole answer, and no chain waits for it from the first choice on.
     run = Run("specrouter", (0.8, 0.97), levels=(0, 1), drafting=(FAST, Curve(base_s=100.0)), answers=1)
     assert run.chains(0) == [(0, 1), (0,)]
 

@@ -55,7 +55,7 @@ class Shared(Run):
         return [part.opening for part in self.parts(request) if part.opening is not None]
 
 
-def test_a_second_client_costs_its_own_tokens() -> None:
+def test_a_second_client_costs_its_own_tokens_but_for_less_than_a_block() -> None:
     run = Shared()
     run.ask(1, [*SYSTEM, 1, 2, 3])
     run.settle()
@@ -67,6 +67,16 @@ def test_a_second_client_costs_its_own_tokens() -> None:
     assert run.pipeline.ends[2].reused == SHARED
     assert (run.openings(2)[0].source, run.openings(2)[0].keep) == (1, SHARED)
     assert [each.request for each in run.told(Open)] == [1], "a copy goes with its segment alone"
+    run = Shared()
+    run.ask(1, [*SYSTEM[: BLOCK - 1], 1])
+    run.settle()
+    run.ask(2, [*SYSTEM[: BLOCK - 1], 2, *SYSTEM])
+    run.settle()
+    assert run.head.fired["copies"] == 0
+    run.ask(3, SYSTEM[:BLOCK])
+    run.ask(4, [*SYSTEM[:BLOCK], 9])
+    run.settle()
+    assert run.head.fired["copies"] == 1, "the last token of a prompt is always run"
 
 
 def test_clients_who_come_at_once_wait_for_the_first_to_read() -> None:
@@ -93,7 +103,7 @@ def test_what_waits_takes_over_when_the_reader_is_cancelled() -> None:
     assert run.prompt_rows(3) == 201 - SHARED
 
 
-def test_a_source_is_released_once_it_is_copied() -> None:
+def test_a_source_is_released_or_rewound_once_it_is_copied() -> None:
     run = Shared()
     run.ask(1, [*SYSTEM, 1])
     run.settle()
@@ -104,10 +114,7 @@ def test_a_source_is_released_once_it_is_copied() -> None:
     run.check(2, [*SYSTEM, 2])
     assert run.told(Release) == [Release(request=1)]
     assert all(stage.requests() == [2] for stage in run.pipeline.stages)
-
-
-def test_a_source_is_not_rewound_before_it_is_copied() -> None:
-    """Its next question goes back further; the Open of that goes behind the one that copies."""
+    # Its next question goes back further; the Open of that goes behind the one that copies.
     run = Shared()
     run.ask(1, [*SYSTEM, 1])
     run.settle()
@@ -171,19 +178,6 @@ def test_whatever_happens_to_a_source_the_copy_is_right(seed: int) -> None:
     assert run.head.fired["copies"], f"seed {seed}"
     for stage in run.pipeline.stages:
         stage.validate()
-
-
-def test_less_than_a_block_is_read_again() -> None:
-    run = Shared()
-    run.ask(1, [*SYSTEM[: BLOCK - 1], 1])
-    run.settle()
-    run.ask(2, [*SYSTEM[: BLOCK - 1], 2, *SYSTEM])
-    run.settle()
-    assert run.head.fired["copies"] == 0
-    run.ask(3, SYSTEM[:BLOCK])
-    run.ask(4, [*SYSTEM[:BLOCK], 9])
-    run.settle()
-    assert run.head.fired["copies"] == 1, "the last token of a prompt is always run"
 
 
 def test_nothing_is_shared_where_that_is_off_or_a_drafter_wants_all_features() -> None:

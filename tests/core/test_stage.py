@@ -83,7 +83,7 @@ def test_how_long_a_segment_has_been_running_counts_from_its_last_layer() -> Non
     assert core.fired["further"] == 1
 
 
-def test_dead_rows_leave_the_queue_before_they_run() -> None:
+def test_dead_rows_never_run_whether_their_commit_or_they_come_first() -> None:
     core = opened()
     first = run_of(arrive(core, segment(1, [(3, 2, 3), (4, 2, 3)])))
     assert arrive(core, segment(2, [(5, 3, 4), (6, 4, 4)])) == []
@@ -91,9 +91,6 @@ def test_dead_rows_leave_the_queue_before_they_run() -> None:
     second = run_of(finish(core, first))
     assert second.parts[0].tokens.tolist() == [50]
     assert second.rows == (0,)
-
-
-def test_a_commit_that_comes_before_its_node_waits_for_it() -> None:
     core = opened()
     assert tell(core, commit(3)) == []
     job = run_of(arrive(core, segment(1, [(3, 2, 3), (4, 2, 3), (5, 3, 4)])))
@@ -113,7 +110,7 @@ def test_commits_are_cumulative_and_repeats_change_nothing() -> None:
     )
 
 
-def test_a_new_epoch_keeps_the_prefix_and_drops_the_rest() -> None:
+def test_a_new_epoch_keeps_the_prefix_and_voids_what_runs() -> None:
     core = opened(is_last=True)
     finish(core, run_of(arrive(core, segment(1, [(3, 2, 3), (4, 3, 4)]))), drawn=(40, 50))
     tell(core, commit(3))
@@ -127,9 +124,6 @@ def test_a_new_epoch_keeps_the_prefix_and_drops_the_rest() -> None:
     )
     assert job.parts[0].visible.tolist() == [[True, True, True, False], [True, True, True, True]]
     assert job.parts[0].sampled.tolist() == [False, True]
-
-
-def test_an_epoch_that_changes_during_a_run_voids_the_result() -> None:
     core = opened(is_last=True)
     job = run_of(arrive(core, segment(1, [(3, 2, 3)])))
     tell(core, opening(epoch=1, keep=1, length=2, root=9))
@@ -232,7 +226,7 @@ def test_what_was_captured_of_committed_rows_leaves_with_the_job_that_ran_them()
     core.validate()
 
 
-def test_what_was_captured_of_a_guess_waits_for_the_commit_that_names_it() -> None:
+def test_what_was_captured_of_a_guess_waits_for_its_commit_and_no_longer_than_its_epoch() -> None:
     core = opened()
     job = run_of(arrive(core, segment(1, [(3, 2, 3), (4, 2, 3), (5, 4, 4), (6, 5, 5)])))
     assert sent_features(finish(core, job, captured=captured(3, 4, 5, 6))) == []
@@ -241,9 +235,6 @@ def test_what_was_captured_of_a_guess_waits_for_the_commit_that_names_it() -> No
     assert sent_features(tell(core, commit(4, 5))) == [], "once is enough"
     assert sent_features(tell(core, commit(4, 5, 6))) == [(0, (6,), ("row 6",))]
     core.validate()
-
-
-def test_what_was_captured_of_an_epoch_that_is_over_is_kept_no_longer() -> None:
     core = opened()
     job = run_of(arrive(core, segment(1, [(3, 2, 3)])))
     finish(core, job, captured=captured(3))

@@ -41,7 +41,7 @@ def test_a_prompt_in_chunks_and_the_other_way_of_ranking(case: Case) -> None:
     assert [each.node for each in draft(drafter, mirror, children)] == children
 
 
-def test_context_vocabulary_and_size(case: Case) -> None:
+def test_context_and_slots_are_bounded_by_what_the_drafter_can_need(case: Case) -> None:
     assert SMALL["max_position_embeddings"] == 512
     contexts = [load(case.files, context=context).context for context in (None, 100, 9999)]
     assert contexts == [512, 100, 512]
@@ -52,9 +52,6 @@ def test_context_vocabulary_and_size(case: Case) -> None:
     teller.begin([1])
     (proposal,) = small.draft(segment(teller.part([teller.root])), 64)
     assert sorted(proposal.tokens) == list(range(50))
-
-
-def test_more_slots_than_its_context_can_need_are_refused(case: Case) -> None:
     teller = Teller(1, Sampling(), slots=600 + limits.DRAFT_NODES_MAX)
     teller.begin([1])
     opening = segment(teller.part([teller.root]))

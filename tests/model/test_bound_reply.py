@@ -249,19 +249,16 @@ def test_a_reply_is_a_call_or_the_document_that_was_asked_for(variant: str) -> N
     assert told == {True, False}
 
 
-def test_an_answer_in_json_cannot_be_told_from_a_call_in_json() -> None:
-    wanted = Wanted(tools=TOOLS, answer=DOCUMENT)
-    with pytest.raises(InputError, match="calls as JSON without a mark"):
-        bound_reply(form_of("bare JSON"), wanted, {}, "", may_think=True)
-
-
-def test_the_text_in_channels_is_the_final_one() -> None:
+def test_the_text_in_channels_is_final_and_json_cannot_be_told_from_a_call() -> None:
     model = Model("channels", replace(form_of("channels"), calls=None))
     thoughts = 0
     for parts in model.replies(model.bound_text(*DOCUMENT), 8, sizes=(7,)):
         assert allows(ANSWER, json.loads(said(parts, "content")))
         thoughts += bool(said(parts, "thought"))
     assert thoughts
+    wanted = Wanted(tools=TOOLS, answer=DOCUMENT)
+    with pytest.raises(InputError, match="calls as JSON without a mark"):
+        bound_reply(form_of("bare JSON"), wanted, {}, "", may_think=True)
 
 
 FORMATS_OF_TEXTS = {

@@ -72,7 +72,7 @@ def test_queries_and_keys_are_turned_by_our_own_function(name: str, monkeypatch:
     assert type(module).__call__.__globals__["apply_rotary_pos_emb"] in (turned, turned_alone)
 
 
-def test_a_function_that_stands_in_another_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_functions_that_stand_in_others_are_found_and_others_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """As from 5.24 on, where one that renames an argument is around each."""
     kind = FAMILIES["llama"].piece("Attention")
     inner = inspect.unwrap(kind.forward)
@@ -86,9 +86,6 @@ def test_a_function_that_stands_in_another_is_found(monkeypatch: pytest.MonkeyPa
     module = kind(config_of("llama"), 0)
     call_directly(module, FAMILIES["llama"])
     assert type(module).__call__.__globals__["apply_rotary_pos_emb"] is turned
-
-
-def test_a_family_that_turns_otherwise_keeps_its_own_function() -> None:
     config = AutoConfig.for_model("glm", **SMALL, head_dim=16)  # turns neighbours
     module = modeling_glm.GlmAttention(config, 0)
     own = type(module).forward

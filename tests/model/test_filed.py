@@ -192,12 +192,19 @@ def test_slices_take_the_files_bytes_as_foretold_and_planned(name: str, tmp_path
         )
 
 
-def test_a_tied_embedding_is_there_once(tmp_path: Path) -> None:
+def test_tied_embeddings_are_there_once_and_weights_given_back_to_the_file(tmp_path: Path) -> None:
     path = convert(make(tmp_path / "checkpoint", "llama-tied"), tmp_path / "m.gguf", KEPT)
     part = Slice.load(ModelFiles(str(path)), Span(first=0, end=4, count=4), FILED, CPU)
     assert part.pieces.embedding is not None
     assert part.pieces.lm_head is not None
     assert part.pieces.embedding.parts[0].panels is part.pieces.lm_head.parts[0].panels
+    # One copy: what was read of the file is not kept in memory beside the panels.
+    path = convert(make(tmp_path / "checkpoint", "llama"), tmp_path / "m.gguf", Kind.Q8_0)
+    files = ModelFiles(str(path))
+    tensors = files.tensors()
+    tensors.panels("model.layers.0.mlp.gate_proj.weight", (512, 256))
+    with open(f"/proc/{os.getpid()}/maps") as maps:
+        assert str(path) not in maps.read()
 
 
 def test_what_is_not_packed_throughout_runs_in_another_precision(tmp_path: Path) -> None:
@@ -212,20 +219,7 @@ def test_what_is_not_packed_throughout_runs_in_another_precision(tmp_path: Path)
     mixed = ModelFiles(str(tmp_path / "2.gguf"))
     with pytest.raises(InputError, match=r"^blk\.0\..*weight is not packed in a form that layers "):
         Slice.load(mixed, Span(first=0, end=4, count=4), FILED, CPU)
-
-
-def test_other_models_are_told_what_gguf_means(tmp_path: Path) -> None:
     files = ModelFiles(str(make(tmp_path / "checkpoint", "llama")))
     with pytest.raises(InputError, match="leave --dtype out"):
         pick_dtype(FILED, files, files.config())
     assert files.filed_bytes == 0
-
-
-def test_weights_are_given_back_to_the_file(tmp_path: Path) -> None:
-    """One copy: what was read of the file is not kept in memory beside the panels."""
-    path = convert(make(tmp_path / "checkpoint", "llama"), tmp_path / "m.gguf", Kind.Q8_0)
-    files = ModelFiles(str(path))
-    tensors = files.tensors()
-    tensors.panels("model.layers.0.mlp.gate_proj.weight", (512, 256))
-    with open(f"/proc/{os.getpid()}/maps") as maps:
-        assert str(path) not in maps.read()

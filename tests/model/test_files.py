@@ -429,15 +429,9 @@ def test_what_it_is_and_what_to_do_is_said(name: str, content: bytes, told: str,
     assert ("copy it again" in str(caught.value)) == (not told and not name.endswith(".json"))
 
 
-def test_a_gguf_file_under_another_name_says_how_to_give_it(model: Path, toy: Path) -> None:
-    (model / "model.safetensors").write_bytes(toy.read_bytes())
-    with pytest.raises(
-        InputError, match=r"it is a GGUF file; give it by itself: --model .*model.safetensors"
-    ):
-        ModelFiles(str(model)).check_weights()
-
-
-def test_a_gguf_file_is_known_by_its_first_bytes(toy: Path, tmp_path: Path) -> None:
+def test_gguf_files_are_known_by_their_first_bytes_whatever_their_names(
+    toy: Path, tmp_path: Path, model: Path
+) -> None:
     for name in ("sha256-0123abcd", "model.gguf.bak", "MODEL.GGUF"):
         toy = toy.rename(tmp_path / "folder" / name)
         files = ModelFiles(str(toy))
@@ -445,6 +439,11 @@ def test_a_gguf_file_is_known_by_its_first_bytes(toy: Path, tmp_path: Path) -> N
         assert files.raw_config()["model_type"] == "llama"
         files.check_weights()
     assert ModelFiles(str(toy.parent)).gguf == toy, "the only one of a folder"
+    (model / "model.safetensors").write_bytes(toy.read_bytes())
+    with pytest.raises(
+        InputError, match=r"it is a GGUF file; give it by itself: --model .*model.safetensors"
+    ):
+        ModelFiles(str(model)).check_weights()
 
 
 def test_another_file_is_no_model(tmp_path: Path) -> None:

@@ -297,14 +297,11 @@ def test_words_that_no_merge_makes_are_tokens_where_merges_are_ignored(folder: P
         assert tokens == (["<b>", "bar"] if name in ignore else ["ba", "r"]), name
 
 
-def test_phi4_keeps_spaces_although_its_architecture_is_phi3(folder: Path) -> None:
+def test_phi4_keeps_spaces_and_qwen_composes_characters(folder: Path) -> None:
     metadata = byte_level("".join(LETTERS), ["a b"], {"<|user|>": CONTROL}, pre="gpt-4o")
     file = write_vocabulary(folder / "phi4.gguf", metadata, "phi3", "Phi 4 Mini")
     assert load(file).decode(ids_of(file, "<|user|> a")) == "<|user|> a"
-
-
-def test_qwen_composes_characters_and_3_5_leaves_marks_with_their_letters(folder: Path) -> None:
-    """As their tokenizer.json say."""
+    # As their tokenizer.json say.
     for name in ("qwen2", "deepseek-r1-qwen", "qwen35", "llama3"):
         metadata = byte_level("".join(LETTERS), ["a b"], pre=name, bos_token_id=0)
         tokenizer = load(write_vocabulary(folder / "nfc.gguf", metadata))
@@ -418,7 +415,9 @@ def test_damaged_metadata_are_one_line(metadata: dict[str, Any], message: str, f
     assert "\n" not in str(caught.value)
 
 
-def test_sizes_that_mean_harm_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_that_mean_harm_and_texts_that_are_none_are_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = write_vocabulary(folder / "long.gguf", sentencepiece({**WORDS, "a" * 513: -1.0}))
     with pytest.raises(InputError, match="expected tokens of up to 512 characters, got one of 513"):
         load(file)
@@ -428,9 +427,6 @@ def test_sizes_that_mean_harm_are_refused(folder: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(limits, "JSON_BYTES_MAX", 1 << 10)
     with pytest.raises(InputError, match="tokens: expected at most 0 MiB, got 1 MiB; use another file"):
         load(write_vocabulary(folder / "large.gguf", sentencepiece(WORDS)))
-
-
-def test_texts_that_are_none_are_one_line(folder: Path) -> None:
     path = folder / "texts"
     path.write_bytes(struct.pack("<Q", 2) + b"\xff\xfe")
     texts = GgufTexts(path=path, start=0, end=10, count=1)

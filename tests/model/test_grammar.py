@@ -138,7 +138,9 @@ def paths_of(language: set[bytes], texts: Sequence[bytes] = TEXTS) -> list[tuple
 
 
 @pytest.mark.parametrize("spec", LANGUAGES, ids=lambda spec: spec[1][:30])
-def test_a_mask_is_what_can_still_become_a_text_of_the_language(spec: tuple[str, str]) -> None:
+def test_a_mask_is_what_can_still_become_a_text_of_the_language_and_else_the_end(
+    spec: tuple[str, str],
+) -> None:
     """On every path there is, and in an order that goes back and forth between branches."""
     language = LANGUAGES[spec]
     masks = GrammarMasks(grammar(*spec), VOCABULARY)
@@ -148,11 +150,7 @@ def test_a_mask_is_what_can_still_become_a_text_of_the_language(spec: tuple[str,
         text = text_of(path)
         assert ids(masks, path) == may_follow(language, text), path
         assert masks.is_whole(path) == (text in language)
-
-
-@pytest.mark.parametrize("spec", LANGUAGES, ids=lambda spec: spec[1][:30])
-def test_behind_a_text_that_left_the_grammar_it_can_only_end(spec: tuple[str, str]) -> None:
-    """And what is asked there changes nothing of what is asked elsewhere."""
+    # And what is asked there changes nothing of what is asked elsewhere.
     language = LANGUAGES[spec]
     masks = GrammarMasks(grammar(*spec), VOCABULARY)
     paths = [path for path in paths_of(language) if len(path) <= 2]
@@ -398,7 +396,7 @@ def test_schemas_and_items_are_counted(schema: dict[str, Any], size: int | None)
     assert size is None or found == size
 
 
-def test_what_doubles_with_each_step_is_counted_without_doubling() -> None:
+def test_sizes_are_counted_without_doubling_and_only_of_places_here() -> None:
     """2 to the 200th ways through it, in 200 schemas."""
     named: dict[str, Any] = {"A0": {"type": "integer"}}
     for place in range(200):
@@ -407,9 +405,6 @@ def test_what_doubles_with_each_step_is_counted_without_doubling() -> None:
     found = size_of({"$ref": "#/$defs/A200", "required": ["x"], "$defs": named})
     with pytest.raises(InputError, match="expected at most 16384 schemas and items"):
         check_size(found)
-
-
-def test_a_place_elsewhere_cannot_be_counted() -> None:
     with pytest.raises(InputError, match="expected a \\$ref to a place here"):
         size_of({"$ref": "#anchor", "minItems": 3})
     assert size_of({"$ref": "#anchor"}) == 1

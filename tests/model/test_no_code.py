@@ -235,7 +235,7 @@ BYTES = pickle.dumps({"a": Called(bytearray, 1 << 40)}, protocol=2)
 ELSEWHERE = ("ROOT/DATA.PKL", "ROOT/sub/data.pkl", "other/data.pkl", "ROOT/constants.pkl", "data.pkl")
 
 
-def test_two_pickles_or_one_elsewhere_are_refused(tmp_path: Path) -> None:
+def test_two_pickles_or_one_elsewhere_or_before_an_archive_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "pytorch_model.bin"
     innocent = saved(tmp_path / "innocent.bin")
     for name in ELSEWHERE:
@@ -247,10 +247,7 @@ def test_two_pickles_or_one_elsewhere_are_refused(tmp_path: Path) -> None:
                     archive.writestr(entry, content)
             with pytest.raises(InputError, match="is no zip archive of tensors"):
                 load_pickled(path)
-
-
-def test_an_archive_behind_a_pickle_is_refused(tmp_path: Path) -> None:
-    """torch would run the pickle, and Python's reader finds the archive behind it."""
+    # torch would run the pickle, and Python's reader finds the archive behind it.
     path, innocent = tmp_path / "pytorch_model.bin", tmp_path / "innocent.bin"
     saved(innocent)
     path.write_bytes(BYTES + innocent.read_bytes())

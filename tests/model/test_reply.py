@@ -217,16 +217,13 @@ SIGNS = {
 }
 
 
-def test_a_format_is_recognised_by_the_template_or_by_special_tokens() -> None:
+def test_a_format_is_recognised_and_a_prompt_may_open_thoughts() -> None:
     assert {template: found.name for template in SIGNS if (found := format_of(template, ()))} == SIGNS
     assert format_of("", MARKS) is CHANNELS
     assert format_of("", ["<|tool_call_start|>"]) is FORMAT["python list"]
     assert format_of("{{ messages }}", ["<|end|>"]) is None
     assert form_of("{{ messages }}", ["<|end|>"], "hello", {}) is None
     assert thoughts_of("{{ messages }}") is None
-
-
-def test_a_prompt_may_open_thoughts() -> None:
     template = "{{ '<think>' }}"
     for prompt, expected in (("a<think>\n", True), ("a<think>\n\n</think>\n\n", False), ("a", False)):
         found = form_of(template, (), prompt, {})

@@ -137,16 +137,13 @@ def test_what_was_hidden_is_read_again(text: str) -> None:
     assert not any(mark in cut[5:] for mark in marks[:2])
 
 
-def test_a_template_that_writes_ascii_shows_the_mark() -> None:
+def test_templates_that_write_ascii_and_tokenizers_that_join_cuts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hidden = HiddenTokens(["<|x|>"], "a <|x|>")
     text = json.dumps(hidden.hide("a <|x|>"))
     assert "<|x|>" not in text
     assert hidden.rendered(text).readable() == '"a <|x|>"'
-
-
-def test_a_tokenizer_that_joins_a_cut_with_others_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     with pytest.raises(SpanningTokenError):
         without_cuts([1, 2], [(0, 2), (2, 3)], "a!b", "!")
     assert without_cuts([1, 2, 2, 3], [(0, 1), (1, 2), (1, 2), (2, 3)], "a!b", "!") == [1, 3]

@@ -86,16 +86,7 @@ def test_keys_and_values_are_read_in_their_own_precision_and_multiplied_with() -
     assert sizes == [4000, 2000, 2000, 2000]
 
 
-def test_packed_weights_without_rates_are_read_as_others_and_multiplied_in_the_fastest_precision() -> None:
-    curve = weights_curve(BOARD, 1e9, "int4")
-    assert curve.base_s == pytest.approx((0.5 + 2 / 32) * 1e9 / 10e9)
-    assert (curve.row_s, curve.extra_row_s) == (pytest.approx(2e9 / 0.5e12), 0)
-    assert "not measured" in BOARD.basis("int4")
-    assert "as float16" in BOARD.basis("int4")
-    assert BOARD.basis("float32") == ""
-
-
-def test_packed_weights_take_what_their_own_kernels_take() -> None:
+def test_packed_weights_take_what_their_kernels_take_or_are_read_as_others() -> None:
     curve = weights_curve(BOARD, 1e9, "int8")
     assert curve.base_s == pytest.approx(1e9 / 5e9)
     assert (curve.row_s, curve.extra_row_s) == (
@@ -106,6 +97,12 @@ def test_packed_weights_take_what_their_own_kernels_take() -> None:
     assert slow.seconds(7) == pytest.approx(3 * curve.seconds(7))
     twice = weights_curve(BOARD, 1e9, "gguf", filed_bytes=1.2).base_s
     assert twice == pytest.approx(2 * weights_curve(BOARD, 1e9, "gguf", filed_bytes=0.6).base_s)
+    curve = weights_curve(BOARD, 1e9, "int4")
+    assert curve.base_s == pytest.approx((0.5 + 2 / 32) * 1e9 / 10e9)
+    assert (curve.row_s, curve.extra_row_s) == (pytest.approx(2e9 / 0.5e12), 0)
+    assert "not measured" in BOARD.basis("int4")
+    assert "as float16" in BOARD.basis("int4")
+    assert BOARD.basis("float32") == ""
 
 
 def test_what_reading_does_not_hide_comes_on_top() -> None:

@@ -145,15 +145,12 @@ def test_a_slow_device_and_a_useless_drafter_are_left_out_and_a_free_one_drafts(
     assert plan.forecast.nodes == 1
 
 
-def test_more_users_get_more_together_and_less_each() -> None:
+def test_more_users_get_more_together_and_the_fastest_precision_that_fits() -> None:
     one, four = (
         make_plan(request_of(*["jetson-orin-nano"] * 5, users=users)).forecast.tokens_per_s
         for users in (1, 4)
     )
     assert one < four < 4 * one
-
-
-def test_of_precisions_the_fastest_that_fits_is_taken() -> None:
     request = request_of("jetson-orin-nano", "raspberry-pi-5")
     in_float32 = [
         replace(each.profile, tflops={**each.profile.tflops, "float32": 1.0}) for each in request.sites
@@ -238,7 +235,7 @@ def test_daemons_of_one_machine_share_its_cores(
     assert [partition.slowdown(arrangement, each) for each in arrangement.order] == [expected] * 3
 
 
-def test_the_drafter_shares_the_cores_too() -> None:
+def test_the_drafter_and_a_second_daemon_share_the_cores() -> None:
     _, partition, arrangement = sharing(4, 4)
     guessing = replace(arrangement, guesses=True)
     assert partition.slowdown(guessing, guessing.head) == 3.0
@@ -246,9 +243,6 @@ def test_the_drafter_shares_the_cores_too() -> None:
     assert [partition.slowdown(away, each) for each in (*away.order, away.head)] == [2.0, 2.0, 1.0]
     _, partition, arrangement = sharing(4, 4, drafter=PlannedDrafter(name="n", shape=None, acceptance=0.25))
     assert partition.slowdown(replace(arrangement, guesses=True), arrangement.head) == 2.0
-
-
-def test_a_plan_expects_nothing_of_a_second_daemon_on_the_same_cores() -> None:
     tiny = find_shape("tinyllama-1.1b")
     apart = make_plan(request_of("old-laptop", "old-laptop", shape=tiny, drafter=None, users=4))
     together = make_plan(sharing(4, 4, shape=tiny, drafter=None, users=4)[0])

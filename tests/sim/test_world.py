@@ -12,7 +12,7 @@ import pytest
 
 from flowspec.core.head.events import Cancel, Draft, Drafted, Forget
 from flowspec.core.protocol.cluster_messages import Ping
-from flowspec.core.protocol.messages import Commit, Proposal, Release, Sampling, Segment, SegmentPart
+from flowspec.core.protocol.messages import Proposal, Release, Sampling, Segment
 from flowspec.core.stage.events import ControlArrived, JobPart, LayersDone, RunLayers, Trim
 from flowspec.plan.timing import Curve, LinkSpec
 from flowspec.sim.clock import Clock
@@ -30,6 +30,7 @@ from flowspec.sim.language import HashLanguage
 from flowspec.sim.link import SimulatedLink
 from flowspec.sim.world import Handled, World
 from flowspec.wire.codec import Envelope, Tensor, encode
+from tests.core.stages import segment
 from tests.pipeline import ask
 from tests.plain import plain_answer
 
@@ -350,16 +351,8 @@ class Bench:
 
     def give(self, job: int) -> None:
         """A job of three rows."""
-        part = SegmentPart(
-            commit=Commit(request=0, epoch=0, base=1, path=()),
-            opening=None,
-            ids=(1, 2, 3),
-            parents=(0, 1, 2),
-            tokens=(7, 7, 7),
-            positions=(1, 2, 3),
-            committed=(False, False, False),
-        )
-        self.device.give(Draft(job=job, segment=Segment(segment=0, parts=(part,)), width=4))
+        rows = segment(0, [(1, 0, 1), (2, 1, 2), (3, 2, 3)])
+        self.device.give(Draft(job=job, segment=rows, width=4))
 
     def settle(self) -> None:
         while self.clock.step():

@@ -187,7 +187,7 @@ def test_a_reader_that_comes_now_and_then_sees_the_same() -> None:
         assert as_text(often.frames) == as_text(seldom.frames), f"seed {seed}"
 
 
-def test_recoveries_are_followed_too() -> None:
+def test_recoveries_are_followed_and_told() -> None:
     seen: Counter[str] = Counter()
     for seed in range(nightly(15, 40)):
         try:
@@ -197,6 +197,12 @@ def test_recoveries_are_followed_too() -> None:
         seen.update(mirror.seen)
         seen["roots again"] += mirror.seen["root"] - mirror.seen["begin"]
     assert all(seen[kind] > nightly(2, 10) for kind in ("lost", "stages", "dead", "roots again", "end")), seen
+    mirror = Mirror(HeadCore(context=20, stage_count=2))
+    for event in (PipelineLost(silent_s=1.5), PipelineReformed(stage_count=3)):
+        mirror.take(event, mirror.head.handle(event, 5.0), 5.0)
+    assert [frame["kind"] for frame in mirror.frames] == ["stages", "lost", "stages"]
+    assert mirror.frames[1]["silent_s"] == 1.5
+    assert [len(frame["stages"]) for frame in mirror.frames if frame["kind"] == "stages"] == [2, 3]
 
 
 def test_whoever_begins_in_mid_answer_is_told_the_present_first() -> None:
@@ -261,15 +267,6 @@ def test_a_reader_that_is_too_slow_begins_again(monkeypatch: pytest.MonkeyPatch)
     for mirror in mirrors:
         assert mirror.recorder._running == {}, "of answers whose end was missed nothing is kept"
         assert mirror.recorder._figures.frame(1e6) is None
-
-
-def test_what_is_lost_and_formed_again_is_told() -> None:
-    mirror = Mirror(HeadCore(context=20, stage_count=2))
-    for event in (PipelineLost(silent_s=1.5), PipelineReformed(stage_count=3)):
-        mirror.take(event, mirror.head.handle(event, 5.0), 5.0)
-    assert [frame["kind"] for frame in mirror.frames] == ["stages", "lost", "stages"]
-    assert mirror.frames[1]["silent_s"] == 1.5
-    assert [len(frame["stages"]) for frame in mirror.frames if frame["kind"] == "stages"] == [2, 3]
 
 
 # ---------------------------------------------------------------------------------------------------- figures

@@ -271,7 +271,7 @@ def test_devices_are_told_with_what_they_said_last() -> None:
     assert all(row["present"] and row["loading"] is None for row in watch._look_at_devices())
 
 
-def test_that_the_head_has_failed_is_told_once_and_to_those_who_come_later() -> None:
+def test_that_the_head_has_failed_is_told_once_and_notes_are_frames() -> None:
     head = VirtualHead(2)
     watch = watched(head)
     watcher = watch.join()
@@ -282,9 +282,6 @@ def test_that_the_head_has_failed_is_told_once_and_to_those_who_come_later() -> 
     assert found == ["no device is left"]
     assert "failed" in kinds_of(frames_of(watch.join()))
     watch.close()
-
-
-def test_a_note_is_a_frame_and_nothing_while_nobody_watches() -> None:
     watch = watched(VirtualHead(2))
     watch.note("told to nobody")
     watcher = watch.join()

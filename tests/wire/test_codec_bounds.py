@@ -88,10 +88,6 @@ def header_of(message: Any, tensor: Tensor | None = None) -> list[Any]:
     return msgpack.unpackb(encode(envelope)[0])
 
 
-def header_of_bytes(message: Any) -> bytes:
-    return msgpack.packb(header_of(message))
-
-
 def replaced(entries: list[Any], path: tuple[int, ...], value: Any) -> bytes:
     where = entries
     for index in path[:-1]:
@@ -173,28 +169,23 @@ def test_other_counts_of_frames_are_refused(frames: list[bytes]) -> None:
     refused(frames, "1 or 2 frames")
 
 
-@pytest.mark.parametrize("version", [0, 1, 2, True, 3.0, "3", None, [3]])
-def test_another_protocol_is_refused_with_advice(version: Any) -> None:
-    refused(
-        [replaced(header_of(Ping()), (0,), version)],
-        f"expected protocol {PROTOCOL_VERSION}, got .*same FlowSpec version",
-    )
+VERSION = f"expected protocol {PROTOCOL_VERSION}, got .*same FlowSpec version"
+COUNTS = (True, -1, 2**62, 2**64 - 1, 1.5, None, "x" * 201, b"head", ["a"])
+FORGED = ("two\nlines", "\x1b[2J", "\u202edaeh")
+"""Senders that would forge a line of the log."""
 
 
-@pytest.mark.parametrize("kind", [-1, len(KINDS), 2**63, True, None, "Ping", 1.0])
-def test_unknown_kinds_are_refused(kind: Any) -> None:
-    refused([replaced(header_of(Ping()), (1,), kind)], "message kind")
-
-
-@pytest.mark.parametrize("entry", [2, 3, 4])
-@pytest.mark.parametrize("value", [True, -1, 2**62, 2**64 - 1, 1.5, None, "x" * 201, b"head", ["a"]])
-def test_the_sender_and_its_counts_are_checked(entry: int, value: Any) -> None:
-    refused([replaced(header_of(Ping()), (entry,), value)], "broken Ping: expected a")
-
-
-@pytest.mark.parametrize("name", ["two\nlines", "\x1b[2J", "\u202edaeh"])
-def test_a_sender_that_would_forge_a_line_of_the_log_is_refused(name: str) -> None:
-    refused([replaced(header_of(Ping()), (3,), name)], "short printable text")
+@pytest.mark.parametrize(
+    ("entry", "value", "told"),
+    [
+        *((0, version, VERSION) for version in (0, 1, 2, True, 3.0, "3", None, [3])),
+        *((1, kind, "message kind") for kind in (-1, len(KINDS), 2**63, True, None, "Ping", 1.0)),
+        *((entry, value, "broken Ping: expected a") for entry in (2, 3, 4) for value in COUNTS),
+        *((3, name, "short printable text") for name in FORGED),
+    ],
+)
+def test_version_kind_sender_and_counts_are_checked(entry: int, value: Any, told: str) -> None:
+    refused([replaced(header_of(Ping()), (entry,), value)], told)
 
 
 def test_no_list_is_longer_than_any_that_a_message_has() -> None:
@@ -238,50 +229,46 @@ def test_a_payload_is_what_its_shape_says_and_nothing_else() -> None:
     refused([header, payload + b"\x00"], "with 13 bytes")
 
 
-@pytest.mark.parametrize(
-    ("shape", "size", "match"),
-    [
-        ([3, 2, "bfloat16"], 12, "payload of 2 rows, got 3"),
-        ([2, 3, "float64"], 48, "none of float32, bfloat16, float16"),
-        ([2, -3, "bfloat16"], 12, "expected a number"),
-        ([True, 6, "bfloat16"], 12, "expected a number"),
-        ([2, 3.0, "bfloat16"], 12, "expected a number"),
-        ([2, 3], 12, "payload shape"),
-        ([2, 2**61, "float32"], 12, "with 12 bytes"),
-        ([2, limits.PAYLOAD_BYTES_MAX // 2, "bfloat16"], limits.PAYLOAD_BYTES_MAX * 2, "bytes"),
-    ],
-)
-def test_wrong_payload_shapes_are_refused(shape: list[Any], size: int, match: str) -> None:
-    refused([replaced(header_of(SEGMENT, TENSOR), (6,), shape), bytes(size)], match)
-
-
 CHUNK = TensorBytes(digest="0f" * 32, offset=5)
+MANY_BYTES = limits.WEIGHT_CHUNK_BYTES + 1
 
 
 @pytest.mark.parametrize(
-    ("shape", "match"),
+    ("message", "shape", "size", "match"),
     [
-        ([1, 0, BYTES], "got .1, 0. uint8"),
-        ([2, 3, BYTES], "got .2, 3. uint8"),
-        ([1, 3, "bfloat16"], "got .1, 3. bfloat16"),
-        ([1, limits.WEIGHT_CHUNK_BYTES + 1, BYTES], f"1 to {limits.WEIGHT_CHUNK_BYTES} bytes of weights"),
+        (SEGMENT, [3, 2, "bfloat16"], 12, "payload of 2 rows, got 3"),
+        (SEGMENT, [2, 3, "float64"], 48, "none of float32, bfloat16, float16"),
+        (SEGMENT, [2, -3, "bfloat16"], 12, "expected a number"),
+        (SEGMENT, [True, 6, "bfloat16"], 12, "expected a number"),
+        (SEGMENT, [2, 3.0, "bfloat16"], 12, "expected a number"),
+        (SEGMENT, [2, 3], 12, "payload shape"),
+        (SEGMENT, [2, 2**61, "float32"], 12, "with 12 bytes"),
+        (SEGMENT, [2, limits.PAYLOAD_BYTES_MAX // 2, "bfloat16"], limits.PAYLOAD_BYTES_MAX * 2, "bytes"),
+        (CHUNK, [1, 0, BYTES], 0, "got .1, 0. uint8"),
+        (CHUNK, [2, 3, BYTES], 6, "got .2, 3. uint8"),
+        (CHUNK, [1, 3, "bfloat16"], 6, "got .1, 3. bfloat16"),
+        (CHUNK, [1, MANY_BYTES, BYTES], MANY_BYTES, f"1 to {limits.WEIGHT_CHUNK_BYTES} bytes of weights"),
     ],
 )
-def test_weights_come_as_one_row_of_bytes(shape: list[Any], match: str) -> None:
-    data = bytes(shape[0] * shape[1] * (1 if shape[2] == BYTES else 2))
-    refused([replaced(header_of(CHUNK), (6,), shape), data], match)
+def test_wrong_payload_shapes_are_refused(message: Any, shape: list[Any], size: int, match: str) -> None:
+    """Weights come as one row of bytes."""
+    header = header_of(message, TENSOR if message is SEGMENT else None)
+    refused([replaced(header, (6,), shape), bytes(size)], match)
 
 
-def test_bytes_of_weights_travel_with_their_message_only() -> None:
+def test_only_segments_and_weights_carry_a_payload_and_each_its_own() -> None:
     tensor = Tensor(rows=1, width=4, dtype=BYTES, data=b"abcd")
     envelope = Envelope(incarnation=3, sender="head", sequence=0, message=CHUNK, tensor=tensor)
     assert decode(encode(envelope)) == envelope
-    refused([header_of_bytes(CHUNK)], "got none")
+    refused([msgpack.packb(header_of(CHUNK))], "got none")
     refused(
         [replaced(header_of(SEGMENT), (6,), [2, 2, BYTES]), b"abcd"],
         "expected a payload of float32, bfloat16, float16",
     )
     refused([replaced(header_of(Ping()), (6,), [1, 4, BYTES]), b"abcd"], "Ping carries no payload")
+    for message in (VERIFIED, Pong(queued=0, done=0, memory_bytes=0)):
+        told = f"{type(message).__name__} carries no payload"
+        refused([replaced(header_of(message), (6,), [0, 0, "float32"]), b""], told)
 
 
 ENTRY = ["model.norm.weight", "F32", [64], 256, "0" * 64]
@@ -304,32 +291,6 @@ def test_what_a_head_says_of_a_tensor_is_checked(at: int, values: list[Any]) -> 
     assert decode([replaced(header, (BODY, 0, 0), ENTRY)])
     for value in values:
         refused([replaced(header, (BODY, 0, 0), [*ENTRY[:at], value, *ENTRY[at + 1 :]])], "expected")
-
-
-@pytest.mark.parametrize(
-    ("message", "path", "value"),
-    [
-        (AskNames(first=0), (0,), limits.TENSORS_MAX + 1),
-        (NameList(names=("a",)), (0,), ["a"] * (limits.TENSORS_LISTED_MAX + 1)),
-        (NameList(names=("a",)), (0,), ["a" * (limits.NAME_CHARS_MAX + 1)]),
-        (AskTensors(names=("a",)), (0,), ["a"] * (limits.TENSORS_LISTED_MAX + 1)),
-        (AskTensors(names=("a",)), (0,), [1]),
-        (TensorList(entries=()), (0,), [ENTRY] * (limits.TENSORS_LISTED_MAX + 1)),
-        (ModelOffer(config="{}", gguf="", tensor_count=1), (1,), "x" * (limits.NAME_CHARS_MAX + 1)),
-        (ModelOffer(config="{}", gguf="", tensor_count=1), (0,), "x" * (limits.CONFIG_CHARS_MAX + 1)),
-        (ModelOffer(config="{}", gguf="", tensor_count=1), (2,), 0),
-        (ModelOffer(config="{}", gguf="", tensor_count=1), (2,), limits.TENSORS_MAX + 1),
-        (AskBytes(digest="0" * 64, offset=0, size=1), (2,), limits.WEIGHT_CHUNK_BYTES + 1),
-        (AskBytes(digest="0" * 64, offset=0, size=1), (2,), 0),
-        (AskTokens(offset=0), (0,), limits.TOKEN_TABLE_BYTES_MAX + 1),
-        (AskTokens(offset=0), (0,), -1),
-        (AskBytes(digest="0" * 64, offset=0, size=1), (1,), limits.TENSOR_BYTES_MAX + 1),
-        (AskBytes(digest="0" * 64, offset=0, size=1), (0,), "/etc/passwd"),
-        (Loading(share=0.5), (1,), "dancing"),
-    ],
-)
-def test_every_bound_of_the_weights_is_kept(message: Any, path: tuple[int, ...], value: Any) -> None:
-    refused([replaced(header_of(message), (BODY, *path), value)], "expected")
 
 
 def test_the_largest_lists_of_tensors_fit_into_a_header() -> None:
@@ -359,7 +320,7 @@ def test_features_come_with_a_row_for_each_node_and_fit_into_a_payload() -> None
     tensor = Tensor(rows=2, width=3, dtype="float16", data=bytes(12))
     envelope = Envelope(incarnation=3, sender="s", sequence=0, message=FEATURES, tensor=tensor)
     assert decode(encode(envelope)) == envelope
-    refused([header_of_bytes(FEATURES)], "expected a payload of 2 rows, got none")
+    refused([msgpack.packb(header_of(FEATURES))], "expected a payload of 2 rows, got none")
     for shape, size, match in (
         ([2, 0, "float16"], 0, "rows of no width"),
         ([1, 3, "float16"], 6, "expected a payload of 2 rows, got 1"),
@@ -369,12 +330,6 @@ def test_features_come_with_a_row_for_each_node_and_fit_into_a_payload() -> None
     for ids in ([], [-1], [0] * (limits.FEATURES_ROWS_MAX + 1)):
         refused([replaced(header_of(FEATURES, tensor), (BODY, 2), ids), bytes(12)], "broken Features: ids")
     assert limits.FEATURES_ROWS_MAX * limits.CAPTURES_MAX * 16_384 * 4 == limits.PAYLOAD_BYTES_MAX
-
-
-@pytest.mark.parametrize("message", [VERIFIED, Pong(queued=0, done=0, memory_bytes=0)])
-def test_only_a_segment_carries_a_payload(message: Any) -> None:
-    kind = type(message).__name__
-    refused([replaced(header_of(message), (6,), [0, 0, "float32"]), b""], f"{kind} carries no payload")
 
 
 @pytest.mark.parametrize("dtype", DTYPE_BYTES)
@@ -454,6 +409,23 @@ MANY_PARTS = [
         (DRAFTER, (4,), 1),
         (DRAFTER, (11,), [2]),
         (DRAFTER, (12, 0), 0),
+        (AskNames(first=0), (0,), limits.TENSORS_MAX + 1),
+        (NameList(names=("a",)), (0,), ["a"] * (limits.TENSORS_LISTED_MAX + 1)),
+        (NameList(names=("a",)), (0,), ["a" * (limits.NAME_CHARS_MAX + 1)]),
+        (AskTensors(names=("a",)), (0,), ["a"] * (limits.TENSORS_LISTED_MAX + 1)),
+        (AskTensors(names=("a",)), (0,), [1]),
+        (TensorList(entries=()), (0,), [ENTRY] * (limits.TENSORS_LISTED_MAX + 1)),
+        (ModelOffer(config="{}", gguf="", tensor_count=1), (1,), "x" * (limits.NAME_CHARS_MAX + 1)),
+        (ModelOffer(config="{}", gguf="", tensor_count=1), (0,), "x" * (limits.CONFIG_CHARS_MAX + 1)),
+        (ModelOffer(config="{}", gguf="", tensor_count=1), (2,), 0),
+        (ModelOffer(config="{}", gguf="", tensor_count=1), (2,), limits.TENSORS_MAX + 1),
+        (AskBytes(digest="0" * 64, offset=0, size=1), (2,), limits.WEIGHT_CHUNK_BYTES + 1),
+        (AskBytes(digest="0" * 64, offset=0, size=1), (2,), 0),
+        (AskTokens(offset=0), (0,), limits.TOKEN_TABLE_BYTES_MAX + 1),
+        (AskTokens(offset=0), (0,), -1),
+        (AskBytes(digest="0" * 64, offset=0, size=1), (1,), limits.TENSOR_BYTES_MAX + 1),
+        (AskBytes(digest="0" * 64, offset=0, size=1), (0,), "/etc/passwd"),
+        (Loading(share=0.5), (1,), "dancing"),
     ],
 )
 def test_counts_and_relations_between_fields_are_checked(
