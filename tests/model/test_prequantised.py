@@ -229,24 +229,16 @@ def test_a_damaged_matrix_is_refused_in_one_line(
     assert "\n" not in str(caught.value)
 
 
-def without(folder: Path, *keys: str) -> ModelFiles:
-    """The model whose config says no more of how it is quantised, or not this of it."""
-    config = json.loads((folder / "config.json").read_text())
-    inner = config
-    for key in keys[:-1]:
-        inner = inner[key]
-    del inner[keys[-1]]
-    (folder / "config.json").write_text(json.dumps(config))
-    return ModelFiles(str(folder))
-
-
 def test_gate_and_up_of_an_expert_may_have_a_scale_each(made: Callable[[str], Path], tmp_path: Path) -> None:
     """As transformers writes experts that are not scaled by blocks; no other matrix has two scales."""
     scales = torch.rand(6, 2, 1, generator=torch.Generator().manual_seed(1)) + 0.5
     other = "model.language_model.layers.0.self_attn.q_proj.weight"
     two = {f"{GATE_UP}_scale_inv": scales, f"{other}_scale_inv": torch.tensor([[1.0], [2.0]])}
-    damaged(made("experts stacked in fp8"), tmp_path / "two", lambda tensors: tensors.update(two))
-    tensors = without(tmp_path / "two", "quantization_config", "weight_block_size").tensors()
+    files = damaged(made("experts stacked in fp8"), tmp_path / "two", lambda tensors: tensors.update(two))
+    config = json.loads((tmp_path / "two" / "config.json").read_text())
+    del config["quantization_config"]["weight_block_size"]
+    (tmp_path / "two" / "config.json").write_text(json.dumps(config))
+    tensors = files.tensors()
     levels = load_file(tmp_path / "two" / "model.safetensors")[GATE_UP].float()
     for expert in range(6):
         name = GATE_UP.replace("experts.", f"experts.{expert}.") + ".weight"
