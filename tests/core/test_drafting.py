@@ -77,7 +77,7 @@ def test_guesses_that_came_true_are_not_run_again_only_told() -> None:
     assert (part.commit.base, part.commit.path) == (5, ()), "a Commit tells what the ones before it have not"
 
 
-def test_a_path_that_outgrew_a_commit_is_told_in_several() -> None:
+def test_long_paths_are_told_in_several_and_too_long_prompts_not_drafted_for() -> None:
     request = asked(3)
     part_of(request, 2)
     grown = request.tree.extend_path([5] * (limits.COMMIT_PATH_MAX + 300))
@@ -89,9 +89,6 @@ def test_a_path_that_outgrew_a_commit_is_told_in_several() -> None:
         given += part.ids
         assert max(part.positions) < 3 + len(told), "no row comes before the Commit that names it"
     assert (told, given) == (grown, grown)
-
-
-def test_a_prompt_beyond_the_drafters_context_is_not_drafted_for() -> None:
     request = asked(20, drafter_context=19)
     assert request.drafter_states[0].opening is None
     assert not expandable(request, 0, DrafterTraits(context=19), 19)

@@ -1,5 +1,4 @@
-"""What each method decides: a head whose stages and drafter are played by hand, exact
-commands out."""
+"""What each method decides: a head whose stages and drafter are played by hand, exact commands out."""
 
 from __future__ import annotations
 

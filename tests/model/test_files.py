@@ -446,19 +446,16 @@ def test_gguf_files_are_known_by_their_first_bytes_whatever_their_names(
         ModelFiles(str(model)).check_weights()
 
 
-def test_another_file_is_no_model(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"x")
-    with pytest.raises(InputError, match="is no model"):
-        ModelFiles(str(tmp_path / "file"))
-
-
-def test_parts_behind_one_another_are_no_file(checkpoint: Path, tmp_path: Path) -> None:
+def test_parts_behind_one_another_and_other_files_are_no_model(checkpoint: Path, tmp_path: Path) -> None:
     first = ggufs.convert(checkpoint, tmp_path / "parts" / "m.gguf", part_tensors=20)
     path = tmp_path / first.name
     path.write_bytes(b"".join(part.read_bytes() for part in sorted(first.parent.iterdir())))
     told = r"several parts of a GGUF model one behind another.*llama-gguf-split"
     with pytest.raises(InputError, match=told):
         ModelFiles(str(path)).check_weights()
+    (tmp_path / "file").write_bytes(b"x")
+    with pytest.raises(InputError, match="is no model"):
+        ModelFiles(str(tmp_path / "file"))
 
 
 # ----------------------------------------------------------------------------------- weights not written

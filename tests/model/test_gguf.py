@@ -192,7 +192,7 @@ def test_the_config_says_what_the_file_states(
     assert family_of(config, "m").module == "llama"
 
 
-def test_scores_of_the_largest_gemmas_are_scaled_by_hidden_size_over_heads(tmp_path: Path) -> None:
+def test_scores_of_the_largest_gemmas_and_contexts_of_longrope_are_theirs(tmp_path: Path) -> None:
     for name, layers, expected in (("gemma2", 46, 64), ("gemma3", 62, 64), ("gemma3", 7, 32)):
         stated = {"block_count": layers, "attention.key_length": 32, "attention.value_length": 32}
         path = convert(
@@ -201,9 +201,6 @@ def test_scores_of_the_largest_gemmas_are_scaled_by_hidden_size_over_heads(tmp_p
             metadata={f"{name}.{key}": value for key, value in stated.items()},
         )
         assert ModelFiles(str(path)).config().query_pre_attn_scalar == expected
-
-
-def test_context_of_longrope_ends_where_its_angles_change(tmp_path: Path) -> None:
     folder = make(tmp_path / "checkpoint", "phi3-longrope")
     assert context_max(ModelFiles(str(convert(folder, tmp_path / "m.gguf"))).config()) == 480
     folder = make(tmp_path / "llama", "llama-rope3")
@@ -377,7 +374,9 @@ def test_a_text_that_says_it_is_longer_than_the_file_is_an_input_error(tmp_path:
         GgufFile.read(tmp_path / "m.gguf")
 
 
-def test_a_tokenizer_comes_with_the_file(tmp_path: Path) -> None:
+def test_a_tokenizer_comes_with_the_file_or_the_file_takes_token_ids(
+    tmp_path: Path, llama_file: Path
+) -> None:
     own = Tokenizer(ModelFiles(BUNDLED))
     path = convert(bundled_folder("target"), tmp_path / "m.gguf", Kind.BF16, metadata=bundled())
     (tmp_path / "tokenizer_config.json").write_text("no business of the file's")
@@ -387,9 +386,6 @@ def test_a_tokenizer_comes_with_the_file(tmp_path: Path) -> None:
     assert found.encode_chat(question) == own.encode_chat(question)
     assert found.decode(found.encode_chat(question)) == own.decode(own.encode_chat(question))
     assert recommended(files, files.config()).stop_ids == {2}
-
-
-def test_without_tokens_in_it_the_file_takes_token_ids(llama_file: Path) -> None:
     with pytest.raises(InputError, match="has no tokenizer; give the prompt as --prompt-token-ids"):
         Tokenizer(ModelFiles(str(llama_file)))
 

@@ -154,14 +154,11 @@ def test_the_bytes_of_tokens_are_those_of_the_text(text: str) -> None:
     assert [TOKENIZER.token_bytes(token) for token in (2, 1 << 20)] == [b"<|end|>", b""]
 
 
-def test_what_is_not_utf8_is_refused() -> None:
+def test_what_is_not_utf8_is_refused_and_where_no_tokenizer_is(tmp_path: Path) -> None:
     """As the command line hands over bytes that are no text."""
     for ask in (TOKENIZER.encode, lambda text: TOKENIZER.encode_chat([{"role": "user", "content": text}])):
         with pytest.raises(InputError, match="expected text in UTF-8"):
             ask("a\udcffb")
-
-
-def test_a_model_without_a_tokenizer_is_told_so(tmp_path: Path) -> None:
     shutil.copy(bundled_folder("target") / "config.json", tmp_path)
     with pytest.raises(InputError, match=r"has no tokenizer; give the prompt as --prompt-token-ids"):
         Tokenizer(ModelFiles(str(tmp_path)))
