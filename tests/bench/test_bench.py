@@ -1,5 +1,6 @@
 """Running experiments: complete, resumed after anything, the same however many processes there are, and never
-in another one's folder."""
+in another one's folder. Plain answers are made once and kept in a file.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +25,16 @@ from flowspec.bench.bench import (
 from flowspec.bench.config import Bench, Setup
 from flowspec.bench.out_folder import EXPERIMENT
 from flowspec.bench.outcome import EXACT, Record, read_records, write_records
-from flowspec.bench.plain import PlainCase
+from flowspec.bench.plain import PlainCase, make_samplings, plain_cases
 from flowspec.bench.rival_experiment import read_rivals
 from flowspec.bench.rival_runs import read_rival_records
 from flowspec.bench.rival_runs import total as total_of_rivals
 from flowspec.bench.virtual_runs import VirtualRuns, open_workers
 from flowspec.cli.main import main
 from flowspec.errors import InputError
-from flowspec.model.files import BUNDLED
+from flowspec.model.files import BUNDLED, ModelFiles
+from flowspec.model.prompts import Prompt
+from flowspec.model.step_by_step import StepByStep
 from tests.bench.benches import RIVALS, Steps, boards, synthetic
 from tests.bench.records import record
 
@@ -301,3 +304,57 @@ def test_a_small_experiment_of_rivals_is_run_and_gone_on_with(
     (out / RESULTS).write_text("".join(kept.splitlines(keepends=True)[:4]))
     assert main([*args, "--json", "--no-plots"]) == 0
     assert sorted((out / RESULTS).read_text().splitlines()) == sorted(kept.splitlines())
+
+
+PROMPTS = [
+    Prompt(prompt_id=str(number), domain=domain, turns=(text,))
+    for number, (domain, text) in enumerate([("a", "1 2"), ("b", "3")])
+]
+
+
+def cases_of(cache: Path | None, new_tokens: int = 6) -> list[PlainCase]:
+    return plain_cases(ModelFiles(BUNDLED), PROMPTS, make_samplings((0.0, 1.0), (3,)), new_tokens, cache)
+
+
+def test_answers_that_are_kept_are_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = tmp_path / "answers.json"
+    found = cases_of(cache)
+    found_as = [f"{case.prompt_id} {case.sampling.temperature}" for case in found]
+    assert found_as == ["0 0.0", "1 0.0", "0 1.0", "1 1.0"]
+    assert all(len(case.answer) == 6 or case.is_stopped for case in found)
+    kept = cache.read_text()
+    assert len(json.loads(kept)) == 4
+    monkeypatch.setattr(StepByStep, "generate", lambda *_: pytest.fail("an answer was made again"))
+    assert cases_of(cache) == found
+    assert cache.read_text() == kept
+    with pytest.raises(pytest.fail.Exception, match="made again"):
+        cases_of(cache, new_tokens=7)
+
+
+def test_an_interruption_keeps_the_answers_that_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    generate = StepByStep.generate
+
+    def twice(*args: object) -> tuple[int, ...]:
+        if len(made) == 2:
+            raise KeyboardInterrupt
+        made.append(1)
+        return generate(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(StepByStep, "generate", twice)
+    with pytest.raises(KeyboardInterrupt):
+        cases_of(tmp_path / "answers.json")
+    assert len(json.loads((tmp_path / "answers.json").read_text())) == 2
+    made.clear()
+    assert len(cases_of(tmp_path / "answers.json")) == 4
+    assert len(made) == 2
+
+
+@pytest.mark.parametrize("text", ['{"a": [1.5]}', "[]", "{"])
+def test_a_file_that_holds_no_answers_is_no_cache(tmp_path: Path, text: str) -> None:
+    (tmp_path / "answers.json").write_text(text)
+    with pytest.raises(InputError, match=r"answers\.json:"):
+        cases_of(tmp_path / "answers.json")
+    assert (tmp_path / "answers.json").read_text() == text

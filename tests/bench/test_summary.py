@@ -1,21 +1,31 @@
 """What records say together: rates, paired speed-ups with intervals, shares of the oracle, the cells of
-`continuous`, and published figures beside measured ones."""
+`continuous`, and published figures beside measured ones.
+
+Whatever was run comes out as tables, pages, pictures and traces; `lab/golden` records how they look.
+"""
 
 from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from flowspec.bench import html_report, plots, report, timeline
 from flowspec.bench.config import Published
 from flowspec.bench.outcome import Record
+from flowspec.bench.plain import PlainCase
+from flowspec.bench.setting import setting_of
 from flowspec.bench.summary import OVERALL, paired, rates, summarise, sums
-from flowspec.bench.validation import validate
+from flowspec.bench.trace import Trace
+from flowspec.bench.validation import show_validation, validate
 from tests.bench.benches import boards, synthetic
+from tests.bench.cases import made
 from tests.bench.records import record
 
 
@@ -167,3 +177,80 @@ def test_a_rate_is_all_tokens_by_all_time_and_a_ratio_is_to_the_reference() -> N
         }
         for method, published, found in (("chunk-pp", 5.0, 6.0), ("ar", 2.0, 3.0))
     ]
+
+
+CASE: PlainCase = made("a", (2, 3))
+SECONDS = {"ar": 5.0, "chunk-pp (published)": 4.0, "tree-sd tuned": 3.0, "continuous": 2.0}
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def records_of(testbeds: int = 1, methods: dict[str, float] = SECONDS, prompts: str = "ab") -> list[Record]:
+    return [
+        record(name, prompt, 10, seconds, testbed=f"{testbed + 2} boards", temperature=temperature)
+        for testbed in range(testbeds)
+        for temperature in (0.0, 1.0)
+        for prompt in prompts
+        for name, seconds in methods.items()
+    ]
+
+
+RUNS = {
+    "nothing": [],
+    "plain decoding alone": records_of(methods={"ar": 1.0}),
+    "no plain decoding": records_of(methods={"pipedec": 2.0, "continuous": 1.0}),
+    "one prompt": records_of(prompts="a"),
+    "no tokens": [record("continuous", "a", 0, 0.0), record("ar", "a", 0, 0.0)],
+    "several testbeds": records_of(testbeds=4),
+}
+
+
+def whole_summary(records: list[Record]) -> dict[str, Any]:
+    known = Published(testbed="2 boards", temperature=0.0, reference="ar", tokens_per_s={"ar": 4.0})
+    bench = synthetic(testbeds=(boards(2, name="2 boards"),), published=(known,))
+    setting = setting_of(bench, [CASE], ["bench", "--experiment", "by <hand>"])
+    found = summarise("by <hand>", "simulated", records)
+    return found | {"setting": setting, "validation": validate(bench, records)}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_report_comes_out_whatever_was_run(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary = whole_summary(RUNS[name])
+    page = str(html_report.page(summary, tmp_path))
+    report.show(summary)
+    show_validation(summary["validation"], "simulated", "1 prompt")
+    said = capsys.readouterr().out
+    for text in (page, said, report.markdown(summary)):
+        assert "simulated world" in text.lower(), "nothing is taken for a measurement"
+        assert "None" not in text
+        assert "nan" not in text.replace("Jetson Orin Nano", "").replace("orin-nano", "")
+    assert "by &lt;hand&gt;" in page
+    assert max(map(len, said.splitlines())) <= 80
+    assert ("2.50" in page) == (name in ("one prompt", "several testbeds"))
+
+
+def test_a_page_holds_its_pictures_names_nothing_outside_and_tells_wrong_answers(tmp_path: Path) -> None:
+    (tmp_path / "timeline.png").write_bytes(PNG)
+    wrong = [*records_of(), record("continuous", "c", 10, 2.0, agreement="wrong")]
+    html_report.write_report(whole_summary(wrong), tmp_path)
+    page = (tmp_path / "report.html").read_text("utf-8")
+    assert "1 of 17 answers differ" in page
+    assert page.count('src="data:image/png;base64,') == 1
+    assert not re.search(r"href|http|url\(|<script|@import", page)
+
+
+def test_pictures_come_out_whatever_was_run(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "picture.png"
+
+    def is_drawn() -> bool:
+        found = path.read_bytes()
+        path.unlink()
+        return found.startswith(PNG)
+
+    for name in ("nothing", "no plain decoding", "several testbeds"):
+        plots.speedup(summarise("by hand", "simulated", RUNS[name]), path)
+        assert is_drawn()
+    timeline.draw({"ar": Trace()}, path, name="by hand", world="cluster", stages=2)
+    assert is_drawn()

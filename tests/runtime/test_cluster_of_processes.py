@@ -1,12 +1,16 @@
-"""Real daemons, sockets and model files: answers, one head after another, and how processes begin and end."""
+"""Real daemons, sockets and model files: answers, one head after another, how processes begin and end, and
+that what a head held goes when it is closed.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import subprocess
 import sys
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,9 +31,11 @@ from flowspec.runtime.daemon import Daemon
 from flowspec.runtime.head import Head
 from flowspec.runtime.local import NO_MEMORY, LocalCluster, LocalDaemon
 from flowspec.runtime.machine import Machine
+from flowspec.runtime.session import ClusterOptions, Decoding, Limits, open_cluster
+from flowspec.runtime.transport import Wake
 from tests import warm
 from tests.daemons import daemon_process
-from tests.runtime.clusters import PROMPT, plain, plan_for, submit, tokens_of, wait_until, whole_model
+from tests.runtime.clusters import PROMPT, WAIT_S, plain, plan_for, submit, tokens_of, wait_until, whole_model
 
 
 def test_several_answers_at_once_and_a_second_turn(
@@ -275,3 +281,50 @@ def test_a_turn_that_was_held_up_does_not_end_a_hold(monkeypatch: pytest.MonkeyP
     finally:
         daemon._compute.stop(timeouts.COMPUTE_STOP_S)
         daemon._context.destroy(linger=0)
+
+
+@pytest.mark.usefixtures("lent")
+def test_the_drafters_weights_go_with_the_session_and_the_rest_with_the_next_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread of the second one sees that it is to stop, and is through, before `close` gets to wake it,
+    which closes it all the same."""
+    options = ClusterOptions(model=str(folder), dtype="float32", local=1, context=300)
+    with open_cluster(options) as cluster:
+        gc.collect()
+        gc.disable()
+        try:
+            with cluster.session(Decoding(drafters=(str(folder),)), lambda text, share: None) as session:
+                session.ask(PROMPT, Sampling(), Limits(new_tokens_max=4, stop_ids=frozenset()))
+                assert session.head.drafters
+                drafter = weakref.ref(session.head.drafters[0].drafter)
+                first = weakref.ref(session.head)
+            del session
+            assert drafter() is None
+            with cluster.session(Decoding(drafters=("none",)), lambda text, share: None) as session:
+                assert first() is None
+                head = session.head
+                wake = head._wake.set
+
+                def too_late() -> None:
+                    head._thread.join(WAIT_S)
+                    wake()
+
+                monkeypatch.setattr(head._wake, "set", too_late)
+            assert not head._thread.is_alive()
+        finally:
+            gc.enable()
+
+
+def test_a_wake_that_is_closed_writes_into_nobodys_pipe() -> None:
+    wake = Wake()
+    wake.close()
+    read, write = os.pipe()  # of the same numbers
+    try:
+        wake.set()
+        os.set_blocking(read, False)
+        with pytest.raises(BlockingIOError):
+            os.read(read, 1)
+    finally:
+        os.close(read)
+        os.close(write)
