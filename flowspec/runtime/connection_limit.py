@@ -1,14 +1,15 @@
 """The connections to a daemon's port, as its socket's monitor tells of them: how many there are, and that
 there are not too many.
 
-ZeroMQ takes as many as the process may have files, and then nothing else in the process can open one. Those
-above the limit are shut down by their descriptor, which ZeroMQ takes for the peer's own end.
+ZeroMQ takes as many as the process may have files, and then nothing else in the process can open one: so
+connections may have half of these. Those above the limit are shut down by their descriptor, which ZeroMQ takes
+for the peer's own end.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
+import resource
 import socket as sockets
 from dataclasses import dataclass, field
 
@@ -31,11 +32,11 @@ class ConnectionChanges:
 class ConnectionLimit:
     """Watches a bound socket; `socket` is readable when there is something to `drain`."""
 
-    def __init__(self, bound: zmq.Socket[bytes], connections_max: int = limits.CONNECTIONS_MAX) -> None:
+    def __init__(self, bound: zmq.Socket[bytes], connections_max: int | None = None) -> None:
         self.socket: zmq.Socket[bytes] = bound.get_monitor_socket(
             zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | HANDSHAKE_FAILED
         )
-        self._connections_max = connections_max
+        self.connections_max = connections_max or connections_most(limits.CONNECTIONS_MAX)
         self._open: set[int] = set()
 
     def drain(self) -> ConnectionChanges:
@@ -43,7 +44,7 @@ class ConnectionLimit:
         found = ConnectionChanges()
         for event, descriptor in events(self.socket):  # of a failed handshake the value says why
             if event == zmq.EVENT_ACCEPTED:
-                if len(self._open) >= self._connections_max:
+                if len(self._open) >= self.connections_max:
                     found.surplus += 1
                     _shut_down(descriptor)
                 self._open.add(descriptor)
@@ -55,7 +56,18 @@ class ConnectionLimit:
         return found
 
 
+def connections_most(wanted: int) -> int:
+    """So many, or as many as leave this process half of the files that it may open."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return wanted if files < 0 else min(wanted, files // 2)
+
+
 def _shut_down(descriptor: int) -> None:
-    """Ends a connection whose descriptor stays ZeroMQ's to close; one that is closed by now is no error."""
-    with contextlib.suppress(OSError), sockets.socket(fileno=os.dup(descriptor)) as connection:
-        connection.shutdown(sockets.SHUT_RDWR)
+    """Ends a connection whose descriptor stays ZeroMQ's to close, even where there is no other descriptor;
+    one that is closed by now is no error."""
+    with contextlib.suppress(OSError):
+        connection = sockets.socket(fileno=descriptor)
+        try:
+            connection.shutdown(sockets.SHUT_RDWR)
+        finally:
+            connection.detach()

@@ -53,7 +53,9 @@ class Port:
         if found.closed:
             log.debug("%d connection(s) closed", found.closed)
         if found.surplus:
-            log.warning("refused connections: there are %d already", limits.CONNECTIONS_MAX)
+            most = self._connection_limit.connections_max
+            few = "" if most == limits.CONNECTIONS_MAX else ", half of the files that `ulimit -n` allows"
+            log.warning("refused connections: there are %d already%s", most, few)
         for refusal in dict.fromkeys(found.failed):
             if refusal is not Refusal.UNLISTED:  # the authenticator told who that was
                 log.warning("dropped connections: %s", self._why(refusal))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from flowspec.errors import FlowSpecError, InputError
 from flowspec.llm import LLM
 from flowspec.runtime.addresses import not_ours
+from flowspec.runtime.connection_limit import connections_most
 from flowspec.serve.app import AccessRules, build_app
 from flowspec.serve.service import Service, ServiceOptions
 from flowspec.serve.totals import Totals
@@ -39,6 +41,7 @@ FAILURE_S = 0.25
 """How often it is looked whether the cluster has failed."""
 CLOSE_S = 5
 """How long their connections may then take to close."""
+log = logging.getLogger("flowspec.serve")
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -92,7 +95,7 @@ class _Protocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         transport.set_write_buffer_limits(0)  # whatever waits to be sent is told to `pause_writing`
-        if len(self.connections) > CONNECTIONS_MAX:
+        if len(self.connections) > connections_most(CONNECTIONS_MAX):
             transport.abort()
         else:
             self._watch()
@@ -159,8 +162,21 @@ class _Protocol(H11Protocol):
         self._stalled = None
 
 
+def _tell_of_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """asyncio tells by a traceback that connections have taken the last file that the process may open."""
+    error = context.get("exception")
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        log.warning("cannot take another connection (%s); those that are open go on", error.strerror)
+    else:
+        loop.default_exception_handler(context)
+
+
 class _Server(uvicorn.Server):
     """uvicorn's own; signals are the caller's."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(_tell_of_error)
+        await super().startup(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -177,6 +193,7 @@ def server_of(app: ASGIApp) -> uvicorn.Server:
         "access_log": False,
         "proxy_headers": False,
         "server_header": False,
+        "backlog": BACKLOG,  # without a free file asyncio tries so often at once
         "timeout_keep_alive": KEEP_ALIVE_S,
         "timeout_graceful_shutdown": CLOSE_S,
     }

@@ -9,9 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import zmq
 
-from flowspec.runtime.connection_limit import ConnectionChanges, ConnectionLimit
+from flowspec.runtime.connection_limit import ConnectionChanges, ConnectionLimit, connections_most
 from flowspec.runtime.security.authenticator import Authenticator
 from flowspec.runtime.security.keyfiles import device_keyring, head_keyring, make_keys
 from flowspec.runtime.security.keyring import Keyring
@@ -91,3 +92,9 @@ def test_the_limit_holds_in_front_of_keys(tmp_path: Path) -> None:
         router.disable_monitor()
         doorman.socket.close()
         context.destroy(linger=0)
+
+
+@pytest.mark.parametrize(("files", "most"), [(64, 32), (1024, 512), (1 << 20, 512), (-1, 512)])
+def test_connections_leave_half_of_the_files(files: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda kind: (files, files))
+    assert connections_most(512) == most

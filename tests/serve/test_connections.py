@@ -5,6 +5,7 @@ pages may watch, our own and those whose origin is named. Programs name no origi
 from __future__ import annotations
 
 import asyncio
+import errno
 import http.client
 import json
 import os
@@ -13,6 +14,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -111,6 +113,25 @@ def test_more_connections_than_there_may_be_are_closed(llm: LLM, monkeypatch: py
                 third.sendall(HEALTH)
                 if not is_closed(third):
                     break
+
+
+def test_a_server_without_descriptors_says_so_in_a_line(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole, refusals = socket.socket.accept, [OSError(errno.EMFILE, "Too many open files")]
+
+    def accept(bound: socket.socket) -> tuple[socket.socket, Any]:
+        if refusals:
+            raise refusals.pop()
+        return whole(bound)
+
+    monkeypatch.setattr(socket.socket, "accept", accept)
+    monkeypatch.setattr("asyncio.constants.ACCEPT_RETRY_DELAY", 0.01)
+    with running(llm) as server, server.connect() as raw:
+        raw.sendall(HEALTH)
+        assert status(raw) == 200
+    (line,) = [each for each in caplog.records if "Too many open files" in each.getMessage()]
+    assert line.exc_info is None
 
 
 def long_request(text: str) -> bytes:

@@ -481,4 +481,7 @@ def _why_silent(device: Device, limit_s: float, left_s: float) -> Failure:
     except OSError as error:
         why = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
         text = f"cannot reach {device.address} ({why})"
-        return Failure(REACHABLE, text, "is it on and in this network? check its address and its firewall")
+        advice = "is it on and in this network? check its address and its firewall"
+        if isinstance(error, TimeoutError):  # as of a daemon that cannot take those that wait already
+            advice += "; or it has too many connections: look at its log"
+        return Failure(REACHABLE, text, advice)
