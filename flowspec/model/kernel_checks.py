@@ -545,9 +545,9 @@ def _tree(
 
 def linear_steps(kernel: Kernel, device: torch.device) -> int:
     is_filed = kernel.linear is not None and issubclass(kernel.linear, GgufLinear)
-    layers = len(FORMS) * len(FORM_SHAPES) if is_filed else len(SHAPES)
+    layers = len(FORMS) * len(FORM_SHAPES) if is_filed else len(SHAPES) + 1
     pairs = len(PAIRS_SHAPES) * 3 if kernel.arithmetic == PAIRS16 else 0
-    return pairs + (layers + 1) * len(_thread_counts(device))
+    return pairs + layers * len(_thread_counts(device))
 
 
 @torch.inference_mode()

@@ -21,7 +21,7 @@ from flowspec.model.files import ModelFiles
 from flowspec.model.harmony import MARKS as CHANNEL_MARKS
 from flowspec.model.reply.block_calls import typed
 from flowspec.model.reply.form import CHANNELS, FORMATS, THOUGHTS, ReplyForm, form_of, format_of, thoughts_of
-from flowspec.model.reply.literals import Literals
+from flowspec.model.reply.literals import DEPTH_MAX, Literals
 from flowspec.model.reply.parts import Part, Tool, calls_in
 from flowspec.model.text import StopStrings, TextStream, Tokenizer
 from tests.nightly import nightly
@@ -251,6 +251,13 @@ def test_literals_are_those_of_python(value: Any) -> None:
     found = Literals(repr(value))
     assert found.value() == value
     assert found.is_over
+
+
+def test_literals_lie_at_most_so_deep() -> None:
+    deepest = "[" * DEPTH_MAX + "1" + "]" * DEPTH_MAX
+    assert str(Literals(deepest).value()) == deepest
+    with pytest.raises(ValueError, match="at most 64 brackets in brackets"):
+        Literals(f"[{deepest}]").value()
 
 
 @settings(max_examples=nightly(25, 500))

@@ -211,6 +211,8 @@ def test_http_errors_have_the_same_form(server: Running) -> None:
         (httpx.post(url, json={"model": MODEL, "messages": "x" * BODY_BYTES_MAX}), 413),
     ]
     form = {"Content-Type": "application/x-www-form-urlencoded"}
+    largest = json.dumps({"model": MODEL, "messages": SUM, "max_tokens": 1}).ljust(BODY_BYTES_MAX)
+    assert httpx.post(url, content=largest, headers=JSON).status_code == 200
     for headers, content, status in (
         ({"Content-Type": "text/plain"}, "{", 415),
         ({"Origin": server.url.removesuffix("/v1")}, "{", 415),

@@ -24,6 +24,7 @@ from flowspec.serve.completion_request import CompletionRequest, chat_wanted, co
 from flowspec.serve.fields import parse
 from flowspec.serve.other_fields import HARMLESS, NEUTRAL
 from flowspec.serve.refusals import ApiError, busy, of_error
+from flowspec.serve.responses.items import ITEMS_MAX
 from flowspec.serve.responses.request import ResponseRequest, response_wanted
 from flowspec.serve.responses.store import ResponseStore
 from flowspec.serve.template_variables import TemplateVariables
@@ -260,13 +261,18 @@ def test_either_name_of_the_length_will_do_and_both_if_they_agree() -> None:
     assert chat(max_tokens=2**63 - 1).tokens_max == 2**63 - 1, "who wants no limit"
 
 
+def test_a_response_has_at_most_so_many_items() -> None:
+    assert response(input=HELLO * ITEMS_MAX)
+    assert refusal(response, input=HELLO * (ITEMS_MAX + 1)).param == "input"
+
+
 def test_a_response_is_the_chat_that_it_stands_for() -> None:
     both = {"temperature": 0.5, "top_p": 0.5, "seed": 7, "top_k": 3, "stop": ["x"], "stream": True}
     both["user"] = "u"
     found = response(
         **both,
         instructions="Be short.",
-        max_output_tokens=9,
+        max_output_tokens=1,
         include=["message.output_text.logprobs", "reasoning.encrypted_content"],
         top_logprobs=2,
         reasoning={"effort": "none", "summary": "auto"},
@@ -277,7 +283,7 @@ def test_a_response_is_the_chat_that_it_stands_for() -> None:
         {
             **both,
             "messages": [{"role": "system", "content": "Be short."}, *HELLO],
-            "max_tokens": 9,
+            "max_tokens": 1,
             "logprobs": True,
             "top_logprobs": 2,
             "reasoning_effort": "none",
@@ -285,7 +291,7 @@ def test_a_response_is_the_chat_that_it_stands_for() -> None:
     )
     assert all(getattr(found, name) == getattr(same, name) for name in same.__slots__)
     assert (found.unheeded, found.is_kept) == (("user",), True)
-    assert (found.said["max_output_tokens"], found.said["instructions"]) == (9, "Be short.")
+    assert (found.said["max_output_tokens"], found.said["instructions"]) == (1, "Be short.")
     names = "instructions max_output_tokens previous_response_id store metadata include tools tool_choice"
     names += " text n reasoning truncation background top_logprobs conversation prompt stream messages"
     names += " stream_options"
