@@ -23,6 +23,8 @@ from typing import Any, Protocol, TypeVar
 
 import psutil
 
+from flowspec.errors import first_line
+
 HASH_BLOCK_BYTES = 4 << 20
 LOCK_EVERY_S = 0.1
 LOCK_MAX_S = 900.0
@@ -84,7 +86,7 @@ def why_unread(error: Exception) -> str:
     """Why `read_text`, or reading what the text says, raised, in words for people."""
     if isinstance(error, UnicodeError):
         return "it is no text in UTF-8"
-    return getattr(error, "strerror", None) or str(error)
+    return getattr(error, "strerror", None) or first_line(error)
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from flowspec.errors import InputError
+from flowspec.folders import why_unread
 
 EXACT, WRONG = "exact", "wrong"
 """How an answer agrees with plain decoding's: all tokens are equal, or not."""
@@ -118,7 +119,8 @@ def read_lines(path: Path, names: Collection[str]) -> list[dict[str, Any]]:
         found: list[Any] = [json.loads(line) for line in lines if line.endswith("\n")]
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(
-            f"{path}: expected results of an earlier run, got {error}; remove it, or give another --out"
+            f"{path}: expected results of an earlier run, but they cannot be read ({why_unread(error)}); "
+            "remove it, or give another --out"
         ) from None
     if not all(isinstance(each, dict) and each.keys() == set(names) for each in found):
         raise InputError(

@@ -9,6 +9,7 @@ from itertools import groupby
 from pathlib import Path
 
 from flowspec.errors import InputError
+from flowspec.folders import why_unread
 from flowspec.model.tensors import Extent
 
 GGUF_MAGIC = b"GGUF"
@@ -59,6 +60,13 @@ def advice(path: Path, otherwise: str = "copy it again") -> str:
     if not any(head):
         return f"it begins with zeros, so its download was not finished; {_FETCH}"
     return otherwise
+
+
+def instead(path: Path, error: Exception) -> str:
+    """What follows the words that a file is not what its name says: what it is, if that can be told, else how
+    reading it failed."""
+    found = advice(path, "")
+    return f"; {found}" if found else f" ({why_unread(error)}); copy it again"
 
 
 def check_inside(path: Path, folder: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flowspec.core.protocol import limits
-from flowspec.errors import InputError, first_line
+from flowspec.errors import InputError
 from flowspec.folders import read_text, why_unread
 from flowspec.model.damage import advice
 
@@ -23,9 +23,8 @@ def read_json(path: Path) -> dict[str, Any]:
         raw = json.loads(read_text(path))
         check_depth(raw)
     except (OSError, ValueError, RecursionError) as error:
-        why = why_unread(error) if isinstance(error, UnicodeError) else first_line(error)
-        found = advice(path, why)
-        raise InputError(f"{path}: expected JSON, got {found}") from None
+        found = advice(path, f"it cannot be read ({why_unread(error)})")
+        raise InputError(f"{path}: expected JSON, but {found}") from None
     if not isinstance(raw, dict):
         raise InputError(f"{path}: expected a JSON object, got {raw!r:.80}")
     return raw

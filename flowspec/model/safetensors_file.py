@@ -11,7 +11,7 @@ from typing import Any
 
 from flowspec.core.protocol import limits
 from flowspec.errors import InputError, first_line
-from flowspec.model.damage import advice
+from flowspec.model.damage import instead
 from flowspec.model.tensors import Extent, Tensors, check_shape
 
 ELEMENT_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
@@ -47,8 +47,7 @@ def read_header(path: Path) -> dict[str, Any]:
         RecursionError,
         struct.error,
     ) as error:
-        text = f"{path} is not a safetensors file ({first_line(error)}); {advice(path)}"
-        raise InputError(text) from None
+        raise InputError(f"{path} is not a safetensors file{instead(path, error)}") from None
     if path.stat().st_size != end:
         raise InputError(
             f"{path} is incomplete: expected {end} bytes, got {path.stat().st_size}; copy it again"

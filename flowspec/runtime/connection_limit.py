@@ -2,8 +2,8 @@
 there are not too many.
 
 ZeroMQ takes as many as the process may have files, and then nothing else in the process can open one: so
-connections may have half of these. Those above the limit are shut down by their descriptor, which ZeroMQ takes
-for the peer's own end.
+connections may have half of these. Those above the limit are shut down by their descriptor, which ZeroMQ
+takes for the peer's own end.
 """
 
 from __future__ import annotations

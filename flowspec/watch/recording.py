@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from flowspec.core.protocol import limits
-from flowspec.errors import InputError, first_line
+from flowspec.errors import InputError
+from flowspec.folders import why_unread
 from flowspec.watch.figures import Frame
 
 FORMAT = "flowspec-recording"
@@ -107,7 +108,8 @@ def read_recording(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise InputError(f"{path}: expected a recording, which cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: expected a recording in JSON, got {first_line(error)}") from None
+        why = why_unread(error)
+        raise InputError(f"{path}: expected a recording in JSON, but it cannot be read ({why})") from None
     if wrong := wrong_document(raw):
         raise InputError(f"{path}: {wrong}")
     document: dict[str, Any] = raw

@@ -23,14 +23,7 @@ from flowspec.core.cluster.incarnation import incarnation_of
 from flowspec.core.head.events import Drafted, HeadCommand, HeadEvent
 from flowspec.core.methods import make_method
 from flowspec.core.protocol.cluster_messages import Error, Ready
-from flowspec.core.protocol.messages import (
-    Commit,
-    Expand,
-    Proposed,
-    Release,
-    Sampling,
-    Segment,
-)
+from flowspec.core.protocol.messages import Commit, Expand, Proposed, Release, Sampling, Segment
 from flowspec.core.protocol.precision import FILED
 from flowspec.model.files import ModelFiles
 from flowspec.model.reference import Reference
@@ -92,10 +85,7 @@ def test_answers_are_exact(target: str, make: Callable[[Path], Path], stages: in
     assert guessed > NEW_TOKENS, f"guesses took part: {guessed}"
 
 
-@pytest.mark.parametrize(
-    ("variant", "dtype"),
-    [("qwen3.5-moe-fused", "float32"), ("glm4-moe", FILED)],
-)
+@pytest.mark.parametrize(("variant", "dtype"), [("qwen3.5-moe-fused", "float32"), ("glm4-moe", FILED)])
 def test_answers_on_processes_are_exact(variant: str, dtype: str, tmp_path: Path) -> None:
     model = make_mtp(tmp_path / "model", variant)
     if dtype == FILED:

@@ -26,15 +26,7 @@ from flowspec.runtime.session import ClusterOptions, RecoveryOptions, open_sessi
 from flowspec.runtime.token_stream import TokenStream
 from tests.daemons import DaemonProcess, cluster_file, slow_wire
 from tests.nightly import at_night
-from tests.runtime.clusters import (
-    listening,
-    plain,
-    plan_for,
-    submit,
-    surviving,
-    tokens_of,
-    wait_until,
-)
+from tests.runtime.clusters import listening, plain, plan_for, submit, surviving, tokens_of, wait_until
 
 COUNT = 80
 

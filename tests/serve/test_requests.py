@@ -307,10 +307,7 @@ def tool(name: Any = "get_weather", **function: Any) -> dict[str, Any]:
 
 
 def allowed(mode: str, *names: str) -> dict[str, Any]:
-    return {
-        "type": "allowed_tools",
-        "allowed_tools": {"mode": mode, "tools": [tool(name) for name in names]},
-    }
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [tool(name) for name in names]}}
 
 
 def test_a_message_may_come_back_as_clients_hold_it() -> None:
@@ -396,12 +393,7 @@ def test_calls_and_results_as_templates_have_them() -> None:
     call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": {"city": "Paris"}}}
     found = dialogue({**called(index=0), "reasoning_content": "Hm."}, result)
     assert found[1:] == [
-        {
-            "role": "assistant",
-            "content": "",
-            "reasoning_content": "Hm.",
-            "tool_calls": [call],
-        },
+        {"role": "assistant", "content": "", "reasoning_content": "Hm.", "tool_calls": [call]},
         {"role": "tool", "content": "sunny", "tool_call_id": "call_1", "name": "f"},
     ]
     assert (

@@ -97,10 +97,7 @@ def test_calls_are_bound_as_in_a_chat() -> None:
             Wanted(tools=(g,), is_required=True, is_single=True),
         ),
         ({"tools": tools, "tool_choice": some}, Wanted(tools=(g,))),
-        (
-            {"tools": tools, "text": text},
-            Wanted(tools=(f, g), answer=("json_schema", '{"type":"object"}')),
-        ),
+        ({"tools": tools, "text": text}, Wanted(tools=(f, g), answer=("json_schema", '{"type":"object"}'))),
     ):
         found = read(**fields)
         assert found.tool_use.bound == bound
@@ -119,13 +116,7 @@ def test_items_are_turns_of_a_chat() -> None:
             "summary": [],
             "content": [{"type": "reasoning_text", "text": "r"}],
         },
-        {
-            "type": "message",
-            "id": "msg_1",
-            "status": "completed",
-            "role": "assistant",
-            "content": [said],
-        },
+        {"type": "message", "id": "msg_1", "status": "completed", "role": "assistant", "content": [said]},
         {**called, "id": "fc_1", "call_id": "c1", "parsed_arguments": None},
         {**called, "call_id": "c2", "name": "g", "arguments": "{1}", "status": "completed"},
         {"type": "function_call_output", "call_id": "c1", "output": "o"},

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from flowspec.core.protocol import limits
 from flowspec.errors import InputError, first_line
-from flowspec.model.damage import GGUF_MAGIC, advice, read_head
+from flowspec.model.damage import GGUF_MAGIC, instead
 from flowspec.model.gguf.names import parts_of
 from flowspec.model.tensors import Extent
 
@@ -299,8 +299,7 @@ def _read_part(path: Path) -> GgufFile:
         IndexError,
         struct.error,
     ) as error:  # UnicodeDecodeError is a ValueError
-        why = f" ({first_line(error)})" if read_head(path) else ""
-        raise InputError(f"{path} is not a GGUF file{why}; {advice(path)}") from None
+        raise InputError(f"{path} is not a GGUF file{instead(path, error)}") from None
 
 
 class _Reader:

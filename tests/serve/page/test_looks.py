@@ -10,16 +10,7 @@ from playwright.sync_api import Page, expect
 
 from flowspec.serve.page import page_routes
 from tests.nightly import at_night
-from tests.serve.page.pages import (
-    DESKTOP,
-    PHONE,
-    TABLET,
-    Watched,
-    answered,
-    ask,
-    picture,
-    replayed,
-)
+from tests.serve.page.pages import DESKTOP, PHONE, TABLET, Watched, answered, ask, picture, replayed
 from tests.serve.page.recordings import recording, text_of
 from tests.serve.page.scripted import Script
 

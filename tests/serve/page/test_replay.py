@@ -10,16 +10,7 @@ from playwright.sync_api import Page, expect
 
 from flowspec.watch.recording import wrong_document
 from tests.nightly import at_night
-from tests.serve.page.pages import (
-    answered,
-    ask,
-    committed,
-    is_live,
-    picture,
-    replayed,
-    scrub,
-    until_changed,
-)
+from tests.serve.page.pages import answered, ask, committed, is_live, picture, replayed, scrub, until_changed
 from tests.serve.page.recordings import devices, document, recording, stages, text_of
 from tests.serve.page.scripted import Script
 from tests.watch.heads import VirtualHead
