@@ -23,8 +23,6 @@ from typing import Any, Protocol, TypeVar
 
 import psutil
 
-from flowspec.errors import first_line
-
 HASH_BLOCK_BYTES = 4 << 20
 LOCK_EVERY_S = 0.1
 LOCK_MAX_S = 900.0
@@ -86,7 +84,8 @@ def why_unread(error: Exception) -> str:
     """Why `read_text`, or reading what the text says, raised, in words for people."""
     if isinstance(error, UnicodeError):
         return "it is no text in UTF-8"
-    return getattr(error, "strerror", None) or first_line(error)
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:200])  # it may quote the file
 
 
 def write_whole(path: Path, data: bytes) -> None:
