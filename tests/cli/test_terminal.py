@@ -115,8 +115,7 @@ def test_loading_is_told_in_lines_where_no_terminal_shows_a_bar(
             told = ""
             while "pi-1: reading 10%" not in told:
                 told += capsys.readouterr().err
-        assert (f"({STARTING})" in told) == is_logged
-        assert told.splitlines()[is_logged] == "(first)"
+        assert (f"({STARTING})" in told, told.splitlines()[is_logged]) == (is_logged, "(first)")
 
 
 def test_who_waits_for_the_hub_is_told_before(

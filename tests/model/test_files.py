@@ -530,9 +530,7 @@ def test_so_is_one_that_a_library_would_read(name: str, model: Path, tmp_path: P
     (model / name).symlink_to(tmp_path / "secret")
     with pytest.raises(InputError, match="is a link out of the model's folder"):
         Tokenizer(ModelFiles(str(model)))
-    (model / name).unlink()
-    with (model / name).open("wb") as file:
-        file.truncate(limits.JSON_BYTES_MAX + 1)
+    os.truncate(model / name, limits.JSON_BYTES_MAX + 1)
     with pytest.raises(InputError, match=f"{name}: expected at most"):
         Tokenizer(ModelFiles(str(model)))
 

@@ -69,10 +69,9 @@ def test_what_is_no_such_file_is_told_in_a_line() -> None:
         file().path.write_bytes(data)
         with pytest.raises(ValueError, match=told):
             file().read()
-    file().path.unlink()
-    os.mkfifo(file().path)
+    os.mkfifo(file("other").path)
     with pytest.raises(ValueError, match="it is no regular file"):
-        file().read()
+        file("other").read()
 
 
 def answered(notes: list[str] | None = None, **options: Any) -> str:

@@ -340,9 +340,6 @@ def test_a_folder_keeps_the_newest(tmp_path: Path, said: list[str], monkeypatch:
     with pytest.raises(InputError, match="holds no dialogue"):
         folder.newest(inside)
     paths = []
-    inside.mkdir(parents=True)
-    os.mkfifo(inside / "pipe.jsonl")
-    os.utime(inside / "pipe.jsonl", (0, 0))
     for age in range(5):
         assert not folder.new_path(inside).exists()
         path = inside / f"{age}.jsonl"
@@ -354,6 +351,8 @@ def test_a_folder_keeps_the_newest(tmp_path: Path, said: list[str], monkeypatch:
     assert folder.newest(inside) == paths[-1]
     with Journal.open(paths[2], said.append)[0]:
         os.utime(paths[2], (0, 0))
+        os.mkfifo(inside / "pipe.jsonl")
+        os.utime(inside / "pipe.jsonl", (0, 0))
         folder.prune(inside)
         assert [path.exists() for path in paths[2:]] == [True, True, True], "the oldest is in use"
     monkeypatch.setattr(folder, "FOLDER_BYTES_MAX", paths[4].stat().st_size)
