@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from flowspec.core.cluster.daemon import (
+    Attach,
     Ban,
     Caller,
     CallerBrokeProtocol,
@@ -121,6 +122,15 @@ def test_a_stage_is_ready_once_its_slice_is_loaded_and_its_next_hop_reached() ->
         first, second = events[::order]
         assert bench.give(first) == []
         assert bench.give(second) == [SendReady(caller=head, loaded=LOADED)]
+
+
+def test_the_connection_for_data_is_attached_whenever_it_comes() -> None:
+    for order in (1, -1):
+        bench = Bench()
+        head, data = bench.dial(), Caller("head", "head-data", FIRST)
+        begin = CallerMessageArrived(caller=head, message=assign(), payload=None)
+        *_, last = [bench.give(event) for event in (CallerConnected(caller=data), begin)[::order]]
+        assert Attach(assignment_id=1, caller=data) in last
 
 
 def test_another_head_is_put_off_and_a_later_pipeline_of_the_same_takes_over() -> None:
