@@ -41,7 +41,7 @@ settings.load_profile("suite")
 BEGAN_S = pytest.StashKey[float]()
 PROCESS_WORDS = re.compile(
     r"\bsubprocess\b|\bwarm\b|LocalCluster|DaemonProcess|ProcessPool|multiprocessing|open_session|\bLLM\("
-    r"|tests\.daemons|tests\.cli\.terminal|lab\.checks"
+    r"|tests\.daemons|tests\.cli\.terminal|lab\.checks|open_cluster|run_live"
 )
 PROCESS_FIXTURES = {"alone", "browsers", "cluster", "doomed", "llm", "real", "server", "session", "shared"}
 
