@@ -39,7 +39,7 @@ GRACE_S = 2.0
 """How long answers go on when the server is told to stop."""
 FAILURE_S = 0.25
 """How often it is looked whether the cluster has failed."""
-CLOSE_S = 5
+CLOSE_S = 3.0
 """How long their connections may then take to close."""
 log = logging.getLogger("flowspec.serve")
 
@@ -195,7 +195,7 @@ def server_of(app: ASGIApp) -> uvicorn.Server:
         "server_header": False,
         "backlog": BACKLOG,  # without a free file asyncio tries so often at once
         "timeout_keep_alive": KEEP_ALIVE_S,
-        "timeout_graceful_shutdown": CLOSE_S,
+        "timeout_graceful_shutdown": GRACE_S + CLOSE_S,
     }
     return _Server(uvicorn.Config(app, **settings))
 
