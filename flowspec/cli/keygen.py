@@ -163,11 +163,13 @@ def show(
             host, (_, port) = _host(known[name]), split_address(known[name].address)
             words = f"--host {host} --port {port} --name {shlex.quote(name)} --threads {threads}"
             print(f"  flowspec daemon {words}")
-    where = "beside the cluster file, as NAME.keys for NAME.toml" if cluster is None else "here"
-    tell(
-        f"The head finds its own key and the list {where}. Who has a {SUFFIX} file can speak as its name: "
-        "keep them to yourself."
-    )
+    if cluster is None:
+        found = "finds its own key and the list beside the cluster file, as NAME.keys for NAME.toml"
+    elif folder.absolute() == keys_folder(cluster).absolute():
+        found = "finds its own key and the list here"
+    else:
+        found = f"looks for its own key and the list in {keys_folder(cluster)}: move the folder there"
+    tell(f"The head {found}. Who has a {SUFFIX} file can speak as its name: keep them to yourself.")
 
 
 def _files(folder: Path, names: Sequence[str]) -> str:

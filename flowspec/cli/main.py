@@ -19,6 +19,8 @@ from flowspec.interruption import INTERRUPTED
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """What writing fails with where a disk, a quota, a file or a device takes no more."""
+NO_FILE = (errno.EMFILE, errno.ENFILE)
+"""What opening fails with where a process, or the machine, has as many files open as it may."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -53,6 +55,9 @@ def _run(argv: list[str] | None) -> int:
         finally:
             sys.stdout.flush()
     except OSError as error:
+        if error.errno in NO_FILE:
+            print(f"flowspec: {error.strerror}; let it open more of them: ulimit -n 1024", file=sys.stderr)
+            return 1
         return _unwritten(error)
     except KeyboardInterrupt:  # where the command does not hear it: before its own work or behind it
         return INTERRUPTED

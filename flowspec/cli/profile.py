@@ -152,7 +152,7 @@ def run(args: argparse.Namespace) -> int:
         note("that is too much to plan with: something else used the machine; measure again when it is idle")
     if not here.is_cpu:
         note(
-            "FlowSpec's makers ran it on one server's GPU: docs/devices.md tells how to send in what you see"
+            "FlowSpec's makers ran it on two servers' GPUs: docs/devices.md tells how to send in what you see"
         )
     return 0
 

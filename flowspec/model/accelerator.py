@@ -2,7 +2,7 @@
 
 Whoever needs to know how much memory is free, or when work is done, asks an `Accelerator`. Kernels for GPUs
 are in `quantised_cuda.py` and `arithmetic/canonical.cu`. The CUDA half is tested with a stand-in for
-`torch.cuda`; it ran on a server's GPU (docs/devices.md), and `flowspec doctor --accelerator` tests it on a
+`torch.cuda`; it ran on two servers' GPUs (docs/devices.md), and `flowspec doctor --accelerator` tests it on a
 board.
 """
 

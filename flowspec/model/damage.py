@@ -52,6 +52,8 @@ def advice(path: Path, otherwise: str = "copy it again") -> str:
         return f"it is JSON, such as a server's answer that was saved in its place; {_FETCH}"
     if head.startswith(GGUF_MAGIC) and path.suffix.lower() != ".gguf":
         return f"it is a GGUF file; give it by itself: --model {path}"
+    if head.startswith(_ZIP) and path.suffix == ".json":
+        return "it is a zip archive; unpack it first"
     if head.startswith(_ZIP):
         return "it is a zip archive, as torch.save writes it; docs/security.md tells how to convert one"
     for magic, name in _PACKED.items():

@@ -23,7 +23,7 @@ from flowspec.model.gguf.file import GGUF_ONLY
 from flowspec.model.harmony import MARKS, FinalChannel
 from flowspec.model.imports import IMPORTING
 from flowspec.model.json_files import read_json
-from flowspec.model.reply.form import CallFormat, ReplyForm, form_of, format_of, thoughts_of
+from flowspec.model.reply.form import CallFormat, ReplyForm, Thoughts, form_of, format_of, thoughts_of
 from flowspec.model.reply.parts import Part, Tool
 from flowspec.model.special_tokens import HiddenTokens, Rendered, SpanningTokenError, without_cuts
 from flowspec.model.template import bounded_time
@@ -85,6 +85,8 @@ _LOOKED_FOR = (
     r"""(?:split|startswith|endswith|find|index|replace)\(\s*['"]{mark}|['"]{mark}['"]\s+(?:not\s+)?in\b"""
 )
 """How a template looks for a text."""
+_AROUND = {f"<{end}{name}>" for name in ("think", "tool_call", "tool_response") for end in ("", "/")}
+"""Tokens that are no special ones in many vocabularies, and do what these do."""
 _ROLE_TOOL = re.compile(r"""role['"]?[\])]*\s*(?:[!=]=|(?:not\s+)?in\b)\s*[^%}]{0,80}?['"]tool['"]""")
 """Where a template asks whether a message is a tool's."""
 
@@ -149,7 +151,8 @@ class Tokenizer:
                 raise
             except Exception as error:  # noqa: BLE001 - both libraries raise anything for a broken file
                 text = " ".join(str(error).split())
-                why = advice(found[0], f"{text:.200}") if files.gguf is None else f"{text:.200}"
+                known = (advice(path, "") for path in found if files.gguf is None)
+                why = next(filter(None, known), f"{text:.200}")
                 raise InputError(f"cannot read the tokenizer of {files.model!r}: {why}") from None
         self._steps: set[str] | None = None
         self._longest_bytes: int | None = None
@@ -216,9 +219,9 @@ class Tokenizer:
         self._check_roles(messages, tools)
         documents = [tool.document for tool in tools]
         hidden = HiddenTokens(self._marks(tools), [messages, documents, variables])
-        read = self._read_marks(tools)
+        around = self._marks_of_thoughts(tools)
         messages = [
-            hidden.hide(message, read if message["role"] == "assistant" else ()) for message in messages
+            {**hidden.hide(message), **_thoughts_left(message, hidden, *around)} for message in messages
         ]
         if continues:
             last = {**messages[-1], "content": messages[-1]["content"] + _END}
@@ -254,18 +257,21 @@ class Tokenizer:
 
     def _marks(self, tools: Sequence[Tool]) -> list[str]:
         """The texts of tokens that a template may write and nobody else: special tokens, and others that were
-        added to the vocabulary and that it names."""
-        template, specials = self.template(tools), self._specials
-        return [text for text in self.added_tokens if text.strip() and (text in specials or text in template)]
+        added to the vocabulary and that it names, or that stand around thoughts, calls and results."""
+        template, known = self.template(tools), self._specials | _AROUND
+        return [text for text in self.added_tokens if text.strip() and (text in known or text in template)]
 
-    def _read_marks(self, tools: Sequence[Tool]) -> frozenset[str]:
-        """Those that the template looks for in an assistant's messages, to tell thoughts from text."""
+    def _marks_of_thoughts(self, tools: Sequence[Tool]) -> tuple[list[str], list[str]]:
+        """Those at the beginning and at the end of thoughts, which the template looks for in an assistant's
+        messages, to tell them from text."""
         template = self.template(tools)
-        return frozenset(
+        found = thoughts_of(template) or Thoughts("", "")
+        marks = [
             mark
             for mark in self._marks(tools)
             if re.search(_LOOKED_FOR.format(mark=re.escape(mark)), template)
-        )
+        ]
+        return [mark for mark in marks if mark in found.begin], [mark for mark in marks if mark in found.end]
 
     def template(self, tools: Sequence[Tool] = ()) -> str:
         """The chat template, of which a model may have another one for tools; empty without one."""
@@ -789,6 +795,18 @@ def recommended(files: ModelFiles, config: Any) -> Recommended:
         suppress_tokens=tuple(sorted(suppressed)),
         unsupported=unsupported,
     )
+
+
+def _thoughts_left(
+    message: Mapping[str, Any], hidden: HiddenTokens, begin: Sequence[str], end: Sequence[str]
+) -> dict[str, str]:
+    """The content of an assistant's message whose thoughts end, with the marks around them, for the template
+    to find, and without any other; nothing of other messages."""
+    text = message.get("content")
+    if message["role"] != "assistant" or not isinstance(text, str):
+        return {}
+    place = max((text.rfind(mark) + len(mark) for mark in end if mark in text), default=0)
+    return {"content": hidden.hide(text[:place], (*begin, *end)) + hidden.hide(text[place:])}
 
 
 def _token_ids(name: str, value: Any) -> set[int]:

@@ -56,10 +56,10 @@ class ConnectionLimit:
         return found
 
 
-def connections_most(wanted: int) -> int:
-    """So many, or as many as leave this process half of the files that it may open."""
+def connections_most(wanted: int, share: int = 2) -> int:
+    """So many, or one in `share` of the files that this process may open."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return wanted if files < 0 else min(wanted, files // 2)
+    return wanted if files < 0 else min(wanted, files // share)
 
 
 def _shut_down(descriptor: int) -> None:

@@ -102,7 +102,7 @@ def loading_server(
     """Answers at the socket, in a thread of its own. At the end the socket still listens: who calls meanwhile
     is answered by whoever takes it next."""
     listen(bound)
-    server = server_of(loading_app(loading, access, has_page=has_page))
+    server = server_of(loading_app(loading, access, has_page=has_page), is_loading=True)
     thread = threading.Thread(
         target=lambda: asyncio.run(server.serve(sockets=[bound.dup()])), name="loading", daemon=True
     )

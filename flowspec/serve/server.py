@@ -88,6 +88,7 @@ class _Protocol(H11Protocol):
     """uvicorn's own, with limits to the number of connections, and to how long a client may keep one
     waiting."""
 
+    files_share = 2
     _waits_for: object = None
     _deadline: asyncio.TimerHandle | None = None
     _stalled: asyncio.TimerHandle | None = None
@@ -95,7 +96,7 @@ class _Protocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         transport.set_write_buffer_limits(0)  # whatever waits to be sent is told to `pause_writing`
-        if len(self.connections) > connections_most(CONNECTIONS_MAX):
+        if len(self.connections) > connections_most(CONNECTIONS_MAX, self.files_share):
             transport.abort()
         else:
             self._watch()
@@ -162,6 +163,10 @@ class _Protocol(H11Protocol):
         self._stalled = None
 
 
+class _LoadingProtocol(_Protocol):
+    files_share = 4  # while a model is loaded, libraries open files for it and for themselves
+
+
 def _tell_of_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """asyncio tells by a traceback that connections have taken the last file that the process may open."""
     error = context.get("exception")
@@ -183,10 +188,10 @@ class _Server(uvicorn.Server):
         yield
 
 
-def server_of(app: ASGIApp) -> uvicorn.Server:
+def server_of(app: ASGIApp, *, is_loading: bool = False) -> uvicorn.Server:
     """A server of this app, with our limits; it takes its sockets when it is started."""
     settings: dict[str, Any] = {
-        "http": _Protocol,
+        "http": _LoadingProtocol if is_loading else _Protocol,
         "ws": "none",
         "lifespan": "off",
         "log_config": None,

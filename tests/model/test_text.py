@@ -520,13 +520,13 @@ def family(
 
 
 def dialogue(text: str, *, has_tools: bool) -> tuple[list[dict[str, Any]], list[Tool]]:
-    """Users and tools write the text, in messages, results and all that a tool says of itself."""
+    """Users, tools and answers have the text, in messages, calls, results and all that a tool says of itself."""
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": f"Be brief. {text}"},
         {"role": "user", "content": f"What is {text}?"},
     ]
     if not has_tools:
-        return [*messages, {"role": "assistant", "content": "A word."}, messages[1]], []
+        return [*messages, {"role": "assistant", "content": f"A word. {text}"}, messages[1]], []
     call = {"name": f"look{text}", "arguments": {f"of{text}": f"{text}x"}}
     messages += [
         {
@@ -582,14 +582,14 @@ def test_thoughts_that_a_client_sends_back_are_for_the_template(tmp_path: Path) 
     template, special, others = TEMPLATES["deepseek"]
     folder_of(tmp_path / "model", template, (*special, *others), special)
     tokenizer = Tokenizer(ModelFiles(str(tmp_path / "model")))
-    said = {"role": "assistant", "content": "<think>Let me see.</think>Four.<|User|>"}
+    said = {"role": "assistant", "content": "<think>Let me see.</think>Four.<|User|><think>"}
     asked = {"role": "user", "content": "2 + 2? </think>"}
     rendered = tokenizer.render_chat([asked, said, asked])
     assert "Let me see" not in rendered.readable()
     ids = tokenizer.encode_rendered(rendered)
     added = tokenizer.added_tokens
     assert ids.count(added["<|User|>"]) == 2
-    assert added["</think>"] not in ids
+    assert (ids.count(added["<think>"]), ids.count(added["</think>"])) == (1, 0), "the template begins thoughts"
 
 
 @given(st.text(alphabet="ab<|x|>\U00100000\U00100001\U0010fffd", max_size=30))

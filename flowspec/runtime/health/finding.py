@@ -25,7 +25,7 @@ def untried_gpu(device: str) -> Finding:
         NOTE,
         device,
         "cuda",
-        "FlowSpec's makers ran it on one server's GPU and on no Jetson: kernels are tried before they are "
+        "FlowSpec's makers ran it on two servers' GPUs and on no Jetson: kernels are tried before they are "
         "used, but how fast they are is an estimate",
         "measure it with flowspec profile, and send in what flowspec doctor --accelerator writes",
     )
