@@ -52,6 +52,8 @@ def test_keys_for_a_cluster_file_and_what_to_copy_where(
     assert f"{keygen.CHECKOUT}/launch/boards start {cluster}" in run("keygen", f"--cluster={cluster}").out
     monkeypatch.setattr(keygen, "CHECKOUT", cluster.parent)
     assert "launch/boards" not in run("keygen", f"--cluster={cluster}").out, "a wheel has none"
+    elsewhere = run("keygen", f"--cluster={cluster}", f"--out={cluster.parent / 'mine'}").out
+    assert f"in {cluster.with_suffix('.keys')}: move the folder there" in elsewhere
     assert not any(secret in shown for secret in secrets_of(folder))
     ignored = (Path(__file__).parents[2] / ".gitignore").read_text().splitlines()
     assert {f"*{folder.suffix}/", f"*{keyfiles.SUFFIX}"} <= {*ignored}, "nobody publishes keys by mistake"

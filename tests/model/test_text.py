@@ -520,7 +520,7 @@ def family(
 
 
 def dialogue(text: str, *, has_tools: bool) -> tuple[list[dict[str, Any]], list[Tool]]:
-    """Users, tools and answers have the text, in messages, calls, results and all that a tool says of itself."""
+    """All of them have the text, in messages, calls, results and what tools say of themselves."""
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": f"Be brief. {text}"},
         {"role": "user", "content": f"What is {text}?"},
@@ -589,7 +589,8 @@ def test_thoughts_that_a_client_sends_back_are_for_the_template(tmp_path: Path) 
     ids = tokenizer.encode_rendered(rendered)
     added = tokenizer.added_tokens
     assert ids.count(added["<|User|>"]) == 2
-    assert (ids.count(added["<think>"]), ids.count(added["</think>"])) == (1, 0), "the template begins thoughts"
+    assert ids.count(added["<think>"]) == 1, "the template begins thoughts"
+    assert added["</think>"] not in ids
 
 
 @given(st.text(alphabet="ab<|x|>\U00100000\U00100001\U0010fffd", max_size=30))

@@ -96,4 +96,4 @@ def test_the_limit_holds_in_front_of_keys(tmp_path: Path) -> None:
 
 def test_connections_leave_half_of_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda kind: (64, 64))
-    assert (connections_most(512), connections_most(8)) == (32, 8)
+    assert (connections_most(512), connections_most(8), connections_most(512, 4)) == (32, 8, 16)
