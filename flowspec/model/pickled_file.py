@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flowspec.errors import InputError, first_line
-from flowspec.model.damage import read_head
+from flowspec.model.damage import instead, read_head
 
 if TYPE_CHECKING:
     import torch
@@ -62,10 +62,9 @@ def pickled_words(path: Path) -> frozenset[str]:
                 raise ValueError(f"a pickle of {pickle.file_size} bytes")
             return _words(archive.read(pickle), path)
     except (OSError, ValueError, EOFError, NotImplementedError, zipfile.BadZipFile) as error:
-        raise InputError(
-            f"{path} is no zip archive of tensors as torch.save writes it ({first_line(error)}); copy "
-            "it again"
-        ) from None
+        is_zip = path.is_file() and read_head(path).startswith(b"PK")
+        why = f" ({first_line(error)}); copy it again" if is_zip else instead(path, error)
+        raise InputError(f"{path} is no zip archive of tensors as torch.save writes it{why}") from None
 
 
 def _words(pickle: bytes, path: Path) -> frozenset[str]:

@@ -576,6 +576,12 @@ def _check_files(folder: Path) -> None:
                 f"{path}: expected at most {limits.JSON_BYTES_MAX >> 20} MiB, got {-(-size >> 20)}"
             )
         check_inside(path, folder)
+    config = folder / "tokenizer_config.json"
+    names = read_json(config).get("fast_tokenizer_files") if config.is_file() else None
+    if isinstance(names, list) and any(Path(str(name)).name != name for name in names):
+        raise InputError(
+            f"{config}: fast_tokenizer_files: expected names of files beside it, got {names!r:.80}"
+        )
 
 
 @contextlib.contextmanager
