@@ -484,23 +484,13 @@ def test_files_that_are_no_tokenizers_may_be_as_large_as_they_like(folder: Path)
     assert Tokenizer(ModelFiles(str(folder))).encode("hello")
 
 
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        (
-            json.dumps({"fast_tokenizer_files": ["../tokenizer.4.0.0.json"]}),
-            "expected names of files beside it",
-        ),
-        ("version https://git-lfs.github.com/spec/v1", "a pointer that git-lfs left"),
-    ],
-)
-def test_settings_of_a_tokenizer_are_read_before_libraries_act_by_them(
-    folder: Path, content: str, expected: str
-) -> None:
+def test_settings_of_a_tokenizer_are_read_before_libraries_act_by_them(folder: Path) -> None:
     write(folder)
-    (folder / "tokenizer_config.json").write_text(content)
-    with pytest.raises(InputError, match=expected):
-        Tokenizer(ModelFiles(str(folder)))
+    outside, pointer = '{"fast_tokenizer_files": ["../tokenizer.4.0.0.json"]}', "version https://git-lfs"
+    for content, expected in ((outside, "names of files beside it"), (pointer, "that git-lfs left")):
+        (folder / "tokenizer_config.json").write_text(content)
+        with pytest.raises(InputError, match=expected):
+            Tokenizer(ModelFiles(str(folder)))
 
 
 # --------------------------------------------------------------------------------------------- special tokens
