@@ -486,9 +486,9 @@ def test_files_that_are_no_tokenizers_may_be_as_large_as_they_like(folder: Path)
 
 def test_settings_of_a_tokenizer_are_read_before_libraries_act_by_them(folder: Path) -> None:
     write(folder)
-    outside, pointer = '{"fast_tokenizer_files": ["../tokenizer.4.0.0.json"]}', "version https://git-lfs"
-    for content, expected in ((outside, "names of files beside it"), (pointer, "that git-lfs left")):
-        (folder / "tokenizer_config.json").write_text(content)
+    outside, packed = b'{"fast_tokenizer_files": ["../tokenizer.4.0.0.json"]}', b"PK\3\4"
+    for content, expected in ((outside, "names of files beside it"), (packed, "a zip archive; unpack it")):
+        (folder / "tokenizer_config.json").write_bytes(content)
         with pytest.raises(InputError, match=expected):
             Tokenizer(ModelFiles(str(folder)))
 
