@@ -278,13 +278,18 @@ def test_the_one_cause_of_a_wrong_forecast(
         assert ("1 more of our processes" in why) == ("hosts" in changes)
 
 
-def test_more_threads_than_cores() -> None:
-    shared = SharedCores(host="10.0.0.1", cores=4, threads=4)
+@pytest.mark.parametrize("cores", [4, 1])
+def test_more_threads_than_cores(cores: int) -> None:
+    shared = SharedCores(host="10.0.0.1", cores=cores, threads=cores)
     request = replace(REQUEST, sites=tuple(replace(each, shared=shared) for each in REQUEST.sites))
     plan = make_plan(request)
     assert plan.forecast.tokens_per_s < RATE
     (why,) = told(request, plan, measured({"a": 8.0, "b": 8.0}, tokens_per_s=0.01 * RATE))
-    assert why.endswith("(8 threads on 4 cores: start each daemon there with --threads 2)")
+    advice = (
+        "start each daemon there with --threads 2" if cores > 1 else "let fewer daemons there have layers"
+    )
+    assert f"{2 * cores} threads on {cores} core" in why
+    assert why.endswith(f": {advice})")
 
 
 ALONE = {"a": SHAPE.layers}
