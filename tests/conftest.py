@@ -78,7 +78,7 @@ def work_minutes() -> float:
 
 
 def is_over_limit(config: pytest.Config) -> bool:
-    limit = config.getoption("limit_minutes")
+    limit = config.option.limit_minutes
     return limit is not None and work_minutes() > limit and not hasattr(config, "workerinput")
 
 
@@ -96,8 +96,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     minutes, work = (time.monotonic() - config.stash[BEGAN_S]) / 60, work_minutes()
     terminalreporter.write_line(f"{minutes:.1f} minutes, {work:.1f} of them work of all processors")
     if is_over_limit(config):
-        limit = config.getoption("limit_minutes")
-        terminalreporter.write_line(f"expected at most {limit:g} minutes of work: see what is slow")
+        terminalreporter.write_line(f"expected at most {config.option.limit_minutes:g}: see what is slow")
 
 
 @pytest.fixture(scope="session", autouse=True)
