@@ -93,8 +93,8 @@ def running(
     failed: list[BaseException] = []
 
     def ready(service: Service, stop: Stop) -> None:
-        loop = asyncio.get_running_loop()
-        found.append(Running(url_of("127.0.0.1", bound), service, lambda: loop.call_soon_threadsafe(stop)))
+        loop, url = asyncio.get_running_loop(), url_of("127.0.0.1", bound)
+        found.append(Running(url, service, lambda: loop.is_closed() or loop.call_soon_threadsafe(stop)))
         there.set()
 
     def work() -> None:
