@@ -34,12 +34,11 @@ from tests import warm
 
 
 def main() -> None:
-    control = socket.socket(fileno=int(sys.argv[1]))
+    control, threads = socket.socket(fileno=int(sys.argv[1])), len(os.listdir("/proc/self/task"))
     _preload()
-    assert len(os.listdir("/proc/self/task")) == 1, "a fork copies no threads"
-    signal.pthread_sigmask(
-        signal.SIG_BLOCK, {signal.SIGINT}
-    )  # at a terminal it is for the suite; a process that is forked takes it again
+    assert len(os.listdir("/proc/self/task")) == threads, "a fork copies no threads"  # an emulator has its own
+    # At a terminal it is for the suite; a process that is forked takes it again.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     warm.fork, local.start_pool = _fork_self, warm.start_pool
     control.send(warm.READY)
     while (asked := _receive(control)) is not None:
