@@ -36,7 +36,7 @@ from tests import warm
 def main() -> None:
     control, threads = socket.socket(fileno=int(sys.argv[1])), len(os.listdir("/proc/self/task"))
     _preload()
-    assert len(os.listdir("/proc/self/task")) == threads, "a fork copies no threads"  # an emulator has its own
+    assert len(os.listdir("/proc/self/task")) == threads, "a fork copies none"  # an emulator has its own
     # At a terminal it is for the suite; a process that is forked takes it again.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     warm.fork, local.start_pool = _fork_self, warm.start_pool
