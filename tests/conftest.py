@@ -3,6 +3,7 @@ import os
 import re
 import shutil
 import signal
+import statistics
 import tempfile
 import time
 from collections import defaultdict
@@ -17,9 +18,8 @@ from flowspec.model.files import DEMO_FOLDER
 from tests import warm
 from tests.caches import make_cache
 
-if (
-    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-):  # the suite runs in the background; commands hear Ctrl-C all the same
+# The suite runs in the background; commands hear Ctrl-C all the same.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side, each with processes of its own
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # those with more wait without keeping a core busy
@@ -28,9 +28,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # the hub is no part of any test
 _state = tempfile.TemporaryDirectory(prefix="flowspec-state-")
 os.environ["XDG_STATE_HOME"] = _state.name  # what chats keep is not the user's
 os.environ["XDG_RUNTIME_DIR"] = _state.name  # nor is what daemons were promised
-os.environ.setdefault(
-    "MPLCONFIGDIR", str(Path.home() / ".cache" / "matplotlib")
-)  # its list of fonts takes long to make
+# Its list of fonts takes long to make.
+os.environ.setdefault("MPLCONFIGDIR", str(Path.home() / ".cache" / "matplotlib"))
 os.environ["XDG_CACHE_HOME"] = make_cache(Path(_state.name) / "cache")  # nor are digests of weights
 
 settings.register_profile("suite", derandomize=True, deadline=None, max_examples=60)
@@ -39,6 +38,8 @@ settings.load_profile("suite")
 
 
 BEGAN_S = pytest.StashKey[float]()
+SUM, SUM_S = 100_000, 0.0037
+sums_s: list[float] = []
 PROCESS_WORDS = re.compile(
     r"\bsubprocess\b|\bwarm\b|LocalCluster|DaemonProcess|ProcessPool|multiprocessing|open_session|\bLLM\("
     r"|tests\.daemons|tests\.cli\.terminal|lab\.checks|open_cluster|run_live"
@@ -57,7 +58,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--limit-minutes", type=float, help="fail if all processors together work longer")
+    parser.addoption("--limit-minutes", type=float, help="fail if the suite is more work")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -70,11 +71,20 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Takes the time of a sum, so often that what neighbours take from this machine shows."""
+    if report.when == "call" and len(report.nodeid) % 32 == 0:
+        began_s = time.thread_time()
+        sum(number * number for number in range(SUM))
+        sums_s.append(time.thread_time() - began_s)
+
+
 def work_minutes() -> float:
-    """Processor time of this process and of all that it started and saw end, spread over the processors. By
-    a clock on the wall a busy machine would fail a suite that is as fast as ever."""
-    times = os.times()
-    return sum(times[:4]) / 60 / (os.cpu_count() or 1)
+    """Processor time of this process and of all that it started and saw end, in minutes of two processors
+    that take `SUM_S` for a sum each. By a clock on the wall a busy or a slow machine would fail a suite that
+    is as fast as ever."""
+    times, sum_s = os.times(), statistics.fmean(sums_s or [SUM_S])
+    return sum(times[:4]) / 60 / 2 * SUM_S / sum_s
 
 
 def is_over_limit(config: pytest.Config) -> bool:
@@ -94,7 +104,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(f"{seconds:8.1f} {folder}")
     terminalreporter.write_line(f"{sum(spent_s.values()):8.1f} all")
     minutes, work = (time.monotonic() - config.stash[BEGAN_S]) / 60, work_minutes()
-    terminalreporter.write_line(f"{minutes:.1f} minutes, {work:.1f} of them work of all processors")
+    terminalreporter.write_line(f"{minutes:.1f} minutes, {work:.1f} of work, as it is limited")
     if is_over_limit(config):
         terminalreporter.write_line(f"expected at most {config.option.limit_minutes:g}: see what is slow")
 

@@ -193,9 +193,8 @@ def _finish(arguments: Sequence[str]) -> NoReturn:
 def _run(arguments: Sequence[str]) -> None:
     kind, what, *rest = arguments
     if kind == "-m":
-        module = sys.modules["__main__"] = importlib.import_module(
-            what
-        )  # where multiprocessing finds what it has to import
+        # Where multiprocessing finds what it has to import.
+        module = sys.modules["__main__"] = importlib.import_module(what)
         sys.argv = [str(module.__file__), *rest]
         sys.exit(module.main())
     assert kind == "-c", arguments

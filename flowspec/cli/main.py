@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import errno
 import os
+import resource
 import signal
 import sys
 from types import FrameType
@@ -21,6 +22,10 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """What writing fails with where a disk, a quota, a file or a device takes no more."""
 NO_FILE = (errno.EMFILE, errno.ENFILE)
 """What opening fails with where a process, or the machine, has as many files open as it may."""
+FILES_MIN = 256
+"""A head with five local daemons has 70 files open while it loads; connections of clients come on top."""
+FILES_MAX = 4096
+"""How many files it asks for, where the limit may be raised."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -40,6 +45,9 @@ def _run(argv: list[str] | None) -> int:
     )  # else whoever started us has it ignored
     if is_heard:
         signal.signal(signal.SIGINT, _quit)
+    if refusal := _raise_files_limit():
+        print(f"flowspec: {refusal}", file=sys.stderr)
+        return 1
     words = sys.argv[1:] if argv is None else argv
     from flowspec.cli import commands
 
@@ -64,6 +72,22 @@ def _run(argv: list[str] | None) -> int:
     finally:
         if is_heard and argv is None:
             signal.signal(signal.SIGINT, _quit)  # nothing is left but Python's own end
+
+
+def _raise_files_limit() -> str:
+    """Lets this process and its children open enough files; returns why it cannot."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = FILES_MAX if hard == resource.RLIM_INFINITY else min(FILES_MAX, hard)
+    if soft == resource.RLIM_INFINITY or soft >= most:
+        most = soft
+    else:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if most == resource.RLIM_INFINITY or most >= FILES_MIN:
+        return ""
+    return (
+        f"it needs {FILES_MIN} open files and may have {most} (ulimit -Hn); raise the limit where it was set:"
+        " another shell, LimitNOFILE= of a systemd service, --ulimit nofile=1024 of a container"
+    )
 
 
 def _end(ending: list[int]) -> None:

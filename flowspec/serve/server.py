@@ -198,7 +198,7 @@ def server_of(app: ASGIApp, *, is_loading: bool = False) -> uvicorn.Server:
         "access_log": False,
         "proxy_headers": False,
         "server_header": False,
-        "backlog": BACKLOG,  # without a free file asyncio tries so often at once
+        "backlog": connections_most(BACKLOG, 4),  # asyncio takes so many at once before any is refused
         "timeout_keep_alive": KEEP_ALIVE_S,
         "timeout_graceful_shutdown": GRACE_S + CLOSE_S,
     }

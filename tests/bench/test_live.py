@@ -35,9 +35,8 @@ from tests.bench.cases import made
 
 NEW_TOKENS = 4
 ATTEMPTS = 4
-TESTBED = boards(
-    name="two boards", drafter_shape=SMALL, slowdown=3.0
-)  # so that a busy machine still keeps up
+# So that a busy machine still keeps up.
+TESTBED = boards(name="two boards", drafter_shape=SMALL, slowdown=3.0)
 BOARD, LINK = TESTBED.head, TESTBED.link
 AR, CONTINUOUS = (
     Setup(name="ar", method="ar"),

@@ -51,9 +51,8 @@ def test_a_defect_of_the_codec_is_found_and_its_frames_replayed(
 ) -> None:
     def broken(frames: Any) -> Any:
         envelope = decode(frames)
-        if (
-            type(envelope.message).__name__ != "Segment"
-        ):  # not one kind alone: which the hunt comes to first depends on its seed
+        # Not one kind alone: which the hunt comes to first depends on its seed.
+        if type(envelope.message).__name__ != "Segment":
             raise KeyError("no such thing")
         return envelope
 

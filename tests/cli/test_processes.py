@@ -4,12 +4,14 @@ it ends where its output takes no more, or Ctrl-C comes while it is still being 
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from flowspec.cli.main import main
 from tests import warm
 from tests.cli.running import FLOWSPEC
 
@@ -38,6 +40,18 @@ def test_an_output_that_is_full_is_told_in_one_line(command: list[str]) -> None:
     assert "Traceback" not in done.stderr
     assert "Exception" not in done.stderr
     assert done.returncode == 1
+
+
+@pytest.mark.parametrize(("hard", "asked"), [(64, 64), (256, 256), (9999, 4096), (-1, 4096)])
+def test_enough_files_may_be_open_or_it_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], hard: int, asked: int
+) -> None:
+    made: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (60, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: made.append(limits))
+    status = main(["plan", "--devices", "none"])
+    assert (status, made) == (1 if hard == 64 else 2, [(asked, hard)])
+    assert ("needs 256 open files and may have 64" in capsys.readouterr().err) == (hard == 64)
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])

@@ -79,14 +79,12 @@ def test_every_type_is_unpacked_as_transformers_does(
     path = convert(llama, tmp_path / "model.gguf", kinds)
     files = ModelFiles(str(path))
     assert {int(kind) for kind in kinds} <= {int(tensor.kind) for tensor in files.gguf_file.tensors.values()}
-    monkeypatch.setattr(
-        "transformers.modeling_utils.is_accelerate_available", lambda: True
-    )  # of which it uses nothing
+    # Of which it uses nothing.
+    monkeypatch.setattr("transformers.modeling_utils.is_accelerate_available", lambda: True)
     options: dict[str, Any] = {"gguf_file": path.name, "dtype": torch.float32}
     plain: Any = AutoModelForCausalLM.from_pretrained(tmp_path, **options).state_dict()
-    monkeypatch.setattr(
-        "flowspec.model.gguf.tensors.BLOCK_NUMBERS", 5000
-    )  # a matrix in several blocks, the last one shorter
+    # A matrix in several blocks, the last one shorter.
+    monkeypatch.setattr("flowspec.model.gguf.tensors.BLOCK_NUMBERS", 5000)
     tensors = files.tensors()
     assert set(tensors) == set(plain)
     for name, expected in plain.items():

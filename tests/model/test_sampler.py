@@ -88,9 +88,8 @@ def check(logits: np.ndarray, sampling: Sampling, positions: range) -> None:
     sampler = Sampler(sampling, len(logits))
     before = logits.copy()
     found, expected = sampler.survivors(logits).tolist(), naive_survivors(logits, sampling)
-    if (
-        found != expected
-    ):  # the mass is summed in float32, so ids that hold a few millionths of it may change sides
+    # The mass is summed in float32, so ids that hold a few millionths of it may change sides.
+    if found != expected:
         common, biased = min(len(found), len(expected)), naive_biased(logits, sampling)
         assert found[:common] == expected[:common], sampling
         weights = np.exp((biased.astype(np.float64) - float(biased.max())) / sampling.temperature)

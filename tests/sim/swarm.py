@@ -164,10 +164,8 @@ def _add_drafters(rng: random.Random, schedule: Schedule) -> None:
         schedule.experiment, drafting=times, levels=levels, boards=boards, options=options
     )
     if rng.random() < 0.3:
-        schedule.lost = (
-            rng.randrange(1 if schedule.captures else 0, len(times)),
-            rng.uniform(0, 4),
-        )  # features come only once
+        # Features come only once.
+        schedule.lost = (rng.randrange(1 if schedule.captures else 0, len(times)), rng.uniform(0, 4))
 
 
 def _boards(rng: random.Random, count: int, captures: tuple[int, ...]) -> tuple[DrafterDeviceSpec, ...]:

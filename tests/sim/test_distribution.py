@@ -53,9 +53,8 @@ def answers(sampling: Sampling, first_seed: int, count: int) -> tuple[Counter[tu
         if any(isinstance(command, Finished) for command in handled.commands):
             (answer,) = world.answers.pop(0)
             found[tuple(answer.tokens)] += 1
-            followed += (
-                answer.times_s[1] - answer.times_s[0] < 0.01
-            )  # sooner than a trip: it was under way already
+            # Sooner than a trip: it was under way already.
+            followed += answer.times_s[1] - answer.times_s[0] < 0.01
             seed = answer.submit.sampling.seed + 1
             if seed < first_seed + count:
                 world.at(world.clock.now_s, replace(answer.submit, sampling=replace(sampling, seed=seed)))

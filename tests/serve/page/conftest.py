@@ -19,9 +19,8 @@ expect.set_options(timeout=WAIT_MS)
 Browsers = Callable[[str], Browser]
 
 
-@pytest.fixture(
-    scope="package"
-)  # no longer: while it is there, no other test of its process can run an event loop
+# No longer: while it is there, no other test of its process can run an event loop.
+@pytest.fixture(scope="package")
 def browsers() -> Iterator[Browsers]:
     """The browser of a name, begun when the first test asks for it."""
     begun: dict[str, Browser] = {}
@@ -30,9 +29,8 @@ def browsers() -> Iterator[Browsers]:
         def of(name: str) -> Browser:
             if name not in begun:
                 path = installed(name)
-                if (
-                    name == FIREFOX
-                ):  # by the standard protocol; Playwright 1.65 asks for more than Debian's has
+                # By the standard protocol; Playwright 1.65 asks for more than Debian's has.
+                if name == FIREFOX:
                     begun[name] = playwright.firefox.launch(executable_path=path, channel="moz-firefox")
                 else:
                     flags = ["--no-sandbox"] if os.geteuid() == 0 else []
