@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from flowspec.core.protocol.shared_keys import Heads
 from flowspec.core.protocol.sliding_window import STATES_HELD
 from flowspec.core.stage.slots import cache_size
+from flowspec.model.arithmetic import compiled
 from flowspec.model.arithmetic.operations import Sight, attention, store
 from flowspec.model.arithmetic.packed import GROUP
 from flowspec.model.arithmetic.plain import LANES
@@ -64,6 +65,7 @@ class TreeCache:
         self._slots = 0
         self._kinds: list[_KeysAndValues] = []
         self._kind_of: dict[int, tuple[_KeysAndValues, int]] = {}
+        self._where: dict[int, tuple[int | None, ...]] = {}
         for kind in dict.fromkeys(heads.values()):
             layers = [layer for layer, own in heads.items() if own == kind]
             self._kinds.append(_KeysAndValues(len(layers), kind, dtype, device))
@@ -89,6 +91,15 @@ class TreeCache:
         steps = None if kind.steps is None else (kind.steps[0][place], kind.steps[1][place])
         return kind.keys[place], kind.values[place], steps
 
+    def where(self, layer: int) -> tuple[int | None, ...]:
+        """Addresses of a layer's keys, values and steps, its slots, and their kind (`compiled.KINDS`)."""
+        if layer not in self._where:
+            keys, values, steps = self.of(layer)
+            addresses = (None, None) if steps is None else (steps[0].data_ptr(), steps[1].data_ptr())
+            kind = compiled.KINDS[keys.dtype]
+            self._where[layer] = keys.data_ptr(), values.data_ptr(), *addresses, self._slots, kind
+        return self._where[layer]
+
     def growth_bytes(self, slots: int) -> int:
         """What `reserve` would add."""
         added = max(0, _filled(cache_size(slots, self.slots_max)) - self._slots)
@@ -106,6 +117,7 @@ class TreeCache:
         layers, _, width = self.inputs.shape  # before torch 2.10 padding took nothing that is empty
         self.inputs = torch.cat([self.inputs, self.inputs.new_zeros((layers, more, width))], dim=1)
         self._slots += more
+        self._where.clear()
 
     def write(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Keys and values `[kv_heads, rows, head_dim]` of a layer to `slots` `[rows]`."""
@@ -271,11 +283,13 @@ class TreeRows:
 @dataclass(slots=True)
 class TreeBatch:
     """What the attention needs to know of a job; handed to every layer as the keyword `tree`. `sources`: of
-    layers that attend to another's keys and values, that one (`core.protocol.shared_keys`)."""
+    layers that attend to another's keys and values, that one (`core.protocol.shared_keys`). `parts`: what
+    programs are told of the requests, by window (`program.py`)."""
 
     requests: list[TreeRows]
     first_layer: int
     sources: Mapping[int, int] = field(default_factory=dict)
+    parts: dict[int | None, Any] = field(default_factory=dict)
 
     def write(self, source: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """The rows' keys and values `[1, kv_heads, rows, head_dim]` of a layer before the slice."""

@@ -29,14 +29,16 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import nn
 
+from flowspec.core.protocol.model_spec import LayerSpec, QueryNorm
 from flowspec.core.protocol.precision import ACTIVATIONS, FILED
 from flowspec.core.protocol.shared_keys import Heads
 from flowspec.errors import InputError, first_line
 from flowspec.model.accelerator import compute_precisely
 from flowspec.model.arithmetic import build, compiled, compiled_cuda, plain
+from flowspec.model.arithmetic.compiled import Call
 from flowspec.model.arithmetic.compiled_cuda import CudaLibrary
 from flowspec.model.arithmetic.delta import DeltaRows
-from flowspec.model.arithmetic.norms import NORMS
+from flowspec.model.arithmetic.norms import NORMS, Norm
 from flowspec.model.arithmetic.operations import Sight
 from flowspec.model.arithmetic.packed import FORMS, GROUP, Q4_0, Form, Levels, groups_of, packed
 from flowspec.model.arithmetic.plain import LANES
@@ -44,8 +46,20 @@ from flowspec.model.attention import TreeBatch, TreeCache, TreeRows, tree_attent
 from flowspec.model.device_errors import is_out_of_memory
 from flowspec.model.gguf_layers import GgufLinear, Part, stay_packed
 from flowspec.model.kernels import DTYPES, PAIRS16, Kernel, allow_gpu_library, kernels_of
-from flowspec.model.products import IN_ONE_CALL, products
-from flowspec.model.quantised import LINEARS, SMALL, QuantisedLinear, exact_rows, powers, quantise
+from flowspec.model.plain_layer import Held, run_plainly
+from flowspec.model.products import IN_ONE_CALL, lanes16, products
+from flowspec.model.program import Room, program_of
+from flowspec.model.quantised import (
+    LINEARS,
+    SMALL,
+    PanelInt4Linear,
+    PanelInt8Linear,
+    PlainInt8Linear,
+    QuantisedLinear,
+    exact_rows,
+    powers,
+    quantise,
+)
 from flowspec.model.trials import ATTENTION, COMPILED, COMPILED_GPU, TRIAL_S, loaded_libraries
 
 F64 = NDArray[np.float64]
@@ -221,7 +235,7 @@ def compiled_fault(progress: Callable[[], None] = lambda: None) -> str:
             ids = torch.randint(0, outputs, (7,), generator=generator)
             if not torch.equal(library.packed_rows(form, panels, ids), plain.packed_rows(form, panels, ids)):
                 return f"differs from the definition of rows in {form_name}"
-    fault = _store_fault(library, generator, compiled.KINDS)
+    fault = _store_fault(library, generator, compiled.KINDS) or _digits_fault(library, generator)
     if fault:
         return fault
     for threads in _thread_counts(torch.device("cpu")):
@@ -239,6 +253,8 @@ def compiled_fault(progress: Callable[[], None] = lambda: None) -> str:
             )
             if not torch.equal(found, case.expected()):
                 return f"differs from the definition of {case.name} with {threads} threads"
+        if fault := _program_fault(generator):
+            return f"{fault} with {threads} threads"
     return ""
 
 
@@ -372,6 +388,123 @@ def _delta_fault(library: compiled.Library, generator: torch.Generator) -> str:
         if not (torch.equal(found, expected) and torch.equal(states, expected_states)):
             return f"differs from the definition of linear attention, of heads of {width} x {value_width}"
     return ""
+
+
+def _digits_fault(library: compiled.Library, generator: torch.Generator) -> str:
+    """Where products of digits differ from those of the plain kernel, or nothing."""
+    for inputs, outputs in ((64, 16), (75, 21), (512, 50)):
+        weights = torch.randn((outputs, inputs), generator=generator)
+        rows = torch.randn((ROWS, inputs), generator=generator)
+        rows *= torch.tensor([1e-35, 1e-6, 1.0, 1e30]).repeat(ROWS // 4)[:, None]
+        made = []
+        for kind in (PanelInt8Linear, PlainInt8Linear):
+            made.append(torch.nn.Linear(inputs, outputs, bias=False))
+            quantise(made[-1], weights, kind)
+        for count in (1, 2, 3, 5, ROWS):
+            if not torch.equal(made[0](rows[:count]), made[1](rows[:count])):
+                return f"differs from the plain product of digits of {count} rows, {inputs} x {outputs}"
+    return ""
+
+
+def _program_fault(generator: torch.Generator) -> str:
+    """Where a layer that runs in one call differs from its definition, or nothing: with all norms, with
+    matrices joined and apart, and of each kind."""
+    hidden, heads, kv_heads, width, neurons = 40, 4, 2, 16, 70
+    for dtype, how, is_joined in itertools.product(DTYPES.values(), NORMS, (False, True)):
+        norms: QueryNorm = "head" if how == NORMS[0] else "width" if how == NORMS[1] else ""
+        spec = LayerSpec(
+            heads=heads,
+            kv_heads=kv_heads,
+            head_width=width,
+            scale=0.3,
+            cap=5.0 if is_joined else 0.0,
+            query_norm="" if is_joined else norms,
+            activation="gelu_tanh" if is_joined else "silu",
+            norm_before_attention="first",
+            norm_after_attention="second" if norms else "",
+            norm_before_mlp="" if norms else "second",
+            added_scale=0.7 if is_joined else 1.0,
+        )
+
+        def norm(numbers: int, dtype: torch.dtype = dtype) -> Any:
+            return SimpleNamespace(weight=torch.randn(numbers, generator=generator).to(dtype), eps=1e-6)
+
+        def linear(inputs: int, outputs: int, kind: Any, dtype: torch.dtype = dtype) -> Any:
+            return _small_linear(inputs, outputs, kind, dtype, generator)
+
+        queries, keys = heads * width, kv_heads * width
+        if is_joined:
+            attention = {"qkv_proj": linear(hidden, queries + 2 * keys, PanelInt8Linear)}
+            mlp = {"gate_up_proj": linear(hidden, 2 * neurons, PanelInt4Linear)}
+        else:
+            attention = {"q_proj": linear(hidden, queries, None), "k_proj": linear(hidden, keys, None)}
+            attention["v_proj"] = linear(hidden, keys, PanelInt4Linear)
+            mlp = {"gate_proj": linear(hidden, neurons, None), "up_proj": linear(hidden, neurons, None)}
+        attention["o_proj"], mlp["down_proj"] = linear(queries, hidden, None), linear(neurons, hidden, None)
+        many = width if norms == "head" else queries, width if norms == "head" else keys
+        attention |= {name: norm(size) for name, size in zip(("q_norm", "k_norm"), many, strict=True)}
+        layer = SimpleNamespace(
+            self_attn=SimpleNamespace(**attention),
+            mlp=SimpleNamespace(**mlp),
+            first=norm(hidden),
+            second=norm(hidden),
+        )
+        for rows in (1, 5, 40):
+            if not _runs_as_defined(layer, spec, how, dtype, rows, generator):
+                return f"differs from the definition of a layer of {rows} rows in {str(dtype)[6:]}, {how}"
+    return ""
+
+
+def _small_linear(
+    inputs: int, outputs: int, kind: Any, dtype: torch.dtype, generator: torch.Generator
+) -> torch.nn.Linear:
+    """A layer with a bias: packed as `kind` does, or multiplied by our own kernels."""
+    made = torch.nn.Linear(inputs, outputs)
+    weights = torch.randn((outputs, inputs), generator=generator) * inputs**-0.5
+    made.bias = torch.nn.Parameter(torch.randn(outputs, generator=generator).to(dtype), requires_grad=False)
+    if kind is not None:
+        quantise(made, weights, kind)
+        return made
+    made.weight = torch.nn.Parameter(weights.to(dtype), requires_grad=False)
+    made.__dict__["product"] = lanes16
+    made.forward = partial(_by_lanes, made)  # type: ignore[method-assign]
+    return made
+
+
+def _by_lanes(linear: torch.nn.Linear, rows: torch.Tensor) -> torch.Tensor:
+    return lanes16(rows, linear.weight, linear.bias)
+
+
+def _runs_as_defined(
+    layer: Any, spec: LayerSpec, how: Norm, dtype: torch.dtype, rows: int, generator: torch.Generator
+) -> bool:
+    """With rows of a tree: each sees the first, itself, and every other before it."""
+    room = -(-rows // LANES) * LANES
+    cache = TreeCache(
+        heads={0: Heads(count=spec.kv_heads, width=spec.head_width)},
+        slots_max=room,
+        dtype=dtype,
+        device=torch.device("cpu"),
+    )
+    cache.reserve(room)
+    slots = torch.randperm(rows, generator=generator)
+    seen = torch.zeros((rows, rows), dtype=torch.bool)
+    for row in range(rows):
+        seen[row, slots[: row + 1]] = True
+    positions = torch.zeros(rows, dtype=torch.int32)
+    positions[slots] = torch.arange(rows, dtype=torch.int32)
+    part = TreeRows(cache, 0, slots, torch.arange(rows), positions, seen)
+    hidden = torch.randn((rows, layer.self_attn.o_proj.out_features), generator=generator).to(dtype)
+    turned = spec.head_width // 2
+    cosine, sine = (torch.randn((1, rows, turned), generator=generator).to(dtype) for _ in range(2))
+    keys, values, _ = cache.of(0)
+    held = Held(keys=keys.clone(), values=values.clone(), slots=slots, paths=part.sight(None).paths())
+    expected = run_plainly(layer, spec, how, hidden.clone(), (cosine, sine), held)
+    found = hidden.clone()[None]
+    program_of(layer, spec, how, dtype, Room(), Call()).run(found, (cosine, sine), TreeBatch([part], 0), 0)
+    return (
+        torch.equal(found[0], expected) and torch.equal(keys, held.keys) and torch.equal(values, held.values)
+    )
 
 
 def _halves_fault(library: Any, generator: torch.Generator) -> str:

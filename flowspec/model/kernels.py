@@ -31,13 +31,11 @@ from flowspec.model.half import (
 from flowspec.model.products import Product, filled, in_blocks, lanes16, pairs16, row_by_row
 from flowspec.model.quantised import (
     LINEARS,
-    OnednnInt8Linear,
     PanelInt4Linear,
+    PanelInt8Linear,
     PlainInt4Linear,
     PlainInt8Linear,
-    QnnpackInt8Linear,
     QuantisedLinear,
-    X86Int8Linear,
 )
 from flowspec.model.quantised_cuda import INT4_CAPABILITY, CudaInt4Linear, CudaInt8Linear
 from flowspec.model.trials import run_trial, tried
@@ -83,12 +81,6 @@ GROUPS32 = "groups32"
 each is summed in integers: the same bits on every processor, with or without a compiler."""
 _PLAIN_INT8 = Kernel(name="plain", linear=PlainInt8Linear, arithmetic=DIGITS)
 """Needs float32 products only, on whatever device."""
-_INT8 = (
-    Kernel(name="x86", linear=X86Int8Linear, arithmetic=DIGITS),
-    Kernel(name="qnnpack", linear=QnnpackInt8Linear, arithmetic=DIGITS),
-    Kernel(name="onednn", linear=OnednnInt8Linear, arithmetic=DIGITS),
-)
-"""Engines of torch; it says which ones it was built with."""
 _SHORT = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
 
@@ -119,8 +111,8 @@ def kernels_of(dtype: str, device: torch.device) -> tuple[Kernel, ...]:
 def _cpu_kernels(dtype: str) -> tuple[Kernel, ...]:
     engines, cpu = _engines(), torch.device("cpu")
     if dtype == "int8":
-        built_in = tuple(kernel for kernel in _INT8 if kernel.name in engines)
-        return (*built_in, _PLAIN_INT8)
+        panels = Kernel(name="panels", linear=PanelInt8Linear, arithmetic=DIGITS)
+        return (panels, _PLAIN_INT8) if compiled.library() else (_PLAIN_INT8,)
     if dtype == "int4":
         return (Kernel(name="panels", linear=PanelInt4Linear, arithmetic=GROUPS32),)
     if dtype == FILED:

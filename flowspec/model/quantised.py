@@ -25,7 +25,6 @@ gives the bits of the others, since integers have no rounding; int4's is for GPU
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -35,8 +34,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import nn
 
+from flowspec.model.arithmetic import compiled
 from flowspec.model.arithmetic.operations import packed_product, packed_products
-from flowspec.model.arithmetic.packed import GROUP, Q4_0, Levels, packed
+from flowspec.model.arithmetic.packed import GROUP, PANEL, Q4_0, Levels, int8_panels, packed
 from flowspec.model.arithmetic.plain import LEVEL
 from flowspec.model.products import float_product
 
@@ -161,7 +161,7 @@ class Int8Linear(QuantisedLinear):
 
     @staticmethod
     def bytes_of(inputs: int, outputs: int) -> int:
-        return outputs * (inputs + 2 + 4 + 4)  # and a scale and a sum for each output
+        return -(-outputs // PANEL) * PANEL * (-(-inputs // GROUP) * GROUP + 4)  # and a scale for each output
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         rows = input.reshape(-1, self.in_features).float()
@@ -183,46 +183,21 @@ class Int8Linear(QuantisedLinear):
         raise NotImplementedError
 
 
-class _EngineInt8Linear(Int8Linear):
-    """By torch's quantised operators, with the engine of that name."""
-
-    engine: str
-    has_eight_bits = False
-    """Whether the engine takes inputs of eight bits whatever `reduce_range` says."""
+class PanelInt8Linear(Int8Linear):
+    """By the library that was built; there must be one."""
 
     def pack(self, rounded: Rounded) -> None:
-        with quantised_engine(self.engine):
-            self._packed = _prepacked(F.pad(rounded["levels"], (0, 2)), rounded["scales"])
+        self._panels = int8_panels(rounded["levels"])
+        self._scales = F.pad(rounded["scales"].float(), (0, -self.out_features % PANEL))
 
-    def _products(self, digits: torch.Tensor) -> torch.Tensor:
-        digits[:, -2], digits[:, -1] = (-128, 127) if self.has_eight_bits else (-64, 63)
-        sums: torch.Tensor = torch.ops.quantized.linear_dynamic(digits, self._packed, not self.has_eight_bits)
-        return sums
-
-
-class X86Int8Linear(_EngineInt8Linear):
-    """FBGEMM on x86; there are ARM builds of torch in which it has this name, too."""
-
-    engine = "x86"
-
-
-class QnnpackInt8Linear(_EngineInt8Linear):
-    """QNNPACK, made for ARM."""
-
-    engine = "qnnpack"
-    has_eight_bits = True
-
-    def _products(self, digits: torch.Tensor) -> torch.Tensor:
-        return super()._products(
-            digits.nan_to_num_(0)
-        )  # it refuses what is no number; the row's peak is none, and shows it
-
-
-class OnednnInt8Linear(_EngineInt8Linear):
-    """oneDNN; on ARM, up to torch 2.10 at least, right only for the number of rows that a packed matrix first
-    met."""
-
-    engine = "onednn"
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        library = compiled.library()
+        assert library is not None, "a kernel is used only where it is there"
+        rows = input.reshape(-1, self.in_features).float().contiguous()
+        found = library.digits(rows, self._panels, self._scales, self.out_features)
+        if self.bias is not None:
+            found += self.bias
+        return found.to(input.dtype).view(*input.shape[:-1], self.out_features)
 
 
 class PlainInt8Linear(Int8Linear):
@@ -399,13 +374,3 @@ def quantised_engine(name: str) -> Iterator[None]:
         yield
     finally:
         torch.backends.quantized.engine = before
-
-
-def _prepacked(levels: torch.Tensor, scale: torch.Tensor) -> Any:
-    """torch's packed form of int8 `[out, in]` with a scale `[out]` for each output."""
-    with warnings.catch_warnings():
-        # What replaces these tensors (torch issue 184982) is 20 times slower here for one row.
-        warnings.filterwarnings("ignore", "torch.quantize_per_tensor", UserWarning)
-        zeros = torch.zeros(len(scale), dtype=torch.int64)
-        quantised = torch._make_per_channel_quantized_tensor(levels, scale.double(), zeros, 0)
-        return torch.ops.quantized.linear_prepack(quantised, None)

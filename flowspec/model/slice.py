@@ -11,6 +11,7 @@ captured so far)]`. What layers need beside hidden states (`beside.py`) travels 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +34,7 @@ from flowspec.model.grammar import GrammarVocabulary, Mask
 from flowspec.model.kernels import CACHE_DTYPES, DTYPES, kernel_of
 from flowspec.model.linear_attention import BASE, SNAPSHOT, copy_state, pass_by, state_shape
 from flowspec.model.pieces import KeptModules, Pieces, Span
+from flowspec.model.program import programs_of
 from flowspec.model.sampler import F32, Sampler, logprobs
 from flowspec.model.shaping import are_masks_beside
 from flowspec.model.support import family_of
@@ -44,6 +46,7 @@ _CURES = {
     torch.float32: "its weights are damaged; fetch them again",
 }
 
+HAS_PROGRAMS = os.environ.get("FLOWSPEC_PROGRAMS") != "0"
 Masked = tuple[TextBefore, Mask | None]
 """The text before a token, and which tokens a grammar allows there."""
 
@@ -101,6 +104,7 @@ class Slice:
         self.state_bytes = STATES_HELD * STATE_BYTES * sum(states)
         self._caches: dict[int, RequestCaches] = {}
         self._samplers: dict[int, Sampler] = {}
+        self._programs = programs_of(pieces, self.dtype) if HAS_PROGRAMS and device.type == "cpu" else []
 
     @staticmethod
     def load(
@@ -292,7 +296,9 @@ class Slice:
                 captured.append(rest[:, :, self.carried_width :])
         beside.write(batch)
         angles = self.pieces.angles(hidden, positions)
-        for index, layer in enumerate(self.pieces.layers, self.span.first):
+        if self._programs:
+            hidden = hidden.clone(memory_format=torch.contiguous_format)  # layers add to it in place
+        for index, layer in enumerate(self.pieces.layers):
             dead = dead_rows()
             if not dead.isdisjoint(rows):
                 kept = [place for place, row in enumerate(rows) if row not in dead]
@@ -303,13 +309,16 @@ class Slice:
                 if not rows:
                     break
                 angles = self.pieces.angles(hidden, positions)
-            if index in self.captures:
-                captured.append(hidden)
+            if self.span.first + index in self.captures:
+                captured.append(hidden.clone())
+            if self._programs:
+                self._programs[index].run(hidden, angles[index], batch, index)
+                continue
             hidden = layer(
                 hidden,
                 attention_mask=None,
                 position_ids=positions,
-                position_embeddings=angles[index - self.span.first],
+                position_embeddings=angles[index],
                 tree=batch,
                 **beside.of(layer),
             )

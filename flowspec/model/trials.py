@@ -34,7 +34,7 @@ from flowspec.model.device_errors import tells_of_memory
 
 CODE = (
     *("trials", "kernel_checks", "kernels", "quantised", "quantised_cuda", "half"),
-    *("attention", "accelerator", "products", "gguf_layers"),
+    *("attention", "accelerator", "products", "gguf_layers", "program", "plain_layer"),
     *("arithmetic/plain", "arithmetic/packed", "arithmetic/norms", "arithmetic/operations"),
     *("arithmetic/compiled", "arithmetic/compiled_cuda", "arithmetic/build", "arithmetic/delta"),
 )

@@ -28,7 +28,6 @@ from flowspec.model.quantised import (
     LINEARS,
     Int4Linear,
     PanelInt4Linear,
-    QnnpackInt8Linear,
     QuantisedLinear,
     quantise,
 )
@@ -165,12 +164,6 @@ def kernels(kind: str) -> list[type[QuantisedLinear]]:
     return [kernel.linear for kernel in found if kernel.linear is not None]
 
 
-def int8_kernels() -> list[type[QuantisedLinear]]:
-    """Also QNNPACK's, which is right wherever it was tried."""
-    others = [QnnpackInt8Linear] if "qnnpack" in torch.backends.quantized.supported_engines else []
-    return list(dict.fromkeys([*kernels("int8"), *others]))
-
-
 @torch.inference_mode()
 @given(
     kind=st.sampled_from(["half", *LINEARS]),
@@ -200,7 +193,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(
 def test_all_kernels_of_int8_give_the_same_bits(rows: int, inputs: int, seed: int) -> None:
     torch.manual_seed(seed)
     weight, x = torch.randn(40, inputs), torch.randn(rows, inputs)
-    first, *others = [packed_layer(weight, linear)(x) for linear in int8_kernels()]
+    first, *others = [packed_layer(weight, linear)(x) for linear in kernels("int8")]
     assert all(torch.equal(found, first) for found in others)
 
 
@@ -218,7 +211,7 @@ def test_int8_is_an_exact_product_of_rounded_weights_and_two_digits() -> None:
     finer = x.clamp(1 - DIGIT, DIGIT - 1) + torch.randint(-DIGIT, DIGIT + 1, x.shape) / (2 * DIGIT)
     finer[:, 0] = DIGIT
     expected = finer.double() @ weights.double().t()
-    for linear in int8_kernels():
+    for linear in kernels("int8"):
         layer = packed_layer(weights, linear)
         assert torch.equal(layer(x).double(), x.double() @ weights.double().t())
         assert (layer(finer).double() - expected).abs().max() < 1e-6 * expected.abs().max(), (
@@ -267,7 +260,7 @@ def test_int4_takes_the_scale_by_which_a_group_loses_least() -> None:
 @pytest.mark.arm
 @torch.inference_mode()
 def test_rows_of_zeros_and_of_no_numbers() -> None:
-    for linear in [*int8_kernels(), *kernels("int4")]:
+    for linear in [*kernels("int8"), *kernels("int4")]:
         layer = packed_layer(torch.randn(16, 64), linear)
         assert torch.equal(layer(torch.zeros(3, 64)), torch.zeros(3, 16))
         assert layer(torch.zeros(0, 64)).shape == (0, 16)

@@ -11,6 +11,10 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#ifdef _OPENMP /* its header need not be there */
+int omp_get_thread_num(void);
+int omp_get_num_threads(void);
+#endif
 #if defined(__x86_64__)
 #include <immintrin.h>
 #elif defined(__aarch64__)
@@ -501,14 +505,13 @@ INLINE void many_rows(const float *x, int64_t rows, int64_t in, const void *w, i
                      o, end - o < OUTPUTS_AT_ONCE ? end - o : OUTPUTS_AT_ONCE, y + r * out, out, at);
 }
 
-/* The blocks of inputs that `block_of` takes. */
-static void divide_inputs(const float *x, int64_t rows, int64_t in, float *to) {
-    for (int64_t begin = 0; begin < in; begin += INPUTS_AT_ONCE)
-        for (int64_t r = 0; r < rows; r++, to += INPUTS_AT_ONCE) {
-            int64_t count = in - begin < INPUTS_AT_ONCE ? in - begin : INPUTS_AT_ONCE;
-            memcpy(to, x + r * in + begin, sizeof(float) * count);
-            memset(to + count, 0, sizeof(float) * (INPUTS_AT_ONCE - count));
-        }
+/* Row `r` of `rows` to the blocks of inputs that `block_of` takes. */
+INLINE void divide_row(const float *x, int64_t r, int64_t rows, int64_t in, float *to) {
+    for (int64_t begin = 0; begin < in; begin += INPUTS_AT_ONCE, to += rows * INPUTS_AT_ONCE) {
+        int64_t count = in - begin < INPUTS_AT_ONCE ? in - begin : INPUTS_AT_ONCE;
+        memcpy(to + r * INPUTS_AT_ONCE, x + begin, sizeof(float) * count);
+        memset(to + r * INPUTS_AT_ONCE + count, 0, sizeof(float) * (INPUTS_AT_ONCE - count));
+    }
 }
 
 /* How many of the threads are worth waking for so many products. */
@@ -523,6 +526,17 @@ INLINE void outputs_from(const float *x, const float *divided, int64_t rows, int
         few_rows(x, rows, in, w, kind, begin, end, y, out);
     else
         many_rows(divided, rows, in, w, kind, begin, end, y, out, at);
+}
+
+/* Outputs from `begin` to `end` of rows, which are `divided` where they are many; rows of y are `out` apart. */
+static void linear_part(const float *x, const float *divided, int64_t rows, int64_t in, const void *w, int kind,
+                        int64_t begin, int64_t end, float *y, int64_t out, Blocks *at) {
+    if (kind == FLOAT32)
+        outputs_from(x, divided, rows, in, w, FLOAT32, begin, end, y, out, at);
+    else if (kind == BFLOAT16)
+        outputs_from(x, divided, rows, in, w, BFLOAT16, begin, end, y, out, at);
+    else
+        outputs_from(x, divided, rows, in, w, FLOAT16, begin, end, y, out, at);
 }
 
 /* y [rows, out] from x [rows, in], both of `kind`, and w [out, in] of another; returns 0 where memory lacks. */
@@ -541,20 +555,15 @@ int flowspec_linear(const void *x, int kind, int64_t rows, int64_t in, const voi
         float *outputs = is_wide ? y : wide + rows * in;
         if (!is_wide)
             FOR_KIND(kind, WIDEN_ALL, x, 0, rows * in, wide);
-        if (are_many)
-            divide_inputs(inputs, rows, in, divided);
+        for (int64_t r = 0; r < rows && are_many; r++)
+            divide_row(inputs + r * in, r, rows, in, divided);
 #ifdef _OPENMP
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
 #endif
         for (int thread = 0; thread < threads; thread++) {
             int64_t begin = thread * share, end = begin + share < out ? begin + share : out;
             Blocks *at = room == NULL ? NULL : room + thread;
-            if (w_kind == FLOAT32)
-                outputs_from(inputs, divided, rows, in, w, FLOAT32, begin, end, outputs, out, at);
-            else if (w_kind == BFLOAT16)
-                outputs_from(inputs, divided, rows, in, w, BFLOAT16, begin, end, outputs, out, at);
-            else
-                outputs_from(inputs, divided, rows, in, w, FLOAT16, begin, end, outputs, out, at);
+            linear_part(inputs, divided, rows, in, w, w_kind, begin, end, outputs, out, at);
             for (int64_t r = 0; r < rows && !is_wide; r++)
                 FOR_KIND(kind, NARROW_ALL, outputs + r * out + begin, end - begin, y, r * out + begin);
         }
@@ -599,7 +608,7 @@ typedef struct {
     void *y;
     int64_t rows, in, out;
     int32_t kind, threads; /* the kind of y */
-} Pairs;
+} Pairs; /* rows of y are `out` apart */
 
 INLINE vector pairs_added(vector sums, __m512i x, __m512i w) {
     return (vector)_mm512_dpbf16_ps((__m512)sums, (__m512bh)x, (__m512bh)w);
@@ -711,6 +720,18 @@ static void outputs_of_pairs(const Pairs *at, const uint16_t *x, int64_t begin, 
     }
 }
 
+/* A row, or zeros, to where `add_pairs` reads row number `row`. */
+INLINE void pair_row(const uint16_t *x, int64_t row, int64_t in, uint16_t *to) {
+    const int64_t steps = (in + STEP - 1) / STEP;
+    to += (row / PAIR_ROWS * steps * PAIR_ROWS + row % PAIR_ROWS) * STEP;
+    for (int64_t step = 0; step < steps; step++, to += PAIR_ROWS * STEP) {
+        int64_t left = in - step * STEP, count = left < STEP ? left : STEP;
+        memset(to, 0, 2 * STEP);
+        if (x != NULL)
+            memcpy(to, x + step * STEP, 2 * count);
+    }
+}
+
 /* y [rows, out], float32 or bfloat16, from x [rows, in] and w [out, in], both bfloat16; returns 0 where memory
  * lacks. */
 int flowspec_pairs(const Pairs *given) {
@@ -721,13 +742,7 @@ int flowspec_pairs(const Pairs *given) {
     if (x == NULL)
         return 0;
     for (int64_t row = 0; row < tiles * PAIR_ROWS; row++)
-        for (int64_t step = 0; step < steps; step++) {
-            uint16_t *to = x + ((row / PAIR_ROWS * steps + step) * PAIR_ROWS + row % PAIR_ROWS) * STEP;
-            int64_t left = at.in - step * STEP, count = left < STEP ? left : STEP;
-            memset(to, 0, 2 * STEP);
-            if (row < at.rows)
-                memcpy(to, at.x + row * at.in + step * STEP, 2 * count);
-        }
+        pair_row(row < at.rows ? at.x + row * at.in : NULL, row, at.in, x);
     int64_t share = (at.out + threads - 1) / threads;
     share = (share + PAIR_OUTPUTS - 1) / PAIR_OUTPUTS * PAIR_OUTPUTS;
 #ifdef _OPENMP
@@ -1143,8 +1158,8 @@ typedef struct {
     int32_t kind, form, threads;
 } Packed;
 
-/* One panel with all rows, to `found` `[rows, out]`. */
-INLINE void panel_product(int form, const Packed *a, const Rounded *x, int64_t p, float *found) {
+/* One panel with all rows, to `found`, whose rows are `between` apart. */
+INLINE void panel_product(int form, const Packed *a, const Rounded *x, int64_t p, float *found, int64_t between) {
     int64_t groups = (a->in + GROUP - 1) / GROUP;
     const uint8_t *panel = a->panels + p * (groups / groups_in_unit(form) * unit_bytes(form));
     const int64_t outputs = a->out - p * PANEL < PANEL ? a->out - p * PANEL : PANEL;
@@ -1152,31 +1167,31 @@ INLINE void panel_product(int form, const Packed *a, const Rounded *x, int64_t p
     for (int64_t r = 0; r < a->rows; r += count) {
         portion_of(r, a->rows, &count);
         const Rounded *from = x + r * groups;
-        float *y = found + r * a->out + p * PANEL;
+        float *y = found + r * between + p * PANEL;
         if (count == 1) {
-            packed_tile(form, 1, PANEL / SUB, panel, from, groups, 0, outputs, y, a->out);
+            packed_tile(form, 1, PANEL / SUB, panel, from, groups, 0, outputs, y, between);
             continue;
         }
         for (int64_t sub = 0; sub < outputs; sub += SUB)
             if (count == PACKED_ROWS)
-                packed_tile(form, PACKED_ROWS, 1, panel, from, groups, sub, outputs - sub, y + sub, a->out);
+                packed_tile(form, PACKED_ROWS, 1, panel, from, groups, sub, outputs - sub, y + sub, between);
             else if (count == 4)
-                packed_tile(form, 4, 1, panel, from, groups, sub, outputs - sub, y + sub, a->out);
+                packed_tile(form, 4, 1, panel, from, groups, sub, outputs - sub, y + sub, between);
             else
-                packed_tile(form, 2, 1, panel, from, groups, sub, outputs - sub, y + sub, a->out);
+                packed_tile(form, 2, 1, panel, from, groups, sub, outputs - sub, y + sub, between);
     }
 }
 
 /* A function for each form, in which that is a constant: what OpenMP divides is compiled by itself, where it
  * would be none. */
 #define FORM(form)                                                                                           \
-    static void panel_##form(const Packed *a, const Rounded *x, int64_t p, float *found) {                   \
-        panel_product(form, a, x, p, found);                                                                 \
+    static void panel_##form(const Packed *a, const Rounded *x, int64_t p, float *found, int64_t between) {  \
+        panel_product(form, a, x, p, found, between);                                                        \
     }
 FORM(Q4_0) FORM(Q4_1) FORM(Q5_0) FORM(Q5_1) FORM(Q8_0) FORM(Q4_K) FORM(Q5_K) FORM(Q6_K) FORM(IQ4_NL)
     FORM(MXFP4)
 #undef FORM
-static void (*const PANEL_PRODUCTS[FORMS])(const Packed *, const Rounded *, int64_t, float *) = {
+static void (*const PANEL_PRODUCTS[FORMS])(const Packed *, const Rounded *, int64_t, float *, int64_t) = {
     panel_Q4_0, panel_Q4_1, panel_Q5_0, panel_Q5_1,   panel_Q8_0,
     panel_Q4_K, panel_Q5_K, panel_Q6_K, panel_IQ4_NL, panel_MXFP4};
 
@@ -1215,7 +1230,7 @@ int flowspec_packed_each(const Packed *a, const int64_t *rows, const uint8_t *co
 #endif
             for (int64_t p = 0; p < all_panels; p++) {
                 int64_t count = a->out - p * PANEL < PANEL ? a->out - p * PANEL : PANEL;
-                PANEL_PRODUCTS[a->form](&one, x + begin * groups, p, found + begin * a->out);
+                PANEL_PRODUCTS[a->form](&one, x + begin * groups, p, found + begin * a->out, a->out);
                 for (int64_t r = begin; r < begin + rows[m] && !is_wide; r++)
                     FOR_KIND(a->kind, NARROW_ALL, found + r * a->out + p * PANEL, count, a->y,
                              r * a->out + p * PANEL);
@@ -1275,6 +1290,151 @@ void flowspec_packed_rows(const uint8_t *panels, int form, int64_t in, const int
                         FORM(IQ4_NL) FORM(MXFP4) }
 #undef FORM
     }
+}
+
+/* ------------------------------------------------------------------------------------------------------
+ * products of digits */
+
+/* Weights are int8, with a scale for each output, in panels as levels of Q8_0 lie, without their scales. A row is
+ * written as two digits of seven bits for each number (`quantised.py`), which are two rows of one product of
+ * integers. */
+#define DIGIT 63
+#define DIGIT_ROW_LEAST 1e-30f
+#define DIGIT_TOTALS (2 * PANEL / SUB > PACKED_ROWS ? 2 * PANEL / SUB : PACKED_ROWS)
+
+/* Both digits of a row, group by group, each `stride` after the one before, the second behind the first; returns
+ * what sums are multiplied by. */
+static float round_digits(const float *x, int64_t in, int64_t groups, Rounded *to, int stride) {
+    float peak = 0;
+    int is_number = 1;
+    for (int64_t i = 0; i < in; i++) {
+        float size = fabsf(x[i]);
+        is_number &= size < INFINITY;
+        peak = size > peak ? size : peak;
+    }
+    peak = peak > DIGIT_ROW_LEAST ? peak : DIGIT_ROW_LEAST;
+    const float factor = is_number ? 1.0f / peak * DIGIT : 0.0f;
+    for (int64_t g = 0; g < groups; g++, to += stride) {
+        int64_t count = in - g * GROUP < GROUP ? in - g * GROUP : GROUP;
+        float numbers[GROUP] = {0};
+        int32_t sums[2] = {0};
+        for (int64_t i = 0; i < count && is_number; i++)
+            numbers[i] = x[g * GROUP + i] * factor;
+        for (int i = 0; i < GROUP; i++) {
+            float first = (numbers[i] + 12582912.0f) - 12582912.0f;
+            float second = ((numbers[i] - first) * (2 * DIGIT) + 12582912.0f) - 12582912.0f;
+            to[0].levels[i] = (int8_t)first;
+            to[1].levels[i] = (int8_t)second;
+            sums[0] += (int8_t)first;
+            sums[1] += (int8_t)second;
+        }
+        to[0].starts[0] = -SIGN * sums[0];
+        to[1].starts[0] = -SIGN * sums[1];
+    }
+    return is_number ? peak / DIGIT : NAN;
+}
+
+/* Some rows of digits (a constant, an even number of them) times outputs of a panel, as in `packed_tile`; `shares`
+ * are what sums of each pair of rows are multiplied by. */
+INLINE void digits_tile(int rows, int subs, const uint8_t *panel, const Rounded *x, const float *shares,
+                        const float *scales, int64_t groups, int64_t sub, int64_t left, float *y, int64_t between) {
+    Sums totals[DIGIT_TOTALS];
+#pragma GCC unroll 8
+    for (int t = 0; t < rows * subs; t++)
+        totals[t] = (Sums){0};
+    for (int64_t g = 0; g < groups; g++)
+#pragma GCC unroll 4
+        for (int part = 0; part < subs; part++) {
+            Levels weights[8];
+            unpack(Q8_0, panel + g * level_bytes(Q8_0), sub + part * SUB, weights);
+#pragma GCC unroll 8
+            for (int r = 0; r < rows; r++)
+                totals[r * subs + part] +=
+                    products_of(Q8_0, weights, x[g * rows + r].levels, 8, x[g * rows + r].starts[0]);
+        }
+    int64_t count = left < subs * SUB ? left : subs * SUB;
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r += 2) {
+        Reals found[PANEL / SUB];
+#pragma GCC unroll 4
+        for (int part = 0; part < subs; part++) {
+            Reals scale;
+            memcpy(&scale, scales + part * SUB, sizeof scale);
+            Reals first = __builtin_convertvector(totals[r * subs + part], Reals) * scale;
+            Reals second = __builtin_convertvector(totals[(r + 1) * subs + part], Reals) * scale;
+            found[part] = (second * all_reals(1.0f / (2 * DIGIT)) + first) * all_reals(shares[r / 2]);
+        }
+        memcpy(y + r / 2 * between, found, sizeof(float) * count);
+    }
+}
+
+/* One panel with all rows, to `found`, whose rows are `between` apart; of `scales` there are whole panels. */
+static void digits_panel(const uint8_t *panels, const float *scales, const Rounded *x, const float *shares,
+                         int64_t rows, int64_t in, int64_t out, int64_t p, float *found, int64_t between) {
+    const int64_t groups = (in + GROUP - 1) / GROUP, outputs = out - p * PANEL < PANEL ? out - p * PANEL : PANEL;
+    const uint8_t *panel = panels + p * groups * level_bytes(Q8_0);
+    int count;
+    scales += p * PANEL;
+    for (int64_t r = 0; r < 2 * rows; r += count) {
+        portion_of(r, 2 * rows, &count);
+        const Rounded *from = x + r * groups;
+        float *y = found + r / 2 * between + p * PANEL;
+        if (count == 2) {
+            digits_tile(2, PANEL / SUB, panel, from, shares + r / 2, scales, groups, 0, outputs, y, between);
+            continue;
+        }
+        for (int64_t sub = 0; sub < outputs; sub += SUB)
+            if (count == PACKED_ROWS)
+                digits_tile(PACKED_ROWS, 1, panel, from, shares + r / 2, scales + sub, groups, sub, outputs - sub,
+                            y + sub, between);
+            else
+                digits_tile(4, 1, panel, from, shares + r / 2, scales + sub, groups, sub, outputs - sub, y + sub,
+                            between);
+    }
+}
+
+/* A row to where `digits_panel` reads it. */
+INLINE float round_digit_row(const float *x, int64_t r, int64_t rows, int64_t in, Rounded *to) {
+    const int64_t groups = (in + GROUP - 1) / GROUP;
+    int count;
+    const int64_t first = portion_of(2 * r, 2 * rows, &count);
+    return round_digits(x, in, groups, to + first * groups + 2 * r - first, count);
+}
+
+typedef struct {
+    const float *x, *scales; /* [rows, in], and one for each output of whole panels */
+    const uint8_t *panels;
+    float *y; /* [rows, out] */
+    int64_t rows, in, out;
+    int32_t threads;
+} Digits;
+
+/* Returns 0 where memory lacks. */
+int flowspec_digits(const Digits *a) {
+    const int threads = worthwhile(a->threads, 2 * a->rows * a->in * a->out);
+    const int64_t groups = (a->in + GROUP - 1) / GROUP, panels = (a->out + PANEL - 1) / PANEL;
+    Rounded *x = malloc(sizeof(Rounded) * (size_t)(2 * a->rows * groups) + sizeof(float) * (size_t)a->rows + 64);
+    if (x == NULL)
+        return 0;
+    float *shares = (float *)(x + 2 * a->rows * groups);
+#ifdef _OPENMP
+#pragma omp parallel num_threads(threads)
+#endif
+    {
+#ifdef _OPENMP
+#pragma omp for schedule(static)
+#endif
+        for (int64_t r = 0; r < a->rows; r++)
+            shares[r] = round_digit_row(a->x + r * a->in, r, a->rows, a->in, x);
+#ifdef _OPENMP
+#pragma omp for schedule(static)
+#endif
+        for (int64_t p = 0; p < panels; p++)
+            digits_panel(a->panels, a->scales, x, shares, a->rows, a->in, a->out, p, a->y, a->out);
+    }
+    free(x);
+    (void)threads; /* where OpenMP is not used */
+    return 1;
 }
 
 /* -------------------------------------------------------------------------------------------- functions of
@@ -1456,46 +1616,57 @@ INLINE vector scaled(vector number, vector weight, int kind, int how) {
     return number * (how == SCALE_BY_ONE_PLUS ? all(1.0f) + weight : weight);
 }
 
-/* `squares` and `row` have room for `room` numbers, the next power of two above a row's. */
-INLINE void normalise(int kind, const Norm *a, int how, int64_t room, float *squares, float *row) {
-    for (int64_t r = 0; r < a->rows; r++) {
-        widen_all(a->x, r * a->width, kind, a->width, row);
-        for (int64_t i = 0; i < a->width; i++)
-            squares[i] = row[i] * row[i];
-        memset(squares + a->width, 0, sizeof(float) * (room - a->width));
-        for (int64_t half = room / 2; half; half /= 2)
-            for (int64_t i = 0; i < half; i++)
-                squares[i] += squares[i + half];
-        float factor = 1.0f / sqrtf(squares[0] * a->share + a->eps);
-        int64_t i = 0;
-        for (; i + WIDTH <= a->width; i += WIDTH) {
-            vector number = load(row + i) * all(factor);
-            narrow(a->y, r * a->width + i, kind, scaled(number, widened(a->weights, i, kind), kind, how));
-        }
-        if (i < a->width) {
-            float weights[WIDTH] = {0}, numbers[WIDTH] = {0};
-            memcpy(numbers, row + i, sizeof(float) * (a->width - i));
-            widen_all(a->weights, i, kind, a->width - i, weights);
-            store(numbers, scaled(load(numbers) * all(factor), load(weights), kind, how));
-            narrow_all(numbers, a->width - i, a->y, r * a->width + i, kind);
-        }
+/* A row, of which number 0 is `from` of x and `to` of y. `squares` and `row` have room for `room` numbers, the
+ * next power of two above a row's. */
+INLINE void normalise_row(int kind, const Norm *a, int how, int64_t from, int64_t to, int64_t room, float *squares,
+                          float *row) {
+    widen_all(a->x, from, kind, a->width, row);
+    for (int64_t i = 0; i < a->width; i++)
+        squares[i] = row[i] * row[i];
+    memset(squares + a->width, 0, sizeof(float) * (room - a->width));
+    for (int64_t half = room / 2; half; half /= 2)
+        for (int64_t i = 0; i < half; i++)
+            squares[i] += squares[i + half];
+    float factor = 1.0f / sqrtf(squares[0] * a->share + a->eps);
+    int64_t i = 0;
+    for (; i + WIDTH <= a->width; i += WIDTH) {
+        vector number = load(row + i) * all(factor);
+        narrow(a->y, to + i, kind, scaled(number, widened(a->weights, i, kind), kind, how));
     }
+    if (i < a->width) {
+        float weights[WIDTH] = {0}, numbers[WIDTH] = {0};
+        memcpy(numbers, row + i, sizeof(float) * (a->width - i));
+        widen_all(a->weights, i, kind, a->width - i, weights);
+        store(numbers, scaled(load(numbers) * all(factor), load(weights), kind, how));
+        narrow_all(numbers, a->width - i, a->y, to + i, kind);
+    }
+}
+
+INLINE void normalise(int kind, const Norm *a, int64_t from, int64_t to, int64_t room, float *squares) {
+    if (a->how == CAST_THEN_SCALE)
+        normalise_row(kind, a, CAST_THEN_SCALE, from, to, room, squares, squares + room);
+    else if (a->how == SCALE_THEN_CAST)
+        normalise_row(kind, a, SCALE_THEN_CAST, from, to, room, squares, squares + room);
+    else
+        normalise_row(kind, a, SCALE_BY_ONE_PLUS, from, to, room, squares, squares + room);
+}
+
+/* The numbers of a row, and as many zeros as make it a power of two. */
+INLINE int64_t norm_room(int64_t width) {
+    int64_t room = WIDTH;
+    while (room < width)
+        room *= 2;
+    return room;
 }
 
 /* Rows over the root of their mean square and `eps`, times their weights; returns 0 where memory lacks. */
 int flowspec_norm(const Norm *a) {
-    int64_t room = WIDTH;
-    while (room < a->width)
-        room *= 2;
+    const int64_t room = norm_room(a->width);
     float *squares = malloc(sizeof(float) * 2 * room);
     if (squares == NULL)
         return 0;
-    if (a->how == CAST_THEN_SCALE)
-        FOR_KIND(a->kind, normalise, a, CAST_THEN_SCALE, room, squares, squares + room);
-    else if (a->how == SCALE_THEN_CAST)
-        FOR_KIND(a->kind, normalise, a, SCALE_THEN_CAST, room, squares, squares + room);
-    else
-        FOR_KIND(a->kind, normalise, a, SCALE_BY_ONE_PLUS, room, squares, squares + room);
+    for (int64_t r = 0; r < a->rows; r++)
+        FOR_KIND(a->kind, normalise, a, r * a->width, r * a->width, room, squares);
     free(squares);
     return 1;
 }
@@ -1608,9 +1779,9 @@ typedef struct {
 
 /* Number i of a head with number i + turned / 2, which is `other`: each step is rounded, as in layers that are
  * computed one operation at a time. */
-INLINE void turn_all(int kind, const Turn *a) {
+INLINE void turn_rows(int kind, const Turn *a, int64_t begin, int64_t end) {
     int64_t half = a->turned / 2;
-    for (int64_t r = 0; r < a->rows; r++)
+    for (int64_t r = begin; r < end; r++)
         for (int64_t h = 0; h < a->heads; h++) {
             int64_t from = r * a->between_rows + h * a->between_heads, to = (r * a->heads + h) * a->width;
             for (int side = 0; side < 2; side++) {
@@ -1634,7 +1805,7 @@ INLINE void turn_all(int kind, const Turn *a) {
         }
 }
 
-void flowspec_turn(const Turn *a) { FOR_KIND(a->kind, turn_all, a); }
+void flowspec_turn(const Turn *a) { FOR_KIND(a->kind, turn_rows, a, 0, a->rows); }
 
 /* ---------------------------------------------------------------------------------------------------------
  * attention */
@@ -1689,9 +1860,9 @@ INLINE void store_group(const Stored *a, const float *numbers, int64_t count, in
 }
 
 /* Keys and values of rows to their slots. */
-void flowspec_store(const Stored *a) {
+static void store_rows(const Stored *a, int64_t begin, int64_t end) {
     float numbers[GROUP];
-    for (int64_t r = 0; r < a->rows; r++)
+    for (int64_t r = begin; r < end; r++)
         for (int64_t head = 0; head < a->kv_heads; head++)
             for (int64_t d = 0; d < a->width; d += GROUP) {
                 int64_t count = a->width - d < GROUP ? a->width - d : GROUP;
@@ -1703,6 +1874,8 @@ void flowspec_store(const Stored *a) {
                 store_group(a, numbers, count, head, a->places[r], d, 0);
             }
 }
+
+void flowspec_store(const Stored *a) { store_rows(a, 0, a->rows); }
 
 typedef struct {
     const void *queries; /* [rows, heads, width] of `kind` */
@@ -1995,50 +2168,79 @@ INLINE void attend(const Attention *a, int kind, int64_t kv_head, int64_t row_fi
 
 #define ROWS_SHARED 16 /* rows that share what is widened of the keys */
 
+/* How rows are divided: chunks that share keys, each for each head of these; and what a chunk needs. */
+typedef struct {
+    int64_t chunks, blocks, shared, numbers; /* numbers: of the room for a unit */
+    size_t seen_slots, seen_blocks;
+} Chunks;
+
+INLINE Chunks chunks_of(const Attention *a) {
+    Chunks found = {.chunks = (a->rows + ROWS_SHARED - 1) / ROWS_SHARED, .blocks = (a->high + LANES - 1) / LANES};
+    found.shared = a->rows < ROWS_SHARED ? a->rows : ROWS_SHARED;
+    found.numbers = KEY_BLOCKS * a->width * LANES + a->value_width * QUERIES +
+                    found.shared * (a->heads / a->kv_heads) * (a->width + 1 + found.blocks * LANES);
+    found.seen_slots = (size_t)((found.shared + 1) * found.blocks);
+    found.seen_blocks = (size_t)(found.shared * a->blocks);
+    return found;
+}
+
+/* Where `room` has what rows of a chunk see. */
+INLINE Seen seen_of(const Chunks *chunks, int64_t chunk, void *room) {
+    uint16_t *slots = room;
+    uint8_t *is_whole = (uint8_t *)(slots + chunks->chunks * chunks->seen_slots);
+    return (Seen){slots + chunk * chunks->seen_slots, is_whole + chunk * chunks->seen_blocks};
+}
+
+INLINE size_t seen_bytes(const Chunks *chunks) {
+    return (size_t)chunks->chunks * (sizeof(uint16_t) * chunks->seen_slots + chunks->seen_blocks) + 1;
+}
+
+static void look_chunk(const Attention *a, const Chunks *chunks, int64_t chunk, void *seen_room) {
+    int64_t first = chunk * ROWS_SHARED, rows = a->rows - first < ROWS_SHARED ? a->rows - first : ROWS_SHARED;
+    Seen seen = seen_of(chunks, chunk, seen_room);
+    look(a, first, rows, &seen);
+}
+
+/* Unit number `unit`: a chunk and a head of keys. */
+static void attend_unit(const Attention *a, const Chunks *chunks, int64_t unit, void *seen_room, float *room) {
+    int64_t first = unit / a->kv_heads * ROWS_SHARED,
+            end = first + ROWS_SHARED < a->rows ? first + ROWS_SHARED : a->rows;
+    Seen seen = seen_of(chunks, unit / a->kv_heads, seen_room);
+    if (a->cache_kind == FLOAT32)
+        attend(a, FLOAT32, unit % a->kv_heads, first, end, &seen, room);
+    else if (a->cache_kind == BFLOAT16)
+        attend(a, BFLOAT16, unit % a->kv_heads, first, end, &seen, room);
+    else if (a->cache_kind == FLOAT16)
+        attend(a, FLOAT16, unit % a->kv_heads, first, end, &seen, room);
+    else
+        attend(a, LEVELS8, unit % a->kv_heads, first, end, &seen, room);
+}
+
 /* Attention of rows with what each sees; returns 0 where memory lacks. */
 int flowspec_attention(const Attention *a) {
-    int64_t chunks = (a->rows + ROWS_SHARED - 1) / ROWS_SHARED, units = chunks * a->kv_heads;
-    int64_t blocks = (a->high + LANES - 1) / LANES, shared = a->rows < ROWS_SHARED ? a->rows : ROWS_SHARED;
-    int64_t numbers = KEY_BLOCKS * a->width * LANES + a->value_width * QUERIES +
-                      shared * (a->heads / a->kv_heads) * (a->width + 1 + blocks * LANES);
-    size_t bytes = sizeof(float) * numbers, seen_slots = (shared + 1) * blocks, seen_blocks = shared * a->blocks;
+    const Chunks chunks = chunks_of(a);
     int is_done = 1, threads = worthwhile(a->threads, 2 * a->rows * a->heads * a->high * a->width);
-    uint16_t *slots = malloc(chunks * (sizeof(uint16_t) * seen_slots + seen_blocks) + 1);
-    if (slots == NULL)
+    void *seen = malloc(seen_bytes(&chunks));
+    if (seen == NULL)
         return 0;
-    uint8_t *is_whole = (uint8_t *)(slots + chunks * seen_slots);
     (void)threads; /* where OpenMP is not used */
 #ifdef _OPENMP
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
 #endif
-    for (int64_t chunk = 0; chunk < chunks; chunk++) {
-        int64_t first = chunk * ROWS_SHARED, rows = a->rows - first < ROWS_SHARED ? a->rows - first : ROWS_SHARED;
-        Seen seen = {slots + chunk * seen_slots, is_whole + chunk * seen_blocks};
-        look(a, first, rows, &seen);
-    }
+    for (int64_t chunk = 0; chunk < chunks.chunks; chunk++)
+        look_chunk(a, &chunks, chunk, seen);
 #ifdef _OPENMP
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1) reduction(&& : is_done)
 #endif
-    for (int64_t unit = 0; unit < units; unit++) {
-        int64_t first = unit / a->kv_heads * ROWS_SHARED,
-                end = first + ROWS_SHARED < a->rows ? first + ROWS_SHARED : a->rows;
-        Seen seen = {slots + unit / a->kv_heads * seen_slots, is_whole + unit / a->kv_heads * seen_blocks};
-        float *room = malloc(bytes);
-        if (room == NULL) {
-            is_done = 0;
-            continue;
-        }
-        if (a->cache_kind == FLOAT32)
-            attend(a, FLOAT32, unit % a->kv_heads, first, end, &seen, room);
-        else if (a->cache_kind == BFLOAT16)
-            attend(a, BFLOAT16, unit % a->kv_heads, first, end, &seen, room);
-        else if (a->cache_kind == FLOAT16)
-            attend(a, FLOAT16, unit % a->kv_heads, first, end, &seen, room);
+    for (int64_t unit = 0; unit < chunks.chunks * a->kv_heads; unit++) {
+        float *room = malloc(sizeof(float) * (size_t)chunks.numbers);
+        if (room != NULL)
+            attend_unit(a, &chunks, unit, seen, room);
         else
-            attend(a, LEVELS8, unit % a->kv_heads, first, end, &seen, room);
+            is_done = 0;
         free(room);
     }
-    free(slots);
+    free(seen);
     return is_done;
 }
 
@@ -2163,4 +2365,321 @@ void flowspec_delta(const Delta *a) {
             else
                 strip_steps(a, 1, head, column, &room);
     }
+}
+
+/* -------------------------------------------------------------------------------------------------------------
+ * programs */
+
+/* A layer as a list of operations on registers, which have so many numbers of each row. One call runs all of them
+ * for all rows, by one team of threads, which wait for each other where an operation `waits`. Those of rows go by
+ * row, so that one may follow another without a wait; those of outputs go by output. Nothing is allocated: the
+ * caller lends room. Register 0 is what the layer is given, and what it makes of that. */
+enum { NORM, WIDEN, PAIR, ROUND, SPLIT, LINEAR, PAIRS, PACKED, DIGITS, TURN, STORE, ATTEND, GATE, ADD, COPY };
+#define REGISTERS_MAX 24
+#define OPERATIONS_MAX 64
+#define ALIGNED(bytes) (((bytes) + 63) / 64 * 64)
+
+typedef struct {
+    const void *weights, *bias; /* or the order of what is copied */
+    const float *scales;
+    int64_t from_at, with_at, to_at; /* the first number of a row in its register */
+    int64_t in, out, sums_at;   /* sums_at: of sums in float32, among those of products that run at a time */
+    int32_t code, from, with, to, waits;
+    int32_t how, kind, heads, kv_heads; /* kind: of weights, or their form */
+    float factor, eps, cap;
+} Operation;
+
+typedef struct {
+    const Operation *operations;
+    const int64_t *widths; /* of registers */
+    int64_t count, registers, sums, products; /* sums: of float32 for a row; products: of a row, in all */
+    int32_t kind;
+} Program;
+
+/* Rows of a request, and what these see, as in `Attention` and `Stored`. */
+typedef struct {
+    const int64_t *places;
+    const uint8_t *seen;
+    const int32_t *order, *ends;
+    void *keys, *values;
+    uint16_t *key_steps, *value_steps;
+    int64_t first, rows, high, blocks, slots;
+    int32_t cache_kind;
+} Part;
+
+typedef struct {
+    void *hidden;
+    const void *cosine, *sine;
+    const Part *parts;
+    void *room; /* aligned to 64 bytes */
+    int64_t rows, parts_count, room_bytes, angles; /* angles: numbers of a row's cosine */
+    int32_t threads;
+} Call;
+
+/* A call, and where its registers, prepared rows, sums and rooms begin. */
+typedef struct {
+    const Program *program;
+    const Call *call;
+    char *registers[REGISTERS_MAX], *prepared, *own; /* own: rooms of threads */
+    float *sums;
+    int64_t own_bytes, bytes;
+    int32_t threads;
+} Run;
+
+INLINE char *at_row(const Run *run, int32_t number, int64_t row, int64_t at) {
+    return run->registers[number] + (row * run->program->widths[number] + at) * size_of(run->program->kind);
+}
+
+/* The rows as `code` prepares them for products with matrices of so many inputs: float32, then by blocks where
+ * they are many; in pairs; rounded, group by group; or as digits, behind which are the rows' shares. */
+INLINE int64_t prepared_bytes(int32_t code, int64_t rows, int64_t in) {
+    if (code == WIDEN)
+        return ALIGNED(4 * rows * in) + (rows > ROWS_FEW ? 4 * rows * ((in + INPUTS_AT_ONCE - 1) / INPUTS_AT_ONCE * INPUTS_AT_ONCE) : 0);
+#ifdef STEP
+    if (code == PAIR)
+        return 2 * (rows + PAIR_ROWS) * ((in + STEP - 1) / STEP * STEP) + 64;
+#endif
+    const int64_t rounded = (int64_t)sizeof(Rounded) * rows * ((in + GROUP - 1) / GROUP);
+    return code == ROUND ? rounded : code == SPLIT ? 2 * rounded + 4 * rows : 0;
+}
+
+static Attention attention_of(const Run *run, const Operation *o, const Part *part) {
+    return (Attention){.queries = at_row(run, o->from, part->first, 0), .keys = part->keys, .values = part->values,
+                       .key_steps = part->key_steps, .value_steps = part->value_steps, .seen = part->seen,
+                       .order = part->order, .ends = part->ends, .found = at_row(run, o->to, part->first, 0),
+                       .rows = part->rows, .heads = o->heads, .kv_heads = o->kv_heads, .width = o->in,
+                       .value_width = (o->in + LANES - 1) / LANES * LANES, .slots = part->slots,
+                       .high = part->high, .blocks = part->blocks, .scale = o->factor, .cap = o->cap,
+                       .cap_inverse = o->cap > 0 ? 1 / o->cap : 0, .kind = run->program->kind,
+                       .cache_kind = part->cache_kind};
+}
+
+/* Where everything lies, from the beginning of the room; returns how many bytes that takes. */
+static int64_t lay_out(Run *run) {
+    const Program *program = run->program;
+    const int64_t rows = run->call->rows, size = size_of(program->kind);
+    int64_t prepared = 0, own = 0;
+    char *at = run->call->room;
+    for (int64_t r = 0; r < program->registers; r++) {
+        run->registers[r] = r == 0 ? run->call->hidden : at;
+        at += r == 0 ? 0 : ALIGNED(rows * program->widths[r] * size);
+    }
+    run->sums = (float *)at;
+    at += ALIGNED(4 * rows * program->sums);
+    for (int64_t i = 0; i < program->count; i++) {
+        const Operation *o = program->operations + i;
+        int64_t bytes = prepared_bytes(o->code, rows, o->in), room = 0;
+        prepared = bytes > prepared ? bytes : prepared;
+        if (o->code == NORM)
+            room = 8 * norm_room(o->in);
+        else if (o->code == LINEAR && rows > ROWS_FEW)
+            room = sizeof(Blocks);
+        else if (o->code == SPLIT)
+            room = 4 * o->in;
+        for (int64_t p = 0; p < run->call->parts_count && o->code == ATTEND; p++) {
+            Attention a = attention_of(run, o, run->call->parts + p);
+            Chunks chunks = chunks_of(&a);
+            int64_t unit = ALIGNED(seen_bytes(&chunks)) + 4 * chunks.numbers;
+            room = unit > room ? unit : room;
+        }
+        own = room > own ? room : own;
+    }
+    run->prepared = at;
+    at += ALIGNED(prepared);
+    run->own = at;
+    run->own_bytes = ALIGNED(own);
+    return at + run->own_bytes * run->threads - (char *)run->call->room;
+}
+
+INLINE void widen_row(int kind, const Run *run, const Operation *o, int64_t r) {
+    const int64_t rows = run->call->rows, width = run->program->widths[o->from];
+    if (kind == FLOAT32 && rows <= ROWS_FEW)
+        return; /* they are read where they lie */
+    float *to = (float *)run->prepared + r * o->in;
+    widen_all(run->registers[o->from], r * width + o->from_at, kind, o->in, to);
+    if (rows > ROWS_FEW)
+        divide_row(to, r, rows, o->in, (float *)(run->prepared + ALIGNED(4 * rows * o->in)));
+}
+
+INLINE void gate_row(int kind, const Run *run, const Operation *o, int64_t r) {
+    function_of_all(kind, at_row(run, o->from, r, o->from_at), o->in, o->how,
+                    o->with < 0 ? NULL : at_row(run, o->with, r, o->with_at), at_row(run, o->to, r, o->to_at));
+}
+
+INLINE void add_row_of(int kind, const Run *run, const Operation *o, int64_t r) {
+    const char *from = at_row(run, o->from, r, o->from_at);
+    char *to = at_row(run, o->to, r, o->to_at);
+    int64_t i = 0;
+    for (; i + WIDTH <= o->in; i += WIDTH) {
+        vector more = widened(from, i, kind);
+        if (o->factor != 1.0f)
+            more = rounded(more * all(o->factor), kind);
+        narrow(to, i, kind, widened(to, i, kind) + more);
+    }
+    for (; i < o->in; i++) {
+        float more = widened_one(from, i, kind);
+        if (o->factor != 1.0f)
+            more = rounded_one(more * o->factor, kind);
+        narrow_one(to, i, kind, widened_one(to, i, kind) + more);
+    }
+}
+
+/* An operation of rows, with row `r`. */
+static void run_row(const Run *run, const Operation *o, int64_t r, float *own) {
+    const Program *program = run->program;
+    const int kind = program->kind;
+    const int64_t rows = run->call->rows;
+    if (o->code == NORM) {
+        Norm a = {run->registers[o->from], o->weights, run->registers[o->to], rows, o->in, o->factor, o->eps, kind,
+                  o->how};
+        int64_t from = r * program->widths[o->from] + o->from_at, to = r * program->widths[o->to] + o->to_at;
+        for (int64_t head = 0; head < o->heads; head++)
+            FOR_KIND(kind, normalise, &a, from + head * o->in, to + head * o->in, norm_room(o->in), own);
+    } else if (o->code == WIDEN)
+        FOR_KIND(kind, widen_row, run, o, r);
+#ifdef STEP
+    else if (o->code == PAIR) {
+        pair_row((const uint16_t *)at_row(run, o->from, r, o->from_at), r, o->in, (uint16_t *)run->prepared);
+        for (int64_t more = rows; r == rows - 1 && more % PAIR_ROWS; more++)
+            pair_row(NULL, more, o->in, (uint16_t *)run->prepared);
+    }
+#endif
+    else if (o->code == ROUND) {
+        int count;
+        const int64_t first = portion_of(r, rows, &count), groups = (o->in + GROUP - 1) / GROUP;
+        round_groups(at_row(run, o->from, r, o->from_at), kind, 0, o->in, groups, offset_of(o->kind),
+                     has_halves(o->kind), (Rounded *)run->prepared + first * groups + r - first, count);
+    } else if (o->code == SPLIT) {
+        Rounded *to = (Rounded *)run->prepared;
+        float *shares = (float *)(to + 2 * rows * ((o->in + GROUP - 1) / GROUP));
+        FOR_KIND(kind, WIDEN_ALL, at_row(run, o->from, r, o->from_at), 0, o->in, own);
+        shares[r] = round_digit_row(own, r, rows, o->in, to);
+    } else if (o->code == TURN) {
+        Turn a = {run->registers[o->from] + o->from_at * size_of(kind), run->call->cosine, run->call->sine,
+                  run->registers[o->to], rows, o->heads, o->in, run->call->angles, program->widths[o->from], o->in,
+                  kind};
+        FOR_KIND(kind, turn_rows, &a, r, r + 1);
+    } else if (o->code == STORE) {
+        for (int64_t p = 0; p < run->call->parts_count; p++) {
+            const Part *part = run->call->parts + p;
+            if (r < part->first || r >= part->first + part->rows)
+                continue;
+            Stored a = {at_row(run, o->from, part->first, o->from_at), at_row(run, o->with, part->first, o->with_at),
+                        part->places, part->keys, part->values, part->key_steps, part->value_steps, part->rows,
+                        o->kv_heads, o->in, (o->in + LANES - 1) / LANES * LANES, part->slots,
+                        program->widths[o->from], o->in, program->widths[o->with], o->in, kind, part->cache_kind};
+            store_rows(&a, r - part->first, r - part->first + 1);
+        }
+    } else if (o->code == GATE)
+        FOR_KIND(kind, gate_row, run, o, r);
+    else if (o->code == ADD)
+        FOR_KIND(kind, add_row_of, run, o, r);
+    else if (o->weights == NULL)
+        memcpy(at_row(run, o->to, r, o->to_at), at_row(run, o->from, r, o->from_at), o->in * size_of(kind));
+    else
+        for (int64_t i = 0; i < o->in; i++)
+            memcpy(at_row(run, o->to, r, o->to_at + i),
+                   at_row(run, o->from, r, o->from_at + ((const int64_t *)o->weights)[i]), size_of(kind));
+}
+
+/* A thread's outputs of a product; those that need a bias, or are rounded, are summed in float32 first. */
+static void run_outputs(const Run *run, const Operation *o, int thread, Blocks *own) {
+    const int kind = run->program->kind;
+    const int64_t rows = run->call->rows, width = run->program->widths[o->to];
+    const int64_t unit = o->code == PACKED || o->code == DIGITS ? PANEL : OUTPUTS_AT_ONCE, units = (o->out + unit - 1) / unit;
+    int64_t begin = units * thread / run->threads * unit, end = units * (thread + 1) / run->threads * unit;
+    end = end < o->out ? end : o->out;
+    if (begin >= end)
+        return;
+    int is_direct = o->bias == NULL && (kind == FLOAT32 || o->code == PAIRS);
+    int64_t between = is_direct ? width : o->out;
+    float *sums = is_direct ? (float *)at_row(run, o->to, 0, o->to_at) : run->sums + rows * o->sums_at;
+    if (o->code == LINEAR) {
+        const float *x = kind == FLOAT32 && rows <= ROWS_FEW ? (const float *)at_row(run, o->from, 0, 0)
+                                                             : (const float *)run->prepared;
+        const float *divided = rows > ROWS_FEW ? (const float *)(run->prepared + ALIGNED(4 * rows * o->in)) : NULL;
+        linear_part(x, divided, rows, o->in, o->weights, o->kind, begin, end, sums, between, own);
+    }
+#ifdef STEP
+    else if (o->code == PAIRS) {
+        Pairs a = {NULL, o->weights, sums, rows, o->in, between, is_direct ? kind : FLOAT32, 1};
+        outputs_of_pairs(&a, (const uint16_t *)run->prepared, begin, end);
+    }
+#endif
+    else if (o->code == DIGITS) {
+        const Rounded *x = (const Rounded *)run->prepared;
+        const float *shares = (const float *)(x + 2 * rows * ((o->in + GROUP - 1) / GROUP));
+        for (int64_t p = begin / PANEL; p * PANEL < end; p++)
+            digits_panel(o->weights, o->scales, x, shares, rows, o->in, o->out, p, sums, between);
+    } else {
+        Packed a = {NULL, o->weights, NULL, rows, o->in, o->out, FLOAT32, o->kind, 1};
+        for (int64_t p = begin / PANEL; p * PANEL < end; p++)
+            PANEL_PRODUCTS[o->kind](&a, (const Rounded *)run->prepared, p, sums, between);
+    }
+    for (int64_t r = 0; r < rows && !is_direct; r++) {
+        float *row = sums + r * between;
+        for (int64_t i = begin; i < end && o->bias != NULL; i++)
+            row[i] += widened_one(o->bias, i, kind);
+        FOR_KIND(kind, NARROW_ALL, row + begin, end - begin, run->registers[o->to], r * width + o->to_at + begin);
+    }
+}
+
+/* A thread's units of attention. */
+static void run_attention(const Run *run, const Operation *o, int thread, char *own) {
+    int64_t turn = 0;
+    for (int64_t p = 0; p < run->call->parts_count; p++) {
+        Attention a = attention_of(run, o, run->call->parts + p);
+        const Chunks chunks = chunks_of(&a);
+        float *room = (float *)(own + ALIGNED(seen_bytes(&chunks)));
+        int64_t looked = -1;
+        for (int64_t unit = 0; unit < chunks.chunks * a.kv_heads; unit++, turn++) {
+            if (turn % run->threads != thread)
+                continue;
+            if (unit / a.kv_heads != looked)
+                look_chunk(&a, &chunks, looked = unit / a.kv_heads, own);
+            attend_unit(&a, &chunks, unit, own, room);
+        }
+    }
+}
+
+static void run_thread(const Run *run, int thread) {
+    char *own = run->own + thread * run->own_bytes;
+    for (int64_t i = 0; i < run->program->count; i++) {
+        const Operation *o = run->program->operations + i;
+        if (o->waits && run->threads > 1) {
+#ifdef _OPENMP
+#pragma omp barrier
+#endif
+        }
+        if (o->code == ATTEND)
+            run_attention(run, o, thread, own);
+        else if (o->code >= LINEAR && o->code <= DIGITS)
+            run_outputs(run, o, thread, (Blocks *)own);
+        else
+            for (int64_t r = thread; r < run->call->rows; r += run->threads)
+                run_row(run, o, r, (float *)own);
+    }
+}
+
+/* Runs a program. Returns 0, or how many bytes of room it needs where it was lent less, and nothing was done. */
+int64_t flowspec_run(const Program *program, const Call *call) {
+    Run run = {.program = program, .call = call};
+    run.threads = worthwhile(call->threads, call->rows * program->products);
+    run.bytes = lay_out(&run);
+    if (run.bytes > call->room_bytes)
+        return run.bytes;
+#ifdef _OPENMP
+    if (run.threads > 1) {
+#pragma omp parallel num_threads(run.threads)
+        {
+#pragma omp single
+            run.threads = omp_get_num_threads(); /* there may be fewer than were asked for */
+            run_thread(&run, omp_get_thread_num());
+        }
+        return 0;
+    }
+#endif
+    run.threads = 1;
+    run_thread(&run, 0);
+    return 0;
 }

@@ -88,6 +88,14 @@ class _Pairs(ctypes.Structure):
     )
 
 
+class _Digits(ctypes.Structure):
+    _fields_ = (
+        *fields(ctypes.c_void_p, "x scales panels y"),
+        *fields(ctypes.c_int64, "rows inputs outputs"),
+        *fields(ctypes.c_int32, "threads"),
+    )
+
+
 class _Delta(ctypes.Structure):
     _fields_ = (
         *fields(ctypes.c_void_p, "queries keys values decays shares states steps found"),
@@ -121,6 +129,39 @@ class TurnFields(ctypes.Structure):
     )
 
 
+class Operation(ctypes.Structure):
+    _fields_ = (
+        *fields(ctypes.c_void_p, "weights bias scales"),
+        *fields(ctypes.c_int64, "from_at with_at to_at inputs outputs sums_at"),
+        *fields(ctypes.c_int32, "code source other to waits how kind heads kv_heads"),
+        *fields(ctypes.c_float, "factor eps cap"),
+    )
+
+
+class ProgramFields(ctypes.Structure):
+    _fields_ = (
+        *fields(ctypes.c_void_p, "operations widths"),
+        *fields(ctypes.c_int64, "count registers sums products"),
+        *fields(ctypes.c_int32, "kind"),
+    )
+
+
+class Part(ctypes.Structure):
+    _fields_ = (
+        *fields(ctypes.c_void_p, "places seen order ends keys values key_steps value_steps"),
+        *fields(ctypes.c_int64, "first rows high blocks slots"),
+        *fields(ctypes.c_int32, "cache_kind"),
+    )
+
+
+class Call(ctypes.Structure):
+    _fields_ = (
+        *fields(ctypes.c_void_p, "hidden cosine sine parts room"),
+        *fields(ctypes.c_int64, "rows parts_count room_bytes angles"),
+        *fields(ctypes.c_int32, "threads"),
+    )
+
+
 class Library:
     """The functions of the source. Tensors are on the CPU, contiguous unless said otherwise, and in float32,
     bfloat16 or float16; results are new tensors of the dtype that is given."""
@@ -139,7 +180,11 @@ class Library:
         self._linear_each, self._packed_each = library.flowspec_linear_each, library.flowspec_packed_each
         self._turn, self._store = library.flowspec_turn, library.flowspec_store
         self._delta, self._halves = library.flowspec_delta, library.flowspec_halves
-        self._shares = library.flowspec_shares
+        self._shares, self._run = library.flowspec_shares, library.flowspec_run
+        self._run.argtypes = (ctypes.POINTER(ProgramFields), ctypes.POINTER(Call))
+        self._run.restype = number
+        self._digits = library.flowspec_digits
+        self._digits.argtypes = (ctypes.POINTER(_Digits),)
         self._pairs = getattr(library, "flowspec_pairs", None)
         if self._pairs is not None:
             self._pairs.argtypes = (ctypes.POINTER(_Pairs),)
@@ -167,6 +212,12 @@ class Library:
             *(self._delta, self._add_rows),
         ):
             each.restype = None
+
+    def run(self, program: ProgramFields, call: Call) -> int:
+        """Runs the operations of a program; 0, or how many bytes of room that needs, where it has less and
+        nothing was done."""
+        lacking: int = self._run(program, call)
+        return lacking
 
     def linear(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """`[rows, out]` from `[rows, in]` and `[out, in]`, which may have another dtype."""
@@ -253,6 +304,21 @@ class Library:
         found = x.new_empty((rows, outputs))
         where, shape = (x.data_ptr(), panels.data_ptr(), found.data_ptr()), (rows, inputs, outputs)
         if not self._packed(_Packed(*where, *shape, KINDS[x.dtype], form.number, torch.get_num_threads())):
+            raise MemoryError("no memory for a packed layer")
+        return found
+
+    def digits(
+        self, x: torch.Tensor, panels: torch.Tensor, scales: torch.Tensor, outputs: int
+    ) -> torch.Tensor:
+        """`[rows, outputs]` from rows `[rows, in]`, both float32, `panels` (`packed.int8_panels`), and a
+        scale for each output that these have, float32."""
+        rows, inputs = x.shape
+        assert x.dtype == scales.dtype == torch.float32
+        assert panels.numel() == len(scales) * -(-inputs // GROUP) * GROUP, "the source reads so much"
+        assert outputs <= len(scales)
+        found = x.new_empty((rows, outputs))
+        where = x.data_ptr(), scales.data_ptr(), panels.data_ptr(), found.data_ptr()
+        if not self._digits(_Digits(*where, rows, inputs, outputs, torch.get_num_threads())):
             raise MemoryError("no memory for a packed layer")
         return found
 

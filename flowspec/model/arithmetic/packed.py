@@ -242,3 +242,11 @@ def numbers_of(form: Form, panels: torch.Tensor) -> torch.Tensor:
     halves = weights.float().view(*weights.shape[:2], form.halves, -1)
     found = (halves * scales[..., None]).flatten(2)
     return (found if minimums is None else found - minimums[..., None]).flatten(1)
+
+
+def int8_panels(levels: torch.Tensor) -> torch.Tensor:
+    """Panels of int8 `[out, in]`, as levels of Q8_0 lie, without their scales; what fills them up is 0."""
+    outputs, inputs = levels.shape
+    filled = F.pad(levels, (0, -inputs % GROUP, 0, -outputs % PANEL))
+    blocks = filled.view(-1, PANEL, filled.shape[1] // GROUP, GROUP // 4, 4)
+    return (blocks.permute(0, 2, 3, 1, 4).contiguous().view(torch.uint8) ^ 128).flatten(1)

@@ -1,0 +1,361 @@
+"""A layer as a list of operations that C runs in one call (`flowspec_run` in `arithmetic/canonical.c`).
+
+The list is made when a slice is loaded, of the layer's `LayerSpec` and of its matrices and norms as they are
+in memory. Rows stay in registers, each a matrix `[rows, width]`; register 0 is the hidden state, which the
+operations add to in place. What a call gives beside: the angles of the rows' positions, and for each request
+where its keys and values lie and what its rows see.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from flowspec.core.protocol.model_spec import LayerSpec
+from flowspec.model.arithmetic import compiled
+from flowspec.model.arithmetic.compiled import KINDS, Call, Operation, Part, ProgramFields
+from flowspec.model.arithmetic.norms import NORMS, Norm
+from flowspec.model.arithmetic.packed import FORMS
+from flowspec.model.attention import TreeBatch
+from flowspec.model.gguf_layers import GgufLinear, PlainGgufLinear
+from flowspec.model.products import lanes16, pairs16
+from flowspec.model.quantised import PanelInt4Linear, PanelInt8Linear, QuantisedLinear
+from flowspec.model.spec import layers_of
+
+if TYPE_CHECKING:
+    from flowspec.model.pieces import Angles, Pieces
+
+_NAMES = (
+    *("norm", "widen", "pair", "round", "split", "linear", "pairs", "packed", "digits"),
+    *("turn", "store", "attend", "gate", "add", "copy"),
+)
+CODES = {name: code for code, name in enumerate(_NAMES)}
+"""In the source's order."""
+PREPARED_BY = {"linear": "widen", "pairs": "pair", "packed": "round", "digits": "split"}
+"""What rows are made of before they are multiplied, by how they are."""
+REGISTERS_MAX, OPERATIONS_MAX = 24, 64
+ALIGNMENT = 64
+Register = int
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Outputs of a linear layer from number `first` on; `prepared`: rows for two matrices are the same."""
+
+    how: str
+    kind: int
+    weights: int
+    inputs: int
+    outputs: int
+    first: int
+    prepared: tuple[str, int, bool]
+    scales: int = 0
+
+
+class CannotProgramError(Exception):
+    """A layer that has something for which there is no operation."""
+
+
+class Room:
+    """Memory that calls of a slice's programs are lent, one after another; it grows."""
+
+    def __init__(self) -> None:
+        self._bytes = torch.empty(0, dtype=torch.uint8)
+
+    def grow(self, call: Call, needed: int) -> None:
+        size = needed + needed // 4
+        self._bytes = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
+        call.room = -(-self._bytes.data_ptr() // ALIGNMENT) * ALIGNMENT
+        call.room_bytes = size
+
+
+@dataclass(slots=True)
+class LayerProgram:
+    """What a layer does; `held` is what of it has to stay in memory for that."""
+
+    window: int | None
+    fields: ProgramFields
+    held: list[Any]
+    room: Room
+    call: Call
+
+    def run(self, hidden: torch.Tensor, angles: Angles, batch: TreeBatch, layer: int) -> None:
+        """Does what the layer, counted from the slice's first, does to hidden states `[1, rows, width]`, in
+        place; what they see is in `batch`."""
+        library = compiled.library()
+        assert library is not None, "programs are made where it is there"
+        cosine, sine = angles
+        call, parts = self.call, parts_of(batch, self.window, layer)
+        call.hidden, call.cosine, call.sine = hidden.data_ptr(), cosine.data_ptr(), sine.data_ptr()
+        call.parts, call.parts_count = ctypes.addressof(parts), len(parts)
+        call.rows, call.angles, call.threads = hidden.shape[1], cosine.shape[2], torch.get_num_threads()
+        while needed := library.run(self.fields, call):
+            self.room.grow(call, needed)
+
+
+def parts_of(batch: TreeBatch, window: int | None, layer: int) -> Any:
+    """An array of a job's requests, with what they hold of a layer, counted from the slice's first."""
+    found = batch.parts.get(window)
+    if found is None:
+        found = batch.parts[window] = (Part * len(batch.requests))()
+        for part, request in zip(found, batch.requests, strict=True):
+            rows = request.of(layer)
+            sight = rows.sight(window)
+            order, ends = sight.order()
+            part.places, part.seen = rows.slots.data_ptr(), sight.seen.data_ptr()
+            part.order, part.ends = order.data_ptr(), ends.data_ptr()
+            part.first, part.rows = rows.first, len(rows.slots)
+            part.high, part.blocks = sight.seen.shape[1], len(ends)
+    for part, request in zip(found, batch.requests, strict=True):
+        where = request.of(layer).cache.where(layer)
+        part.keys, part.values, part.key_steps, part.value_steps, part.slots, part.cache_kind = where
+    return found
+
+
+def programs_of(pieces: Pieces, dtype: torch.dtype) -> list[LayerProgram]:
+    """Those of a slice's layers; none where something of them has no operation."""
+    specs = layers_of(pieces.config)
+    if compiled.library() is None or not specs:
+        return []
+    room, call, span = Room(), Call(), pieces.span
+    made = []
+    for layer, spec in zip(pieces.layers, specs[span.first : span.end], strict=True):
+        try:
+            made.append(program_of(layer, spec, pieces.family.norm, dtype, room, call))
+        except CannotProgramError:
+            return []
+    return made
+
+
+def program_of(
+    layer: Any, spec: LayerSpec, how: Norm, dtype: torch.dtype, room: Room, call: Call
+) -> LayerProgram:
+    """That of one layer, which shares `room` and `call` with others. Raises `CannotProgramError`."""
+    fields, held = _Maker(layer, spec, how, dtype).make()
+    return LayerProgram(spec.window or None, fields, held, room, call)
+
+
+class _Maker:
+    def __init__(self, layer: Any, spec: LayerSpec, how: Norm, dtype: torch.dtype) -> None:
+        self._layer, self._spec, self._how, self._dtype = layer, spec, how, dtype
+        self._widths: list[int] = []
+        self._operations: list[Operation] = []
+        self._held: list[Any] = []
+        self._sums = self._sums_most = self._products = 0
+        self._stage = ""
+
+    def make(self) -> tuple[ProgramFields, list[Any]]:
+        spec, layer = self._spec, self._layer
+        attention = layer.self_attn
+        hidden = self._register(attention.o_proj.out_features)
+        found = self._attention(attention, self._normed(hidden, spec.norm_before_attention))
+        self._added(hidden, found, spec.norm_after_attention)
+        found = self._mlp(layer.mlp, self._normed(hidden, spec.norm_before_mlp))
+        self._added(hidden, found, spec.norm_after_mlp)
+        assert len(self._widths) <= REGISTERS_MAX, "the source has no more room"
+        operations = (Operation * len(self._operations))(*self._operations)
+        widths = (ctypes.c_int64 * len(self._widths))(*self._widths)
+        fields = ProgramFields(
+            ctypes.addressof(operations),
+            ctypes.addressof(widths),
+            len(operations),
+            len(widths),
+            self._sums_most,
+            self._products,
+            KINDS[self._dtype],
+        )
+        return fields, [operations, widths, *self._held]
+
+    def _register(self, width: int) -> Register:
+        self._widths.append(width)
+        return len(self._widths) - 1
+
+    def _add(self, name: str, source: Register, to: Register = 0, *, other: int = -1, **fields: Any) -> None:
+        """Threads wait for each other between operations that go by rows, by outputs and by heads."""
+        stage = name if name in ("attend", "store") else "outputs" if name in PREPARED_BY else "rows"
+        before, self._stage = self._stage, stage
+        waits = before not in ("", stage) and {before, stage} != {"rows", "store"}
+        self._operations.append(
+            Operation(code=CODES[name], source=source, to=to, other=other, waits=waits, **fields)
+        )
+
+    def _hold(self, tensor: torch.Tensor) -> int:
+        if not tensor.is_contiguous() or tensor.device.type != "cpu":
+            raise CannotProgramError
+        self._held.append(tensor)
+        return tensor.data_ptr()
+
+    # ------------------------------------------------------------------------------------------ norms
+
+    def _normed(self, source: Register, name: str) -> Register:
+        return self._norm(source, getattr(self._layer, name), 1) if name else source
+
+    def _norm(self, source: Register, norm: Any, heads: int, at: int = 0) -> Register:
+        if norm.weight.dtype != self._dtype:
+            raise CannotProgramError
+        width = len(norm.weight)
+        to = self._register(heads * width)
+        self._add(
+            "norm",
+            source,
+            to,
+            from_at=at,
+            weights=self._hold(norm.weight),
+            inputs=width,
+            heads=heads,
+            factor=1 / width,
+            eps=norm.eps,
+            how=NORMS.index(self._how),
+        )
+        return to
+
+    def _added(self, hidden: Register, source: Register, name: str) -> None:
+        source = self._normed(source, name)
+        self._add("add", source, hidden, inputs=self._widths[hidden], factor=self._spec.added_scale)
+
+    # --------------------------------------------------------------------------------------- products
+
+    def _multiplied(self, source: Register, *linears: Any) -> list[Register]:
+        """What linear layers make of the same rows, one register each."""
+        found = [self._register(linear.out_features) for linear in linears]
+        pending: list[tuple[Register, Any, Matrix]] = []
+        for to, linear in zip(found, linears, strict=True):
+            order = getattr(linear, "order", None)
+            own = source
+            if order is not None:
+                own = self._register(len(order))
+                self._add("copy", source, own, weights=self._hold(order.long()), inputs=len(order))
+            pending += [(own, (to, linear), matrix) for matrix in self._matrices(linear)]
+        while pending:
+            own, _, first = pending[0]
+            same = [each for each in pending if (each[0], each[2].prepared) == (own, first.prepared)]
+            pending = [each for each in pending if each not in same]
+            self._add(PREPARED_BY[first.how], own, inputs=first.inputs, kind=first.kind)
+            self._sums = 0
+            for _, (to, linear), matrix in same:
+                self._multiply(own, to, linear, matrix)
+        return found
+
+    def _multiply(self, source: Register, to: Register, linear: Any, matrix: Matrix) -> None:
+        assert self._widths[source] == matrix.inputs, "rows are read as they lie"
+        bias = None
+        if linear.bias is not None:
+            if linear.bias.dtype != self._dtype:
+                raise CannotProgramError
+            bias = self._hold(linear.bias) + matrix.first * linear.bias.element_size()
+        self._add(
+            matrix.how,
+            source,
+            to,
+            weights=matrix.weights,
+            bias=bias,
+            scales=matrix.scales or None,
+            inputs=matrix.inputs,
+            outputs=matrix.outputs,
+            to_at=matrix.first,
+            kind=matrix.kind,
+            sums_at=self._sums,
+        )
+        self._sums += matrix.outputs
+        self._sums_most = max(self._sums_most, self._sums)
+        self._products += matrix.inputs * matrix.outputs
+
+    def _matrices(self, linear: Any) -> list[Matrix]:
+        inputs, outputs = linear.in_features, linear.out_features
+        if isinstance(linear, GgufLinear) and not isinstance(linear, PlainGgufLinear):
+            found, first = [], 0
+            for part in linear.parts:
+                found.append(self._packed(part.kind, part.panels, inputs, part.outputs, first))
+                first += part.outputs
+            return found
+        if isinstance(linear, PanelInt4Linear):
+            return [self._packed("Q4_0", linear._panels, inputs, outputs, 0)]
+        if isinstance(linear, PanelInt8Linear):
+            where = self._hold(linear._panels)
+            scales = self._hold(linear._scales)
+            return [Matrix("digits", 0, where, inputs, outputs, 0, ("digits", 0, False), scales)]
+        product = linear.__dict__.get("product")
+        if isinstance(linear, QuantisedLinear) or product not in (lanes16, pairs16):
+            raise CannotProgramError
+        weights = self._hold(linear.weight)
+        if product is pairs16:
+            if self._dtype != torch.bfloat16 or linear.weight.dtype != torch.bfloat16:
+                raise CannotProgramError
+            return [Matrix("pairs", 0, weights, inputs, outputs, 0, ("pairs", 0, False))]
+        kind = KINDS[linear.weight.dtype]
+        return [Matrix("linear", kind, weights, inputs, outputs, 0, ("linear", 0, False))]
+
+    def _packed(self, name: str, panels: torch.Tensor, inputs: int, outputs: int, first: int) -> Matrix:
+        form = FORMS[name]
+        is_signed = bool(form.table) or form.bits == 8
+        prepared = "packed", -1 if is_signed else form.offset, form.halves > 1
+        return Matrix("packed", form.number, self._hold(panels), inputs, outputs, first, prepared)
+
+    # ---------------------------------------------------------------------------------- attention, MLP
+
+    def _attention(self, attention: Any, rows: Register) -> Register:
+        spec = self._spec
+        width, query_width = spec.head_width, spec.heads * spec.head_width
+        key_width = spec.kv_heads * width
+        if hasattr(attention, "qkv_proj"):
+            (joined,) = self._multiplied(rows, attention.qkv_proj)
+            queries, keys, values = (joined, 0), (joined, query_width), (joined, query_width + key_width)
+        else:
+            made = self._multiplied(rows, attention.q_proj, attention.k_proj, attention.v_proj)
+            queries, keys, values = ((each, 0) for each in made)
+        if spec.query_norm == "head":
+            queries = self._norm(queries[0], attention.q_norm, spec.heads, queries[1]), 0
+            keys = self._norm(keys[0], attention.k_norm, spec.kv_heads, keys[1]), 0
+        elif spec.query_norm:
+            queries, keys = (
+                (self._norm(queries[0], attention.q_norm, 1, queries[1]), 0),
+                (self._norm(keys[0], attention.k_norm, 1, keys[1]), 0),
+            )
+        if spec.is_turned:
+            queries, keys = self._turned(*queries, spec.heads), self._turned(*keys, spec.kv_heads)
+        elif self._widths[queries[0]] != query_width:
+            alone = self._register(query_width)
+            self._add("copy", queries[0], alone, from_at=queries[1], inputs=query_width)
+            queries = alone, 0
+        self._add(
+            "store",
+            keys[0],
+            other=values[0],
+            from_at=keys[1],
+            with_at=values[1],
+            inputs=width,
+            kv_heads=spec.kv_heads,
+        )
+        found = self._register(query_width)
+        self._add(
+            "attend",
+            queries[0],
+            found,
+            inputs=width,
+            heads=spec.heads,
+            kv_heads=spec.kv_heads,
+            factor=spec.scale,
+            cap=spec.cap,
+        )
+        return self._multiplied(found, attention.o_proj)[0]
+
+    def _turned(self, source: Register, at: int, heads: int) -> tuple[Register, int]:
+        to = self._register(heads * self._spec.head_width)
+        self._add("turn", source, to, from_at=at, inputs=self._spec.head_width, heads=heads)
+        return to, 0
+
+    def _mlp(self, mlp: Any, rows: Register) -> Register:
+        if hasattr(mlp, "gate_up_proj"):
+            (joined,) = self._multiplied(rows, mlp.gate_up_proj)
+            width = self._widths[joined] // 2
+            gate, up = (joined, 0), (joined, width)
+        else:
+            gate, up = ((each, 0) for each in self._multiplied(rows, mlp.gate_proj, mlp.up_proj))
+            width = self._widths[gate[0]]
+        to = self._register(width)
+        how = compiled.FUNCTIONS.index(self._spec.activation)
+        self._add("gate", gate[0], to, other=up[0], from_at=gate[1], with_at=up[1], inputs=width, how=how)
+        return self._multiplied(to, mlp.down_proj)[0]
