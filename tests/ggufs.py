@@ -15,11 +15,10 @@ from gguf.quants import quantize
 from safetensors.torch import load_file
 
 from flowspec.bench.checkpoints import SMALL, make_checkpoint
-from flowspec.core.protocol.experts import experts_of
-from flowspec.core.protocol.shared_keys import heads_of
 from flowspec.model.families import FAMILIES
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.file import KEPT_TYPES
+from flowspec.model.spec import experts_of, heads_of
 
 Tensors = dict[str, np.ndarray[Any, np.dtype[np.float32]]]
 WIDE: dict[str, Any] = {

@@ -17,7 +17,7 @@ from flowspec.core.protocol import limits
 from flowspec.draft.kinds import find_drafter
 from flowspec.draft.ranking import Ranker
 from flowspec.model.files import ModelFiles
-from flowspec.model.support import context_max
+from flowspec.model.spec import spec_of
 
 RANDOM = "random"
 
@@ -36,7 +36,7 @@ def open_drafting(name: str, target: ModelFiles, *, coupled: bool = True) -> Vir
     Raises `InputError` for a drafter that cannot be used with the target in virtual time.
     """
     config = target.config()
-    context, ranker = context_max(config), Ranker(config.vocab_size, coupled=coupled)
+    context, ranker = spec_of(config).context_max, Ranker(config.vocab_size, coupled=coupled)
     if name == RANDOM:
         return Randoms(ranker, config.vocab_size, context)
     kind = find_drafter(name)
@@ -50,7 +50,7 @@ def open_drafting(name: str, target: ModelFiles, *, coupled: bool = True) -> Vir
         return Real(lambda: kind.open(target, DTYPE, None, context=context, coupled=coupled))
     from flowspec.bench.model_guesses import Models  # needs torch
 
-    return Models(model, ranker, min(context, context_max(model.config()), limits.CONTEXT_MAX))
+    return Models(model, ranker, min(context, spec_of(model.config()).context_max, limits.CONTEXT_MAX))
 
 
 class Real:

@@ -32,8 +32,8 @@ from flowspec.model.quantised import LINEARS
 from flowspec.model.reference import Reference, is_inputs_first
 from flowspec.model.sampler import F32
 from flowspec.model.slice import Slice
+from flowspec.model.spec import spec_of
 from flowspec.model.step_by_step import StepByStep
-from flowspec.model.support import context_max
 from flowspec.model.text import Tokenizer
 
 TOKENS = 2000
@@ -211,7 +211,7 @@ def read_windows(files: ModelFiles) -> tuple[str, list[tuple[int, ...]]]:
     else:
         name, chance = "random tokens", random.Random(1)
         ids = [chance.randrange(FIRST_ID, config.vocab_size) for _ in range(TOKENS)]
-    longest = min(WINDOW_MAX, context_max(config))
+    longest = min(WINDOW_MAX, spec_of(config).context_max)
     if longest < 2:
         raise InputError(f"model {files.model!r}: expected a context of 2 tokens or more, got {longest}")
     count = -(-len(ids) // longest)

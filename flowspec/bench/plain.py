@@ -15,7 +15,7 @@ from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
 from flowspec.model.prompts import Prompt
-from flowspec.model.support import context_max
+from flowspec.model.spec import spec_of
 from flowspec.model.text import Tokenizer, recommended
 from flowspec.runtime.cluster import pick_context
 
@@ -75,7 +75,8 @@ def plain_cases(
     model's).
     """
     config = files.config()
-    room = pick_context(None, context_max(config)) if context is None else min(context, context_max(config))
+    most = spec_of(config).context_max
+    room = pick_context(None, most) if context is None else min(context, most)
     advice = recommended(files, config)
     samplings, stop_ids = [advice.with_suppressed(each) for each in samplings], advice.stop_ids
     tokenizer = Tokenizer(files)

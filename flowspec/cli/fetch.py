@@ -36,7 +36,8 @@ from flowspec.model.hub_choices import (
     hub_sizes,
     write_headers,
 )
-from flowspec.model.support import context_max, family_of
+from flowspec.model.spec import spec_of
+from flowspec.model.support import family_of
 from flowspec.plan.memory import mib, weights_of
 from flowspec.plan.planner import DoesNotFit, make_plan
 from flowspec.plan.shape import ModelShape, shape_of
@@ -218,8 +219,8 @@ def _look(
         files = _beginning(repository, shown, folder)
     config = files.config()
     family_of(config, files.model)
-    context = pick_context(args.context, context_max(config))
-    return shape_of(config, repository), pick_dtype(args.dtype, files, config), context
+    context = pick_context(args.context, spec_of(config).context_max)
+    return shape_of(spec_of(config), repository), pick_dtype(args.dtype, files, config), context
 
 
 def _beginning(repository: str, choice: Choice, folder: Path) -> ModelFiles:

@@ -1,7 +1,7 @@
 """The network of an assistant of Gemma 4, from its published files, and what it reads of its target.
 
 An assistant has no keys and values of its own. Its layers attend to those that the target's last layers with
-keys of their own hold of the text so far, one with a window and one without (`core.protocol.shared_keys`).
+keys of their own hold of the text so far, one with a window and one without (`core.protocol.model_spec`).
 These two layers may be on any device, so the head does not fetch what they hold: it captures what comes into
 them, and makes keys and values of it with the target's own weights. A row reads its token, embedded as the
 target does it, and the feature of its parent: what comes out of the target's final norm, or for a guess what
@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from flowspec.core.protocol.model_spec import Heads
 from flowspec.core.protocol.precision import ACTIVATIONS
-from flowspec.core.protocol.shared_keys import Heads, heads_of, sources_of
 from flowspec.draft.assistant_files import assistant_config
 from flowspec.draft.reading import built_config, embedding_rows, fill
 from flowspec.errors import InputError
@@ -33,7 +33,8 @@ from flowspec.model.imports import IMPORTING
 from flowspec.model.kernels import DTYPES, kernel_of
 from flowspec.model.pieces import angles_of, call_directly, slice_config
 from flowspec.model.safetensors_file import ELEMENT_BYTES, LEVEL_BYTES, SafetensorsTensors
-from flowspec.model.support import context_max, family_of
+from flowspec.model.spec import spec_of
+from flowspec.model.support import family_of
 from flowspec.model.tensors import Tensors
 
 TYPES = ("sliding_attention", "full_attention")
@@ -54,7 +55,7 @@ class _Source(nn.Module):
         self.self_attn = nn.Module()
         for name in _OF_KEYS:
             self.self_attn.add_module(name, getattr(attention, name))
-        self.heads: Heads = heads_of(config)[layer]
+        self.heads: Heads = spec_of(config).heads[layer]
         self.kind: str = config.layer_types[layer]
 
     def keys_and_values(
@@ -139,7 +140,7 @@ class AssistantHead:
         device: torch.device,
     ) -> None:
         self.capture = (*layers, target_config.num_hidden_layers)
-        self.context_max = context_max(config)
+        self.context_max = spec_of(config).context_max
         self.hidden_size: int = config.hidden_size
         self.feature_width: int = target_config.hidden_size
         self.dtype: torch.dtype = network.pre_projection.weight.dtype
@@ -320,7 +321,7 @@ def _decoder_config(raw: Mapping[str, Any], model: str) -> Any:
 def _layers_read(target_config: Any) -> tuple[int, int]:
     """The target's layers whose keys and values an assistant reads, in growing order: of each type the last
     one with keys of its own."""
-    sources = sources_of(target_config)
+    sources = spec_of(target_config).sources
     own = [layer for layer, source in enumerate(sources) if source == layer]
     last = {target_config.layer_types[layer]: layer for layer in own}
     first, second = sorted(last[kind] for kind in TYPES)
@@ -329,8 +330,8 @@ def _layers_read(target_config: Any) -> tuple[int, int]:
 
 def _check_heads(config: Any, target_config: Any, layers: tuple[int, int], model: str, target: str) -> None:
     """Raises `InputError` unless the assistant's heads are those of the target's two layers."""
-    expected = {target_config.layer_types[layer]: heads_of(target_config)[layer] for layer in layers}
-    for layer, own in enumerate(heads_of(config)):
+    expected = {target_config.layer_types[layer]: spec_of(target_config).heads[layer] for layer in layers}
+    for layer, own in enumerate(spec_of(config).heads):
         kind = config.layer_types[layer]
         if own.width != expected[kind].width or config.num_attention_heads % expected[kind].count:
             raise InputError(

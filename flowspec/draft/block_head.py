@@ -21,7 +21,6 @@ import torch
 from torch import nn
 
 from flowspec.core.protocol.precision import ACTIVATIONS
-from flowspec.core.protocol.shared_keys import heads_of
 from flowspec.draft.block_files import FIELDS, BlockConfig
 from flowspec.draft.reading import built_config, embedding_rows, fill, rows_of
 from flowspec.errors import InputError
@@ -33,7 +32,8 @@ from flowspec.model.imports import IMPORTING
 from flowspec.model.kernels import DTYPES, kernel_of
 from flowspec.model.pieces import angles_of, call_directly, slice_config
 from flowspec.model.safetensors_file import SafetensorsTensors
-from flowspec.model.support import context_max, family_of
+from flowspec.model.spec import spec_of
+from flowspec.model.support import family_of
 from flowspec.model.weights import lm_head_name
 
 with IMPORTING:
@@ -96,7 +96,7 @@ class BlockHead:
         device: torch.device,
     ) -> None:
         self.capture = block.captures
-        self.context_max = context_max(config)
+        self.context_max = spec_of(config).context_max
         self.width: int = config.hidden_size
         self.hidden_size = self.width + block.rank
         self.block = block
@@ -104,7 +104,7 @@ class BlockHead:
         self.device = device
         self.weight_bytes = sum(each.numel() * each.element_size() for each in network.parameters())
         self._network, self._table = network, table
-        self._heads = heads_of(config)
+        self._heads = spec_of(config).heads
         self._rotary = _FAMILY.piece("RotaryEmbedding")(config=config).to(device)
         call_directly(network, _FAMILY)
         causal = block.is_causal

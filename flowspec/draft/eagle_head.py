@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 from flowspec.core.protocol.precision import ACTIVATIONS
-from flowspec.core.protocol.shared_keys import heads_of
 from flowspec.draft.eagle_config import HeadConfig, LayerForm, head_config
 from flowspec.draft.eagle_files import HeadTensors
 from flowspec.errors import InputError
@@ -25,7 +24,8 @@ from flowspec.model.families import Family
 from flowspec.model.files import ModelFiles
 from flowspec.model.kernels import DTYPES, kernel_of
 from flowspec.model.pieces import angles_of, call_directly
-from flowspec.model.support import context_max, family_of
+from flowspec.model.spec import spec_of
+from flowspec.model.support import family_of
 from flowspec.model.tensors import Tensors
 from flowspec.model.weights import embedding_name, lm_head_name
 
@@ -169,18 +169,18 @@ class EagleHead:
 
     @property
     def context_max(self) -> int:
-        return context_max(self.config)
+        return spec_of(self.config).context_max
 
     @property
     def slot_bytes(self) -> int:
         """What a node takes: keys and values, and the target's feature as it is run."""
-        kept = sum(heads.numbers for heads in heads_of(self.config))
+        kept = sum(heads.numbers for heads in spec_of(self.config).heads)
         return (kept + self.hidden_size) * self.dtype.itemsize
 
     def new_cache(self, slots_max: int) -> TreeCache:
         """An empty cache for one request; a `TreeBatch` over it begins at layer 0."""
         return TreeCache(
-            heads=dict(enumerate(heads_of(self.config))),
+            heads=dict(enumerate(spec_of(self.config).heads)),
             slots_max=slots_max,
             dtype=self.dtype,
             device=self.device,

@@ -15,7 +15,7 @@ from flowspec.draft.ranking import F32, Ranker
 from flowspec.model.files import ModelFiles
 from flowspec.model.pieces import Span
 from flowspec.model.slice import Slice
-from flowspec.model.support import context_max
+from flowspec.model.spec import spec_of
 
 
 class LanguageModelDrafter(TreeCachedDrafter):
@@ -36,7 +36,7 @@ class LanguageModelDrafter(TreeCachedDrafter):
         that the target takes: a drafter's vocabulary may be padded differently.
         """
         self._model = model
-        own = min(context_max(model.config), limits.CONTEXT_MAX)
+        own = min(spec_of(model.config).context_max, limits.CONTEXT_MAX)
         self.context = own if context is None else min(own, context)
         super().__init__(
             Ranker(vocabulary_size or model.config.vocab_size, coupled=coupled),

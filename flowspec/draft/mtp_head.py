@@ -22,7 +22,6 @@ import torch
 from torch import nn
 
 from flowspec.core.protocol.precision import ACTIVATIONS
-from flowspec.core.protocol.shared_keys import heads_of
 from flowspec.draft.mtp_files import ENTRY, MtpTensors, find_layout
 from flowspec.model.arithmetic.operations import function
 from flowspec.model.attention import TreeBatch, TreeCache
@@ -30,7 +29,8 @@ from flowspec.model.families import Family, config_of_mtp
 from flowspec.model.files import ModelFiles
 from flowspec.model.kernels import DTYPES, kernel_of
 from flowspec.model.pieces import Pieces, Span
-from flowspec.model.support import context_max, family_of
+from flowspec.model.spec import spec_of
+from flowspec.model.support import family_of
 from flowspec.model.weights import embedding_name, fill, lm_head_name
 
 
@@ -60,7 +60,7 @@ class MtpHead:
     def __init__(self, pieces: Pieces, capture: tuple[int, ...], dtype: str, device: torch.device) -> None:
         self.config = pieces.config
         self.capture = capture
-        self.context_max = context_max(pieces.config)
+        self.context_max = spec_of(pieces.config).context_max
         self.hidden_size: int = pieces.config.hidden_size
         self.dtype = DTYPES[ACTIVATIONS[dtype]]
         self.device = device
@@ -90,11 +90,11 @@ class MtpHead:
     @property
     def slot_bytes(self) -> int:
         """What a node takes: keys and values, and the target's feature."""
-        return (heads_of(self.config)[0].numbers + self.hidden_size) * self.dtype.itemsize
+        return (spec_of(self.config).heads[0].numbers + self.hidden_size) * self.dtype.itemsize
 
     def new_cache(self, slots_max: int) -> TreeCache:
         """An empty cache for one request; a `TreeBatch` over it begins at layer 0."""
-        heads = {0: heads_of(self.config)[0]}
+        heads = {0: spec_of(self.config).heads[0]}
         return TreeCache(heads=heads, slots_max=slots_max, dtype=self.dtype, device=self.device)
 
     def target_ids(self) -> None:

@@ -7,7 +7,7 @@ slots its path happens to lie in changes no bit.
 
 Layers that are short convolutions hold an input in each slot instead (`convolution.py`), and so do those
 with linear attention, which have states beside (`linear_attention.py`). Some attend to what a layer before
-them holds (`core.protocol.shared_keys`).
+them holds (`core.protocol.model_spec`).
 
 Layers with a sliding window may have a cache of their own, with fewer slots (`core.protocol.sliding_window`).
 """
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from flowspec.core.protocol.shared_keys import Heads
+from flowspec.core.protocol.model_spec import Heads
 from flowspec.core.protocol.sliding_window import STATES_HELD
 from flowspec.core.stage.slots import cache_size
 from flowspec.model.arithmetic import compiled
@@ -283,7 +283,7 @@ class TreeRows:
 @dataclass(slots=True)
 class TreeBatch:
     """What the attention needs to know of a job; handed to every layer as the keyword `tree`. `sources`: of
-    layers that attend to another's keys and values, that one (`core.protocol.shared_keys`). `parts`: what
+    layers that attend to another's keys and values, that one (`core.protocol.model_spec`). `parts`: what
     programs are told of the requests, by window (`program.py`)."""
 
     requests: list[TreeRows]

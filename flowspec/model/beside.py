@@ -1,7 +1,7 @@
 """What layers need of a job's rows beside their hidden states: inputs of their own that follow from tokens,
 and keys and values that an earlier layer made (Gemma 4).
 
-What of it a later slice needs travels with the hidden states (`core.protocol.shared_keys.carried_at`): the
+What of it a later slice needs travels with the hidden states (`ModelSpec.carried_at`): the
 embedding of each token, of which each layer's input is made, and keys and values of layers to which later
 ones attend. A slice writes those that come to its caches, as if it had made them.
 """
@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 
-from flowspec.core.protocol.shared_keys import Heads, carried_at, heads_of, holders, sources_of
+from flowspec.core.protocol.model_spec import Heads, holders
 from flowspec.model.attention import TreeBatch
 from flowspec.model.layer_by_layer import LAYER_INPUT
 from flowspec.model.layer_inputs import LayerInput
 from flowspec.model.pieces import Span
+from flowspec.model.spec import spec_of
 
 KeysAndValues = tuple[torch.Tensor, torch.Tensor]
 """Each `[1, kv_heads, rows, head_dim]`."""
@@ -29,9 +30,10 @@ class Needs:
     def __init__(self, config: Any, span: Span) -> None:
         self.is_any = hasattr(config, "num_kv_shared_layers")
         self.types: Sequence[str] = getattr(config, "layer_types", None) or ()
-        self.heads = heads_of(config)
-        self.before, self.after = carried_at(config, span.first), carried_at(config, span.end)
-        held = holders(sources_of(config), span.first, span.end)
+        spec = spec_of(config)
+        self.heads = spec.heads
+        self.before, self.after = spec.carried_at(span.first), spec.carried_at(span.end)
+        held = holders(spec.sources, span.first, span.end)
         self.held = [source for source in self.before.sources if source in held]
 
     def sizes(self) -> list[int]:

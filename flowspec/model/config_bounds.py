@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.experts import experts_of
-from flowspec.core.protocol.shared_keys import varying_of
 from flowspec.errors import InputError
+from flowspec.model.spec import experts_of, varying_of
 
 _MOST = {
     "hidden_size": 1 << 17,

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.experts import experts_of
 from flowspec.core.protocol.precision import ACTIVATIONS, FILED
 from flowspec.errors import InputError
 from flowspec.folders import read_text
@@ -38,6 +37,7 @@ from flowspec.model.safetensors_file import (
     read_header,
     written_extents,
 )
+from flowspec.model.spec import spec_of
 from flowspec.model.tensors import Extents, Tensors
 
 BUNDLED = "bundled"
@@ -291,9 +291,9 @@ class ModelFiles:
     def under_scheme(self, raw: Tensors) -> Tensors:
         """The tensors that a checkpoint's `raw` ones stand for."""
         if self.joins_experts:
-            raw = JoinedExperts(self.model, raw, experts_of(self.config()))
+            raw = JoinedExperts(self.model, raw, spec_of(self.config()).experts)
         elif self.stacks_experts:
-            raw = StackedExperts(self.model, raw, experts_of(self.config()))
+            raw = StackedExperts(self.model, raw, spec_of(self.config()).experts)
         if self.scheme is not None:
             from flowspec.model.prequantised.tensors import PrequantisedTensors
 

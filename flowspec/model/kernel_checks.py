@@ -29,9 +29,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import nn
 
-from flowspec.core.protocol.model_spec import LayerSpec, QueryNorm
+from flowspec.core.protocol.model_spec import Dense, Heads, LayerSpec, QueryNorm
 from flowspec.core.protocol.precision import ACTIVATIONS, FILED
-from flowspec.core.protocol.shared_keys import Heads
 from flowspec.errors import InputError, first_line
 from flowspec.model.accelerator import compute_precisely
 from flowspec.model.arithmetic import build, compiled, compiled_cuda, plain
@@ -412,10 +411,7 @@ def _program_fault(generator: torch.Generator) -> str:
     hidden, heads, kv_heads, width, neurons = 40, 4, 2, 16, 70
     for dtype, how, is_joined in itertools.product(DTYPES.values(), NORMS, (False, True)):
         norms: QueryNorm = "head" if how == NORMS[0] else "width" if how == NORMS[1] else ""
-        spec = LayerSpec(
-            heads=heads,
-            kv_heads=kv_heads,
-            head_width=width,
+        dense = Dense(
             scale=0.3,
             cap=5.0 if is_joined else 0.0,
             query_norm="" if is_joined else norms,
@@ -425,6 +421,7 @@ def _program_fault(generator: torch.Generator) -> str:
             norm_before_mlp="" if norms else "second",
             added_scale=0.7 if is_joined else 1.0,
         )
+        spec = LayerSpec(heads=heads, kv=Heads(count=kv_heads, width=width), source=0, dense=dense)
 
         def norm(numbers: int, dtype: torch.dtype = dtype) -> Any:
             return SimpleNamespace(weight=torch.randn(numbers, generator=generator).to(dtype), eps=1e-6)
@@ -481,7 +478,7 @@ def _runs_as_defined(
     """With rows of a tree: each sees the first, itself, and every other before it."""
     room = -(-rows // LANES) * LANES
     cache = TreeCache(
-        heads={0: Heads(count=spec.kv_heads, width=spec.head_width)},
+        heads={0: spec.kv},
         slots_max=room,
         dtype=dtype,
         device=torch.device("cpu"),
@@ -495,7 +492,7 @@ def _runs_as_defined(
     positions[slots] = torch.arange(rows, dtype=torch.int32)
     part = TreeRows(cache, 0, slots, torch.arange(rows), positions, seen)
     hidden = torch.randn((rows, layer.self_attn.o_proj.out_features), generator=generator).to(dtype)
-    turned = spec.head_width // 2
+    turned = spec.kv.width // 2
     cosine, sine = (torch.randn((1, rows, turned), generator=generator).to(dtype) for _ in range(2))
     keys, values, _ = cache.of(0)
     held = Held(keys=keys.clone(), values=values.clone(), slots=slots, paths=part.sight(None).paths())

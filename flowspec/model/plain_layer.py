@@ -33,6 +33,9 @@ def run_plainly(
 ) -> torch.Tensor:
     """`[rows, width]` from hidden states of that shape and angles, each `[1, rows, turned width]`."""
 
+    dense = spec.dense
+    assert dense is not None, "only such layers have programs"
+
     def normed(rows: torch.Tensor, norm: Any) -> torch.Tensor:
         return plain.norm(rows, norm.weight, norm.eps, how)
 
@@ -41,32 +44,34 @@ def run_plainly(
 
     def added(rows: torch.Tensor, name: str) -> torch.Tensor:
         more = named(rows, name)
-        return hidden + (more if spec.added_scale == 1 else more * spec.added_scale)
+        return hidden + (more if dense.added_scale == 1 else more * dense.added_scale)
 
-    part, count, width = layer.self_attn, len(hidden), spec.head_width
-    rows = named(hidden, spec.norm_before_attention)
+    part, count, width = layer.self_attn, len(hidden), spec.kv.width
+    rows = named(hidden, dense.norm_before_attention)
     if hasattr(part, "qkv_proj"):
-        sizes = [heads * width for heads in (spec.heads, spec.kv_heads, spec.kv_heads)]
+        sizes = [heads * width for heads in (spec.heads, spec.kv.count, spec.kv.count)]
         queries, keys, values = part.qkv_proj(rows).split_with_sizes(sizes, dim=1)
     else:
         queries, keys, values = part.q_proj(rows), part.k_proj(rows), part.v_proj(rows)
-    if spec.query_norm == "width":
+    if dense.query_norm == "width":
         queries, keys = normed(queries, part.q_norm), normed(keys, part.k_norm)
     queries, keys, values = (each.reshape(1, count, -1, width) for each in (queries, keys, values))
-    if spec.query_norm == "head":
+    if dense.query_norm == "head":
         queries, keys = normed(queries, part.q_norm), normed(keys, part.k_norm)
     queries, keys, values = (each.transpose(1, 2) for each in (queries, keys, values))
-    if spec.is_turned:
+    if dense.is_turned:
         queries, keys = plain.turned(queries, *angles), plain.turned(keys, *angles)
     plain.store(held.slots, keys[0], values[0], held.keys, held.values, None)
     attending = queries[0].transpose(0, 1).float()
     seen_values = held.values[..., :width]
-    found = plain.attention(attending, held.keys, seen_values, held.paths, spec.scale, spec.cap or None, None)
-    hidden = added(part.o_proj(found.to(hidden.dtype).flatten(1)), spec.norm_after_attention)
-    rows = named(hidden, spec.norm_before_mlp)
+    found = plain.attention(
+        attending, held.keys, seen_values, held.paths, dense.scale, dense.cap or None, None
+    )
+    hidden = added(part.o_proj(found.to(hidden.dtype).flatten(1)), dense.norm_after_attention)
+    rows = named(hidden, dense.norm_before_mlp)
     if hasattr(layer.mlp, "gate_up_proj"):
         gate, up = layer.mlp.gate_up_proj(rows).chunk(2, dim=1)
     else:
         gate, up = layer.mlp.gate_proj(rows), layer.mlp.up_proj(rows)
-    gate = plain.FUNCTIONS[spec.activation](gate.float()).to(gate.dtype)
-    return added(layer.mlp.down_proj(gate * up), spec.norm_after_mlp)
+    gate = plain.FUNCTIONS[dense.activation](gate.float()).to(gate.dtype)
+    return added(layer.mlp.down_proj(gate * up), dense.norm_after_mlp)

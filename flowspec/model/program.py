@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from flowspec.core.protocol.model_spec import LayerSpec
+from flowspec.core.protocol.model_spec import LayerSpec, ModelSpec
 from flowspec.model.arithmetic import compiled
 from flowspec.model.arithmetic.compiled import KINDS, Call, Operation, Part, ProgramFields
 from flowspec.model.arithmetic.norms import NORMS, Norm
@@ -23,7 +23,6 @@ from flowspec.model.attention import TreeBatch
 from flowspec.model.gguf_layers import GgufLinear, PlainGgufLinear
 from flowspec.model.products import lanes16, pairs16
 from flowspec.model.quantised import PanelInt4Linear, PanelInt8Linear, QuantisedLinear
-from flowspec.model.spec import layers_of
 
 if TYPE_CHECKING:
     from flowspec.model.pieces import Angles, Pieces
@@ -115,14 +114,14 @@ def parts_of(batch: TreeBatch, window: int | None, layer: int) -> Any:
     return found
 
 
-def programs_of(pieces: Pieces, dtype: torch.dtype) -> list[LayerProgram]:
+def programs_of(pieces: Pieces, model: ModelSpec, dtype: torch.dtype) -> list[LayerProgram]:
     """Those of a slice's layers; none where something of them has no operation."""
-    specs = layers_of(pieces.config)
-    if compiled.library() is None or not specs:
+    specs = model.layers[pieces.span.first : pieces.span.end]
+    if compiled.library() is None or any(spec.dense is None for spec in specs):
         return []
-    room, call, span = Room(), Call(), pieces.span
+    room, call = Room(), Call()
     made = []
-    for layer, spec in zip(pieces.layers, specs[span.first : span.end], strict=True):
+    for layer, spec in zip(pieces.layers, specs, strict=True):
         try:
             made.append(program_of(layer, spec, pieces.family.norm, dtype, room, call))
         except CannotProgramError:
@@ -140,7 +139,8 @@ def program_of(
 
 class _Maker:
     def __init__(self, layer: Any, spec: LayerSpec, how: Norm, dtype: torch.dtype) -> None:
-        self._layer, self._spec, self._how, self._dtype = layer, spec, how, dtype
+        assert spec.dense is not None, "there is an operation for everything"
+        self._layer, self._spec, self._dense, self._how, self._dtype = layer, spec, spec.dense, how, dtype
         self._widths: list[int] = []
         self._operations: list[Operation] = []
         self._held: list[Any] = []
@@ -148,13 +148,13 @@ class _Maker:
         self._stage = ""
 
     def make(self) -> tuple[ProgramFields, list[Any]]:
-        spec, layer = self._spec, self._layer
+        layer = self._layer
         attention = layer.self_attn
         hidden = self._register(attention.o_proj.out_features)
-        found = self._attention(attention, self._normed(hidden, spec.norm_before_attention))
-        self._added(hidden, found, spec.norm_after_attention)
-        found = self._mlp(layer.mlp, self._normed(hidden, spec.norm_before_mlp))
-        self._added(hidden, found, spec.norm_after_mlp)
+        found = self._attention(attention, self._normed(hidden, self._dense.norm_before_attention))
+        self._added(hidden, found, self._dense.norm_after_attention)
+        found = self._mlp(layer.mlp, self._normed(hidden, self._dense.norm_before_mlp))
+        self._added(hidden, found, self._dense.norm_after_mlp)
         assert len(self._widths) <= REGISTERS_MAX, "the source has no more room"
         operations = (Operation * len(self._operations))(*self._operations)
         widths = (ctypes.c_int64 * len(self._widths))(*self._widths)
@@ -214,7 +214,7 @@ class _Maker:
 
     def _added(self, hidden: Register, source: Register, name: str) -> None:
         source = self._normed(source, name)
-        self._add("add", source, hidden, inputs=self._widths[hidden], factor=self._spec.added_scale)
+        self._add("add", source, hidden, inputs=self._widths[hidden], factor=self._dense.added_scale)
 
     # --------------------------------------------------------------------------------------- products
 
@@ -298,24 +298,24 @@ class _Maker:
 
     def _attention(self, attention: Any, rows: Register) -> Register:
         spec = self._spec
-        width, query_width = spec.head_width, spec.heads * spec.head_width
-        key_width = spec.kv_heads * width
+        width, query_width = spec.kv.width, spec.heads * spec.kv.width
+        key_width = spec.kv.count * width
         if hasattr(attention, "qkv_proj"):
             (joined,) = self._multiplied(rows, attention.qkv_proj)
             queries, keys, values = (joined, 0), (joined, query_width), (joined, query_width + key_width)
         else:
             made = self._multiplied(rows, attention.q_proj, attention.k_proj, attention.v_proj)
             queries, keys, values = ((each, 0) for each in made)
-        if spec.query_norm == "head":
+        if self._dense.query_norm == "head":
             queries = self._norm(queries[0], attention.q_norm, spec.heads, queries[1]), 0
-            keys = self._norm(keys[0], attention.k_norm, spec.kv_heads, keys[1]), 0
-        elif spec.query_norm:
+            keys = self._norm(keys[0], attention.k_norm, spec.kv.count, keys[1]), 0
+        elif self._dense.query_norm:
             queries, keys = (
                 (self._norm(queries[0], attention.q_norm, 1, queries[1]), 0),
                 (self._norm(keys[0], attention.k_norm, 1, keys[1]), 0),
             )
-        if spec.is_turned:
-            queries, keys = self._turned(*queries, spec.heads), self._turned(*keys, spec.kv_heads)
+        if self._dense.is_turned:
+            queries, keys = self._turned(*queries, spec.heads), self._turned(*keys, spec.kv.count)
         elif self._widths[queries[0]] != query_width:
             alone = self._register(query_width)
             self._add("copy", queries[0], alone, from_at=queries[1], inputs=query_width)
@@ -327,7 +327,7 @@ class _Maker:
             from_at=keys[1],
             with_at=values[1],
             inputs=width,
-            kv_heads=spec.kv_heads,
+            kv_heads=spec.kv.count,
         )
         found = self._register(query_width)
         self._add(
@@ -336,15 +336,15 @@ class _Maker:
             found,
             inputs=width,
             heads=spec.heads,
-            kv_heads=spec.kv_heads,
-            factor=spec.scale,
-            cap=spec.cap,
+            kv_heads=spec.kv.count,
+            factor=self._dense.scale,
+            cap=self._dense.cap,
         )
         return self._multiplied(found, attention.o_proj)[0]
 
     def _turned(self, source: Register, at: int, heads: int) -> tuple[Register, int]:
-        to = self._register(heads * self._spec.head_width)
-        self._add("turn", source, to, from_at=at, inputs=self._spec.head_width, heads=heads)
+        to = self._register(heads * self._spec.kv.width)
+        self._add("turn", source, to, from_at=at, inputs=self._spec.kv.width, heads=heads)
         return to, 0
 
     def _mlp(self, mlp: Any, rows: Register) -> Register:
@@ -356,6 +356,6 @@ class _Maker:
             gate, up = ((each, 0) for each in self._multiplied(rows, mlp.gate_proj, mlp.up_proj))
             width = self._widths[gate[0]]
         to = self._register(width)
-        how = compiled.FUNCTIONS.index(self._spec.activation)
+        how = compiled.FUNCTIONS.index(self._dense.activation)
         self._add("gate", gate[0], to, other=up[0], from_at=gate[1], with_at=up[1], inputs=width, how=how)
         return self._multiplied(to, mlp.down_proj)[0]

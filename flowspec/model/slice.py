@@ -20,9 +20,9 @@ import numpy as np
 import torch
 
 from flowspec.core.protocol.messages import Logprobs
+from flowspec.core.protocol.model_spec import holders
 from flowspec.core.protocol.precision import ACTIVATIONS, CACHE_AUTO, cached_as, cached_bytes
-from flowspec.core.protocol.shared_keys import carried_width, heads_of, holders, sources_of
-from flowspec.core.protocol.sliding_window import STATE_BYTES, STATES_HELD, inputs_of, states_of, windows_of
+from flowspec.core.protocol.sliding_window import STATE_BYTES, STATES_HELD
 from flowspec.core.stage.events import ClearSlots, Copied, JobPart, RunLayers, WindowPart
 from flowspec.core.text_before import TextBefore
 from flowspec.errors import ClusterError
@@ -37,6 +37,7 @@ from flowspec.model.pieces import KeptModules, Pieces, Span
 from flowspec.model.program import programs_of
 from flowspec.model.sampler import F32, Sampler, logprobs
 from flowspec.model.shaping import are_masks_beside
+from flowspec.model.spec import spec_of
 from flowspec.model.support import family_of
 from flowspec.model.weights import RoundedStore, fill
 
@@ -89,22 +90,25 @@ class Slice:
         self.cache_bytes_max: int | None = None
         self.weight_bytes = pieces.weight_bytes
         first, end = pieces.span.first, pieces.span.end
-        windows, sources = windows_of(pieces.config), sources_of(pieces.config)
-        self._heads = heads_of(pieces.config)
+        spec = spec_of(pieces.config)
+        windows, sources = spec.windows, spec.sources
+        self._heads = spec.heads
         self._needs = Needs(pieces.config, pieces.span)
         self._sources = {layer: source for layer, source in enumerate(sources) if source != layer}
         self._held = [layer - first for layer in holders(sources, first, end)]
         self._windowed = [place for place in self._held if windows[place + first]]
-        widths = inputs_of(pieces.config)[first:end]
+        widths = spec.inputs[first:end]
         self._with_inputs = [place for place, width in enumerate(widths) if width]
         self._input_width = max(widths, default=0)
-        self.carried_width = carried_width(pieces.config, first)
-        states = states_of(pieces.config)[first:end]
+        self.carried_width = spec.carried_width(first)
+        states = spec.states[first:end]
         self._with_states = [place for place, size in enumerate(states) if size]
         self.state_bytes = STATES_HELD * STATE_BYTES * sum(states)
         self._caches: dict[int, RequestCaches] = {}
         self._samplers: dict[int, Sampler] = {}
-        self._programs = programs_of(pieces, self.dtype) if HAS_PROGRAMS and device.type == "cpu" else []
+        self._programs = (
+            programs_of(pieces, spec, self.dtype) if HAS_PROGRAMS and device.type == "cpu" else []
+        )
 
     @staticmethod
     def load(

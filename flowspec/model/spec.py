@@ -1,63 +1,250 @@
-"""A model's `LayerSpec`s from its transformers config."""
+"""A model's `ModelSpec` from the transformers config of its decoder."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from flowspec.core.protocol.model_spec import Activation, LayerSpec
-from flowspec.core.protocol.shared_keys import heads_of
-from flowspec.core.protocol.sliding_window import windows_of
+from flowspec.core.protocol.model_spec import Activation, Dense, Heads, LayerSpec, ModelSpec
+from flowspec.core.protocol.sliding_window import CONVOLUTION, LINEAR
 
 ACTIVATIONS: Mapping[str, Activation] = {
     **dict.fromkeys(("silu", "swish"), "silu"),
     **dict.fromkeys(("gelu_pytorch_tanh", "gelu_new"), "gelu_tanh"),
 }
 """By what a config calls them."""
+FULL, SLIDING = "full_attention", "sliding_attention"
 _SANDWICH = {
     "norm_after_attention": "post_attention_layernorm",
     "norm_before_mlp": "pre_feedforward_layernorm",
     "norm_after_mlp": "post_feedforward_layernorm",
 }
-_NORMS: Mapping[str, Mapping[str, Any]] = {
-    "llama": {},
-    "mistral": {},
-    "qwen2": {},
+_DENSE: Mapping[str, Mapping[str, Any]] = {
+    **{name: {} for name in ("llama", "mistral", "qwen2", "phi3", "smollm3", "granite")},
     "qwen3": {"query_norm": "head"},
-    "phi3": {},
-    "smollm3": {},
-    "granite": {},
     "olmo2": {**_SANDWICH, "norm_before_attention": "", "norm_before_mlp": "", "query_norm": "width"},
     "gemma2": _SANDWICH,
-    "gemma3": {**_SANDWICH, "query_norm": "head"},
-    "gemma3_text": {**_SANDWICH, "query_norm": "head"},
+    **{name: {**_SANDWICH, "query_norm": "head"} for name in ("gemma3", "gemma3_text")},
 }
-"""By family, where its layers have other norms than most."""
+"""Families whose layers are `Dense`, with the norms by which they differ from most."""
 
 
-def layers_of(config: Any) -> tuple[LayerSpec, ...]:
-    """Those of a decoder's config; none where it is of a family, or has an activation, that has no
-    `LayerSpec`."""
-    norms = _NORMS.get(config.model_type)
+def spec_of(config: Any) -> ModelSpec:
+    heads, windows, inputs, states = heads_of(config), _windows(config), inputs_of(config), _states(config)
+    sources, params, dense = _sources(config), _params(config), _dense(config)
+    return ModelSpec(
+        hidden=config.hidden_size,
+        vocabulary=config.vocab_size,
+        context_max=context_max(config),
+        is_tied=bool(getattr(config, "tie_word_embeddings", False)),
+        neurons=_neurons(config),
+        experts=experts_of(config),
+        experts_per_row=_experts_per_row(config),
+        shared_neurons=_shared_neurons(config),
+        layer_inputs=getattr(config, "hidden_size_per_layer_input", None) or 0,
+        layer_input_tokens=getattr(config, "vocab_size_per_layer_input", None) or 0,
+        mixer_params=_mixer_params(config),
+        layers=tuple(
+            LayerSpec(
+                heads=config.num_attention_heads,
+                kv=heads[layer],
+                source=sources[layer],
+                window=windows[layer],
+                inputs=inputs[layer],
+                state=states[layer],
+                params=params[layer],
+                dense=dense[layer],
+            )
+            for layer in range(config.num_hidden_layers)
+        ),
+    )
+
+
+def _dense(config: Any) -> list[Dense | None]:
+    """Of each layer."""
+    norms = _DENSE.get(getattr(config, "model_type", ""))
     name = getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", None)
     if norms is None or not isinstance(name, str) or name not in ACTIVATIONS:
-        return ()
-    heads, windows = heads_of(config), windows_of(config)
+        return [None] * config.num_hidden_layers
     turned = getattr(config, "no_rope_layers", None) or [1] * config.num_hidden_layers
-    scaled_by = getattr(config, "query_pre_attn_scalar", None) or heads[0].width
+    scaled_by = getattr(config, "query_pre_attn_scalar", None) or _head_width(config)
     multiplier = getattr(config, "attention_multiplier", None)
-    return tuple(
-        LayerSpec(
-            heads=config.num_attention_heads,
-            kv_heads=heads[layer].count,
-            head_width=heads[layer].width,
-            window=windows[layer],
-            is_turned=bool(turned[layer]),
-            scale=float(multiplier if multiplier is not None else scaled_by**-0.5),
+    return [
+        Dense(
+            is_turned=bool(each),
+            scale=float(scaled_by**-0.5 if multiplier is None else multiplier),
             cap=float(getattr(config, "attn_logit_softcapping", None) or 0.0),
             activation=ACTIVATIONS[name],
-            added_scale=float(getattr(config, "residual_multiplier", None) or 1.0),
+            added_scale=float(getattr(config, "residual_multiplier", 1.0)),
             **norms,
         )
-        for layer in range(config.num_hidden_layers)
+        for each in turned
+    ]
+
+
+# ----------------------------------------------------------------------------------- keys and values
+
+
+def heads_of(config: Any) -> tuple[Heads, ...]:
+    """Those of each layer."""
+    count = config.num_hidden_layers
+    by_layer = [config] * count
+    if varying_of(config):
+        by_layer = [config.per_layer_config[layer] for layer in range(count)]
+    found = [Heads(count=_key_heads(each), width=_head_width(each)) for each in by_layer]
+    if getattr(config, "global_head_dim", None):  # before transformers 5.20 two fields said it
+        wide = config.num_global_key_value_heads if config.attention_k_eq_v else None
+        whole = Heads(count=int(wide or found[0].count), width=int(config.global_head_dim))
+        found = [whole if config.layer_types[layer] == FULL else found[layer] for layer in range(count)]
+    return tuple(found)
+
+
+def varying_of(config: Any) -> frozenset[str]:
+    """The fields that a transformers config states for single layers."""
+    return frozenset(getattr(config, "per_layer_attributes", None) or ())
+
+
+def inputs_of(config: Any) -> tuple[int, ...]:
+    """How many numbers each layer holds of a token in the place of keys and values."""
+    kinds = {CONVOLUTION: config.hidden_size}
+    if getattr(config, "linear_num_value_heads", None):
+        keys = config.linear_num_key_heads * config.linear_key_head_dim
+        heads = config.linear_num_value_heads
+        kinds[LINEAR] = 2 * keys + heads * config.linear_value_head_dim + 2 * heads
+    return tuple(kinds.get(kind, 0) for kind in _types(config, ""))
+
+
+def _windows(config: Any) -> tuple[int, ...]:
+    seen = {
+        SLIDING: getattr(config, "sliding_window", None) or 0,
+        CONVOLUTION: getattr(config, "conv_L_cache", 0),
+        LINEAR: getattr(config, "linear_conv_kernel_dim", 0),
+    }
+    return tuple(seen.get(kind, 0) for kind in _types(config, SLIDING))
+
+
+def _states(config: Any) -> tuple[int, ...]:
+    types = _types(config, "")
+    if LINEAR not in types:
+        return (0,) * len(types)
+    heads, width = config.linear_num_value_heads, config.linear_key_head_dim
+    size = heads * width * config.linear_value_head_dim
+    return tuple(size * (kind == LINEAR) for kind in types)
+
+
+def _sources(config: Any) -> tuple[int, ...]:
+    count, shared = config.num_hidden_layers, getattr(config, "num_kv_shared_layers", None) or 0
+    own = range(count - shared)
+    if not shared:
+        return tuple(own)
+    last = {config.layer_types[layer]: layer for layer in own}
+    return (*own, *(last[config.layer_types[layer]] for layer in range(count - shared, count)))
+
+
+def _types(config: Any, usual: str) -> tuple[str, ...]:
+    return tuple(getattr(config, "layer_types", None) or (usual,) * config.num_hidden_layers)
+
+
+def _key_heads(config: Any) -> int:
+    return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+
+
+def _head_width(config: Any) -> int:
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+# ----------------------------------------------------------------------------------------- positions
+
+
+def context_max(config: Any) -> int:
+    """The most positions that the model runs with one and the same arithmetic.
+
+    Beyond its original context longrope switches all positions to other angles, the cached ones too: there a
+    token's logits would depend on how many came after it in the same pass.
+    """
+    limits = [
+        rope["original_max_position_embeddings"]
+        for rope in rope_parameters(config)
+        if rope.get("rope_type") == "longrope"
+    ]
+    return int(min([config.max_position_embeddings, *limits]))
+
+
+def rope_parameters(config: Any) -> Iterator[dict[str, Any]]:
+    """Those of all layers, or of each type of layers."""
+    parameters = config.rope_parameters or {}
+    by_type = [each for each in parameters.values() if isinstance(each, dict)]
+    yield from by_type or [parameters]
+
+
+# ------------------------------------------------------------------------------------------- weights
+
+
+def experts_of(config: Any) -> int:
+    """Those among which a row chooses; 0 where the model is no mixture, as most of Gemma 4's. Classes call it
+    by different names."""
+    if getattr(config, "enable_moe_block", None) is False:
+        return 0
+    return getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None) or 0
+
+
+def _mixer_params(config: Any) -> int:
+    """Weights of what a layer without keys and values has in the place of attention."""
+    if LINEAR not in (getattr(config, "layer_types", None) or ()):
+        return 4 * int(config.hidden_size) ** 2  # a short convolution's three inputs and its output
+    heads = config.linear_num_value_heads
+    keys = config.linear_num_key_heads * config.linear_key_head_dim
+    values = heads * config.linear_value_head_dim
+    return int(config.hidden_size * (2 * keys + 3 * values + 2 * heads))
+
+
+def _params(config: Any) -> list[int]:
+    """Weights of each layer of Gemma 4 that a row runs through; 0 in families whose layers are alike."""
+    if not hasattr(config, "num_kv_shared_layers"):
+        return [0] * config.num_hidden_layers
+    has_one, is_double = (
+        bool(getattr(config, name, None)) for name in ("attention_k_eq_v", "use_double_wide_mlp")
     )
+    heads, hidden = heads_of(config), config.hidden_size
+    inputs = getattr(config, "hidden_size_per_layer_input", None) or 0
+    found = []
+    for layer, source in enumerate(_sources(config)):
+        is_own, sees_all = source == layer, config.layer_types[layer] == FULL
+        matrices = is_own * (1 if has_one and sees_all else 2)  # of keys and of values
+        own = 2 * config.num_attention_heads + matrices * heads[layer].count
+        width = _neurons(config) + config.intermediate_size * (is_double and not is_own)
+        found.append(hidden * (own * heads[layer].width + 3 * width + 3 * inputs))
+    return found
+
+
+def _neurons(config: Any) -> int:
+    """Neurons that a row runs through in a layer; of a mixture those of the row's experts."""
+    width = _expert_width(config) or config.intermediate_size
+    if getattr(config, "block_auto_adjust_ff_dim", False):
+        width = _adjusted(width, config.block_ffn_dim_multiplier, config.block_multiple_of)
+    return int(width * _experts_per_row(config)) + _shared_neurons(config)
+
+
+def _adjusted(width: int, factor: float | None, multiple: int) -> int:
+    """What transformers' Lfm2MLP makes of a width: two thirds of it, times a factor, filled up to a
+    multiple."""
+    width = int(2 * width / 3)
+    return width if factor is None else -(-int(factor * width) // multiple) * multiple
+
+
+def _experts_per_row(config: Any) -> int:
+    named = (getattr(config, name, None) for name in ("num_experts_per_tok", "top_k_experts"))
+    return next(filter(None, named), 1) if experts_of(config) else 1
+
+
+def _shared_neurons(config: Any) -> int:
+    """Neurons of what every row of a mixture runs through, beside the experts that it chooses."""
+    if getattr(config, "enable_moe_block", None):
+        return int(config.intermediate_size)  # Gemma 4's own network
+    count = getattr(config, "n_shared_experts", None) or 0
+    return count * _expert_width(config) + (getattr(config, "shared_expert_intermediate_size", None) or 0)
+
+
+def _expert_width(config: Any) -> int:
+    """Neurons of one expert, where a field says it."""
+    return (getattr(config, "moe_intermediate_size", None) or 0) if experts_of(config) else 0

@@ -11,15 +11,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterator
 from typing import Any
 
-from flowspec.core.protocol.experts import experts_of
-from flowspec.core.protocol.shared_keys import heads_of, varying_of
-from flowspec.core.protocol.sliding_window import CONVOLUTION, LINEAR, inputs_of
+from flowspec.core.protocol.sliding_window import CONVOLUTION, LINEAR
 from flowspec.errors import InputError
 from flowspec.model.families import Family, check_family
 from flowspec.model.prequantised.scheme import QUANTISED, scheme_of
+from flowspec.model.spec import FULL, SLIDING, experts_of, heads_of, inputs_of, rope_parameters, varying_of
 
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 """Position embeddings that depend on the position alone, longrope up to `context_max`; others look at the
@@ -30,7 +28,6 @@ STATE_WIDTH_MAX = 1024
 """Of a head's key or value in linear attention; of published models 128."""
 _PICTURES = "vision"
 """Only what stands for pictures looks both ways, and text has none (Gemma 4)."""
-_FULL, _SLIDING = "full_attention", "sliding_attention"
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "alibi": (None, False),
     "attention_chunk_size": (None,),
@@ -110,7 +107,7 @@ def check_rotary(config: Any, family: Family, model: str) -> None:
                 raise InputError(
                     f"model {model!r}: rope_parameters: expected those of {layer_type}, got none"
                 )
-    for rope in _rope_parameters(config):
+    for rope in rope_parameters(config):
         kind = rope.get("rope_type", "default")
         if kind not in _ROPE_TYPES:
             raise InputError(
@@ -128,27 +125,6 @@ def check_rotary(config: Any, family: Family, model: str) -> None:
                 f"model {model!r} sets partial_rotary_factor, which transformers' {config.model_type} does "
                 "not apply; expected 1"
             )
-
-
-def context_max(config: Any) -> int:
-    """The most positions that the model runs with one and the same arithmetic.
-
-    Beyond its original context longrope switches all positions to other angles, the cached ones too: there a
-    token's logits would depend on how many came after it in the same pass.
-    """
-    limits = [
-        rope["original_max_position_embeddings"]
-        for rope in _rope_parameters(config)
-        if rope.get("rope_type") == "longrope"
-    ]
-    return int(min([config.max_position_embeddings, *limits]))
-
-
-def _rope_parameters(config: Any) -> Iterator[dict[str, Any]]:
-    """Those of all layers, or of each type of layers."""
-    parameters = config.rope_parameters or {}
-    by_type = [each for each in parameters.values() if isinstance(each, dict)]
-    yield from by_type or [parameters]
 
 
 def _check_fields(config: Any, family: Family, model: str) -> None:
@@ -194,7 +170,7 @@ def _is_idle(config: Any, name: str, value: Any) -> bool:
     """Whether a window is too wide, or types of layers too plain, to change anything."""
     if name == "sliding_window":
         return type(value) is int and value >= config.max_position_embeddings
-    return name == "layer_types" and isinstance(value, list) and set(value) == {_FULL}
+    return name == "layer_types" and isinstance(value, list) and set(value) == {FULL}
 
 
 def _check_heads(config: Any, model: str) -> None:
@@ -294,7 +270,7 @@ def _check_convolutions(config: Any, model: str) -> None:
     attending = [place for place, width in enumerate(inputs_of(config)) if not width]
     if stated is not None and set(stated) != set(attending):
         raise InputError(
-            f"model {model!r}: full_attn_idxs: expected the layers that layer_types has as {_FULL}, "
+            f"model {model!r}: full_attn_idxs: expected the layers that layer_types has as {FULL}, "
             f"{attending!r:.80}, got {stated!r:.80}"
         )
 
@@ -337,7 +313,7 @@ def _check_linear_attention(config: Any, model: str) -> None:
         return
     places = range(1, len(config.layer_types) + 1)
     is_number = type(interval) is int and interval >= 1
-    stated = [LINEAR if place % interval else _FULL for place in places] if is_number else None
+    stated = [LINEAR if place % interval else FULL for place in places] if is_number else None
     if stated != list(config.layer_types):
         raise InputError(
             f"model {model!r}: full_attention_interval: expected what layer_types says, "
@@ -353,14 +329,14 @@ def _check_layer_types(config: Any, family: Family, model: str) -> None:
     types = getattr(config, "layer_types", None)
     if types is None:
         return
-    expected = (_FULL, family.other_layers or _SLIDING)
+    expected = (FULL, family.other_layers or SLIDING)
     if len(types) != config.num_hidden_layers or not set(types) <= set(expected):
         raise InputError(
             f"model {model!r}: layer_types: expected {config.num_hidden_layers} of {' and '.join(expected)}, "
             f"got {types!r:.80}"
         )
-    if _SLIDING in types and (window is None or not getattr(config, "use_sliding_window", True)):
+    if SLIDING in types and (window is None or not getattr(config, "use_sliding_window", True)):
         raise InputError(
-            f"model {model!r} has layers of the type {_SLIDING}, but no sliding_window that is in use; "
+            f"model {model!r} has layers of the type {SLIDING}, but no sliding_window that is in use; "
             "correct its config.json"
         )

@@ -16,7 +16,6 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from flowspec.core.protocol.shared_keys import sources_of
 from flowspec.errors import InputError
 from flowspec.model.experts import pack_experts, stay_packed_experts
 from flowspec.model.families import Family
@@ -26,6 +25,7 @@ from flowspec.model.layer_by_layer import TABLE
 from flowspec.model.linear_attention import STORED_FADING, take_stored_fading
 from flowspec.model.pieces import KeptModules, Pieces
 from flowspec.model.quantised import QuantisedLinear, Rounded, pack
+from flowspec.model.spec import spec_of
 from flowspec.model.tensors import Tensors
 
 
@@ -326,7 +326,7 @@ def _check_all_used(pieces: Pieces, weights: tuple[Weight, ...], tensors: Tensor
         own += [f"{root.prefix}{pieces.family.last_norm}.", root.lm_head.removesuffix("weight")]
     idle = [
         f"{root.prefix}layers.{layer}.self_attn.{part}"
-        for layer, source in enumerate(sources_of(pieces.config))
+        for layer, source in enumerate(spec_of(pieces.config).sources)
         for part in _OF_KEYS_AND_VALUES
         if source != layer  # published with them all the same
     ]

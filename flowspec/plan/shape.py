@@ -9,19 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.experts import experts_of
+from flowspec.core.protocol.model_spec import Heads, ModelSpec, holders
 from flowspec.core.protocol.precision import FILED, PRECISIONS
-from flowspec.core.protocol.shared_keys import (
-    Heads,
-    carried_most,
-    heads_of,
-    holders,
-    sources_of,
-)
-from flowspec.core.protocol.sliding_window import LINEAR, inputs_of, states_of, windows_of
 from flowspec.errors import InputError, meant
 from flowspec.plan.timing import EXPERTS_SHARED
 
@@ -181,96 +172,40 @@ class ModelShape:
         return 2 * self.kv_heads * self.head_dim
 
 
-def shape_of(config: Any, name: str, filed_bytes: float = 0.0, *, has_mtp: bool = False) -> ModelShape:
-    """What a transformers config says; `filed_bytes` and `has_mtp` as in `ModelShape`, 0 where there is no
-    such file."""
-    heads, sources = heads_of(config), sources_of(config)
-    is_unlike = len({*heads}) > 1 or len({*sources}) < len(sources)
-    table = getattr(config, "hidden_size_per_layer_input", None) or 0
+def shape_of(spec: ModelSpec, name: str, filed_bytes: float = 0.0, *, has_mtp: bool = False) -> ModelShape:
+    """That of a model; `filed_bytes` and `has_mtp` as in `ModelShape`, 0 where there is no such file."""
+    first, sources, states = spec.layers[0], spec.sources, spec.states
+    is_unlike = len({*spec.heads}) > 1 or len({*sources}) < len(sources)
     return ModelShape(
         name=name,
-        layers=config.num_hidden_layers,
-        hidden=config.hidden_size,
-        intermediate=_feed_forward_width(config),
-        heads=config.num_attention_heads,
-        kv_heads=heads[0].count,
-        head_dim=heads[0].width,
-        vocabulary=config.vocab_size,
-        is_tied=bool(getattr(config, "tie_word_embeddings", False)),
-        experts=experts_of(config) or 1,
-        experts_per_row=_experts_per_row(config),
-        shared_intermediate=_shared_width(config),
-        windows=windows_of(config),
-        inputs=inputs_of(config),
-        mixer_params=_mixer_params(config),
-        states=states_of(config),
-        has_gates=any(states_of(config)),  # as all families with states have
-        unlike=heads if is_unlike else (),
+        layers=len(spec.layers),
+        hidden=spec.hidden,
+        intermediate=spec.neurons,
+        heads=first.heads,
+        kv_heads=first.kv.count,
+        head_dim=first.kv.width,
+        vocabulary=spec.vocabulary,
+        is_tied=spec.is_tied,
+        experts=spec.experts or 1,
+        experts_per_row=spec.experts_per_row,
+        shared_intermediate=spec.shared_neurons,
+        windows=spec.windows,
+        inputs=spec.inputs,
+        mixer_params=spec.mixer_params,
+        states=states,
+        has_gates=any(states),  # as all families with states have
+        unlike=spec.heads if is_unlike else (),
         sources=sources if is_unlike else (),
-        mean_params=_mean_params(config) if is_unlike or table else 0,
-        table=table * (config.vocab_size_per_layer_input if table else 0),
-        carried=carried_most(config),
+        mean_params=_mean_params(spec) if is_unlike or spec.layer_inputs else 0,
+        table=spec.layer_inputs * spec.layer_input_tokens,
+        carried=spec.carried_most,
         has_mtp=has_mtp,
         filed_bytes=filed_bytes or USUAL_FILED_BYTES,
     )
 
 
-def _mixer_params(config: Any) -> int:
-    """Weights of what a layer without keys and values has in the place of attention."""
-    if LINEAR not in (getattr(config, "layer_types", None) or ()):
-        return 4 * int(config.hidden_size) ** 2  # a short convolution's three inputs and its output
-    heads = config.linear_num_value_heads
-    keys = config.linear_num_key_heads * config.linear_key_head_dim
-    values = heads * config.linear_value_head_dim
-    return int(config.hidden_size * (2 * keys + 3 * values + 2 * heads))
-
-
-def _mean_params(config: Any) -> int:
-    """Weights of a layer of Gemma 4 that a row runs through, on average."""
-    heads, sources = heads_of(config), sources_of(config)
-    hidden, inputs = config.hidden_size, getattr(config, "hidden_size_per_layer_input", None) or 0
-    total = 0
-    for layer, source in enumerate(sources):
-        is_own, sees_all = source == layer, config.layer_types[layer] == "full_attention"
-        matrices = is_own * (1 if config.attention_k_eq_v and sees_all else 2)  # of keys and of values
-        own = 2 * config.num_attention_heads + matrices * heads[layer].count
-        width = _feed_forward_width(config)
-        width += config.intermediate_size * (config.use_double_wide_mlp and not is_own)
-        total += hidden * (own * heads[layer].width + 3 * width + 3 * inputs)
-    return total // len(sources)
-
-
-def _feed_forward_width(config: Any) -> int:
-    """Neurons that a row runs through in a layer; of a mixture those of the row's experts."""
-    width = _expert_width(config) or config.intermediate_size
-    if getattr(config, "block_auto_adjust_ff_dim", False):
-        width = _adjusted(width, config.block_ffn_dim_multiplier, config.block_multiple_of)
-    return int(width * _experts_per_row(config)) + _shared_width(config)
-
-
-def _adjusted(width: int, factor: float | None, multiple: int) -> int:
-    """What transformers' Lfm2MLP makes of a width: two thirds of it, times a factor, filled up to a
-    multiple."""
-    width = int(2 * width / 3)
-    return width if factor is None else -(-int(factor * width) // multiple) * multiple
-
-
-def _experts_per_row(config: Any) -> int:
-    named = (getattr(config, name, None) for name in ("num_experts_per_tok", "top_k_experts"))
-    return next(filter(None, named), 1) if experts_of(config) else 1
-
-
-def _shared_width(config: Any) -> int:
-    """Neurons of what every row of a mixture runs through, beside the experts that it chooses."""
-    if getattr(config, "enable_moe_block", None):
-        return int(config.intermediate_size)  # Gemma 4's own network
-    count = getattr(config, "n_shared_experts", None) or 0
-    return count * _expert_width(config) + (getattr(config, "shared_expert_intermediate_size", None) or 0)
-
-
-def _expert_width(config: Any) -> int:
-    """Neurons of one expert, where a field says it."""
-    return (getattr(config, "moe_intermediate_size", None) or 0) if experts_of(config) else 0
+def _mean_params(spec: ModelSpec) -> int:
+    return sum(layer.params for layer in spec.layers) // len(spec.layers)
 
 
 _BLOCK_LAYERS = 5

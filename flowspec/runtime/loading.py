@@ -18,8 +18,7 @@ from flowspec.core.cluster.daemon import SliceRoom, room_for
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import Assign
 from flowspec.core.protocol.precision import ACTIVATIONS, CACHE_AUTO, cached_as
-from flowspec.core.protocol.shared_keys import heads_of, sources_of
-from flowspec.core.protocol.sliding_window import SlidingWindow, inputs_of, states_of, windows_of
+from flowspec.core.protocol.sliding_window import SlidingWindow
 from flowspec.errors import ClusterError, FlowSpecError, InputError, NoRoomError
 from flowspec.memory_claims import MemoryClaims
 from flowspec.model.accelerator import accelerator_of
@@ -28,6 +27,7 @@ from flowspec.model.gguf.names import is_gguf
 from flowspec.model.kernels import DTYPES, PACKINGS, packing_of
 from flowspec.model.pieces import KeptModules, Pieces, Span
 from flowspec.model.slice import Slice
+from flowspec.model.spec import spec_of
 from flowspec.model.support import family_of
 from flowspec.model.weights import SliceWeights, Weight, sorted_weights, weight_bytes, weights_of
 from flowspec.plan.memory import SliceMemory, cache_bytes, mib
@@ -429,15 +429,15 @@ def _cache_bytes(
     cache: str,
     window: SlidingWindow | None,
 ) -> int:
-    windows = windows_of(config)
+    spec = spec_of(config)
+    windows = spec.windows
     if window is not None and window.tokens != max(windows):
         raise InputError(
             f"expected a window of {max(windows)} positions, as the model's config.json has it, got "
             f"{window.tokens} from the head; run the same FlowSpec version everywhere"
         )
-    inputs, states, sources = inputs_of(config), states_of(config), sources_of(config)
     return cache_bytes(
-        layers_held(heads_of(config), windows, inputs, states, sources, span.first, span.end),
+        layers_held(spec.heads, windows, spec.inputs, spec.states, spec.sources, span.first, span.end),
         context=context,
         held=cached_as(cache, dtype),
         nodes_max=nodes_max,

@@ -9,7 +9,7 @@ from flowspec.draft.kinds import ALL, WITHOUT_TENSORS, find_drafter, model_name
 from flowspec.draft.protocol import Drafter
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles, canonical_name
-from flowspec.model.support import context_max
+from flowspec.model.spec import spec_of
 from flowspec.plan.placement import ClusterPlan, StagePlan
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.decoding import Decoding
@@ -86,7 +86,7 @@ def _placed(
         model=canonical_name(files.model),
         fingerprint=files.fingerprint(),
         dtype=files.precision_beside(plan.dtype),
-        context=min(context_max(config), plan.context),
+        context=min(spec_of(config).context_max, plan.context),
         stages=(stage,),
         vocabulary=plan.vocabulary,
         drafting=Drafting(vocabulary=plan.vocabulary, coupled=decoding.coupled),

@@ -21,8 +21,7 @@ from flowspec.core.methods import make_method
 from flowspec.core.protocol.limits import TOP_LOGPROBS_MAX
 from flowspec.core.protocol.messages import Sampling
 from flowspec.core.protocol.precision import CACHE_AUTO, FILED
-from flowspec.core.protocol.shared_keys import carried_most
-from flowspec.core.protocol.sliding_window import states_of, window_for, windows_of
+from flowspec.core.protocol.sliding_window import window_for
 from flowspec.core.protocol.token_bytes import TokenBytes
 from flowspec.draft.kinds import FALLBACK, NONE, WITHOUT_TENSORS
 from flowspec.draft.mtp_files import has_mtp
@@ -31,7 +30,8 @@ from flowspec.draft.text import TextDrafter
 from flowspec.errors import InputError, first_line
 from flowspec.model.families import check_family
 from flowspec.model.files import ModelFiles, canonical_name
-from flowspec.model.support import context_max, family_of
+from flowspec.model.spec import spec_of
+from flowspec.model.support import family_of
 from flowspec.model.trials import check_torch, shown_to
 from flowspec.plan.placement import ClusterPlan
 from flowspec.plan.refusal import ModelDoesNotFitError
@@ -528,7 +528,8 @@ def _check_context(options: ClusterOptions, raw: dict[str, Any]) -> None:
 def _unplaced(options: ClusterOptions, files: ModelFiles, config: Any) -> ClusterPlan:
     """What is to be run, by no device yet. Raises `InputError` for a model that is not supported."""
     family_of(config, files.model)
-    context = pick_context(options.context, context_max(config))
+    spec = spec_of(config)
+    context = pick_context(options.context, spec.context_max)
     return ClusterPlan(
         model=canonical_name(options.model),
         fingerprint=files.fingerprint(),
@@ -538,8 +539,8 @@ def _unplaced(options: ClusterOptions, files: ModelFiles, config: Any) -> Cluste
         stages=(),
         vocabulary=config.vocab_size,
         hidden_size=config.hidden_size,
-        carried=carried_most(config),
-        sliding_window=window_for(windows_of(config), context, has_states=any(states_of(config))),
+        carried=spec.carried_most,
+        sliding_window=window_for(spec.windows, context, has_states=any(spec.states)),
     )
 
 
@@ -559,7 +560,7 @@ def choose_for(
     `is_run` at once, devices that others use cannot be had."""
     assert options.cluster is not None
     config = files.config()
-    shape = shape_of(config, files.model, files.filed_bytes, has_mtp=has_mtp(files, config))
+    shape = shape_of(spec_of(config), files.model, files.filed_bytes, has_mtp=has_mtp(files, config))
     placed = read_drafters(options.cluster)
     names = decoding.drafters_for(files.model, tuple(placed))
     drafter = drafter_inputs(names, placed, shape, may_fetch=decoding.may_fetch)

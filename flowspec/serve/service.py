@@ -20,7 +20,7 @@ from flowspec.model.grammar import check_grammar, check_library, library_version
 from flowspec.model.reply.bound import BoundReply, bound_reply, may_think_first
 from flowspec.model.reply.form import ReplyForm
 from flowspec.model.reply.parts import Tool
-from flowspec.model.support import context_max
+from flowspec.model.spec import spec_of
 from flowspec.model.text import Bound, Messages, Tokenizer, TooLongError
 from flowspec.runtime.question import Question
 from flowspec.serve.answers import AnswerDispatcher, Answers
@@ -284,7 +284,7 @@ class Service:
         ]
 
     def _too_long(self, prompt: Prompt, count: str) -> ApiError:
-        most = min(context_max(self.session.config), limits.CONTEXT_MAX)
+        most = min(spec_of(self.session.config).context_max, limits.CONTEXT_MAX)
         larger = f", or start the server with --context, {most} at most" if most > self.context else ""
         return ApiError(
             400,

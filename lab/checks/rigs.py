@@ -19,7 +19,7 @@ from pathlib import Path
 from flowspec.child_process import python_module
 from flowspec.errors import ClusterError, InputError
 from flowspec.model.files import BUNDLED, ModelFiles, canonical_name
-from flowspec.model.support import context_max
+from flowspec.model.spec import context_max
 from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime import timeouts
 from flowspec.runtime.cluster import Device, pick_context, split_layers

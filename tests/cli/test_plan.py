@@ -11,6 +11,7 @@ import pytest
 from flowspec.core.protocol.precision import CACHES
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.slice import Span
+from flowspec.model.spec import spec_of
 from flowspec.plan.memory import stage_memory
 from flowspec.plan.shape import shape_of
 from flowspec.rounding import duration, rounded
@@ -168,7 +169,7 @@ def test_a_plan_of_a_cluster_file_says_what_a_head_does_without_each_device(run:
 
 def test_memory_of_a_checkpoint_is_what_a_daemon_counts() -> None:
     files = ModelFiles(BUNDLED)
-    shape = shape_of(files.config(), BUNDLED)
+    shape = shape_of(spec_of(files.config()), BUNDLED)
     weights = counted_weights(files, shape)
     for (first, end), dtype, cache in itertools.product(
         ((0, 8), (0, 3), (3, 6), (6, 8)), ("float32", "bfloat16", "int8", "int4"), CACHES

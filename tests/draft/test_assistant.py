@@ -19,6 +19,7 @@ from flowspec.draft.kinds.assistant import Assistant
 from flowspec.errors import InputError
 from flowspec.model.attention import TreeRows
 from flowspec.model.files import ModelFiles
+from flowspec.model.spec import spec_of
 from flowspec.plan.shape import shape_of
 from tests.draft.assistants import make_assistant
 from tests.draft.blocks import DATA
@@ -145,7 +146,7 @@ def test_it_is_found_reckoned_and_opened(files: ModelFiles, target: ModelFiles) 
     kind = find_drafter(files.model)
     assert isinstance(kind, Assistant)
     check_drafter(files.model)
-    reckoned = kind.reckoned(shape_of(target.config(), "target"))
+    reckoned = kind.reckoned(shape_of(spec_of(target.config()), "target"))
     assert reckoned.shape is not None
     assert (reckoned.shape.layers, reckoned.shape.hidden) == (3, 32)
     drafter = open_drafter(files.model, target, "bfloat16", CPU, context=100)

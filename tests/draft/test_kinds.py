@@ -31,6 +31,7 @@ from flowspec.draft.kinds.language import LanguageKind
 from flowspec.draft.language import LanguageModelDrafter
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder
+from flowspec.model.spec import spec_of
 from flowspec.plan.shape import eagle_shape, find_shape, mtp_shape, shape_of
 from tests.draft.assistants import make_assistant
 from tests.draft.blocks import make_block_drafter
@@ -105,7 +106,7 @@ def test_a_target_without_an_mtp_layer_is_told_so(target: ModelFiles, tmp_path: 
     assert text.startswith(start)
     file = convert(small(tmp_path / "small"), tmp_path / "small.gguf")
     refused("mtp", ModelFiles(str(file)), "has none that FlowSpec reads; give another")
-    shape = shape_of(target.config(), "some")
+    shape = shape_of(spec_of(target.config()), "some")
     with pytest.raises(InputError, match=rf"^{start}.* but 'some' has none"):
         find_drafter("mtp").reckoned(shape)
     planned = find_drafter("mtp").reckoned(replace(shape, has_mtp=True))
@@ -206,7 +207,7 @@ def test_every_kind_is_found_by_its_word_or_its_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["eagle3", "block"])
 def test_the_planner_reckons_with_the_weights_that_files_have(name: str) -> None:
     """All matrices but the lookups, and the target's `lm_head` where the files have none."""
-    shape = shape_of(ModelFiles(BUNDLED).config(), "bundled")
+    shape = shape_of(spec_of(ModelFiles(BUNDLED).config()), "bundled")
     (path,) = bundled_folder(name).glob("*.safetensors")
     sizes = {key: each.shape for key, each in load_file(path).items() if each.ndim == 2}
     lookups = ("embed_tokens.weight", "markov_head.markov_w1.weight", "confidence_head.proj.weight")
@@ -221,7 +222,7 @@ def test_the_planner_reckons_with_the_weights_that_files_have(name: str) -> None
 
 
 def test_the_planner_reckons_with_files_as_with_shapes() -> None:
-    shape = shape_of(ModelFiles(BUNDLED).config(), "bundled")
+    shape = shape_of(spec_of(ModelFiles(BUNDLED).config()), "bundled")
     assert find_drafter(NONE).reckoned(shape) is None
     by_files, by_shape = find_drafter("eagle").reckoned(shape), sketched("eagle", shape)
     assert by_files == by_shape

@@ -22,6 +22,7 @@ from flowspec.draft.mtp_files import has_mtp
 from flowspec.draft.mtp_head import MtpHead
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
+from flowspec.model.spec import spec_of
 from flowspec.plan.memory import drafter_memory
 from flowspec.plan.shape import mtp_shape, shape_of
 from flowspec.runtime.planning.plan_inputs import counted_weights
@@ -239,7 +240,7 @@ def test_no_tensor_of_the_models_layers_is_read(folders: dict[str, Path], tmp_pa
     own = sum(values.numel() for values in mtp.values())
     both = sum(values.numel() for name, values in ends.items() if "embed_tokens" in name or "lm_head" in name)
     assert MtpHead.load(files, "float32", CPU).weight_bytes == 4 * (own + both)
-    shape = shape_of(files.config(), "m", has_mtp=True)
+    shape = shape_of(spec_of(files.config()), "m", has_mtp=True)
     planned = drafter_memory(mtp_shape(shape), "float32", context=100, users=1)
     assert 0.99 < planned.weight_bytes / (4 * (own + both)) <= 1, "all but norms"
     tied = load(folders["qwen3.5-tied"])
@@ -274,6 +275,6 @@ def test_a_stage_is_not_planned_with_the_layer_behind_the_last_one(
     with_mtp, without = (
         ModelFiles(str(each)) for each in (folders["glm4-moe-own"], make_variant(tmp_path, "glm4-moe"))
     )
-    shape = shape_of(without.config(), "m")
+    shape = shape_of(spec_of(without.config()), "m")
     assert counted_weights(with_mtp, shape) == counted_weights(without, shape)
     assert [has_mtp(files, files.config()) for files in (with_mtp, without)] == [True, False]

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowspec.core.protocol.limits import CACHE_BLOCK_SLOTS as BLOCK_SLOTS
+from flowspec.core.protocol.model_spec import Heads
 from flowspec.core.protocol.precision import CACHE_AUTO, Q8_0, cached_as
-from flowspec.core.protocol.shared_keys import Heads
 from flowspec.errors import ClusterError
 from flowspec.model.arithmetic import build, compiled
 from flowspec.model.arithmetic.operations import Sight, attention

@@ -33,7 +33,8 @@ from flowspec.model.files import ModelFiles
 from flowspec.model.pieces import Pieces, Span, call_directly
 from flowspec.model.products import filled
 from flowspec.model.slice import Slice
-from flowspec.model.support import context_max, family_of
+from flowspec.model.spec import context_max
+from flowspec.model.support import family_of
 from tests.model.slices import (
     CPU,
     job_of,

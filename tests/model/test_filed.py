@@ -28,6 +28,7 @@ from flowspec.model.kernel_checks import linear_fault, linear_steps
 from flowspec.model.kernels import kernels_of
 from flowspec.model.pieces import Span
 from flowspec.model.slice import Slice
+from flowspec.model.spec import spec_of
 from flowspec.plan.memory import stage_memory
 from flowspec.plan.shape import shape_of
 from flowspec.runtime.planning.plan_inputs import counted_weights
@@ -175,7 +176,7 @@ def test_slices_take_the_files_bytes_as_foretold_and_planned(name: str, tmp_path
     config = files.config()
     count = config.num_hidden_layers
     sizes = {each.name: int(each.n_bytes) for each in GGUFReader(path).tensors}
-    shape, span = shape_of(config, name, files.filed_bytes), Span(first=0, end=count, count=count)
+    shape, span = shape_of(spec_of(config), name, files.filed_bytes), Span(first=0, end=count, count=count)
     rounded = sizes.get("per_layer_model_proj.weight", 0) * (1 - 34 / 128)  # of float32, to Q8_0
     assert load_foretold(files, span, FILED).weight_bytes == pytest.approx(
         sum(sizes.values()) - rounded, rel=0.02

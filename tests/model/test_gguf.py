@@ -31,7 +31,8 @@ from flowspec.model.gguf.file import GgufFile, GgufTensor, tell_gguf_version
 from flowspec.model.pieces import Span
 from flowspec.model.reference import Reference
 from flowspec.model.slice import Slice
-from flowspec.model.support import context_max, family_of
+from flowspec.model.spec import context_max
+from flowspec.model.support import family_of
 from flowspec.model.text import Tokenizer, recommended
 from flowspec.runtime.loading import slice_memory
 from tests.ggufs import PLAIN, SHAPES, WIDE, convert, make

@@ -22,7 +22,7 @@ from flowspec.core.head.head import HeadCore
 from flowspec.core.methods import make_method
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Sampling
-from flowspec.core.protocol.sliding_window import SlidingWindow, states_of, window_for, windows_of
+from flowspec.core.protocol.sliding_window import SlidingWindow, window_for
 from flowspec.core.stage.events import ClearSlots, CloseCache, JobPart, OpenCache, RunLayers
 from flowspec.core.stage.slots import CacheRoom
 from flowspec.draft.language import LanguageModelDrafter
@@ -30,6 +30,7 @@ from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
 from flowspec.model.pieces import Span
 from flowspec.model.slice import Slice
+from flowspec.model.spec import spec_of
 from flowspec.model.step_by_step import StepByStep
 from flowspec.plan.memory import stage_memory
 from flowspec.plan.shape import shape_of
@@ -154,7 +155,8 @@ def test_no_bit_depends_on_what_was_given_back(
 ) -> None:
     files, rng = ModelFiles(str(variant(name))), random.Random(name)
     config = files.config()
-    tokens, has_states = max(windows_of(config)), any(states_of(config))
+    spec = spec_of(config)
+    tokens, has_states = max(spec.windows), any(spec.states)
     window = SlidingWindow(tokens=tokens, back=9, step=4, snapshot=6 if has_states else 0)
     head, run, spy = begun(files, dtype, cache, 3, 130, sliding_window=window)
     run.rng = rng
@@ -205,7 +207,8 @@ def test_memory_is_foretold_to_the_byte(
     config, context = files.config(), 3072
     count = config.num_hidden_layers
     span, slots = Span(first=first, end=end, count=count), context + limits.TREE_NODES_MAX
-    window = window_for(windows_of(config), context, has_states=any(states_of(config)))
+    spec = spec_of(config)
+    window = window_for(spec.windows, context, has_states=any(spec.states))
     assert window is not None
     part = Slice.load(files, span, "bfloat16", CPU, cache=cache)
     part.open_cache(1, slots, window.slots)
@@ -219,7 +222,7 @@ def test_memory_is_foretold_to_the_byte(
         state_bytes=part.state_bytes,
     )
     assert room.need(slots, window.slots) == foretold.cache_bytes, "as the head reckons"
-    shape = shape_of(config, name)
+    shape = shape_of(spec, name)
     ends = {"first": first == 0, "last": end == count}
     planned = partial(
         stage_memory, shape, counted_weights(files, shape), "bfloat16", end - first, **ends, context=context
@@ -255,7 +258,8 @@ def test_no_bit_depends_on_what_was_copied(
 ) -> None:
     files = ModelFiles(str(variant(name)))
     config, rng = files.config(), random.Random(f"{name} {dtype}")
-    tokens, has_states = max(windows_of(config)), any(states_of(config))
+    spec = spec_of(config)
+    tokens, has_states = max(spec.windows), any(spec.states)
     window = (
         SlidingWindow(tokens=tokens, back=24, step=4, snapshot=6 if has_states else 0) if tokens else None
     )

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.shared_keys import Heads
+from flowspec.core.protocol.model_spec import Heads
 from flowspec.core.stage.slots import WORK_BYTES
 from flowspec.draft.choosing import without_model
 from flowspec.errors import InputError

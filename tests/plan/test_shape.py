@@ -12,6 +12,7 @@ from transformers import AutoConfig
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles, bundled_folder
 from flowspec.model.pieces import Pieces, Span
+from flowspec.model.spec import spec_of
 from flowspec.model.support import family_of
 from flowspec.plan.memory import drafter_memory, layer_outputs, weights_of
 from flowspec.plan.shape import SHAPES, ModelShape, eagle_shape, find_shape, shape_of
@@ -52,7 +53,7 @@ def counted(modules: list[torch.nn.Module]) -> int:
 
 def pieces_of(family: str, layers: int, **settings: Any) -> tuple[ModelShape, Pieces]:
     config = AutoConfig.for_model(family, **settings)
-    shape = shape_of(config, family)
+    shape = shape_of(spec_of(config), family)
     return shape, Pieces.build(config, family_of(config, "m"), Span(first=0, end=layers, count=layers))
 
 
@@ -130,7 +131,7 @@ def test_an_expert_that_every_row_runs_through_counts_beside_those_it_chooses(
 def test_the_shape_of_a_config_has_the_weights_of_its_layers(name: str) -> None:
     files = ModelFiles(str(bundled_folder(name)))
     config = files.config()
-    shape = shape_of(config, name)
+    shape = shape_of(spec_of(config), name)
     count = config.num_hidden_layers
     pieces = Pieces.build(config, family_of(config, name), Span(first=0, end=count, count=count))
     assert (shape.name, shape.layers, shape.vocabulary) == (name, count, config.vocab_size)

@@ -155,7 +155,7 @@ def test_features_of_another_shape_than_was_asked_for_are_the_stages_fault() -> 
 
 
 def test_what_was_captured_is_taken_off_behind_all_that_the_next_stage_needs() -> None:
-    """Which may be more than hidden states, and more than came (`core.protocol.shared_keys`)."""
+    """Which may be more than hidden states, and more than came (`core.protocol.model_spec`)."""
     states = torch.arange(2 * 9, dtype=torch.float32).view(2, 9)
     onward, captured = split(states, 4)
     assert onward is not None

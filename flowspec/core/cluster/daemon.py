@@ -125,7 +125,7 @@ class Loaded:
 
     There is room for `cache_slots` beside it. One takes `slot_bytes` in all its layers, `windowed_bytes` of
     these in layers with a sliding window; the states of a conversation take `state_bytes`. So many `carried`
-    numbers come with each hidden state (`shared_keys`). `grammars` is as in `Ready`. A slice that was made
+    numbers come with each hidden state (`model_spec`). `grammars` is as in `Ready`. A slice that was made
     ready and had no room takes `load_s` to load.
     """
 

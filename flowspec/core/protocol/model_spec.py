@@ -1,4 +1,12 @@
-"""What a model computes, layer by layer, without its weights."""
+"""What a model computes and holds, layer by layer, without its weights: one description for the planner, for
+memory and for the stages. `model.spec` makes it of a transformers config.
+
+In most models each layer attends to keys and values of its own, all of one width. Gemma 4 has other heads in
+layers that see all than in those with a window, and its last layers attend to what the last layer before them
+holds that is of their type, their *source*. A slice that begins between the two has the source's keys and
+values sent along with each row and holds them itself, so layers are cut anywhere. So are embeddings where
+each layer takes something of its own from a token's (`model.layer_inputs`).
+"""
 
 from __future__ import annotations
 
@@ -11,25 +19,128 @@ QueryNorm = Literal["", "head", "width"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerSpec:
-    """A decoder layer: attention, then an MLP with a gate, each added to the hidden state.
+class Heads:
+    """Of a layer's keys and values: so many of each, and their width."""
 
-    `window`: how many positions a row sees, itself counted; 0: all. `is_turned`: whether position embeddings
-    turn queries and keys. `scale` and `cap` are of scores; cap 0: they have no bound. `norm_before...`: which
-    of the four places have a norm. `added_scale`: of what is added to the hidden state.
+    count: int
+    width: int
+
+    @property
+    def numbers(self) -> int:
+        """A token's keys and values."""
+        return 2 * self.count * self.width
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Carried:
+    """What comes with each hidden state to a slice, in this order: the token's embedding, of so many numbers,
+    and keys, then values, of these layers before it."""
+
+    embedding: int
+    sources: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dense:
+    """A layer of attention, then an MLP with a gate, each added to the hidden state.
+
+    `is_turned`: whether position embeddings turn queries and keys. `scale` and `cap` are of scores; cap 0:
+    they have no bound. `norm_...`: what a layer's norms are called, in the places where it has one.
+    `added_scale`: of what is added to the hidden state.
     """
 
-    heads: int
-    kv_heads: int
-    head_width: int
-    window: int = 0
-    is_turned: bool = True
     scale: float
+    activation: Activation
+    is_turned: bool = True
     cap: float = 0.0
     query_norm: QueryNorm = ""
-    activation: Activation = "silu"
     norm_before_attention: str = "input_layernorm"
     norm_after_attention: str = ""
     norm_before_mlp: str = "post_attention_layernorm"
     norm_after_mlp: str = ""
     added_scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec:
+    """One layer: its `heads` of queries, the heads of its keys and values, and the layer, its `source`, to
+    whose keys and values it attends.
+
+    `window`: how many positions a row sees, itself counted; 0: all. `inputs`: how many numbers it holds of a
+    token in the place of keys and values (0: it holds these), and `state` how many its state has. `params`:
+    weights that a row runs through, where layers are unlike. `dense`: None where it computes anything else.
+    """
+
+    heads: int
+    kv: Heads
+    source: int
+    window: int = 0
+    inputs: int = 0
+    state: int = 0
+    params: int = 0
+    dense: Dense | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """`context_max`: the most positions that it runs with one and the same arithmetic. `experts`: among which
+    a row of a mixture chooses `experts_per_row`; 0: it is none. `neurons`: that a row runs through in a
+    layer, `shared_neurons` of them whatever it chooses. `layer_inputs`: what each layer takes of a token
+    beside its hidden state, from a table of so many tokens, `layer_input_tokens`. `mixer_params`: weights of
+    what a layer without keys and values has in the place of attention."""
+
+    hidden: int
+    vocabulary: int
+    context_max: int
+    is_tied: bool
+    neurons: int
+    experts: int = 0
+    experts_per_row: int = 1
+    shared_neurons: int = 0
+    layer_inputs: int = 0
+    layer_input_tokens: int = 0
+    mixer_params: int = 0
+    layers: tuple[LayerSpec, ...]
+
+    @property
+    def heads(self) -> tuple[Heads, ...]:
+        return tuple(layer.kv for layer in self.layers)
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        return tuple(layer.window for layer in self.layers)
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        return tuple(layer.inputs for layer in self.layers)
+
+    @property
+    def states(self) -> tuple[int, ...]:
+        return tuple(layer.state for layer in self.layers)
+
+    @property
+    def sources(self) -> tuple[int, ...]:
+        return tuple(layer.source for layer in self.layers)
+
+    def carried_at(self, begin: int) -> Carried:
+        """What comes to a slice that begins with this layer, and to nobody behind the last one."""
+        count = len(self.layers)
+        return Carried(
+            embedding=self.hidden * (self.layer_inputs > 0 and 0 < begin < count),
+            sources=tuple(layer for layer in holders(self.sources, begin, count) if layer < begin),
+        )
+
+    def carried_width(self, begin: int) -> int:
+        """How many numbers that is for each row."""
+        carried = self.carried_at(begin)
+        return carried.embedding + sum(self.layers[source].kv.numbers for source in carried.sources)
+
+    @property
+    def carried_most(self) -> int:
+        """The most that goes with a hidden state from one slice to the next, wherever the two are cut."""
+        return max(map(self.carried_width, range(len(self.layers))))
+
+
+def holders(sources: tuple[int, ...], begin: int, end: int) -> tuple[int, ...]:
+    """The layers whose keys and values a slice `[begin, end)` holds: its own, and sources before them."""
+    return tuple(sorted({sources[layer] for layer in range(begin, end)}))

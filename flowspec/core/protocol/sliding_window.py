@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.checks import check_range
@@ -124,7 +123,7 @@ class HeldPositions:
 
 
 def window_for(windows: Sequence[int], context: int, *, has_states: bool = False) -> SlidingWindow | None:
-    """What layers with windows (`windows_of`) hold of requests with such a context at a stage; None where
+    """What layers with these windows hold of requests with such a context at a stage; None where
     there are none, and where holding less would save nothing."""
     tokens = max(windows, default=0)
     if not tokens:
@@ -134,38 +133,3 @@ def window_for(windows: Sequence[int], context: int, *, has_states: bool = False
         back = STATE_BACK_TOKENS
         window = SlidingWindow(tokens=tokens, back=back, step=back, snapshot=PROMPT_END_TOKENS)
     return window if window.slots < context + limits.TREE_NODES_MAX else None
-
-
-def windows_of(config: Any) -> tuple[int, ...]:
-    """How many positions each layer of a transformers config sees, itself counted; 0: all."""
-    seen = {
-        "sliding_attention": getattr(config, "sliding_window", None) or 0,
-        CONVOLUTION: getattr(config, "conv_L_cache", 0),
-        LINEAR: getattr(config, "linear_conv_kernel_dim", 0),
-    }
-    return tuple(seen.get(kind, 0) for kind in _types(config, "sliding_attention"))
-
-
-def inputs_of(config: Any) -> tuple[int, ...]:
-    """How many numbers each layer of a transformers config holds of a token in the place of keys and values;
-    0: it holds keys and values."""
-    kinds = {CONVOLUTION: config.hidden_size}
-    if getattr(config, "linear_num_value_heads", None):
-        keys = config.linear_num_key_heads * config.linear_key_head_dim
-        heads = config.linear_num_value_heads
-        kinds[LINEAR] = 2 * keys + heads * config.linear_value_head_dim + 2 * heads
-    return tuple(kinds.get(kind, 0) for kind in _types(config, ""))
-
-
-def states_of(config: Any) -> tuple[int, ...]:
-    """How many numbers the state of each layer of a transformers config has; 0: it has none."""
-    types = _types(config, "")
-    if LINEAR not in types:
-        return (0,) * len(types)
-    heads, width = config.linear_num_value_heads, config.linear_key_head_dim
-    size = heads * width * config.linear_value_head_dim
-    return tuple(size * (kind == LINEAR) for kind in types)
-
-
-def _types(config: Any, usual: str) -> tuple[str, ...]:
-    return tuple(getattr(config, "layer_types", None) or (usual,) * config.num_hidden_layers)

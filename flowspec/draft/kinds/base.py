@@ -14,6 +14,7 @@ from flowspec.draft.protocol import Drafter
 from flowspec.draft.text import TextDrafter, TextProposer
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
+from flowspec.model.spec import spec_of
 from flowspec.model.trials import check_torch
 from flowspec.plan import sites
 from flowspec.plan.shape import ModelShape, shape_of
@@ -67,7 +68,7 @@ class Kind(ABC):
 
     def check(self, target: ModelFiles) -> None:
         """Raises `InputError` where it does not fit the target, as far as can be told without a weight."""
-        self.reckoned(shape_of(target.config(), target.model))
+        self.reckoned(shape_of(spec_of(target.config()), target.model))
 
     @abstractmethod
     def reckoned(self, target: ModelShape) -> sites.PlannedDrafter | None:

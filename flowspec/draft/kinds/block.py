@@ -11,6 +11,7 @@ from flowspec.draft.block_files import BlockConfig, is_block_drafter
 from flowspec.draft.kinds.base import FileKind
 from flowspec.draft.protocol import Drafter
 from flowspec.model.files import ModelFiles
+from flowspec.model.spec import spec_of
 from flowspec.plan import sites
 from flowspec.plan.shape import ModelShape, block_shape, shape_of
 
@@ -49,7 +50,7 @@ class Block(FileKind):
         return cls.of_shape(block_shape(target), target)
 
     def reckoned(self, target: ModelShape) -> sites.PlannedDrafter:
-        shape, tensors = shape_of(self.files.config(), self.name), self.files.tensors()
+        shape, tensors = shape_of(spec_of(self.files.config()), self.name), self.files.tensors()
         extra = sum(math.prod(tensors.shape(name)) for name in _BESIDE_LAYERS if name in tensors)
         tensors.close()
         return self.of_shape(replace(shape, extra_params=extra), target)

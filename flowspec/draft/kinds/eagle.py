@@ -12,6 +12,7 @@ from flowspec.draft.eagle_files import HeadTensors, is_eagle
 from flowspec.draft.kinds.base import FileKind
 from flowspec.draft.protocol import Drafter
 from flowspec.model.files import ModelFiles
+from flowspec.model.spec import spec_of
 from flowspec.plan import sites
 from flowspec.plan.shape import ModelShape, eagle3_shape, eagle_shape, find_shape, shape_of
 
@@ -40,7 +41,7 @@ class Eagle(FileKind):
         if not self.is_in(self.files):
             raise self.another_layout()
         head_config(self.files, HeadTensors(self.files), target)
-        self.reckoned(shape_of(target.config(), target.model))
+        self.reckoned(shape_of(spec_of(target.config()), target.model))
 
     def load(
         self, target: ModelFiles, dtype: str, device: torch.device, *, context: int, coupled: bool

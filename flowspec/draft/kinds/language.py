@@ -13,6 +13,7 @@ from flowspec.draft.kinds.vocabulary import check_vocabulary
 from flowspec.draft.protocol import Drafter
 from flowspec.model.families import check_family
 from flowspec.model.files import ModelFiles
+from flowspec.model.spec import spec_of
 from flowspec.plan import sites
 from flowspec.plan.shape import ModelShape, find_shape, shape_of
 
@@ -58,7 +59,9 @@ class LanguageKind(FileKind):
         return self.files
 
     def reckoned(self, target: ModelShape) -> sites.PlannedDrafter:
-        return self.of_shape(shape_of(self.files.config(), self.name, self.files.filed_bytes), target)
+        return self.of_shape(
+            shape_of(spec_of(self.files.config()), self.name, self.files.filed_bytes), target
+        )
 
     @classmethod
     def sketched(cls, name: str, target: ModelShape) -> sites.PlannedDrafter:

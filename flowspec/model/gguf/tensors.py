@@ -17,8 +17,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from flowspec.core.protocol.experts import experts_of
-from flowspec.core.protocol.shared_keys import sources_of
 from flowspec.errors import InputError
 from flowspec.model.arithmetic.operations import as_q8_0
 from flowspec.model.arithmetic.packed import FORMS, PANEL, packed
@@ -30,6 +28,7 @@ from flowspec.model.gguf.file import SMALL, GgufFile, GgufTensor, tell_gguf_vers
 from flowspec.model.gguf.names import NEXTN, NEXTN_NAMES
 from flowspec.model.layer_by_layer import LAYER_INPUT
 from flowspec.model.linear_attention import take_stored_fading
+from flowspec.model.spec import spec_of
 from flowspec.model.tensors import ROUNDED_ANEW, PlacedTensors, check_shape
 
 _CONVERTED_AS = {"smollm3": "llama", "granite": "llama", "olmoe": "qwen3moe"}
@@ -74,7 +73,7 @@ def _guessing_blocks(config: Any, family: Family) -> tuple[str, ...]:
 
 def _idle(config: Any) -> set[str]:
     """Tensors of keys and values in layers that attend to another's: they may be there all the same."""
-    sharing = [layer for layer, source in enumerate(sources_of(config)) if source != layer]
+    sharing = [layer for layer, source in enumerate(spec_of(config).sources) if source != layer]
     return {f"blk.{layer}.{part}" for layer in sharing for part in gemma4.OF_KEYS_AND_VALUES}
 
 
@@ -99,7 +98,7 @@ class GgufTensors(PlacedTensors[_Place]):
         family = check_family(config.to_dict(), model)
         self._model = model
         self._tensor = tensor
-        self._expert_count, self._layers = experts_of(config), config.num_hidden_layers
+        self._expert_count, self._layers = spec_of(config).experts, config.num_hidden_layers
         converted_as = _CONVERTED_AS.get(architecture, architecture)
         processor: Any = TENSOR_PROCESSORS.get(converted_as, TensorProcessor)
         if architecture in linear_attention.ARCHITECTURES:

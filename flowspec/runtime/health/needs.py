@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flowspec.core.protocol.precision import ACTIVATIONS
-from flowspec.core.protocol.shared_keys import carried_most
-from flowspec.core.protocol.sliding_window import states_of, window_for, windows_of
+from flowspec.core.protocol.sliding_window import window_for
 from flowspec.errors import ClusterError
 from flowspec.model.families import check_family
 from flowspec.model.files import ModelFiles, canonical_name
-from flowspec.model.support import context_max, family_of
+from flowspec.model.spec import spec_of
+from flowspec.model.support import family_of
 from flowspec.plan.memory import SliceMemory
 from flowspec.plan.placement import ClusterPlan, StagePlan
 from flowspec.plan.refusal import ModelDoesNotFitError
@@ -73,7 +73,8 @@ def find_needs(options: ClusterOptions, devices: Sequence[Device], keys: Keyring
     config = files.config()
     family_of(config, files.model)
     dtype = pick_dtype(options.dtype, files, config)
-    context = pick_context(options.context, context_max(config))
+    spec = spec_of(config)
+    context = pick_context(options.context, spec.context_max)
     if is_planned:
         wanted = ClusterPlan(
             model=files.model, fingerprint="", dtype=dtype, cache=options.cache, context=context, stages=()
@@ -92,7 +93,7 @@ def find_needs(options: ClusterOptions, devices: Sequence[Device], keys: Keyring
             dtype,
             context,
             cache=options.cache,
-            window=window_for(windows_of(config), context, has_states=any(states_of(config))),
+            window=window_for(spec.windows, context, has_states=any(spec.states)),
         )
 
     return ModelNeeds(
@@ -100,7 +101,7 @@ def find_needs(options: ClusterOptions, devices: Sequence[Device], keys: Keyring
         fingerprint=files.fingerprint(),
         dtype=dtype,
         context=context,
-        row_bytes=(config.hidden_size + carried_most(config)) * DTYPE_BYTES[ACTIVATIONS[dtype]],
+        row_bytes=(config.hidden_size + spec.carried_most) * DTYPE_BYTES[ACTIVATIONS[dtype]],
         layer=memory(count // 2, count // 2 + 1),
         stages=tuple(
             StageNeed(
