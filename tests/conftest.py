@@ -38,8 +38,7 @@ settings.load_profile("suite")
 
 
 BEGAN_S = pytest.StashKey[float]()
-SUM, SUM_S = 100_000, 0.0037
-sums_s: list[float] = []
+SUM, SUM_S, sums_s = 100_000, 0.0037, list[float]()
 PROCESS_WORDS = re.compile(
     r"\bsubprocess\b|\bwarm\b|LocalCluster|DaemonProcess|ProcessPool|multiprocessing|open_session|\bLLM\("
     r"|tests\.daemons|tests\.cli\.terminal|lab\.checks|open_cluster|run_live"
@@ -81,8 +80,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 def work_minutes() -> float:
     """Processor time of this process and of all that it started and saw end, in minutes of two processors
-    that take `SUM_S` for a sum each. By a clock on the wall a busy or a slow machine would fail a suite that
-    is as fast as ever."""
+    that take `SUM_S` for a sum: a busy or a slow machine fails no suite that is as fast as ever."""
     times, sum_s = os.times(), statistics.fmean(sums_s or [SUM_S])
     return sum(times[:4]) / 60 / 2 * SUM_S / sum_s
 

@@ -14,6 +14,7 @@ Layers with a sliding window may have a cache of their own, with fewer slots (`c
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -65,7 +66,7 @@ class TreeCache:
         self._slots = 0
         self._kinds: list[_KeysAndValues] = []
         self._kind_of: dict[int, tuple[_KeysAndValues, int]] = {}
-        self._where: dict[int, tuple[int | None, ...]] = {}
+        self._addresses: dict[int, compiled.Cache] = {}
         for kind in dict.fromkeys(heads.values()):
             layers = [layer for layer, own in heads.items() if own == kind]
             self._kinds.append(_KeysAndValues(len(layers), kind, dtype, device))
@@ -91,14 +92,15 @@ class TreeCache:
         steps = None if kind.steps is None else (kind.steps[0][place], kind.steps[1][place])
         return kind.keys[place], kind.values[place], steps
 
-    def where(self, layer: int) -> tuple[int | None, ...]:
-        """Addresses of a layer's keys, values and steps, its slots, and their kind (`compiled.KINDS`)."""
-        if layer not in self._where:
+    def address(self, layer: int) -> int:
+        """Of a `compiled.Cache` of a layer; until the next `reserve`."""
+        found = self._addresses.get(layer)
+        if found is None:
             keys, values, steps = self.of(layer)
-            addresses = (None, None) if steps is None else (steps[0].data_ptr(), steps[1].data_ptr())
-            kind = compiled.KINDS[keys.dtype]
-            self._where[layer] = keys.data_ptr(), values.data_ptr(), *addresses, self._slots, kind
-        return self._where[layer]
+            of_steps = (None, None) if steps is None else (steps[0].data_ptr(), steps[1].data_ptr())
+            given = keys.data_ptr(), values.data_ptr(), *of_steps, self._slots, compiled.KINDS[keys.dtype]
+            found = self._addresses[layer] = compiled.Cache(*given)
+        return ctypes.addressof(found)
 
     def growth_bytes(self, slots: int) -> int:
         """What `reserve` would add."""
@@ -117,7 +119,7 @@ class TreeCache:
         layers, _, width = self.inputs.shape  # before torch 2.10 padding took nothing that is empty
         self.inputs = torch.cat([self.inputs, self.inputs.new_zeros((layers, more, width))], dim=1)
         self._slots += more
-        self._where.clear()
+        self._addresses.clear()
 
     def write(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Keys and values `[kv_heads, rows, head_dim]` of a layer to `slots` `[rows]`."""
@@ -283,13 +285,11 @@ class TreeRows:
 @dataclass(slots=True)
 class TreeBatch:
     """What the attention needs to know of a job; handed to every layer as the keyword `tree`. `sources`: of
-    layers that attend to another's keys and values, that one (`core.protocol.model_spec`). `parts`: what
-    programs are told of the requests, by window (`program.py`)."""
+    layers that attend to another's keys and values, that one (`core.protocol.model_spec`)."""
 
     requests: list[TreeRows]
     first_layer: int
     sources: Mapping[int, int] = field(default_factory=dict)
-    parts: dict[int | None, Any] = field(default_factory=dict)
 
     def write(self, source: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """The rows' keys and values `[1, kv_heads, rows, head_dim]` of a layer before the slice."""

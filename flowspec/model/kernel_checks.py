@@ -34,7 +34,6 @@ from flowspec.core.protocol.precision import ACTIVATIONS, FILED
 from flowspec.errors import InputError, first_line
 from flowspec.model.accelerator import compute_precisely
 from flowspec.model.arithmetic import build, compiled, compiled_cuda, plain
-from flowspec.model.arithmetic.compiled import Call
 from flowspec.model.arithmetic.compiled_cuda import CudaLibrary
 from flowspec.model.arithmetic.delta import DeltaRows
 from flowspec.model.arithmetic.norms import NORMS, Norm
@@ -47,7 +46,7 @@ from flowspec.model.gguf_layers import GgufLinear, Part, stay_packed
 from flowspec.model.kernels import DTYPES, PAIRS16, Kernel, allow_gpu_library, kernels_of
 from flowspec.model.plain_layer import Held, run_plainly
 from flowspec.model.products import IN_ONE_CALL, lanes16, products
-from flowspec.model.program import Room, program_of
+from flowspec.model.program import Pass, Room, program_of
 from flowspec.model.quantised import (
     LINEARS,
     SMALL,
@@ -498,7 +497,8 @@ def _runs_as_defined(
     held = Held(keys=keys.clone(), values=values.clone(), slots=slots, paths=part.sight(None).paths())
     expected = run_plainly(layer, spec, how, hidden.clone(), (cosine, sine), held)
     found = hidden.clone()[None]
-    program_of(layer, spec, how, dtype, Room(), Call()).run(found, (cosine, sine), TreeBatch([part], 0), 0)
+    program = program_of(layer, spec, how, dtype)
+    Pass(Room(), found, TreeBatch([part], 0)).run(program, (cosine, sine), 0)
     return (
         torch.equal(found[0], expected) and torch.equal(keys, held.keys) and torch.equal(values, held.values)
     )

@@ -19,7 +19,7 @@ from flowspec.model.arithmetic import compiled
 from flowspec.model.arithmetic.compiled import KINDS, Call, Operation, Part, ProgramFields
 from flowspec.model.arithmetic.norms import NORMS, Norm
 from flowspec.model.arithmetic.packed import FORMS
-from flowspec.model.attention import TreeBatch
+from flowspec.model.attention import TreeBatch, TreeCache
 from flowspec.model.gguf_layers import GgufLinear, PlainGgufLinear
 from flowspec.model.products import lanes16, pairs16
 from flowspec.model.quantised import PanelInt4Linear, PanelInt8Linear, QuantisedLinear
@@ -62,13 +62,15 @@ class Room:
     """Memory that calls of a slice's programs are lent, one after another; it grows."""
 
     def __init__(self) -> None:
+        self.call = Call()
+        self.pointer = ctypes.pointer(self.call)
         self._bytes = torch.empty(0, dtype=torch.uint8)
 
-    def grow(self, call: Call, needed: int) -> None:
+    def grow(self, needed: int) -> None:
         size = needed + needed // 4
         self._bytes = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
-        call.room = -(-self._bytes.data_ptr() // ALIGNMENT) * ALIGNMENT
-        call.room_bytes = size
+        self.call.room = -(-self._bytes.data_ptr() // ALIGNMENT) * ALIGNMENT
+        self.call.room_bytes = size
 
 
 @dataclass(slots=True)
@@ -78,40 +80,52 @@ class LayerProgram:
     window: int | None
     fields: ProgramFields
     held: list[Any]
-    room: Room
-    call: Call
 
-    def run(self, hidden: torch.Tensor, angles: Angles, batch: TreeBatch, layer: int) -> None:
-        """Does what the layer, counted from the slice's first, does to hidden states `[1, rows, width]`, in
-        place; what they see is in `batch`."""
+
+class Pass:
+    """Runs programs with the same rows: hidden states `[1, rows, width]`, which they change in place, and
+    what these see. There is one at a time in a room."""
+
+    def __init__(self, room: Room, hidden: torch.Tensor, batch: TreeBatch) -> None:
         library = compiled.library()
         assert library is not None, "programs are made where it is there"
-        cosine, sine = angles
-        call, parts = self.call, parts_of(batch, self.window, layer)
-        call.hidden, call.cosine, call.sine = hidden.data_ptr(), cosine.data_ptr(), sine.data_ptr()
-        call.parts, call.parts_count = ctypes.addressof(parts), len(parts)
-        call.rows, call.angles, call.threads = hidden.shape[1], cosine.shape[2], torch.get_num_threads()
-        while needed := library.run(self.fields, call):
-            self.room.grow(call, needed)
+        self._run, self._room, self._batch = library.run, room, batch
+        self._parts: dict[int | None, tuple[Any, list[tuple[Part, TreeCache]]]] = {}
+        self._angles: Angles | None = None
+        call = room.call
+        call.hidden, call.rows = hidden.data_ptr(), hidden.shape[1]
+        call.parts_count, call.threads = len(batch.requests), torch.get_num_threads()
 
+    def run(self, program: LayerProgram, angles: Angles, layer: int) -> None:
+        """`layer` counts from the slice's first."""
+        call = self._room.call
+        if angles is not self._angles:
+            cosine, sine = self._angles = angles
+            call.cosine, call.sine, call.angles = cosine.data_ptr(), sine.data_ptr(), cosine.shape[2]
+        found = self._parts.get(program.window)
+        if found is None:
+            found = self._parts[program.window] = self._made(program.window, layer)
+        array, parts = found
+        call.parts = ctypes.addressof(array)
+        for part, cache in parts:
+            part.cache = cache.address(layer)
+        while needed := self._run(ctypes.byref(program.fields), self._room.pointer):
+            self._room.grow(needed)
 
-def parts_of(batch: TreeBatch, window: int | None, layer: int) -> Any:
-    """An array of a job's requests, with what they hold of a layer, counted from the slice's first."""
-    found = batch.parts.get(window)
-    if found is None:
-        found = batch.parts[window] = (Part * len(batch.requests))()
-        for part, request in zip(found, batch.requests, strict=True):
+    def _made(self, window: int | None, layer: int) -> tuple[Any, list[tuple[Part, TreeCache]]]:
+        array = (Part * len(self._batch.requests))()
+        found = []
+        for part, request in zip(array, self._batch.requests, strict=True):
             rows = request.of(layer)
+            assert rows is request or window is not None, "a layer without a window holds all"
             sight = rows.sight(window)
             order, ends = sight.order()
             part.places, part.seen = rows.slots.data_ptr(), sight.seen.data_ptr()
             part.order, part.ends = order.data_ptr(), ends.data_ptr()
             part.first, part.rows = rows.first, len(rows.slots)
             part.high, part.blocks = sight.seen.shape[1], len(ends)
-    for part, request in zip(found, batch.requests, strict=True):
-        where = request.of(layer).cache.where(layer)
-        part.keys, part.values, part.key_steps, part.value_steps, part.slots, part.cache_kind = where
-    return found
+            found.append((part, rows.cache))
+        return array, found
 
 
 def programs_of(pieces: Pieces, model: ModelSpec, dtype: torch.dtype) -> list[LayerProgram]:
@@ -119,22 +133,19 @@ def programs_of(pieces: Pieces, model: ModelSpec, dtype: torch.dtype) -> list[La
     specs = model.layers[pieces.span.first : pieces.span.end]
     if compiled.library() is None or any(spec.dense is None for spec in specs):
         return []
-    room, call = Room(), Call()
     made = []
     for layer, spec in zip(pieces.layers, specs, strict=True):
         try:
-            made.append(program_of(layer, spec, pieces.family.norm, dtype, room, call))
+            made.append(program_of(layer, spec, pieces.family.norm, dtype))
         except CannotProgramError:
             return []
     return made
 
 
-def program_of(
-    layer: Any, spec: LayerSpec, how: Norm, dtype: torch.dtype, room: Room, call: Call
-) -> LayerProgram:
-    """That of one layer, which shares `room` and `call` with others. Raises `CannotProgramError`."""
+def program_of(layer: Any, spec: LayerSpec, how: Norm, dtype: torch.dtype) -> LayerProgram:
+    """That of one layer. Raises `CannotProgramError`."""
     fields, held = _Maker(layer, spec, how, dtype).make()
-    return LayerProgram(spec.window or None, fields, held, room, call)
+    return LayerProgram(spec.window or None, fields, held)
 
 
 class _Maker:

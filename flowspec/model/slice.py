@@ -34,7 +34,7 @@ from flowspec.model.grammar import GrammarVocabulary, Mask
 from flowspec.model.kernels import CACHE_DTYPES, DTYPES, kernel_of
 from flowspec.model.linear_attention import BASE, SNAPSHOT, copy_state, pass_by, state_shape
 from flowspec.model.pieces import KeptModules, Pieces, Span
-from flowspec.model.program import programs_of
+from flowspec.model.program import Pass, Room, programs_of
 from flowspec.model.sampler import F32, Sampler, logprobs
 from flowspec.model.shaping import are_masks_beside
 from flowspec.model.spec import spec_of
@@ -106,6 +106,7 @@ class Slice:
         self.state_bytes = STATES_HELD * STATE_BYTES * sum(states)
         self._caches: dict[int, RequestCaches] = {}
         self._samplers: dict[int, Sampler] = {}
+        self._room = Room()
         self._programs = (
             programs_of(pieces, spec, self.dtype) if HAS_PROGRAMS and device.type == "cpu" else []
         )
@@ -302,6 +303,7 @@ class Slice:
         angles = self.pieces.angles(hidden, positions)
         if self._programs:
             hidden = hidden.clone(memory_format=torch.contiguous_format)  # layers add to it in place
+            run = Pass(self._room, hidden, batch)
         for index, layer in enumerate(self.pieces.layers):
             dead = dead_rows()
             if not dead.isdisjoint(rows):
@@ -313,10 +315,12 @@ class Slice:
                 if not rows:
                     break
                 angles = self.pieces.angles(hidden, positions)
+                if self._programs:
+                    run = Pass(self._room, hidden, batch)
             if self.span.first + index in self.captures:
                 captured.append(hidden.clone())
             if self._programs:
-                self._programs[index].run(hidden, angles[index], batch, index)
+                run.run(self._programs[index], angles[index], index)
                 continue
             hidden = layer(
                 hidden,

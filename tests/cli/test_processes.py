@@ -49,8 +49,7 @@ def test_enough_files_may_be_open_or_it_is_told(
     made: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (60, hard))
     monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: made.append(limits))
-    status = main(["plan", "--devices", "none"])
-    assert (status, made) == (1 if hard == 64 else 2, [(asked, hard)])
+    assert (main(["plan", "--devices", "none"]), made) == (1 if hard == 64 else 2, [(asked, hard)])
     assert ("needs 256 open files and may have 64" in capsys.readouterr().err) == (hard == 64)
 
 

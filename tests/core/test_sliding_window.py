@@ -30,7 +30,7 @@ def test_whoever_goes_back_finds_all_that_is_seen(
 ) -> None:
     """Turns of a prompt and an answer of so many tokens, each behind a place that is gone back to."""
     held, there = window.nothing_run(0), set[int]()
-    length = 0
+    length = farthest = 0
     for more, answer, place in turns:
         keep = held.keepable(min(place, length))
         assert keep in (0, min(place, length), min(place, held.prompt_end))
@@ -45,8 +45,9 @@ def test_whoever_goes_back_finds_all_that_is_seen(
             there = {each for each in there if each >= held.given_back or each in held.prompt}
             assert len(there) <= window.slots - limits.TREE_NODES_MAX - limits.NODES_PER_SEGMENT_MAX
         length = prompt + answer
-        back = max(0, length - window.back)
-        assert held.keepable(back) == back, "so far back at least"
+        farthest = max(length, farthest if keep else 0)
+        back = max(0, farthest - window.back)
+        assert back > length or held.keepable(back) == back, "so far back at least"
         if keep == 0 and window.snapshot >= window.tokens:
             end = max(0, prompt - 1 - window.snapshot + window.tokens)
             assert held.keepable(end) == end, "the next prompt may leave the answer out"

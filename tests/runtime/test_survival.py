@@ -187,8 +187,10 @@ def test_a_link_on_which_a_segment_takes_very_long_is_named_and_costs_nobody(
     with slow_wire(daemons[1].address, 0.035) as address:
         plan = replace(whole, stages=(whole.stages[0], replace(whole.stages[1], address=address)))
         with Head(plan, recovery=surviving(plan, notes)) as head:
-            for _ in range(2):
+            for _ in range(20):  # on a busy machine the second note comes later
                 assert tokens_of(submit(head, count=3)) == plain(reference, 3)
+                if len(notes) == 2:
+                    break
             assert len(head.stages) == 2, notes
     note, other = notes
     found = re.fullmatch(

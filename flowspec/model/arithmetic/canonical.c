@@ -1305,13 +1305,14 @@ void flowspec_packed_rows(const uint8_t *panels, int form, int64_t in, const int
 /* Both digits of a row, group by group, each `stride` after the one before, the second behind the first; returns
  * what sums are multiplied by. */
 static float round_digits(const float *x, int64_t in, int64_t groups, Rounded *to, int stride) {
-    float peak = 0;
-    int is_number = 1;
-    for (int64_t i = 0; i < in; i++) {
-        float size = fabsf(x[i]);
-        is_number &= size < INFINITY;
-        peak = size > peak ? size : peak;
+    int32_t most = 0, size;
+    for (int64_t i = 0; i < in; i++) { /* as in `round_group` */
+        memcpy(&size, x + i, 4);
+        most = (size & 0x7fffffff) > most ? size & 0x7fffffff : most;
     }
+    float peak;
+    memcpy(&peak, &most, 4);
+    const int is_number = peak < INFINITY;
     peak = peak > DIGIT_ROW_LEAST ? peak : DIGIT_ROW_LEAST;
     const float factor = is_number ? 1.0f / peak * DIGIT : 0.0f;
     for (int64_t g = 0; g < groups; g++, to += stride) {
@@ -2396,15 +2397,21 @@ typedef struct {
     int32_t kind;
 } Program;
 
-/* Rows of a request, and what these see, as in `Attention` and `Stored`. */
+/* What a request holds of a layer, as in `Attention` and `Stored`. */
 typedef struct {
+    void *keys, *values;
+    uint16_t *key_steps, *value_steps;
+    int64_t slots;
+    int32_t kind;
+} Cache;
+
+/* Rows of a request, and what these see. */
+typedef struct {
+    const Cache *cache;
     const int64_t *places;
     const uint8_t *seen;
     const int32_t *order, *ends;
-    void *keys, *values;
-    uint16_t *key_steps, *value_steps;
-    int64_t first, rows, high, blocks, slots;
-    int32_t cache_kind;
+    int64_t first, rows, high, blocks;
 } Part;
 
 typedef struct {
@@ -2444,14 +2451,16 @@ INLINE int64_t prepared_bytes(int32_t code, int64_t rows, int64_t in) {
 }
 
 static Attention attention_of(const Run *run, const Operation *o, const Part *part) {
-    return (Attention){.queries = at_row(run, o->from, part->first, 0), .keys = part->keys, .values = part->values,
-                       .key_steps = part->key_steps, .value_steps = part->value_steps, .seen = part->seen,
+    const Cache *cache = part->cache;
+    return (Attention){.queries = at_row(run, o->from, part->first, 0), .keys = cache->keys,
+                       .values = cache->values, .key_steps = cache->key_steps, .value_steps = cache->value_steps,
+                       .seen = part->seen,
                        .order = part->order, .ends = part->ends, .found = at_row(run, o->to, part->first, 0),
                        .rows = part->rows, .heads = o->heads, .kv_heads = o->kv_heads, .width = o->in,
-                       .value_width = (o->in + LANES - 1) / LANES * LANES, .slots = part->slots,
+                       .value_width = (o->in + LANES - 1) / LANES * LANES, .slots = cache->slots,
                        .high = part->high, .blocks = part->blocks, .scale = o->factor, .cap = o->cap,
                        .cap_inverse = o->cap > 0 ? 1 / o->cap : 0, .kind = run->program->kind,
-                       .cache_kind = part->cache_kind};
+                       .cache_kind = cache->kind};
 }
 
 /* Where everything lies, from the beginning of the room; returns how many bytes that takes. */
@@ -2564,10 +2573,11 @@ static void run_row(const Run *run, const Operation *o, int64_t r, float *own) {
             const Part *part = run->call->parts + p;
             if (r < part->first || r >= part->first + part->rows)
                 continue;
+            const Cache *to = part->cache;
             Stored a = {at_row(run, o->from, part->first, o->from_at), at_row(run, o->with, part->first, o->with_at),
-                        part->places, part->keys, part->values, part->key_steps, part->value_steps, part->rows,
-                        o->kv_heads, o->in, (o->in + LANES - 1) / LANES * LANES, part->slots,
-                        program->widths[o->from], o->in, program->widths[o->with], o->in, kind, part->cache_kind};
+                        part->places, to->keys, to->values, to->key_steps, to->value_steps, part->rows, o->kv_heads,
+                        o->in, (o->in + LANES - 1) / LANES * LANES, to->slots, program->widths[o->from], o->in,
+                        program->widths[o->with], o->in, kind, to->kind};
             store_rows(&a, r - part->first, r - part->first + 1);
         }
     } else if (o->code == GATE)

@@ -146,11 +146,18 @@ class ProgramFields(ctypes.Structure):
     )
 
 
+class Cache(ctypes.Structure):
+    _fields_ = (
+        *fields(ctypes.c_void_p, "keys values key_steps value_steps"),
+        *fields(ctypes.c_int64, "slots"),
+        *fields(ctypes.c_int32, "kind"),
+    )
+
+
 class Part(ctypes.Structure):
     _fields_ = (
-        *fields(ctypes.c_void_p, "places seen order ends keys values key_steps value_steps"),
-        *fields(ctypes.c_int64, "first rows high blocks slots"),
-        *fields(ctypes.c_int32, "cache_kind"),
+        *fields(ctypes.c_void_p, "cache places seen order ends"),
+        *fields(ctypes.c_int64, "first rows high blocks"),
     )
 
 
@@ -180,9 +187,11 @@ class Library:
         self._linear_each, self._packed_each = library.flowspec_linear_each, library.flowspec_packed_each
         self._turn, self._store = library.flowspec_turn, library.flowspec_store
         self._delta, self._halves = library.flowspec_delta, library.flowspec_halves
-        self._shares, self._run = library.flowspec_shares, library.flowspec_run
-        self._run.argtypes = (ctypes.POINTER(ProgramFields), ctypes.POINTER(Call))
-        self._run.restype = number
+        self._shares = library.flowspec_shares
+        self.run = library.flowspec_run
+        """Of pointers to a `ProgramFields` and a `Call`; gives 0, or how many bytes of room that needs, where
+        it has less and nothing was done."""
+        self.run.argtypes, self.run.restype = (pointer, pointer), number
         self._digits = library.flowspec_digits
         self._digits.argtypes = (ctypes.POINTER(_Digits),)
         self._pairs = getattr(library, "flowspec_pairs", None)
@@ -212,12 +221,6 @@ class Library:
             *(self._delta, self._add_rows),
         ):
             each.restype = None
-
-    def run(self, program: ProgramFields, call: Call) -> int:
-        """Runs the operations of a program; 0, or how many bytes of room that needs, where it has less and
-        nothing was done."""
-        lacking: int = self._run(program, call)
-        return lacking
 
     def linear(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """`[rows, out]` from `[rows, in]` and `[out, in]`, which may have another dtype."""

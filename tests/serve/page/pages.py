@@ -13,7 +13,7 @@ from playwright.sync_api import Page, Response, ViewportSize, expect
 CHROMIUM, FIREFOX = "chromium", "firefox"
 NAMES = {CHROMIUM: ("chromium", "chromium-browser", "google-chrome"), FIREFOX: ("firefox-esr",)}
 """As `launch/needs` looks for them."""
-WAIT_MS = 30_000
+WAIT_MS = 120_000
 
 DESKTOP: ViewportSize = {"width": 1280, "height": 800}
 TABLET: ViewportSize = {"width": 768, "height": 1024}
