@@ -1,4 +1,4 @@
-"""A line of the log that comes again and again is said once, and later how often it came."""
+"""A line of the log that comes again and again is said once, later how often it came; numbers for people."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import io
 import logging
 
 from flowspec.repeats import ABOUT, EVERY_S, LINES_MAX, RepeatHandler, Repeats
+from flowspec.rounding import duration, rounded
 
 
 def test_a_line_is_said_once_and_counted_until_another_comes() -> None:
@@ -82,3 +83,13 @@ def test_a_log_counts_warnings_and_says_every_other_line() -> None:
         *("WARNING refused 0 (2 times more)", "ERROR another", "WARNING another (once more)"),
         *("ERROR the last", "WARNING the last (once more)"),
     ]
+
+
+def test_three_digits_that_count_and_no_exponent() -> None:
+    values = (0, 0.0123456, 0.00000123, 2.0, 42.17, 99.96, 1594.2, -3.14159, 1234567.8, float("inf"))
+    shown = "0 0.0123 0.000001 2 42.2 100 1594 -3.14 1234568 inf"
+    assert " ".join(map(rounded, values)) == shown
+
+
+def test_durations_are_in_the_unit_that_is_read_most_easily() -> None:
+    assert [*map(duration, (0.0924, 1.594, 0.0001, 1594))] == ["92.4 ms", "1.59 s", "0.1 ms", "1594 s"]

@@ -35,7 +35,7 @@ CODES = {name: code for code, name in enumerate(_NAMES)}
 """In the source's order."""
 PREPARED_BY = {"linear": "widen", "pairs": "pair", "packed": "round", "digits": "split"}
 """What rows are made of before they are multiplied, by how they are."""
-REGISTERS_MAX, OPERATIONS_MAX = 24, 64
+REGISTERS_MAX = 24
 ALIGNMENT = 64
 Register = int
 
@@ -153,6 +153,8 @@ class _Maker:
         assert spec.dense is not None, "there is an operation for everything"
         self._layer, self._spec, self._dense, self._how, self._dtype = layer, spec, spec.dense, how, dtype
         self._widths: list[int] = []
+        self._starts: list[int] = []
+        self._end = self._numbers = 0
         self._operations: list[Operation] = []
         self._held: list[Any] = []
         self._sums = self._sums_most = self._products = 0
@@ -162,26 +164,33 @@ class _Maker:
         layer = self._layer
         attention = layer.self_attn
         hidden = self._register(attention.o_proj.out_features)
+        self._end = 0  # the hidden state is the caller's
         found = self._attention(attention, self._normed(hidden, self._dense.norm_before_attention))
         self._added(hidden, found, self._dense.norm_after_attention)
+        self._end, self._stage = 0, "anew"  # the MLP's registers lie where attention's did
         found = self._mlp(layer.mlp, self._normed(hidden, self._dense.norm_before_mlp))
         self._added(hidden, found, self._dense.norm_after_mlp)
         assert len(self._widths) <= REGISTERS_MAX, "the source has no more room"
         operations = (Operation * len(self._operations))(*self._operations)
-        widths = (ctypes.c_int64 * len(self._widths))(*self._widths)
+        widths, starts = ((ctypes.c_int64 * len(each))(*each) for each in (self._widths, self._starts))
         fields = ProgramFields(
             ctypes.addressof(operations),
             ctypes.addressof(widths),
+            ctypes.addressof(starts),
             len(operations),
             len(widths),
+            self._numbers,
             self._sums_most,
             self._products,
             KINDS[self._dtype],
         )
-        return fields, [operations, widths, *self._held]
+        return fields, [operations, widths, starts, *self._held]
 
     def _register(self, width: int) -> Register:
         self._widths.append(width)
+        self._starts.append(self._end)
+        self._end += -(-width // ALIGNMENT) * ALIGNMENT
+        self._numbers = max(self._numbers, self._end)
         return len(self._widths) - 1
 
     def _add(self, name: str, source: Register, to: Register = 0, *, other: int = -1, **fields: Any) -> None:

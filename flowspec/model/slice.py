@@ -106,10 +106,8 @@ class Slice:
         self.state_bytes = STATES_HELD * STATE_BYTES * sum(states)
         self._caches: dict[int, RequestCaches] = {}
         self._samplers: dict[int, Sampler] = {}
-        self._room = Room()
-        self._programs = (
-            programs_of(pieces, spec, self.dtype) if HAS_PROGRAMS and device.type == "cpu" else []
-        )
+        self.room = Room()
+        self.programs = programs_of(pieces, spec, self.dtype) if HAS_PROGRAMS and device.type == "cpu" else []
 
     @staticmethod
     def load(
@@ -300,38 +298,23 @@ class Slice:
             if rest.shape[2] > self.carried_width:
                 captured.append(rest[:, :, self.carried_width :])
         beside.write(batch)
-        angles = self.pieces.angles(hidden, positions)
-        if self._programs:
+        if self.programs:
             hidden = hidden.clone(memory_format=torch.contiguous_format)  # layers add to it in place
-            run = Pass(self._room, hidden, batch)
-        for index, layer in enumerate(self.pieces.layers):
+        moving = _Rows(self, hidden, positions, batch, beside)
+        for place in range(len(self.pieces.layers)):
             dead = dead_rows()
             if not dead.isdisjoint(rows):
-                kept = [place for place, row in enumerate(rows) if row not in dead]
-                rows = tuple(rows[place] for place in kept)
-                batch, hidden, positions = _select(batch, hidden, positions, kept)
+                kept = [index for index, row in enumerate(rows) if row not in dead]
+                rows = tuple(rows[index] for index in kept)
                 captured = [states[:, kept] for states in captured]
-                beside.select(kept)
+                moving = moving.select(kept)
                 if not rows:
                     break
-                angles = self.pieces.angles(hidden, positions)
-                if self._programs:
-                    run = Pass(self._room, hidden, batch)
-            if self.span.first + index in self.captures:
-                captured.append(hidden.clone())
-            if self._programs:
-                run.run(self._programs[index], angles[index], index)
-                continue
-            hidden = layer(
-                hidden,
-                attention_mask=None,
-                position_ids=positions,
-                position_embeddings=angles[index],
-                tree=batch,
-                **beside.of(layer),
-            )
+            if self.span.first + place in self.captures:
+                captured.append(moving.hidden.clone())
+            moving.run_layer(place)
         others = [*(beside.carried if rows else ()), *captured]
-        return rows, torch.cat([hidden, *others], dim=2)[0] if others else hidden[0]
+        return rows, torch.cat([moving.hidden, *others], dim=2)[0] if others else moving.hidden[0]
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> F32:
@@ -453,15 +436,41 @@ def _through_window(rows: TreeRows, window: WindowPart, cache: TreeCache) -> Tre
     )
 
 
-def _select(
-    batch: TreeBatch, hidden: torch.Tensor, positions: torch.Tensor, kept: list[int]
-) -> tuple[TreeBatch, torch.Tensor, torch.Tensor]:
-    """A job's tensors with only the rows `kept`, in order."""
-    requests, first = [], 0
-    for rows in batch.requests:
-        own = [index - rows.first for index in kept if rows.first <= index < rows.first + len(rows.slots)]
-        if own:
-            requests.append(rows.select(torch.tensor(own, device=hidden.device), first))
-            first += len(own)
-    index = torch.tensor(kept, dtype=torch.int64, device=hidden.device)
-    return TreeBatch(requests, batch.first_layer, batch.sources), hidden[:, index], positions[:, index]
+class _Rows:
+    """A job's rows on their way through the layers: `hidden` `[1, rows, width]`, `positions` `[1, rows]`."""
+
+    def __init__(
+        self, part: Slice, hidden: torch.Tensor, positions: torch.Tensor, batch: TreeBatch, beside: Beside
+    ) -> None:
+        self.hidden = hidden
+        self._part, self._positions, self._batch, self._beside = part, positions, batch, beside
+        self._angles = part.pieces.angles(hidden, positions)
+        self._pass = Pass(part.room, hidden, batch) if part.programs else None
+
+    def run_layer(self, place: int) -> None:
+        """`place` counts from the slice's first layer."""
+        if self._pass is not None:
+            self._pass.run(self._part.programs[place], self._angles[place], place)
+            return
+        layer = self._part.pieces.layers[place]
+        self.hidden = layer(
+            self.hidden,
+            attention_mask=None,
+            position_ids=self._positions,
+            position_embeddings=self._angles[place],
+            tree=self._batch,
+            **self._beside.of(layer),
+        )
+
+    def select(self, kept: list[int]) -> _Rows:
+        """Only these rows, in order."""
+        requests, first, batch = [], 0, self._batch
+        for rows in batch.requests:
+            own = [index - rows.first for index in kept if rows.first <= index < rows.first + len(rows.slots)]
+            if own:
+                requests.append(rows.select(torch.tensor(own, device=self.hidden.device), first))
+                first += len(own)
+        index = torch.tensor(kept, dtype=torch.int64, device=self.hidden.device)
+        self._beside.select(kept)
+        left = TreeBatch(requests, batch.first_layer, batch.sources)
+        return _Rows(self._part, self.hidden[:, index], self._positions[:, index], left, self._beside)

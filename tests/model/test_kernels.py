@@ -29,6 +29,7 @@ from flowspec.model.arithmetic.operations import Sight
 from flowspec.model.attention import TreeRows
 from flowspec.model.kernels import DIGITS, Kernel, kernels_of, packing_of
 from flowspec.model.products import row_by_row
+from flowspec.model.program import CODES
 from flowspec.model.quantised import QuantisedLinear
 from flowspec.model.trials import ATTENTION, COMPILED, Trial, TrialVerdict, run_trial
 from tests import warm
@@ -542,6 +543,10 @@ def test_attention_is_tried_with_more_rows_than_share_what_they_see(
 
     monkeypatch.setattr(plain, "attention", other)
     assert kernel_checks.compiled_fault().startswith("differs from the definition of attention")
+    monkeypatch.undo()
+    broken = {**CODES, "gate": CODES["copy"]}
+    monkeypatch.setattr("flowspec.model.program.CODES", broken)
+    assert kernel_checks.compiled_fault().startswith("differs from the definition of a layer of 1 rows")
 
 
 ILLEGAL = """

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -34,6 +33,7 @@ from flowspec.core.stage.events import (
 )
 from flowspec.core.stage.stage import StageCore
 from flowspec.model.files import ModelFiles
+from flowspec.model.slice import _Rows
 from flowspec.model.step_by_step import StepByStep
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.session import ClusterOptions, Limits, open_cluster
@@ -49,20 +49,18 @@ PROMPT = (5, 6, 7)
 
 
 class Watched:
-    """A layer that counts the rows it is given and, if asked to, waits before it runs."""
+    """Counts the rows that a layer is given and, if asked to, waits before it runs."""
 
-    def __init__(self, layer: Any) -> None:
-        self.layer = layer
+    def __init__(self) -> None:
         self.rows: list[int] = []
         self.entered = threading.Event()
         self.may_run = threading.Event()
         self.may_run.set()
 
-    def __call__(self, hidden: Any, **others: Any) -> Any:
-        self.rows.append(hidden.shape[1])
+    def look(self, rows: int) -> None:
+        self.rows.append(rows)
         self.entered.set()
         assert self.may_run.wait(WAIT_S), "the test never let the layer go on"
-        return self.layer(hidden, **others)
 
 
 @dataclass
@@ -110,9 +108,16 @@ class Stage:
 def loaded(folder: Path) -> Iterator[tuple[Bench, list[Watched]]]:
     bench = Bench(folder)
     bench.load(next(ASSIGNMENT_IDS), (0, LAYERS))
-    pieces = bench.slice().pieces
-    pieces.layers = [Watched(layer) for layer in pieces.layers]
-    yield bench, pieces.layers
+    layers, run_layer, part = [Watched() for _ in range(LAYERS)], _Rows.run_layer, bench.slice()
+
+    def run(rows: _Rows, place: int) -> None:
+        if rows._part is part:
+            layers[place].look(rows.hidden.shape[1])
+        run_layer(rows, place)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_Rows, "run_layer", run)
+        yield bench, layers
     bench.close()
 
 

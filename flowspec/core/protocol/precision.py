@@ -30,8 +30,8 @@ PRECISIONS = {
     "float32": Precision(activations="float32", weight_bytes=4.0, logits_off=0.001),
     "bfloat16": Precision(activations="bfloat16", weight_bytes=2.0, logits_off=0.25),
     "float16": Precision(activations="float16", weight_bytes=2.0, logits_off=0.04),
-    # for each output two columns, a scale and a sum
-    "int8": Precision(activations="bfloat16", weight_bytes=1.0, output_bytes=10, logits_off=0.6),
+    # for each output a scale
+    "int8": Precision(activations="bfloat16", weight_bytes=1.0, output_bytes=4, logits_off=0.6),
     # a scale for 32 inputs
     "int4": Precision(activations="bfloat16", weight_bytes=0.5, group_bytes=2.0 / 32, logits_off=4.0),
     # where no file is known, as in the usual mix Q4_K_M

@@ -2377,7 +2377,6 @@ void flowspec_delta(const Delta *a) {
  * caller lends room. Register 0 is what the layer is given, and what it makes of that. */
 enum { NORM, WIDEN, PAIR, ROUND, SPLIT, LINEAR, PAIRS, PACKED, DIGITS, TURN, STORE, ATTEND, GATE, ADD, COPY };
 #define REGISTERS_MAX 24
-#define OPERATIONS_MAX 64
 #define ALIGNED(bytes) (((bytes) + 63) / 64 * 64)
 
 typedef struct {
@@ -2392,8 +2391,9 @@ typedef struct {
 
 typedef struct {
     const Operation *operations;
-    const int64_t *widths; /* of registers */
-    int64_t count, registers, sums, products; /* sums: of float32 for a row; products: of a row, in all */
+    const int64_t *widths, *starts; /* of registers: starts are multiples of 64, for a row; several may share one */
+    int64_t count, registers, numbers, sums, products; /* numbers of all registers, sums in float32, and products,
+                                                          for a row */
     int32_t kind;
 } Program;
 
@@ -2469,10 +2469,9 @@ static int64_t lay_out(Run *run) {
     const int64_t rows = run->call->rows, size = size_of(program->kind);
     int64_t prepared = 0, own = 0;
     char *at = run->call->room;
-    for (int64_t r = 0; r < program->registers; r++) {
-        run->registers[r] = r == 0 ? run->call->hidden : at;
-        at += r == 0 ? 0 : ALIGNED(rows * program->widths[r] * size);
-    }
+    for (int64_t r = 0; r < program->registers; r++)
+        run->registers[r] = r == 0 ? run->call->hidden : at + program->starts[r] * rows * size;
+    at += ALIGNED(rows * program->numbers * size);
     run->sums = (float *)at;
     at += ALIGNED(4 * rows * program->sums);
     for (int64_t i = 0; i < program->count; i++) {

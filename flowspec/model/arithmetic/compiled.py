@@ -140,8 +140,8 @@ class Operation(ctypes.Structure):
 
 class ProgramFields(ctypes.Structure):
     _fields_ = (
-        *fields(ctypes.c_void_p, "operations widths"),
-        *fields(ctypes.c_int64, "count registers sums products"),
+        *fields(ctypes.c_void_p, "operations widths starts"),
+        *fields(ctypes.c_int64, "count registers numbers sums products"),
         *fields(ctypes.c_int32, "kind"),
     )
 
