@@ -330,7 +330,8 @@ def _layers_read(target_config: Any) -> tuple[int, int]:
 
 def _check_heads(config: Any, target_config: Any, layers: tuple[int, int], model: str, target: str) -> None:
     """Raises `InputError` unless the assistant's heads are those of the target's two layers."""
-    expected = {target_config.layer_types[layer]: spec_of(target_config).heads[layer] for layer in layers}
+    theirs = spec_of(target_config).heads
+    expected = {target_config.layer_types[layer]: theirs[layer] for layer in layers}
     for layer, own in enumerate(spec_of(config).heads):
         kind = config.layer_types[layer]
         if own.width != expected[kind].width or config.num_attention_heads % expected[kind].count:

@@ -24,7 +24,7 @@ from flowspec.model.gguf_layers import GgufLinear, PlainGgufLinear
 from flowspec.model.products import lanes16, pairs16
 from flowspec.model.quantised import PanelInt4Linear, PanelInt8Linear, QuantisedLinear
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a trial of kernels would import transformers for nothing
     from flowspec.model.pieces import Angles, Pieces
 
 _NAMES = (

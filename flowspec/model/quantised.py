@@ -7,10 +7,9 @@ right on this processor is tried before it is used (`kernels.py`); nothing here 
 *int8*: weights are rounded per output (`scale = max |w| / 127`). An input row is scaled by its largest value
 and written as two digits, each within -63..63, the second in units of 1/126 of the first's. Both digits are
 rows of one product of integers, which has no rounding: a row's result depends neither on its neighbours nor
-on how a library blocks its loops. Seven bits a digit because AVX2 adds pairs of 8 by 8 bit products in 16
+on how a kernel blocks its loops. Seven bits a digit because AVX2 adds pairs of 8 by 8 bit products in 16
 bits, where eight bits would saturate. Two digits keep 13 bits of an input, more than bfloat16 has; with one,
-inputs beside a large one would lose most of theirs. torch scales inputs by the smallest and largest of a
-batch; two more columns, of weight zero, pin these to what makes its scale 1, so that its rounding is exact.
+inputs beside a large one would lose most of theirs.
 
 *int4*: weights are rounded per group of 32 inputs to 16 levels around zero, with a scale in float16, as in
 ggml's Q4_0. A row is rounded, too, group by group, to levels of 8 bits. A group's products and their sum are
@@ -168,9 +167,9 @@ class Int8Linear(QuantisedLinear):
         count = len(rows)
         peak = rows.abs().amax(dim=1, keepdim=True).clamp_min_(TINY)
         scaled = rows * (DIGIT / peak)
-        digits = rows.new_empty((2 * count, self.in_features + 2))
-        first = torch.round(scaled, out=digits[:count, :-2])
-        torch.round(scaled.sub_(first).mul_(2 * DIGIT), out=digits[count:, :-2])
+        digits = rows.new_empty((2 * count, self.in_features))
+        first = torch.round(scaled, out=digits[:count])
+        torch.round(scaled.sub_(first).mul_(2 * DIGIT), out=digits[count:])
         sums = self._products(digits)
         found = sums[count:].mul_(1 / (2 * DIGIT)).add_(sums[:count]).mul_(peak / DIGIT)
         if self.bias is not None:
@@ -178,8 +177,7 @@ class Int8Linear(QuantisedLinear):
         return found.to(input.dtype).view(*input.shape[:-1], self.out_features)
 
     def _products(self, digits: torch.Tensor) -> torch.Tensor:
-        """`[rows, out]` float32, each output times its scale, from `[rows, in + 2]`, whose last two columns
-        are free to be used."""
+        """`[rows, out]` float32, each output times its scale, from `[rows, in]`."""
         raise NotImplementedError
 
 

@@ -41,7 +41,7 @@ class CudaInt8Linear(Int8Linear):
     def _products(self, digits: torch.Tensor) -> torch.Tensor:
         rows = -(-max(len(digits), INTEGER_ROWS_MIN) // INTEGER_BLOCK) * INTEGER_BLOCK
         padded = digits.new_zeros((rows, self._levels.shape[1]), dtype=torch.int8)
-        padded[: len(digits), : self.in_features] = digits[:, :-2]
+        padded[: len(digits), : self.in_features] = digits
         sums: torch.Tensor = torch._int_mm(padded, self._levels.t())  # [rows, out] int32
         return sums[: len(digits), : self.out_features].float().mul_(self._unit)
 

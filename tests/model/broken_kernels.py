@@ -45,7 +45,7 @@ class RowsTogether(PlainInt8Linear):
     """Right for whole numbers, however many; all others are off by very little, the more rows there are."""
 
     def _products(self, digits: torch.Tensor) -> torch.Tensor:
-        is_whole = not digits[len(digits) // 2 :, :-2].any()
+        is_whole = not digits[len(digits) // 2 :].any()
         found = super()._products(digits)
         return found if is_whole else found * (1 + len(digits) * 2.0**-20)
 
