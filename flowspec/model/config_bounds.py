@@ -43,6 +43,13 @@ _MOST = {
     "vocab_size_per_layer_input": limits.VOCABULARY_MAX,
 }
 """The largest values of what is multiplied into memory, ten times and more above any model known."""
+_ABOVE_ZERO = (
+    *("hidden_size", "num_attention_heads", "query_pre_attn_scalar", "rms_norm_eps"),
+    *("logits_scaling", "rope_theta", "factor"),
+)
+"""What is divided by, or has its root or its logarithm taken."""
+FLOAT_MAX = 1e15
+"""The farthest that anything else may be from 0; products of two are far below float32's largest."""
 EXPERTS_MAX = limits.TENSORS_MAX // 3
 """Of all layers together: a checkpoint has at least three tensors of each."""
 
@@ -68,6 +75,10 @@ def check_config(raw: dict[str, Any], path: Path) -> None:
             raise InputError(
                 f"{path}: {name!r:.80}: expected a number up to {limits.ID_MAX}, got {value!r:.80}"
             )
+        elif isinstance(value, float) and not abs(value) <= FLOAT_MAX:
+            raise InputError(f"{path}: {name!r:.80}: expected a number up to {FLOAT_MAX:g}, got {value}")
+        elif name in _ABOVE_ZERO and isinstance(value, int | float) and not value > 0:
+            raise InputError(f"{path}: {name}: expected a number above 0, got {value}")
 
 
 def check_built(config: Any, model: str) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.precision import ACTIVATIONS, FILED
-from flowspec.errors import InputError
+from flowspec.errors import InputError, first_line
 from flowspec.folders import read_text
 from flowspec.model.config_bounds import check_built, check_config
 from flowspec.model.damage import advice, check_inside, check_written, is_gguf_file
@@ -247,7 +247,8 @@ class ModelFiles:
             raise
         except Exception as error:  # noqa: BLE001 - transformers lets out whatever it meets in a broken file
             text = " ".join(str(error).split())  # some of these errors say what is wrong on their second line
-            raise InputError(f"cannot read the {name} of {self.model!r}: {text:.200}") from None
+            told = first_line(ValueError(text))
+            raise InputError(f"cannot read the {name} of {self.model!r}: {told}") from None
 
     def weight_map(self) -> dict[str, str]:
         """Tensor name -> file name, for one safetensors file or sharded ones, or a GGUF file; names are those

@@ -44,7 +44,6 @@ from flowspec.model.attention import TreeBatch, TreeCache, TreeRows, tree_attent
 from flowspec.model.device_errors import is_out_of_memory
 from flowspec.model.gguf_layers import GgufLinear, Part, stay_packed
 from flowspec.model.kernels import DTYPES, PAIRS16, Kernel, allow_gpu_library, kernels_of
-from flowspec.model.plain_layer import Held, run_plainly
 from flowspec.model.products import IN_ONE_CALL, lanes16, products
 from flowspec.model.program import Pass, Room, program_of
 from flowspec.model.quantised import (
@@ -494,8 +493,15 @@ def _runs_as_defined(
     turned = spec.kv.width // 2
     cosine, sine = (torch.randn((1, rows, turned), generator=generator).to(dtype) for _ in range(2))
     keys, values, _ = cache.of(0)
-    held = Held(keys=keys.clone(), values=values.clone(), slots=slots, paths=part.sight(None).paths())
-    expected = run_plainly(layer, spec, how, hidden.clone(), (cosine, sine), held)
+    held = plain.Held(keys=keys.clone(), values=values.clone(), slots=slots, paths=part.sight(None).paths())
+    parts = {**vars(layer), **vars(layer.self_attn), **vars(layer.mlp)}
+    products = {name: each for name, each in parts.items() if name.endswith("_proj")}
+    norms = {
+        name: partial(plain.norm, weights=each.weight, eps=each.eps, how=how)
+        for name, each in parts.items()
+        if hasattr(each, "eps")
+    }
+    expected = plain.layer(spec, products, norms, hidden.clone(), (cosine, sine), held)
     found = hidden.clone()[None]
     program = program_of(layer, spec, how, dtype)
     Pass(Room(), found, TreeBatch([part], 0)).run(program, (cosine, sine), 0)

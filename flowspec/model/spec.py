@@ -62,7 +62,7 @@ def spec_of(config: Any) -> ModelSpec:
 
 def _dense(config: Any) -> list[Dense | None]:
     """Of each layer."""
-    norms = _DENSE.get(getattr(config, "model_type", ""))
+    norms = _DENSE.get(getattr(type(config), "model_type", ""))  # what a file says of it may be no name
     name = getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", None)
     if norms is None or not isinstance(name, str) or name not in ACTIVATIONS:
         return [None] * config.num_hidden_layers

@@ -111,7 +111,7 @@ def check_rotary(config: Any, family: Family, model: str) -> None:
         kind = rope.get("rope_type", "default")
         if kind not in _ROPE_TYPES:
             raise InputError(
-                f"model {model!r} uses {kind!r} position embeddings, but FlowSpec runs "
+                f"model {model!r} uses {kind!r:.40} position embeddings, but FlowSpec runs "
                 f"{', '.join(_ROPE_TYPES)}"
             )
         if kind == "longrope" and type(rope.get("original_max_position_embeddings")) is not int:

@@ -34,9 +34,9 @@ from flowspec.model.device_errors import tells_of_memory
 
 CODE = (
     *("trials", "kernel_checks", "kernels", "quantised", "quantised_cuda", "half"),
-    *("attention", "accelerator", "products", "gguf_layers", "program", "plain_layer"),
-    *("arithmetic/plain", "arithmetic/packed", "arithmetic/norms", "arithmetic/operations"),
-    *("arithmetic/compiled", "arithmetic/compiled_cuda", "arithmetic/build", "arithmetic/delta"),
+    *("attention", "accelerator", "products", "gguf_layers", "program"),
+    *("arithmetic/plain", "arithmetic/arrays", "arithmetic/packed", "arithmetic/norms", "arithmetic/delta"),
+    *("arithmetic/operations", "arithmetic/compiled", "arithmetic/compiled_cuda", "arithmetic/build"),
 )
 """The modules that are tried, or that try: what was found holds for them as they are."""
 IMPORT_S = 170.0

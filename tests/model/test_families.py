@@ -33,7 +33,7 @@ from flowspec.model.files import ModelFiles
 from flowspec.model.kernels import kernel_of
 from flowspec.model.pieces import Pieces, Span, call_directly
 from flowspec.model.slice import Slice
-from flowspec.model.spec import context_max
+from flowspec.model.spec import context_max, spec_of
 from flowspec.model.support import family_of
 from tests.model.slices import (
     CPU,
@@ -367,36 +367,85 @@ def test_no_family_of_transformers_is_refused_for_a_field_that_it_calls_somethin
 FUNCTIONS = {"SiLUActivation": "silu", "SiLU": "silu"}
 
 
-def slice_of(variant: str) -> Slice:
+def slice_of(variant: str, dtype: str = "bfloat16") -> Slice:
     """Two layers of random weights; of layers with and without a window, or turns, both kinds."""
     name, changes = VARIANTS[variant]
     config = AutoConfig.for_model(name, **{**SMALL, **changes})
     made = Pieces.build(config, FAMILIES[name], Span(first=2, end=4, count=config.num_hidden_layers + 1))
     generator = torch.Generator().manual_seed(1)
     for module in made.loaded:
-        module.to_empty(device="cpu").to(torch.bfloat16)
+        module.to_empty(device="cpu").to(getattr(torch, dtype))
         for weights in module.parameters():
-            weights.data = (torch.randn(weights.shape, generator=generator) * 0.15).bfloat16()
-    made.call_directly(kernel_of("bfloat16", CPU).product)
-    return Slice(made, "bfloat16", CPU)
+            weights.data = (torch.randn(weights.shape, generator=generator) * 0.15).to(getattr(torch, dtype))
+    made.call_directly(kernel_of(dtype, CPU).product)
+    return Slice(made, dtype, CPU)
+
+
+def given_to(part: Slice, count: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(2)
+    return torch.randn((count, part.config.hidden_size), generator=generator).to(part.dtype)
 
 
 def run(part: Slice, requests: list[tuple[int, int]]) -> torch.Tensor:
     """What layers give for so many rows each of some requests, behind what they have run."""
-    generator = torch.Generator().manual_seed(2)
     parts = [
         part_of(request, [0] * count, first=first, sampled=np.zeros(count, dtype=np.bool_))
         for request, (first, count) in enumerate(requests)
     ]
-    total = sum(count for _, count in requests)
-    given = torch.randn((total, part.config.hidden_size), generator=generator).bfloat16()
-    return part.forward(job_of(*parts), given)[1]
+    return part.forward(job_of(*parts), given_to(part, sum(count for _, count in requests)))[1]
 
 
 FEWER = ("llama-grouped", "qwen2-sliding", "qwen3", "mistral-sliding", "gemma2", "smollm3", "granite")
 
+PROGRAMS = (*FEWER, "llama-rope3", "qwen2", "gemma3-text", "phi3-longrope", "olmo2")
 
-@pytest.mark.parametrize("variant", [*FEWER, "llama-rope3", "qwen2", "gemma3-text", "phi3-longrope", "olmo2"])
+
+@pytest.mark.arm
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("variant", PROGRAMS)
+def test_programs_give_the_bits_of_their_definition_in_numpy(variant: str, dtype: str) -> None:
+    part, rows = slice_of(variant, dtype), 20
+    part.open_cache(0, 64)
+    given, model = given_to(part, rows), spec_of(part.config)
+    angles = part.pieces.angles(given[None], torch.arange(rows)[None])
+    hidden, places = given.numpy(), np.arange(rows)
+    for place, layer in enumerate(part.pieces.layers):
+        spec, modules = (
+            model.layers[2 + place],
+            {name[name.rfind(".") + 1 :]: each for name, each in layer.named_modules()},
+        )
+        products = {
+            name: functools.partial(multiplied, linear=linear)
+            for name, linear in modules.items()
+            if isinstance(linear, torch.nn.Linear)
+        }
+        norms = {
+            name: functools.partial(
+                plain.norm, weights=norm.weight.detach().numpy(), eps=norm.eps, how=part.pieces.family.norm
+            )
+            for name, norm in modules.items()
+            if hasattr(norm, "eps")
+        }
+        lags = places[:, None] - places
+        is_seen = (lags >= 0) & (lags < (spec.window or rows))
+        held = plain.Held(
+            keys=np.zeros((spec.kv.count, 4, spec.kv.width, 16), hidden.dtype),
+            values=np.zeros((spec.kv.count, 64, spec.kv.width), hidden.dtype),
+            slots=places,
+            paths=np.where(is_seen, places, -1),
+        )
+        turns = tuple(each.numpy() for each in angles[place])
+        hidden = plain.layer(spec, products, norms, hidden, turns, held)
+    assert np.array_equal(run(part, [(0, rows)]).numpy(), hidden)
+
+
+def multiplied(rows: np.ndarray, linear: torch.nn.Linear) -> np.ndarray:
+    """In the precision of what is given, rounded once."""
+    found = plain.lanes_product(rows, linear.weight.detach().numpy())
+    return (found if linear.bias is None else found + linear.bias.detach().numpy()).astype(rows.dtype)
+
+
+@pytest.mark.parametrize("variant", PROGRAMS)
 def test_layers_give_the_bits_of_transformers_code(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     in_c = slice_of(variant)
     assert len(in_c.programs) == 2 or compiled.library() is None

@@ -27,6 +27,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from flowspec.model.arithmetic.arrays import Array, cast, namespace, repeat, zeros
+
 PANEL = 16
 """Outputs of a panel."""
 GROUP = 32
@@ -108,11 +110,11 @@ class Levels:
     in units of several groups.
     """
 
-    levels: torch.Tensor
-    scales: torch.Tensor
-    minimums: torch.Tensor | None = None
-    whole_scales: torch.Tensor | None = None
-    whole_minimums: torch.Tensor | None = None
+    levels: Array
+    scales: Array
+    minimums: Array | None = None
+    whole_scales: Array | None = None
+    whole_minimums: Array | None = None
 
 
 def packed(form: Form, given: Levels) -> torch.Tensor:
@@ -166,25 +168,25 @@ def _scale_bytes(scales: torch.Tensor, minimums: torch.Tensor | None, more: int)
     return torch.cat([first & 15 | (second & 15) << 4, above[..., :8] | above[..., 8:] << 4], dim=2)
 
 
-def unpacked(form: Form, panels: torch.Tensor) -> Levels:
+def unpacked(form: Form, panels: Array) -> Levels:
     """What was packed, of whole panels."""
-    count, units, _ = panels.shape
+    xp, (count, units, _) = namespace(panels), panels.shape
     size = form.level_bytes + form.scale_bytes
     body = panels[..., : form.groups * size].reshape(count, units * form.groups, size)
     vectors = _vectors(form, body[..., : form.level_bytes])  # [panels, groups, 8, 64]
-    levels = vectors.view(count, -1, 8, PANEL, 4).permute(0, 3, 1, 2, 4).reshape(count * PANEL, -1, GROUP)
-    ends = panels[..., form.groups * size :].contiguous()
-    ends = ends.view(torch.uint8 if form.has_exponents else torch.float16).view(count, units, -1, PANEL)
+    levels = xp.moveaxis(vectors.reshape(count, -1, 8, PANEL, 4), 3, 1).reshape(count * PANEL, -1, GROUP)
+    ends = panels[..., form.groups * size :].reshape(count * units, -1)
+    ends = ends.view(xp.uint8 if form.has_exponents else xp.float16).reshape(count, units, -1, PANEL)
     scales = _by_output(ends[:, :, 0])
     minimums = _by_output(ends[:, :, 1]) if form.has_minimum else None
     if form.groups == 1:
         return Levels(levels=levels, scales=scales, minimums=minimums)
     whole = body[..., form.level_bytes :]
     if form.halves == 2:
-        pairs = whole.reshape(count, -1, 2, PANEL).contiguous().view(torch.int8)
+        pairs = whole.reshape(count, -1, 2, PANEL).view(xp.int8)
         return Levels(levels=levels, scales=scales, whole_scales=_by_output(pairs))
     low, above = whole[..., :PANEL], whole[..., PANEL:]
-    above = torch.cat([above & 15, above >> 4], dim=2)
+    above = xp.concatenate([above & 15, above >> 4], 2)
     first, second = low & 15 | (above & 3) << 4, low >> 4 | above >> 2 << 4
     return Levels(
         levels=levels,
@@ -195,53 +197,54 @@ def unpacked(form: Form, panels: torch.Tensor) -> Levels:
     )
 
 
-def _vectors(form: Form, given: torch.Tensor) -> torch.Tensor:
-    count, groups, _ = given.shape
+def _vectors(form: Form, given: Array) -> Array:
+    xp, (count, groups, _) = namespace(given), given.shape
     if form.bits == 8:
         return given.reshape(count, groups, 8, 4 * PANEL)
     pairs = given[..., : PANEL * GROUP // 2].reshape(count, groups, 4, 4 * PANEL)
-    low, above = torch.cat([pairs & 15, pairs >> 4], dim=2), given[..., PANEL * GROUP // 2 :]
+    low, above = xp.concatenate([pairs & 15, pairs >> 4], 2), given[..., PANEL * GROUP // 2 :]
     if form.bits == 5:
-        return torch.stack([low[:, :, v] | (above >> v & 1) << 4 for v in range(8)], dim=2)
+        return xp.stack([low[:, :, v] | (above >> v & 1) << 4 for v in range(8)], 2)
     if form.bits == 6:
         two = above.reshape(count, groups, 2, 4 * PANEL)
-        return torch.stack(
-            [low[:, :, v] | (two[:, :, v % 2] >> v // 2 * 2 & 3) << 4 for v in range(8)], dim=2
-        )
+        return xp.stack([low[:, :, v] | (two[:, :, v % 2] >> v // 2 * 2 & 3) << 4 for v in range(8)], 2)
     return low
 
 
-def _by_output(numbers: torch.Tensor) -> torch.Tensor:
+def _by_output(numbers: Array) -> Array:
     """`_in_panels`, backwards."""
-    return numbers.movedim(-1, 1).flatten(0, 1)
+    moved = namespace(numbers).moveaxis(numbers, -1, 1)
+    return moved.reshape(-1, *moved.shape[2:])
 
 
-def groups_of(form: Form, panels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+def groups_of(form: Form, panels: Array) -> tuple[Array, Array, Array | None]:
     """Weights as whole numbers, int16 `[out, groups, 32]`; float32 scales `[out, groups, halves]` and
     minimums `[out, groups]`, both exact; of whole panels."""
-    found = unpacked(form, panels)
-    weights = found.levels.short() - form.offset
+    found, xp = unpacked(form, panels), namespace(panels)
+    weights = cast(found.levels, "int16") - form.offset
     if form.table:
-        weights = torch.tensor(form.table, dtype=torch.int16, device=panels.device)[found.levels.long()]
-    scales = found.scales.float()
+        levels, weights = found.levels, zeros(weights, *weights.shape)
+        for level, means in enumerate(form.table):
+            weights[levels == level] = means
+    scales = cast(found.scales, "float32")
     if form.has_exponents:
-        scales = torch.ldexp(torch.ones_like(scales), found.scales.int() - 128)
+        scales = xp.ldexp(xp.ones_like(scales), cast(found.scales, "int32") - 128)
     scales = scales[..., None]
-    minimums = None if found.minimums is None else found.minimums.float()
+    minimums = None if found.minimums is None else cast(found.minimums, "float32")
     if found.whole_scales is not None:
-        scales = scales.repeat_interleave(form.groups, dim=1) * found.whole_scales.float()
+        scales = repeat(scales, form.groups, 1) * cast(found.whole_scales, "float32")
     if minimums is not None and found.whole_minimums is not None:
-        minimums = minimums.repeat_interleave(form.groups, dim=1) * found.whole_minimums.float()
+        minimums = repeat(minimums, form.groups, 1) * cast(found.whole_minimums, "float32")
     return weights, scales, minimums
 
 
-def numbers_of(form: Form, panels: torch.Tensor) -> torch.Tensor:
+def numbers_of(form: Form, panels: Array) -> Array:
     """Weights as numbers, float32 `[out, in]`, of whole panels: each level times its scale, less the
     minimum."""
     weights, scales, minimums = groups_of(form, panels)
-    halves = weights.float().view(*weights.shape[:2], form.halves, -1)
-    found = (halves * scales[..., None]).flatten(2)
-    return (found if minimums is None else found - minimums[..., None]).flatten(1)
+    halves = cast(weights, "float32").reshape(*weights.shape[:2], form.halves, -1)
+    found = (halves * scales[..., None]).reshape(weights.shape)
+    return (found if minimums is None else found - minimums[..., None]).reshape(len(weights), -1)
 
 
 def int8_panels(levels: torch.Tensor) -> torch.Tensor:

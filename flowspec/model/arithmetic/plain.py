@@ -7,16 +7,18 @@ blocks of positions), and functions as polynomials. These are the definitions; `
 `canonical.cu` give the same bits in less time, and `operations.py` says where they are used.
 
 All is in float32, whatever the dtype of what is given: float16 and bfloat16 are widened without a rounding.
+Arrays are numpy's, or torch's tensors.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
-import torch
-import torch.nn.functional as F
-
+from flowspec.core.protocol.model_spec import LayerSpec
+from flowspec.model.arithmetic.arrays import Array, cast, fill_up, indices, namespace, repeat, zeros
 from flowspec.model.arithmetic.delta import DeltaRows
 from flowspec.model.arithmetic.norms import Norm
 from flowspec.model.arithmetic.packed import GROUP, PANEL, Form, groups_of, numbers_of
@@ -59,122 +61,146 @@ _SHARES_MAX = 1 << 22
 at once."""
 
 
-def halves_sum(terms: torch.Tensor) -> torch.Tensor:
+def halves_sum(terms: Array) -> Array:
     """Sums over the last dimension, filled up with zeros to a power of two: the two halves, then the halves
     of that, ..."""
-    width = terms.shape[-1]
-    room = 1 << (width - 1).bit_length()
-    terms = F.pad(terms, (0, room - width))
+    room = 1 << (terms.shape[-1] - 1).bit_length()
+    terms = fill_up(terms, room)
     while room > 1:
         room //= 2
         terms = terms[..., :room] + terms[..., room:]
     return terms[..., 0]
 
 
-def pairs_product(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def lanes_product(x: Array, weights: Array) -> Array:
+    """Float32 `[rows, out]` from `[rows, in]` and `[out, in]` of whatever dtype.
+
+    Of every 16 inputs lane i adds the product of input i, each by a fused step; the last inputs are filled up
+    with zeros. Then the lanes are summed in halves.
+    """
+    rows, outputs = len(x), len(weights)
+    left, right = (cast(fill_up(each, LANES), "float64") for each in (x, weights))
+    left, right = left.reshape(rows, 1, -1, LANES), right.reshape(1, outputs, -1, LANES)
+    lanes = zeros(left, rows, outputs, LANES)
+    for step in range(left.shape[2]):
+        lanes = cast(cast(_fused(left[:, :, step], right[:, :, step], lanes), "float32"), "float64")
+    return halves_sum(cast(lanes, "float32"))
+
+
+def pairs_product(x: Array, weights: Array) -> Array:
     """Float32 `[rows, out]` from bfloat16 `[rows, in]` and `[out, in]`, as x86 multiplies pairs (VDPBF16PS).
 
     Of every 32 inputs lane i adds the products of inputs 2 i + 1 and 2 i, in this order, each by a fused step
     (`_flushed_step`); the last inputs are filled up with zeros. Then the lanes are summed in halves.
     """
-    (rows, inputs), outputs = x.shape, len(weights)
-    missing = -inputs % (2 * LANES)
-    left, right = (_flushed(F.pad(each, (0, missing)).double()) for each in (x, weights))
-    left, right = left.view(rows, 1, -1, LANES, 2), right.view(1, outputs, -1, LANES, 2)
-    lanes = torch.zeros((rows, outputs, LANES), dtype=torch.float64)
+    rows, outputs = len(x), len(weights)
+    left, right = (_flushed(cast(fill_up(each, 2 * LANES), "float64")) for each in (x, weights))
+    left, right = left.reshape(rows, 1, -1, LANES, 2), right.reshape(1, outputs, -1, LANES, 2)
+    lanes = zeros(left, rows, outputs, LANES)
     for step in range(left.shape[2]):
         for place in (1, 0):
             lanes = _flushed_step(left[:, :, step, :, place], right[:, :, step, :, place], lanes)
-    return halves_sum(lanes.float())
+    return halves_sum(cast(lanes, "float32"))
 
 
-def _flushed_step(x: torch.Tensor, y: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
-    """x * y + total of numbers of bfloat16 and float32, rounded once to float32; zero where that is below the
-    smallest normal number. All are held in float64, in which products of such numbers are exact."""
+def _flushed_step(x: Array, y: Array, total: Array) -> Array:
+    """x * y + total, rounded once to float32; zero where that is below the smallest normal number."""
+    return cast(cast(_flushed(_fused(x, y, total)), "float32"), "float64")
+
+
+def _fused(x: Array, y: Array, total: Array) -> Array:
+    """x * y + total of numbers of float32, which rounds to float32 as the exact sum does. All are held in
+    float64, in which products of such numbers are exact."""
+    xp = namespace(x)
     product = x * y
     found = product + total
     part = found - product
     lost = (product - (found - part)) + (total - part)  # what the sum in float64 lost, exactly
     # Where it lost something its last digit becomes odd, so that what is rounded to float32 is on the side of
     # a tie, or of a bound, on which the right sum is.
-    bits = found.view(torch.int64)
+    bits = found.view(xp.int64)
     away = (lost > 0) == (found > 0)
-    odd = torch.where(away, bits + 1, bits - 1).view(torch.float64)
-    is_even = (bits & 1 == 0) & (lost != 0) & found.isfinite()
-    return _flushed(torch.where(is_even, odd, found)).float().double()
+    odd = xp.where(away, bits + 1, bits - 1).view(xp.float64)
+    is_even = (bits & 1 == 0) & (lost != 0) & xp.isfinite(found)
+    return xp.where(is_even, odd, found)
 
 
-def _flushed(x: torch.Tensor) -> torch.Tensor:
+def _flushed(x: Array) -> Array:
     """Float64, but what float32 would round to less than its smallest normal number is a zero of that
     sign."""
-    return torch.where(x.abs() < _NORMAL_LEAST * (1 - 2.0**-25), x * 0.0, x)
+    xp = namespace(x)
+    return xp.where(xp.abs(x) < _NORMAL_LEAST * (1 - 2.0**-25), x * 0.0, x)
 
 
-def exp(x: torch.Tensor) -> torch.Tensor:
+def exp(x: Array) -> Array:
     """e^x of float32; 0 below -86, and above 88 as for 88. Within 2 units in the last place."""
-    bounded = x.clamp(EXP_LEAST, EXP_MOST)
+    xp = namespace(x)
+    bounded = xp.clip(x, EXP_LEAST, EXP_MOST)
     shifted = bounded * 1.44269504088896341 + _SHIFT
     whole = shifted - _SHIFT
     rest = (bounded - whole * 0.693359375) - whole * -2.12194440e-4
-    found = torch.full_like(x, _EXP[0])
+    found = xp.full_like(x, _EXP[0])
     for term in _EXP[1:]:
         found = found * rest + term
     found = found * (rest * rest) + rest + 1.0
-    power = (shifted.view(torch.int32) - _SHIFT_BITS) << 23
-    found = (found.view(torch.int32) + power).view(torch.float32)
-    return torch.where(x.isnan(), x, found.masked_fill(x < EXP_LEAST, 0.0))
+    power = (shifted.view(xp.int32) - _SHIFT_BITS) << 23
+    found = (found.view(xp.int32) + power).view(xp.float32)
+    return xp.where(xp.isnan(x), x, xp.where(x < EXP_LEAST, 0.0, found))
 
 
-def tanh(x: torch.Tensor) -> torch.Tensor:
-    size = x.abs()
-    return (1.0 - 2.0 * (1.0 + exp(size + size)).reciprocal()).copysign(x)
+def tanh(x: Array) -> Array:
+    xp = namespace(x)
+    size = xp.abs(x)
+    return xp.copysign(1.0 - 2.0 * (1.0 / (1.0 + exp(size + size))), x)
 
 
-def sigmoid(x: torch.Tensor) -> torch.Tensor:
-    return (1.0 + exp(-x)).reciprocal()
+def sigmoid(x: Array) -> Array:
+    return 1.0 / (1.0 + exp(-x))
 
 
-def silu(x: torch.Tensor) -> torch.Tensor:
+def silu(x: Array) -> Array:
     return x * sigmoid(x)
 
 
-def softplus(x: torch.Tensor) -> torch.Tensor:
+def softplus(x: Array) -> Array:
     """log(1 + e^x) of float32: the larger of x and 0, and log(1 + y) of y = e^-|x|, by the series of 2
     artanh(y / (2 + y)). Within 3 units in the last place."""
-    small = exp(-x.abs())
+    xp = namespace(x)
+    small = exp(-xp.abs(x))
     ratio = small / (2.0 + small)  # at most a third
     square = ratio * ratio
-    series = torch.full_like(x, 1 / _SOFTPLUS[0])
+    series = xp.full_like(x, 1 / _SOFTPLUS[0])
     for odd in _SOFTPLUS[1:]:
         series = series * square + 1 / odd
-    return x.clamp(min=0.0) + 2.0 * (ratio + ratio * (square * series))
+    return xp.clip(x, 0.0, None) + 2.0 * (ratio + ratio * (square * series))
 
 
-def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+def gelu_tanh(x: Array) -> Array:
     return 0.5 * x * (1.0 + tanh((x + 0.044715 * (x * x * x)) * 0.79788456080286536))
 
 
-def cosine_and_sine(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def cosine_and_sine(x: Array) -> tuple[Array, Array]:
     """Of float32, in float32; computed in float64, for numbers up to 2^20."""
-    wide = x.double()
-    quarters = (wide * (2 / math.pi)).round()
+    xp = namespace(x)
+    wide = cast(x, "float64")
+    quarters = xp.round(wide * (2 / math.pi))
     rest = (wide - quarters * _QUARTER_HIGH) - quarters * _QUARTER_LOW
     square = rest * rest
-    sine, cosine = torch.full_like(rest, _SIN[0]), torch.full_like(rest, _COS[0])
+    sine, cosine = xp.full_like(rest, _SIN[0]), xp.full_like(rest, _COS[0])
     for term in _SIN[1:]:
         sine = sine * square + term
     for term in _COS[1:]:
         cosine = cosine * square + term
     sine = rest + rest * square * sine
     cosine = (1.0 - 0.5 * square) + square * square * cosine
-    place = quarters.long() & 3
-    swapped = (place & 1).bool()
-    cosine, sine = torch.where(swapped, sine, cosine), torch.where(swapped, cosine, sine)
-    cosine = torch.where((place == 1) | (place == 2), -cosine, cosine)
-    return cosine.float(), torch.where(place >= 2, -sine, sine).float()
+    place = cast(quarters, "int64") & 3
+    swapped = place & 1 == 1
+    cosine, sine = xp.where(swapped, sine, cosine), xp.where(swapped, cosine, sine)
+    cosine = xp.where((place == 1) | (place == 2), -cosine, cosine)
+    return cast(cosine, "float32"), cast(xp.where(place >= 2, -sine, sine), "float32")
 
 
-FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+FUNCTIONS: dict[str, Callable[[Array], Array]] = {
     "silu": silu,
     "gelu_tanh": gelu_tanh,
     "tanh": tanh,
@@ -183,43 +209,43 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 """Each of float32, number by number."""
 
 
-def normal(x: torch.Tensor, eps: float) -> torch.Tensor:
+def normal(x: Array, eps: float) -> Array:
     """Float32 rows over the root of their mean square; any shape, by the last dimension."""
     return _over_root(x, halves_sum(x * x) * (1 / x.shape[-1]) + eps)
 
 
-def unit(x: torch.Tensor, eps: float) -> torch.Tensor:
+def unit(x: Array, eps: float) -> Array:
     """Float32 rows over the root of the sum of their squares; any shape, by the last dimension."""
     return _over_root(x, halves_sum(x * x) + eps)
 
 
-def _over_root(x: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
+def _over_root(x: Array, squares: Array) -> Array:
     # Libraries that torch calls round roots of float32 in more than one way. A root in float64, right but for
     # its last place, rounds right.
-    return x * squares.double().sqrt().float().reciprocal()[..., None]
+    roots = cast(namespace(x).sqrt(cast(squares, "float64")), "float32")
+    return x * (1.0 / roots)[..., None]
 
 
-def norm(x: torch.Tensor, weights: torch.Tensor, eps: float, how: Norm) -> torch.Tensor:
+def norm(x: Array, weights: Array, eps: float, how: Norm) -> Array:
     """Rows `[..., width]` over the root of their mean square, times weights `[width]`, in the dtype of x."""
-    found = normal(x.float(), eps)
+    found = normal(cast(x, "float32"), eps)
     if how == "cast, scale":
-        return weights * found.to(x.dtype)
-    wide = weights.float()
-    return (found * (wide if how == "scale, cast" else 1.0 + wide)).to(x.dtype)
+        return weights * cast(found, x.dtype)
+    wide = cast(weights, "float32")
+    return cast(found * (wide if how == "scale, cast" else 1.0 + wide), x.dtype)
 
 
-def turned(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+def turned(x: Array, cosine: Array, sine: Array) -> Array:
     """`[1, heads, rows, width]` of that shape, each number turned with the one that is half of `turned` away,
     from `cosine` and `sine` `[1, rows, turned]`; what is wider than that stays. Each step is rounded to the
     dtype."""
-    width = cosine.shape[-1]
-    own, rest = x[..., :width], x[..., width:]
-    first, second = own.chunk(2, dim=-1)
-    found = (own * cosine[:, None]) + (torch.cat([-second, first], dim=-1) * sine[:, None])
-    return torch.cat([found, rest], dim=-1)
+    xp, width = namespace(x), cosine.shape[-1]
+    own, first, second = x[..., :width], x[..., : width // 2], x[..., width // 2 : width]
+    found = (own * cosine[:, None]) + (xp.concatenate([-second, first], -1) * sine[:, None])
+    return xp.concatenate([found, x[..., width:]], -1)
 
 
-def convolution(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def convolution(inputs: Array, weight: Array, bias: Array | None) -> Array:
     """A causal convolution of each channel alone: `[rows, width]` from a row's inputs, the oldest first,
     `[rows, length, width]`, and `weight` `[width, length]`; all float32. Products are added one after
     another, from the oldest to the row's own, and then the `bias` `[width]`."""
@@ -229,7 +255,7 @@ def convolution(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor |
     return total if bias is None else total + bias
 
 
-def delta_rule(rows: DeltaRows, states: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
+def delta_rule(rows: DeltaRows, states: Array, steps: Array) -> Array:
     """Steps of linear attention by the gated delta rule (arXiv 2412.06464), and what is read after them:
     float32 `[1 + the largest output, heads, value_width]`, zeros where no step has that output.
 
@@ -242,29 +268,29 @@ def delta_rule(rows: DeltaRows, states: torch.Tensor, steps: torch.Tensor) -> to
     the key's width, in halves.
     """
     values, heads = rows.values, rows.values.shape[1]
-    queries, keys = (
-        each.repeat_interleave(heads // each.shape[1], dim=1) for each in (rows.queries, rows.keys)
-    )
+    queries, keys = (repeat(each, heads // each.shape[1], 1) for each in (rows.queries, rows.keys))
     outputs = 1 + max(steps[:, 3].tolist(), default=-1)
-    found = values.new_zeros((outputs, *values.shape[1:]))
+    found = zeros(values, outputs, *values.shape[1:])
     for row, source, target, output in steps.tolist():
         decayed = states[source] * rows.decays[row][:, None, None]
         key, query = keys[row][:, :, None], queries[row][:, :, None]
-        recalled = halves_sum((decayed * key).transpose(1, 2))
+        recalled = halves_sum((decayed * key).swapaxes(1, 2))
         change = (values[row] - recalled) * rows.shares[row][:, None]
         states[target] = state = decayed + key * change[:, None]
         if output >= 0:
-            found[output] = halves_sum((state * query).transpose(1, 2))
+            found[output] = halves_sum((state * query).swapaxes(1, 2))
     return found
 
 
-def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def product(x: Array, weight: Array) -> Array:
     """`x W^T`, `[rows, out]`, of float32 `[rows, in]` and `[out, in]`: for small matrices, such as a
     router's."""
-    return torch.stack([halves_sum(row * weight) for row in x]) if len(x) else x.new_empty((0, len(weight)))
+    if not len(x):
+        return zeros(x, 0, len(weight))
+    return namespace(x).stack([halves_sum(row * weight) for row in x])
 
 
-def packed_product(x: torch.Tensor, form: Form, panels: torch.Tensor, outputs: int) -> torch.Tensor:
+def packed_product(x: Array, form: Form, panels: Array, outputs: int) -> Array:
     """`x W^T`, `[rows, outputs]`, of float32 `[rows, in]` and the panels of W (`packed.py`).
 
     Rows are rounded to levels, group by group; a group's products and their sum are integers, which float32
@@ -272,18 +298,18 @@ def packed_product(x: torch.Tensor, form: Form, panels: torch.Tensor, outputs: i
     after each its minimum is taken off, times the sum of the row's levels.
     """
     levels, steps = rounded_groups(x)
-    moments = steps * levels.sum(dim=2)
-    halves = levels.view(*levels.shape[:2], form.halves, -1)
-    found = x.new_empty((len(x), outputs))
+    moments = steps * levels.sum(2)
+    halves = levels.reshape(*levels.shape[:2], form.halves, -1)
+    found = zeros(x, len(x), outputs)
     for first in range(0, outputs, PANELS * PANEL):
         count = min(outputs - first, PANELS * PANEL)
         block = panels[first // PANEL : first // PANEL + PANELS]
         weights, scales, minimums = groups_of(form, block)
-        numbers = weights[:count].float().view(count, -1, form.halves, GROUP // form.halves)
-        total = x.new_zeros((len(x), count))
+        numbers = cast(weights[:count], "float32").reshape(count, -1, form.halves, GROUP // form.halves)
+        total = zeros(x, len(x), count)
         for group in range(levels.shape[1]):
             for half in range(form.halves):
-                sums = F.linear(halves[:, group, half], numbers[:, group, half])  # exact: below 2^24
+                sums = halves[:, group, half] @ numbers[:, group, half].T  # exact: below 2^24
                 total += (scales[:count, group, half] * steps[:, group, None]) * sums
             if minimums is not None:
                 total -= minimums[:count, group] * moments[:, group, None]
@@ -291,48 +317,49 @@ def packed_product(x: torch.Tensor, form: Form, panels: torch.Tensor, outputs: i
     return found
 
 
-def packed_rows(form: Form, panels: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+def packed_rows(form: Form, panels: Array, ids: Array) -> Array:
     """Rows of a packed matrix as numbers, float32 `[ids, in]`."""
-    found = [numbers_of(form, panels[some // PANEL]) for some in torch.split(ids, PANELS)]
-    places = torch.arange(len(ids), device=ids.device) * PANEL + ids % PANEL
-    return torch.cat(found)[places]
+    blocks = [ids[first : first + PANELS] for first in range(0, max(1, len(ids)), PANELS)]
+    found = [numbers_of(form, panels[some // PANEL]) for some in blocks]
+    return namespace(panels).concatenate(found)[indices(ids, len(ids)) * PANEL + ids % PANEL]
 
 
-def rounded_groups(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def rounded_groups(x: Array) -> tuple[Array, Array]:
     """The levels `[rows, groups, 32]` of float32 `[rows, in]`, and the step between levels `[rows, groups]`.
 
     A group with what is no number, or infinite, has a step that is no number, so that it shows.
     """
-    groups = F.pad(x, (0, -x.shape[1] % GROUP)).view(len(x), -(-x.shape[1] // GROUP), GROUP)
-    peak = groups.abs().amax(dim=2)
+    xp = namespace(x)
+    groups = fill_up(x, GROUP).reshape(len(x), -(-x.shape[1] // GROUP), GROUP)
+    peak = xp.amax(xp.abs(groups), 2)
     is_number = (peak > PEAK_LEAST) & (peak < math.inf)
-    most = torch.full_like(peak, LEVEL)
-    factor = most / peak  # `LEVEL / peak` would be a product with a reciprocal, of two roundings
-    levels = (groups * factor[..., None]).round().masked_fill(~is_number[..., None], 0.0)
-    steps = (peak / most).masked_fill(~is_number, math.nan).masked_fill(peak <= PEAK_LEAST, 0.0)
+    bounded, most = xp.where(is_number, peak, 1.0), xp.full_like(peak, LEVEL)
+    factor = most / bounded  # `LEVEL / bounded` would be a product with a reciprocal, of two roundings
+    levels = xp.round(xp.where(is_number[..., None], groups, 0.0) * factor[..., None])
+    steps = xp.where(peak <= PEAK_LEAST, 0.0, xp.where(is_number, bounded / most, math.nan))
     return levels, steps
 
 
-def levels(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def levels(x: Array) -> tuple[Array, Array]:
     """Float32 rows `[rows, width]` as levels of `rounded_groups`, int8 `[rows, width]`, and their steps."""
     found, steps = rounded_groups(x)
-    return found.flatten(1)[:, : x.shape[1]].to(torch.int8), steps
+    return cast(found.reshape(len(x), -1)[:, : x.shape[1]], "int8"), steps
 
 
-def of_levels(found: torch.Tensor, steps: torch.Tensor, dimension: int) -> torch.Tensor:
+def of_levels(found: Array, steps: Array, dimension: int) -> Array:
     """Numbers, float32, from int8 levels and the float16 step of each 32 along a dimension: no product is
     rounded."""
-    each = steps.float().repeat_interleave(GROUP, dim=dimension)
-    return found.float() * each.narrow(dimension, 0, found.shape[dimension])
+    each = repeat(cast(steps, "float32"), GROUP, dimension).swapaxes(0, dimension)
+    return cast(found, "float32") * each[: found.shape[dimension]].swapaxes(0, dimension)
 
 
 def store(
-    places: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    to_keys: torch.Tensor,
-    to_values: torch.Tensor,
-    steps: tuple[torch.Tensor, torch.Tensor] | None,
+    places: Array,
+    keys: Array,
+    values: Array,
+    to_keys: Array,
+    to_values: Array,
+    steps: tuple[Array, Array] | None,
 ) -> None:
     """Keys and values `[kv_heads, rows, width]` of whatever dtype to slots `places` `[rows]`.
 
@@ -343,39 +370,38 @@ def store(
     width = keys.shape[2]
     if steps is not None:
         (keys, of_keys), (values, of_values) = _cached_levels(keys), _cached_levels(values)
-        steps[0].permute(1, 3, 0, 2)[places // LANES, places % LANES] = of_keys.transpose(0, 1)
-        steps[1].index_copy_(1, places, of_values)
-    keys, values = keys.to(to_keys.dtype), values.to(to_values.dtype)
-    to_keys.permute(1, 3, 0, 2)[places // LANES, places % LANES] = keys.transpose(0, 1)
-    to_values[:, :, :width].index_copy_(1, places, values)
+        steps[0][:, places // LANES, :, places % LANES] = of_keys.swapaxes(0, 1)
+        steps[1][:, places] = of_values
+    to_keys[:, places // LANES, :, places % LANES] = cast(keys, to_keys.dtype).swapaxes(0, 1)
+    to_values[:, places, :width] = cast(values, to_values.dtype)
 
 
-def _cached_levels(numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _cached_levels(numbers: Array) -> tuple[Array, Array]:
     """Levels `[kv_heads, rows, width]`, and steps `[kv_heads, rows, width / 32]` in float16."""
     heads, rows, width = numbers.shape
-    found, steps = levels(numbers.reshape(heads * rows, width).float())
-    return found.view(heads, rows, width), steps.view(heads, rows, -1).half()
+    found, steps = levels(cast(numbers.reshape(heads * rows, width), "float32"))
+    return found.reshape(heads, rows, width), cast(steps.reshape(heads, rows, -1), "float16")
 
 
-def softmax(x: torch.Tensor) -> torch.Tensor:
+def softmax(x: Array) -> Array:
     """By the last dimension, of float32."""
-    return over_their_sum(exp(x - x.amax(dim=-1, keepdim=True)))
+    return over_their_sum(exp(x - namespace(x).amax(x, -1, keepdims=True)))
 
 
-def over_their_sum(x: torch.Tensor) -> torch.Tensor:
+def over_their_sum(x: Array) -> Array:
     """Numbers over their sum by the last dimension, of float32."""
     return x / halves_sum(x)[..., None]
 
 
 def attention(
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    paths: torch.Tensor,
+    queries: Array,
+    keys: Array,
+    values: Array,
+    paths: Array,
     scale: float,
     cap: float | None = None,
-    sinks: torch.Tensor | None = None,
-) -> torch.Tensor:
+    sinks: Array | None = None,
+) -> Array:
     """`[rows, heads, width]` float32 from queries of that shape and dtype.
 
     `keys` `[kv_heads, slots / 16, width, 16]`, `values` `[kv_heads, slots, width]`. `paths` `[rows,
@@ -390,48 +416,107 @@ def attention(
         )
         for first in range(0, len(queries), rows)
     ]
-    return torch.cat(found)
+    return namespace(queries).concatenate(found)
 
 
 def _attention(
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    paths: torch.Tensor,
+    queries: Array,
+    keys: Array,
+    values: Array,
+    paths: Array,
     scale: float,
     cap: float | None,
-    sinks: torch.Tensor | None,
-) -> torch.Tensor:
-    rows, heads, width = queries.shape
+    sinks: Array | None,
+) -> Array:
+    xp, (rows, heads, width) = namespace(queries), queries.shape
     kv_heads, group = len(keys), heads // len(keys)
-    paths = F.pad(paths, (0, -paths.shape[1] % BLOCK), value=-1)
-    is_seen = paths >= 0
-    slots = paths.clamp_min(0)
-    grouped = queries.transpose(0, 1).reshape(kv_heads, group, rows, width)
-    scores = queries.new_zeros((kv_heads, group, rows, paths.shape[1]))
+    paths = fill_up(paths, BLOCK, -1)
+    is_seen, slots = paths >= 0, xp.clip(paths, 0, None)
+    grouped = queries.swapaxes(0, 1).reshape(kv_heads, group, rows, width)
+    scores = zeros(queries, kv_heads, group, rows, paths.shape[1])
     for number in range(width):
-        lanes = keys[:, :, number].flatten(1).float()[:, slots]  # [kv_heads, rows, positions]
+        lanes = cast(keys[:, :, number].reshape(kv_heads, -1), "float32")[:, slots]  # by row and position
         scores += grouped[..., number, None] * lanes[:, None]
     scores *= scale
     if cap is not None:
         scores = tanh(scores * (1 / cap)) * cap
-    highest = scores.masked_fill(~is_seen, float("-inf")).amax(dim=-1, keepdim=True)
+    highest = xp.amax(xp.where(is_seen, scores, -math.inf), -1, keepdims=True)
     if sinks is not None:
-        sinks = sinks.view(kv_heads, group, 1, 1)
-        highest = torch.maximum(highest, sinks)
-    shares = exp(scores - highest).masked_fill(~is_seen, 0.0).view(*scores.shape[:-1], -1, BLOCK)
-    seen_values = (
-        values[:, slots].masked_fill(~is_seen[None, ..., None], 0.0).view(kv_heads, rows, -1, BLOCK, width)
-    )
-    sums = queries.new_zeros((*shares.shape[:-1], width))
-    weights = queries.new_zeros(shares.shape[:-1])
+        sinks = sinks.reshape(kv_heads, group, 1, 1)
+        highest = xp.maximum(highest, sinks)
+    shares = xp.where(is_seen, exp(scores - highest), 0.0).reshape(*scores.shape[:-1], -1, BLOCK)
+    seen_values = xp.where(is_seen[None, ..., None], cast(values[:, slots], "float32"), 0.0)
+    seen_values = seen_values.reshape(kv_heads, 1, rows, -1, BLOCK, width)
+    sums, weights = zeros(queries, *shares.shape[:-1], width), zeros(queries, *shares.shape[:-1])
     for place in range(BLOCK):
         weights += shares[..., place]
-        sums += shares[..., place, None] * seen_values[:, None, :, :, place].float()
-    total, weight = sums.new_zeros(sums.shape[:3] + sums.shape[4:]), weights.new_zeros(weights.shape[:3])
+        sums += shares[..., place, None] * seen_values[..., place, :]
+    total, weight = zeros(sums, *sums.shape[:3], width), zeros(weights, *weights.shape[:3])
     for block in range(sums.shape[3]):
         total += sums[:, :, :, block]
         weight += weights[..., block]
     if sinks is not None:
         weight += exp(sinks - highest)[..., 0]
-    return (total / weight[..., None]).flatten(0, 1).transpose(0, 1).contiguous()
+    return xp.stack([*(total / weight[..., None]).reshape(heads, rows, width)], 1)
+
+
+@dataclass(slots=True, kw_only=True)
+class Held:
+    """What a layer holds of one request, as `store` and `attention` have it, and what rows see: `paths`
+    `[rows, positions]` int64; the rows' `slots` `[rows]` int64."""
+
+    keys: Array
+    values: Array
+    slots: Array
+    paths: Array
+
+
+def layer(
+    spec: LayerSpec,
+    products: Mapping[str, Callable[[Array], Array]],
+    norms: Mapping[str, Callable[[Array], Array]],
+    hidden: Array,
+    angles: tuple[Array, Array],
+    held: Held,
+) -> Array:
+    """What a layer computes: `[rows, width]` from hidden states of that shape and angles, each `[1, rows,
+    turned width]`. Its matrices and norms are by name, as transformers has them: queries, keys and values are
+    three products or one (`qkv_proj`), an MLP's gate and values two or one (`gate_up_proj`)."""
+    dense, count, width = spec.dense, len(hidden), spec.kv.width
+    assert dense is not None, "only such layers have programs"
+
+    def normed(rows: Array, name: str) -> Array:
+        return norms[name](rows) if name else rows
+
+    def added(rows: Array, name: str) -> Array:
+        more = cast(normed(rows, name), "float32") * dense.added_scale  # a scale has float32's digits
+        return hidden + cast(more, hidden.dtype)
+
+    rows = normed(hidden, dense.norm_before_attention)
+    if "qkv_proj" in products:
+        joined, most = products["qkv_proj"](rows), spec.heads * width
+        ends = 0, most, most + spec.kv.count * width, joined.shape[1]
+        queries, keys, values = (joined[:, first:end] for first, end in itertools.pairwise(ends))
+    else:
+        queries, keys, values = (products[name](rows) for name in ("q_proj", "k_proj", "v_proj"))
+    if dense.query_norm == "width":
+        queries, keys = norms["q_norm"](queries), norms["k_norm"](keys)
+    queries, keys, values = (each.reshape(1, count, -1, width) for each in (queries, keys, values))
+    if dense.query_norm == "head":
+        queries, keys = norms["q_norm"](queries), norms["k_norm"](keys)
+    queries, keys, values = (each.swapaxes(1, 2) for each in (queries, keys, values))
+    if dense.is_turned:
+        queries, keys = turned(queries, *angles), turned(keys, *angles)
+    store(held.slots, keys[0], values[0], held.keys, held.values, None)
+    attending, seen = cast(queries[0].swapaxes(0, 1), "float32"), held.values[..., :width]
+    found = attention(attending, held.keys, seen, held.paths, dense.scale, dense.cap or None)
+    found = cast(found.reshape(count, -1), hidden.dtype)
+    hidden = added(products["o_proj"](found), dense.norm_after_attention)
+    rows = normed(hidden, dense.norm_before_mlp)
+    if "gate_up_proj" in products:
+        joined = products["gate_up_proj"](rows)
+        gate, up = joined[:, : joined.shape[1] // 2], joined[:, joined.shape[1] // 2 :]
+    else:
+        gate, up = products["gate_proj"](rows), products["up_proj"](rows)
+    gate = cast(FUNCTIONS[dense.activation](cast(gate, "float32")), hidden.dtype)
+    return added(products["down_proj"](gate * up), dense.norm_after_mlp)
