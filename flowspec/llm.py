@@ -371,7 +371,7 @@ class LLM:
             if told is None or self.tokenizer is None:
                 sampling = replace(sampling, grammar=self._grammar(*params.bound, limits.stop_ids))
             else:
-                added, count = self.tokenizer.added_tokens, self.session.config.vocab_size
+                added, count = self.tokenizer.added_tokens, self.session.spec.vocabulary
                 tokens = {name: token for name, token in added.items() if token < count}
                 bound = bound_text(told, *params.bound, tokens)
         if bound is not None:

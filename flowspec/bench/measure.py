@@ -247,7 +247,7 @@ def pass_task(machine: MeasuredMachine, part: Slice, rows: int) -> Task:
     )
     job = RunLayers(job=0, parts=(segment,), payload=None, rows=tuple(range(rows)))
     wait = accelerator_of(machine.device).wait
-    payload = None if part.span.is_first else torch.randn(rows, part.config.hidden_size).to(part.dtype)
+    payload = None if part.span.is_first else torch.randn(rows, part.spec.hidden).to(part.dtype)
 
     def run() -> None:
         part.forward(job, payload)
@@ -258,7 +258,7 @@ def pass_task(machine: MeasuredMachine, part: Slice, rows: int) -> Task:
 
 def head_task(machine: MeasuredMachine, part: Slice, rows: int) -> Task:
     """`lm_head` over so many rows, logits on the CPU at the end."""
-    hidden = torch.randn(rows, part.config.hidden_size).to(part.dtype).to(machine.device)
+    hidden = torch.randn(rows, part.spec.hidden).to(part.dtype).to(machine.device)
 
     def run() -> None:
         part.logits(hidden)

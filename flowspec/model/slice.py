@@ -90,7 +90,7 @@ class Slice:
         self.cache_bytes_max: int | None = None
         self.weight_bytes = pieces.weight_bytes
         first, end = pieces.span.first, pieces.span.end
-        spec = spec_of(pieces.config)
+        self.spec = spec = spec_of(pieces.config)
         windows, sources = spec.windows, spec.sources
         self._heads = spec.heads
         self._needs = Needs(pieces.config, pieces.span)
@@ -263,7 +263,7 @@ class Slice:
                 return dead
 
             rows, states = self.forward(job, payload, dead_of_masks)
-            size = self.config.hidden_size
+            size = self.spec.hidden
             features = states[:, size:]  # [rows, hidden * captured]
             if self.span.count in self.captures:
                 features = torch.cat([features, self.pieces.norm(states[:, :size])], dim=1)
@@ -292,8 +292,8 @@ class Slice:
         else:
             assert payload is not None, "only the first slice does without a payload"
             states = payload.to(self.device)[None]  # [1, rows, hidden * (1 + captured) + carried]
-            hidden = states[:, :, : self.config.hidden_size]
-            rest = states[:, :, self.config.hidden_size :]
+            hidden = states[:, :, : self.spec.hidden]
+            rest = states[:, :, self.spec.hidden :]
             beside = Beside(self._needs, tokens, rest[:, :, : self.carried_width])
             if rest.shape[2] > self.carried_width:
                 captured.append(rest[:, :, self.carried_width :])
@@ -410,7 +410,7 @@ class Slice:
         sampler = self._samplers.get(part.request)
         if sampler is None or sampler.sampling != part.sampling:
             sampler = self._samplers[part.request] = Sampler(
-                part.sampling, self.config.vocab_size, self.grammars
+                part.sampling, self.spec.vocabulary, self.grammars
             )
         return sampler
 

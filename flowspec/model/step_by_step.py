@@ -73,7 +73,7 @@ class StepByStep:
 
     @property
     def vocabulary_size(self) -> int:
-        return int(self.part.config.vocab_size)
+        return self.part.spec.vocabulary
 
     def generate(
         self, prompt: Tokens, sampling: Sampling, new_tokens_max: int, stop_ids: frozenset[int]

@@ -177,9 +177,9 @@ def _made(part: Slice, *, received_bytes: int = 0, load_s: float = 0.0) -> Loade
         weight_bytes=part.weight_bytes,
         cache_slots=0,
         received_bytes=received_bytes,
-        hidden_size=part.config.hidden_size,
+        hidden_size=part.spec.hidden,
         carried=part.carried_width,
-        vocabulary_size=part.config.vocab_size,
+        vocabulary_size=part.spec.vocabulary,
         reused=False,
         load_s=load_s,
     )

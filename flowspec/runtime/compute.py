@@ -238,7 +238,7 @@ class ComputeThread:
             job, payload, dead_rows if pacer is None else partial(pacer.boundary, dead_rows)
         )
         ended_s = time.monotonic()
-        onward, captured = split(states, self._captured * part.config.hidden_size) if rows else (None, ())
+        onward, captured = split(states, self._captured * part.spec.hidden) if rows else (None, ())
         if pacer is not None:
             ended_s = pacer.end(dead_rows)
         return LayersDone(
@@ -288,7 +288,7 @@ class ComputeThread:
             held.clear()
             part.close_all()
             free_cycles()
-            need, machine, claims = kept_memory(part.config, span, assign), self.machine, self.claims
+            need, machine, claims = kept_memory(part.spec, span, assign), self.machine, self.claims
             room_bytes = check_memory(
                 need, span, assign, part.device, machine.memory_bytes, claims, machine.sharers
             )
@@ -364,9 +364,9 @@ def _loaded(part: Slice, *, reused: bool, received_bytes: int = 0) -> Loaded:
         windowed_bytes=part.windowed_slot_bytes,
         state_bytes=part.state_bytes,
         received_bytes=received_bytes,
-        hidden_size=part.config.hidden_size,
+        hidden_size=part.spec.hidden,
         carried=part.carried_width,
-        vocabulary_size=part.config.vocab_size,
+        vocabulary_size=part.spec.vocabulary,
         reused=reused,
         grammars="" if part.grammars is None else library_version(),
     )

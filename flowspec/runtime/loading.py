@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from flowspec.core.cluster.daemon import SliceRoom, room_for
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import Assign
+from flowspec.core.protocol.model_spec import ModelSpec
 from flowspec.core.protocol.precision import ACTIVATIONS, CACHE_AUTO, cached_as
 from flowspec.core.protocol.sliding_window import SlidingWindow
 from flowspec.errors import ClusterError, FlowSpecError, InputError, NoRoomError
@@ -393,7 +393,7 @@ def slice_memory(
     packing = PACKINGS.get(dtype) if device is None else packing_of(dtype, device, arithmetic)
     return SliceMemory(
         weight_bytes=weight_bytes(pieces, files.tensors(), activations, packing),
-        cache_bytes=_cache_bytes(pieces.config, span, dtype, context, nodes_max, cache, window),
+        cache_bytes=_cache_bytes(spec_of(pieces.config), span, dtype, context, nodes_max, cache, window),
     )
 
 
@@ -412,16 +412,16 @@ def room_beside(need: SliceMemory, kept: KeptModules | None, serving: Slice, mac
     )
 
 
-def kept_memory(config: Any, span: Span, assign: Assign) -> SliceMemory:
+def kept_memory(spec: ModelSpec, span: Span, assign: Assign) -> SliceMemory:
     """What a slice that is loaded takes in addition."""
     held = _cache_bytes(
-        config, span, assign.dtype, assign.context, assign.nodes_max, assign.cache, assign.sliding_window
+        spec, span, assign.dtype, assign.context, assign.nodes_max, assign.cache, assign.sliding_window
     )
     return SliceMemory(weight_bytes=0, cache_bytes=held)
 
 
 def _cache_bytes(
-    config: Any,
+    spec: ModelSpec,
     span: Span,
     dtype: str,
     context: int,
@@ -429,7 +429,6 @@ def _cache_bytes(
     cache: str,
     window: SlidingWindow | None,
 ) -> int:
-    spec = spec_of(config)
     windows = spec.windows
     if window is not None and window.tokens != max(windows):
         raise InputError(

@@ -80,13 +80,13 @@ def captures_of(drafters: Sequence[Drafter | PlacedDrafter]) -> tuple[int, ...]:
 def _placed(
     name: str, files: ModelFiles, device: Device, plan: ClusterPlan, decoding: Decoding
 ) -> PlacedDrafter:
-    config = files.config()
-    stage = StagePlan(name=device.name, address=device.address, first=0, end=config.num_hidden_layers)
+    spec = spec_of(files.config())
+    stage = StagePlan(name=device.name, address=device.address, first=0, end=len(spec.layers))
     own = ClusterPlan(
         model=canonical_name(files.model),
         fingerprint=files.fingerprint(),
         dtype=files.precision_beside(plan.dtype),
-        context=min(spec_of(config).context_max, plan.context),
+        context=min(spec.context_max, plan.context),
         stages=(stage,),
         vocabulary=plan.vocabulary,
         drafting=Drafting(vocabulary=plan.vocabulary, coupled=decoding.coupled),

@@ -121,6 +121,7 @@ class Session:
         self.drafters = tuple(drafters)
         self.files = files
         self.config = config
+        self.spec = spec_of(config)
         self.head = head
         self.decoding = decoding
         self.chosen = chosen
@@ -144,7 +145,7 @@ class Session:
         """
         if not -1 <= top_logprobs <= TOP_LOGPROBS_MAX:
             raise InputError(f"top_logprobs: expected -1 (none) to {TOP_LOGPROBS_MAX}, got {top_logprobs}")
-        size = self.config.vocab_size
+        size = self.spec.vocabulary
         biased = [token for token, _ in sampling.logit_bias]
         for name, tokens in (("prompt token ids", (*prompt, *answered)), ("logit_bias token ids", biased)):
             if wrong := [token for token in tokens if not 0 <= token < size]:
@@ -537,8 +538,8 @@ def _unplaced(options: ClusterOptions, files: ModelFiles, config: Any) -> Cluste
         cache=options.cache,
         context=context,
         stages=(),
-        vocabulary=config.vocab_size,
-        hidden_size=config.hidden_size,
+        vocabulary=spec.vocabulary,
+        hidden_size=spec.hidden,
         carried=spec.carried_most,
         sliding_window=window_for(spec.windows, context, has_states=any(spec.states)),
     )

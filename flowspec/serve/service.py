@@ -20,7 +20,6 @@ from flowspec.model.grammar import check_grammar, check_library, library_version
 from flowspec.model.reply.bound import BoundReply, bound_reply, may_think_first
 from flowspec.model.reply.form import ReplyForm
 from flowspec.model.reply.parts import Tool
-from flowspec.model.spec import spec_of
 from flowspec.model.text import Bound, Messages, Tokenizer, TooLongError
 from flowspec.runtime.question import Question
 from flowspec.serve.answers import AnswerDispatcher, Answers
@@ -183,7 +182,7 @@ class Service:
             raise ApiError(
                 400, str(error), "messages" if isinstance(prompt, list) else "prompt", "invalid_value"
             ) from None
-        size = self.session.config.vocab_size
+        size = self.session.spec.vocabulary
         if wrong := [token for token in prompt if token >= size]:
             raise ApiError(
                 400,
@@ -232,7 +231,7 @@ class Service:
         """What binds a reply with calls; the field `bound_by` says which text there may be instead."""
         assert use.bound is not None
         template, added = self._tokenizer.template(use.tools), self._tokenizer.added_tokens
-        tokens = {name: token for name, token in added.items() if token < self.session.config.vocab_size}
+        tokens = {name: token for name, token in added.items() if token < self.session.spec.vocabulary}
         try:
             check_library()
             if use.bound.answer is not None:
@@ -268,7 +267,7 @@ class Service:
             param = "tools" if bound is not None else wanted.bound_by or "temperature"
             raise ApiError(400, str(error), param, "invalid_value") from None
         sampling = question.sampling
-        size = self.session.config.vocab_size
+        size = self.session.spec.vocabulary
         biased = [token for token, _ in sampling.logit_bias]
         for name, tokens in (("logit_bias", biased), ("stop_token_ids", wanted.params.stop_token_ids)):
             if wrong := [token for token in tokens if token >= size]:
@@ -284,7 +283,7 @@ class Service:
         ]
 
     def _too_long(self, prompt: Prompt, count: str) -> ApiError:
-        most = min(spec_of(self.session.config).context_max, limits.CONTEXT_MAX)
+        most = min(self.session.spec.context_max, limits.CONTEXT_MAX)
         larger = f", or start the server with --context, {most} at most" if most > self.context else ""
         return ApiError(
             400,

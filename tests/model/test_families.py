@@ -33,7 +33,7 @@ from flowspec.model.files import ModelFiles
 from flowspec.model.kernels import kernel_of
 from flowspec.model.pieces import Pieces, Span, call_directly
 from flowspec.model.slice import Slice
-from flowspec.model.spec import context_max, spec_of
+from flowspec.model.spec import context_max
 from flowspec.model.support import family_of
 from tests.model.slices import (
     CPU,
@@ -383,7 +383,7 @@ def slice_of(variant: str, dtype: str = "bfloat16") -> Slice:
 
 def given_to(part: Slice, count: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(2)
-    return torch.randn((count, part.config.hidden_size), generator=generator).to(part.dtype)
+    return torch.randn((count, part.spec.hidden), generator=generator).to(part.dtype)
 
 
 def run(part: Slice, requests: list[tuple[int, int]]) -> torch.Tensor:
@@ -406,12 +406,12 @@ PROGRAMS = (*FEWER, "llama-rope3", "qwen2", "gemma3-text", "phi3-longrope", "olm
 def test_programs_give_the_bits_of_their_definition_in_numpy(variant: str, dtype: str) -> None:
     part, rows = slice_of(variant, dtype), 20
     part.open_cache(0, 64)
-    given, model = given_to(part, rows), spec_of(part.config)
+    given = given_to(part, rows)
     angles = part.pieces.angles(given[None], torch.arange(rows)[None])
     hidden, places = given.numpy(), np.arange(rows)
     for place, layer in enumerate(part.pieces.layers):
         spec, modules = (
-            model.layers[2 + place],
+            part.spec.layers[2 + place],
             {name[name.rfind(".") + 1 :]: each for name, each in layer.named_modules()},
         )
         products = {

@@ -125,7 +125,7 @@ def test_a_drafter_has_room_for_an_answer_where_others_were_promised_all(
         whole_model(str(folder), files.fingerprint()), drafting=Drafting(vocabulary=100, coupled=False)
     )
     part = Slice.load(files, span, assign.dtype, CPU)
-    left = check_memory(kept_memory(part.config, span, assign), span, assign, CPU, None, shared.claims)
+    left = check_memory(kept_memory(part.spec, span, assign), span, assign, CPU, None, shared.claims)
     drafter = DrafterTraits(context=assign.context, cache_slots=slots_in(left, part.slot_bytes))
     longest = Submit(request=1, prompt=(5,), new_tokens_max=99, sampling=Sampling(), stop_ids=frozenset())
     admission = Admission(assign.context, [drafter])

@@ -101,7 +101,7 @@ def find_needs(options: ClusterOptions, devices: Sequence[Device], keys: Keyring
         fingerprint=files.fingerprint(),
         dtype=dtype,
         context=context,
-        row_bytes=(config.hidden_size + spec.carried_most) * DTYPE_BYTES[ACTIVATIONS[dtype]],
+        row_bytes=(spec.hidden + spec.carried_most) * DTYPE_BYTES[ACTIVATIONS[dtype]],
         layer=memory(count // 2, count // 2 + 1),
         stages=tuple(
             StageNeed(
