@@ -120,6 +120,10 @@ def check_rotary(config: Any, family: Family, model: str) -> None:
                 "original_max_position_embeddings"
             )
         own = rope.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", None))
+        if own is not None and not (type(own) in (int, float) and 0 < own <= 1):
+            raise InputError(
+                f"model {model!r}: partial_rotary_factor: expected a number above 0, up to 1, got {own!r:.40}"
+            )
         if not family.rotary_is_partial and kind != "proportional" and own not in (None, 1):
             raise InputError(
                 f"model {model!r} sets partial_rotary_factor, which transformers' {config.model_type} does "
