@@ -240,7 +240,7 @@ def test_what_was_captured_of_a_guess_waits_for_its_commit_and_no_longer_than_it
     finish(core, job, captured=captured(3))
     tell(core, opening(epoch=1, keep=2, root=7))
     assert sent_features(tell(core, commit(3, epoch=1))) == []
-    job = run_of(arrive(core, segment(2, [(3, 2, 3)], newest=commit(3, epoch=1))))
+    job = run_of(arrive(core, segment(2, [(3, 2, 2)], newest=commit(3, epoch=1))))
     tell(core, Release(request=1))
     assert sent_features(finish(core, job, captured=captured(3))) == [], "the conversation is over"
 
@@ -262,8 +262,9 @@ def test_no_message_of_features_is_longer_than_messages_may_be() -> None:
     """A head that is not honest names a long path of guesses at once."""
     count = limits.FEATURES_ROWS_MAX + 10
     core = StageCore(is_last=False, slots_max=count + 100)
-    arrived = arrive(core, segment(0, [(2, 1, 2)], opens=opening(slots=count + 100)))
-    finish(core, run_of(arrived), captured=captured(2))
+    first = [(node, node - 1, node) for node in range(3)]
+    arrived = arrive(core, segment(0, first, prompt=True, opens=opening(slots=count + 100)))
+    finish(core, run_of(arrived), captured=captured(0, 1, 2))
     rows = [(node, node - 1, node) for node in range(3, count + 3)]
     for number in range(2):
         part = rows[number * 70 : (number + 1) * 70]
@@ -407,8 +408,11 @@ def test_what_no_correct_head_copies_is_refused() -> None:
     large = opening(request=2, keep=2, length=4, root=3, source=1, slots=65)
     with pytest.raises(PeerError, match="at most 64 slots"):
         tell(core, large)
-    core = StageCore(is_last=False, slots_max=64)
-    rows = [(node, node - 1, node) for node in (0, 1, 3)]
-    finish(core, run_of(arrive(core, segment(0, rows, prompt=True, opens=opening(length=5, root=4)))))
-    with pytest.raises(PeerError, match="each of the first 4 positions; 3 are here"):
-        tell(core, copying(keep=4, length=6, root=5))
+
+
+@pytest.mark.parametrize("position", [0, 2, 4])
+@pytest.mark.parametrize("prompt", [True, False])
+def test_a_row_stands_behind_its_parent(position: int, prompt: bool) -> None:
+    core = opened()
+    with pytest.raises(PeerError, match=f"node 3 of request 1 at position {position}, which does not follow"):
+        arrive(core, segment(1, [(3, 2, position)], prompt=prompt))

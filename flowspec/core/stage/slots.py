@@ -163,16 +163,15 @@ class SlotMap(SlotTable):
         free = self.held[: self._high] < 0
         assert not self.committed[: self._high][free].any(), "a free slot is committed"
 
+    def is_committed_at(self, position: int) -> bool:
+        return bool((self.committed[: self._high] & (self.position[: self._high] == position)).any())
+
     def path(self, length: int) -> npt.NDArray[np.int64]:
-        """The slots of the committed nodes at the first `length` positions, in their order, `[length]`;
-        raises `PeerError` where one of them is missing."""
+        """The slots of the committed nodes at the first `length` positions, in their order, `[length]`."""
         held = self.position[: self._high]
         slots = np.flatnonzero(self.committed[: self._high] & (held < length))
         slots = slots[np.argsort(held[slots], kind="stable")]
-        if not np.array_equal(held[slots], np.arange(length)):
-            raise PeerError(
-                f"expected one committed node at each of the first {length} positions; {len(slots)} are here"
-            )
+        assert np.array_equal(held[slots], np.arange(length)), "each row stands behind its parent"
         return slots
 
     def copy_path(self, length: int, capacity: int) -> tuple[SlotMap, npt.NDArray[np.int64]]:
@@ -236,19 +235,14 @@ class WindowSlots(SlotTable):
         return freed
 
     def path_in(self, positions: range, slots: SlotMap) -> list[int]:
-        """Where the committed nodes at these positions are, in their order; raises `PeerError` where the head
-        did not send one for each of them."""
+        """Where the committed nodes at these positions are, in their order."""
         held = np.flatnonzero(self.held[: self.high] >= 0)
         of = self.held[held]
         at = slots.position[of]
         on_path = slots.committed[of] & (at >= positions.start) & (at < positions.stop)
         held, at = held[on_path], at[on_path]
         order = np.argsort(at)
-        if not np.array_equal(at[order], positions):
-            raise PeerError(
-                f"expected one committed node at each position from {positions.start} to "
-                f"{positions.stop - 1}; {len(at)} are here"
-            )
+        assert np.array_equal(at[order], positions), "each row stands behind its parent"
         return [int(place) for place in held[order]]
 
     def free_below(

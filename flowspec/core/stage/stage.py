@@ -533,22 +533,30 @@ class StageCore:
         """The slot of a row that lives, or None."""
         node, parent = part.ids[row], part.parents[row]
         committed = part.committed[row] or node in request.early or node == request.root
+        position, slots, is_next = part.positions[row], request.slots, True
         if not committed:
             above = request.nodes.get(parent)
             if request.is_over or above is None or above.drawn not in (-1, part.tokens[row]):
                 self.fired["dead on arrival"] += 1
                 return None
+            is_next = position == slots.position[above.slot] + 1
+        elif position != request.run_length:
+            is_next = position < request.run_length and not slots.is_committed_at(position)
         if node in request.nodes:
             raise PeerError(f"node {node} of request {part.commit.request} came twice")
         request.early.discard(node)
-        if part.positions[row] >= request.slots.capacity:
+        if position >= slots.capacity:
             raise PeerError(
-                f"node {node} at position {part.positions[row]} of a request that reserved "
-                f"{request.slots.capacity} slots"
+                f"node {node} at position {position} of a request that reserved {slots.capacity} slots"
             )
-        slot = request.slots.allocate(part.positions[row], committed=committed, token=part.tokens[row])
+        if not is_next:
+            raise PeerError(
+                f"node {node} of request {part.commit.request} at position {position}, which does not follow "
+                "its parent's"
+            )
+        slot = slots.allocate(position, committed=committed, token=part.tokens[row])
         if committed:
-            request.run_length = max(request.run_length, part.positions[row] + 1)
+            request.run_length = max(request.run_length, position + 1)
         if node == request.root or not committed:
             request.nodes[node] = _Node(parent, part.tokens[row], slot, committed)
         return slot
