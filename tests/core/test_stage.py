@@ -413,6 +413,5 @@ def test_what_no_correct_head_copies_is_refused() -> None:
 @pytest.mark.parametrize("position", [0, 2, 4])
 @pytest.mark.parametrize("prompt", [True, False])
 def test_a_row_stands_behind_its_parent(position: int, prompt: bool) -> None:
-    core = opened()
     with pytest.raises(PeerError, match=f"node 3 of request 1 at position {position}, which does not follow"):
-        arrive(core, segment(1, [(3, 2, position)], prompt=prompt))
+        arrive(opened(), segment(1, [(3, 2, position)], prompt=prompt))

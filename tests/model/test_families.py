@@ -409,40 +409,35 @@ def test_programs_give_the_bits_of_their_definition_in_numpy(variant: str, dtype
     given = given_to(part, rows)
     angles = part.pieces.angles(given[None], torch.arange(rows)[None])
     hidden, places = given.numpy(), np.arange(rows)
+
+    def norm(rows: np.ndarray, of: Any) -> np.ndarray:
+        return plain.norm(rows, of.weight.detach().numpy(), of.eps, part.pieces.family.norm)
+
     for place, layer in enumerate(part.pieces.layers):
         spec, modules = (
             part.spec.layers[2 + place],
             {name[name.rfind(".") + 1 :]: each for name, each in layer.named_modules()},
         )
-        products = {
-            name: functools.partial(multiplied, linear=linear)
-            for name, linear in modules.items()
-            if isinstance(linear, torch.nn.Linear)
-        }
-        norms = {
-            name: functools.partial(
-                plain.norm, weights=norm.weight.detach().numpy(), eps=norm.eps, how=part.pieces.family.norm
-            )
-            for name, norm in modules.items()
-            if hasattr(norm, "eps")
-        }
+        products, norms = (
+            {name: functools.partial(call, of=each) for name, each in modules.items() if hasattr(each, field)}
+            for call, field in ((multiplied, "in_features"), (norm, "eps"))
+        )
         lags = places[:, None] - places
-        is_seen = (lags >= 0) & (lags < (spec.window or rows))
         held = plain.Held(
             keys=np.zeros((spec.kv.count, 4, spec.kv.width, 16), hidden.dtype),
             values=np.zeros((spec.kv.count, 64, spec.kv.width), hidden.dtype),
             slots=places,
-            paths=np.where(is_seen, places, -1),
+            paths=np.where((lags >= 0) & (lags < (spec.window or rows)), places, -1),
         )
-        turns = tuple(each.numpy() for each in angles[place])
-        hidden = plain.layer(spec, products, norms, hidden, turns, held)
+        cosine, sine = (each.numpy() for each in angles[place])
+        hidden = plain.layer(spec, products, norms, hidden, (cosine, sine), held)
     assert np.array_equal(run(part, [(0, rows)]).numpy(), hidden)
 
 
-def multiplied(rows: np.ndarray, linear: torch.nn.Linear) -> np.ndarray:
+def multiplied(rows: np.ndarray, of: torch.nn.Linear) -> np.ndarray:
     """In the precision of what is given, rounded once."""
-    found = plain.lanes_product(rows, linear.weight.detach().numpy())
-    return (found if linear.bias is None else found + linear.bias.detach().numpy()).astype(rows.dtype)
+    found = plain.lanes_product(rows, of.weight.detach().numpy())
+    return (found if of.bias is None else found + of.bias.detach().numpy()).astype(rows.dtype)
 
 
 @pytest.mark.parametrize("variant", PROGRAMS)

@@ -267,8 +267,7 @@ def test_while_a_slice_is_loaded(
     assert str(caught.value).endswith(WHAT_TO_DO)
     assert "\n" not in str(caught.value)
     assert "in _load" in logged(caplog)
-    with Head(plan_for(folder, [daemon])) as head:
-        answers_exactly(head, reference)
+    exact(folder, reference, daemon)
 
 
 def test_while_layers_run_an_answer_goes_on_without_the_stage_that_met_it(

@@ -266,7 +266,6 @@ BOARDS = build(
     cpu_mhz=CLOCKS,
     cpu_max_mhz=CLOCKS,
 )
-RATES = ("gb_per_s", "memory_efficiency", "float32", "compute_efficiency")
 PACKED_SPEEDS = st.lists(
     build(
         PackedSpeed,
@@ -291,7 +290,7 @@ FACTS = build(
         Speed,
         source=st.sampled_from(SPEED_SOURCES),
         packed=PACKED_SPEEDS,
-        **dict.fromkeys(RATES, st.floats(0.01, 1)),
+        **dict.fromkeys("gb_per_s memory_efficiency float32 compute_efficiency".split(), st.floats(0.01, 1)),
     ),
     kernel=st.none() | build(KernelFacts, dtype=DTYPES, arithmetics=ARITHMETICS),
 )

@@ -21,20 +21,21 @@ Browsers = Callable[[str], Browser]
 
 # No longer: while it is there, no other test of its process can run an event loop.
 @pytest.fixture(scope="package")
-def browsers() -> Iterator[Browsers]:
+def browsers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browsers]:
     """The browser of a name, begun when the first test asks for it."""
     begun: dict[str, Browser] = {}
+    folder = tmp_path_factory.mktemp("downloads", numbered=False)
     with sync_playwright() as playwright:
 
         def of(name: str) -> Browser:
             if name not in begun:
-                path = installed(name)
+                options = {"executable_path": installed(name), "downloads_path": folder}
                 # By the standard protocol; Playwright 1.65 asks for more than Debian's has.
                 if name == FIREFOX:
-                    begun[name] = playwright.firefox.launch(executable_path=path, channel="moz-firefox")
+                    begun[name] = playwright.firefox.launch(**options, channel="moz-firefox")
                 else:
                     flags = ["--no-sandbox"] if os.geteuid() == 0 else []
-                    begun[name] = playwright.chromium.launch(executable_path=path, args=flags)
+                    begun[name] = playwright.chromium.launch(**options, args=flags)
             return begun[name]
 
         yield of
