@@ -266,6 +266,7 @@ BOARDS = build(
     cpu_mhz=CLOCKS,
     cpu_max_mhz=CLOCKS,
 )
+RATES = ("gb_per_s", "memory_efficiency", "float32", "compute_efficiency")
 PACKED_SPEEDS = st.lists(
     build(
         PackedSpeed,
@@ -290,7 +291,7 @@ FACTS = build(
         Speed,
         source=st.sampled_from(SPEED_SOURCES),
         packed=PACKED_SPEEDS,
-        **dict.fromkeys("gb_per_s memory_efficiency float32 compute_efficiency".split(), st.floats(0.01, 1)),
+        **dict.fromkeys(RATES, st.floats(0.01, 1)),
     ),
     kernel=st.none() | build(KernelFacts, dtype=DTYPES, arithmetics=ARITHMETICS),
 )
@@ -449,8 +450,6 @@ def test_a_header_with_any_entry_replaced_is_valid_or_refused(
 def test_random_frames_are_valid_or_refused(frames: list[bytes]) -> None:
     valid_or_refused(frames)
 
-
-# ----------------------------------------------------------------------------------------------------- bounds
 
 COMMIT = Commit(request=1, epoch=0, base=1, path=(5,))
 OPENING = Open(
