@@ -749,6 +749,7 @@ class SimDaemon:
 
     def _compute(self, part: _Part, work: Any) -> None:
         if isinstance(work, RunLayers):
+            part.began_s = self._clock.now_s
             if not self._reserve(part, work):
                 self._later(
                     0.0,
@@ -760,7 +761,6 @@ class SimDaemon:
                     ),
                 )
                 return
-            part.began_s = self._clock.now_s
             part.device.run(work)
         elif isinstance(work, Trim):
             if not part.device.is_idle:  # of a stopped process the job may be done while nobody was told
