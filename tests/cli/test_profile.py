@@ -55,7 +55,7 @@ def test_a_quick_profile_reads_back_with_its_links(
     assert link["mbit_per_s"] > 0
     text = (tmp_path / "mine.toml").read_text("utf-8")
     assert "measured by flowspec profile on 20" in text
-    assert "float32 " in done.err.splitlines()[-1], "what the fit is off by"
+    assert "fitted to: float32 " in done.err, "what the fit is off by"
 
 
 def test_a_packed_precision_without_a_right_kernel_is_left_out_unless_it_was_asked_for(
