@@ -77,6 +77,10 @@ class Popen(subprocess.Popen[AnyStr]):
         self._close_pipe_fds(*pipes)
 
 
+if ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0) != 0:
+    Popen = subprocess.Popen  # type: ignore[misc]  # an emulator has no adoption: these start cold
+
+
 def run(
     command: Sequence[Any],
     *,

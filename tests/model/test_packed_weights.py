@@ -1,5 +1,4 @@
-"""Packed weights: of 16 bits the numbers themselves, of fewer near them; bit for bit the same for a row
-whatever rows run beside it, and slices that follow the reference."""
+"""Packed weights: the bits of a row whatever runs beside it, and slices that follow the reference."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Every message survives the wire unchanged, and no frame that is not ours gets past `PeerError`, whatever it
-holds: each bound holds by itself, with a message that names what came."""
+"""Every message survives the wire unchanged; no other frame gets past `PeerError`; each bound holds alone."""
 
 from __future__ import annotations
 
