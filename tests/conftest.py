@@ -15,7 +15,7 @@ from hypothesis import settings
 
 from flowspec.cli import commands
 from flowspec.model.files import DEMO_FOLDER
-from tests import warm
+from tests import nightly, warm
 from tests.caches import make_cache
 
 # The suite runs in the background; commands hear Ctrl-C all the same.
@@ -32,7 +32,7 @@ os.environ["XDG_RUNTIME_DIR"] = _state.name  # nor is what daemons were promised
 os.environ.setdefault("MPLCONFIGDIR", str(Path.home() / ".cache" / "matplotlib"))
 os.environ["XDG_CACHE_HOME"] = make_cache(Path(_state.name) / "cache")  # nor are digests of weights
 
-settings.register_profile("suite", derandomize=True, deadline=None, max_examples=60)
+settings.register_profile("suite", derandomize=True, deadline=None, max_examples=60 // (nightly.FEWER or 1))
 settings.register_profile("nightly", settings.get_profile("suite"), derandomize=False, max_examples=500)
 settings.load_profile("suite")
 

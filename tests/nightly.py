@@ -10,8 +10,8 @@ from typing import TypeVar
 
 import pytest
 
-NIGHT = int(os.environ.get("FLOWSPEC_NIGHT") or 0)
-"""0 in the run of a commit."""
+NIGHT, FEWER = (int(os.environ.get(f"FLOWSPEC_{name}") or 0) for name in ("NIGHT", "FEWER"))
+"""The first is 0 in the run of a commit; by the second `launch/test --fast` divides what chance draws."""
 at_night = pytest.mark.skipif(not NIGHT, reason="runs at night")
 _Value = TypeVar("_Value")
 
@@ -23,4 +23,4 @@ def nightly(usual: _Value, at_night: _Value) -> _Value:
 def seeds(usual: int, at_night: int) -> range:
     """Numbers to draw from, none of another night."""
     first = NIGHT * 10**6
-    return range(first, first + nightly(usual, at_night))
+    return range(first, first + nightly(usual, at_night) // (FEWER or 1))
