@@ -533,15 +533,15 @@ class StageCore:
         """The slot of a row that lives, or None."""
         node, parent = part.ids[row], part.parents[row]
         committed = part.committed[row] or node in request.early or node == request.root
-        position, slots, is_next = part.positions[row], request.slots, True
-        if not committed:
+        position, slots, run = part.positions[row], request.slots, request.run_length
+        if committed:
+            is_next = position == run or (position < run and not slots.is_committed_at(position))
+        else:
             above = request.nodes.get(parent)
             if request.is_over or above is None or above.drawn not in (-1, part.tokens[row]):
                 self.fired["dead on arrival"] += 1
                 return None
             is_next = position == slots.position[above.slot] + 1
-        elif position != request.run_length:
-            is_next = position < request.run_length and not slots.is_committed_at(position)
         if node in request.nodes:
             raise PeerError(f"node {node} of request {part.commit.request} came twice")
         request.early.discard(node)
@@ -556,7 +556,7 @@ class StageCore:
             )
         slot = slots.allocate(position, committed=committed, token=part.tokens[row])
         if committed:
-            request.run_length = max(request.run_length, position + 1)
+            request.run_length = max(run, position + 1)
         if node == request.root or not committed:
             request.nodes[node] = _Node(parent, part.tokens[row], slot, committed)
         return slot
