@@ -41,7 +41,7 @@ BEGAN_S = pytest.StashKey[float]()
 SUM, SUM_S, sums_s = 100_000, 0.0037, list[float]()
 PROCESS_WORDS = re.compile(
     r"\bsubprocess\b|\bwarm\b|LocalCluster|DaemonProcess|ProcessPool|multiprocessing|open_session|\bLLM\("
-    r"|tests\.daemons|tests\.cli\.terminal|lab\.checks|open_cluster|run_live"
+    r"|\"--local\"|tests\.daemons|tests\.cli\.terminal|lab\.checks|open_cluster|run_live"
 )
 PROCESS_FIXTURES = {"alone", "browsers", "cluster", "doomed", "llm", "real", "server", "session", "shared"}
 

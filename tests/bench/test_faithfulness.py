@@ -35,6 +35,7 @@ from flowspec.model.slice import Slice
 from flowspec.model.step_by_step import StepByStep
 from tests.nightly import nightly
 
+pytestmark = pytest.mark.slow
 KEYS, DOWN = ("self_attn.k_proj", 2.0), ("down_proj", 0.95)
 RIGHT = Faithfulness(
     dtype="float32",

@@ -52,6 +52,7 @@ from lab.faults.tally import RULES, RULES_SEEDS, Tally, play
 from tests.broken_builds import keeps_the_flights, sends_only_the_root_again
 from tests.nightly import nightly, seeds
 
+pytestmark = pytest.mark.slow
 Mutation = Callable[[pytest.MonkeyPatch], None]
 SEEDS = seeds(75, 5_000)
 CHUNK = 5

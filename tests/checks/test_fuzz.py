@@ -22,6 +22,7 @@ from lab.fuzz.samples import sample_envelopes, sample_frames
 from lab.fuzz.world import World
 from tests.broken_builds import keeps_the_flights, sends_only_the_root_again
 
+pytestmark = pytest.mark.slow
 FRAMES = "2500"
 """With the seed below some of the few cases that are traced are clusters."""
 WORLDS_TO_FIND = 60

@@ -242,10 +242,6 @@ def break_once(monkeypatch: pytest.MonkeyPatch, place: Any, name: str, after: in
     return lambda: calls > after
 
 
-def answers_exactly(head: Head, reference: Reference) -> None:
-    assert tokens_of(submit(head, count=COUNT)) == plain(reference, COUNT)
-
-
 def logged(caplog: pytest.LogCaptureFixture) -> str:
     """What the daemon wrote about it, with the traceback."""
     return "".join(record.exc_text or "" for record in caplog.records)
@@ -280,7 +276,7 @@ def test_while_layers_run_an_answer_goes_on_without_the_stage_that_met_it(
     plan, notes = plan_for(folder, [alone(name=name) for name in ("one", "two")]), list[str]()
     has_failed = break_once(monkeypatch, Slice, "run", after=20)
     with Head(plan, recovery=surviving(plan, notes)) as head:
-        answers_exactly(head, reference)
+        assert tokens_of(submit(head, count=COUNT)) == plain(reference, COUNT)
     assert has_failed()
     assert "in _run_layers" in logged(caplog)
     assert notes[0].partition(" (")[0] in ("device one is lost", "device two is lost")
@@ -296,13 +292,13 @@ def test_answers_go_on_without_the_drafter_that_met_it_and_it_comes_back(
     break_once(monkeypatch, LanguageModelDrafter, "draft", after=3)
     drafters, recovery = [drafter_for(folder, alone(name="beside"))], surviving(plan, notes)
     with Head(plan, method=make_method("continuous"), drafters=drafters, recovery=recovery) as head:
-        answers_exactly(head, reference)
+        assert tokens_of(submit(head, count=COUNT)) == plain(reference, COUNT)
         name = f"drafter {folder.name} on beside"
         # No token waits for a drafter: the answer can end before the head has heard of the loss.
         wait_until(lambda: bool(notes), "the drafter is lost")
         assert notes[0].startswith(f"{name} is lost (unexpected error while drafting: KeyError")
         wait_until(lambda: f"{name} is back" in notes, "the drafter is back")
-        answers_exactly(head, reference)
+        assert tokens_of(submit(head, count=COUNT)) == plain(reference, COUNT)
 
 
 def test_a_broken_process_leaves_in_its_log_where_it_was(folder: Path) -> None:

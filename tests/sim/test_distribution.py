@@ -95,6 +95,7 @@ def chance(statistic: float, freedom: int) -> float:
     return float(torch.special.gammaincc(*halves))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("sampling", "count"),

@@ -53,6 +53,7 @@ def test_seeds_that_once_failed(seed: int) -> None:
     play(seed)
 
 
+@pytest.mark.slow
 def test_the_swarm_sees_the_troubles_that_it_is_for() -> None:
     seen: Counter[str] = Counter()
     for seed in range(WATCHED):

@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,14 +38,26 @@ POLL_MS = 20
 
 
 @contextlib.contextmanager
+def beside(serve: Callable[[threading.Event], None], context: zmq.Context) -> Iterator[None]:
+    is_over = threading.Event()
+    thread = threading.Thread(target=serve, args=[is_over])
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+        context.destroy(linger=0)
+
+
+@contextlib.contextmanager
 def daemon(*answers: Message, forever: Sequence[Message] = ()) -> Iterator[Device]:
     """Welcomes who comes, and gives these answers to a question; then those again and again."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     router = context.socket(zmq.ROUTER)
     port = router.bind_to_random_port("tcp://127.0.0.1")
-    is_over = threading.Event()
 
-    def serve() -> None:
+    def serve(is_over: threading.Event) -> None:
         links: dict[bytes, Sender] = {}
         asked: list[Sender] = []
         while not is_over.is_set():
@@ -65,14 +77,8 @@ def daemon(*answers: Message, forever: Sequence[Message] = ()) -> Iterator[Devic
                 for answer in forever:
                     link.send(answer)
 
-    thread = threading.Thread(target=serve)
-    thread.start()
-    try:
+    with beside(serve, context):
         yield Device(name="x", address=f"127.0.0.1:{port}")
-    finally:
-        is_over.set()
-        thread.join()
-        context.destroy(linger=0)
 
 
 def told(device: Device, tell: Progress = lambda text, share: None) -> Facts | str:
@@ -116,25 +122,16 @@ def port(keys: Keyring | None = None, connections_max: int = 99) -> Iterator[Dev
     gate = None if keys is None else Authenticator(context, keys)
     router, number = bind_router(context, "127.0.0.1", 0, keys)
     limit = ConnectionLimit(router, connections_max)
-    is_over = threading.Event()
 
-    def serve() -> None:
+    def serve(is_over: threading.Event) -> None:
         while not is_over.is_set():
             limit.socket.poll(POLL_MS)
             limit.drain()
             if gate is not None:
                 gate.answer()
 
-    thread = threading.Thread(target=serve)
-    thread.start()
-    try:
+    with beside(serve, context):
         yield Device(name="pi-1", address=f"127.0.0.1:{number}")
-    finally:
-        is_over.set()
-        thread.join()
-        router.disable_monitor()
-        limit.socket.close()
-        context.destroy(linger=0)
 
 
 def trouble(device: Device, keys: Keyring | None = None) -> tuple[str, str]:

@@ -94,6 +94,7 @@ def test_a_precision_that_a_profile_lacks_runs_as_the_slowest() -> None:
         assert completed(board, precision).rates(precision).tflops > 0
 
 
+@pytest.mark.slow
 def test_a_probe_of_this_machine_measures_the_kernels_of_packed_weights_that_were_tried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
