@@ -72,7 +72,7 @@ MASKS: tuple[Mask, ...] = (
         "what takes long tells every so often how far it is",
     ),
     Mask(
-        re.compile(r"(?m)^\(still [^\n]+ after \d+ s: [^\n]+\)(?:\n|\Z)"),
+        re.compile(r"(?m)^\((?:still [^\n]+ after \d+ s: [^\n]+|starting; [^\n]+ a while)\)(?:\n|\Z)"),
         "",
         "how often it is told is up to how long loading takes",
     ),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -17,6 +18,7 @@ from typing import Any
 FOLDER = Path(__file__).parent / "recordings"
 WORD = re.compile(r"[\w-]{1,16}")
 LIST = re.compile(r'\[\s*(?:(?:[-\d.eE]+|"[\w-]{1,16}")(?:,\s+|\s*(?=\])))+\]')
+SUMS = 1e-12  # by so much figures differ that libraries of linear algebra sum in another order
 SHOWN_CHARS = 160
 """Of a value in a difference."""
 
@@ -147,8 +149,13 @@ def differences(expected: Any, got: Any, place: str) -> Iterator[Difference]:
         if expected != got:
             old, new = _cut(expected, got)
             yield Difference(place=place, expected=old, got=new)
-    elif type(expected) is not type(got) or expected != got:
+    elif not _is_same(expected, got):
         yield Difference(place=place, expected=_short(expected), got=_short(got))
+
+
+def _is_same(expected: Any, got: Any) -> bool:
+    is_close = type(expected) is type(got) is float and math.isclose(expected, got, rel_tol=SUMS)
+    return is_close or (type(expected), expected) == (type(got), got)
 
 
 def _is_text(value: list[Any]) -> bool:
@@ -170,7 +177,7 @@ def _text_differences(expected: list[str], got: list[str], place: str) -> Iterat
 
 def _list_differences(expected: list[Any], got: list[Any], place: str) -> Iterator[Difference]:
     pairs = zip(expected, got, strict=False)
-    apart = [index for index, (old, new) in enumerate(pairs) if old != new or type(old) is not type(new)]
+    apart = [index for index, pair in enumerate(pairs) if not _is_same(*pair)]
     if len(expected) == len(got) and not any(isinstance(each, dict | list) for each in (*expected, *got)):
         if apart:  # one line tells of many numbers
             first, count = apart[0], f" ({len(apart)} of {len(got)} differ)" if len(apart) > 1 else ""
