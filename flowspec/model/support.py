@@ -85,7 +85,7 @@ def family_of(config: Any, model: str) -> Family:
     _check_fields(config, family, model)
     _check_repeated(config, family, model)
     _check_heads(config, model)
-    _check_experts(config, model)
+    _check_experts(config, model, family)
     _check_layer_types(config, family, model)
     _check_layer_inputs(config, model)
     _check_shared_keys(config, model)
@@ -231,8 +231,14 @@ def _check_experts_beside(config: Any, model: str) -> None:
             )
 
 
-def _check_experts(config: Any, model: str) -> None:
+def _check_experts(config: Any, model: str, family: Family) -> None:
     experts = experts_of(config)
+    if (
+        not experts
+        and family.stacked
+        and 0 in (getattr(config, name, None) for name in ("num_local_experts", "num_experts"))
+    ):
+        raise InputError(f"model {model!r}: number of experts: expected 1 or more, got 0")
     if not experts or getattr(config, "enable_moe_block", None):  # Gemma 4 calls its fields otherwise
         return
     for name in ("swiglu_alpha", "swiglu_limit"):
