@@ -66,6 +66,10 @@ class Repeats:
         )
 
 
+LOG_FORM, LOG_TIME = "%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"
+"""Of a line of the log; the time of day in a terminal, in a file the whole date."""
+
+
 class RepeatHandler(logging.Handler):
     """Hands lines on to another handler: each of them, but warnings and errors as `Repeats` has it.
 

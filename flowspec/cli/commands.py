@@ -25,7 +25,7 @@ from flowspec.cli.parser import HELP_ALL, HelpAll, Parser, Rare
 from flowspec.cli.terminal import LogHandler, note
 from flowspec.errors import FlowSpecError, InputError, meant
 from flowspec.interruption import INTERRUPTED, hear_signals
-from flowspec.repeats import RepeatHandler
+from flowspec.repeats import LOG_FORM, LOG_TIME, RepeatHandler
 from flowspec.version import __version__
 
 COMMANDS = (
@@ -151,7 +151,6 @@ def _parsed(argv: Sequence[str]) -> argparse.Namespace:
 def start_logging(args: argparse.Namespace) -> None:
     """A daemon logs its events always, the other commands when asked to."""
     level = logging.INFO if args.verbose or args.command == "daemon" else logging.WARNING
-    form = "%(asctime)s %(levelname)-7s %(message)s"
     if args.log_file:
         try:
             handler: logging.Handler = logging.FileHandler(args.log_file, errors="backslashreplace")
@@ -161,7 +160,7 @@ def start_logging(args: argparse.Namespace) -> None:
             ) from None
     else:
         handler = LogHandler()
-    handler.setFormatter(logging.Formatter(form, None if args.log_file else "%H:%M:%S"))
+    handler.setFormatter(logging.Formatter(LOG_FORM, None if args.log_file else LOG_TIME))
     logging.basicConfig(level=level, handlers=[RepeatHandler(handler)])
     if args.verbose and args.command == "daemon":  # of ours alone, for libraries tell much
         logging.getLogger("flowspec").setLevel(logging.DEBUG)

@@ -78,7 +78,7 @@ def strip_line(present: WatchState | None, width: int, *, blocks: bool = True) -
     shares = list(found["busy"])[:STAGES_SHOWN] or [0.0] * min(STAGES_SHOWN, len(present.stages))
     busy = "".join(level(share, blocks=blocks) for share in shares)
     line = (
-        f"busy {busy}  {found['tokens_per_s']:.1f} tokens/s  {present.living} guesses alive  "
+        f"busy {busy}  {found['tokens_per_s']:.1f} tokens/s  {counted(present.living, 'guess', 'es')} alive  "
         f"{found['S']:.1f} tokens a step"
     )
     return line[: width - 1]
@@ -174,7 +174,7 @@ def _figures_line(found: Mapping[str, Any], present: WatchState) -> Text:
     line = Text(no_wrap=True, overflow="ellipsis")
     line.append(f"{found['tokens_per_s']:.1f} tokens/s", style="bold")
     line.append(f"  {found['S']:.1f} tokens a step  {100 * found['rho']:.0f}% guessed")
-    line.append(f"  {present.living} guesses alive, {found['dropped_rows']} dropped")
+    line.append(f"  {counted(present.living, 'guess', 'es')} alive, {found['dropped_rows']} dropped")
     return line
 
 

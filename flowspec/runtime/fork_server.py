@@ -22,7 +22,7 @@ from pathlib import Path
 from flowspec.errors import FlowSpecError
 from flowspec.model.device_errors import tells_of_memory
 from flowspec.model.trials import ending
-from flowspec.repeats import RepeatHandler
+from flowspec.repeats import LOG_FORM, LOG_TIME, RepeatHandler
 from flowspec.runtime.daemon import Daemon
 from flowspec.runtime.emulation import devices_from_json
 from flowspec.runtime.local import NO_MEMORY
@@ -58,6 +58,7 @@ def main() -> None:
     )
     args = parser.parse_args()
     handler = logging.FileHandler(args.log_file) if args.log_file else logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter(LOG_FORM, None if args.log_file else LOG_TIME))
     logging.basicConfig(level=args.log_level, handlers=[RepeatHandler(handler)])
     faulthandler.enable(handler.stream or sys.stderr)  # of the daemons, too
     try:
