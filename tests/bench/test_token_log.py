@@ -7,8 +7,9 @@ import pytest
 from flowspec.bench.oracle import SeenToken
 from flowspec.bench.trace import Trace, oracle_s
 from flowspec.core.head.events import Draft, Drafted, Emit, HeadCommand, SendToFirstStage, Submit
-from flowspec.core.protocol.messages import Commit, Hop, Proposal, Sampling, Segment, SegmentPart
+from flowspec.core.protocol.messages import Hop, Proposal, Sampling, Segment
 from flowspec.watch.trips import Trip
+from tests.core.stages import commit, part_of
 
 SUBMIT = Submit(request=4, prompt=(7, 8), new_tokens_max=9, sampling=Sampling(), stop_ids=frozenset())
 OTHER = 5
@@ -16,18 +17,7 @@ OTHER = 5
 
 def rows(number: int, *nodes: tuple[int, int, int, int], request: int = 4) -> Segment:
     """A segment of rows (id, parent, token, position)."""
-    ids, parents, tokens, positions = zip(*nodes, strict=True)
-    commit = Commit(request=request, epoch=0, base=2, path=())
-    part = SegmentPart(
-        commit=commit,
-        opening=None,
-        ids=ids,
-        parents=parents,
-        tokens=tokens,
-        positions=positions,
-        committed=(False,) * len(ids),
-    )
-    return Segment(segment=number, parts=(part,))
+    return Segment(segment=number, parts=(part_of(commit(base=2, request=request), nodes),))
 
 
 def said(job: int, node: int, *tokens: int, request: int = 4) -> Drafted:

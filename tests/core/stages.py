@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from flowspec.core.protocol.messages import Commit, Open, Release, Sampling, Segment, SegmentPart
@@ -59,16 +61,25 @@ def segment(
     opens: Open | None = None,
 ) -> Segment:
     """Rows are (id, parent, position); a node's token is ten times its id."""
-    part = SegmentPart(
-        commit=newest or commit(),
-        opening=opens,
-        ids=tuple(row[0] for row in rows),
-        parents=tuple(row[1] for row in rows),
-        tokens=tuple(10 * row[0] for row in rows),
-        positions=tuple(row[2] for row in rows),
-        committed=(prompt,) * len(rows),
-    )
+    nodes = [(node, parent, 10 * node, position) for node, parent, position in rows]
+    part = part_of(newest or commit(), nodes, opens=opens, is_prompt=prompt)
     return Segment(segment=number, parts=(part,))
+
+
+def part_of(
+    newest: Commit, nodes: Sequence[tuple[int, ...]], opens: Open | None = None, is_prompt: bool = False
+) -> SegmentPart:
+    """Of rows (id, parent, token, position)."""
+    ids, parents, tokens, positions = zip(*nodes, strict=True) if nodes else ((),) * 4
+    return SegmentPart(
+        commit=newest,
+        opening=opens,
+        ids=ids,
+        parents=parents,
+        tokens=tokens,
+        positions=positions,
+        committed=(is_prompt,) * len(ids),
+    )
 
 
 def arrive(core: StageCore, sent: Segment) -> list[StageCommand]:

@@ -18,6 +18,7 @@ from flowspec.plan.profile import EXPERT_SHARE_CPU, EXPERT_SHARE_GPU, find_profi
 from flowspec.plan.shape import ModelShape, find_shape
 from flowspec.plan.sites import Network, PlanRequest, site
 from flowspec.plan.timing import LinkSpec
+from tests.plan.shapes import shape_of
 
 DEVICES = Path(__file__).parents[2] / "devices"
 BOARDS = sorted(DEVICES.glob("*.toml"))
@@ -141,27 +142,8 @@ def test_a_file_that_is_not_there_or_no_text_is_named(tmp_path: Path) -> None:
 OFF = 0.10
 CONTEXT = 150
 """Tokens of context on average of such runs: a short prompt, and an answer of one or two hundred tokens."""
-GEMMA = ModelShape(
-    name="gemma-2b",
-    layers=18,
-    hidden=2048,
-    intermediate=16384,
-    heads=8,
-    kv_heads=1,
-    head_dim=256,
-    vocabulary=256000,
-    is_tied=True,
-)
-QWEN = ModelShape(
-    name="qwen1.5-1.8b",
-    layers=24,
-    hidden=2048,
-    intermediate=5504,
-    heads=16,
-    kv_heads=16,
-    head_dim=128,
-    vocabulary=151936,
-)
+GEMMA = shape_of("gemma-2b", 18, 2048, 16384, 8, 1, 256, 256000, is_tied=True)
+QWEN = shape_of("qwen1.5-1.8b", 24, 2048, 5504, 16, 16, 128, 151936)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,11 +27,12 @@ from flowspec.plan.rival_pipelines import (
     rivals_of,
 )
 from flowspec.plan.rivals import Guesser, Pipeline, Rated, always_one, chains, linear_windows, plain, trees
-from flowspec.plan.shape import ModelShape, find_shape
+from flowspec.plan.shape import find_shape
 from flowspec.plan.sites import Network, PlannedDrafter, PlanRequest, site
 from flowspec.plan.tensor_parallel import TensorParallel, best_cut, can_cut
 from flowspec.plan.timing import Curve, LinkSpec
 from tests.bench.benches import boards
+from tests.plan.shapes import shape_of
 
 PING = LinkSpec(bandwidth_mbps=1000, delay_s=0.226e-3 / 2)
 """Between two Pi 5s on a switch (danielcorrea-hellomatik/distributed-llama)."""
@@ -62,16 +63,7 @@ def test_tensor_parallelism_reads_a_part_and_waits_twice_a_layer() -> None:
         compute_efficiency=1.0,
         layer_us=1000,
     )
-    shape = ModelShape(
-        name="small",
-        layers=3,
-        hidden=1024,
-        intermediate=2048,
-        heads=8,
-        kv_heads=8,
-        head_dim=128,
-        vocabulary=4000,
-    )
+    shape = shape_of("small", 3, 1024, 2048, 8, 8, 128, 4000)
     four = TensorParallel(
         boards=(board,) * 4,
         link=LinkSpec(bandwidth_mbps=100, delay_s=0.002),

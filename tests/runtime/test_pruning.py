@@ -19,7 +19,7 @@ from flowspec.bench.checkpoints import SMALL, make_checkpoint
 from flowspec.bench.exactness import Case, found_of, judge
 from flowspec.bench.outcome import EXACT
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.messages import Commit, Open, Sampling, Segment, SegmentPart
+from flowspec.core.protocol.messages import Commit, Open, Sampling, Segment
 from flowspec.core.stage.events import (
     ClearSlots,
     CloseCache,
@@ -38,6 +38,7 @@ from flowspec.model.step_by_step import StepByStep
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.session import ClusterOptions, Limits, open_cluster
 from flowspec.wire.codec import Tensor
+from tests.core.stages import part_of
 from tests.runtime.clusters import WAIT_S
 from tests.runtime.compute_bench import CONTEXT, Bench
 
@@ -138,16 +139,7 @@ def segment(
     number: int, rows: Sequence[tuple[int, int, int, int]], *, request: int = 1, opens: Open | None = None
 ) -> Segment:
     """Rows are (id, parent, token, position)."""
-    ids, parents, tokens, positions = zip(*rows, strict=True)
-    part = SegmentPart(
-        commit=commit(request=request),
-        opening=opens,
-        ids=ids,
-        parents=parents,
-        tokens=tokens,
-        positions=positions,
-        committed=(opens is not None,) * len(rows),
-    )
+    part = part_of(commit(request=request), rows, opens, is_prompt=opens is not None)
     return Segment(segment=number, parts=(part,))
 
 
