@@ -45,7 +45,7 @@ _MOST = {
 """The largest values of what is multiplied into memory, ten times and more above any model known."""
 _ABOVE_ZERO = (
     *("hidden_size", "num_attention_heads", "query_pre_attn_scalar", "rms_norm_eps", "norm_eps"),
-    *("logits_scaling", "rope_theta", "factor"),
+    *("logits_scaling", "rope_theta", "factor", "clip_qkv"),
 )
 """What is divided by, or has its root or its logarithm taken."""
 FLOAT_MAX = 1e15

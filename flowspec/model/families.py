@@ -14,8 +14,9 @@ import importlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
+from flowspec.core.protocol.model_spec import Router
 from flowspec.core.protocol.sliding_window import CONVOLUTION, LINEAR
 from flowspec.errors import InputError
 from flowspec.model.arithmetic.norms import Norm
@@ -29,8 +30,6 @@ class Root:
     lm_head: str
 
 
-Router = Literal["softmax", "softmax to 1", "scaled softmax to 1", "softmax of chosen", "sigmoid"]
-"""How a mixture's rows choose experts (`routers.py`)."""
 PLAIN_ROOT = Root(prefix="model.", lm_head="lm_head.weight")
 
 

@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import nn
 
-from flowspec.core.protocol.model_spec import Dense, Heads, LayerSpec, QueryNorm
+from flowspec.core.protocol.model_spec import Dense, Heads, LayerSpec, Mixture, QueryNorm
 from flowspec.core.protocol.precision import ACTIVATIONS, FILED
 from flowspec.errors import InputError, first_line
 from flowspec.model.accelerator import compute_precisely
@@ -45,7 +45,7 @@ from flowspec.model.device_errors import is_out_of_memory
 from flowspec.model.gguf_layers import GgufLinear, Part, stay_packed
 from flowspec.model.kernels import DTYPES, PAIRS16, Kernel, allow_gpu_library, kernels_of
 from flowspec.model.products import IN_ONE_CALL, lanes16, products
-from flowspec.model.program import Pass, Room, program_of
+from flowspec.model.program import ROUTERS, Pass, Room, program_of
 from flowspec.model.quantised import (
     LINEARS,
     SMALL,
@@ -405,9 +405,20 @@ def _digits_fault(library: compiled.Library, generator: torch.Generator) -> str:
 
 def _program_fault(generator: torch.Generator) -> str:
     """Where a layer that runs in one call differs from its definition, or nothing: with all norms, with
-    matrices joined and apart, and of each kind."""
-    hidden, heads, kv_heads, width, neurons = 40, 4, 2, 16, 70
-    for dtype, how, is_joined in itertools.product(DTYPES.values(), NORMS, (False, True)):
+    matrices joined, apart and of experts, and of each kind."""
+    hidden, heads, kv_heads, width, neurons, experts = 40, 4, 2, 16, 70, 6
+    for dtype, how, place in itertools.product(DTYPES.values(), NORMS, ("apart", "joined", "experts")):
+        is_joined, number = place == "joined", NORMS.index(how)
+        mixture = Mixture(
+            router=ROUTERS[(number + compiled.KINDS[dtype]) % len(ROUTERS)],
+            experts=experts,
+            chosen=2,
+            is_normed=dtype != torch.float16,
+            factor=1.5,
+            groups=2,
+            limit=0.7 if number == 1 else 0.0,
+            slope=1.7,
+        )
         norms: QueryNorm = "head" if how == NORMS[0] else "width" if how == NORMS[1] else ""
         dense = Dense(
             scale=0.3,
@@ -418,6 +429,9 @@ def _program_fault(generator: torch.Generator) -> str:
             norm_after_attention="second" if norms else "",
             norm_before_mlp="" if norms else "second",
             added_scale=0.7 if is_joined else 1.0,
+            has_sinks=is_joined,
+            clip=1.5 if place == "apart" else 0.0,
+            mixture=mixture if place == "experts" else None,
         )
         spec = LayerSpec(heads=heads, kv=Heads(count=kv_heads, width=width), source=0, dense=dense)
 
@@ -430,11 +444,17 @@ def _program_fault(generator: torch.Generator) -> str:
         queries, keys = heads * width, kv_heads * width
         if is_joined:
             attention = {"qkv_proj": linear(hidden, queries + 2 * keys, PanelInt8Linear)}
+            attention["sinks"] = torch.randn(heads, generator=generator).to(dtype)
             mlp = {"gate_up_proj": linear(hidden, 2 * neurons, PanelInt4Linear)}
         else:
             attention = {"q_proj": linear(hidden, queries, None), "k_proj": linear(hidden, keys, None)}
             attention["v_proj"] = linear(hidden, keys, PanelInt4Linear)
             mlp = {"gate_proj": linear(hidden, neurons, None), "up_proj": linear(hidden, neurons, None)}
+        if place == "experts":
+            mlp = _experts(experts, hidden, neurons, (None, PanelInt8Linear, PanelInt4Linear)[number], linear)
+            mlp["gate"] = norm(hidden * experts)
+            mlp["gate"].weight = mlp["gate"].weight.view(experts, hidden)
+            mlp["gate"].e_score_correction_bias = torch.randn(experts, generator=generator)
         attention["o_proj"], mlp["down_proj"] = linear(queries, hidden, None), linear(neurons, hidden, None)
         many = width if norms == "head" else queries, width if norms == "head" else keys
         attention |= {name: norm(size) for name, size in zip(("q_norm", "k_norm"), many, strict=True)}
@@ -448,6 +468,24 @@ def _program_fault(generator: torch.Generator) -> str:
             if not _runs_as_defined(layer, spec, how, dtype, rows, generator):
                 return f"differs from the definition of a layer of {rows} rows in {str(dtype)[6:]}, {how}"
     return ""
+
+
+def _experts(
+    count: int, hidden: int, neurons: int, kind: Any, linear: Callable[[int, int, Any], Any]
+) -> dict[str, Any]:
+    """So many, in two stacks, or packed."""
+    made = {
+        name: [linear(*sizes, kind) for _ in range(count)]
+        for name, sizes in (("gate_up_proj", (hidden, 2 * neurons)), ("down_proj", (neurons, hidden)))
+    }
+    for each in itertools.chain(*made.values()):
+        each.bias = None
+    stacks: dict[str, Any]
+    if kind is None:
+        stacks = {name: torch.stack([each.weight for each in own]) for name, own in made.items()}
+    else:
+        stacks = {name: torch.nn.ModuleList(own) for name, own in made.items()}
+    return {"experts": SimpleNamespace(**stacks, product=lanes16), "apart": made}
 
 
 def _small_linear(
@@ -501,7 +539,19 @@ def _runs_as_defined(
         for name, each in parts.items()
         if hasattr(each, "eps")
     }
-    expected = plain.layer(spec, products, norms, hidden.clone(), (cosine, sine), held)
+    experts: list[dict[str, Any]] = []
+    if "gate" in parts:
+        weight = parts["gate"].weight.float()
+        mixture = None if spec.dense is None else spec.dense.mixture
+        to = torch.float32 if mixture is not None and mixture.router == "sigmoid" else dtype
+        products["gate"] = lambda rows: plain.product(rows.float(), weight).to(to)
+        apart = parts["apart"]
+        experts = [dict(zip(apart, own, strict=True)) for own in zip(*apart.values(), strict=True)]
+        del norms["gate"]
+    vectors = {"sinks": parts["sinks"].float()} if "sinks" in parts else {}
+    if experts:
+        vectors["e_score_correction_bias"] = parts["gate"].e_score_correction_bias
+    expected = plain.layer(spec, products, norms, hidden.clone(), (cosine, sine), held, experts, vectors)
     found = hidden.clone()[None]
     program = program_of(layer, spec, how, dtype)
     Pass(Room(), found, TreeBatch([part], 0)).run(program, (cosine, sine), 0)

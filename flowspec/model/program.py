@@ -9,12 +9,13 @@ where its keys and values lie and what its rows see.
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+import itertools
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from flowspec.core.protocol.model_spec import LayerSpec, ModelSpec
+from flowspec.core.protocol.model_spec import LayerSpec, Mixture, ModelSpec, Router
 from flowspec.model.arithmetic import compiled
 from flowspec.model.arithmetic.compiled import KINDS, Call, Operation, Part, ProgramFields
 from flowspec.model.arithmetic.norms import NORMS, Norm
@@ -28,13 +29,16 @@ if TYPE_CHECKING:  # a trial of kernels would import transformers for nothing
     from flowspec.model.pieces import Angles, Pieces
 
 _NAMES = (
-    *("norm", "widen", "pair", "round", "split", "linear", "pairs", "packed", "digits"),
-    *("turn", "store", "attend", "gate", "add", "copy"),
+    *("norm", "widen", "pair", "round", "split", "linear", "pairs", "packed", "digits", "halves"),
+    *("turn", "store", "attend", "gate", "add", "copy", "clip", "choose", "sort", "gather", "mix"),
 )
 CODES = {name: code for code, name in enumerate(_NAMES)}
 """In the source's order."""
 PREPARED_BY = {"linear": "widen", "pairs": "pair", "packed": "round", "digits": "split"}
 """What rows are made of before they are multiplied, by how they are."""
+BY_OUTPUT = {*PREPARED_BY, "halves"}
+ROUTERS: tuple[Router, ...] = ("softmax", "softmax to 1", "softmax of chosen", "sigmoid")
+"""In the source's order."""
 REGISTERS_MAX = 24
 ALIGNMENT = 64
 Register = int
@@ -52,6 +56,10 @@ class Matrix:
     first: int
     prepared: tuple[str, int, bool]
     scales: int = 0
+
+    def is_like(self, other: Matrix | None) -> bool:
+        """Whether it lies elsewhere, and is the same but for that."""
+        return other is not None and replace(other, weights=self.weights, scales=self.scales) == self
 
 
 class CannotProgramError(Exception):
@@ -158,7 +166,7 @@ class _Maker:
         self._operations: list[Operation] = []
         self._held: list[Any] = []
         self._sums = self._sums_most = self._products = 0
-        self._stage = ""
+        self._stage, self._spread = "", 1
 
     def make(self) -> tuple[ProgramFields, list[Any]]:
         layer = self._layer
@@ -168,7 +176,8 @@ class _Maker:
         found = self._attention(attention, self._normed(hidden, self._dense.norm_before_attention))
         self._added(hidden, found, self._dense.norm_after_attention)
         self._end, self._stage = 0, "anew"  # the MLP's registers lie where attention's did
-        found = self._mlp(layer.mlp, self._normed(hidden, self._dense.norm_before_mlp))
+        rows, mixture = self._normed(hidden, self._dense.norm_before_mlp), self._dense.mixture
+        found = self._mlp(layer.mlp, rows) if mixture is None else self._mixture(mixture, layer.mlp, rows)
         self._added(hidden, found, self._dense.norm_after_mlp)
         assert len(self._widths) <= REGISTERS_MAX, "the source has no more room"
         operations = (Operation * len(self._operations))(*self._operations)
@@ -183,6 +192,8 @@ class _Maker:
             self._sums_most,
             self._products,
             KINDS[self._dtype],
+            0 if self._dense.mixture is None else self._dense.mixture.experts,
+            0 if self._dense.mixture is None else self._dense.mixture.chosen,
         )
         return fields, [operations, widths, starts, *self._held]
 
@@ -195,11 +206,15 @@ class _Maker:
 
     def _add(self, name: str, source: Register, to: Register = 0, *, other: int = -1, **fields: Any) -> None:
         """Threads wait for each other between operations that go by rows, by outputs and by heads."""
-        stage = name if name in ("attend", "store") else "outputs" if name in PREPARED_BY else "rows"
+        by_row = "rows" if self._spread == 1 else "rows of experts"
+        stage = name if name in ("attend", "store", "sort") else "outputs" if name in BY_OUTPUT else by_row
         before, self._stage = self._stage, stage
         waits = before not in ("", stage) and {before, stage} != {"rows", "store"}
+        spread = self._spread
         self._operations.append(
-            Operation(code=CODES[name], source=source, to=to, other=other, waits=waits, **fields)
+            Operation(
+                code=CODES[name], source=source, to=to, other=other, waits=waits, spread=spread, **fields
+            )
         )
 
     def _hold(self, tensor: torch.Tensor) -> int:
@@ -334,6 +349,9 @@ class _Maker:
                 (self._norm(queries[0], attention.q_norm, 1, queries[1]), 0),
                 (self._norm(keys[0], attention.k_norm, 1, keys[1]), 0),
             )
+        for source, at in (queries, keys, values) if self._dense.clip else ():
+            width_all = query_width if (source, at) == queries else key_width
+            self._add("clip", source, source, to_at=at, inputs=width_all, cap=self._dense.clip)
         if self._dense.is_turned:
             queries, keys = self._turned(*queries, spec.heads), self._turned(*keys, spec.kv.count)
         elif self._widths[queries[0]] != query_width:
@@ -357,6 +375,7 @@ class _Maker:
             inputs=width,
             heads=spec.heads,
             kv_heads=spec.kv.count,
+            bias=self._hold(attention.sinks.float()) if self._dense.has_sinks else None,
             factor=self._dense.scale,
             cap=self._dense.cap,
         )
@@ -379,3 +398,130 @@ class _Maker:
         how = compiled.FUNCTIONS.index(self._dense.activation)
         self._add("gate", gate[0], to, other=up[0], from_at=gate[1], with_at=up[1], inputs=width, how=how)
         return self._multiplied(to, mlp.down_proj)[0]
+
+    # ---------------------------------------------------------------------------------------- experts
+
+    def _mixture(self, mixture: Mixture, mlp: Any, rows: Register) -> Register:
+        """Rows choose experts and are sorted by them, run through each expert's MLP, and are added up."""
+        router, experts = mlp.router if hasattr(mlp, "router") else mlp.gate, mlp.experts
+        own = getattr(router, "bias", None)
+        if mixture.router not in ROUTERS or router.weight.dtype not in KINDS:
+            raise CannotProgramError
+        if own is not None and own.dtype != router.weight.dtype:
+            raise CannotProgramError
+        hidden, chosen = self._widths[rows], mixture.chosen
+        self._add("widen", rows, inputs=hidden)
+        self._add(
+            "halves",
+            rows,
+            weights=self._hold(router.weight),
+            bias=None if own is None else self._hold(own),
+            inputs=hidden,
+            outputs=mixture.experts,
+            kind=KINDS[router.weight.dtype],
+            how=KINDS[torch.float32 if mixture.router == "sigmoid" else self._dtype],
+        )
+        self._sums_most = max(self._sums_most, mixture.experts)
+        how = ROUTERS.index(mixture.router)
+        bias = getattr(router, "e_score_correction_bias", None)
+        if bias is not None and bias.dtype != torch.float32:
+            raise CannotProgramError
+        self._add(
+            "choose",
+            rows,
+            weights=None if bias is None else self._hold(bias),
+            inputs=mixture.experts,
+            outputs=mixture.open,
+            how=how,
+            heads=mixture.is_normed,
+            kv_heads=mixture.groups,
+            factor=mixture.factor,
+        )
+        self._add("sort", rows)
+        self._spread = chosen
+        sorted_rows = self._register(chosen * hidden)
+        self._add("gather", rows, sorted_rows, inputs=hidden)
+        joined = self._each(sorted_rows, experts, "gate_up_proj")
+        width = self._widths[joined] // chosen // 2
+        gated, how = self._register(chosen * width), compiled.FUNCTIONS.index(self._dense.activation)
+        self._add(
+            "gate",
+            joined,
+            gated,
+            other=joined,
+            with_at=width,
+            inputs=width,
+            how=how,
+            cap=mixture.limit,
+            factor=mixture.slope,
+        )
+        found = self._each(gated, experts, "down_proj")
+        self._spread = 1
+        mixed = self._register(hidden)
+        self._add("mix", found, mixed, inputs=hidden)
+        if mixture.has_shared:
+            shared = self._mlp(mlp.shared_experts, rows)
+            self._add("add", shared, mixed, inputs=hidden, factor=1.0)
+        return mixed
+
+    def _each(self, source: Register, experts: Any, name: str) -> Register:
+        """What each expert's matrices make of its own rows."""
+        given, biases = getattr(experts, name), getattr(experts, f"{name}_bias", None)
+        if isinstance(given, torch.nn.ModuleList):
+            made = [self._matrices(linear) for linear in given]
+            if any(getattr(linear, "order", None) is not None for linear in given):
+                raise CannotProgramError
+        else:
+            made = [[matrix] for matrix in self._stack(experts.product, given)]
+        pending = [list(each) for each in itertools.zip_longest(*made)]
+        if not all(all(map(own[0].is_like, own)) for own in pending):
+            raise CannotProgramError
+        to = self._register(self._spread * sum(own[0].outputs for own in pending))
+        while pending:
+            first = pending[0][0]
+            same = [own for own in pending if own[0].prepared == first.prepared]
+            pending = [own for own in pending if own not in same]
+            name = PREPARED_BY[first.how]
+            self._add(name, source, inputs=first.inputs, kind=first.kind, experts=len(made))
+            self._sums = 0
+            for own in same:
+                self._multiply_each(source, to, own, biases)
+        return to
+
+    def _multiply_each(self, source: Register, to: Register, own: list[Matrix], biases: Any) -> None:
+        first, table = own[0], ctypes.c_void_p * len(own)
+        weights, scales = table(*(each.weights for each in own)), table(*(each.scales for each in own))
+        self._held += [weights, scales]
+        if biases is not None and biases.dtype != self._dtype:
+            raise CannotProgramError
+        bias = None if biases is None else self._hold(biases) + first.first * biases.element_size()
+        self._add(
+            first.how,
+            source,
+            to,
+            weights=ctypes.addressof(weights),
+            scales=ctypes.addressof(scales),
+            bias=bias,
+            inputs=first.inputs,
+            outputs=first.outputs,
+            to_at=first.first,
+            kind=first.kind,
+            experts=len(own),
+            sums_at=self._sums,
+        )
+        self._sums += self._spread * first.outputs
+        self._sums_most = max(self._sums_most, self._sums)
+        self._products += self._spread * first.inputs * first.outputs
+
+    def _stack(self, product: Any, weights: torch.Tensor) -> list[Matrix]:
+        """The matrices of a parameter `[experts, out, in]`."""
+        if product not in (lanes16, pairs16):
+            raise CannotProgramError
+        count, outputs, inputs = weights.shape
+        how = "pairs" if product is pairs16 else "linear"
+        kind = 0 if how == "pairs" else KINDS[weights.dtype]
+        begin, size = self._hold(weights.detach()), outputs * inputs * weights.element_size()
+        return [
+            Matrix(how, kind, begin + place * size, inputs, outputs, 0, (how, 0, False))
+            for place in range(count)
+        ]

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from flowspec.core.protocol.model_spec import Router
 from flowspec.model.arithmetic import plain
 from flowspec.model.arithmetic.operations import over_their_sum, product, softmax
-from flowspec.model.families import Router
 
 Routed = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from flowspec.core.protocol.model_spec import Activation, Dense, Heads, LayerSpec, ModelSpec
+from flowspec.core.protocol.model_spec import Activation, Dense, Heads, LayerSpec, Mixture, ModelSpec, Router
 from flowspec.core.protocol.sliding_window import CONVOLUTION, LINEAR
 
 ACTIVATIONS: Mapping[str, Activation] = {
@@ -20,13 +20,23 @@ _SANDWICH = {
     "norm_after_mlp": "post_feedforward_layernorm",
 }
 _DENSE: Mapping[str, Mapping[str, Any]] = {
-    **{name: {} for name in ("llama", "mistral", "qwen2", "phi3", "smollm3", "granite")},
-    "qwen3": {"query_norm": "head"},
+    **{name: {} for name in ("llama", "mistral", "qwen2", "phi3", "smollm3", "granite", "mixtral")},
+    **{name: {"query_norm": "head"} for name in ("qwen3", "qwen3_moe")},
+    "olmoe": {"query_norm": "width"},
+    "glm4_moe": {},
+    "gpt_oss": {"has_sinks": True},
     "olmo2": {**_SANDWICH, "norm_before_attention": "", "norm_before_mlp": "", "query_norm": "width"},
     "gemma2": _SANDWICH,
     **{name: {**_SANDWICH, "query_norm": "head"} for name in ("gemma3", "gemma3_text")},
 }
 """Families whose layers are `Dense`, with the norms by which they differ from most."""
+_ROUTERS: Mapping[str, Router] = {
+    "qwen3_moe": "softmax",
+    "olmoe": "softmax",
+    "mixtral": "softmax to 1",
+    "glm4_moe": "sigmoid",
+    "gpt_oss": "softmax of chosen",
+}
 
 
 def spec_of(config: Any) -> ModelSpec:
@@ -74,12 +84,34 @@ def _dense(config: Any) -> list[Dense | None]:
             is_turned=bool(each),
             scale=float(scaled_by**-0.5 if multiplier is None else multiplier),
             cap=float(getattr(config, "attn_logit_softcapping", None) or 0.0),
+            clip=float(getattr(config, "clip_qkv", None) or 0.0),
             activation=ACTIVATIONS[name],
             added_scale=float(getattr(config, "residual_multiplier", 1.0)),
-            **norms,
+            mixture=_mixture(config, layer),
+            **{**norms, **({"query_norm": "head"} if getattr(config, "use_qk_norm", False) else {})},
         )
-        for each in turned
+        for layer, each in enumerate(turned)
     ]
+
+
+def _mixture(config: Any, layer: int) -> Mixture | None:
+    router = _ROUTERS.get(type(config).model_type)
+    every, first = getattr(config, "decoder_sparse_step", 1), getattr(config, "first_k_dense_replace", 0)
+    is_dense = layer < first or (layer + 1) % every or layer in getattr(config, "mlp_only_layers", ())
+    if router is None or is_dense:
+        return None
+    return Mixture(
+        router=router,
+        experts=experts_of(config),
+        chosen=_experts_per_row(config),
+        is_normed=bool(getattr(config, "norm_topk_prob", True)),
+        factor=float(getattr(config, "routed_scaling_factor", 1.0)),
+        groups=getattr(config, "n_group", 1),
+        open=getattr(config, "topk_group", 1),
+        has_shared=bool(getattr(config, "n_shared_experts", 0)),
+        limit=float(getattr(config, "swiglu_limit", None) or 0.0),
+        slope=float(getattr(config, "swiglu_alpha", None) or 0.0),
+    )
 
 
 # ----------------------------------------------------------------------------------- keys and values

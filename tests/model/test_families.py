@@ -6,8 +6,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import itertools
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -375,8 +377,9 @@ def slice_of(variant: str, dtype: str = "bfloat16") -> Slice:
     generator = torch.Generator().manual_seed(1)
     for module in made.loaded:
         module.to_empty(device="cpu").to(getattr(torch, dtype))
-        for weights in module.parameters():
-            weights.data = (torch.randn(weights.shape, generator=generator) * 0.15).to(getattr(torch, dtype))
+        for name, weights in itertools.chain(module.named_parameters(), module.named_buffers()):
+            kind = torch.float32 if name.endswith("correction_bias") else getattr(torch, dtype)
+            weights.data = (torch.randn(weights.shape, generator=generator) * 0.15).to(kind)
     made.call_directly(kernel_of(dtype, CPU).product)
     return Slice(made, dtype, CPU)
 
@@ -397,7 +400,10 @@ def run(part: Slice, requests: list[tuple[int, int]]) -> torch.Tensor:
 
 FEWER = ("llama-grouped", "qwen2-sliding", "qwen3", "mistral-sliding", "gemma2", "smollm3", "granite")
 
-PROGRAMS = (*FEWER, "llama-rope3", "qwen2", "gemma3-text", "phi3-longrope", "olmo2")
+PROGRAMS = (
+    *(*FEWER, "llama-rope3", "qwen2", "gemma3-text", "phi3-longrope", "olmo2"),
+    *("olmoe", "qwen3-moe", "mixtral", "glm4-moe", "gpt-oss"),
+)
 
 
 @pytest.mark.arm
@@ -413,15 +419,23 @@ def test_programs_give_the_bits_of_their_definition_in_numpy(variant: str, dtype
     def norm(rows: np.ndarray, of: Any) -> np.ndarray:
         return plain.norm(rows, of.weight.detach().numpy(), of.eps, part.pieces.family.norm)
 
-    for place, layer in enumerate(part.pieces.layers):
-        spec, modules = (
-            part.spec.layers[2 + place],
-            {name[name.rfind(".") + 1 :]: each for name, each in layer.named_modules()},
-        )
+    for number, layer in enumerate(part.pieces.layers):
+        spec = part.spec.layers[2 + number]
+        modules = {name[name.rfind(".") + 1 :]: each for name, each in layer.named_modules()}
         products, norms = (
             {name: functools.partial(call, of=each) for name, each in modules.items() if hasattr(each, field)}
             for call, field in ((multiplied, "in_features"), (norm, "eps"))
         )
+        router = modules.get("router", modules.get("gate"))
+        vectors = {name: each.float().numpy() for name, each in weights_of(layer) if each.dim() == 1}
+        experts = list[dict[str, Any]]()
+        if router is not None:
+            kind = "f4" if part.pieces.family.router == "sigmoid" else dtype
+            products["gate"] = functools.partial(routed, router=router, kind=kind)
+            stacks = dict(modules["experts"].named_parameters())
+            for place in range(spec.dense.mixture.experts):
+                own = {name: each[place] for name, each in stacks.items()}
+                experts.append({name: functools.partial(multiplied, of=own, name=name) for name in EXPERTS})
         lags = places[:, None] - places
         held = plain.Held(
             keys=np.zeros((spec.kv.count, 4, spec.kv.width, 16), hidden.dtype),
@@ -429,15 +443,30 @@ def test_programs_give_the_bits_of_their_definition_in_numpy(variant: str, dtype
             slots=places,
             paths=np.where((lags >= 0) & (lags < (spec.window or rows)), places, -1),
         )
-        cosine, sine = (each.numpy() for each in angles[place])
-        hidden = plain.layer(spec, products, norms, hidden, (cosine, sine), held)
+        cosine, sine = (each.numpy() for each in angles[number])
+        hidden = plain.layer(spec, products, norms, hidden, (cosine, sine), held, experts, vectors)
     assert np.array_equal(run(part, [(0, rows)]).numpy(), hidden)
 
 
-def multiplied(rows: np.ndarray, of: torch.nn.Linear) -> np.ndarray:
-    """In the precision of what is given, rounded once."""
-    found = plain.lanes_product(rows, of.weight.detach().numpy())
-    return (found if of.bias is None else found + of.bias.detach().numpy()).astype(rows.dtype)
+def weights_of(layer: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, each in itertools.chain(layer.named_parameters(), layer.named_buffers()):
+        yield name[name.rfind(".") + 1 :], each.detach()
+
+
+EXPERTS = ("gate_up_proj", "down_proj")
+
+
+def multiplied(rows: np.ndarray, of: Any, name: str = "") -> np.ndarray:
+    """By a layer, or by an expert's weights, in the precision of what is given, rounded once."""
+    weight, bias = (of[name], of.get(f"{name}_bias")) if name else (of.weight, of.bias)
+    found = plain.lanes_product(rows, weight.detach().numpy())
+    return (found if bias is None else found + bias.detach().numpy()).astype(rows.dtype)
+
+
+def routed(rows: np.ndarray, router: Any, kind: str) -> np.ndarray:
+    found = plain.product(rows.astype(np.float32), router.weight.detach().float().numpy())
+    bias = getattr(router, "bias", None)
+    return (found if bias is None else found + bias.detach().float().numpy()).astype(kind)
 
 
 @pytest.mark.parametrize("variant", PROGRAMS)

@@ -16,6 +16,8 @@ from typing import Literal
 Activation = Literal["silu", "gelu_tanh"]
 QueryNorm = Literal["", "head", "width"]
 """How queries and keys are normalised: not at all, each head alone, or all heads together."""
+Router = Literal["softmax", "softmax to 1", "scaled softmax to 1", "softmax of chosen", "sigmoid"]
+"""How a mixture's rows choose experts (`model.routers`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,24 +43,47 @@ class Carried:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Mixture:
+    """Experts in the place of an MLP, among which each row chooses so many; `is_normed`: their shares are
+    brought to a sum of 1, then multiplied by `factor`. They are in `groups`, of which so many are `open` to a
+    row. `has_shared`: what an MLP makes of every row is added. With a `limit` (0: none) gates and values are
+    clamped, and gated with a `slope` (`plain.clamped`)."""
+
+    router: Router
+    experts: int
+    chosen: int
+    is_normed: bool = True
+    factor: float = 1.0
+    groups: int = 1
+    open: int = 1
+    has_shared: bool = False
+    limit: float = 0.0
+    slope: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Dense:
-    """A layer of attention, then an MLP with a gate, each added to the hidden state.
+    """A layer of attention, then an MLP with a gate or a `mixture` of such, each added to the hidden state.
 
     `is_turned`: whether position embeddings turn queries and keys. `scale` and `cap` are of scores; cap 0:
-    they have no bound. `norm_...`: what a layer's norms are called, in the places where it has one.
-    `added_scale`: of what is added to the hidden state.
+    they have no bound. `has_sinks`: beside those of keys there are scores that have no value. `clip`:
+    queries, keys and values have a bound, or 0. `norm_...`: what a layer's norms are called, in the places
+    where it has one. `added_scale`: of what is added to the hidden state.
     """
 
     scale: float
     activation: Activation
     is_turned: bool = True
     cap: float = 0.0
+    has_sinks: bool = False
+    clip: float = 0.0
     query_norm: QueryNorm = ""
     norm_before_attention: str = "input_layernorm"
     norm_after_attention: str = ""
     norm_before_mlp: str = "post_attention_layernorm"
     norm_after_mlp: str = ""
     added_scale: float = 1.0
+    mixture: Mixture | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,6 +42,11 @@ def repeat(x: Array, count: int, axis: int) -> Array:
     return np.repeat(x, count, axis) if isinstance(x, np.ndarray) else x.repeat_interleave(count, axis)
 
 
+def order(x: Array) -> Array:
+    """Where the numbers are, the smallest first, by the last dimension; of two alike the first one first."""
+    return np.argsort(x, -1, kind="stable") if isinstance(x, np.ndarray) else x.argsort(dim=-1, stable=True)
+
+
 def fill_up(x: Array, multiple: int, value: float = 0) -> Array:
     """The last dimension, with a value behind it, up to a multiple."""
     missing = -x.shape[-1] % multiple

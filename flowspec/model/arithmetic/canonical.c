@@ -2375,7 +2375,9 @@ void flowspec_delta(const Delta *a) {
  * for all rows, by one team of threads, which wait for each other where an operation `waits`. Those of rows go by
  * row, so that one may follow another without a wait; those of outputs go by output. Nothing is allocated: the
  * caller lends room. Register 0 is what the layer is given, and what it makes of that. */
-enum { NORM, WIDEN, PAIR, ROUND, SPLIT, LINEAR, PAIRS, PACKED, DIGITS, TURN, STORE, ATTEND, GATE, ADD, COPY };
+enum { NORM, WIDEN, PAIR, ROUND, SPLIT, LINEAR, PAIRS, PACKED, DIGITS, HALVES, TURN, STORE, ATTEND, GATE, ADD, COPY,
+       CLIP, CHOOSE, SORT, GATHER, MIX };
+enum { SHARES, SHARES_TO_ONE, SHARES_OF_CHOSEN, SHARES_APART }; /* how rows choose experts (`model/routers.py`) */
 #define REGISTERS_MAX 24
 #define ALIGNED(bytes) (((bytes) + 63) / 64 * 64)
 
@@ -2386,6 +2388,8 @@ typedef struct {
     int64_t in, out, sums_at;   /* sums_at: of sums in float32, among those of products that run at a time */
     int32_t code, from, with, to, waits;
     int32_t how, kind, heads, kv_heads; /* kind: of weights, or their form */
+    int32_t spread, experts; /* how many rows a row has in these registers: one, or one for each of its experts; among
+                                how many matrices these choose, whose addresses are `weights` and `scales` */
     float factor, eps, cap;
 } Operation;
 
@@ -2394,8 +2398,23 @@ typedef struct {
     const int64_t *widths, *starts; /* of registers: starts are multiples of 64, for a row; several may share one */
     int64_t count, registers, numbers, sums, products; /* numbers of all registers, sums in float32, and products,
                                                           for a row */
-    int32_t kind;
+    int32_t kind, experts, chosen; /* of a mixture, and how many a row chooses */
 } Program;
+
+/* Rows of one expert, one after another. */
+typedef struct {
+    int64_t first, rows;
+    int32_t expert;
+} Segment;
+
+/* What rows chose: of row r the experts and their shares r * chosen and on; then, sorted by expert, whose row each
+ * is and of which segment; and of row r, expert by expert, where its own are. */
+typedef struct {
+    int32_t *experts, *row_of, *segment_of, *of_row;
+    float *shares;
+    Segment *segments;
+    int64_t *count; /* of segments */
+} Routes;
 
 /* What a request holds of a layer, as in `Attention` and `Stored`. */
 typedef struct {
@@ -2429,12 +2448,17 @@ typedef struct {
     const Call *call;
     char *registers[REGISTERS_MAX], *prepared, *own; /* own: rooms of threads */
     float *sums;
+    Routes routes;
     int64_t own_bytes, bytes;
     int32_t threads;
 } Run;
 
-INLINE char *at_row(const Run *run, int32_t number, int64_t row, int64_t at) {
-    return run->registers[number] + (row * run->program->widths[number] + at) * size_of(run->program->kind);
+INLINE int64_t width_of(const Run *run, const Operation *o, int32_t number) {
+    return run->program->widths[number] / o->spread;
+}
+
+INLINE char *at_row(const Run *run, const Operation *o, int32_t number, int64_t row, int64_t at) {
+    return run->registers[number] + (row * width_of(run, o, number) + at) * size_of(run->program->kind);
 }
 
 /* The rows as `code` prepares them for products with matrices of so many inputs: float32, then by blocks where
@@ -2450,12 +2474,32 @@ INLINE int64_t prepared_bytes(int32_t code, int64_t rows, int64_t in) {
     return code == ROUND ? rounded : code == SPLIT ? 2 * rounded + 4 * rows : 0;
 }
 
+/* No less than `prepared_bytes` of so many rows are these bytes for each, and the slack. */
+INLINE int64_t prepared_row(int32_t code, int64_t in, int64_t *slack) {
+    *slack = 128;
+    if (code == WIDEN)
+        return 4 * in + 4 * (in + INPUTS_AT_ONCE);
+#ifdef STEP
+    if (code == PAIR) {
+        *slack += 2 * PAIR_ROWS * (in + STEP);
+        return 2 * (in + STEP);
+    }
+#endif
+    return prepared_bytes(code, 1, in);
+}
+
+/* Where the rows of a segment are prepared: its number counts, since each has its slack. */
+INLINE char *prepared_at(const Run *run, int32_t code, const Operation *o, int64_t number) {
+    int64_t slack, row = prepared_row(code, o->in, &slack);
+    return run->prepared + ALIGNED(run->routes.segments[number].first * row + number * slack);
+}
+
 static Attention attention_of(const Run *run, const Operation *o, const Part *part) {
     const Cache *cache = part->cache;
-    return (Attention){.queries = at_row(run, o->from, part->first, 0), .keys = cache->keys,
+    return (Attention){.queries = at_row(run, o, o->from, part->first, 0), .keys = cache->keys,
                        .values = cache->values, .key_steps = cache->key_steps, .value_steps = cache->value_steps,
-                       .seen = part->seen,
-                       .order = part->order, .ends = part->ends, .found = at_row(run, o->to, part->first, 0),
+                       .seen = part->seen, .sinks = o->bias,
+                       .order = part->order, .ends = part->ends, .found = at_row(run, o, o->to, part->first, 0),
                        .rows = part->rows, .heads = o->heads, .kv_heads = o->kv_heads, .width = o->in,
                        .value_width = (o->in + LANES - 1) / LANES * LANES, .slots = cache->slots,
                        .high = part->high, .blocks = part->blocks, .scale = o->factor, .cap = o->cap,
@@ -2476,12 +2520,18 @@ static int64_t lay_out(Run *run) {
     at += ALIGNED(4 * rows * program->sums);
     for (int64_t i = 0; i < program->count; i++) {
         const Operation *o = program->operations + i;
-        int64_t bytes = prepared_bytes(o->code, rows, o->in), room = 0;
+        int64_t slack, bytes = prepared_bytes(o->code, rows, o->in), room = 0, all = rows * o->spread;
+        if (o->experts && o->code <= SPLIT)
+            bytes = all * prepared_row(o->code, o->in, &slack) + (all < o->experts ? all : o->experts) * slack + 64;
         prepared = bytes > prepared ? bytes : prepared;
         if (o->code == NORM)
             room = 8 * norm_room(o->in);
-        else if (o->code == LINEAR && rows > ROWS_FEW)
+        else if (o->code == LINEAR && all > ROWS_FEW)
             room = sizeof(Blocks);
+        else if (o->code == HALVES)
+            room = 4 * (o->in + half_room(o->in));
+        else if (o->code == CHOOSE)
+            room = 8 * (o->in + WIDTH) + 4 * (half_room(o->in) + 3 * o->in + WIDTH);
         else if (o->code == SPLIT)
             room = 4 * o->in;
         for (int64_t p = 0; p < run->call->parts_count && o->code == ATTEND; p++) {
@@ -2492,6 +2542,11 @@ static int64_t lay_out(Run *run) {
         }
         own = room > own ? room : own;
     }
+    const int64_t chosen = ALIGNED(4 * rows * program->chosen);
+    run->routes = (Routes){(int32_t *)at, (int32_t *)(at + chosen), (int32_t *)(at + 2 * chosen),
+                           (int32_t *)(at + 3 * chosen), (float *)(at + 4 * chosen), (Segment *)(at + 5 * chosen),
+                           (int64_t *)(at + 5 * chosen + ALIGNED(sizeof(Segment) * program->experts))};
+    at += program->experts ? 5 * chosen + ALIGNED(sizeof(Segment) * program->experts) + 64 : 0;
     run->prepared = at;
     at += ALIGNED(prepared);
     run->own = at;
@@ -2499,24 +2554,45 @@ static int64_t lay_out(Run *run) {
     return at + run->own_bytes * run->threads - (char *)run->call->room;
 }
 
-INLINE void widen_row(int kind, const Run *run, const Operation *o, int64_t r) {
-    const int64_t rows = run->call->rows, width = run->program->widths[o->from];
+/* Of rows for which `to` has room, row `r`, which lies at `from`. */
+INLINE void widen_row(int kind, const Operation *o, const char *from, int64_t r, int64_t rows, char *to) {
     if (kind == FLOAT32 && rows <= ROWS_FEW)
         return; /* they are read where they lie */
-    float *to = (float *)run->prepared + r * o->in;
-    widen_all(run->registers[o->from], r * width + o->from_at, kind, o->in, to);
+    float *wide = (float *)to + r * o->in;
+    widen_all(from, 0, kind, o->in, wide);
     if (rows > ROWS_FEW)
-        divide_row(to, r, rows, o->in, (float *)(run->prepared + ALIGNED(4 * rows * o->in)));
+        divide_row(wide, r, rows, o->in, (float *)(to + ALIGNED(4 * rows * o->in)));
+}
+
+/* `clamped` of `model/arithmetic/plain.py`: no farther from 0 than the cap, and gated with the factor. */
+INLINE void clamp_row(int kind, const Operation *o, const char *gates, const char *values, char *to) {
+    const vector limit = all(o->cap), slope = all(o->factor);
+    for (int64_t i = 0; i < o->in; i += WIDTH) {
+        const int64_t count = o->in - i < WIDTH ? o->in - i : WIDTH;
+        float gate[WIDTH] = {0}, value[WIDTH] = {0};
+        widen_all(gates, i, kind, count, gate);
+        widen_all(values, i, kind, count, value);
+        vector up = load(value), found = load(gate);
+        found = chosen(found > limit, limit, found) * slope;
+        up = chosen(up > limit, limit, chosen(up < -limit, -limit, up));
+        functions_of(&found, 1, SILU);
+        store(gate, found / slope * (up + all(1.0f)));
+        narrow_all(gate, count, to, i, kind);
+    }
 }
 
 INLINE void gate_row(int kind, const Run *run, const Operation *o, int64_t r) {
-    function_of_all(kind, at_row(run, o->from, r, o->from_at), o->in, o->how,
-                    o->with < 0 ? NULL : at_row(run, o->with, r, o->with_at), at_row(run, o->to, r, o->to_at));
+    if (o->cap > 0)
+        clamp_row(kind, o, at_row(run, o, o->from, r, o->from_at), at_row(run, o, o->with, r, o->with_at),
+                  at_row(run, o, o->to, r, o->to_at));
+    else
+        function_of_all(kind, at_row(run, o, o->from, r, o->from_at), o->in, o->how,
+                    o->with < 0 ? NULL : at_row(run, o, o->with, r, o->with_at), at_row(run, o, o->to, r, o->to_at));
 }
 
 INLINE void add_row_of(int kind, const Run *run, const Operation *o, int64_t r) {
-    const char *from = at_row(run, o->from, r, o->from_at);
-    char *to = at_row(run, o->to, r, o->to_at);
+    const char *from = at_row(run, o, o->from, r, o->from_at);
+    char *to = at_row(run, o, o->to, r, o->to_at);
     int64_t i = 0;
     for (; i + WIDTH <= o->in; i += WIDTH) {
         vector more = widened(from, i, kind);
@@ -2532,6 +2608,174 @@ INLINE void add_row_of(int kind, const Run *run, const Operation *o, int64_t r) 
     }
 }
 
+/* Numbers no farther from 0 than a bound; what is no number stays so. */
+INLINE void clip_row(int kind, int64_t count, float most, char *x) {
+    for (int64_t i = 0; i < count; i++) {
+        float number = widened_one(x, i, kind);
+        narrow_one(x, i, kind, number > most ? most : number < -most ? -most : number);
+    }
+}
+
+/* Row `r`, of `rows` that are prepared together, as its product reads it. */
+static void prepare_row(const Run *run, const Operation *o, const char *from, int64_t r, int64_t rows, char *to,
+                        float *own) {
+    const int kind = run->program->kind;
+    if (o->code == WIDEN)
+        FOR_KIND(kind, widen_row, o, from, r, rows, to);
+#ifdef STEP
+    else if (o->code == PAIR) {
+        pair_row((const uint16_t *)from, r, o->in, (uint16_t *)to);
+        for (int64_t more = rows; r == rows - 1 && more % PAIR_ROWS; more++)
+            pair_row(NULL, more, o->in, (uint16_t *)to);
+    }
+#endif
+    else if (o->code == ROUND) {
+        int count;
+        const int64_t first = portion_of(r, rows, &count), groups = (o->in + GROUP - 1) / GROUP;
+        round_groups(from, kind, 0, o->in, groups, offset_of(o->kind), has_halves(o->kind),
+                     (Rounded *)to + first * groups + r - first, count);
+    } else {
+        float *shares = (float *)((Rounded *)to + 2 * rows * ((o->in + GROUP - 1) / GROUP));
+        FOR_KIND(kind, WIDEN_ALL, from, 0, o->in, own);
+        shares[r] = round_digit_row(own, r, rows, o->in, (Rounded *)to);
+    }
+}
+
+/* Shares of numbers as `flowspec_shares` has them, with room for half of them. */
+INLINE void share_out(float *x, int64_t width, int are_powers, float *room) {
+    float some[WIDTH] = {0}, most = x[0];
+    for (int64_t i = 1; i < width; i++) /* or what is no number, if there is one */
+        most = x[i] > most || x[i] != x[i] ? x[i] : most;
+    for (int64_t i = 0; i < width && are_powers; i += WIDTH) {
+        int64_t count = width - i < WIDTH ? width - i : WIDTH;
+        memcpy(some, x + i, sizeof(float) * count);
+        store(some, exponential(load(some) - all(most)));
+        memcpy(x + i, some, sizeof(float) * count);
+    }
+    const float sum = halves_sum(x, width, half_room(width), room);
+    for (int64_t i = 0; i < width; i++)
+        x[i] /= sum;
+}
+
+/* Where the greatest are, the first of two alike first; what is no number is greater than all. */
+INLINE void find_greatest(const float *scores, int64_t count, int64_t wanted, int32_t *found) {
+    for (int64_t c = 0; c < wanted; c++) {
+        int64_t best = -1;
+        for (int64_t i = 0; i < count; i++) {
+            int is_taken = 0;
+            for (int64_t other = 0; other < c; other++)
+                is_taken |= found[other] == i;
+            if (!is_taken && (best < 0 || scores[i] > scores[best] || (scores[i] != scores[i] && scores[best] == scores[best])))
+                best = i;
+        }
+        found[c] = (int32_t)best;
+    }
+}
+
+/* Leaves to the groups whose two best are best what they have; the others have nothing. */
+INLINE void open_groups(float *choice, int64_t count, int64_t groups, int64_t open, float *best, int32_t *found) {
+    const int64_t size = count / groups;
+    for (int64_t g = 0; g < groups; g++) {
+        find_greatest(choice + g * size, size, 2, found);
+        best[g] = choice[g * size + found[0]] + choice[g * size + found[1]];
+    }
+    find_greatest(best, groups, open, found);
+    for (int64_t g = 0; g < groups; g++) {
+        int is_open = 0;
+        for (int64_t other = 0; other < open; other++)
+            is_open |= found[other] == g;
+        for (int64_t i = g * size; i < (g + 1) * size && !is_open; i++)
+            choice[i] = -INFINITY;
+    }
+}
+
+/* The experts of a row, by its logits. Apart, each has a share of its own, to which a bias is added in choosing. */
+static void choose_row(const Run *run, const Operation *o, int64_t r, float *own) {
+    const int64_t count = o->in, chosen = run->program->chosen, groups = o->kv_heads;
+    float some[WIDTH] = {0}, *scores = own, *choice = own + count, *room = choice + count + WIDTH;
+    int32_t *experts = run->routes.experts + r * chosen;
+    float *shares = run->routes.shares + r * chosen;
+    memcpy(scores, run->sums + run->call->rows * o->sums_at + r * count, sizeof(float) * count);
+    for (int64_t i = 0; i < count && o->how == SHARES_APART; i += WIDTH) {
+        int64_t most = count - i < WIDTH ? count - i : WIDTH;
+        memcpy(some, scores + i, sizeof(float) * most);
+        store(some, all(1.0f) / (all(1.0f) + exponential(-load(some))));
+        memcpy(scores + i, some, sizeof(float) * most);
+    }
+    if (o->how == SHARES || o->how == SHARES_TO_ONE)
+        share_out(scores, count, 1, room);
+    for (int64_t i = 0; i < count; i++)
+        choice[i] = o->how == SHARES_APART ? scores[i] + ((const float *)o->weights)[i] : scores[i];
+    if (groups > 1)
+        open_groups(choice, count, groups, o->out, room, (int32_t *)(room + groups));
+    find_greatest(choice, count, chosen, experts);
+    for (int64_t c = 0; c < chosen; c++)
+        shares[c] = scores[experts[c]];
+    if (o->how == SHARES_APART) {
+        const float sum = o->heads ? halves_sum(shares, chosen, half_room(chosen), room) + 1e-20f : 1.0f;
+        for (int64_t c = 0; c < chosen; c++)
+            shares[c] = shares[c] / sum * o->factor;
+        return;
+    }
+    if (o->how == SHARES_OF_CHOSEN || o->how == SHARES_TO_ONE || o->heads)
+        share_out(shares, chosen, o->how == SHARES_OF_CHOSEN, room);
+    if (o->how == SHARES || o->how == SHARES_OF_CHOSEN)
+        for (int64_t c = 0; c < chosen; c++)
+            shares[c] = rounded_one(shares[c], run->program->kind);
+}
+
+/* Sorts what rows chose by expert, and by row. */
+static void sort_choices(const Run *run) {
+    const Routes *to = &run->routes;
+    const int64_t chosen = run->program->chosen, choices = run->call->rows * chosen;
+    int64_t first = 0, count = 0;
+    for (int32_t expert = 0; expert < run->program->experts; expert++)
+        to->segments[expert] = (Segment){0, 0, expert};
+    for (int64_t i = 0; i < choices; i++)
+        to->segments[to->experts[i]].rows++;
+    for (int32_t expert = 0; expert < run->program->experts; expert++) {
+        to->segments[expert].first = first;
+        first += to->segments[expert].rows;
+    }
+    for (int64_t i = 0; i < choices; i++)
+        to->row_of[to->segments[to->experts[i]].first++] = (int32_t)i;
+    for (int64_t r = chosen - 1; r < choices; r += chosen)
+        to->of_row[r] = 0; /* how many of a row's are found, till the last is: it lies behind the others */
+    for (int32_t expert = 0; expert < run->program->experts; expert++) {
+        Segment own = to->segments[expert];
+        own.first -= own.rows;
+        for (int64_t slot = own.first; slot < own.first + own.rows; slot++) {
+            int32_t *mine = to->of_row + to->row_of[slot] / chosen * chosen, found = mine[chosen - 1];
+            mine[chosen - 1] = found + 1;
+            mine[found] = (int32_t)slot;
+            to->segment_of[slot] = (int32_t)count;
+        }
+        if (own.rows)
+            to->segments[count++] = own;
+    }
+    *to->count = count;
+}
+
+/* A row's experts, each times its share, added in ascending order. */
+INLINE void mix_row(int kind, const Run *run, const Operation *o, int64_t r) {
+    const int64_t chosen = run->program->chosen, width = o->in;
+    char *to = run->registers[o->to] + r * width * size_of(kind);
+    for (int64_t c = 0; c < chosen; c++) {
+        const int32_t slot = run->routes.of_row[r * chosen + c];
+        const float share = run->routes.shares[run->routes.row_of[slot]];
+        const char *from = run->registers[o->from] + slot * width * size_of(kind);
+        int64_t i = 0;
+        for (; i + WIDTH <= width; i += WIDTH) {
+            vector before = c ? widened(to, i, kind) : all(0.0f);
+            narrow(to, i, kind, before + rounded(widened(from, i, kind) * all(share), kind));
+        }
+        for (; i < width; i++) {
+            float before = c ? widened_one(to, i, kind) : 0.0f;
+            narrow_one(to, i, kind, before + rounded_one(widened_one(from, i, kind) * share, kind));
+        }
+    }
+}
+
 /* An operation of rows, with row `r`. */
 static void run_row(const Run *run, const Operation *o, int64_t r, float *own) {
     const Program *program = run->program;
@@ -2543,26 +2787,14 @@ static void run_row(const Run *run, const Operation *o, int64_t r, float *own) {
         int64_t from = r * program->widths[o->from] + o->from_at, to = r * program->widths[o->to] + o->to_at;
         for (int64_t head = 0; head < o->heads; head++)
             FOR_KIND(kind, normalise, &a, from + head * o->in, to + head * o->in, norm_room(o->in), own);
-    } else if (o->code == WIDEN)
-        FOR_KIND(kind, widen_row, run, o, r);
-#ifdef STEP
-    else if (o->code == PAIR) {
-        pair_row((const uint16_t *)at_row(run, o->from, r, o->from_at), r, o->in, (uint16_t *)run->prepared);
-        for (int64_t more = rows; r == rows - 1 && more % PAIR_ROWS; more++)
-            pair_row(NULL, more, o->in, (uint16_t *)run->prepared);
-    }
-#endif
-    else if (o->code == ROUND) {
-        int count;
-        const int64_t first = portion_of(r, rows, &count), groups = (o->in + GROUP - 1) / GROUP;
-        round_groups(at_row(run, o->from, r, o->from_at), kind, 0, o->in, groups, offset_of(o->kind),
-                     has_halves(o->kind), (Rounded *)run->prepared + first * groups + r - first, count);
-    } else if (o->code == SPLIT) {
-        Rounded *to = (Rounded *)run->prepared;
-        float *shares = (float *)(to + 2 * rows * ((o->in + GROUP - 1) / GROUP));
-        FOR_KIND(kind, WIDEN_ALL, at_row(run, o->from, r, o->from_at), 0, o->in, own);
-        shares[r] = round_digit_row(own, r, rows, o->in, to);
-    } else if (o->code == TURN) {
+    } else if (o->code <= SPLIT && o->experts) {
+        const int64_t number = run->routes.segment_of[r];
+        const Segment *segment = run->routes.segments + number;
+        prepare_row(run, o, at_row(run, o, o->from, r, o->from_at), r - segment->first, segment->rows,
+                    prepared_at(run, o->code, o, number), own);
+    } else if (o->code <= SPLIT)
+        prepare_row(run, o, at_row(run, o, o->from, r, o->from_at), r, rows, run->prepared, own);
+    else if (o->code == TURN) {
         Turn a = {run->registers[o->from] + o->from_at * size_of(kind), run->call->cosine, run->call->sine,
                   run->registers[o->to], rows, o->heads, o->in, run->call->angles, program->widths[o->from], o->in,
                   kind};
@@ -2573,9 +2805,10 @@ static void run_row(const Run *run, const Operation *o, int64_t r, float *own) {
             if (r < part->first || r >= part->first + part->rows)
                 continue;
             const Cache *to = part->cache;
-            Stored a = {at_row(run, o->from, part->first, o->from_at), at_row(run, o->with, part->first, o->with_at),
-                        part->places, to->keys, to->values, to->key_steps, to->value_steps, part->rows, o->kv_heads,
-                        o->in, (o->in + LANES - 1) / LANES * LANES, to->slots, program->widths[o->from], o->in,
+            Stored a = {at_row(run, o, o->from, part->first, o->from_at),
+                        at_row(run, o, o->with, part->first, o->with_at), part->places, to->keys, to->values,
+                        to->key_steps, to->value_steps, part->rows, o->kv_heads, o->in,
+                        (o->in + LANES - 1) / LANES * LANES, to->slots, program->widths[o->from], o->in,
                         program->widths[o->with], o->in, kind, to->kind};
             store_rows(&a, r - part->first, r - part->first + 1);
         }
@@ -2583,54 +2816,97 @@ static void run_row(const Run *run, const Operation *o, int64_t r, float *own) {
         FOR_KIND(kind, gate_row, run, o, r);
     else if (o->code == ADD)
         FOR_KIND(kind, add_row_of, run, o, r);
+    else if (o->code == CHOOSE)
+        choose_row(run, o, r, own);
+    else if (o->code == GATHER)
+        memcpy(at_row(run, o, o->to, r, 0),
+               run->registers[o->from] + run->routes.row_of[r] / program->chosen * o->in * size_of(kind),
+               o->in * size_of(kind));
+    else if (o->code == MIX)
+        FOR_KIND(kind, mix_row, run, o, r);
+    else if (o->code == CLIP)
+        FOR_KIND(kind, clip_row, o->in, rounded_one(o->cap, kind), at_row(run, o, o->to, r, o->to_at));
     else if (o->weights == NULL)
-        memcpy(at_row(run, o->to, r, o->to_at), at_row(run, o->from, r, o->from_at), o->in * size_of(kind));
+        memcpy(at_row(run, o, o->to, r, o->to_at), at_row(run, o, o->from, r, o->from_at), o->in * size_of(kind));
     else
         for (int64_t i = 0; i < o->in; i++)
-            memcpy(at_row(run, o->to, r, o->to_at + i),
-                   at_row(run, o->from, r, o->from_at + ((const int64_t *)o->weights)[i]), size_of(kind));
+            memcpy(at_row(run, o, o->to, r, o->to_at + i),
+                   at_row(run, o, o->from, r, o->from_at + ((const int64_t *)o->weights)[i]), size_of(kind));
 }
 
-/* A thread's outputs of a product; those that need a bias, or are rounded, are summed in float32 first. */
-static void run_outputs(const Run *run, const Operation *o, int thread, Blocks *own) {
+/* The router's logits of a thread's experts, each rounded as it is said. */
+static void run_halves(const Run *run, const Operation *o, int thread, float *own) {
     const int kind = run->program->kind;
-    const int64_t rows = run->call->rows, width = run->program->widths[o->to];
+    const int64_t rows = run->call->rows, half = half_room(o->in), is_read = kind == FLOAT32 && rows <= ROWS_FEW;
+    const float *x = is_read ? (const float *)run->registers[o->from] : (const float *)run->prepared;
+    for (int64_t i = o->out * thread / run->threads; i < o->out * (thread + 1) / run->threads; i++) {
+        FOR_KIND(o->kind, WIDEN_ALL, o->weights, i * o->in, o->in, own);
+        for (int64_t r = 0; r < rows; r++) {
+            float found = halves_product(x + r * o->in, own, o->in, half, own + o->in);
+            if (o->bias != NULL)
+                found += widened_one(o->bias, i, o->kind);
+            run->sums[rows * o->sums_at + r * o->out + i] = rounded_one(found, o->how);
+        }
+    }
+}
+
+/* A thread's outputs of a product of `rows` from row `first` on, which are `prepared`; those that need a bias, or
+ * are rounded, are summed in float32 first. */
+static void run_outputs(const Run *run, const Operation *o, int thread, Blocks *own, const Segment *of,
+                        const char *prepared) {
+    const int kind = run->program->kind;
+    const int64_t rows = of->rows, width = width_of(run, o, o->to);
     const int64_t unit = o->code == PACKED || o->code == DIGITS ? PANEL : OUTPUTS_AT_ONCE, units = (o->out + unit - 1) / unit;
     int64_t begin = units * thread / run->threads * unit, end = units * (thread + 1) / run->threads * unit;
     end = end < o->out ? end : o->out;
     if (begin >= end)
         return;
+    const void *weights = o->experts ? ((const void *const *)o->weights)[of->expert] : o->weights;
+    const float *scales = o->experts ? ((const float *const *)o->scales)[of->expert] : o->scales;
+    const int64_t bias_at = o->experts ? of->expert * width : 0;
     int is_direct = o->bias == NULL && (kind == FLOAT32 || o->code == PAIRS);
     int64_t between = is_direct ? width : o->out;
-    float *sums = is_direct ? (float *)at_row(run, o->to, 0, o->to_at) : run->sums + rows * o->sums_at;
+    char *to = at_row(run, o, o->to, of->first, o->to_at);
+    float *sums = is_direct ? (float *)to : run->sums + run->call->rows * o->sums_at + of->first * o->out;
     if (o->code == LINEAR) {
-        const float *x = kind == FLOAT32 && rows <= ROWS_FEW ? (const float *)at_row(run, o->from, 0, 0)
-                                                             : (const float *)run->prepared;
-        const float *divided = rows > ROWS_FEW ? (const float *)(run->prepared + ALIGNED(4 * rows * o->in)) : NULL;
-        linear_part(x, divided, rows, o->in, o->weights, o->kind, begin, end, sums, between, own);
+        const float *x = kind == FLOAT32 && rows <= ROWS_FEW ? (const float *)at_row(run, o, o->from, of->first, 0)
+                                                             : (const float *)prepared;
+        const float *divided = rows > ROWS_FEW ? (const float *)(prepared + ALIGNED(4 * rows * o->in)) : NULL;
+        linear_part(x, divided, rows, o->in, weights, o->kind, begin, end, sums, between, own);
     }
 #ifdef STEP
     else if (o->code == PAIRS) {
-        Pairs a = {NULL, o->weights, sums, rows, o->in, between, is_direct ? kind : FLOAT32, 1};
-        outputs_of_pairs(&a, (const uint16_t *)run->prepared, begin, end);
+        Pairs a = {NULL, weights, sums, rows, o->in, between, is_direct ? kind : FLOAT32, 1};
+        outputs_of_pairs(&a, (const uint16_t *)prepared, begin, end);
     }
 #endif
     else if (o->code == DIGITS) {
-        const Rounded *x = (const Rounded *)run->prepared;
+        const Rounded *x = (const Rounded *)prepared;
         const float *shares = (const float *)(x + 2 * rows * ((o->in + GROUP - 1) / GROUP));
         for (int64_t p = begin / PANEL; p * PANEL < end; p++)
-            digits_panel(o->weights, o->scales, x, shares, rows, o->in, o->out, p, sums, between);
+            digits_panel(weights, scales, x, shares, rows, o->in, o->out, p, sums, between);
     } else {
-        Packed a = {NULL, o->weights, NULL, rows, o->in, o->out, FLOAT32, o->kind, 1};
+        Packed a = {NULL, weights, NULL, rows, o->in, o->out, FLOAT32, o->kind, 1};
         for (int64_t p = begin / PANEL; p * PANEL < end; p++)
-            PANEL_PRODUCTS[o->kind](&a, (const Rounded *)run->prepared, p, sums, between);
+            PANEL_PRODUCTS[o->kind](&a, (const Rounded *)prepared, p, sums, between);
     }
     for (int64_t r = 0; r < rows && !is_direct; r++) {
         float *row = sums + r * between;
         for (int64_t i = begin; i < end && o->bias != NULL; i++)
-            row[i] += widened_one(o->bias, i, kind);
-        FOR_KIND(kind, NARROW_ALL, row + begin, end - begin, run->registers[o->to], r * width + o->to_at + begin);
+            row[i] += widened_one(o->bias, bias_at + i, kind);
+        FOR_KIND(kind, NARROW_ALL, row + begin, end - begin, to, r * width + begin);
     }
+}
+
+/* Of all rows, or of each expert with its own, whose preparation is the operation before those of its kind. */
+static void run_products(const Run *run, const Operation *o, int thread, Blocks *own) {
+    static const int32_t PREPARED_BY[] = {[LINEAR] = WIDEN, [PAIRS] = PAIR, [PACKED] = ROUND, [DIGITS] = SPLIT};
+    if (!o->experts) {
+        run_outputs(run, o, thread, own, &(Segment){0, run->call->rows, 0}, run->prepared);
+        return;
+    }
+    for (int64_t s = 0; s < *run->routes.count; s++)
+        run_outputs(run, o, thread, own, run->routes.segments + s, prepared_at(run, PREPARED_BY[o->code], o, s));
 }
 
 /* A thread's units of attention. */
@@ -2663,9 +2939,13 @@ static void run_thread(const Run *run, int thread) {
         if (o->code == ATTEND)
             run_attention(run, o, thread, own);
         else if (o->code >= LINEAR && o->code <= DIGITS)
-            run_outputs(run, o, thread, (Blocks *)own);
-        else
-            for (int64_t r = thread; r < run->call->rows; r += run->threads)
+            run_products(run, o, thread, (Blocks *)own);
+        else if (o->code == HALVES)
+            run_halves(run, o, thread, (float *)own);
+        else if (o->code == SORT && thread == 0)
+            sort_choices(run);
+        else if (o->code != SORT)
+            for (int64_t r = thread; r < run->call->rows * o->spread; r += run->threads)
                 run_row(run, o, r, (float *)own);
     }
 }

@@ -133,7 +133,7 @@ class Operation(ctypes.Structure):
     _fields_ = (
         *fields(ctypes.c_void_p, "weights bias scales"),
         *fields(ctypes.c_int64, "from_at with_at to_at inputs outputs sums_at"),
-        *fields(ctypes.c_int32, "code source other to waits how kind heads kv_heads"),
+        *fields(ctypes.c_int32, "code source other to waits how kind heads kv_heads spread experts"),
         *fields(ctypes.c_float, "factor eps cap"),
     )
 
@@ -142,7 +142,7 @@ class ProgramFields(ctypes.Structure):
     _fields_ = (
         *fields(ctypes.c_void_p, "operations widths starts"),
         *fields(ctypes.c_int64, "count registers numbers sums products"),
-        *fields(ctypes.c_int32, "kind"),
+        *fields(ctypes.c_int32, "kind experts chosen"),
     )
 
 

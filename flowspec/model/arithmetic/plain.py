@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from flowspec.core.protocol.model_spec import LayerSpec
-from flowspec.model.arithmetic.arrays import Array, cast, fill_up, indices, namespace, repeat, zeros
+from flowspec.core.protocol.model_spec import Dense, LayerSpec, Mixture
+from flowspec.model.arithmetic.arrays import Array, cast, fill_up, indices, namespace, order, repeat, zeros
 from flowspec.model.arithmetic.delta import DeltaRows
 from flowspec.model.arithmetic.norms import Norm
 from flowspec.model.arithmetic.packed import GROUP, PANEL, Form, groups_of, numbers_of
@@ -460,6 +460,89 @@ def _attention(
     return xp.stack([*(total / weight[..., None]).reshape(heads, rows, width)], 1)
 
 
+Products = Mapping[str, Callable[[Array], Array]]
+Vectors = Mapping[str, Array]
+"""What matrices make of rows, and vectors, by their names in transformers."""
+
+
+def choose(how: Mixture, logits: Array, bias: Array | None = None) -> tuple[Array, Array]:
+    """Of each row the experts, the likeliest first and of two alike the first, and their shares, each `[rows,
+    chosen]`, from the router's logits `[rows, experts]`, which are in float32 for "sigmoid". There `bias` is
+    added in choosing, among the experts of the groups whose two best are best."""
+    is_apart, is_of_chosen = how.router == "sigmoid", how.router == "softmax of chosen"
+    choice = scores = cast(logits, "float32")
+    if is_apart:
+        assert bias is not None, "this router has one"
+        scores = 1.0 / (1.0 + exp(-scores))
+        choice = scores + bias
+    elif not is_of_chosen:
+        choice = scores = softmax(scores)
+    experts = order(-_open(choice, how))[:, : how.chosen]
+    shares = scores[indices(experts, len(experts))[:, None], experts]
+    if is_apart:
+        sums = (halves_sum(shares) + 1e-20)[:, None] if how.is_normed else 1.0
+        return experts, shares / sums * how.factor
+    if is_of_chosen:
+        shares = softmax(shares)
+    elif how.is_normed or how.router == "softmax to 1":
+        shares = over_their_sum(shares)
+    return experts, shares if how.router == "softmax to 1" else cast(shares, logits.dtype)
+
+
+def _open(choice: Array, how: Mixture) -> Array:
+    """What experts count for, `[rows, experts]`, less those of groups whose two best are not best."""
+    if how.groups == 1:
+        return choice
+    groups = choice.reshape(len(choice), how.groups, -1)
+    best = order(-groups)[..., :2]
+    rows, every = indices(best, len(best))[:, None], indices(best, how.groups)
+    sums = groups[rows, every, best[..., 0]] + groups[rows, every, best[..., 1]]
+    is_open = zeros(choice, len(choice), how.groups)
+    is_open[rows, order(-sums)[:, : how.open]] = 1.0
+    return namespace(choice).where(is_open[..., None] > 0, groups, -math.inf).reshape(choice.shape)
+
+
+def clamped(gate: Array, up: Array, how: Mixture) -> Array:
+    """`gate * sigmoid(slope * gate) * (up + 1)`, rounded once; `gate` counts as the limit where it is above,
+    `up` where it is farther from 0 (GPT-OSS)."""
+    clip = namespace(gate).clip
+    gate, up, dtype = clip(cast(gate, "float32"), None, how.limit), cast(up, "float32"), gate.dtype
+    up = clip(up, -how.limit, how.limit)
+    return cast(silu(gate * how.slope) / how.slope * (up + 1), dtype)
+
+
+def mlp(products: Products, dense: Dense, rows: Array, limited: Mixture | None = None) -> Array:
+    """Of a layer, or of an expert: gate and values are two products or one (`gate_up_proj`)."""
+    if "gate_up_proj" in products:
+        joined = products["gate_up_proj"](rows)
+        gate, up = joined[:, : joined.shape[1] // 2], joined[:, joined.shape[1] // 2 :]
+    else:
+        gate, up = products["gate_proj"](rows), products["up_proj"](rows)
+    if limited is not None and limited.limit:
+        return products["down_proj"](clamped(gate, up, limited))
+    return products["down_proj"](cast(FUNCTIONS[dense.activation](cast(gate, "float32")), rows.dtype) * up)
+
+
+def mixture(
+    products: Products, experts: Sequence[Products], vectors: Vectors, dense: Dense, rows: Array
+) -> Array:
+    """What the experts that rows choose make of them, each times its share, added in ascending order, then
+    what an MLP for all makes; the router's product is `gate`."""
+    assert dense.mixture is not None, "there are experts"
+    bias = vectors.get("e_score_correction_bias")
+    chosen, shares = choose(dense.mixture, products["gate"](rows), bias)
+    total = zeros(rows, *rows.shape)
+    for number, expert in enumerate(experts):
+        own, place = namespace(rows).where(chosen == number)
+        if len(own):
+            found = (
+                cast(mlp(expert, dense, rows[own], dense.mixture), "float32")
+                * cast(shares[own, place], "float32")[:, None]
+            )
+            total[own] = total[own] + cast(found, rows.dtype)
+    return total + mlp(products, dense, rows) if dense.mixture.has_shared else total
+
+
 @dataclass(slots=True, kw_only=True)
 class Held:
     """What a layer holds of one request, as `store` and `attention` have it, and what rows see: `paths`
@@ -473,15 +556,18 @@ class Held:
 
 def layer(
     spec: LayerSpec,
-    products: Mapping[str, Callable[[Array], Array]],
-    norms: Mapping[str, Callable[[Array], Array]],
+    products: Products,
+    norms: Products,
     hidden: Array,
     angles: tuple[Array, Array],
     held: Held,
+    experts: Sequence[Products] = (),
+    vectors: Vectors | None = None,
 ) -> Array:
     """What a layer computes: `[rows, width]` from hidden states of that shape and angles, each `[1, rows,
-    turned width]`. Its matrices and norms are by name, as transformers has them: queries, keys and values are
-    three products or one (`qkv_proj`), an MLP's gate and values two or one (`gate_up_proj`)."""
+    turned width]`. Queries, keys and values are three products or one (`qkv_proj`). What else has
+    numbers is among `vectors`, in float32."""
+    vectors = vectors or {}
     dense, count, width = spec.dense, len(hidden), spec.kv.width
     assert dense is not None, "only such layers have programs"
 
@@ -505,18 +591,18 @@ def layer(
     if dense.query_norm == "head":
         queries, keys = norms["q_norm"](queries), norms["k_norm"](keys)
     queries, keys, values = (each.swapaxes(1, 2) for each in (queries, keys, values))
+    if dense.clip:
+        queries, keys, values = (
+            namespace(each).clip(each, -dense.clip, dense.clip) for each in (queries, keys, values)
+        )
     if dense.is_turned:
         queries, keys = turned(queries, *angles), turned(keys, *angles)
     store(held.slots, keys[0], values[0], held.keys, held.values, None)
     attending, seen = cast(queries[0].swapaxes(0, 1), "float32"), held.values[..., :width]
-    found = attention(attending, held.keys, seen, held.paths, dense.scale, dense.cap or None)
+    sinks = vectors["sinks"] if dense.has_sinks else None
+    found = attention(attending, held.keys, seen, held.paths, dense.scale, dense.cap or None, sinks)
     found = cast(found.reshape(count, -1), hidden.dtype)
     hidden = added(products["o_proj"](found), dense.norm_after_attention)
     rows = normed(hidden, dense.norm_before_mlp)
-    if "gate_up_proj" in products:
-        joined = products["gate_up_proj"](rows)
-        gate, up = joined[:, : joined.shape[1] // 2], joined[:, joined.shape[1] // 2 :]
-    else:
-        gate, up = products["gate_proj"](rows), products["up_proj"](rows)
-    gate = cast(FUNCTIONS[dense.activation](cast(gate, "float32")), hidden.dtype)
-    return added(products["down_proj"](gate * up), dense.norm_after_mlp)
+    found = mixture(products, experts, vectors, dense, rows) if dense.mixture else mlp(products, dense, rows)
+    return added(found, dense.norm_after_mlp)
