@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -271,32 +272,40 @@ class _Maker:
             self._add(PREPARED_BY[first.how], own, inputs=first.inputs, kind=first.kind)
             self._sums = 0
             for _, (to, linear), matrix in same:
-                self._multiply(own, to, linear, matrix)
+                self._multiply(own, to, [matrix], linear.bias)
         return found
 
-    def _multiply(self, source: Register, to: Register, linear: Any, matrix: Matrix) -> None:
-        assert self._widths[source] == matrix.inputs, "rows are read as they lie"
-        bias = None
-        if linear.bias is not None:
-            if linear.bias.dtype != self._dtype:
-                raise CannotProgramError
-            bias = self._hold(linear.bias) + matrix.first * linear.bias.element_size()
+    def _multiply(
+        self, source: Register, to: Register, own: Sequence[Matrix], bias: Any, experts: int = 0
+    ) -> None:
+        """By a matrix, or by those of so many experts, which lie elsewhere and are alike but for that."""
+        first = own[0]
+        assert self._widths[source] == self._spread * first.inputs, "rows are read as they lie"
+        weights, scales = first.weights, first.scales
+        if experts:
+            table = ctypes.c_void_p * experts
+            tables = table(*(each.weights for each in own)), table(*(each.scales for each in own))
+            self._held += tables
+            weights, scales = map(ctypes.addressof, tables)
+        if bias is not None and bias.dtype != self._dtype:
+            raise CannotProgramError
         self._add(
-            matrix.how,
+            first.how,
             source,
             to,
-            weights=matrix.weights,
-            bias=bias,
-            scales=matrix.scales or None,
-            inputs=matrix.inputs,
-            outputs=matrix.outputs,
-            to_at=matrix.first,
-            kind=matrix.kind,
+            weights=weights,
+            bias=None if bias is None else self._hold(bias) + first.first * bias.element_size(),
+            scales=scales or None,
+            inputs=first.inputs,
+            outputs=first.outputs,
+            to_at=first.first,
+            kind=first.kind,
+            experts=experts,
             sums_at=self._sums,
         )
-        self._sums += matrix.outputs
+        self._sums += self._spread * first.outputs
         self._sums_most = max(self._sums_most, self._sums)
-        self._products += matrix.inputs * matrix.outputs
+        self._products += self._spread * first.inputs * first.outputs
 
     def _matrices(self, linear: Any) -> list[Matrix]:
         inputs, outputs = linear.in_features, linear.out_features
@@ -485,33 +494,8 @@ class _Maker:
             self._add(name, source, inputs=first.inputs, kind=first.kind, experts=len(made))
             self._sums = 0
             for own in same:
-                self._multiply_each(source, to, own, biases)
+                self._multiply(source, to, own, biases, len(own))
         return to
-
-    def _multiply_each(self, source: Register, to: Register, own: list[Matrix], biases: Any) -> None:
-        first, table = own[0], ctypes.c_void_p * len(own)
-        weights, scales = table(*(each.weights for each in own)), table(*(each.scales for each in own))
-        self._held += [weights, scales]
-        if biases is not None and biases.dtype != self._dtype:
-            raise CannotProgramError
-        bias = None if biases is None else self._hold(biases) + first.first * biases.element_size()
-        self._add(
-            first.how,
-            source,
-            to,
-            weights=ctypes.addressof(weights),
-            scales=ctypes.addressof(scales),
-            bias=bias,
-            inputs=first.inputs,
-            outputs=first.outputs,
-            to_at=first.first,
-            kind=first.kind,
-            experts=len(own),
-            sums_at=self._sums,
-        )
-        self._sums += self._spread * first.outputs
-        self._sums_most = max(self._sums_most, self._sums)
-        self._products += self._spread * first.inputs * first.outputs
 
     def _stack(self, product: Any, weights: torch.Tensor) -> list[Matrix]:
         """The matrices of a parameter `[experts, out, in]`."""

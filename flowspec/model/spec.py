@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from flowspec.core.protocol.model_spec import Activation, Dense, Heads, LayerSpec, Mixture, ModelSpec, Router
+from flowspec.core.protocol.model_spec import Activation, Dense, Heads, LayerSpec, Mixture, ModelSpec
 from flowspec.core.protocol.sliding_window import CONVOLUTION, LINEAR
+from flowspec.model.families import FAMILIES
 
 ACTIVATIONS: Mapping[str, Activation] = {
     **dict.fromkeys(("silu", "swish"), "silu"),
@@ -30,13 +31,6 @@ _DENSE: Mapping[str, Mapping[str, Any]] = {
     **{name: {**_SANDWICH, "query_norm": "head"} for name in ("gemma3", "gemma3_text")},
 }
 """Families whose layers are `Dense`, with the norms by which they differ from most."""
-_ROUTERS: Mapping[str, Router] = {
-    "qwen3_moe": "softmax",
-    "olmoe": "softmax",
-    "mixtral": "softmax to 1",
-    "glm4_moe": "sigmoid",
-    "gpt_oss": "softmax of chosen",
-}
 
 
 def spec_of(config: Any) -> ModelSpec:
@@ -76,6 +70,8 @@ def _dense(config: Any) -> list[Dense | None]:
     name = getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", None)
     if norms is None or not isinstance(name, str) or name not in ACTIVATIONS:
         return [None] * config.num_hidden_layers
+    if getattr(config, "use_qk_norm", False):
+        norms = {**norms, "query_norm": "head"}
     turned = getattr(config, "no_rope_layers", None) or [1] * config.num_hidden_layers
     scaled_by = getattr(config, "query_pre_attn_scalar", None) or _head_width(config)
     multiplier = getattr(config, "attention_multiplier", None)
@@ -88,20 +84,19 @@ def _dense(config: Any) -> list[Dense | None]:
             activation=ACTIVATIONS[name],
             added_scale=float(getattr(config, "residual_multiplier", 1.0)),
             mixture=_mixture(config, layer),
-            **{**norms, **({"query_norm": "head"} if getattr(config, "use_qk_norm", False) else {})},
+            **norms,
         )
         for layer, each in enumerate(turned)
     ]
 
 
 def _mixture(config: Any, layer: int) -> Mixture | None:
-    router = _ROUTERS.get(type(config).model_type)
     every, first = getattr(config, "decoder_sparse_step", 1), getattr(config, "first_k_dense_replace", 0)
     is_dense = layer < first or (layer + 1) % every or layer in getattr(config, "mlp_only_layers", ())
-    if router is None or is_dense:
+    if is_dense or not experts_of(config):
         return None
     return Mixture(
-        router=router,
+        router=FAMILIES[type(config).model_type].router,
         experts=experts_of(config),
         chosen=_experts_per_row(config),
         is_normed=bool(getattr(config, "norm_topk_prob", True)),

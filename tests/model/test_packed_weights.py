@@ -1,4 +1,4 @@
-"""Packed weights: the bits of a row whatever runs beside it, and slices that follow the reference."""
+"""Packed weights: the bits of a row whatever runs with it, and slices that follow the reference."""
 
 from __future__ import annotations
 

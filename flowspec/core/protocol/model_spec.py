@@ -66,8 +66,8 @@ class Dense:
     """A layer of attention, then an MLP with a gate or a `mixture` of such, each added to the hidden state.
 
     `is_turned`: whether position embeddings turn queries and keys. `scale` and `cap` are of scores; cap 0:
-    they have no bound. `has_sinks`: beside those of keys there are scores that have no value. `clip`:
-    queries, keys and values have a bound, or 0. `norm_...`: what a layer's norms are called, in the places
+    they have no bound. `has_sinks`: some scores are of no key and have no value. `clip`: queries,
+    keys and values have a bound, or 0. `norm_...`: what a layer's norms are called, in the places
     where it has one. `added_scale`: of what is added to the hidden state.
     """
 

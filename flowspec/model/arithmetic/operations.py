@@ -49,10 +49,9 @@ def gated(gate: torch.Tensor, up: torch.Tensor, name: str) -> torch.Tensor:
 
 
 def clamped_swiglu(gate: torch.Tensor, up: torch.Tensor, slope: float, limit: float) -> torch.Tensor:
-    """`gate * sigmoid(slope * gate) * (up + 1)`, number by number and rounded once; `gate` counts as `limit`
-    where it is above, `up` where it is farther from 0 (GPT-OSS)."""
-    wide_gate, wide_up = gate.float().clamp(max=limit), up.float().clamp(-limit, limit)
-    return (function(wide_gate * slope, "silu") / slope * (wide_up + 1)).to(gate.dtype)
+    """`plain.clamped`."""
+    found: torch.Tensor = plain.clamped(gate, up, slope, limit, lambda x: function(x, "silu"))
+    return found
 
 
 def turned(

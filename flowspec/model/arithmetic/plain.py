@@ -502,13 +502,14 @@ def _open(choice: Array, how: Mixture) -> Array:
     return namespace(choice).where(is_open[..., None] > 0, groups, -math.inf).reshape(choice.shape)
 
 
-def clamped(gate: Array, up: Array, how: Mixture) -> Array:
+def clamped(
+    gate: Array, up: Array, slope: float, limit: float, silu: Callable[[Array], Array] = silu
+) -> Array:
     """`gate * sigmoid(slope * gate) * (up + 1)`, rounded once; `gate` counts as the limit where it is above,
     `up` where it is farther from 0 (GPT-OSS)."""
     clip = namespace(gate).clip
-    gate, up, dtype = clip(cast(gate, "float32"), None, how.limit), cast(up, "float32"), gate.dtype
-    up = clip(up, -how.limit, how.limit)
-    return cast(silu(gate * how.slope) / how.slope * (up + 1), dtype)
+    wide_gate, wide_up = clip(cast(gate, "float32"), None, limit), clip(cast(up, "float32"), -limit, limit)
+    return cast(silu(wide_gate * slope) / slope * (wide_up + 1), gate.dtype)
 
 
 def mlp(products: Products, dense: Dense, rows: Array, limited: Mixture | None = None) -> Array:
@@ -519,7 +520,7 @@ def mlp(products: Products, dense: Dense, rows: Array, limited: Mixture | None =
     else:
         gate, up = products["gate_proj"](rows), products["up_proj"](rows)
     if limited is not None and limited.limit:
-        return products["down_proj"](clamped(gate, up, limited))
+        return products["down_proj"](clamped(gate, up, limited.slope, limited.limit))
     return products["down_proj"](cast(FUNCTIONS[dense.activation](cast(gate, "float32")), rows.dtype) * up)
 
 

@@ -38,7 +38,7 @@ POLL_MS = 20
 
 
 @contextlib.contextmanager
-def beside(serve: Callable[[threading.Event], None], context: zmq.Context) -> Iterator[None]:
+def in_thread(serve: Callable[[threading.Event], None], context: zmq.Context) -> Iterator[None]:
     is_over = threading.Event()
     thread = threading.Thread(target=serve, args=[is_over])
     thread.start()
@@ -77,7 +77,7 @@ def daemon(*answers: Message, forever: Sequence[Message] = ()) -> Iterator[Devic
                 for answer in forever:
                     link.send(answer)
 
-    with beside(serve, context):
+    with in_thread(serve, context):
         yield Device(name="x", address=f"127.0.0.1:{port}")
 
 
@@ -130,7 +130,7 @@ def port(keys: Keyring | None = None, connections_max: int = 99) -> Iterator[Dev
             if gate is not None:
                 gate.answer()
 
-    with beside(serve, context):
+    with in_thread(serve, context):
         yield Device(name="pi-1", address=f"127.0.0.1:{number}")
 
 
