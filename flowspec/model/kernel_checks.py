@@ -602,6 +602,11 @@ def _rows_fault(library: Any, rows: torch.Tensor, generator: torch.Generator) ->
         angles = [torch.randn((1, count, part), generator=generator).to(rows.dtype) for _ in range(2)]
         if part and not torch.equal(library.turned(heads, *angles), plain.turned(heads, *angles)):
             return "turns"
+    if isinstance(library, compiled.Library):
+        positions = torch.randint(0, 2**20, (1, count), generator=generator)
+        given = positions, torch.rand(width, generator=generator), 1.25, rows.dtype
+        if not all(map(torch.equal, library.angles(*given), plain.angles(*given))):
+            return "angles"
     return ""
 
 

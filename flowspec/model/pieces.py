@@ -22,7 +22,7 @@ from torch import nn
 
 from flowspec.errors import InputError
 from flowspec.model.arithmetic import plain
-from flowspec.model.arithmetic.operations import function, norm, turned, turned_alone
+from flowspec.model.arithmetic.operations import angles, function, norm, turned, turned_alone
 from flowspec.model.attention import tree_attention
 from flowspec.model.convolution import convolving_layer, tree_convolution
 from flowspec.model.experts import EXPERTS_NAME, outputs_first
@@ -217,10 +217,7 @@ def angles_of(rotary: Any, hidden: torch.Tensor, positions: torch.Tensor, kind: 
     """What a family's RotaryEmbedding gives for `positions` `[1, rows]`; `kind` begins the names of a type of
     layers."""
     frequencies = getattr(rotary, f"{kind}inv_freq").float()
-    turns = positions[..., None].float() * frequencies
-    cosine, sine = (torch.cat([found, found], dim=-1) for found in plain.cosine_and_sine(turns))
-    scale = getattr(rotary, f"{kind}attention_scaling")
-    return (cosine * scale).to(hidden.dtype), (sine * scale).to(hidden.dtype)
+    return angles(positions, frequencies, getattr(rotary, f"{kind}attention_scaling"), hidden.dtype)
 
 
 def slice_config(config: Any) -> Any:

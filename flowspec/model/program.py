@@ -84,10 +84,11 @@ class Room:
 
 @dataclass(slots=True)
 class LayerProgram:
-    """What a layer does; `held` is what of it has to stay in memory for that."""
+    """What a layer does, and a pointer to it; `held` is what of it has to stay in memory for that."""
 
     window: int | None
     fields: ProgramFields
+    pointer: Any
     held: list[Any]
 
 
@@ -99,7 +100,7 @@ class Pass:
         library = compiled.library()
         assert library is not None, "programs are made where it is there"
         self._run, self._room, self._batch = library.run, room, batch
-        self._parts: dict[int | None, tuple[Any, list[tuple[Part, TreeCache]]]] = {}
+        self._parts: dict[int | None, tuple[int, list[tuple[Part, TreeCache]]]] = {}
         self._angles: Angles | None = None
         call = room.call
         call.hidden, call.rows = hidden.data_ptr(), hidden.shape[1]
@@ -111,17 +112,16 @@ class Pass:
         if angles is not self._angles:
             cosine, sine = self._angles = angles
             call.cosine, call.sine, call.angles = cosine.data_ptr(), sine.data_ptr(), cosine.shape[2]
-        found = self._parts.get(program.window)
-        if found is None:
-            found = self._parts[program.window] = self._made(program.window, layer)
-        array, parts = found
-        call.parts = ctypes.addressof(array)
-        for part, cache in parts:
+        parts = self._parts.get(program.window)
+        if parts is None:
+            parts = self._parts[program.window] = self._made(program.window, layer)
+        call.parts, requests = parts
+        for part, cache in requests:
             part.cache = cache.address(layer)
-        while needed := self._run(ctypes.byref(program.fields), self._room.pointer):
+        while needed := self._run(program.pointer, self._room.pointer):
             self._room.grow(needed)
 
-    def _made(self, window: int | None, layer: int) -> tuple[Any, list[tuple[Part, TreeCache]]]:
+    def _made(self, window: int | None, layer: int) -> tuple[int, list[tuple[Part, TreeCache]]]:
         array = (Part * len(self._batch.requests))()
         found = []
         for part, request in zip(array, self._batch.requests, strict=True):
@@ -134,7 +134,7 @@ class Pass:
             part.first, part.rows = rows.first, len(rows.slots)
             part.high, part.blocks = sight.seen.shape[1], len(ends)
             found.append((part, rows.cache))
-        return array, found
+        return ctypes.addressof(array), found  # a part holds the array that it is of
 
 
 def programs_of(pieces: Pieces, model: ModelSpec, dtype: torch.dtype) -> list[LayerProgram]:
@@ -154,7 +154,7 @@ def programs_of(pieces: Pieces, model: ModelSpec, dtype: torch.dtype) -> list[La
 def program_of(layer: Any, spec: LayerSpec, how: Norm, dtype: torch.dtype) -> LayerProgram:
     """That of one layer. Raises `CannotProgramError`."""
     fields, held = _Maker(layer, spec, how, dtype).make()
-    return LayerProgram(spec.window or None, fields, held)
+    return LayerProgram(spec.window or None, fields, ctypes.byref(fields), held)
 
 
 class _Maker:

@@ -412,9 +412,7 @@ PROGRAMS = (
 def test_programs_give_the_bits_of_their_definition_in_numpy(variant: str, dtype: str) -> None:
     part, rows = slice_of(variant, dtype), 20
     part.open_cache(0, 64)
-    given = given_to(part, rows)
-    angles = part.pieces.angles(given[None], torch.arange(rows)[None])
-    hidden, places = given.numpy(), np.arange(rows)
+    hidden, places = given_to(part, rows).numpy(), np.arange(rows)
 
     def norm(rows: np.ndarray, of: Any) -> np.ndarray:
         return plain.norm(rows, of.weight.detach().numpy(), of.eps, part.pieces.family.norm)
@@ -443,8 +441,11 @@ def test_programs_give_the_bits_of_their_definition_in_numpy(variant: str, dtype
             slots=places,
             paths=np.where((lags >= 0) & (lags < (spec.window or rows)), places, -1),
         )
-        cosine, sine = (each.numpy() for each in angles[number])
-        hidden = plain.layer(spec, products, norms, hidden, (cosine, sine), held, experts, vectors)
+        kind = f"{part.config.layer_types[2 + number]}_" if part.pieces.family.rotary_by_layer_type else ""
+        turns = getattr(part.pieces.rotary, f"{kind}inv_freq").float().numpy()
+        scale = np.float32(getattr(part.pieces.rotary, f"{kind}attention_scaling"))
+        angles = plain.angles(places[None], turns, scale, hidden.dtype)
+        hidden = plain.layer(spec, products, norms, hidden, angles, held, experts, vectors)
     assert np.array_equal(run(part, [(0, rows)]).numpy(), hidden)
 
 

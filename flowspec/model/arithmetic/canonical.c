@@ -1770,6 +1770,46 @@ int flowspec_shares(const float *x, int64_t rows, int64_t width, int are_powers,
 /* ---------------------------------------------------------------------------------------------------------
  * position embeddings */
 
+/* Half of pi: 33 bits, and the next 53. */
+static const double QUARTER_HIGH = 1.57079632673412561417e00, QUARTER_LOW = 6.07710050650619224932e-11;
+/* fdlibm's sine and cosine between -pi/4 and pi/4, the highest power first. */
+static const double SINE_TERMS[] = {1.58969099521155010221e-10,  -2.50507602534068634195e-08,
+                                    2.75573137070700676789e-06,  -1.98412698298579493134e-04,
+                                    8.33333333332248946124e-03,  -1.66666666666666324348e-01};
+static const double COSINE_TERMS[] = {-1.13596475577881948265e-11, 2.08757232129817482790e-09,
+                                      -2.75573143513906633035e-07, 2.48015872894767294178e-05,
+                                      -1.38888888888741095749e-03, 4.16666666666666019037e-02};
+
+static void cosine_and_sine(float x, float *cosine_of, float *sine_of) {
+    const double quarters = rint(x * 0.63661977236758134308);
+    const double rest = x - quarters * QUARTER_HIGH - quarters * QUARTER_LOW, square = rest * rest;
+    double sine = SINE_TERMS[0], cosine = COSINE_TERMS[0];
+    for (int term = 1; term < 6; term++) {
+        sine = sine * square + SINE_TERMS[term];
+        cosine = cosine * square + COSINE_TERMS[term];
+    }
+    sine = rest + rest * square * sine;
+    cosine = (1.0 - 0.5 * square) + square * square * cosine;
+    const int place = (int64_t)quarters & 3;
+    const double first = place & 1 ? sine : cosine, second = place & 1 ? cosine : sine;
+    *cosine_of = (float)(place == 1 || place == 2 ? -first : first);
+    *sine_of = (float)(place >= 2 ? -second : second);
+}
+
+/* cosine and sine [rows, 2 * count] of `kind`, each twice, from positions [rows] and frequencies [count]. */
+void flowspec_angles(const int64_t *positions, int64_t rows, const float *frequencies, int64_t count, float scale,
+                     int kind, void *cosine, void *sine) {
+    for (int64_t at = 0; at < rows * count; at++) {
+        const int64_t r = at / count, i = at % count, to = (2 * r) * count + i;
+        float c, s;
+        cosine_and_sine((float)positions[r] * frequencies[i], &c, &s);
+        for (int64_t half = 0; half < 2; half++) {
+            narrow_one(cosine, to + half * count, kind, c * scale);
+            narrow_one(sine, to + half * count, kind, s * scale);
+        }
+    }
+}
+
 typedef struct {
     const void *x;             /* [rows, heads, width] of `kind`, rows and heads as far apart as is said */
     const void *cosine, *sine; /* [rows, turned] of `kind` */

@@ -187,7 +187,7 @@ class Library:
         self._linear_each, self._packed_each = library.flowspec_linear_each, library.flowspec_packed_each
         self._turn, self._store = library.flowspec_turn, library.flowspec_store
         self._delta, self._halves = library.flowspec_delta, library.flowspec_halves
-        self._shares = library.flowspec_shares
+        self._shares, self._angles = library.flowspec_shares, library.flowspec_angles
         self.run = library.flowspec_run
         """Of pointers to a `ProgramFields` and a `Call`; gives 0, or how many bytes of room that needs, where
         it has less and nothing was done."""
@@ -211,6 +211,7 @@ class Library:
         self._norm.argtypes = (ctypes.POINTER(NormFields),)
         self._halves.argtypes = (ctypes.POINTER(_Halves),)
         self._shares.argtypes = (pointer, number, number, small, pointer)
+        self._angles.argtypes = (pointer, number, pointer, number, ctypes.c_float, small, pointer, pointer)
         self._turn.argtypes = (ctypes.POINTER(TurnFields),)
         self._store.argtypes = (ctypes.POINTER(_Stored),)
         self._attention.argtypes = (ctypes.POINTER(_Attention),)
@@ -218,7 +219,7 @@ class Library:
         self._levels.argtypes = (pointer, number, number, pointer, pointer)
         for each in (
             *(self._function, self._turn, self._store, self._packed_rows, self._levels),
-            *(self._delta, self._add_rows),
+            *(self._delta, self._add_rows, self._angles),
         ):
             each.restype = None
 
@@ -403,6 +404,19 @@ class Library:
         shape = len(steps), key_heads, heads, key_width, value_width
         self._delta(_Delta(*places, *shape, torch.get_num_threads()))
         return found
+
+    def angles(
+        self, positions: torch.Tensor, frequencies: torch.Tensor, scale: float, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `plain.angles`."""
+        assert (positions.dtype, frequencies.dtype) == (torch.int64, torch.float32), "the source reads so"
+        assert positions.is_contiguous()
+        assert frequencies.is_contiguous()
+        count = len(frequencies)
+        cosine, sine = torch.empty((2, *positions.shape, 2 * count), dtype=dtype)
+        given = positions.data_ptr(), positions.numel(), frequencies.data_ptr(), count, scale, KINDS[dtype]
+        self._angles(*given, cosine.data_ptr(), sine.data_ptr())
+        return cosine, sine
 
     def turned(self, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
         """As `plain.turned`, of rows and heads however far apart; the result lies row by row."""

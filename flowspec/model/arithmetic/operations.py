@@ -54,6 +54,16 @@ def clamped_swiglu(gate: torch.Tensor, up: torch.Tensor, slope: float, limit: fl
     return found
 
 
+def angles(
+    positions: torch.Tensor, frequencies: torch.Tensor, scale: float, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`plain.angles`."""
+    library = _cpu_library(positions)
+    if library is None:
+        return plain.angles(positions, frequencies, scale, dtype)
+    return library.angles(positions.contiguous(), frequencies.contiguous(), scale, dtype)
+
+
 def turned(
     queries: torch.Tensor, keys: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -16,6 +16,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from flowspec.core.protocol.model_spec import Dense, LayerSpec, Mixture
 from flowspec.model.arithmetic.arrays import Array, cast, fill_up, indices, namespace, order, repeat, zeros
@@ -198,6 +199,15 @@ def cosine_and_sine(x: Array) -> tuple[Array, Array]:
     cosine, sine = xp.where(swapped, sine, cosine), xp.where(swapped, cosine, sine)
     cosine = xp.where((place == 1) | (place == 2), -cosine, cosine)
     return cast(cosine, "float32"), cast(xp.where(place >= 2, -sine, sine), "float32")
+
+
+def angles(positions: Array, frequencies: Array, scale: float, dtype: Any) -> tuple[Array, Array]:
+    """Cosine and sine, each `[1, rows, 2 * frequencies]`, of positions `[1, rows]` int64: a turn by each
+    frequency, float32, for both halves of a head."""
+    turns = cast(positions, "float32")[..., None] * frequencies
+    found = (namespace(turns).concatenate([each, each], -1) * scale for each in cosine_and_sine(turns))
+    cosine, sine = (cast(each, dtype) for each in found)
+    return cosine, sine
 
 
 FUNCTIONS: dict[str, Callable[[Array], Array]] = {
