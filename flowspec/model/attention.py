@@ -30,6 +30,8 @@ from flowspec.model.arithmetic.operations import Sight, attention, store
 from flowspec.model.arithmetic.packed import GROUP
 from flowspec.model.arithmetic.plain import LANES
 
+BASE, NEAR, SNAPSHOT = 0, 1, 2
+"""The states that are held (`linear_attention.py`)."""
 MOVED_AT_ONCE = 256
 """Slots that are copied at once to others: of an 8 B model in bfloat16 16 MiB of keys."""
 
@@ -96,11 +98,19 @@ class TreeCache:
         """Of a `compiled.Cache` of a layer; until the next `reserve`."""
         found = self._addresses.get(layer)
         if found is None:
-            keys, values, steps = self.of(layer)
-            of_steps = (None, None) if steps is None else (steps[0].data_ptr(), steps[1].data_ptr())
-            given = keys.data_ptr(), values.data_ptr(), *of_steps, self._slots, compiled.KINDS[keys.dtype]
-            found = self._addresses[layer] = compiled.Cache(*given)
+            found = self._addresses[layer] = self._fields(layer)
         return ctypes.addressof(found)
+
+    def _fields(self, layer: int) -> compiled.Cache:
+        if layer in self.places:
+            place = self.places[layer]
+            state = self.states[place, NEAR].data_ptr() if len(self.states) else None
+            inputs = self.inputs[place]
+            return compiled.Cache(inputs=inputs.data_ptr(), state=state, inputs_width=inputs.shape[1])
+        keys, values, steps = self.of(layer)
+        of_steps = (None, None) if steps is None else (steps[0].data_ptr(), steps[1].data_ptr())
+        where = keys.data_ptr(), values.data_ptr(), *of_steps
+        return compiled.Cache(*where, slots=self._slots, kind=compiled.KINDS[keys.dtype])
 
     def growth_bytes(self, slots: int) -> int:
         """What `reserve` would add."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from flowspec.core.protocol.model_spec import Heads, holders
+from flowspec.core.protocol.model_spec import Carried, Heads, holders
 from flowspec.model.attention import TreeBatch
 from flowspec.model.layer_by_layer import LAYER_INPUT
 from flowspec.model.layer_inputs import LayerInput
@@ -36,23 +36,37 @@ class Needs:
         held = holders(spec.sources, span.first, span.end)
         self.held = [source for source in self.before.sources if source in held]
 
-    def sizes(self) -> list[int]:
+    def sizes(self, carried: Carried) -> list[int]:
         """Of what comes behind an embedding: keys and values of each source."""
-        return [self.heads[source].numbers // 2 for source in self.before.sources for _ in range(2)]
+        return [self.heads[source].numbers // 2 for source in carried.sources for _ in range(2)]
 
 
 class Beside:
-    """Of one job; `came` is what came with its rows, `[1, rows, numbers]`, at the first slice embeddings."""
+    """Of one job; `came` is what came with its rows, `[1, rows, numbers]`, at the first slice embeddings.
+
+    Programs read `tokens` `[rows]` int64 and `embedding` `[1, rows, hidden]`, and write keys and values of
+    the slice's own layers to `going` `[rows, numbers]`, where what only passes by is from the beginning.
+    """
 
     def __init__(self, needs: Needs, tokens: torch.Tensor, came: torch.Tensor) -> None:
         self._needs = needs
-        self._tokens = tokens
-        of_keys = needs.sizes()
-        self._embedding, *parts = torch.split(came, [came.shape[2] - sum(of_keys), *of_keys], dim=2)
+        self.tokens = tokens
+        of_keys = needs.sizes(needs.before)
+        self.embedding, *parts = torch.split(came, [came.shape[2] - sum(of_keys), *of_keys], dim=2)
         self._shared: dict[str, KeysAndValues] = {}
         for source, keys, values in zip(needs.before.sources, parts[::2], parts[1::2], strict=True):
             own = needs.heads[source]
             self._shared[needs.types[source]] = _in_heads(keys, own), _in_heads(values, own)
+        of_keys, ahead = needs.sizes(needs.after), needs.after.embedding
+        self.going = came.new_empty((len(tokens), ahead + sum(of_keys)))
+        whole, *others = torch.split(self.going, [ahead, *of_keys], dim=1)
+        if ahead:
+            whole.copy_(self.embedding[0])
+        passing = {source: parts[2 * place :][:2] for place, source in enumerate(needs.before.sources)}
+        for source, keys, values in zip(needs.after.sources, others[::2], others[1::2], strict=True):
+            if source in passing:
+                keys.copy_(passing[source][0][0])
+                values.copy_(passing[source][1][0])
 
     def write(self, batch: TreeBatch) -> None:
         """Keys and values that came and are attended to here, to their slots."""
@@ -61,7 +75,8 @@ class Beside:
 
     def select(self, kept: Sequence[int]) -> None:
         """Leaves these rows."""
-        self._tokens, self._embedding = self._tokens[kept], self._embedding[:, kept]
+        self.tokens, self.embedding = self.tokens[kept], self.embedding[:, kept]
+        self.going = self.going[kept]
         for kind, (keys, values) in self._shared.items():
             self._shared[kind] = keys[:, :, kept], values[:, :, kept]
 
@@ -70,14 +85,14 @@ class Beside:
         if not self._needs.is_any:
             return {}
         own: LayerInput | None = getattr(layer, LAYER_INPUT, None)
-        inputs = {} if own is None else {"per_layer_input": own(self._tokens, self._embedding)}
+        inputs = {} if own is None else {"per_layer_input": own(self.tokens, self.embedding)}
         return {"shared_kv_states": self._shared, **inputs}
 
     @property
     def carried(self) -> list[torch.Tensor]:
         """What goes with the rows to the next slice: each `[1, rows, numbers]`."""
         after = self._needs.after
-        parts = [self._embedding] if after.embedding else []
+        parts = [self.embedding] if after.embedding else []
         for source in after.sources:
             parts += [each.transpose(1, 2).flatten(2) for each in self._shared[self._needs.types[source]]]
         return parts

@@ -105,7 +105,7 @@ class Family:
     do not know, with what is in their code. `mtp`: how checkpoints name a layer that guesses further tokens.
     `part`: where a multimodal model's config keeps that of the
     decoder, the part that is run here. `architectures`: classes that generate text, besides
-    `{prefix}ForCausalLM`.
+    `{prefix}ForCausalLM`. `layer_names`: what the family calls parts of a layer, by their names in most.
     """
 
     module: str
@@ -131,6 +131,7 @@ class Family:
     architectures: tuple[str, ...] = ()
     mtp: MtpLayout | None = None
     part: str = ""
+    layer_names: Mapping[str, str] = field(default_factory=dict)
 
     def piece(self, name: str) -> Any:
         """One of the family's classes, for example `piece("DecoderLayer")`."""
@@ -292,6 +293,14 @@ FAMILIES = {
         norm_eps="norm_eps",
         last_norm="embedding_norm",
         other_layers=CONVOLUTION,
+        layer_names={
+            "self_attn.o_proj": "self_attn.out_proj",
+            "self_attn.q_norm": "self_attn.q_layernorm",
+            "self_attn.k_norm": "self_attn.k_layernorm",
+            "mlp.gate_proj": "feed_forward.w1",
+            "mlp.up_proj": "feed_forward.w3",
+            "mlp.down_proj": "feed_forward.w2",
+        },
         repeated={
             "block_dim": "hidden_size",
             "block_norm_eps": "norm_eps",

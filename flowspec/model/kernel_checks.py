@@ -410,7 +410,7 @@ def _program_fault(generator: torch.Generator) -> str:
     for dtype, how, place in itertools.product(DTYPES.values(), NORMS, ("apart", "joined", "experts")):
         is_joined, number = place == "joined", NORMS.index(how)
         mixture = Mixture(
-            router=ROUTERS[(number + compiled.KINDS[dtype]) % len(ROUTERS)],
+            router=ROUTERS[(number + compiled.KINDS[dtype]) % len(ROUTERS)][0],
             experts=experts,
             chosen=2,
             is_normed=dtype != torch.float16,
@@ -553,8 +553,13 @@ def _runs_as_defined(
         vectors["e_score_correction_bias"] = parts["gate"].e_score_correction_bias
     expected = plain.layer(spec, products, norms, hidden.clone(), (cosine, sine), held, experts, vectors)
     found = hidden.clone()[None]
-    program = program_of(layer, spec, how, dtype)
-    Pass(Room(), found, TreeBatch([part], 0)).run(program, (cosine, sine), 0)
+    inner = {
+        f"{name}.{leaf}": each
+        for name in ("self_attn", "mlp")
+        for leaf, each in vars(vars(layer)[name]).items()
+    }
+    program = program_of({**vars(layer), **inner}, spec, how, dtype)
+    Pass(Room(), found, TreeBatch([part], 0)).run(program, (cosine, sine))
     return (
         torch.equal(found[0], expected) and torch.equal(keys, held.keys) and torch.equal(values, held.values)
     )

@@ -23,13 +23,13 @@ class LayerInput(nn.Module):
         self.table = nn.Embedding(config.vocab_size_per_layer_input, width)
         self.projection = nn.Linear(config.hidden_size, width, bias=False)
         self.norm = norm(width, eps=config.rms_norm_eps)
-        self._table_scale = width**0.5
-        self._projection_scale = config.hidden_size**-0.5
+        self.table_scale = width**0.5
+        self.projection_scale = config.hidden_size**-0.5
 
     def forward(self, tokens: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:
         """`[1, rows, width]` from token ids `[rows]` and their scaled embeddings `[1, rows, hidden]`."""
         looked_up = self.table(tokens)[None]
-        scale = torch.tensor(self._table_scale).to(looked_up.dtype).item()
-        projected = self.norm(self.projection(embedding) * self._projection_scale)
+        scale = torch.tensor(self.table_scale).to(looked_up.dtype).item()
+        projected = self.norm(self.projection(embedding) * self.projection_scale)
         found: torch.Tensor = (projected + looked_up * scale) * 2.0**-0.5
         return found

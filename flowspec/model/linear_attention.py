@@ -27,12 +27,9 @@ import torch
 from flowspec.model.arithmetic import plain
 from flowspec.model.arithmetic.delta import DeltaRows
 from flowspec.model.arithmetic.operations import delta_rule, function, norm
-from flowspec.model.attention import TreeBatch, TreeCache, TreeRows
+from flowspec.model.attention import BASE, NEAR, TreeBatch, TreeCache, TreeRows
 from flowspec.model.convolution import seen_inputs
 
-BASE, NEAR, SNAPSHOT = 0, 1, 2
-UNIT_EPS = 1e-6
-"""Of queries and keys that are made one long, as transformers' code has it."""
 AT_ONCE = 64
 """Nodes whose inputs are widened at once."""
 STORED_FADING = "linear_attn.A"
@@ -51,7 +48,7 @@ def take_stored_fading(layer: Any) -> None:
     del module.A_log
 
 
-def _fading(module: Any) -> torch.Tensor:
+def fading(module: Any) -> torch.Tensor:
     """How fast each head's state fades, float32 `[heads]`."""
     return -module.A if hasattr(module, "A") else plain.exp(module.A_log.float())
 
@@ -86,21 +83,39 @@ def copy_state(layer: int, cache: TreeCache, source: int, target: int) -> None:
 
 
 def pass_by(module: Any, layer: int, cache: TreeCache, passed: Sequence[int]) -> None:
-    """Brings `BASE` to the end of these slots, which `ClearSlots` names: the first of them hold what its next
-    step looks back at."""
+    """Brings `BASE` to the end of these slots, which `ClearSlots` names."""
     place = cache.places[layer]
-    before, lengths = module.conv_kernel_size - 1, cache.lengths[place]
-    beginning = [-1] * before if lengths[BASE] == 0 else []
+    walk = walk_past(layer, cache, passed, module.conv_kernel_size)
+    delta_rule(_rows(module, cache.inputs[place], walk.lines), cache.states[place, BASE][None], walk.steps)
+
+
+def walk_past(layer: int, cache: TreeCache, passed: Sequence[int], length: int) -> Walk:
+    """The steps with which `BASE` comes to the end of slots, as if they were done: the first of these hold
+    what its next step looks back at."""
+    lengths = cache.lengths[cache.places[layer]]
+    beginning = [-1] * (length - 1) if lengths[BASE] == 0 else []
     slots = torch.tensor([*beginning, *passed], device=cache.inputs.device)
-    lines = slots.unfold(0, before + 1, 1)
+    lines = slots.unfold(0, length, 1).contiguous()
     steps = torch.tensor([(row, 0, 0, -1) for row in range(len(lines))], dtype=torch.int32)
-    delta_rule(_rows(module, cache.inputs[place], lines), cache.states[place, BASE][None], steps)
     lengths[BASE] += len(lines)
+    return Walk(lines, steps, 1, lengths[BASE])
 
 
 def _summed_up(module: Any, rows: TreeRows, layer: int) -> torch.Tensor:
     """What each of the rows reads from its state, `[rows, heads, value width]`; brings `NEAR` to the end of
     the output's path."""
+    place = rows.cache.places[layer]
+    states, walk = rows.cache.states[place], walk_of(rows, layer, module.conv_kernel_size)
+    places = states.new_empty((walk.places, *states.shape[1:]))
+    places[0] = states[NEAR]
+    found = delta_rule(_rows(module, rows.cache.inputs[place], walk.lines), places, walk.steps)
+    states[NEAR] = places[0]
+    return found
+
+
+def walk_of(rows: TreeRows, layer: int, length: int) -> Walk:
+    """The steps with which `NEAR` comes to the end of the output's path, as if they were done; its steps look
+    at `length` positions."""
     cache = rows.cache
     place = cache.places[layer]
     lengths, states = cache.lengths[place], cache.states[place]
@@ -112,15 +127,10 @@ def _summed_up(module: Any, rows: TreeRows, layer: int) -> torch.Tensor:
         copy_state(layer, cache, BASE, NEAR)
     start = lengths[NEAR]
     if start not in rows.walks:
-        rows.walks[start] = walk_from(rows, start, module.conv_kernel_size)
+        rows.walks[start] = walk_from(rows, start, length)
     walk: Walk = rows.walks[start]
-    places = states.new_empty((walk.places, *states.shape[1:]))
-    places[0] = states[NEAR]
-    found = delta_rule(_rows(module, cache.inputs[place], walk.lines), places, walk.steps)
-    if walk.length > start:
-        states[NEAR] = places[0]
-        lengths[NEAR] = walk.length
-    return found
+    lengths[NEAR] = walk.length
+    return walk
 
 
 def _rows(module: Any, held: torch.Tensor, lines: torch.Tensor) -> DeltaRows:
@@ -138,12 +148,12 @@ def _rows(module: Any, held: torch.Tensor, lines: torch.Tensor) -> DeltaRows:
     parts = torch.split(function(mixed, "silu").float(), widths, dim=1)
     queries, keys = (part.view(len(lines), -1, module.head_k_dim) for part in parts[:2])
     shares, rates = held[lines[:, -1], width:].float().chunk(2, dim=1)  # [nodes, heads] each
-    fading = _fading(module) * plain.softplus(rates + module.dt_bias.float())
+    rates = fading(module) * plain.softplus(rates + module.dt_bias.float())
     return DeltaRows(
-        queries=plain.unit(queries, UNIT_EPS) * module.head_k_dim**-0.5,
-        keys=plain.unit(keys, UNIT_EPS),
+        queries=plain.unit(queries, plain.UNIT_EPS) * module.head_k_dim**-0.5,
+        keys=plain.unit(keys, plain.UNIT_EPS),
         values=parts[2].reshape(len(lines), -1, module.head_v_dim),
-        decays=plain.exp(-fading),
+        decays=plain.exp(-rates),
         shares=plain.sigmoid(shares),
     )
 

@@ -26,13 +26,14 @@ from flowspec.core.protocol.sliding_window import STATE_BYTES, STATES_HELD
 from flowspec.core.stage.events import ClearSlots, Copied, JobPart, RunLayers, WindowPart
 from flowspec.core.text_before import TextBefore
 from flowspec.errors import ClusterError
+from flowspec.model import program
 from flowspec.model.ahead import Ahead
-from flowspec.model.attention import TreeBatch, TreeCache, TreeRows
+from flowspec.model.attention import BASE, SNAPSHOT, TreeBatch, TreeCache, TreeRows
 from flowspec.model.beside import Beside, Needs
 from flowspec.model.files import ModelFiles
 from flowspec.model.grammar import GrammarVocabulary, Mask
 from flowspec.model.kernels import CACHE_DTYPES, DTYPES, kernel_of
-from flowspec.model.linear_attention import BASE, SNAPSHOT, copy_state, pass_by, state_shape
+from flowspec.model.linear_attention import copy_state, pass_by, state_shape
 from flowspec.model.pieces import KeptModules, Pieces, Span
 from flowspec.model.program import Pass, Room, programs_of
 from flowspec.model.sampler import F32, Sampler, logprobs
@@ -225,7 +226,9 @@ class Slice:
                 copy_state(place, caches.windowed, BASE, SNAPSHOT)
             elif command.snapshot == "restore":
                 copy_state(place, caches.windowed, SNAPSHOT, BASE)
-            if command.passed:
+            if command.passed and self.programs:
+                program.pass_by(self.room, self.programs[place], caches.windowed, command.passed)
+            elif command.passed:
                 pass_by(self.pieces.layers[place].linear_attn, place, caches.windowed, command.passed)
         caches.windowed.clear(command.window_slots)
 
@@ -313,7 +316,8 @@ class Slice:
             if self.span.first + place in self.captures:
                 captured.append(moving.hidden.clone())
             moving.run_layer(place)
-        others = [*(beside.carried if rows else ()), *captured]
+        carried = [beside.going[None]] if self.programs else beside.carried if rows else []
+        others = [*carried, *captured]
         return rows, torch.cat([moving.hidden, *others], dim=2)[0] if others else moving.hidden[0]
 
     @torch.inference_mode()
@@ -445,12 +449,12 @@ class _Rows:
         self.hidden = hidden
         self._part, self._positions, self._batch, self._beside = part, positions, batch, beside
         self._angles = part.pieces.angles(hidden, positions)
-        self._pass = Pass(part.room, hidden, batch) if part.programs else None
+        self._pass = Pass(part.room, hidden, batch, beside) if part.programs else None
 
     def run_layer(self, place: int) -> None:
         """`place` counts from the slice's first layer."""
         if self._pass is not None:
-            self._pass.run(self._part.programs[place], self._angles[place], place)
+            self._pass.run(self._part.programs[place], self._angles[place])
             return
         layer = self._part.pieces.layers[place]
         self.hidden = layer(

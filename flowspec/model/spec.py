@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from flowspec.core.protocol.model_spec import Activation, Dense, Heads, LayerSpec, Mixture, ModelSpec
+from flowspec.core.protocol.model_spec import (
+    Activation,
+    Convolution,
+    DeltaRule,
+    Dense,
+    Heads,
+    LayerSpec,
+    Mixture,
+    ModelSpec,
+)
 from flowspec.core.protocol.sliding_window import CONVOLUTION, LINEAR
 from flowspec.model.families import FAMILIES
 
@@ -20,6 +29,7 @@ _SANDWICH = {
     "norm_before_mlp": "pre_feedforward_layernorm",
     "norm_after_mlp": "post_feedforward_layernorm",
 }
+_GEMMA4 = {**_SANDWICH, "query_norm": "head", "scale": 1.0, "has_value_norm": True, "has_factor": True}
 _DENSE: Mapping[str, Mapping[str, Any]] = {
     **{name: {} for name in ("llama", "mistral", "qwen2", "phi3", "smollm3", "granite", "mixtral")},
     **{name: {"query_norm": "head"} for name in ("qwen3", "qwen3_moe")},
@@ -29,6 +39,17 @@ _DENSE: Mapping[str, Mapping[str, Any]] = {
     "olmo2": {**_SANDWICH, "norm_before_attention": "", "norm_before_mlp": "", "query_norm": "width"},
     "gemma2": _SANDWICH,
     **{name: {**_SANDWICH, "query_norm": "head"} for name in ("gemma3", "gemma3_text")},
+    **{f"gemma4{part}": _GEMMA4 for part in ("", "_text", "_unified", "_unified_text")},
+    **{
+        f"qwen3_5{part}": {"query_norm": "head", "is_gated": True}
+        for part in ("", "_text", "_moe", "_moe_text")
+    },
+    "lfm2": {
+        "activation": "silu",
+        "norm_before_attention": "operator_norm",
+        "norm_before_mlp": "ffn_norm",
+        "query_norm": "head",
+    },
 }
 """Families whose layers are `Dense`, with the norms by which they differ from most."""
 
@@ -66,28 +87,46 @@ def spec_of(config: Any) -> ModelSpec:
 
 def _dense(config: Any) -> list[Dense | None]:
     """Of each layer."""
-    norms = _DENSE.get(getattr(type(config), "model_type", ""))  # what a file says of it may be no name
+    own = _DENSE.get(getattr(type(config), "model_type", ""))  # what a file says of it may be no name
     name = getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", None)
-    if norms is None or not isinstance(name, str) or name not in ACTIVATIONS:
+    if own is not None and "activation" in own:
+        name = own["activation"]
+    if own is None or not isinstance(name, str) or name not in ACTIVATIONS:
         return [None] * config.num_hidden_layers
     if getattr(config, "use_qk_norm", False):
-        norms = {**norms, "query_norm": "head"}
+        own = {**own, "query_norm": "head"}
     turned = getattr(config, "no_rope_layers", None) or [1] * config.num_hidden_layers
-    scaled_by = getattr(config, "query_pre_attn_scalar", None) or _head_width(config)
-    multiplier = getattr(config, "attention_multiplier", None)
-    return [
-        Dense(
-            is_turned=bool(each),
-            scale=float(scaled_by**-0.5 if multiplier is None else multiplier),
-            cap=float(getattr(config, "attn_logit_softcapping", None) or 0.0),
-            clip=float(getattr(config, "clip_qkv", None) or 0.0),
-            activation=ACTIVATIONS[name],
-            added_scale=float(getattr(config, "residual_multiplier", 1.0)),
-            mixture=_mixture(config, layer),
-            **norms,
-        )
-        for layer, each in enumerate(turned)
-    ]
+    scaled_by, multiplier = (
+        getattr(config, name, None) for name in ("query_pre_attn_scalar", "attention_multiplier")
+    )
+    every = {
+        "cap": float(getattr(config, "attn_logit_softcapping", None) or 0.0),
+        "clip": float(getattr(config, "clip_qkv", None) or 0.0),
+        "activation": ACTIVATIONS[name],
+        "added_scale": float(getattr(config, "residual_multiplier", 1.0)),
+        "input_width": getattr(config, "hidden_size_per_layer_input", None) or 0,
+        **own,
+    }
+    found: list[Dense | None] = []
+    for layer, (kind, heads) in enumerate(zip(_types(config, ""), heads_of(config), strict=True)):
+        scale = (scaled_by or heads.width) ** -0.5 if multiplier is None else multiplier
+        of_layer = {"scale": float(scale), "is_turned": bool(turned[layer]), "mixer": _mixer(config, kind)}
+        found.append(Dense(**{**of_layer, "mixture": _mixture(config, layer), **every}))
+    return found
+
+
+def _mixer(config: Any, kind: str) -> Convolution | DeltaRule | None:
+    if kind == CONVOLUTION:
+        return Convolution(length=config.conv_L_cache)
+    if kind != LINEAR:
+        return None
+    return DeltaRule(
+        key_heads=config.linear_num_key_heads,
+        heads=config.linear_num_value_heads,
+        key_width=config.linear_key_head_dim,
+        value_width=config.linear_value_head_dim,
+        length=config.linear_conv_kernel_dim,
+    )
 
 
 def _mixture(config: Any, layer: int) -> Mixture | None:
@@ -95,15 +134,18 @@ def _mixture(config: Any, layer: int) -> Mixture | None:
     is_dense = layer < first or (layer + 1) % every or layer in getattr(config, "mlp_only_layers", ())
     if is_dense or not experts_of(config):
         return None
+    is_shared_gated = bool(getattr(config, "shared_expert_intermediate_size", None))
     return Mixture(
         router=FAMILIES[type(config).model_type].router,
         experts=experts_of(config),
         chosen=_experts_per_row(config),
-        is_normed=bool(getattr(config, "norm_topk_prob", True)),
+        is_normed=is_shared_gated or bool(getattr(config, "norm_topk_prob", True)),  # Qwen3.5: always
         factor=float(getattr(config, "routed_scaling_factor", 1.0)),
         groups=getattr(config, "n_group", 1),
         open=getattr(config, "topk_group", 1),
-        has_shared=bool(getattr(config, "n_shared_experts", 0)),
+        has_shared=is_shared_gated or bool(getattr(config, "n_shared_experts", 0)),
+        is_shared_gated=is_shared_gated,
+        is_parallel=bool(getattr(config, "enable_moe_block", False)),
         limit=float(getattr(config, "swiglu_limit", None) or 0.0),
         slope=float(getattr(config, "swiglu_alpha", None) or 0.0),
     )

@@ -9,7 +9,6 @@ import inspect
 import itertools
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,10 +28,12 @@ from flowspec.model import pieces
 from flowspec.model.arithmetic import compiled, plain
 from flowspec.model.arithmetic.operations import turned, turned_alone
 from flowspec.model.attention import attended
-from flowspec.model.families import FAMILIES, check_family
+from flowspec.model.families import FAMILIES, check_family, decoder_config
 from flowspec.model.fewer_calls import in_fewer_calls
 from flowspec.model.files import ModelFiles
 from flowspec.model.kernels import kernel_of
+from flowspec.model.layer_by_layer import LAYER_INPUT
+from flowspec.model.linear_attention import state_shape
 from flowspec.model.pieces import Pieces, Span, call_directly
 from flowspec.model.slice import Slice
 from flowspec.model.spec import context_max
@@ -369,11 +370,15 @@ def test_no_family_of_transformers_is_refused_for_a_field_that_it_calls_somethin
 FUNCTIONS = {"SiLUActivation": "silu", "SiLU": "silu"}
 
 
-def slice_of(variant: str, dtype: str = "bfloat16") -> Slice:
-    """Two layers of random weights; of layers with and without a window, or turns, both kinds."""
+def slice_of(variant: str, dtype: str = "bfloat16", first: int = 2) -> Slice:
+    """Two layers or all of random weights; of layers with and without a window, or turns, both kinds."""
     name, changes = VARIANTS[variant]
-    config = AutoConfig.for_model(name, **{**SMALL, **changes})
-    made = Pieces.build(config, FAMILIES[name], Span(first=2, end=4, count=config.num_hidden_layers + 1))
+    changes = {"text_config": changes} if FAMILIES[name].part else {**SMALL, **changes}
+    config = decoder_config(AutoConfig.for_model(name, **changes), variant)
+    end = 4 if first else config.num_hidden_layers
+    made = Pieces.build(
+        config, FAMILIES[name], Span(first=first, end=end, count=config.num_hidden_layers + 1)
+    )
     generator = torch.Generator().manual_seed(1)
     for module in made.loaded:
         module.to_empty(device="cpu").to(getattr(torch, dtype))
@@ -386,7 +391,8 @@ def slice_of(variant: str, dtype: str = "bfloat16") -> Slice:
 
 def given_to(part: Slice, count: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(2)
-    return torch.randn((count, part.spec.hidden), generator=generator).to(part.dtype)
+    width = part.spec.hidden + part.carried_width
+    return torch.randn((count, width), generator=generator).to(part.dtype)
 
 
 def run(part: Slice, requests: list[tuple[int, int]]) -> torch.Tensor:
@@ -401,8 +407,9 @@ def run(part: Slice, requests: list[tuple[int, int]]) -> torch.Tensor:
 FEWER = ("llama-grouped", "qwen2-sliding", "qwen3", "mistral-sliding", "gemma2", "smollm3", "granite")
 
 PROGRAMS = (
-    *(*FEWER, "llama-rope3", "qwen2", "gemma3-text", "phi3-longrope", "olmo2"),
-    *("olmoe", "qwen3-moe", "mixtral", "glm4-moe", "gpt-oss"),
+    *(*FEWER, "llama-rope3", "qwen2", "gemma3-text", "phi3-longrope", "olmo2", "lfm2"),
+    *("olmoe", "qwen3-moe", "mixtral", "glm4-moe", "gpt-oss", "qwen3.5-text", "qwen3.5-moe"),
+    *("gemma4-text", "gemma4-unified-text", "gemma4-mixture"),
 )
 
 
@@ -410,48 +417,67 @@ PROGRAMS = (
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("variant", PROGRAMS)
 def test_programs_give_the_bits_of_their_definition_in_numpy(variant: str, dtype: str) -> None:
-    part, rows = slice_of(variant, dtype), 20
+    part, rows = slice_of(variant, dtype, first=0), 20
     part.open_cache(0, 64)
-    hidden, places = given_to(part, rows).numpy(), np.arange(rows)
-
-    def norm(rows: np.ndarray, of: Any) -> np.ndarray:
-        return plain.norm(rows, of.weight.detach().numpy(), of.eps, part.pieces.family.norm)
-
+    assert part.programs, "every family has them"
+    places, tokens = np.arange(rows), [3 * row for row in range(rows)]
+    hidden = part.pieces.embed(torch.tensor(tokens)).detach().numpy()
+    embedding, family, lags = hidden, part.pieces.family, places[:, None] - places
+    held = dict[int, plain.Held]()
+    common = {own: name for name, own in family.layer_names.items()}
     for number, layer in enumerate(part.pieces.layers):
-        spec = part.spec.layers[2 + number]
+        spec = part.spec.layers[number]
+        products, norms, vectors = dict[str, Any](), dict[str, Any](), dict[str, Any]()
+        for own, each in layer.named_modules():
+            name = common.get(own, own)
+            name = name if name == f"{LAYER_INPUT}.norm" else name[name.rfind(".") + 1 :]
+            if hasattr(each, "in_features"):
+                products[name] = functools.partial(multiplied, of=each)
+            elif hasattr(each, "eps") or hasattr(each, "variance_epsilon"):
+                norms[name] = functools.partial(normed, of=each, how=getattr(each, "how", "cast, scale"))
+            elif isinstance(each, torch.nn.Conv1d):
+                vectors["conv"] = each.weight.detach()[:, 0].float().numpy()
+        for name, each in itertools.chain(layer.named_parameters(), layer.named_buffers()):
+            leaf = "conv.bias" if name.endswith("conv.bias") else name[name.rfind(".") + 1 :]
+            vectors |= {leaf: each.detach().float().numpy()} if each.dim() == 1 else {}
+        if "A_log" in vectors:
+            vectors["fading"] = plain.exp(vectors["A_log"])
         modules = {name[name.rfind(".") + 1 :]: each for name, each in layer.named_modules()}
-        products, norms = (
-            {name: functools.partial(call, of=each) for name, each in modules.items() if hasattr(each, field)}
-            for call, field in ((multiplied, "in_features"), (norm, "eps"))
-        )
-        router = modules.get("router", modules.get("gate"))
-        vectors = {name: each.float().numpy() for name, each in weights_of(layer) if each.dim() == 1}
-        experts = list[dict[str, Any]]()
+        router, experts = modules.get("router", modules.get("gate")), list[dict[str, Any]]()
         if router is not None:
-            kind = "f4" if part.pieces.family.router == "sigmoid" else dtype
+            kind = "f4" if family.router == "sigmoid" else dtype
             products["gate"] = functools.partial(routed, router=router, kind=kind)
             stacks = dict(modules["experts"].named_parameters())
             for place in range(spec.dense.mixture.experts):
-                own = {name: each[place] for name, each in stacks.items()}
-                experts.append({name: functools.partial(multiplied, of=own, name=name) for name in EXPERTS})
-        lags = places[:, None] - places
-        held = plain.Held(
+                stack = {name: each[place] for name, each in stacks.items()}
+                experts.append({name: functools.partial(multiplied, of=stack, name=name) for name in EXPERTS})
+        token = None
+        if spec.dense.input_width:
+            token = plain.LayerInput(modules[LAYER_INPUT].table.weight.detach().numpy()[tokens], embedding)
+        kind = f"{part.config.layer_types[number]}_" if family.rotary_by_layer_type else ""
+        turns = getattr(part.pieces.rotary, f"{kind}inv_freq").float().numpy()
+        scale = np.float32(getattr(part.pieces.rotary, f"{kind}attention_scaling"))
+        angles = plain.angles(places[None], turns, scale, hidden.dtype)
+        seen = held[number] = plain.Held(
             keys=np.zeros((spec.kv.count, 4, spec.kv.width, 16), hidden.dtype),
             values=np.zeros((spec.kv.count, 64, spec.kv.width), hidden.dtype),
             slots=places,
             paths=np.where((lags >= 0) & (lags < (spec.window or rows)), places, -1),
+            inputs=np.zeros((64, spec.inputs), hidden.dtype),
+            lines=np.maximum(places[:, None] - np.arange(spec.window)[::-1], -1),
+            states=np.zeros((1, *state_shape(part.config)), np.float32) if spec.state else None,
+            steps=np.stack([places, 0 * places, 0 * places, places], 1),
         )
-        kind = f"{part.config.layer_types[2 + number]}_" if part.pieces.family.rotary_by_layer_type else ""
-        turns = getattr(part.pieces.rotary, f"{kind}inv_freq").float().numpy()
-        scale = np.float32(getattr(part.pieces.rotary, f"{kind}attention_scaling"))
-        angles = plain.angles(places[None], turns, scale, hidden.dtype)
-        hidden = plain.layer(spec, products, norms, hidden, angles, held, experts, vectors)
-    assert np.array_equal(run(part, [(0, rows)]).numpy(), hidden)
+        if spec.source != number:
+            seen.keys, seen.values = held[spec.source].keys, held[spec.source].values
+        hidden = plain.layer(spec, products, norms, hidden, angles, seen, experts, vectors, token)
+    job = job_of(part_of(0, tokens, sampled=np.zeros(rows, dtype=np.bool_)))
+    assert np.array_equal(part.forward(job, None)[1].numpy(), hidden)
 
 
-def weights_of(layer: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, each in itertools.chain(layer.named_parameters(), layer.named_buffers()):
-        yield name[name.rfind(".") + 1 :], each.detach()
+def normed(rows: np.ndarray, of: Any, how: Any) -> np.ndarray:
+    weight = of.weight.detach().numpy() if "weight" in of._parameters else np.ones(rows.shape[-1], rows.dtype)
+    return plain.norm(rows, weight, of.variance_epsilon if hasattr(of, "variance_epsilon") else of.eps, how)
 
 
 EXPERTS = ("gate_up_proj", "down_proj")
@@ -465,8 +491,12 @@ def multiplied(rows: np.ndarray, of: Any, name: str = "") -> np.ndarray:
 
 
 def routed(rows: np.ndarray, router: Any, kind: str) -> np.ndarray:
-    found = plain.product(rows.astype(np.float32), router.weight.detach().float().numpy())
     bias = getattr(router, "bias", None)
+    if hasattr(router, "proj"):  # Gemma 4's
+        rows = plain.norm(rows, router.scale.detach().numpy(), router.norm.eps, "cast, scale")
+        rows = (rows.astype(np.float32) * np.float32(router.scalar_root_size)).astype(rows.dtype)
+        router = router.proj
+    found = plain.product(rows.astype(np.float32), router.weight.detach().float().numpy())
     return (found if bias is None else found + bias.detach().float().numpy()).astype(kind)
 
 

@@ -46,8 +46,9 @@ class Carried:
 class Mixture:
     """Experts in the place of an MLP, among which each row chooses so many; `is_normed`: their shares are
     brought to a sum of 1, then multiplied by `factor`. They are in `groups`, of which so many are `open` to a
-    row. `has_shared`: what an MLP makes of every row is added. With a `limit` (0: none) gates and values are
-    clamped, and gated with a `slope` (`plain.clamped`)."""
+    row. `has_shared`: what an MLP makes of every row is added, `is_shared_gated`: times a number of the row.
+    `is_parallel`: the layer has an MLP, too, and norms for both (Gemma 4). With a `limit` (0: none) gates and
+    values are clamped, and gated with a `slope` (`plain.clamped`)."""
 
     router: Router
     experts: int
@@ -57,23 +58,52 @@ class Mixture:
     groups: int = 1
     open: int = 1
     has_shared: bool = False
+    is_shared_gated: bool = False
+    is_parallel: bool = False
     limit: float = 0.0
     slope: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dense:
-    """A layer of attention, then an MLP with a gate or a `mixture` of such, each added to the hidden state.
+class Convolution:
+    """A short convolution of each channel, over a row and the few before it, in all so many (LFM2)."""
 
-    `is_turned`: whether position embeddings turn queries and keys. `scale` and `cap` are of scores; cap 0:
-    they have no bound. `has_sinks`: some scores are of no key and have no value. `clip`: queries,
-    keys and values have a bound, or 0. `norm_...`: what a layer's norms are called, in the places
-    where it has one. `added_scale`: of what is added to the hidden state.
+    length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaRule:
+    """Linear attention, whose inputs go through a convolution of this `length` first (Qwen3.5)."""
+
+    key_heads: int
+    heads: int
+    key_width: int
+    value_width: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dense:
+    """A layer of attention, or of a `mixer` in its place, then of an MLP with a gate or a `mixture` of such,
+    each added to the hidden state.
+
+    `is_turned`: whether position embeddings turn queries and keys. `is_gated`: what heads find is multiplied
+    by gates, which come with their queries. `has_value_norm`: values are normalised, without weights.
+    `scale` and `cap` are of scores; cap 0: they have no bound. `has_sinks`: some scores are of no key and
+    have no value. `clip`: queries, keys and values have a bound, or 0. `norm_...`: what a layer's norms are
+    called, in the places where it has one. `added_scale`: of what is added to the hidden state.
+    `input_width`: of what the layer takes of a token besides, or 0. `has_factor`: at its end the hidden state
+    is multiplied by a number.
     """
 
     scale: float
     activation: Activation
+    mixer: Convolution | DeltaRule | None = None
     is_turned: bool = True
+    is_gated: bool = False
+    has_value_norm: bool = False
+    input_width: int = 0
+    has_factor: bool = False
     cap: float = 0.0
     has_sinks: bool = False
     clip: float = 0.0

@@ -2292,7 +2292,7 @@ typedef struct {
     const float *queries, *keys;  /* [rows, key_heads, key_width] */
     const float *values;          /* [rows, heads, value_width] */
     const float *decays, *shares; /* [rows, heads] */
-    float *states;                /* [places, heads, key_width, value_width] */
+    float *first, *states; /* [heads, key_width, value_width]: place 0, and [places, ...]: those from 1 on */
     const int32_t *steps;         /* [count, 4]: row, source, target, output (below 0: none) */
     float *found;                 /* [outputs, heads, value_width] */
     int64_t count, key_heads, heads, key_width, value_width; /* key_width: at most KEY_WIDTH_MAX */
@@ -2363,15 +2363,16 @@ INLINE void strip_steps(const Delta *a, int fold, int64_t head, int64_t column, 
     int64_t key_head = head / (a->heads / a->key_heads), width = a->key_width, rows = width / fold;
     int64_t between = a->value_width, of_place = a->heads * width * between;
     size_t bytes = sizeof(float) * (size_t)columns;
-    float *states = a->states + head * width * between + column;
+    const int64_t own = head * width * between + column;
+    float *first = a->first + own, *states = a->states + own - of_place;
     const int32_t *step = a->steps, *end = step + 4 * a->count;
     if (columns < COLUMNS)
         memset(room, 0, sizeof *room); /* columns that are not there are zeros */
     for (int32_t held = -1; step < end; held = step[2], step += 4) {
         int64_t at = step[0] * a->heads + head, key_at = (step[0] * a->key_heads + key_head) * width;
         const float *key = a->keys + key_at, *query = a->queries + key_at;
-        const float *from = states + step[1] * of_place;
-        float *to = states + step[2] * of_place;
+        const float *from = step[1] ? states + step[1] * of_place : first;
+        float *to = step[2] ? states + step[2] * of_place : first;
         for (int part = 0; part < fold && step[1] != held; part++)
             copy_rows(from + part * rows * between, between, room->strip + part * (rows * COLUMNS + GAP), COLUMNS,
                       rows, columns);
@@ -2390,22 +2391,25 @@ INLINE void strip_steps(const Delta *a, int fold, int64_t head, int64_t column, 
     }
 }
 
+static void head_steps(const Delta *a, int64_t head) {
+    const int is_folded = a->key_width >= FOLD && (a->key_width & (a->key_width - 1)) == 0;
+    DeltaRoom room;
+    for (int64_t column = 0; column < a->value_width; column += COLUMNS)
+        if (is_folded)
+            strip_steps(a, FOLD, head, column, &room);
+        else
+            strip_steps(a, 1, head, column, &room);
+}
+
 /* Steps of the gated delta rule. */
 void flowspec_delta(const Delta *a) {
-    int is_folded = a->key_width >= FOLD && (a->key_width & (a->key_width - 1)) == 0;
     int threads = worthwhile(a->threads, 4 * a->count * a->heads * a->key_width * a->value_width);
     (void)threads; /* where OpenMP is not used */
 #ifdef _OPENMP
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
 #endif
-    for (int64_t head = 0; head < a->heads; head++) {
-        DeltaRoom room;
-        for (int64_t column = 0; column < a->value_width; column += COLUMNS)
-            if (is_folded)
-                strip_steps(a, FOLD, head, column, &room);
-            else
-                strip_steps(a, 1, head, column, &room);
-    }
+    for (int64_t head = 0; head < a->heads; head++)
+        head_steps(a, head);
 }
 
 /* -------------------------------------------------------------------------------------------------------------
@@ -2416,9 +2420,10 @@ void flowspec_delta(const Delta *a) {
  * row, so that one may follow another without a wait; those of outputs go by output. Nothing is allocated: the
  * caller lends room. Register 0 is what the layer is given, and what it makes of that. */
 enum { NORM, WIDEN, PAIR, ROUND, SPLIT, LINEAR, PAIRS, PACKED, DIGITS, HALVES, TURN, STORE, ATTEND, GATE, ADD, COPY,
-       CLIP, CHOOSE, SORT, GATHER, MIX };
+       CLIP, CHOOSE, SORT, GATHER, MIX, MULTIPLY, SCALE, HOLD, CONVOLVE, RECALL, STEP_STATES, LOAD, LOOK_UP, CARRY };
 enum { SHARES, SHARES_TO_ONE, SHARES_OF_CHOSEN, SHARES_APART }; /* how rows choose experts (`model/routers.py`) */
-#define REGISTERS_MAX 24
+#define REGISTERS_MAX 48
+#define NO_FUNCTION 4 /* behind the others */
 #define ALIGNED(bytes) (((bytes) + 63) / 64 * 64)
 
 typedef struct {
@@ -2460,25 +2465,31 @@ typedef struct {
 typedef struct {
     void *keys, *values;
     uint16_t *key_steps, *value_steps;
-    int64_t slots;
+    void *inputs; /* [slots, inputs_width]: what layers hold that do not attend */
+    float *state; /* where its steps begin, and end with the last that is committed */
+    int64_t slots, inputs_width;
     int32_t kind;
 } Cache;
 
 /* Rows of a request, and what these see. */
 typedef struct {
     const Cache *cache;
-    const int64_t *places;
+    const int64_t *slots; /* of the rows */
     const uint8_t *seen;
     const int32_t *order, *ends;
-    int64_t first, rows, high, blocks;
+    const int64_t *lines; /* of each row, or node of the steps: the slots of the last inputs, the oldest first */
+    const int32_t *steps; /* as in `Delta`, over so many places; a row's output is its place among these rows */
+    int64_t first, rows, high, blocks, nodes, steps_count, places;
 } Part;
 
 typedef struct {
-    void *hidden;
-    const void *cosine, *sine;
+    void *hidden, *going; /* going: what rows take to later slices */
+    const void *cosine, *sine, *embedding;
+    const int64_t *tokens;
     const Part *parts;
     void *room; /* aligned to 64 bytes */
     int64_t rows, parts_count, room_bytes, angles; /* angles: numbers of a row's cosine */
+    int64_t between_embeddings, between_going;
     int32_t threads;
 } Call;
 
@@ -2487,7 +2498,7 @@ typedef struct {
     const Program *program;
     const Call *call;
     char *registers[REGISTERS_MAX], *prepared, *own; /* own: rooms of threads */
-    float *sums;
+    float *sums, *recalled, *states; /* recalled: what steps of states take of their nodes; states between them */
     Routes routes;
     int64_t own_bytes, bytes;
     int32_t threads;
@@ -2547,11 +2558,32 @@ static Attention attention_of(const Run *run, const Operation *o, const Part *pa
                        .cache_kind = cache->kind};
 }
 
+/* Numbers of a node that a step takes. */
+INLINE int64_t recalled_width(const Operation *o) { return 2 * o->kv_heads * o->in + o->heads * (o->out + 2); }
+
+/* The steps of a part, whose nodes and places lie behind those of the parts before. */
+static Delta delta_of(const Run *run, const Operation *o, int64_t number) {
+    const Part *part = run->call->parts + number;
+    const int64_t keys = o->kv_heads * o->in, values = o->heads * o->out;
+    float *at = run->recalled, *states = run->states;
+    for (const Part *before = run->call->parts; before < part; before++) {
+        at += before->nodes * recalled_width(o);
+        states += (before->places - 1) * o->heads * o->in * o->out;
+    }
+    const int64_t nodes = part->nodes;
+    return (Delta){.queries = at, .keys = at + nodes * keys, .values = at + 2 * nodes * keys,
+                   .decays = at + nodes * (2 * keys + values),
+                   .shares = at + nodes * (2 * keys + values + o->heads), .first = part->cache->state,
+                   .states = states, .steps = part->steps,
+                   .found = run->sums + part->first * values, .count = part->steps_count, .key_heads = o->kv_heads,
+                   .heads = o->heads, .key_width = o->in, .value_width = o->out, .threads = 1};
+}
+
 /* Where everything lies, from the beginning of the room; returns how many bytes that takes. */
 static int64_t lay_out(Run *run) {
     const Program *program = run->program;
     const int64_t rows = run->call->rows, size = size_of(program->kind);
-    int64_t prepared = 0, own = 0;
+    int64_t prepared = 0, own = 0, recalled = 0, states = 0;
     char *at = run->call->room;
     for (int64_t r = 0; r < program->registers; r++)
         run->registers[r] = r == 0 ? run->call->hidden : at + program->starts[r] * rows * size;
@@ -2572,8 +2604,15 @@ static int64_t lay_out(Run *run) {
             room = 4 * (o->in + half_room(o->in));
         else if (o->code == CHOOSE)
             room = 8 * (o->in + WIDTH) + 4 * (half_room(o->in) + 3 * o->in + WIDTH);
-        else if (o->code == SPLIT)
+        else if (o->code == SPLIT || o->code == LOOK_UP)
             room = 4 * o->in;
+        else if (o->code == RECALL) {
+            room = 4 * (2 * o->kv_heads * o->in + o->heads * o->out + half_room(o->in) + WIDTH);
+            for (int64_t p = 0; p < run->call->parts_count; p++) {
+                recalled += run->call->parts[p].nodes * recalled_width(o);
+                states += (run->call->parts[p].places - 1) * o->heads * o->in * o->out;
+            }
+        }
         for (int64_t p = 0; p < run->call->parts_count && o->code == ATTEND; p++) {
             Attention a = attention_of(run, o, run->call->parts + p);
             Chunks chunks = chunks_of(&a);
@@ -2587,6 +2626,10 @@ static int64_t lay_out(Run *run) {
                            (int32_t *)(at + 3 * chosen), (float *)(at + 4 * chosen), (Segment *)(at + 5 * chosen),
                            (int64_t *)(at + 5 * chosen + ALIGNED(sizeof(Segment) * program->experts))};
     at += program->experts ? 5 * chosen + ALIGNED(sizeof(Segment) * program->experts) + 64 : 0;
+    run->recalled = (float *)at;
+    at += ALIGNED(4 * recalled);
+    run->states = (float *)at;
+    at += ALIGNED(4 * states);
     run->prepared = at;
     at += ALIGNED(prepared);
     run->own = at;
@@ -2645,6 +2688,123 @@ INLINE void add_row_of(int kind, const Run *run, const Operation *o, int64_t r) 
         if (o->factor != 1.0f)
             more = rounded_one(more * o->factor, kind);
         narrow_one(to, i, kind, widened_one(to, i, kind) + more);
+    }
+}
+
+/* A function of numbers, which is not rounded, times others. */
+INLINE void multiply_row(int kind, const Run *run, const Operation *o, int64_t r) {
+    const char *x = at_row(run, o, o->from, r, o->from_at), *times = at_row(run, o, o->with, r, o->with_at);
+    char *to = at_row(run, o, o->to, r, o->to_at);
+    for (int64_t i = 0; i < o->in; i += WIDTH) {
+        const int64_t count = o->in - i < WIDTH ? o->in - i : WIDTH;
+        float some[WIDTH] = {0}, others[WIDTH] = {0};
+        widen_all(x, i, kind, count, some);
+        widen_all(times, i, kind, count, others);
+        vector found = load(some);
+        if (o->how != NO_FUNCTION)
+            functions_of(&found, 1, o->how);
+        store(some, found * load(others));
+        narrow_all(some, count, to, i, kind);
+    }
+}
+
+/* Numbers times one, which may be a function of a number of the row's own. */
+INLINE void scale_row(int kind, const Run *run, const Operation *o, int64_t r) {
+    char *x = at_row(run, o, o->to, r, o->to_at);
+    float factor = o->factor;
+    if (o->with >= 0) {
+        vector found = all(widened_one(at_row(run, o, o->with, r, o->with_at), 0, kind));
+        functions_of(&found, 1, o->how);
+        factor = rounded_one(found[0], kind);
+    }
+    for (int64_t i = 0; i < o->in; i++)
+        narrow_one(x, i, kind, widened_one(x, i, kind) * factor);
+}
+
+/* WIDTH numbers of a slot's inputs, fewer at the end; zeros where the text has not begun. */
+INLINE vector held_inputs(int kind, const Cache *cache, int64_t slot, int64_t i, int64_t count) {
+    float some[WIDTH] = {0};
+    if (slot >= 0)
+        widen_all(cache->inputs, slot * cache->inputs_width + i, kind, count, some);
+    return load(some);
+}
+
+/* Number i and on of a short convolution over a line's inputs: weights [length, width], the oldest first. */
+INLINE vector convolved(int kind, const Cache *cache, const int64_t *line, int64_t length, const float *weights,
+                        int64_t width, int64_t i, int64_t count) {
+    vector total = all(0.0f);
+    for (int64_t place = 0; place < length; place++) {
+        float some[WIDTH] = {0};
+        memcpy(some, weights + place * width + i, sizeof(float) * count);
+        vector more = held_inputs(kind, cache, line[place], i, count) * load(some);
+        total = place ? total + more : more;
+    }
+    return total;
+}
+
+INLINE void convolve_row(int kind, const Run *run, const Operation *o, const Part *part, int64_t r) {
+    const int64_t *line = part->lines + (r - part->first) * o->out;
+    for (int64_t i = 0; i < o->in; i += WIDTH) {
+        const int64_t count = o->in - i < WIDTH ? o->in - i : WIDTH;
+        float found[WIDTH];
+        store(found, convolved(kind, part->cache, line, o->out, o->weights, o->in, i, count));
+        for (int64_t c = 0; c < count && o->bias != NULL; c++)
+            found[c] += ((const float *)o->bias)[i + c];
+        narrow_all(found, count, at_row(run, o, o->to, r, o->to_at), i, kind);
+    }
+}
+
+/* log(1 + e^x), as `plain.softplus` has it. */
+INLINE vector softplus(vector x) {
+    const vector size = (vector)((integers)x & 0x7fffffff), power = exponential(-size);
+    const vector ratio = power / (all(2.0f) + power), square = ratio * ratio;
+    vector series = all(1.0f / 15);
+    for (int odd = 13; odd > 2; odd -= 2)
+        series = series * square + all(1.0f / (float)odd);
+    const vector above = chosen(x > all(0.0f), x, chosen(x == x, all(0.0f), x));
+    return above + all(2.0f) * (ratio + ratio * (square * series));
+}
+
+/* Heads [count, width] of one length, times a factor. */
+INLINE void unit_heads(const float *x, int64_t count, int64_t width, float eps, float factor, float *y, float *room) {
+    for (int64_t h = 0; h < count; h++) {
+        for (int64_t i = 0; i < width; i++)
+            y[h * width + i] = x[h * width + i] * x[h * width + i];
+        const float over = 1.0f / sqrtf(halves_sum(y + h * width, width, half_room(width), room) + eps);
+        for (int64_t i = 0; i < width; i++)
+            y[h * width + i] = x[h * width + i] * over * factor;
+    }
+}
+
+/* What a step takes of node `n` of a part, from the inputs that are held of it: queries, keys and values, then two
+ * numbers of each head. `scales`: how fast each head's state fades, and what is added to its rate. */
+INLINE void recall_row(int kind, const Operation *o, const Part *part, const Delta *to, int64_t n, float *own) {
+    const int64_t keys = o->kv_heads * o->in, values = o->heads * o->out, width = 2 * keys + values;
+    const int64_t *line = part->lines + n * o->how;
+    for (int64_t i = 0; i < width; i += WIDTH) {
+        const int64_t count = width - i < WIDTH ? width - i : WIDTH;
+        float some[WIDTH];
+        vector found = rounded(convolved(kind, part->cache, line, o->how, o->weights, width, i, count), kind);
+        functions_of(&found, 1, SILU);
+        store(some, rounded(found, kind));
+        memcpy(own + i, some, sizeof(float) * count);
+    }
+    unit_heads(own, o->kv_heads, o->in, o->eps, o->factor, (float *)to->queries + n * keys, own + width);
+    unit_heads(own + keys, o->kv_heads, o->in, o->eps, 1.0f, (float *)to->keys + n * keys, own + width);
+    memcpy((float *)to->values + n * values, own + 2 * keys, sizeof(float) * values);
+    for (int64_t h = 0; h < o->heads; h += WIDTH) {
+        const int64_t count = o->heads - h < WIDTH ? o->heads - h : WIDTH, slot = line[o->how - 1];
+        float fading[WIDTH] = {0}, more[WIDTH] = {0};
+        memcpy(fading, o->scales + h, sizeof(float) * count);
+        memcpy(more, o->scales + o->heads + h, sizeof(float) * count);
+        vector share = held_inputs(kind, part->cache, slot, width + h, count);
+        const vector rate = held_inputs(kind, part->cache, slot, width + o->heads + h, count);
+        const vector decay = exponential(-(load(fading) * softplus(rate + load(more))));
+        logistics(&share, 1);
+        store(fading, decay);
+        store(more, share);
+        memcpy((float *)to->decays + n * o->heads + h, fading, sizeof(float) * count);
+        memcpy((float *)to->shares + n * o->heads + h, more, sizeof(float) * count);
     }
 }
 
@@ -2762,6 +2922,8 @@ static void choose_row(const Run *run, const Operation *o, int64_t r, float *own
     if (o->how == SHARES || o->how == SHARES_OF_CHOSEN)
         for (int64_t c = 0; c < chosen; c++)
             shares[c] = rounded_one(shares[c], run->program->kind);
+    for (int64_t c = 0; c < chosen && o->scales != NULL; c++)
+        shares[c] *= o->scales[experts[c]];
 }
 
 /* Sorts what rows chose by expert, and by row. */
@@ -2816,6 +2978,16 @@ INLINE void mix_row(int kind, const Run *run, const Operation *o, int64_t r) {
     }
 }
 
+/* A token's row of a table, which may be packed. */
+INLINE void look_up_row(int kind, const Run *run, const Operation *o, int64_t r, float *own) {
+    const int64_t token = run->call->tokens[r];
+    if (o->how)
+        flowspec_packed_rows(o->weights, o->kind, o->in, &token, 1, own);
+    else
+        FOR_KIND(o->kind, WIDEN_ALL, o->weights, token * o->in, o->in, own);
+    narrow_all(own, o->in, at_row(run, o, o->to, r, o->to_at), 0, kind);
+}
+
 /* An operation of rows, with row `r`. */
 static void run_row(const Run *run, const Operation *o, int64_t r, float *own) {
     const Program *program = run->program;
@@ -2846,14 +3018,37 @@ static void run_row(const Run *run, const Operation *o, int64_t r, float *own) {
                 continue;
             const Cache *to = part->cache;
             Stored a = {at_row(run, o, o->from, part->first, o->from_at),
-                        at_row(run, o, o->with, part->first, o->with_at), part->places, to->keys, to->values,
+                        at_row(run, o, o->with, part->first, o->with_at), part->slots, to->keys, to->values,
                         to->key_steps, to->value_steps, part->rows, o->kv_heads, o->in,
                         (o->in + LANES - 1) / LANES * LANES, to->slots, program->widths[o->from], o->in,
                         program->widths[o->with], o->in, kind, to->kind};
             store_rows(&a, r - part->first, r - part->first + 1);
         }
+    } else if (o->code == HOLD || o->code == CONVOLVE) {
+        const Part *part = run->call->parts;
+        while (r >= part->first + part->rows)
+            part++;
+        const Cache *cache = part->cache;
+        if (o->code == CONVOLVE)
+            FOR_KIND(kind, convolve_row, run, o, part, r);
+        else
+            memcpy((char *)cache->inputs + part->slots[r - part->first] * cache->inputs_width * size_of(kind),
+                   at_row(run, o, o->from, r, o->from_at), o->in * size_of(kind));
     } else if (o->code == GATE)
         FOR_KIND(kind, gate_row, run, o, r);
+    else if (o->code == MULTIPLY)
+        FOR_KIND(kind, multiply_row, run, o, r);
+    else if (o->code == SCALE)
+        FOR_KIND(kind, scale_row, run, o, r);
+    else if (o->code == LOOK_UP)
+        FOR_KIND(kind, look_up_row, run, o, r, own);
+    else if (o->code == LOAD)
+        memcpy(at_row(run, o, o->to, r, o->to_at),
+               (const char *)run->call->embedding + r * run->call->between_embeddings * size_of(kind),
+               o->in * size_of(kind));
+    else if (o->code == CARRY)
+        memcpy((char *)run->call->going + (r * run->call->between_going + o->to_at) * size_of(kind),
+               at_row(run, o, o->from, r, o->from_at), o->in * size_of(kind));
     else if (o->code == ADD)
         FOR_KIND(kind, add_row_of, run, o, r);
     else if (o->code == CHOOSE)
@@ -2867,7 +3062,9 @@ static void run_row(const Run *run, const Operation *o, int64_t r, float *own) {
     else if (o->code == CLIP)
         FOR_KIND(kind, clip_row, o->in, rounded_one(o->cap, kind), at_row(run, o, o->to, r, o->to_at));
     else if (o->weights == NULL)
-        memcpy(at_row(run, o, o->to, r, o->to_at), at_row(run, o, o->from, r, o->from_at), o->in * size_of(kind));
+        for (int64_t head = 0; head < o->heads; head++) /* which are `out` apart */
+            memcpy(at_row(run, o, o->to, r, o->to_at + head * o->in),
+                   at_row(run, o, o->from, r, o->from_at + head * o->out), o->in * size_of(kind));
     else
         for (int64_t i = 0; i < o->in; i++)
             memcpy(at_row(run, o, o->to, r, o->to_at + i),
@@ -2967,6 +3164,35 @@ static void run_attention(const Run *run, const Operation *o, int thread, char *
     }
 }
 
+/* A thread's nodes of steps of states. */
+static void run_recalls(const Run *run, const Operation *o, int thread, float *own) {
+    int64_t turn = 0;
+    for (int64_t p = 0; p < run->call->parts_count; p++) {
+        const Delta to = delta_of(run, o, p);
+        for (int64_t n = 0; n < run->call->parts[p].nodes; n++, turn++)
+            if (turn % run->threads == thread)
+                FOR_KIND(run->program->kind, recall_row, o, run->call->parts + p, &to, n, own);
+    }
+}
+
+/* A thread's heads of the steps, and what rows read there. */
+static void run_steps(const Run *run, const Operation *o, int thread) {
+    const int kind = run->program->kind;
+    int64_t turn = 0;
+    for (int64_t p = 0; p < run->call->parts_count; p++) {
+        const Delta a = delta_of(run, o, p);
+        const Part *part = run->call->parts + p;
+        for (int64_t head = 0; head < a.heads; head++, turn++) {
+            if (turn % run->threads != thread)
+                continue;
+            head_steps(&a, head);
+            for (int64_t r = 0; r < part->rows; r++)
+                FOR_KIND(kind, NARROW_ALL, a.found + (r * a.heads + head) * a.value_width, a.value_width,
+                         at_row(run, o, o->to, part->first + r, head * a.value_width), 0);
+        }
+    }
+}
+
 static void run_thread(const Run *run, int thread) {
     char *own = run->own + thread * run->own_bytes;
     for (int64_t i = 0; i < run->program->count; i++) {
@@ -2982,6 +3208,10 @@ static void run_thread(const Run *run, int thread) {
             run_products(run, o, thread, (Blocks *)own);
         else if (o->code == HALVES)
             run_halves(run, o, thread, (float *)own);
+        else if (o->code == RECALL)
+            run_recalls(run, o, thread, (float *)own);
+        else if (o->code == STEP_STATES)
+            run_steps(run, o, thread);
         else if (o->code == SORT && thread == 0)
             sort_choices(run);
         else if (o->code != SORT)

@@ -98,7 +98,7 @@ class _Digits(ctypes.Structure):
 
 class _Delta(ctypes.Structure):
     _fields_ = (
-        *fields(ctypes.c_void_p, "queries keys values decays shares states steps found"),
+        *fields(ctypes.c_void_p, "queries keys values decays shares first states steps found"),
         *fields(ctypes.c_int64, "count key_heads heads key_width value_width"),
         *fields(ctypes.c_int32, "threads"),
     )
@@ -148,23 +148,23 @@ class ProgramFields(ctypes.Structure):
 
 class Cache(ctypes.Structure):
     _fields_ = (
-        *fields(ctypes.c_void_p, "keys values key_steps value_steps"),
-        *fields(ctypes.c_int64, "slots"),
+        *fields(ctypes.c_void_p, "keys values key_steps value_steps inputs state"),
+        *fields(ctypes.c_int64, "slots inputs_width"),
         *fields(ctypes.c_int32, "kind"),
     )
 
 
 class Part(ctypes.Structure):
     _fields_ = (
-        *fields(ctypes.c_void_p, "cache places seen order ends"),
-        *fields(ctypes.c_int64, "first rows high blocks"),
+        *fields(ctypes.c_void_p, "cache slots seen order ends lines steps"),
+        *fields(ctypes.c_int64, "first rows high blocks nodes steps_count places"),
     )
 
 
 class Call(ctypes.Structure):
     _fields_ = (
-        *fields(ctypes.c_void_p, "hidden cosine sine parts room"),
-        *fields(ctypes.c_int64, "rows parts_count room_bytes angles"),
+        *fields(ctypes.c_void_p, "hidden going cosine sine embedding tokens parts room"),
+        *fields(ctypes.c_int64, "rows parts_count room_bytes angles between_embeddings between_going"),
         *fields(ctypes.c_int32, "threads"),
     )
 
@@ -400,7 +400,7 @@ class Library:
         assert most[0] < rows
         assert max(most[1:3]) < len(states)
         found = given.values.new_zeros((max(most[3], -1) + 1, heads, value_width))
-        places = (each.data_ptr() for each in (*where, steps, found))
+        places = (each.data_ptr() for each in (*where, states[1:], steps, found))
         shape = len(steps), key_heads, heads, key_width, value_width
         self._delta(_Delta(*places, *shape, torch.get_num_threads()))
         return found

@@ -16,9 +16,9 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from flowspec.core.protocol.model_spec import Dense, LayerSpec, Mixture
+from flowspec.core.protocol.model_spec import Convolution, DeltaRule, Dense, LayerSpec, Mixture
 from flowspec.model.arithmetic.arrays import Array, cast, fill_up, indices, namespace, order, repeat, zeros
 from flowspec.model.arithmetic.delta import DeltaRows
 from flowspec.model.arithmetic.norms import Norm
@@ -32,6 +32,8 @@ before."""
 _NORMAL_LEAST = 2.0**-126
 """Of float32; half a last place below it rounds to it."""
 EXP_LEAST, EXP_MOST = -86.0, 88.0
+UNIT_EPS = 1e-6
+"""Of queries and keys of linear attention that are made one long, as transformers' code has it."""
 _SHIFT = 12582912.0
 """1.5 * 2^23: a float32 that was added to it has lost its fraction, rounded to even."""
 _SHIFT_BITS = 0x4B400000
@@ -494,9 +496,9 @@ def choose(how: Mixture, logits: Array, bias: Array | None = None) -> tuple[Arra
         return experts, shares / sums * how.factor
     if is_of_chosen:
         shares = softmax(shares)
-    elif how.is_normed or how.router == "softmax to 1":
+    elif how.is_normed or how.router.endswith("softmax to 1"):
         shares = over_their_sum(shares)
-    return experts, shares if how.router == "softmax to 1" else cast(shares, logits.dtype)
+    return experts, shares if how.router.endswith("softmax to 1") else cast(shares, logits.dtype)
 
 
 def _open(choice: Array, how: Mixture) -> Array:
@@ -535,13 +537,21 @@ def mlp(products: Products, dense: Dense, rows: Array, limited: Mixture | None =
 
 
 def mixture(
-    products: Products, experts: Sequence[Products], vectors: Vectors, dense: Dense, rows: Array
+    products: Products,
+    experts: Sequence[Products],
+    vectors: Vectors,
+    dense: Dense,
+    rows: Array,
+    of: Array | None = None,
 ) -> Array:
-    """What the experts that rows choose make of them, each times its share, added in ascending order, then
-    what an MLP for all makes; the router's product is `gate`."""
+    """What the experts that rows choose, by what they are `of` (None: by themselves), make of them, each
+    times its share, added in ascending order, then what an MLP for all makes; the router's product is
+    `gate`."""
     assert dense.mixture is not None, "there are experts"
-    bias = vectors.get("e_score_correction_bias")
-    chosen, shares = choose(dense.mixture, products["gate"](rows), bias)
+    bias, scales = vectors.get("e_score_correction_bias"), vectors.get("per_expert_scale")
+    chosen, shares = choose(dense.mixture, products["gate"](rows if of is None else of), bias)
+    if scales is not None:
+        shares = shares * scales[chosen]
     total = zeros(rows, *rows.shape)
     for number, expert in enumerate(experts):
         own, place = namespace(rows).where(chosen == number)
@@ -551,18 +561,103 @@ def mixture(
                 * cast(shares[own, place], "float32")[:, None]
             )
             total[own] = total[own] + cast(found, rows.dtype)
-    return total + mlp(products, dense, rows) if dense.mixture.has_shared else total
+    if not dense.mixture.has_shared:
+        return total
+    shared = mlp(products, dense, rows)
+    if dense.mixture.is_shared_gated:
+        gate = sigmoid(cast(products["shared_expert_gate"](rows), "float32"))
+        shared = cast(gate, rows.dtype) * shared
+    return total + shared
 
 
 @dataclass(slots=True, kw_only=True)
 class Held:
     """What a layer holds of one request, as `store` and `attention` have it, and what rows see: `paths`
-    `[rows, positions]` int64; the rows' `slots` `[rows]` int64."""
+    `[rows, positions]` int64; the rows' `slots` `[rows]` int64. Of a layer that does not attend `inputs`
+    `[slots, width]`, the slots of each row's last ones, `lines` `[rows, length]`, the oldest first and -1
+    where the text has not begun, and `states` and `steps` as in `delta_rule`."""
 
     keys: Array
     values: Array
     slots: Array
     paths: Array
+    inputs: Array | None = None
+    lines: Array | None = None
+    states: Array | None = None
+    steps: Array | None = None
+
+
+def seen_inputs(held: Held, width: int) -> Array:
+    """The first `width` numbers of what lies in each row's line, float32 `[rows, length, width]`."""
+    assert held.inputs is not None
+    assert held.lines is not None
+    xp = namespace(held.inputs)
+    found = cast(held.inputs[xp.clip(held.lines, 0, None)][..., :width], "float32")
+    return xp.where(held.lines[..., None] < 0, 0.0, found)
+
+
+def short_convolution(products: Products, vectors: Vectors, rows: Array, held: Held) -> Array:
+    """What a layer of LFM2 does that does not attend: `[rows, hidden]`."""
+    assert held.inputs is not None
+    joined, width = products["in_proj"](rows), rows.shape[1]
+    held.inputs[held.slots] = joined[:, :width] * joined[:, 2 * width :]
+    found = convolution(seen_inputs(held, width), vectors["conv"], vectors.get("conv.bias"))
+    return products["out_proj"](joined[:, width : 2 * width] * cast(found, rows.dtype))
+
+
+def linear_attention(
+    mixer: DeltaRule, products: Products, norms: Products, vectors: Vectors, rows: Array, held: Held
+) -> Array:
+    """What a layer of Qwen3.5 does that does not attend: `[rows, hidden]`. `fading` is how fast each head's
+    state fades."""
+    assert held.inputs is not None
+    assert held.states is not None
+    assert held.steps is not None
+    xp, dtype = namespace(rows), rows.dtype
+    made = [products[name](rows) for name in ("in_proj_qkv", "in_proj_b", "in_proj_a")]
+    held.inputs[held.slots] = xp.concatenate(made, 1)
+    width, keys = made[0].shape[1], mixer.key_heads * mixer.key_width
+    mixed = cast(convolution(seen_inputs(held, width), vectors["conv"], None), dtype)
+    mixed = cast(cast(silu(cast(mixed, "float32")), dtype), "float32")
+    queries, own_keys = (
+        unit(mixed[:, first : first + keys].reshape(len(rows), -1, mixer.key_width), UNIT_EPS)
+        for first in (0, keys)
+    )
+    rates = softplus(cast(made[2], "float32") + vectors["dt_bias"])
+    given = DeltaRows(
+        queries=queries * mixer.key_width**-0.5,
+        keys=own_keys,
+        values=mixed[:, 2 * keys :].reshape(len(rows), mixer.heads, -1),
+        decays=exp(-(vectors["fading"] * rates)),
+        shares=sigmoid(cast(made[1], "float32")),
+    )
+    normal = norms["norm"](cast(delta_rule(given, held.states, held.steps), dtype))
+    gates = cast(products["in_proj_z"](rows), "float32").reshape(normal.shape)
+    return products["out_proj"](cast(cast(normal, "float32") * silu(gates), dtype).reshape(len(rows), -1))
+
+
+def layer_input(products: Products, norms: Products, own: LayerInput, rows: Array) -> Array:
+    """What a layer of Gemma 4 takes of tokens, `[rows, width]`: what is `looked_up` of them in a table, and
+    what follows from their `embedding`; then what it makes of its hidden states `rows` with that."""
+    dtype = rows.dtype
+    width, hidden = own.looked_up.shape[1], own.embedding.shape[1]
+
+    def scaled(x: Array, factor: float) -> Array:
+        return cast(cast(x, "float32") * factor, dtype)
+
+    rounded = float(cast(zeros(cast(rows, "float32"), 1) + width**0.5, dtype)[0])
+    projected = norms["layer_input.norm"](scaled(products["projection"](own.embedding), hidden**-0.5))
+    inputs = scaled(projected + scaled(own.looked_up, rounded), 2.0**-0.5)
+    gates = cast(products["per_layer_input_gate"](rows), "float32")
+    found = products["per_layer_projection"](cast(gelu_tanh(gates), dtype) * inputs)
+    return norms["post_per_layer_input_norm"](found)
+
+
+class LayerInput(NamedTuple):
+    """Of a job's tokens: `[rows, width]`, and `[rows, hidden]`."""
+
+    looked_up: Array
+    embedding: Array
 
 
 def layer(
@@ -574,12 +669,12 @@ def layer(
     held: Held,
     experts: Sequence[Products] = (),
     vectors: Vectors | None = None,
+    token: LayerInput | None = None,
 ) -> Array:
     """What a layer computes: `[rows, width]` from hidden states of that shape and angles, each `[1, rows,
-    turned width]`. Queries, keys and values are three products or one (`qkv_proj`). What else has
-    numbers is among `vectors`, in float32."""
-    vectors = vectors or {}
-    dense, count, width = spec.dense, len(hidden), spec.kv.width
+    turned width]`. Queries, keys and values are three products or one (`qkv_proj`), or queries alone where
+    the layer attends to another's. What else has numbers is among `vectors`, in float32."""
+    vectors, dense = vectors or {}, spec.dense
     assert dense is not None, "only such layers have programs"
 
     def normed(rows: Array, name: str) -> Array:
@@ -590,30 +685,70 @@ def layer(
         return hidden + cast(more, hidden.dtype)
 
     rows = normed(hidden, dense.norm_before_attention)
+    if isinstance(dense.mixer, Convolution):
+        found = short_convolution(products, vectors, rows, held)
+    elif dense.mixer is not None:
+        found = linear_attention(dense.mixer, products, norms, vectors, rows, held)
+    else:
+        found = _attended(spec, dense, products, norms, vectors, rows, angles, held)
+    hidden = added(found, dense.norm_after_attention)
+    rows = normed(hidden, dense.norm_before_mlp)
+    if dense.mixture is None:
+        found = mlp(products, dense, rows)
+    elif dense.mixture.is_parallel:
+        own = normed(mlp(products, dense, rows), "post_feedforward_layernorm_1")
+        routed = normed(hidden, "pre_feedforward_layernorm_2")
+        mixed = mixture(products, experts, vectors, dense, routed, hidden)
+        found = own + normed(mixed, "post_feedforward_layernorm_2")
+    else:
+        found = mixture(products, experts, vectors, dense, rows)
+    hidden = added(found, dense.norm_after_mlp)
+    if token is not None:
+        hidden = hidden + layer_input(products, norms, token, hidden)
+    if dense.has_factor:
+        hidden = cast(cast(hidden, "float32") * vectors["layer_scalar"], hidden.dtype)
+    return hidden
+
+
+def _attended(
+    spec: LayerSpec,
+    dense: Dense,
+    products: Products,
+    norms: Products,
+    vectors: Vectors,
+    rows: Array,
+    angles: tuple[Array, Array],
+    held: Held,
+) -> Array:
+    count, width, gates = len(rows), spec.kv.width, None
     if "qkv_proj" in products:
         joined, most = products["qkv_proj"](rows), spec.heads * width
         ends = 0, most, most + spec.kv.count * width, joined.shape[1]
-        queries, keys, values = (joined[:, first:end] for first, end in itertools.pairwise(ends))
+        found = [joined[:, first:end] for first, end in itertools.pairwise(ends)]
     else:
-        queries, keys, values = (products[name](rows) for name in ("q_proj", "k_proj", "v_proj"))
+        found = [products[name](rows) for name in ("q_proj", "k_proj", "v_proj") if name in products]
+        found += found[1:] * (len(found) == 2)  # keys are values, too
+    if dense.is_gated:
+        both = found[0].reshape(count, -1, 2, width)
+        found[0], gates = (both[:, :, place].reshape(count, -1) for place in (0, 1))
     if dense.query_norm == "width":
-        queries, keys = norms["q_norm"](queries), norms["k_norm"](keys)
-    queries, keys, values = (each.reshape(1, count, -1, width) for each in (queries, keys, values))
+        found[:2] = norms["q_norm"](found[0]), norms["k_norm"](found[1])
+    found = [each.reshape(1, count, -1, width) for each in found]
     if dense.query_norm == "head":
-        queries, keys = norms["q_norm"](queries), norms["k_norm"](keys)
-    queries, keys, values = (each.swapaxes(1, 2) for each in (queries, keys, values))
+        found[:2] = [norms[name](each) for name, each in zip(("q_norm", "k_norm"), found, strict=False)]
+    if dense.has_value_norm:
+        found[2:] = [norms["v_norm"](each) for each in found[2:]]
+    found = [each.swapaxes(1, 2) for each in found]
     if dense.clip:
-        queries, keys, values = (
-            namespace(each).clip(each, -dense.clip, dense.clip) for each in (queries, keys, values)
-        )
+        found = [namespace(each).clip(each, -dense.clip, dense.clip) for each in found]
     if dense.is_turned:
-        queries, keys = turned(queries, *angles), turned(keys, *angles)
-    store(held.slots, keys[0], values[0], held.keys, held.values, None)
-    attending, seen = cast(queries[0].swapaxes(0, 1), "float32"), held.values[..., :width]
+        found[:2] = [turned(each, *angles) for each in found[:2]]
+    if len(found) > 1:
+        store(held.slots, found[1][0], found[2][0], held.keys, held.values, None)
+    attending, seen = cast(found[0][0].swapaxes(0, 1), "float32"), held.values[..., :width]
     sinks = vectors["sinks"] if dense.has_sinks else None
-    found = attention(attending, held.keys, seen, held.paths, dense.scale, dense.cap or None, sinks)
-    found = cast(found.reshape(count, -1), hidden.dtype)
-    hidden = added(products["o_proj"](found), dense.norm_after_attention)
-    rows = normed(hidden, dense.norm_before_mlp)
-    found = mixture(products, experts, vectors, dense, rows) if dense.mixture else mlp(products, dense, rows)
-    return added(found, dense.norm_after_mlp)
+    attended = attention(attending, held.keys, seen, held.paths, dense.scale, dense.cap or None, sinks)
+    attended = cast(attended.reshape(count, -1), rows.dtype)
+    if gates is not None:
+        attended = cast(sigmoid(cast(gates, "float32")), rows.dtype) * attended
+    return products["o_proj"](attended)
