@@ -96,13 +96,13 @@ def run(args: argparse.Namespace) -> int:
     if args.keep:
         out.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     _check_out(out, args.force or args.keep)
-    from flowspec.model.trials import check_torch
+    from flowspec.model.trials import prepare
     from flowspec.runtime.cluster_file import read_cluster
     from flowspec.runtime.security.cluster_keys import cluster_keys
 
     devices = [] if args.cluster is None else read_cluster(args.cluster)
     keys = None if args.cluster is None else cluster_keys(args.cluster, devices)
-    check_torch()
+    prepare()
     import torch
 
     from flowspec.bench.console import progress
@@ -226,7 +226,7 @@ def raw(machine: MeasuredMachine, measured: MachineTimes, peers: Sequence[Measur
     return {
         "dtype": machine.dtype,
         "device": str(machine.device),
-        "kernels": {dtype: kernel_of(dtype, machine.device).name for dtype in machine.packed},
+        "kernels": {dtype: kernel_of(dtype, machine.device).arithmetic for dtype in machine.packed},
         "layer_ms": layers,
         "tiny_pass_ms": {str(point.layers): round(1e3 * point.s, 4) for point in measured.tiny},
         "tiny_experts_pass_ms": {

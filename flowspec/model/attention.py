@@ -110,7 +110,7 @@ class TreeCache:
         keys, values, steps = self.of(layer)
         of_steps = (None, None) if steps is None else (steps[0].data_ptr(), steps[1].data_ptr())
         where = keys.data_ptr(), values.data_ptr(), *of_steps
-        return compiled.Cache(*where, slots=self._slots, kind=compiled.KINDS[keys.dtype])
+        return compiled.Cache(*where, slots=self._slots, kind=compiled.kind_of(keys.dtype))
 
     def growth_bytes(self, slots: int) -> int:
         """What `reserve` would add."""

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from flowspec.model.arithmetic.compiled import Portions
+from flowspec.model.arithmetic.compiled_torch import Portions
 from flowspec.model.arithmetic.operations import add_rows, clamped_swiglu
 from flowspec.model.gguf_layers import GgufLinear, Part, stay_packed
 from flowspec.model.products import for_rows, products

@@ -27,7 +27,6 @@ from flowspec.model.attention import tree_attention
 from flowspec.model.convolution import convolving_layer, tree_convolution
 from flowspec.model.experts import EXPERTS_NAME, outputs_first
 from flowspec.model.families import Family
-from flowspec.model.fewer_calls import in_fewer_calls
 from flowspec.model.imports import IMPORTING
 from flowspec.model.layer_by_layer import LAYER_INPUT
 from flowspec.model.layer_inputs import LayerInput
@@ -240,7 +239,6 @@ def call_directly(module: nn.Module, family: Family, product: Product | None = N
     for part in list(module.modules()):
         kind = type(part)
         call = _with_own_functions(kind.forward, family.rotary_is_partial, family.rotary_is_half)
-        call = in_fewer_calls(part, call, _FUNCTIONS, family.rotary_is_partial) or call
         if isinstance(part, norm_class):
             call = _normed if "weight" in part._parameters else _normed_alone
             part.__dict__["how"] = family.norm

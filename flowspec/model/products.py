@@ -3,12 +3,8 @@ beside it.
 
 *lanes16* is our own, in C (`arithmetic/canonical.c`): sixteen lanes of fused steps, the same bits on every
 processor. *pairs16* is our own, too, for processors with an instruction that multiplies pairs of bfloat16
-(AVX512_BF16): sixteen lanes of pairs. *filled* is torch's own kernel for always so many rows, or a multiple
-of it: torch takes other kernels for few rows, whose sums have another order. Which multiple is enough was
-measured, and is tried before it is used, as all kernels are (`kernels.py`). *row_by_row* is that kernel for
-one row at a time and by one thread: as slow as it sounds, and right where no multiple is enough, as with
-OpenBLAS on ARM. *in_blocks* is for GPUs, whose libraries choose a kernel by the number of rows at every size:
-seen on an H200, where a float32 row alone has other bits than among 16.
+(AVX512_BF16): sixteen lanes of pairs. *in_blocks* is torch's on GPUs, whose libraries choose a kernel by the
+number of rows at every size: seen on an H200, where a float32 row alone has other bits than among 16.
 """
 
 from __future__ import annotations
@@ -18,14 +14,12 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from flowspec.model.arithmetic import compiled
-from flowspec.model.arithmetic.compiled import Portions
+from flowspec.model.arithmetic import compiled_torch
+from flowspec.model.arithmetic.compiled_torch import Portions
 
 Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 """`x W^T + b`, `[rows, out]` in the dtype of x `[rows, in]`, from W `[out, in]` of that dtype and b `[out]`
 or None."""
-FILLED = {torch.float32: 16, torch.bfloat16: 4, torch.float16: 4}
-"""Rows: others are filled up to the next multiple. As measured on x86; trials tell whether it is enough."""
 BLOCKS = {torch.float32: 32, torch.bfloat16: 64, torch.float16: 64}
 """Rows that a GPU multiplies at once, no more and no fewer. So many take hardly longer than one, by the
 published speeds of Orins and of server GPUs: reading the weights takes as long."""
@@ -33,7 +27,7 @@ published speeds of Orins and of server GPUs: reading the weights takes as long.
 
 def lanes16(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """By the library that was built; there must be one."""
-    library = compiled.library()
+    library = compiled_torch.library()
     assert library is not None, "a kernel is used only where it is there"
     if bias is None:
         return library.linear(x.contiguous(), weight)
@@ -44,7 +38,7 @@ def lanes16(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
 
 def pairs16(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Of bfloat16, by the library that was built, which must have it."""
-    library = compiled.library()
+    library = compiled_torch.library()
     assert library is not None, "a kernel is used only where it is there"
     if bias is None:
         return library.pairs(x.contiguous(), weight, x.dtype)
@@ -80,7 +74,7 @@ def for_rows(biases: torch.Tensor, portions: Portions) -> torch.Tensor:
 def _lanes_each(
     x: torch.Tensor, weights: torch.Tensor, portions: Portions, dtype: torch.dtype
 ) -> torch.Tensor:
-    library = compiled.library()
+    library = compiled_torch.library()
     assert library is not None, "a kernel is used only where it is there"
     return library.linear_each(x.to(dtype).contiguous(), weights, portions)
 
@@ -88,7 +82,7 @@ def _lanes_each(
 def _pairs_each(
     x: torch.Tensor, weights: torch.Tensor, portions: Portions, dtype: torch.dtype
 ) -> torch.Tensor:
-    library = compiled.library()
+    library = compiled_torch.library()
     assert library is not None, "a kernel is used only where it is there"
     return library.pairs_each(x.contiguous(), weights, portions, dtype)
 
@@ -100,12 +94,6 @@ IN_ONE_CALL: dict[Product, Callable[[torch.Tensor, torch.Tensor, Portions, torch
 """What multiplies with several matrices in one call: `[rows, out]` in the named dtype, rounded once."""
 
 
-def filled(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """By torch, for a multiple of rows."""
-    count = len(x)
-    return F.linear(F.pad(x, (0, 0, 0, -count % FILLED[x.dtype])), weight, bias)[:count]
-
-
 def in_blocks(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """By torch, for always the same number of rows."""
     count, size = len(x), BLOCKS[x.dtype]
@@ -115,21 +103,6 @@ def in_blocks(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) 
     return torch.cat([F.linear(part, weight, bias) for part in parts])[:count]
 
 
-def row_by_row(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """By torch, for one row at a time and by one thread: MKL divides a row's sums among threads on some
-    processors."""
-    if not len(x):
-        return x.new_empty((0, len(weight)))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return torch.cat([F.linear(x[at : at + 1], weight, bias) for at in range(len(x))])
-    finally:
-        torch.set_num_threads(threads)
-
-
 def float_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Of float32, for kernels that widen or unpack weights themselves and must be right everywhere."""
-    if x.device.type != "cpu":
-        return in_blocks(x, weight, None)
-    return row_by_row(x, weight, None) if compiled.library() is None else lanes16(x, weight, None)
+    """Of float32, for layers on GPUs that unpack weights themselves."""
+    return in_blocks(x, weight, None) if x.device.type != "cpu" else lanes16(x, weight, None)

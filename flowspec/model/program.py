@@ -1,9 +1,8 @@
 """A layer as a list of operations that C runs in one call (`flowspec_run` in `arithmetic/canonical.c`).
 
-The list is made when a slice is loaded, of the layer's `LayerSpec` and of its matrices and norms as they are
-in memory. Rows stay in registers, each a matrix `[rows, width]`; register 0 is the hidden state, which the
-operations add to in place. What a call gives beside: the angles of the rows' positions, and for each request
-where what it holds lies, and what its rows see of that.
+The list is made when a slice is loaded, of the layer's `LayerSpec` and of its parts, which say where its
+matrices and norms lie in memory and how. Rows stay in registers, each a matrix `[rows, width]`; register 0 is
+the hidden state, which the operations add to in place.
 """
 
 from __future__ import annotations
@@ -11,27 +10,24 @@ from __future__ import annotations
 import ctypes
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-import torch
+import numpy as np
 
-from flowspec.core.protocol.model_spec import Convolution, DeltaRule, LayerSpec, Mixture, ModelSpec, Router
+from flowspec.core.protocol.model_spec import Convolution, DeltaRule, LayerSpec, Mixture, Router
 from flowspec.model.arithmetic import compiled
-from flowspec.model.arithmetic.compiled import KINDS, Call, Operation, Part, ProgramFields
+from flowspec.model.arithmetic.compiled import (
+    KINDS,
+    Call,
+    Library,
+    Operation,
+    ProgramFields,
+    address,
+    kind_of,
+)
 from flowspec.model.arithmetic.norms import NORMS, Norm
-from flowspec.model.arithmetic.packed import FORMS
 from flowspec.model.arithmetic.plain import UNIT_EPS
-from flowspec.model.attention import BASE, TreeBatch, TreeCache, TreeRows
-from flowspec.model.beside import Beside
-from flowspec.model.gguf_layers import GgufEmbedding, GgufLinear, PlainGgufLinear
-from flowspec.model.layer_by_layer import LAYER_INPUT
-from flowspec.model.linear_attention import Walk, fading, walk_of, walk_past
-from flowspec.model.products import lanes16, pairs16
-from flowspec.model.quantised import PanelInt4Linear, PanelInt8Linear, QuantisedLinear
-
-if TYPE_CHECKING:  # a trial of kernels would import transformers for nothing
-    from flowspec.model.pieces import Angles, Pieces
 
 _NAMES = (
     *("norm", "widen", "pair", "round", "split", "linear", "pairs", "packed", "digits", "halves"),
@@ -45,7 +41,7 @@ PREPARED_BY = {"linear": "widen", "pairs": "pair", "packed": "round", "digits": 
 BY_OUTPUT = {*PREPARED_BY, "halves"}
 ALONE = ("attend", "store", "sort", "convolve", "recall", "step_states")
 """What goes neither by rows nor by outputs, or needs others' rows."""
-ROUTERS: tuple[tuple[Router, ...], ...] = (
+HOW_CHOSEN: tuple[tuple[Router, ...], ...] = (
     ("softmax",),
     ("softmax to 1", "scaled softmax to 1"),
     ("softmax of chosen",),
@@ -53,9 +49,30 @@ ROUTERS: tuple[tuple[Router, ...], ...] = (
 )
 """In the source's order."""
 REGISTERS_MAX = 48
+SIZES = (4, 2, 2)
+"""Bytes of a number of each kind."""
 NO_FUNCTION = len(compiled.FUNCTIONS)
 ALIGNMENT = 64
 Register = int
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """Where so many numbers lie, of a kind as the source counts them; `held` keeps them there."""
+
+    address: int
+    count: int
+    kind: int
+    held: Any = field(compare=False, repr=False)
+
+
+def numbers(x: Any) -> Numbers:
+    """Those of a tensor on the CPU, or of an array. Raises `CannotProgramError` where they do not lie one
+    after another."""
+    is_whole = x.is_contiguous() if hasattr(x, "is_contiguous") else x.flags.c_contiguous
+    if not is_whole or str(getattr(x, "device", "cpu")) != "cpu":
+        raise CannotProgramError
+    return Numbers(address(x), x.numel() if hasattr(x, "numel") else x.size, kind_of(x.dtype), x)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +93,60 @@ class Matrix:
         return other is not None and replace(other, weights=self.weights, scales=self.scales) == self
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Linear:
+    """A layer's matrices, one below another; `order`: which of its inputs each of theirs is, int64."""
+
+    inputs: int
+    outputs: int
+    matrices: tuple[Matrix, ...]
+    bias: Numbers | None = None
+    order: Numbers | None = None
+    held: Any = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """Linear layers of experts, which are alike; their biases lie one after another."""
+
+    linears: tuple[Linear, ...]
+    bias: Numbers | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NormPart:
+    weights: Numbers
+    eps: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterPart:
+    """By what rows choose experts: `weights` `[experts, hidden]`. `correction`: what is added in choosing,
+    float32. Rows may go through a `norm` first, and a `factor`; chosen shares be multiplied by `scales`,
+    float32."""
+
+    weights: Numbers
+    bias: Numbers | None = None
+    correction: Numbers | None = None
+    norm: NormPart | None = None
+    factor: float = 1.0
+    scales: Numbers | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Of rows, one for each token; packed in a `form`, or as they are."""
+
+    weights: Numbers
+    form: int | None = None
+
+
+Parts = Mapping[str, Linear | Stack | NormPart | RouterPart | Table | Numbers | float]
+"""Of a layer, by the names of most families. Beside what transformers' modules have, `{mixer}.taps` are a
+convolution's weights `[length, width]`, float32, and `linear_attn.rates` how fast each head's state fades,
+then what is added to its rate, float32."""
+
+
 class CannotProgramError(Exception):
     """A layer that has something for which there is no operation."""
 
@@ -83,11 +154,10 @@ class CannotProgramError(Exception):
 class Room:
     """Memory that calls of a slice's programs are lent, one after another; it grows."""
 
-    def __init__(self) -> None:
+    def __init__(self, library: Library | None) -> None:
         self.call = Call()
         self.pointer = ctypes.pointer(self.call)
-        self._bytes = torch.empty(0, dtype=torch.uint8)
-        library = compiled.library()
+        self._bytes = np.empty(0, np.uint8)
         self._run = None if library is None else library.run
 
     def run(self, program: Any) -> None:
@@ -98,8 +168,8 @@ class Room:
 
     def _grow(self, needed: int) -> None:
         size = needed + needed // 4
-        self._bytes = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
-        self.call.room = -(-self._bytes.data_ptr() // ALIGNMENT) * ALIGNMENT
+        self._bytes = np.empty(size + ALIGNMENT, np.uint8)
+        self.call.room = -(-address(self._bytes) // ALIGNMENT) * ALIGNMENT
         self.call.room_bytes = size
 
 
@@ -117,115 +187,14 @@ class LayerProgram:
     past: ProgramFields | None = None
 
 
-class Pass:
-    """Runs programs with the same rows: hidden states `[1, rows, width]`, which they change in place, what
-    these see, and what comes and goes with them. There is one at a time in a room."""
-
-    def __init__(
-        self, room: Room, hidden: torch.Tensor, batch: TreeBatch, beside: Beside | None = None
-    ) -> None:
-        self._room, self._batch, self._beside = room, batch, beside
-        self._parts: dict[Any, tuple[int, list[tuple[Part, TreeRows]]]] = {}
-        self._angles: Angles | None = None
-        call = room.call
-        call.hidden, call.rows = hidden.data_ptr(), hidden.shape[1]
-        call.parts_count, call.threads = len(batch.requests), torch.get_num_threads()
-        if beside is not None:
-            call.tokens, call.embedding = beside.tokens.data_ptr(), beside.embedding.data_ptr()
-            call.going, call.between_going = beside.going.data_ptr(), beside.going.shape[1]
-            call.between_embeddings = beside.embedding.stride(1)
-
-    def run(self, program: LayerProgram, angles: Angles) -> None:
-        call = self._room.call
-        if angles is not self._angles:
-            cosine, sine = self._angles = angles
-            call.cosine, call.sine, call.angles = cosine.data_ptr(), sine.data_ptr(), cosine.shape[2]
-        parts = self._parts.get(program.view)
-        if parts is None:
-            parts = self._parts[program.view] = self._made(program)
-        call.parts, requests = parts
-        for part, rows in requests:
-            part.cache = rows.cache.address(program.source)
-        mixer = program.view[1]
-        if isinstance(mixer, DeltaRule):
-            for part, rows in requests:
-                _step(part, walk_of(rows, program.source, mixer.length))
-        self._room.run(program.pointer)
-
-    def _made(self, program: LayerProgram) -> tuple[int, list[tuple[Part, TreeRows]]]:
-        array, (window, mixer) = (Part * len(self._batch.requests))(), program.view
-        found = []
-        for part, request in zip(array, self._batch.requests, strict=True):
-            rows = request.of(program.source)
-            assert rows is request or window is not None, "a layer without a window holds all"
-            part.first, part.rows, part.slots = rows.first, len(rows.slots), rows.slots.data_ptr()
-            if mixer is None:
-                sight = rows.sight(window)
-                order, ends = sight.order()
-                part.seen, part.order, part.ends = sight.seen.data_ptr(), order.data_ptr(), ends.data_ptr()
-                part.high, part.blocks = sight.seen.shape[1], len(ends)
-            elif isinstance(mixer, Convolution):
-                part.lines = rows.line(mixer.length).data_ptr()
-            found.append((part, rows))
-        return ctypes.addressof(array), found  # a part holds the array that it is of
-
-
-def _step(part: Part, walk: Walk) -> None:
-    part.lines, part.steps = walk.lines.data_ptr(), walk.steps.data_ptr()
-    part.nodes, part.steps_count, part.places = len(walk.lines), len(walk.steps), walk.places
-
-
-def pass_by(room: Room, program: LayerProgram, cache: TreeCache, passed: Sequence[int]) -> None:
-    """Brings the state `BASE` to the end of these slots, which `ClearSlots` names."""
-    mixer, layer = program.view[1], program.source
-    assert isinstance(mixer, DeltaRule)
-    assert program.past is not None
-    walk = walk_past(layer, cache, passed, mixer.length)
-    inputs = cache.inputs[cache.places[layer]]
-    state = cache.states[cache.places[layer], BASE]
-    where = compiled.Cache(inputs=inputs.data_ptr(), inputs_width=inputs.shape[1], state=state.data_ptr())
-    part, call = Part(cache=ctypes.addressof(where)), room.call
-    _step(part, walk)
-    call.rows, call.parts_count, call.parts, call.threads = 0, 1, ctypes.addressof(part), 1
-    room.run(ctypes.byref(program.past))
-
-
-def programs_of(pieces: Pieces, model: ModelSpec, dtype: torch.dtype) -> list[LayerProgram]:
-    """Those of a slice's layers; none where something of them has no operation."""
-    first, specs = pieces.span.first, model.layers[pieces.span.first : pieces.span.end]
-    if compiled.library() is None or any(spec.dense is None for spec in specs):
-        return []
-    going = {}
-    at = model.carried_at(pieces.span.end).embedding
-    for source in model.carried_at(pieces.span.end).sources:
-        going[source - first] = at
-        at += model.layers[source].kv.numbers
-    made = []
-    for place, (layer, spec) in enumerate(zip(pieces.layers, specs, strict=True)):
-        try:
-            parts = dict(layer.named_modules())
-            parts |= {name: parts[own] for name, own in pieces.family.layer_names.items() if own in parts}
-            spec = replace(spec, source=spec.source - first)
-            found = program_of(parts, spec, pieces.family.norm, dtype, place, going.get(place))
-        except CannotProgramError:
-            return []
-        made.append(found)
-    return made
-
-
 def program_of(
-    parts: Mapping[str, Any],
-    spec: LayerSpec,
-    norm: Norm,
-    dtype: torch.dtype,
-    place: int = 0,
-    going: int | None = None,
+    parts: Parts, spec: LayerSpec, how: Norm, kind: int, place: int = 0, going: int | None = None
 ) -> LayerProgram:
-    """That of one layer, from its parts by their names in most families. Its spec's `source` counts from the
-    slice's first layer, as its `place` does; its keys and values go on from number `going`, if they do.
-    Raises `CannotProgramError`."""
+    """That of one layer, whose norms are computed so, and whose rows are of a kind. Its spec's `source`
+    counts from the slice's first layer, as its `place` does; its keys and values go on from number `going`,
+    if they do. Raises `CannotProgramError`."""
     assert spec.dense is not None, "there is an operation for everything"
-    maker = _Maker(parts, spec, norm, dtype)
+    maker = _Maker(parts, spec, how, kind)
     fields, held = maker.make(going, spec.source == place)
     past = None
     if isinstance(spec.dense.mixer, DeltaRule):
@@ -236,9 +205,10 @@ def program_of(
 
 
 class _Maker:
-    def __init__(self, parts: Mapping[str, Any], spec: LayerSpec, how: Norm, dtype: torch.dtype) -> None:
+    def __init__(self, parts: Parts, spec: LayerSpec, how: Norm, kind: int) -> None:
         assert spec.dense is not None, "there is an operation for everything"
-        self._parts, self._spec, self._dense, self._how, self._dtype = parts, spec, spec.dense, how, dtype
+        self._parts: Mapping[str, Any] = parts
+        self._spec, self._dense, self._how, self._kind = spec, spec.dense, how, kind
         self._held: list[Any] = []
         self._clear()
 
@@ -254,7 +224,7 @@ class _Maker:
         """`is_own`: whether the layer has keys and values of its own."""
         dense = self._dense
         norm = self._parts[dense.norm_before_attention or dense.norm_after_attention]
-        hidden = self._register(len(norm.weight))
+        hidden = self._register(norm.weights.count)
         self._end = 0  # the hidden state is the caller's
         rows = self._normed(hidden, dense.norm_before_attention)
         if isinstance(dense.mixer, Convolution):
@@ -279,7 +249,7 @@ class _Maker:
         self._added(hidden, found, dense.norm_after_mlp)
         if dense.input_width:
             self._input(hidden)
-        if dense.has_factor and (factor := self._parts[""].layer_scalar.item()) != 1:
+        if dense.has_factor and (factor := self._parts["layer_scalar"]) != 1:
             self._add("scale", hidden, hidden, inputs=self._widths[hidden], factor=factor)
         assert len(self._widths) <= REGISTERS_MAX, "the source has no more room"
         return self._finished()
@@ -305,7 +275,7 @@ class _Maker:
             self._numbers,
             self._sums_most,
             self._products,
-            KINDS[self._dtype],
+            self._kind,
             0 if mixture is None else mixture.experts,
             0 if mixture is None else mixture.chosen,
         )
@@ -332,46 +302,41 @@ class _Maker:
             )
         )
 
-    def _hold(self, tensor: torch.Tensor) -> int:
-        if not tensor.is_contiguous() or tensor.device.type != "cpu":
+    def _hold(self, given: Numbers | None) -> int | None:
+        if given is None:
+            return None
+        self._held.append(given.held)
+        return given.address
+
+    def _hold_own(self, given: Numbers | None) -> int | None:
+        """Of numbers that are read in the kind of rows."""
+        if given is not None and given.kind != self._kind:
             raise CannotProgramError
-        self._held.append(tensor)
-        return tensor.data_ptr()
+        return self._hold(given)
 
     # ------------------------------------------------------------------------------------------ norms
 
     def _normed(self, source: Register, name: str) -> Register:
-        return self._norm(source, self._parts[name].weight, self._parts[name].eps, 1) if name else source
+        return self._norm(source, self._parts[name], 1) if name else source
 
     def _norm(
-        self,
-        source: Register,
-        weight: torch.Tensor,
-        eps: float,
-        heads: int,
-        at: int = 0,
-        how: Norm | None = None,
+        self, source: Register, norm: NormPart, heads: int, at: int = 0, how: Norm | None = None
     ) -> Register:
-        if weight.dtype != self._dtype:
-            raise CannotProgramError
-        width = len(weight)
+        width = norm.weights.count
         to = self._register(heads * width)
         self._add(
             "norm",
             source,
             to,
             from_at=at,
-            weights=self._hold(weight),
+            weights=self._hold_own(norm.weights),
             inputs=width,
             heads=heads,
             factor=1 / width,
-            eps=eps,
+            eps=norm.eps,
             how=NORMS.index(how or self._how),
         )
         return to
-
-    def _ones(self, width: int) -> torch.Tensor:
-        return torch.ones(width, dtype=self._dtype)
 
     def _added(self, hidden: Register, source: Register, name: str) -> None:
         source = self._normed(source, name)
@@ -382,22 +347,22 @@ class _Maker:
     def _multiplied(self, source: Register, *names: str) -> list[Register]:
         """What linear layers make of the same rows, one register each."""
         linears = [self._parts[name] for name in names]
-        places = [(self._register(linear.out_features), 0) for linear in linears]
+        places = [(self._register(linear.outputs), 0) for linear in linears]
         self._multiply_by(source, linears, places)
         return [to for to, _ in places]
 
     def _multiply_by(
-        self, source: Register, linears: Sequence[Any], places: Sequence[tuple[Register, int]]
+        self, source: Register, linears: Sequence[Linear], places: Sequence[tuple[Register, int]]
     ) -> None:
         """By linear layers, whose results begin at these places of registers."""
-        pending: list[tuple[Register, Any, Matrix]] = []
+        pending: list[tuple[Register, tuple[tuple[Register, int], Linear], Matrix]] = []
         for place, linear in zip(places, linears, strict=True):
-            order = getattr(linear, "order", None)
-            own = source
+            own, order = source, linear.order
             if order is not None:
-                own = self._register(len(order))
-                self._add("copy", source, own, weights=self._hold(order.long()), inputs=len(order))
-            pending += [(own, (place, linear), matrix) for matrix in self._matrices(linear)]
+                own = self._register(order.count)
+                self._add("copy", source, own, weights=self._hold(order), inputs=order.count)
+            self._held.append(linear.held)
+            pending += [(own, (place, linear), matrix) for matrix in linear.matrices]
         while pending:
             own, _, first = pending[0]
             same = [each for each in pending if (each[0], each[2].prepared) == (own, first.prepared)]
@@ -412,7 +377,7 @@ class _Maker:
         source: Register,
         to: Register,
         own: Sequence[Matrix],
-        bias: Any,
+        bias: Numbers | None,
         experts: int = 0,
         at: int = 0,
     ) -> None:
@@ -425,14 +390,13 @@ class _Maker:
             tables = table(*(each.weights for each in own)), table(*(each.scales for each in own))
             self._held += tables
             weights, scales = map(ctypes.addressof, tables)
-        if bias is not None and bias.dtype != self._dtype:
-            raise CannotProgramError
+        of_bias = self._hold_own(bias)
         self._add(
             first.how,
             source,
             to,
             weights=weights,
-            bias=None if bias is None else self._hold(bias) + first.first * bias.element_size(),
+            bias=None if of_bias is None else of_bias + first.first * SIZES[self._kind],
             scales=scales or None,
             inputs=first.inputs,
             outputs=first.outputs,
@@ -444,37 +408,6 @@ class _Maker:
         self._sums += self._spread * first.outputs
         self._sums_most = max(self._sums_most, self._sums)
         self._products += self._spread * first.inputs * first.outputs
-
-    def _matrices(self, linear: Any) -> list[Matrix]:
-        inputs, outputs = linear.in_features, linear.out_features
-        if isinstance(linear, GgufLinear) and not isinstance(linear, PlainGgufLinear):
-            found, first = [], 0
-            for part in linear.parts:
-                found.append(self._packed(part.kind, part.panels, inputs, part.outputs, first))
-                first += part.outputs
-            return found
-        if isinstance(linear, PanelInt4Linear):
-            return [self._packed("Q4_0", linear._panels, inputs, outputs, 0)]
-        if isinstance(linear, PanelInt8Linear):
-            where = self._hold(linear._panels)
-            scales = self._hold(linear._scales)
-            return [Matrix("digits", 0, where, inputs, outputs, 0, ("digits", 0, False), scales)]
-        product = linear.__dict__.get("product")
-        if isinstance(linear, QuantisedLinear) or product not in (lanes16, pairs16):
-            raise CannotProgramError
-        weights = self._hold(linear.weight)
-        if product is pairs16:
-            if self._dtype != torch.bfloat16 or linear.weight.dtype != torch.bfloat16:
-                raise CannotProgramError
-            return [Matrix("pairs", 0, weights, inputs, outputs, 0, ("pairs", 0, False))]
-        kind = KINDS[linear.weight.dtype]
-        return [Matrix("linear", kind, weights, inputs, outputs, 0, ("linear", 0, False))]
-
-    def _packed(self, name: str, panels: torch.Tensor, inputs: int, outputs: int, first: int) -> Matrix:
-        form = FORMS[name]
-        is_signed = bool(form.table) or form.bits == 8
-        prepared = "packed", -1 if is_signed else form.offset, form.halves > 1
-        return Matrix("packed", form.number, self._hold(panels), inputs, outputs, first, prepared)
 
     # -------------------------------------------------------------------------- attention, and in its place
 
@@ -505,7 +438,6 @@ class _Maker:
             self._add("copy", queries[0], alone, from_at=queries[1], inputs=query_width, heads=1)
             queries = alone, 0
         attended = self._register(query_width)
-        sinks = self._parts["self_attn"].sinks.float() if dense.has_sinks else None
         self._add(
             "attend",
             queries[0],
@@ -513,7 +445,7 @@ class _Maker:
             inputs=width,
             heads=spec.heads,
             kv_heads=spec.kv.count,
-            bias=None if sinks is None else self._hold(sinks),
+            bias=self._hold(self._parts["self_attn.sinks"]) if dense.has_sinks else None,
             factor=dense.scale,
             cap=dense.cap,
         )
@@ -530,12 +462,12 @@ class _Maker:
         found = list(given)
         for place, name in enumerate(("self_attn.q_norm", "self_attn.k_norm")[: len(given)]):
             if dense.query_norm:
-                norm, (source, at) = self._parts[name], found[place]
                 heads = counts[place] if dense.query_norm == "head" else 1
-                found[place] = self._norm(source, norm.weight, norm.eps, heads, at), 0
+                source, at = found[place]
+                found[place] = self._norm(source, self._parts[name], heads, at), 0
         if dense.has_value_norm and len(given) > 1:
-            (source, at), eps = found[2], self._parts["self_attn.v_norm"].eps
-            found[2] = self._norm(source, self._ones(spec.kv.width), eps, spec.kv.count, at), 0
+            source, at = found[2]
+            found[2] = self._norm(source, self._parts["self_attn.v_norm"], spec.kv.count, at), 0
         for (source, at), count in zip(found, counts, strict=False):
             if dense.clip:
                 width = count * spec.kv.width
@@ -561,13 +493,12 @@ class _Maker:
         inputs, mixed, found = (self._register(width) for _ in range(3))
         self._add("multiply", joined, inputs, other=joined, with_at=2 * width, inputs=width, how=NO_FUNCTION)
         self._add("hold", inputs, inputs=width)
-        own = self._parts["conv.conv"]
         self._add(
             "convolve",
             inputs,
             mixed,
-            weights=self._hold(_oldest_first(own)),
-            bias=None if own.bias is None else self._hold(own.bias.float()),
+            weights=self._hold(self._parts["conv.taps"]),
+            bias=self._hold(self._parts.get("conv.bias")),
             inputs=width,
             outputs=mixer.length,
         )
@@ -575,25 +506,21 @@ class _Maker:
         return self._multiplied(found, "conv.out_proj")[0]
 
     def _delta_rule(self, mixer: DeltaRule, rows: Register) -> Register:
-        name, own = "linear_attn.", self._parts["linear_attn"]
-        linears = [
-            self._parts[name + each] for each in ("in_proj_qkv", "in_proj_b", "in_proj_a", "in_proj_z")
-        ]
-        widths = [linear.out_features for linear in linears]
+        names = ("in_proj_qkv", "in_proj_b", "in_proj_a", "in_proj_z")
+        linears = [self._parts[f"linear_attn.{name}"] for name in names]
+        widths = [linear.outputs for linear in linears]
         inputs, gates = self._register(sum(widths[:3])), self._register(widths[3])
         starts = itertools.accumulate(widths[:2], initial=0)
         self._multiply_by(rows, linears, [*((inputs, at) for at in starts), (gates, 0)])
         self._add("hold", inputs, inputs=sum(widths[:3]))
         found, gated = self._steps(mixer), self._register(widths[3])
-        eps = own.norm.variance_epsilon
-        normal = self._norm(found, own.norm.weight, eps, mixer.heads, how="cast, scale")
+        normal = self._norm(found, self._parts["linear_attn.norm"], mixer.heads, how="cast, scale")
         how = compiled.FUNCTIONS.index("silu")
         self._add("multiply", gates, gated, other=normal, inputs=widths[3], how=how)
-        return self._multiplied(gated, name + "out_proj")[0]
+        return self._multiplied(gated, "linear_attn.out_proj")[0]
 
     def _steps(self, mixer: DeltaRule) -> Register:
         """What rows read from their states."""
-        own = self._parts["linear_attn"]
         values = mixer.heads * mixer.value_width
         shape: dict[str, Any] = {
             "inputs": mixer.key_width,
@@ -601,8 +528,8 @@ class _Maker:
             "heads": mixer.heads,
             "kv_heads": mixer.key_heads,
         }
-        rates = torch.cat([fading(own), own.dt_bias.float()])
-        weights, scales = self._hold(_oldest_first(own.conv1d)), self._hold(rates)
+        weights = self._hold(self._parts["linear_attn.taps"])
+        scales = self._hold(self._parts["linear_attn.rates"])
         factor = mixer.key_width**-0.5
         more = {"how": mixer.length, "factor": factor, "eps": UNIT_EPS}
         self._add("recall", 0, weights=weights, scales=scales, **shape, **more)
@@ -634,25 +561,16 @@ class _Maker:
 
     def _input(self, hidden: Register) -> None:
         """What a layer takes of a token beside its hidden state: of a table, and of the token's embedding."""
-        own, width = self._parts[LAYER_INPUT], self._dense.input_width
+        width, table = self._dense.input_width, self._parts["layer_input.table"]
         embedding, looked_up = self._register(self._widths[hidden]), self._register(width)
         self._add("load", 0, embedding, inputs=self._widths[hidden])
-        (projected,) = self._multiplied(embedding, f"{LAYER_INPUT}.projection")
-        self._add("scale", projected, projected, inputs=width, factor=own.projection_scale)
-        projected = self._norm(projected, own.norm.weight, own.norm.eps, 1)
-        if isinstance(own.table, GgufEmbedding):
-            (part,) = own.table.parts
-            table: dict[str, Any] = {
-                "weights": self._hold(part.panels),
-                "kind": FORMS[part.kind].number,
-                "how": 1,
-            }
-        else:
-            weight = own.table.weight
-            table = {"weights": self._hold(weight), "kind": KINDS[weight.dtype], "how": 0}
-        self._add("look_up", 0, looked_up, inputs=width, **table)
-        factor = torch.tensor(own.table_scale).to(self._dtype).item()
-        self._add("add", looked_up, projected, inputs=width, factor=factor)
+        (projected,) = self._multiplied(embedding, "layer_input.projection")
+        self._add("scale", projected, projected, inputs=width, factor=self._widths[hidden] ** -0.5)
+        projected = self._norm(projected, self._parts["layer_input.norm"], 1)
+        kind = table.weights.kind if table.form is None else table.form
+        given = {"weights": self._hold(table.weights), "kind": kind, "how": table.form is not None}
+        self._add("look_up", 0, looked_up, inputs=width, **given)
+        self._add("add", looked_up, projected, inputs=width, factor=self._parts["layer_input.factor"])
         self._add("scale", projected, projected, inputs=width, factor=2.0**-0.5)
         (gates,) = self._multiplied(hidden, "per_layer_input_gate")
         gated, how = self._register(width), compiled.FUNCTIONS.index(self._dense.activation)
@@ -663,40 +581,31 @@ class _Maker:
     def _mixture(self, mixture: Mixture, name: str, of: Register, rows: Register) -> Register:
         """Rows choose experts by what they are `of`, are sorted by them, run through each expert's MLP, and
         are added up."""
-        router = self._parts[f"{name}router" if f"{name}router" in self._parts else f"{name}gate"]
-        experts, scaling = self._parts[f"{name}experts"], None
-        if mixture.router == "scaled softmax to 1":
-            scale, scaling = router.scale, router.per_expert_scale.float()
-            of = self._norm(of, scale.detach(), router.norm.eps, 1, how="cast, scale")
-            self._add("scale", of, of, inputs=self._widths[of], factor=router.scalar_root_size)
-            router = router.proj
-        own = getattr(router, "bias", None)
-        how = next((place for place, names in enumerate(ROUTERS) if mixture.router in names), None)
-        if how is None or router.weight.dtype not in KINDS:
+        router: RouterPart = self._parts[f"{name}router"]
+        how = next((place for place, names in enumerate(HOW_CHOSEN) if mixture.router in names), None)
+        if how is None or (router.bias is not None and router.bias.kind != router.weights.kind):
             raise CannotProgramError
-        if own is not None and own.dtype != router.weight.dtype:
-            raise CannotProgramError
+        if router.norm is not None:
+            of = self._norm(of, router.norm, 1, how="cast, scale")
+            self._add("scale", of, of, inputs=self._widths[of], factor=router.factor)
         hidden, chosen = self._widths[rows], mixture.chosen
         self._add("widen", of, inputs=hidden)
         self._add(
             "halves",
             of,
-            weights=self._hold(router.weight),
-            bias=None if own is None else self._hold(own),
+            weights=self._hold(router.weights),
+            bias=self._hold(router.bias),
             inputs=hidden,
             outputs=mixture.experts,
-            kind=KINDS[router.weight.dtype],
-            how=KINDS[torch.float32 if mixture.router == "sigmoid" else self._dtype],
+            kind=router.weights.kind,
+            how=KINDS["float32"] if mixture.router == "sigmoid" else self._kind,
         )
         self._sums_most = max(self._sums_most, mixture.experts)
-        bias = getattr(router, "e_score_correction_bias", None)
-        if bias is not None and bias.dtype != torch.float32:
-            raise CannotProgramError
         self._add(
             "choose",
             rows,
-            weights=None if bias is None else self._hold(bias),
-            scales=None if scaling is None else self._hold(scaling),
+            weights=self._hold(router.correction),
+            scales=self._hold(router.scales),
             inputs=mixture.experts,
             outputs=mixture.open,
             how=how,
@@ -708,7 +617,7 @@ class _Maker:
         self._spread = chosen
         sorted_rows = self._register(chosen * hidden)
         self._add("gather", rows, sorted_rows, inputs=hidden)
-        joined = self._each(sorted_rows, experts, "gate_up_proj")
+        joined = self._each(sorted_rows, self._parts[f"{name}experts.gate_up_proj"])
         width = self._widths[joined] // chosen // 2
         gated, how = self._register(chosen * width), compiled.FUNCTIONS.index(self._dense.activation)
         self._add(
@@ -722,7 +631,7 @@ class _Maker:
             cap=mixture.limit,
             factor=mixture.slope,
         )
-        found = self._each(gated, experts, "down_proj")
+        found = self._each(gated, self._parts[f"{name}experts.down_proj"])
         self._spread = 1
         mixed = self._register(hidden)
         self._add("mix", found, mixed, inputs=hidden)
@@ -735,15 +644,10 @@ class _Maker:
             self._add("add", shared, mixed, inputs=hidden, factor=1.0)
         return mixed
 
-    def _each(self, source: Register, experts: Any, name: str) -> Register:
+    def _each(self, source: Register, stack: Stack) -> Register:
         """What each expert's matrices make of its own rows."""
-        given, biases = getattr(experts, name), getattr(experts, f"{name}_bias", None)
-        if isinstance(given, torch.nn.ModuleList):
-            made = [self._matrices(linear) for linear in given]
-            if any(getattr(linear, "order", None) is not None for linear in given):
-                raise CannotProgramError
-        else:
-            made = [[matrix] for matrix in self._stack(experts.product, given)]
+        made = [linear.matrices for linear in stack.linears]
+        self._held += [linear.held for linear in stack.linears]
         pending = [list(each) for each in itertools.zip_longest(*made)]
         if not all(all(map(own[0].is_like, own)) for own in pending):
             raise CannotProgramError
@@ -756,24 +660,5 @@ class _Maker:
             self._add(name, source, inputs=first.inputs, kind=first.kind, experts=len(made))
             self._sums = 0
             for own in same:
-                self._multiply(source, to, own, biases, len(own))
+                self._multiply(source, to, own, stack.bias, len(own))
         return to
-
-    def _stack(self, product: Any, weights: torch.Tensor) -> list[Matrix]:
-        """The matrices of a parameter `[experts, out, in]`."""
-        if product not in (lanes16, pairs16):
-            raise CannotProgramError
-        count, outputs, inputs = weights.shape
-        how = "pairs" if product is pairs16 else "linear"
-        kind = 0 if how == "pairs" else KINDS[weights.dtype]
-        begin, size = self._hold(weights.detach()), outputs * inputs * weights.element_size()
-        return [
-            Matrix(how, kind, begin + place * size, inputs, outputs, 0, (how, 0, False))
-            for place in range(count)
-        ]
-
-
-def _oldest_first(convolution: Any) -> torch.Tensor:
-    """Its weights in float32, `[length, width]`."""
-    found: torch.Tensor = convolution.weight[:, 0].float().t().contiguous()
-    return found

@@ -1,8 +1,7 @@
 """Linear layers with packed weights of 8 or 4 bits: fast for few rows, and one arithmetic for a row whatever
 rows run beside it.
 
-Each precision has one way of rounding and several kernels that multiply what was rounded. Which of them is
-right on this processor is tried before it is used (`kernels.py`); nothing here trusts a name.
+Each precision has one way of rounding.
 
 *int8*: weights are rounded per output (`scale = max |w| / 127`). An input row is scaled by its largest value
 and written as two digits, each within -63..63, the second in units of 1/126 of the first's. Both digits are
@@ -16,24 +15,20 @@ ggml's Q4_0. A row is rounded, too, group by group, to levels of 8 bits. A group
 integers, and the groups follow one another, so that every processor computes the same bits
 (`arithmetic/packed.py`). On GPUs torch's own kernel takes inputs in bfloat16.
 
-Here for CPUs; `quantised_cuda.py` has the same on GPUs. Of each precision there is a *plain* kernel, too, of
-nothing but float32 products of blocks of a matrix: slow, but right wherever torch multiplies float32. int8's
-gives the bits of the others, since integers have no rounding; int4's is for GPUs, as CPUs need none.
+Here for CPUs; `quantised_cuda.py` has the same on GPUs, but for int4 on those that are too old for torch's
+kernel.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import nn
 
-from flowspec.model.arithmetic import compiled
+from flowspec.model.arithmetic import compiled_torch
 from flowspec.model.arithmetic.operations import packed_product, packed_products
 from flowspec.model.arithmetic.packed import GROUP, PANEL, Q4_0, Levels, int8_panels, packed
 from flowspec.model.arithmetic.plain import LEVEL
@@ -45,12 +40,7 @@ MIDDLE = Q4_0.offset
 ENDS = (-8.0, -7.0, -7.5, -8.5)
 """On which levels of 4 bits a group's largest weight may fall; that is taken by which its weights lose
 least."""
-SMALL = 8
-"""Where a kernel is tried and sums are to be exact, inputs are whole numbers up to this, weights up to twice
-this."""
 TINY = 1e-30
-EXACT_INPUTS = 2048
-"""Products of a digit and a level are below 2^13: so many of them are summed exactly in float32."""
 BLOCK_ROWS = 1024
 """Outputs that are rounded at once, so that no second copy of a matrix in float32 is made."""
 FORMAT = 2
@@ -59,9 +49,6 @@ are kept on disk."""
 Rounded = Mapping[str, torch.Tensor]
 """A rounded matrix: levels, scales and zeros, each with a row for each output, as its class says. Of no
 kernel's layout."""
-
-
-F64 = NDArray[np.float64]
 
 
 class Packed(nn.Module):
@@ -86,15 +73,8 @@ class QuantisedLinear(Packed, nn.Linear):
     Made of a linear layer where it stands (`quantise`), so that those who hold that one need not know.
     """
 
-    copies_tied = True
-    """Whether `lm_head` is packed although the embedding keeps its weights as they are."""
     input_step = 0.0
     """Of a row that is rounded itself: the distance of its levels, for a largest value of 1."""
-
-    @staticmethod
-    def takes(shape: torch.Size) -> bool:
-        """Whether such a matrix `[out, in]`, or stack of them, is packed at all."""
-        return True
 
     @staticmethod
     def rounded(weight: torch.Tensor) -> Rounded:
@@ -105,12 +85,6 @@ class QuantisedLinear(Packed, nn.Linear):
     def widened(rounded: Rounded, inputs: int) -> torch.Tensor:
         """Rounded weights as numbers, float32 `[rows, inputs]`, for the reference. Kernels must agree with
         it, so none of them uses it."""
-        raise NotImplementedError
-
-    @staticmethod
-    def exact_numbers(generator: np.random.Generator, shape: tuple[int, int], rows: int) -> tuple[F64, F64]:
-        """Weights `[out, in]` and rows `[rows, in]` that are held without a loss, and whose products have
-        exact sums in float32: by these kernels are tried."""
         raise NotImplementedError
 
     def pack(self, rounded: Rounded) -> None:
@@ -146,19 +120,6 @@ class Int8Linear(QuantisedLinear):
         return rounded["levels"].float() * rounded["scales"].float()[:, None]
 
     @staticmethod
-    def exact_numbers(generator: np.random.Generator, shape: tuple[int, int], rows: int) -> tuple[F64, F64]:
-        """Weights that are levels times a power of two, the largest level in each output; rows of exact
-        digits.
-
-        The first output and row have the largest number everywhere: kernels that saturate do it there.
-        """
-        levels = generator.integers(-WEIGHT_MAX, WEIGHT_MAX + 1, shape).astype(np.float64)
-        digits = generator.integers(-DIGIT, DIGIT + 1, (rows, shape[1])).astype(np.float64)
-        levels[0], digits[0] = WEIGHT_MAX, DIGIT
-        levels[:, 1], digits[:, 2] = WEIGHT_MAX, -DIGIT
-        return levels * powers(generator, shape[0]), digits * powers(generator, rows)
-
-    @staticmethod
     def bytes_of(inputs: int, outputs: int) -> int:
         return -(-outputs // PANEL) * PANEL * (-(-inputs // GROUP) * GROUP + 4)  # and a scale for each output
 
@@ -189,30 +150,13 @@ class PanelInt8Linear(Int8Linear):
         self._scales = F.pad(rounded["scales"].float(), (0, -self.out_features % PANEL))
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        library = compiled.library()
+        library = compiled_torch.library()
         assert library is not None, "a kernel is used only where it is there"
         rows = input.reshape(-1, self.in_features).float().contiguous()
         found = library.digits(rows, self._panels, self._scales, self.out_features)
         if self.bias is not None:
             found += self.bias
         return found.to(input.dtype).view(*input.shape[:-1], self.out_features)
-
-
-class PlainInt8Linear(Int8Linear):
-    """Sums of integers that float32 holds exactly, block by block, and those as integers."""
-
-    def pack(self, rounded: Rounded) -> None:
-        self._levels, self._scales = rounded["levels"], rounded["scales"]
-
-    def _products(self, digits: torch.Tensor) -> torch.Tensor:
-        found = digits.new_empty((len(digits), self.out_features))
-        for block in _blocks(self.out_features):
-            sums = digits.new_zeros((len(digits), len(self._levels[block])), dtype=torch.int32)
-            for first in range(0, self.in_features, EXACT_INPUTS):
-                columns = slice(first, min(first + EXACT_INPUTS, self.in_features))
-                sums += F.linear(digits[:, columns], self._levels[block, columns].float()).int()
-            found[:, block] = sums.float().mul_(self._scales[block])
-        return found
 
 
 class Int4Linear(QuantisedLinear):
@@ -250,15 +194,6 @@ class Int4Linear(QuantisedLinear):
         pairs = torch.stack([levels % 16, levels // 16], dim=2).view(len(levels), -1, GROUP)
         weights = (pairs.float() - 8) * rounded["scales"].float()[:, :, None]
         return weights.view(len(levels), -1)[:, :inputs]
-
-    @staticmethod
-    def exact_numbers(generator: np.random.Generator, shape: tuple[int, int], rows: int) -> tuple[F64, F64]:
-        """Weights of 16 levels, the lowest in each group, of the first output everywhere; and exact rows."""
-        outputs, inputs = shape
-        weights = generator.integers(-8, 8, shape).astype(np.float64)
-        weights[:, ::GROUP] = -8
-        weights[0] = -8
-        return weights * powers(generator, outputs), exact_rows(generator, rows, inputs)
 
     @staticmethod
     def bytes_of(inputs: int, outputs: int) -> int:
@@ -312,19 +247,6 @@ class PlainInt4Linear(Int4Linear):
         return found
 
 
-def exact_rows(generator: np.random.Generator, rows: int, inputs: int) -> F64:
-    """Rows `[rows, in]` whose groups of 32 are rounded without a loss: whole numbers of eight bits, the
-    largest in each group, times a power of two.
-
-    The first row has the largest number everywhere: kernels that saturate do it there.
-    """
-    levels = generator.integers(-LEVEL, LEVEL + 1, (rows, inputs)).astype(np.float64)
-    ends = levels[:, ::GROUP]
-    ends[:] = generator.choice((-LEVEL, LEVEL), ends.shape)
-    levels[0] = LEVEL
-    return levels * powers(generator, rows)
-
-
 LINEARS: dict[str, type[QuantisedLinear]] = {"int8": Int8Linear, "int4": Int4Linear}
 """How matrices are rounded and what they take, by the name of the precision; `kernels.py` has what multiplies
 them."""
@@ -353,22 +275,6 @@ def packed_bytes(modules: Iterable[nn.Module]) -> int:
     return sum(sizes.values())
 
 
-def powers(generator: np.random.Generator, count: int) -> F64:
-    """A power of two for each row, `[count, 1]`."""
-    return np.exp2(generator.integers(-4, 1, (count, 1)))
-
-
 def _blocks(rows: int) -> Iterator[slice]:
     """Slices of `BLOCK_ROWS` and a rest."""
     return (slice(first, first + BLOCK_ROWS) for first in range(0, rows, BLOCK_ROWS))
-
-
-@contextlib.contextmanager
-def quantised_engine(name: str) -> Iterator[None]:
-    """What torch packs for while it lasts; a packed matrix remembers it."""
-    before = torch.backends.quantized.engine
-    torch.backends.quantized.engine = name
-    try:
-        yield
-    finally:
-        torch.backends.quantized.engine = before

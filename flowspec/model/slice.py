@@ -11,7 +11,6 @@ captured so far)]`. What layers need beside hidden states (`beside.py`) travels 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,8 +25,9 @@ from flowspec.core.protocol.sliding_window import STATE_BYTES, STATES_HELD
 from flowspec.core.stage.events import ClearSlots, Copied, JobPart, RunLayers, WindowPart
 from flowspec.core.text_before import TextBefore
 from flowspec.errors import ClusterError
-from flowspec.model import program
+from flowspec.model import passes
 from flowspec.model.ahead import Ahead
+from flowspec.model.arithmetic import compiled
 from flowspec.model.attention import BASE, SNAPSHOT, TreeBatch, TreeCache, TreeRows
 from flowspec.model.beside import Beside, Needs
 from flowspec.model.files import ModelFiles
@@ -35,7 +35,7 @@ from flowspec.model.grammar import GrammarVocabulary, Mask
 from flowspec.model.kernels import CACHE_DTYPES, DTYPES, kernel_of
 from flowspec.model.linear_attention import copy_state, pass_by, state_shape
 from flowspec.model.pieces import KeptModules, Pieces, Span
-from flowspec.model.program import Pass, Room, programs_of
+from flowspec.model.program import Room
 from flowspec.model.sampler import F32, Sampler, logprobs
 from flowspec.model.shaping import are_masks_beside
 from flowspec.model.spec import spec_of
@@ -48,7 +48,6 @@ _CURES = {
     torch.float32: "its weights are damaged; fetch them again",
 }
 
-HAS_PROGRAMS = os.environ.get("FLOWSPEC_PROGRAMS") != "0"
 Masked = tuple[TextBefore, Mask | None]
 """The text before a token, and which tokens a grammar allows there."""
 
@@ -107,8 +106,8 @@ class Slice:
         self.state_bytes = STATES_HELD * STATE_BYTES * sum(states)
         self._caches: dict[int, RequestCaches] = {}
         self._samplers: dict[int, Sampler] = {}
-        self.room = Room()
-        self.programs = programs_of(pieces, spec, self.dtype) if HAS_PROGRAMS and device.type == "cpu" else []
+        self.room = Room(compiled.library())
+        self.programs = passes.programs_of(pieces, spec, self.dtype) if device.type == "cpu" else []
 
     @staticmethod
     def load(
@@ -227,7 +226,7 @@ class Slice:
             elif command.snapshot == "restore":
                 copy_state(place, caches.windowed, SNAPSHOT, BASE)
             if command.passed and self.programs:
-                program.pass_by(self.room, self.programs[place], caches.windowed, command.passed)
+                passes.pass_by(self.room, self.programs[place], caches.windowed, command.passed)
             elif command.passed:
                 pass_by(self.pieces.layers[place].linear_attn, place, caches.windowed, command.passed)
         caches.windowed.clear(command.window_slots)
@@ -449,7 +448,7 @@ class _Rows:
         self.hidden = hidden
         self._part, self._positions, self._batch, self._beside = part, positions, batch, beside
         self._angles = part.pieces.angles(hidden, positions)
-        self._pass = Pass(part.room, hidden, batch, beside) if part.programs else None
+        self._pass = passes.Pass(part.room, hidden, batch, beside) if part.programs else None
 
     def run_layer(self, place: int) -> None:
         """`place` counts from the slice's first layer."""

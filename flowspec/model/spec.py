@@ -21,6 +21,7 @@ from flowspec.model.families import FAMILIES
 ACTIVATIONS: Mapping[str, Activation] = {
     **dict.fromkeys(("silu", "swish"), "silu"),
     **dict.fromkeys(("gelu_pytorch_tanh", "gelu_new"), "gelu_tanh"),
+    "relu": "relu",
 }
 """By what a config calls them."""
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -30,7 +31,7 @@ _SANDWICH = {
     "norm_after_mlp": "post_feedforward_layernorm",
 }
 _GEMMA4 = {**_SANDWICH, "query_norm": "head", "scale": 1.0, "has_value_norm": True, "has_factor": True}
-_DENSE: Mapping[str, Mapping[str, Any]] = {
+DENSE: Mapping[str, Mapping[str, Any]] = {
     **{name: {} for name in ("llama", "mistral", "qwen2", "phi3", "smollm3", "granite", "mixtral")},
     **{name: {"query_norm": "head"} for name in ("qwen3", "qwen3_moe")},
     "olmoe": {"query_norm": "width"},
@@ -87,7 +88,7 @@ def spec_of(config: Any) -> ModelSpec:
 
 def _dense(config: Any) -> list[Dense | None]:
     """Of each layer."""
-    own = _DENSE.get(getattr(type(config), "model_type", ""))  # what a file says of it may be no name
+    own = DENSE.get(getattr(type(config), "model_type", ""))  # what a file says of it may be no name
     name = getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", None)
     if own is not None and "activation" in own:
         name = own["activation"]

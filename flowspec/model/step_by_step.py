@@ -23,7 +23,7 @@ from flowspec.model.grammar import GrammarVocabulary
 from flowspec.model.pieces import Span
 from flowspec.model.sampler import F32, Sampler, margin
 from flowspec.model.slice import Slice
-from flowspec.model.trials import NoRightKernelError, tried
+from flowspec.model.trials import NoRightKernelError, run_trial
 
 CPU = torch.device("cpu")
 REQUEST = 1
@@ -39,7 +39,7 @@ def device_with(dtype: str, arithmetic: str) -> torch.device:
     for name in ("cpu", *([] if CudaAccelerator.absence() else ["cuda"])):
         device = find(name).device
         with contextlib.suppress(NoRightKernelError):
-            found = tried(dtype, str(device)).arithmetics
+            found = run_trial(dtype, str(device)).arithmetics
             if arithmetic in found:
                 return device
             here += found

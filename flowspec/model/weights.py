@@ -266,18 +266,16 @@ def sorted_weights(pieces: Pieces, tensors: Tensors, packing: Packing | None) ->
     """Every parameter of a slice, by what `fill` does with it."""
     packed: list[Weight] = []
     plain: list[Weight] = []
-    known: set[tuple[str, ...]] = set()
     for weight in weights_of(pieces, tensors):
-        if packing is not None and _is_packed(weight, packing, tensors, is_tied=weight.tensors in known):
+        if packing is not None and _is_packed(weight, packing, tensors):
             packed.append(weight)
         else:
             plain.append(weight)
-            known.add(weight.tensors)
     return SliceWeights(tuple(packed), tuple(plain))
 
 
-def _is_packed(weight: Weight, packing: Packing, tensors: Tensors, *, is_tied: bool) -> bool:
-    """Whether a parameter is packed; `is_tied`: its values are in memory as they are, as the embedding.
+def _is_packed(weight: Weight, packing: Packing, tensors: Tensors) -> bool:
+    """Whether a parameter is packed.
 
     Raises `InputError` for a matrix that is to stay as its file packs it, and is not packed there, or in a
     form that layers do not compute with.
@@ -291,11 +289,7 @@ def _is_packed(weight: Weight, packing: Packing, tensors: Tensors, *, is_tied: b
                 "use --dtype bfloat16, int8 or int4"
             )
         return is_multiplied or (not loose and isinstance(weight.owner[0], nn.Embedding))
-    return (
-        (weight.is_linear or weight.is_experts)
-        and packing.takes(weight.shape)
-        and (packing.copies_tied or not is_tied)
-    )
+    return weight.is_linear or weight.is_experts
 
 
 def weight_bytes(pieces: Pieces, tensors: Tensors, dtype: torch.dtype, packing: Packing | None) -> int:

@@ -32,7 +32,7 @@ from flowspec.model.families import check_family
 from flowspec.model.files import ModelFiles, canonical_name
 from flowspec.model.spec import spec_of
 from flowspec.model.support import family_of
-from flowspec.model.trials import check_torch, shown_to
+from flowspec.model.trials import prepare, shown_to
 from flowspec.plan.placement import ClusterPlan
 from flowspec.plan.refusal import ModelDoesNotFitError
 from flowspec.plan.shape import shape_of
@@ -445,7 +445,7 @@ def _local_cluster(
     )
     _check_context(options, raw)
     with _shown_kernels(progress):
-        check_torch()
+        prepare()
     with LocalCluster(
         len(names),
         device=options.local_device,

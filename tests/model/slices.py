@@ -24,7 +24,7 @@ from flowspec.core.stage.events import ClearSlots, CloseCache, JobPart, OpenCach
 from flowspec.draft.protocol import Drafter
 from flowspec.model.files import ModelFiles
 from flowspec.model.pieces import Span
-from flowspec.model.quantised import PanelInt4Linear, PlainInt8Linear, QuantisedLinear, quantise
+from flowspec.model.quantised import PanelInt4Linear, PanelInt8Linear, QuantisedLinear, quantise
 from flowspec.model.sampler import F32
 from flowspec.model.slice import Slice
 from flowspec.model.step_by_step import StepByStep
@@ -35,8 +35,8 @@ from tests.pipeline import Pipeline
 CPU = torch.device("cpu")
 
 
-PLAIN_LINEARS: dict[str, type[QuantisedLinear]] = {"int8": PlainInt8Linear, "int4": PanelInt4Linear}
-"""Those for CPUs that need no kernel but float32's."""
+PLAIN_LINEARS: dict[str, type[QuantisedLinear]] = {"int8": PanelInt8Linear, "int4": PanelInt4Linear}
+"""Those for CPUs."""
 
 
 @contextmanager

@@ -19,13 +19,11 @@ from torch import nn
 from flowspec.core.protocol.precision import FILED
 from flowspec.errors import InputError
 from flowspec.model.arithmetic import plain
-from flowspec.model.arithmetic.packed import FORMS, Form, packed, unpacked
+from flowspec.model.arithmetic.packed import FORMS, packed, unpacked
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.blocks import panels_of
 from flowspec.model.gguf.file import KEPT_TYPES
 from flowspec.model.gguf_layers import GgufLinear, Part, PlainGgufLinear, stay_packed
-from flowspec.model.kernel_checks import linear_fault, linear_steps
-from flowspec.model.kernels import kernels_of
 from flowspec.model.pieces import Span
 from flowspec.model.slice import Slice
 from flowspec.model.spec import spec_of
@@ -117,23 +115,6 @@ def test_the_plain_kernel_takes_rows_as_they_are() -> None:
         np.testing.assert_allclose(
             layer(rows).double().numpy(), expected, rtol=1e-4, atol=1e-4 * np.abs(weights).max()
         )
-
-
-def test_a_kernel_that_forgets_minimums_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    (kernel,) = kernels_of(FILED, CPU)
-    signs: list[None] = []
-    assert linear_fault(FILED, kernel, CPU, lambda: signs.append(None)) == ""
-    assert len(signs) == linear_steps(kernel, CPU), "how far it is is told by that"
-
-    def without(rows: torch.Tensor, form: Form, panels: torch.Tensor, outputs: int) -> torch.Tensor:
-        """As if the minimums were stored as zeros."""
-        if form.has_minimum:
-            panels = panels.clone()
-            panels[..., -32:] = 0
-        return plain.packed_product(rows.float(), form, panels, outputs).to(rows.dtype)
-
-    monkeypatch.setattr("flowspec.model.gguf_layers.packed_product", without)
-    assert "computes something else than it should" in linear_fault(FILED, kernel, CPU)
 
 
 @pytest.fixture(scope="module")

@@ -2,170 +2,37 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
 from flowspec.bench.checkpoints import SMALL, make_checkpoint
-from flowspec.model import half
 from flowspec.model.arithmetic.packed import GROUP
 from flowspec.model.arithmetic.plain import rounded_groups
 from flowspec.model.files import ModelFiles
-from flowspec.model.half import FbgemmHalfLinear, PlainHalfLinear
-from flowspec.model.kernels import kernels_of, packing_of
 from flowspec.model.pieces import Span
 from flowspec.model.quantised import (
     DIGIT,
     LINEARS,
     Int4Linear,
     PanelInt4Linear,
-    QuantisedLinear,
+    PanelInt8Linear,
     quantise,
 )
 from flowspec.model.reference import Reference
-from flowspec.model.slice import Slice
-from flowspec.model.trials import Trial, TrialVerdict
 from flowspec.runtime.loading import slice_memory
-from tests.model.slices import CPU, PLAIN_LINEARS, assert_faithful, load, load_foretold, packed_layer
+from tests.model.slices import PLAIN_LINEARS, assert_faithful, load_foretold, packed_layer
 from tests.nightly import nightly
-
-DTYPES = (torch.bfloat16, torch.float16)
-WIDE = {
-    **SMALL,
-    "hidden_size": 512,
-    "intermediate_size": 512,
-    "num_hidden_layers": 2,
-    "vocab_size": 320,
-    "initializer_range": 0.05,
-}
-"""The narrowest layers that FBGEMM packs."""
-fbgemm = pytest.mark.skipif(platform.machine() != "x86_64", reason="FBGEMM is a library for x86")
-
-
-def use(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a processor without instructions for 16 bits, where `kernel` was found right; whatever this one
-    has."""
-    monkeypatch.setattr("flowspec.model.kernels.has_instructions", lambda dtype: False)
-    monkeypatch.setattr("flowspec.model.kernels.has_products", lambda dtype: False)
-    monkeypatch.setattr("flowspec.model.kernels.has_tiles", lambda dtype: False)
-    verdicts = (TrialVerdict(kernel=kernel, fault=""),)
-    monkeypatch.setattr(
-        "flowspec.model.kernels.tried",
-        lambda dtype, device: Trial(dtype=dtype, device=device, verdicts=verdicts),
-    )
-
-
-@fbgemm
-@torch.inference_mode()
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", [1e-30, 1.0, 3e4, 1e30])
-def test_every_weight_is_the_one_that_was_given(dtype: torch.dtype, size: float) -> None:
-    torch.manual_seed(1)
-    weight = (torch.randn(40, 512) * min(size, 1e4 if dtype == torch.float16 else size)).to(dtype)
-    weight[0, :4] = torch.tensor([0.0, -0.0, 1.0, -1.0]) * size
-    weight[1] *= 2.0**-20  # far below the largest
-    weight = weight.clamp(torch.finfo(dtype).min, torch.finfo(dtype).max)
-    found = packed_layer(weight, FbgemmHalfLinear)(torch.eye(512))  # each row is a column of the weights
-    expected = weight.float().t()
-    largest = expected.abs().max()
-    matters = expected.abs() >= largest * 2.0**-31
-    assert torch.equal(found[matters], expected[matters])
-    assert (found - expected).abs().max() <= largest * 2.0**-38
-
-
-@torch.inference_mode()
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    "linear",
-    [pytest.param(FbgemmHalfLinear, marks=fbgemm), pytest.param(PlainHalfLinear, marks=pytest.mark.arm)],
-)
-def test_sums_are_those_of_float32(linear: type[QuantisedLinear], dtype: torch.dtype) -> None:
-    torch.manual_seed(2)
-    layer, bias = nn.Linear(1024, 70).to(dtype), torch.randn(70)
-    layer.bias = nn.Parameter(bias)
-    weight = layer.weight.detach().double()
-    quantise(layer, layer.weight.detach(), linear)
-    x = torch.randn(3, 5, 1024).to(dtype)
-    exact = x.double() @ weight.t() + bias
-    assert (layer(x.float()) - exact).norm() < 3e-7 * exact.norm()
-    assert layer(x).dtype == dtype
-    assert torch.equal(layer(x), layer(x.float()).to(dtype))
-    assert layer(x[:0]).shape == (0, 5, 70)
-    x[1, 2, 3] = float("nan")
-    assert not torch.isfinite(layer(x)[1, 2]).any(), "what overflowed must show, not turn into numbers"
-    assert torch.isfinite(layer(x)[0]).all()
-
-
-@pytest.mark.arm
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize(
-    ("kernel", "linear", "sizes"),
-    [
-        pytest.param("fbgemm", FbgemmHalfLinear, WIDE, marks=fbgemm),
-        ("plain", PlainHalfLinear, {**SMALL, "num_hidden_layers": 2}),  # it takes any, and takes its time
-    ],
-)
-def test_slices_are_faithful_to_the_plain_model(
-    kernel: str,
-    linear: type[QuantisedLinear],
-    sizes: dict[str, Any],
-    dtype: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    use(kernel, monkeypatch)
-    folder = make_checkpoint(tmp_path, "llama", sizes)
-    assert isinstance(load(folder, [0, 1, 2], dtype)[0].pieces.layers[0].mlp.up_proj, linear)
-    assert_faithful(folder, dtype)
-
-
-@fbgemm
-@pytest.mark.parametrize("is_tied", [False, True])
-def test_slices_take_the_memory_that_was_foretold_and_no_more_than_unpacked(
-    is_tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files = ModelFiles(str(make_checkpoint(tmp_path, "llama", {**WIDE, "tie_word_embeddings": is_tied})))
-    spans = [Span(first=first, end=end, count=2) for first, end in ((0, 2), (1, 2))]
-    use("torch", monkeypatch)
-    plain = [Slice.load(files, span, "bfloat16", CPU).weight_bytes for span in spans]
-    use("fbgemm", monkeypatch)
-    for span, unpacked in zip(spans, plain, strict=True):
-        part = Slice.load(files, span, "bfloat16", CPU)
-        assert part.weight_bytes == slice_memory(files, span, "bfloat16", 100, CPU).weight_bytes == unpacked
-        assert isinstance(part.pieces.lm_head, FbgemmHalfLinear) == (not (is_tied and span.is_first)), (
-            "a tied one is not held twice"
-        )
-
-
-def test_instructions_that_onednn_is_kept_from_count_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As by ONEDNN_MAX_CPU_ISA: torch's kernel would be several times as slow as ours."""
-    for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
-        monkeypatch.setattr(torch.cpu, name, lambda: True, raising=False)
-    for is_seen in (True, False):
-        monkeypatch.setattr(half, "has_instructions", lambda dtype, here=is_seen: here)
-        assert half.has_products("bfloat16") == half.has_tiles("bfloat16") == is_seen
-
-
-def kernels(kind: str) -> list[type[QuantisedLinear]]:
-    """What is used on this processor, and the plain kernel; of 16 bits what is not torch's own."""
-    if kind == "half":
-        return [FbgemmHalfLinear] if platform.machine() == "x86_64" else []
-    packing = packing_of(kind, CPU)
-    found = [kernel for kernel in kernels_of(kind, CPU) if kernel.linear is packing or kernel.name == "plain"]
-    return [kernel.linear for kernel in found if kernel.linear is not None]
 
 
 @torch.inference_mode()
 @given(
-    kind=st.sampled_from(["half", *LINEARS]),
+    kind=st.sampled_from([*LINEARS]),
     rows=st.integers(1, 45),
     shape=st.sampled_from([(32, 32), (32, 96), (1000, 512), (48, 4096)]),
     seed=st.integers(0, 9),
@@ -174,15 +41,14 @@ def kernels(kind: str) -> list[type[QuantisedLinear]]:
 def test_a_row_does_not_depend_on_the_rows_beside_it(
     kind: str, rows: int, shape: tuple[int, int], seed: int, size: float
 ) -> None:
-    for linear in kernels(kind):
-        torch.manual_seed(seed)
-        layer = packed_layer((torch.randn(shape) * 0.02).bfloat16(), linear)
-        x = torch.randn(rows, shape[1]) * size  # float32, so that no rounding hides a difference
-        x[0] *= 100
-        whole = layer(x)
-        for count in {1, 2, rows // 2 or 1, rows}:
-            first = int(torch.randint(0, max(1, rows - count + 1), ()))
-            assert torch.equal(layer(x[first : first + count]), whole[first : first + count])
+    torch.manual_seed(seed)
+    layer = packed_layer((torch.randn(shape) * 0.02).bfloat16(), PLAIN_LINEARS[kind])
+    x = torch.randn(rows, shape[1]) * size  # float32, so that no rounding hides a difference
+    x[0] *= 100
+    whole = layer(x)
+    for count in {1, 2, rows // 2 or 1, rows}:
+        first = int(torch.randint(0, max(1, rows - count + 1), ()))
+        assert torch.equal(layer(x[first : first + count]), whole[first : first + count])
 
 
 @pytest.mark.arm
@@ -199,12 +65,11 @@ def test_int8_is_an_exact_product_of_rounded_weights_and_two_digits() -> None:
     finer = x.clamp(1 - DIGIT, DIGIT - 1) + torch.randint(-DIGIT, DIGIT + 1, x.shape) / (2 * DIGIT)
     finer[:, 0] = DIGIT
     expected = finer.double() @ weights.double().t()
-    for linear in kernels("int8"):
-        layer = packed_layer(weights, linear)
-        assert torch.equal(layer(x).double(), x.double() @ weights.double().t())
-        assert (layer(finer).double() - expected).abs().max() < 1e-6 * expected.abs().max(), (
-            "the second digit is exact, too"
-        )
+    layer = packed_layer(weights, PanelInt8Linear)
+    assert torch.equal(layer(x).double(), x.double() @ weights.double().t())
+    assert (layer(finer).double() - expected).abs().max() < 1e-6 * expected.abs().max(), (
+        "the second digit is exact, too"
+    )
 
 
 @pytest.mark.arm
@@ -248,7 +113,7 @@ def test_int4_takes_the_scale_by_which_a_group_loses_least() -> None:
 @pytest.mark.arm
 @torch.inference_mode()
 def test_rows_of_zeros_and_of_no_numbers() -> None:
-    for linear in [*kernels("int8"), *kernels("int4")]:
+    for linear in PLAIN_LINEARS.values():
         layer = packed_layer(torch.randn(16, 64), linear)
         assert torch.equal(layer(torch.zeros(3, 64)), torch.zeros(3, 16))
         assert layer(torch.zeros(0, 64)).shape == (0, 16)

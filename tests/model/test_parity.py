@@ -24,7 +24,7 @@ from flowspec.model.files import ModelFiles
 from flowspec.model.reference import Reference
 from flowspec.model.slice import Slice
 from flowspec.model.step_by_step import StepByStep, device_with
-from flowspec.model.trials import Trial, TrialVerdict
+from flowspec.model.trials import Trial
 from tests.model.fake_gpu import pretend_cuda
 from tests.model.slices import CPU, assert_faithful, load, load_stages, logits_of, pipeline, plain_logits
 from tests.nightly import nightly
@@ -240,10 +240,9 @@ def test_it_computes_where_this_machine_has_the_devices_arithmetic(monkeypatch: 
     arithmetics = {"cpu": "lanes16", "cuda:0": "blocks-sm87"}
 
     def known(dtype: str, device: str) -> Trial:
-        right = TrialVerdict(kernel="best", fault="", arithmetic=arithmetics[device])
-        return Trial(dtype=dtype, device=device, verdicts=(right,))
+        return Trial(dtype=dtype, device=device, arithmetics=(arithmetics[device],))
 
-    monkeypatch.setattr("flowspec.model.step_by_step.tried", known)
+    monkeypatch.setattr("flowspec.model.step_by_step.run_trial", known)
     assert device_with("bfloat16", "lanes16") == torch.device("cpu")
     with pytest.raises(InputError, match="compute bfloat16 as blocks-sm87, this machine as lanes16: what"):
         device_with("bfloat16", "blocks-sm87")

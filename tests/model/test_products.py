@@ -17,16 +17,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.model import kernel_checks
-from flowspec.model.arithmetic import build, compiled, operations, plain
-from flowspec.model.arithmetic.compiled import Library
+from flowspec.model.arithmetic import operations, plain
+from flowspec.model.arithmetic.compiled_torch import TensorLibrary as Library
 from flowspec.model.arithmetic.packed import Q4_0
 from flowspec.model.experts import row_experts
-from flowspec.model.kernel_checks import linear_fault
-from flowspec.model.kernels import DIGITS, PAIRS16, Kernel, kernels_of
-from flowspec.model.products import Product, filled, lanes16, pairs16
-from flowspec.model.quantised import PanelInt4Linear, PlainInt8Linear, quantise
-from tests.model.slices import CPU, threads_of
+from flowspec.model.products import Product, in_blocks, lanes16, pairs16
+from flowspec.model.quantised import PanelInt4Linear, quantise
+from tests.model.slices import threads_of
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LEAST = -126
@@ -244,35 +241,10 @@ def test_small_products_are_summed_in_halves(library: Library) -> None:
         library.halves(torch.ones(2, 0), torch.ones(3, 0))
 
 
-# ---------------------------------------------------------------------------------- what is taken, and tried
-
-
-def test_a_processor_that_multiplies_pairs_otherwise_is_found(
-    library: Library, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here(library)
-    (kernel,) = (kernel for kernel in kernels_of("bfloat16", CPU) if kernel.name == PAIRS16)
-    assert kernel_checks.pairs_fault() == ""
-    right = Library.pairs
-
-    def first_one_first(self: Library, x: torch.Tensor, w: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        swapped = (each.unflatten(1, (-1, 2)).flip(2).flatten(1) for each in (x[:, : x.shape[1] // 2 * 2], w))
-        return right(self, *swapped, dtype)
-
-    def small_ones_kept(self: Library, x: torch.Tensor, w: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        found, wide = right(self, x, w, torch.float32), (x.double() @ w.double().T).float()
-        return torch.where((found == 0) & (wide != 0), wide, found).to(dtype)
-
-    for wrong, rows in ((first_one_first, 8), (small_ones_kept, 9)):
-        monkeypatch.setattr(Library, "pairs", wrong)
-        fault = kernel_checks.linear_fault("bfloat16", kernel, CPU)
-        assert fault == f"differs from the definition of products in pairs of {rows} rows of 64 x 48"
-
-
 # ---------------------------------------------------------------------------------------------------- experts
 
 EXPERTS, CHOSEN, WIDTH, NEURONS = 7, 3, 80, 48
-KERNELS = [(filled, torch.float32), (lanes16, torch.float32), (lanes16, torch.bfloat16)]
+KERNELS = [(in_blocks, torch.float32), (lanes16, torch.float32), (lanes16, torch.bfloat16)]
 
 
 def matrices(generator: torch.Generator, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -322,7 +294,7 @@ def test_experts_in_one_call_are_experts_one_by_one(
     rows: int,
     group_rows: int,
     has_bias: bool,
-    library: compiled.Library,
+    library: Library,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (product, dtype), generator = product_dtype, torch.Generator().manual_seed(rows)
@@ -345,9 +317,7 @@ def test_experts_in_one_call_are_experts_one_by_one(
 
 @pytest.mark.arm
 @pytest.mark.parametrize("rows", [1, 19])
-def test_packed_experts_have_the_same_bits_without_a_compiler(
-    rows: int, library: compiled.Library, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packed_experts_have_the_bits_of_their_definition(rows: int, library: Library) -> None:
     generator = torch.Generator().manual_seed(rows)
     layers = []
     for stack in matrices(generator, torch.float32):
@@ -365,29 +335,12 @@ def test_packed_experts_have_the_same_bits_without_a_compiler(
         return plain.packed_product(x.float(), Q4_0, layer._panels, layer.out_features).to(x.dtype)
 
     expected = one_by_one(defined, list(gate_up), list(down), (None, None), given)
-    assert compiled.library() is library
     assert torch.equal(row_experts(experts, *given), expected)
-    monkeypatch.setattr(build, "_allowed", None)
-    assert torch.equal(row_experts(experts, *given), expected)
-
-
-class OfAnotherLayer(PlainInt8Linear):
-    """Right one by one, and with one matrix in a call."""
-
-    @classmethod
-    def each(cls, layers: Sequence[Any], counts: Sequence[int], rows: torch.Tensor) -> torch.Tensor:
-        return super().each(layers[::-1], counts, rows)
-
-
-@pytest.mark.arm
-def test_a_kernel_that_mixes_up_matrices_is_found() -> None:
-    fault = linear_fault("int8", Kernel(name="broken", linear=OfAnotherLayer, arithmetic=DIGITS), CPU)
-    assert fault == "computes several matrices of 64 x 48 otherwise with 1 threads"
 
 
 @pytest.mark.arm
 @pytest.mark.parametrize("matrix", [-1, EXPERTS])
-def test_no_matrix_beyond_a_stack_is_read(matrix: int, library: compiled.Library) -> None:
+def test_no_matrix_beyond_a_stack_is_read(matrix: int, library: Library) -> None:
     rows = torch.zeros((2, WIDTH))
     gate_up, _ = matrices(torch.Generator(), torch.float32)
     with pytest.raises(AssertionError):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from flowspec.core.methods import DEFAULT, WITHOUT_GUESSES
 from flowspec.core.protocol.precision import OF_ANY_MODEL, PRECISIONS
 from flowspec.errors import FlowSpecError, InputError, first_line
-from flowspec.model.trials import ATTENTION, NoRightKernelError, run_trial, torch_version
+from flowspec.model.trials import NoRightKernelError, run_trial, torch_version
 
 if TYPE_CHECKING:  # importing torch is the first thing that may kill a step
     import numpy as np
@@ -112,14 +112,13 @@ def plain_step(device: str, folder: Path, dtype: str) -> dict[str, Any]:
 
 
 def kernels_step(device: str, folder: Path, dtype: str) -> dict[str, Any]:
-    """Which kernel computes this precision: those before it were tried, each in a process of its own."""
+    """What computes this precision, as it was tried in a process of its own."""
     try:
         found = run_trial(dtype, device)
     except InputError as refusal:
         is_lack = not isinstance(refusal, NoRightKernelError)
         return {"dtype": dtype, "kernel": "", "faults": first_line(refusal, 1000), "is_lack": is_lack}
-    tried = [verdict.kernel for verdict in found.verdicts if verdict.kernel != ATTENTION]
-    return {"dtype": dtype, "kernel": found.kernel, "faults": found.faults, "tried": tried}
+    return {"dtype": dtype, "kernel": found.kernel, "faults": found.slowed_by}
 
 
 def slice_step(device: str, folder: Path, dtype: str) -> dict[str, Any]:

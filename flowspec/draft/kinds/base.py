@@ -15,7 +15,7 @@ from flowspec.draft.text import TextDrafter, TextProposer
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
 from flowspec.model.spec import spec_of
-from flowspec.model.trials import check_torch
+from flowspec.model.trials import prepare
 from flowspec.plan import sites
 from flowspec.plan.shape import ModelShape, shape_of
 
@@ -133,7 +133,7 @@ class FileKind(Kind):
     def open(
         self, target: ModelFiles, dtype: str, device: torch.device | None, *, context: int, coupled: bool
     ) -> Drafter:
-        check_torch()
+        prepare()
         from flowspec.model.accelerator import find
 
         return self.load(target, dtype, device or find("auto").device, context=context, coupled=coupled)

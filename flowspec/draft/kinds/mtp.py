@@ -10,7 +10,7 @@ from flowspec.draft.kinds.base import WordKind
 from flowspec.draft.mtp_files import lacking
 from flowspec.draft.protocol import Drafter
 from flowspec.model.files import ModelFiles
-from flowspec.model.trials import check_torch
+from flowspec.model.trials import prepare
 from flowspec.plan import sites
 from flowspec.plan.shape import ModelShape, mtp_shape
 
@@ -29,7 +29,7 @@ class Mtp(WordKind):
     def open(
         self, target: ModelFiles, dtype: str, device: torch.device | None, *, context: int, coupled: bool
     ) -> Drafter:
-        check_torch()
+        prepare()
         from flowspec.draft.eagle import EagleDrafter
         from flowspec.draft.mtp_head import MtpHead
         from flowspec.model.accelerator import find

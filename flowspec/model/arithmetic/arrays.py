@@ -47,6 +47,11 @@ def order(x: Array) -> Array:
     return np.argsort(x, -1, kind="stable") if isinstance(x, np.ndarray) else x.argsort(dim=-1, stable=True)
 
 
+def contiguous(x: Array) -> Array:
+    """As it is read, one number after another."""
+    return np.ascontiguousarray(x) if isinstance(x, np.ndarray) else x.contiguous()
+
+
 def fill_up(x: Array, multiple: int, value: float = 0) -> Array:
     """The last dimension, with a value behind it, up to a multiple."""
     missing = -x.shape[-1] % multiple

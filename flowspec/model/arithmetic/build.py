@@ -1,8 +1,7 @@
 """Builds the canonical arithmetic's C file by the system's compiler, once for a processor. Imports no torch.
 
-Nothing needs it: without a compiler `plain.py`, which says what is computed, computes it, too. What was built
-is kept in the user's cache folder, by source, compiler and what the compiler knows of the processor; a file
-that is damaged, as after a power cut, is built again. It is tried before it is used, as kernels are
+What was built is kept in the user's cache folder, by source, compiler and what the compiler knows of the
+processor; a file that is damaged, as after a power cut, is built again. It is tried before it is used
 (`trials.py`); `allow` is said by who has done that.
 """
 
@@ -14,6 +13,7 @@ import hashlib
 import importlib.util
 import logging
 import os
+import platform
 import shutil
 import subprocess
 import tempfile
@@ -25,8 +25,14 @@ from flowspec.folders import OWN_BYTES_MAX, cache_folder, is_own, locked, privat
 SOURCE = Path(__file__).with_name("canonical.c")
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-std=gnu11", "-O3", "-ffp-contract=off", "-fPIC")
-NATIVE = ("-march=native", "-mcpu=native")
-"""How compilers are asked for all that this processor can, on x86 and on ARM."""
+LEVELS = {
+    "x86_64": (("-march=native",), ("-march=x86-64-v3",), ("-march=x86-64",)),
+    "aarch64": (("-march=native",), ("-mcpu=native",), ("-march=armv8-a",)),
+}
+"""How compilers are asked for all that this processor can, and for less, by the machine's name. All give the
+same bits."""
+Level = tuple[str, ...]
+NO_COMPILER = "no C compiler works there; install gcc"
 BUILD_S = 300.0
 ROOM_BYTES = 8 << 20
 """What building takes of a disk, several times over."""
@@ -47,12 +53,19 @@ def allowed() -> Path | None:
     return _allowed
 
 
-def build(tell: Callable[[float], None] = lambda share: None) -> Path | None:
-    """Builds the library for this processor if that was not done before, which it is to `tell` first; None
-    where that cannot be, for what `why_not` says."""
+def levels() -> tuple[Level, ...]:
+    """Those of this machine, the best first; one alone where `FLOWSPEC_MARCH` names it (`x86-64-v3`)."""
+    wanted = os.environ.get("FLOWSPEC_MARCH")
+    known = ((f"-march={wanted}",),) if wanted else LEVELS.get(platform.machine(), ())
+    return tuple(level for level in known if _compiler(level)) or ((),)
+
+
+def build(level: Level = (), tell: Callable[[float], None] = lambda share: None) -> Path | None:
+    """Builds the library for a level (none: for the best) if that was not done before, which it is to `tell`
+    first; None where that cannot be, for what `why_not` says."""
     global _why_not
     try:
-        return _built(tell)
+        return _built(level or levels()[0], tell)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         _why_not = f"{where}{error.strerror or error}"
@@ -61,16 +74,16 @@ def build(tell: Callable[[float], None] = lambda share: None) -> Path | None:
 
 def why_not() -> str:
     """Why the last build of this process gave nothing, and what to do."""
-    return _why_not or "no C compiler works there; install gcc"
+    return _why_not or NO_COMPILER
 
 
-def _built(tell: Callable[[float], None]) -> Path | None:
+def _built(level: Level, tell: Callable[[float], None]) -> Path | None:
     """Raises `OSError` with why there is no library."""
-    compiler = _compiler()
+    compiler = _compiler(level)
     if compiler is None:
-        raise OSError("no C compiler works there; install gcc")
-    command, native, description = compiler
-    flags = [*FLAGS, *native, *(["-fopenmp"] if openmp() else [])]
+        raise OSError(NO_COMPILER)
+    command, description = compiler
+    flags = [*FLAGS, *level, *(["-fopenmp"] if openmp() else [])]
     content = repr((description, flags)).encode() + SOURCE.read_bytes()
     folder = _private_folder(cache_folder() / "arithmetic")
     name = f"canonical-{hashlib.sha256(content).hexdigest()[:24]}"
@@ -124,14 +137,14 @@ def _compile(command: str, flags: list[str], folder: Path, name: str) -> Path:
 
 
 @functools.cache
-def _compiler() -> tuple[str, list[str], str] | None:
-    """A compiler, how it is asked for this processor, and all that it says of itself and of the processor."""
+def _compiler(level: Level) -> tuple[str, str] | None:
+    """A compiler, and all that it says of itself and of what the level has."""
     for name in filter(None, (os.environ.get("CC"), *COMPILERS)):
         command = shutil.which(name)
-        for native in [[word] for word in NATIVE] if command else []:
-            found = _run(command or "", *native, "-E", "-dM", "-x", "c", os.devnull)
+        if command is not None:
+            found = _run(command, *level, "-E", "-dM", "-x", "c", os.devnull)
             if found:
-                return command or "", native, found
+                return command, found
     return None
 
 

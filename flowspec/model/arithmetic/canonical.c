@@ -1523,7 +1523,7 @@ INLINE vector hyperbolic(vector x) {
     return x;
 }
 
-enum { SILU, GELU_TANH, TANH, SIGMOID };
+enum { SILU, GELU_TANH, TANH, SIGMOID, RELU };
 
 INLINE void functions_of(vector *x, int count, int function) {
     vector inner[TOGETHER];
@@ -1531,7 +1531,9 @@ INLINE void functions_of(vector *x, int count, int function) {
         hyperbolics(x, count);
     else if (function == SIGMOID)
         logistics(x, count);
-    else if (function == SILU) {
+    else if (function == RELU) {
+        EACH(i, count) x[i] = chosen(x[i] < all(0.0f), all(0.0f), x[i]);
+    } else if (function == SILU) {
         EACH(i, count) inner[i] = x[i];
         logistics(inner, count);
         EACH(i, count) x[i] = x[i] * inner[i];
@@ -1578,8 +1580,10 @@ void flowspec_function(const void *x, int kind, int64_t count, int function, con
         FOR_KIND(kind, function_of_all, x, count, GELU_TANH, times, y);
     else if (function == TANH)
         FOR_KIND(kind, function_of_all, x, count, TANH, times, y);
-    else
+    else if (function == SIGMOID)
         FOR_KIND(kind, function_of_all, x, count, SIGMOID, times, y);
+    else
+        FOR_KIND(kind, function_of_all, x, count, RELU, times, y);
 }
 
 INLINE void add_row(int kind, const void *x, int64_t from, int64_t width, void *y, int64_t to) {
@@ -2423,7 +2427,7 @@ enum { NORM, WIDEN, PAIR, ROUND, SPLIT, LINEAR, PAIRS, PACKED, DIGITS, HALVES, T
        CLIP, CHOOSE, SORT, GATHER, MIX, MULTIPLY, SCALE, HOLD, CONVOLVE, RECALL, STEP_STATES, LOAD, LOOK_UP, CARRY };
 enum { SHARES, SHARES_TO_ONE, SHARES_OF_CHOSEN, SHARES_APART }; /* how rows choose experts (`model/routers.py`) */
 #define REGISTERS_MAX 48
-#define NO_FUNCTION 4 /* behind the others */
+#define NO_FUNCTION 5 /* behind the others */
 #define ALIGNED(bytes) (((bytes) + 63) / 64 * 64)
 
 typedef struct {

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from flowspec.model.arithmetic.compiled import FUNCTIONS, KINDS, NormFields, TurnFields, fields
+from flowspec.model.arithmetic.compiled import FUNCTIONS, NormFields, TurnFields, fields, kind_of
 from flowspec.model.arithmetic.norms import NORMS, Norm
 from flowspec.model.arithmetic.plain import BLOCK
 
@@ -109,7 +109,7 @@ class CudaLibrary:
         by = None if times is None else times.data_ptr()
         where = x.data_ptr(), by, found.data_ptr()
         self._for_all(
-            "function", _Function(*where, x.numel(), KINDS[x.dtype], FUNCTIONS.index(name)), x.numel()
+            "function", _Function(*where, x.numel(), kind_of(x.dtype), FUNCTIONS.index(name)), x.numel()
         )
         return found
 
@@ -119,7 +119,7 @@ class CudaLibrary:
         width, found = x.shape[-1], torch.empty_like(x)
         rows = x.numel() // width
         where = x.data_ptr(), weights.data_ptr(), found.data_ptr()
-        given = NormFields(*where, rows, width, 1 / width, eps, KINDS[x.dtype], NORMS.index(how))
+        given = NormFields(*where, rows, width, 1 / width, eps, kind_of(x.dtype), NORMS.index(how))
         self._by_block("norm", given, rows, width)
         return found
 
@@ -151,7 +151,7 @@ class CudaLibrary:
         assert all(each.is_contiguous() for each in (found, owners, rows))
         assert (found.shape[1:], owners.shape, owners.dtype) == ((width,), (count,), torch.int64)
         where = rows.data_ptr(), owners.data_ptr(), found.data_ptr()
-        self._for_all("add_rows", _Added(*where, count, width, own, KINDS[rows.dtype]), own * width)
+        self._for_all("add_rows", _Added(*where, count, width, own, kind_of(rows.dtype)), own * width)
 
     def turned(self, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
         """As `compiled.Library.turned`."""
@@ -165,7 +165,7 @@ class CudaLibrary:
         _, between_heads, between_rows, _ = x.stride()
         shape = rows, heads, width, cosine.shape[-1]
         self._for_all(
-            "turn", TurnFields(*where, *shape, between_rows, between_heads, KINDS[x.dtype]), x.numel()
+            "turn", TurnFields(*where, *shape, between_rows, between_heads, kind_of(x.dtype)), x.numel()
         )
         return found.transpose(1, 2)
 
@@ -189,7 +189,7 @@ class CudaLibrary:
             (rows, kv_heads, width, value_width, slots),
             (key_rows, key_heads, value_rows, value_heads),
         )
-        given = _Stored(*where, *shape, *between, KINDS[keys.dtype], KINDS[to_keys.dtype])
+        given = _Stored(*where, *shape, *between, kind_of(keys.dtype), kind_of(to_keys.dtype))
         self._for_all("store", given, keys.numel())
 
     def attention(
@@ -236,8 +236,8 @@ class CudaLibrary:
                 scale=scale,
                 cap=cap or 0.0,
                 cap_inverse=1 / cap if cap else 0.0,
-                kind=KINDS[queries.dtype],
-                cache_kind=KINDS[keys.dtype],
+                kind=kind_of(queries.dtype),
+                cache_kind=kind_of(keys.dtype),
             )
             self._for_all("scores", given, count * heads * positions)
             self._kernels.start("weigh", given, count * heads, max(THREADS, blocks))

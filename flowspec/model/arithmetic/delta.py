@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
+from flowspec.model.arithmetic.arrays import Array
 
 
 class DeltaRows(NamedTuple):
@@ -12,8 +12,8 @@ class DeltaRows(NamedTuple):
     key_width]`, `values` `[rows, heads, value_width]`, `decays` and `shares` `[rows, heads]`. A key head is
     that of `heads / key_heads` heads in a row."""
 
-    queries: torch.Tensor
-    keys: torch.Tensor
-    values: torch.Tensor
-    decays: torch.Tensor
-    shares: torch.Tensor
+    queries: Array
+    keys: Array
+    values: Array
+    decays: Array
+    shares: Array

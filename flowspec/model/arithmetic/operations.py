@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from flowspec.model.arithmetic import compiled, compiled_cuda, plain
+from flowspec.model.arithmetic import compiled, compiled_cuda, compiled_torch, plain
 from flowspec.model.arithmetic.compiled_cuda import POSITIONS_MAX, WIDTH_MAX
 from flowspec.model.arithmetic.delta import DeltaRows
 from flowspec.model.arithmetic.norms import Norm
@@ -183,7 +183,7 @@ def store(
     """Keys and values `[kv_heads, rows, width]` to slots `places` `[rows]` of a cache (`plain.store`)."""
     library = _library(keys)
     lie_apart = keys.stride(2) != 1 or values.stride(2) != 1
-    if isinstance(library, compiled.Library) and not lie_apart:
+    if isinstance(library, compiled_torch.TensorLibrary) and not lie_apart:
         library.store(places, keys, values, to_keys, to_values, steps)
     elif isinstance(library, compiled_cuda.CudaLibrary) and not lie_apart and steps is None:
         library.store(places, keys, values, to_keys, to_values)
@@ -248,7 +248,7 @@ def attention(
     """
     library = _library(queries)
     sinks = None if sinks is None else sinks.float().contiguous()
-    if isinstance(library, compiled.Library):
+    if isinstance(library, compiled_torch.TensorLibrary):
         seen = sight.seen, *sight.order()
         return library.attention(queries.contiguous(), keys, values, steps, *seen, scale, cap, sinks)
     if library is not None and steps is None and (paths := sight.paths()).shape[1] <= POSITIONS_MAX:
@@ -259,13 +259,15 @@ def attention(
     return plain.attention(queries.float(), keys, values, sight.paths(), scale, cap, sinks).to(queries.dtype)
 
 
-def _library(x: torch.Tensor, width: int = 0) -> compiled.Library | compiled_cuda.CudaLibrary | None:
+def _library(
+    x: torch.Tensor, width: int = 0
+) -> compiled_torch.TensorLibrary | compiled_cuda.CudaLibrary | None:
     """What computes on a tensor's device, for sums in halves of `width` numbers; None: the definitions do."""
     if x.device.type == "cpu":
-        return compiled.library()
+        return compiled_torch.library()
     return compiled_cuda.library(x.device) if width <= WIDTH_MAX else None
 
 
-def _cpu_library(x: torch.Tensor) -> compiled.Library | None:
+def _cpu_library(x: torch.Tensor) -> compiled_torch.TensorLibrary | None:
     """For what has no kernel on GPUs."""
-    return compiled.library() if x.device.type == "cpu" else None
+    return compiled_torch.library() if x.device.type == "cpu" else None

@@ -24,10 +24,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
-import torch.nn.functional as F
-
-from flowspec.model.arithmetic.arrays import Array, cast, namespace, repeat, zeros
+from flowspec.model.arithmetic.arrays import Array, cast, contiguous, fill_up, namespace, repeat, zeros
 
 PANEL = 16
 """Outputs of a panel."""
@@ -117,55 +114,63 @@ class Levels:
     whole_minimums: Array | None = None
 
 
-def packed(form: Form, given: Levels) -> torch.Tensor:
+def packed(form: Form, given: Levels) -> Array:
     """Panels, uint8 `[panels, units, unit_bytes]`."""
-    more = -len(given.levels) % PANEL
+    xp, more = namespace(given.levels), -len(given.levels) % PANEL
     groups = given.levels.shape[1]
-    levels = F.pad(given.levels, (0, 0, 0, 0, 0, more), value=form.offset)
-    vectors = levels.view(-1, PANEL, groups, 8, 4).permute(0, 2, 3, 1, 4)  # panel, group, v, output, k
-    parts = [_level_bytes(form, vectors.flatten(3).contiguous())]
+    levels = _filled(given.levels, more, form.offset)
+    vectors = xp.moveaxis(levels.reshape(-1, PANEL, groups, 8, 4), 1, 3)  # panel, group, v, output, k
+    parts = [_level_bytes(form, vectors.reshape(-1, groups, 8, 4 * PANEL))]
     if form.groups > 1:
         assert given.whole_scales is not None
         parts.append(_scale_bytes(_in_panels(given.whole_scales, more), given.whole_minimums, more))
-    body = torch.cat(parts, dim=2).view(len(vectors), groups // form.groups, -1)
+    body = xp.concatenate(parts, 2).reshape(len(vectors), groups // form.groups, -1)
     ends = [given.scales] if given.minimums is None else [given.scales, given.minimums]
-    return torch.cat([body, *(_in_panels(each, more).view(torch.uint8) for each in ends)], dim=2)
+    return xp.concatenate([body, *(_in_panels(each, more).view(xp.uint8) for each in ends)], 2)
 
 
-def _in_panels(numbers: torch.Tensor, more: int) -> torch.Tensor:
+def _filled(numbers: Array, more: int, value: int = 0) -> Array:
+    """With so many rows more, of a value."""
+    return namespace(numbers).concatenate([numbers, zeros(numbers, more, *numbers.shape[1:]) + value])
+
+
+def _in_panels(numbers: Array, more: int) -> Array:
     """`[panels, units, 16]` from `[out, units]`, and `[panels, groups, halves, 16]` from `[out, groups,
     halves]`."""
-    numbers = F.pad(numbers, (*(0, 0) * (numbers.dim() - 1), 0, more))
-    return numbers.view(-1, PANEL, *numbers.shape[1:]).movedim(1, -1).contiguous()
+    xp, numbers = namespace(numbers), _filled(numbers, more)
+    panels = xp.moveaxis(numbers.reshape(-1, PANEL, *numbers.shape[1:]), 1, -1)
+    return contiguous(panels)
 
 
-def _level_bytes(form: Form, vectors: torch.Tensor) -> torch.Tensor:
+def _level_bytes(form: Form, vectors: Array) -> Array:
     """`[panels, groups, level_bytes]` from levels `[panels, groups, 8, 64]`."""
+    count, groups = vectors.shape[:2]
     if form.bits == 8:
-        return vectors.flatten(2)
+        return vectors.reshape(count, groups, -1)
     low, high = vectors & 15, vectors >> 4
-    found = [(low[:, :, :4] | low[:, :, 4:] << 4).flatten(2)]
+    found = [(low[:, :, :4] | low[:, :, 4:] << 4).reshape(count, groups, -1)]
     if form.bits == 5:
         found.append(_joined([high[:, :, v] << v for v in range(8)]))
     if form.bits == 6:
         found += [_joined([high[:, :, v + j] << v for v in range(0, 8, 2)]) for j in range(2)]
-    return torch.cat(found, dim=2)
+    return namespace(vectors).concatenate(found, 2)
 
 
-def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+def _joined(parts: list[Array]) -> Array:
     found = parts[0]
     for part in parts[1:]:
         found = found | part
     return found
 
 
-def _scale_bytes(scales: torch.Tensor, minimums: torch.Tensor | None, more: int) -> torch.Tensor:
+def _scale_bytes(scales: Array, minimums: Array | None, more: int) -> Array:
     """`[panels, groups, scale_bytes]` from scales `[panels, groups, halves, 16]`."""
+    xp = namespace(scales)
     if minimums is None:
-        return scales.view(torch.uint8).flatten(2)
+        return scales.view(xp.uint8).reshape(*scales.shape[:2], -1)
     first, second = scales[:, :, 0], _in_panels(minimums, more)
     above = first >> 4 | second >> 4 << 2
-    return torch.cat([first & 15 | (second & 15) << 4, above[..., :8] | above[..., 8:] << 4], dim=2)
+    return xp.concatenate([first & 15 | (second & 15) << 4, above[..., :8] | above[..., 8:] << 4], 2)
 
 
 def unpacked(form: Form, panels: Array) -> Levels:
@@ -247,9 +252,9 @@ def numbers_of(form: Form, panels: Array) -> Array:
     return (found if minimums is None else found - minimums[..., None]).reshape(len(weights), -1)
 
 
-def int8_panels(levels: torch.Tensor) -> torch.Tensor:
+def int8_panels(levels: Array) -> Array:
     """Panels of int8 `[out, in]`, as levels of Q8_0 lie, without their scales; what fills them up is 0."""
-    outputs, inputs = levels.shape
-    filled = F.pad(levels, (0, -inputs % GROUP, 0, -outputs % PANEL))
-    blocks = filled.view(-1, PANEL, filled.shape[1] // GROUP, GROUP // 4, 4)
-    return (blocks.permute(0, 2, 3, 1, 4).contiguous().view(torch.uint8) ^ 128).flatten(1)
+    xp, filled = namespace(levels), fill_up(_filled(levels, -len(levels) % PANEL), GROUP)
+    blocks = filled.reshape(-1, PANEL, filled.shape[1] // GROUP, GROUP // 4, 4)
+    moved = contiguous(xp.moveaxis(blocks, 1, 3))
+    return (moved.view(xp.uint8) ^ 128).reshape(len(moved), -1)

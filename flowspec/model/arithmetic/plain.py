@@ -34,6 +34,9 @@ _NORMAL_LEAST = 2.0**-126
 EXP_LEAST, EXP_MOST = -86.0, 88.0
 UNIT_EPS = 1e-6
 """Of queries and keys of linear attention that are made one long, as transformers' code has it."""
+DIGIT, TINY = 63, 1e-30
+"""Of rows that are multiplied as digits: the largest digit, and the least that a row's largest number counts
+as."""
 _SHIFT = 12582912.0
 """1.5 * 2^23: a float32 that was added to it has lost its fraction, rounded to even."""
 _SHIFT_BITS = 0x4B400000
@@ -178,6 +181,10 @@ def softplus(x: Array) -> Array:
     return xp.clip(x, 0.0, None) + 2.0 * (ratio + ratio * (square * series))
 
 
+def relu(x: Array) -> Array:
+    return namespace(x).where(x < 0, 0.0, x)
+
+
 def gelu_tanh(x: Array) -> Array:
     return 0.5 * x * (1.0 + tanh((x + 0.044715 * (x * x * x)) * 0.79788456080286536))
 
@@ -217,6 +224,7 @@ FUNCTIONS: dict[str, Callable[[Array], Array]] = {
     "gelu_tanh": gelu_tanh,
     "tanh": tanh,
     "sigmoid": sigmoid,
+    "relu": relu,
 }
 """Each of float32, number by number."""
 
@@ -327,6 +335,20 @@ def packed_product(x: Array, form: Form, panels: Array, outputs: int) -> Array:
                 total -= minimums[:count, group] * moments[:, group, None]
         found[:, first : first + count] = total
     return found
+
+
+def digits_product(x: Array, levels: Array, scales: Array) -> Array:
+    """`x W^T`, `[rows, outputs]`, of float32 `[rows, in]` and int8 levels `[outputs, in]`, whose products are
+    multiplied by a scale of each output, float32. A row is two digits of seven bits for each number
+    (`quantised.py`); their products and sums are whole."""
+    xp = namespace(x)
+    peak = xp.clip(xp.amax(xp.abs(x), 1), TINY, None)[:, None]
+    scaled = x * (1.0 / peak * DIGIT)
+    first = xp.round(scaled)
+    second = xp.round((scaled - first) * (2.0 * DIGIT))
+    wide = cast(levels, "float64")
+    high, low = (cast(cast(each, "float64") @ wide.T, "float32") * scales for each in (first, second))
+    return (low * (1.0 / (2 * DIGIT)) + high) * (peak / DIGIT)
 
 
 def packed_rows(form: Form, panels: Array, ids: Array) -> Array:
@@ -575,7 +597,8 @@ class Held:
     """What a layer holds of one request, as `store` and `attention` have it, and what rows see: `paths`
     `[rows, positions]` int64; the rows' `slots` `[rows]` int64. Of a layer that does not attend `inputs`
     `[slots, width]`, the slots of each row's last ones, `lines` `[rows, length]`, the oldest first and -1
-    where the text has not begun, and `states` and `steps` as in `delta_rule`."""
+    where the text has not begun, and `states` and `steps` as in `delta_rule`. Of levels `key_steps` and
+    `value_steps` are between them."""
 
     keys: Array
     values: Array
@@ -585,6 +608,8 @@ class Held:
     lines: Array | None = None
     states: Array | None = None
     steps: Array | None = None
+    key_steps: Array | None = None
+    value_steps: Array | None = None
 
 
 def seen_inputs(held: Held, width: int) -> Array:
@@ -636,28 +661,28 @@ def linear_attention(
     return products["out_proj"](cast(cast(normal, "float32") * silu(gates), dtype).reshape(len(rows), -1))
 
 
-def layer_input(products: Products, norms: Products, own: LayerInput, rows: Array) -> Array:
-    """What a layer of Gemma 4 takes of tokens, `[rows, width]`: what is `looked_up` of them in a table, and
-    what follows from their `embedding`; then what it makes of its hidden states `rows` with that."""
+def layer_input(products: Products, norms: Products, own: LayerInput, rows: Array, name: str) -> Array:
+    """What a layer of Gemma 4 makes of its hidden states `rows` with its inputs, by the named function. Those
+    are what is `looked_up` of tokens in a table, and what follows from their `embedding`."""
     dtype = rows.dtype
-    width, hidden = own.looked_up.shape[1], own.embedding.shape[1]
+    hidden = own.embedding.shape[1]
 
     def scaled(x: Array, factor: float) -> Array:
         return cast(cast(x, "float32") * factor, dtype)
 
-    rounded = float(cast(zeros(cast(rows, "float32"), 1) + width**0.5, dtype)[0])
     projected = norms["layer_input.norm"](scaled(products["projection"](own.embedding), hidden**-0.5))
-    inputs = scaled(projected + scaled(own.looked_up, rounded), 2.0**-0.5)
+    inputs = scaled(projected + scaled(own.looked_up, own.factor), 2.0**-0.5)
     gates = cast(products["per_layer_input_gate"](rows), "float32")
-    found = products["per_layer_projection"](cast(gelu_tanh(gates), dtype) * inputs)
+    found = products["per_layer_projection"](cast(FUNCTIONS[name](gates), dtype) * inputs)
     return norms["post_per_layer_input_norm"](found)
 
 
 class LayerInput(NamedTuple):
-    """Of a job's tokens: `[rows, width]`, and `[rows, hidden]`."""
+    """Of a job's tokens: `[rows, width]`, which are multiplied by a `factor`, and `[rows, hidden]`."""
 
     looked_up: Array
     embedding: Array
+    factor: float
 
 
 def layer(
@@ -704,7 +729,7 @@ def layer(
         found = mixture(products, experts, vectors, dense, rows)
     hidden = added(found, dense.norm_after_mlp)
     if token is not None:
-        hidden = hidden + layer_input(products, norms, token, hidden)
+        hidden = hidden + layer_input(products, norms, token, hidden, dense.activation)
     if dense.has_factor:
         hidden = cast(cast(hidden, "float32") * vectors["layer_scalar"], hidden.dtype)
     return hidden
@@ -743,11 +768,15 @@ def _attended(
         found = [namespace(each).clip(each, -dense.clip, dense.clip) for each in found]
     if dense.is_turned:
         found[:2] = [turned(each, *angles) for each in found[:2]]
+    steps = None if held.key_steps is None or held.value_steps is None else (held.key_steps, held.value_steps)
     if len(found) > 1:
-        store(held.slots, found[1][0], found[2][0], held.keys, held.values, None)
-    attending, seen = cast(found[0][0].swapaxes(0, 1), "float32"), held.values[..., :width]
+        store(held.slots, found[1][0], found[2][0], held.keys, held.values, steps)
+    keys, values = held.keys, held.values
+    if steps is not None:
+        keys, values = of_levels(keys, steps[0], 2), of_levels(values, steps[1], 2)
+    attending, values = cast(found[0][0].swapaxes(0, 1), "float32"), values[..., :width]
     sinks = vectors["sinks"] if dense.has_sinks else None
-    attended = attention(attending, held.keys, seen, held.paths, dense.scale, dense.cap or None, sinks)
+    attended = attention(attending, keys, values, held.paths, dense.scale, dense.cap or None, sinks)
     attended = cast(attended.reshape(count, -1), rows.dtype)
     if gates is not None:
         attended = cast(sigmoid(cast(gates, "float32")), rows.dtype) * attended

@@ -18,7 +18,7 @@ from flowspec.core.protocol.facts import AskFacts, Facts, KernelFacts, LinkFacts
 from flowspec.errors import FlowSpecError, InputError, first_line
 from flowspec.host_memory import host_memory
 from flowspec.model.files import ModelFiles
-from flowspec.model.trials import Tell, run_trial
+from flowspec.model.trials import Tell, prepare, run_trial
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.health.board import read_board
 from flowspec.runtime.health.interfaces import interface_of
@@ -126,7 +126,7 @@ def kernel_facts(dtype: str, machine: Machine, tell: Tell = lambda share: None) 
     It is tried now if it was not before, and `tell` told how far that has come.
     """
     try:
-        run_trial("float32", "cpu", lambda share: tell(share / 2))  # before torch is imported here
+        prepare(lambda share: tell(share / 2))
         device = "cpu"
         if machine.device != "cpu" and _torch_cuda():
             from flowspec.model.accelerator import find

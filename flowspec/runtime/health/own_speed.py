@@ -16,7 +16,7 @@ from typing import Any
 from flowspec.core.protocol.facts import PackedSpeed, Speed
 from flowspec.errors import InputError
 from flowspec.folders import cache_folder, locked, read_own, write_own
-from flowspec.model.trials import check_torch
+from flowspec.model.trials import prepare
 from flowspec.plan.profile import read_profile
 from flowspec.plan.speed import speed_of
 from flowspec.runtime.machine import Machine
@@ -61,7 +61,7 @@ def _probed(machine: Machine, *, may_probe: bool) -> Speed | None:
 
 
 def _probe(machine: Machine) -> Speed:
-    check_torch()
+    prepare()
     from flowspec.model.accelerator import find, use_threads
     from flowspec.runtime.health.probe import probe  # torch, which a daemon needs for its first slice anyway
 

@@ -18,7 +18,6 @@ from torch import nn
 
 from flowspec.core.protocol.precision import FILED
 from flowspec.model.accelerator import Accelerator, accelerator_of
-from flowspec.model.arithmetic import compiled
 from flowspec.model.arithmetic.packed import FORMS, PANEL
 from flowspec.model.gguf_layers import GgufLinear, Part, PlainGgufLinear, stay_packed
 from flowspec.plan.profile import EXPERT_SHARE_CPU, EXPERT_SHARE_GPU, DeviceProfile, KernelRates
@@ -104,11 +103,10 @@ def _tflops(here: Accelerator, kind: str, dtype: torch.dtype, byte_s: float) -> 
 
 
 def _packed_dtypes(here: Accelerator) -> tuple[str, ...]:
-    """Packed precisions whose kernel is known to be right before any of theirs is tried: the library, which
-    float32's trial has compared bit by bit (`check_torch`), and on CUDA what needs nothing but float32
-    products. The definitions, where no library could be built, take too long to be looked at."""
+    """Packed precisions whose kernel is known to be right: the library's, which was tried, and on CUDA what
+    needs nothing but float32 products."""
     if here.is_cpu:
-        return tuple(PACKED_FORMS) if compiled.library() is not None else ()
+        return tuple(PACKED_FORMS)
     return (FILED,) if here.device.type == "cuda" else ()
 
 

@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from flowspec.core.protocol.precision import PRECISION_BYTES
-from flowspec.model.arithmetic import compiled
 from flowspec.model.gguf_layers import GgufLinear
-from flowspec.model.trials import check_torch
+from flowspec.model.trials import prepare
 from flowspec.plan.profile import find_profile, profile_names
 from flowspec.plan.speed import completed, profile_of, speed_of
 from flowspec.runtime.health import own_speed as module
@@ -98,17 +97,15 @@ def test_a_precision_that_a_profile_lacks_runs_as_the_slowest() -> None:
 def test_a_probe_of_this_machine_measures_the_kernels_of_packed_weights_that_were_tried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    check_torch()
+    prepare()
     found = probe(torch.device("cpu"))
     assert found.layer_us > 0
     assert {"float32", "float16", "bfloat16"} == found.tflops.keys()
     assert min(found.tflops.values()) > 0
     told = speed_of(found, "probed").packed
-    assert [each.dtype for each in told] == (["int4", "gguf"] if compiled.library() is not None else [])
+    assert [each.dtype for each in told] == ["int4", "gguf"]
     monkeypatch.setattr(GgufLinear, "forward", lambda self, rows: time.sleep(0.5))
     slow = probe(torch.device("cpu")).packed
     assert slow.keys() == {each.dtype for each in told}
     for rates in slow.values():
         assert rates.gb_per_s < 0.2, "what is measured is what a slice's layers call"
-    monkeypatch.setattr(compiled, "library", lambda: None)
-    assert probe(torch.device("cpu")).packed == {}, "the definitions are not looked at"

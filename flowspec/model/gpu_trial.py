@@ -1,0 +1,184 @@
+"""Tries what a GPU computes with: `python -m flowspec.model.gpu_trial DTYPE DEVICE`.
+
+In a process of its own: after some of CUDA's errors nothing works any more. Our own kernels (`canonical.cu`)
+must have the bits of the definition; torch's products must be near to those in float64, and give a row the
+same bits whatever rows run beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Iterator
+
+import torch
+
+from flowspec.core.protocol.precision import ACTIVATIONS, FILED
+from flowspec.errors import InputError, first_line
+from flowspec.model.accelerator import compute_precisely
+from flowspec.model.arithmetic import plain
+from flowspec.model.arithmetic.compiled_cuda import CudaLibrary
+from flowspec.model.arithmetic.norms import NORMS
+from flowspec.model.arithmetic.packed import Q4_0, Levels, numbers_of, packed
+from flowspec.model.device_errors import is_out_of_memory
+from flowspec.model.gguf_layers import GgufLinear, Part, stay_packed
+from flowspec.model.kernels import DTYPES, Kernel, allow_gpu_library, kernels_of
+from flowspec.model.quantised import LINEARS, pack
+
+LIMIT_S = 120
+SHAPES = ((64, 48), (512, 320), (2080, 34), (4096, 32))
+"""Inputs and outputs of matrices: blocks with and without a rest."""
+ROW_COUNTS = (1, 2, 3, 5, 8, 16, 17, 31, 32, 129)
+TOLERANCE = {"float32": 1e-4, "float16": 4e-3, "bfloat16": 3e-2}
+"""How far a product may be from the exact one, of the largest, with inputs and results in that dtype."""
+PACKED_TOLERANCE = 4e-2
+"""Where rows are rounded, too."""
+WIDTHS = (1, 5, 64, 100, 896)
+FUNCTIONS = ("silu", "gelu_tanh", "tanh", "sigmoid")
+
+
+def main() -> None:
+    dtype, device = sys.argv[1], torch.device(sys.argv[2])
+    compute_precisely()  # as slices are computed
+    _say(share=0.0)
+    try:
+        kernels = kernels_of(dtype, device)
+    except InputError as error:
+        _say(fault=str(error))
+        return
+    try:
+        library = allow_gpu_library(device)
+    except OSError:  # torch's operations take its place, and have the same bits
+        library = None
+    try:
+        fault = "" if library is None else library_fault(library, device)
+        for kernel in kernels if not fault else ():
+            fault = fault or product_fault(dtype, kernel, device)
+    except (RuntimeError, MemoryError, InputError) as error:  # how torch tells what it cannot do here
+        _say(fault=f"it fails: {first_line(error)}", may_pass=is_out_of_memory(error))
+        return
+    _say(fault=fault, arithmetics=[kernel.arithmetic for kernel in kernels])
+
+
+def _say(**word: object) -> None:
+    """A line for the parent. What hangs long after it was given up has no parent: it ends."""
+    signal.alarm(int(2 * LIMIT_S))
+    print(json.dumps(word), flush=True)
+
+
+@torch.inference_mode()
+def library_fault(library: CudaLibrary, device: torch.device) -> str:
+    """Where it gives other bits than the definitions, or nothing."""
+    generator = torch.Generator().manual_seed(1)
+    for name, found, expected in _computed(library, device, generator):
+        if not torch.equal(_bits(found.cpu()), _bits(expected)):
+            return f"its {name} differs from the definition"
+    return ""
+
+
+def _computed(
+    library: CudaLibrary, device: torch.device, generator: torch.Generator
+) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """What it computes, and what that should be."""
+
+    def some(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    for name, dtype in DTYPES.items():
+        _say(share=0.1)
+        numbers = torch.cat([20 * some(1007), torch.tensor([0.0, -86.1, 89.0, torch.inf, -torch.inf])]).to(
+            dtype
+        )
+        there = numbers.to(device)
+        for function in FUNCTIONS:
+            expected = plain.FUNCTIONS[function](numbers.float()).to(dtype)
+            yield f"{function} in {name}", library.function(there, function), expected
+        for width in WIDTHS:
+            rows, weights = some(7, width, dtype=dtype), some(width, dtype=dtype)
+            given = rows.to(device), weights.to(device)
+            for how in NORMS:
+                expected = plain.norm(rows, weights, 1e-6, how)
+                yield f"norm of {width} in {name}", library.norm(*given, 1e-6, how), expected
+        heads, turned = some(1, 3, 7, 24, dtype=dtype), [some(1, 7, 16, dtype=dtype) for _ in range(2)]
+        found = library.turned(heads.to(device), *(each.to(device) for each in turned))
+        yield f"turns in {name}", found, plain.turned(heads, *turned)
+        for width, cap, has_sinks in ((8, None, False), (80, 30.0, False), (24, None, True)):
+            queries = some(5, 4, width, dtype=dtype)
+            keys, values = some(2, 6, width, 16, dtype=dtype), some(2, 96, -(-width // 16) * 16, dtype=dtype)
+            paths = torch.stack([torch.randperm(96, generator=generator)[:70] for _ in range(5)])
+            paths[:, 30:40] = -1
+            sinks = some(4) if has_sinks else None
+            own = sinks if sinks is None else sinks.to(device)
+            where = queries.to(device), keys.to(device), values.to(device), paths.to(device)
+            found = library.attention(*where, width**-0.5, cap, own)
+            wide = queries.float(), keys, values[..., :width], paths, width**-0.5, cap, sinks
+            yield f"attention in {name}", found, plain.attention(*wide).to(dtype)
+            held, places = (keys.clone(), values.clone()), torch.tensor([17, 0, 5, 31, 90])
+            moved = [each.to(device, copy=True) for each in held]
+            new = some(2, 5, width, dtype=dtype), some(2, 5, width, dtype=dtype)
+            library.store(places.to(device), new[0].to(device), new[1].to(device), moved[0], moved[1])
+            plain.store(places, *new, *held, None)
+            for there_now, here in zip(moved, held, strict=True):
+                yield f"cache in {name}", there_now, here
+    for inputs, outputs in ((1, 3), (64, 40), (2880, 33)):
+        rows, weights = some(3, inputs), some(outputs, inputs)
+        yield (
+            "product in halves",
+            library.halves(rows.to(device), weights.to(device)),
+            plain.product(rows, weights),
+        )
+        expected = plain.softmax(rows)
+        yield "shares", library.shares(rows.to(device), are_powers=True), expected
+
+
+def _bits(x: torch.Tensor) -> torch.Tensor:
+    """By which what is no number is equal to its like."""
+    return torch.nan_to_num(x.float(), nan=1e4, posinf=3e38, neginf=-3e38)
+
+
+@torch.inference_mode()
+def product_fault(dtype: str, kernel: Kernel, device: torch.device) -> str:
+    """What is wrong with the products of a precision, or nothing."""
+    generator, own = torch.Generator().manual_seed(1), DTYPES[ACTIVATIONS[dtype]]
+    for place, (inputs, outputs) in enumerate(SHAPES):
+        _say(share=0.2 + 0.2 * place)
+        weights = torch.randn((outputs, inputs), generator=generator) * inputs**-0.5
+        rows = torch.randn((max(ROW_COUNTS), inputs), generator=generator).to(own)
+        linear = torch.nn.Linear(inputs, outputs, bias=False, device="meta")
+        if dtype == FILED:
+            panels = _packed(weights)
+            weights = numbers_of(Q4_0, panels)[:outputs]
+            assert kernel.linear is not None
+            assert issubclass(kernel.linear, GgufLinear)
+            stay_packed(linear, (Part("Q4_0", panels.to(device), outputs),), kernel.linear, own)
+        elif kernel.linear is not None:
+            rounded = LINEARS[dtype].rounded(weights)
+            weights = LINEARS[dtype].widened(rounded, inputs)
+            assert not issubclass(kernel.linear, GgufLinear)
+            pack(linear, {name: part.to(device) for name, part in rounded.items()}, kernel.linear)
+        there, matrix = rows.to(device), weights.to(own).to(device)
+        whole: torch.Tensor | None = None
+        for count in sorted(ROW_COUNTS, reverse=True):
+            given = there[:count]
+            found = kernel.product(given, matrix, None) if kernel.linear is None else linear(given)
+            if whole is None:
+                whole, exact = found, rows.double() @ weights.double().T
+                most = TOLERANCE[ACTIVATIONS[dtype]] if kernel.linear is None else PACKED_TOLERANCE
+                if (found.cpu().double() - exact).abs().max() > most * exact.abs().max():
+                    return f"its product of {inputs} x {outputs} is not what it should be"
+            elif not torch.equal(found, whole[:count]):
+                return f"it makes a row depend on the rows beside it, {count} of {inputs} x {outputs}"
+    return ""
+
+
+def _packed(weights: torch.Tensor) -> torch.Tensor:
+    """In Q4_0, as a file has them."""
+    rounded = LINEARS["int4"].rounded(weights)
+    pairs = rounded["levels"]
+    levels = torch.stack([pairs & 15, pairs >> 4], dim=2).view(len(pairs), -1, 32)
+    return packed(Q4_0, Levels(levels=levels, scales=rounded["scales"]))
+
+
+if __name__ == "__main__":
+    main()
