@@ -14,6 +14,7 @@ build it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -31,7 +32,9 @@ from flowspec.model.families import FAMILIES, Family
 from flowspec.model.files import ModelFiles
 from flowspec.model.imports import IMPORTING
 from flowspec.model.kernels import DTYPES, kernel_of
+from flowspec.model.passes import Layers
 from flowspec.model.pieces import angles_of, call_directly, slice_config
+from flowspec.model.products import Product
 from flowspec.model.safetensors_file import ELEMENT_BYTES, LEVEL_BYTES, SafetensorsTensors
 from flowspec.model.spec import spec_of
 from flowspec.model.support import family_of
@@ -42,6 +45,8 @@ PLACE = {kind: place - len(TYPES) for place, kind in enumerate(TYPES)}
 """Which layer of a cache holds keys and values for the assistant's layers of a type."""
 _WITHOUT = {"hidden_size_per_layer_input": 0, "enable_moe_block": False, "use_double_wide_mlp": False}
 """What an assistant's layers have not, by its publisher's own check."""
+MORE_SEEN = 2
+"""Its publisher's mask counts back from the last key, both ends included; ours from the row."""
 _OF_KEYS = ("k_proj", "k_norm", "v_proj", "v_norm")
 
 
@@ -110,8 +115,7 @@ class _Network(nn.Module):
             for name in _OF_KEYS:
                 delattr(attention, name)
             if attention.sliding_window is not None:
-                # Its publisher's mask counts back from the last key, both ends included; ours from the row.
-                attention.sliding_window += 2
+                attention.sliding_window += MORE_SEEN
         self.model.norm = family.piece("RMSNorm")(hidden, eps=config.rms_norm_eps)
         self.pre_projection: Any = nn.Linear(2 * backbone, hidden, bias=False)
         self.post_projection: Any = nn.Linear(hidden, backbone, bias=False)
@@ -138,6 +142,7 @@ class AssistantHead:
         table: torch.Tensor,
         layers: tuple[int, int],
         device: torch.device,
+        product: Product,
     ) -> None:
         self.capture = (*layers, target_config.num_hidden_layers)
         self.context_max = spec_of(config).context_max
@@ -157,7 +162,14 @@ class AssistantHead:
             target_config, lambda value: torch.tensor(value, dtype=self.dtype).item()
         )
         for part in modules:
-            call_directly(part, family)
+            call_directly(part, family, product)
+        held = {source.kind: source.heads for source in sources}
+        specs = [
+            replace(spec, source=PLACE[kind], kv=held[kind], window=spec.window and spec.window + MORE_SEEN)
+            for spec, kind in zip(spec_of(config).layers, self._types, strict=True)
+        ]
+        own: Any = network.model.layers
+        self._layers = Layers(own, specs, family, self.dtype)
 
     @staticmethod
     def load(files: ModelFiles, target: ModelFiles, dtype: str, device: torch.device) -> AssistantHead:
@@ -193,9 +205,7 @@ class AssistantHead:
                 _Source(slice_config(target_config), target_family, layer).eval() for layer in layers
             )
         compute = DTYPES[ACTIVATIONS[dtype]]
-        kernel_of(
-            ACTIVATIONS[dtype], device
-        )  # tried before it is used; what it computes with is what slices do
+        product = kernel_of(ACTIVATIONS[dtype], device).product
         own = SafetensorsTensors(files.model, files.file_map(), files.path, {**ELEMENT_BYTES, **LEVEL_BYTES})
         _check_known(own, network, config, files.model)
         embedded = "model.embed_tokens.weight"
@@ -209,7 +219,7 @@ class AssistantHead:
         table = embedding_rows(target, tensors, compute)
         tensors.close()
         return AssistantHead(
-            config, target_config, family, network, (sources[0], sources[1]), table, layers, device
+            config, target_config, family, network, (sources[0], sources[1]), table, layers, device, product
         )
 
     @property
@@ -256,15 +266,9 @@ class AssistantHead:
             kind: angles_of(self._rotary, hidden, positions[None], f"{kind}_") for kind in {*self._types}
         }
         shared = dict.fromkeys(TYPES, (hidden, hidden))  # read from the cache instead
-        for layer, kind in zip(network.model.layers, self._types, strict=True):
-            hidden = layer(
-                hidden,
-                shared_kv_states=shared,
-                position_embeddings=angles[kind],
-                attention_mask=None,
-                position_ids=positions[None],
-                tree=batch,
-            )
+        by_layer = [angles[kind] for kind in self._types]
+        batches = [batch] * len(by_layer)
+        hidden = self._layers.run(hidden, positions[None], by_layer, batches, shared_kv_states=shared)
         hidden = network.model.norm(hidden)[0]
         return hidden, network.post_projection(hidden)
 

@@ -30,7 +30,9 @@ from flowspec.model.families import FAMILIES
 from flowspec.model.files import ModelFiles
 from flowspec.model.imports import IMPORTING
 from flowspec.model.kernels import DTYPES, kernel_of
+from flowspec.model.passes import Layers
 from flowspec.model.pieces import angles_of, call_directly, slice_config
+from flowspec.model.products import Product
 from flowspec.model.safetensors_file import SafetensorsTensors
 from flowspec.model.spec import spec_of
 from flowspec.model.support import family_of
@@ -94,6 +96,7 @@ class BlockHead:
         network: _Network,
         table: torch.Tensor,
         device: torch.device,
+        product: Product,
     ) -> None:
         self.capture = block.captures
         self.context_max = spec_of(config).context_max
@@ -106,7 +109,8 @@ class BlockHead:
         self._network, self._table = network, table
         self._heads = spec_of(config).heads
         self._rotary = _FAMILY.piece("RotaryEmbedding")(config=config).to(device)
-        call_directly(network, _FAMILY)
+        call_directly(network, _FAMILY, product)
+        self._layers = Layers(network.layers, spec_of(config).layers, _FAMILY, self.dtype)
         causal = block.is_causal
         self._causal = [
             kind == _SLIDING if causal is None else causal for kind in config.layer_types
@@ -136,7 +140,7 @@ class BlockHead:
         with torch.device("meta"):
             network = _Network(slice_config(config), block).eval()
         compute = DTYPES[ACTIVATIONS[dtype]]
-        kernel_of(ACTIVATIONS[dtype], device)  # tried before it is used
+        product = kernel_of(ACTIVATIONS[dtype], device).product
         own = SafetensorsTensors(files.model, files.file_map(), files.path)
         known = {*network.state_dict(), _EMBEDDING, *_UNUSED}
         unknown = sorted(name for name in own if name not in known)
@@ -154,7 +158,7 @@ class BlockHead:
             table = embedding_rows(target, tensors, compute)
         own.close()
         tensors.close()
-        return BlockHead(config, block, network, table, device)
+        return BlockHead(config, block, network, table, device, product)
 
     @property
     def slot_bytes(self) -> int:
@@ -212,14 +216,9 @@ class BlockHead:
             places.append(own)
         positions = torch.cat(places)[None]
         angles = angles_of(self._rotary, hidden, positions)
-        for layer, is_causal in zip(self._network.layers, self._causal, strict=True):
-            hidden = layer(
-                hidden,
-                attention_mask=None,
-                position_ids=positions,
-                position_embeddings=angles,
-                tree=TreeBatch(causal if is_causal else everywhere, 0),
-            )
+        batches = TreeBatch(everywhere, 0), TreeBatch(causal, 0)
+        by_layer = [batches[is_causal] for is_causal in self._causal]
+        hidden = self._layers.run(hidden, positions, [angles] * len(by_layer), by_layer)
         found: torch.Tensor = self._network.norm(hidden)[0].view(len(tokens), size, -1)
         return found[:, size - self.block.guesses :]
 

@@ -9,12 +9,14 @@ with the tree attention; embedding and `lm_head` are the target's where the head
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
+from flowspec.core.protocol.model_spec import Dense, LayerSpec
 from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.draft.eagle_config import HeadConfig, LayerForm, head_config
 from flowspec.draft.eagle_files import HeadTensors
@@ -23,7 +25,9 @@ from flowspec.model.attention import TreeBatch, TreeCache
 from flowspec.model.families import Family
 from flowspec.model.files import ModelFiles
 from flowspec.model.kernels import DTYPES, kernel_of
+from flowspec.model.passes import Layers
 from flowspec.model.pieces import angles_of, call_directly
+from flowspec.model.products import Product
 from flowspec.model.spec import spec_of
 from flowspec.model.support import family_of
 from flowspec.model.tensors import Tensors
@@ -121,6 +125,7 @@ class EagleHead:
         rotary: Any,
         target_ids: torch.Tensor | None,
         finish: Callable[..., torch.Tensor] | None,
+        product: Product,
     ) -> None:
         self.kind = config.kind
         self.config = config.layer
@@ -135,7 +140,8 @@ class EagleHead:
         self._form, self._network, self._rotary = config, network, rotary
         self._target_ids, self._finish = target_ids, finish
         for part in (*network.called(), rotary):
-            call_directly(part, config.family)
+            call_directly(part, config.family, product)
+        self._layers = Layers(network.layers, _specs(config), config.family, self.dtype)
 
     @staticmethod
     def load(files: ModelFiles, target: ModelFiles, dtype: str, device: torch.device) -> EagleHead:
@@ -157,7 +163,7 @@ class EagleHead:
                 f"cannot build EAGLE head {files.model!r} from its config.json: {error}"
             ) from None
         dtype = files.precision_beside(dtype)
-        kernel_of(dtype, device)  # tried before it is used; what it computes with is what slices do
+        product = kernel_of(ACTIVATIONS[dtype], device).product
         index = target.tensors()
         shared = _shared(config, tensors, target_config, family, index)
         _fill(
@@ -165,7 +171,7 @@ class EagleHead:
         )
         target_ids = _target_ids(config, tensors, device)
         finish = partial(family.finish, target_config) if "lm_head.weight" in shared else None
-        return EagleHead(config, network, rotary, target_ids, finish)
+        return EagleHead(config, network, rotary, target_ids, finish, product)
 
     @property
     def context_max(self) -> int:
@@ -217,6 +223,10 @@ class EagleHead:
         if self.kind == "eagle":
             hidden = self._network.fc(torch.cat((embedded, hidden), dim=-1))
         angles = angles_of(self._rotary, hidden, positions.to(self.device)[None])
+        if self._layers.are_programs:
+            every = [angles] * len(self._form.layers), [batch] * len(self._form.layers)
+            hidden = self._layers.run(hidden, positions, *every, embedding=embedded)
+            return (self._network.norm(hidden) if self._form.is_output_normed else hidden)[0]
         layer: Any
         for index, layer in enumerate(self._network.layers):
             mixed, normed = layer.read(embedded, hidden)
@@ -240,6 +250,23 @@ class EagleHead:
     def target_ids(self) -> torch.Tensor | None:
         """The target's id of every draft id, `[draft vocabulary]` int64; None when they are the same."""
         return self._target_ids
+
+
+def _specs(config: HeadConfig) -> list[LayerSpec]:
+    """Of its layers, by what each reads."""
+    found = []
+    for index, (form, spec) in enumerate(zip(config.layers, spec_of(config.layer).layers, strict=True)):
+        assert spec.dense is not None, "its layers are of a dense family"
+        dense = Dense(
+            scale=spec.kv.width**-0.5,
+            activation=spec.dense.activation,
+            norm_before_attention="" if form.reads == "feature as it is" else form.norm,
+            embedding_norm="input_layernorm" if form.reads.startswith("normed embedding") else "",
+            is_residual_normed=index == 0 and config.is_residual_normed,
+            query_norm="head" if config.family.module == "qwen3" else "",
+        )
+        found.append(replace(spec, dense=dense))
+    return found
 
 
 def _shared(

@@ -28,6 +28,7 @@ from flowspec.model.attention import TreeBatch, TreeCache
 from flowspec.model.families import Family, config_of_mtp
 from flowspec.model.files import ModelFiles
 from flowspec.model.kernels import DTYPES, kernel_of
+from flowspec.model.passes import Layers
 from flowspec.model.pieces import Pieces, Span
 from flowspec.model.spec import spec_of
 from flowspec.model.support import family_of
@@ -66,6 +67,7 @@ class MtpHead:
         self.device = device
         self.weight_bytes = pieces.weight_bytes
         self._pieces = pieces
+        self._layers = Layers(pieces.layers, spec_of(pieces.config).layers, pieces.family, self.dtype)
 
     @staticmethod
     def load(target: ModelFiles, dtype: str, device: torch.device) -> MtpHead:
@@ -114,10 +116,7 @@ class MtpHead:
         (layer,), places = self._pieces.layers, positions.to(self.device)[None]
         embedded = self._pieces.embed(tokens.to(self.device))[None]  # [1, rows, hidden]
         mixed = layer.entry(embedded, self.project(features)[None])
-        (angles,) = self._pieces.angles(mixed, places)
-        hidden = layer(
-            mixed, attention_mask=None, position_ids=places, position_embeddings=angles, tree=batch
-        )
+        hidden = self._layers.run(mixed, places, self._pieces.angles(mixed, places), [batch])
         predicted: torch.Tensor = self._pieces.norm(hidden)
         return predicted[0]
 

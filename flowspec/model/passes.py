@@ -7,14 +7,15 @@ holds lies, and what its rows see of that.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from flowspec.core.protocol.model_spec import Convolution, DeltaRule, ModelSpec
+from flowspec.core.protocol.model_spec import Convolution, DeltaRule, LayerSpec, ModelSpec
 from flowspec.errors import InputError
+from flowspec.model.arithmetic import compiled
 from flowspec.model.arithmetic.compiled import Cache, Part, kind_of
 from flowspec.model.arithmetic.packed import FORMS
 from flowspec.model.attention import BASE, TreeBatch, TreeCache, TreeRows
@@ -42,6 +43,7 @@ from flowspec.model.quantised import PanelInt4Linear, PanelInt8Linear, Quantised
 from flowspec.model.spec import ACTIVATIONS
 
 if TYPE_CHECKING:
+    from flowspec.model.families import Family
     from flowspec.model.pieces import Angles, Pieces
 
 
@@ -50,7 +52,12 @@ class Pass:
     these see, and what comes and goes with them. There is one at a time in a room."""
 
     def __init__(
-        self, room: Room, hidden: torch.Tensor, batch: TreeBatch, beside: Beside | None = None
+        self,
+        room: Room,
+        hidden: torch.Tensor,
+        batch: TreeBatch,
+        beside: Beside | None = None,
+        embedding: torch.Tensor | None = None,
     ) -> None:
         self._room, self._batch, self._beside = room, batch, beside
         self._parts: dict[Any, tuple[int, list[tuple[Part, TreeRows]]]] = {}
@@ -59,9 +66,11 @@ class Pass:
         call.hidden, call.rows = hidden.data_ptr(), hidden.shape[1]
         call.parts_count, call.threads = len(batch.requests), torch.get_num_threads()
         if beside is not None:
-            call.tokens, call.embedding = beside.tokens.data_ptr(), beside.embedding.data_ptr()
+            call.tokens = beside.tokens.data_ptr()
             call.going, call.between_going = beside.going.data_ptr(), beside.going.shape[1]
-            call.between_embeddings = beside.embedding.stride(1)
+            embedding = beside.embedding
+        if embedding is not None:
+            call.embedding, call.between_embeddings = embedding.data_ptr(), embedding.stride(1)
 
     def run(self, program: LayerProgram, angles: Angles) -> None:
         call = self._room.call
@@ -101,6 +110,47 @@ class Pass:
 def _step(part: Part, walk: Walk) -> None:
     part.lines, part.steps = walk.lines.data_ptr(), walk.steps.data_ptr()
     part.nodes, part.steps_count, part.places = len(walk.lines), len(walk.steps), walk.places
+
+
+class Layers:
+    """Those of a draft head, which run behind each other: as programs on a CPU, else as modules."""
+
+    def __init__(
+        self, modules: Iterable[Any], specs: Sequence[LayerSpec], family: Family, dtype: torch.dtype
+    ) -> None:
+        self._modules, self._room = [*modules], Room(compiled.library())
+        is_cpu = all(each.device.type == "cpu" for module in self._modules for each in module.parameters())
+        self._programs = [
+            program_of(parts_of(module, family.layer_names), spec, family.norm, kind_of(dtype), place)
+            for place, (module, spec) in enumerate(zip(self._modules, specs, strict=True))
+            if is_cpu
+        ]
+
+    @property
+    def are_programs(self) -> bool:
+        return bool(self._programs)
+
+    def run(
+        self,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        angles: Sequence[Angles],
+        batches: Sequence[TreeBatch],
+        embedding: torch.Tensor | None = None,
+        **more: Any,
+    ) -> torch.Tensor:
+        """Of hidden states `[1, rows, width]`, with each layer's angles and what its rows see, and the rows'
+        embeddings where layers read these; modules are told `more`."""
+        if not self._programs:
+            for layer, turned, batch in zip(self._modules, angles, batches, strict=True):
+                given = {"position_ids": positions, "position_embeddings": turned, **more}
+                hidden = layer(hidden, attention_mask=None, tree=batch, **given)
+            return hidden
+        hidden = hidden.clone(memory_format=torch.contiguous_format)  # layers add to it in place
+        passes = {id(batch): Pass(self._room, hidden, batch, embedding=embedding) for batch in batches}
+        for program, turned, batch in zip(self._programs, angles, batches, strict=True):
+            passes[id(batch)].run(program, turned)
+        return hidden
 
 
 def pass_by(room: Room, program: LayerProgram, cache: TreeCache, passed: Sequence[int]) -> None:

@@ -223,10 +223,14 @@ class _Maker:
     def make(self, going: int | None, is_own: bool) -> tuple[ProgramFields, list[Any]]:
         """`is_own`: whether the layer has keys and values of its own."""
         dense = self._dense
-        norm = self._parts[dense.norm_before_attention or dense.norm_after_attention]
+        norm = self._parts[dense.norm_before_attention or dense.norm_after_attention or dense.norm_before_mlp]
         hidden = self._register(norm.weights.count)
         self._end = 0  # the hidden state is the caller's
         rows = self._normed(hidden, dense.norm_before_attention)
+        if dense.is_residual_normed:
+            self._add("copy", rows, hidden, inputs=self._widths[hidden], heads=1)
+        if dense.embedding_norm:
+            rows = self._joined(rows, dense.embedding_norm)
         if isinstance(dense.mixer, Convolution):
             found = self._convolution(dense.mixer, rows)
         elif dense.mixer is not None:
@@ -341,6 +345,16 @@ class _Maker:
     def _added(self, hidden: Register, source: Register, name: str) -> None:
         source = self._normed(source, name)
         self._add("add", source, hidden, inputs=self._widths[hidden], factor=self._dense.added_scale)
+
+    def _joined(self, rows: Register, name: str) -> Register:
+        """A token's embedding after this norm, then `rows`."""
+        width = self._widths[rows]
+        embedding, both = self._register(width), self._register(2 * width)
+        self._add("load", 0, embedding, inputs=width)
+        normed = self._normed(embedding, name)
+        for source, at in ((normed, 0), (rows, width)):
+            self._add("copy", source, both, to_at=at, inputs=width, heads=1)
+        return both
 
     # --------------------------------------------------------------------------------------- products
 

@@ -93,7 +93,9 @@ class Dense:
     have no value. `clip`: queries, keys and values have a bound, or 0. `norm_...`: what a layer's norms are
     called, in the places where it has one. `added_scale`: of what is added to the hidden state.
     `input_width`: of what the layer takes of a token besides, or 0. `has_factor`: at its end the hidden state
-    is multiplied by a number.
+    is multiplied by a number. In heads of EAGLE attention may read a token's embedding, through
+    `embedding_norm`, then the hidden state, and to what it finds may be added the hidden state after its norm
+    (`is_residual_normed`).
     """
 
     scale: float
@@ -104,6 +106,8 @@ class Dense:
     has_value_norm: bool = False
     input_width: int = 0
     has_factor: bool = False
+    embedding_norm: str = ""
+    is_residual_normed: bool = False
     cap: float = 0.0
     has_sinks: bool = False
     clip: float = 0.0
