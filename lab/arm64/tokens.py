@@ -72,7 +72,6 @@ def ask(texts: Sequence[str], precisions: Sequence[str], new_tokens_max: int, st
         given = [{"question_id": text, "category": "any", "turns": [text]} for text in texts]
         file.write_text("\n".join(map(json.dumps, given)))
         flags = f"--json --temperature 0 --local {stages} --max-new-tokens {new_tokens_max}".split()
-        environment = {**os.environ, "XDG_CACHE_HOME": folder}
         os.environ["XDG_CACHE_HOME"] = folder  # where daemons find what trials found
         for precision in precisions:
             try:
@@ -83,7 +82,7 @@ def ask(texts: Sequence[str], precisions: Sequence[str], new_tokens_max: int, st
             found.kernels[precision] = trial.kernel + (f" ({trial.slowed_by})" if trial.slowed_by else "")
             words = ["generate", *flags, "--dtype", precision, "--prompts", str(file)]
             command = [sys.executable, "-m", "flowspec.cli.main", *words]
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 reason = (done.stderr.strip() or "not a word").splitlines()[-1]
                 found.failures[precision] = f"status {done.returncode}, {reason}"
